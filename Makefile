@@ -1,0 +1,40 @@
+# `make` lists the targets. Everything is built under target/; nothing is installed but Debian packages.
+
+target := $(abspath $(or $(CARGO_TARGET_DIR),target))
+export TAKO_BIN := $(target)/release/tako
+export PATH := $(abspath target/tools/bin):$(PATH)
+
+.PHONY: help build tools test demo bench soak fuzz clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## build the tako program
+	cargo build --release
+
+tools: ## install what tests and demo need, if anything is missing
+	@scripts/install.sh
+
+# One release build serves the mounted tests and all others: they are too heavy for anything slower.
+test: tools ## all checks and tests in bounded form
+	cargo fmt --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo run -q --release -p xtask -- tidy
+	cargo build --release
+	cargo test --release --workspace
+
+demo: tools build ## a mounted pool at real work, killed and verified
+	scripts/demo.sh
+
+bench: build ## every figure beside the raw limit of this machine
+	$(TAKO_BIN) bench
+
+soak: tools build ## the tests of the lab with their bounds lifted
+	TAKO_SOAK=1 cargo test --release -p tako-lab
+
+fuzz: ## a minute of fuzzing for each parser of media
+	scripts/fuzz.sh
+
+clean: ## remove all that was built
+	cargo clean
+	rm -rf target fuzz/target

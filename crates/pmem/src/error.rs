@@ -1,0 +1,132 @@
+//! What can go wrong when a region is made. Once it exists, no operation on it fails.
+
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+/// Why a region could not be created or opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Another process, or another region of this process, holds the pool.
+    #[error(
+        "pool {} is in use; stop the process that holds it (`fuser` names it) and try again",
+        path.display()
+    )]
+    Busy {
+        /// The pool.
+        path: PathBuf,
+    },
+    /// The path leads to something that cannot hold a pool.
+    #[error(
+        "{} is {kind}, not a pool; give a pool file or a DAX device",
+        path.display()
+    )]
+    NotAPool {
+        /// The path.
+        path: PathBuf,
+        /// What is there instead, with its article.
+        kind: &'static str,
+    },
+    /// The pool to create is already there.
+    #[error(
+        "{} already exists; remove it first or choose another path",
+        path.display()
+    )]
+    Exists {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file system or the memory is too full.
+    #[error(
+        "there is no room for {length} bytes at {}; free some space or make the pool smaller",
+        path.display()
+    )]
+    NoSpace {
+        /// The pool.
+        path: PathBuf,
+        /// Bytes asked for.
+        length: u64,
+    },
+    /// This user may not use the pool.
+    #[error(
+        "permission to use {} is denied; check its owner and mode, and that it can be written",
+        path.display()
+    )]
+    Permission {
+        /// The pool.
+        path: PathBuf,
+    },
+    /// There is nothing at the path, or no directory to create it in.
+    #[error(
+        "{} does not exist; check the path, or create the pool first",
+        path.display()
+    )]
+    NotFound {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The kernel has too few free huge pages.
+    #[error(
+        "there are not enough free huge pages; raise /proc/sys/vm/nr_hugepages or do without them"
+    )]
+    NoHugePages,
+    /// The length is zero or more than can be addressed.
+    #[error(
+        "a pool cannot have {length} bytes ({}); give a length from 1 to 2^46 bytes",
+        path.display()
+    )]
+    Length {
+        /// The pool.
+        path: PathBuf,
+        /// Bytes asked for.
+        length: u64,
+    },
+    /// A DAX device has no copy-on-write mapping.
+    #[error(
+        "DAX device {} cannot be mapped copy-on-write; copy it to a file and open that",
+        path.display()
+    )]
+    SharedOnly {
+        /// The device.
+        path: PathBuf,
+    },
+    /// Any other failure of the system.
+    #[error(
+        "cannot {what} {}: {source}; check the file system and the kernel's log",
+        path.display()
+    )]
+    Io {
+        /// The pool.
+        path: PathBuf,
+        /// What was tried, as a verb: "map".
+        what: &'static str,
+        /// What the system answered.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// The meaning of a system call's failure on `path` while trying to do `what`.
+    pub(crate) fn from_system(path: &Path, what: &'static str, errno: Errno) -> Error {
+        let path = path.to_owned();
+        match errno {
+            Errno::NOENT | Errno::NOTDIR => Error::NotFound { path },
+            Errno::EXIST => Error::Exists { path },
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => Error::Permission { path },
+            Errno::ISDIR => Error::NotAPool {
+                path,
+                kind: "a directory",
+            },
+            Errno::NXIO => Error::NotAPool {
+                path,
+                kind: "a socket or a device without a driver",
+            },
+            _ => Error::Io {
+                path,
+                what,
+                source: errno.into(),
+            },
+        }
+    }
+}

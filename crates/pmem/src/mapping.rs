@@ -1,0 +1,250 @@
+//! Memory of the operating system: files, memory and DAX devices, mapped.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::thread::{MembarrierCommand, membarrier};
+
+use crate::persist::{self, Machine};
+use crate::{Access, Error, Kind, Survival, check_range, check_word};
+
+/// A pool, mapped whole.
+pub(crate) struct Mapping {
+    pages: Pages,
+    length: usize,
+    kind: Kind,
+    survives: Survival,
+    access: Access,
+    machine: Machine,
+    /// Held for its lock.
+    _file: OwnedFd,
+}
+
+/// What a pool is, once it has been opened and examined.
+pub(crate) struct Pool {
+    pub file: OwnedFd,
+    pub length: usize,
+    pub kind: Kind,
+    pub survives: Survival,
+    pub access: Access,
+}
+
+impl Mapping {
+    /// Joins a pool and its pages. `path` is for messages only.
+    pub(crate) fn new(path: &Path, pages: Pages, pool: Pool) -> Result<Mapping, Error> {
+        // A kernel that refuses is found out here, so that `fence_everywhere` cannot fail later.
+        membarrier(barrier()).map_err(|errno| {
+            Error::from_system(path, "order the stores of all threads to", errno)
+        })?;
+        let Pool {
+            file,
+            length,
+            kind,
+            survives,
+            access,
+        } = pool;
+        assert!(
+            length <= pages.length,
+            "{length} bytes in a mapping of {}",
+            pages.length
+        );
+        Ok(Mapping {
+            pages,
+            length,
+            kind,
+            survives,
+            access,
+            machine: Machine::detect(),
+            _file: file,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn length(&self) -> u64 {
+        self.length as u64
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(crate) fn survives(&self) -> Survival {
+        self.survives
+    }
+
+    pub(crate) fn flush_instruction(&self) -> &'static str {
+        self.machine.flush_instruction()
+    }
+
+    #[inline]
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) {
+        let from = self.at(offset, into.len());
+        // SAFETY: `at` checked the range; `into` is memory of Rust's, hence outside the mapping.
+        // Another thread or process may store to the range meanwhile. Like a device's memory, it is
+        // none that the compiler knows (it came from `mmap`, and no reference to it exists); the
+        // copy is of plain bytes, of which every mixture is valid; and callers prove by locks,
+        // versions or checksums that they got the one they want.
+        unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
+    }
+
+    #[inline]
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        let to = self.at(offset, bytes.len());
+        // SAFETY: `at` checked the range; `bytes` are memory of Rust's, hence outside the mapping.
+        unsafe { persist::copy(to, bytes.as_ptr(), bytes.len()) }
+    }
+
+    #[inline]
+    pub(crate) fn write_flushed(&self, offset: u64, bytes: &[u8]) {
+        let to = self.at(offset, bytes.len());
+        // SAFETY: as in `write`.
+        unsafe { persist::copy_flushed(self.machine, to, bytes) }
+    }
+
+    #[inline]
+    pub(crate) fn zero_flushed(&self, offset: u64, length: usize) {
+        let to = self.at(offset, length);
+        // SAFETY: `at` checked the range.
+        unsafe { persist::zero_flushed(self.machine, to, length) }
+    }
+
+    #[inline]
+    pub(crate) fn load(&self, offset: u64) -> u64 {
+        self.word(offset).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(crate) fn store(&self, offset: u64, value: u64) {
+        self.word(offset).store(value, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn load_u32(&self, offset: u64) -> u32 {
+        self.half_word(offset).load(Ordering::Acquire)
+    }
+
+    #[inline]
+    pub(crate) fn store_u32(&self, offset: u64, value: u32) {
+        self.half_word(offset).store(value, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn flush(&self, offset: u64, length: usize) {
+        let first = self.at(offset, length);
+        // SAFETY: `at` checked the range.
+        unsafe { persist::flush(self.machine, first, length) }
+    }
+
+    #[inline]
+    pub(crate) fn fence(&self) {
+        persist::fence();
+    }
+
+    pub(crate) fn fence_everywhere(&self) {
+        // The kernel runs a full barrier on every processor that runs a thread of this process, by
+        // an interrupt; the others have switched threads, which takes one too. Interrupts and
+        // locked instructions drain write-combining buffers and wait for flushes as `sfence` does
+        // (Intel SDM volume 1, 10.4.6.2; volume 3, "Buffering of Write Combining Memory Locations";
+        // volume 2, CLWB).
+        let result = membarrier(barrier());
+        assert!(
+            result.is_ok(),
+            "membarrier worked when the region was made and now says {result:?}"
+        );
+        persist::fence();
+    }
+
+    #[inline]
+    pub(crate) fn prefetch(&self, offset: u64) {
+        persist::prefetch(self.at(offset, 1));
+    }
+
+    pub(crate) fn populate(&self) {
+        let advice = match self.access {
+            Access::ReadWrite => Advice::LinuxPopulateWrite,
+            // Writing would copy the whole pool.
+            Access::Private => Advice::LinuxPopulateRead,
+        };
+        // SAFETY: populating changes no byte. Kernels before 5.14 do not know the advice, which is
+        // only advice.
+        let _ = unsafe {
+            rustix::mm::madvise(self.pages.base.as_ptr().cast(), self.pages.length, advice)
+        };
+    }
+
+    /// The address of a range inside the mapping.
+    #[inline]
+    fn at(&self, offset: u64, length: usize) -> *mut u8 {
+        check_range(offset, length, self.length());
+        self.pages.base.as_ptr().wrapping_add(offset as usize)
+    }
+
+    /// This and [`Mapping::half_word`] give the only references into the mapping. They live for one
+    /// operation, and are to an atomic, of which the compiler assumes nothing but its address.
+    #[inline]
+    fn word(&self, offset: u64) -> &AtomicU64 {
+        check_word(offset, 8, self.length());
+        // SAFETY: range and alignment are checked (pages are aligned to more). Copies that meet
+        // this word do so by volatile stores of aligned pieces, or are ordered by the callers.
+        unsafe { AtomicU64::from_ptr(self.at(offset, 8).cast()) }
+    }
+
+    #[inline]
+    fn half_word(&self, offset: u64) -> &AtomicU32 {
+        check_word(offset, 4, self.length());
+        // SAFETY: as in `word`.
+        unsafe { AtomicU32::from_ptr(self.at(offset, 4).cast()) }
+    }
+}
+
+/// Pages of this process, unmapped when dropped.
+pub(crate) struct Pages {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread, and `base` is only used for the copies
+// and atomic operations above, which may run in any thread.
+unsafe impl Send for Pages {}
+// SAFETY: as above; the operations may overlap in time.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Maps the first `length` bytes of a file, whole pages if they are huge, for reading and
+    /// writing.
+    pub(crate) fn map(file: &OwnedFd, length: usize, flags: MapFlags) -> rustix::io::Result<Pages> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses the address, so the mapping overlaps nothing that exists.
+        let base =
+            unsafe { rustix::mm::mmap(ptr::null_mut(), length, protection, flags, file, 0) }?;
+        let base = NonNull::new(base.cast()).ok_or(Errno::FAULT)?;
+        Ok(Pages { base, length })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the pages are this value's own, and no pointer into them outlives an operation on
+        // its owner. It can only fail for a range that is not a mapping.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+/// The command that runs a barrier in every thread of this process, registered once per process
+/// (and inherited by `fork`).
+fn barrier() -> MembarrierCommand {
+    static BARRIER: OnceLock<MembarrierCommand> = OnceLock::new();
+    *BARRIER.get_or_init(
+        || match membarrier(MembarrierCommand::RegisterPrivateExpedited) {
+            Ok(()) => MembarrierCommand::PrivateExpedited,
+            // Kernels before 4.14 have only the one that waits, for milliseconds, until every
+            // processor has switched.
+            Err(_) => MembarrierCommand::Global,
+        },
+    )
+}

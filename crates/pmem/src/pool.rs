@@ -1,0 +1,310 @@
+//! Finding out what a path leads to, and turning it into a [`Mapping`].
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Dev, FallocateFlags, FileType, FlockOperation, MemfdFlags, Mode, OFlags, Stat};
+use rustix::io::Errno;
+use rustix::mm::MapFlags;
+
+use crate::mapping::{Mapping, Pages, Pool};
+use crate::{Access, Error, Kind, Survival};
+
+/// `f_type` of hugetlbfs, from `linux/magic.h`.
+const HUGETLBFS: u64 = 0x9584_58f6;
+/// The largest pool: half of what a process can address.
+const LENGTH_MAX: u64 = 1 << 46;
+/// What the pages of DAX devices are usually aligned to.
+const DAX_PAGE: u64 = 2 << 20;
+
+/// See [`crate::Region::create`].
+pub(crate) fn create(path: &Path, length: u64) -> Result<Mapping, Error> {
+    check_length(path, length)?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
+        .map_err(|errno| Error::from_system(path, "create", errno))?;
+    fill(path, file, length).inspect_err(|_| {
+        // The first error is the one to report.
+        let _ = fs::remove_file(path);
+    })
+}
+
+fn fill(path: &Path, file: OwnedFd, length: u64) -> Result<Mapping, Error> {
+    lock(path, &file)?;
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length).map_err(
+        |errno| match errno {
+            Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::NOMEM => Error::NoSpace {
+                path: path.to_owned(),
+                length,
+            },
+            _ => Error::from_system(path, "reserve space for", errno),
+        },
+    )?;
+    // On hugetlbfs the file has become longer, in whole pages.
+    let length = examine(path, &file)?.st_size as u64;
+    let mapping = map_file(path, file, length, Access::ReadWrite)?;
+    if mapping.kind() == Kind::FileDax {
+        // The pool outlives a power loss only if its name does.
+        let parent = path
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty())
+            .unwrap_or(Path::new("."));
+        fs::File::open(parent)
+            .and_then(|parent| parent.sync_all())
+            .map_err(|source| Error::Io {
+                path: path.to_owned(),
+                what: "make persistent the name",
+                source,
+            })?;
+    }
+    Ok(mapping)
+}
+
+/// See [`crate::Region::open`].
+pub(crate) fn open(path: &Path, access: Access) -> Result<Mapping, Error> {
+    let mode = match access {
+        Access::ReadWrite => OFlags::RDWR,
+        Access::Private => OFlags::RDONLY,
+    };
+    // Without NONBLOCK, opening a FIFO would wait for its other end.
+    let file = rustix::fs::open(
+        path,
+        mode | OFlags::NONBLOCK | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .map_err(|errno| Error::from_system(path, "open", errno))?;
+    let stat = examine(path, &file)?;
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile if stat.st_size == 0 => "an empty file",
+        FileType::RegularFile => {
+            lock(path, &file)?;
+            return map_file(path, file, stat.st_size as u64, access);
+        }
+        FileType::CharacterDevice => match dax_length(&sysfs("char", stat.st_rdev)) {
+            Some(length) => {
+                lock(path, &file)?;
+                return map_device(path, file, length, access);
+            }
+            None => "a device other than DAX",
+        },
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a FIFO",
+        FileType::BlockDevice => "a block device",
+        _ => "neither a file nor a device",
+    };
+    Err(Error::NotAPool {
+        path: path.to_owned(),
+        kind,
+    })
+}
+
+/// See [`crate::Region::memory`].
+pub(crate) fn memory(length: u64, huge_pages: bool) -> Result<Mapping, Error> {
+    let path = Path::new("memory");
+    let length = check_length(path, length)?;
+    let (kind, flags) = match huge_pages {
+        true => (
+            Kind::HugePageMemory,
+            MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB,
+        ),
+        false => (Kind::Memory, MemfdFlags::CLOEXEC),
+    };
+    let file = match rustix::fs::memfd_create("tako", flags) {
+        Err(Errno::NOENT | Errno::NODEV | Errno::OPNOTSUPP) if huge_pages => {
+            return Err(Error::NoHugePages);
+        }
+        result => result.map_err(|errno| Error::from_system(path, "create", errno))?,
+    };
+    let mapped = length.next_multiple_of(huge_page(path, &file)?.unwrap_or(1));
+    rustix::fs::ftruncate(&file, mapped as u64)
+        .map_err(|errno| Error::from_system(path, "set the length of", errno))?;
+    let pages = match Pages::map(&file, mapped, MapFlags::SHARED) {
+        Err(Errno::NOMEM) if huge_pages => return Err(Error::NoHugePages),
+        result => result.map_err(|errno| Error::from_system(path, "map", errno))?,
+    };
+    let pool = Pool {
+        file,
+        length,
+        kind,
+        survives: Survival::Nothing,
+        access: Access::ReadWrite,
+    };
+    Mapping::new(path, pages, pool)
+}
+
+fn map_file(path: &Path, file: OwnedFd, length: u64, access: Access) -> Result<Mapping, Error> {
+    let length = check_length(path, length)?;
+    let huge_page = huge_page(path, &file)?;
+    let mapped = length.next_multiple_of(huge_page.unwrap_or(1));
+    // Only DAX files can be mapped with SYNC. The kernel then makes a file's own metadata
+    // persistent before it lets a store reach a new page.
+    let dax = match access {
+        Access::ReadWrite => {
+            Pages::map(&file, mapped, MapFlags::SHARED_VALIDATE | MapFlags::SYNC).ok()
+        }
+        Access::Private => None,
+    };
+    let kind = match (&dax, huge_page) {
+        (Some(_), _) => Kind::FileDax,
+        (None, Some(_)) => Kind::HugePageFile,
+        (None, None) => Kind::File,
+    };
+    let flags = if access == Access::Private {
+        MapFlags::PRIVATE
+    } else {
+        MapFlags::SHARED
+    };
+    let pages = match dax.map_or_else(|| Pages::map(&file, mapped, flags), Ok) {
+        Err(Errno::NOMEM) if huge_page.is_some() => return Err(Error::NoHugePages),
+        result => result.map_err(|errno| Error::from_system(path, "map", errno))?,
+    };
+    let survives = match (access, kind) {
+        (Access::Private, _) => Survival::Nothing,
+        (_, Kind::FileDax) => dax_survival(&sysfs("block", examine(path, &file)?.st_dev)),
+        _ => Survival::ProcessCrash,
+    };
+    Mapping::new(
+        path,
+        pages,
+        Pool {
+            file,
+            length,
+            kind,
+            survives,
+            access,
+        },
+    )
+}
+
+fn map_device(path: &Path, file: OwnedFd, length: u64, access: Access) -> Result<Mapping, Error> {
+    if access == Access::Private {
+        return Err(Error::SharedOnly {
+            path: path.to_owned(),
+        });
+    }
+    let length = check_length(path, length)?;
+    let pages = Pages::map(&file, length, MapFlags::SHARED)
+        .map_err(|errno| Error::from_system(path, "map", errno))?;
+    let survives = dax_survival(&sysfs("char", examine(path, &file)?.st_rdev));
+    Mapping::new(
+        path,
+        pages,
+        Pool {
+            file,
+            length,
+            kind: Kind::DeviceDax,
+            survives,
+            access,
+        },
+    )
+}
+
+fn check_length(path: &Path, length: u64) -> Result<usize, Error> {
+    match usize::try_from(length) {
+        Ok(fits) if (1..=LENGTH_MAX).contains(&length) => Ok(fits),
+        _ => Err(Error::Length {
+            path: path.to_owned(),
+            length,
+        }),
+    }
+}
+
+fn examine(path: &Path, file: &OwnedFd) -> Result<Stat, Error> {
+    rustix::fs::fstat(file).map_err(|errno| Error::from_system(path, "examine", errno))
+}
+
+/// The lock is the open file's: it goes with the last of its descriptors, however the process ends.
+fn lock(path: &Path, file: &OwnedFd) -> Result<(), Error> {
+    rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => Error::Busy {
+            path: path.to_owned(),
+        },
+        _ => Error::from_system(path, "lock", errno),
+    })
+}
+
+/// The bytes of the file's pages if they are huge: such files are mapped and unmapped in whole ones
+/// only.
+fn huge_page(path: &Path, file: &OwnedFd) -> Result<Option<usize>, Error> {
+    let system =
+        rustix::fs::fstatfs(file).map_err(|errno| Error::from_system(path, "examine", errno))?;
+    Ok((system.f_type as u64 == HUGETLBFS).then_some(system.f_bsize as usize))
+}
+
+/// Where the kernel describes a device. `class` is "char" or "block".
+fn sysfs(class: &str, device: Dev) -> PathBuf {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    PathBuf::from(format!("/sys/dev/{class}/{major}:{minor}"))
+}
+
+/// The length of a DAX device in whole pages; nothing if it is not one.
+fn dax_length(device: &Path) -> Option<u64> {
+    let subsystem = fs::canonicalize(device.join("subsystem")).ok()?;
+    if !subsystem.ends_with("dax") {
+        return None;
+    }
+    let length: u64 = fs::read_to_string(device.join("size"))
+        .ok()?
+        .trim()
+        .parse()
+        .ok()?;
+    Some(length - length % DAX_PAGE)
+}
+
+/// What a DAX device outlives. DAX also comes as memory set aside at boot or by the firmware; only
+/// an interleave set of real modules names the domain in which a store is safe.
+fn dax_survival(device: &Path) -> Survival {
+    let safe = |directory: &Path| {
+        let domain = fs::read_to_string(directory.join("persistence_domain"));
+        domain.is_ok_and(|domain| matches!(domain.trim(), "memory_controller" | "cpu_cache"))
+    };
+    match fs::canonicalize(device) {
+        Ok(device) if device.ancestors().any(safe) => Survival::PowerLoss,
+        _ => Survival::ProcessCrash,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn dax_outlives_a_power_loss_only_in_a_named_domain() {
+        let sysfs = Scratch::new();
+        let device = sysfs.path().join("bus/region/namespace/pool");
+        fs::create_dir_all(&device).unwrap();
+        let link = sysfs.path().join("259:0");
+        symlink(&device, &link).unwrap();
+        assert_eq!(dax_survival(&link), Survival::ProcessCrash);
+        let domain = sysfs.path().join("bus/region/persistence_domain");
+        for (text, expected) in [
+            ("memory_controller\n", Survival::PowerLoss),
+            ("cpu_cache\n", Survival::PowerLoss),
+            ("unknown\n", Survival::ProcessCrash),
+        ] {
+            fs::write(&domain, text).unwrap();
+            assert_eq!(dax_survival(&link), expected, "{text}");
+        }
+        assert_eq!(
+            dax_survival(&sysfs.path().join("missing")),
+            Survival::ProcessCrash
+        );
+    }
+
+    #[test]
+    fn a_dax_device_has_whole_pages() {
+        let device = Scratch::new();
+        assert_eq!(dax_length(device.path()), None);
+        fs::write(device.path().join("size"), "4194305\n").unwrap();
+        symlink("/sys/class/mem", device.path().join("subsystem")).unwrap();
+        assert_eq!(dax_length(device.path()), None);
+        fs::remove_file(device.path().join("subsystem")).unwrap();
+        fs::create_dir(device.path().join("dax")).unwrap();
+        symlink("dax", device.path().join("subsystem")).unwrap();
+        assert_eq!(dax_length(device.path()), Some(4 << 20));
+    }
+}

@@ -1,0 +1,303 @@
+//! [`Region`]: one interface to real and simulated memory.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::mapping::Mapping;
+use crate::simulated::Simulation;
+use crate::{Error, pool};
+
+/// How a pool is mapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Stores reach the medium.
+    ReadWrite,
+    /// Stores are seen through this region only (copy-on-write); nothing ever reaches the medium.
+    Private,
+}
+
+/// The worst event that a region's persistent contents outlive. Each includes those before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Survival {
+    /// The contents end with the region.
+    Nothing,
+    /// The process may crash; the operating system must go on.
+    ProcessCrash,
+    /// The operating system may crash and restart.
+    NodeCrash,
+    /// Power may fail.
+    PowerLoss,
+}
+
+impl fmt::Display for Survival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Survival::Nothing => "nothing",
+            Survival::ProcessCrash => "a crash of the process",
+            Survival::NodeCrash => "a crash of the node",
+            Survival::PowerLoss => "a power loss",
+        })
+    }
+}
+
+/// What a region is made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A mapped file: the page cache, or tmpfs.
+    File,
+    /// A file on hugetlbfs.
+    HugePageFile,
+    /// Anonymous memory.
+    Memory,
+    /// Anonymous memory in huge pages.
+    HugePageMemory,
+    /// A file on a DAX file system, mapped so that flushed stores need no system call (`MAP_SYNC`).
+    FileDax,
+    /// A DAX device.
+    DeviceDax,
+    /// A [`Simulation`].
+    Simulated,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::File => "file",
+            Kind::HugePageFile => "huge-page file",
+            Kind::Memory => "memory",
+            Kind::HugePageMemory => "huge-page memory",
+            Kind::FileDax => "DAX file",
+            Kind::DeviceDax => "DAX device",
+            Kind::Simulated => "simulated memory",
+        })
+    }
+}
+
+/// A pool of bytes. Clones share it; the last one to go unmaps it and releases its lock.
+///
+/// Every operation panics if its range is outside the region. Operations may run at the same time
+/// from any thread; where they overlap, a reader may see a mixture of old and new aligned words.
+#[derive(Clone)]
+pub struct Region(Backend);
+
+#[derive(Clone)]
+enum Backend {
+    Mapped(Arc<Mapping>),
+    Simulated(Simulation),
+}
+
+use Backend::{Mapped, Simulated};
+
+impl Region {
+    /// Makes a new pool file of `length` bytes of zeros (on hugetlbfs, in whole huge pages),
+    /// readable by its owner only, and locks it. Its space is reserved, so that later stores cannot
+    /// fail. On failure nothing is left at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Exists`], [`Error::NoSpace`], [`Error::Permission`], [`Error::NotFound`] (no such
+    /// directory), [`Error::NoHugePages`], [`Error::Length`], [`Error::Io`].
+    pub fn create(path: &Path, length: u64) -> Result<Region, Error> {
+        pool::create(path, length).map(Region::mapped)
+    }
+
+    /// Opens a pool file or a DAX device, and locks it against every other region.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], [`Error::NotAPool`], [`Error::Permission`], [`Error::NotFound`],
+    /// [`Error::NoHugePages`], [`Error::SharedOnly`], [`Error::Io`].
+    pub fn open(path: &Path, access: Access) -> Result<Region, Error> {
+        pool::open(path, access).map(Region::mapped)
+    }
+
+    /// `length` bytes of zeros in memory. With `huge_pages` they come from the kernel's reserve and
+    /// are the region's from the start; without, pages are taken at their first use.
+    ///
+    /// # Errors
+    /// [`Error::NoHugePages`], [`Error::Length`], [`Error::Io`].
+    pub fn memory(length: u64, huge_pages: bool) -> Result<Region, Error> {
+        pool::memory(length, huge_pages).map(Region::mapped)
+    }
+
+    fn mapped(mapping: Mapping) -> Region {
+        Region(Mapped(Arc::new(mapping)))
+    }
+
+    pub(crate) fn simulated(simulation: Simulation) -> Region {
+        Region(Simulated(simulation))
+    }
+
+    /// Bytes in the region.
+    #[inline]
+    pub fn length(&self) -> u64 {
+        match &self.0 {
+            Mapped(mapping) => mapping.length(),
+            Simulated(simulation) => simulation.length(),
+        }
+    }
+
+    /// What the region is made of.
+    pub fn kind(&self) -> Kind {
+        match &self.0 {
+            Mapped(mapping) => mapping.kind(),
+            Simulated(_) => Kind::Simulated,
+        }
+    }
+
+    /// What flushed and fenced contents outlive. A DAX pool is said to outlive a power loss only
+    /// where the kernel names its persistence domain: emulated DAX is memory. (A simulated region
+    /// outlives the losses it simulates.)
+    pub fn survives(&self) -> Survival {
+        match &self.0 {
+            Mapped(mapping) => mapping.survives(),
+            Simulated(_) => Survival::PowerLoss,
+        }
+    }
+
+    /// The instruction that flushes a line: `clwb`, `clflushopt`, `clflush`, `dc cvap`, `dc cvac`,
+    /// or `simulated`.
+    pub fn flush_instruction(&self) -> &'static str {
+        match &self.0 {
+            Mapped(mapping) => mapping.flush_instruction(),
+            Simulated(_) => "simulated",
+        }
+    }
+
+    /// Copies the bytes at `offset` into `into`.
+    #[inline]
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        match &self.0 {
+            Mapped(mapping) => mapping.read(offset, into),
+            Simulated(simulation) => simulation.read(offset, into),
+        }
+    }
+
+    /// Copies `bytes` to `offset` with ordinary stores: persistent only after a flush and a fence.
+    #[inline]
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        match &self.0 {
+            Mapped(mapping) => mapping.write(offset, bytes),
+            Simulated(simulation) => simulation.write(offset, bytes),
+        }
+    }
+
+    /// Copies `bytes` to `offset`: persistent after this thread's next fence, whatever that takes.
+    ///
+    /// Large copies bypass the caches and are not ordered with later stores: fence before telling
+    /// another thread.
+    #[inline]
+    pub fn write_flushed(&self, offset: u64, bytes: &[u8]) {
+        match &self.0 {
+            Mapped(mapping) => mapping.write_flushed(offset, bytes),
+            Simulated(simulation) => simulation.write_flushed(offset, bytes),
+        }
+    }
+
+    /// Like [`Region::write_flushed`] of `length` zeros.
+    #[inline]
+    pub fn zero_flushed(&self, offset: u64, length: u64) {
+        let length = to_usize(length);
+        match &self.0 {
+            Mapped(mapping) => mapping.zero_flushed(offset, length),
+            Simulated(simulation) => simulation.zero_flushed(offset, length),
+        }
+    }
+
+    /// The word at `offset`, a multiple of 8, in the machine's byte order; nothing after it is read
+    /// earlier (acquire).
+    #[inline]
+    pub fn load(&self, offset: u64) -> u64 {
+        match &self.0 {
+            Mapped(mapping) => mapping.load(offset),
+            Simulated(simulation) => u64::from_ne_bytes(simulation.load(offset)),
+        }
+    }
+
+    /// Stores a word at `offset`, a multiple of 8, in one piece; nothing before it is seen later
+    /// (release).
+    #[inline]
+    pub fn store(&self, offset: u64, value: u64) {
+        match &self.0 {
+            Mapped(mapping) => mapping.store(offset, value),
+            Simulated(simulation) => simulation.store(offset, value.to_ne_bytes()),
+        }
+    }
+
+    /// Like [`Region::load`], for 4 bytes at a multiple of 4.
+    #[inline]
+    pub fn load_u32(&self, offset: u64) -> u32 {
+        match &self.0 {
+            Mapped(mapping) => mapping.load_u32(offset),
+            Simulated(simulation) => u32::from_ne_bytes(simulation.load(offset)),
+        }
+    }
+
+    /// Like [`Region::store`], for 4 bytes at a multiple of 4.
+    #[inline]
+    pub fn store_u32(&self, offset: u64, value: u32) {
+        match &self.0 {
+            Mapped(mapping) => mapping.store_u32(offset, value),
+            Simulated(simulation) => simulation.store(offset, value.to_ne_bytes()),
+        }
+    }
+
+    /// Starts writing back every line of the range: the stores seen by this thread so far are
+    /// persistent after its next fence.
+    #[inline]
+    pub fn flush(&self, offset: u64, length: u64) {
+        let length = to_usize(length);
+        match &self.0 {
+            Mapped(mapping) => mapping.flush(offset, length),
+            Simulated(simulation) => simulation.flush(offset, length),
+        }
+    }
+
+    /// Waits until what this thread has flushed, or written flushed, is persistent.
+    #[inline]
+    pub fn fence(&self) {
+        match &self.0 {
+            Mapped(mapping) => mapping.fence(),
+            Simulated(simulation) => simulation.fence(),
+        }
+    }
+
+    /// Like [`Region::fence`], for what every thread of this process has flushed so far. Costs a
+    /// system call, and an interrupt for each processor that runs this process: microseconds.
+    pub fn fence_everywhere(&self) {
+        match &self.0 {
+            Mapped(mapping) => mapping.fence_everywhere(),
+            Simulated(simulation) => simulation.fence_everywhere(),
+        }
+    }
+
+    /// Hints that the line at `offset` is wanted soon.
+    #[inline]
+    pub fn prefetch(&self, offset: u64) {
+        match &self.0 {
+            Mapped(mapping) => mapping.prefetch(offset),
+            Simulated(simulation) => simulation.prefetch(offset),
+        }
+    }
+
+    /// Fills the page tables, so that first accesses take no faults (for benchmarks). What the
+    /// kernel cannot populate keeps faulting in.
+    pub fn populate(&self) {
+        if let Mapped(mapping) = &self.0 {
+            mapping.populate();
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({}, {} bytes)", self.kind(), self.length())
+    }
+}
+
+/// A length that does not fit is out of every region: the range check names it.
+fn to_usize(length: u64) -> usize {
+    usize::try_from(length).unwrap_or(usize::MAX)
+}

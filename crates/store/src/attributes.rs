@@ -1,0 +1,183 @@
+//! What is known about a file besides its data.
+
+use std::sync::Arc;
+
+use crate::change::Change;
+use crate::error::{Error, Result};
+use crate::layout::inode::{Inode, KIND_MASK};
+use crate::node::Node;
+use crate::store::Store;
+
+/// What an inode is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// A file with data.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device.
+    CharacterDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+impl FileKind {
+    const BITS: [(FileKind, u32); 7] = [
+        (FileKind::Regular, 0o100_000),
+        (FileKind::Directory, 0o040_000),
+        (FileKind::Symlink, 0o120_000),
+        (FileKind::Fifo, 0o010_000),
+        (FileKind::Socket, 0o140_000),
+        (FileKind::CharacterDevice, 0o020_000),
+        (FileKind::BlockDevice, 0o060_000),
+    ];
+
+    /// The kind's bits in `st_mode`.
+    pub fn bits(self) -> u32 {
+        Self::BITS[self as usize].1
+    }
+
+    /// The kind in `st_mode`.
+    pub fn from_bits(mode: u32) -> Option<FileKind> {
+        Self::BITS
+            .iter()
+            .find(|(_, bits)| mode & KIND_MASK == *bits)
+            .map(|(kind, _)| *kind)
+    }
+}
+
+/// What `stat` tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Inode number.
+    pub number: u64,
+    /// Tells files apart that had this number one after the other.
+    pub generation: u32,
+    /// What it is.
+    pub kind: FileKind,
+    /// Permissions, set-id and sticky bits: 07777.
+    pub permissions: u32,
+    /// Names that lead here.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Owning group.
+    pub gid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Units of 512 bytes held.
+    pub blocks_512: u64,
+    /// Last read as recorded, nanoseconds since 1970.
+    pub accessed_ns: i64,
+    /// Last change of the data, nanoseconds since 1970.
+    pub modified_ns: i64,
+    /// Last change of data or attributes, nanoseconds since 1970.
+    pub changed_ns: i64,
+    /// When it was made, nanoseconds since 1970.
+    pub created_ns: i64,
+    /// Device number of a device node.
+    pub device: u64,
+    /// Number of the record that changed it last.
+    pub version: u64,
+}
+
+/// Attributes to change; `None` leaves one as it is. `changed_ns` defaults to now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttributes {
+    /// Permissions, set-id and sticky bits: 07777.
+    pub permissions: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Owning group.
+    pub gid: Option<u32>,
+    /// Bytes: the file is cut, or grows by a hole.
+    pub size: Option<u64>,
+    /// Nanoseconds since 1970.
+    pub accessed_ns: Option<i64>,
+    /// Nanoseconds since 1970.
+    pub modified_ns: Option<i64>,
+    /// Nanoseconds since 1970.
+    pub changed_ns: Option<i64>,
+}
+
+pub(crate) fn attributes(number: u64, inode: &Inode) -> Attributes {
+    Attributes {
+        number,
+        generation: inode.generation,
+        kind: FileKind::from_bits(inode.mode).unwrap_or(FileKind::Regular),
+        permissions: inode.mode & !KIND_MASK,
+        links: inode.links,
+        uid: inode.uid,
+        gid: inode.gid,
+        size: inode.size,
+        blocks_512: inode.blocks * (crate::BLOCK as u64 / 512),
+        accessed_ns: inode.accessed_ns,
+        modified_ns: inode.modified_ns,
+        changed_ns: inode.changed_ns,
+        created_ns: inode.created_ns,
+        device: inode.device,
+        version: inode.version,
+    }
+}
+
+impl Store {
+    /// The attributes of a live inode.
+    #[inline]
+    pub fn attributes(&self, node: &Node) -> Attributes {
+        attributes(node.number(), &node.state.read())
+    }
+
+    /// Changes attributes, all at once, and returns the new ones.
+    pub fn set_attributes(&self, node: &Arc<Node>, set: &SetAttributes) -> Result<Attributes> {
+        let mut state = node.state.write();
+        if state.mode == 0 {
+            return Err(Error::Stale);
+        }
+        let old = *state;
+        let mut new = old;
+        let mut change = Change::with_reserve(&self.shared);
+        let now = self.now_ns();
+        new.changed_ns = set.changed_ns.unwrap_or(now);
+        let mut unfinished = false;
+        if let Some(size) = set.size {
+            unfinished = self.resize(&mut change, node.number(), &mut new, size)?;
+            new.modified_ns = now;
+        }
+        if let Some(permissions) = set.permissions {
+            new.mode = old.mode & KIND_MASK | permissions & 0o7777;
+        }
+        new.uid = set.uid.unwrap_or(old.uid);
+        new.gid = set.gid.unwrap_or(old.gid);
+        new.accessed_ns = set.accessed_ns.unwrap_or(old.accessed_ns);
+        new.modified_ns = set.modified_ns.unwrap_or(new.modified_ns);
+        change.inode_from(node.number(), &old, &new);
+        new.version = change.commit();
+        *state = new;
+        if unfinished {
+            self.reclaim(node, &mut state)?;
+        }
+        Ok(attributes(node.number(), &state))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_match_their_bits() {
+        for (kind, bits) in FileKind::BITS {
+            assert_eq!(
+                (kind.bits(), FileKind::from_bits(bits | 0o777)),
+                (bits, Some(kind))
+            );
+        }
+        assert_eq!(FileKind::from_bits(0), None);
+    }
+}

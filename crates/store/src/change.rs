@@ -1,0 +1,422 @@
+//! One atomic change of the image: collected, committed as one record, applied.
+//!
+//! An operation holds the locks of all inodes it changes from before it reads them until its change is applied.
+//! Metadata blocks are edited in copies; what the record carries of them is the lines that changed.
+
+use std::cell::RefCell;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::BLOCK;
+use crate::allocator::{Allocator, Group, Run};
+use crate::checksum::crc32c;
+use crate::defects::Defects;
+use crate::error::Result;
+use crate::image::{Block, Image};
+use crate::layout::group::Map;
+use crate::layout::inode::Inode;
+use crate::layout::record::{HEADER, Kind, OPERATION, Operations, body_checksum, encode};
+use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
+use crate::ring::{Place, Ring, record_length};
+
+/// What every change works on.
+pub struct Shared {
+    /// The image.
+    pub image: Image,
+    /// The record ring.
+    pub ring: Ring,
+    /// Free blocks and inodes.
+    pub allocator: Allocator,
+    /// Rules broken on purpose.
+    pub defects: Defects,
+}
+
+/// A metadata block being edited.
+struct Edit {
+    block: u64,
+    /// One bit for each changed line of 64 bytes.
+    dirty: u64,
+    /// The block was free until now: what is not written must become zero.
+    fresh: bool,
+    contents: Box<Block>,
+}
+
+/// A change that is being collected. Dropped without a commit, it gives back what it took.
+pub struct Change<'s> {
+    shared: &'s Shared,
+    record: Vec<u8>,
+    edits: Vec<Edit>,
+    taken: Vec<Run>,
+    taken_inode: Option<u64>,
+    freed: Vec<Run>,
+    inode_bits: Vec<(Map, u64, bool)>,
+    freed_inode: Option<u64>,
+    /// The change frees space in the end, so it may use the reserve.
+    reserve: bool,
+}
+
+thread_local! {
+    /// Buffers for records, one for each thread that changes something.
+    static RECORD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl<'s> Change<'s> {
+    /// An empty change.
+    pub fn new(shared: &'s Shared) -> Change<'s> {
+        let mut record = RECORD.take();
+        record.clear();
+        record.resize(HEADER, 0);
+        Change {
+            shared,
+            record,
+            edits: Vec::new(),
+            taken: Vec::new(),
+            taken_inode: None,
+            freed: Vec::new(),
+            inode_bits: Vec::new(),
+            freed_inode: None,
+            reserve: false,
+        }
+    }
+
+    /// A change which frees space, or must not fail for want of it: it may take the last blocks.
+    pub fn with_reserve(shared: &'s Shared) -> Change<'s> {
+        let mut change = Change::new(shared);
+        change.reserve = true;
+        change
+    }
+
+    /// The image as it was before the change.
+    pub fn image(&self) -> &'s Image {
+        &self.shared.image
+    }
+
+    /// Bytes that `target` is to have.
+    pub fn bytes(&mut self, target: u64, bytes: &[u8]) {
+        encode(
+            &mut self.record,
+            Kind::Bytes,
+            target,
+            bytes.len() as u32,
+            0,
+            bytes,
+        );
+    }
+
+    /// Zeros from `target` on.
+    pub fn zero(&mut self, target: u64, length: u32) {
+        encode(&mut self.record, Kind::Zero, target, length, 0, &[]);
+    }
+
+    /// New bytes inside a data block whose checksum becomes `crc`.
+    #[inline]
+    pub fn data(&mut self, target: u64, bytes: &[u8], crc: u32) {
+        let kind = if self.shared.image.data_checksums {
+            Kind::Data
+        } else {
+            Kind::Bytes
+        };
+        encode(
+            &mut self.record,
+            kind,
+            target,
+            bytes.len() as u32,
+            crc,
+            bytes,
+        );
+    }
+
+    /// Names data blocks that were written, and made persistent, before.
+    pub fn extent(&mut self, block: u64, crcs: &[u32]) {
+        let length = (crcs.len() * BLOCK) as u32;
+        encode(
+            &mut self.record,
+            Kind::Extent,
+            block * BLOCK as u64,
+            length,
+            0,
+            crcs.as_bytes(),
+        );
+    }
+
+    /// The first `length` bytes (64, 128 or 256) of an inode; the version is set when the record has its number.
+    #[inline]
+    pub fn inode(&mut self, number: u64, inode: &Inode, length: usize) {
+        let mut copy = *inode;
+        copy.crc = inode.partial_checksum();
+        let target = self.shared.image.layout.inode(number);
+        encode(
+            &mut self.record,
+            Kind::Inode,
+            target,
+            length as u32,
+            0,
+            &copy.as_bytes()[..length],
+        );
+    }
+
+    /// As much of an inode, from its start, as differs from what it was.
+    #[inline]
+    pub fn inode_from(&mut self, number: u64, old: &Inode, new: &Inode) {
+        let (old, bytes) = (old.as_bytes(), new.as_bytes());
+        let length = [128, 64]
+            .into_iter()
+            .find(|at| old[*at..] != bytes[*at..])
+            .map_or(64, |at| at * 2);
+        self.inode(number, new, length);
+    }
+
+    /// Takes a run of at most `want` blocks, near `goal`.
+    pub fn allocate(&mut self, goal: Option<u64>, want: u32) -> Result<Run> {
+        let run = self
+            .shared
+            .allocator
+            .take_blocks(goal, want, self.reserve)?;
+        self.taken.push(run);
+        Ok(run)
+    }
+
+    /// Takes one block for metadata. Its copy starts as zeros.
+    pub fn allocate_metadata(&mut self) -> Result<u64> {
+        let block = self.allocate(None, 1)?.block;
+        let contents = Box::new([0; BLOCK]);
+        self.edits.push(Edit {
+            block,
+            dirty: 0,
+            fresh: true,
+            contents,
+        });
+        Ok(block)
+    }
+
+    /// Frees blocks, once the change is persistent.
+    pub fn free(&mut self, run: Run) {
+        self.edits
+            .retain(|edit| edit.block != run.block || run.length != 1);
+        self.freed.push(run);
+    }
+
+    /// Takes an inode number, which the change will put to use.
+    pub fn allocate_inode(&mut self) -> Result<u64> {
+        let number = self.shared.allocator.take_inode()?;
+        self.taken_inode = Some(number);
+        self.inode_bits.push((Map::Inodes, number, true));
+        Ok(number)
+    }
+
+    /// Frees an inode number, once the change is persistent.
+    pub fn free_inode(&mut self, number: u64) {
+        self.inode_bits.push((Map::Inodes, number, false));
+        self.freed_inode = Some(number);
+    }
+
+    /// Notes, or clears the note, that an inode has something to reclaim.
+    pub fn orphan(&mut self, number: u64, is_orphan: bool) {
+        if !self.shared.defects.forget_orphans {
+            self.inode_bits.push((Map::Orphans, number, is_orphan));
+        }
+    }
+
+    /// The copy of a metadata block if the change edits it.
+    pub fn edited(&self, block: u64) -> Option<&Block> {
+        self.edits
+            .iter()
+            .find(|edit| edit.block == block)
+            .map(|edit| &*edit.contents)
+    }
+
+    /// Begins editing a (verified) metadata block.
+    fn edit(&mut self, block: u64) -> &mut Edit {
+        if let Some(index) = self.edits.iter().position(|edit| edit.block == block) {
+            return &mut self.edits[index];
+        }
+        let mut contents = Box::new([0; BLOCK]);
+        self.shared.image.read_block(block, &mut contents);
+        self.edits.push(Edit {
+            block,
+            dirty: 0,
+            fresh: false,
+            contents,
+        });
+        self.edits.last_mut().expect("an edit was just added")
+    }
+
+    /// A metadata block's contents for reading: edited or as in the image.
+    pub fn view(&mut self, block: u64) -> &Block {
+        &self.edit(block).contents
+    }
+
+    /// Puts bytes into a metadata block.
+    pub fn put(&mut self, block: u64, at: usize, bytes: &[u8]) {
+        let edit = self.edit(block);
+        edit.contents[at..at + bytes.len()].copy_from_slice(bytes);
+        mark(&mut edit.dirty, at, bytes.len());
+    }
+
+    /// Puts a structure into a metadata block.
+    pub fn put_value<T: IntoBytes + Immutable + ?Sized>(
+        &mut self,
+        block: u64,
+        at: usize,
+        value: &T,
+    ) {
+        self.put(block, at, value.as_bytes());
+    }
+
+    /// Reads a structure from a metadata block.
+    pub fn value<T: FromBytes>(&mut self, block: u64, at: usize) -> T {
+        let contents = &self.edit(block).contents[at..at + size_of::<T>()];
+        T::read_from_bytes(contents).expect("the slice has the structure's size")
+    }
+
+    /// Moves bytes within a metadata block.
+    pub fn shift(&mut self, block: u64, from: std::ops::Range<usize>, to: usize) {
+        let edit = self.edit(block);
+        let length = from.len();
+        edit.contents.copy_within(from, to);
+        mark(&mut edit.dirty, to, length);
+    }
+
+    /// Puts the edited lines, with the blocks' new checksums, into the record.
+    fn emit_edits(&mut self) {
+        for mut edit in std::mem::take(&mut self.edits) {
+            if edit.dirty == 0 {
+                continue;
+            }
+            let crc = crc32c(&edit.contents[BLOCK_CRC_FROM..]);
+            edit.contents[BLOCK_CRC..BLOCK_CRC_FROM].copy_from_slice(&crc.to_le_bytes());
+            mark(&mut edit.dirty, BLOCK_CRC, 4);
+            let target = edit.block * BLOCK as u64;
+            if edit.fresh {
+                self.zero(target, BLOCK as u32);
+            }
+            let mut line = 0;
+            while line < 64 {
+                let run = (!(edit.dirty >> line)).trailing_zeros().min(64 - line);
+                if run > 0 {
+                    let bytes = line as usize * 64..(line + run) as usize * 64;
+                    self.bytes(target + u64::from(line) * 64, &edit.contents[bytes]);
+                }
+                line += run + 1;
+            }
+            self.shared.image.set_verified(edit.block);
+        }
+    }
+
+    /// Changes the bitmaps, completes the record and gets its place in the order.
+    fn sequence(&mut self) -> (Place, u32) {
+        if self.taken.is_empty() && self.freed.is_empty() && self.inode_bits.is_empty() {
+            return self.place();
+        }
+        let allocator = &self.shared.allocator;
+        let block_bits = |run: &Run, used| {
+            let (group, bit) = allocator.block_bit(run.block);
+            (group, Map::Blocks, bit, run.length, used)
+        };
+        // Taken before freed: a block that this change took and gave up again ends as free.
+        let mut bits: Vec<(u64, Map, u32, u32, bool)> = Vec::new();
+        bits.extend(self.taken.iter().map(|run| block_bits(run, true)));
+        bits.extend(self.freed.iter().map(|run| block_bits(run, false)));
+        bits.extend(self.inode_bits.iter().map(|(map, number, used)| {
+            let (group, bit) = allocator.inode_bit(*number);
+            (group, *map, bit, 1, *used)
+        }));
+        let mut numbers: Vec<u64> = bits.iter().map(|bits| bits.0).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut groups: Vec<_> = numbers
+            .iter()
+            .map(|number| allocator.lock(*number))
+            .collect();
+        for (group, map, bit, length, used) in bits {
+            let index = numbers.binary_search(&group).expect("the group was locked");
+            groups[index].set(map, bit, length, used);
+        }
+        for group in &mut groups {
+            let group: &mut Group = group;
+            group.drain_lines(&self.shared.image, |target, line| {
+                encode(&mut self.record, Kind::Line, target, 64, 0, &line);
+            });
+        }
+        // The place is taken while the groups are locked: the lines are right only in this order.
+        self.place()
+    }
+
+    fn place(&mut self) -> (Place, u32) {
+        let length = record_length(self.record.len() - HEADER);
+        self.record.resize(length, 0);
+        let crc = body_checksum(&self.record[HEADER..]);
+        (self.shared.ring.reserve(length), crc)
+    }
+
+    /// Longest record that the ring takes, less what the bitmap lines may need.
+    pub fn has_room_for(&self, bytes: usize) -> bool {
+        let edits = self.edits.len() * (BLOCK + 8 * OPERATION);
+        let lines =
+            (self.taken.len() + self.freed.len() + self.inode_bits.len()) * 2 * (64 + OPERATION);
+        self.record.len() + edits + lines + bytes <= self.shared.ring.record_max()
+    }
+
+    /// Makes the change happen: persistent, then applied. Returns the record's number.
+    pub fn commit(mut self) -> u64 {
+        self.emit_edits();
+        let shared = self.shared;
+        if shared.defects.reuse_before_commit {
+            self.give_back_freed();
+        }
+        let (place, crc) = self.sequence();
+        if shared.defects.apply_before_commit {
+            self.apply(place.number);
+        }
+        shared
+            .ring
+            .commit(place, &mut self.record, crc, &shared.image);
+        self.apply(place.number);
+        shared.ring.applied(place);
+        self.give_back_freed();
+        self.taken.clear();
+        self.taken_inode = None;
+        if let Some(number) = self.freed_inode.take() {
+            shared.allocator.give_back_inode(number);
+        }
+        place.number
+    }
+
+    fn apply(&self, number: u64) {
+        let shared = self.shared;
+        for operation in Operations::new(&self.record[HEADER..], shared.image.length()).flatten() {
+            match operation.kind {
+                Kind::Line => shared
+                    .allocator
+                    .apply_line(&shared.image, &operation, number),
+                _ => shared.image.apply(&operation, number),
+            }
+        }
+    }
+
+    fn give_back_freed(&mut self) {
+        for run in self.freed.drain(..) {
+            self.shared.allocator.give_back(run);
+        }
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        for run in self.taken.drain(..) {
+            self.shared.allocator.give_back(run);
+        }
+        if let Some(number) = self.taken_inode.take() {
+            self.shared.allocator.give_back_inode(number);
+        }
+        RECORD.set(std::mem::take(&mut self.record));
+    }
+}
+
+/// Marks the lines of a range as changed.
+fn mark(dirty: &mut u64, at: usize, length: usize) {
+    if length > 0 {
+        let (first, last) = (at / 64, (at + length - 1) / 64);
+        *dirty |= (u64::MAX >> (63 - last)) & (u64::MAX << first);
+    }
+}

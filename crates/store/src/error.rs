@@ -1,0 +1,88 @@
+//! Everything that can go wrong in the store.
+
+/// Why an operation of the store failed. Each message says what and, where it helps, what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// No such name in the directory.
+    #[error("there is no file or directory of this name")]
+    NotFound,
+    /// The name is taken.
+    #[error("a file or directory of this name exists already")]
+    Exists,
+    /// A directory was needed.
+    #[error("this is not a directory")]
+    NotADirectory,
+    /// Anything but a directory was needed.
+    #[error("this is a directory")]
+    IsADirectory,
+    /// Only empty directories can be removed or replaced.
+    #[error("the directory is not empty")]
+    NotEmpty,
+    /// Names have at most 255 bytes.
+    #[error("the name is longer than 255 bytes")]
+    NameTooLong,
+    /// The pool has no free block for it.
+    #[error("the pool is full; remove files or use a larger pool")]
+    NoSpace,
+    /// The pool's inode table has no free entry.
+    #[error("the pool's inode table is full; remove files or make a pool with more inodes")]
+    NoInodes,
+    /// An inode can have 65 000 links.
+    #[error("the file has the largest number of links already")]
+    TooManyLinks,
+    /// Offsets end at 2^63 - 1.
+    #[error("the file would be larger than 2^62 bytes")]
+    FileTooLarge,
+    /// An argument that no operation takes.
+    #[error("invalid argument: {0}")]
+    InvalidArgument(&'static str),
+    /// The inode was removed.
+    #[error("the file was removed")]
+    Stale,
+    /// Bytes in the pool that cannot be right.
+    #[error("{what} in block {block} of the image is damaged; run `tako check`")]
+    Corrupt {
+        /// Which structure.
+        what: &'static str,
+        /// Number of the 4 KiB block of the image.
+        block: u64,
+    },
+    /// Neither copy of the superblock has the magic number.
+    #[error("this is not a Tako pool; make one with `tako mkfs`")]
+    NotAPool,
+    /// Both copies of the superblock are damaged.
+    #[error("both superblocks are damaged: {0}; restore the pool from a copy")]
+    DamagedSuperblock(&'static str),
+    /// Written by another version.
+    #[error(
+        "the pool has format version {found}, this program reads version {known}; use the program that made it"
+    )]
+    WrongVersion {
+        /// Version in the pool.
+        found: u32,
+        /// Version this program knows.
+        known: u32,
+    },
+    /// A feature that this program must not ignore.
+    #[error("the pool uses features {0:#x} that this program does not know; use a newer program")]
+    UnknownFeature(u64),
+    /// The pool file is shorter than the pool.
+    #[error(
+        "the pool should have {expected} bytes but has {found}: it was truncated; restore its missing end"
+    )]
+    Truncated {
+        /// Size according to the superblock, in bytes.
+        expected: u64,
+        /// Size of the file or device, in bytes.
+        found: u64,
+    },
+    /// Both copies of the ring's state are damaged.
+    #[error("the state of the record ring is damaged in both copies; run `tako check`")]
+    DamagedRing,
+    /// mkfs was asked for something that cannot work.
+    #[error("a pool cannot be made: {0}")]
+    BadGeometry(&'static str),
+}
+
+/// Shorthand for results of the store.
+pub(crate) type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,89 @@
+//! Ranges of a file's blocks: added, removed, cut.
+
+use crate::allocator::Run;
+use crate::error::Result;
+use crate::layout::extent::Extent;
+use crate::tree::Tree;
+
+impl Tree<'_, '_> {
+    /// Maps blocks of the file that are holes to a run of the image, joining it to what it continues.
+    pub fn add(&mut self, logical: u64, run: Run) -> Result<()> {
+        let extent = Extent::new(logical, run.block, run.length);
+        self.inode.blocks += u64::from(run.length);
+        if logical > 0
+            && let Some(before) = self.lookup().floor(logical - 1)?
+            && before.continues_with(&extent)
+        {
+            let joined = Extent {
+                length: before.length + run.length,
+                ..before
+            };
+            return self.replace(before.logical, Some(&joined));
+        }
+        self.insert(&extent)
+    }
+
+    /// Turns the blocks `from..to` into holes and frees them, at most `extents_max` extents and only while the record
+    /// has room. Works from the end, and returns the block from which on the range is empty: `from` when it is done.
+    pub fn remove(&mut self, from: u64, to: u64, extents_max: usize) -> Result<u64> {
+        let mut end = to;
+        for _ in 0..extents_max {
+            if !self.change.has_room_for(4 * crate::BLOCK) {
+                return Ok(end);
+            }
+            let last = if end > from {
+                self.lookup().floor(end - 1)?
+            } else {
+                None
+            };
+            let Some(extent) = last.filter(|extent| extent.end() > from) else {
+                return Ok(from);
+            };
+            self.cut(&extent, extent.logical.max(from), extent.end().min(end))?;
+            end = extent.logical.max(from);
+        }
+        Ok(
+            if end == from
+                || self
+                    .lookup()
+                    .floor(end - 1)?
+                    .is_none_or(|e| e.end() <= from)
+            {
+                from
+            } else {
+                end
+            },
+        )
+    }
+
+    /// Frees the part `from..to` of an extent.
+    fn cut(&mut self, extent: &Extent, from: u64, to: u64) -> Result<()> {
+        let physical = |logical: u64| extent.physical + (logical - extent.logical);
+        let before = Extent {
+            length: (from - extent.logical) as u32,
+            ..*extent
+        };
+        let after = Extent {
+            logical: to,
+            physical: physical(to),
+            length: (extent.end() - to) as u32,
+            ..*extent
+        };
+        match (before.length, after.length) {
+            (0, 0) => self.replace(extent.logical, None)?,
+            (0, _) => self.replace(extent.logical, Some(&after))?,
+            (_, 0) => self.replace(extent.logical, Some(&before))?,
+            _ => {
+                self.replace(extent.logical, Some(&before))?;
+                self.insert(&after)?;
+            }
+        }
+        let length = (to - from) as u32;
+        self.change.free(Run {
+            block: physical(from),
+            length,
+        });
+        self.inode.blocks -= u64::from(length);
+        Ok(())
+    }
+}

@@ -1,0 +1,416 @@
+//! Data of files: read, write, cut, find holes.
+//!
+//! Small writes ride in the record and are applied in place. Whole blocks of larger ones go, once, to fresh blocks
+//! that are persistent before the record that names them: what a reader or a crash sees is the old or the new data.
+
+use std::sync::Arc;
+
+use crate::allocator::Run;
+use crate::change::Change;
+use crate::checksum::{ZERO_BLOCK, crc32c, replace};
+use crate::error::{Error, Result};
+use crate::layout::inode::Inode;
+use crate::node::Node;
+use crate::store::Store;
+use crate::tree::{Lookup, Tree};
+use crate::{ATOMIC_WRITE_MAX, BLOCK};
+
+/// Where a write goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteAt {
+    /// To this offset, in bytes.
+    Offset(u64),
+    /// To the end of the file, whatever it is when the write has its turn.
+    End,
+}
+
+/// What a write did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Offset of the first byte.
+    pub offset: u64,
+    /// Bytes written: all, or fewer when the pool became full on the way.
+    pub length: usize,
+}
+
+/// Largest size of a file, in bytes.
+pub const SIZE_MAX: u64 = 1 << 62;
+/// Writes up to this length ride in the record. By value each byte is written twice around the cache, by reference
+/// once, but with a second fence and changes of the extent tree (docs/PERFORMANCE.md has the crossing point).
+const BY_VALUE_MAX: usize = 8192;
+/// Extents that one record frees at most, so that others wait for short times only.
+const EXTENTS_PER_RECORD: usize = 128;
+
+const BLOCK_U64: u64 = BLOCK as u64;
+static ZEROS: [u8; BLOCK] = [0; BLOCK];
+
+impl Store {
+    /// Reads at most `into.len()` bytes; fewer only at the end of the file.
+    pub fn read(&self, node: &Node, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let state = node.state.read();
+        check_regular(&state)?;
+        let length = state.size.saturating_sub(offset).min(into.len() as u64) as usize;
+        let into = &mut into[..length];
+        let lookup = Lookup::new(&self.shared.image, node.number(), &state);
+        let mut done = 0;
+        while done < length {
+            let at = offset + done as u64;
+            let (block, inside) = (at / BLOCK_U64, (at % BLOCK_U64) as usize);
+            let found = lookup.find(block)?;
+            let run = match found {
+                Some((_, blocks)) => blocks,
+                None => lookup
+                    .at_or_after(block)?
+                    .map_or(u64::MAX, |next| next.logical - block),
+            };
+            let bytes = run
+                .saturating_mul(BLOCK_U64)
+                .saturating_sub(inside as u64)
+                .min((length - done) as u64);
+            let part = &mut into[done..done + bytes as usize];
+            match found {
+                Some((physical, _)) => self.read_run(physical, inside, part)?,
+                None => part.fill(0),
+            }
+            done += bytes as usize;
+        }
+        Ok(length)
+    }
+
+    /// Reads from consecutive blocks, checking each: whole ones always, others when they are first touched.
+    fn read_run(&self, mut block: u64, mut inside: usize, mut into: &mut [u8]) -> Result<()> {
+        let image = &self.shared.image;
+        let checked = image.data_checksums && !self.shared.defects.skip_data_checksum;
+        while !into.is_empty() {
+            let (part, rest) = into.split_at_mut(into.len().min(BLOCK - inside));
+            if checked && part.len() < BLOCK && !image.is_verified(block) {
+                let mut whole = [0; BLOCK];
+                image.read_block(block, &mut whole);
+                check_data(crc32c(&whole), image.data_crc(block), block)?;
+                image.set_verified(block);
+            }
+            image.read(block * BLOCK_U64 + inside as u64, part);
+            if checked && part.len() == BLOCK {
+                check_data(crc32c(part), image.data_crc(block), block)?;
+            }
+            (block, inside, into) = (block + 1, 0, rest);
+        }
+        Ok(())
+    }
+
+    /// Writes. Up to 1 MiB it is one change: whole or not at all, and persistent on return. More is done in pieces.
+    pub fn write(&self, node: &Node, at: WriteAt, data: &[u8]) -> Result<Written> {
+        let mut state = node.state.write();
+        check_regular(&state)?;
+        let offset = match at {
+            WriteAt::Offset(offset) => offset,
+            WriteAt::End => state.size,
+        };
+        if offset
+            .checked_add(data.len() as u64)
+            .is_none_or(|end| end > SIZE_MAX)
+        {
+            return Err(Error::FileTooLarge);
+        }
+        let mut length = 0;
+        for piece in data.chunks(self.atomic_write_max) {
+            match self.write_piece(node.number(), &mut state, offset + length as u64, piece) {
+                Ok(()) => length += piece.len(),
+                Err(Error::NoSpace) if length > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Written { offset, length })
+    }
+
+    fn write_piece(&self, number: u64, state: &mut Inode, offset: u64, data: &[u8]) -> Result<()> {
+        let mut new = *state;
+        let mut change = Change::new(&self.shared);
+        let mut writer = Writer {
+            store: self,
+            tree: Tree {
+                change: &mut change,
+                number,
+                inode: &mut new,
+            },
+        };
+        if data.len() <= BY_VALUE_MAX {
+            writer.by_value(offset, data)?;
+        } else {
+            let head = (offset.next_multiple_of(BLOCK_U64) - offset) as usize;
+            let whole = (data.len() - head) / BLOCK * BLOCK;
+            let middle = offset + head as u64;
+            writer.by_value(offset, &data[..head])?;
+            writer.by_reference(middle / BLOCK_U64, &data[head..head + whole])?;
+            writer.by_value(middle + whole as u64, &data[head + whole..])?;
+        }
+        new.size = new.size.max(offset + data.len() as u64);
+        new.modified_ns = self.now_ns();
+        new.changed_ns = new.modified_ns;
+        change.inode_from(number, state, &new);
+        new.version = change.commit();
+        *state = new;
+        Ok(())
+    }
+
+    /// Puts a new size into the change. True when extents are left for [`Store::reclaim`] to remove.
+    pub(crate) fn resize(
+        &self,
+        change: &mut Change<'_>,
+        number: u64,
+        inode: &mut Inode,
+        size: u64,
+    ) -> Result<bool> {
+        if inode.is_directory() {
+            return Err(Error::IsADirectory);
+        }
+        check_regular(inode)?;
+        if size > SIZE_MAX {
+            return Err(Error::FileTooLarge);
+        }
+        let shrinks = size < inode.size;
+        inode.size = size;
+        if !shrinks {
+            return Ok(false);
+        }
+        let mut tree = Tree {
+            change,
+            number,
+            inode,
+        };
+        let inside = (size % BLOCK_U64) as usize;
+        if inside > 0
+            && let Some((physical, _)) = tree.lookup().find(size / BLOCK_U64)?
+        {
+            // What lies behind the end is zero, always: growing again must not show it.
+            let crc = self.changed_crc(physical, inside, &ZEROS[inside..]);
+            tree.change
+                .data(physical * BLOCK_U64 + inside as u64, &ZEROS[inside..], crc);
+        }
+        let from = size.div_ceil(BLOCK_U64);
+        let unfinished = tree.remove(from, u64::MAX, EXTENTS_PER_RECORD)? != from;
+        if unfinished {
+            tree.change.orphan(number, true);
+        }
+        Ok(unfinished)
+    }
+
+    /// Frees the extents behind the end of a file, and the inode too when no name and no holder is left, in as many
+    /// records as it takes. The inode is noted as an orphan, so a crash on the way is made up for at the next start.
+    pub(crate) fn reclaim(&self, node: &Arc<Node>, state: &mut Inode) -> Result<()> {
+        let number = node.number();
+        loop {
+            let removed = state.links == 0 && !node.is_held();
+            let mut new = *state;
+            let mut change = Change::with_reserve(&self.shared);
+            let from = if removed || state.is_directory() {
+                0
+            } else {
+                state.size.div_ceil(BLOCK_U64)
+            };
+            let has_tree = has_tree(state);
+            let mut tree = Tree {
+                change: &mut change,
+                number,
+                inode: &mut new,
+            };
+            let done = !has_tree || tree.remove(from, u64::MAX, EXTENTS_PER_RECORD)? == from;
+            if done {
+                change.orphan(number, state.links == 0 && !removed);
+                if removed {
+                    free_inode(&mut change, number, &mut new);
+                }
+            }
+            change.inode(number, &new, 256);
+            new.version = change.commit();
+            *state = new;
+            if done {
+                if removed {
+                    self.nodes.remove(number);
+                }
+                return Ok(());
+            }
+        }
+    }
+
+    /// The checksum of a data block after bytes in it change.
+    #[inline]
+    fn changed_crc(&self, block: u64, inside: usize, new: &[u8]) -> u32 {
+        let image = &self.shared.image;
+        if !image.data_checksums {
+            return 0;
+        }
+        if new.len() == BLOCK {
+            return crc32c(new);
+        }
+        let mut old = [0; BLOCK];
+        let old = &mut old[..new.len()];
+        image.read(block * BLOCK_U64 + inside as u64, old);
+        replace(image.data_crc(block), old, new, BLOCK - inside - new.len())
+    }
+
+    /// The next offset at or behind `offset` that holds data.
+    pub fn next_data(&self, node: &Node, offset: u64) -> Result<Option<u64>> {
+        let state = node.state.read();
+        check_regular(&state)?;
+        let lookup = Lookup::new(&self.shared.image, node.number(), &state);
+        let extent = lookup.holding_or_after(offset / BLOCK_U64)?;
+        let start = extent.map(|extent| (extent.logical * BLOCK_U64).max(offset));
+        Ok(start.filter(|start| *start < state.size))
+    }
+
+    /// The next offset at or behind `offset` that is a hole; the end of the file is one.
+    pub fn next_hole(&self, node: &Node, offset: u64) -> Result<u64> {
+        let state = node.state.read();
+        check_regular(&state)?;
+        let lookup = Lookup::new(&self.shared.image, node.number(), &state);
+        let mut at = offset;
+        while at < state.size
+            && let Some((_, blocks)) = lookup.find(at / BLOCK_U64)?
+        {
+            at = (at / BLOCK_U64 + blocks) * BLOCK_U64;
+        }
+        Ok(at.min(state.size))
+    }
+}
+
+/// Puts written data into a change.
+struct Writer<'a, 'b, 's> {
+    store: &'a Store,
+    tree: Tree<'b, 's>,
+}
+
+impl Writer<'_, '_, '_> {
+    /// Data in the record: in place where the file has blocks, into new cleared blocks where it has none.
+    fn by_value(&mut self, offset: u64, mut data: &[u8]) -> Result<()> {
+        let mut at = offset;
+        while !data.is_empty() {
+            let (block, inside) = (at / BLOCK_U64, (at % BLOCK_U64) as usize);
+            let (part, rest) = data.split_at(data.len().min(BLOCK - inside));
+            let (physical, crc) = match self.tree.lookup().find(block)? {
+                Some((physical, _)) => (physical, self.store.changed_crc(physical, inside, part)),
+                None => (
+                    self.start_block(block, part.len())?,
+                    crc_of_new_block(inside, part),
+                ),
+            };
+            self.tree
+                .change
+                .data(physical * BLOCK_U64 + inside as u64, part, crc);
+            (at, data) = (at + part.len() as u64, rest);
+        }
+        Ok(())
+    }
+
+    /// A new block for a hole, cleared if the data does not fill it.
+    fn start_block(&mut self, block: u64, length: usize) -> Result<u64> {
+        let goal = self.goal(block)?;
+        let run = self.tree.change.allocate(goal, 1)?;
+        if length < BLOCK && !self.store.shared.defects.skip_clearing {
+            self.tree.change.zero(run.block * BLOCK_U64, BLOCK as u32);
+        }
+        self.tree.add(block, run)?;
+        Ok(run.block)
+    }
+
+    /// The block behind that of the file's previous block, so that files grow contiguously.
+    fn goal(&self, block: u64) -> Result<Option<u64>> {
+        let Some(before) = block.checked_sub(1) else {
+            return Ok(None);
+        };
+        Ok(self
+            .tree
+            .lookup()
+            .find(before)?
+            .map(|(physical, _)| physical + 1))
+    }
+
+    /// Whole blocks to fresh places, persistent before the record; the old blocks are freed by it.
+    fn by_reference(&mut self, first: u64, data: &[u8]) -> Result<()> {
+        let image = &self.store.shared.image;
+        let mut runs: Vec<Run> = Vec::new();
+        let mut crcs: Vec<u32> = Vec::with_capacity(data.len() / BLOCK);
+        let mut goal = self.goal(first)?;
+        let mut rest = data;
+        while !rest.is_empty() {
+            let run = self
+                .tree
+                .change
+                .allocate(goal, (rest.len() / BLOCK) as u32)?;
+            let (part, behind) = rest.split_at(run.length as usize * BLOCK);
+            for (block, bytes) in (run.block..).zip(part.chunks_exact(BLOCK)) {
+                crcs.push(if image.data_checksums {
+                    crc32c(bytes)
+                } else {
+                    0
+                });
+                image.write_unreferenced(block * BLOCK_U64, bytes);
+            }
+            goal = Some(run.block + u64::from(run.length));
+            runs.push(run);
+            rest = behind;
+        }
+        if !self.store.shared.defects.skip_data_fence {
+            image.fence();
+        }
+        let end = first + crcs.len() as u64;
+        if self.tree.remove(first, end, usize::MAX)? != first {
+            return Err(Error::NoSpace);
+        }
+        let (mut logical, mut crcs) = (first, &crcs[..]);
+        for run in runs {
+            let (own, behind) = crcs.split_at(run.length as usize);
+            self.tree.change.extent(run.block, own);
+            self.tree.add(logical, run)?;
+            (logical, crcs) = (logical + u64::from(run.length), behind);
+        }
+        Ok(())
+    }
+}
+
+/// The checksum of a block of zeros with `data` in it.
+fn crc_of_new_block(inside: usize, data: &[u8]) -> u32 {
+    replace(
+        ZERO_BLOCK,
+        &ZEROS[..data.len()],
+        data,
+        BLOCK - inside - data.len(),
+    )
+}
+
+fn check_data(found: u32, stored: u32, block: u64) -> Result<()> {
+    if found == stored {
+        Ok(())
+    } else {
+        Err(Error::Corrupt {
+            what: "data",
+            block,
+        })
+    }
+}
+
+fn check_regular(inode: &Inode) -> Result<()> {
+    match inode.mode & crate::layout::inode::KIND_MASK {
+        0o100_000 => Ok(()),
+        0 => Err(Error::Stale),
+        0o040_000 => Err(Error::IsADirectory),
+        _ => Err(Error::InvalidArgument("this is not a regular file")),
+    }
+}
+
+/// Whether the inode's root holds extents and not a link's target.
+pub(crate) fn has_tree(inode: &Inode) -> bool {
+    inode.count > 0
+}
+
+/// Puts the freeing of an inode into a change. Its number and generation stay, so that old handles are found out.
+pub(crate) fn free_inode(change: &mut Change<'_>, number: u64, inode: &mut Inode) {
+    *inode = Inode {
+        generation: inode.generation,
+        version: inode.version,
+        ..Inode::FREE
+    };
+    change.free_inode(number);
+}
+
+const _: () = assert!(BY_VALUE_MAX <= ATOMIC_WRITE_MAX);

@@ -1,0 +1,394 @@
+//! Where everything in an image is, and checked access to it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pmem::Region;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::BLOCK;
+use crate::checksum::crc32c;
+use crate::error::{Error, Result};
+use crate::layout::group::{GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, Map};
+use crate::layout::inode::{INODE, Inode, stamp};
+use crate::layout::record::{Kind, Operation};
+use crate::layout::superblock::Superblock;
+use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
+
+/// A 4 KiB block in ordinary memory.
+pub type Block = [u8; BLOCK];
+
+/// Payloads from this length are written around the cache: they need no flush later, only a fence everywhere.
+const STREAM_MIN: usize = 512;
+
+/// Where a group's parts are. Derived from the superblock; all block numbers count from the image's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Blocks of the image.
+    pub blocks: u64,
+    /// Blocks of a whole group; the last may be shorter.
+    pub blocks_per_group: u64,
+    /// Inodes of a group.
+    pub inodes_per_group: u64,
+    /// Number of groups.
+    pub groups: u64,
+    /// First block of the inode table in a group.
+    inode_table: u64,
+    /// First data block in a group.
+    first_data: u64,
+}
+
+/// First block of the data checksums in a group: behind header and three bitmaps.
+const CHECKSUMS: u64 = 4;
+/// A last group with fewer data blocks than this is left out.
+const LAST_GROUP_DATA_MIN: u64 = 16;
+
+impl Layout {
+    /// The layout that a superblock describes, if it is possible.
+    pub fn of(superblock: &Superblock) -> Option<Layout> {
+        let blocks = superblock.image_length / BLOCK as u64;
+        let layout = Layout::new(
+            blocks,
+            superblock.blocks_per_group,
+            superblock.inodes_per_group,
+        )?;
+        (layout.blocks == blocks).then_some(layout)
+    }
+
+    /// The layout of an image of at most `blocks` blocks; `None` when it has no room for one group.
+    pub fn new(blocks: u64, blocks_per_group: u32, inodes_per_group: u32) -> Option<Layout> {
+        let most = LINE_BITS * LINES_MAX as u32;
+        let possible = blocks_per_group.is_power_of_two()
+            && (LINE_BITS..=most).contains(&blocks_per_group)
+            && inodes_per_group.is_multiple_of((BLOCK / INODE) as u32)
+            && (1..=most).contains(&inodes_per_group);
+        if !possible {
+            return None;
+        }
+        let (per_group, inodes) = (u64::from(blocks_per_group), u64::from(inodes_per_group));
+        let inode_table = CHECKSUMS + (per_group * 4).div_ceil(BLOCK as u64);
+        let first_data = inode_table + inodes * INODE as u64 / BLOCK as u64;
+        let last = blocks % per_group;
+        let blocks = if last < first_data + LAST_GROUP_DATA_MIN {
+            blocks - last
+        } else {
+            blocks
+        };
+        let groups = blocks.div_ceil(per_group);
+        let layout = Layout {
+            blocks,
+            blocks_per_group: per_group,
+            inodes_per_group: inodes,
+            groups,
+            inode_table,
+            first_data,
+        };
+        (groups > 0 && first_data + LAST_GROUP_DATA_MIN <= per_group).then_some(layout)
+    }
+
+    /// Inodes of the image; number 0 is none.
+    pub fn inodes(&self) -> u64 {
+        self.groups * self.inodes_per_group
+    }
+
+    /// Blocks of this group.
+    pub fn group_blocks(&self, group: u64) -> u64 {
+        self.blocks_per_group
+            .min(self.blocks - group * self.blocks_per_group)
+    }
+
+    /// Data blocks of this group, counted from the image's start.
+    pub fn data_blocks(&self, group: u64) -> std::ops::Range<u64> {
+        let start = group * self.blocks_per_group;
+        start + self.first_data..start + self.group_blocks(group)
+    }
+
+    /// Whether the run lies within the data blocks of one group.
+    pub fn is_data_run(&self, block: u64, length: u64) -> bool {
+        let data = self.data_blocks((block / self.blocks_per_group).min(self.groups - 1));
+        length > 0 && data.contains(&block) && length <= data.end - block
+    }
+
+    /// Offset of a group's header.
+    pub fn header(&self, group: u64) -> u64 {
+        group * self.blocks_per_group * BLOCK as u64
+    }
+
+    /// Offset of a line of a group's bitmap.
+    pub fn line(&self, group: u64, map: Map, line: usize) -> u64 {
+        self.header(group) + (1 + map as u64) * BLOCK as u64 + line as u64 * 64
+    }
+
+    /// Offset of the checksum of the bitmap line at `target`, `None` when none is there.
+    pub fn line_crc(&self, target: u64) -> Option<u64> {
+        let group_length = self.blocks_per_group * BLOCK as u64;
+        let (group, inside) = (target / group_length, target % group_length);
+        let map = (inside / BLOCK as u64)
+            .checked_sub(1)
+            .filter(|map| *map < 3)?;
+        let line = inside % BLOCK as u64 / 64;
+        Some(self.header(group) + LINE_CRCS + (map * LINES_MAX as u64 + line) * 4)
+    }
+
+    /// Offset of an inode.
+    pub fn inode(&self, number: u64) -> u64 {
+        let (group, index) = (
+            number / self.inodes_per_group,
+            number % self.inodes_per_group,
+        );
+        self.header(group) + self.inode_table * BLOCK as u64 + index * INODE as u64
+    }
+
+    /// Offset of the checksum of a data block.
+    pub fn data_crc(&self, block: u64) -> u64 {
+        let (group, index) = (block / self.blocks_per_group, block % self.blocks_per_group);
+        self.header(group) + CHECKSUMS * BLOCK as u64 + index * 4
+    }
+}
+
+/// The image inside a mapped pool. All offsets are in bytes from the image's start.
+pub struct Image {
+    region: Region,
+    base: u64,
+    /// Where its parts are.
+    pub layout: Layout,
+    /// Whether data blocks carry checksums.
+    pub data_checksums: bool,
+    /// One bit for each block whose checksum was verified, or which was written, by this process.
+    verified: Box<[AtomicU64]>,
+}
+
+impl Image {
+    /// The image that the (validated) superblock describes.
+    pub fn new(region: Region, superblock: &Superblock) -> Image {
+        let layout = Layout::of(superblock).expect("the superblock was validated");
+        let verified = (0..layout.blocks.div_ceil(64))
+            .map(|_| AtomicU64::new(0))
+            .collect();
+        Image {
+            region,
+            base: superblock.image_offset,
+            layout,
+            data_checksums: superblock.data_checksums(),
+            verified,
+        }
+    }
+
+    /// Bytes of the image.
+    pub fn length(&self) -> u64 {
+        self.layout.blocks * BLOCK as u64
+    }
+
+    /// The region that holds the image.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Copies bytes out.
+    #[inline]
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        self.region.read(self.base + offset, into);
+    }
+
+    /// Loads 8 bytes; `offset` is a multiple of 8.
+    #[inline]
+    pub fn load(&self, offset: u64) -> u64 {
+        self.region.load(self.base + offset)
+    }
+
+    /// Writes data that no record names yet; persistent after the next fence of this thread.
+    #[inline]
+    pub fn write_unreferenced(&self, offset: u64, bytes: &[u8]) {
+        self.region.write_flushed(self.base + offset, bytes);
+    }
+
+    /// Makes this thread's [`Image::write_unreferenced`] persistent.
+    pub fn fence(&self) {
+        self.region.fence();
+    }
+
+    /// Copies a block out.
+    pub fn read_block(&self, block: u64, into: &mut Block) {
+        self.read(block * BLOCK as u64, into);
+    }
+
+    /// The stored checksum of a data block.
+    #[inline]
+    pub fn data_crc(&self, block: u64) -> u32 {
+        self.region
+            .load_u32(self.base + self.layout.data_crc(block))
+    }
+
+    /// Whether the block was verified or written by this process.
+    #[inline]
+    pub fn is_verified(&self, block: u64) -> bool {
+        self.verified[block as usize / 64].load(Ordering::Relaxed) >> (block % 64) & 1 != 0
+    }
+
+    /// Notes that the block's contents are known to match its checksum.
+    pub fn set_verified(&self, block: u64) {
+        let (word, bit) = (&self.verified[block as usize / 64], 1 << (block % 64));
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads an inode and checks it.
+    pub fn inode(&self, number: u64) -> Result<Inode> {
+        let offset = self.layout.inode(number);
+        let mut inode = Inode::FREE;
+        self.read(offset, inode.as_mut_bytes());
+        if !inode.is_intact() {
+            return Err(Error::Corrupt {
+                what: "an inode",
+                block: offset / BLOCK as u64,
+            });
+        }
+        Ok(inode)
+    }
+
+    /// Reads a group's header and checks it.
+    pub fn group_header(&self, group: u64) -> Result<GroupHeader> {
+        let offset = self.layout.header(group);
+        let mut bytes = [0; size_of::<GroupHeader>()];
+        self.read(offset, &mut bytes);
+        let header =
+            GroupHeader::read_from_bytes(&bytes).expect("the buffer has the header's size");
+        let intact = header.magic == crate::layout::group::MAGIC
+            && header.group == group
+            && header.crc == crc32c(&bytes[BLOCK_CRC_FROM..LINE_CRCS as usize]);
+        if intact {
+            Ok(header)
+        } else {
+            Err(Error::Corrupt {
+                what: "a group header",
+                block: offset / BLOCK as u64,
+            })
+        }
+    }
+
+    /// Reads a metadata block and checks its checksum and own number.
+    pub fn metadata(
+        &self,
+        block: u64,
+        what: &'static str,
+        magic: u32,
+        into: &mut Block,
+    ) -> Result<()> {
+        self.read_block(block, into);
+        let word = |at: usize| u32::from_le_bytes(into[at..at + 4].try_into().expect("four bytes"));
+        let own = u64::from_le_bytes(into[16..24].try_into().expect("eight bytes"));
+        let right =
+            word(0) == magic && own == block && word(BLOCK_CRC) == crc32c(&into[BLOCK_CRC_FROM..]);
+        if right {
+            Ok(())
+        } else {
+            Err(Error::Corrupt { what, block })
+        }
+    }
+
+    /// Whether an operation that media hold may be carried out on this image.
+    pub fn accepts(&self, operation: &Operation<'_>) -> bool {
+        let Operation {
+            kind,
+            target,
+            length,
+            ..
+        } = *operation;
+        let block = target / BLOCK as u64;
+        match kind {
+            Kind::Data => self.layout.is_data_run(block, 1),
+            Kind::Extent => self
+                .layout
+                .is_data_run(block, u64::from(length) / BLOCK as u64),
+            Kind::Line => self.layout.line_crc(target).is_some(),
+            Kind::Bytes | Kind::Zero | Kind::Inode => true,
+        }
+    }
+
+    /// Carries out one operation of the record `number`. The caller sees to bitmap lines being applied in order.
+    pub fn apply(&self, operation: &Operation<'_>, number: u64) {
+        let Operation {
+            kind,
+            target,
+            length,
+            crc,
+            payload,
+        } = *operation;
+        match kind {
+            Kind::Bytes => self.put(target, payload),
+            Kind::Zero => self.put_zeros(target, length),
+            Kind::Inode => {
+                let mut first: [u8; 16] = payload[..16]
+                    .try_into()
+                    .expect("an inode has more than 16 bytes");
+                stamp(&mut first, number);
+                self.put(target + 16, &payload[16..]);
+                self.put(target, &first);
+            }
+            Kind::Data => {
+                self.put(target, payload);
+                self.region
+                    .store_u32(self.base + self.layout.data_crc(target / BLOCK as u64), crc);
+            }
+            Kind::Extent => self.put(self.layout.data_crc(target / BLOCK as u64), payload),
+            Kind::Line => {
+                self.put(target, payload);
+                if let Some(at) = self.layout.line_crc(target) {
+                    self.region.store_u32(self.base + at, crc32c(payload));
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn put(&self, offset: u64, bytes: &[u8]) {
+        if bytes.len() < STREAM_MIN {
+            self.region.write(self.base + offset, bytes);
+        } else {
+            self.region.write_flushed(self.base + offset, bytes);
+        }
+    }
+
+    fn put_zeros(&self, offset: u64, length: u32) {
+        if (length as usize) < STREAM_MIN {
+            self.region
+                .write(self.base + offset, &[0; STREAM_MIN][..length as usize]);
+        } else {
+            self.region
+                .zero_flushed(self.base + offset, u64::from(length));
+        }
+    }
+
+    /// Calls `flush` with the offset and length of each range that [`Image::apply`] left in the cache.
+    pub fn cached_ranges(&self, operation: &Operation<'_>, mut flush: impl FnMut(u64, u64)) {
+        let Operation {
+            kind,
+            target,
+            length,
+            ..
+        } = *operation;
+        let covered = if kind == Kind::Extent {
+            length / BLOCK as u32 * 4
+        } else {
+            length
+        };
+        let at = if kind == Kind::Extent {
+            self.layout.data_crc(target / BLOCK as u64)
+        } else {
+            target
+        };
+        if (covered as usize) < STREAM_MIN {
+            flush(at, u64::from(covered));
+        }
+        match kind {
+            Kind::Data => flush(self.layout.data_crc(target / BLOCK as u64), 4),
+            Kind::Line => flush(self.layout.line_crc(target).unwrap_or(target), 4),
+            _ => {}
+        }
+    }
+
+    /// Flushes the lines of a range; a fence must follow.
+    pub fn flush(&self, offset: u64, length: u64) {
+        self.region.flush(self.base + offset, length);
+    }
+}

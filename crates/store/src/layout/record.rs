@@ -1,0 +1,202 @@
+//! A record: one atomic change of the image, as it stands in the ring.
+//!
+//! ```text
+//! | header, 32 bytes | operation, 16 bytes | payload, padded to 8 | operation | payload | … | zeros to 64 |
+//! ```
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::BLOCK;
+use crate::checksum::{append, crc32c};
+
+/// Begins every record.
+pub const MAGIC: u32 = u32::from_le_bytes(*b"TKRC");
+/// Records start and end at multiples of this many bytes.
+pub const ALIGN: usize = 64;
+/// Bytes of a record's header.
+pub const HEADER: usize = 32;
+/// Bytes of an operation's header.
+pub const OPERATION: usize = 16;
+/// Longest payload of one operation.
+pub const PAYLOAD_MAX: usize = (1 << 24) - 1;
+
+/// First 32 bytes of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RecordHeader {
+    /// [`MAGIC`].
+    pub magic: u32,
+    /// CRC32C of the bytes from 32 to the end, then of the bytes 8..32.
+    pub crc: u32,
+    /// Epoch in which the record was made.
+    pub epoch: u32,
+    /// Bytes of the record, header and padding included.
+    pub length: u32,
+    /// Number of the record in the unit's one order: its position in the ring, in bytes since the pool was made.
+    pub number: u64,
+    /// Zero.
+    pub reserved: u64,
+}
+
+impl RecordHeader {
+    /// The checksum, given that of the bytes behind the header.
+    pub fn checksum(&self, body_crc: u32) -> u32 {
+        append(body_crc, &self.as_bytes()[8..])
+    }
+}
+
+/// What an operation does to the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// The payload goes to the target.
+    Bytes = 1,
+    /// `length` bytes at the target become zero.
+    Zero = 2,
+    /// The payload, the first bytes of an inode, goes to the target with the record's number as its version.
+    Inode = 3,
+    /// The payload goes to the target, inside one data block, whose checksum becomes `crc`.
+    Data = 4,
+    /// The data blocks at the target were written before the record; the payload is their checksums.
+    Extent = 5,
+    /// The payload is a line of a bitmap; its checksum in the group's header follows it.
+    Line = 6,
+}
+
+impl Kind {
+    fn from_byte(byte: u8) -> Option<Kind> {
+        use Kind::*;
+        [Bytes, Zero, Inode, Data, Extent, Line]
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// Header of one operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawOperation {
+    /// Kind in the low 8 bits, length in bytes in the upper 24.
+    kind_and_length: u32,
+    crc: u32,
+    target: u64,
+}
+
+/// One validated operation of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operation<'a> {
+    /// What it does.
+    pub kind: Kind,
+    /// Offset in the image, in bytes.
+    pub target: u64,
+    /// Bytes of the image that it covers.
+    pub length: u32,
+    /// New checksum of the data block ([`Kind::Data`] only).
+    pub crc: u32,
+    /// The bytes behind the header.
+    pub payload: &'a [u8],
+}
+
+impl Operation<'_> {
+    /// Bytes of payload for an operation of this kind and length.
+    fn payload_length(kind: Kind, length: usize) -> usize {
+        match kind {
+            Kind::Zero => 0,
+            Kind::Extent => length / BLOCK * 4,
+            _ => length,
+        }
+    }
+
+    /// Whether the operation may stand in a record of an image of this length.
+    fn is_valid(&self, image_length: u64) -> bool {
+        let (target, length) = (self.target, u64::from(self.length));
+        let block = BLOCK as u64;
+        let inside = length > 0
+            && target
+                .checked_add(length)
+                .is_some_and(|end| end <= image_length);
+        inside
+            && match self.kind {
+                Kind::Bytes | Kind::Zero => true,
+                Kind::Inode => target.is_multiple_of(256) && [64, 128, 256].contains(&length),
+                Kind::Data => target / block == (target + length - 1) / block,
+                Kind::Extent => target.is_multiple_of(block) && length.is_multiple_of(block),
+                Kind::Line => target.is_multiple_of(64) && length == 64,
+            }
+    }
+}
+
+/// Appends one operation to the body of a record.
+#[inline]
+pub fn encode(body: &mut Vec<u8>, kind: Kind, target: u64, length: u32, crc: u32, payload: &[u8]) {
+    debug_assert_eq!(
+        payload.len(),
+        Operation::payload_length(kind, length as usize)
+    );
+    let raw = RawOperation {
+        kind_and_length: kind as u32 | length << 8,
+        crc,
+        target,
+    };
+    body.extend_from_slice(raw.as_bytes());
+    body.extend_from_slice(payload);
+    body.resize(body.len().next_multiple_of(8), 0);
+}
+
+/// Goes through the operations of a record's body; damage ends it with `None` in place of an operation.
+pub struct Operations<'a> {
+    rest: &'a [u8],
+    image_length: u64,
+}
+
+impl<'a> Operations<'a> {
+    /// The operations in `body` (what follows the header) for an image of `image_length` bytes.
+    pub fn new(body: &'a [u8], image_length: u64) -> Operations<'a> {
+        Operations {
+            rest: body,
+            image_length,
+        }
+    }
+
+    fn split(&mut self) -> Option<Operation<'a>> {
+        let (raw, rest) = RawOperation::read_from_prefix(self.rest).ok()?;
+        let kind = Kind::from_byte(raw.kind_and_length as u8)?;
+        let length = raw.kind_and_length >> 8;
+        let payload_length = Operation::payload_length(kind, length as usize);
+        let payload = rest.get(..payload_length)?;
+        self.rest = rest.get(payload_length.next_multiple_of(8)..)?;
+        let operation = Operation {
+            kind,
+            target: raw.target,
+            length,
+            crc: raw.crc,
+            payload,
+        };
+        operation.is_valid(self.image_length).then_some(operation)
+    }
+}
+
+impl<'a> Iterator for Operations<'a> {
+    type Item = Option<Operation<'a>>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Option<Operation<'a>>> {
+        // Padding is zeros, and no kind is zero.
+        if self.rest.len() < OPERATION || self.rest[0] == 0 {
+            return None;
+        }
+        let operation = self.split();
+        if operation.is_none() {
+            self.rest = &[];
+        }
+        Some(operation)
+    }
+}
+
+/// CRC32C of a record's body.
+pub fn body_checksum(body: &[u8]) -> u32 {
+    crc32c(body)
+}
+
+const _: () =
+    assert!(size_of::<RecordHeader>() == HEADER && size_of::<RawOperation>() == OPERATION);

@@ -1,0 +1,56 @@
+//! What the bytes in a pool mean.
+//!
+//! A pool holds a superblock, a **record ring** and an **image**. Every change of the image is one record: it is
+//! written into the ring, flushed and fenced (then it is committed), and only then applied to the image. Recovery
+//! replays the ring. See `docs/LAYOUT.md` for the bytes and `docs/ARCHITECTURE.md` for the picture.
+//!
+//! Reading order: [`layout`] (bytes), `image` (where they are), `ring` (the order of changes), `change` (one atomic
+//! change), `allocator`, `tree` (extents of a file), `directory` (names), then the operations in `file`, `names` and
+//! `attributes`, and last `recover` and [`check`].
+#![forbid(unsafe_code)]
+
+#[cfg(target_endian = "big")]
+compile_error!(
+    "the pool format is little-endian and is read in place: big-endian machines are not supported"
+);
+
+mod allocator;
+mod attributes;
+mod change;
+mod checksum;
+mod clock;
+mod defects;
+mod directory;
+mod error;
+mod extents;
+mod file;
+mod format;
+mod image;
+pub mod layout;
+mod names;
+mod node;
+mod recover;
+mod ring;
+mod store;
+mod tree;
+
+pub use attributes::{Attributes, FileKind, SetAttributes};
+pub use clock::Clock;
+pub use defects::Defects;
+pub use directory::Entry;
+pub use error::Error;
+pub use file::{WriteAt, Written};
+pub use format::Geometry;
+pub use layout::superblock::Superblock;
+pub use names::{NewInode, RenameMode};
+pub use node::Node;
+pub use store::{Options, Statistics, Store};
+
+/// Bytes in a block, the unit of allocation and of data checksums.
+pub const BLOCK: usize = 4096;
+/// The root directory's inode number.
+pub const ROOT: u64 = 1;
+/// Longest name in a directory, in bytes.
+pub const NAME_LENGTH_MAX: usize = 255;
+/// Longest write that is atomic across a crash, in bytes.
+pub const ATOMIC_WRITE_MAX: usize = 1 << 20;

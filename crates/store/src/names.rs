@@ -1,0 +1,624 @@
+//! Names: create, link, unlink, rename, and reading of directories and links.
+//!
+//! Lock order: the rename lock, then inodes by ascending number. Names are looked up before the locks are taken and
+//! again under them; when something changed in between, the operation starts over.
+
+use std::sync::Arc;
+
+use parking_lot::RwLockWriteGuard;
+use zerocopy::IntoBytes;
+
+use crate::attributes::FileKind;
+use crate::change::Change;
+use crate::checksum::crc32c;
+use crate::directory::{Entry, Reader, Target, Writer, check_name};
+use crate::error::{Error, Result};
+use crate::file::{free_inode, has_tree};
+use crate::layout::inode::{INLINE_TARGET_MAX, Inode};
+use crate::node::Node;
+use crate::store::Store;
+use crate::tree::{Lookup, Tree};
+use crate::{BLOCK, ROOT};
+
+/// Most links to one file.
+const LINKS_MAX: u32 = 65_000;
+/// Longest target of a symbolic link, in bytes.
+const TARGET_MAX: usize = BLOCK - 1;
+/// Extents that are freed in the same record as the inode; with more, the inode becomes an orphan first.
+const EXTENTS_AT_ONCE: usize = 4;
+
+/// What a new file is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct NewInode<'a> {
+    /// Kind.
+    pub kind: FileKind,
+    /// Permissions, set-id and sticky bits: 07777.
+    pub permissions: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Owning group.
+    pub gid: u32,
+    /// Device number of a device node, else 0.
+    pub device: u64,
+    /// Target of a symbolic link, else empty.
+    pub target: &'a [u8],
+}
+
+/// What rename does about an existing new name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameMode {
+    /// It is replaced, atomically.
+    Replace,
+    /// It makes the rename fail.
+    NoReplace,
+    /// The two names change places.
+    Exchange,
+}
+
+/// A locked inode and what it shall become.
+struct Locked<'a> {
+    node: &'a Arc<Node>,
+    state: RwLockWriteGuard<'a, Inode>,
+    new: Inode,
+}
+
+/// Inodes locked for one operation, each once, by ascending number.
+struct LockedSet<'a> {
+    locked: Vec<Locked<'a>>,
+}
+
+impl<'a> LockedSet<'a> {
+    fn lock(nodes: &[&'a Arc<Node>]) -> LockedSet<'a> {
+        let mut nodes = nodes.to_vec();
+        nodes.sort_unstable_by_key(|node| node.number());
+        nodes.dedup_by_key(|node| node.number());
+        let lock = |node: &'a Arc<Node>| {
+            let state = node.state.write();
+            Locked {
+                node,
+                new: *state,
+                state,
+            }
+        };
+        LockedSet {
+            locked: nodes.into_iter().map(lock).collect(),
+        }
+    }
+
+    fn get(&mut self, number: u64) -> &mut Locked<'a> {
+        self.locked
+            .iter_mut()
+            .find(|locked| locked.node.number() == number)
+            .expect("the inode was locked")
+    }
+
+    fn new(&mut self, number: u64) -> &mut Inode {
+        &mut self.get(number).new
+    }
+
+    /// Commits, and makes the new states the present ones.
+    fn commit(&mut self, mut change: Change<'_>) {
+        for locked in &self.locked {
+            if *locked.state != locked.new {
+                change.inode_from(locked.node.number(), &locked.state, &locked.new);
+            }
+        }
+        let number = change.commit();
+        for locked in &mut self.locked {
+            if *locked.state != locked.new {
+                locked.new.version = number;
+                *locked.state = locked.new;
+            }
+        }
+    }
+}
+
+impl Store {
+    fn writer<'a, 's>(
+        change: &'a mut Change<'s>,
+        number: u64,
+        inode: &'a mut Inode,
+    ) -> Writer<'a, 's> {
+        Writer {
+            change,
+            number,
+            inode,
+        }
+    }
+
+    fn find(&self, number: u64, inode: &Inode, name: &[u8]) -> Result<Option<Target>> {
+        if !inode.is_directory() {
+            return Err(if inode.mode == 0 {
+                Error::NotFound
+            } else {
+                Error::NotADirectory
+            });
+        }
+        let reader = Reader {
+            image: &self.shared.image,
+            number,
+            inode,
+        };
+        reader.find(self.hash(name), name)
+    }
+
+    /// Looks a name up. `.` and `..` are names too.
+    pub fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Arc<Node>> {
+        let state = directory.state.read();
+        let number = match name {
+            b"." => directory.number(),
+            b".." if state.is_directory() => state.parent,
+            _ if name.len() > crate::NAME_LENGTH_MAX => return Err(Error::NameTooLong),
+            _ => {
+                self.find(directory.number(), &state, name)?
+                    .ok_or(Error::NotFound)?
+                    .number
+            }
+        };
+        drop(state);
+        self.node(number)
+    }
+
+    /// Makes a file, directory, link or node.
+    pub fn create(
+        &self,
+        directory: &Arc<Node>,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<Arc<Node>> {
+        check_name(name)?;
+        let mut parent = directory.state.write();
+        if self.find(directory.number(), &parent, name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        if parent.links == 0 {
+            return Err(Error::NotFound);
+        }
+        let mut change = Change::new(&self.shared);
+        let number = change.allocate_inode()?;
+        let old = self.shared.image.inode(number)?;
+        let mut inode = self.new_inode(directory.number(), new, old.generation);
+        self.put_target(&mut change, number, &mut inode, new)?;
+        let mut parent_new = *parent;
+        if new.kind == FileKind::Directory {
+            parent_new.links += 1;
+        }
+        let target = Target {
+            number,
+            generation: inode.generation,
+            kind: new.kind,
+        };
+        let hash = self.hash(name);
+        Self::writer(&mut change, directory.number(), &mut parent_new)
+            .insert(hash, name, target)?;
+        (parent_new.modified_ns, parent_new.changed_ns) = (inode.created_ns, inode.created_ns);
+        change.inode_from(directory.number(), &parent, &parent_new);
+        change.inode(number, &inode, 256);
+        inode.version = change.commit();
+        parent_new.version = inode.version;
+        *parent = parent_new;
+        let node = Node::new(number, inode);
+        self.nodes.insert(node.clone());
+        Ok(node)
+    }
+
+    fn new_inode(&self, parent: u64, new: &NewInode<'_>, old_generation: u32) -> Inode {
+        let now = self.now_ns();
+        let is_directory = new.kind == FileKind::Directory;
+        Inode {
+            generation: old_generation.wrapping_add(1),
+            mode: new.kind.bits() | new.permissions & 0o7777,
+            links: if is_directory { 2 } else { 1 },
+            uid: new.uid,
+            gid: new.gid,
+            device: new.device,
+            parent: if is_directory { parent } else { 0 },
+            modified_ns: now,
+            changed_ns: now,
+            accessed_ns: now,
+            created_ns: now,
+            ..Inode::FREE
+        }
+    }
+
+    /// Stores a symbolic link's target: in the inode, or in a block of its own.
+    fn put_target(
+        &self,
+        change: &mut Change<'_>,
+        number: u64,
+        inode: &mut Inode,
+        new: &NewInode<'_>,
+    ) -> Result<()> {
+        let target = new.target;
+        if new.kind != FileKind::Symlink {
+            return Ok(());
+        }
+        if target.is_empty() || target.len() > TARGET_MAX || target.contains(&0) {
+            return Err(if target.len() > TARGET_MAX {
+                Error::NameTooLong
+            } else {
+                Error::InvalidArgument("a symbolic link's target must not be empty and has no NUL")
+            });
+        }
+        inode.size = target.len() as u64;
+        if target.len() <= INLINE_TARGET_MAX {
+            inode.root.as_mut_bytes()[..target.len()].copy_from_slice(target);
+            return Ok(());
+        }
+        let mut block = [0; BLOCK];
+        block[..target.len()].copy_from_slice(target);
+        let run = change.allocate(None, 1)?;
+        change.data(run.block * BLOCK as u64, &block, crc32c(&block));
+        Tree {
+            change,
+            number,
+            inode,
+        }
+        .add(0, run)
+    }
+
+    /// The target of a symbolic link.
+    pub fn read_link(&self, node: &Node) -> Result<Vec<u8>> {
+        let state = node.state.read();
+        if FileKind::from_bits(state.mode) != Some(FileKind::Symlink) {
+            return Err(Error::InvalidArgument("this is not a symbolic link"));
+        }
+        let length = state.size as usize;
+        if !has_tree(&state) {
+            return Ok(state.root.as_bytes()[..length.min(INLINE_TARGET_MAX)].to_vec());
+        }
+        let image = &self.shared.image;
+        let found = Lookup::new(image, node.number(), &state).find(0)?;
+        let block = found.map(|(block, _)| block).ok_or(Error::Stale)?;
+        let mut contents = [0; BLOCK];
+        image.read_block(block, &mut contents);
+        if image.data_checksums && crc32c(&contents) != image.data_crc(block) {
+            return Err(Error::Corrupt {
+                what: "a symbolic link's target",
+                block,
+            });
+        }
+        Ok(contents[..length].to_vec())
+    }
+
+    /// Visits the names of a directory behind `cookie` (0: from the start), until `visit` refuses one.
+    pub fn read_directory(
+        &self,
+        directory: &Node,
+        cookie: u64,
+        visit: &mut dyn FnMut(&Entry) -> bool,
+    ) -> Result<()> {
+        let state = directory.state.read();
+        if !state.is_directory() {
+            return Err(if state.mode == 0 {
+                Error::Stale
+            } else {
+                Error::NotADirectory
+            });
+        }
+        Reader {
+            image: &self.shared.image,
+            number: directory.number(),
+            inode: &state,
+        }
+        .read(cookie, visit)
+    }
+
+    /// Gives a file another name.
+    pub fn link(&self, node: &Arc<Node>, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
+        check_name(name)?;
+        let mut set = LockedSet::lock(&[node, directory]);
+        if self
+            .find(directory.number(), &set.get(directory.number()).state, name)?
+            .is_some()
+        {
+            return Err(Error::Exists);
+        }
+        let now = self.now_ns();
+        let inode = set.new(node.number());
+        match inode.links {
+            _ if inode.is_directory() => return Err(Error::IsADirectory),
+            0 => return Err(Error::NotFound),
+            LINKS_MAX.. => return Err(Error::TooManyLinks),
+            _ => inode.links += 1,
+        }
+        inode.changed_ns = now;
+        let target = target_of(node.number(), inode);
+        let mut change = Change::new(&self.shared);
+        let parent = set.new(directory.number());
+        if parent.links == 0 {
+            return Err(Error::NotFound);
+        }
+        Self::writer(&mut change, directory.number(), parent).insert(
+            self.hash(name),
+            name,
+            target,
+        )?;
+        (parent.modified_ns, parent.changed_ns) = (now, now);
+        set.commit(change);
+        Ok(())
+    }
+
+    /// Removes a name of anything but a directory. What has no name and no holder left is freed.
+    pub fn unlink(&self, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
+        self.remove_name(directory, name, false)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_directory(&self, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
+        self.remove_name(directory, name, true)
+    }
+
+    fn remove_name(&self, directory: &Arc<Node>, name: &[u8], is_directory: bool) -> Result<()> {
+        check_name(name)?;
+        loop {
+            let node = self.lookup(directory, name)?;
+            let mut set = LockedSet::lock(&[directory, &node]);
+            let found = self.find(directory.number(), &set.get(directory.number()).state, name)?;
+            if found.map(|target| target.number) != Some(node.number()) {
+                continue;
+            }
+            check_removable(&set.get(node.number()).state, is_directory)?;
+            let mut change = Change::with_reserve(&self.shared);
+            let now = self.now_ns();
+            let parent = set.new(directory.number());
+            Self::writer(&mut change, directory.number(), parent).remove(self.hash(name), name)?;
+            (parent.modified_ns, parent.changed_ns) = (now, now);
+            if is_directory {
+                parent.links -= 1;
+            }
+            let unfinished = self.drop_link(&mut change, &node, set.new(node.number()), now)?;
+            set.commit(change);
+            let state = &mut set.get(node.number()).state;
+            if state.mode == 0 {
+                self.nodes.remove(node.number());
+            } else if unfinished {
+                self.reclaim(&node, state)?;
+            }
+            return Ok(());
+        }
+    }
+
+    /// Takes one link (a directory: all) from an inode, and frees it if that was the last and it is small. True when
+    /// it became an orphan that can be reclaimed at once.
+    fn drop_link(
+        &self,
+        change: &mut Change<'_>,
+        node: &Arc<Node>,
+        inode: &mut Inode,
+        now_ns: i64,
+    ) -> Result<bool> {
+        inode.links = if inode.is_directory() {
+            0
+        } else {
+            inode.links - 1
+        };
+        inode.changed_ns = now_ns;
+        if inode.links > 0 {
+            return Ok(false);
+        }
+        let held = node.is_held();
+        if held || inode.depth > 0 {
+            change.orphan(node.number(), true);
+            return Ok(!held);
+        }
+        if has_tree(inode) {
+            Tree {
+                change,
+                number: node.number(),
+                inode,
+            }
+            .remove(0, u64::MAX, EXTENTS_AT_ONCE)?;
+        }
+        free_inode(change, node.number(), inode);
+        Ok(false)
+    }
+
+    /// Moves a name, to another directory if need be, atomically.
+    pub fn rename(
+        &self,
+        from: &Arc<Node>,
+        name: &[u8],
+        to: &Arc<Node>,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<()> {
+        check_name(name)?;
+        check_name(new_name)?;
+        // Only one rename at a time moves between directories, so that no two make a cycle together.
+        let _guard = (from.number() != to.number()).then(|| self.renames.lock());
+        loop {
+            let source = self.lookup(from, name)?;
+            let target = match self.lookup(to, new_name) {
+                Ok(node) => Some(node),
+                Err(Error::NotFound) => None,
+                Err(error) => return Err(error),
+            };
+            self.check_no_cycle(&source, to)?;
+            if let (RenameMode::Exchange, Some(target)) = (mode, &target) {
+                self.check_no_cycle(target, from)?;
+            }
+            let mut nodes = vec![from, to, &source];
+            nodes.extend(&target);
+            let set = LockedSet::lock(&nodes);
+            let rename = Rename {
+                store: self,
+                from,
+                name,
+                to,
+                new_name,
+                source: &source,
+                target: target.as_ref(),
+            };
+            if let Some(result) = rename.carry_out(set, mode) {
+                return result;
+            }
+        }
+    }
+
+    /// A directory must not become its own descendant.
+    fn check_no_cycle(&self, moved: &Arc<Node>, to: &Arc<Node>) -> Result<()> {
+        if !moved.state.read().is_directory() {
+            return Ok(());
+        }
+        let mut at = to.clone();
+        while at.number() != ROOT {
+            if at.number() == moved.number() {
+                return Err(Error::InvalidArgument(
+                    "a directory cannot be moved into itself",
+                ));
+            }
+            let parent = at.state.read().parent;
+            at = self.node(parent)?;
+        }
+        Ok(())
+    }
+}
+
+/// One rename with everything it involves.
+struct Rename<'a> {
+    store: &'a Store,
+    from: &'a Arc<Node>,
+    name: &'a [u8],
+    to: &'a Arc<Node>,
+    new_name: &'a [u8],
+    source: &'a Arc<Node>,
+    target: Option<&'a Arc<Node>>,
+}
+
+impl Rename<'_> {
+    /// `None`: something changed since the names were looked up.
+    fn carry_out(&self, mut set: LockedSet<'_>, mode: RenameMode) -> Option<Result<()>> {
+        let mut find = |directory: &Node, name| {
+            let found =
+                self.store
+                    .find(directory.number(), &set.get(directory.number()).state, name);
+            found.map(|target| target.map(|target| target.number))
+        };
+        match (find(self.from, self.name), find(self.to, self.new_name)) {
+            (Err(error), _) | (_, Err(error)) => return Some(Err(error)),
+            (Ok(source), Ok(target)) => {
+                let expected = (
+                    Some(self.source.number()),
+                    self.target.map(|target| target.number()),
+                );
+                if (source, target) != expected {
+                    return None;
+                }
+            }
+        }
+        Some(match (mode, self.target) {
+            (RenameMode::NoReplace, Some(_)) => Err(Error::Exists),
+            (RenameMode::Exchange, None) => Err(Error::NotFound),
+            // Two names of one file: nothing happens.
+            (_, Some(target)) if target.number() == self.source.number() => Ok(()),
+            (RenameMode::Exchange, Some(target)) => self.exchange(set, target),
+            _ => self.replace(set),
+        })
+    }
+
+    fn replace(&self, mut set: LockedSet<'_>) -> Result<()> {
+        let (store, now) = (self.store, self.store.now_ns());
+        let (hash, new_hash) = (store.hash(self.name), store.hash(self.new_name));
+        let source = *set.new(self.source.number());
+        let moves_directory = source.is_directory();
+        if set.get(self.to.number()).state.links == 0 {
+            return Err(Error::NotFound);
+        }
+        let mut change = Change::with_reserve(&store.shared);
+        let mut unfinished = false;
+        let entry = target_of(self.source.number(), &source);
+        if let Some(target) = self.target {
+            check_removable(&set.get(target.number()).state, moves_directory)?;
+            unfinished = store.drop_link(&mut change, target, set.new(target.number()), now)?;
+            let to = set.new(self.to.number());
+            Store::writer(&mut change, self.to.number(), to).redirect(
+                new_hash,
+                self.new_name,
+                entry,
+            )?;
+            to.links -= u32::from(moves_directory);
+        } else {
+            let to = set.new(self.to.number());
+            Store::writer(&mut change, self.to.number(), to).insert(
+                new_hash,
+                self.new_name,
+                entry,
+            )?;
+        }
+        let from = set.new(self.from.number());
+        Store::writer(&mut change, self.from.number(), from).remove(hash, self.name)?;
+        if moves_directory {
+            set.new(self.from.number()).links -= 1;
+            set.new(self.to.number()).links += 1;
+            set.new(self.source.number()).parent = self.to.number();
+        }
+        self.touch(&mut set, now);
+        set.commit(change);
+        if let Some(target) = self.target {
+            let state = &mut set.get(target.number()).state;
+            if state.mode == 0 {
+                store.nodes.remove(target.number());
+            } else if unfinished {
+                store.reclaim(target, state)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn exchange(&self, mut set: LockedSet<'_>, target: &Arc<Node>) -> Result<()> {
+        let (store, now) = (self.store, self.store.now_ns());
+        let mut change = Change::with_reserve(&store.shared);
+        let (source_inode, target_inode) =
+            (*set.new(self.source.number()), *set.new(target.number()));
+        for (directory, name, node, inode) in [
+            (self.from, self.name, target, &target_inode),
+            (self.to, self.new_name, self.source, &source_inode),
+        ] {
+            let entry = target_of(node.number(), inode);
+            let parent = set.new(directory.number());
+            Store::writer(&mut change, directory.number(), parent).redirect(
+                store.hash(name),
+                name,
+                entry,
+            )?;
+            parent.links += u32::from(inode.is_directory());
+            if inode.is_directory() {
+                set.new(node.number()).parent = directory.number();
+            }
+        }
+        set.new(self.from.number()).links -= u32::from(source_inode.is_directory());
+        set.new(self.to.number()).links -= u32::from(target_inode.is_directory());
+        set.new(target.number()).changed_ns = now;
+        self.touch(&mut set, now);
+        set.commit(change);
+        Ok(())
+    }
+
+    fn touch(&self, set: &mut LockedSet<'_>, now_ns: i64) {
+        for directory in [self.from, self.to] {
+            let inode = set.new(directory.number());
+            (inode.modified_ns, inode.changed_ns) = (now_ns, now_ns);
+        }
+        set.new(self.source.number()).changed_ns = now_ns;
+    }
+}
+
+fn target_of(number: u64, inode: &Inode) -> Target {
+    let kind = FileKind::from_bits(inode.mode).expect("live inodes have a kind");
+    Target {
+        number,
+        generation: inode.generation,
+        kind,
+    }
+}
+
+/// Whether a name that leads to this inode may go away: unlink is for files, rmdir for empty directories.
+fn check_removable(inode: &Inode, as_directory: bool) -> Result<()> {
+    match (inode.is_directory(), as_directory) {
+        (true, false) => Err(Error::IsADirectory),
+        (false, true) => Err(Error::NotADirectory),
+        (true, true) if inode.entries > 0 => Err(Error::NotEmpty),
+        _ => Ok(()),
+    }
+}

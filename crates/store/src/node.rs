@@ -1,0 +1,126 @@
+//! Live inodes and the table that finds them by number.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+
+use crate::error::{Error, Result};
+use crate::image::{Image, Layout};
+use crate::layout::extent::DEPTH_MAX;
+use crate::layout::inode::{Inode, ROOT_ENTRIES};
+use crate::tree::entries_are_valid;
+
+/// A live inode. Its lock orders everything that happens to the file or directory.
+#[derive(Debug)]
+pub struct Node {
+    number: u64,
+    /// The inode as of its last applied record.
+    pub(crate) state: RwLock<Inode>,
+    /// Open files and other users that keep an unlinked inode alive.
+    pub(crate) holds: AtomicU64,
+}
+
+impl Node {
+    pub(crate) fn new(number: u64, inode: Inode) -> Arc<Node> {
+        Arc::new(Node {
+            number,
+            state: RwLock::new(inode),
+            holds: AtomicU64::new(0),
+        })
+    }
+
+    /// The inode number.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.holds.load(Ordering::Acquire) > 0
+    }
+}
+
+const SHARDS: usize = 64;
+/// Nodes in a shard before those that nobody uses are dropped.
+const SHARD_NODES_MAX: usize = 512;
+
+/// Finds live inodes, and makes inodes of the image live.
+pub struct NodeTable {
+    shards: Box<[Mutex<HashMap<u64, Arc<Node>>>]>,
+}
+
+impl NodeTable {
+    pub fn new() -> NodeTable {
+        NodeTable {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    fn shard(&self, number: u64) -> &Mutex<HashMap<u64, Arc<Node>>> {
+        &self.shards[number as usize % SHARDS]
+    }
+
+    /// The live inode of this number; [`Error::Stale`] when it is free.
+    pub fn get(&self, image: &Image, number: u64) -> Result<Arc<Node>> {
+        if number == 0 || number >= image.layout.inodes() {
+            return Err(Error::Stale);
+        }
+        let mut shard = self.shard(number).lock();
+        if let Some(node) = shard.get(&number) {
+            return Ok(node.clone());
+        }
+        // Nobody can be changing it: whoever does has its node, which then is in the table.
+        let inode = image.inode(number)?;
+        if inode.mode == 0 {
+            return Err(Error::Stale);
+        }
+        if !is_valid(&inode, &image.layout) {
+            let block = image.layout.inode(number) / crate::BLOCK as u64;
+            return Err(Error::Corrupt {
+                what: "an inode",
+                block,
+            });
+        }
+        let node = Node::new(number, inode);
+        insert(&mut shard, node.clone());
+        Ok(node)
+    }
+
+    /// Enters an inode that was just made.
+    pub fn insert(&self, node: Arc<Node>) {
+        insert(&mut self.shard(node.number).lock(), node);
+    }
+
+    /// Forgets an inode that was freed.
+    pub fn remove(&self, number: u64) {
+        self.shard(number).lock().remove(&number);
+    }
+}
+
+fn insert(shard: &mut HashMap<u64, Arc<Node>>, node: Arc<Node>) {
+    if shard.len() >= SHARD_NODES_MAX && shard.len().is_power_of_two() {
+        shard.retain(|_, node| Arc::strong_count(node) > 1);
+    }
+    shard.insert(node.number, node);
+}
+
+/// Whether an inode in use can be right, so that what it points to is safe to follow.
+pub fn is_valid(inode: &Inode, layout: &Layout) -> bool {
+    use crate::attributes::FileKind;
+    let Some(kind) = FileKind::from_bits(inode.mode) else {
+        return false;
+    };
+    let count = inode.count as usize;
+    let tree = count <= ROOT_ENTRIES
+        && inode.depth <= DEPTH_MAX
+        && (inode.depth == 0 || count > 0)
+        && entries_are_valid(&inode.root[..count], inode.depth, layout);
+    match kind {
+        FileKind::Regular | FileKind::Directory => tree,
+        FileKind::Symlink => {
+            inode.size < crate::BLOCK as u64 && (inode.blocks == 0 || tree && count == 1)
+        }
+        _ => true,
+    }
+}

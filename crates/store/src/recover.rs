@@ -1,0 +1,161 @@
+//! Opening a pool: superblock, ring state, replay.
+//!
+//! Recovery is replaying the ring: every whole record of the present epoch from the ring's start on is applied, in
+//! order. Records carry the bytes that the image is to have, so that it does not matter how many of them had reached
+//! it, and a crash during recovery is no different from one before it. The records that a crash cut off, and those
+//! behind them that were persistent by chance, are of an epoch that is over once the ring state says so.
+
+use std::collections::BTreeMap;
+
+use pmem::Region;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use crate::allocator::Allocator;
+use crate::change::Shared;
+use crate::defects::Defects;
+use crate::error::{Error, Result};
+use crate::image::Image;
+use crate::layout::record::{HEADER, Kind, Operation, Operations};
+use crate::layout::superblock::{RING_OFFSET, RING_STATES, RingState, SUPERBLOCKS, Superblock};
+use crate::ring::{Ring, RingReader, write_ring_state};
+
+/// Reads the superblock: the first copy that is valid, else why the first is not.
+pub fn read_superblock(region: &Region) -> Result<Superblock> {
+    if region.length() < RING_OFFSET {
+        return Err(Error::NotAPool);
+    }
+    let copies = SUPERBLOCKS.map(|offset| {
+        let mut superblock = Superblock::new_zeroed();
+        region.read(offset, superblock.as_mut_bytes());
+        superblock.validate(region.length()).map(|()| superblock)
+    });
+    match copies {
+        [Ok(superblock), _] | [_, Ok(superblock)] => Ok(superblock),
+        // Of two bad copies the better one tells more.
+        [Err(Error::NotAPool), Err(error)] | [Err(error), Err(_)] => Err(error),
+    }
+}
+
+/// Where recovery starts: the furthest of the two copies that are valid.
+pub fn read_ring_state(region: &Region) -> Result<RingState> {
+    let states = RING_STATES.map(|offset| {
+        let mut bytes = [0; size_of::<RingState>()];
+        region.read(offset, &mut bytes);
+        RingState::read_from_bytes(&bytes).expect("the buffer has the state's size")
+    });
+    let valid = states.into_iter().filter(RingState::is_valid);
+    valid
+        .max_by_key(|state| (state.epoch, state.start))
+        .ok_or(Error::DamagedRing)
+}
+
+/// Replays the ring of a pool and makes it ready for work.
+pub fn recover(region: Region, defects: Defects) -> Result<(Superblock, Shared)> {
+    let superblock = read_superblock(&region)?;
+    let state = read_ring_state(&region)?;
+    let image = Image::new(region.clone(), &superblock);
+    let end = replay(&region, &superblock, &image, state, defects)?;
+    // The replayed lines are persistent before the ring state lets go of their records.
+    region.fence_everywhere();
+    let allocator = Allocator::load(&image, superblock.reserved_blocks)?;
+    let epoch = state.epoch.checked_add(1).ok_or(Error::DamagedRing)?;
+    write_ring_state(&region, RingState::new(epoch, end));
+    let ring = Ring::new(region, &superblock, epoch, end, defects);
+    Ok((
+        superblock,
+        Shared {
+            image,
+            ring,
+            allocator,
+            defects,
+        },
+    ))
+}
+
+/// Applies all whole records in order and returns the position behind the last.
+fn replay(
+    region: &Region,
+    superblock: &Superblock,
+    image: &Image,
+    state: RingState,
+    defects: Defects,
+) -> Result<u64> {
+    let reader = RingReader::new(region, superblock, state.epoch, defects);
+    let mut references = References::default();
+    let mut record = Vec::new();
+    let mut end = state.start;
+    while let Some(header) = reader.read(end, &mut record) {
+        if end + u64::from(header.length) > state.start + superblock.ring_length {
+            break;
+        }
+        for operation in Operations::new(&record[HEADER..], image.length()) {
+            // The checksum was right, so this is no crash: the record was made wrong or changed on purpose.
+            let operation = operation
+                .filter(|operation| image.accepts(operation))
+                .ok_or(Error::DamagedRing)?;
+            if operation.kind == Kind::Extent && !defects.replay_over_references {
+                references.add(
+                    operation.target,
+                    operation.target + u64::from(operation.length),
+                    end,
+                );
+            }
+        }
+        end += u64::from(header.length);
+    }
+    let mut position = state.start;
+    while position < end {
+        let Some(header) = reader.read(position, &mut record) else {
+            break;
+        };
+        for operation in Operations::new(&record[HEADER..], image.length()).flatten() {
+            if !references.covers(&operation, position) {
+                image.apply(&operation, position);
+                image.cached_ranges(&operation, |at, length| image.flush(at, length));
+            }
+        }
+        position += u64::from(header.length);
+    }
+    Ok(end)
+}
+
+/// Ranges of the image that a record names by reference. Their bytes are in no record, so an earlier record, from when
+/// the blocks belonged to something else, must not be replayed over them.
+#[derive(Default)]
+struct References {
+    /// Start of a range → its end and the position of the last record that names it.
+    ranges: BTreeMap<u64, (u64, u64)>,
+}
+
+impl References {
+    /// Notes a range; positions are added in ascending order, so the new one wins where ranges overlap.
+    fn add(&mut self, start: u64, end: u64, position: u64) {
+        let overlapping: Vec<_> = self
+            .ranges
+            .range(..end)
+            .rev()
+            .take_while(|(_, (other_end, _))| *other_end > start)
+            .map(|(other, value)| (*other, *value))
+            .collect();
+        for (other, (other_end, other_position)) in overlapping {
+            self.ranges.remove(&other);
+            if other < start {
+                self.ranges.insert(other, (start, other_position));
+            }
+            if other_end > end {
+                self.ranges.insert(end, (other_end, other_position));
+            }
+        }
+        self.ranges.insert(start, (end, position));
+    }
+
+    /// Whether the bytes that the operation of the record at `position` writes were named by a later one. Operations
+    /// stay within one block unless they are ranges named themselves, and references are whole blocks.
+    fn covers(&self, operation: &Operation<'_>, position: u64) -> bool {
+        if matches!(operation.kind, Kind::Extent | Kind::Line | Kind::Inode) {
+            return false;
+        }
+        let before = self.ranges.range(..=operation.target).next_back();
+        before.is_some_and(|(_, (end, named))| *end > operation.target && *named > position)
+    }
+}

@@ -1,0 +1,405 @@
+//! The record ring: the one order of changes.
+//!
+//! Positions count bytes since the pool was made; a record's number is its position. A thread
+//! 1. reserves its place by one atomic addition (this is the order),
+//! 2. copies its record there, flushes it and fences,
+//! 3. marks it persistent and waits until all before it are: it is committed,
+//! 4. applies it to the image and marks it applied.
+//!
+//! Threads copy at the same time; what one waits for in step 3 is at most the copies of those before it.
+//! Space is reclaimed by whoever appends: the oldest records, all applied, have their image lines flushed, then the
+//! ring's start moves on. Until that is persistent, twice, the space is not written again.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use pmem::Region;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::defects::Defects;
+use crate::image::Image;
+use crate::layout::record::{ALIGN, HEADER, MAGIC, Operations, RecordHeader, body_checksum};
+use crate::layout::superblock::{RING_STATES, RingState, Superblock};
+
+/// Shortest ring, in bytes.
+pub const LENGTH_MIN: u64 = 64 << 10;
+/// Longest ring, in bytes.
+pub const LENGTH_MAX: u64 = 1 << 30;
+/// Most bytes of records in flight: not yet persistent, or not yet applied.
+const WINDOW_MAX: u64 = 1 << 20;
+
+/// How far a contiguous prefix of the ring has come, with marks set in any order.
+struct Watermark {
+    position: AtomicU64,
+    /// `ends[p / 64 % len]` is the end of the record at p once it is marked; anything not above p is old.
+    ends: Box<[AtomicU64]>,
+}
+
+impl Watermark {
+    fn new(position: u64, window: u64) -> Watermark {
+        let ends = (0..window / ALIGN as u64)
+            .map(|_| AtomicU64::new(0))
+            .collect();
+        Watermark {
+            position: AtomicU64::new(position),
+            ends,
+        }
+    }
+
+    #[inline]
+    fn slot(&self, position: u64) -> &AtomicU64 {
+        &self.ends[(position / ALIGN as u64) as usize & (self.ends.len() - 1)]
+    }
+
+    #[inline]
+    fn mark(&self, start: u64, end: u64) {
+        self.slot(start).store(end, Ordering::Release);
+        self.advance();
+    }
+
+    /// Moves over all marked records. Whoever calls this helps everyone.
+    #[inline]
+    fn advance(&self) -> u64 {
+        loop {
+            let position = self.position.load(Ordering::Acquire);
+            let end = self.slot(position).load(Ordering::Acquire);
+            if end <= position {
+                return position;
+            }
+            let _ =
+                self.position
+                    .compare_exchange(position, end, Ordering::AcqRel, Ordering::Acquire);
+        }
+    }
+
+    fn position(&self) -> u64 {
+        self.position.load(Ordering::Acquire)
+    }
+}
+
+/// A reserved place in the ring.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// Number of the record: its position.
+    pub number: u64,
+    end: u64,
+}
+
+/// The ring of an open pool.
+pub struct Ring {
+    region: Region,
+    offset: u64,
+    length: u64,
+    epoch: u32,
+    window: u64,
+    next: AtomicU64,
+    persistent: Watermark,
+    applied: Watermark,
+    start: AtomicU64,
+    reclaiming: Mutex<()>,
+    defects: Defects,
+}
+
+/// Bytes that a record with this body takes in the ring.
+pub fn record_length(body: usize) -> usize {
+    (HEADER + body).next_multiple_of(ALIGN)
+}
+
+impl Ring {
+    /// An empty ring that goes on at `position` in `epoch`. The caller has made the ring state say the same.
+    pub fn new(
+        region: Region,
+        superblock: &Superblock,
+        epoch: u32,
+        position: u64,
+        defects: Defects,
+    ) -> Ring {
+        let window = WINDOW_MAX.min(superblock.ring_length);
+        Ring {
+            region,
+            offset: superblock.ring_offset,
+            length: superblock.ring_length,
+            epoch,
+            window,
+            next: AtomicU64::new(position),
+            persistent: Watermark::new(position, window),
+            applied: Watermark::new(position, window),
+            start: AtomicU64::new(position),
+            reclaiming: Mutex::new(()),
+            defects,
+        }
+    }
+
+    /// Longest record that fits, in bytes.
+    pub fn record_max(&self) -> usize {
+        (self.window / 2) as usize
+    }
+
+    /// Bytes of records that recovery would read now.
+    pub fn used(&self) -> u64 {
+        self.next.load(Ordering::Relaxed) - self.start.load(Ordering::Relaxed)
+    }
+
+    /// Takes the next place in the order. This never waits, so it can be done under any lock.
+    #[inline]
+    pub fn reserve(&self, length: usize) -> Place {
+        let number = self.next.fetch_add(length as u64, Ordering::AcqRel);
+        Place {
+            number,
+            end: number + length as u64,
+        }
+    }
+
+    /// Writes the record (header and padding included, checksum of the body given) to its place and returns once it
+    /// and all records before it are persistent.
+    pub fn commit(&self, place: Place, record: &mut [u8], body_crc: u32, image: &Image) {
+        let mut header = RecordHeader {
+            magic: MAGIC,
+            crc: 0,
+            epoch: self.epoch,
+            length: record.len() as u32,
+            number: place.number,
+            reserved: 0,
+        };
+        header.crc = header.checksum(body_crc);
+        record[..HEADER].copy_from_slice(header.as_bytes());
+        self.wait_for_room(place, image);
+        self.put(place.number, record);
+        if !self.defects.skip_record_fence {
+            self.region.fence();
+        }
+        self.persistent.mark(place.number, place.end);
+        let mut spins = 0u32;
+        while self.persistent.position() < place.end {
+            spins = pause(spins);
+            self.persistent.advance();
+        }
+    }
+
+    /// Notes that the record was applied to the image.
+    #[inline]
+    pub fn applied(&self, place: Place) {
+        self.applied.mark(place.number, place.end);
+    }
+
+    /// Waits until the space is free and not too much is in flight, and reclaims meanwhile.
+    #[inline]
+    fn wait_for_room(&self, place: Place, image: &Image) {
+        let mut spins = 0;
+        loop {
+            let used = place.end - self.start.load(Ordering::Acquire);
+            if used > self.length / 2 && (used > self.length || spins == 0) {
+                self.reclaim(image, used > self.length);
+            }
+            let room = place.end <= self.start.load(Ordering::Acquire) + self.length
+                && place.end <= self.persistent.position() + self.window
+                && place.end <= self.applied.position() + self.window;
+            if room {
+                return;
+            }
+            self.persistent.advance();
+            self.applied.advance();
+            spins = pause(spins);
+        }
+    }
+
+    /// Copies a record into the ring, around its end if need be.
+    fn put(&self, position: u64, record: &[u8]) {
+        let at = position % self.length;
+        let (first, second) = record.split_at(record.len().min((self.length - at) as usize));
+        let write = |offset, bytes: &[u8]| {
+            if self.defects.skip_record_flush {
+                self.region.write(offset, bytes);
+            } else {
+                self.region.write_flushed(offset, bytes);
+            }
+        };
+        write(self.offset + at, first);
+        if !second.is_empty() {
+            write(self.offset, second);
+        }
+    }
+
+    /// Frees a part of the ring. `urgent`: wait for another thread that is at it.
+    fn reclaim(&self, image: &Image, urgent: bool) {
+        let guard = if urgent {
+            Some(self.reclaiming.lock())
+        } else {
+            self.reclaiming.try_lock()
+        };
+        if guard.is_none() {
+            return;
+        }
+        let start = self.start.load(Ordering::Acquire);
+        let goal = start + (self.length / 16).clamp(LENGTH_MIN / 4, 1 << 20);
+        self.reclaim_to(goal, image);
+    }
+
+    /// Flushes the image lines of the oldest records, as many as are applied, up to the first end behind `goal`.
+    fn reclaim_to(&self, goal: u64, image: &Image) {
+        let start = self.start.load(Ordering::Acquire);
+        let applied = self.applied.advance();
+        let mut recent = RecentLines::new();
+        let mut position = start;
+        let mut record = Vec::new();
+        while position < goal && position < applied {
+            // The record is whole: this process wrote it.
+            position += self
+                .read_record(position, &mut record)
+                .map_or(applied - position, |r| u64::from(r.length));
+            for operation in
+                Operations::new(record.get(HEADER..).unwrap_or(&[]), image.length()).flatten()
+            {
+                if !self.defects.reclaim_without_flush {
+                    image.cached_ranges(&operation, |at, length| {
+                        recent.flush_once(image, at, length)
+                    });
+                }
+            }
+        }
+        if position == start {
+            return;
+        }
+        // Other threads applied around the cache and may not have fenced since.
+        self.region.fence_everywhere();
+        self.move_start(position);
+    }
+
+    /// Makes `position` the place where recovery starts. Two copies, one after the other: a torn one leaves the other.
+    fn move_start(&self, position: u64) {
+        write_ring_state(&self.region, RingState::new(self.epoch, position));
+        self.start.store(position, Ordering::Release);
+    }
+
+    /// Applies nothing, but flushes all that was applied and empties the ring. No operation may be under way.
+    pub fn drain(&self, image: &Image) {
+        let _guard = self.reclaiming.lock();
+        self.reclaim_to(u64::MAX, image);
+    }
+
+    /// Reads and checks the record at `position` as this ring's epoch wrote it.
+    fn read_record(&self, position: u64, into: &mut Vec<u8>) -> Option<RecordHeader> {
+        let reader = RingReader::of(
+            &self.region,
+            self.offset,
+            self.length,
+            self.epoch,
+            Defects::default(),
+        );
+        reader.read(position, into)
+    }
+}
+
+/// Writes both copies of the ring state, each persistent before the next is touched.
+pub fn write_ring_state(region: &Region, state: RingState) {
+    for offset in RING_STATES {
+        region.write_flushed(offset, state.as_bytes());
+        region.fence();
+    }
+}
+
+/// Waits a moment: on the processor at first, then by letting others run.
+#[inline]
+fn pause(spins: u32) -> u32 {
+    if spins < 200 {
+        std::hint::spin_loop();
+    } else {
+        std::thread::yield_now();
+    }
+    spins.saturating_add(1)
+}
+
+/// Reads records out of a ring, checking each.
+pub struct RingReader<'a> {
+    region: &'a Region,
+    offset: u64,
+    length: u64,
+    epoch: u32,
+    defects: Defects,
+}
+
+impl<'a> RingReader<'a> {
+    /// For recovery: the ring of a pool that is not open.
+    pub fn new(
+        region: &'a Region,
+        superblock: &Superblock,
+        epoch: u32,
+        defects: Defects,
+    ) -> RingReader<'a> {
+        RingReader::of(
+            region,
+            superblock.ring_offset,
+            superblock.ring_length,
+            epoch,
+            defects,
+        )
+    }
+
+    fn of(
+        region: &'a Region,
+        offset: u64,
+        length: u64,
+        epoch: u32,
+        defects: Defects,
+    ) -> RingReader<'a> {
+        RingReader {
+            region,
+            offset,
+            length,
+            epoch,
+            defects,
+        }
+    }
+
+    /// The record at `position` with its header, if one of this epoch is whole there.
+    pub fn read(&self, position: u64, into: &mut Vec<u8>) -> Option<RecordHeader> {
+        let mut bytes = [0; HEADER];
+        self.copy(position, &mut bytes);
+        let header =
+            RecordHeader::read_from_bytes(&bytes).expect("the buffer has the header's size");
+        let length = header.length as usize;
+        let plausible = header.magic == MAGIC
+            && (header.epoch == self.epoch || self.defects.skip_epoch_check)
+            && header.number == position
+            && length.is_multiple_of(ALIGN)
+            && (ALIGN..=self.length as usize).contains(&length);
+        if !plausible {
+            return None;
+        }
+        into.resize(length, 0);
+        self.copy(position, into);
+        let right = header.crc == header.checksum(body_checksum(&into[HEADER..]))
+            && into[..HEADER] == bytes;
+        (right || self.defects.skip_record_checksum).then_some(header)
+    }
+
+    fn copy(&self, position: u64, into: &mut [u8]) {
+        let at = position % self.length;
+        let (first, second) = into.split_at_mut(into.len().min((self.length - at) as usize));
+        self.region.read(self.offset + at, first);
+        self.region.read(self.offset, second);
+    }
+}
+
+/// Remembers recently flushed lines, since hot lines stand in many records and a second flush costs as much.
+struct RecentLines {
+    lines: Box<[u64; 8192]>,
+}
+
+impl RecentLines {
+    fn new() -> RecentLines {
+        RecentLines {
+            lines: Box::new([u64::MAX; 8192]),
+        }
+    }
+
+    fn flush_once(&mut self, image: &Image, offset: u64, length: u64) {
+        for line in offset / 64..(offset + length).div_ceil(64) {
+            let slot = &mut self.lines[line as usize % 8192];
+            if *slot != line {
+                *slot = line;
+                image.flush(line * 64, 64);
+            }
+        }
+    }
+}

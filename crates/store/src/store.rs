@@ -1,0 +1,172 @@
+//! The open store.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use pmem::Region;
+
+use crate::change::Shared;
+use crate::clock::Clock;
+use crate::defects::Defects;
+use crate::directory::hash_name;
+use crate::error::{Error, Result};
+use crate::layout::superblock::Superblock;
+use crate::node::{Node, NodeTable};
+use crate::recover::recover;
+use crate::{ATOMIC_WRITE_MAX, BLOCK, NAME_LENGTH_MAX, ROOT};
+
+/// How a pool is opened.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Where time stamps come from.
+    pub clock: Clock,
+    /// Rules to break, for tests.
+    pub defects: Defects,
+}
+
+/// Figures of the whole pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Statistics {
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Blocks for data and what describes it.
+    pub blocks: u64,
+    /// Blocks not in use.
+    pub blocks_free: u64,
+    /// Blocks that files can still take; the rest of the free ones is kept so that removing always works.
+    pub blocks_available: u64,
+    /// Inodes.
+    pub inodes: u64,
+    /// Inodes not in use.
+    pub inodes_free: u64,
+    /// Longest name, in bytes.
+    pub name_length_max: u32,
+}
+
+/// A pool that is open: the one way to read and change its files. Any number of threads may call it; each call does
+/// its work on the calling thread.
+pub struct Store {
+    pub(crate) shared: Shared,
+    pub(crate) nodes: NodeTable,
+    /// Serialises renames between directories.
+    pub(crate) renames: Mutex<()>,
+    /// Longest write that is one record, in bytes: 1 MiB, less with a ring shorter than that.
+    pub(crate) atomic_write_max: usize,
+    superblock: Superblock,
+    clock: Clock,
+}
+
+impl Store {
+    /// Opens a pool: checks it, replays its ring and reclaims its orphans.
+    pub fn open(region: Region, options: Options) -> Result<Store> {
+        let (superblock, shared) = recover(region, options.defects)?;
+        let store = Store {
+            shared,
+            nodes: NodeTable::new(),
+            renames: Mutex::new(()),
+            atomic_write_max: ATOMIC_WRITE_MAX.min(superblock.ring_length as usize),
+            superblock,
+            clock: options.clock,
+        };
+        if !store.node(ROOT)?.state.read().is_directory() {
+            let block = store.shared.image.layout.inode(ROOT) / BLOCK as u64;
+            return Err(Error::Corrupt {
+                what: "the root directory",
+                block,
+            });
+        }
+        for number in store.shared.allocator.orphans() {
+            // Damage in an orphan must not keep the pool from opening: it stays one, and `check` reports it.
+            if let Ok(node) = store.node(number) {
+                let _ = store.reclaim(&node, &mut node.state.write());
+            }
+        }
+        Ok(store)
+    }
+
+    /// Brings everything into the image and leaves the ring empty. No other operation may be under way.
+    pub fn close(&self) -> Result<()> {
+        self.shared.ring.drain(&self.shared.image);
+        Ok(())
+    }
+
+    /// The pool's superblock.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// The region that holds the pool.
+    pub fn region(&self) -> &Region {
+        self.shared.image.region()
+    }
+
+    /// Bytes of the ring that recovery would have to read now.
+    pub fn ring_used(&self) -> u64 {
+        self.shared.ring.used()
+    }
+
+    /// The root directory.
+    pub fn root(&self) -> Result<Arc<Node>> {
+        self.node(ROOT)
+    }
+
+    /// The live inode of this number; [`Error::Stale`] when there is none.
+    #[inline]
+    pub fn node(&self, number: u64) -> Result<Arc<Node>> {
+        self.nodes.get(&self.shared.image, number)
+    }
+
+    /// Keeps an inode alive even when its last name goes.
+    pub fn hold(&self, node: &Arc<Node>) -> Result<()> {
+        let state = node.state.read();
+        if state.mode == 0 {
+            return Err(Error::Stale);
+        }
+        // Under the lock: whoever removes the last name either sees this hold or has freed the inode already.
+        node.holds.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Ends `count` holds. The last one of an inode without a name frees it.
+    pub fn release(&self, node: &Arc<Node>, count: u64) -> Result<()> {
+        if node.holds.fetch_sub(count, Ordering::AcqRel) != count {
+            return Ok(());
+        }
+        if node.state.read().links > 0 {
+            return Ok(());
+        }
+        let mut state = node.state.write();
+        if state.mode != 0 && state.links == 0 && !node.is_held() {
+            return self.reclaim(node, &mut state);
+        }
+        Ok(())
+    }
+
+    /// Figures of the whole pool.
+    pub fn statistics(&self) -> Statistics {
+        let (layout, allocator) = (&self.shared.image.layout, &self.shared.allocator);
+        let blocks = (0..layout.groups)
+            .map(|group| layout.data_blocks(group))
+            .map(|data| data.end - data.start)
+            .sum();
+        let blocks_free = allocator.free_blocks();
+        Statistics {
+            block_size: BLOCK as u32,
+            blocks,
+            blocks_free,
+            blocks_available: blocks_free.saturating_sub(allocator.reserved_blocks()),
+            inodes: layout.inodes() - 1,
+            inodes_free: allocator.free_inodes(),
+            name_length_max: NAME_LENGTH_MAX as u32,
+        }
+    }
+
+    pub(crate) fn hash(&self, name: &[u8]) -> u64 {
+        hash_name(&self.superblock.hash_key, name)
+    }
+
+    pub(crate) fn now_ns(&self) -> i64 {
+        self.clock.now_ns()
+    }
+}

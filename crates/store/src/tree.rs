@@ -1,0 +1,438 @@
+//! The tree of a file's extents: a B+tree whose root is in the inode.
+//!
+//! Keys are logical blocks. In an inner node an entry's key is a lower bound of its child's keys, but for the first
+//! entry, which takes everything below too. Nodes are never empty; half-empty ones are not merged.
+
+use zerocopy::FromZeros;
+
+use crate::BLOCK;
+use crate::allocator::Run;
+use crate::change::Change;
+use crate::error::{Error, Result};
+use crate::image::{Image, Layout};
+use crate::layout::extent::{DEPTH_MAX, ENTRIES, Extent, MAGIC, NODE_ENTRIES, NodeHeader};
+use crate::layout::inode::{Inode, ROOT_ENTRIES};
+
+const ENTRY: usize = size_of::<Extent>();
+const WHAT: &str = "a node of an extent tree";
+
+/// A place that holds entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Node {
+    Root,
+    Block(u64),
+}
+
+/// Looks extents up, seeing what a change did to them so far.
+#[derive(Clone, Copy)]
+pub struct Lookup<'a> {
+    image: &'a Image,
+    change: Option<&'a Change<'a>>,
+    number: u64,
+    inode: &'a Inode,
+}
+
+impl<'a> Lookup<'a> {
+    /// Looks in the image.
+    pub fn new(image: &'a Image, number: u64, inode: &'a Inode) -> Lookup<'a> {
+        Lookup {
+            image,
+            change: None,
+            number,
+            inode,
+        }
+    }
+
+    /// Entries in use, after checking that the node is what its parent says.
+    #[inline]
+    fn count(&self, node: Node, level: u16) -> Result<usize> {
+        let Node::Block(block) = node else {
+            return Ok(self.inode.count as usize);
+        };
+        if let Some(contents) = self.change.and_then(|change| change.edited(block)) {
+            return Ok(u16::from_le_bytes([contents[26], contents[27]]) as usize);
+        }
+        if !self.image.is_verified(block) {
+            self.verify(block)?;
+        }
+        let base = block * BLOCK as u64;
+        let [level_and_count, owner] = [24, 8].map(|at| self.image.load(base + at));
+        if level_and_count as u16 != level || owner != self.number {
+            return Err(Error::Corrupt { what: WHAT, block });
+        }
+        Ok((level_and_count >> 16) as u16 as usize)
+    }
+
+    fn verify(&self, block: u64) -> Result<()> {
+        let mut contents = [0; BLOCK];
+        self.image.metadata(block, WHAT, MAGIC, &mut contents)?;
+        if parse_node(&contents, &self.image.layout).is_none() {
+            return Err(Error::Corrupt { what: WHAT, block });
+        }
+        self.image.set_verified(block);
+        Ok(())
+    }
+
+    #[inline]
+    fn key(&self, node: Node, index: usize) -> u64 {
+        let Node::Block(block) = node else {
+            return self.inode.root[index].logical;
+        };
+        let at = ENTRIES + index * ENTRY;
+        match self.change.and_then(|change| change.edited(block)) {
+            Some(contents) => {
+                u64::from_le_bytes(contents[at..at + 8].try_into().expect("eight bytes"))
+            }
+            None => self.image.load(block * BLOCK as u64 + at as u64),
+        }
+    }
+
+    fn entry(&self, node: Node, index: usize) -> Extent {
+        let Node::Block(block) = node else {
+            return self.inode.root[index];
+        };
+        let at = ENTRIES + index * ENTRY;
+        let mut bytes = [0; ENTRY];
+        match self.change.and_then(|change| change.edited(block)) {
+            Some(contents) => bytes.copy_from_slice(&contents[at..at + ENTRY]),
+            None => self
+                .image
+                .read(block * BLOCK as u64 + at as u64, &mut bytes),
+        }
+        zerocopy::transmute!(bytes)
+    }
+
+    /// Number of entries with keys not above `key`.
+    #[inline]
+    fn position(&self, node: Node, count: usize, key: u64) -> usize {
+        let (mut low, mut high) = (0, count);
+        while low < high {
+            let middle = (low + high) / 2;
+            if self.key(node, middle) <= key {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+
+    /// The extent with the largest logical block not above `key`.
+    #[inline]
+    pub fn floor(&self, mut key: u64) -> Result<Option<Extent>> {
+        loop {
+            let (mut node, mut boundary) = (Node::Root, None);
+            for level in (0..=self.inode.depth).rev() {
+                let position = self.position(node, self.count(node, level)?, key);
+                if level == 0 && position > 0 {
+                    return Ok(Some(self.entry(node, position - 1)));
+                }
+                if level > 0 {
+                    let index = position.saturating_sub(1);
+                    let child = self.entry(node, index);
+                    if index > 0 {
+                        boundary = Some(child.logical);
+                    }
+                    node = Node::Block(child.physical);
+                }
+            }
+            // The leaf starts behind the key: look at the end of what lies before.
+            match boundary.and_then(|boundary: u64| boundary.checked_sub(1)) {
+                Some(before) => key = before,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// The extent with the smallest logical block not below `key`.
+    pub fn at_or_after(&self, mut key: u64) -> Result<Option<Extent>> {
+        loop {
+            let (mut node, mut boundary) = (Node::Root, None);
+            for level in (0..=self.inode.depth).rev() {
+                let count = self.count(node, level)?;
+                if level == 0 {
+                    let position = key
+                        .checked_sub(1)
+                        .map_or(0, |below| self.position(node, count, below));
+                    if position < count {
+                        return Ok(Some(self.entry(node, position)));
+                    }
+                } else {
+                    let index = self.position(node, count, key).saturating_sub(1);
+                    if index + 1 < count {
+                        boundary = Some(self.key(node, index + 1));
+                    }
+                    node = Node::Block(self.entry(node, index).physical);
+                }
+            }
+            match boundary {
+                Some(boundary) => key = boundary,
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// The extent that holds a block of the file, or the next one behind it.
+    #[inline]
+    pub fn holding_or_after(&self, block: u64) -> Result<Option<Extent>> {
+        match self.floor(block)? {
+            Some(extent) if extent.end() > block => Ok(Some(extent)),
+            _ => self.at_or_after(block + 1),
+        }
+    }
+
+    /// The image's block that holds a block of the file, and how many follow it in both.
+    #[inline]
+    pub fn find(&self, block: u64) -> Result<Option<(u64, u64)>> {
+        let extent = self.floor(block)?.filter(|extent| extent.end() > block);
+        Ok(extent.map(|extent| {
+            (
+                extent.physical + (block - extent.logical),
+                extent.end() - block,
+            )
+        }))
+    }
+}
+
+/// Header and entries of a node if they can be right: sorted, inside the image, not overlapping.
+pub fn parse_node(contents: &[u8; BLOCK], layout: &Layout) -> Option<(NodeHeader, Vec<Extent>)> {
+    use zerocopy::FromBytes;
+    let (header, _) = NodeHeader::read_from_prefix(contents).ok()?;
+    let count = header.count as usize;
+    if !(1..=NODE_ENTRIES).contains(&count) || header.level >= DEPTH_MAX {
+        return None;
+    }
+    let entries: Vec<Extent> = contents[ENTRIES..ENTRIES + count * ENTRY]
+        .chunks_exact(ENTRY)
+        .map(|bytes| Extent::read_from_bytes(bytes).expect("the chunk has an entry's size"))
+        .collect();
+    entries_are_valid(&entries, header.level, layout).then_some((header, entries))
+}
+
+/// Whether entries of a level are sorted and inside the image.
+pub fn entries_are_valid(entries: &[Extent], level: u16, layout: &Layout) -> bool {
+    let inside = |entry: &Extent| {
+        let length = if level == 0 { entry.length } else { 1 };
+        let plain = entry.class == 0 && entry.encoding == 0 && entry.flags == 0;
+        plain
+            && layout.is_data_run(entry.physical, u64::from(length))
+            && entry
+                .logical
+                .checked_add(u64::from(length))
+                .is_some_and(|end| end <= 1 << 52)
+    };
+    let sorted = entries.windows(2).all(|pair| {
+        let end = if level == 0 {
+            pair[0].end()
+        } else {
+            pair[0].logical + 1
+        };
+        end <= pair[1].logical
+    });
+    entries.iter().all(inside) && sorted
+}
+
+/// Changes the tree of one inode.
+pub struct Tree<'a, 's> {
+    /// The change that carries it.
+    pub change: &'a mut Change<'s>,
+    /// The inode's number.
+    pub number: u64,
+    /// The inode; its caller puts it into the change.
+    pub inode: &'a mut Inode,
+}
+
+impl<'s> Tree<'_, 's> {
+    /// Looks up, seeing what was changed so far.
+    pub fn lookup(&self) -> Lookup<'_> {
+        Lookup {
+            image: self.change.image(),
+            change: Some(self.change),
+            number: self.number,
+            inode: self.inode,
+        }
+    }
+
+    fn set_count(&mut self, node: Node, count: usize) {
+        match node {
+            Node::Root => self.inode.count = count as u16,
+            Node::Block(block) => self.change.put(block, 26, &(count as u16).to_le_bytes()),
+        }
+    }
+
+    fn set_entry(&mut self, node: Node, index: usize, entry: &Extent) {
+        match node {
+            Node::Root => self.inode.root[index] = *entry,
+            Node::Block(block) => self.change.put_value(block, ENTRIES + index * ENTRY, entry),
+        }
+    }
+
+    fn insert_at(&mut self, node: Node, count: usize, index: usize, entry: &Extent) {
+        match node {
+            Node::Root => self.inode.root.copy_within(index..count, index + 1),
+            Node::Block(block) if index < count => {
+                let (from, to) = (ENTRIES + index * ENTRY, ENTRIES + count * ENTRY);
+                self.change.shift(block, from..to, from + ENTRY);
+            }
+            Node::Block(_) => {}
+        }
+        self.set_entry(node, index, entry);
+        self.set_count(node, count + 1);
+    }
+
+    fn remove_at(&mut self, node: Node, count: usize, index: usize) {
+        match node {
+            Node::Root => {
+                self.inode.root.copy_within(index + 1..count, index);
+                self.inode.root[count - 1] = Extent::new_zeroed();
+            }
+            Node::Block(block) if index + 1 < count => {
+                let (from, to) = (ENTRIES + (index + 1) * ENTRY, ENTRIES + count * ENTRY);
+                self.change.shift(block, from..to, from - ENTRY);
+            }
+            Node::Block(_) => {}
+        }
+        self.set_count(node, count - 1);
+    }
+
+    fn new_node(&mut self, level: u16, entries: &[Extent]) -> Result<u64> {
+        let block = self.change.allocate_metadata()?;
+        let header = NodeHeader {
+            magic: MAGIC,
+            crc: 0,
+            owner: self.number,
+            block,
+            level,
+            count: entries.len() as u16,
+            generation: self.inode.generation,
+            reserved: [0; 4],
+        };
+        self.change.put_value(block, 0, &header);
+        self.change.put_value(block, ENTRIES, entries);
+        self.inode.blocks += 1;
+        Ok(block)
+    }
+
+    fn free_node(&mut self, block: u64) {
+        self.change.free(Run { block, length: 1 });
+        self.inode.blocks -= 1;
+    }
+
+    /// Adds an extent where there is none.
+    pub fn insert(&mut self, extent: &Extent) -> Result<()> {
+        if let Some(sibling) = self.insert_below(Node::Root, self.inode.depth, extent)? {
+            // The root is full: it becomes a node below a new root.
+            let depth = self.inode.depth;
+            let old = self.inode.root;
+            let block = self.new_node(depth, &old[..self.inode.count as usize])?;
+            self.inode.root = [Extent::new_zeroed(); ROOT_ENTRIES];
+            self.inode.root[0] = Extent::new(old[0].logical, block, 0);
+            (self.inode.depth, self.inode.count) = (depth + 1, 1);
+            let node = Node::Block(block);
+            let count = self.lookup().count(node, depth)?;
+            let index = self.lookup().position(node, count, sibling.logical);
+            self.insert_at(node, count, index, &sibling);
+        }
+        Ok(())
+    }
+
+    /// Inserts into the subtree. Gives back an entry that the level above must take: a new sibling, or, from a full
+    /// root, the entry itself.
+    fn insert_below(&mut self, node: Node, level: u16, entry: &Extent) -> Result<Option<Extent>> {
+        let count = self.lookup().count(node, level)?;
+        let position = self.lookup().position(node, count, entry.logical);
+        let mut pending = *entry;
+        let mut index = position;
+        if level > 0 {
+            let child = self.lookup().entry(node, position.saturating_sub(1));
+            match self.insert_below(Node::Block(child.physical), level - 1, entry)? {
+                None => return Ok(None),
+                Some(sibling) => pending = sibling,
+            }
+            index = self.lookup().position(node, count, pending.logical);
+        }
+        match node {
+            Node::Root if count == ROOT_ENTRIES => Ok(Some(pending)),
+            Node::Block(_) if count == NODE_ENTRIES => {
+                self.split(node, level, index, &pending).map(Some)
+            }
+            _ => {
+                self.insert_at(node, count, index, &pending);
+                Ok(None)
+            }
+        }
+    }
+
+    /// Divides a full node and inserts; appending leaves the old node full, as files mostly grow at the end.
+    fn split(&mut self, node: Node, level: u16, index: usize, entry: &Extent) -> Result<Extent> {
+        let middle = if index == NODE_ENTRIES {
+            NODE_ENTRIES
+        } else {
+            NODE_ENTRIES / 2
+        };
+        let mut upper: Vec<Extent> = (middle..NODE_ENTRIES)
+            .map(|i| self.lookup().entry(node, i))
+            .collect();
+        if index >= middle {
+            upper.insert(index - middle, *entry);
+        }
+        let block = self.new_node(level, &upper)?;
+        self.set_count(node, middle);
+        if index < middle {
+            self.insert_at(node, middle, index, entry);
+        }
+        Ok(Extent::new(upper[0].logical, block, 0))
+    }
+
+    /// Finds the leaf entry with exactly this key and replaces it, or removes it when there is no replacement.
+    pub fn replace(&mut self, key: u64, replacement: Option<&Extent>) -> Result<()> {
+        self.replace_below(Node::Root, self.inode.depth, key, replacement)?;
+        if self.inode.count == 0 {
+            self.inode.depth = 0;
+        }
+        self.shrink()
+    }
+
+    fn replace_below(
+        &mut self,
+        node: Node,
+        level: u16,
+        key: u64,
+        replacement: Option<&Extent>,
+    ) -> Result<bool> {
+        let count = self.lookup().count(node, level)?;
+        let index = self.lookup().position(node, count, key).saturating_sub(1);
+        if level == 0 {
+            match replacement {
+                Some(extent) => self.set_entry(node, index, extent),
+                None => self.remove_at(node, count, index),
+            }
+        } else {
+            let child = self.lookup().entry(node, index).physical;
+            if !self.replace_below(Node::Block(child), level - 1, key, replacement)? {
+                return Ok(false);
+            }
+            self.free_node(child);
+            self.remove_at(node, count, index);
+        }
+        Ok(replacement.is_none() && count == 1)
+    }
+
+    /// Takes the entries of an only child into the root when they fit.
+    fn shrink(&mut self) -> Result<()> {
+        while self.inode.depth > 0 && self.inode.count == 1 {
+            let (block, level) = (self.inode.root[0].physical, self.inode.depth - 1);
+            let node = Node::Block(block);
+            let count = self.lookup().count(node, level)?;
+            if count > ROOT_ENTRIES {
+                break;
+            }
+            for index in 0..count {
+                self.inode.root[index] = self.lookup().entry(node, index);
+            }
+            (self.inode.depth, self.inode.count) = (level, count as u16);
+            self.free_node(block);
+        }
+        Ok(())
+    }
+}

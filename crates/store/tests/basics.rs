@@ -1,0 +1,269 @@
+//! The store's operations, one after the other, and again after a crash.
+
+use pmem::Region;
+use store::{
+    Error, FileKind, Geometry, NewInode, Options, RenameMode, SetAttributes, Store, WriteAt,
+};
+
+const POOL: u64 = 64 << 20;
+
+fn new_inode(kind: FileKind) -> NewInode<'static> {
+    NewInode {
+        kind,
+        permissions: 0o755,
+        uid: 0,
+        gid: 0,
+        device: 0,
+        target: b"",
+    }
+}
+
+fn open(region: &Region) -> Store {
+    Store::open(region.clone(), Options::default()).expect("the pool opens")
+}
+
+fn pool() -> (Region, Store) {
+    let region = Region::memory(POOL, false).expect("memory");
+    Store::format(&region, &Geometry::for_length(POOL)).expect("format");
+    let store = open(&region);
+    (region, store)
+}
+
+fn read_all(store: &Store, path: &[&str]) -> Vec<u8> {
+    let mut node = store.root().unwrap();
+    for name in path {
+        node = store.lookup(&node, name.as_bytes()).unwrap();
+    }
+    let mut data = vec![0; store.attributes(&node).size as usize];
+    assert_eq!(store.read(&node, 0, &mut data).unwrap(), data.len());
+    data
+}
+
+/// Names of a directory, read seven at a time.
+fn names(store: &Store, number: u64) -> Vec<String> {
+    let node = store.node(number).unwrap();
+    let mut names = Vec::new();
+    let mut cookie = 0;
+    loop {
+        let mut part = Vec::new();
+        store
+            .read_directory(&node, cookie, &mut |entry| {
+                let wanted = part.len() < 7;
+                if wanted {
+                    part.push(String::from_utf8(entry.name.clone()).unwrap());
+                    cookie = entry.cookie;
+                }
+                wanted
+            })
+            .unwrap();
+        if part.is_empty() {
+            return names;
+        }
+        names.append(&mut part);
+    }
+}
+
+#[test]
+fn files_survive_a_crash() {
+    let (region, store) = pool();
+    let root = store.root().unwrap();
+    let a = store
+        .create(&root, b"a", &new_inode(FileKind::Regular))
+        .unwrap();
+    let big: Vec<u8> = (0..3_000_001u32).map(|i| (i * 7 % 253) as u8).collect();
+    assert_eq!(
+        store.write(&a, WriteAt::Offset(5), &big).unwrap().length,
+        big.len()
+    );
+    store.write(&a, WriteAt::Offset(100), b"hello").unwrap();
+    store.write(&a, WriteAt::End, b"end").unwrap();
+    let d = store
+        .create(&root, b"d", &new_inode(FileKind::Directory))
+        .unwrap();
+    store
+        .rename(&root, b"a", &d, b"b", RenameMode::Replace)
+        .unwrap();
+    assert_eq!(store.lookup(&root, b"a").err(), Some(Error::NotFound));
+    let mut expected = vec![0; 5];
+    expected.extend_from_slice(&big);
+    expected[100..105].copy_from_slice(b"hello");
+    expected.extend_from_slice(b"end");
+    assert!(read_all(&store, &["d", "b"]) == expected);
+    drop(store);
+    let store = open(&region);
+    assert!(read_all(&store, &["d", "b"]) == expected);
+    let b = store
+        .lookup(&store.lookup(&store.root().unwrap(), b"d").unwrap(), b"b")
+        .unwrap();
+    store
+        .set_attributes(
+            &b,
+            &SetAttributes {
+                size: Some(101),
+                ..Default::default()
+            },
+        )
+        .unwrap();
+    store
+        .set_attributes(
+            &b,
+            &SetAttributes {
+                size: Some(4096),
+                ..Default::default()
+            },
+        )
+        .unwrap();
+    expected.truncate(101);
+    expected.resize(4096, 0);
+    assert!(read_all(&store, &["d", "b"]) == expected);
+}
+
+#[test]
+fn many_names_come_and_go() {
+    let (region, store) = pool();
+    let root = store.root().unwrap();
+    let free = store.statistics();
+    let d = store
+        .create(&root, b"d", &new_inode(FileKind::Directory))
+        .unwrap();
+    for i in 0..3000 {
+        store
+            .create(
+                &d,
+                format!("file number {i}").as_bytes(),
+                &new_inode(FileKind::Regular),
+            )
+            .unwrap();
+    }
+    drop(store);
+    let store = open(&region);
+    let root = store.root().unwrap();
+    let d = store.lookup(&root, b"d").unwrap();
+    for i in 0..3000 {
+        store
+            .lookup(&d, format!("file number {i}").as_bytes())
+            .unwrap();
+    }
+    let mut found = 0;
+    store
+        .read_directory(&d, 0, &mut |_| {
+            found += 1;
+            true
+        })
+        .unwrap();
+    assert_eq!(found, 3002);
+    assert_eq!(
+        store.remove_directory(&root, b"d").err(),
+        Some(Error::NotEmpty)
+    );
+    for i in 0..3000 {
+        store
+            .unlink(&d, format!("file number {i}").as_bytes())
+            .unwrap();
+    }
+    store.remove_directory(&root, b"d").unwrap();
+    let after = store.statistics();
+    assert_eq!(after.inodes_free, free.inodes_free);
+    // The root keeps its first leaf only while it has names.
+    assert_eq!(after.blocks_free, free.blocks_free);
+}
+
+#[test]
+fn reading_a_directory_goes_on_where_it_stopped() {
+    let (_region, store) = pool();
+    let root = store.root().unwrap();
+    for i in 0..300 {
+        store
+            .create(
+                &root,
+                format!("n{i}").as_bytes(),
+                &new_inode(FileKind::Regular),
+            )
+            .unwrap();
+    }
+    let mut names = names(&store, 1);
+    assert_eq!(names.len(), 302);
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 302);
+}
+
+#[test]
+fn full_pools_refuse_and_recover() {
+    let (_region, store) = pool();
+    let root = store.root().unwrap();
+    let free = store.statistics().blocks_free;
+    let mut count = 0;
+    let chunk = vec![1u8; 1 << 20];
+    'fill: loop {
+        let file = match store.create(
+            &root,
+            format!("f{count}").as_bytes(),
+            &new_inode(FileKind::Regular),
+        ) {
+            Ok(file) => file,
+            Err(Error::NoSpace) => break,
+            Err(error) => panic!("{error}"),
+        };
+        count += 1;
+        for i in 0..5 {
+            match store.write(&file, WriteAt::Offset(i << 20), &chunk) {
+                Ok(written) if written.length == chunk.len() => {}
+                Ok(_) | Err(Error::NoSpace) => break 'fill,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+    store
+        .rename(
+            &root,
+            b"f0",
+            &root,
+            b"renamed when full",
+            RenameMode::Replace,
+        )
+        .unwrap();
+    store.unlink(&root, b"renamed when full").unwrap();
+    for i in 1..count {
+        store.unlink(&root, format!("f{i}").as_bytes()).unwrap();
+    }
+    assert_eq!(store.statistics().blocks_free, free);
+}
+
+#[test]
+fn threads_work_side_by_side() {
+    let (region, store) = pool();
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let store = &store;
+            scope.spawn(move || {
+                let root = store.root().unwrap();
+                let name = format!("t{thread}");
+                let file = store
+                    .create(&root, name.as_bytes(), &new_inode(FileKind::Regular))
+                    .unwrap();
+                for i in 0..2000u64 {
+                    let data = vec![(i % 251) as u8; 1 + (i * 37 % 9000) as usize];
+                    store
+                        .write(&file, WriteAt::Offset(i * 131 % 100_000), &data)
+                        .unwrap();
+                    let other = format!("t{thread}-{}", i % 50);
+                    match store.create(&root, other.as_bytes(), &new_inode(FileKind::Regular)) {
+                        Ok(_) => {}
+                        Err(Error::Exists) => store.unlink(&root, other.as_bytes()).unwrap(),
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+    });
+    let before: Vec<Vec<u8>> = (0..4)
+        .map(|t| read_all(&store, &[&format!("t{t}")]))
+        .collect();
+    drop(store);
+    let store = open(&region);
+    let after: Vec<Vec<u8>> = (0..4)
+        .map(|t| read_all(&store, &[&format!("t{t}")]))
+        .collect();
+    assert!(before == after);
+}

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Fuzzes every parser of media, each for FUZZ_SECONDS (60 unless told), and stops at the first failure.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+fail() {
+    echo "fuzz.sh: $1" >&2
+    exit 1
+}
+
+cargo +nightly --version >/dev/null 2>&1 ||
+    fail "the nightly toolchain is missing; run \`rustup toolchain install nightly\` and try again"
+cargo fuzz --version >/dev/null 2>&1 ||
+    fail "cargo-fuzz is missing; run \`cargo install --locked cargo-fuzz\` and try again"
+
+targets=$(cargo +nightly fuzz list)
+for target in $targets; do
+    echo "fuzzing $target"
+    cargo +nightly fuzz run "$target" -- -max_total_time="${FUZZ_SECONDS:-60}"
+done

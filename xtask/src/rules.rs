@@ -1,0 +1,55 @@
+//! The rules. Each looks at the whole tree and answers with what is wrong, where, and what to do.
+
+mod code;
+mod crates;
+mod documents;
+mod layout;
+#[cfg(test)]
+mod tests;
+
+use crate::tree::Tree;
+use std::fmt;
+
+/// A broken rule: the message says what is wrong, then, after a semicolon, what to do.
+pub struct Violation {
+    pub path: String,
+    pub line: usize,
+    pub message: String,
+}
+
+impl Violation {
+    pub fn new(path: &str, line: usize, message: impl Into<String>) -> Violation {
+        Violation {
+            path: path.into(),
+            line,
+            message: message.into(),
+        }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}:{}: {}", self.path, self.line, self.message)
+    }
+}
+
+type Rule = fn(&Tree) -> Vec<Violation>;
+
+const RULES: [Rule; 11] = [
+    crates::arrows_point_down,
+    crates::dependencies_have_reasons,
+    code::unsafe_has_one_home,
+    code::roots_forbid_unsafe,
+    code::nothing_is_banned,
+    layout::files_fit,
+    layout::tests_are_not_longer_than_code,
+    layout::files_are_reachable,
+    layout::text_is_clean,
+    documents::crates_are_described,
+    documents::decisions_are_linked,
+];
+
+/// All that is wrong with the tree, rule by rule.
+pub fn violations(tree: &Tree) -> Vec<Violation> {
+    RULES.iter().flat_map(|rule| rule(tree)).collect()
+}

@@ -1,0 +1,77 @@
+//! What may not stand in code.
+
+use super::Violation;
+use crate::code::has_word;
+use crate::tree::Tree;
+
+/// The one crate that may touch memory without the compiler's proof.
+const UNSAFE_HOME: &str = "crates/pmem";
+
+/// Files that may sleep, because no event tells what they wait for.
+const SLEEP_ALLOWED: &[&str] = &[];
+const SLEEP: &str = "thread::sleep";
+
+const BANNED: &[(&str, &str)] = &[
+    ("dead_code", "unused code is kept; remove it"),
+    ("allow(unused)", "unused code is kept; remove it"),
+    (
+        "todo!",
+        "something is left to do; do it, or return an error that says so",
+    ),
+    ("#[ignore", "a test is ignored; make it pass or remove it"),
+    (SLEEP, "a thread sleeps; wait for the event itself"),
+];
+
+pub fn unsafe_has_one_home(tree: &Tree) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for file in tree
+        .rust_files()
+        .filter(|file| !is_inside(&file.path, UNSAFE_HOME))
+    {
+        for (number, line) in file.code_lines() {
+            if has_word(line, "unsafe") {
+                let message = format!("unsafe outside {UNSAFE_HOME}; move it there");
+                found.push(Violation::new(&file.path, number, message));
+            }
+        }
+    }
+    found
+}
+
+pub fn roots_forbid_unsafe(tree: &Tree) -> Vec<Violation> {
+    const ATTRIBUTE: &str = "#![forbid(unsafe_code)]";
+    let members = tree
+        .crates
+        .iter()
+        .filter(|member| member.directory != UNSAFE_HOME);
+    let roots = members.flat_map(|member| &member.roots);
+    let forbids = |root: &str| {
+        tree.file(root)
+            .is_some_and(|file| file.code.contains(ATTRIBUTE))
+    };
+    let allowing = roots.filter(|root| !forbids(root));
+    allowing
+        .map(|root| Violation::new(root, 1, format!("unsafe is not forbidden; add {ATTRIBUTE}")))
+        .collect()
+}
+
+pub fn nothing_is_banned(tree: &Tree) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for file in tree.rust_files() {
+        let may_sleep = SLEEP_ALLOWED.contains(&file.path.as_str());
+        for (number, line) in file.code_lines() {
+            for (pattern, message) in BANNED {
+                let is_allowed = *pattern == SLEEP && may_sleep;
+                if line.contains(pattern) && !is_allowed {
+                    found.push(Violation::new(&file.path, number, *message));
+                }
+            }
+        }
+    }
+    found
+}
+
+fn is_inside(path: &str, directory: &str) -> bool {
+    path.strip_prefix(directory)
+        .is_some_and(|rest| rest.starts_with('/'))
+}

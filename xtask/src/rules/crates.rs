@@ -1,0 +1,78 @@
+//! What the crates may depend on.
+
+use super::Violation;
+use crate::tree::{Crate, Dependency, Tree};
+
+/// The arrows of docs/ARCHITECTURE.md: each crate and those of ours that it may use, in its tests
+/// too. They point down only, and none points at `lab`, `cli` or `xtask`.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("pmem", &[]),
+    ("store", &["pmem"]),
+    ("client", &["pmem", "store"]),
+    ("fuse", &["client"]),
+    ("bench", &["pmem", "store", "client"]),
+    ("cli", &["pmem", "store", "client", "fuse", "bench"]),
+    ("lab", &["pmem", "store", "client", "fuse", "bench"]),
+    ("xtask", &[]),
+];
+
+const REASONS: &str = "docs/decisions/README.md";
+
+pub fn arrows_point_down(tree: &Tree) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for member in &tree.crates {
+        let name = member.name();
+        let Some((_, allowed)) = ARROWS.iter().find(|(from, _)| *from == name) else {
+            let message = format!("crate {name} has no arrows; add it to ARROWS in xtask");
+            found.push(Violation::new(&member.manifest(), 1, message));
+            continue;
+        };
+        for dependency in &member.dependencies {
+            let Some(target) = tree.member(dependency).map(Crate::name) else {
+                continue;
+            };
+            if !allowed.contains(&target) {
+                let message =
+                    format!("{name} must not use {target}; turn the arrow round or drop it");
+                found.push(at(tree, member, dependency, message));
+            }
+        }
+    }
+    found
+}
+
+/// Every dependency that is not ours has a row, with its reason, in the table of decisions.
+pub fn dependencies_have_reasons(tree: &Tree) -> Vec<Violation> {
+    let table = tree.file(REASONS).map_or("", |file| file.text.as_str());
+    let has_row = |package: &str| {
+        let cell = format!("`{package}`");
+        table
+            .lines()
+            .any(|line| line.starts_with('|') && line.contains(&cell))
+    };
+    let mut found = Vec::new();
+    for member in &tree.crates {
+        for dependency in &member.dependencies {
+            let package = &dependency.package;
+            if tree.member(dependency).is_none() && !has_row(package) {
+                let message =
+                    format!("dependency {package} has no reason; give it a row in {REASONS}");
+                found.push(at(tree, member, dependency, message));
+            }
+        }
+    }
+    found
+}
+
+/// A violation at the line of the manifest that names the dependency.
+fn at(tree: &Tree, member: &Crate, dependency: &Dependency, message: String) -> Violation {
+    let manifest = tree
+        .file(&member.manifest())
+        .map_or("", |file| file.text.as_str());
+    let names_it = |line: &str| {
+        let rest = line.strip_prefix(dependency.key());
+        rest.is_some_and(|rest| rest.starts_with([' ', '.', '=']))
+    };
+    let index = manifest.lines().position(names_it).unwrap_or(0);
+    Violation::new(&member.manifest(), index + 1, message)
+}
