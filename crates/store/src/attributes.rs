@@ -157,8 +157,8 @@ impl Store {
         new.accessed_ns = set.accessed_ns.unwrap_or(old.accessed_ns);
         new.modified_ns = set.modified_ns.unwrap_or(new.modified_ns);
         change.inode_from(node.number(), &old, &new);
-        new.version = change.commit();
         *state = new;
+        state.version = change.commit();
         if unfinished {
             self.reclaim(node, &mut state)?;
         }

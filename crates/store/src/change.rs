@@ -3,12 +3,13 @@
 //! An operation holds the locks of all inodes it changes from before it reads them until its change is applied.
 //! Metadata blocks are edited in copies; what the record carries of them is the lines that changed.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 
+use smallvec::SmallVec;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::BLOCK;
-use crate::allocator::{Allocator, Group, Run};
+use crate::allocator::{Allocator, Run};
 use crate::checksum::crc32c;
 use crate::defects::Defects;
 use crate::error::Result;
@@ -44,36 +45,40 @@ struct Edit {
 /// A change that is being collected. Dropped without a commit, it gives back what it took.
 pub struct Change<'s> {
     shared: &'s Shared,
-    record: Vec<u8>,
-    edits: Vec<Edit>,
-    taken: Vec<Run>,
+    parts: Box<Parts>,
     taken_inode: Option<u64>,
-    freed: Vec<Run>,
-    inode_bits: Vec<(Map, u64, bool)>,
     freed_inode: Option<u64>,
     /// The change frees space in the end, so it may use the reserve.
     reserve: bool,
 }
 
-thread_local! {
-    /// Buffers for records, one for each thread that changes something.
-    static RECORD: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+/// What a change consists of. Each thread keeps its last one, so that changes allocate no memory.
+#[derive(Default)]
+struct Parts {
+    record: Vec<u8>,
+    edits: Vec<Edit>,
+    spare_blocks: Vec<Box<Block>>,
+    taken: Vec<Run>,
+    freed: Vec<Run>,
+    inode_bits: Vec<(Map, u64, bool)>,
 }
+
+thread_local! {
+    static PARTS: Cell<Option<Box<Parts>>> = const { Cell::new(None) };
+}
+
+/// More spare blocks than this are given back to the system.
+const SPARE_BLOCKS_MAX: usize = 16;
 
 impl<'s> Change<'s> {
     /// An empty change.
     pub fn new(shared: &'s Shared) -> Change<'s> {
-        let mut record = RECORD.take();
-        record.clear();
-        record.resize(HEADER, 0);
+        let mut parts = PARTS.take().unwrap_or_default();
+        parts.record.resize(HEADER, 0);
         Change {
             shared,
-            record,
-            edits: Vec::new(),
-            taken: Vec::new(),
+            parts,
             taken_inode: None,
-            freed: Vec::new(),
-            inode_bits: Vec::new(),
             freed_inode: None,
             reserve: false,
         }
@@ -94,7 +99,7 @@ impl<'s> Change<'s> {
     /// Bytes that `target` is to have.
     pub fn bytes(&mut self, target: u64, bytes: &[u8]) {
         encode(
-            &mut self.record,
+            &mut self.parts.record,
             Kind::Bytes,
             target,
             bytes.len() as u32,
@@ -105,7 +110,7 @@ impl<'s> Change<'s> {
 
     /// Zeros from `target` on.
     pub fn zero(&mut self, target: u64, length: u32) {
-        encode(&mut self.record, Kind::Zero, target, length, 0, &[]);
+        encode(&mut self.parts.record, Kind::Zero, target, length, 0, &[]);
     }
 
     /// New bytes inside a data block whose checksum becomes `crc`.
@@ -117,7 +122,7 @@ impl<'s> Change<'s> {
             Kind::Bytes
         };
         encode(
-            &mut self.record,
+            &mut self.parts.record,
             kind,
             target,
             bytes.len() as u32,
@@ -130,7 +135,7 @@ impl<'s> Change<'s> {
     pub fn extent(&mut self, block: u64, crcs: &[u32]) {
         let length = (crcs.len() * BLOCK) as u32;
         encode(
-            &mut self.record,
+            &mut self.parts.record,
             Kind::Extent,
             block * BLOCK as u64,
             length,
@@ -142,17 +147,17 @@ impl<'s> Change<'s> {
     /// The first `length` bytes (64, 128 or 256) of an inode; the version is set when the record has its number.
     #[inline]
     pub fn inode(&mut self, number: u64, inode: &Inode, length: usize) {
-        let mut copy = *inode;
-        copy.crc = inode.partial_checksum();
+        let at = self.parts.record.len() + OPERATION;
         let target = self.shared.image.layout.inode(number);
         encode(
-            &mut self.record,
+            &mut self.parts.record,
             Kind::Inode,
             target,
             length as u32,
             0,
-            &copy.as_bytes()[..length],
+            &inode.as_bytes()[..length],
         );
+        self.parts.record[at..at + 4].copy_from_slice(&inode.partial_checksum().to_le_bytes());
     }
 
     /// As much of an inode, from its start, as differs from what it was.
@@ -172,15 +177,16 @@ impl<'s> Change<'s> {
             .shared
             .allocator
             .take_blocks(goal, want, self.reserve)?;
-        self.taken.push(run);
+        self.parts.taken.push(run);
         Ok(run)
     }
 
     /// Takes one block for metadata. Its copy starts as zeros.
     pub fn allocate_metadata(&mut self) -> Result<u64> {
         let block = self.allocate(None, 1)?.block;
-        let contents = Box::new([0; BLOCK]);
-        self.edits.push(Edit {
+        let mut contents = self.block_buffer();
+        contents.fill(0);
+        self.parts.edits.push(Edit {
             block,
             dirty: 0,
             fresh: true,
@@ -189,37 +195,48 @@ impl<'s> Change<'s> {
         Ok(block)
     }
 
+    fn block_buffer(&mut self) -> Box<Block> {
+        self.parts
+            .spare_blocks
+            .pop()
+            .unwrap_or_else(|| Box::new([0; BLOCK]))
+    }
+
     /// Frees blocks, once the change is persistent.
     pub fn free(&mut self, run: Run) {
-        self.edits
+        self.parts
+            .edits
             .retain(|edit| edit.block != run.block || run.length != 1);
-        self.freed.push(run);
+        self.parts.freed.push(run);
     }
 
     /// Takes an inode number, which the change will put to use.
     pub fn allocate_inode(&mut self) -> Result<u64> {
         let number = self.shared.allocator.take_inode()?;
         self.taken_inode = Some(number);
-        self.inode_bits.push((Map::Inodes, number, true));
+        self.parts.inode_bits.push((Map::Inodes, number, true));
         Ok(number)
     }
 
     /// Frees an inode number, once the change is persistent.
     pub fn free_inode(&mut self, number: u64) {
-        self.inode_bits.push((Map::Inodes, number, false));
+        self.parts.inode_bits.push((Map::Inodes, number, false));
         self.freed_inode = Some(number);
     }
 
     /// Notes, or clears the note, that an inode has something to reclaim.
     pub fn orphan(&mut self, number: u64, is_orphan: bool) {
         if !self.shared.defects.forget_orphans {
-            self.inode_bits.push((Map::Orphans, number, is_orphan));
+            self.parts
+                .inode_bits
+                .push((Map::Orphans, number, is_orphan));
         }
     }
 
     /// The copy of a metadata block if the change edits it.
     pub fn edited(&self, block: u64) -> Option<&Block> {
-        self.edits
+        self.parts
+            .edits
             .iter()
             .find(|edit| edit.block == block)
             .map(|edit| &*edit.contents)
@@ -227,18 +244,18 @@ impl<'s> Change<'s> {
 
     /// Begins editing a (verified) metadata block.
     fn edit(&mut self, block: u64) -> &mut Edit {
-        if let Some(index) = self.edits.iter().position(|edit| edit.block == block) {
-            return &mut self.edits[index];
+        if let Some(index) = self.parts.edits.iter().position(|edit| edit.block == block) {
+            return &mut self.parts.edits[index];
         }
-        let mut contents = Box::new([0; BLOCK]);
+        let mut contents = self.block_buffer();
         self.shared.image.read_block(block, &mut contents);
-        self.edits.push(Edit {
+        self.parts.edits.push(Edit {
             block,
             dirty: 0,
             fresh: false,
             contents,
         });
-        self.edits.last_mut().expect("an edit was just added")
+        self.parts.edits.last_mut().expect("an edit was just added")
     }
 
     /// A metadata block's contents for reading: edited or as in the image.
@@ -279,63 +296,79 @@ impl<'s> Change<'s> {
 
     /// Puts the edited lines, with the blocks' new checksums, into the record.
     fn emit_edits(&mut self) {
-        for mut edit in std::mem::take(&mut self.edits) {
-            if edit.dirty == 0 {
-                continue;
+        while let Some(mut edit) = self.parts.edits.pop() {
+            if edit.dirty != 0 {
+                self.emit(&mut edit);
             }
-            let crc = crc32c(&edit.contents[BLOCK_CRC_FROM..]);
-            edit.contents[BLOCK_CRC..BLOCK_CRC_FROM].copy_from_slice(&crc.to_le_bytes());
-            mark(&mut edit.dirty, BLOCK_CRC, 4);
-            let target = edit.block * BLOCK as u64;
-            if edit.fresh {
-                self.zero(target, BLOCK as u32);
-            }
-            let mut line = 0;
-            while line < 64 {
-                let run = (!(edit.dirty >> line)).trailing_zeros().min(64 - line);
-                if run > 0 {
-                    let bytes = line as usize * 64..(line + run) as usize * 64;
-                    self.bytes(target + u64::from(line) * 64, &edit.contents[bytes]);
-                }
-                line += run + 1;
-            }
-            self.shared.image.set_verified(edit.block);
+            self.parts.spare_blocks.push(edit.contents);
         }
+        self.parts.spare_blocks.truncate(SPARE_BLOCKS_MAX);
+    }
+
+    fn emit(&mut self, edit: &mut Edit) {
+        let crc = crc32c(&edit.contents[BLOCK_CRC_FROM..]);
+        edit.contents[BLOCK_CRC..BLOCK_CRC_FROM].copy_from_slice(&crc.to_le_bytes());
+        mark(&mut edit.dirty, BLOCK_CRC, 4);
+        let target = edit.block * BLOCK as u64;
+        if edit.fresh {
+            self.zero(target, BLOCK as u32);
+        }
+        let mut dirty = edit.dirty;
+        while dirty != 0 {
+            let first = dirty.trailing_zeros();
+            let count = (!(dirty >> first)).trailing_zeros().min(64 - first);
+            let bytes = first as usize * 64..(first + count) as usize * 64;
+            self.bytes(target + u64::from(first) * 64, &edit.contents[bytes]);
+            dirty &= !((u64::MAX >> (64 - count)) << first);
+        }
+        self.shared.image.set_verified(edit.block);
     }
 
     /// Changes the bitmaps, completes the record and gets its place in the order.
     fn sequence(&mut self) -> (Place, u32) {
-        if self.taken.is_empty() && self.freed.is_empty() && self.inode_bits.is_empty() {
+        let Parts {
+            record,
+            taken,
+            freed,
+            inode_bits,
+            ..
+        } = &mut *self.parts;
+        if taken.is_empty() && freed.is_empty() && inode_bits.is_empty() {
             return self.place();
         }
-        let allocator = &self.shared.allocator;
-        let block_bits = |run: &Run, used| {
-            let (group, bit) = allocator.block_bit(run.block);
-            (group, Map::Blocks, bit, run.length, used)
-        };
-        // Taken before freed: a block that this change took and gave up again ends as free.
-        let mut bits: Vec<(u64, Map, u32, u32, bool)> = Vec::new();
-        bits.extend(self.taken.iter().map(|run| block_bits(run, true)));
-        bits.extend(self.freed.iter().map(|run| block_bits(run, false)));
-        bits.extend(self.inode_bits.iter().map(|(map, number, used)| {
-            let (group, bit) = allocator.inode_bit(*number);
-            (group, *map, bit, 1, *used)
-        }));
-        let mut numbers: Vec<u64> = bits.iter().map(|bits| bits.0).collect();
+        let (allocator, image) = (&self.shared.allocator, &self.shared.image);
+        let block_groups = taken
+            .iter()
+            .chain(&*freed)
+            .map(|run| allocator.block_bit(run.block).0);
+        let inode_groups = inode_bits
+            .iter()
+            .map(|(_, number, _)| allocator.inode_bit(*number).0);
+        let mut numbers: SmallVec<[u64; 8]> = block_groups.chain(inode_groups).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let mut groups: Vec<_> = numbers
+        let mut groups: SmallVec<[_; 8]> = numbers
             .iter()
             .map(|number| allocator.lock(*number))
             .collect();
-        for (group, map, bit, length, used) in bits {
+        let mut set = |group: u64, map, bit, length, used| {
             let index = numbers.binary_search(&group).expect("the group was locked");
             groups[index].set(map, bit, length, used);
+        };
+        // Taken before freed: a block that this change took and gave up again ends as free.
+        for (runs, used) in [(taken, true), (freed, false)] {
+            for run in runs.iter() {
+                let (group, bit) = allocator.block_bit(run.block);
+                set(group, Map::Blocks, bit, run.length, used);
+            }
+        }
+        for (map, number, used) in inode_bits.iter() {
+            let (group, bit) = allocator.inode_bit(*number);
+            set(group, *map, bit, 1, *used);
         }
         for group in &mut groups {
-            let group: &mut Group = group;
-            group.drain_lines(&self.shared.image, |target, line| {
-                encode(&mut self.record, Kind::Line, target, 64, 0, &line);
+            group.drain_lines(image, |target, line| {
+                encode(record, Kind::Line, target, 64, 0, &line)
             });
         }
         // The place is taken while the groups are locked: the lines are right only in this order.
@@ -343,22 +376,23 @@ impl<'s> Change<'s> {
     }
 
     fn place(&mut self) -> (Place, u32) {
-        let length = record_length(self.record.len() - HEADER);
-        self.record.resize(length, 0);
-        let crc = body_checksum(&self.record[HEADER..]);
+        let length = record_length(self.parts.record.len() - HEADER);
+        self.parts.record.resize(length, 0);
+        let crc = body_checksum(&self.parts.record[HEADER..]);
         (self.shared.ring.reserve(length), crc)
     }
 
     /// Longest record that the ring takes, less what the bitmap lines may need.
     pub fn has_room_for(&self, bytes: usize) -> bool {
-        let edits = self.edits.len() * (BLOCK + 8 * OPERATION);
-        let lines =
-            (self.taken.len() + self.freed.len() + self.inode_bits.len()) * 2 * (64 + OPERATION);
-        self.record.len() + edits + lines + bytes <= self.shared.ring.record_max()
+        let edits = self.parts.edits.len() * (BLOCK + 8 * OPERATION);
+        let lines = (self.parts.taken.len() + self.parts.freed.len() + self.parts.inode_bits.len())
+            * 2
+            * (64 + OPERATION);
+        self.parts.record.len() + edits + lines + bytes <= self.shared.ring.record_max()
     }
 
     /// Makes the change happen: persistent, then applied. Returns the record's number.
-    pub fn commit(mut self) -> u64 {
+    pub fn commit(&mut self) -> u64 {
         self.emit_edits();
         let shared = self.shared;
         if shared.defects.reuse_before_commit {
@@ -370,11 +404,11 @@ impl<'s> Change<'s> {
         }
         shared
             .ring
-            .commit(place, &mut self.record, crc, &shared.image);
+            .commit(place, &mut self.parts.record, crc, &shared.image);
         self.apply(place.number);
         shared.ring.applied(place);
         self.give_back_freed();
-        self.taken.clear();
+        self.parts.taken.clear();
         self.taken_inode = None;
         if let Some(number) = self.freed_inode.take() {
             shared.allocator.give_back_inode(number);
@@ -384,7 +418,9 @@ impl<'s> Change<'s> {
 
     fn apply(&self, number: u64) {
         let shared = self.shared;
-        for operation in Operations::new(&self.record[HEADER..], shared.image.length()).flatten() {
+        for operation in
+            Operations::new(&self.parts.record[HEADER..], shared.image.length()).flatten()
+        {
             match operation.kind {
                 Kind::Line => shared
                     .allocator
@@ -395,7 +431,7 @@ impl<'s> Change<'s> {
     }
 
     fn give_back_freed(&mut self) {
-        for run in self.freed.drain(..) {
+        for run in self.parts.freed.drain(..) {
             self.shared.allocator.give_back(run);
         }
     }
@@ -403,13 +439,18 @@ impl<'s> Change<'s> {
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
-        for run in self.taken.drain(..) {
+        let mut parts = std::mem::take(&mut self.parts);
+        for run in parts.taken.drain(..) {
             self.shared.allocator.give_back(run);
         }
         if let Some(number) = self.taken_inode.take() {
             self.shared.allocator.give_back_inode(number);
         }
-        RECORD.set(std::mem::take(&mut self.record));
+        parts.record.clear();
+        parts.edits.clear();
+        parts.freed.clear();
+        parts.inode_bits.clear();
+        PARTS.set(Some(parts));
     }
 }
 

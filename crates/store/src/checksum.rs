@@ -1,6 +1,6 @@
 //! CRC32C, and its change when a part of a checked block changes.
 
-use crc_fast::{CrcAlgorithm, Digest, crc32_iscsi};
+use crc_fast::crc32_iscsi;
 
 /// CRC32C of `bytes`.
 #[inline]
@@ -8,26 +8,45 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc32_iscsi(bytes)
 }
 
-/// CRC32C of what `crc` covers followed by `bytes`.
-#[inline]
-pub fn append(crc: u32, bytes: &[u8]) -> u32 {
-    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
-    digest.update(bytes);
-    digest.finalize() as u32
-}
-
 /// The checksum of a block in which `old` became `new`, `after` bytes before the block's end.
 ///
 /// CRCs are linear, so only the changed bytes are read, and a block that was damaged before stays detectably
-/// damaged: nothing launders it.
+/// damaged: nothing launders it. `old` is used up.
 #[inline]
-pub fn replace(crc: u32, old: &[u8], new: &[u8], after: usize) -> u32 {
+pub fn replace(crc: u32, old: &mut [u8], new: &[u8], after: usize) -> u32 {
     debug_assert_eq!(old.len(), new.len());
-    crc ^ multiply(SHIFTS[after], crc32c(old) ^ crc32c(new))
+    for (old, new) in old.iter_mut().zip(new) {
+        *old ^= new;
+    }
+    // The checksum of the difference, less what a checksum makes of as many zeros.
+    let difference = crc32c(old) ^ OF_ZEROS[old.len()];
+    crc ^ multiply(SHIFTS[after], difference)
 }
 
+/// The checksum of a block of zeros but for `data`, `after` bytes before its end.
+pub fn in_zeros(data: &[u8], after: usize) -> u32 {
+    ZERO_BLOCK ^ multiply(SHIFTS[after], crc32c(data) ^ OF_ZEROS[data.len()])
+}
+
+/// `OF_ZEROS[n]` is CRC32C of n zeros.
+static OF_ZEROS: [u32; crate::BLOCK + 1] = {
+    let mut table = [0; crate::BLOCK + 1];
+    let mut state = u32::MAX;
+    let mut n = 0;
+    while n <= crate::BLOCK {
+        table[n] = !state;
+        let mut bit = 0;
+        while bit < 8 {
+            state = (state >> 1) ^ (POLYNOMIAL & (state & 1).wrapping_neg());
+            bit += 1;
+        }
+        n += 1;
+    }
+    table
+};
+
 /// CRC32C of a block of zeros.
-pub const ZERO_BLOCK: u32 = 0x98f9_4189;
+const ZERO_BLOCK: u32 = 0x98f9_4189;
 
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
@@ -52,14 +71,14 @@ static SHIFTS: [u32; crate::BLOCK + 1] = {
 #[inline]
 fn multiply(a: u32, b: u32) -> u32 {
     // multiples[n] = b * (the polynomial whose reflected top four bits are n)
-    let mut powers = [b; 4];
-    for i in 1..4 {
-        powers[i] = (powers[i - 1] >> 1) ^ (POLYNOMIAL & (powers[i - 1] & 1).wrapping_neg());
-    }
+    let times_x = |value: u32| (value >> 1) ^ (POLYNOMIAL & (value & 1).wrapping_neg());
     let mut multiples = [0u32; 16];
-    for n in 1..16usize {
-        let lowest = n.trailing_zeros() as usize;
-        multiples[n] = multiples[n & (n - 1)] ^ powers[3 - lowest];
+    multiples[8] = b;
+    multiples[4] = times_x(b);
+    multiples[2] = times_x(multiples[4]);
+    multiples[1] = times_x(multiples[2]);
+    for n in [3, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15usize] {
+        multiples[n] = multiples[n & (n - 1)] ^ multiples[n & n.wrapping_neg()];
     }
     let mut product = 0;
     for nibble in 0..8 {
@@ -94,7 +113,6 @@ mod tests {
     fn known_answers() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; crate::BLOCK]), ZERO_BLOCK);
-        assert_eq!(append(crc32c(b"1234"), b"56789"), 0xe306_9283);
     }
 
     #[test]
@@ -110,8 +128,16 @@ mod tests {
         ] {
             let crc = crc32c(&block);
             let new: Vec<u8> = (start..end).map(|i| (i * 7 + start) as u8).collect();
-            let updated = replace(crc, &block[start..end], &new, crate::BLOCK - end);
+            let mut old = block[start..end].to_vec();
+            let updated = replace(crc, &mut old, &new, crate::BLOCK - end);
             block[start..end].copy_from_slice(&new);
+            let mut zeros = [0; crate::BLOCK];
+            zeros[start..end].copy_from_slice(&new);
+            assert_eq!(
+                in_zeros(&new, crate::BLOCK - end),
+                crc32c(&zeros),
+                "{start}..{end}"
+            );
             assert_eq!(updated, crc32c(&block), "{start}..{end}");
         }
     }

@@ -282,37 +282,46 @@ impl Leaf for Block {
     }
 }
 
-/// Finds a name: compares tags first, two slots at a time.
+/// Most slots in a leaf: each has an entry with a name of at least one byte.
+const SLOTS_MAX: usize = (BLOCK - SLOTS) / (SLOT + entry_size(1));
+
+/// The slots of a leaf whose tags are those of the hash, with their entries.
+fn candidates<'l>(
+    leaf: &'l impl Leaf,
+    hash: u64,
+    slots: &'l mut [u8; SLOTS_MAX * SLOT],
+) -> impl Iterator<Item = Found> + 'l {
+    let count = ((leaf.word(32) >> 16) as u16 as usize).min(SLOTS_MAX);
+    let slots = &mut slots[..count * SLOT];
+    leaf.copy(SLOTS, slots);
+    let wanted = tag(hash).to_le_bytes();
+    slots
+        .chunks_exact(SLOT)
+        .enumerate()
+        .filter(move |(_, slot)| slot[..2] == wanted)
+        .filter_map(move |(slot, bytes)| {
+            let offset = u16::from_le_bytes([bytes[2], bytes[3]]) as usize;
+            let mut bytes = [0; ENTRY];
+            leaf.copy(offset, &mut bytes);
+            let entry: EntryHeader = zerocopy::transmute!(bytes);
+            (entry.key >> DISCRIMINATOR_BITS == hash).then_some(Found {
+                slot,
+                offset,
+                entry,
+            })
+        })
+}
+
+/// Finds a name in its leaf.
 fn find_in_leaf(leaf: &impl Leaf, hash: u64, name: &[u8]) -> Option<Found> {
-    let count = (leaf.word(32) >> 16) as u16 as usize;
-    let tag = tag(hash);
-    for pair in 0..count.div_ceil(2) {
-        let slots = leaf.word(SLOTS + pair * 2 * SLOT);
-        for (slot, bits) in [
-            (pair * 2, slots as u32),
-            (pair * 2 + 1, (slots >> 32) as u32),
-        ] {
-            if slot < count && bits as u16 == tag {
-                let offset = (bits >> 16) as usize;
-                let mut bytes = [0; ENTRY];
-                leaf.copy(offset, &mut bytes);
-                let entry: EntryHeader = zerocopy::transmute!(bytes);
-                let mut stored = [0; crate::NAME_LENGTH_MAX];
-                let stored = &mut stored[..entry.name_length as usize];
-                if entry.key >> DISCRIMINATOR_BITS == hash && stored.len() == name.len() {
-                    leaf.copy(offset + ENTRY, stored);
-                    if stored == name {
-                        return Some(Found {
-                            slot,
-                            offset,
-                            entry,
-                        });
-                    }
-                }
-            }
+    let mut stored = [0; crate::NAME_LENGTH_MAX];
+    candidates(leaf, hash, &mut [0; SLOTS_MAX * SLOT]).find(|found| {
+        let stored = &mut stored[..found.entry.name_length as usize];
+        stored.len() == name.len() && {
+            leaf.copy(found.offset + ENTRY, stored);
+            stored == name
         }
-    }
-    None
+    })
 }
 
 /// A directory being changed. The caller holds its lock and puts the inode into the change.
@@ -374,13 +383,16 @@ impl<'s> Writer<'_, 's> {
         Ok(block)
     }
 
-    /// Adds a name that is not there.
+    /// Adds a name; [`Error::Exists`] when it is there already.
     pub fn insert(&mut self, hash: u64, name: &[u8], target: Target) -> Result<()> {
         loop {
             let (block, logical) = match self.leaf(hash)? {
                 Some(leaf) => leaf,
                 None => (self.new_leaf(0, 0)?, 0),
             };
+            if find_in_leaf(self.change.view(block), hash, name).is_some() {
+                return Err(Error::Exists);
+            }
             let header = self.header(block);
             let (need, slots_end) = (entry_size(name.len()), SLOTS + header.count as usize * SLOT);
             let gap = header.heap as usize - slots_end;
@@ -405,7 +417,7 @@ impl<'s> Writer<'_, 's> {
         name: &[u8],
         target: Target,
     ) -> Result<()> {
-        let key = hash << DISCRIMINATOR_BITS | self.free_discriminator(block, hash)?;
+        let key = hash << DISCRIMINATOR_BITS | self.free_discriminator(block, hash);
         let offset = header.heap - entry_size(name.len()) as u16;
         let entry = EntryHeader {
             key,
@@ -437,17 +449,14 @@ impl<'s> Writer<'_, 's> {
     }
 
     /// A number that no other name of the same hash has.
-    fn free_discriminator(&mut self, block: u64, hash: u64) -> Result<u64> {
-        let contents = self.change.view(block);
-        let mut taken: Vec<u64> = leaf_entries(contents)
-            .filter(|(entry, _)| entry.key >> DISCRIMINATOR_BITS == hash)
-            .map(|(entry, _)| entry.key & ((1 << DISCRIMINATOR_BITS) - 1))
-            .collect();
+    fn free_discriminator(&mut self, block: u64, hash: u64) -> u64 {
+        let mut taken: Vec<u64> =
+            candidates(self.change.view(block), hash, &mut [0; SLOTS_MAX * SLOT])
+                .map(|found| found.entry.key & ((1 << DISCRIMINATOR_BITS) - 1))
+                .collect();
         taken.sort_unstable();
-        Ok((0..)
-            .zip(&taken)
-            .find(|(free, taken)| free != *taken)
-            .map_or(taken.len() as u64, |(free, _)| free))
+        let gap = (0..).zip(&taken).find(|(free, taken)| free != *taken);
+        gap.map_or(taken.len() as u64, |(free, _)| free)
     }
 
     /// Removes a name; what it led to, if it was there.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::allocator::Run;
 use crate::change::Change;
-use crate::checksum::{ZERO_BLOCK, crc32c, replace};
+use crate::checksum::{crc32c, in_zeros, replace};
 use crate::error::{Error, Result};
 use crate::layout::inode::Inode;
 use crate::node::Node;
@@ -147,9 +147,11 @@ impl Store {
         new.size = new.size.max(offset + data.len() as u64);
         new.modified_ns = self.now_ns();
         new.changed_ns = new.modified_ns;
-        change.inode_from(number, state, &new);
-        new.version = change.commit();
+        let same_tree = (new.depth, new.count, new.root) == (state.depth, state.count, state.root);
+        change.inode(number, &new, if same_tree { 64 } else { 256 });
+        // Nobody sees the state before the lock is free, and a commit does not fail.
         *state = new;
+        state.version = change.commit();
         Ok(())
     }
 
@@ -222,8 +224,8 @@ impl Store {
                 }
             }
             change.inode(number, &new, 256);
-            new.version = change.commit();
             *state = new;
+            state.version = change.commit();
             if done {
                 if removed {
                     self.nodes.remove(number);
@@ -243,8 +245,17 @@ impl Store {
         if new.len() == BLOCK {
             return crc32c(new);
         }
-        let mut old = [0; BLOCK];
-        let old = &mut old[..new.len()];
+        // Clearing a block's worth of stack costs more than the rest of a small write.
+        if new.len() <= 256 {
+            self.replaced_crc(block, inside, &mut [0; 256][..new.len()], new)
+        } else {
+            self.replaced_crc(block, inside, &mut [0; BLOCK][..new.len()], new)
+        }
+    }
+
+    #[inline]
+    fn replaced_crc(&self, block: u64, inside: usize, old: &mut [u8], new: &[u8]) -> u32 {
+        let image = &self.shared.image;
         image.read(block * BLOCK_U64 + inside as u64, old);
         replace(image.data_crc(block), old, new, BLOCK - inside - new.len())
     }
@@ -291,7 +302,7 @@ impl Writer<'_, '_, '_> {
                 Some((physical, _)) => (physical, self.store.changed_crc(physical, inside, part)),
                 None => (
                     self.start_block(block, part.len())?,
-                    crc_of_new_block(inside, part),
+                    in_zeros(part, BLOCK - inside - part.len()),
                 ),
             };
             self.tree
@@ -366,16 +377,6 @@ impl Writer<'_, '_, '_> {
         }
         Ok(())
     }
-}
-
-/// The checksum of a block of zeros with `data` in it.
-fn crc_of_new_block(inside: usize, data: &[u8]) -> u32 {
-    replace(
-        ZERO_BLOCK,
-        &ZEROS[..data.len()],
-        data,
-        BLOCK - inside - data.len(),
-    )
 }
 
 fn check_data(found: u32, stored: u32, block: u64) -> Result<()> {

@@ -318,12 +318,15 @@ impl Image {
             Kind::Bytes => self.put(target, payload),
             Kind::Zero => self.put_zeros(target, length),
             Kind::Inode => {
-                let mut first: [u8; 16] = payload[..16]
-                    .try_into()
-                    .expect("an inode has more than 16 bytes");
-                stamp(&mut first, number);
+                let first_word = u64::from_le_bytes(
+                    payload[..8]
+                        .try_into()
+                        .expect("an inode has more than 8 bytes"),
+                );
                 self.put(target + 16, &payload[16..]);
-                self.put(target, &first);
+                self.region
+                    .store(self.base + target, stamp(first_word, number));
+                self.region.store(self.base + target + 8, number);
             }
             Kind::Data => {
                 self.put(target, payload);

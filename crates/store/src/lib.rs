@@ -17,6 +17,7 @@ compile_error!(
 mod allocator;
 mod attributes;
 mod change;
+mod check;
 mod checksum;
 mod clock;
 mod defects;
@@ -35,6 +36,9 @@ mod store;
 mod tree;
 
 pub use attributes::{Attributes, FileKind, SetAttributes};
+#[doc(hidden)]
+pub use check::fuzzing;
+pub use check::{CheckOptions, Finding, Report, check};
 pub use clock::Clock;
 pub use defects::Defects;
 pub use directory::Entry;

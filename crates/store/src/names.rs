@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use parking_lot::RwLockWriteGuard;
+use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 
 use crate::attributes::FileKind;
@@ -64,12 +65,12 @@ struct Locked<'a> {
 
 /// Inodes locked for one operation, each once, by ascending number.
 struct LockedSet<'a> {
-    locked: Vec<Locked<'a>>,
+    locked: SmallVec<[Locked<'a>; 4]>,
 }
 
 impl<'a> LockedSet<'a> {
     fn lock(nodes: &[&'a Arc<Node>]) -> LockedSet<'a> {
-        let mut nodes = nodes.to_vec();
+        let mut nodes: SmallVec<[&'a Arc<Node>; 4]> = nodes.into();
         nodes.sort_unstable_by_key(|node| node.number());
         nodes.dedup_by_key(|node| node.number());
         let lock = |node: &'a Arc<Node>| {
@@ -127,13 +128,7 @@ impl Store {
     }
 
     fn find(&self, number: u64, inode: &Inode, name: &[u8]) -> Result<Option<Target>> {
-        if !inode.is_directory() {
-            return Err(if inode.mode == 0 {
-                Error::NotFound
-            } else {
-                Error::NotADirectory
-            });
-        }
+        check_directory(inode)?;
         let reader = Reader {
             image: &self.shared.image,
             number,
@@ -168,14 +163,16 @@ impl Store {
     ) -> Result<Arc<Node>> {
         check_name(name)?;
         let mut parent = directory.state.write();
-        if self.find(directory.number(), &parent, name)?.is_some() {
-            return Err(Error::Exists);
-        }
+        check_directory(&parent)?;
         if parent.links == 0 {
             return Err(Error::NotFound);
         }
         let mut change = Change::new(&self.shared);
-        let number = change.allocate_inode()?;
+        let number = change.allocate_inode().or_else(|full| {
+            // A name that is taken is the better reason.
+            let taken = self.find(directory.number(), &parent, name)?.is_some();
+            Err(if taken { Error::Exists } else { full })
+        })?;
         let old = self.shared.image.inode(number)?;
         let mut inode = self.new_inode(directory.number(), new, old.generation);
         self.put_target(&mut change, number, &mut inode, new)?;
@@ -351,18 +348,20 @@ impl Store {
 
     fn remove_name(&self, directory: &Arc<Node>, name: &[u8], is_directory: bool) -> Result<()> {
         check_name(name)?;
+        let hash = self.hash(name);
         loop {
             let node = self.lookup(directory, name)?;
             let mut set = LockedSet::lock(&[directory, &node]);
-            let found = self.find(directory.number(), &set.get(directory.number()).state, name)?;
-            if found.map(|target| target.number) != Some(node.number()) {
+            let mut change = Change::with_reserve(&self.shared);
+            let parent = set.new(directory.number());
+            let removed =
+                Self::writer(&mut change, directory.number(), parent).remove(hash, name)?;
+            if removed.map(|target| target.number) != Some(node.number()) {
                 continue;
             }
             check_removable(&set.get(node.number()).state, is_directory)?;
-            let mut change = Change::with_reserve(&self.shared);
             let now = self.now_ns();
             let parent = set.new(directory.number());
-            Self::writer(&mut change, directory.number(), parent).remove(self.hash(name), name)?;
             (parent.modified_ns, parent.changed_ns) = (now, now);
             if is_directory {
                 parent.links -= 1;
@@ -434,9 +433,23 @@ impl Store {
                 Err(Error::NotFound) => None,
                 Err(error) => return Err(error),
             };
+            // In the order in which Linux finds objections.
+            match (mode, &target) {
+                (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+                (RenameMode::Exchange, None) => return Err(Error::NotFound),
+                _ => {}
+            }
             self.check_no_cycle(&source, to)?;
-            if let (RenameMode::Exchange, Some(target)) = (mode, &target) {
-                self.check_no_cycle(target, from)?;
+            match (mode, &target) {
+                (RenameMode::Exchange, Some(target)) => self.check_no_cycle(target, from)?,
+                (_, Some(target)) => {
+                    self.check_no_cycle(target, from)
+                        .map_err(|error| match error {
+                            Error::InvalidArgument(_) => Error::NotEmpty,
+                            other => other,
+                        })?;
+                }
+                _ => {}
             }
             let mut nodes = vec![from, to, &source];
             nodes.extend(&target);
@@ -610,6 +623,15 @@ fn target_of(number: u64, inode: &Inode) -> Target {
         number,
         generation: inode.generation,
         kind,
+    }
+}
+
+/// Whether names can be in this inode.
+fn check_directory(inode: &Inode) -> Result<()> {
+    match (inode.is_directory(), inode.mode) {
+        (true, _) => Ok(()),
+        (false, 0) => Err(Error::NotFound),
+        _ => Err(Error::NotADirectory),
     }
 }
 

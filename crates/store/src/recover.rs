@@ -73,7 +73,7 @@ pub fn recover(region: Region, defects: Defects) -> Result<(Superblock, Shared)>
 }
 
 /// Applies all whole records in order and returns the position behind the last.
-fn replay(
+pub(crate) fn replay(
     region: &Region,
     superblock: &Superblock,
     image: &Image,

@@ -18,7 +18,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::defects::Defects;
 use crate::image::Image;
-use crate::layout::record::{ALIGN, HEADER, MAGIC, Operations, RecordHeader, body_checksum};
+use crate::layout::record::{
+    ALIGN, HEADER, MAGIC, OPERATION, RecordHeader, body_checksum, parse_head,
+};
 use crate::layout::superblock::{RING_STATES, RingState, Superblock};
 
 /// Shortest ring, in bytes.
@@ -51,13 +53,21 @@ impl Watermark {
         &self.ends[(position / ALIGN as u64) as usize & (self.ends.len() - 1)]
     }
 
+    /// Notes that the record `start..end` has come here too. The thread whose record is next in line just moves the
+    /// watermark: nobody else can, while the record has no mark of its own. So a thread that works alone needs no
+    /// locked instruction, which would wait for its stores around the cache.
     #[inline]
     fn mark(&self, start: u64, end: u64) {
-        self.slot(start).store(end, Ordering::Release);
-        self.advance();
+        if self.position.load(Ordering::Acquire) == start {
+            self.position.store(end, Ordering::Release);
+        } else {
+            self.slot(start).store(end, Ordering::Release);
+            self.advance();
+        }
     }
 
-    /// Moves over all marked records. Whoever calls this helps everyone.
+    /// Moves over all marked records. Whoever calls this helps everyone; marks set while the watermark was moving are
+    /// taken up by the next call, of a waiting thread or of one that marks or reclaims.
     #[inline]
     fn advance(&self) -> u64 {
         loop {
@@ -205,7 +215,7 @@ impl Ring {
 
     /// Copies a record into the ring, around its end if need be.
     fn put(&self, position: u64, record: &[u8]) {
-        let at = position % self.length;
+        let at = position & (self.length - 1);
         let (first, second) = record.split_at(record.len().min((self.length - at) as usize));
         let write = |offset, bytes: &[u8]| {
             if self.defects.skip_record_flush {
@@ -241,21 +251,8 @@ impl Ring {
         let applied = self.applied.advance();
         let mut recent = RecentLines::new();
         let mut position = start;
-        let mut record = Vec::new();
         while position < goal && position < applied {
-            // The record is whole: this process wrote it.
-            position += self
-                .read_record(position, &mut record)
-                .map_or(applied - position, |r| u64::from(r.length));
-            for operation in
-                Operations::new(record.get(HEADER..).unwrap_or(&[]), image.length()).flatten()
-            {
-                if !self.defects.reclaim_without_flush {
-                    image.cached_ranges(&operation, |at, length| {
-                        recent.flush_once(image, at, length)
-                    });
-                }
-            }
+            position = self.flush_record(position, image, &mut recent);
         }
         if position == start {
             return;
@@ -277,16 +274,32 @@ impl Ring {
         self.reclaim_to(u64::MAX, image);
     }
 
-    /// Reads and checks the record at `position` as this ring's epoch wrote it.
-    fn read_record(&self, position: u64, into: &mut Vec<u8>) -> Option<RecordHeader> {
-        let reader = RingReader::of(
+    /// Flushes the image lines of the record at `position`, which this process wrote, and returns its end. Reads only
+    /// the headers: payloads lie in memory, around the cache.
+    fn flush_record(&self, position: u64, image: &Image, recent: &mut RecentLines) -> u64 {
+        let mut header = [0; HEADER];
+        copy_from_ring(
             &self.region,
             self.offset,
             self.length,
-            self.epoch,
-            Defects::default(),
+            position,
+            &mut header,
         );
-        reader.read(position, into)
+        let header: RecordHeader = zerocopy::transmute!(header);
+        let end = position + u64::from(header.length);
+        let mut at = position + HEADER as u64;
+        while at + OPERATION as u64 <= end && !self.defects.reclaim_without_flush {
+            let mut head = [0; OPERATION];
+            copy_from_ring(&self.region, self.offset, self.length, at, &mut head);
+            let Some((operation, payload)) = parse_head(&head, image.length()) else {
+                break;
+            };
+            image.cached_ranges(&operation, |at, length| {
+                recent.flush_once(image, at, length)
+            });
+            at += (OPERATION + payload.next_multiple_of(8)) as u64;
+        }
+        end
     }
 }
 
@@ -374,10 +387,18 @@ impl<'a> RingReader<'a> {
     }
 
     fn copy(&self, position: u64, into: &mut [u8]) {
-        let at = position % self.length;
-        let (first, second) = into.split_at_mut(into.len().min((self.length - at) as usize));
-        self.region.read(self.offset + at, first);
-        self.region.read(self.offset, second);
+        copy_from_ring(self.region, self.offset, self.length, position, into);
+    }
+}
+
+/// Copies bytes out of a ring, around its end if need be.
+#[inline]
+fn copy_from_ring(region: &Region, offset: u64, length: u64, position: u64, into: &mut [u8]) {
+    let at = position & (length - 1);
+    let first = into.len().min((length - at) as usize);
+    region.read(offset + at, &mut into[..first]);
+    if first < into.len() {
+        region.read(offset, &mut into[first..]);
     }
 }
 

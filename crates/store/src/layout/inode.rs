@@ -5,7 +5,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::extent::Extent;
-use crate::checksum::{append, crc32c};
+use crate::checksum::crc32c;
 
 /// Bytes of an inode.
 pub const INODE: usize = 256;
@@ -21,7 +21,7 @@ pub const KIND_MASK: u32 = 0o170_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Inode {
-    /// CRC32C of the bytes 16..256, then the generation, then the version.
+    /// CRC32C of 16 bytes: the CRC32C of the bytes 16..256, then generation and version.
     pub crc: u32,
     /// Counts the files that had this number; grows with each.
     pub generation: u32,
@@ -73,15 +73,17 @@ impl Inode {
     /// A free inode that never was one.
     pub const FREE: Inode = zerocopy::transmute!([0u8; INODE]);
 
-    /// The checksum without the version: what a record carries. See [`stamp`].
+    /// The checksum of all but generation and version: what a record carries. See [`stamp`].
     pub fn partial_checksum(&self) -> u32 {
-        let bytes = self.as_bytes();
-        append(crc32c(&bytes[16..]), &bytes[4..8])
+        crc32c(&self.as_bytes()[16..])
     }
 
     /// The checksum that belongs into this inode.
     pub fn checksum(&self) -> u32 {
-        append(self.partial_checksum(), self.version.as_bytes())
+        stamp(
+            u64::from(self.generation) << 32 | u64::from(self.partial_checksum()),
+            self.version,
+        ) as u32
     }
 
     /// Whether the checksum is right; an inode that was never written is all zero.
@@ -100,12 +102,13 @@ impl Inode {
     }
 }
 
-/// Gives the first 16 bytes of an inode, with a partial checksum, its version: records carry inodes unstamped, since
-/// their sequence is known only when they are otherwise complete.
-pub fn stamp(first: &mut [u8; 16], version: u64) {
-    let partial = u32::from_le_bytes([first[0], first[1], first[2], first[3]]);
-    first[..4].copy_from_slice(&append(partial, &version.to_le_bytes()).to_le_bytes());
-    first[8..].copy_from_slice(&version.to_le_bytes());
+/// Gives an inode, whose first 16 bytes carry a partial checksum, its version: records carry inodes unstamped, since
+/// their number is known only when they are otherwise complete. Takes the first word (checksum and generation) and
+/// returns it with the whole checksum. Words, not bytes: a load of bytes stored apart would wait for the record's fence.
+#[inline]
+pub fn stamp(first_word: u64, version: u64) -> u64 {
+    let crc = crc32c([first_word, version].as_bytes());
+    first_word >> 32 << 32 | u64::from(crc)
 }
 
 const _: () = assert!(size_of::<Inode>() == INODE);

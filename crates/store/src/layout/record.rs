@@ -7,7 +7,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::BLOCK;
-use crate::checksum::{append, crc32c};
+use crate::checksum::crc32c;
 
 /// Begins every record.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TKRC");
@@ -26,7 +26,7 @@ pub const PAYLOAD_MAX: usize = (1 << 24) - 1;
 pub struct RecordHeader {
     /// [`MAGIC`].
     pub magic: u32,
-    /// CRC32C of the bytes from 32 to the end, then of the bytes 8..32.
+    /// CRC32C of the body's CRC32C (the bytes from 32 to the end) and the bytes 8..32.
     pub crc: u32,
     /// Epoch in which the record was made.
     pub epoch: u32,
@@ -41,7 +41,10 @@ pub struct RecordHeader {
 impl RecordHeader {
     /// The checksum, given that of the bytes behind the header.
     pub fn checksum(&self, body_crc: u32) -> u32 {
-        append(body_crc, &self.as_bytes()[8..])
+        let mut bytes = [0; HEADER - 4];
+        bytes[..4].copy_from_slice(&body_crc.to_le_bytes());
+        bytes[4..].copy_from_slice(&self.as_bytes()[8..]);
+        crc32c(&bytes)
     }
 }
 
@@ -64,11 +67,17 @@ pub enum Kind {
 }
 
 impl Kind {
+    #[inline]
     fn from_byte(byte: u8) -> Option<Kind> {
-        use Kind::*;
-        [Bytes, Zero, Inode, Data, Extent, Line]
-            .into_iter()
-            .find(|kind| *kind as u8 == byte)
+        Some(match byte {
+            1 => Kind::Bytes,
+            2 => Kind::Zero,
+            3 => Kind::Inode,
+            4 => Kind::Data,
+            5 => Kind::Extent,
+            6 => Kind::Line,
+            _ => return None,
+        })
     }
 }
 
@@ -159,21 +168,34 @@ impl<'a> Operations<'a> {
     }
 
     fn split(&mut self) -> Option<Operation<'a>> {
-        let (raw, rest) = RawOperation::read_from_prefix(self.rest).ok()?;
-        let kind = Kind::from_byte(raw.kind_and_length as u8)?;
-        let length = raw.kind_and_length >> 8;
-        let payload_length = Operation::payload_length(kind, length as usize);
-        let payload = rest.get(..payload_length)?;
+        let (head, rest) = self.rest.split_first_chunk()?;
+        let (mut operation, payload_length) = parse_head(head, self.image_length)?;
+        operation.payload = rest.get(..payload_length)?;
         self.rest = rest.get(payload_length.next_multiple_of(8)..)?;
-        let operation = Operation {
-            kind,
-            target: raw.target,
-            length,
-            crc: raw.crc,
-            payload,
-        };
-        operation.is_valid(self.image_length).then_some(operation)
+        Some(operation)
     }
+}
+
+/// The operation that a header of 16 bytes begins, without its payload, and the payload's length.
+#[inline]
+pub fn parse_head(
+    head: &[u8; OPERATION],
+    image_length: u64,
+) -> Option<(Operation<'static>, usize)> {
+    let raw: RawOperation = zerocopy::transmute!(*head);
+    let kind = Kind::from_byte(raw.kind_and_length as u8)?;
+    let length = raw.kind_and_length >> 8;
+    let operation = Operation {
+        kind,
+        target: raw.target,
+        length,
+        crc: raw.crc,
+        payload: &[],
+    };
+    let payload_length = Operation::payload_length(kind, length as usize);
+    operation
+        .is_valid(image_length)
+        .then_some((operation, payload_length))
 }
 
 impl<'a> Iterator for Operations<'a> {
