@@ -116,7 +116,7 @@ pub(crate) fn attributes(number: u64, inode: &Inode) -> Attributes {
         uid: inode.uid,
         gid: inode.gid,
         size: inode.size,
-        blocks_512: inode.blocks * (crate::BLOCK as u64 / 512),
+        blocks_512: inode.blocks.saturating_mul(crate::BLOCK as u64 / 512),
         accessed_ns: inode.accessed_ns,
         modified_ns: inode.modified_ns,
         changed_ns: inode.changed_ns,

@@ -4,6 +4,7 @@
 //! Metadata blocks are edited in copies; what the record carries of them is the lines that changed.
 
 use std::cell::Cell;
+use std::ops::Range;
 
 use smallvec::SmallVec;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -16,9 +17,9 @@ use crate::error::Result;
 use crate::image::{Block, Image};
 use crate::layout::group::Map;
 use crate::layout::inode::Inode;
-use crate::layout::record::{HEADER, Kind, OPERATION, Operations, body_checksum, encode};
+use crate::layout::record::{ALIGN, HEADER, Kind, OPERATION, Operation, encode};
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
-use crate::ring::{Place, Ring, record_length};
+use crate::ring::{Place, Ring};
 
 /// What every change works on.
 pub struct Shared {
@@ -46,6 +47,9 @@ struct Edit {
 pub struct Change<'s> {
     shared: &'s Shared,
     parts: Box<Parts>,
+    /// Whole data blocks, in the order of their operations.
+    blocks: [&'s [u8]; BLOCKS_MAX],
+    block_count: usize,
     taken_inode: Option<u64>,
     freed_inode: Option<u64>,
     /// The change frees space in the end, so it may use the reserve.
@@ -57,16 +61,45 @@ pub struct Change<'s> {
 struct Parts {
     record: Vec<u8>,
     edits: Vec<Edit>,
+    /// The operations in the record, for applying them: what was decoded after the fence would wait for it.
+    operations: Vec<Placed>,
     spare_blocks: Vec<Box<Block>>,
     taken: Vec<Run>,
     freed: Vec<Run>,
     inode_bits: Vec<(Map, u64, bool)>,
 }
 
+/// An operation and where its payload is in the record.
+struct Placed {
+    kind: Kind,
+    target: u64,
+    length: u32,
+    crc: u32,
+    payload: Range<usize>,
+}
+
+impl Parts {
+    #[inline]
+    fn encode(&mut self, kind: Kind, target: u64, length: u32, crc: u32, payload: &[u8]) {
+        let at = self.record.len() + OPERATION;
+        let payload_range = at..at + payload.len();
+        self.operations.push(Placed {
+            kind,
+            target,
+            length,
+            crc,
+            payload: payload_range,
+        });
+        encode(&mut self.record, kind, target, length, crc, payload);
+    }
+}
+
 thread_local! {
     static PARTS: Cell<Option<Box<Parts>>> = const { Cell::new(None) };
 }
 
+/// Most whole blocks in a record.
+pub const BLOCKS_MAX: usize = 2;
 /// More spare blocks than this are given back to the system.
 const SPARE_BLOCKS_MAX: usize = 16;
 
@@ -78,6 +111,8 @@ impl<'s> Change<'s> {
         Change {
             shared,
             parts,
+            blocks: [&[]; BLOCKS_MAX],
+            block_count: 0,
             taken_inode: None,
             freed_inode: None,
             reserve: false,
@@ -98,19 +133,13 @@ impl<'s> Change<'s> {
 
     /// Bytes that `target` is to have.
     pub fn bytes(&mut self, target: u64, bytes: &[u8]) {
-        encode(
-            &mut self.parts.record,
-            Kind::Bytes,
-            target,
-            bytes.len() as u32,
-            0,
-            bytes,
-        );
+        self.parts
+            .encode(Kind::Bytes, target, bytes.len() as u32, 0, bytes);
     }
 
     /// Zeros from `target` on.
     pub fn zero(&mut self, target: u64, length: u32) {
-        encode(&mut self.parts.record, Kind::Zero, target, length, 0, &[]);
+        self.parts.encode(Kind::Zero, target, length, 0, &[]);
     }
 
     /// New bytes inside a data block whose checksum becomes `crc`.
@@ -121,21 +150,23 @@ impl<'s> Change<'s> {
         } else {
             Kind::Bytes
         };
-        encode(
-            &mut self.parts.record,
-            kind,
-            target,
-            bytes.len() as u32,
-            crc,
-            bytes,
-        );
+        self.parts
+            .encode(kind, target, bytes.len() as u32, crc, bytes);
+    }
+
+    /// A whole data block with its checksum. It is not copied until it goes into the ring.
+    #[inline]
+    pub fn block(&mut self, block: u64, bytes: &'s [u8], crc: u32) {
+        self.parts
+            .encode(Kind::Block, block * BLOCK as u64, BLOCK as u32, crc, &[]);
+        self.blocks[self.block_count] = bytes;
+        self.block_count += 1;
     }
 
     /// Names data blocks that were written, and made persistent, before.
     pub fn extent(&mut self, block: u64, crcs: &[u32]) {
         let length = (crcs.len() * BLOCK) as u32;
-        encode(
-            &mut self.parts.record,
+        self.parts.encode(
             Kind::Extent,
             block * BLOCK as u64,
             length,
@@ -149,8 +180,7 @@ impl<'s> Change<'s> {
     pub fn inode(&mut self, number: u64, inode: &Inode, length: usize) {
         let at = self.parts.record.len() + OPERATION;
         let target = self.shared.image.layout.inode(number);
-        encode(
-            &mut self.parts.record,
+        self.parts.encode(
             Kind::Inode,
             target,
             length as u32,
@@ -287,7 +317,7 @@ impl<'s> Change<'s> {
     }
 
     /// Moves bytes within a metadata block.
-    pub fn shift(&mut self, block: u64, from: std::ops::Range<usize>, to: usize) {
+    pub fn shift(&mut self, block: u64, from: Range<usize>, to: usize) {
         let edit = self.edit(block);
         let length = from.len();
         edit.contents.copy_within(from, to);
@@ -327,7 +357,6 @@ impl<'s> Change<'s> {
     /// Changes the bitmaps, completes the record and gets its place in the order.
     fn sequence(&mut self) -> (Place, u32) {
         let Parts {
-            record,
             taken,
             freed,
             inode_bits,
@@ -366,19 +395,22 @@ impl<'s> Change<'s> {
             let (group, bit) = allocator.inode_bit(*number);
             set(group, *map, bit, 1, *used);
         }
+        let mut lines: SmallVec<[(u64, [u8; 64]); 8]> = SmallVec::new();
         for group in &mut groups {
-            group.drain_lines(image, |target, line| {
-                encode(record, Kind::Line, target, 64, 0, &line)
-            });
+            group.drain_lines(image, |target, line| lines.push((target, line)));
+        }
+        for (target, line) in lines {
+            self.parts.encode(Kind::Line, target, 64, 0, &line);
         }
         // The place is taken while the groups are locked: the lines are right only in this order.
         self.place()
     }
 
     fn place(&mut self) -> (Place, u32) {
-        let length = record_length(self.parts.record.len() - HEADER);
-        self.parts.record.resize(length, 0);
-        let crc = body_checksum(&self.parts.record[HEADER..]);
+        let record = &mut self.parts.record;
+        record.resize(record.len().next_multiple_of(ALIGN), 0);
+        let crc = crc32c(&record[HEADER..]);
+        let length = record.len() + self.block_count * BLOCK;
         (self.shared.ring.reserve(length), crc)
     }
 
@@ -402,9 +434,13 @@ impl<'s> Change<'s> {
         if shared.defects.apply_before_commit {
             self.apply(place.number);
         }
-        shared
-            .ring
-            .commit(place, &mut self.parts.record, crc, &shared.image);
+        shared.ring.commit(
+            place,
+            &mut self.parts.record,
+            crc,
+            &self.blocks[..self.block_count],
+            &shared.image,
+        );
         self.apply(place.number);
         shared.ring.applied(place);
         self.give_back_freed();
@@ -417,15 +453,32 @@ impl<'s> Change<'s> {
     }
 
     fn apply(&self, number: u64) {
-        let shared = self.shared;
-        for operation in
-            Operations::new(&self.parts.record[HEADER..], shared.image.length()).flatten()
-        {
-            match operation.kind {
-                Kind::Line => shared
-                    .allocator
-                    .apply_line(&shared.image, &operation, number),
-                _ => shared.image.apply(&operation, number),
+        let Shared {
+            image, allocator, ..
+        } = self.shared;
+        let mut blocks = self.blocks.iter();
+        for placed in &self.parts.operations {
+            let Placed {
+                kind,
+                target,
+                length,
+                crc,
+                ref payload,
+            } = *placed;
+            let payload = match kind {
+                Kind::Block => blocks.next().expect("each block operation has its block"),
+                _ => &self.parts.record[payload.clone()],
+            };
+            let operation = Operation {
+                kind,
+                target,
+                length,
+                crc,
+                payload,
+            };
+            match kind {
+                Kind::Line => allocator.apply_line(image, &operation, number),
+                _ => image.apply(&operation, number),
             }
         }
     }
@@ -447,6 +500,7 @@ impl Drop for Change<'_> {
             self.shared.allocator.give_back_inode(number);
         }
         parts.record.clear();
+        parts.operations.clear();
         parts.edits.clear();
         parts.freed.clear();
         parts.inode_bits.clear();

@@ -379,7 +379,7 @@ impl<'s> Writer<'_, 's> {
         };
         self.change.put_value(block, 0, &header);
         self.tree().add(logical, Run { block, length: 1 })?;
-        self.inode.size += BLOCK as u64;
+        self.inode.size = self.inode.size.saturating_add(BLOCK as u64);
         Ok(block)
     }
 
@@ -397,7 +397,7 @@ impl<'s> Writer<'_, 's> {
             let (need, slots_end) = (entry_size(name.len()), SLOTS + header.count as usize * SLOT);
             let gap = header.heap as usize - slots_end;
             if gap >= need + SLOT {
-                self.inode.entries += 1;
+                self.inode.entries = self.inode.entries.saturating_add(1);
                 return self.append(block, header, hash, name, target);
             }
             if gap + header.dead as usize >= need + SLOT {
@@ -487,7 +487,7 @@ impl<'s> Writer<'_, 's> {
             (header.heap, header.dead) = (BLOCK as u16, 0);
         }
         self.change.put_value(block, 0, &header);
-        self.inode.entries -= 1;
+        self.inode.entries = self.inode.entries.saturating_sub(1);
         if header.count == 0 {
             self.merge(block, logical, header)?;
         }
@@ -600,7 +600,7 @@ impl<'s> Writer<'_, 's> {
             Some(block)
         );
         self.tree().remove(logical, logical + 1, 1)?;
-        self.inode.size -= BLOCK as u64;
+        self.inode.size = self.inode.size.saturating_sub(BLOCK as u64);
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ impl Tree<'_, '_> {
     /// Maps blocks of the file that are holes to a run of the image, joining it to what it continues.
     pub fn add(&mut self, logical: u64, run: Run) -> Result<()> {
         let extent = Extent::new(logical, run.block, run.length);
-        self.inode.blocks += u64::from(run.length);
+        self.inode.blocks = self.inode.blocks.saturating_add(u64::from(run.length));
         if logical > 0
             && let Some(before) = self.lookup().floor(logical - 1)?
             && before.continues_with(&extent)
@@ -71,7 +71,12 @@ impl Tree<'_, '_> {
         };
         match (before.length, after.length) {
             (0, 0) => self.replace(extent.logical, None)?,
-            (0, _) => self.replace(extent.logical, Some(&after))?,
+            (0, _) => {
+                // Its key changes, and may now belong into another leaf: an extent that grew can reach over the
+                // lower bound of the next leaf.
+                self.replace(extent.logical, None)?;
+                self.insert(&after)?;
+            }
             (_, 0) => self.replace(extent.logical, Some(&before))?,
             _ => {
                 self.replace(extent.logical, Some(&before))?;
@@ -83,7 +88,7 @@ impl Tree<'_, '_> {
             block: physical(from),
             length,
         });
-        self.inode.blocks -= u64::from(length);
+        self.inode.blocks = self.inode.blocks.saturating_sub(u64::from(length));
         Ok(())
     }
 }

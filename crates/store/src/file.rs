@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::allocator::Run;
-use crate::change::Change;
+use crate::change::{BLOCKS_MAX, Change};
 use crate::checksum::{crc32c, in_zeros, replace};
 use crate::error::{Error, Result};
 use crate::layout::inode::Inode;
@@ -242,9 +242,6 @@ impl Store {
         if !image.data_checksums {
             return 0;
         }
-        if new.len() == BLOCK {
-            return crc32c(new);
-        }
         // Clearing a block's worth of stack costs more than the rest of a small write.
         if new.len() <= 256 {
             self.replaced_crc(block, inside, &mut [0; 256][..new.len()], new)
@@ -291,23 +288,30 @@ struct Writer<'a, 'b, 's> {
     tree: Tree<'b, 's>,
 }
 
-impl Writer<'_, '_, '_> {
+impl<'s> Writer<'_, '_, 's> {
     /// Data in the record: in place where the file has blocks, into new cleared blocks where it has none.
-    fn by_value(&mut self, offset: u64, mut data: &[u8]) -> Result<()> {
+    fn by_value(&mut self, offset: u64, mut data: &'s [u8]) -> Result<()> {
         let mut at = offset;
         while !data.is_empty() {
             let (block, inside) = (at / BLOCK_U64, (at % BLOCK_U64) as usize);
             let (part, rest) = data.split_at(data.len().min(BLOCK - inside));
-            let (physical, crc) = match self.tree.lookup().find(block)? {
-                Some((physical, _)) => (physical, self.store.changed_crc(physical, inside, part)),
-                None => (
-                    self.start_block(block, part.len())?,
-                    in_zeros(part, BLOCK - inside - part.len()),
-                ),
-            };
-            self.tree
-                .change
-                .data(physical * BLOCK_U64 + inside as u64, part, crc);
+            let found = self
+                .tree
+                .lookup()
+                .find(block)?
+                .map(|(physical, _)| physical);
+            let physical = found.map_or_else(|| self.start_block(block, part.len()), Ok)?;
+            if part.len() == BLOCK {
+                self.tree.change.block(physical, part, crc32c(part));
+            } else {
+                let crc = match found {
+                    Some(_) => self.store.changed_crc(physical, inside, part),
+                    None => in_zeros(part, BLOCK - inside - part.len()),
+                };
+                self.tree
+                    .change
+                    .data(physical * BLOCK_U64 + inside as u64, part, crc);
+            }
             (at, data) = (at + part.len() as u64, rest);
         }
         Ok(())
@@ -414,4 +418,4 @@ pub(crate) fn free_inode(change: &mut Change<'_>, number: u64, inode: &mut Inode
     change.free_inode(number);
 }
 
-const _: () = assert!(BY_VALUE_MAX <= ATOMIC_WRITE_MAX);
+const _: () = assert!(BY_VALUE_MAX <= BLOCKS_MAX * BLOCK && BY_VALUE_MAX <= ATOMIC_WRITE_MAX);

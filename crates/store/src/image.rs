@@ -296,7 +296,7 @@ impl Image {
         } = *operation;
         let block = target / BLOCK as u64;
         match kind {
-            Kind::Data => self.layout.is_data_run(block, 1),
+            Kind::Data | Kind::Block => self.layout.is_data_run(block, 1),
             Kind::Extent => self
                 .layout
                 .is_data_run(block, u64::from(length) / BLOCK as u64),
@@ -306,6 +306,7 @@ impl Image {
     }
 
     /// Carries out one operation of the record `number`. The caller sees to bitmap lines being applied in order.
+    #[inline]
     pub fn apply(&self, operation: &Operation<'_>, number: u64) {
         let Operation {
             kind,
@@ -332,6 +333,13 @@ impl Image {
                 self.put(target, payload);
                 self.region
                     .store_u32(self.base + self.layout.data_crc(target / BLOCK as u64), crc);
+            }
+            Kind::Block => {
+                self.put(target, payload);
+                if self.data_checksums {
+                    let at = self.layout.data_crc(target / BLOCK as u64);
+                    self.region.store_u32(self.base + at, crc);
+                }
             }
             Kind::Extent => self.put(self.layout.data_crc(target / BLOCK as u64), payload),
             Kind::Line => {
@@ -384,7 +392,7 @@ impl Image {
             flush(at, u64::from(covered));
         }
         match kind {
-            Kind::Data => flush(self.layout.data_crc(target / BLOCK as u64), 4),
+            Kind::Data | Kind::Block => flush(self.layout.data_crc(target / BLOCK as u64), 4),
             Kind::Line => flush(self.layout.line_crc(target).unwrap_or(target), 4),
             _ => {}
         }

@@ -178,7 +178,7 @@ impl Store {
         self.put_target(&mut change, number, &mut inode, new)?;
         let mut parent_new = *parent;
         if new.kind == FileKind::Directory {
-            parent_new.links += 1;
+            add_links(&mut parent_new, 1);
         }
         let target = Target {
             number,
@@ -364,7 +364,7 @@ impl Store {
             let parent = set.new(directory.number());
             (parent.modified_ns, parent.changed_ns) = (now, now);
             if is_directory {
-                parent.links -= 1;
+                add_links(parent, -1);
             }
             let unfinished = self.drop_link(&mut change, &node, set.new(node.number()), now)?;
             set.commit(change);
@@ -550,7 +550,7 @@ impl Rename<'_> {
                 self.new_name,
                 entry,
             )?;
-            to.links -= u32::from(moves_directory);
+            add_links(to, -i32::from(moves_directory));
         } else {
             let to = set.new(self.to.number());
             Store::writer(&mut change, self.to.number(), to).insert(
@@ -562,8 +562,8 @@ impl Rename<'_> {
         let from = set.new(self.from.number());
         Store::writer(&mut change, self.from.number(), from).remove(hash, self.name)?;
         if moves_directory {
-            set.new(self.from.number()).links -= 1;
-            set.new(self.to.number()).links += 1;
+            add_links(set.new(self.from.number()), -1);
+            add_links(set.new(self.to.number()), 1);
             set.new(self.source.number()).parent = self.to.number();
         }
         self.touch(&mut set, now);
@@ -595,13 +595,19 @@ impl Rename<'_> {
                 name,
                 entry,
             )?;
-            parent.links += u32::from(inode.is_directory());
+            add_links(parent, i32::from(inode.is_directory()));
             if inode.is_directory() {
                 set.new(node.number()).parent = directory.number();
             }
         }
-        set.new(self.from.number()).links -= u32::from(source_inode.is_directory());
-        set.new(self.to.number()).links -= u32::from(target_inode.is_directory());
+        add_links(
+            set.new(self.from.number()),
+            -i32::from(source_inode.is_directory()),
+        );
+        add_links(
+            set.new(self.to.number()),
+            -i32::from(target_inode.is_directory()),
+        );
         set.new(target.number()).changed_ns = now;
         self.touch(&mut set, now);
         set.commit(change);
@@ -624,6 +630,11 @@ fn target_of(number: u64, inode: &Inode) -> Target {
         generation: inode.generation,
         kind,
     }
+}
+
+/// Counts links of a directory; a count that damage made too small stays at zero.
+fn add_links(inode: &mut Inode, count: i32) {
+    inode.links = inode.links.saturating_add_signed(count);
 }
 
 /// Whether names can be in this inode.

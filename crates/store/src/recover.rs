@@ -15,7 +15,7 @@ use crate::change::Shared;
 use crate::defects::Defects;
 use crate::error::{Error, Result};
 use crate::image::Image;
-use crate::layout::record::{HEADER, Kind, Operation, Operations};
+use crate::layout::record::{Kind, Operation, Operations};
 use crate::layout::superblock::{RING_OFFSET, RING_STATES, RingState, SUPERBLOCKS, Superblock};
 use crate::ring::{Ring, RingReader, write_ring_state};
 
@@ -88,7 +88,7 @@ pub(crate) fn replay(
         if end + u64::from(header.length) > state.start + superblock.ring_length {
             break;
         }
-        for operation in Operations::new(&record[HEADER..], image.length()) {
+        for operation in Operations::new(&record, image.length()) {
             // The checksum was right, so this is no crash: the record was made wrong or changed on purpose.
             let operation = operation
                 .filter(|operation| image.accepts(operation))
@@ -108,7 +108,7 @@ pub(crate) fn replay(
         let Some(header) = reader.read(position, &mut record) else {
             break;
         };
-        for operation in Operations::new(&record[HEADER..], image.length()).flatten() {
+        for operation in Operations::new(&record, image.length()).flatten() {
             if !references.covers(&operation, position) {
                 image.apply(&operation, position);
                 image.cached_ranges(&operation, |at, length| image.flush(at, length));

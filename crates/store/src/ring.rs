@@ -16,11 +16,10 @@ use parking_lot::Mutex;
 use pmem::Region;
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::BLOCK;
 use crate::defects::Defects;
 use crate::image::Image;
-use crate::layout::record::{
-    ALIGN, HEADER, MAGIC, OPERATION, RecordHeader, body_checksum, parse_head,
-};
+use crate::layout::record::{ALIGN, HEADER, MAGIC, OPERATION, RecordHeader, is_intact, parse_head};
 use crate::layout::superblock::{RING_STATES, RingState, Superblock};
 
 /// Shortest ring, in bytes.
@@ -110,11 +109,6 @@ pub struct Ring {
     defects: Defects,
 }
 
-/// Bytes that a record with this body takes in the ring.
-pub fn record_length(body: usize) -> usize {
-    (HEADER + body).next_multiple_of(ALIGN)
-}
-
 impl Ring {
     /// An empty ring that goes on at `position` in `epoch`. The caller has made the ring state say the same.
     pub fn new(
@@ -160,21 +154,33 @@ impl Ring {
         }
     }
 
-    /// Writes the record (header and padding included, checksum of the body given) to its place and returns once it
-    /// and all records before it are persistent.
-    pub fn commit(&self, place: Place, record: &mut [u8], body_crc: u32, image: &Image) {
+    /// Writes a record to its place and returns once it and all before it are persistent. `record` is the header, still
+    /// to be filled in, the operations and the padding; `crc` is the checksum of the operations; `blocks` follow.
+    pub fn commit(
+        &self,
+        place: Place,
+        record: &mut [u8],
+        crc: u32,
+        blocks: &[&[u8]],
+        image: &Image,
+    ) {
         let mut header = RecordHeader {
             magic: MAGIC,
             crc: 0,
             epoch: self.epoch,
-            length: record.len() as u32,
+            length: (place.end - place.number) as u32,
             number: place.number,
+            checked: record.len() as u32,
             reserved: 0,
         };
-        header.crc = header.checksum(body_crc);
+        header.crc = header.checksum(crc);
         record[..HEADER].copy_from_slice(header.as_bytes());
         self.wait_for_room(place, image);
         self.put(place.number, record);
+        let first_block = place.number + record.len() as u64;
+        for (index, block) in (0..).zip(blocks) {
+            self.put(first_block + index * BLOCK as u64, block);
+        }
         if !self.defects.skip_record_fence {
             self.region.fence();
         }
@@ -287,8 +293,9 @@ impl Ring {
         );
         let header: RecordHeader = zerocopy::transmute!(header);
         let end = position + u64::from(header.length);
+        let operations_end = position + u64::from(header.checked);
         let mut at = position + HEADER as u64;
-        while at + OPERATION as u64 <= end && !self.defects.reclaim_without_flush {
+        while at + OPERATION as u64 <= operations_end && !self.defects.reclaim_without_flush {
             let mut head = [0; OPERATION];
             copy_from_ring(&self.region, self.offset, self.length, at, &mut head);
             let Some((operation, payload)) = parse_head(&head, image.length()) else {
@@ -375,14 +382,14 @@ impl<'a> RingReader<'a> {
             && (header.epoch == self.epoch || self.defects.skip_epoch_check)
             && header.number == position
             && length.is_multiple_of(ALIGN)
-            && (ALIGN..=self.length as usize).contains(&length);
+            && (ALIGN..=self.length as usize).contains(&length)
+            && (HEADER..=length).contains(&(header.checked as usize));
         if !plausible {
             return None;
         }
         into.resize(length, 0);
         self.copy(position, into);
-        let right = header.crc == header.checksum(body_checksum(&into[HEADER..]))
-            && into[..HEADER] == bytes;
+        let right = is_intact(&header, into) && into[..HEADER] == bytes;
         (right || self.defects.skip_record_checksum).then_some(header)
     }
 

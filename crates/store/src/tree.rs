@@ -1,7 +1,7 @@
 //! The tree of a file's extents: a B+tree whose root is in the inode.
 //!
-//! Keys are logical blocks. In an inner node an entry's key is a lower bound of its child's keys, but for the first
-//! entry, which takes everything below too. Nodes are never empty; half-empty ones are not merged.
+//! Keys are logical blocks. In an inner node an entry's key is a lower bound of its child's keys. Nodes are never
+//! empty; half-empty ones are not merged.
 
 use zerocopy::FromZeros;
 
@@ -309,13 +309,13 @@ impl<'s> Tree<'_, 's> {
         };
         self.change.put_value(block, 0, &header);
         self.change.put_value(block, ENTRIES, entries);
-        self.inode.blocks += 1;
+        self.inode.blocks = self.inode.blocks.saturating_add(1);
         Ok(block)
     }
 
     fn free_node(&mut self, block: u64) {
         self.change.free(Run { block, length: 1 });
-        self.inode.blocks -= 1;
+        self.inode.blocks = self.inode.blocks.saturating_sub(1);
     }
 
     /// Adds an extent where there is none.
@@ -326,7 +326,7 @@ impl<'s> Tree<'_, 's> {
             let old = self.inode.root;
             let block = self.new_node(depth, &old[..self.inode.count as usize])?;
             self.inode.root = [Extent::new_zeroed(); ROOT_ENTRIES];
-            self.inode.root[0] = Extent::new(old[0].logical, block, 0);
+            self.inode.root[0] = Extent::new(old[0].logical.min(sibling.logical), block, 0);
             (self.inode.depth, self.inode.count) = (depth + 1, 1);
             let node = Node::Block(block);
             let count = self.lookup().count(node, depth)?;
@@ -344,7 +344,12 @@ impl<'s> Tree<'_, 's> {
         let mut pending = *entry;
         let mut index = position;
         if level > 0 {
-            let child = self.lookup().entry(node, position.saturating_sub(1));
+            let mut child = self.lookup().entry(node, position.saturating_sub(1));
+            if position == 0 {
+                // Below all keys: the first child's key stays a lower bound.
+                child.logical = entry.logical;
+                self.set_entry(node, 0, &child);
+            }
             match self.insert_below(Node::Block(child.physical), level - 1, entry)? {
                 None => return Ok(None),
                 Some(sibling) => pending = sibling,

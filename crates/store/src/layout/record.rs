@@ -1,8 +1,10 @@
 //! A record: one atomic change of the image, as it stands in the ring.
 //!
 //! ```text
-//! | header, 32 bytes | operation, 16 bytes | payload, padded to 8 | operation | payload | … | zeros to 64 |
+//! | header, 32 bytes | operation, 16 bytes | payload, padded to 8 | operation | payload | … | zeros to 64 | blocks … |
 //! ```
+//! Whole data blocks ride behind the rest, in the order of their operations, each under its own checksum: they go from
+//! the caller's buffer into the ring without another copy, and are checksummed once.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -26,7 +28,7 @@ pub const PAYLOAD_MAX: usize = (1 << 24) - 1;
 pub struct RecordHeader {
     /// [`MAGIC`].
     pub magic: u32,
-    /// CRC32C of the body's CRC32C (the bytes from 32 to the end) and the bytes 8..32.
+    /// CRC32C of the CRC32C of the operations (the bytes from 32 to `checked`) and of the bytes 8..32.
     pub crc: u32,
     /// Epoch in which the record was made.
     pub epoch: u32,
@@ -34,12 +36,14 @@ pub struct RecordHeader {
     pub length: u32,
     /// Number of the record in the unit's one order: its position in the ring, in bytes since the pool was made.
     pub number: u64,
+    /// Where the operations end and the blocks begin, in bytes from the record's start.
+    pub checked: u32,
     /// Zero.
-    pub reserved: u64,
+    pub reserved: u32,
 }
 
 impl RecordHeader {
-    /// The checksum, given that of the bytes behind the header.
+    /// The checksum, given that of the operations.
     pub fn checksum(&self, body_crc: u32) -> u32 {
         let mut bytes = [0; HEADER - 4];
         bytes[..4].copy_from_slice(&body_crc.to_le_bytes());
@@ -64,6 +68,8 @@ pub enum Kind {
     Extent = 5,
     /// The payload is a line of a bitmap; its checksum in the group's header follows it.
     Line = 6,
+    /// A whole data block, which rides behind the operations, goes to the target; `crc` is its checksum.
+    Block = 7,
 }
 
 impl Kind {
@@ -76,6 +82,7 @@ impl Kind {
             4 => Kind::Data,
             5 => Kind::Extent,
             6 => Kind::Line,
+            7 => Kind::Block,
             _ => return None,
         })
     }
@@ -100,9 +107,9 @@ pub struct Operation<'a> {
     pub target: u64,
     /// Bytes of the image that it covers.
     pub length: u32,
-    /// New checksum of the data block ([`Kind::Data`] only).
+    /// New checksum of the data block ([`Kind::Data`] and [`Kind::Block`] only).
     pub crc: u32,
-    /// The bytes behind the header.
+    /// The bytes behind the operation's header, or the block.
     pub payload: &'a [u8],
 }
 
@@ -110,7 +117,7 @@ impl Operation<'_> {
     /// Bytes of payload for an operation of this kind and length.
     fn payload_length(kind: Kind, length: usize) -> usize {
         match kind {
-            Kind::Zero => 0,
+            Kind::Zero | Kind::Block => 0,
             Kind::Extent => length / BLOCK * 4,
             _ => length,
         }
@@ -130,6 +137,7 @@ impl Operation<'_> {
                 Kind::Inode => target.is_multiple_of(256) && [64, 128, 256].contains(&length),
                 Kind::Data => target / block == (target + length - 1) / block,
                 Kind::Extent => target.is_multiple_of(block) && length.is_multiple_of(block),
+                Kind::Block => target.is_multiple_of(block) && length == block,
                 Kind::Line => target.is_multiple_of(64) && length == 64,
             }
     }
@@ -152,17 +160,30 @@ pub fn encode(body: &mut Vec<u8>, kind: Kind, target: u64, length: u32, crc: u32
     body.resize(body.len().next_multiple_of(8), 0);
 }
 
-/// Goes through the operations of a record's body; damage ends it with `None` in place of an operation.
+/// Goes through the operations of a record; damage ends it with `None` in place of an operation.
 pub struct Operations<'a> {
     rest: &'a [u8],
+    blocks: &'a [u8],
     image_length: u64,
 }
 
 impl<'a> Operations<'a> {
-    /// The operations in `body` (what follows the header) for an image of `image_length` bytes.
-    pub fn new(body: &'a [u8], image_length: u64) -> Operations<'a> {
+    /// The operations of a whole record, header included, for an image of `image_length` bytes.
+    pub fn new(record: &'a [u8], image_length: u64) -> Operations<'a> {
+        let header = RecordHeader::read_from_prefix(record)
+            .map(|(header, _)| header)
+            .ok();
+        let checked = header.map_or(0, |header| header.checked as usize);
+        let operations = record.get(HEADER..checked).unwrap_or(&[]);
+        let blocks = record.get(checked..).unwrap_or(&[]);
+        Operations::of(operations, blocks, image_length)
+    }
+
+    /// The operations encoded in `rest`, with the blocks that some of them name.
+    pub fn of(rest: &'a [u8], blocks: &'a [u8], image_length: u64) -> Operations<'a> {
         Operations {
-            rest: body,
+            rest,
+            blocks,
             image_length,
         }
     }
@@ -171,6 +192,9 @@ impl<'a> Operations<'a> {
         let (head, rest) = self.rest.split_first_chunk()?;
         let (mut operation, payload_length) = parse_head(head, self.image_length)?;
         operation.payload = rest.get(..payload_length)?;
+        if operation.kind == Kind::Block {
+            (operation.payload, self.blocks) = self.blocks.split_at_checked(BLOCK)?;
+        }
         self.rest = rest.get(payload_length.next_multiple_of(8)..)?;
         Some(operation)
     }
@@ -215,9 +239,18 @@ impl<'a> Iterator for Operations<'a> {
     }
 }
 
-/// CRC32C of a record's body.
-pub fn body_checksum(body: &[u8]) -> u32 {
-    crc32c(body)
+/// CRC32C of the operations of a whole record, if its header leaves them inside it.
+pub fn operations_checksum(header: &RecordHeader, record: &[u8]) -> Option<u32> {
+    record.get(HEADER..header.checked as usize).map(crc32c)
+}
+
+/// Whether a record's checksums are all right: that of the operations and that of each block.
+pub fn is_intact(header: &RecordHeader, record: &[u8]) -> bool {
+    let block_is_right = |operation: Option<Operation<'_>>| {
+        operation.is_none_or(|it| it.kind != Kind::Block || crc32c(it.payload) == it.crc)
+    };
+    operations_checksum(header, record).is_some_and(|crc| header.crc == header.checksum(crc))
+        && Operations::new(record, u64::MAX).all(block_is_right)
 }
 
 const _: () =

@@ -1,0 +1,269 @@
+//! The calls by path: absolute, or relative to the root.
+
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::process::{getegid, geteuid};
+use store::{
+    Attributes, Entry, Error as StoreError, FileKind, NewInode, Node, RenameMode, SetAttributes,
+};
+
+use crate::file_system::{named, settle};
+use crate::walk::{Last, Part, Walk};
+use crate::{Cause, Error, File, FileSystem, OpenFlags};
+
+/// By path: absolute, or relative to the root, which is the same. Symbolic links are followed, at most 40. New files
+/// belong to the user and group of this process; permissions are taken as given.
+impl FileSystem {
+    /// Opens a file; with `create`, `permissions` are for a new one.
+    pub fn open(
+        &self,
+        path: impl AsRef<Path>,
+        flags: OpenFlags,
+        permissions: u32,
+    ) -> Result<File, Error> {
+        self.at(path.as_ref(), |bytes| {
+            match self.open_once(bytes, flags, permissions) {
+                // Somebody was faster to create it: open that.
+                Err(Cause::Store(StoreError::Exists)) if !flags.exclusive => {
+                    Err(StoreError::Stale.into())
+                }
+                result => result,
+            }
+        })
+    }
+
+    /// The attributes of a file.
+    pub fn stat(&self, path: impl AsRef<Path>) -> Result<Attributes, Error> {
+        self.at(path.as_ref(), |bytes| self.stat_once(bytes, true))
+    }
+
+    /// The attributes of a file, or of the symbolic link itself if the path names one.
+    pub fn symlink_stat(&self, path: impl AsRef<Path>) -> Result<Attributes, Error> {
+        self.at(path.as_ref(), |bytes| self.stat_once(bytes, false))
+    }
+
+    /// Makes a directory.
+    pub fn make_directory(&self, path: impl AsRef<Path>, permissions: u32) -> Result<(), Error> {
+        self.at(path.as_ref(), |bytes| {
+            let (directory, name, _) = self.new_name(bytes)?;
+            self.create_node(
+                &directory,
+                &name,
+                &new_inode(FileKind::Directory, permissions, b""),
+            )?;
+            Ok(())
+        })
+    }
+
+    /// Takes away a name of anything but a directory.
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        self.at(path.as_ref(), |bytes| {
+            let mut walk = Walk::new(self.store())?;
+            let last = walk.approach(bytes)?;
+            let Part::Name(name) = &last.part else {
+                return Err(StoreError::IsADirectory.into());
+            };
+            if last.slash {
+                let node = self.store().lookup(walk.directory(), name)?;
+                return Err(match walk.kind(&node)? {
+                    FileKind::Directory => StoreError::IsADirectory.into(),
+                    _ => StoreError::NotADirectory.into(),
+                });
+            }
+            Ok(self.store().unlink(walk.directory(), name)?)
+        })
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_directory_at(&self, path: impl AsRef<Path>) -> Result<(), Error> {
+        self.at(path.as_ref(), |bytes| {
+            let mut walk = Walk::new(self.store())?;
+            let last = walk.approach(bytes)?;
+            match last.part {
+                Part::Name(name) => Ok(self.store().remove_directory(walk.directory(), &name)?),
+                Part::Up => Err(StoreError::NotEmpty.into()),
+                Part::Here if bytes.iter().all(|byte| *byte == b'/') => Err(Cause::FixedName),
+                Part::Here => Err(StoreError::InvalidArgument(
+                    "'.' cannot be removed; name the directory",
+                )
+                .into()),
+            }
+        })
+    }
+
+    /// Gives the file `from` the name `to`.
+    pub fn rename_path(
+        &self,
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        mode: RenameMode,
+    ) -> Result<(), Error> {
+        let (from, to) = (from.as_ref(), to.as_ref());
+        let (old_directory, old_name, slash) = self.at(from, |bytes| self.old_name(bytes))?;
+        let (new_directory, new_name, new_slash) = self.at(to, |bytes| self.old_name(bytes))?;
+        self.at(from, |_| {
+            if slash || new_slash {
+                let node = self.store().lookup(&old_directory, &old_name)?;
+                if self.store().attributes(&node).kind != FileKind::Directory {
+                    return Err(StoreError::NotADirectory.into());
+                }
+            }
+            let store = self.store();
+            Ok(store.rename(&old_directory, &old_name, &new_directory, &new_name, mode)?)
+        })
+    }
+
+    /// Gives the file `from`, or the symbolic link if that is what it names, the further name `to`.
+    pub fn link_path(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), Error> {
+        let node = self.at(from.as_ref(), |bytes| self.resolve(bytes, false))?;
+        self.at(to.as_ref(), |bytes| {
+            let (directory, name, slash) = self.new_name(bytes)?;
+            if slash {
+                return Err(StoreError::NotFound.into());
+            }
+            Ok(self.store().link(&node, &directory, &name)?)
+        })
+    }
+
+    /// Makes a symbolic link at `path` that leads to `target`.
+    pub fn symlink(&self, target: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<(), Error> {
+        self.at(path.as_ref(), |bytes| {
+            let target = target.as_ref().as_os_str().as_bytes();
+            if target.is_empty() {
+                return Err(StoreError::NotFound.into());
+            }
+            let (directory, name, slash) = self.new_name(bytes)?;
+            if slash {
+                return Err(StoreError::NotFound.into());
+            }
+            self.create_node(
+                &directory,
+                &name,
+                &new_inode(FileKind::Symlink, 0o777, target),
+            )?;
+            Ok(())
+        })
+    }
+
+    /// The target of the symbolic link at `path`.
+    pub fn read_link_path(&self, path: impl AsRef<Path>) -> Result<PathBuf, Error> {
+        self.at(path.as_ref(), |bytes| {
+            let node = self.resolve(bytes, false)?;
+            if self.store().attributes(&node).kind != FileKind::Symlink {
+                return Err(StoreError::InvalidArgument("this is not a symbolic link").into());
+            }
+            Ok(std::ffi::OsString::from_vec(self.store().read_link(&node)?).into())
+        })
+    }
+
+    /// Changes attributes of a file, its size among them.
+    pub fn set_attributes_path(
+        &self,
+        path: impl AsRef<Path>,
+        change: &SetAttributes,
+    ) -> Result<Attributes, Error> {
+        self.at(path.as_ref(), |bytes| {
+            Ok(self
+                .store()
+                .set_attributes(&self.resolve(bytes, true)?, change)?)
+        })
+    }
+
+    /// The entries of a directory, without `.` and `..`.
+    pub fn list(&self, path: impl AsRef<Path>) -> Result<Vec<Entry>, Error> {
+        self.at(path.as_ref(), |bytes| {
+            let mut entries = Vec::new();
+            let node = self.resolve(bytes, true)?;
+            self.store().read_directory(&node, 0, &mut |entry| {
+                if entry.name != b"." && entry.name != b".." {
+                    entries.push(entry.clone());
+                }
+                true
+            })?;
+            Ok(entries)
+        })
+    }
+}
+
+impl FileSystem {
+    /// Does `work` on the bytes of `path`, and names the path in the error.
+    fn at<T>(&self, path: &Path, work: impl Fn(&[u8]) -> Result<T, Cause>) -> Result<T, Error> {
+        let bytes = path.as_os_str().as_bytes();
+        settle(|| work(bytes)).map_err(|cause| Error::at(path, cause))
+    }
+
+    fn stat_once(&self, path: &[u8], follow: bool) -> Result<Attributes, Cause> {
+        Ok(named(self.store(), &*self.resolve(path, follow)?)?)
+    }
+
+    fn resolve(&self, path: &[u8], follow: bool) -> Result<Arc<Node>, Cause> {
+        let mut walk = Walk::new(self.store())?;
+        let last = walk.approach(path)?;
+        walk.resolve(last, follow)
+    }
+
+    /// Where a new name goes: its directory, the name, and whether a slash comes after it.
+    fn new_name(&self, path: &[u8]) -> Result<(Arc<Node>, Vec<u8>, bool), Cause> {
+        let mut walk = Walk::new(self.store())?;
+        let Last { part, slash } = walk.approach(path)?;
+        match part {
+            Part::Name(name) => Ok((walk.directory().clone(), name, slash)),
+            Part::Here | Part::Up => Err(StoreError::Exists.into()),
+        }
+    }
+
+    /// Where a name is that is to be moved or replaced.
+    fn old_name(&self, path: &[u8]) -> Result<(Arc<Node>, Vec<u8>, bool), Cause> {
+        let mut walk = Walk::new(self.store())?;
+        let Last { part, slash } = walk.approach(path)?;
+        match part {
+            Part::Name(name) => Ok((walk.directory().clone(), name, slash)),
+            Part::Here | Part::Up => Err(Cause::FixedName),
+        }
+    }
+
+    /// One attempt to open: it fails with `Exists` when another thread creates the file in between.
+    fn open_once(&self, path: &[u8], flags: OpenFlags, permissions: u32) -> Result<File, Cause> {
+        let mut walk = Walk::new(self.store())?;
+        let mut last = walk.approach(path)?;
+        loop {
+            let Part::Name(name) = &last.part else {
+                return self.open_node(walk.resolve(last, true)?, flags);
+            };
+            let node = match self.store().lookup(walk.directory(), name) {
+                Ok(_) if flags.create && flags.exclusive => return Err(StoreError::Exists.into()),
+                Ok(node) => node,
+                Err(StoreError::NotFound) if flags.create => {
+                    if last.slash || flags.directory {
+                        return Err(StoreError::IsADirectory.into());
+                    }
+                    let new = new_inode(FileKind::Regular, permissions, b"");
+                    let node = self.create_node(walk.directory(), name, &new)?;
+                    return self.open_created(node, flags);
+                }
+                Err(error) => return Err(error.into()),
+            };
+            if walk.kind(&node)? != FileKind::Symlink || (flags.no_follow && !last.slash) {
+                let directory = flags.directory || last.slash;
+                return self.open_node(node, OpenFlags { directory, ..flags });
+            }
+            let slash = last.slash;
+            last = walk.follow(&node)?;
+            last.slash |= slash;
+        }
+    }
+}
+
+fn new_inode(kind: FileKind, permissions: u32, target: &[u8]) -> NewInode<'_> {
+    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+    NewInode {
+        kind,
+        permissions: permissions & 0o7777,
+        uid,
+        gid,
+        device: 0,
+        target,
+    }
+}

@@ -1,0 +1,140 @@
+//! What can go wrong, and the one place where it becomes an errno.
+
+use std::fmt;
+use std::path::Path;
+
+/// A call that failed: the cause, and the path that it was asked for, if by path.
+#[derive(Debug)]
+pub struct Error {
+    cause: Cause,
+    path: Option<Box<Path>>,
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Cause {
+    /// The store refused or found damage.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// The memory behind the pool could not be used.
+    #[error(transparent)]
+    Region(#[from] pmem::Error),
+    /// More symbolic links than a path may lead through.
+    #[error(
+        "this leads through more than {} symbolic links; look for a loop among them",
+        crate::walk::LINKS_MAX
+    )]
+    TooManySymbolicLinks,
+    /// The path is a symbolic link, which was not to be followed.
+    #[error("this is a symbolic link, and it was to be opened without following links")]
+    SymbolicLink,
+    /// The path is longer than any path may be.
+    #[error(
+        "the path is longer than {} bytes; use a path relative to a nearer directory",
+        crate::walk::PATH_LENGTH_MAX
+    )]
+    PathTooLong,
+    /// Reading a file that is not open for reading.
+    #[error("the file is not open for reading; open it with read access")]
+    NotOpenForReading,
+    /// Writing a file that is not open for writing.
+    #[error("the file is not open for writing; open it with write access")]
+    NotOpenForWriting,
+    /// The root, `.` or `..` where a name was needed that can be given or taken away.
+    #[error(
+        "the root directory, '.' and '..' can be neither renamed nor removed; name the entry itself"
+    )]
+    FixedName,
+    /// A pipe, a socket or a device, whose other side is not in the file system.
+    #[error("a pipe, socket or device can only be opened through a mount")]
+    SpecialFile,
+}
+
+impl Error {
+    /// The error `cause`, met at `path`.
+    pub(crate) fn at(path: &Path, cause: impl Into<Cause>) -> Error {
+        Error {
+            cause: cause.into(),
+            path: Some(path.into()),
+        }
+    }
+
+    /// Why the call failed.
+    pub fn cause(&self) -> &Cause {
+        &self.cause
+    }
+
+    /// The errno that stands for this error: the only mapping there is.
+    pub fn errno(&self) -> i32 {
+        match &self.cause {
+            Cause::Store(error) => store_errno(error),
+            Cause::Region(error) => region_errno(error),
+            Cause::TooManySymbolicLinks | Cause::SymbolicLink => libc::ELOOP,
+            Cause::PathTooLong => libc::ENAMETOOLONG,
+            Cause::NotOpenForReading | Cause::NotOpenForWriting => libc::EBADF,
+            Cause::FixedName => libc::EBUSY,
+            Cause::SpecialFile => libc::ENXIO,
+        }
+    }
+}
+
+fn store_errno(error: &store::Error) -> i32 {
+    use store::Error::*;
+    match error {
+        NotFound => libc::ENOENT,
+        Exists => libc::EEXIST,
+        NotADirectory => libc::ENOTDIR,
+        IsADirectory => libc::EISDIR,
+        NotEmpty => libc::ENOTEMPTY,
+        NameTooLong => libc::ENAMETOOLONG,
+        NoSpace | NoInodes => libc::ENOSPC,
+        TooManyLinks => libc::EMLINK,
+        FileTooLarge => libc::EFBIG,
+        InvalidArgument(_) | BadGeometry(_) => libc::EINVAL,
+        Stale => libc::ESTALE,
+        Corrupt { .. } | DamagedSuperblock(_) | Truncated { .. } | DamagedRing => libc::EIO,
+        NotAPool => libc::EMEDIUMTYPE,
+        WrongVersion { .. } | UnknownFeature(_) => libc::EPROTONOSUPPORT,
+    }
+}
+
+fn region_errno(error: &pmem::Error) -> i32 {
+    use pmem::Error::*;
+    match error {
+        Busy { .. } => libc::EBUSY,
+        NotAPool { .. } => libc::EMEDIUMTYPE,
+        Exists { .. } => libc::EEXIST,
+        NoSpace { .. } => libc::ENOSPC,
+        Permission { .. } => libc::EACCES,
+        NotFound { .. } => libc::ENOENT,
+        NoHugePages => libc::ENOMEM,
+        Length { .. } => libc::EINVAL,
+        SharedOnly { .. } => libc::EOPNOTSUPP,
+        Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        _ => libc::EIO,
+    }
+}
+
+impl<C: Into<Cause>> From<C> for Error {
+    fn from(cause: C) -> Error {
+        Error {
+            cause: cause.into(),
+            path: None,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.path {
+            Some(path) => write!(formatter, "{}: {}", path.display(), self.cause),
+            None => self.cause.fmt(formatter),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.cause)
+    }
+}

@@ -1,0 +1,208 @@
+//! An open file.
+
+use std::io::{IoSlice, IoSliceMut, SeekFrom};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use store::{Attributes, Node, SetAttributes, Store, WriteAt, Written};
+
+use crate::file_system::next_hole;
+use crate::{Cause, Error, OpenFlags};
+
+/// An open file: it keeps its inode alive, and gives it back when dropped.
+///
+/// Calls with an offset take no lock here. Calls without one share the file's position and are atomic with respect
+/// to it, as POSIX asks.
+pub struct File {
+    store: Arc<Store>,
+    node: Arc<Node>,
+    flags: OpenFlags,
+    position: Mutex<u64>,
+}
+
+impl File {
+    pub(crate) fn open(
+        store: &Arc<Store>,
+        node: Arc<Node>,
+        flags: OpenFlags,
+    ) -> Result<File, Cause> {
+        store.hold(&node)?;
+        Ok(File {
+            store: store.clone(),
+            node,
+            flags,
+            position: Mutex::new(0),
+        })
+    }
+
+    /// The file's inode number.
+    pub fn number(&self) -> u64 {
+        self.node.number()
+    }
+
+    /// The file's attributes.
+    pub fn attributes(&self) -> Result<Attributes, Error> {
+        Ok(self.store.attributes(&self.node))
+    }
+
+    /// Reads at `offset`; fewer bytes than asked for only at the end of the file.
+    pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<usize, Error> {
+        if !self.flags.read {
+            return Err(Cause::NotOpenForReading.into());
+        }
+        Ok(self.store.read(&self.node, offset, into)?)
+    }
+
+    /// Writes at `offset`, or at the end of a file opened with `append`, and returns how much was written: all, or
+    /// less when the pool became full. Up to 1 MiB is written whole or not at all, whatever crashes.
+    pub fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Error> {
+        Ok(self.write_from(data, offset)?.length)
+    }
+
+    /// Like [`File::read_at`], into several slices.
+    pub fn read_vectored_at(
+        &self,
+        into: &mut [IoSliceMut<'_>],
+        offset: u64,
+    ) -> Result<usize, Error> {
+        if let [only] = into {
+            return self.read_at(only, offset);
+        }
+        let mut gathered = vec![0; into.iter().map(|slice| slice.len()).sum()];
+        let count = self.read_at(&mut gathered, offset)?;
+        let mut rest = &gathered[..count];
+        for slice in into {
+            let (part, after) = rest.split_at(rest.len().min(slice.len()));
+            slice[..part.len()].copy_from_slice(part);
+            rest = after;
+        }
+        Ok(count)
+    }
+
+    /// Like [`File::write_at`], from several slices, which are written as if they were one.
+    pub fn write_vectored_at(&self, data: &[IoSlice<'_>], offset: u64) -> Result<usize, Error> {
+        match data {
+            [only] => self.write_at(only, offset),
+            several => self.write_at(&gather(several), offset),
+        }
+    }
+
+    /// Reads at the position and moves it.
+    pub fn read(&self, into: &mut [u8]) -> Result<usize, Error> {
+        let mut position = self.position.lock();
+        let count = self.read_at(into, *position)?;
+        *position += count as u64;
+        Ok(count)
+    }
+
+    /// Writes at the position, or at the end of a file opened with `append`, and moves the position behind it.
+    pub fn write(&self, data: &[u8]) -> Result<usize, Error> {
+        let mut position = self.position.lock();
+        let written = self.write_from(data, *position)?;
+        *position = written.offset + written.length as u64;
+        Ok(written.length)
+    }
+
+    /// Like [`File::read`], into several slices.
+    pub fn read_vectored(&self, into: &mut [IoSliceMut<'_>]) -> Result<usize, Error> {
+        let mut position = self.position.lock();
+        let count = self.read_vectored_at(into, *position)?;
+        *position += count as u64;
+        Ok(count)
+    }
+
+    /// Like [`File::write`], from several slices, which are written as if they were one.
+    pub fn write_vectored(&self, data: &[IoSlice<'_>]) -> Result<usize, Error> {
+        match data {
+            [only] => self.write(only),
+            several => self.write(&gather(several)),
+        }
+    }
+
+    /// Moves the position and returns it. It may lie behind the end of the file, not before its start.
+    pub fn seek(&self, to: SeekFrom) -> Result<u64, Error> {
+        let mut position = self.position.lock();
+        let target = match to {
+            SeekFrom::Start(offset) => i64::try_from(offset).ok(),
+            SeekFrom::Current(distance) => (*position as i64).checked_add(distance),
+            SeekFrom::End(distance) => (self.attributes()?.size as i64).checked_add(distance),
+        };
+        match target.and_then(|offset| u64::try_from(offset).ok()) {
+            Some(offset) => {
+                *position = offset;
+                Ok(offset)
+            }
+            None => Err(store::Error::InvalidArgument("a position lies between 0 and 2^63").into()),
+        }
+    }
+
+    /// The first offset from `offset` on that holds data, if any.
+    pub fn next_data(&self, offset: u64) -> Result<Option<u64>, Error> {
+        Ok(self.store.next_data(&self.node, offset)?)
+    }
+
+    /// The first offset from `offset` on that lies in a hole; the end of the file counts as one. None behind it.
+    pub fn next_hole(&self, offset: u64) -> Result<Option<u64>, Error> {
+        Ok(next_hole(&self.store, &self.node, offset)?)
+    }
+
+    /// Cuts the file to `size` bytes, or lengthens it with a hole.
+    pub fn truncate(&self, size: u64) -> Result<(), Error> {
+        if !self.flags.write {
+            return Err(store::Error::InvalidArgument(
+                "only a file open for writing can be truncated",
+            )
+            .into());
+        }
+        Ok(self.cut(size)?)
+    }
+
+    /// Makes the file persistent, which every call has done already when it returned.
+    pub fn sync(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Makes the file's data persistent, which every call has done already when it returned.
+    pub fn sync_data(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Truncates without asking how the file was opened: `O_TRUNC` goes with read access too.
+    pub(crate) fn cut(&self, size: u64) -> Result<(), store::Error> {
+        self.store.set_attributes(
+            &self.node,
+            &SetAttributes {
+                size: Some(size),
+                ..SetAttributes::default()
+            },
+        )?;
+        Ok(())
+    }
+
+    fn write_from(&self, data: &[u8], offset: u64) -> Result<Written, Error> {
+        if !self.flags.write {
+            return Err(Cause::NotOpenForWriting.into());
+        }
+        let at = if self.flags.append {
+            WriteAt::End
+        } else {
+            WriteAt::Offset(offset)
+        };
+        Ok(self.store.write(&self.node, at, data)?)
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // An inode that cannot be given back now is reclaimed when the pool is opened again.
+        let _ = self.store.release(&self.node, 1);
+    }
+}
+
+fn gather(slices: &[IoSlice<'_>]) -> Vec<u8> {
+    let mut gathered = Vec::with_capacity(slices.iter().map(|slice| slice.len()).sum());
+    for slice in slices {
+        gathered.extend_from_slice(slice);
+    }
+    gathered
+}

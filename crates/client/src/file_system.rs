@@ -1,0 +1,307 @@
+//! A pool opened as a file system, and the calls by inode number.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use pmem::{Access, Region};
+use store::{
+    Attributes, Entry, FileKind, Geometry, NewInode, Node, Options, RenameMode, SetAttributes,
+    Statistics, Store, WriteAt, Written,
+};
+
+use crate::{Cause, Error, File, OpenFlags};
+
+/// The root directory's inode number.
+pub const ROOT: u64 = store::ROOT;
+
+const SET_GROUP: u32 = 0o2000;
+
+/// A file system in a pool that this process has opened. Clones share it.
+#[derive(Clone)]
+pub struct FileSystem {
+    store: Arc<Store>,
+}
+
+/// Pools: making, opening, closing.
+impl FileSystem {
+    /// Makes a pool of `length` bytes at `path`, with an empty file system in it. Without `geometry`, one that suits
+    /// the length is taken.
+    pub fn format_pool(path: &Path, length: u64, geometry: Option<Geometry>) -> Result<(), Error> {
+        let region = Region::create(path, length)?;
+        let geometry = geometry.unwrap_or_else(|| Geometry::for_length(region.length()));
+        Store::format(&region, &geometry).map_err(|error| Error::at(path, error))
+    }
+
+    /// Opens the pool at `path` for this process alone.
+    pub fn open_pool(path: &Path) -> Result<FileSystem, Error> {
+        FileSystem::open_path(path, Access::ReadWrite)
+    }
+
+    /// Looks into the pool at `path` without ever writing to it: changes stay in this process.
+    pub fn open_pool_private(path: &Path) -> Result<FileSystem, Error> {
+        FileSystem::open_path(path, Access::Private)
+    }
+
+    /// Opens the pool in `region`: for labs and benchmarks.
+    pub fn open_region(region: Region, options: Options) -> Result<FileSystem, Error> {
+        Ok(FileSystem {
+            store: Arc::new(Store::open(region, options)?),
+        })
+    }
+
+    fn open_path(path: &Path, access: Access) -> Result<FileSystem, Error> {
+        let region = Region::open(path, access)?;
+        let store =
+            Store::open(region, Options::default()).map_err(|error| Error::at(path, error))?;
+        Ok(FileSystem {
+            store: Arc::new(store),
+        })
+    }
+
+    /// Leaves the pool so that the next opening has nothing to replay. Without it nothing is lost.
+    pub fn close(&self) -> Result<(), Error> {
+        Ok(self.store.close()?)
+    }
+
+    /// How large the file system is and how much of it is free.
+    pub fn statistics(&self) -> Statistics {
+        self.store.statistics()
+    }
+
+    /// The store underneath.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+}
+
+/// By inode number, starting at [`ROOT`]: for front ends that keep names themselves, such as the mount.
+impl FileSystem {
+    /// The file called `name` in `directory`.
+    pub fn lookup(&self, directory: u64, name: &[u8]) -> Result<Attributes, Error> {
+        let directory = self.node(directory)?;
+        let look = || Ok(named(&self.store, &*self.store.lookup(&directory, name)?)?);
+        Ok(settle(look)?)
+    }
+
+    /// The attributes of a file.
+    pub fn attributes(&self, number: u64) -> Result<Attributes, Error> {
+        Ok(self.store.attributes(&*self.node(number)?))
+    }
+
+    /// Changes attributes, the size among them.
+    pub fn set_attributes(&self, number: u64, change: &SetAttributes) -> Result<Attributes, Error> {
+        Ok(self.store.set_attributes(&self.node(number)?, change)?)
+    }
+
+    /// Creates a file, directory, symbolic link or special file. In a directory with the set-group bit it gets the
+    /// directory's group, and a directory the bit too.
+    pub fn create(&self, directory: u64, name: &[u8], new: &NewInode) -> Result<Attributes, Error> {
+        let node = self.create_node(&self.node(directory)?, name, new)?;
+        Ok(self.store.attributes(&node))
+    }
+
+    /// Gives a file one more name.
+    pub fn link(&self, number: u64, directory: u64, name: &[u8]) -> Result<Attributes, Error> {
+        let node = self.node(number)?;
+        self.store.link(&node, &self.node(directory)?, name)?;
+        Ok(self.store.attributes(&node))
+    }
+
+    /// Takes away a name of anything but a directory.
+    pub fn unlink(&self, directory: u64, name: &[u8]) -> Result<(), Error> {
+        Ok(self.store.unlink(&self.node(directory)?, name)?)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_directory(&self, directory: u64, name: &[u8]) -> Result<(), Error> {
+        Ok(self.store.remove_directory(&self.node(directory)?, name)?)
+    }
+
+    /// Gives the file `name` in `from` the name `new_name` in `to`.
+    pub fn rename(
+        &self,
+        from: u64,
+        name: &[u8],
+        to: u64,
+        new_name: &[u8],
+        mode: RenameMode,
+    ) -> Result<(), Error> {
+        Ok(self
+            .store
+            .rename(&self.node(from)?, name, &self.node(to)?, new_name, mode)?)
+    }
+
+    /// The target of a symbolic link.
+    pub fn read_link(&self, number: u64) -> Result<Vec<u8>, Error> {
+        Ok(self.store.read_link(&*self.node(number)?)?)
+    }
+
+    /// Visits the entries of a directory, `.` and `..` among them, from `cookie` on (0: the start) until `visit`
+    /// returns false: that entry was not taken.
+    pub fn read_directory(
+        &self,
+        number: u64,
+        cookie: u64,
+        visit: &mut dyn FnMut(&Entry) -> bool,
+    ) -> Result<(), Error> {
+        Ok(self
+            .store
+            .read_directory(&*self.node(number)?, cookie, visit)?)
+    }
+
+    /// Reads at `offset`; fewer bytes than asked for only at the end of the file.
+    pub fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
+        Ok(self.store.read(&*self.node(number)?, offset, into)?)
+    }
+
+    /// Writes `data`, persistently; up to 1 MiB whole or not at all.
+    pub fn write(&self, number: u64, at: WriteAt, data: &[u8]) -> Result<Written, Error> {
+        Ok(self.store.write(&*self.node(number)?, at, data)?)
+    }
+
+    /// The first offset from `offset` on that holds data, if any.
+    pub fn next_data(&self, number: u64, offset: u64) -> Result<Option<u64>, Error> {
+        Ok(self.store.next_data(&*self.node(number)?, offset)?)
+    }
+
+    /// The first offset from `offset` on that lies in a hole; the end of the file counts as one. None behind it.
+    pub fn next_hole(&self, number: u64, offset: u64) -> Result<Option<u64>, Error> {
+        Ok(next_hole(&self.store, &*self.node(number)?, offset)?)
+    }
+
+    /// Opens a file. Of the flags, `create`, `exclusive` and `no_follow` mean nothing here.
+    pub fn open_number(&self, number: u64, flags: OpenFlags) -> Result<File, Error> {
+        Ok(self.open_node(self.node(number)?, flags)?)
+    }
+
+    /// Opens the file called `name`; if there is none, creates it first.
+    pub fn create_open(
+        &self,
+        directory: u64,
+        name: &[u8],
+        new: &NewInode,
+        flags: OpenFlags,
+    ) -> Result<(Attributes, File), Error> {
+        let directory = self.node(directory)?;
+        let file = settle(|| match self.create_node(&directory, name, new) {
+            Ok(node) => self.open_created(node, flags),
+            Err(store::Error::Exists) if !flags.exclusive => {
+                // If it is gone by now, the next attempt creates it.
+                let found = self.store.lookup(&directory, name);
+                let gone = |error| {
+                    if error == store::Error::NotFound {
+                        store::Error::Stale
+                    } else {
+                        error
+                    }
+                };
+                self.open_node(found.map_err(gone)?, flags)
+            }
+            Err(error) => Err(error.into()),
+        })?;
+        Ok((file.attributes()?, file))
+    }
+
+    /// Keeps a file that loses its last name until [`FileSystem::release`].
+    pub fn hold(&self, number: u64) -> Result<(), Error> {
+        Ok(self.store.hold(&self.node(number)?)?)
+    }
+
+    /// Gives back `count` holds.
+    pub fn release(&self, number: u64, count: u64) -> Result<(), Error> {
+        Ok(self.store.release(&self.node(number)?, count)?)
+    }
+}
+
+impl FileSystem {
+    fn node(&self, number: u64) -> Result<Arc<Node>, store::Error> {
+        self.store.node(number)
+    }
+
+    pub(crate) fn create_node(
+        &self,
+        directory: &Arc<Node>,
+        name: &[u8],
+        new: &NewInode,
+    ) -> Result<Arc<Node>, store::Error> {
+        let parent = self.store.attributes(directory);
+        if parent.permissions & SET_GROUP == 0 {
+            return self.store.create(directory, name, new);
+        }
+        let inherited = if new.kind == FileKind::Directory {
+            SET_GROUP
+        } else {
+            0
+        };
+        let new = NewInode {
+            permissions: new.permissions | inherited,
+            gid: parent.gid,
+            ..*new
+        };
+        self.store.create(directory, name, &new)
+    }
+
+    /// Opens a file that was just created, whatever its permissions are.
+    pub(crate) fn open_created(&self, node: Arc<Node>, flags: OpenFlags) -> Result<File, Cause> {
+        File::open(&self.store, node, flags)
+    }
+
+    /// Opens a file that was there before.
+    pub(crate) fn open_node(&self, node: Arc<Node>, flags: OpenFlags) -> Result<File, Cause> {
+        match self.store.attributes(&node).kind {
+            FileKind::Directory if flags.write || flags.create || flags.truncate => {
+                return Err(store::Error::IsADirectory.into());
+            }
+            FileKind::Directory => {}
+            _ if flags.directory => return Err(store::Error::NotADirectory.into()),
+            FileKind::Symlink => return Err(Cause::SymbolicLink),
+            FileKind::Regular => {}
+            FileKind::Fifo
+            | FileKind::Socket
+            | FileKind::CharacterDevice
+            | FileKind::BlockDevice => {
+                return Err(Cause::SpecialFile);
+            }
+        }
+        let file = File::open(&self.store, node, flags)?;
+        if flags.truncate {
+            file.cut(0)?;
+        }
+        Ok(file)
+    }
+}
+
+/// How often an operation starts over because other threads removed what it had found.
+const ATTEMPTS_MAX: u32 = 1000;
+
+/// Does `work` again as long as what it finds by name has been removed when it gets there: then the name has gone too,
+/// or leads elsewhere. Damage that looks the same ends the attempts.
+pub(crate) fn settle<T>(work: impl Fn() -> Result<T, Cause>) -> Result<T, Cause> {
+    let mut attempts = 1;
+    loop {
+        match work() {
+            Err(Cause::Store(store::Error::Stale)) if attempts < ATTEMPTS_MAX => attempts += 1,
+            result => return result,
+        }
+    }
+}
+
+/// The attributes of a node that was just found by its name; stale if it has lost its last name since.
+pub(crate) fn named(store: &Store, node: &Node) -> Result<Attributes, store::Error> {
+    let attributes = store.attributes(node);
+    if attributes.links == 0 {
+        return Err(store::Error::Stale);
+    }
+    Ok(attributes)
+}
+
+pub(crate) fn next_hole(
+    store: &Store,
+    node: &Node,
+    offset: u64,
+) -> Result<Option<u64>, store::Error> {
+    if offset >= store.attributes(node).size {
+        return Ok(None);
+    }
+    store.next_hole(node, offset).map(Some)
+}

@@ -1,0 +1,29 @@
+//! The file system as a library: the one interface that every front end uses.
+//!
+//! [`FileSystem`] opens a pool in this process. The calling thread does the work in the store: nothing is handed
+//! over to another thread, and reading and writing take no locks but the store's own.
+//!
+//! - [`FileSystem`]: calls by inode number (`file_system`), for front ends that keep names themselves, and by path
+//!   (`by_path`, over the path walk in `walk`);
+//! - [`File`]: an open file with its shared position;
+//! - [`OpenFlags`]: how to open it;
+//! - [`Error`]: what went wrong and where, and its errno.
+
+#![forbid(unsafe_code)]
+
+mod by_path;
+mod error;
+mod file;
+mod file_system;
+mod open_flags;
+mod walk;
+
+pub use error::{Cause, Error};
+pub use file::File;
+pub use file_system::{FileSystem, ROOT};
+pub use open_flags::OpenFlags;
+pub use pmem::Region;
+pub use store::{
+    Attributes, Clock, Entry, FileKind, Geometry, NewInode, Options, RenameMode, SetAttributes,
+    Statistics, Store, WriteAt, Written,
+};

@@ -1,0 +1,160 @@
+//! The walk along a path: from the root, name by name, through symbolic links.
+
+use std::sync::Arc;
+
+use store::{FileKind, Node, Store};
+
+use crate::error::Cause;
+use crate::file_system::named;
+
+/// Symbolic links that one path may lead through, as in Linux.
+pub(crate) const LINKS_MAX: u32 = 40;
+/// Longest path in bytes: `PATH_MAX` counts a final zero byte that paths do not have here.
+pub(crate) const PATH_LENGTH_MAX: usize = 4095;
+
+/// Where a walk stands: the directories entered on the way, the root first, so that `..` leads back the way that
+/// was really taken.
+pub(crate) struct Walk<'a> {
+    store: &'a Store,
+    entered: Vec<Arc<Node>>,
+    links: u32,
+}
+
+/// The last part of a path, which the operation decides about.
+pub(crate) struct Last {
+    pub(crate) part: Part,
+    /// The path ends in `/`: it means a directory, and a symbolic link is followed.
+    pub(crate) slash: bool,
+}
+
+/// One part of a path.
+pub(crate) enum Part {
+    /// The directory where the walk stands: `.`, or `/` alone.
+    Here,
+    /// `..`
+    Up,
+    /// A name in the directory where the walk stands.
+    Name(Vec<u8>),
+}
+
+impl Part {
+    fn of(bytes: &[u8]) -> Part {
+        match bytes {
+            b"." => Part::Here,
+            b".." => Part::Up,
+            name => Part::Name(name.to_vec()),
+        }
+    }
+}
+
+impl<'a> Walk<'a> {
+    /// A walk that starts at the root.
+    pub(crate) fn new(store: &'a Store) -> Result<Walk<'a>, Cause> {
+        Ok(Walk {
+            store,
+            entered: vec![store.root()?],
+            links: 0,
+        })
+    }
+
+    /// The directory where the walk stands.
+    pub(crate) fn directory(&self) -> &Arc<Node> {
+        self.entered.last().expect("the root is never left")
+    }
+
+    /// Walks all of `path` but its last part.
+    pub(crate) fn approach(&mut self, path: &[u8]) -> Result<Last, Cause> {
+        if path.is_empty() {
+            return Err(store::Error::NotFound.into());
+        }
+        if path.len() > PATH_LENGTH_MAX {
+            return Err(Cause::PathTooLong);
+        }
+        if path[0] == b'/' {
+            self.entered.truncate(1);
+        }
+        let slash = path.ends_with(b"/");
+        let mut parts = path
+            .split(|byte| *byte == b'/')
+            .filter(|part| !part.is_empty());
+        let Some(mut part) = parts.next() else {
+            return Ok(Last {
+                part: Part::Here,
+                slash,
+            });
+        };
+        for next in parts {
+            self.enter(Part::of(part))?;
+            part = next;
+        }
+        Ok(Last {
+            part: Part::of(part),
+            slash,
+        })
+    }
+
+    /// What the path's last part means. A symbolic link is followed if `follow` says so or a slash comes after it.
+    pub(crate) fn resolve(&mut self, mut last: Last, follow: bool) -> Result<Arc<Node>, Cause> {
+        loop {
+            let name = match last.part {
+                Part::Name(name) => name,
+                here_or_up => {
+                    self.enter(here_or_up)?;
+                    return Ok(self.directory().clone());
+                }
+            };
+            let node = self.store.lookup(self.directory(), &name)?;
+            match self.kind(&node)? {
+                FileKind::Symlink if follow || last.slash => {
+                    let slash = last.slash;
+                    last = self.follow(&node)?;
+                    last.slash |= slash;
+                }
+                FileKind::Directory => return Ok(node),
+                _ if last.slash => return Err(store::Error::NotADirectory.into()),
+                _ => return Ok(node),
+            }
+        }
+    }
+
+    /// Walks along the target of the symbolic link `link`, all but its last part.
+    pub(crate) fn follow(&mut self, link: &Node) -> Result<Last, Cause> {
+        self.links += 1;
+        if self.links > LINKS_MAX {
+            return Err(Cause::TooManySymbolicLinks);
+        }
+        let target = self.store.read_link(link)?;
+        self.approach(&target)
+    }
+
+    /// What kind of file `node` is.
+    pub(crate) fn kind(&self, node: &Node) -> Result<FileKind, Cause> {
+        Ok(named(self.store, node)?.kind)
+    }
+
+    /// Enters the directory that `part` names.
+    fn enter(&mut self, part: Part) -> Result<(), Cause> {
+        match part {
+            Part::Here => Ok(()),
+            Part::Up => {
+                let depth = self.entered.len().saturating_sub(1).max(1);
+                self.entered.truncate(depth);
+                Ok(())
+            }
+            Part::Name(name) => {
+                let node = self.store.lookup(self.directory(), &name)?;
+                match self.kind(&node)? {
+                    FileKind::Directory => {
+                        self.entered.push(node);
+                        Ok(())
+                    }
+                    FileKind::Symlink => {
+                        let last = self.follow(&node)?;
+                        self.enter(last.part)
+                    }
+                    _ => Err(store::Error::NotADirectory.into()),
+                }
+            }
+        }
+    }
+}

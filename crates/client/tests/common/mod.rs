@@ -1,0 +1,40 @@
+//! A small file system in memory, for each test its own.
+
+use client::{Error, FileSystem, Geometry, OpenFlags, Options, Region, Store};
+
+/// A new, empty file system.
+pub fn file_system() -> FileSystem {
+    file_system_of(16 << 20, &Geometry::for_length(16 << 20))
+}
+
+/// A new, empty file system of `length` bytes.
+pub fn file_system_of(length: u64, geometry: &Geometry) -> FileSystem {
+    let region = Region::memory(length, false).expect("memory");
+    Store::format(&region, geometry).expect("a pool");
+    FileSystem::open_region(region, Options::default()).expect("a file system")
+}
+
+/// Makes a file with `contents`.
+pub fn make_file(file_system: &FileSystem, path: &str, contents: &[u8]) {
+    let flags = OpenFlags {
+        create: true,
+        exclusive: true,
+        ..OpenFlags::WRITE
+    };
+    let file = file_system.open(path, flags, 0o644).expect(path);
+    assert_eq!(file.write(contents).expect(path), contents.len());
+}
+
+/// What a file holds.
+pub fn contents(file_system: &FileSystem, path: &str) -> Vec<u8> {
+    let file = file_system.open(path, OpenFlags::READ, 0).expect(path);
+    let mut bytes = vec![0; file.attributes().expect(path).size as usize];
+    assert_eq!(file.read(&mut bytes).expect(path), bytes.len());
+    bytes
+}
+
+/// The errno of a call that must fail.
+#[track_caller]
+pub fn errno<T>(result: Result<T, Error>) -> i32 {
+    result.err().expect("an error").errno()
+}

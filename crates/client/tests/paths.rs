@@ -1,0 +1,296 @@
+//! Paths: where they lead, and what they are refused for.
+
+mod common;
+
+use client::{FileKind, OpenFlags, RenameMode, SetAttributes};
+use common::{contents, errno, file_system, make_file};
+
+const CREATE: OpenFlags = OpenFlags {
+    create: true,
+    ..OpenFlags::READ_WRITE
+};
+
+#[test]
+fn dots_and_slashes_lead_where_they_should() {
+    let fs = file_system();
+    fs.make_directory("/a", 0o755).unwrap();
+    fs.make_directory("a/b/", 0o755).unwrap();
+    make_file(&fs, "a/b/file", b"here");
+    for path in [
+        "a/b/file",
+        "/a/b/file",
+        "//a///b//file",
+        "./a/./b/../b/file",
+        "../../a/b/file",
+    ] {
+        assert_eq!(contents(&fs, path), b"here", "{path}");
+    }
+    for root in ["/", ".", "..", "a/..", "/a/b/../..", "///"] {
+        assert_eq!(fs.stat(root).unwrap().number, client::ROOT, "{root}");
+    }
+    assert_eq!(
+        fs.stat("a/b/").unwrap().number,
+        fs.stat("a/b").unwrap().number
+    );
+}
+
+#[test]
+fn wrong_paths_are_refused_with_their_errno() {
+    let fs = file_system();
+    fs.make_directory("d", 0o755).unwrap();
+    make_file(&fs, "file", b"");
+    assert_eq!(errno(fs.stat("")), libc::ENOENT);
+    assert_eq!(errno(fs.stat("none")), libc::ENOENT);
+    assert_eq!(errno(fs.stat("none/below")), libc::ENOENT);
+    assert_eq!(errno(fs.stat("file/below")), libc::ENOTDIR);
+    assert_eq!(errno(fs.stat("file/")), libc::ENOTDIR);
+    assert_eq!(errno(fs.stat("file/.")), libc::ENOTDIR);
+    assert_eq!(errno(fs.stat("file/..")), libc::ENOTDIR);
+    assert_eq!(errno(fs.stat("n".repeat(256))), libc::ENAMETOOLONG);
+    assert_eq!(errno(fs.stat("./".repeat(2048))), libc::ENAMETOOLONG);
+    assert!(fs.stat("./".repeat(2047)).is_ok());
+    fs.make_directory("n".repeat(255), 0o700).unwrap();
+    assert_eq!(
+        errno(fs.make_directory("n".repeat(256), 0o700)),
+        libc::ENAMETOOLONG
+    );
+}
+
+#[test]
+fn names_that_cannot_be_made_or_taken_away() {
+    let fs = file_system();
+    fs.make_directory("d", 0o755).unwrap();
+    fs.make_directory("d/e", 0o755).unwrap();
+    make_file(&fs, "file", b"");
+    for path in ["/", ".", "d/..", "d", "d/"] {
+        assert_eq!(
+            errno(fs.make_directory(path, 0o755)),
+            libc::EEXIST,
+            "{path}"
+        );
+    }
+    assert_eq!(errno(fs.remove_file("/")), libc::EISDIR);
+    assert_eq!(errno(fs.remove_file("d")), libc::EISDIR);
+    assert_eq!(errno(fs.remove_file("d/")), libc::EISDIR);
+    assert_eq!(errno(fs.remove_file("file/")), libc::ENOTDIR);
+    assert_eq!(errno(fs.remove_directory_at("/")), libc::EBUSY);
+    assert_eq!(errno(fs.remove_directory_at("d/.")), libc::EINVAL);
+    assert_eq!(errno(fs.remove_directory_at("d/e/..")), libc::ENOTEMPTY);
+    assert_eq!(errno(fs.remove_directory_at("d")), libc::ENOTEMPTY);
+    assert_eq!(errno(fs.remove_directory_at("file")), libc::ENOTDIR);
+    assert_eq!(
+        errno(fs.rename_path("d/.", "x", RenameMode::Replace)),
+        libc::EBUSY
+    );
+    assert_eq!(
+        errno(fs.rename_path("file/", "x", RenameMode::Replace)),
+        libc::ENOTDIR
+    );
+    assert_eq!(
+        errno(fs.rename_path("file", "x/", RenameMode::Replace)),
+        libc::ENOTDIR
+    );
+    assert_eq!(errno(fs.link_path("file", "x/")), libc::ENOENT);
+    assert_eq!(errno(fs.symlink("file", "x/")), libc::ENOENT);
+    assert_eq!(errno(fs.symlink("", "x")), libc::ENOENT);
+    fs.rename_path("d/", "f/", RenameMode::Replace).unwrap();
+    fs.remove_directory_at("f/e/").unwrap();
+}
+
+#[test]
+fn symbolic_links_are_followed() {
+    let fs = file_system();
+    fs.make_directory("a", 0o755).unwrap();
+    fs.make_directory("a/b", 0o755).unwrap();
+    make_file(&fs, "a/file", b"target");
+    fs.symlink("a/b", "down").unwrap();
+    fs.symlink("../file", "a/b/up").unwrap();
+    fs.symlink("/a/file", "a/b/absolute").unwrap();
+    fs.symlink("down/", "with_slash").unwrap();
+    for path in [
+        "a/b/up",
+        "down/up",
+        "down/absolute",
+        "with_slash/up",
+        "down/../file",
+    ] {
+        assert_eq!(contents(&fs, path), b"target", "{path}");
+    }
+    assert_eq!(fs.symlink_stat("down").unwrap().kind, FileKind::Symlink);
+    assert_eq!(fs.symlink_stat("down/").unwrap().kind, FileKind::Directory);
+    assert_eq!(
+        fs.stat("down").unwrap().number,
+        fs.stat("a/b").unwrap().number
+    );
+    assert_eq!(errno(fs.stat("a/b/up/")), libc::ENOTDIR);
+    assert_eq!(
+        fs.read_link_path("a/b/up").unwrap().to_str(),
+        Some("../file")
+    );
+    assert_eq!(errno(fs.read_link_path("a")), libc::EINVAL);
+
+    // A link to a link is another name of the link.
+    fs.link_path("down", "down_too").unwrap();
+    assert_eq!(fs.symlink_stat("down_too").unwrap().kind, FileKind::Symlink);
+    fs.remove_file("down").unwrap();
+    assert_eq!(fs.symlink_stat("down_too").unwrap().links, 1);
+}
+
+#[test]
+fn loops_and_long_chains_end() {
+    let fs = file_system();
+    fs.symlink("loop", "loop").unwrap();
+    assert_eq!(errno(fs.stat("loop")), libc::ELOOP);
+    assert_eq!(errno(fs.stat("loop/x")), libc::ELOOP);
+    assert_eq!(errno(fs.open("loop", CREATE, 0o644)), libc::ELOOP);
+    make_file(&fs, "link0", b"end");
+    for number in 1..=41 {
+        fs.symlink(format!("link{}", number - 1), format!("link{number}"))
+            .unwrap();
+    }
+    assert_eq!(contents(&fs, "link40"), b"end");
+    assert_eq!(errno(fs.stat("link41")), libc::ELOOP);
+}
+
+#[test]
+fn open_creates_where_a_link_leads() {
+    let fs = file_system();
+    fs.make_directory("d", 0o755).unwrap();
+    fs.symlink("d/new", "link").unwrap();
+    assert_eq!(errno(fs.open("link", OpenFlags::READ, 0)), libc::ENOENT);
+    let exclusive = OpenFlags {
+        exclusive: true,
+        ..CREATE
+    };
+    assert_eq!(errno(fs.open("link", exclusive, 0o600)), libc::EEXIST);
+    let no_follow = OpenFlags {
+        no_follow: true,
+        ..CREATE
+    };
+    assert_eq!(errno(fs.open("link", no_follow, 0o600)), libc::ELOOP);
+    fs.open("link", CREATE, 0o600).unwrap();
+    assert_eq!(fs.symlink_stat("d/new").unwrap().permissions, 0o600);
+    assert_eq!(errno(fs.open("d/new", exclusive, 0o600)), libc::EEXIST);
+}
+
+#[test]
+fn open_keeps_to_its_flags() {
+    let fs = file_system();
+    fs.make_directory("d", 0o755).unwrap();
+    make_file(&fs, "file", b"contents");
+    let directory = OpenFlags {
+        directory: true,
+        ..OpenFlags::READ
+    };
+    assert_eq!(errno(fs.open("file", directory, 0)), libc::ENOTDIR);
+    assert_eq!(errno(fs.open("file/", OpenFlags::READ, 0)), libc::ENOTDIR);
+    assert_eq!(errno(fs.open("d", OpenFlags::WRITE, 0)), libc::EISDIR);
+    assert_eq!(
+        errno(fs.open(
+            "d",
+            OpenFlags {
+                create: true,
+                ..OpenFlags::READ
+            },
+            0
+        )),
+        libc::EISDIR
+    );
+    assert_eq!(errno(fs.open("new/", CREATE, 0o644)), libc::EISDIR);
+    assert_eq!(errno(fs.open("none", OpenFlags::READ, 0)), libc::ENOENT);
+    let opened = fs.open("d", directory, 0).unwrap();
+    assert_eq!(errno(opened.read(&mut [0])), libc::EISDIR);
+    fs.open(
+        "file",
+        OpenFlags {
+            truncate: true,
+            ..OpenFlags::WRITE
+        },
+        0,
+    )
+    .unwrap();
+    assert_eq!(fs.stat("file").unwrap().size, 0);
+}
+
+#[test]
+fn rename_replaces_exchanges_or_refuses() {
+    let fs = file_system();
+    make_file(&fs, "a", b"a");
+    make_file(&fs, "b", b"b");
+    assert_eq!(
+        errno(fs.rename_path("a", "b", RenameMode::NoReplace)),
+        libc::EEXIST
+    );
+    fs.rename_path("a", "b", RenameMode::Exchange).unwrap();
+    assert_eq!(
+        (contents(&fs, "a"), contents(&fs, "b")),
+        (b"b".to_vec(), b"a".to_vec())
+    );
+    fs.rename_path("a", "b", RenameMode::Replace).unwrap();
+    assert_eq!(contents(&fs, "b"), b"b");
+    fs.make_directory("d", 0o755).unwrap();
+    assert_eq!(
+        errno(fs.rename_path("d", "d/below", RenameMode::Replace)),
+        libc::EINVAL
+    );
+    assert_eq!(
+        errno(fs.rename_path("b", "d", RenameMode::Replace)),
+        libc::EISDIR
+    );
+    assert_eq!(
+        errno(fs.rename_path("d", "b", RenameMode::Replace)),
+        libc::ENOTDIR
+    );
+}
+
+#[test]
+fn a_directory_is_listed_without_its_dots() {
+    let fs = file_system();
+    fs.make_directory("d", 0o755).unwrap();
+    make_file(&fs, "d/file", b"");
+    fs.symlink("file", "d/link").unwrap();
+    let mut entries = fs.list("d").unwrap();
+    entries.sort_by(|one, other| one.name.cmp(&other.name));
+    let names: Vec<_> = entries
+        .iter()
+        .map(|entry| (entry.name.as_slice(), entry.kind))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            (&b"file"[..], FileKind::Regular),
+            (b"link", FileKind::Symlink)
+        ]
+    );
+    assert_eq!(errno(fs.list("d/file")), libc::ENOTDIR);
+}
+
+#[test]
+fn the_set_group_bit_is_inherited() {
+    let fs = file_system();
+    fs.make_directory("d", 0o755).unwrap();
+    let change = SetAttributes {
+        permissions: Some(0o2775),
+        gid: Some(4242),
+        ..SetAttributes::default()
+    };
+    fs.set_attributes_path("d", &change).unwrap();
+    make_file(&fs, "d/file", b"");
+    fs.make_directory("d/e", 0o755).unwrap();
+    let (file, directory) = (fs.stat("d/file").unwrap(), fs.stat("d/e").unwrap());
+    assert_eq!((file.gid, file.permissions), (4242, 0o644));
+    assert_eq!((directory.gid, directory.permissions), (4242, 0o2755));
+}
+
+#[test]
+fn errors_name_the_path() {
+    let fs = file_system();
+    let error = fs.stat("some/where").unwrap_err().to_string();
+    assert!(error.starts_with("some/where: "), "{error}");
+    make_file(&fs, "file", b"");
+    let error = fs
+        .rename_path("file", "no/where", RenameMode::Replace)
+        .unwrap_err()
+        .to_string();
+    assert!(error.starts_with("no/where: "), "{error}");
+}

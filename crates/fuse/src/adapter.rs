@@ -1,0 +1,621 @@
+//! Answers the kernel's requests out of a [`FileSystem`].
+//!
+//! Nothing is kept per open file: every request names its inode, the kernel checks access and says with each write
+//! whether it appends, and an unlinked file lives as long as the kernel remembers its inode ([`FileSystem::hold`]).
+//! So the kernel is told that opening, flushing and syncing need no requests at all.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use client::{
+    Attributes, Entry, Error, FileKind, FileSystem, NewInode, RenameMode, SetAttributes, WriteAt,
+};
+use fuser::{
+    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
+    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+};
+
+use crate::translate::{
+    errno, file_attributes, file_kind, file_type, nanoseconds, nanoseconds_or_now,
+};
+
+/// Longest write in one request, in bytes: what the store writes atomically.
+const WRITE_LENGTH_MAX: u32 = 1 << 20;
+/// Read-ahead and asynchronous direct requests that the kernel may have under way.
+const BACKGROUND_MAX: u16 = 64;
+/// Entries of a directory that are looked up at a time.
+const ENTRIES_BATCH: usize = 64;
+/// The answer where nothing is kept per open file.
+const NO_HANDLE: FileHandle = FileHandle(0);
+
+thread_local! {
+    /// Where this thread collects the data of a read before the kernel copies it.
+    static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(crate) struct Adapter {
+    file_system: FileSystem,
+    /// How long the kernel may keep names and attributes without asking.
+    cache: Duration,
+    /// The kernel goes without requests for opening files, and for opening directories.
+    open_unneeded: bool,
+    open_directory_unneeded: bool,
+    /// Where the result of closing the file system goes when the session ends.
+    closed: Arc<OnceLock<Result<(), Error>>>,
+}
+
+impl Adapter {
+    pub(crate) fn new(
+        file_system: FileSystem,
+        cache: Duration,
+        closed: Arc<OnceLock<Result<(), Error>>>,
+    ) -> Adapter {
+        Adapter {
+            file_system,
+            cache,
+            open_unneeded: false,
+            open_directory_unneeded: false,
+            closed,
+        }
+    }
+
+    /// Answers with a file that the kernel will remember until it says forget.
+    fn reply_entry(&self, result: Result<Attributes, Error>, reply: ReplyEntry) {
+        match self.held(result) {
+            Ok(attributes) => {
+                reply.entry(
+                    &self.cache,
+                    &file_attributes(&attributes),
+                    Generation(attributes.generation.into()),
+                );
+            }
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn reply_attributes(&self, result: Result<Attributes, Error>, reply: ReplyAttr) {
+        match result {
+            Ok(attributes) => reply.attr(&self.cache, &file_attributes(&attributes)),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn held(&self, result: Result<Attributes, Error>) -> Result<Attributes, Error> {
+        let attributes = result?;
+        self.file_system.hold(attributes.number)?;
+        Ok(attributes)
+    }
+
+    /// An inode that the kernel forgets cannot fail to be given back in any way that it could act on.
+    fn release(&self, number: u64, count: u64) {
+        let _ = self.file_system.release(number, count);
+    }
+
+    fn create_inode(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        inode: NewInode,
+        reply: ReplyEntry,
+    ) {
+        let inode = NewInode {
+            uid: request.uid(),
+            gid: request.gid(),
+            ..inode
+        };
+        self.reply_entry(
+            self.file_system.create(parent.0, name.as_bytes(), &inode),
+            reply,
+        );
+    }
+
+    /// Adds entries with their attributes from `cookie` on, until the answer is full or the directory ends.
+    fn fill(
+        &self,
+        directory: u64,
+        mut cookie: u64,
+        reply: &mut ReplyDirectoryPlus,
+    ) -> Result<(), Error> {
+        loop {
+            // The directory is not asked about its files while it is being read: it is locked then.
+            let mut batch: Vec<Entry> = Vec::with_capacity(ENTRIES_BATCH);
+            self.file_system
+                .read_directory(directory, cookie, &mut |entry| {
+                    let room = batch.len() < ENTRIES_BATCH;
+                    if room {
+                        batch.push(entry.clone());
+                    }
+                    room
+                })?;
+            for entry in &batch {
+                if self.add_plus(entry, reply) {
+                    return Ok(());
+                }
+                cookie = entry.cookie;
+            }
+            if batch.len() < ENTRIES_BATCH {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Adds one entry with its attributes; true if there was no room for it. The kernel remembers what it gets here,
+    /// apart from `.` and `..`.
+    fn add_plus(&self, entry: &Entry, reply: &mut ReplyDirectoryPlus) -> bool {
+        let remembered = entry.name != b"." && entry.name != b"..";
+        let attributes = self.file_system.attributes(entry.number);
+        let Ok(attributes) = (if remembered {
+            self.held(attributes)
+        } else {
+            attributes
+        }) else {
+            // Removed since the directory was read.
+            return false;
+        };
+        let full = reply.add(
+            INodeNo(entry.number),
+            entry.cookie,
+            OsStr::from_bytes(&entry.name),
+            &self.cache,
+            &file_attributes(&attributes),
+            Generation(attributes.generation.into()),
+        );
+        if full && remembered {
+            self.release(entry.number, 1);
+        }
+        full
+    }
+}
+
+fn reply_empty(result: Result<(), Error>, reply: ReplyEmpty) {
+    match result {
+        Ok(()) => reply.ok(),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
+/// What to create, but for its owner, which the request says.
+fn new_inode(kind: FileKind, mode: u32) -> NewInode<'static> {
+    NewInode {
+        kind,
+        permissions: mode & 0o7777,
+        uid: 0,
+        gid: 0,
+        device: 0,
+        target: b"",
+    }
+}
+
+/// The answer to a lookup that found nothing, which the kernel then remembers.
+fn nothing_there() -> FileAttr {
+    let never = SystemTime::UNIX_EPOCH;
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: never,
+        mtime: never,
+        ctime: never,
+        crtime: never,
+        kind: FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 0,
+        flags: 0,
+    }
+}
+
+impl Filesystem for Adapter {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        let wanted = InitFlags::FUSE_PARALLEL_DIROPS
+            | InitFlags::FUSE_CACHE_SYMLINKS
+            | InitFlags::FUSE_EXPLICIT_INVAL_DATA
+            | InitFlags::FUSE_DO_READDIRPLUS
+            | InitFlags::FUSE_READDIRPLUS_AUTO
+            | InitFlags::FUSE_ASYNC_DIO;
+        let offered = config.capabilities();
+        let refuse = |_| io::Error::from(io::ErrorKind::Unsupported);
+        config.add_capabilities(wanted & offered).map_err(refuse)?;
+        self.open_unneeded = offered.contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
+        self.open_directory_unneeded = offered.contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        let refuse = |_| io::Error::from(io::ErrorKind::InvalidInput);
+        config.set_max_write(WRITE_LENGTH_MAX).map_err(refuse)?;
+        let refuse = |_| io::Error::from(io::ErrorKind::InvalidInput);
+        config.set_max_background(BACKGROUND_MAX).map_err(refuse)?;
+        Ok(())
+    }
+
+    fn destroy(&mut self) {
+        // The session ends once, so nobody has set this before.
+        let _ = self.closed.set(self.file_system.close());
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.file_system.lookup(parent.0, name.as_bytes()) {
+            Err(error) if error.errno() == libc::ENOENT => {
+                reply.entry(&self.cache, &nothing_there(), Generation(0))
+            }
+            result => self.reply_entry(result, reply),
+        }
+    }
+
+    fn forget(&self, _request: &Request, number: INodeNo, count: u64) {
+        self.release(number.0, count);
+    }
+
+    fn getattr(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        _handle: Option<FileHandle>,
+        reply: ReplyAttr,
+    ) {
+        self.reply_attributes(self.file_system.attributes(number.0), reply);
+    }
+
+    fn setattr(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        accessed: Option<TimeOrNow>,
+        modified: Option<TimeOrNow>,
+        changed: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _created: Option<SystemTime>,
+        _changed_macos: Option<SystemTime>,
+        _backed_up: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let change = SetAttributes {
+            permissions: mode.map(|mode| mode & 0o7777),
+            uid,
+            gid,
+            size,
+            accessed_ns: accessed.map(nanoseconds_or_now),
+            modified_ns: modified.map(nanoseconds_or_now),
+            changed_ns: changed.map(nanoseconds),
+        };
+        self.reply_attributes(self.file_system.set_attributes(number.0, &change), reply);
+    }
+
+    fn readlink(&self, _request: &Request, number: INodeNo, reply: ReplyData) {
+        match self.file_system.read_link(number.0) {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        device: u32,
+        reply: ReplyEntry,
+    ) {
+        match file_kind(mode) {
+            Some(kind) => {
+                let inode = NewInode {
+                    device: device.into(),
+                    ..new_inode(kind, mode)
+                };
+                self.create_inode(request, parent, name, inode, reply);
+            }
+            None => reply.error(Errno::EINVAL),
+        }
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        self.create_inode(
+            request,
+            parent,
+            name,
+            new_inode(FileKind::Directory, mode),
+            reply,
+        );
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let inode = NewInode {
+            target: target.as_os_str().as_bytes(),
+            ..new_inode(FileKind::Symlink, 0o777)
+        };
+        self.create_inode(request, parent, name, inode, reply);
+    }
+
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(self.file_system.unlink(parent.0, name.as_bytes()), reply);
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        reply_empty(
+            self.file_system.remove_directory(parent.0, name.as_bytes()),
+            reply,
+        );
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        new_parent: INodeNo,
+        new_name: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let mode = match flags {
+            none if none.is_empty() => RenameMode::Replace,
+            RenameFlags::RENAME_NOREPLACE => RenameMode::NoReplace,
+            RenameFlags::RENAME_EXCHANGE => RenameMode::Exchange,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let result = self.file_system.rename(
+            parent.0,
+            name.as_bytes(),
+            new_parent.0,
+            new_name.as_bytes(),
+            mode,
+        );
+        reply_empty(result, reply);
+    }
+
+    fn link(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        parent: INodeNo,
+        name: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        self.reply_entry(
+            self.file_system.link(number.0, parent.0, name.as_bytes()),
+            reply,
+        );
+    }
+
+    fn open(&self, _request: &Request, _number: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        if self.open_unneeded {
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(NO_HANDLE, FopenFlags::FOPEN_KEEP_CACHE);
+        }
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let (uid, gid) = (request.uid(), request.gid());
+        let inode = NewInode {
+            uid,
+            gid,
+            ..new_inode(FileKind::Regular, mode)
+        };
+        let flags = client::OpenFlags::from_bits(flags);
+        let created = self
+            .file_system
+            .create_open(parent.0, name.as_bytes(), &inode, flags)
+            .and_then(|(attributes, _file)| self.held(Ok(attributes)));
+        match created {
+            Ok(attributes) => reply.created(
+                &self.cache,
+                &file_attributes(&attributes),
+                Generation(attributes.generation.into()),
+                NO_HANDLE,
+                FopenFlags::FOPEN_KEEP_CACHE,
+            ),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        READ_BUFFER.with_borrow_mut(|buffer| {
+            let size = size as usize;
+            if buffer.len() < size {
+                buffer.resize(size, 0);
+            }
+            match self.file_system.read(number.0, offset, &mut buffer[..size]) {
+                Ok(count) => reply.data(&buffer[..count]),
+                Err(error) => reply.error(errno(&error)),
+            }
+        });
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        // What comes from the page cache was stored through a mapping: it belongs where it was stored.
+        let append =
+            flags.0 & libc::O_APPEND != 0 && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let at = if append {
+            WriteAt::End
+        } else {
+            WriteAt::Offset(offset)
+        };
+        match self.file_system.write(number.0, at, data) {
+            Ok(written) => reply.written(written.length as u32),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        _handle: FileHandle,
+        _owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        _handle: FileHandle,
+        _data_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        // Everything was persistent when it was answered. The kernel takes this for success, for all time.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn opendir(&self, _request: &Request, _number: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        if self.open_directory_unneeded {
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(
+                NO_HANDLE,
+                FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR,
+            );
+        }
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let result = self
+            .file_system
+            .read_directory(number.0, offset, &mut |entry| {
+                let name = OsStr::from_bytes(&entry.name);
+                !reply.add(
+                    INodeNo(entry.number),
+                    entry.cookie,
+                    file_type(entry.kind),
+                    name,
+                )
+            });
+        match result {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        match self.fill(number.0, offset, &mut reply) {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        _number: INodeNo,
+        _handle: FileHandle,
+        _data_only: bool,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn statfs(&self, _request: &Request, _number: INodeNo, reply: ReplyStatfs) {
+        let statistics = self.file_system.statistics();
+        reply.statfs(
+            statistics.blocks,
+            statistics.blocks_free,
+            statistics.blocks_available,
+            statistics.inodes,
+            statistics.inodes_free,
+            statistics.block_size,
+            statistics.name_length_max,
+            statistics.block_size,
+        );
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        _handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let Ok(offset) = u64::try_from(offset) else {
+            return reply.error(Errno::ENXIO);
+        };
+        let found = match whence {
+            libc::SEEK_DATA => self.file_system.next_data(number.0, offset),
+            libc::SEEK_HOLE => self.file_system.next_hole(number.0, offset),
+            _ => return reply.error(Errno::EINVAL),
+        };
+        match found {
+            Ok(Some(offset)) => reply.offset(offset as i64),
+            Ok(None) => reply.error(Errno::ENXIO),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! What can go wrong when mounting and unmounting.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+/// Why a directory could not be mounted or unmounted.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is nothing to mount on.
+    #[error("the mount point {} does not exist; create the directory first", .0.display())]
+    NoDirectory(PathBuf),
+    /// Only directories are mounted on.
+    #[error("the mount point {} is not a directory; choose one that is", .0.display())]
+    NotADirectory(PathBuf),
+    /// Somebody still uses the mount.
+    #[error("{} is in use; close its files and leave the directory (`fuser -vm` names who is there), then unmount again", .0.display())]
+    Busy(PathBuf),
+    /// Nothing of ours to unmount.
+    #[error("no Tako file system is mounted at {}; see `findmnt -t fuse.tako` for those that are", .0.display())]
+    NotMounted(PathBuf),
+    /// The kernel has no FUSE, or this process may not use it.
+    #[error(
+        "cannot open /dev/fuse: {0}; load the kernel's module (`modprobe fuse`) or ask for access to the device"
+    )]
+    NoDevice(io::Error),
+    /// The program that mounts for users other than root.
+    #[error(
+        "cannot run fusermount3, which users other than root need: {0}; install fuse3, or mount as root"
+    )]
+    NoHelper(io::Error),
+    /// The same, refusing.
+    #[error("{}: {message}", directory.display())]
+    Helper {
+        /// The mount point.
+        directory: PathBuf,
+        /// What it says itself.
+        message: String,
+    },
+    /// A mount option that cannot be understood.
+    #[error("mount option '{0}' is unknown or lacks a value; known are {known}", known = crate::options::KNOWN)]
+    Option(String),
+    /// The conversation with the kernel could not be started, or broke off.
+    #[error("the kernel's FUSE session at {} failed: {source}; see the kernel's log", directory.display())]
+    Session {
+        /// The mount point.
+        directory: PathBuf,
+        /// What failed.
+        source: io::Error,
+    },
+    /// Any other refusal by the system.
+    #[error("cannot {what} {}: {source}", directory.display())]
+    System {
+        /// What was tried, as a verb.
+        what: &'static str,
+        /// The mount point.
+        directory: PathBuf,
+        /// What the system answered.
+        source: io::Error,
+    },
+    /// The file system could not be closed after the mount ended.
+    #[error("the pool was not closed cleanly: {0}; nothing is lost, its next opening takes longer")]
+    Close(client::Error),
+}
+
+impl Error {
+    /// The meaning of a system call's failure on `directory` while trying to do `what`.
+    pub(crate) fn system(what: &'static str, directory: &Path, errno: Errno) -> Error {
+        Error::System {
+            what,
+            directory: directory.into(),
+            source: errno.into(),
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The life of a mount.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use client::FileSystem;
+use fuser::{BackgroundSession, Config, Session, SessionACL};
+use rustix::io::Errno;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
+
+use crate::adapter::Adapter;
+use crate::kernel::{self, Leave};
+use crate::{Error, MountOptions};
+
+/// A mounted file system. Dropping it unmounts, at once for new users and for the others when they are done.
+pub struct Mount {
+    place: Place,
+    /// None once the session has been waited for.
+    session: Option<BackgroundSession>,
+    closed: Arc<OnceLock<Result<(), client::Error>>>,
+    signals: Option<Handle>,
+}
+
+/// Where a mount is.
+#[derive(Clone)]
+struct Place {
+    directory: PathBuf,
+    /// Its device number, which tells it from other mounts at the same place.
+    device: u64,
+}
+
+/// Makes `directory` show `file_system`, and returns when it does. What a killed process left mounted there is
+/// replaced. The file system is closed when the mount ends.
+pub fn mount(
+    file_system: FileSystem,
+    directory: &Path,
+    options: &MountOptions,
+) -> Result<Mount, Error> {
+    let directory = kernel::prepare(directory)?;
+    let device = kernel::attach(&directory, options)?;
+    let closed = Arc::new(OnceLock::new());
+    let adapter = Adapter::new(file_system, options.cache, closed.clone());
+    let mut config = Config::default();
+    config.n_threads = Some(options.threads);
+    config.clone_fd = true;
+    // The kernel itself keeps other users out where they are not allowed.
+    let session =
+        Session::from_fd(adapter, device, SessionACL::All, config).and_then(Session::spawn);
+    let session = match session {
+        Ok(session) => session,
+        Err(source) => {
+            // Without a session the mount is dead already.
+            let _ = kernel::detach(&directory, Leave::AtOnce);
+            return Err(Error::Session { directory, source });
+        }
+    };
+    let ready = rustix::fs::stat(&directory);
+    let device = ready.map_or(0, |found| found.st_dev);
+    let mount = Mount {
+        place: Place { directory, device },
+        session: Some(session),
+        closed,
+        signals: None,
+    };
+    match ready {
+        Ok(_) => Ok(mount),
+        Err(errno) => Err(Error::system("look at", &mount.place.directory, errno)),
+    }
+}
+
+impl Mount {
+    /// The directory that shows the file system, as an absolute path.
+    pub fn directory(&self) -> &Path {
+        &self.place.directory
+    }
+
+    /// Ends the mount if nobody uses it; otherwise it stays, and the error is [`Error::Busy`]. Then
+    /// [`Mount::wait`] for the file system to be closed.
+    pub fn unmount(&self) -> Result<(), Error> {
+        self.place.leave(Leave::WhenUnused)
+    }
+
+    /// Ends the mount when this process is asked to end (SIGINT, SIGTERM or SIGHUP): the directory is free at once,
+    /// files still open work until they are closed, and then [`Mount::wait`] returns. A second signal does what it
+    /// does by default: it ends the process, which loses nothing that was answered.
+    pub fn unmount_on_signals(&mut self) -> Result<(), Error> {
+        let failed = |source| Error::System {
+            what: "wait for signals that unmount",
+            directory: self.place.directory.clone(),
+            source,
+        };
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(failed)?;
+        let handle = signals.handle();
+        let place = self.place.clone();
+        let wait = move || {
+            let mut asked = false;
+            for signal in signals.forever() {
+                if asked || place.leave(Leave::AtOnce).is_err() {
+                    // If even that fails, the process ends as if it had never been killed.
+                    let _ = signal_hook::low_level::emulate_default_handler(signal);
+                }
+                asked = true;
+            }
+        };
+        thread::Builder::new()
+            .name("tako-signals".into())
+            .spawn(wait)
+            .map_err(failed)?;
+        self.signals = Some(handle);
+        Ok(())
+    }
+
+    /// Waits until the mount has ended, by whatever means, and its file system is closed.
+    pub fn wait(mut self) -> Result<(), Error> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<(), Error> {
+        let Some(session) = self.session.take() else {
+            return Ok(());
+        };
+        let ended = session.join();
+        if let Some(signals) = self.signals.take() {
+            signals.close();
+        }
+        ended.map_err(|source| Error::Session {
+            directory: self.place.directory.clone(),
+            source,
+        })?;
+        match Arc::get_mut(&mut self.closed).and_then(OnceLock::take) {
+            Some(Err(error)) => Err(Error::Close(error)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.session.is_none() {
+            return;
+        }
+        match self.unmount() {
+            Ok(()) => drop(self.join()),
+            // Those who use it may be in this very process: it goes on for them without being waited for.
+            Err(_) => drop(self.place.leave(Leave::AtOnce)),
+        }
+    }
+}
+
+impl Place {
+    /// Unmounts, if it is still this mount that is there.
+    fn leave(&self, leave: Leave) -> Result<(), Error> {
+        match rustix::fs::stat(&self.directory) {
+            // A dead mount is no longer ours to judge, but it certainly is one.
+            Ok(found) if found.st_dev != self.device => return Ok(()),
+            Err(errno) if errno != Errno::NOTCONN => return Ok(()),
+            _ => {}
+        }
+        match kernel::detach(&self.directory, leave) {
+            Err(Error::NotMounted(_)) => Ok(()),
+            result => result,
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The kernel's table of mounts.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use crate::Error;
+
+/// The type that our mounts have in the table.
+pub(crate) const FILE_SYSTEM_TYPE: &str = "fuse.tako";
+
+/// One of our mounts.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) directory: PathBuf,
+    /// The name that the mount was given: the pool's path.
+    pub(crate) source: PathBuf,
+}
+
+/// Our mount at `directory`, if that is the uppermost one there.
+pub(crate) fn find(directory: &Path) -> Result<Option<Found>, Error> {
+    let directory = absolute(directory)?;
+    let what = "read /proc/self/mountinfo to find";
+    let table = std::fs::read("/proc/self/mountinfo").map_err(|source| Error::System {
+        what,
+        directory: directory.clone(),
+        source,
+    })?;
+    Ok(find_in(&table, directory))
+}
+
+/// The absolute path of `directory`, which may be a dead mount that cannot be looked at.
+fn absolute(directory: &Path) -> Result<PathBuf, Error> {
+    let dead = |error: &std::io::Error| error.raw_os_error() == Some(libc::ENOTCONN);
+    let path = match directory.canonicalize() {
+        Err(error) if dead(&error) => match (directory.parent(), directory.file_name()) {
+            (Some(parent), Some(name)) => {
+                let parent = if parent.as_os_str().is_empty() {
+                    Path::new(".")
+                } else {
+                    parent
+                };
+                parent.canonicalize().map(|parent| parent.join(name))
+            }
+            _ => Err(error),
+        },
+        result => result,
+    };
+    path.map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => Error::NotMounted(directory.into()),
+        _ => Error::System {
+            what: "find the path of",
+            directory: directory.into(),
+            source,
+        },
+    })
+}
+
+fn find_in(table: &[u8], directory: PathBuf) -> Option<Found> {
+    // A later line lies over an earlier one at the same place.
+    let line = table
+        .split(|byte| *byte == b'\n')
+        .rfind(|line| field(line, 4).is_some_and(|at| at == directory))?;
+    // Between the sixth field and the dash are a varying number of others.
+    let dash = line.windows(3).position(|window| window == b" - ")?;
+    let rest = &line[dash + 3..];
+    let ours = field(rest, 0)?.as_os_str() == FILE_SYSTEM_TYPE;
+    ours.then_some(Found {
+        directory,
+        source: field(rest, 1)?,
+    })
+}
+
+/// The field `index` of a line, unescaped.
+fn field(line: &[u8], index: usize) -> Option<PathBuf> {
+    let escaped = line.split(|byte| *byte == b' ').nth(index)?;
+    Some(unescape(escaped).into())
+}
+
+/// The kernel writes space, tab, newline and backslash as three octal digits after a backslash.
+fn unescape(escaped: &[u8]) -> OsString {
+    let mut bytes = Vec::with_capacity(escaped.len());
+    let mut rest = escaped;
+    while let Some((&first, after)) = rest.split_first() {
+        let octal = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok();
+        match (first, after.get(..3).and_then(octal)) {
+            (b'\\', Some(byte)) => {
+                bytes.push(byte);
+                rest = &after[3..];
+            }
+            _ => {
+                bytes.push(first);
+                rest = after;
+            }
+        }
+    }
+    OsString::from_vec(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &[u8] = b"22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw\n\
+        40 22 0:50 / /mnt/my\\040pool rw,noatime shared:7 master:2 - fuse.tako /var/a\\134b.pool rw,user_id=0\n\
+        41 22 0:51 / /mnt/over rw - fuse.tako /var/c.pool rw\n\
+        42 41 0:52 / /mnt/over rw - tmpfs none rw\n";
+
+    #[test]
+    fn our_mount_is_found() {
+        let directory = PathBuf::from("/mnt/my pool");
+        let found = find_in(TABLE, directory.clone());
+        assert_eq!(
+            found,
+            Some(Found {
+                directory,
+                source: "/var/a\\b.pool".into()
+            })
+        );
+    }
+
+    #[test]
+    fn others_are_not_ours() {
+        assert_eq!(find_in(TABLE, "/".into()), None);
+        assert_eq!(find_in(TABLE, "/mnt".into()), None);
+        assert_eq!(find_in(b"broken\n\n1 2 3", "/mnt".into()), None);
+    }
+
+    #[test]
+    fn what_lies_over_our_mount_hides_it() {
+        assert_eq!(find_in(TABLE, "/mnt/over".into()), None);
+    }
+}

@@ -1,0 +1,148 @@
+//! Mount options.
+
+use std::num::NonZero;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::Error;
+
+/// The options that [`MountOptions::from_str`] understands, for its error message.
+pub(crate) const KNOWN: &str = "ro, rw, allow_other, private, suid, nosuid, dev, nodev, exec, noexec, threads=COUNT, \
+                                cache=SECONDS, fsname=NAME";
+
+/// How to mount. The default suits a pool that one process owns; `-o` text is parsed with [`FromStr`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    /// What `mount` and `df` show as the source: the pool's path. `fsname=NAME`
+    pub name: String,
+    /// Threads that answer the kernel; the default is one per processor. `threads=COUNT`
+    pub threads: usize,
+    /// How long the kernel may keep names and attributes without asking. `cache=SECONDS`
+    pub cache: Duration,
+    /// Refuse changes. `ro`
+    pub read_only: bool,
+    /// Let other users in, as their permissions allow; the default for root. `allow_other`, `private`
+    pub allow_other: bool,
+    /// Honour set-user and set-group bits of programs. `suid`
+    pub set_user: bool,
+    /// Let device files be opened. `dev`
+    pub devices: bool,
+    /// Let programs be run. `noexec`
+    pub execute: bool,
+}
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        MountOptions {
+            name: "tako".into(),
+            threads: std::thread::available_parallelism().map_or(2, NonZero::get),
+            cache: Duration::from_secs(3600),
+            read_only: false,
+            allow_other: rustix::process::geteuid().is_root(),
+            set_user: false,
+            devices: false,
+            execute: true,
+        }
+    }
+}
+
+impl FromStr for MountOptions {
+    type Err = Error;
+
+    /// Parses a list as after `-o`: `ro,threads=4`. What only `mount(8)` and `/etc/fstab` need is accepted too.
+    fn from_str(text: &str) -> Result<MountOptions, Error> {
+        let mut options = MountOptions::default();
+        for option in text.split(',').filter(|option| !option.is_empty()) {
+            options
+                .set(option)
+                .ok_or_else(|| Error::Option(option.into()))?;
+        }
+        Ok(options)
+    }
+}
+
+impl MountOptions {
+    /// Applies one option, or none if it is not understood.
+    fn set(&mut self, option: &str) -> Option<()> {
+        let (name, value) = option
+            .split_once('=')
+            .map_or((option, None), |(name, value)| (name, Some(value)));
+        match (name, value) {
+            ("ro", None) => self.read_only = true,
+            ("rw", None) => self.read_only = false,
+            ("allow_other", None) => self.allow_other = true,
+            ("private", None) => self.allow_other = false,
+            ("suid", None) => self.set_user = true,
+            ("nosuid", None) => self.set_user = false,
+            ("dev", None) => self.devices = true,
+            ("nodev", None) => self.devices = false,
+            ("exec", None) => self.execute = true,
+            ("noexec", None) => self.execute = false,
+            ("threads", Some(count)) => {
+                self.threads = count
+                    .parse()
+                    .ok()
+                    .filter(|count| (1..=1024).contains(count))?
+            }
+            ("cache", Some(seconds)) => {
+                self.cache = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?
+            }
+            ("fsname", Some(name)) => self.name = name.into(),
+            // True of every mount here, or for the programs that read /etc/fstab.
+            (
+                "default_permissions"
+                | "noatime"
+                | "defaults"
+                | "auto"
+                | "noauto"
+                | "nofail"
+                | "_netdev",
+                None,
+            ) => {}
+            (name, _) if name.starts_with("x-") => {}
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_understood() {
+        let options: MountOptions =
+            "ro,threads=3,cache=0.5,private,suid,dev,noexec,,nofail,x-systemd.automount"
+                .parse()
+                .unwrap();
+        let expected = MountOptions {
+            threads: 3,
+            cache: Duration::from_millis(500),
+            read_only: true,
+            allow_other: false,
+            set_user: true,
+            devices: true,
+            execute: false,
+            ..MountOptions::default()
+        };
+        assert_eq!(options, expected);
+        assert_eq!("".parse::<MountOptions>().unwrap(), MountOptions::default());
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named() {
+        for wrong in [
+            "noway",
+            "threads",
+            "threads=0",
+            "threads=many",
+            "cache=-1",
+            "cache=nan",
+            "ro=1",
+        ] {
+            let error = format!("rw,{wrong}").parse::<MountOptions>().unwrap_err();
+            assert!(error.to_string().contains(wrong), "{error}");
+        }
+    }
+}

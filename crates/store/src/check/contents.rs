@@ -1,0 +1,89 @@
+//! What each inode in use holds: its tree, and what the tree leads to.
+
+use zerocopy::IntoBytes;
+
+use super::Checker;
+use crate::BLOCK;
+use crate::attributes::FileKind;
+use crate::layout::extent::Extent;
+use crate::layout::inode::{INLINE_TARGET_MAX, Inode};
+
+impl Checker<'_> {
+    /// Goes through the trees of all inodes in use.
+    pub(super) fn check_contents(&mut self) {
+        for index in 0..self.live.len() {
+            let (number, kind) = (self.live[index].number, self.live[index].kind);
+            // The scan found the inode whole.
+            let Ok(inode) = self.image.inode(number) else {
+                continue;
+            };
+            if !self.live[index].is_sound {
+                continue;
+            }
+            match kind {
+                FileKind::Regular => self.check_file(index, &inode),
+                FileKind::Directory => {
+                    let extents = self.check_tree(number, &inode);
+                    self.check_directory(index, &inode, &extents);
+                }
+                FileKind::Symlink => self.check_symlink(number, &inode),
+                _ => {}
+            }
+        }
+    }
+
+    fn check_file(&mut self, index: usize, inode: &Inode) {
+        let number = self.live[index].number;
+        let extents = self.check_tree(number, inode);
+        let end = inode.size.div_ceil(BLOCK as u64);
+        self.live[index].is_cut = extents.last().is_some_and(|last| last.end() > end);
+        if self.live[index].is_cut && !self.live[index].is_orphan {
+            self.inode_finding(number, "there are blocks behind the end of the file");
+        }
+        self.check_data(number, &extents);
+        self.check_tail(number, inode.size, &extents);
+    }
+
+    fn check_symlink(&mut self, number: u64, inode: &Inode) {
+        if inode.size == 0 || inode.size >= BLOCK as u64 {
+            self.inode_finding(
+                number,
+                format!("a link's target cannot have {} bytes", inode.size),
+            );
+            return;
+        }
+        let length = inode.size as usize;
+        if length <= INLINE_TARGET_MAX {
+            let (target, rest) = inode.root.as_bytes().split_at(length);
+            self.check_target(number, target, rest);
+            return;
+        }
+        let extents = self.check_tree(number, inode);
+        let [
+            Extent {
+                logical: 0,
+                physical,
+                length: 1,
+                ..
+            },
+        ] = extents[..]
+        else {
+            self.inode_finding(number, "a link's target must be in one block");
+            return;
+        };
+        self.check_data(number, &extents);
+        let mut block = [0; BLOCK];
+        self.image.read_block(physical, &mut block);
+        let (target, rest) = block.split_at(length);
+        self.check_target(number, target, rest);
+    }
+
+    fn check_target(&mut self, number: u64, target: &[u8], rest: &[u8]) {
+        if target.contains(&0) {
+            self.inode_finding(number, "the link's target has a NUL in it");
+        }
+        if rest.iter().any(|byte| *byte != 0) {
+            self.inode_finding(number, "there are bytes behind the link's target");
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Entry points for fuzzing, and for the fixed corpus that runs in the tests. Nothing else calls them.
+//!
+//! Whatever the bytes, none of them may panic or run for long. And what `check` finds clean must work: it opens, all
+//! of it can be read, and it is still clean after changes.
+
+mod edit;
+mod sample;
+mod work;
+
+use std::cell::RefCell;
+
+use pmem::Region;
+use zerocopy::IntoBytes;
+
+pub use edit::{Edit, Place, PoolBytes};
+pub use sample::{SAMPLE_LENGTH, Sample, sample};
+
+use super::{CheckOptions, Report, check};
+use crate::change::Shared;
+use crate::directory::{check_name, leaf_entries, parse_leaf};
+use crate::image::{Block, Layout};
+use crate::layout::record::{Kind, Operations, encode};
+use crate::recover::recover;
+use crate::tree::parse_node;
+use crate::{BLOCK, Clock, Defects, Error, Options, Store};
+
+thread_local! {
+    /// One mapping for all runs of a thread: making one takes longer than a run.
+    static REGION: RefCell<Option<Region>> = const { RefCell::new(None) };
+    static SAMPLES: [std::cell::OnceCell<Vec<u8>>; 4] = const { [const { std::cell::OnceCell::new() }; 4] };
+}
+
+/// The thread's region with `bytes` in it. One pool at a time.
+pub fn region_with(bytes: &[u8]) -> Region {
+    let region = REGION.with_borrow_mut(|region| match region.as_ref() {
+        Some(region) if region.length() == bytes.len() as u64 => region.clone(),
+        _ => region
+            .insert(Region::memory(bytes.len() as u64, false).expect("memory for a pool"))
+            .clone(),
+    });
+    region.write(0, bytes);
+    region
+}
+
+/// A small pool with a script of edits: its first byte chooses the sample, the second which checksums are made right
+/// afterwards, and every 14 after them are one [`Edit`].
+pub fn pool(input: &[u8]) {
+    let [chosen, seals, edits @ ..] = input else {
+        return;
+    };
+    let chosen = Sample::ALL[*chosen as usize % Sample::ALL.len()];
+    let mut bytes = SAMPLES.with(|samples| {
+        PoolBytes::new(
+            samples[chosen as usize]
+                .get_or_init(|| sample(chosen))
+                .clone(),
+        )
+    });
+    for edit in edits.chunks_exact(Edit::LENGTH) {
+        bytes.apply(&Edit::decode(
+            edit.try_into().expect("the chunk has an edit's length"),
+        ));
+    }
+    bytes.seal(*seals);
+    // What is wrong with the pool is no failure.
+    let _ = exercise(&bytes.bytes);
+}
+
+/// Checks, opens, reads and changes a pool of any bytes, and returns what the first check said.
+pub fn exercise(bytes: &[u8]) -> Result<Report, Error> {
+    let region = region_with(bytes);
+    let report = check(&region, &CheckOptions::default());
+    let is_clean = report.as_ref().is_ok_and(Report::is_clean);
+    region.write(0, bytes);
+    let options = || Options {
+        clock: Clock::Manual(Default::default()),
+        defects: Defects::default(),
+    };
+    match Store::open(region.clone(), options()) {
+        Ok(store) => work::use_store(&store, is_clean),
+        Err(error) => assert!(
+            !is_clean,
+            "check finds nothing, but the pool does not open: {error}"
+        ),
+    }
+    let after = check(&region, &CheckOptions::default());
+    if is_clean {
+        let after = after.expect("a pool that was used has a superblock");
+        assert!(
+            after.is_clean(),
+            "clean before it was used, but then: {:?}",
+            after.findings
+        );
+    }
+    report
+}
+
+/// The body of a record: operations are decoded, encoded again, and carried out where an image takes them.
+pub fn record(body: &[u8]) {
+    let region = region_with(
+        &SAMPLES.with(|samples| samples[0].get_or_init(|| sample(Sample::Closed)).clone()),
+    );
+    let Ok((_, Shared { image, .. })) = recover(region, Defects::default()) else {
+        return;
+    };
+    /// What operations that name whole blocks find behind them.
+    static BLOCKS: [u8; 4 * crate::BLOCK] = [0xa5; 4 * crate::BLOCK];
+    let mut again = Vec::new();
+    for operation in Operations::of(body, &BLOCKS, image.length()).flatten() {
+        let start = again.len();
+        encode(
+            &mut again,
+            operation.kind,
+            operation.target,
+            operation.length,
+            operation.crc,
+            if operation.kind == Kind::Block {
+                &[]
+            } else {
+                operation.payload
+            },
+        );
+        let decoded = Operations::of(&again[start..], operation.payload, image.length()).next();
+        assert_eq!(
+            decoded,
+            Some(Some(operation)),
+            "an operation changes when it is encoded again"
+        );
+        if image.accepts(&operation) {
+            image.apply(&operation, 1 << 40);
+            image.cached_ranges(&operation, |at, length| image.flush(at, length));
+        }
+    }
+}
+
+/// A block that may be a node of an extent tree, or a directory leaf.
+pub fn node_and_leaf(input: &[u8]) {
+    let mut contents: Block = [0; BLOCK];
+    let length = input.len().min(BLOCK);
+    contents[..length].copy_from_slice(&input[..length]);
+    let layout = Layout::new(1024, 512, 64).expect("a layout of two groups");
+    if let Some((header, entries)) = parse_node(&contents, &layout) {
+        assert_eq!(entries.len(), header.count as usize);
+        assert!(
+            entries
+                .iter()
+                .all(|entry| layout.is_data_run(entry.physical, 1)),
+            "an entry outside the data blocks"
+        );
+        assert!(
+            entries
+                .windows(2)
+                .all(|pair| pair[0].logical < pair[1].logical),
+            "entries out of order"
+        );
+        let encoded = entries.as_bytes();
+        assert_eq!(
+            encoded,
+            &contents[crate::layout::extent::ENTRIES..][..encoded.len()]
+        );
+    }
+    if let Some(header) = parse_leaf(&contents) {
+        let entries: Vec<_> = leaf_entries(&contents).collect();
+        assert_eq!(
+            entries.len(),
+            header.count as usize,
+            "an entry of a valid leaf cannot be read"
+        );
+        assert!(
+            entries.iter().all(|(_, name)| check_name(name).is_ok()),
+            "a name that may not be"
+        );
+    }
+}

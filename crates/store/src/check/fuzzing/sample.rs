@@ -1,0 +1,192 @@
+//! Small pools with some of everything in them, the same bytes each time.
+
+use std::sync::Arc;
+
+use pmem::Region;
+use zerocopy::IntoBytes;
+
+use super::edit::PoolBytes;
+use crate::layout::superblock::SUPERBLOCKS;
+use crate::{
+    Clock, Defects, FileKind, Geometry, NewInode, Node, Options, ROOT, RenameMode, SetAttributes,
+    Store, WriteAt,
+};
+
+/// Bytes of a sample.
+pub const SAMPLE_LENGTH: u64 = 512 << 10;
+
+/// Which pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sample {
+    /// Closed: the ring is empty.
+    Closed = 0,
+    /// As a crash leaves it: the ring is full of records.
+    Crashed = 1,
+    /// As a crash leaves it while files without a name are held.
+    Orphans = 2,
+    /// Closed, without data checksums.
+    NoChecksums = 3,
+}
+
+impl Sample {
+    /// All of them.
+    pub const ALL: [Sample; 4] = [
+        Sample::Closed,
+        Sample::Crashed,
+        Sample::Orphans,
+        Sample::NoChecksums,
+    ];
+}
+
+/// The bytes of a sample.
+pub fn sample(which: Sample) -> Vec<u8> {
+    let region = Region::memory(SAMPLE_LENGTH, false).expect("memory for a pool");
+    let geometry = Geometry {
+        data_checksums: which != Sample::NoChecksums,
+        ..Geometry::small()
+    };
+    Store::format(&region, &geometry).expect("the pool is large enough");
+    forget_chance(&region);
+    let options = Options {
+        clock: Clock::Manual(Default::default()),
+        defects: Defects::default(),
+    };
+    let store = Store::open(region.clone(), options).expect("a new pool opens");
+    fill(&store).expect("the sample fits into the pool");
+    if which == Sample::Orphans {
+        leave_orphans(&store).expect("the sample's files can be removed");
+    }
+    if matches!(which, Sample::Closed | Sample::NoChecksums) {
+        store.close().expect("closing");
+    }
+    let mut bytes = vec![0; SAMPLE_LENGTH as usize];
+    region.read(0, &mut bytes);
+    bytes
+}
+
+/// Replaces identities, times and owners that are different each time.
+fn forget_chance(region: &Region) {
+    let mut bytes = vec![0; SAMPLE_LENGTH as usize];
+    region.read(0, &mut bytes);
+    let mut pool = PoolBytes::new(bytes);
+    let mut superblock = pool.superblock().expect("a new pool has a superblock");
+    (
+        superblock.pool,
+        superblock.unit,
+        superblock.hash_key,
+        superblock.created_ns,
+    ) = ([1; 16], [2; 16], [3; 16], 0);
+    superblock.crc = superblock.checksum();
+    let mut root = pool.inode(ROOT);
+    (root.uid, root.gid) = (0, 0);
+    (
+        root.accessed_ns,
+        root.modified_ns,
+        root.changed_ns,
+        root.created_ns,
+    ) = (0, 0, 0, 0);
+    pool.put_inode(ROOT, root);
+    for offset in SUPERBLOCKS {
+        pool.bytes[offset as usize..][..size_of_val(&superblock)]
+            .copy_from_slice(superblock.as_bytes());
+    }
+    region.write(0, &pool.bytes);
+}
+
+fn new(kind: FileKind) -> NewInode<'static> {
+    NewInode {
+        kind,
+        permissions: 0o640,
+        uid: 7,
+        gid: 8,
+        device: 0,
+        target: b"",
+    }
+}
+
+fn fill(store: &Store) -> crate::error::Result<()> {
+    let root = store.root()?;
+    let file =
+        |directory: &Arc<Node>, name: &[u8]| store.create(directory, name, &new(FileKind::Regular));
+    let directory = store.create(&root, b"directory", &new(FileKind::Directory))?;
+    let deep = store.create(&directory, b"deep", &new(FileKind::Directory))?;
+    store.create(&deep, b"deeper", &new(FileKind::Directory))?;
+    let small = file(&root, b"small")?;
+    store.write(&small, WriteAt::End, &[0x51; 100])?;
+    let large = file(&deep, b"large")?;
+    store.write(&large, WriteAt::End, &[0x52; 3 * crate::BLOCK + 5])?;
+    let every_second = file(&directory, b"sparse")?;
+    sparse(store, &every_second, 7)?;
+    let hole = file(&directory, b"hole")?;
+    store.set_attributes(
+        &hole,
+        &SetAttributes {
+            size: Some(1 << 40),
+            ..SetAttributes::default()
+        },
+    )?;
+    file(&root, b"empty")?;
+    for (name, target) in [
+        (&b"short"[..], &b"directory/deep"[..]),
+        (b"long", &[b'x'; 300]),
+    ] {
+        store.create(
+            &root,
+            name,
+            &NewInode {
+                target,
+                ..new(FileKind::Symlink)
+            },
+        )?;
+    }
+    store.create(&directory, b"pipe", &new(FileKind::Fifo))?;
+    store.create(
+        &directory,
+        b"device",
+        &NewInode {
+            device: 0x103,
+            ..new(FileKind::CharacterDevice)
+        },
+    )?;
+    // Enough names for several leaves.
+    for index in 0..70 {
+        store.link(
+            &small,
+            &deep,
+            format!("{index:02}-a-name-of-more-than-sixty-bytes-so-that-leaves-fill-up-soon")
+                .as_bytes(),
+        )?;
+    }
+    for index in 10..30 {
+        store.unlink(
+            &deep,
+            format!("{index:02}-a-name-of-more-than-sixty-bytes-so-that-leaves-fill-up-soon")
+                .as_bytes(),
+        )?;
+    }
+    store.rename(&deep, b"large", &root, b"moved", RenameMode::NoReplace)
+}
+
+/// Every second block, so that each is an extent of its own.
+fn sparse(store: &Store, node: &Node, extents: u64) -> crate::error::Result<()> {
+    for index in 0..extents {
+        store.write(
+            node,
+            WriteAt::Offset(index * 2 * crate::BLOCK as u64),
+            &[0x53; 64],
+        )?;
+    }
+    Ok(())
+}
+
+fn leave_orphans(store: &Store) -> crate::error::Result<()> {
+    let root = store.root()?;
+    let removed = store.create(&root, b"removed", &new(FileKind::Regular))?;
+    sparse(store, &removed, 6)?;
+    let empty = store.create(&root, b"removed-too", &new(FileKind::Directory))?;
+    for node in [&removed, &empty] {
+        store.hold(node)?;
+    }
+    store.unlink(&root, b"removed")?;
+    store.remove_directory(&root, b"removed-too")
+}

@@ -1,0 +1,196 @@
+//! Using a store whose bytes came from anywhere.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::{BLOCK, FileKind, NewInode, Node, RenameMode, SetAttributes, Store, WriteAt};
+
+/// Inodes that a walk visits at most.
+const VISITS_MAX: usize = 200;
+/// Names that are read of a directory, and steps that are made over a file's holes, at most.
+const STEPS_MAX: usize = 500;
+/// Bytes that are read of a file's beginning and of its end.
+const PART: usize = 32 << 10;
+
+/// Reads everything, changes something everywhere, reads again. In a clean pool nothing is found damaged.
+pub fn use_store(store: &Store, is_clean: bool) {
+    let mut work = Work { store, is_clean };
+    work.statistics();
+    let nodes = work.walk();
+    for node in &nodes {
+        work.change(node, &nodes);
+    }
+    work.walk();
+    work.statistics();
+    // Half of the time the ring is left full, for the check that follows.
+    if nodes.len().is_multiple_of(2) {
+        work.note(store.close());
+    }
+}
+
+struct Work<'a> {
+    store: &'a Store,
+    is_clean: bool,
+}
+
+impl Work<'_> {
+    /// Any error is fine in a damaged pool.
+    fn note<T>(&mut self, result: Result<T>) -> Option<T> {
+        if let Err(Error::Corrupt { what, block }) = &result {
+            assert!(
+                !self.is_clean,
+                "check finds nothing, but {what} in block {block} is damaged"
+            );
+        }
+        result.ok()
+    }
+
+    fn statistics(&mut self) {
+        let statistics = self.store.statistics();
+        assert!(!self.is_clean || statistics.blocks_free <= statistics.blocks);
+        assert!(!self.is_clean || statistics.inodes_free <= statistics.inodes);
+    }
+
+    /// Reads all that can be reached.
+    fn walk(&mut self) -> Vec<Arc<Node>> {
+        let mut nodes: Vec<Arc<Node>> = self.note(self.store.root()).into_iter().collect();
+        let mut seen: HashSet<u64> = nodes.iter().map(|node| node.number()).collect();
+        let mut next = 0;
+        while let Some(node) = nodes.get(next).cloned() {
+            next += 1;
+            for (name, number) in self.read(&node) {
+                let by_name = self.store.lookup(&node, &name);
+                if let Some(child) = self.note(by_name)
+                    && nodes.len() < VISITS_MAX
+                    && seen.insert(child.number())
+                {
+                    nodes.push(child);
+                }
+                let by_number = self.store.node(number);
+                self.note(by_number);
+            }
+        }
+        nodes
+    }
+
+    /// Reads one inode in every way, and returns the names in it.
+    fn read(&mut self, node: &Arc<Node>) -> Vec<(Vec<u8>, u64)> {
+        let attributes = self.store.attributes(node);
+        let mut names = Vec::new();
+        let listed = self.store.read_directory(node, 0, &mut |entry| {
+            names.push((entry.name.clone(), entry.number));
+            names.len() < STEPS_MAX
+        });
+        if attributes.kind == FileKind::Directory {
+            self.note(listed);
+        }
+        if attributes.kind == FileKind::Symlink {
+            self.note(self.store.read_link(node));
+        }
+        if attributes.kind == FileKind::Regular {
+            let mut buffer = vec![0; PART];
+            for offset in [
+                0,
+                100,
+                attributes.size.saturating_sub(PART as u64),
+                u64::MAX - 1,
+            ] {
+                self.note(self.store.read(node, offset, &mut buffer));
+            }
+            self.seek(node);
+        }
+        names
+    }
+
+    fn seek(&mut self, node: &Node) {
+        let mut offset = 0;
+        for _ in 0..STEPS_MAX {
+            let data = self.store.next_data(node, offset);
+            let Some(data) = self.note(data).flatten() else {
+                return;
+            };
+            let hole = self.store.next_hole(node, data);
+            let Some(hole) = self.note(hole) else { return };
+            assert!(!self.is_clean || hole > data, "data without a byte");
+            if hole <= offset {
+                return;
+            }
+            offset = hole;
+        }
+    }
+
+    /// Changes one inode in every way.
+    fn change(&mut self, node: &Arc<Node>, all: &[Arc<Node>]) {
+        let store = self.store;
+        let size = store.attributes(node).size;
+        let mut write = |at, length| self.note(store.write(node, at, &vec![0x5a; length]));
+        write(WriteAt::End, 10);
+        write(WriteAt::Offset(BLOCK as u64 * 3 + 7), 100);
+        write(WriteAt::Offset(BLOCK as u64), 3 * BLOCK);
+        write(WriteAt::Offset(size / 2), 1);
+        for size in [size / 2, size, 5000, 0] {
+            let set = SetAttributes {
+                size: Some(size),
+                permissions: Some(0o600),
+                ..SetAttributes::default()
+            };
+            self.note(store.set_attributes(node, &set));
+        }
+        let new = |kind| NewInode {
+            kind,
+            permissions: 0o700,
+            uid: 1,
+            gid: 1,
+            device: 0,
+            target: b"target",
+        };
+        if let Some(made) = self.note(store.create(node, b"made", &new(FileKind::Regular))) {
+            self.note(store.write(&made, WriteAt::End, &[1; 20_000]));
+            self.note(store.link(&made, node, b"linked"));
+            self.note(store.rename(node, b"linked", node, b"made", RenameMode::Exchange));
+            self.note(store.unlink(node, b"made"));
+        }
+        if let Some(made) = self.note(store.create(node, b"a directory", &new(FileKind::Directory)))
+        {
+            for other in all.iter().take(3) {
+                self.note(store.rename(
+                    node,
+                    b"a directory",
+                    other,
+                    b"renamed",
+                    RenameMode::NoReplace,
+                ));
+                self.note(store.rename(
+                    other,
+                    b"renamed",
+                    node,
+                    b"a directory",
+                    RenameMode::Replace,
+                ));
+            }
+            self.note(store.rename(node, b"linked", &made, b"below", RenameMode::NoReplace));
+        }
+        self.note(store.create(node, b"a link", &new(FileKind::Symlink)));
+        self.remove_some(node);
+    }
+
+    fn remove_some(&mut self, node: &Arc<Node>) {
+        let mut names = Vec::new();
+        let _ = self.store.read_directory(node, 1, &mut |entry| {
+            names.push(entry.name.clone());
+            names.len() < 20
+        });
+        for (index, name) in names.iter().enumerate() {
+            if index % 2 == 0 {
+                let held = self.note(self.store.lookup(node, name));
+                let held = held.filter(|held| self.store.hold(held).is_ok());
+                self.note(self.store.unlink(node, name));
+                if let Some(held) = held {
+                    self.note(self.store.release(&held, 1));
+                }
+            }
+            self.note(self.store.remove_directory(node, name));
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Whether a pool is what `docs/LAYOUT.md` says it must be, down to the last bit.
+//!
+//! The check replays the ring as opening does, into a mapping that its caller keeps from the medium, and then believes
+//! nothing: neither the volatile state of a store nor what one structure says about another. In order:
+//! 1. `pool`: both superblocks, both ring states, the ring;
+//! 2. `maps`: group headers and bitmaps; 3. `inodes`: the whole inode table;
+//! 4. `contents` for each inode in use: `tree` (extents, each block claimed once), `data`, `directory`;
+//! 5. `links`: names against link counts, parents, the way from the root; `maps` again: claimed blocks against the bitmap.
+//!
+//! Any bytes are fine as input: every block is looked at a bounded number of times, and memory grows with the image's
+//! metadata only.
+
+mod bits;
+mod contents;
+mod data;
+mod directory;
+#[doc(hidden)]
+pub mod fuzzing;
+mod inodes;
+mod links;
+mod maps;
+mod pool;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::fmt;
+
+use pmem::Region;
+
+use crate::BLOCK;
+use crate::error::{Error, Result};
+use crate::image::Image;
+use crate::layout::superblock::Superblock;
+use bits::Bits;
+use inodes::Live;
+
+/// Findings that are listed; a pool with more is a ruin.
+const FINDINGS_MAX: usize = 1000;
+
+/// What is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckOptions {
+    /// Whether all file data is read and compared with its checksums; metadata is checked always.
+    pub data: bool,
+}
+
+impl Default for CheckOptions {
+    fn default() -> CheckOptions {
+        CheckOptions { data: true }
+    }
+}
+
+/// Something in a pool that is not as it must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What is wrong, in words.
+    pub what: String,
+    /// Number of the inode that it concerns.
+    pub inode: Option<u64>,
+    /// Number of the 4 KiB block of the image where it is.
+    pub block: Option<u64>,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.inode, self.block) {
+            (Some(inode), Some(block)) => write!(f, "inode {inode}, block {block}: ")?,
+            (Some(inode), None) => write!(f, "inode {inode}: ")?,
+            (None, Some(block)) => write!(f, "block {block}: ")?,
+            (None, None) => {}
+        }
+        f.write_str(&self.what)
+    }
+}
+
+/// What a check saw.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// All that is wrong; of more than a thousand findings, the first thousand.
+    pub findings: Vec<Finding>,
+    /// Inodes in use, the root included.
+    pub inodes: u64,
+    /// Directories among them, the root included.
+    pub directories: u64,
+    /// Blocks that files and directories hold.
+    pub blocks_used: u64,
+    /// Inodes with something left to reclaim.
+    pub orphans: u64,
+    /// Records that the ring held.
+    pub records_replayed: u64,
+}
+
+impl Report {
+    /// Whether nothing is wrong.
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty()
+    }
+
+    fn add(&mut self, what: impl Into<String>, inode: Option<u64>, block: Option<u64>) {
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(Finding {
+                what: what.into(),
+                inode,
+                block,
+            });
+        }
+    }
+}
+
+/// Checks a pool that is not open. The records in its ring are replayed into `region`, which therefore should be a
+/// private mapping; nothing else is written.
+///
+/// # Errors
+/// Those of opening a pool that has no valid superblock: there is nothing to check then. All other damage is reported.
+pub fn check(region: &Region, options: &CheckOptions) -> Result<Report> {
+    let mut report = Report::default();
+    let superblock = pool::check_superblocks(region, &mut report)?;
+    let image = Image::new(region.clone(), &superblock);
+    let end = pool::replay_ring(region, &superblock, &image, &mut report);
+    let layout = &image.layout;
+    let inode_bits = || Bits::new(layout.groups, layout.inodes_per_group);
+    let block_bits = || Bits::new(layout.groups, layout.blocks_per_group);
+    let mut checker = Checker {
+        image: &image,
+        superblock: &superblock,
+        options: *options,
+        end,
+        report,
+        used_blocks: block_bits(),
+        claimed: block_bits(),
+        used_inodes: inode_bits(),
+        orphans: inode_bits(),
+        live: Vec::new(),
+        index: vec![inodes::NONE; layout.inodes() as usize],
+        buffer: vec![0; data::CHUNK_BLOCKS * BLOCK],
+    };
+    checker.load_maps();
+    checker.scan_inodes();
+    checker.check_contents();
+    checker.check_links();
+    checker.compare_blocks();
+    Ok(checker.report)
+}
+
+/// A check under way.
+struct Checker<'a> {
+    image: &'a Image,
+    superblock: &'a Superblock,
+    options: CheckOptions,
+    /// Position behind the last record: no inode can be newer.
+    end: u64,
+    report: Report,
+    /// The block bitmaps as they stand in the image.
+    used_blocks: Bits,
+    /// Blocks that something leads to.
+    claimed: Bits,
+    /// The inode bitmaps as they stand in the image.
+    used_inodes: Bits,
+    /// The orphan bitmaps as they stand in the image.
+    orphans: Bits,
+    /// Inodes in use, by ascending number.
+    live: Vec<Live>,
+    /// Where in `live` an inode is; [`inodes::NONE`] when it is not in use.
+    index: Vec<u32>,
+    /// For data on its way through the checksum.
+    buffer: Vec<u8>,
+}
+
+impl Checker<'_> {
+    /// Reports what concerns an inode, in the inode itself.
+    fn inode_finding(&mut self, number: u64, what: impl Into<String>) {
+        self.report.add(what, Some(number), None);
+    }
+
+    /// Reports what concerns a block of an inode.
+    fn block_finding(&mut self, number: u64, block: u64, what: impl Into<String>) {
+        self.report.add(what, Some(number), Some(block));
+    }
+}
+
+/// What an error of the image's own accessors says, for a finding that names the place itself.
+fn damage(error: &Error) -> String {
+    match error {
+        Error::Corrupt { what, .. } => format!("{what} is damaged"),
+        other => other.to_string(),
+    }
+}
