@@ -111,7 +111,6 @@ fn region_errno(error: &pmem::Error) -> i32 {
         Length { .. } => libc::EINVAL,
         SharedOnly { .. } => libc::EOPNOTSUPP,
         Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
-        _ => libc::EIO,
     }
 }
 

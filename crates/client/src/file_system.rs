@@ -25,11 +25,15 @@ pub struct FileSystem {
 /// Pools: making, opening, closing.
 impl FileSystem {
     /// Makes a pool of `length` bytes at `path`, with an empty file system in it. Without `geometry`, one that suits
-    /// the length is taken.
+    /// the length is taken. On failure nothing is left at `path`.
     pub fn format_pool(path: &Path, length: u64, geometry: Option<Geometry>) -> Result<(), Error> {
         let region = Region::create(path, length)?;
         let geometry = geometry.unwrap_or_else(|| Geometry::for_length(region.length()));
-        Store::format(&region, &geometry).map_err(|error| Error::at(path, error))
+        Store::format(&region, &geometry).map_err(|error| {
+            // The first error is the one to report.
+            let _ = std::fs::remove_file(path);
+            Error::at(path, error)
+        })
     }
 
     /// Opens the pool at `path` for this process alone.

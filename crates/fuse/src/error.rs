@@ -20,6 +20,14 @@ pub enum Error {
     /// Nothing of ours to unmount.
     #[error("no Tako file system is mounted at {}; see `findmnt -t fuse.tako` for those that are", .0.display())]
     NotMounted(PathBuf),
+    /// Unmounted, but the serving process goes on.
+    #[error("{} is unmounted, but {} stays in use; a container may still show the mount", directory.display(), pool.display())]
+    PoolHeld {
+        /// The mount point.
+        directory: PathBuf,
+        /// What was mounted there.
+        pool: PathBuf,
+    },
     /// The kernel has no FUSE, or this process may not use it.
     #[error(
         "cannot open /dev/fuse: {0}; load the kernel's module (`modprobe fuse`) or ask for access to the device"

@@ -8,6 +8,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
 use rustix::io::{Errno, FdFlags};
@@ -15,13 +18,15 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::process::{getgid, getuid};
 
-use crate::mountinfo::{self, FILE_SYSTEM_TYPE};
+use crate::mountinfo::{self, FILE_SYSTEM_TYPE, Found};
 use crate::{Error, MountOptions};
 
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
 /// Longest read in one request, in bytes.
 const READ_LENGTH_MAX: u32 = 1 << 20;
+/// How long the serving process may take to close its pool.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Whether a mount goes away only when nobody uses it, or at once for new users and later for the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,11 +40,30 @@ pub(crate) enum Leave {
 pub fn unmount(directory: &Path) -> Result<(), Error> {
     let mount = mountinfo::find(directory)?.ok_or_else(|| Error::NotMounted(directory.into()))?;
     detach(&mount.directory, Leave::WhenUnused)?;
-    // The process that served the mount closes the pool now, and holds its lock until it has.
-    if let Ok(pool) = File::open(&mount.source) {
-        let _ = rustix::fs::flock(&pool, FlockOperation::LockShared);
+    wait_for_pool(mount)
+}
+
+/// Waits for the process that served the mount to close the pool, whose lock it holds until it has.
+fn wait_for_pool(mount: Found) -> Result<(), Error> {
+    let pool = match File::open(&mount.source) {
+        Ok(pool) if mount.source.is_absolute() => pool,
+        // A mount whose name is not that of its pool has nothing to wait for.
+        _ => return Ok(()),
+    };
+    let (sender, receiver) = mpsc::channel();
+    // In another thread, because a lock cannot be waited for with a limit.
+    thread::spawn(move || {
+        let locked = rustix::fs::flock(&pool, FlockOperation::LockShared);
+        drop(pool);
+        let _ = sender.send(locked);
+    });
+    match receiver.recv_timeout(CLOSE_TIME_MAX) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Error::PoolHeld {
+            directory: mount.directory,
+            pool: mount.source,
+        }),
     }
-    Ok(())
 }
 
 /// Checks that `directory` can be mounted on and returns its absolute path. What a killed process left mounted there

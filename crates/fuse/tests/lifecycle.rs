@@ -1,12 +1,15 @@
 //! Mounts of other processes: killed, asked to end, and without root. Needs root, /dev/fuse and fuse3.
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
 use client::FileSystem;
+use common::{apart, run};
 use fuse::MountOptions;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -43,7 +46,6 @@ fn open(pool: &Path) -> FileSystem {
 /// A process that serves a mount, and its directory; both end with the test.
 struct Server {
     child: Child,
-    output: BufReader<ChildStdout>,
     directory: PathBuf,
 }
 
@@ -72,23 +74,19 @@ impl Server {
         let command = command
             .args(["--exact", "serve", "--nocapture"])
             .env(PLACE, &directory);
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let mut server = Server {
-            child,
-            output,
-            directory,
-        };
-        server.wait_until_serving();
-        server
-    }
-
-    fn wait_until_serving(&mut self) {
-        let mut lines = (&mut self.output).lines();
-        assert!(
-            lines.any(|line| line.unwrap() == "serving"),
-            "the server ended early"
-        );
+        apart(|| {
+            let child = command.stdout(Stdio::piped()).spawn().unwrap();
+            let mut server = Server { child, directory };
+            let mut output = BufReader::new(server.child.stdout.take().unwrap());
+            let mut lines = (&mut output).lines().map(Result::unwrap);
+            assert!(
+                lines.any(|line| line == "serving"),
+                "the server ended early"
+            );
+            // Left open, for what the server has to say at its end.
+            server.child.stdout = Some(output.into_inner());
+            server
+        })
     }
 
     fn signal(&self, signal: Signal) {
@@ -129,7 +127,7 @@ fn what_a_killed_process_left_is_mounted_over() {
     let file_system = open(&pool_of(&server.directory));
     let mount = fuse::mount(file_system, &server.directory, &MountOptions::default()).unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"answered");
-    mount.unmount().unwrap();
+    apart(|| mount.unmount()).unwrap();
     mount.wait().unwrap();
     assert!(!server.is_mounted());
 }
@@ -138,7 +136,7 @@ fn what_a_killed_process_left_is_mounted_over() {
 fn a_pool_is_free_when_its_mount_is_gone() {
     let mut server = Server::start("free");
     fs::write(server.directory.join("file"), b"x").unwrap();
-    fuse::unmount(&server.directory).unwrap();
+    apart(|| fuse::unmount(&server.directory)).unwrap();
     let file_system = open(&pool_of(&server.directory));
     assert_eq!(file_system.stat("file").unwrap().size, 1);
     assert!(server.wait().success());
@@ -149,7 +147,7 @@ fn what_a_killed_process_left_is_unmounted() {
     let mut server = Server::start("unmounted");
     server.child.kill().unwrap();
     server.wait();
-    fuse::unmount(&server.directory).unwrap();
+    apart(|| fuse::unmount(&server.directory)).unwrap();
     assert!(!server.is_mounted());
 }
 
@@ -207,7 +205,7 @@ fn users_mount_through_the_helper() {
         "--reuid=65534",
     ]);
     inside.args(["--regid=65534", "--clear-groups", "sh", "-c", &script]);
-    assert_eq!(inside.output().unwrap().stdout, b"contents\n");
+    assert_eq!(run(&mut inside).stdout, b"contents\n");
     server.signal(Signal::TERM);
     assert!(server.wait().success());
 }

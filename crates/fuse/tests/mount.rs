@@ -1,5 +1,7 @@
 //! A pool in memory, mounted, and used through the system's own calls. Needs root and /dev/fuse.
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -10,6 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+
+use common::{apart, run};
 
 use client::{FileSystem, Geometry, Options, Region, Store};
 use fuse::{Error, Mount, MountOptions};
@@ -63,7 +67,7 @@ impl Mounted {
     /// Unmounts and waits, as a program in the foreground does.
     fn end(mut self) {
         let mount = self.mount.take().expect("mounted until now");
-        mount.unmount().expect("nobody uses the mount");
+        apart(|| mount.unmount()).expect("nobody uses the mount");
         mount.wait().expect("a clean end");
     }
 }
@@ -233,13 +237,7 @@ fn symbolic_links_and_special_files() {
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
 
     let pipe = mounted.path("pipe");
-    assert!(
-        Command::new("mkfifo")
-            .arg(&pipe)
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(run(Command::new("mkfifo").arg(&pipe)).status.success());
     assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
     let writer = thread::spawn({
         let pipe = pipe.clone();
@@ -250,11 +248,8 @@ fn symbolic_links_and_special_files() {
 
     let device = mounted.path("null");
     assert!(
-        Command::new("mknod")
-            .arg(&device)
-            .args(["c", "1", "3"])
-            .status()
-            .unwrap()
+        run(Command::new("mknod").arg(&device).args(["c", "1", "3"]))
+            .status
             .success()
     );
     let (found, system) = (
@@ -336,11 +331,8 @@ fn attributes_are_kept() {
     let script =
         "import os,sys; os.utime(sys.argv[1], ns=(-1_200_000_000, 1_700_000_000_123_456_789))";
     assert!(
-        Command::new("python3")
-            .args(["-c", script])
-            .arg(&path)
-            .status()
-            .unwrap()
+        run(Command::new("python3").args(["-c", script]).arg(&path))
+            .status
             .success()
     );
     let found = fs::metadata(&path).unwrap();
@@ -363,11 +355,8 @@ fn attributes_are_kept() {
         "echo more >> \"$0\"",
     ];
     assert!(
-        Command::new("setpriv")
-            .args(as_other)
-            .arg(&path)
-            .status()
-            .unwrap()
+        run(Command::new("setpriv").args(as_other).arg(&path))
+            .status
             .success()
     );
     assert_eq!(
@@ -386,11 +375,7 @@ fn permissions_are_enforced_for_others() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     let cat = |path: &Path| {
         let words = ["--reuid=65534", "--regid=65534", "--clear-groups", "cat"];
-        Command::new("setpriv")
-            .args(words)
-            .arg(path)
-            .output()
-            .unwrap()
+        run(Command::new("setpriv").args(words).arg(path))
             .status
             .success()
     };
@@ -405,12 +390,11 @@ fn the_umask_applies_once() {
     let mounted = Mounted::new();
     let script = "umask 027; touch \"$0/file\"; mkdir \"$0/directory\"";
     assert!(
-        Command::new("sh")
+        run(Command::new("sh")
             .args(["-c", script])
-            .arg(&mounted.directory.0)
-            .status()
-            .unwrap()
-            .success()
+            .arg(&mounted.directory.0))
+        .status
+        .success()
     );
     assert_eq!(
         fs::metadata(mounted.path("file")).unwrap().mode() & 0o7777,
@@ -440,11 +424,8 @@ with mmap.mmap(fd, 0) as shared:
     assert os.pread(fd, 5, 0) == b'first'
 ";
     assert!(
-        Command::new("python3")
-            .args(["-c", script])
-            .arg(&path)
-            .status()
-            .unwrap()
+        run(Command::new("python3").args(["-c", script]).arg(&path))
+            .status
             .success()
     );
     forget_cached(&path);
@@ -613,7 +594,7 @@ fn unmounting_from_outside_ends_the_session() {
     let mut mounted = Mounted::new();
     fs::write(mounted.path("file"), b"x").unwrap();
     let mount = mounted.mount.take().unwrap();
-    fuse::unmount(&mounted.directory.0).unwrap();
+    apart(|| fuse::unmount(&mounted.directory.0)).unwrap();
     mount.wait().unwrap();
     assert!(fs::read_dir(&mounted.directory.0).unwrap().next().is_none());
     assert!(matches!(
@@ -628,13 +609,9 @@ fn what_lies_below_is_left_alone() {
     fs::write(below.path("below"), b"x").unwrap();
     let above = fuse::mount(file_system(), &below.directory.0, &MountOptions::default()).unwrap();
     assert!(!below.path("below").exists());
-    assert!(
-        Command::new("umount")
-            .arg(&below.directory.0)
-            .status()
-            .unwrap()
-            .success()
-    );
+    let mut umount = Command::new("umount");
+    let unmounted = apart(|| umount.arg(&below.directory.0).status().unwrap());
+    assert!(unmounted.success());
     drop(above);
     assert!(below.path("below").exists());
     below.end();

@@ -6,7 +6,6 @@ use rustix::io::Errno;
 
 /// Why a region could not be created or opened.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum Error {
     /// Another process, or another region of this process, holds the pool.
     #[error(

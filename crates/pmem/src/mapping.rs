@@ -107,6 +107,13 @@ impl Mapping {
     }
 
     #[inline]
+    pub(crate) fn write_streamed(&self, offset: u64, bytes: &[u8]) {
+        let to = self.at(offset, bytes.len());
+        // SAFETY: as in `write`.
+        unsafe { persist::copy_streamed(self.machine, to, bytes) }
+    }
+
+    #[inline]
     pub(crate) fn zero_flushed(&self, offset: u64, length: usize) {
         let to = self.at(offset, length);
         // SAFETY: `at` checked the range.

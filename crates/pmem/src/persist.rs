@@ -118,7 +118,16 @@ unsafe fn copy_one<T: Copy>(to: *mut u8, from: *const u8) {
 /// The bytes' length must be writable at `to`, apart from them.
 pub(crate) unsafe fn copy_flushed(machine: Machine, to: *mut u8, bytes: &[u8]) {
     // SAFETY: the caller's promise; `bytes` are all there.
-    unsafe { store_flushed(machine, to, bytes.as_ptr(), 1, bytes.len()) }
+    unsafe { store_flushed(machine, to, bytes.as_ptr(), 1, bytes.len(), CACHED_MAX) }
+}
+
+/// Like [`copy_flushed`], but with whole lines around the caches however short the copy is.
+///
+/// # Safety
+/// As for [`copy_flushed`].
+pub(crate) unsafe fn copy_streamed(machine: Machine, to: *mut u8, bytes: &[u8]) {
+    // SAFETY: the caller's promise; `bytes` are all there.
+    unsafe { store_flushed(machine, to, bytes.as_ptr(), 1, bytes.len(), LINE - 1) }
 }
 
 /// Like [`copy_flushed`] of zeros.
@@ -127,10 +136,10 @@ pub(crate) unsafe fn copy_flushed(machine: Machine, to: *mut u8, bytes: &[u8]) {
 /// `length` bytes must be writable at `to`.
 pub(crate) unsafe fn zero_flushed(machine: Machine, to: *mut u8, length: usize) {
     // SAFETY: the caller's promise; with step 0 at most `CACHED_MAX` bytes of the source are read.
-    unsafe { store_flushed(machine, to, ZEROS.as_ptr(), 0, length) }
+    unsafe { store_flushed(machine, to, ZEROS.as_ptr(), 0, length, CACHED_MAX) }
 }
 
-/// Through the caches and flushed if short; else whole lines around them, and the ragged ends
+/// Through the caches and flushed up to `cached_max` (from `LINE - 1` to `CACHED_MAX`); else whole lines around them, and the ragged ends
 /// through them. The source advances by `step` bytes for each byte stored: 1, or 0 to read the same
 /// line (or short range) again.
 ///
@@ -143,11 +152,12 @@ unsafe fn store_flushed(
     from: *const u8,
     step: usize,
     length: usize,
+    cached_max: usize,
 ) {
     // SAFETY: `head + lines * LINE + tail` is `length`; a head, a tail and a line are shorter than
     // `CACHED_MAX`.
     unsafe {
-        if length <= CACHED_MAX {
+        if length <= cached_max {
             copy(to, from, length);
             return flush(machine, to, length);
         }

@@ -196,6 +196,16 @@ impl Region {
         }
     }
 
+    /// Like [`Region::write_flushed`], for places that are in no cache: short copies bypass the caches too, since
+    /// storing through them would first fetch the lines.
+    #[inline]
+    pub fn write_streamed(&self, offset: u64, bytes: &[u8]) {
+        match &self.0 {
+            Mapped(mapping) => mapping.write_streamed(offset, bytes),
+            Simulated(simulation) => simulation.write_flushed(offset, bytes),
+        }
+    }
+
     /// Like [`Region::write_flushed`] of `length` zeros.
     #[inline]
     pub fn zero_flushed(&self, offset: u64, length: u64) {

@@ -4,7 +4,7 @@
 //! Metadata blocks are edited in copies; what the record carries of them is the lines that changed.
 
 use std::cell::Cell;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 
 use smallvec::SmallVec;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -46,7 +46,7 @@ struct Edit {
 /// A change that is being collected. Dropped without a commit, it gives back what it took.
 pub struct Change<'s> {
     shared: &'s Shared,
-    parts: Box<Parts>,
+    parts: Lent,
     /// Whole data blocks, in the order of their operations.
     blocks: [&'s [u8]; BLOCKS_MAX],
     block_count: usize,
@@ -94,6 +94,40 @@ impl Parts {
     }
 }
 
+/// A thread's parts, lent to a change.
+struct Lent(Option<Box<Parts>>);
+
+impl Deref for Lent {
+    type Target = Parts;
+
+    #[inline]
+    fn deref(&self) -> &Parts {
+        self.0
+            .as_deref()
+            .expect("the parts are there until the drop")
+    }
+}
+
+impl DerefMut for Lent {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Parts {
+        self.0
+            .as_deref_mut()
+            .expect("the parts are there until the drop")
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.record.clear();
+        self.operations.clear();
+        self.edits.clear();
+        self.freed.clear();
+        self.inode_bits.clear();
+        PARTS.set(self.0.take());
+    }
+}
+
 thread_local! {
     static PARTS: Cell<Option<Box<Parts>>> = const { Cell::new(None) };
 }
@@ -106,7 +140,7 @@ const SPARE_BLOCKS_MAX: usize = 16;
 impl<'s> Change<'s> {
     /// An empty change.
     pub fn new(shared: &'s Shared) -> Change<'s> {
-        let mut parts = PARTS.take().unwrap_or_default();
+        let mut parts = Lent(Some(PARTS.take().unwrap_or_default()));
         parts.record.resize(HEADER, 0);
         Change {
             shared,
@@ -428,7 +462,9 @@ impl<'s> Change<'s> {
         self.emit_edits();
         let shared = self.shared;
         if shared.defects.reuse_before_commit {
-            self.give_back_freed();
+            for run in &self.parts.freed {
+                shared.allocator.give_back(*run);
+            }
         }
         let (place, crc) = self.sequence();
         if shared.defects.apply_before_commit {
@@ -443,6 +479,9 @@ impl<'s> Change<'s> {
         );
         self.apply(place.number);
         shared.ring.applied(place);
+        if shared.defects.reuse_before_commit {
+            self.parts.freed.clear();
+        }
         self.give_back_freed();
         self.parts.taken.clear();
         self.taken_inode = None;
@@ -492,19 +531,12 @@ impl<'s> Change<'s> {
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
-        let mut parts = std::mem::take(&mut self.parts);
-        for run in parts.taken.drain(..) {
+        for run in self.parts.taken.drain(..) {
             self.shared.allocator.give_back(run);
         }
         if let Some(number) = self.taken_inode.take() {
             self.shared.allocator.give_back_inode(number);
         }
-        parts.record.clear();
-        parts.operations.clear();
-        parts.edits.clear();
-        parts.freed.clear();
-        parts.inode_bits.clear();
-        PARTS.set(Some(parts));
     }
 }
 

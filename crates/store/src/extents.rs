@@ -23,6 +23,18 @@ impl Tree<'_, '_> {
         self.insert(&extent)
     }
 
+    /// Puts a run in the place of a whole extent of the same length, whose blocks are freed.
+    pub fn exchange(&mut self, old: &Extent, run: Run) -> Result<()> {
+        self.change.free(Run {
+            block: old.physical,
+            length: old.length,
+        });
+        self.replace(
+            old.logical,
+            Some(&Extent::new(old.logical, run.block, run.length)),
+        )
+    }
+
     /// Turns the blocks `from..to` into holes and frees them, at most `extents_max` extents and only while the record
     /// has room. Works from the end, and returns the block from which on the range is empty: `from` when it is done.
     pub fn remove(&mut self, from: u64, to: u64, extents_max: usize) -> Result<u64> {

@@ -41,6 +41,10 @@ const BY_VALUE_MAX: usize = 8192;
 /// Extents that one record frees at most, so that others wait for short times only.
 const EXTENTS_PER_RECORD: usize = 128;
 
+/// Bytes that are copied in one go and then checked: long enough for the processor to read ahead across pages, short
+/// enough for the copy to be in the cache still.
+const STRETCH: usize = 64 << 10;
+
 const BLOCK_U64: u64 = BLOCK as u64;
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
@@ -78,23 +82,48 @@ impl Store {
     }
 
     /// Reads from consecutive blocks, checking each: whole ones always, others when they are first touched.
-    fn read_run(&self, mut block: u64, mut inside: usize, mut into: &mut [u8]) -> Result<()> {
-        let image = &self.shared.image;
-        let checked = image.data_checksums && !self.shared.defects.skip_data_checksum;
-        while !into.is_empty() {
-            let (part, rest) = into.split_at_mut(into.len().min(BLOCK - inside));
-            if checked && part.len() < BLOCK && !image.is_verified(block) {
-                let mut whole = [0; BLOCK];
-                image.read_block(block, &mut whole);
-                check_data(crc32c(&whole), image.data_crc(block), block)?;
-                image.set_verified(block);
-            }
-            image.read(block * BLOCK_U64 + inside as u64, part);
-            if checked && part.len() == BLOCK {
-                check_data(crc32c(part), image.data_crc(block), block)?;
-            }
-            (block, inside, into) = (block + 1, 0, rest);
+    fn read_run(&self, mut block: u64, inside: usize, into: &mut [u8]) -> Result<()> {
+        let head = if inside > 0 {
+            into.len().min(BLOCK - inside)
+        } else {
+            0
+        };
+        let (head, rest) = into.split_at_mut(head);
+        if !head.is_empty() {
+            self.read_part(block, inside, head)?;
+            block += 1;
         }
+        let (whole, tail) = rest.split_at_mut(rest.len() / BLOCK * BLOCK);
+        for stretch in whole.chunks_mut(STRETCH) {
+            self.read_whole(block, stretch)?;
+            block += (stretch.len() / BLOCK) as u64;
+        }
+        if tail.is_empty() {
+            Ok(())
+        } else {
+            self.read_part(block, 0, tail)
+        }
+    }
+
+    /// Copies whole blocks in one go, then checks the copies.
+    fn read_whole(&self, block: u64, into: &mut [u8]) -> Result<()> {
+        let image = &self.shared.image;
+        image.read(block * BLOCK_U64, into);
+        if image.data_checksums && !self.shared.defects.skip_data_checksum {
+            for (block, bytes) in (block..).zip(into.chunks_exact(BLOCK)) {
+                check_data(crc32c(bytes), image.data_crc(block), block)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read_part(&self, block: u64, inside: usize, into: &mut [u8]) -> Result<()> {
+        let image = &self.shared.image;
+        if !image.is_verified(block) {
+            self.read_whole(block, &mut [0; BLOCK])?;
+            image.set_verified(block);
+        }
+        image.read(block * BLOCK_U64 + inside as u64, into);
         Ok(())
     }
 
@@ -133,6 +162,7 @@ impl Store {
                 number,
                 inode: &mut new,
             },
+            in_place: true,
         };
         if data.len() <= BY_VALUE_MAX {
             writer.by_value(offset, data)?;
@@ -144,11 +174,11 @@ impl Store {
             writer.by_reference(middle / BLOCK_U64, &data[head..head + whole])?;
             writer.by_value(middle + whole as u64, &data[head + whole..])?;
         }
+        let in_place = writer.in_place;
         new.size = new.size.max(offset + data.len() as u64);
         new.modified_ns = self.now_ns();
         new.changed_ns = new.modified_ns;
-        let same_tree = (new.depth, new.count, new.root) == (state.depth, state.count, state.root);
-        change.inode(number, &new, if same_tree { 64 } else { 256 });
+        change.inode(number, &new, if in_place { 64 } else { 256 });
         // Nobody sees the state before the lock is free, and a commit does not fail.
         *state = new;
         state.version = change.commit();
@@ -286,6 +316,8 @@ impl Store {
 struct Writer<'a, 'b, 's> {
     store: &'a Store,
     tree: Tree<'b, 's>,
+    /// No block was added or replaced so far.
+    in_place: bool,
 }
 
 impl<'s> Writer<'_, '_, 's> {
@@ -319,6 +351,7 @@ impl<'s> Writer<'_, '_, 's> {
 
     /// A new block for a hole, cleared if the data does not fill it.
     fn start_block(&mut self, block: u64, length: usize) -> Result<u64> {
+        self.in_place = false;
         let goal = self.goal(block)?;
         let run = self.tree.change.allocate(goal, 1)?;
         if length < BLOCK && !self.store.shared.defects.skip_clearing {
@@ -342,6 +375,7 @@ impl<'s> Writer<'_, '_, 's> {
 
     /// Whole blocks to fresh places, persistent before the record; the old blocks are freed by it.
     fn by_reference(&mut self, first: u64, data: &[u8]) -> Result<()> {
+        self.in_place = false;
         let image = &self.store.shared.image;
         let mut runs: Vec<Run> = Vec::new();
         let mut crcs: Vec<u32> = Vec::with_capacity(data.len() / BLOCK);
@@ -369,6 +403,15 @@ impl<'s> Writer<'_, '_, 's> {
             image.fence();
         }
         let end = first + crcs.len() as u64;
+        let replaced = self
+            .tree
+            .lookup()
+            .floor(first)?
+            .filter(|old| (old.logical, old.end()) == (first, end));
+        if let (Some(old), [run]) = (replaced, &runs[..]) {
+            self.tree.change.extent(run.block, &crcs);
+            return self.tree.exchange(&old, *run);
+        }
         if self.tree.remove(first, end, usize::MAX)? != first {
             return Err(Error::NoSpace);
         }

@@ -18,7 +18,7 @@ use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
 pub type Block = [u8; BLOCK];
 
 /// Payloads from this length are written around the cache: they need no flush later, only a fence everywhere.
-const STREAM_MIN: usize = 512;
+const STREAM_MIN: usize = 4096;
 
 /// Where a group's parts are. Derived from the superblock; all block numbers count from the image's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -150,7 +150,7 @@ impl Store {
                     .number
             }
         };
-        drop(state);
+        // Still under the lock: while the name is there its inode cannot be freed, nor its number be used again.
         self.node(number)
     }
 

@@ -100,7 +100,8 @@ impl NodeTable {
 
 fn insert(shard: &mut HashMap<u64, Arc<Node>>, node: Arc<Node>) {
     if shard.len() >= SHARD_NODES_MAX && shard.len().is_power_of_two() {
-        shard.retain(|_, node| Arc::strong_count(node) > 1);
+        // Holds are counted in the node: one that is held must stay the one that everybody finds.
+        shard.retain(|_, node| Arc::strong_count(node) > 1 || node.is_held());
     }
     shard.insert(node.number, node);
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use pmem::Region;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::BLOCK;
 use crate::defects::Defects;
@@ -176,10 +176,12 @@ impl Ring {
         header.crc = header.checksum(crc);
         record[..HEADER].copy_from_slice(header.as_bytes());
         self.wait_for_room(place, image);
-        self.put(place.number, record);
+        // The ring's lines of a long record are in no cache, those of short ones the processor fetches ahead.
+        let is_long = !blocks.is_empty();
+        self.put(place.number, record, is_long);
         let first_block = place.number + record.len() as u64;
         for (index, block) in (0..).zip(blocks) {
-            self.put(first_block + index * BLOCK as u64, block);
+            self.put(first_block + index * BLOCK as u64, block, is_long);
         }
         if !self.defects.skip_record_fence {
             self.region.fence();
@@ -220,12 +222,14 @@ impl Ring {
     }
 
     /// Copies a record into the ring, around its end if need be.
-    fn put(&self, position: u64, record: &[u8]) {
+    fn put(&self, position: u64, record: &[u8], is_long: bool) {
         let at = position & (self.length - 1);
         let (first, second) = record.split_at(record.len().min((self.length - at) as usize));
         let write = |offset, bytes: &[u8]| {
             if self.defects.skip_record_flush {
                 self.region.write(offset, bytes);
+            } else if is_long {
+                self.region.write_streamed(offset, bytes);
             } else {
                 self.region.write_flushed(offset, bytes);
             }
@@ -293,6 +297,11 @@ impl Ring {
         );
         let header: RecordHeader = zerocopy::transmute!(header);
         let end = position + u64::from(header.length);
+        // Neighbouring records tend to have one length; their headers lie too far apart for the processor to guess.
+        let ahead = (position + 4 * u64::from(header.length)) & (self.length - 1);
+        self.region.prefetch(self.offset + ahead);
+        self.region
+            .prefetch(self.offset + (ahead + 64 & self.length - 1));
         let operations_end = position + u64::from(header.checked);
         let mut at = position + HEADER as u64;
         while at + OPERATION as u64 <= operations_end && !self.defects.reclaim_without_flush {
@@ -310,9 +319,16 @@ impl Ring {
     }
 }
 
-/// Writes both copies of the ring state, each persistent before the next is touched.
+/// Writes both copies of the ring state, each persistent before the next is touched. A damaged copy comes first: the
+/// other one is all there is until then.
 pub fn write_ring_state(region: &Region, state: RingState) {
-    for offset in RING_STATES {
+    let mut offsets = RING_STATES;
+    let mut second = RingState::new_zeroed();
+    region.read(offsets[1], second.as_mut_bytes());
+    if !second.is_valid() {
+        offsets.reverse();
+    }
+    for offset in offsets {
         region.write_flushed(offset, state.as_bytes());
         region.fence();
     }
@@ -411,19 +427,19 @@ fn copy_from_ring(region: &Region, offset: u64, length: u64, position: u64, into
 
 /// Remembers recently flushed lines, since hot lines stand in many records and a second flush costs as much.
 struct RecentLines {
-    lines: Box<[u64; 8192]>,
+    lines: Box<[u64; 1024]>,
 }
 
 impl RecentLines {
     fn new() -> RecentLines {
         RecentLines {
-            lines: Box::new([u64::MAX; 8192]),
+            lines: Box::new([u64::MAX; 1024]),
         }
     }
 
     fn flush_once(&mut self, image: &Image, offset: u64, length: u64) {
         for line in offset / 64..(offset + length).div_ceil(64) {
-            let slot = &mut self.lines[line as usize % 8192];
+            let slot = &mut self.lines[line as usize % 1024];
             if *slot != line {
                 *slot = line;
                 image.flush(line * 64, 64);

@@ -31,10 +31,13 @@ fn pattern(length: usize, seed: usize) -> Vec<u8> {
 #[test]
 fn copies_of_every_alignment_and_length_change_exactly_their_range() {
     type Copy = fn(&Region, u64, &[u8]);
-    let copies: [(&str, Copy); 3] = [
+    let copies: [(&str, Copy); 4] = [
         ("write", |region, offset, bytes| region.write(offset, bytes)),
         ("write_flushed", |region, offset, bytes| {
             region.write_flushed(offset, bytes)
+        }),
+        ("write_streamed", |region, offset, bytes| {
+            region.write_streamed(offset, bytes)
         }),
         ("zero_flushed", |region, offset, bytes| {
             region.zero_flushed(offset, bytes.len() as u64)

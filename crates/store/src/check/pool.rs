@@ -81,6 +81,9 @@ pub fn replay_ring(
         );
         return u64::MAX;
     }
+    if state.epoch == u32::MAX {
+        report.add("the pool was opened as often as it can be", None, None);
+    }
     match replay(region, superblock, image, state, Defects::default()) {
         Ok(end) => {
             report.records_replayed = count_records(region, superblock, state, end);

@@ -97,9 +97,8 @@ pub fn exercise(bytes: &[u8]) -> Result<Report, Error> {
 
 /// The body of a record: operations are decoded, encoded again, and carried out where an image takes them.
 pub fn record(body: &[u8]) {
-    let region = region_with(
-        &SAMPLES.with(|samples| samples[0].get_or_init(|| sample(Sample::Closed)).clone()),
-    );
+    let region =
+        SAMPLES.with(|samples| region_with(samples[0].get_or_init(|| sample(Sample::Closed))));
     let Ok((_, Shared { image, .. })) = recover(region, Defects::default()) else {
         return;
     };

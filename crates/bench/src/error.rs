@@ -1,0 +1,57 @@
+//! What can go wrong.
+
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+/// Why the benchmarks ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Tako failed.
+    #[error("the pool that is measured: {0}")]
+    Tako(#[from] client::Error),
+    /// The memory for a pool could not be had.
+    #[error("no memory to measure in: {0}")]
+    Memory(#[from] pmem::Error),
+    /// A call that is the limit of a row failed.
+    #[error("a call on tmpfs, to compare with, failed: {0}")]
+    Limit(#[from] Errno),
+    /// A file or directory could not be made or removed.
+    #[error("{path}: {source}; choose a directory that can be written")]
+    Directory {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A read or write did less than it was asked to, with all the file there.
+    #[error("{done} bytes were read or written instead of {wanted}; is the pool or /dev/shm full?")]
+    Short {
+        /// Bytes it did.
+        done: usize,
+        /// Bytes it was asked for.
+        wanted: usize,
+    },
+    /// Nothing to run.
+    #[error("no workload has '{0}' in its name; without a name all of them run")]
+    NoWorkload(String),
+}
+
+impl Error {
+    pub(crate) fn at(path: &Path) -> impl FnOnce(std::io::Error) -> Error + '_ {
+        |source| Error::Directory {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// Checks that a read or write did all of it.
+#[inline]
+pub(crate) fn whole(done: usize, wanted: usize) -> Result<(), Error> {
+    if done == wanted {
+        Ok(())
+    } else {
+        Err(Error::Short { done, wanted })
+    }
+}

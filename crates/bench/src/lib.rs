@@ -1,0 +1,105 @@
+//! Benchmarks, each beside the limit of the same machine.
+//!
+//! A figure alone says little, and machines are noisy: every row alternates short rounds of Tako with rounds of what
+//! bounds it (tmpfs, a copy in memory, one thread instead of two), and compares round by round.
+//!
+//! - [`run`] and its [`Options`]; [`workloads`] names what can be run alone;
+//! - [`Report`]: rows and notes, as a table or as JSON (`report`);
+//! - `harness`: rounds and medians; `setup`: the pool and the files that are measured;
+//! - one module for each family of workloads: `data`, `names`, `threads`, `mount`, `primitives`.
+#![forbid(unsafe_code)]
+
+mod data;
+mod error;
+mod harness;
+mod mount;
+mod names;
+mod primitives;
+mod report;
+mod setup;
+#[cfg(test)]
+mod tests;
+mod threads;
+
+use std::path::PathBuf;
+
+pub use error::Error;
+pub use report::{Note, Quantity, Report, Row};
+
+use setup::{Bench, Scale};
+
+/// What to run, and where.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Fewer and shorter rounds.
+    pub quick: bool,
+    /// Where the pool is made. (The limits are measured on `/dev/shm`, wherever the pool is.)
+    pub directory: PathBuf,
+    /// Only the workloads whose names contain this.
+    pub only: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            quick: false,
+            directory: PathBuf::from(setup::LIMIT_DIRECTORY),
+            only: None,
+        }
+    }
+}
+
+/// Something to measure, which gives one row or several.
+struct Workload {
+    name: &'static str,
+    measure: fn(&Bench, &str) -> Result<Vec<Row>, Error>,
+}
+
+/// What each group of rows is called, and its workloads.
+const GROUPS: [(&str, &[Workload]); 6] = [
+    ("data", &data::WORKLOADS),
+    ("names", &names::WORKLOADS),
+    ("two threads, beside one", &threads::THROUGHPUT),
+    ("mount after a crash", &mount::WORKLOADS),
+    ("waiting in the ring", &threads::LATENCY),
+    ("primitives", &primitives::WORKLOADS),
+];
+
+/// The names of all workloads, for [`Options::only`].
+pub fn workloads() -> Vec<&'static str> {
+    let all = GROUPS.iter().flat_map(|(_, workloads)| *workloads);
+    all.map(|workload| workload.name).collect()
+}
+
+/// Runs the benchmarks. Nothing is left behind, in particular no pool.
+///
+/// # Errors
+/// Every operation that fails ends the run.
+pub fn run(options: &Options) -> Result<Report, Error> {
+    let scale = if options.quick {
+        Scale::QUICK
+    } else {
+        Scale::FULL
+    };
+    run_at(options, scale)
+}
+
+fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
+    let wanted = |workload: &Workload| {
+        let only = options.only.as_deref();
+        only.is_none_or(|part| workload.name.contains(part))
+    };
+    if !GROUPS.iter().any(|(_, group)| group.iter().any(wanted)) {
+        return Err(Error::NoWorkload(options.only.clone().unwrap_or_default()));
+    }
+    let bench = Bench::new(&options.directory, scale)?;
+    let notes = bench.notes();
+    let mut rows = Vec::new();
+    for (group, workloads) in GROUPS {
+        for workload in workloads.iter().filter(|workload| wanted(workload)) {
+            let measured = (workload.measure)(&bench, workload.name)?;
+            rows.extend(measured.into_iter().map(|row| Row { group, ..row }));
+        }
+    }
+    Ok(Report { rows, notes })
+}

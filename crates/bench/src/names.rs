@@ -1,0 +1,173 @@
+//! Creating, finding, renaming and removing.
+
+use std::ffi::CString;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use client::{OpenFlags, ROOT, RenameMode};
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+use crate::harness::{Measured, Random, Side, interleave, repeated, thread_time};
+use crate::report::Row;
+use crate::setup::{Bench, NEW_DIRECTORY, NEW_FILE};
+use crate::{Error, Workload};
+
+pub const WORKLOADS: [Workload; 3] = [
+    Workload {
+        name: "create and unlink",
+        measure: create_and_unlink,
+    },
+    Workload {
+        name: "stat by path",
+        measure: stat,
+    },
+    Workload {
+        name: "rename",
+        measure: rename,
+    },
+];
+
+/// The directory that all names are in.
+const DIRECTORY: &str = "directory";
+
+/// In a directory that grows from nothing and shrinks to nothing in each round.
+fn create_and_unlink(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
+    let names = names(bench, "file");
+    let count = names.len() as f64;
+    let file_system = &bench.file_system;
+    let directory = file_system
+        .create(ROOT, DIRECTORY.as_bytes(), &NEW_DIRECTORY)?
+        .number;
+    let (_scratch, limit) = bench.limit_directory()?;
+    let tako_side: Side<'_> = Box::new(|| {
+        let start = thread_time();
+        for name in &names {
+            let flags = OpenFlags {
+                exclusive: true,
+                ..OpenFlags::READ_WRITE
+            };
+            file_system.create_open(directory, name.as_bytes(), &NEW_FILE, flags)?;
+        }
+        let middle = thread_time();
+        for name in &names {
+            file_system.unlink(directory, name.as_bytes())?;
+        }
+        Ok(ns_each(start, middle, count))
+    });
+    let limit_side: Side<'_> = Box::new(|| {
+        let start = thread_time();
+        for name in &names {
+            drop(rustix::fs::openat(&limit, name, CREATE, OWNER)?);
+        }
+        let middle = thread_time();
+        for name in &names {
+            rustix::fs::unlinkat(&limit, name, AtFlags::empty())?;
+        }
+        Ok(ns_each(start, middle, count))
+    });
+    let measured = interleave(bench.scale.rounds, vec![tako_side, limit_side])?;
+    file_system.remove_directory(ROOT, DIRECTORY.as_bytes())?;
+    Ok(vec![
+        measured.row(0, "create", "tmpfs open, close", Some(1.5)),
+        measured.row(1, "unlink", "tmpfs unlink", Some(1.5)),
+    ])
+}
+
+const CREATE: OFlags = OFlags::CREATE
+    .union(OFlags::EXCL)
+    .union(OFlags::RDWR)
+    .union(OFlags::CLOEXEC);
+const OWNER: Mode = Mode::RUSR.union(Mode::WUSR);
+
+fn ns_each(start: Duration, middle: Duration, count: f64) -> Vec<f64> {
+    let spans = [middle - start, thread_time() - middle];
+    spans.map(|span| span.as_nanos() as f64 / count).to_vec()
+}
+
+fn stat(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
+    let paths = names(bench, &format!("{DIRECTORY}/file"));
+    let measured = with_files(bench, &paths, |limit| {
+        let (mut random, mut same_random) = (Random::new(3), Random::new(3));
+        let tako_side = repeated(bench.scale.effort, || {
+            let path = &paths[random.below(paths.len() as u64) as usize];
+            std::hint::black_box(bench.file_system.stat(text(path))?);
+            Ok(())
+        })?;
+        let limit_side = repeated(bench.scale.effort, || {
+            let path = &paths[same_random.below(paths.len() as u64) as usize];
+            std::hint::black_box(rustix::fs::statat(limit, path, AtFlags::empty())?);
+            Ok(())
+        })?;
+        interleave(bench.scale.rounds, vec![tako_side, limit_side])
+    })?;
+    Ok(vec![measured.row(0, name, "tmpfs stat", None)])
+}
+
+/// Within the directory: one file after the other gets its other name, and then its first again.
+fn rename(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
+    let paths = names(bench, &format!("{DIRECTORY}/file"));
+    let others = names(bench, &format!("{DIRECTORY}/other"));
+    let pair = |count: usize| {
+        let (path, other) = (&paths[count % paths.len()], &others[count % paths.len()]);
+        match (count / paths.len()).is_multiple_of(2) {
+            true => (path, other),
+            false => (other, path),
+        }
+    };
+    let measured = with_files(bench, &paths, |limit| {
+        let (mut count, mut limit_count) = (0, 0);
+        let tako_side = repeated(bench.scale.effort, || {
+            let (from, to) = pair(count);
+            count += 1;
+            let (from, to) = (text(from), text(to));
+            Ok(bench
+                .file_system
+                .rename_path(from, to, RenameMode::Replace)?)
+        })?;
+        let limit_side = repeated(bench.scale.effort, || {
+            let (from, to) = pair(limit_count);
+            limit_count += 1;
+            Ok(rustix::fs::renameat(limit, from, limit, to)?)
+        })?;
+        interleave(bench.scale.rounds, vec![tako_side, limit_side])
+    })?;
+    Ok(vec![measured.row(0, name, "tmpfs rename", None)])
+}
+
+/// Measures with all the files there, on both sides; `measure` gets the directory on tmpfs.
+fn with_files(
+    bench: &Bench,
+    paths: &[CString],
+    measure: impl FnOnce(&OwnedFd) -> Result<Measured, Error>,
+) -> Result<Measured, Error> {
+    let file_system = &bench.file_system;
+    let (_scratch, limit) = bench.limit_directory()?;
+    file_system.make_directory(DIRECTORY, 0o700)?;
+    rustix::fs::mkdirat(&limit, DIRECTORY, Mode::RWXU)?;
+    let flags = OpenFlags {
+        create: true,
+        exclusive: true,
+        ..OpenFlags::READ_WRITE
+    };
+    for path in paths {
+        file_system.open(text(path), flags, 0o600)?;
+        rustix::fs::openat(&limit, path, CREATE, OWNER)?;
+    }
+    let measured = measure(&limit)?;
+    for entry in file_system.list(DIRECTORY)? {
+        let name = String::from_utf8_lossy(&entry.name);
+        file_system.remove_file(format!("{DIRECTORY}/{name}"))?;
+    }
+    file_system.remove_directory_at(DIRECTORY)?;
+    Ok(measured)
+}
+
+fn names(bench: &Bench, start: &str) -> Vec<CString> {
+    let name = |number| format!("{start}-{number:08}");
+    let names = (0..bench.scale.names).map(|number| CString::new(name(number)));
+    names.map(|name| name.expect("no NUL in it")).collect()
+}
+
+fn text(path: &CString) -> &str {
+    path.to_str().expect("names are ASCII")
+}

@@ -1,0 +1,272 @@
+//! What is measured: a pool, files in it, and the like on tmpfs.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use client::{File, FileKind, FileSystem, NewInode, OpenFlags, Options, Store};
+use pmem::Region;
+use rustix::fs::{Mode, OFlags};
+use store::Geometry;
+
+use crate::Error;
+use crate::error::whole;
+use crate::report::Note;
+
+/// Where the limits are measured: tmpfs on every Linux.
+pub const LIMIT_DIRECTORY: &str = "/dev/shm";
+
+/// How much of everything.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// Rounds of each side.
+    pub rounds: usize,
+    /// About how long a side repeats its operation in one round.
+    pub effort: Duration,
+    /// Bytes of the pools.
+    pub pool_length: u64,
+    /// Bytes of the files that are read and overwritten.
+    pub file_length: u64,
+    /// Files that a directory grows to.
+    pub names: u64,
+    /// Files in the two pools that crash.
+    pub mount_files: [u64; 2],
+}
+
+impl Scale {
+    /// Two minutes at most.
+    pub const FULL: Scale = Scale {
+        rounds: 31,
+        effort: Duration::from_millis(20),
+        pool_length: 2 << 30,
+        file_length: 64 << 20,
+        names: 10_000,
+        mount_files: [1_000, 100_000],
+    };
+
+    /// Less than 20 seconds.
+    pub const QUICK: Scale = Scale {
+        rounds: 7,
+        effort: Duration::from_millis(8),
+        ..Scale::FULL
+    };
+}
+
+/// What all workloads use.
+pub struct Bench {
+    /// How much of everything.
+    pub scale: Scale,
+    /// The pool that most rows are about.
+    pub file_system: FileSystem,
+    limits: Scratch,
+    notes: Vec<Note>,
+}
+
+impl Bench {
+    /// Makes the pool in `directory` and populates it, so that nothing takes page faults later.
+    pub fn new(directory: &Path, scale: Scale) -> Result<Bench, Error> {
+        let limits = Scratch::new(Path::new(LIMIT_DIRECTORY))?;
+        let region = nameless_pool(directory, scale.pool_length)?;
+        region.populate();
+        let file_system = format_and_open(&region)?;
+        let notes = notes(&scale, directory, &region, &file_system);
+        Ok(Bench {
+            scale,
+            file_system,
+            limits,
+            notes,
+        })
+    }
+
+    /// Machine, pool and method.
+    pub fn notes(&self) -> Vec<Note> {
+        self.notes.clone()
+    }
+
+    /// A full file in the pool.
+    pub fn tako_file(&self) -> Result<File, Error> {
+        full_file(&self.file_system, self.scale.file_length)
+    }
+
+    /// A full file on tmpfs, without a name.
+    pub fn limit_file(&self) -> Result<OwnedFd, Error> {
+        let file = self.empty_limit_file(OFlags::RDWR)?;
+        let piece = bytes(1 << 20);
+        for offset in (0..self.scale.file_length).step_by(piece.len()) {
+            whole(rustix::io::pwrite(&file, &piece, offset)?, piece.len())?;
+        }
+        Ok(file)
+    }
+
+    /// An empty file on tmpfs, without a name.
+    pub fn empty_limit_file(&self, flags: OFlags) -> Result<OwnedFd, Error> {
+        let path = self.limits.path.join("file");
+        let flags = flags | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR)?;
+        fs::remove_file(&path).map_err(Error::at(&path))?;
+        Ok(file)
+    }
+
+    /// A directory on tmpfs, for names.
+    pub fn limit_directory(&self) -> Result<(Scratch, OwnedFd), Error> {
+        let scratch = Scratch::new(&self.limits.path)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(&scratch.path, flags, Mode::empty())?;
+        Ok((scratch, directory))
+    }
+}
+
+/// A regular file of nobody in particular.
+pub const NEW_FILE: NewInode<'static> = NewInode {
+    kind: FileKind::Regular,
+    permissions: 0o600,
+    uid: 0,
+    gid: 0,
+    device: 0,
+    target: b"",
+};
+
+/// A directory of nobody in particular.
+pub const NEW_DIRECTORY: NewInode<'static> = NewInode {
+    kind: FileKind::Directory,
+    permissions: 0o700,
+    ..NEW_FILE
+};
+
+/// Bytes to write.
+pub fn bytes(length: usize) -> Vec<u8> {
+    (0..length).map(|index| (index * 31 % 251) as u8).collect()
+}
+
+/// A full file. It has no name, and so is gone when it is dropped.
+pub fn full_file(file_system: &FileSystem, length: u64) -> Result<File, Error> {
+    let file = empty_file(file_system, OpenFlags::READ_WRITE)?;
+    let piece = bytes(1 << 20);
+    for offset in (0..length).step_by(piece.len()) {
+        whole(file.write_at(&piece, offset)?, piece.len())?;
+    }
+    Ok(file)
+}
+
+/// An empty file without a name.
+pub fn empty_file(file_system: &FileSystem, flags: OpenFlags) -> Result<File, Error> {
+    let exclusive = OpenFlags {
+        create: true,
+        exclusive: true,
+        ..flags
+    };
+    let file = file_system.open("/file", exclusive, 0o600)?;
+    file_system.remove_file("/file")?;
+    Ok(file)
+}
+
+/// Formats a region and opens it.
+pub fn format_and_open(region: &Region) -> Result<FileSystem, Error> {
+    let geometry = Geometry::for_length(region.length());
+    Store::format(region, &geometry).map_err(client::Error::from)?;
+    open(region)
+}
+
+/// Opens the pool in a region; if another [`FileSystem`] left it without closing it, this is what follows a crash.
+pub fn open(region: &Region) -> Result<FileSystem, Error> {
+    let file_system = FileSystem::open_region(region.clone(), Options::default())?;
+    Ok(file_system)
+}
+
+/// A pool file that loses its name at once, so that nothing of it is left even if this process is killed.
+fn nameless_pool(directory: &Path, length: u64) -> Result<Region, Error> {
+    let scratch = Scratch::new(directory)?;
+    Ok(Region::create(&scratch.path.join("pool"), length)?)
+}
+
+/// A directory that is removed, with all that is in it, when this is dropped.
+pub struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    fn new(parent: &Path) -> Result<Scratch, Error> {
+        let names = (0..).map(|number| format!("tako-bench-{}-{number}", std::process::id()));
+        for path in names.map(|name| parent.join(name)) {
+            match fs::create_dir(&path) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                result => return result.map_err(Error::at(&path)).map(|()| Scratch { path }),
+            }
+        }
+        unreachable!("there are more numbers than directories");
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // There is nobody to tell.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+fn notes(scale: &Scale, directory: &Path, region: &Region, file_system: &FileSystem) -> Vec<Note> {
+    let first_line = |path: &str, start: &str| {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let line = text.lines().find(|line| line.starts_with(start));
+        let value = line.map(|line| line.rsplit(": ").next().unwrap_or(line).to_owned());
+        value.unwrap_or_else(|| "unknown".to_owned())
+    };
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let superblock = file_system.store().superblock();
+    let checksums = match superblock.data_checksums() {
+        true => "on",
+        false => "off",
+    };
+    let note = |name, text| Note { name, text };
+    vec![
+        note(
+            "machine",
+            format!(
+                "{}, {processors} processors, Linux {}, load {}",
+                first_line("/proc/cpuinfo", "model name"),
+                first_line("/proc/sys/kernel/osrelease", ""),
+                first_line("/proc/loadavg", ""),
+            ),
+        ),
+        note(
+            "pool",
+            format!(
+                "{} of {} MiB in {}; it outlives {}",
+                region.kind(),
+                region.length() >> 20,
+                directory.display(),
+                region.survives(),
+            ),
+        ),
+        note(
+            "geometry",
+            format!(
+                "ring {} KiB, groups of {} blocks and {} inodes",
+                superblock.ring_length >> 10,
+                superblock.blocks_per_group,
+                superblock.inodes_per_group,
+            ),
+        ),
+        note(
+            "persistence",
+            format!(
+                "flushes on ({}), data checksums {checksums}",
+                region.flush_instruction()
+            ),
+        ),
+        note(
+            "method",
+            format!(
+                "medians of {} rounds in turns with the limit; ratios are of speeds, round by round",
+                scale.rounds,
+            ),
+        ),
+        note(
+            "clocks",
+            "processor time for data, names and primitives, so that other load does not count; else real time"
+                .to_owned(),
+        ),
+        note("tmpfs", LIMIT_DIRECTORY.to_owned()),
+    ]
+}

@@ -1,0 +1,43 @@
+//! A tiny run of everything.
+
+use std::time::Duration;
+
+use super::*;
+
+#[test]
+fn a_tiny_run_gives_every_row_and_leaves_nothing() {
+    let scale = Scale {
+        rounds: 2,
+        effort: Duration::from_micros(100),
+        pool_length: 64 << 20,
+        file_length: 4 << 20,
+        names: 50,
+        mount_files: [10, 1500],
+    };
+    let directory = std::env::temp_dir().join(format!("tako-bench-test-{}", std::process::id()));
+    std::fs::create_dir(&directory).unwrap();
+    let options = Options {
+        directory: directory.clone(),
+        ..Options::default()
+    };
+    let result = run_at(&options, scale);
+    let left = std::fs::read_dir(&directory).unwrap().count();
+    std::fs::remove_dir_all(&directory).unwrap();
+    let report = result.unwrap();
+    assert_eq!(left, 0);
+    assert!(report.rows.len() > workloads().len());
+    for row in &report.rows {
+        assert!(row.tako.value > 0.0, "{row:?}");
+        assert_eq!(row.ratio.is_some(), row.limit.is_some(), "{row:?}");
+    }
+    assert!(report.to_table().contains("4 KiB overwrite"));
+}
+
+#[test]
+fn unknown_workloads_are_refused() {
+    let options = Options {
+        only: Some("no such thing".to_owned()),
+        ..Options::default()
+    };
+    assert!(matches!(run(&options), Err(Error::NoWorkload(_))));
+}

@@ -1,0 +1,195 @@
+//! What two threads do to each other.
+
+use std::panic::resume_unwind;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use client::File;
+use pmem::Region;
+
+use crate::error::whole;
+use crate::harness::{Random, Side, interleave, percentile};
+use crate::report::{Quantity, Row};
+use crate::setup::{Bench, bytes, format_and_open, full_file};
+use crate::{Error, Workload};
+
+pub const THROUGHPUT: [Workload; 1] = [Workload {
+    name: "two threads, a file each, 4 KiB",
+    measure: throughput,
+}];
+
+pub const LATENCY: [Workload; 1] = [Workload {
+    name: "64 B write while a thread writes 4 KiB",
+    measure: latency,
+}];
+
+const PAGE: usize = 4096;
+
+/// Two threads on a file each beside one; the same for what bounds them: tmpfs, memory, and the processors.
+fn throughput(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
+    let files = [bench.tako_file()?, bench.tako_file()?];
+    let limits = [bench.limit_file()?, bench.limit_file()?];
+    let length = bench.scale.file_length;
+    let memory = Region::memory(2 * length, false)?;
+    memory.populate();
+    let data = bytes(PAGE);
+    let sides = vec![
+        one_and_two(bench, |thread, offset| {
+            whole(files[thread].write_at(&data, offset)?, PAGE)
+        })?,
+        one_and_two(bench, |thread, offset| {
+            whole(rustix::io::pwrite(&limits[thread], &data, offset)?, PAGE)
+        })?,
+        one_and_two(bench, |thread, offset| {
+            memory.write_flushed(thread as u64 * length + offset, &data);
+            memory.fence();
+            Ok(())
+        })?,
+        one_and_two(bench, |thread, offset| {
+            let mut random = Random::new(thread as u64);
+            let numbers = (0..200).map(|_| random.below(offset + 1));
+            std::hint::black_box(numbers.sum::<u64>());
+            Ok(())
+        })?,
+    ];
+    let measured = interleave(bench.scale.rounds, sides)?;
+    let row = |side, name: &str, bar| {
+        let speed = |figure| Quantity::new(measured.median(side, figure), "/s");
+        let ratio = measured.ratio((side, 1), (side, 0));
+        Row::new(name, speed(1)).beside("one thread", speed(0), ratio, bar)
+    };
+    Ok(vec![
+        row(0, name, Some(1.8)),
+        row(1, "  the same on tmpfs", None),
+        row(2, "  the same in flushed memory", None),
+        row(3, "  arithmetic: what this machine can", None),
+    ])
+}
+
+/// A side with two figures: operations per second of one thread, and of two together. An operation gets its thread's
+/// number and a random offset of a page in a file.
+fn one_and_two<'a>(
+    bench: &Bench,
+    operation: impl Fn(usize, u64) -> Result<(), Error> + Sync + 'a,
+) -> Result<Side<'a>, Error> {
+    let (effort, length) = (bench.scale.effort, bench.scale.file_length);
+    let run = move |threads: usize, count: u64| {
+        let spans = at_once(threads, |thread| {
+            let mut random = Random::new(thread as u64);
+            let start = Instant::now();
+            for _ in 0..count {
+                operation(thread, random.offset(length, PAGE))?;
+            }
+            Ok((start, Instant::now()))
+        })?;
+        let start = spans.iter().map(|span| span.0).min();
+        let end = spans.iter().map(|span| span.1).max();
+        let took = end.zip(start).map(|(end, start)| end - start);
+        Ok::<_, Error>(took.unwrap_or_default())
+    };
+    let mut count = 1;
+    while run(1, count)? < effort {
+        count *= 2;
+    }
+    Ok(Box::new(move || {
+        let speed = |threads: usize| {
+            let took = run(threads, count)?;
+            Ok::<_, Error>((threads as u64 * count) as f64 / took.as_secs_f64())
+        };
+        Ok(vec![speed(1)?, speed(2)?])
+    }))
+}
+
+/// Starts threads, which get numbers from 0, at the same moment, and waits for them.
+fn at_once<T: Send>(
+    threads: usize,
+    work: impl Fn(usize) -> Result<T, Error> + Sync,
+) -> Result<Vec<T>, Error> {
+    let start = Barrier::new(threads);
+    thread::scope(|scope| {
+        let spawn = |number| {
+            let (start, work) = (&start, &work);
+            scope.spawn(move || {
+                start.wait();
+                work(number)
+            })
+        };
+        let handles: Vec<_> = (0..threads).map(spawn).collect();
+        let results = handles.into_iter().map(|handle| handle.join());
+        results
+            .map(|result| result.unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    })
+}
+
+/// How long a thread's small writes take: alone; while another thread writes pages to the same pool, hence to the
+/// same ring; and while it writes them to another pool, which shows what sharing the machine costs.
+fn latency(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
+    let (file, same_pool) = (bench.tako_file()?, bench.tako_file()?);
+    let region = Region::memory(4 * bench.scale.file_length, false)?;
+    region.populate();
+    let other_pool = full_file(&format_and_open(&region)?, bench.scale.file_length)?;
+    let sides: Vec<Side<'_>> = vec![
+        Box::new(|| latencies(bench, &file, None)),
+        Box::new(|| latencies(bench, &file, Some(&same_pool))),
+        Box::new(|| latencies(bench, &file, Some(&other_pool))),
+    ];
+    let measured = interleave(bench.scale.rounds, sides)?;
+    let row = |name: String, side, figure| {
+        let time = |side| Quantity::ns(measured.median(side, figure));
+        let ratio = measured.ratio((0, figure), (side, figure));
+        Row::new(&name, time(side)).beside("alone", time(0), ratio, None)
+    };
+    let shares = SHARES.iter().enumerate();
+    let rows = shares.flat_map(|(figure, (share, _))| {
+        [
+            row(format!("{name}, {share}"), 1, figure),
+            row(format!("  the same, of another pool, {share}"), 2, figure),
+        ]
+    });
+    Ok(rows.collect())
+}
+
+const SHARES: [(&str, f64); 3] = [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)];
+
+/// Percentiles of the times, in ns, that writes of 64 bytes take, with another thread that writes pages or without.
+fn latencies(bench: &Bench, file: &File, beside: Option<&File>) -> Result<Vec<f64>, Error> {
+    let (effort, length) = (bench.scale.effort, bench.scale.file_length);
+    let (small, page) = (bytes(64), bytes(PAGE));
+    let is_done = AtomicBool::new(false);
+    let write_small = || {
+        let mut random = Random::new(4);
+        let mut times_ns = Vec::with_capacity(1 << 17);
+        let start = Instant::now();
+        let mut last = start;
+        while last - start < effort {
+            let offset = random.offset(length, small.len());
+            whole(file.write_at(&small, offset)?, small.len())?;
+            let now = Instant::now();
+            times_ns.push((now - last).as_nanos() as u64);
+            last = now;
+        }
+        times_ns.sort_unstable();
+        Ok(SHARES
+            .map(|(_, share)| percentile(&times_ns, share) as f64)
+            .to_vec())
+    };
+    let write_pages = |file: &File| {
+        let mut random = Random::new(5);
+        while !is_done.load(Ordering::Relaxed) {
+            whole(file.write_at(&page, random.offset(length, PAGE))?, PAGE)?;
+        }
+        Ok(Vec::new())
+    };
+    let figures = at_once(1 + usize::from(beside.is_some()), |thread| match beside {
+        Some(file) if thread > 0 => write_pages(file),
+        _ => {
+            let figures = write_small();
+            is_done.store(true, Ordering::Relaxed);
+            figures
+        }
+    })?;
+    Ok(figures.into_iter().next().unwrap_or_default())
+}
