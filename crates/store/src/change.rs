@@ -15,11 +15,12 @@ use crate::checksum::crc32c;
 use crate::defects::Defects;
 use crate::error::Result;
 use crate::image::{Block, Image};
+use crate::in_flight::Place;
 use crate::layout::group::Map;
 use crate::layout::inode::Inode;
 use crate::layout::record::{ALIGN, HEADER, Kind, OPERATION, Operation, encode};
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
-use crate::ring::{Place, Ring};
+use crate::ring::Ring;
 
 /// What every change works on.
 pub struct Shared {

@@ -258,7 +258,7 @@ impl Store {
             state.version = change.commit();
             if done {
                 if removed {
-                    self.nodes.remove(number);
+                    self.nodes.remove(node);
                 }
                 return Ok(());
             }

@@ -27,6 +27,7 @@ mod extents;
 mod file;
 mod format;
 mod image;
+mod in_flight;
 pub mod layout;
 mod names;
 mod node;

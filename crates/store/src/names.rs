@@ -370,7 +370,7 @@ impl Store {
             set.commit(change);
             let state = &mut set.get(node.number()).state;
             if state.mode == 0 {
-                self.nodes.remove(node.number());
+                self.nodes.remove(&node);
             } else if unfinished {
                 self.reclaim(&node, state)?;
             }
@@ -390,7 +390,7 @@ impl Store {
         inode.links = if inode.is_directory() {
             0
         } else {
-            inode.links - 1
+            inode.links.saturating_sub(1)
         };
         inode.changed_ns = now_ns;
         if inode.links > 0 {
@@ -475,7 +475,11 @@ impl Store {
             return Ok(());
         }
         let mut at = to.clone();
-        while at.number() != ROOT {
+        let most = self.shared.image.layout.inodes();
+        for _ in 0..most {
+            if at.number() == ROOT {
+                return Ok(());
+            }
             if at.number() == moved.number() {
                 return Err(Error::InvalidArgument(
                     "a directory cannot be moved into itself",
@@ -484,7 +488,12 @@ impl Store {
             let parent = at.state.read().parent;
             at = self.node(parent)?;
         }
-        Ok(())
+        // More steps up than there are inodes: damage made a circle.
+        let block = self.shared.image.layout.inode(to.number()) / BLOCK as u64;
+        Err(Error::Corrupt {
+            what: "the parent of a directory",
+            block,
+        })
     }
 }
 
@@ -571,7 +580,7 @@ impl Rename<'_> {
         if let Some(target) = self.target {
             let state = &mut set.get(target.number()).state;
             if state.mode == 0 {
-                store.nodes.remove(target.number());
+                store.nodes.remove(target);
             } else if unfinished {
                 store.reclaim(target, state)?;
             }

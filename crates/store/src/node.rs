@@ -9,7 +9,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::error::{Error, Result};
 use crate::image::{Image, Layout};
 use crate::layout::extent::DEPTH_MAX;
-use crate::layout::inode::{Inode, ROOT_ENTRIES};
+use crate::layout::inode::{INLINE_TARGET_MAX, Inode, ROOT_ENTRIES};
 use crate::tree::entries_are_valid;
 
 /// A live inode. Its lock orders everything that happens to the file or directory.
@@ -92,9 +92,15 @@ impl NodeTable {
         insert(&mut self.shard(node.number).lock(), node);
     }
 
-    /// Forgets an inode that was freed.
-    pub fn remove(&self, number: u64) {
-        self.shard(number).lock().remove(&number);
+    /// Forgets an inode that was freed. Its number may be in use again already: the new one stays.
+    pub fn remove(&self, node: &Arc<Node>) {
+        let mut shard = self.shard(node.number).lock();
+        if shard
+            .get(&node.number)
+            .is_some_and(|found| Arc::ptr_eq(found, node))
+        {
+            shard.remove(&node.number);
+        }
     }
 }
 
@@ -119,9 +125,11 @@ pub fn is_valid(inode: &Inode, layout: &Layout) -> bool {
         && entries_are_valid(&inode.root[..count], inode.depth, layout);
     match kind {
         FileKind::Regular | FileKind::Directory => tree,
+        // Its target is in the inode, or in the one block that its tree leads to.
+        FileKind::Symlink if count == 0 => inode.size <= INLINE_TARGET_MAX as u64,
         FileKind::Symlink => {
-            inode.size < crate::BLOCK as u64 && (inode.blocks == 0 || tree && count == 1)
+            tree && count == 1 && inode.depth == 0 && inode.size < crate::BLOCK as u64
         }
-        _ => true,
+        _ => count == 0,
     }
 }

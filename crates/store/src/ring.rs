@@ -19,6 +19,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::BLOCK;
 use crate::defects::Defects;
 use crate::image::Image;
+use crate::in_flight::{Contended, InFlight, Place, pause};
 use crate::layout::record::{ALIGN, HEADER, MAGIC, OPERATION, RecordHeader, is_intact, parse_head};
 use crate::layout::superblock::{RING_STATES, RingState, Superblock};
 
@@ -26,73 +27,11 @@ use crate::layout::superblock::{RING_STATES, RingState, Superblock};
 pub const LENGTH_MIN: u64 = 64 << 10;
 /// Longest ring, in bytes.
 pub const LENGTH_MAX: u64 = 1 << 30;
-/// Most bytes of records in flight: not yet persistent, or not yet applied.
-const WINDOW_MAX: u64 = 1 << 20;
-
-/// How far a contiguous prefix of the ring has come, with marks set in any order.
-struct Watermark {
-    position: AtomicU64,
-    /// `ends[p / 64 % len]` is the end of the record at p once it is marked; anything not above p is old.
-    ends: Box<[AtomicU64]>,
-}
-
-impl Watermark {
-    fn new(position: u64, window: u64) -> Watermark {
-        let ends = (0..window / ALIGN as u64)
-            .map(|_| AtomicU64::new(0))
-            .collect();
-        Watermark {
-            position: AtomicU64::new(position),
-            ends,
-        }
-    }
-
-    #[inline]
-    fn slot(&self, position: u64) -> &AtomicU64 {
-        &self.ends[(position / ALIGN as u64) as usize & (self.ends.len() - 1)]
-    }
-
-    /// Notes that the record `start..end` has come here too. The thread whose record is next in line just moves the
-    /// watermark: nobody else can, while the record has no mark of its own. So a thread that works alone needs no
-    /// locked instruction, which would wait for its stores around the cache.
-    #[inline]
-    fn mark(&self, start: u64, end: u64) {
-        if self.position.load(Ordering::Acquire) == start {
-            self.position.store(end, Ordering::Release);
-        } else {
-            self.slot(start).store(end, Ordering::Release);
-            self.advance();
-        }
-    }
-
-    /// Moves over all marked records. Whoever calls this helps everyone; marks set while the watermark was moving are
-    /// taken up by the next call, of a waiting thread or of one that marks or reclaims.
-    #[inline]
-    fn advance(&self) -> u64 {
-        loop {
-            let position = self.position.load(Ordering::Acquire);
-            let end = self.slot(position).load(Ordering::Acquire);
-            if end <= position {
-                return position;
-            }
-            let _ =
-                self.position
-                    .compare_exchange(position, end, Ordering::AcqRel, Ordering::Acquire);
-        }
-    }
-
-    fn position(&self) -> u64 {
-        self.position.load(Ordering::Acquire)
-    }
-}
-
-/// A reserved place in the ring.
-#[derive(Clone, Copy, Debug)]
-pub struct Place {
-    /// Number of the record: its position.
-    pub number: u64,
-    end: u64,
-}
+/// Bytes of records whose image lines one thread flushes in one go: enough to spread the cost of moving the start, few
+/// enough to be no pause worth the name.
+const RECLAIM_STEP: u64 = 128 << 10;
+/// Longest record, in bytes.
+const RECORD_MAX: u64 = 512 << 10;
 
 /// The ring of an open pool.
 pub struct Ring {
@@ -100,11 +39,8 @@ pub struct Ring {
     offset: u64,
     length: u64,
     epoch: u32,
-    window: u64,
-    next: AtomicU64,
-    persistent: Watermark,
-    applied: Watermark,
-    start: AtomicU64,
+    in_flight: InFlight,
+    start: Contended,
     reclaiming: Mutex<()>,
     defects: Defects,
 }
@@ -118,17 +54,13 @@ impl Ring {
         position: u64,
         defects: Defects,
     ) -> Ring {
-        let window = WINDOW_MAX.min(superblock.ring_length);
         Ring {
             region,
             offset: superblock.ring_offset,
             length: superblock.ring_length,
             epoch,
-            window,
-            next: AtomicU64::new(position),
-            persistent: Watermark::new(position, window),
-            applied: Watermark::new(position, window),
-            start: AtomicU64::new(position),
+            in_flight: InFlight::new(position),
+            start: Contended(AtomicU64::new(position)),
             reclaiming: Mutex::new(()),
             defects,
         }
@@ -136,22 +68,18 @@ impl Ring {
 
     /// Longest record that fits, in bytes.
     pub fn record_max(&self) -> usize {
-        (self.window / 2) as usize
+        (self.length / 2).min(RECORD_MAX) as usize
     }
 
     /// Bytes of records that recovery would read now.
     pub fn used(&self) -> u64 {
-        self.next.load(Ordering::Relaxed) - self.start.load(Ordering::Relaxed)
+        self.in_flight.next() - self.start.load(Ordering::Relaxed)
     }
 
     /// Takes the next place in the order. This never waits, so it can be done under any lock.
     #[inline]
     pub fn reserve(&self, length: usize) -> Place {
-        let number = self.next.fetch_add(length as u64, Ordering::AcqRel);
-        Place {
-            number,
-            end: number + length as u64,
-        }
+        self.in_flight.reserve(length)
     }
 
     /// Writes a record to its place and returns once it and all before it are persistent. `record` is the header, still
@@ -186,37 +114,30 @@ impl Ring {
         if !self.defects.skip_record_fence {
             self.region.fence();
         }
-        self.persistent.mark(place.number, place.end);
-        let mut spins = 0u32;
-        while self.persistent.position() < place.end {
-            spins = pause(spins);
-            self.persistent.advance();
-        }
+        self.in_flight.persisted(place);
     }
 
     /// Notes that the record was applied to the image.
     #[inline]
     pub fn applied(&self, place: Place) {
-        self.applied.mark(place.number, place.end);
+        self.in_flight.applied(place);
     }
 
-    /// Waits until the space is free and not too much is in flight, and reclaims meanwhile.
+    /// Waits until the space is free, and reclaims meanwhile.
     #[inline]
     fn wait_for_room(&self, place: Place, image: &Image) {
+        let mut used = place.end - self.start.load(Ordering::Acquire);
+        if used <= self.length / 2 {
+            return;
+        }
+        self.reclaim(image, false);
         let mut spins = 0;
         loop {
-            let used = place.end - self.start.load(Ordering::Acquire);
-            if used > self.length / 2 && (used > self.length || spins == 0) {
-                self.reclaim(image, used > self.length);
-            }
-            let room = place.end <= self.start.load(Ordering::Acquire) + self.length
-                && place.end <= self.persistent.position() + self.window
-                && place.end <= self.applied.position() + self.window;
-            if room {
+            used = place.end - self.start.load(Ordering::Acquire);
+            if used <= self.length {
                 return;
             }
-            self.persistent.advance();
-            self.applied.advance();
+            self.reclaim(image, true);
             spins = pause(spins);
         }
     }
@@ -251,14 +172,14 @@ impl Ring {
             return;
         }
         let start = self.start.load(Ordering::Acquire);
-        let goal = start + (self.length / 16).clamp(LENGTH_MIN / 4, 1 << 20);
+        let goal = start + (self.length / 16).min(RECLAIM_STEP);
         self.reclaim_to(goal, image);
     }
 
     /// Flushes the image lines of the oldest records, as many as are applied, up to the first end behind `goal`.
     fn reclaim_to(&self, goal: u64, image: &Image) {
         let start = self.start.load(Ordering::Acquire);
-        let applied = self.applied.advance();
+        let applied = self.in_flight.applied_below();
         let mut recent = RecentLines::new();
         let mut position = start;
         while position < goal && position < applied {
@@ -332,17 +253,6 @@ pub fn write_ring_state(region: &Region, state: RingState) {
         region.write_flushed(offset, state.as_bytes());
         region.fence();
     }
-}
-
-/// Waits a moment: on the processor at first, then by letting others run.
-#[inline]
-fn pause(spins: u32) -> u32 {
-    if spins < 200 {
-        std::hint::spin_loop();
-    } else {
-        std::thread::yield_now();
-    }
-    spins.saturating_add(1)
 }
 
 /// Reads records out of a ring, checking each.

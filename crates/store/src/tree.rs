@@ -221,15 +221,15 @@ pub fn entries_are_valid(entries: &[Extent], level: u16, layout: &Layout) -> boo
                 .checked_add(u64::from(length))
                 .is_some_and(|end| end <= 1 << 52)
     };
-    let sorted = entries.windows(2).all(|pair| {
-        let end = if level == 0 {
-            pair[0].end()
+    let sorted = |pair: &[Extent]| {
+        let length = if level == 0 {
+            u64::from(pair[0].length)
         } else {
-            pair[0].logical + 1
+            1
         };
-        end <= pair[1].logical
-    });
-    entries.iter().all(inside) && sorted
+        pair[0].logical + length <= pair[1].logical
+    };
+    entries.iter().all(inside) && entries.windows(2).all(sorted)
 }
 
 /// Changes the tree of one inode.

@@ -163,7 +163,10 @@ impl RingState {
 
     /// Whether the checksum is right and the position can be one.
     pub fn is_valid(&self) -> bool {
-        self.crc == self.checksum() && self.start.is_multiple_of(64) && self.epoch != 0
+        self.crc == self.checksum()
+            && self.start.is_multiple_of(64)
+            && self.start < 1 << 62
+            && self.epoch != 0
     }
 }
 

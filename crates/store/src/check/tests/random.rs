@@ -143,7 +143,7 @@ impl Work {
     /// A name out of many, short or long.
     fn name(&mut self) -> Vec<u8> {
         let number = self.below(150);
-        let length = if number % 7 == 0 {
+        let length = if number.is_multiple_of(7) {
             250
         } else {
             number as usize % 60

@@ -1,0 +1,187 @@
+//! What can be asked for on the command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::figures::parse_size;
+use crate::place::{Place, PoolPlace};
+
+/// Tako: a file system over memory.
+#[derive(Parser)]
+#[command(name = "tako", version, max_term_width = 100)]
+#[command(
+    after_help = "POOL:/path names a file in a pool; a path on this host that has ':' in it is given as ./a:b.\n\
+    Exit codes: 0 done, 1 the operation failed, 2 usage."
+)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// One command.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Make a pool with an empty file system in it
+    Mkfs(Mkfs),
+    /// Make a directory show a pool; returns when it does
+    Mount(Mount),
+    /// End a mount; returns when its pool can be opened again
+    Umount {
+        /// The mounted directory
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
+    /// Look for damage in a pool, without writing to it; exits with 1 if there is any
+    Check(Check),
+    /// Tell what a pool is: identity, sizes, geometry, and what its memory survives
+    Info {
+        /// The pool file or DAX device
+        pool: PathBuf,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// List directories in a pool; times are UTC
+    Ls {
+        /// One line of attributes for each
+        #[arg(short)]
+        long: bool,
+        #[arg(value_name = "POOL:PATH", required = true)]
+        places: Vec<PoolPlace>,
+    },
+    /// Show all attributes of files in a pool, of symbolic links their own
+    Stat {
+        #[arg(value_name = "POOL:PATH", required = true)]
+        places: Vec<PoolPlace>,
+    },
+    /// Print files in a pool
+    Cat {
+        #[arg(value_name = "POOL:PATH", required = true)]
+        places: Vec<PoolPlace>,
+    },
+    /// Copy files between this host and pools, or within a pool
+    Cp {
+        /// Directories with all that is in them; symbolic links are copied, not followed
+        #[arg(short, visible_short_alias = 'R')]
+        recursive: bool,
+        /// What to copy, then where to
+        #[arg(value_name = "PATH", required = true, num_args = 2..)]
+        places: Vec<Place>,
+    },
+    /// Rename files in a pool, or move them into a directory
+    Mv {
+        /// What to move, then where to
+        #[arg(value_name = "POOL:PATH", required = true, num_args = 2..)]
+        places: Vec<PoolPlace>,
+    },
+    /// Remove files in a pool
+    Rm {
+        /// Directories with all that is in them
+        #[arg(short, visible_short_alias = 'R')]
+        recursive: bool,
+        #[arg(value_name = "POOL:PATH", required = true)]
+        places: Vec<PoolPlace>,
+    },
+    /// Make directories in a pool
+    Mkdir {
+        /// With those above, and without an error for one that is there
+        #[arg(short)]
+        parents: bool,
+        #[arg(value_name = "POOL:PATH", required = true)]
+        places: Vec<PoolPlace>,
+    },
+    /// Show how much space directories in a pool take
+    Du {
+        /// Exact bytes
+        #[arg(long)]
+        bytes: bool,
+        /// Only the sum of each argument
+        #[arg(short)]
+        summary: bool,
+        #[arg(value_name = "POOL:PATH", required = true)]
+        places: Vec<PoolPlace>,
+    },
+    /// Show how much space pools have
+    Df {
+        /// Exact bytes
+        #[arg(long)]
+        bytes: bool,
+        #[arg(value_name = "POOL:PATH", required = true)]
+        places: Vec<PoolPlace>,
+    },
+    /// Draw directories in a pool as trees
+    Tree {
+        #[arg(value_name = "POOL:PATH", required = true)]
+        places: Vec<PoolPlace>,
+    },
+    /// Measure, each figure beside the limit of this machine in the same run
+    Bench(Bench),
+}
+
+/// How to make a pool.
+#[derive(Args)]
+pub struct Mkfs {
+    /// The pool file, or a DAX device
+    pub pool: PathBuf,
+    /// Bytes of the pool, with K, M, G or T for their multiples by 1024; a device is taken whole
+    #[arg(long, value_parser = parse_size)]
+    pub size: Option<u64>,
+    /// Overwrite a pool that is there, with all its files
+    #[arg(long)]
+    pub force: bool,
+    /// How many files there can be at least [default: one for each 16 KiB]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
+    pub inodes: Option<u64>,
+    /// Keep no checksums of file contents
+    #[arg(long)]
+    pub no_data_checksums: bool,
+}
+
+/// How to mount.
+#[derive(Args)]
+pub struct Mount {
+    /// The pool file or DAX device
+    pub source: PathBuf,
+    /// The directory to mount on
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+    /// Mount options, separated by commas: ro, allow_other, noexec, threads=COUNT, …
+    #[arg(short, value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// Serve the mount from this process until it ends
+    #[arg(long)]
+    pub foreground: bool,
+    /// Serve the mount from this process, apart from whoever started it
+    #[arg(long, hide = true, conflicts_with = "foreground")]
+    pub detached: bool,
+}
+
+/// How to check.
+#[derive(Args)]
+pub struct Check {
+    /// The pool file
+    pub pool: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Repair what can be repaired
+    #[arg(long, hide = true)]
+    pub repair: bool,
+}
+
+/// What to measure.
+#[derive(Args)]
+pub struct Bench {
+    /// Only the measurements with this in their name
+    pub name: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// A short run, less exact
+    #[arg(long)]
+    pub quick: bool,
+    /// Where the pool is made
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    pub directory: PathBuf,
+}

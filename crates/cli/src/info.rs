@@ -1,0 +1,202 @@
+//! `tako info`.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use pmem::{Access, Region};
+use serde::Serialize;
+use store::layout::superblock::{RING_STATES, RingState};
+use zerocopy::FromBytes;
+
+use crate::failure::{Failure, Outcome};
+use crate::figures::{show_size, show_time};
+use crate::pools::open_to_read;
+
+/// What there is to know about a pool as a whole.
+#[derive(Serialize)]
+pub struct Info {
+    pool: String,
+    identity: String,
+    unit: String,
+    /// None of a pool that belongs to no cluster.
+    cluster: Option<String>,
+    format_version: u32,
+    created_ns: i64,
+    features: Vec<&'static str>,
+    pub memory: Memory,
+    pool_bytes: u64,
+    image_bytes: u64,
+    ring_bytes: u64,
+    /// What was in the ring for recovery to read.
+    replayed_bytes: u64,
+    group_blocks: u32,
+    group_inodes: u32,
+    block_bytes: u32,
+    bytes_total: u64,
+    bytes_free: u64,
+    pub bytes_available: u64,
+    inodes: u64,
+    pub inodes_free: u64,
+}
+
+/// The memory behind a pool.
+#[derive(Serialize)]
+pub struct Memory {
+    kind: String,
+    /// The worst event that the contents outlive.
+    pub survives: String,
+    flush_instruction: &'static str,
+}
+
+impl Info {
+    /// Examines a pool that nobody has open, without writing to it.
+    pub fn of(pool: &Path) -> Result<Info, Failure> {
+        // Only a mapping that could be written tells what the memory is; a private one is then enough.
+        let region = Region::open(pool, Access::ReadWrite)?;
+        let memory = Memory {
+            kind: region.kind().to_string(),
+            survives: region.survives().to_string(),
+            flush_instruction: region.flush_instruction(),
+        };
+        let start = ring_start(&region);
+        drop(region);
+        let file_system = open_to_read(pool)?;
+        let store = file_system.store();
+        let superblock = store.superblock();
+        let statistics = file_system.statistics();
+        let size = |blocks: u64| blocks * u64::from(statistics.block_size);
+        Ok(Info {
+            pool: pool.display().to_string(),
+            identity: show_identity(&superblock.pool),
+            unit: show_identity(&superblock.unit),
+            cluster: (superblock.cluster != [0; 16]).then(|| show_identity(&superblock.cluster)),
+            format_version: superblock.version,
+            created_ns: superblock.created_ns,
+            features: if superblock.data_checksums() {
+                vec!["data-checksums"]
+            } else {
+                Vec::new()
+            },
+            memory,
+            pool_bytes: superblock.pool_length,
+            image_bytes: superblock.image_length,
+            ring_bytes: superblock.ring_length,
+            replayed_bytes: ring_start(store.region()).saturating_sub(start),
+            group_blocks: superblock.blocks_per_group,
+            group_inodes: superblock.inodes_per_group,
+            block_bytes: statistics.block_size,
+            bytes_total: size(statistics.blocks),
+            bytes_free: size(statistics.blocks_free),
+            bytes_available: size(statistics.blocks_available),
+            inodes: statistics.inodes,
+            inodes_free: statistics.inodes_free,
+        })
+    }
+
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let mut line = |name: &str, text: String| writeln!(out, "{name:10} {text}");
+        let Memory {
+            kind,
+            survives,
+            flush_instruction,
+        } = &self.memory;
+        line("pool", self.pool.clone())?;
+        line("identity", self.identity.clone())?;
+        line("unit", self.unit.clone())?;
+        line("cluster", self.cluster.clone().unwrap_or("none".into()))?;
+        line(
+            "made",
+            format!(
+                "{} UTC, format version {}",
+                show_time(self.created_ns).0,
+                self.format_version
+            ),
+        )?;
+        line(
+            "features",
+            if self.features.is_empty() {
+                "none".into()
+            } else {
+                self.features.join(", ")
+            },
+        )?;
+        line(
+            "memory",
+            format!("{kind}, flushed with {flush_instruction}; contents survive {survives}"),
+        )?;
+        line(
+            "size",
+            format!("{} ({} B)", show_size(self.pool_bytes), self.pool_bytes),
+        )?;
+        let replayed = show_size(self.replayed_bytes);
+        line(
+            "ring",
+            format!("{}, {replayed} of it to replay", show_size(self.ring_bytes)),
+        )?;
+        let group = show_size(u64::from(self.group_blocks) * u64::from(self.block_bytes));
+        let image = show_size(self.image_bytes);
+        line(
+            "image",
+            format!(
+                "{image} in groups of {group} with {} inodes",
+                self.group_inodes
+            ),
+        )?;
+        let available = show_size(self.bytes_available);
+        line(
+            "space",
+            format!("{}, {available} available", show_size(self.bytes_total)),
+        )?;
+        line(
+            "inodes",
+            format!("{}, {} free", self.inodes, self.inodes_free),
+        )
+    }
+}
+
+/// Where recovery would start reading the ring; 0 if that is not to be found out.
+fn ring_start(region: &Region) -> u64 {
+    let state = |offset: u64| {
+        let mut bytes = [0; size_of::<RingState>()];
+        if region.length() < offset + bytes.len() as u64 {
+            return None;
+        }
+        region.read(offset, &mut bytes);
+        RingState::read_from_bytes(&bytes)
+            .ok()
+            .filter(RingState::is_valid)
+    };
+    let states = RING_STATES.into_iter().filter_map(state);
+    states
+        .max_by_key(|state| (state.epoch, state.start))
+        .map_or(0, |state| state.start)
+}
+
+/// An identity as RFC 9562 writes it.
+fn show_identity(bytes: &[u8; 16]) -> String {
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let parts = [
+        &digits[..8],
+        &digits[8..12],
+        &digits[12..16],
+        &digits[16..20],
+        &digits[20..],
+    ];
+    parts.join("-")
+}
+
+pub fn run(pool: &Path, json: bool, out: &mut dyn Write) -> Outcome {
+    let info = Info::of(pool)?;
+    match json {
+        true => write_json(&info, out),
+        false => Ok(info.write(out)?),
+    }
+}
+
+/// Writes a value as JSON for people and programs.
+pub fn write_json(value: &impl Serialize, out: &mut dyn Write) -> Outcome {
+    let text = serde_json::to_string_pretty(value);
+    let text = text.map_err(|error| Failure::Failed(format!("cannot write JSON: {error}")))?;
+    writeln!(out, "{text}")?;
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! `tako mkfs`.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use client::{FileSystem, Geometry};
+use pmem::{Access, Kind, Region};
+use store::Store;
+use store::layout::superblock::{MAGIC, SUPERBLOCKS};
+
+use crate::arguments::Mkfs;
+use crate::failure::{Failure, Outcome};
+use crate::figures::show_size;
+use crate::info::Info;
+
+/// Inodes of a group come in multiples of this.
+const INODES_STEP: u64 = 16;
+
+pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
+    let pool = &arguments.pool;
+    let there = match Region::open(pool, Access::ReadWrite) {
+        Ok(region) => Some(region),
+        Err(pmem::Error::NotFound { .. }) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let is_device = there
+        .as_ref()
+        .is_some_and(|region| region.kind() == Kind::DeviceDax);
+    if let Some(region) = &there {
+        check_overwriting(pool, has_pool(region), is_device, arguments.force)?;
+    }
+    match there {
+        Some(region) if is_device => {
+            let geometry = geometry(arguments, region.length())?;
+            let made = Store::format(&region, &geometry);
+            made.map_err(|error| Failure::Failed(format!("{}: {error}", pool.display())))?;
+        }
+        there => {
+            let Some(size) = arguments.size else {
+                let sentence = "a pool file needs a size; add one, such as --size 4G";
+                return Err(Failure::Usage(sentence.into()));
+            };
+            let geometry = geometry(arguments, size)?;
+            if there.is_some() {
+                // The lock is held until the old pool is gone, so that nobody opens it now.
+                fs::remove_file(pool).map_err(|error| Failure::host("remove", pool, &error))?;
+            }
+            drop(there);
+            FileSystem::format_pool(pool, size, Some(geometry))?;
+        }
+    }
+    describe(pool, out)
+}
+
+/// Whether there is a pool, of whatever version and state.
+fn has_pool(region: &Region) -> bool {
+    SUPERBLOCKS.iter().any(|offset| {
+        let mut magic = [0; MAGIC.len()];
+        let inside = region.length() >= offset + MAGIC.len() as u64;
+        if inside {
+            region.read(*offset, &mut magic);
+        }
+        magic == MAGIC
+    })
+}
+
+/// Pools are overwritten by force, devices without one always, files of others never.
+fn check_overwriting(path: &Path, is_pool: bool, is_device: bool, force: bool) -> Outcome {
+    let path = path.display();
+    let sentence = match (is_pool, is_device) {
+        (true, _) if force => return Ok(()),
+        (false, true) => return Ok(()),
+        (true, _) => format!("{path} is a pool already; add --force to lose all its files"),
+        (false, false) => {
+            format!("{path} exists and is not a pool; remove it first or choose another path")
+        }
+    };
+    Err(Failure::Failed(sentence))
+}
+
+/// How the pool is divided: as suits its size, but for what was asked for.
+fn geometry(arguments: &Mkfs, length: u64) -> Result<Geometry, Failure> {
+    let mut geometry = Geometry::for_length(length);
+    geometry.data_checksums = !arguments.no_data_checksums;
+    if let Some(count) = arguments.inodes {
+        let group_length = u64::from(geometry.blocks_per_group) * store::BLOCK as u64;
+        let groups = (length.saturating_sub(geometry.ring_length) / group_length).max(1);
+        let per_group = count.div_ceil(groups).next_multiple_of(INODES_STEP);
+        // One inode for each block is more than there can be files with contents.
+        let most = u64::from(geometry.blocks_per_group);
+        if per_group > most {
+            let room = groups * most;
+            let sentence = format!(
+                "a pool of this size has room for {room} inodes; ask for fewer, or make it larger"
+            );
+            return Err(Failure::Failed(sentence));
+        }
+        geometry.inodes_per_group = per_group as u32;
+    }
+    Ok(geometry)
+}
+
+/// Says what was made, and what it is good for.
+fn describe(pool: &Path, out: &mut dyn Write) -> Outcome {
+    let info = Info::of(pool)?;
+    let (size, inodes) = (show_size(info.bytes_available), info.inodes_free);
+    let (pool, survives) = (pool.display(), &info.memory.survives);
+    writeln!(
+        out,
+        "{pool}: room for {size} in up to {inodes} files; contents survive {survives}"
+    )?;
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! `tako mount` and `umount`.
+
+use std::ffi::OsStr;
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use client::FileSystem;
+use fuse::MountOptions;
+
+use crate::arguments::Mount;
+use crate::failure::{Failure, Outcome};
+
+pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
+    if arguments
+        .source
+        .as_os_str()
+        .as_bytes()
+        .starts_with(b"tako://")
+    {
+        let sentence = "clusters come with a later version; name a pool file instead of tako://";
+        return Err(Failure::Usage(sentence.into()));
+    }
+    let options = parse_options(arguments)?;
+    match arguments.foreground || arguments.detached {
+        true => serve(arguments, options, out),
+        false => start(arguments),
+    }
+}
+
+fn parse_options(arguments: &Mount) -> Result<MountOptions, Failure> {
+    let text = arguments.options.join(",");
+    let mut options: MountOptions = text
+        .parse()
+        .map_err(|error: fuse::Error| Failure::Usage(error.to_string()))?;
+    // Unmounting finds the pool by this name. One that does not exist is the business of whoever opens it.
+    if options.name == MountOptions::default().name
+        && let Ok(pool) = arguments.source.canonicalize()
+    {
+        options.name = pool.to_string_lossy().into_owned();
+    }
+    Ok(options)
+}
+
+/// Serves the mount until it ends, and says when the directory is ready.
+fn serve(arguments: &Mount, options: MountOptions, out: &mut dyn Write) -> Outcome {
+    if arguments.detached {
+        // No terminal's end is ours any more.
+        let alone = rustix::process::setsid();
+        alone.map_err(|errno| cannot("leave the session", errno))?;
+    }
+    let file_system = FileSystem::open_pool(&arguments.source)?;
+    let mut mount = fuse::mount(file_system, &arguments.directory, &options)?;
+    mount.unmount_on_signals()?;
+    let (source, directory) = (arguments.source.display(), mount.directory().display());
+    if arguments.detached {
+        // A mount must not keep busy the directory that it was started in.
+        rustix::process::chdir("/")
+            .map_err(|errno| cannot("leave the current directory", errno))?;
+    }
+    // Whoever started this waits for the line; if nobody does, the mount ends with this failure.
+    writeln!(out, "{source} is mounted on {directory}")?;
+    out.flush()?;
+    if arguments.detached {
+        let_go_of_streams().map_err(|error| cannot("let go of the terminal", error))?;
+    }
+    Ok(mount.wait()?)
+}
+
+fn cannot(what: &str, error: impl Into<io::Error>) -> Failure {
+    let error = error.into();
+    Failure::Failed(format!("cannot {what}: {error}; try --foreground"))
+}
+
+/// Leaves standard input and output to whoever else has them.
+fn let_go_of_streams() -> io::Result<()> {
+    let nowhere = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&nowhere)?;
+    rustix::stdio::dup2_stdout(&nowhere)?;
+    rustix::stdio::dup2_stderr(&nowhere)?;
+    Ok(())
+}
+
+/// Starts a process that serves the mount, and returns when the directory is ready.
+fn start(arguments: &Mount) -> Outcome {
+    let options = arguments
+        .options
+        .iter()
+        .flat_map(|options| [OsStr::new("-o"), options.as_ref()]);
+    let program = std::env::current_exe();
+    let child = program.and_then(|program| {
+        Command::new(program)
+            .args(["mount", "--detached"])
+            .args(options)
+            .arg("--")
+            .args([&arguments.source, &arguments.directory])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+    });
+    let mut child = child.map_err(|error| cannot("start a process for the mount", error))?;
+    match is_ready(&mut child) {
+        Ok(true) => Ok(()),
+        Ok(false) => {
+            let status = child
+                .wait()
+                .map_err(|error| cannot("wait for the mount", error))?;
+            match status.code() {
+                // It has said why.
+                Some(_) => Err(Failure::Silent),
+                None => Err(Failure::Failed(format!(
+                    "the process for the mount ended by {status}; try --foreground"
+                ))),
+            }
+        }
+        Err(error) => Err(cannot("hear from the process for the mount", error)),
+    }
+}
+
+/// Waits until the child is ready or has ended: either way it closes its end of the pipe.
+fn is_ready(child: &mut Child) -> io::Result<bool> {
+    let mut line = String::new();
+    if let Some(mut stdout) = child.stdout.take() {
+        stdout.read_to_string(&mut line)?;
+    }
+    Ok(line.ends_with('\n'))
+}
+
+pub fn unmount(directory: &Path) -> Outcome {
+    Ok(fuse::unmount(directory)?)
+}

@@ -1,0 +1,194 @@
+//! Where something is: in a pool, or on this host.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use clap::builder::{TypedValueParser, ValueParserFactory};
+
+use crate::figures::show_name;
+
+/// A path on this host or in a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Host(PathBuf),
+    Pool(PoolPlace),
+}
+
+/// `POOL:PATH`: a path in a pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolPlace {
+    pub pool: PathBuf,
+    pub path: PathBuf,
+}
+
+impl Place {
+    /// Pools end at the first `:/`, or at a `:` at the end. Any other colon ends one too, unless a slash before it
+    /// says that this is a path: `./a:b`.
+    fn parse(text: &OsStr) -> Result<Place, String> {
+        let bytes = text.as_bytes();
+        if bytes.starts_with(b"tako://") {
+            return Err(
+                "clusters come with a later version; name a pool file, as POOL:/path".into(),
+            );
+        }
+        let root = bytes.windows(2).position(|pair| pair == b":/");
+        let end = root.or_else(|| bytes.strip_suffix(b":").map(<[u8]>::len));
+        let colon = end.or_else(|| {
+            let first = bytes.iter().position(|byte| *byte == b':')?;
+            (!bytes[..first].contains(&b'/')).then_some(first)
+        });
+        let path = |bytes| PathBuf::from(OsStr::from_bytes(bytes));
+        match colon {
+            Some(0) => Err("the name of the pool is missing before ':'".into()),
+            Some(colon) => {
+                let inside = &bytes[colon + 1..];
+                let inside = if inside.is_empty() { b"/" } else { inside };
+                Ok(Place::Pool(PoolPlace {
+                    pool: path(&bytes[..colon]),
+                    path: path(inside),
+                }))
+            }
+            None if bytes.is_empty() => Err("a path cannot be empty".into()),
+            None => Ok(Place::Host(path(bytes))),
+        }
+    }
+
+    /// The path, wherever it is.
+    pub fn path(&self) -> &Path {
+        match self {
+            Place::Host(path) => path,
+            Place::Pool(place) => &place.path,
+        }
+    }
+}
+
+/// The name at the end of a path; none for a root, `.` and `..`.
+pub fn last_name(path: &Path) -> Option<&OsStr> {
+    let name = path
+        .as_os_str()
+        .as_bytes()
+        .rsplit(|byte| *byte == b'/')
+        .find(|name| !name.is_empty());
+    name.filter(|name| *name != b"." && *name != b"..")
+        .map(OsStr::from_bytes)
+}
+
+impl PoolPlace {
+    fn parse(text: &OsStr) -> Result<PoolPlace, String> {
+        match Place::parse(text)? {
+            Place::Pool(place) => Ok(place),
+            Place::Host(_) => Err("this names no file in a pool; write POOL:/path".into()),
+        }
+    }
+
+    /// Another path in the same pool.
+    pub fn with_path(&self, path: impl Into<PathBuf>) -> PoolPlace {
+        PoolPlace {
+            pool: self.pool.clone(),
+            path: path.into(),
+        }
+    }
+
+    /// What lies below this directory; an empty `below` is the directory itself.
+    pub fn below(&self, below: &[u8]) -> PoolPlace {
+        match below {
+            b"" => self.clone(),
+            below => self.with_path(self.path.join(OsStr::from_bytes(below))),
+        }
+    }
+}
+
+impl fmt::Display for PoolPlace {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = show_name(self.path.as_os_str().as_bytes());
+        write!(formatter, "{}:{path}", self.pool.display())
+    }
+}
+
+/// Paths need not be UTF-8, so that `FromStr` would not do.
+#[derive(Clone)]
+pub struct Parser<T>(fn(&OsStr) -> Result<T, String>);
+
+impl<T: Clone + Send + Sync + 'static> TypedValueParser for Parser<T> {
+    type Value = T;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<T, clap::Error> {
+        let argument = argument.map_or("PATH".into(), ToString::to_string);
+        self.0(value).map_err(|problem| {
+            let shown = show_name(value.as_bytes());
+            let message = format!("invalid value '{shown}' for '{argument}': {problem}\n");
+            clap::Error::raw(clap::error::ErrorKind::ValueValidation, message).with_cmd(command)
+        })
+    }
+}
+
+impl ValueParserFactory for Place {
+    type Parser = Parser<Place>;
+
+    fn value_parser() -> Parser<Place> {
+        Parser(Place::parse)
+    }
+}
+
+impl ValueParserFactory for PoolPlace {
+    type Parser = Parser<PoolPlace>;
+
+    fn value_parser() -> Parser<PoolPlace> {
+        Parser(PoolPlace::parse)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_are_told_from_paths() {
+        for (text, pool, path) in [
+            ("a.pool:/x/y", "a.pool", "/x/y"),
+            ("/dev/shm/a.pool:/", "/dev/shm/a.pool", "/"),
+            ("./a.pool:", "./a.pool", "/"),
+            ("a.pool:x:y", "a.pool", "x:y"),
+            ("a:b/c", "a", "b/c"),
+            ("a:b:/c:/d", "a:b", "/c:/d"),
+        ] {
+            let expected = PoolPlace {
+                pool: pool.into(),
+                path: path.into(),
+            };
+            assert_eq!(
+                Place::parse(text.as_ref()),
+                Ok(Place::Pool(expected)),
+                "{text}"
+            );
+        }
+        for text in ["x", "/x/y", "./a:b", "/tmp/a:b/c", "d/a:b"] {
+            assert_eq!(
+                Place::parse(text.as_ref()),
+                Ok(Place::Host(text.into())),
+                "{text}"
+            );
+        }
+        for text in ["", ":", ":/x", "tako://host:1/cluster"] {
+            assert!(Place::parse(text.as_ref()).is_err(), "{text}");
+        }
+        assert!(PoolPlace::parse("x".as_ref()).is_err());
+    }
+
+    #[test]
+    fn last_names_are_names() {
+        for (path, name) in [("/a/b", "b"), ("b", "b"), ("a/b//", "b")] {
+            assert_eq!(last_name(path.as_ref()), Some(name.as_ref()), "{path}");
+        }
+        for path in ["", "/", ".", "a/.", "a/../", ".."] {
+            assert_eq!(last_name(path.as_ref()), None, "{path}");
+        }
+    }
+}

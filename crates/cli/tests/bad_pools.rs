@@ -1,0 +1,196 @@
+//! Pools that cannot be used: a clear error, and not a byte of them is changed.
+
+mod common;
+
+use std::fs;
+
+use common::{Scratch, tako};
+use store::layout::superblock::{SUPERBLOCKS, Superblock};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Expects every command to refuse a pool with this text in its sentence, and to leave the pool as it is.
+fn expect_refusal(scratch: &Scratch, pool: &str, text: &str) {
+    let before = fs::read(pool).unwrap();
+    let directory = scratch.path("directory");
+    fs::create_dir_all(&directory).unwrap();
+    let inside = format!("{pool}:/x");
+    for arguments in [
+        &["check", pool][..],
+        &["info", pool],
+        &["mount", pool, &directory],
+        &["mount", "--foreground", pool, &directory],
+        &["ls", &inside],
+        &["cat", &inside],
+        &["df", &inside],
+        &["mkdir", &inside],
+        &["rm", "-r", &inside],
+        &["cp", "/dev/null", &inside],
+    ] {
+        let sentence = tako(arguments).ended(1);
+        assert!(
+            sentence.contains(text) && sentence.contains(pool),
+            "{arguments:?}: {sentence}"
+        );
+    }
+    assert!(
+        fs::read(pool).unwrap() == before,
+        "a pool that cannot be used was written to"
+    );
+    assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
+}
+
+/// Makes a pool whose superblocks, all of them, are changed so and have the right checksum.
+fn pool_with(scratch: &Scratch, change: impl Fn(&mut Superblock)) -> String {
+    let pool = scratch.pool("a.pool", "8M");
+    let mut bytes = fs::read(&pool).unwrap();
+    for offset in SUPERBLOCKS.map(|offset| offset as usize) {
+        let (mut superblock, _) = Superblock::read_from_prefix(&bytes[offset..]).unwrap();
+        change(&mut superblock);
+        superblock.crc = superblock.checksum();
+        bytes[offset..][..size_of::<Superblock>()].copy_from_slice(superblock.as_bytes());
+    }
+    fs::write(&pool, bytes).unwrap();
+    pool
+}
+
+#[test]
+fn another_version_is_refused() {
+    let scratch = Scratch::new();
+    let pool = pool_with(&scratch, |superblock| superblock.version = 7);
+    expect_refusal(&scratch, &pool, "format version 7");
+    assert!(
+        tako(&["mkfs", &pool, "--size", "8M"])
+            .ended(1)
+            .contains("--force")
+    );
+}
+
+#[test]
+fn unknown_features_are_refused() {
+    let scratch = Scratch::new();
+    let pool = pool_with(&scratch, |superblock| superblock.incompatible |= 1 << 40);
+    expect_refusal(&scratch, &pool, "features 0x10000000000");
+}
+
+#[test]
+fn features_that_may_be_ignored_are() {
+    let scratch = Scratch::new();
+    let pool = pool_with(&scratch, |superblock| superblock.compatible |= 1 << 40);
+    tako(&["mkdir", &format!("{pool}:/d")]).ended(0);
+    tako(&["check", &pool]).ended(0);
+}
+
+#[test]
+fn a_truncated_pool_is_refused() {
+    let scratch = Scratch::new();
+    let pool = scratch.pool("a.pool", "8M");
+    let file = fs::File::options().write(true).open(&pool).unwrap();
+    for (length, text) in [
+        ((8 << 20) - 1, "truncated"),
+        (1 << 20, "truncated"),
+        (5000, "not a Tako pool"),
+    ] {
+        file.set_len(length).unwrap();
+        expect_refusal(&scratch, &pool, text);
+    }
+}
+
+#[test]
+fn foreign_files_are_refused() {
+    let scratch = Scratch::new();
+    let file = scratch.path("a.pool");
+    let noise: Vec<u8> = (0..1u32 << 18)
+        .flat_map(|word| word.wrapping_mul(0x9E37_79B9).to_le_bytes())
+        .collect();
+    for bytes in [&noise[..], &vec![0; 1 << 20], b"short"] {
+        fs::write(&file, bytes).unwrap();
+        expect_refusal(&scratch, &file, "not a Tako pool");
+    }
+    fs::write(&file, "").unwrap();
+    expect_refusal(&scratch, &file, "an empty file");
+}
+
+#[test]
+fn damaged_superblocks_are_refused_when_both_are() {
+    let scratch = Scratch::new();
+    let pool = scratch.pool("a.pool", "8M");
+    let good = fs::read(&pool).unwrap();
+    let damage = |bytes: &mut Vec<u8>, copy: usize| bytes[SUPERBLOCKS[copy] as usize + 60] ^= 4;
+    for copy in [0, 1] {
+        let mut bytes = good.clone();
+        damage(&mut bytes, copy);
+        fs::write(&pool, &bytes).unwrap();
+        assert_eq!(tako(&["ls", &format!("{pool}:/")]).ended(0), "");
+        let run = tako(&["check", &pool]);
+        assert_eq!(
+            run.code,
+            Some(1),
+            "damage in copy {copy} was not found: {}",
+            run.out
+        );
+        assert!(fs::read(&pool).unwrap() == bytes);
+    }
+    let mut bytes = good;
+    damage(&mut bytes, 0);
+    damage(&mut bytes, 1);
+    fs::write(&pool, bytes).unwrap();
+    expect_refusal(&scratch, &pool, "superblocks are damaged");
+}
+
+#[test]
+fn the_damage_of_a_file_is_found_and_named() {
+    let scratch = Scratch::new();
+    let pool = scratch.pool("a.pool", "8M");
+    let file = format!("{pool}:/file");
+    let data = b"what is written here stands nowhere else in the pool ".repeat(200);
+    fs::write(scratch.path("file"), &data).unwrap();
+    tako(&["cp", &scratch.path("file"), &file]).ended(0);
+    let clean: serde_json::Value =
+        serde_json::from_str(&tako(&["check", "--json", &pool]).ended(0)).unwrap();
+    assert_eq!(
+        (&clean["clean"], &clean["inodes"]),
+        (&true.into(), &2.into())
+    );
+
+    let mut bytes = fs::read(&pool).unwrap();
+    // The last copy is the file's: one in the ring, if there is any, lies before the image.
+    let at = bytes
+        .windows(60)
+        .rposition(|window| *window == data[..60])
+        .unwrap();
+    bytes[at + 7] ^= 1;
+    fs::write(&pool, &bytes).unwrap();
+    assert!(tako(&["cat", &file]).ended(1).contains("damaged"));
+    let run = tako(&["check", &pool]);
+    assert_eq!(run.code, Some(1));
+    assert!(
+        run.err.starts_with("tako: ") && run.err.contains("1 thing is not"),
+        "{}",
+        run.err
+    );
+    let run = tako(&["check", "--json", &pool]);
+    let report: serde_json::Value = serde_json::from_str(&run.out).unwrap();
+    assert_eq!(
+        (run.code, run.err.as_str(), &report["clean"]),
+        (Some(1), "", &false.into())
+    );
+    assert_eq!(report["findings"].as_array().unwrap().len(), 1);
+    assert!(
+        fs::read(&pool).unwrap() == bytes,
+        "checking changed the pool"
+    );
+}
+
+#[test]
+fn what_is_no_file_is_refused() {
+    let scratch = Scratch::new();
+    for path in [scratch.path(""), "/dev/null".into(), "/dev/zero".into()] {
+        for arguments in [
+            &["info", &path][..],
+            &["check", &path],
+            &["ls", &format!("{path}:/")],
+        ] {
+            assert!(tako(arguments).ended(1).contains("not a pool"), "{path}");
+        }
+    }
+}

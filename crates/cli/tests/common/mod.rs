@@ -1,0 +1,90 @@
+//! What every test needs: a place of its own, and the program.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::fs::StatVfs;
+
+/// Bytes that the tests of one file need at most.
+const ROOM: u64 = 4 << 30;
+
+/// A directory of a test, in memory where there is room. It goes with all that is in it.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new() -> Scratch {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let memory = Path::new("/dev/shm");
+        let has_room = |found: &StatVfs| found.f_bavail * found.f_frsize >= ROOM;
+        let parent = match rustix::fs::statvfs(memory) {
+            Ok(found) if has_room(&found) => memory.into(),
+            _ => std::env::temp_dir(),
+        };
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = parent.join(format!("tako-cli-{}-{count}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Scratch(path)
+    }
+
+    /// The path of `name` in it.
+    pub fn path(&self, name: &str) -> String {
+        self.0.join(name).into_os_string().into_string().unwrap()
+    }
+
+    /// A new pool in it.
+    pub fn pool(&self, name: &str, size: &str) -> String {
+        let pool = self.path(name);
+        tako(&["mkfs", &pool, "--size", size]).ended(0);
+        pool
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // A test that failed may have left it in any state.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// What a command said and how it ended.
+pub struct Run {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs the program to its end.
+pub fn tako(arguments: &[&str]) -> Run {
+    let output = command(arguments).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Run {
+        code: output.status.code(),
+        out: text(&output.stdout),
+        err: text(&output.stderr),
+    }
+}
+
+/// The program, ready to run.
+pub fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tako"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+impl Run {
+    /// Expects this exit code, and returns what was printed on success, and the one sentence of a failure.
+    pub fn ended(self, code: i32) -> String {
+        let Run { out, err, .. } = self;
+        assert_eq!(self.code, Some(code), "{err}{out}");
+        if code == 0 {
+            assert_eq!(err, "");
+            return out;
+        }
+        let is_sentence =
+            err.starts_with("tako: ") && err.ends_with('\n') && err.lines().count() == 1;
+        assert!(is_sentence, "{err}");
+        err
+    }
+}

@@ -1,0 +1,313 @@
+//! The life of a mount as users see it: started, refused, killed, replaced, ended.
+
+mod common;
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
+
+use common::{Scratch, tako};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+/// A pool, a directory to mount it on, and whatever serves it there in the background.
+struct Background {
+    scratch: Scratch,
+    pool: String,
+    directory: String,
+}
+
+impl Background {
+    fn new() -> Background {
+        let scratch = Scratch::new();
+        let pool = scratch.pool("a.pool", "16M");
+        let directory = scratch.path("directory");
+        fs::create_dir(&directory).unwrap();
+        Background {
+            scratch,
+            pool,
+            directory,
+        }
+    }
+
+    fn mount(&self) {
+        assert_eq!(tako(&["mount", &self.pool, &self.directory]).ended(0), "");
+    }
+
+    fn unmount(&self) {
+        assert_eq!(tako(&["umount", &self.directory]).ended(0), "");
+    }
+
+    /// The process that serves the mount, if one does: the one that holds the pool.
+    fn server(&self) -> Option<Pid> {
+        let entries = fs::read_dir("/proc").unwrap().flatten();
+        let mut processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let holds = |pid: &i32| {
+            let files = fs::read_dir(format!("/proc/{pid}/fd"));
+            let mut targets = files
+                .into_iter()
+                .flatten()
+                .flatten()
+                .map(|file| fs::read_link(file.path()));
+            targets.any(|target| target.is_ok_and(|target| target.to_str() == Some(&self.pool)))
+        };
+        Pid::from_raw(processes.find(holds)?)
+    }
+
+    /// Sends the serving process a signal that ends it, and waits until it has ended.
+    fn end(&self, signal: Signal) {
+        let server = self.server().expect("no process serves the mount");
+        let descriptor = pidfd_open(server, PidfdFlags::empty()).unwrap();
+        kill_process(server, signal).unwrap();
+        poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], None).unwrap();
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(server) = self.server() {
+            let _ = kill_process(server, Signal::KILL);
+        }
+        let mut helper = Command::new("fusermount3");
+        let _ = helper
+            .args(["-uz", &self.directory])
+            .stderr(Stdio::null())
+            .status();
+    }
+}
+
+/// Whether the directory is an ordinary one with nothing in it, which no mount hides.
+fn is_bare(directory: &str) -> bool {
+    let parent = format!("{directory}/..");
+    let device = |path: &str| fs::metadata(path).map(|found| found.dev()).ok();
+    device(directory) == device(&parent)
+        && fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_none())
+}
+
+#[test]
+fn a_mount_is_ready_when_it_returns_and_closed_when_it_ends() {
+    let place = Background::new();
+    for round in 0..10 {
+        place.mount();
+        fs::write(format!("{}/{round}", place.directory), "contents").unwrap();
+        assert_eq!(fs::read_dir(&place.directory).unwrap().count(), round + 1);
+        let device = tako(&["stat", &format!("{}:/", place.pool)]).ended(1);
+        assert!(device.contains("in use"), "{device}");
+        place.unmount();
+        assert!(is_bare(&place.directory));
+        // The very next command finds a pool that was closed.
+        assert!(
+            tako(&["check", &place.pool])
+                .ended(0)
+                .contains(" 0 records to replay")
+        );
+    }
+    assert!(place.server().is_none(), "the serving process did not end");
+    assert_eq!(
+        tako(&["cat", &format!("{}:/9", place.pool)]).ended(0),
+        "contents"
+    );
+}
+
+#[test]
+fn a_mounted_pool_is_refused_to_others() {
+    let place = Background::new();
+    place.mount();
+    let elsewhere = place.scratch.path("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    for arguments in [
+        &["mount", &place.pool, &elsewhere][..],
+        &["mount", "--foreground", &place.pool, &elsewhere],
+        &["ls", &format!("{}:/", place.pool)],
+        &["check", &place.pool],
+        &["mkfs", &place.pool, "--size", "16M", "--force"],
+    ] {
+        assert!(tako(arguments).ended(1).contains("in use"), "{arguments:?}");
+    }
+    assert!(is_bare(&elsewhere));
+    fs::write(format!("{}/file", place.directory), "still there").unwrap();
+    place.unmount();
+}
+
+#[test]
+fn a_killed_mount_is_mounted_over() {
+    let place = Background::new();
+    for round in 0..3 {
+        place.mount();
+        fs::write(format!("{}/{round}", place.directory), round.to_string()).unwrap();
+        let file = fs::File::create(format!("{}/unlinked", place.directory)).unwrap();
+        (&file).write_all(&[1; 10_000]).unwrap();
+        fs::remove_file(format!("{}/unlinked", place.directory)).unwrap();
+        place.end(Signal::KILL);
+        let error = fs::read_dir(&place.directory).unwrap_err();
+        assert_eq!(
+            error.raw_os_error(),
+            Some(rustix::io::Errno::NOTCONN.raw_os_error())
+        );
+        tako(&["check", &place.pool]).ended(0);
+    }
+    place.mount();
+    for round in 0..3 {
+        let read = fs::read_to_string(format!("{}/{round}", place.directory)).unwrap();
+        assert_eq!(read, round.to_string());
+    }
+    place.unmount();
+    // Nothing of the dead mounts is left below.
+    assert!(is_bare(&place.directory));
+    let report = tako(&["check", "--json", &place.pool]).ended(0);
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(
+        (&report["inodes"], &report["orphans"]),
+        (&4.into(), &0.into())
+    );
+}
+
+#[test]
+fn a_killed_mount_is_unmounted() {
+    let place = Background::new();
+    place.mount();
+    place.end(Signal::KILL);
+    place.unmount();
+    assert!(is_bare(&place.directory));
+}
+
+#[test]
+fn what_cannot_be_mounted_is_refused() {
+    let place = Background::new();
+    let (pool, directory) = (&place.pool, &place.directory);
+    let missing = place.scratch.path("missing");
+    for foreground in [&["mount"][..], &["mount", "--foreground"]] {
+        let refused =
+            |code, arguments: &[&str]| tako(&[foreground, arguments].concat()).ended(code);
+        assert!(refused(1, &[pool, &missing]).contains("does not exist"));
+        assert!(refused(1, &[pool, pool]).contains("not a directory"));
+        assert!(refused(1, &[&missing, directory]).contains("does not exist"));
+        assert!(refused(2, &[pool, directory, "-o", "ro,sideways"]).contains("'sideways'"));
+        assert!(refused(2, &["tako://host:1/cluster", directory]).contains("later version"));
+    }
+    assert_eq!(tako(&["mount", pool]).code, Some(2));
+    assert!(
+        tako(&["umount", directory])
+            .ended(1)
+            .contains("no Tako file system")
+    );
+    assert!(
+        tako(&["umount", &missing])
+            .ended(1)
+            .contains("no Tako file system")
+    );
+    assert!(is_bare(directory));
+    tako(&["check", pool]).ended(0);
+}
+
+#[test]
+fn options_are_kept() {
+    let place = Background::new();
+    let mount = |options: &[&str]| {
+        let arguments = [
+            &["mount"],
+            options,
+            &[place.pool.as_str(), &place.directory],
+        ]
+        .concat();
+        tako(&arguments).ended(0);
+        let table = fs::read_to_string("/proc/self/mounts").unwrap();
+        table
+            .lines()
+            .find(|line| line.contains(&place.directory))
+            .unwrap()
+            .to_owned()
+    };
+    let line = mount(&[]);
+    assert!(
+        line.starts_with(&place.pool) && line.contains(" fuse.tako rw,nosuid,nodev,"),
+        "{line}"
+    );
+    let script = format!("{}/script", place.directory);
+    fs::write(&script, "#!/bin/sh\n").unwrap();
+    fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    assert!(Command::new(&script).status().unwrap().success());
+    place.unmount();
+
+    let line = mount(&["-o", "ro,noexec", "-o", "threads=1"]);
+    assert!(line.contains(" ro,") && line.contains("noexec"), "{line}");
+    let error = fs::write(format!("{}/new", place.directory), "").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(
+        Command::new(&script).status().unwrap_err().kind(),
+        ErrorKind::PermissionDenied
+    );
+    place.unmount();
+}
+
+#[test]
+fn a_mount_in_use_stays() {
+    let place = Background::new();
+    place.mount();
+    let file = fs::File::create(format!("{}/file", place.directory)).unwrap();
+    assert!(
+        tako(&["umount", &place.directory])
+            .ended(1)
+            .contains("in use")
+    );
+    (&file).write_all(b"contents").unwrap();
+    drop(file);
+    place.unmount();
+    assert_eq!(
+        tako(&["cat", &format!("{}:/file", place.pool)]).ended(0),
+        "contents"
+    );
+}
+
+#[test]
+fn relative_paths_are_those_of_whoever_mounts() {
+    let place = Background::new();
+    let run = |arguments: &[&str]| {
+        let mut command = common::command(arguments);
+        let output = command
+            .current_dir(place.scratch.path(""))
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    };
+    run(&["mount", "a.pool", "directory"]);
+    fs::write(format!("{}/file", place.directory), "contents").unwrap();
+    let server = place.server().unwrap();
+    let its_directory = fs::read_link(format!("/proc/{}/cwd", server.as_raw_pid()));
+    assert_eq!(its_directory.unwrap().to_str(), Some("/"));
+    run(&["umount", "directory"]);
+    assert!(
+        tako(&["check", &place.pool])
+            .ended(0)
+            .contains(" 0 records to replay")
+    );
+}
+
+#[test]
+fn a_signal_unmounts() {
+    let place = Background::new();
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        place.mount();
+        fs::write(
+            format!("{}/{}", place.directory, signal.as_raw()),
+            "contents",
+        )
+        .unwrap();
+        place.end(signal);
+        assert!(is_bare(&place.directory));
+        assert!(
+            tako(&["check", &place.pool])
+                .ended(0)
+                .contains(" 0 records to replay")
+        );
+    }
+    assert_eq!(
+        tako(&["ls", &format!("{}:/", place.pool)]).ended(0),
+        "1\n15\n2\n"
+    );
+}

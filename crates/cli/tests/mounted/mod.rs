@@ -1,0 +1,58 @@
+//! A mount that ends with its test, however that ends.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use crate::common::{command, tako};
+
+/// A mount that is served by a child of this process.
+pub struct Mounted {
+    pub directory: String,
+    /// The serving process.
+    pub child: Child,
+}
+
+impl Mounted {
+    /// Mounts and waits until the directory is ready.
+    pub fn new(pool: &str, directory: &str) -> Mounted {
+        std::fs::create_dir_all(directory).unwrap();
+        let arguments = ["mount", "--foreground", pool, directory];
+        let mut child = command(&arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = child.stdout.take().unwrap();
+        let mounted = Mounted {
+            directory: directory.into(),
+            child,
+        };
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        assert!(
+            line.contains(" is mounted on "),
+            "the mount did not become ready: {line}"
+        );
+        mounted
+    }
+
+    /// The path of `name` in it.
+    pub fn path(&self, name: &str) -> String {
+        format!("{}/{name}", self.directory)
+    }
+
+    /// Unmounts, and expects the serving process to end well.
+    pub fn unmount(mut self) {
+        tako(&["umount", &self.directory]).ended(0);
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // After a test that ended well there is nothing left to do.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let mut helper = Command::new("fusermount3");
+        let _ = helper
+            .args(["-uz", &self.directory])
+            .stderr(Stdio::null())
+            .status();
+    }
+}

@@ -1,0 +1,268 @@
+//! The system under test: a pool opened in this process.
+
+use std::path::Path;
+
+use client::{
+    Attributes, Entry, File, FileKind, FileSystem, NewInode, OpenFlags, Options, SetAttributes,
+};
+use pmem::Region;
+
+use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
+
+/// A file system in this process, and the files that it holds open.
+pub struct Embedded {
+    file_system: FileSystem,
+    held: [Option<File>; SLOTS],
+}
+
+type Result<T> = std::result::Result<T, Errno>;
+
+impl From<client::Error> for Errno {
+    fn from(error: client::Error) -> Errno {
+        Errno(error.errno())
+    }
+}
+
+/// Entries that are read at a time, so that reading goes on from cookies.
+const BATCH: usize = 5;
+
+impl Embedded {
+    /// Opens the pool in a region.
+    pub fn open(region: Region, options: Options) -> std::result::Result<Embedded, client::Error> {
+        Ok(Embedded::new(FileSystem::open_region(region, options)?))
+    }
+
+    /// Works on a file system that is open already.
+    pub fn new(file_system: FileSystem) -> Embedded {
+        let held = [const { None }; SLOTS];
+        Embedded { file_system, held }
+    }
+
+    /// The file system itself.
+    pub fn file_system(&self) -> &FileSystem {
+        &self.file_system
+    }
+
+    fn make(&self, path: &str, kind: FileKind, permissions: u32) -> Result<()> {
+        let fs = &self.file_system;
+        match kind {
+            FileKind::Directory => fs.make_directory(path, permissions)?,
+            FileKind::Regular => {
+                let flags = OpenFlags {
+                    create: true,
+                    exclusive: true,
+                    ..OpenFlags::WRITE
+                };
+                fs.open(path, flags, permissions)?;
+            }
+            _ => {
+                let (parent, name) = path.rsplit_once('/').unwrap_or(("/", path));
+                let new = NewInode {
+                    kind,
+                    permissions,
+                    uid: rustix::process::geteuid().as_raw(),
+                    gid: rustix::process::getegid().as_raw(),
+                    device: 0,
+                    target: b"",
+                };
+                fs.create(fs.stat(parent)?.number, name.as_bytes(), &new)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set(&self, path: &str, change: SetAttributes) -> Result<()> {
+        self.file_system.set_attributes_path(path, &change)?;
+        Ok(())
+    }
+
+    fn write(&self, path: &str, at: At, length: usize, fill: u64) -> Answer {
+        let (append, offset) = match at {
+            At::Offset(offset) => (false, offset),
+            At::End => (true, 0),
+        };
+        let flags = OpenFlags {
+            append,
+            ..OpenFlags::WRITE
+        };
+        let file = self.file_system.open(path, flags, 0)?;
+        let count = file.write_at(&contents(fill, length), offset)?;
+        Ok(Outcome::Written(count))
+    }
+
+    /// Reads a directory a few entries at a time.
+    fn list(&self, path: &str) -> Answer {
+        let number = self.file_system.stat(path)?.number;
+        let (mut entries, mut cookie) = (Vec::new(), 0);
+        loop {
+            let mut batch: Vec<Entry> = Vec::new();
+            let mut visit = |entry: &Entry| {
+                let taken = batch.len() < BATCH;
+                if taken {
+                    batch.push(entry.clone());
+                }
+                taken
+            };
+            self.file_system
+                .read_directory(number, cookie, &mut visit)?;
+            let Some(last) = batch.last() else { break };
+            cookie = last.cookie;
+            entries.append(&mut batch);
+        }
+        let names = entries.into_iter().filter(|entry| !is_dot(&entry.name));
+        let mut names: Vec<_> = names
+            .map(|entry| {
+                (
+                    String::from_utf8_lossy(&entry.name).into_owned(),
+                    entry.kind,
+                )
+            })
+            .collect();
+        names.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+        Ok(Outcome::Names(names))
+    }
+
+    fn stat(&self, path: &str) -> Answer {
+        let attributes = self.file_system.symlink_stat(path)?;
+        Ok(Outcome::Facts(attributes.number, facts(&attributes)))
+    }
+
+    fn hold(&mut self, path: &str, slot: usize) -> Result<()> {
+        self.held[slot] = Some(self.file_system.open(path, OpenFlags::READ_WRITE, 0)?);
+        Ok(())
+    }
+
+    fn in_slot(&self, slot: usize) -> Result<&File> {
+        self.held[slot].as_ref().ok_or(Errno(libc::EBADF))
+    }
+}
+
+fn is_dot(name: &[u8]) -> bool {
+    name == b"." || name == b".."
+}
+
+fn facts(attributes: &Attributes) -> Facts {
+    let sized = matches!(attributes.kind, FileKind::Regular | FileKind::Symlink);
+    Facts {
+        kind: attributes.kind,
+        permissions: attributes.permissions,
+        links: attributes.links,
+        uid: attributes.uid,
+        gid: attributes.gid,
+        size: if sized { attributes.size } else { 0 },
+        modified_ns: Some(attributes.modified_ns),
+    }
+}
+
+fn read(file: &File, offset: u64, length: usize) -> Answer {
+    let mut bytes = vec![0; length];
+    let count = file.read_at(&mut bytes, offset)?;
+    bytes.truncate(count);
+    Ok(Outcome::Bytes(bytes))
+}
+
+impl System for Embedded {
+    fn apply(&mut self, operation: &Operation) -> Answer {
+        use Operation::*;
+        let fs = &self.file_system;
+        match operation {
+            Make {
+                path,
+                kind,
+                permissions,
+            } => self.make(path, *kind, *permissions)?,
+            Symlink { target, path } => fs.symlink(target, path)?,
+            Link { from, to } => fs.link_path(from, to)?,
+            Unlink { path } => fs.remove_file(path)?,
+            RemoveDirectory { path } => fs.remove_directory_at(path)?,
+            Rename { from, to, mode } => fs.rename_path(from, to, *mode)?,
+            Open {
+                path,
+                flags,
+                permissions,
+            } => drop(fs.open(path, *flags, *permissions)?),
+            Write {
+                path,
+                at,
+                length,
+                fill,
+            } => return self.write(path, *at, *length, *fill),
+            Read {
+                path,
+                offset,
+                length,
+            } => return read(&fs.open(path, OpenFlags::READ, 0)?, *offset, *length),
+            ReadLink { path } => {
+                let target = fs.read_link_path(path)?;
+                return Ok(Outcome::Bytes(path_bytes(&target)));
+            }
+            Stat { path } => return self.stat(path),
+            List { path } => return self.list(path),
+            _ => return self.apply_to_open(operation),
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+impl Embedded {
+    /// Operations on attributes and on files that are held.
+    fn apply_to_open(&mut self, operation: &Operation) -> Answer {
+        use Operation::*;
+        let unchanged = SetAttributes::default();
+        match operation {
+            Truncate { path, size } => self.set(
+                path,
+                SetAttributes {
+                    size: Some(*size),
+                    ..unchanged
+                },
+            )?,
+            SetPermissions { path, permissions } => self.set(
+                path,
+                SetAttributes {
+                    permissions: Some(*permissions),
+                    ..unchanged
+                },
+            )?,
+            SetOwner { path, uid, gid } => self.set(
+                path,
+                SetAttributes {
+                    uid: Some(*uid),
+                    gid: Some(*gid),
+                    ..unchanged
+                },
+            )?,
+            SetModified { path, modified_ns } => self.set(
+                path,
+                SetAttributes {
+                    modified_ns: Some(*modified_ns),
+                    ..unchanged
+                },
+            )?,
+            Hold { path, slot } => self.hold(path, *slot)?,
+            Release { slot } => drop(self.held[*slot].take().ok_or(Errno(libc::EBADF))?),
+            WriteHeld {
+                slot,
+                offset,
+                length,
+                fill,
+            } => {
+                let count = self
+                    .in_slot(*slot)?
+                    .write_at(&contents(*fill, *length), *offset)?;
+                return Ok(Outcome::Written(count));
+            }
+            ReadHeld {
+                slot,
+                offset,
+                length,
+            } => return read(self.in_slot(*slot)?, *offset, *length),
+            _ => return Err(Errno(libc::ENOSYS)),
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+fn path_bytes(path: &Path) -> Vec<u8> {
+    path.as_os_str().as_encoded_bytes().to_vec()
+}

@@ -1,0 +1,383 @@
+//! The reference: a file system of maps and vectors, as plain as its meaning allows.
+
+mod names;
+mod walk;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use client::{FileKind, OpenFlags};
+
+use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
+use crate::tree::Tree;
+
+const ROOT: u64 = 1;
+const SET_GROUP: u32 = 0o2000;
+
+/// A file system in ordinary memory. Clones are independent, but for the clock.
+#[derive(Clone)]
+pub struct Model {
+    inodes: BTreeMap<u64, Inode>,
+    next: u64,
+    held: [Option<u64>; SLOTS],
+    uid: u32,
+    gid: u32,
+    clock: Arc<AtomicI64>,
+}
+
+#[derive(Clone)]
+struct Inode {
+    facts: Facts,
+    body: Body,
+}
+
+#[derive(Clone)]
+enum Body {
+    File(Arc<Vec<u8>>),
+    Directory {
+        entries: BTreeMap<String, u64>,
+        parent: u64,
+    },
+    Symlink(String),
+    Special,
+}
+
+type Result<T> = std::result::Result<T, Errno>;
+
+impl Model {
+    /// An empty file system, owned by the user and group of this process; times are those of `clock`.
+    pub fn new(clock: Arc<AtomicI64>) -> Model {
+        let mut model = Model {
+            inodes: BTreeMap::new(),
+            next: ROOT,
+            held: [None; SLOTS],
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            clock,
+        };
+        model.add_inode(ROOT, FileKind::Directory, 0o755, "");
+        model.inode_mut(ROOT).facts.modified_ns = None;
+        model
+    }
+
+    /// A copy that takes the time from another clock.
+    pub fn with_clock(&self, clock: Arc<AtomicI64>) -> Model {
+        Model {
+            clock,
+            ..self.clone()
+        }
+    }
+
+    /// What a crash or a restart leaves: nobody holds a file any more.
+    pub fn restart(&mut self) {
+        for slot in 0..SLOTS {
+            self.release(slot);
+        }
+    }
+
+    /// The whole tree. Files share their data with the model, so this is cheap.
+    pub fn tree(&self) -> Tree {
+        let mut tree = Tree::default();
+        self.add_to(&mut tree, String::new(), ROOT, &mut HashMap::new());
+        tree
+    }
+
+    /// All paths that lead to directories below the root, or to anything else.
+    pub fn paths(&self, directories: bool) -> Vec<String> {
+        let mut paths = Vec::new();
+        self.add_paths(ROOT, &mut String::new(), directories, &mut paths);
+        paths
+    }
+
+    fn add_paths(
+        &self,
+        number: u64,
+        path: &mut String,
+        directories: bool,
+        paths: &mut Vec<String>,
+    ) {
+        let Body::Directory { entries, .. } = &self.inode(number).body else {
+            return;
+        };
+        let length = path.len();
+        for (name, child) in entries {
+            let is_directory = self.inode(*child).facts.kind == FileKind::Directory;
+            path.push_str(name);
+            if is_directory == directories {
+                paths.push(path.clone());
+            }
+            if is_directory {
+                path.push('/');
+                self.add_paths(*child, path, directories, paths);
+            }
+            path.truncate(length);
+        }
+    }
+
+    fn add_to(
+        &self,
+        tree: &mut Tree,
+        path: String,
+        number: u64,
+        first: &mut HashMap<u64, Arc<str>>,
+    ) {
+        let inode = self.inode(number);
+        let (mut bytes, mut several) = (Arc::default(), inode.facts.links > 1);
+        match &inode.body {
+            Body::File(data) => bytes = data.clone(),
+            Body::Symlink(target) => bytes = Arc::new(target.clone().into_bytes()),
+            Body::Special => {}
+            Body::Directory { entries, .. } => {
+                several = false;
+                for (name, child) in entries {
+                    let below = if path.is_empty() {
+                        name.clone()
+                    } else {
+                        format!("{path}/{name}")
+                    };
+                    self.add_to(tree, below, *child, first);
+                }
+            }
+        }
+        let first = several.then(|| {
+            let first = first.entry(number);
+            first.or_insert_with(|| path.as_str().into()).clone()
+        });
+        tree.add(path, inode.facts.clone(), first, bytes);
+    }
+
+    /// Bytes of the file at a path, if there is one.
+    pub fn size(&self, path: &str) -> Option<u64> {
+        let number = self.existing(path, true).ok()?;
+        Some(self.inode(number).facts.size)
+    }
+
+    fn now(&self) -> Option<i64> {
+        Some(self.clock.load(Ordering::Relaxed))
+    }
+
+    fn inode(&self, number: u64) -> &Inode {
+        &self.inodes[&number]
+    }
+
+    fn inode_mut(&mut self, number: u64) -> &mut Inode {
+        self.inodes
+            .get_mut(&number)
+            .expect("numbers in the model lead to inodes")
+    }
+
+    /// Makes an inode without a name.
+    fn add_inode(&mut self, parent: u64, kind: FileKind, permissions: u32, target: &str) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        let mut facts = Facts {
+            kind,
+            permissions: permissions & 0o7777,
+            links: if kind == FileKind::Directory { 2 } else { 1 },
+            uid: self.uid,
+            gid: self.gid,
+            size: target.len() as u64,
+            modified_ns: self.now(),
+        };
+        if let Some(Inode { facts: above, .. }) = self.inodes.get(&parent)
+            && above.permissions & SET_GROUP != 0
+        {
+            facts.gid = above.gid;
+            facts.permissions |= if kind == FileKind::Directory {
+                SET_GROUP
+            } else {
+                0
+            };
+        }
+        let body = match kind {
+            FileKind::Regular => Body::File(Arc::default()),
+            FileKind::Directory => Body::Directory {
+                entries: BTreeMap::new(),
+                parent,
+            },
+            FileKind::Symlink => Body::Symlink(target.to_string()),
+            _ => Body::Special,
+        };
+        self.inodes.insert(number, Inode { facts, body });
+        number
+    }
+
+    /// Forgets an inode that has neither name nor holder.
+    fn drop_if_unused(&mut self, number: u64) {
+        let held = self.held.contains(&Some(number));
+        if !held && self.inode(number).facts.links == 0 {
+            self.inodes.remove(&number);
+        }
+    }
+
+    /// Opens what is there, as `open` does without `O_CREAT`.
+    fn open_existing(&mut self, number: u64, flags: OpenFlags) -> Result<u64> {
+        let writes = flags.write || flags.create || flags.truncate;
+        match self.inode(number).facts.kind {
+            FileKind::Directory if writes => return Err(Errno(libc::EISDIR)),
+            FileKind::Directory => {}
+            _ if flags.directory => return Err(Errno(libc::ENOTDIR)),
+            FileKind::Symlink => return Err(Errno(libc::ELOOP)),
+            FileKind::Regular => {}
+            _ => return Err(Errno(libc::ENXIO)),
+        }
+        if flags.truncate {
+            self.truncate(number, 0)?;
+        }
+        Ok(number)
+    }
+
+    fn open(&mut self, path: &str, flags: OpenFlags, permissions: u32) -> Result<u64> {
+        let follow = !(flags.no_follow || flags.create && flags.exclusive);
+        let place = self.walk(path, follow)?;
+        match place.found {
+            Some(_) if flags.create && flags.exclusive => Err(Errno(libc::EEXIST)),
+            Some(number) => self.open_existing(number, flags),
+            None if !flags.create => Err(Errno(libc::ENOENT)),
+            None => {
+                let number = self.add_inode(place.directory, FileKind::Regular, permissions, "");
+                self.enter(&place, number)?;
+                Ok(number)
+            }
+        }
+    }
+
+    fn truncate(&mut self, number: u64, size: u64) -> Result<()> {
+        let now = self.now();
+        let inode = self.inode_mut(number);
+        match &mut inode.body {
+            Body::Directory { .. } => return Err(Errno(libc::EISDIR)),
+            Body::Symlink(_) | Body::Special => return Err(Errno(libc::EINVAL)),
+            Body::File(data) => Arc::make_mut(data).resize(size as usize, 0),
+        }
+        inode.facts.size = size;
+        inode.facts.modified_ns = now;
+        Ok(())
+    }
+
+    fn write(&mut self, number: u64, at: At, length: usize, fill: u64) -> Answer {
+        let now = self.now();
+        let inode = self.inode_mut(number);
+        let Body::File(data) = &mut inode.body else {
+            return Err(Errno(libc::EINVAL));
+        };
+        if length > 0 {
+            let offset = match at {
+                At::Offset(offset) => offset as usize,
+                At::End => data.len(),
+            };
+            let data = Arc::make_mut(data);
+            data.resize(data.len().max(offset + length), 0);
+            data[offset..offset + length].copy_from_slice(&contents(fill, length));
+            inode.facts.size = data.len() as u64;
+            inode.facts.modified_ns = now;
+        }
+        Ok(Outcome::Written(length))
+    }
+
+    fn read(&self, number: u64, offset: u64, length: usize) -> Answer {
+        match &self.inode(number).body {
+            Body::File(data) => {
+                let start = (offset as usize).min(data.len());
+                let end = start.saturating_add(length).min(data.len());
+                Ok(Outcome::Bytes(data[start..end].to_vec()))
+            }
+            _ => Err(Errno(libc::EISDIR)),
+        }
+    }
+
+    fn hold(&mut self, path: &str, slot: usize) -> Result<()> {
+        let number = self.open(path, OpenFlags::READ_WRITE, 0)?;
+        self.release(slot);
+        self.held[slot] = Some(number);
+        Ok(())
+    }
+
+    fn release(&mut self, slot: usize) {
+        if let Some(number) = self.held[slot].take() {
+            self.drop_if_unused(number);
+        }
+    }
+
+    fn in_slot(&self, slot: usize) -> Result<u64> {
+        self.held[slot].ok_or(Errno(libc::EBADF))
+    }
+}
+
+impl System for Model {
+    fn apply(&mut self, operation: &Operation) -> Answer {
+        use Operation::*;
+        match operation {
+            Open {
+                path,
+                flags,
+                permissions,
+            } => {
+                self.open(path, *flags, *permissions)?;
+            }
+            Write {
+                path,
+                at,
+                length,
+                fill,
+            } => {
+                let number = self.open(path, OpenFlags::WRITE, 0)?;
+                return self.write(number, *at, *length, *fill);
+            }
+            Truncate { path, size } => {
+                let number = self.existing(path, true)?;
+                self.truncate(number, *size)?;
+            }
+            Read {
+                path,
+                offset,
+                length,
+            } => {
+                let number = self.open(path, OpenFlags::READ, 0)?;
+                return self.read(number, *offset, *length);
+            }
+            Hold { path, slot } => self.hold(path, *slot)?,
+            Release { slot } => {
+                self.in_slot(*slot)?;
+                self.release(*slot);
+            }
+            WriteHeld {
+                slot,
+                offset,
+                length,
+                fill,
+            } => return self.write(self.in_slot(*slot)?, At::Offset(*offset), *length, *fill),
+            ReadHeld {
+                slot,
+                offset,
+                length,
+            } => return self.read(self.in_slot(*slot)?, *offset, *length),
+            SetPermissions { .. } | SetOwner { .. } | SetModified { .. } => {
+                self.set_attributes(operation)?;
+            }
+            _ => return self.apply_to_names(operation),
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+impl Model {
+    fn set_attributes(&mut self, operation: &Operation) -> Result<()> {
+        use Operation::*;
+        let (SetPermissions { path, .. } | SetOwner { path, .. } | SetModified { path, .. }) =
+            operation
+        else {
+            return Err(Errno(libc::EINVAL));
+        };
+        let number = self.existing(path, true)?;
+        let facts = &mut self.inode_mut(number).facts;
+        match *operation {
+            SetPermissions { permissions, .. } => facts.permissions = permissions,
+            SetOwner { uid, gid, .. } => (facts.uid, facts.gid) = (uid, gid),
+            SetModified { modified_ns, .. } => facts.modified_ns = Some(modified_ns),
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! Paths of the model.
+
+use std::collections::VecDeque;
+
+use super::{Body, Model, ROOT, Result};
+use crate::operation::Errno;
+
+/// Symbolic links that a path may lead through.
+const LINKS_MAX: u32 = 40;
+const NAME_LENGTH_MAX: usize = 255;
+
+/// Where a path leads.
+pub(super) struct Place {
+    /// The directory of its last name.
+    pub(super) directory: u64,
+    /// The last name; empty when the path ends in the root, `.` or `..`.
+    pub(super) name: String,
+    /// What is there.
+    pub(super) found: Option<u64>,
+}
+
+impl Model {
+    /// Walks along a path; a symbolic link at its end is followed if `follow` says so.
+    pub(super) fn walk(&self, path: &str, follow: bool) -> Result<Place> {
+        if path.is_empty() {
+            return Err(Errno(libc::ENOENT));
+        }
+        let mut rest: VecDeque<String> = parts(path).collect();
+        let (mut at, mut links) = (ROOT, 0);
+        while let Some(name) = rest.pop_front() {
+            let Body::Directory { entries, parent } = &self.inode(at).body else {
+                return Err(Errno(libc::ENOTDIR));
+            };
+            match name.as_str() {
+                "." => continue,
+                ".." => {
+                    at = *parent;
+                    continue;
+                }
+                _ if name.len() > NAME_LENGTH_MAX => return Err(Errno(libc::ENAMETOOLONG)),
+                _ => {}
+            }
+            let found = entries.get(&name).copied();
+            if let Some(Body::Symlink(target)) = found.map(|number| &self.inode(number).body)
+                && (follow || !rest.is_empty())
+            {
+                links += 1;
+                if links > LINKS_MAX {
+                    return Err(Errno(libc::ELOOP));
+                }
+                at = if target.starts_with('/') { ROOT } else { at };
+                for part in parts(target).rev() {
+                    rest.push_front(part);
+                }
+                continue;
+            }
+            if rest.is_empty() {
+                let directory = at;
+                return Ok(Place {
+                    directory,
+                    name,
+                    found,
+                });
+            }
+            at = found.ok_or(Errno(libc::ENOENT))?;
+        }
+        Ok(Place {
+            directory: at,
+            name: String::new(),
+            found: Some(at),
+        })
+    }
+
+    /// What a path leads to; it must be there.
+    pub(super) fn existing(&self, path: &str, follow: bool) -> Result<u64> {
+        self.walk(path, follow)?.found.ok_or(Errno(libc::ENOENT))
+    }
+}
+
+fn parts(path: &str) -> impl DoubleEndedIterator<Item = String> + '_ {
+    path.split('/')
+        .filter(|part| !part.is_empty())
+        .map(str::to_string)
+}

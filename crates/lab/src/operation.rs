@@ -1,0 +1,205 @@
+//! One operation on a file system by path, and its answer: what the model, an embedded file system and
+//! a mounted directory have in common.
+
+use std::fmt;
+
+use client::{FileKind, OpenFlags, RenameMode};
+
+/// Slots for files that stay open over several operations.
+pub const SLOTS: usize = 3;
+
+/// Where a write goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// To this offset, in bytes.
+    Offset(u64),
+    /// To the end of the file.
+    End,
+}
+
+/// One operation. Paths are relative to the root of the file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names of the fields say it")]
+pub enum Operation {
+    /// Makes a file, directory or special file that must not be there (`mknod`, `mkdir`).
+    Make {
+        path: String,
+        kind: FileKind,
+        permissions: u32,
+    },
+    /// Makes a symbolic link.
+    Symlink { target: String, path: String },
+    /// Gives a file a further name.
+    Link { from: String, to: String },
+    /// Takes a name of anything but a directory away.
+    Unlink { path: String },
+    /// Removes an empty directory.
+    RemoveDirectory { path: String },
+    /// Moves a name.
+    Rename {
+        from: String,
+        to: String,
+        mode: RenameMode,
+    },
+    /// Opens a file and closes it again: creates or truncates it if the flags say so.
+    Open {
+        path: String,
+        flags: OpenFlags,
+        permissions: u32,
+    },
+    /// Writes `length` bytes, which `fill` determines, into an existing file.
+    Write {
+        path: String,
+        at: At,
+        length: usize,
+        fill: u64,
+    },
+    /// Cuts or lengthens a file.
+    Truncate { path: String, size: u64 },
+    /// Changes permissions (07777), following symbolic links.
+    SetPermissions { path: String, permissions: u32 },
+    /// Changes owner and group, following symbolic links.
+    SetOwner { path: String, uid: u32, gid: u32 },
+    /// Changes the time of the last change of the data, following symbolic links.
+    SetModified { path: String, modified_ns: i64 },
+    /// Reads a part of a file.
+    Read {
+        path: String,
+        offset: u64,
+        length: usize,
+    },
+    /// Reads the target of a symbolic link.
+    ReadLink { path: String },
+    /// Asks for the attributes of a file, or of a symbolic link itself.
+    Stat { path: String },
+    /// Reads a directory.
+    List { path: String },
+    /// Opens a file for reading and writing and keeps it in a slot, in place of what was there.
+    Hold { path: String, slot: usize },
+    /// Closes what a slot holds.
+    Release { slot: usize },
+    /// Writes into the file in a slot.
+    WriteHeld {
+        slot: usize,
+        offset: u64,
+        length: usize,
+        fill: u64,
+    },
+    /// Reads from the file in a slot.
+    ReadHeld {
+        slot: usize,
+        offset: u64,
+        length: usize,
+    },
+}
+
+impl Operation {
+    /// Whether the operation may fail because the pool is full.
+    pub fn may_lack_space(&self) -> bool {
+        use Operation::*;
+        matches!(
+            self,
+            Make { .. }
+                | Symlink { .. }
+                | Link { .. }
+                | Open { .. }
+                | Write { .. }
+                | WriteHeld { .. }
+        )
+    }
+
+    /// A write of fewer bytes, as it happens when the pool becomes full on the way.
+    pub fn shortened(&self, count: usize) -> Operation {
+        let mut shorter = self.clone();
+        if let Operation::Write { length, .. } | Operation::WriteHeld { length, .. } = &mut shorter
+        {
+            *length = count.min(*length);
+        }
+        shorter
+    }
+}
+
+/// An error number.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl fmt::Debug for Errno {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        std::io::Error::from_raw_os_error(self.0).fmt(formatter)
+    }
+}
+
+/// Attributes that all systems agree on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// What it is.
+    pub kind: FileKind,
+    /// Permissions, set-id and sticky bits: 07777.
+    pub permissions: u32,
+    /// Names that lead here; for a directory 2 plus its subdirectories.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Owning group.
+    pub gid: u32,
+    /// Bytes of a file or a symbolic link's target; else 0.
+    pub size: u64,
+    /// When the data changed last; `None` where the clock is not ours.
+    pub modified_ns: Option<i64>,
+}
+
+/// What a successful operation tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing more than that.
+    Done,
+    /// How many bytes were written.
+    Written(usize),
+    /// Bytes read, or a symbolic link's target.
+    Bytes(Vec<u8>),
+    /// The names in a directory, sorted, without `.` and `..`.
+    Names(Vec<(String, FileKind)>),
+    /// Attributes, and a number that the same file has under all its names.
+    Facts(u64, Facts),
+}
+
+/// What an operation answers.
+pub type Answer = Result<Outcome, Errno>;
+
+/// Whether two systems' answers mean the same: inode numbers and unknown times aside.
+pub fn agree(one: &Answer, other: &Answer) -> bool {
+    match (one, other) {
+        (Ok(Outcome::Facts(_, one)), Ok(Outcome::Facts(_, other))) => facts_agree(one, other),
+        _ => one == other,
+    }
+}
+
+/// Whether attributes are the same, as far as both systems know them.
+pub fn facts_agree(one: &Facts, other: &Facts) -> bool {
+    let modified_ns = one.modified_ns.and(other.modified_ns);
+    let known = |facts: &Facts| Facts {
+        modified_ns: modified_ns.and(facts.modified_ns),
+        ..facts.clone()
+    };
+    known(one) == known(other)
+}
+
+/// A file system that operations can be tried on.
+pub trait System {
+    /// Carries out one operation.
+    fn apply(&mut self, operation: &Operation) -> Answer;
+}
+
+/// The bytes of a write: any two places, and any two fills, look different.
+pub fn contents(fill: u64, length: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(length + 8);
+    let mut word = fill.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    while bytes.len() < length {
+        word = word
+            .wrapping_mul(0xd134_2543_de82_ef95)
+            .wrapping_add(0x2545_f491_4f6c_dd1d);
+        bytes.extend_from_slice(&(word ^ (word >> 31)).to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}

@@ -1,0 +1,121 @@
+//! Pools for tests: the same bytes in every run.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+
+use client::{Clock, FileSystem, Geometry, Options, Store};
+use pmem::Region;
+use store::layout::superblock::{SUPERBLOCKS, Superblock};
+use store::{CheckOptions, Defects};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::embedded::Embedded;
+use crate::operation::{Answer, Operation, System};
+use crate::runner::Subject;
+
+/// Makes an empty pool whose identity and hash key are no random numbers.
+pub fn format(region: &Region, geometry: &Geometry) -> Result<(), String> {
+    Store::format(region, geometry).map_err(|error| error.to_string())?;
+    for offset in SUPERBLOCKS {
+        let mut superblock = Superblock::new_zeroed();
+        region.read(offset, superblock.as_mut_bytes());
+        superblock.pool = [1; 16];
+        superblock.unit = [2; 16];
+        superblock.hash_key = *b"the key of tests";
+        superblock.created_ns = 0;
+        superblock.crc = superblock.checksum();
+        region.write_flushed(offset, superblock.as_bytes());
+        region.fence();
+    }
+    Ok(())
+}
+
+/// Options with a clock that only moves when told.
+pub fn options(clock: &Arc<AtomicI64>, defects: Defects) -> Options {
+    Options {
+        clock: Clock::Manual(clock.clone()),
+        defects,
+    }
+}
+
+/// A pool in memory that can be closed, killed and opened again.
+pub struct Pool {
+    region: Region,
+    clock: Arc<AtomicI64>,
+    system: Option<Embedded>,
+}
+
+impl Pool {
+    /// A new pool of `length` bytes.
+    pub fn new(length: u64, geometry: &Geometry, clock: &Arc<AtomicI64>) -> Result<Pool, String> {
+        let region = Region::memory(length, false).map_err(|error| error.to_string())?;
+        format(&region, geometry)?;
+        let mut pool = Pool {
+            region,
+            clock: clock.clone(),
+            system: None,
+        };
+        pool.open()?;
+        Ok(pool)
+    }
+
+    /// The file system, while it is open.
+    pub fn file_system(&self) -> Option<&FileSystem> {
+        self.system.as_ref().map(Embedded::file_system)
+    }
+
+    fn open(&mut self) -> Result<(), String> {
+        let options = options(&self.clock, Defects::default());
+        let system = Embedded::open(self.region.clone(), options);
+        self.system = Some(system.map_err(|error| format!("the pool does not open: {error}"))?);
+        Ok(())
+    }
+}
+
+impl System for Pool {
+    fn apply(&mut self, operation: &Operation) -> Answer {
+        match &mut self.system {
+            Some(system) => system.apply(operation),
+            None => Err(crate::operation::Errno(libc::EIO)),
+        }
+    }
+}
+
+impl Subject for Pool {
+    fn restart(&mut self, orderly: bool) -> Result<(), String> {
+        let system = self.system.take();
+        if !orderly {
+            // A killed process does not even close its files.
+            let mut memory = vec![0; self.region.length() as usize];
+            self.region.read(0, &mut memory);
+            drop(system);
+            self.region.write(0, &memory);
+        } else if let Some(system) = system {
+            let file_system = system.file_system().clone();
+            drop(system);
+            file_system.close().map_err(|error| error.to_string())?;
+        }
+        self.open()
+    }
+
+    fn restarts(&self) -> bool {
+        true
+    }
+
+    fn examine(&mut self) -> Result<(), String> {
+        // On a copy: the check replays the ring, which is no business of its own pool.
+        let length = self.region.length();
+        let copy = Region::memory(length, false).map_err(|error| error.to_string())?;
+        let mut memory = vec![0; length as usize];
+        self.region.read(0, &mut memory);
+        copy.write(0, &memory);
+        let report =
+            store::check(&copy, &CheckOptions::default()).map_err(|error| error.to_string())?;
+        let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+        if findings.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("the check finds {findings:#?}"))
+        }
+    }
+}

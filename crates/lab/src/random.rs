@@ -1,0 +1,433 @@
+//! Seeded sequences of operations.
+
+use std::sync::Arc;
+
+use client::{FileKind, OpenFlags, RenameMode};
+
+use crate::model::Model;
+use crate::operation::{At, Operation, SLOTS, System};
+
+/// SplitMix64 (Steele, Lea and Flood, 2014): the same seed gives the same numbers everywhere.
+#[derive(Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// A generator for this seed.
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    /// The next number.
+    pub fn next_number(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next_number() % bound as u64) as usize
+    }
+
+    /// True once in `count` times.
+    pub fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+
+    /// One of several.
+    pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
+        &choices[self.below(choices.len())]
+    }
+}
+
+/// What a sequence is made of.
+#[derive(Clone)]
+pub struct Mix {
+    /// Names that are mostly directories.
+    directories: Vec<String>,
+    /// Names that are mostly files.
+    files: Vec<String>,
+    /// Targets of symbolic links.
+    targets: Vec<String>,
+    /// Lengths of writes, in bytes.
+    lengths: Vec<usize>,
+    /// Offsets of writes and ends of files, in bytes.
+    offsets: Vec<u64>,
+    /// Offsets are multiples of 4096 below this many blocks, in place of `offsets`, if not 0.
+    blocks: usize,
+    /// Of 100 operations, how many change data and how many read; the rest changes names and attributes.
+    data: usize,
+    reads: usize,
+    /// Whether files become larger than this; 0 is no bound.
+    size_max: u64,
+    permissions: Vec<u32>,
+}
+
+fn strings(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| name.to_string()).collect()
+}
+
+impl Mix {
+    /// A bit of everything over a few names.
+    pub fn usual() -> Mix {
+        Mix {
+            directories: strings(&["d", "e", "g"]),
+            files: strings(&["a", "b", "c", "k"]),
+            targets: strings(&[
+                "a", "d", "d/b", "e/d", "s", "none/a", "/d/a", "/", ".", "..", "../a", "d/../b",
+            ]),
+            lengths: vec![
+                0, 1, 100, 100, 700, 4095, 4096, 4097, 8191, 8192, 8193, 12288, 20000, 65536,
+            ],
+            offsets: vec![
+                0, 0, 0, 1, 50, 4000, 4095, 4096, 4097, 8192, 12288, 16000, 70000, 300_000,
+            ],
+            blocks: 0,
+            data: 40,
+            reads: 15,
+            size_max: 400_000,
+            permissions: vec![0o644, 0o600, 0o755, 0o777, 0, 0o2775, 0o4711],
+        }
+    }
+
+    /// The usual mix as far as a kernel in between leaves it alone: no set-id bits, which the kernel
+    /// clears by rules of its own, and no symbolic links out of the mount.
+    pub fn mounted() -> Mix {
+        Mix {
+            targets: strings(&["a", "d", "d/b", "e/d", "s", "none/a", "."]),
+            permissions: vec![0o644, 0o600, 0o755, 0o777, 0],
+            ..Mix::usual()
+        }
+    }
+
+    /// Two files of many pieces: deep extent trees.
+    pub fn pieces() -> Mix {
+        Mix {
+            directories: strings(&["d"]),
+            files: strings(&["a", "b"]),
+            targets: strings(&["a"]),
+            lengths: vec![1, 100, 4096, 4096, 8192, 12288],
+            offsets: vec![0, 4096, 500_000, 1_000_000, 1_900_000],
+            blocks: 512,
+            data: 85,
+            reads: 5,
+            size_max: 2_100_000,
+            ..Mix::usual()
+        }
+    }
+
+    /// Many long names: directories of many leaves.
+    pub fn names() -> Mix {
+        let long = |number: usize| format!("{number:03}{}", "x".repeat(120 + number % 130));
+        Mix {
+            directories: strings(&["d", "e"]),
+            files: (0..90).map(long).collect(),
+            data: 5,
+            reads: 5,
+            lengths: vec![1, 100],
+            ..Mix::usual()
+        }
+    }
+
+    /// Large writes: pools become full.
+    pub fn large() -> Mix {
+        Mix {
+            lengths: vec![
+                100, 4096, 8192, 12288, 40960, 65536, 65536, 131_072, 300_000,
+            ],
+            size_max: 700_000,
+            data: 60,
+            ..Mix::usual()
+        }
+    }
+
+    /// Few names and small files: for small pools.
+    pub fn small() -> Mix {
+        Mix {
+            directories: strings(&["d", "e"]),
+            files: strings(&["a", "b", "c"]),
+            lengths: vec![
+                1, 100, 300, 700, 4096, 4097, 8192, 8193, 12288, 12288, 20000, 40960,
+            ],
+            offsets: vec![0, 0, 0, 1, 50, 4000, 4096, 4097, 8192, 12288],
+            size_max: 60_000,
+            data: 55,
+            reads: 3,
+            ..Mix::usual()
+        }
+    }
+}
+
+/// Makes operations that mostly succeed, as it knows what they lead to.
+pub struct Generator {
+    mix: Mix,
+    random: Random,
+    model: Model,
+    /// Paths of the model: of all but directories, and of directories.
+    paths: [Vec<String>; 2],
+}
+
+/// Longest path that directories are made below, in bytes.
+const PATH_LENGTH_MAX: usize = 700;
+
+impl Generator {
+    /// The operations of a seed.
+    pub fn new(seed: u64, mix: &Mix) -> Generator {
+        Generator::on(Model::new(Arc::default()), seed, mix)
+    }
+
+    /// The same on a file system that is not empty.
+    pub fn on(model: Model, seed: u64, mix: &Mix) -> Generator {
+        Generator {
+            mix: mix.clone(),
+            random: Random::new(seed),
+            paths: [model.paths(false), model.paths(true)],
+            model,
+        }
+    }
+
+    /// A number.
+    pub fn number(&mut self) -> u64 {
+        self.random.next_number()
+    }
+
+    /// The next operation.
+    pub fn operation(&mut self) -> Operation {
+        let choice = self.random.below(100);
+        let operation = if choice < self.mix.data {
+            self.data_operation()
+        } else if choice < self.mix.data + self.mix.reads {
+            self.read_operation()
+        } else if self.random.one_in(6) {
+            self.attribute_operation()
+        } else {
+            self.name_operation()
+        };
+        // That it fails is one of the things to try.
+        let changes_names = !matches!(operation, Operation::Write { .. } | Operation::Read { .. });
+        if self.model.apply(&operation).is_ok() && changes_names {
+            self.paths = [self.model.paths(false), self.model.paths(true)];
+        }
+        operation
+    }
+
+    /// A path that is there, of a file or of a directory as wanted, most of the time.
+    fn old(&mut self, directory: bool) -> String {
+        let unusual = self.random.one_in(15);
+        let paths = &self.paths[usize::from(directory != unusual)];
+        if paths.is_empty() || self.random.one_in(12) {
+            self.new_path(directory)
+        } else {
+            self.random.pick(paths).clone()
+        }
+    }
+
+    /// A path in a directory that is there, most of the time; whether it is there itself is left to chance.
+    fn new_path(&mut self, directory: bool) -> String {
+        let unusual = self.random.one_in(12);
+        let name = match self.random.below(60) {
+            0 => "none".to_string(),
+            1..=4 => "s".to_string(),
+            _ if directory != unusual => self.random.pick(&self.mix.directories).clone(),
+            _ => self.random.pick(&self.mix.files).clone(),
+        };
+        let mut parent = match self.random.below(10) {
+            0..=3 => String::new(),
+            4 => self.random.pick(&self.mix.directories).clone(),
+            5 => "s".to_string(),
+            _ => {
+                let short = |path: &&String| path.len() < PATH_LENGTH_MAX;
+                let directories: Vec<_> = self.paths[1].iter().filter(short).collect();
+                match directories[..] {
+                    [] => String::new(),
+                    _ => self.random.pick(&directories).to_string(),
+                }
+            }
+        };
+        if !parent.is_empty() {
+            parent.push('/');
+        }
+        parent + &name
+    }
+
+    fn offset(&mut self) -> u64 {
+        if self.mix.blocks > 0 && !self.random.one_in(8) {
+            self.random.below(self.mix.blocks) as u64 * 4096
+        } else {
+            *self.random.pick(&self.mix.offsets)
+        }
+    }
+
+    fn slot(&mut self) -> usize {
+        self.random.below(SLOTS)
+    }
+
+    fn permissions(&mut self) -> u32 {
+        *self.random.pick(&self.mix.permissions)
+    }
+
+    fn data_operation(&mut self) -> Operation {
+        let fill = self.random.next_number() % 1_000_000;
+        let path = self.old(false);
+        let offset = self.offset();
+        let length = *self.random.pick(&self.mix.lengths);
+        let is_large = offset + length as u64 > self.mix.size_max;
+        let length = if is_large { 1 } else { length };
+        match self.random.below(20) {
+            0..=11 => Operation::Write {
+                path,
+                at: At::Offset(offset),
+                length,
+                fill,
+            },
+            12..=14 => Operation::Write {
+                at: At::End,
+                length: length.min(self.room_behind(&path)),
+                path,
+                fill,
+            },
+            15..=16 => Operation::WriteHeld {
+                slot: self.slot(),
+                offset,
+                length,
+                fill,
+            },
+            _ => Operation::Truncate { path, size: offset },
+        }
+    }
+
+    /// How much can be appended to a file.
+    fn room_behind(&self, path: &str) -> usize {
+        let size = self.model.size(path).unwrap_or(0);
+        self.mix.size_max.saturating_sub(size) as usize
+    }
+
+    fn read_operation(&mut self) -> Operation {
+        let directory = self.random.one_in(3);
+        let path = self.old(directory);
+        let (offset, length) = (self.offset(), *self.random.pick(&self.mix.lengths));
+        match self.random.below(8) {
+            0..=2 => Operation::Read {
+                path,
+                offset,
+                length,
+            },
+            3 => Operation::ReadHeld {
+                slot: self.slot(),
+                offset,
+                length,
+            },
+            4 => Operation::ReadLink { path },
+            5 => Operation::List { path },
+            _ => Operation::Stat { path },
+        }
+    }
+
+    fn attribute_operation(&mut self) -> Operation {
+        let directory = self.random.one_in(2);
+        let path = self.old(directory);
+        match self.random.below(4) {
+            0 => Operation::SetOwner {
+                path,
+                uid: self.random.below(3) as u32,
+                gid: self.random.below(3) as u32,
+            },
+            1 => Operation::SetModified {
+                path,
+                modified_ns: self.random.next_number() as i64 >> 4,
+            },
+            _ => Operation::SetPermissions {
+                path,
+                permissions: self.permissions(),
+            },
+        }
+    }
+
+    fn name_operation(&mut self) -> Operation {
+        match self.random.below(40) {
+            0..=9 => self.open(),
+            10..=11 => self.make(false),
+            12..=16 => self.make(true),
+            17..=18 => Operation::Symlink {
+                target: self.random.pick(&self.mix.targets).clone(),
+                path: match self.random.below(3) {
+                    0 => self.new_path(false),
+                    1 => "s".to_string(),
+                    _ => "d/s".to_string(),
+                },
+            },
+            19..=21 => Operation::Link {
+                from: self.old(false),
+                to: self.new_path(false),
+            },
+            22..=26 => Operation::Unlink {
+                path: self.old(false),
+            },
+            27..=29 => Operation::RemoveDirectory {
+                path: self.old(true),
+            },
+            30..=35 => self.rename(),
+            36..=38 => Operation::Hold {
+                path: self.old(false),
+                slot: self.slot(),
+            },
+            _ => Operation::Release { slot: self.slot() },
+        }
+    }
+
+    fn open(&mut self) -> Operation {
+        let random = &mut self.random;
+        let create = !random.one_in(8);
+        let flags = OpenFlags {
+            read: random.one_in(2),
+            write: true,
+            create,
+            // What `O_EXCL` means without `O_CREAT` is not defined.
+            exclusive: create && random.one_in(5),
+            truncate: random.one_in(5),
+            no_follow: random.one_in(5),
+            directory: false,
+            append: false,
+        };
+        Operation::Open {
+            path: self.new_path(false),
+            flags,
+            permissions: self.permissions(),
+        }
+    }
+
+    fn make(&mut self, directory: bool) -> Operation {
+        let kinds = [FileKind::Regular, FileKind::Fifo, FileKind::Socket];
+        let kind = if directory {
+            FileKind::Directory
+        } else {
+            *self.random.pick(&kinds)
+        };
+        Operation::Make {
+            path: self.new_path(directory),
+            kind,
+            permissions: self.permissions(),
+        }
+    }
+
+    fn rename(&mut self) -> Operation {
+        let directory = self.random.one_in(3);
+        let replaces = self.random.one_in(3);
+        let modes = [
+            RenameMode::Replace,
+            RenameMode::Replace,
+            RenameMode::NoReplace,
+            RenameMode::Exchange,
+        ];
+        Operation::Rename {
+            from: self.old(directory),
+            to: if replaces {
+                self.old(directory)
+            } else {
+                self.new_path(directory)
+            },
+            mode: *self.random.pick(&modes),
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The workloads of the explorer: sequences of operations over a few files and directories, as in ACE (Mohan et
+//! al., OSDI 2018).
+
+use std::sync::Arc;
+
+use client::{FileKind, OpenFlags, RenameMode};
+
+use crate::explorer::{Duet, Workload};
+use crate::model::Model;
+use crate::operation::{At, Operation, System};
+use crate::random::Random;
+
+/// Bytes of the pool that the workloads run on: some 45 blocks are free, so that they are soon used again.
+pub const POOL_LENGTH: u64 = 384 << 10;
+
+/// A new file or directory.
+pub fn make(path: &str, kind: FileKind) -> Operation {
+    Operation::Make {
+        path: path.into(),
+        kind,
+        permissions: 0o644,
+    }
+}
+
+fn symlink(target: &str, path: &str) -> Operation {
+    Operation::Symlink {
+        target: target.into(),
+        path: path.into(),
+    }
+}
+
+fn link(from: &str, to: &str) -> Operation {
+    Operation::Link {
+        from: from.into(),
+        to: to.into(),
+    }
+}
+
+/// A name taken away.
+pub fn unlink(path: &str) -> Operation {
+    Operation::Unlink { path: path.into() }
+}
+
+fn remove_directory(path: &str) -> Operation {
+    Operation::RemoveDirectory { path: path.into() }
+}
+
+/// A name moved.
+pub fn rename(from: &str, to: &str, mode: RenameMode) -> Operation {
+    Operation::Rename {
+        from: from.into(),
+        to: to.into(),
+        mode,
+    }
+}
+
+/// A write; its fill follows from what and where it is.
+pub fn write(path: &str, offset: u64, length: usize) -> Operation {
+    Operation::Write {
+        path: path.into(),
+        at: At::Offset(offset),
+        length,
+        fill: offset * 7 + length as u64 * 31 + path.bytes().map(u64::from).sum::<u64>(),
+    }
+}
+
+/// A write to the end of a file.
+pub fn append(path: &str, length: usize) -> Operation {
+    Operation::Write {
+        path: path.into(),
+        at: At::End,
+        length,
+        fill: length as u64 + 5,
+    }
+}
+
+/// A new size.
+pub fn truncate(path: &str, size: u64) -> Operation {
+    Operation::Truncate {
+        path: path.into(),
+        size,
+    }
+}
+
+/// Fills all free blocks with something and frees them again: what is not cleared before its use comes to light.
+fn soil() -> Vec<Operation> {
+    let mut operations = vec![make("soil", FileKind::Regular)];
+    operations.extend((0..100).map(|block| write("soil", block * 4096, 4096)));
+    operations.push(unlink("soil"));
+    operations
+}
+
+/// What the workloads find: files `a` (three blocks and a bit), `b` (one block, also called `h`) and `d/f`, an empty
+/// directory `e`, and a symbolic link.
+pub fn preparation() -> Vec<Operation> {
+    use FileKind::{Directory, Regular};
+    let files = vec![
+        make("d", Directory),
+        make("e", Directory),
+        make("a", Regular),
+        write("a", 0, 12_388),
+        make("b", Regular),
+        write("b", 0, 100),
+        link("b", "h"),
+        make("d/f", Regular),
+        write("d/f", 0, 5000),
+        symlink("a", "s"),
+    ];
+    [soil(), files].concat()
+}
+
+/// The same with free blocks in pieces of one, so that a longer run of freed blocks is what is taken next.
+pub fn preparation_in_pieces() -> Vec<Operation> {
+    let mut operations = preparation();
+    operations.extend([make("x", FileKind::Regular), make("y", FileKind::Regular)]);
+    for _ in 0..40 {
+        operations.extend([append("x", 4096), append("y", 4096)]);
+    }
+    // The reserve is what is left in one piece.
+    operations.extend([unlink("y"), make("z", FileKind::Regular)]);
+    operations.push(write("z", 0, 32_768));
+    operations
+}
+
+/// Every operation that the sequences are made of.
+pub fn operations() -> Vec<Operation> {
+    [names(), renames(), data(), attributes()].concat()
+}
+
+fn names() -> Vec<Operation> {
+    use FileKind::{Directory, Fifo, Regular};
+    vec![
+        make("n", Regular),
+        make("d/n", Regular),
+        make("n", Directory),
+        make("e/n", Directory),
+        make("e/n", Fifo),
+        symlink("a", "n"),
+        symlink(&"long/".repeat(40), "d/n"),
+        link("a", "n"),
+        link("b", "e/n"),
+        unlink("a"),
+        unlink("b"),
+        unlink("h"),
+        unlink("d/f"),
+        unlink("n"),
+        unlink("e/n"),
+        remove_directory("e"),
+        remove_directory("d"),
+    ]
+}
+
+fn renames() -> Vec<Operation> {
+    use RenameMode::{Exchange, NoReplace, Replace};
+    vec![
+        rename("a", "n", Replace),
+        rename("a", "b", Replace),
+        rename("b", "h", Replace),
+        rename("a", "d/f", Replace),
+        rename("d/f", "e/n", Replace),
+        rename("d", "e", Replace),
+        rename("e", "d/n", Replace),
+        rename("d/f", "b", NoReplace),
+        rename("d/f", "n", NoReplace),
+        rename("a", "b", Exchange),
+        rename("a", "d", Exchange),
+    ]
+}
+
+fn data() -> Vec<Operation> {
+    vec![
+        write("a", 10, 100),
+        write("a", 4090, 20),
+        write("b", 50, 3000),
+        write("b", 8192, 100),
+        append("b", 100),
+        append("a", 4096),
+        write("a", 0, 4096),
+        write("a", 100, 4096),
+        write("a", 4096, 8192),
+        write("b", 0, 12_288),
+        write("b", 100, 13_000),
+        write("b", 0, 65_536),
+        write("a", 0, 12_288),
+        write("a", 100, 13_000),
+        append("d/f", 20_000),
+        write("d/f", 100_000, 10),
+        write("n", 0, 700),
+        truncate("a", 5000),
+        truncate("a", 8192),
+        truncate("a", 0),
+        truncate("b", 20_000),
+        truncate("b", 50),
+    ]
+}
+
+fn attributes() -> Vec<Operation> {
+    let open = |truncate, create| OpenFlags {
+        truncate,
+        create,
+        ..OpenFlags::WRITE
+    };
+    vec![
+        Operation::Open {
+            path: "a".into(),
+            flags: open(true, false),
+            permissions: 0,
+        },
+        Operation::Open {
+            path: "n".into(),
+            flags: open(true, true),
+            permissions: 0o600,
+        },
+        Operation::SetPermissions {
+            path: "a".into(),
+            permissions: 0o4711,
+        },
+        Operation::SetOwner {
+            path: "b".into(),
+            uid: 7,
+            gid: 8,
+        },
+        Operation::SetModified {
+            path: "d".into(),
+            modified_ns: 12_345,
+        },
+        Operation::Hold {
+            path: "a".into(),
+            slot: 0,
+        },
+        Operation::WriteHeld {
+            slot: 0,
+            offset: 3000,
+            length: 9000,
+            fill: 3,
+        },
+        Operation::Release { slot: 0 },
+    ]
+}
+
+/// Every sequence of one operation.
+pub fn single() -> Vec<Workload> {
+    let workload = |operation| Workload {
+        operations: vec![operation],
+        explored_from: 0,
+        close: true,
+    };
+    operations().into_iter().map(workload).collect()
+}
+
+/// Every sequence of two operations, explored during and after the second.
+pub fn pairs() -> Vec<Workload> {
+    let all = operations();
+    let pair = |first: &Operation, second: &Operation| Workload {
+        operations: vec![first.clone(), second.clone()],
+        explored_from: 1,
+        close: false,
+    };
+    all.iter()
+        .flat_map(|first| all.iter().map(move |second| pair(first, second)))
+        .collect()
+}
+
+/// A sample of the sequences of `length` operations.
+pub fn sample(length: usize, count: usize, seed: u64) -> Vec<Workload> {
+    let all = operations();
+    let mut random = Random::new(seed);
+    let mut workload = || Workload {
+        operations: (0..length).map(|_| random.pick(&all).clone()).collect(),
+        explored_from: length - 1,
+        close: false,
+    };
+    (0..count).map(|_| workload()).collect()
+}
+
+/// Two operations on different files, for two threads: each of the first with each of the second.
+pub fn stages() -> [Vec<Operation>; 2] {
+    let first = vec![
+        write("a", 10, 100),
+        write("a", 0, 12_288),
+        append("a", 4096),
+        truncate("a", 0),
+        unlink("a"),
+        rename("a", "n", RenameMode::Replace),
+        make("n", FileKind::Regular),
+    ];
+    let second = vec![
+        write("b", 10, 300),
+        write("b", 0, 12_288),
+        append("b", 5000),
+        truncate("d/f", 100),
+        unlink("d/f"),
+        make("e/m", FileKind::Directory),
+        rename("d/f", "e/m", RenameMode::Replace),
+    ];
+    [first, second]
+}
+
+/// Random operations for two threads, of which neither uses what the other does, but for the directories.
+pub fn duet(seed: u64, count: usize) -> Duet {
+    let mut random = Random::new(seed);
+    Duet([
+        part(&mut random, count, ["a", "d/f", "x", "d/x", "g/x"], "g"),
+        part(&mut random, count, ["b", "h", "y", "d/y", "e/y"], "k"),
+    ])
+}
+
+/// One thread's operations: those of a random sequence that succeed in the model.
+fn part(random: &mut Random, count: usize, names: [&str; 5], directory: &str) -> Vec<Operation> {
+    let mut model = Model::new(Arc::default());
+    for operation in preparation() {
+        // What cannot fail without the bound of a pool does not fail.
+        let _ = model.apply(&operation);
+    }
+    let mut operations = Vec::new();
+    while operations.len() < count {
+        let name = *random.pick(&names);
+        let other = *random.pick(&names);
+        let offset = [0, 0, 100, 4096][random.below(4)];
+        let operation = match random.below(12) {
+            0 => make(name, FileKind::Regular),
+            1 => make(directory, FileKind::Directory),
+            2 => remove_directory(directory),
+            3 => link(name, other),
+            4 => unlink(name),
+            5 => rename(name, other, RenameMode::Replace),
+            6 => truncate(name, offset),
+            7 => append(name, 700),
+            8 => write(name, offset, 12_288),
+            9 => write(name, offset, 4096),
+            _ => write(name, offset + 10, 300),
+        };
+        let is_large = model.size(name).is_some_and(|size| size > 20_000);
+        let operation = if is_large { unlink(name) } else { operation };
+        if model.apply(&operation).is_ok() {
+            operations.push(operation);
+        }
+    }
+    operations
+}

@@ -1,0 +1,279 @@
+//! Without a flush, a fence, an ordering or a checksum, the explorer objects.
+#![forbid(unsafe_code)]
+
+use client::{FileKind, Geometry};
+use lab::damage;
+use lab::explorer::{
+    Bounds, Counts, Event, Explorer, Prepared, Workload, events, explore_all, in_parallel,
+};
+use lab::operation::Operation;
+use lab::random::Mix;
+use lab::workloads::{POOL_LENGTH, append, make, preparation, preparation_in_pieces, rename};
+use lab::workloads::{unlink, write};
+use pmem::Fault;
+use store::Defects;
+
+type Result = std::result::Result<Counts, String>;
+
+/// What is done without the defect finds nothing, and something with it.
+fn expect_objection(defects: Defects, explore: impl Fn(Defects) -> Result) {
+    let counts = explore(Defects::default());
+    let counts = counts.unwrap_or_else(|objection| panic!("nothing is broken, but {objection}"));
+    match explore(defects) {
+        Ok(_) => panic!("{defects:?} goes unnoticed: {counts}"),
+        Err(objection) => println!("{defects:?} is noticed:\n{}", last_lines(&objection)),
+    }
+}
+
+fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(4)..].join("\n")
+}
+
+fn prepare(operations: &[Operation]) -> Prepared {
+    Prepared::new(POOL_LENGTH, &Geometry::small(), operations).expect("the pool is prepared")
+}
+
+/// A few operations of each sort, one after the other.
+fn assorted() -> Vec<Operation> {
+    vec![
+        write("a", 10, 100),
+        make("n", FileKind::Regular),
+        append("n", 5000),
+        write("a", 0, 12_288),
+        rename("b", "d/n", client::RenameMode::Replace),
+        unlink("d/f"),
+        make("e/n", FileKind::Directory),
+    ]
+}
+
+fn run(defects: Defects, operations: &[Operation]) -> Result {
+    run_on(&prepare(&preparation()), defects, operations)
+}
+
+fn run_on(prepared: &Prepared, defects: Defects, operations: &[Operation]) -> Result {
+    let workload = Workload {
+        operations: operations.to_vec(),
+        explored_from: 0,
+        close: true,
+    };
+    explore_all(prepared, &[workload], Bounds::default(), defects)
+}
+
+/// Stops the first operation at each of its fences while the second goes on.
+fn stage(prepared: &Prepared, defects: Defects, first: &Operation, second: &Operation) -> Result {
+    let mut explorer = Explorer::new(POOL_LENGTH, Bounds::default(), defects)?;
+    let mut fence = 0;
+    while explorer.explore_stage(prepared, first, second, fence)? {
+        fence += 1;
+    }
+    Ok(explorer.counts())
+}
+
+fn wrap_the_ring(defects: Defects) -> Result {
+    let bounds = Bounds {
+        images: 4,
+        fences_one_in: 7,
+        ..Bounds::default()
+    };
+    let prepared = prepare(&preparation());
+    in_parallel(2, |index| {
+        let mut explorer = Explorer::new(POOL_LENGTH, bounds, defects)?;
+        let events: Vec<Event> = events(&prepared, index as u64, &Mix::small(), 1, 400);
+        explorer.explore_events(&prepared, &events)?;
+        Ok(explorer.counts())
+    })
+}
+
+#[test]
+fn records_that_are_not_flushed() {
+    let skip_record_flush = true;
+    let defects = Defects {
+        skip_record_flush,
+        ..Defects::default()
+    };
+    expect_objection(defects, |defects| run(defects, &assorted()));
+}
+
+#[test]
+fn records_that_are_not_fenced() {
+    let skip_record_fence = true;
+    let defects = Defects {
+        skip_record_fence,
+        ..Defects::default()
+    };
+    expect_objection(defects, |defects| run(defects, &assorted()));
+}
+
+#[test]
+fn data_that_is_not_fenced() {
+    let skip_data_fence = true;
+    let defects = Defects {
+        skip_data_fence,
+        ..Defects::default()
+    };
+    expect_objection(defects, |defects| run(defects, &[write("a", 0, 12_288)]));
+}
+
+#[test]
+fn changes_before_their_record() {
+    let apply_before_commit = true;
+    let defects = Defects {
+        apply_before_commit,
+        ..Defects::default()
+    };
+    expect_objection(defects, |defects| run(defects, &assorted()));
+}
+
+#[test]
+fn records_that_are_not_checked() {
+    let skip_record_checksum = true;
+    let defects = Defects {
+        skip_record_checksum,
+        ..Defects::default()
+    };
+    expect_objection(defects, |defects| run(defects, &assorted()));
+}
+
+#[test]
+fn records_of_an_earlier_epoch() {
+    let skip_epoch_check = true;
+    let defects = Defects {
+        skip_epoch_check,
+        ..Defects::default()
+    };
+    let prepared = prepare(&preparation());
+    expect_objection(defects, |defects| {
+        stage(
+            &prepared,
+            defects,
+            &write("a", 10, 100),
+            &write("b", 10, 300),
+        )
+    });
+}
+
+#[test]
+fn ring_space_before_its_image_lines() {
+    let reclaim_without_flush = true;
+    let defects = Defects {
+        reclaim_without_flush,
+        ..Defects::default()
+    };
+    expect_objection(defects, wrap_the_ring);
+}
+
+#[test]
+fn blocks_before_they_are_free() {
+    let reuse_before_commit = true;
+    let defects = Defects {
+        reuse_before_commit,
+        ..Defects::default()
+    };
+    let prepared = prepare(&preparation_in_pieces());
+    let (first, second) = (write("a", 0, 12_288), write("b", 0, 12_288));
+    expect_objection(defects, |defects| {
+        stage(&prepared, defects, &first, &second)
+    });
+}
+
+#[test]
+fn old_data_over_references() {
+    let replay_over_references = true;
+    let defects = Defects {
+        replay_over_references,
+        ..Defects::default()
+    };
+    let prepared = prepare(&preparation_in_pieces());
+    let operations = [
+        write("a", 10, 100),
+        write("a", 0, 12_288),
+        write("b", 0, 12_288),
+    ];
+    expect_objection(defects, |defects| run_on(&prepared, defects, &operations));
+}
+
+#[test]
+fn orphans_that_nobody_knows() {
+    let forget_orphans = true;
+    let defects = Defects {
+        forget_orphans,
+        ..Defects::default()
+    };
+    let path = "a".to_string();
+    let operations = [Operation::Hold { path, slot: 0 }, unlink("a")];
+    expect_objection(defects, |defects| run(defects, &operations));
+}
+
+#[test]
+fn blocks_that_are_not_cleared() {
+    let skip_clearing = true;
+    let defects = Defects {
+        skip_clearing,
+        ..Defects::default()
+    };
+    expect_objection(defects, |defects| {
+        run(defects, &[make("n", FileKind::Regular), append("n", 700)])
+    });
+}
+
+#[test]
+fn data_that_is_not_checked() {
+    let skip_data_checksum = true;
+    let defects = Defects {
+        skip_data_checksum,
+        ..Defects::default()
+    };
+    let prepared = prepare(&preparation());
+    expect_objection(defects, |defects| {
+        damage::inflict(&prepared, 3000, 1, defects).map(|fates| {
+            println!("{fates:?}");
+            Counts::default()
+        })
+    });
+}
+
+/// Explores the assorted operations with broken hardware.
+fn with_fault(fault: Fault) -> Result {
+    let prepared = prepare(&preparation());
+    let bounds = Bounds {
+        images: 8,
+        deep_one_in: 1000,
+        ..Bounds::default()
+    };
+    let mut explorer = Explorer::new(POOL_LENGTH, bounds, Defects::default())?;
+    explorer.break_hardware(fault);
+    let workload = Workload {
+        operations: assorted(),
+        explored_from: 0,
+        close: false,
+    };
+    explorer.explore(&prepared, &workload)?;
+    Ok(explorer.counts())
+}
+
+#[test]
+fn flushes_that_do_nothing() {
+    with_fault(Fault::None).expect("nothing is broken");
+    with_fault(Fault::IgnoreFlushes).expect_err("flushes are needed");
+    let needed: Vec<u64> = (0..40)
+        .filter(|number| with_fault(Fault::IgnoreNthFlush(*number)).is_err())
+        .collect();
+    println!("needed flushes: {needed:?}");
+    assert!(
+        needed.len() >= assorted().len(),
+        "each record needs its own: {needed:?}"
+    );
+}
+
+#[test]
+fn fences_that_do_nothing() {
+    with_fault(Fault::IgnoreFences).expect_err("fences are needed");
+    let needed: Vec<u64> = (0..40)
+        .filter(|number| with_fault(Fault::IgnoreNthFence(*number)).is_err())
+        .collect();
+    println!("needed fences: {needed:?}");
+    // One for each record, and one for the data that a record names.
+    let all: Vec<u64> = (0..assorted().len() as u64 + 1).collect();
+    assert_eq!(needed, all);
+}

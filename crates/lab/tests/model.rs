@@ -1,0 +1,90 @@
+//! Seeded random operations on pools and on the model.
+#![forbid(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::thread;
+
+use client::Geometry;
+use lab::pool::Pool;
+use lab::random::Mix;
+use lab::runner::run_seed;
+
+const OPERATIONS: usize = 2000;
+const WORKERS: usize = 2;
+
+/// TAKO_SOAK lifts the bounds.
+fn seeds() -> u64 {
+    if std::env::var_os("TAKO_SOAK").is_some() {
+        800
+    } else {
+        40
+    }
+}
+
+fn compare(mix: &Mix, length: u64, geometry: Geometry) {
+    let next = AtomicU64::new(0);
+    let make = |clock: &Arc<AtomicI64>| Pool::new(length, &geometry, clock);
+    thread::scope(|scope| {
+        for _ in 0..WORKERS {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds() {
+                        return;
+                    }
+                    if let Err(failure) = run_seed(seed, mix, OPERATIONS, make) {
+                        next.store(u64::MAX / 2, Ordering::Relaxed);
+                        panic!("{failure}");
+                    }
+                }
+            });
+        }
+    });
+}
+
+fn geometry() -> Geometry {
+    Geometry {
+        inodes_per_group: 256,
+        ..Geometry::small()
+    }
+}
+
+#[test]
+fn usual_operations() {
+    compare(&Mix::usual(), 8 << 20, geometry());
+}
+
+#[test]
+fn without_data_checksums() {
+    let data_checksums = false;
+    let geometry = Geometry {
+        data_checksums,
+        ..geometry()
+    };
+    compare(&Mix::usual(), 8 << 20, geometry);
+}
+
+#[test]
+fn files_of_many_pieces() {
+    compare(&Mix::pieces(), 8 << 20, geometry());
+}
+
+#[test]
+fn directories_of_many_leaves() {
+    compare(&Mix::names(), 8 << 20, geometry());
+}
+
+#[test]
+fn full_pools() {
+    compare(&Mix::large(), 1 << 20, Geometry::small());
+}
+
+#[test]
+fn large_rings() {
+    let geometry = Geometry {
+        ring_length: 2 << 20,
+        ..geometry()
+    };
+    compare(&Mix::large(), 8 << 20, geometry);
+}

@@ -1,0 +1,153 @@
+//! Several threads over the same few names: every answer is one that a file system may give, and what is left is in
+//! order, before and after the process is killed.
+#![forbid(unsafe_code)]
+
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use client::{FileSystem, Geometry};
+use lab::embedded::Embedded;
+use lab::operation::{Errno, Operation, System};
+use lab::pool::Pool;
+use lab::random::{Generator, Mix};
+use lab::runner::Subject;
+use lab::tree::snapshot;
+
+const THREADS: usize = 4;
+
+fn operations() -> usize {
+    let soak = std::env::var_os("TAKO_SOAK").is_some();
+    if soak { 40_000 } else { 2_000 }
+}
+
+/// What may go wrong when others work on the same names.
+const USUAL: [i32; 12] = [
+    libc::ENOENT,
+    libc::EEXIST,
+    libc::ENOTDIR,
+    libc::EISDIR,
+    libc::ENOTEMPTY,
+    libc::EINVAL,
+    libc::ELOOP,
+    libc::ENOSPC,
+    libc::ENXIO,
+    libc::EBADF,
+    libc::EPERM,
+    libc::EBUSY,
+];
+
+/// Operations after which the threads wait for each other.
+const STEP: usize = 8;
+
+fn work(
+    file_system: FileSystem,
+    operations: &[Operation],
+    step: &Barrier,
+) -> Result<usize, String> {
+    let mut system = Embedded::new(file_system);
+    let mut result = Ok(0);
+    for operations in operations.chunks(STEP) {
+        step.wait();
+        if let Ok(succeeded) = &mut result {
+            match work_on(&mut system, operations) {
+                Ok(count) => *succeeded += count,
+                Err(failure) => result = Err(failure),
+            }
+        }
+    }
+    result
+}
+
+fn work_on(system: &mut Embedded, operations: &[Operation]) -> Result<usize, String> {
+    let mut succeeded = 0;
+    for operation in operations {
+        match system.apply(operation) {
+            Ok(_) => succeeded += 1,
+            Err(Errno(errno)) if USUAL.contains(&errno) => {}
+            Err(errno) => return Err(format!("{operation:?} answers {errno:?}")),
+        }
+    }
+    Ok(succeeded)
+}
+
+/// One sequence, dealt out to the threads in turn: while they keep step, most operations succeed.
+fn deal(mix: &Mix, seed: u64) -> [Vec<Operation>; THREADS] {
+    let mut generator = Generator::new(seed, mix);
+    let mut hands = [const { Vec::new() }; THREADS];
+    for _ in 0..operations() {
+        for hand in &mut hands {
+            hand.push(generator.operation());
+        }
+    }
+    hands
+}
+
+fn stress(mix: &Mix, length: u64, geometry: &Geometry, seed: u64) -> Result<usize, String> {
+    let mut pool = Pool::new(length, geometry, &Arc::default())?;
+    let file_system = pool.file_system().ok_or("the pool is closed")?.clone();
+    let (hands, step) = (deal(mix, seed), Barrier::new(THREADS));
+    let results: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = hands
+            .iter()
+            .map(|hand| {
+                let (file_system, step) = (file_system.clone(), &step);
+                scope.spawn(move || work(file_system, hand, step))
+            })
+            .collect();
+        let ends = workers.into_iter().map(|worker| worker.join());
+        ends.map(|end| end.unwrap_or_else(|_| Err("a thread panicked".into())))
+            .collect()
+    });
+    drop(file_system);
+    let mut succeeded = 0;
+    for result in results {
+        succeeded += result?;
+    }
+    let before = snapshot(&mut pool)?;
+    pool.examine()?;
+    for orderly in [false, true] {
+        pool.restart(orderly)?;
+        if let Some(difference) = snapshot(&mut pool)?.difference("it", &before, "the pool before")
+        {
+            return Err(format!("after a restart, orderly {orderly}:\n{difference}"));
+        }
+        pool.examine()?;
+    }
+    Ok(succeeded)
+}
+
+fn run(mix: &Mix, length: u64, geometry: Geometry) {
+    for seed in 0..16 {
+        match stress(mix, length, &geometry, seed) {
+            Ok(succeeded) => println!("{succeeded} operations succeeded"),
+            Err(failure) => panic!("seed {seed}: {failure}"),
+        }
+    }
+}
+
+fn geometry() -> Geometry {
+    Geometry {
+        inodes_per_group: 128,
+        ..Geometry::small()
+    }
+}
+
+#[test]
+fn few_names() {
+    run(&Mix::usual(), 16 << 20, geometry());
+}
+
+#[test]
+fn full_pool() {
+    run(&Mix::large(), 2 << 20, Geometry::small());
+}
+
+#[test]
+fn many_names() {
+    run(&Mix::names(), 8 << 20, geometry());
+}
+
+#[test]
+fn many_pieces() {
+    run(&Mix::pieces(), 8 << 20, geometry());
+}

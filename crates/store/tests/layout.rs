@@ -1,0 +1,390 @@
+//! `docs/LAYOUT.md` against the code: every offset, size and constant in its tables.
+#![forbid(unsafe_code)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem::offset_of;
+
+use store::layout::record::{Kind, Operation, Operations, encode};
+use store::layout::{directory, extent, group, inode, record, superblock};
+
+const DOCUMENT: &str = include_str!("../../../docs/LAYOUT.md");
+
+/// A structure of the code: its size, and its fields as (name, offset, size).
+struct Structure {
+    size: usize,
+    fields: Vec<(&'static str, usize, usize)>,
+}
+
+/// The size of the field that `field` reads.
+fn size_of_field<T, F>(_: fn(&T) -> &F) -> usize {
+    size_of::<F>()
+}
+
+/// All fields of a structure. It does not compile with one missing: the pattern names them all.
+macro_rules! structure {
+    ($module:ident :: $type:ident { $($field:ident),+ $(,)? }) => {{
+        fn _complete(value: $module::$type) {
+            let $module::$type { $($field: _),+ } = value;
+        }
+        let structure = Structure {
+            size: size_of::<$module::$type>(),
+            fields: vec![$((
+                stringify!($field),
+                offset_of!($module::$type, $field),
+                size_of_field(|value: &$module::$type| &value.$field),
+            )),+],
+        };
+        (concat!(stringify!($module), "::", stringify!($type)), structure)
+    }};
+}
+
+fn structures() -> BTreeMap<&'static str, Structure> {
+    BTreeMap::from([
+        structure!(superblock::Superblock {
+            magic,
+            crc,
+            version,
+            compatible,
+            read_only_compatible,
+            incompatible,
+            pool,
+            unit,
+            cluster,
+            pool_length,
+            ring_offset,
+            ring_length,
+            image_offset,
+            image_length,
+            blocks_per_group,
+            inodes_per_group,
+            reserved_blocks,
+            created_ns,
+            hash_key,
+        }),
+        structure!(superblock::RingState {
+            crc,
+            epoch,
+            start,
+            reserved
+        }),
+        structure!(record::RecordHeader {
+            magic,
+            crc,
+            epoch,
+            length,
+            number,
+            checked,
+            reserved
+        }),
+        structure!(group::GroupHeader {
+            magic,
+            crc,
+            group,
+            reserved,
+            line_crcs
+        }),
+        structure!(inode::Inode {
+            crc,
+            generation,
+            version,
+            size,
+            blocks,
+            modified_ns,
+            changed_ns,
+            accessed_ns,
+            links,
+            mode,
+            uid,
+            gid,
+            created_ns,
+            project,
+            flags,
+            device,
+            parent,
+            attributes,
+            entries,
+            depth,
+            count,
+            reserved,
+            root,
+        }),
+        structure!(extent::Extent {
+            logical,
+            physical,
+            length,
+            class,
+            encoding,
+            flags,
+            birth
+        }),
+        structure!(extent::NodeHeader {
+            magic,
+            crc,
+            owner,
+            block,
+            level,
+            count,
+            generation,
+            reserved
+        }),
+        structure!(directory::LeafHeader {
+            magic,
+            crc,
+            owner,
+            block,
+            logical,
+            depth,
+            count,
+            heap,
+            dead,
+            generation,
+            reserved,
+            padding,
+        }),
+        structure!(directory::Slot { tag, offset }),
+        structure!(directory::EntryHeader {
+            key,
+            number,
+            generation,
+            unit,
+            kind,
+            name_length,
+            reserved
+        }),
+    ])
+}
+
+fn constants() -> BTreeMap<&'static str, String> {
+    let number = |value: u64| value.to_string();
+    let magic = |value: u32| letters(&value.to_le_bytes());
+    let pair = |values: [u64; 2]| format!("{}, {}", values[0], values[1]);
+    BTreeMap::from([
+        ("superblock::VERSION", number(superblock::VERSION.into())),
+        ("superblock::MAGIC", letters(&superblock::MAGIC)),
+        ("superblock::SUPERBLOCKS", pair(superblock::SUPERBLOCKS)),
+        ("superblock::RING_STATES", pair(superblock::RING_STATES)),
+        ("superblock::RING_OFFSET", number(superblock::RING_OFFSET)),
+        (
+            "superblock::FEATURE_DATA_CHECKSUMS",
+            number(superblock::FEATURE_DATA_CHECKSUMS),
+        ),
+        (
+            "superblock::COMPATIBLE_KNOWN",
+            number(superblock::COMPATIBLE_KNOWN),
+        ),
+        (
+            "superblock::READ_ONLY_COMPATIBLE_KNOWN",
+            number(superblock::READ_ONLY_COMPATIBLE_KNOWN),
+        ),
+        (
+            "superblock::INCOMPATIBLE_KNOWN",
+            number(superblock::INCOMPATIBLE_KNOWN),
+        ),
+        ("BLOCK", number(store::BLOCK as u64)),
+        ("ROOT", number(store::ROOT)),
+        ("record::MAGIC", magic(record::MAGIC)),
+        ("record::ALIGN", number(record::ALIGN as u64)),
+        ("record::HEADER", number(record::HEADER as u64)),
+        ("record::OPERATION", number(record::OPERATION as u64)),
+        ("record::PAYLOAD_MAX", number(record::PAYLOAD_MAX as u64)),
+        ("group::MAGIC", magic(group::MAGIC)),
+        ("group::LINE_BITS", number(group::LINE_BITS.into())),
+        ("group::LINES_MAX", number(group::LINES_MAX as u64)),
+        ("group::LINE_CRCS", number(group::LINE_CRCS)),
+        ("group::Map::Blocks", number(group::Map::Blocks as u64)),
+        ("group::Map::Inodes", number(group::Map::Inodes as u64)),
+        ("group::Map::Orphans", number(group::Map::Orphans as u64)),
+        ("inode::INODE", number(inode::INODE as u64)),
+        ("inode::ROOT_ENTRIES", number(inode::ROOT_ENTRIES as u64)),
+        (
+            "inode::INLINE_TARGET_MAX",
+            number(inode::INLINE_TARGET_MAX as u64),
+        ),
+        ("extent::MAGIC", magic(extent::MAGIC)),
+        ("extent::ENTRIES", number(extent::ENTRIES as u64)),
+        ("extent::NODE_ENTRIES", number(extent::NODE_ENTRIES as u64)),
+        ("extent::DEPTH_MAX", number(extent::DEPTH_MAX.into())),
+        ("directory::MAGIC", magic(directory::MAGIC)),
+        ("directory::SLOTS", number(directory::SLOTS as u64)),
+        ("directory::SLOT", number(directory::SLOT as u64)),
+        ("directory::ENTRY", number(directory::ENTRY as u64)),
+        (
+            "directory::DISCRIMINATOR_BITS",
+            number(directory::DISCRIMINATOR_BITS.into()),
+        ),
+        ("directory::HASH_BITS", number(directory::HASH_BITS.into())),
+        (
+            "directory::PREFIX_BITS",
+            number(directory::PREFIX_BITS.into()),
+        ),
+    ])
+}
+
+fn letters(bytes: &[u8]) -> String {
+    format!("`{}`", String::from_utf8_lossy(bytes))
+}
+
+/// The cells of a line that is a row of a table.
+fn cells(line: &str) -> Option<Vec<&str>> {
+    let row = line.strip_prefix('|')?.strip_suffix('|')?;
+    Some(row.split('|').map(str::trim).collect())
+}
+
+fn name(cell: &str) -> Option<&str> {
+    cell.strip_prefix('`')?.strip_suffix('`')
+}
+
+#[test]
+fn structures_are_as_drawn() {
+    let mut drawn = BTreeSet::new();
+    let structures = structures();
+    let mut lines = DOCUMENT.lines();
+    while let Some(line) = lines.next() {
+        let Some(title) = line
+            .strip_prefix("<!-- table: ")
+            .and_then(|rest| rest.strip_suffix(" -->"))
+        else {
+            continue;
+        };
+        let structure = structures
+            .get(title)
+            .unwrap_or_else(|| panic!("the document draws {title}, which the code has not"));
+        let (mut fields, mut end) = (Vec::new(), 0);
+        let size = loop {
+            let line = lines.next().expect("each table has an end");
+            let size = line
+                .strip_prefix("<!-- end: ")
+                .and_then(|rest| rest.strip_suffix(" -->"));
+            if let Some(size) = size {
+                break size.parse::<usize>().expect("the size is a number");
+            }
+            let row = cells(line).unwrap_or_else(|| panic!("{line:?} is no row of {title}"));
+            let Some(field) = row.get(2).and_then(|cell| name(cell)) else {
+                continue;
+            };
+            let [offset, size] =
+                [row[0], row[1]].map(|cell| cell.parse::<usize>().expect("a number"));
+            assert_eq!(offset, end, "there is a gap before {title}.{field}");
+            end = offset + size;
+            fields.push((field, offset, size));
+        };
+        assert_eq!(fields, structure.fields, "the fields of {title}");
+        assert_eq!((size, end), (structure.size, size), "the size of {title}");
+        assert!(drawn.insert(title), "{title} is drawn twice");
+    }
+    let known: BTreeSet<_> = structures.into_keys().collect();
+    assert_eq!(drawn, known, "the document draws every structure");
+}
+
+#[test]
+fn constants_are_as_listed() {
+    let constants = constants();
+    let mut listed = BTreeMap::new();
+    let mut is_list = false;
+    for line in DOCUMENT.lines() {
+        match cells(line) {
+            Some(row) if row[0] == "constant" => is_list = true,
+            Some(row) if is_list => {
+                if let Some(constant) = name(row[0]) {
+                    let before = listed.insert(constant, row[1].to_string());
+                    assert_eq!(before, None, "{constant} is listed twice");
+                }
+            }
+            Some(_) => {}
+            None => is_list = false,
+        }
+    }
+    assert_eq!(listed, constants);
+}
+
+/// The header of an operation is private to its module: what it encodes is compared.
+#[test]
+fn operations_are_encoded_as_listed() {
+    let kinds = [
+        Kind::Bytes,
+        Kind::Zero,
+        Kind::Inode,
+        Kind::Data,
+        Kind::Extent,
+        Kind::Line,
+        Kind::Block,
+    ];
+    let table = DOCUMENT
+        .split_once("<!-- kinds -->")
+        .and_then(|(_, rest)| rest.split_once("<!-- end -->"))
+        .expect("the table of kinds")
+        .0;
+    let listed: Vec<(String, String)> = table
+        .lines()
+        .filter_map(cells)
+        .filter_map(|row| Some((name(row[0])?.to_string(), row[1].to_string())))
+        .collect();
+    let known: Vec<_> = kinds
+        .iter()
+        .map(|kind| (format!("{kind:?}"), (*kind as u8).to_string()))
+        .collect();
+    assert_eq!(listed, known);
+    assert!(
+        (8..=255u8).all(|number| !known_number(number)),
+        "there is a kind that is not listed"
+    );
+
+    let mut body = Vec::new();
+    let payload = [7, 8, 9];
+    encode(
+        &mut body,
+        Kind::Data,
+        0x1122_3344_5566_7788 & 0xffff_ffff_ffff_0000,
+        3,
+        0xaabb_ccdd,
+        &payload,
+    );
+    assert_eq!(
+        body.len(),
+        record::OPERATION + 8,
+        "payloads are padded to 8"
+    );
+    assert_eq!(body[0], Kind::Data as u8);
+    assert_eq!(body[1..4], [3, 0, 0]);
+    assert_eq!(body[4..8], 0xaabb_ccddu32.to_le_bytes());
+    assert_eq!(body[8..16], 0x1122_3344_5566_0000u64.to_le_bytes());
+    assert_eq!(body[16..24], [7, 8, 9, 0, 0, 0, 0, 0]);
+    let operations: Vec<Option<Operation<'_>>> = Operations::of(&body, &[], u64::MAX).collect();
+    assert!(matches!(&operations[..], [Some(only)] if only.payload == payload));
+}
+
+fn known_number(kind: u8) -> bool {
+    let mut head = [0; record::OPERATION];
+    (head[0], head[1]) = (kind, 1);
+    record::parse_head(&head, u64::MAX).is_some()
+}
+
+/// What each checksum covers, as the document has it.
+#[test]
+fn checksums_cover_what_is_said() {
+    use store::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
+    for header in ["`crc` | covers the bytes 8..4096 of the block |"] {
+        let count = DOCUMENT.matches(header).count();
+        assert_eq!(count, 2, "nodes and leaves");
+    }
+    let places = [
+        offset_of!(extent::NodeHeader, crc),
+        offset_of!(directory::LeafHeader, crc),
+    ];
+    assert_eq!((places, BLOCK_CRC_FROM), ([BLOCK_CRC; 2], 8));
+
+    let mut inode = inode::Inode::FREE;
+    let free = (inode.partial_checksum(), inode.checksum());
+    (inode.generation, inode.version) = (1, 2);
+    assert_eq!(inode.partial_checksum(), free.0, "the bytes 16..256");
+    assert_ne!(inode.checksum(), free.1, "generation and version too");
+    inode.size = 1;
+    assert_ne!(inode.partial_checksum(), free.0);
+    inode.crc = inode.checksum();
+    assert!(inode.is_intact());
+
+    let mut state = superblock::RingState::new(1, 64);
+    assert!(state.is_valid());
+    state.reserved[5] = 1;
+    assert!(!state.is_valid(), "the bytes 4..64");
+}
