@@ -116,20 +116,19 @@ impl Running {
         }
     }
 
-    /// Reads lines up to one with this text in it; false when the program ends first.
-    fn says(&mut self, text: &str) -> bool {
-        let mut line = String::new();
-        while self
-            .output
-            .read_line(&mut line)
-            .is_ok_and(|count| count > 0)
-        {
-            if line.contains(text) {
-                return true;
+    /// Reads lines up to one with this text in it. When the program ends first, the error is what it said.
+    fn says(&mut self, text: &str) -> Result<(), String> {
+        let mut said = String::new();
+        loop {
+            let start = said.len();
+            match self.output.read_line(&mut said) {
+                Ok(count) if count > 0 => {}
+                _ => return Err(said),
             }
-            line.clear();
+            if said[start..].contains(text) {
+                return Ok(());
+            }
         }
-        false
     }
 }
 
@@ -182,7 +181,7 @@ fn sqlite_keeps_its_transactions() {
                 sqlite.input,
                 "BEGIN; {insert} {add} COMMIT; SELECT 'done {number}';"
             );
-            said.is_ok() && sqlite.says(&format!("done {number}"))
+            said.is_ok() && sqlite.says(&format!("done {number}")).is_ok()
         }
     };
     survive(25, 300, start, |_, mounted, _| {
@@ -316,10 +315,8 @@ impl Redis {
             "no",
         ]);
         let mut server = Running::new(&mut command);
-        assert!(
-            server.says(" to accept connections"),
-            "redis-server did not start"
-        );
+        let ready = server.says(" to accept connections");
+        ready.unwrap_or_else(|said| panic!("redis-server did not start: {said}"));
         Redis {
             _server: server,
             client: BufReader::new(UnixStream::connect(socket).unwrap()),

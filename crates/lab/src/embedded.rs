@@ -71,6 +71,15 @@ impl Embedded {
         Ok(())
     }
 
+    /// The library says that a directory cannot be linked since it is one; for the kernel it is not permitted.
+    fn link(&self, from: &str, to: &str) -> Result<()> {
+        let result = self.file_system.link_path(from, to).map_err(Errno::from);
+        result.map_err(|errno| match errno {
+            Errno(libc::EISDIR) => Errno(libc::EPERM),
+            other => other,
+        })
+    }
+
     fn set(&self, path: &str, change: SetAttributes) -> Result<()> {
         self.file_system.set_attributes_path(path, &change)?;
         Ok(())
@@ -172,7 +181,7 @@ impl System for Embedded {
                 permissions,
             } => self.make(path, *kind, *permissions)?,
             Symlink { target, path } => fs.symlink(target, path)?,
-            Link { from, to } => fs.link_path(from, to)?,
+            Link { from, to } => self.link(from, to)?,
             Unlink { path } => fs.remove_file(path)?,
             RemoveDirectory { path } => fs.remove_directory_at(path)?,
             Rename { from, to, mode } => fs.rename_path(from, to, *mode)?,

@@ -414,7 +414,8 @@ pub fn explore_all(
     defects: Defects,
 ) -> Result<Counts, String> {
     let length = prepared.image.len() as u64;
-    let batches: Vec<_> = workloads.chunks(BATCH).collect();
+    let batch = workloads.len().div_ceil(4 * WORKERS).min(BATCH_MAX);
+    let batches: Vec<_> = workloads.chunks(batch.max(1)).collect();
     in_parallel(batches.len(), |index| {
         let seed = bounds.seed + index as u64;
         let mut explorer = Explorer::new(length, Bounds { seed, ..bounds }, defects)?;
@@ -425,8 +426,8 @@ pub fn explore_all(
     })
 }
 
-/// Workloads that share an explorer.
-const BATCH: usize = 8;
+/// Most workloads that share an explorer.
+const BATCH_MAX: usize = 16;
 
 /// Does `work` for every index below `count`, on two threads, and adds up; ends at the first error.
 pub fn in_parallel(

@@ -10,6 +10,7 @@ use client::{FileKind, OpenFlags, RenameMode};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 
 use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
+use crate::runner::Subject;
 
 /// A directory of a mounted file system. Changes of owners need root; nobody else may use the directory.
 pub struct MountedSystem {
@@ -44,6 +45,8 @@ impl MountedSystem {
             }
         }
         fs::set_permissions(&root, fs::Permissions::from_mode(0o755))?;
+        let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+        std::os::unix::fs::chown(&root, Some(uid.as_raw()), Some(gid.as_raw()))?;
         let held = [const { None }; SLOTS];
         Ok(MountedSystem { root, held })
     }
@@ -181,10 +184,11 @@ fn kind_of(kind: fs::FileType) -> FileKind {
 fn read(file: &File, offset: u64, length: usize) -> Answer {
     let mut bytes = vec![0; length];
     let mut done = 0;
-    while done < length {
-        match file.read_at(&mut bytes[done..], offset + done as u64)? {
-            0 => break,
-            count => done += count,
+    loop {
+        let count = file.read_at(&mut bytes[done..], offset + done as u64)?;
+        done += count;
+        if count == 0 || done == length {
+            break;
         }
     }
     bytes.truncate(done);
@@ -248,6 +252,9 @@ impl System for MountedSystem {
         Ok(Outcome::Done)
     }
 }
+
+/// Whoever mounted the directory sees to restarts.
+impl Subject for MountedSystem {}
 
 impl MountedSystem {
     /// Operations on attributes and on files that are held.

@@ -142,6 +142,17 @@ impl Mix {
         }
     }
 
+    /// The same in few blocks: for small pools.
+    pub fn small_pieces() -> Mix {
+        Mix {
+            lengths: vec![1, 100, 4096, 8192, 12288],
+            offsets: vec![0, 4096, 100_000, 200_000],
+            blocks: 48,
+            size_max: 220_000,
+            ..Mix::pieces()
+        }
+    }
+
     /// Few names and small files: for small pools.
     pub fn small() -> Mix {
         Mix {

@@ -273,6 +273,40 @@ pub fn sample(length: usize, count: usize, seed: u64) -> Vec<Workload> {
     (0..count).map(|_| workload()).collect()
 }
 
+/// Bytes of a pool for [`preparation_of_many_extents`].
+pub const POOL_LENGTH_EXTENTS: u64 = 1408 << 10;
+
+/// A file `a` of more extents than one record frees.
+pub fn preparation_of_many_extents() -> Vec<Operation> {
+    let mut operations = vec![make("a", FileKind::Regular), make("b", FileKind::Regular)];
+    operations.extend((0..135).map(|block| write("a", block * 8192, 4096)));
+    operations
+}
+
+/// Operations that remove many extents, or lengthen the tree of them.
+pub fn many_extents() -> Vec<Workload> {
+    let hold = Operation::Hold {
+        path: "a".into(),
+        slot: 0,
+    };
+    let release = Operation::Release { slot: 0 };
+    let sequences = [
+        vec![unlink("a")],
+        vec![truncate("a", 0)],
+        vec![truncate("a", 20_000)],
+        vec![rename("b", "a", RenameMode::Replace)],
+        vec![hold, unlink("a"), release],
+        vec![write("a", 0, 65_536)],
+        vec![write("a", 5 * 8192 + 4096, 4096), truncate("a", 8192)],
+    ];
+    let workload = |operations| Workload {
+        operations,
+        explored_from: 0,
+        close: true,
+    };
+    sequences.into_iter().map(workload).collect()
+}
+
 /// Two operations on different files, for two threads: each of the first with each of the second.
 pub fn stages() -> [Vec<Operation>; 2] {
     let first = vec![

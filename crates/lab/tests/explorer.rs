@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use client::Geometry;
+use client::{FileKind, Geometry};
 use lab::explorer::{
     Bounds, Counts, Event, Explorer, Prepared, Workload, events, explore_all, in_parallel,
 };
@@ -36,8 +36,12 @@ fn in_pieces() -> Prepared {
 }
 
 fn explore(what: &str, workloads: &[Workload], bounds: Bounds) {
+    explore_on(&prepared(), what, workloads, bounds);
+}
+
+fn explore_on(prepared: &Prepared, what: &str, workloads: &[Workload], bounds: Bounds) {
     let start = Instant::now();
-    match explore_all(&prepared(), workloads, bounds, Defects::default()) {
+    match explore_all(prepared, workloads, bounds, Defects::default()) {
         Ok(counts) => tell(what, start, counts, bounds),
         Err(objection) => panic!("{what}: {objection}"),
     }
@@ -76,36 +80,119 @@ fn a_sample_of_three_operations() {
     explore("three operations", &sample, Bounds::default());
 }
 
-/// Wraps the ring several times, reuses blocks at once, and goes on after crashes.
-#[test]
-fn long_workloads() {
+/// Wraps the ring several times, and goes on after crashes.
+fn explore_long(what: &str, prepared: &Prepared, mix: &Mix, count: usize) {
     let bounds = Bounds {
         images: 6,
         fences_one_in: 7,
         deep_one_in: 60,
         ..Bounds::default()
     };
-    let (prepared, mix) = (prepared(), Mix::small());
     let start = Instant::now();
     let run = |seed, events: &[Event]| {
-        let mut explorer = Explorer::new(workloads::POOL_LENGTH, bounds, Defects::default())?;
-        let result = explorer.explore_events(&prepared, events);
-        result
-            .map(|()| explorer.counts())
-            .map_err(|objection| format!("seed {seed}: {objection}"))
+        let bounds = Bounds { seed, ..bounds };
+        let length = prepared.image().len() as u64;
+        let mut explorer = Explorer::new(length, bounds, Defects::default())?;
+        let result = explorer.explore_events(prepared, events);
+        result.map(|()| explorer.counts())
     };
-    let counts = in_parallel(12 * factor(), |index| {
+    let counts = in_parallel(count * factor(), |index| {
         let seed = index as u64;
-        let events = events(&prepared, seed, &mix, 4, 250);
+        let events = events(prepared, seed, mix, 4, 250);
         run(seed, &events).map_err(|objection| {
             let minimal = shrink(events, |events| run(seed, events).is_err());
-            format!("{objection}\nThese are enough: {minimal:#?}")
+            format!("seed {seed}: {objection}\nThese are enough: {minimal:#?}")
         })
     });
     match counts {
-        Ok(counts) => tell("long workloads", start, counts, bounds),
-        Err(objection) => panic!("{objection}"),
+        Ok(counts) => tell(what, start, counts, bounds),
+        Err(objection) => panic!("{what}: {objection}"),
     }
+}
+
+#[test]
+fn long_workloads() {
+    explore_long("long workloads", &prepared(), &Mix::small(), 16);
+}
+
+#[test]
+fn long_workloads_on_a_full_pool() {
+    explore_long("full pool", &in_pieces(), &Mix::small(), 8);
+}
+
+#[test]
+fn long_workloads_of_many_names() {
+    explore_long("many names", &prepared(), &Mix::names(), 8);
+}
+
+#[test]
+fn long_workloads_of_many_pieces() {
+    explore_long("many pieces", &prepared(), &Mix::small_pieces(), 8);
+}
+
+#[test]
+fn files_of_many_extents() {
+    let length = workloads::POOL_LENGTH_EXTENTS;
+    let operations = workloads::preparation_of_many_extents();
+    let prepared =
+        Prepared::new(length, &Geometry::small(), &operations).expect("the pool is prepared");
+    let bounds = Bounds {
+        images: 60 * factor(),
+        ..Bounds::default()
+    };
+    explore_on(
+        &prepared,
+        "many extents",
+        &workloads::many_extents(),
+        bounds,
+    );
+}
+
+/// Several groups, a longer ring, and writes of 1 MiB.
+#[test]
+fn large_pool() {
+    let geometry = Geometry {
+        ring_length: 2 << 20,
+        ..Geometry::small()
+    };
+    let mebibyte = 1 << 20;
+    let files = [
+        workloads::make("m", FileKind::Regular),
+        workloads::write("m", 0, mebibyte),
+    ];
+    let operations = [&workloads::preparation()[..], &files].concat();
+    let prepared = Prepared::new(8 << 20, &geometry, &operations).expect("the pool is prepared");
+    let writes = [
+        workloads::write("m", 0, mebibyte),
+        workloads::write("m", 5, mebibyte),
+        workloads::write("a", 4096, mebibyte),
+        workloads::append("b", mebibyte),
+        workloads::unlink("m"),
+    ];
+    let workload = |operation| Workload {
+        operations: vec![operation],
+        explored_from: 0,
+        close: false,
+    };
+    let workloads = writes.map(workload);
+    let bounds = Bounds {
+        images: 24 * factor(),
+        ..Bounds::default()
+    };
+    explore_on(&prepared, "large pool", &workloads, bounds);
+}
+
+#[test]
+fn without_data_checksums() {
+    let geometry = Geometry {
+        data_checksums: false,
+        ..Geometry::small()
+    };
+    let operations = workloads::preparation();
+    let prepared = Prepared::new(workloads::POOL_LENGTH, &geometry, &operations)
+        .expect("the pool is prepared");
+    let sample = workloads::sample(2, 150 * factor(), 2);
+    explore_on(&prepared, "no data checksums", &sample, Bounds::default());
 }
 
 /// Each of two operations is stopped at each of its fences while the other comes as far as its own.

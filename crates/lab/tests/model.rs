@@ -1,11 +1,13 @@
 //! Seeded random operations on pools and on the model.
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::thread;
 
 use client::Geometry;
+use lab::mounted::MountedSystem;
 use lab::pool::Pool;
 use lab::random::Mix;
 use lab::runner::run_seed;
@@ -87,4 +89,23 @@ fn large_rings() {
         ..geometry()
     };
     compare(&Mix::large(), 8 << 20, geometry);
+}
+
+/// The model is right if it is what the kernel's own file system in memory is.
+#[test]
+fn the_model_is_like_tmpfs() {
+    if !rustix::process::geteuid().is_root() {
+        println!("only root can change owners: not compared");
+        return;
+    }
+    let root = PathBuf::from(format!("/dev/shm/tako-lab-{}", std::process::id()));
+    std::fs::create_dir_all(&root).expect("a directory is made");
+    let make =
+        |_: &Arc<AtomicI64>| MountedSystem::empty(root.clone()).map_err(|error| error.to_string());
+    for seed in 0..seeds() / 4 {
+        if let Err(failure) = run_seed(seed, &Mix::mounted(), OPERATIONS, make) {
+            panic!("{failure}");
+        }
+    }
+    std::fs::remove_dir_all(&root).expect("the directory is removed");
 }

@@ -292,7 +292,7 @@ impl Allocator {
     fn preferred_group(&self) -> usize {
         let thread = PREFERRED.with(Cell::get) as u32;
         // Bit reversal puts the second thread in the middle, the next two in the quarters, …
-        (u64::from(thread.reverse_bits()) * self.groups.len() as u64 >> 32) as usize
+        ((u64::from(thread.reverse_bits()) * self.groups.len() as u64) >> 32) as usize
     }
 
     /// Takes a run of at most `want` blocks, at `goal` if that is free. With `reserve`, from the last blocks too.

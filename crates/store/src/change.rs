@@ -15,7 +15,7 @@ use crate::checksum::crc32c;
 use crate::defects::Defects;
 use crate::error::Result;
 use crate::image::{Block, Image};
-use crate::in_flight::Place;
+use crate::in_flight::{Entered, Place};
 use crate::layout::group::Map;
 use crate::layout::inode::Inode;
 use crate::layout::record::{ALIGN, HEADER, Kind, OPERATION, Operation, encode};
@@ -390,7 +390,7 @@ impl<'s> Change<'s> {
     }
 
     /// Changes the bitmaps, completes the record and gets its place in the order.
-    fn sequence(&mut self) -> (Place, u32) {
+    fn sequence(&mut self, entered: Entered) -> (Place, u32) {
         let Parts {
             taken,
             freed,
@@ -398,7 +398,7 @@ impl<'s> Change<'s> {
             ..
         } = &mut *self.parts;
         if taken.is_empty() && freed.is_empty() && inode_bits.is_empty() {
-            return self.place();
+            return self.place(entered);
         }
         let (allocator, image) = (&self.shared.allocator, &self.shared.image);
         let block_groups = taken
@@ -438,15 +438,15 @@ impl<'s> Change<'s> {
             self.parts.encode(Kind::Line, target, 64, 0, &line);
         }
         // The place is taken while the groups are locked: the lines are right only in this order.
-        self.place()
+        self.place(entered)
     }
 
-    fn place(&mut self) -> (Place, u32) {
+    fn place(&mut self, entered: Entered) -> (Place, u32) {
         let record = &mut self.parts.record;
         record.resize(record.len().next_multiple_of(ALIGN), 0);
         let crc = crc32c(&record[HEADER..]);
         let length = record.len() + self.block_count * BLOCK;
-        (self.shared.ring.reserve(length), crc)
+        (self.shared.ring.reserve(entered, length), crc)
     }
 
     /// Longest record that the ring takes, less what the bitmap lines may need.
@@ -467,7 +467,7 @@ impl<'s> Change<'s> {
                 shared.allocator.give_back(*run);
             }
         }
-        let (place, crc) = self.sequence();
+        let (place, crc) = self.sequence(shared.ring.enter());
         if shared.defects.apply_before_commit {
             self.apply(place.number);
         }

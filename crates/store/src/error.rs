@@ -30,7 +30,7 @@ pub enum Error {
     /// An inode can have 65 000 links.
     #[error("the file has the largest number of links already")]
     TooManyLinks,
-    /// Offsets end at 2^63 - 1.
+    /// Files end at 2^62 bytes.
     #[error("the file would be larger than 2^62 bytes")]
     FileTooLarge,
     /// An argument that no operation takes.

@@ -39,6 +39,13 @@ struct Lane {
     bound: AtomicU64,
 }
 
+/// A lane that was taken for a record to come.
+#[derive(Clone, Copy, Debug)]
+pub struct Entered {
+    lane: usize,
+    bound: u64,
+}
+
 /// A reserved place in the order.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
@@ -82,11 +89,32 @@ impl InFlight {
         self.next.load(Ordering::Acquire)
     }
 
-    /// Takes the next place in the order.
+    /// Takes a free lane: the thread's own, unless more threads append than there are lanes.
     #[inline]
-    pub fn reserve(&self, length: usize) -> Place {
-        let index = self.take_lane();
-        let lane = &self.lanes[index];
+    pub fn enter(&self) -> Entered {
+        let mut lane = PREFERRED.get();
+        loop {
+            let Lane {
+                unapplied, bound, ..
+            } = &self.lanes[lane];
+            let bound = bound.load(Ordering::Relaxed);
+            let taken =
+                unapplied.compare_exchange(IDLE, bound, Ordering::SeqCst, Ordering::Relaxed);
+            if taken.is_ok() {
+                if lane >= self.used.load(Ordering::Relaxed) {
+                    self.used.fetch_max(lane + 1, Ordering::SeqCst);
+                }
+                return Entered { lane, bound };
+            }
+            lane = (lane + 1) % LANES;
+        }
+    }
+
+    /// Takes the next place in the order. Never waits.
+    #[inline]
+    pub fn reserve(&self, entered: Entered, length: usize) -> Place {
+        let lane = &self.lanes[entered.lane];
+        lane.unpersisted.store(entered.bound, Ordering::SeqCst);
         let number = self.next.fetch_add(length as u64, Ordering::SeqCst);
         let end = number + length as u64;
         lane.unpersisted.store(number, Ordering::Release);
@@ -95,28 +123,7 @@ impl InFlight {
         Place {
             number,
             end,
-            lane: index,
-        }
-    }
-
-    /// Takes a free lane: the thread's own, unless more threads append than there are lanes.
-    #[inline]
-    fn take_lane(&self) -> usize {
-        let mut index = PREFERRED.get();
-        loop {
-            let lane = &self.lanes[index];
-            let bound = lane.bound.load(Ordering::Relaxed);
-            let taken =
-                lane.unapplied
-                    .compare_exchange(IDLE, bound, Ordering::SeqCst, Ordering::Relaxed);
-            if taken.is_ok() {
-                lane.unpersisted.store(bound, Ordering::SeqCst);
-                if index >= self.used.load(Ordering::Relaxed) {
-                    self.used.fetch_max(index + 1, Ordering::SeqCst);
-                }
-                return index;
-            }
-            index = (index + 1) % LANES;
+            lane: entered.lane,
         }
     }
 
@@ -176,10 +183,10 @@ mod tests {
     #[test]
     fn a_record_waits_for_those_before_it() {
         let in_flight = InFlight::new(640);
-        let first = in_flight.reserve(64);
+        let first = in_flight.reserve(in_flight.enter(), 64);
         std::thread::scope(|scope| {
             let second = scope.spawn(|| {
-                let place = in_flight.reserve(128);
+                let place = in_flight.reserve(in_flight.enter(), 128);
                 in_flight.persisted(place);
                 let first_was_persistent = in_flight.lanes[first.lane]
                     .unpersisted

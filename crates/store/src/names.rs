@@ -93,7 +93,7 @@ impl<'a> LockedSet<'a> {
             .expect("the inode was locked")
     }
 
-    fn new(&mut self, number: u64) -> &mut Inode {
+    fn inode(&mut self, number: u64) -> &mut Inode {
         &mut self.get(number).new
     }
 
@@ -312,7 +312,7 @@ impl Store {
             return Err(Error::Exists);
         }
         let now = self.now_ns();
-        let inode = set.new(node.number());
+        let inode = set.inode(node.number());
         match inode.links {
             _ if inode.is_directory() => return Err(Error::IsADirectory),
             0 => return Err(Error::NotFound),
@@ -322,7 +322,7 @@ impl Store {
         inode.changed_ns = now;
         let target = target_of(node.number(), inode);
         let mut change = Change::new(&self.shared);
-        let parent = set.new(directory.number());
+        let parent = set.inode(directory.number());
         if parent.links == 0 {
             return Err(Error::NotFound);
         }
@@ -353,7 +353,7 @@ impl Store {
             let node = self.lookup(directory, name)?;
             let mut set = LockedSet::lock(&[directory, &node]);
             let mut change = Change::with_reserve(&self.shared);
-            let parent = set.new(directory.number());
+            let parent = set.inode(directory.number());
             let removed =
                 Self::writer(&mut change, directory.number(), parent).remove(hash, name)?;
             if removed.map(|target| target.number) != Some(node.number()) {
@@ -361,12 +361,12 @@ impl Store {
             }
             check_removable(&set.get(node.number()).state, is_directory)?;
             let now = self.now_ns();
-            let parent = set.new(directory.number());
+            let parent = set.inode(directory.number());
             (parent.modified_ns, parent.changed_ns) = (now, now);
             if is_directory {
                 add_links(parent, -1);
             }
-            let unfinished = self.drop_link(&mut change, &node, set.new(node.number()), now)?;
+            let unfinished = self.drop_link(&mut change, &node, set.inode(node.number()), now)?;
             set.commit(change);
             let state = &mut set.get(node.number()).state;
             if state.mode == 0 {
@@ -542,7 +542,7 @@ impl Rename<'_> {
     fn replace(&self, mut set: LockedSet<'_>) -> Result<()> {
         let (store, now) = (self.store, self.store.now_ns());
         let (hash, new_hash) = (store.hash(self.name), store.hash(self.new_name));
-        let source = *set.new(self.source.number());
+        let source = *set.inode(self.source.number());
         let moves_directory = source.is_directory();
         if set.get(self.to.number()).state.links == 0 {
             return Err(Error::NotFound);
@@ -552,8 +552,8 @@ impl Rename<'_> {
         let entry = target_of(self.source.number(), &source);
         if let Some(target) = self.target {
             check_removable(&set.get(target.number()).state, moves_directory)?;
-            unfinished = store.drop_link(&mut change, target, set.new(target.number()), now)?;
-            let to = set.new(self.to.number());
+            unfinished = store.drop_link(&mut change, target, set.inode(target.number()), now)?;
+            let to = set.inode(self.to.number());
             Store::writer(&mut change, self.to.number(), to).redirect(
                 new_hash,
                 self.new_name,
@@ -561,19 +561,19 @@ impl Rename<'_> {
             )?;
             add_links(to, -i32::from(moves_directory));
         } else {
-            let to = set.new(self.to.number());
+            let to = set.inode(self.to.number());
             Store::writer(&mut change, self.to.number(), to).insert(
                 new_hash,
                 self.new_name,
                 entry,
             )?;
         }
-        let from = set.new(self.from.number());
+        let from = set.inode(self.from.number());
         Store::writer(&mut change, self.from.number(), from).remove(hash, self.name)?;
         if moves_directory {
-            add_links(set.new(self.from.number()), -1);
-            add_links(set.new(self.to.number()), 1);
-            set.new(self.source.number()).parent = self.to.number();
+            add_links(set.inode(self.from.number()), -1);
+            add_links(set.inode(self.to.number()), 1);
+            set.inode(self.source.number()).parent = self.to.number();
         }
         self.touch(&mut set, now);
         set.commit(change);
@@ -591,14 +591,16 @@ impl Rename<'_> {
     fn exchange(&self, mut set: LockedSet<'_>, target: &Arc<Node>) -> Result<()> {
         let (store, now) = (self.store, self.store.now_ns());
         let mut change = Change::with_reserve(&store.shared);
-        let (source_inode, target_inode) =
-            (*set.new(self.source.number()), *set.new(target.number()));
+        let (source_inode, target_inode) = (
+            *set.inode(self.source.number()),
+            *set.inode(target.number()),
+        );
         for (directory, name, node, inode) in [
             (self.from, self.name, target, &target_inode),
             (self.to, self.new_name, self.source, &source_inode),
         ] {
             let entry = target_of(node.number(), inode);
-            let parent = set.new(directory.number());
+            let parent = set.inode(directory.number());
             Store::writer(&mut change, directory.number(), parent).redirect(
                 store.hash(name),
                 name,
@@ -606,18 +608,18 @@ impl Rename<'_> {
             )?;
             add_links(parent, i32::from(inode.is_directory()));
             if inode.is_directory() {
-                set.new(node.number()).parent = directory.number();
+                set.inode(node.number()).parent = directory.number();
             }
         }
         add_links(
-            set.new(self.from.number()),
+            set.inode(self.from.number()),
             -i32::from(source_inode.is_directory()),
         );
         add_links(
-            set.new(self.to.number()),
+            set.inode(self.to.number()),
             -i32::from(target_inode.is_directory()),
         );
-        set.new(target.number()).changed_ns = now;
+        set.inode(target.number()).changed_ns = now;
         self.touch(&mut set, now);
         set.commit(change);
         Ok(())
@@ -625,10 +627,10 @@ impl Rename<'_> {
 
     fn touch(&self, set: &mut LockedSet<'_>, now_ns: i64) {
         for directory in [self.from, self.to] {
-            let inode = set.new(directory.number());
+            let inode = set.inode(directory.number());
             (inode.modified_ns, inode.changed_ns) = (now_ns, now_ns);
         }
-        set.new(self.source.number()).changed_ns = now_ns;
+        set.inode(self.source.number()).changed_ns = now_ns;
     }
 }
 

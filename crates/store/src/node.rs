@@ -41,13 +41,16 @@ impl Node {
     }
 }
 
+/// A part of the table, by number.
+type Shard = HashMap<u64, Arc<Node>>;
+
 const SHARDS: usize = 64;
 /// Nodes in a shard before those that nobody uses are dropped.
 const SHARD_NODES_MAX: usize = 512;
 
 /// Finds live inodes, and makes inodes of the image live.
 pub struct NodeTable {
-    shards: Box<[Mutex<HashMap<u64, Arc<Node>>>]>,
+    shards: Box<[Mutex<Shard>]>,
 }
 
 impl NodeTable {
@@ -57,7 +60,7 @@ impl NodeTable {
         }
     }
 
-    fn shard(&self, number: u64) -> &Mutex<HashMap<u64, Arc<Node>>> {
+    fn shard(&self, number: u64) -> &Mutex<Shard> {
         &self.shards[number as usize % SHARDS]
     }
 
@@ -104,7 +107,7 @@ impl NodeTable {
     }
 }
 
-fn insert(shard: &mut HashMap<u64, Arc<Node>>, node: Arc<Node>) {
+fn insert(shard: &mut Shard, node: Arc<Node>) {
     if shard.len() >= SHARD_NODES_MAX && shard.len().is_power_of_two() {
         // Holds are counted in the node: one that is held must stay the one that everybody finds.
         shard.retain(|_, node| Arc::strong_count(node) > 1 || node.is_held());

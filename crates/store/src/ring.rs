@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::BLOCK;
 use crate::defects::Defects;
 use crate::image::Image;
-use crate::in_flight::{Contended, InFlight, Place, pause};
+use crate::in_flight::{Contended, Entered, InFlight, Place, pause};
 use crate::layout::record::{ALIGN, HEADER, MAGIC, OPERATION, RecordHeader, is_intact, parse_head};
 use crate::layout::superblock::{RING_STATES, RingState, Superblock};
 
@@ -76,10 +76,16 @@ impl Ring {
         self.in_flight.next() - self.start.load(Ordering::Relaxed)
     }
 
+    /// Begins an append. This may wait for other threads to end theirs, so no lock of the allocator may be held.
+    #[inline]
+    pub fn enter(&self) -> Entered {
+        self.in_flight.enter()
+    }
+
     /// Takes the next place in the order. This never waits, so it can be done under any lock.
     #[inline]
-    pub fn reserve(&self, length: usize) -> Place {
-        self.in_flight.reserve(length)
+    pub fn reserve(&self, entered: Entered, length: usize) -> Place {
+        self.in_flight.reserve(entered, length)
     }
 
     /// Writes a record to its place and returns once it and all before it are persistent. `record` is the header, still
@@ -222,7 +228,7 @@ impl Ring {
         let ahead = (position + 4 * u64::from(header.length)) & (self.length - 1);
         self.region.prefetch(self.offset + ahead);
         self.region
-            .prefetch(self.offset + (ahead + 64 & self.length - 1));
+            .prefetch(self.offset + ((ahead + 64) & (self.length - 1)));
         let operations_end = position + u64::from(header.checked);
         let mut at = position + HEADER as u64;
         while at + OPERATION as u64 <= operations_end && !self.defects.reclaim_without_flush {

@@ -96,7 +96,7 @@ impl Model {
             return Err(Errno(libc::EEXIST));
         }
         if self.is_directory(number) {
-            return Err(Errno(libc::EISDIR));
+            return Err(Errno(libc::EPERM));
         }
         self.inode_mut(number).facts.links += 1;
         self.enter(&place, number)
