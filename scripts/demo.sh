@@ -195,7 +195,7 @@ ask_redis() {
 start_redis() {
     mkdir -p "$1/redis"
     redis-server --port 0 --unixsocket "$work/redis.socket" --dir "$1/redis" --save '' --appendonly yes \
-        --appendfsync always --aof-load-truncated no >"$work/redis.log" 2>&1 &
+        --appendfsync always >"$work/redis.log" 2>&1 &
     jobs+=($!)
     local tries
     for tries in {1..200}; do

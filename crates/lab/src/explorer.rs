@@ -6,6 +6,7 @@
 //! model after all finished operations, or also that after the one that was under way. See [`Inspector`] for what
 //! else is done with an image.
 
+mod format;
 mod inspector;
 mod together;
 
@@ -19,6 +20,7 @@ use client::Geometry;
 use pmem::{Fault, Moment, Region, Simulation};
 use store::Defects;
 
+pub use format::explore_format;
 pub use inspector::{Inspector, guarded};
 pub use together::Duet;
 
@@ -195,7 +197,12 @@ impl Recorder {
 impl Recording {
     fn see(&self, moment: &Moment) {
         let one_in = self.one_in.load(Ordering::Relaxed);
-        if one_in > 0 && self.seen.fetch_add(1, Ordering::Relaxed) % one_in == 0 {
+        if one_in > 0
+            && self
+                .seen
+                .fetch_add(1, Ordering::Relaxed)
+                .is_multiple_of(one_in)
+        {
             let mut moments = self.moments.lock().unwrap_or_else(PoisonError::into_inner);
             moments.push(moment.clone());
         }

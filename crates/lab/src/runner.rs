@@ -59,7 +59,7 @@ pub fn steps(seed: u64, mix: &Mix, count: usize) -> Vec<Step> {
     for index in 1..=count {
         steps.push(Step::Do(generator.operation()));
         if index % 400 == 0 {
-            let orderly = generator.number() % 2 == 0;
+            let orderly = generator.number().is_multiple_of(2);
             steps.push(Step::Restart { orderly });
         } else if index % 50 == 0 {
             steps.push(Step::Compare);

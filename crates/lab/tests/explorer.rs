@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use client::{FileKind, Geometry};
 use lab::explorer::{
-    Bounds, Counts, Event, Explorer, Prepared, Workload, events, explore_all, in_parallel,
+    Bounds, Counts, Event, Explorer, Prepared, Workload, events, explore_all, explore_format,
+    in_parallel,
 };
 use lab::operation::Operation;
 use lab::random::Mix;
@@ -245,6 +246,19 @@ fn two_busy_threads() {
     });
     match counts {
         Ok(counts) => tell("two busy threads", start, counts, bounds),
+        Err(objection) => panic!("{objection}"),
+    }
+}
+
+#[test]
+fn making_a_pool() {
+    let bounds = Bounds {
+        images: 300 * factor(),
+        ..Bounds::default()
+    };
+    let start = Instant::now();
+    match explore_format(&prepared(), &Geometry::small(), bounds) {
+        Ok(counts) => tell("making a pool", start, counts, bounds),
         Err(objection) => panic!("{objection}"),
     }
 }
