@@ -177,3 +177,38 @@ pub fn run_seed<S: Subject>(
         minimal.len()
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shrinking_leaves_what_matters() {
+        let fails = |steps: &[u32]| steps.contains(&17) && steps.contains(&60);
+        assert_eq!(shrink((0..100).collect(), fails), [17, 60]);
+        assert_eq!(shrink(vec![1, 2], |_| true), []);
+    }
+
+    #[test]
+    fn a_wrong_system_is_reported_with_the_steps_it_takes() {
+        /// Forgets that symbolic links have targets.
+        struct Wrong(Model);
+
+        impl System for Wrong {
+            fn apply(&mut self, operation: &Operation) -> Answer {
+                match operation {
+                    Operation::ReadLink { .. } => Ok(Outcome::Bytes(Vec::new())),
+                    other => self.0.apply(other),
+                }
+            }
+        }
+
+        impl Subject for Wrong {}
+
+        let make = |clock: &Arc<AtomicI64>| Ok(Wrong(Model::new(clock.clone())));
+        let failure = run_seed(1, &Mix::usual(), 500, make).expect_err("the system is wrong");
+        assert!(failure.starts_with("seed 1 fails"), "{failure}");
+        let few = ["1 steps are enough", "2 steps are enough"];
+        assert!(few.iter().any(|few| failure.contains(few)), "{failure}");
+    }
+}

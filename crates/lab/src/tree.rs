@@ -199,3 +199,42 @@ impl<S: System> Reader<'_, S> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicI64;
+
+    use super::*;
+    use crate::model::Model;
+    use crate::operation::At;
+
+    #[test]
+    fn a_difference_says_where_it_is() {
+        let clock = Arc::new(AtomicI64::new(5));
+        let mut model = Model::new(clock);
+        let open = Operation::Make {
+            path: "a".into(),
+            kind: FileKind::Regular,
+            permissions: 0o600,
+        };
+        let write = |fill| Operation::Write {
+            path: "a".into(),
+            at: At::Offset(0),
+            length: 20,
+            fill,
+        };
+        let empty = model.tree();
+        let mut one = model.clone();
+        for operation in [&open, &write(1)] {
+            one.apply(operation).expect("the operation succeeds");
+            model.apply(operation).expect("the operation succeeds");
+        }
+        assert_eq!(one.tree().difference("one", &model.tree(), "other"), None);
+        assert_eq!(snapshot(&mut one).expect("it can be read"), model.tree());
+        let missing = one.tree().difference("one", &empty, "other");
+        assert!(missing.is_some_and(|text| text.contains("/a is only in one")));
+        model.apply(&write(2)).expect("the operation succeeds");
+        let changed = one.tree().difference("one", &model.tree(), "other");
+        assert!(changed.is_some_and(|text| text.contains("/a has 20 different bytes of 20")));
+    }
+}

@@ -69,7 +69,7 @@ fn every_single_operation() {
 #[test]
 fn every_pair_of_operations() {
     let bounds = Bounds {
-        images: 24 * factor(),
+        images: 32 * factor(),
         ..Bounds::default()
     };
     explore("two operations", &workloads::pairs(), bounds);
@@ -77,7 +77,7 @@ fn every_pair_of_operations() {
 
 #[test]
 fn a_sample_of_three_operations() {
-    let sample = workloads::sample(3, 1000 * factor(), 3);
+    let sample = workloads::sample(3, 2000 * factor(), 3);
     explore("three operations", &sample, Bounds::default());
 }
 
@@ -113,7 +113,7 @@ fn explore_long(what: &str, prepared: &Prepared, mix: &Mix, count: usize) {
 
 #[test]
 fn long_workloads() {
-    explore_long("long workloads", &prepared(), &Mix::small(), 16);
+    explore_long("long workloads", &prepared(), &Mix::small(), 24);
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn two_busy_threads() {
         ..Bounds::default()
     };
     let (start, prepared) = (Instant::now(), prepared());
-    let counts = in_parallel(60 * factor(), |index| {
+    let counts = in_parallel(100 * factor(), |index| {
         let seed = index as u64;
         let bounds = Bounds { seed, ..bounds };
         let mut explorer = Explorer::new(workloads::POOL_LENGTH, bounds, Defects::default())?;

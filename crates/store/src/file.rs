@@ -41,9 +41,9 @@ const BY_VALUE_MAX: usize = 8192;
 /// Extents that one record frees at most, so that others wait for short times only.
 const EXTENTS_PER_RECORD: usize = 128;
 
-/// Bytes that are copied in one go and then checked: long enough for the processor to read ahead across pages, short
-/// enough for the copy to be in the cache still.
-const STRETCH: usize = 64 << 10;
+/// Bytes that are copied in one go and then checked: copying and checking by turns keeps the processor from reading
+/// ahead, and so much still fits the second-level cache.
+const STRETCH: usize = 1 << 20;
 
 const BLOCK_U64: u64 = BLOCK as u64;
 static ZEROS: [u8; BLOCK] = [0; BLOCK];

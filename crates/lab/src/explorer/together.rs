@@ -118,7 +118,8 @@ impl Explorer {
             let (progress, seen, fences) = (progress.clone(), seen.clone(), AtomicU64::new(0));
             let one_in = self.inspector.bounds.fences_one_in;
             move |moment: &Moment| {
-                if fences.fetch_add(1, Ordering::Relaxed) % one_in == 0 {
+                let number = fences.fetch_add(1, Ordering::Relaxed);
+                if number.is_multiple_of(one_in) {
                     lock(&seen).push(progress.see(moment.clone()));
                 }
             }
