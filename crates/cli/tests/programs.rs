@@ -257,7 +257,7 @@ fn git_keeps_its_commits() {
         assert_eq!(log.lines().collect::<Vec<_>>(), expected);
         succeed(git(&repository).args(["reset", "-q", "--hard"]));
         assert_eq!(
-            succeed(git(&repository).args(["status", "--porcelain"])),
+            succeed(git(&repository).args(["status", "--porcelain", "-uno"])),
             ""
         );
         for number in last.saturating_sub(9).max(1)..=last {
