@@ -10,8 +10,8 @@ use lab::operation::Operation;
 use lab::random::Mix;
 use lab::workloads::{POOL_LENGTH, append, make, preparation, preparation_in_pieces, rename};
 use lab::workloads::{unlink, write};
-use pmem::Fault;
-use store::Defects;
+use pmem::{Fault, Simulation};
+use store::{BLOCK, Defects, NewInode, Options, Store, WriteAt};
 
 type Result = std::result::Result<Counts, String>;
 
@@ -161,6 +161,64 @@ fn ring_space_before_its_image_lines() {
         ..Defects::default()
     };
     expect_objection(defects, wrap_the_ring);
+}
+
+/// One thread overwrites a block and rests; another one's records take the ring space of that.
+fn wrap_past_a_resting_thread(defects: Defects) -> Result {
+    let simulation = Simulation::new(POOL_LENGTH);
+    let open = |region| {
+        let options = Options {
+            defects,
+            ..Options::default()
+        };
+        Store::open(region, options).map_err(|error| error.to_string())
+    };
+    let at = WriteAt::Offset;
+    let failed = |error: store::Error| error.to_string();
+    Store::format(&simulation.region(), &Geometry::small()).map_err(failed)?;
+    let store = open(simulation.region())?;
+    let root = store.root().map_err(failed)?;
+    let new = NewInode {
+        kind: FileKind::Regular,
+        permissions: 0o600,
+        uid: 0,
+        gid: 0,
+        device: 0,
+        target: b"",
+    };
+    let [block, small] = [b"block", b"small"].map(|name| store.create(&root, name, &new));
+    let (block, small) = (block.map_err(failed)?, small.map_err(failed)?);
+    store.write(&block, at(0), &[1; BLOCK]).map_err(failed)?;
+    let overwrite = || store.write(&block, at(0), &[2; BLOCK]);
+    std::thread::scope(|scope| scope.spawn(overwrite).join())
+        .expect("the thread ends")
+        .map_err(failed)?;
+    for round in 0..500u32 {
+        let data = round.to_le_bytes();
+        store.write(&small, at(0), &data).map_err(failed)?;
+    }
+    let mut counts = Counts::default();
+    for image in simulation.moment().images(50, 1) {
+        counts.images += 1;
+        let store = open(Simulation::from_image(image).region())?;
+        let node = store.node(block.number()).map_err(failed)?;
+        let mut found = [0; BLOCK];
+        store.read(&node, 0, &mut found).map_err(failed)?;
+        if found != [2; BLOCK] {
+            return Err("an overwrite that was answered is lost".to_string());
+        }
+    }
+    Ok(counts)
+}
+
+#[test]
+fn ring_space_before_a_resting_threads_stores() {
+    let reclaim_unfenced = true;
+    let defects = Defects {
+        reclaim_unfenced,
+        ..Defects::default()
+    };
+    expect_objection(defects, wrap_past_a_resting_thread);
 }
 
 #[test]

@@ -156,7 +156,7 @@ impl Store {
         new.gid = set.gid.unwrap_or(old.gid);
         new.accessed_ns = set.accessed_ns.unwrap_or(old.accessed_ns);
         new.modified_ns = set.modified_ns.unwrap_or(new.modified_ns);
-        change.inode_from(node.number(), &old, &new);
+        change.inode_from(node.number(), &old, &mut new);
         *state = new;
         state.version = change.commit();
         if unfinished {

@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::image::{Block, Image};
 use crate::in_flight::{Entered, Place};
 use crate::layout::group::Map;
-use crate::layout::inode::Inode;
+use crate::layout::inode::{FIRST_LINE, Inode};
 use crate::layout::record::{ALIGN, HEADER, Kind, OPERATION, Operation, encode};
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
 use crate::ring::Ring;
@@ -79,19 +79,39 @@ struct Placed {
     payload: Range<usize>,
 }
 
+impl Placed {
+    /// The operation in this record, a block's without its payload.
+    #[inline]
+    fn operation<'a>(&self, record: &'a [u8]) -> Operation<'a> {
+        Operation {
+            kind: self.kind,
+            target: self.target,
+            length: self.length,
+            crc: self.crc,
+            payload: &record[self.payload.clone()],
+        }
+    }
+}
+
 impl Parts {
     #[inline]
     fn encode(&mut self, kind: Kind, target: u64, length: u32, crc: u32, payload: &[u8]) {
         let at = self.record.len() + OPERATION;
-        let payload_range = at..at + payload.len();
         self.operations.push(Placed {
             kind,
             target,
             length,
             crc,
-            payload: payload_range,
+            payload: at..at + payload.len(),
         });
-        encode(&mut self.record, kind, target, length, crc, payload);
+        let operation = Operation {
+            kind,
+            target,
+            length,
+            crc,
+            payload,
+        };
+        encode(&mut self.record, &operation);
     }
 }
 
@@ -210,10 +230,13 @@ impl<'s> Change<'s> {
         );
     }
 
-    /// The first `length` bytes (64, 128 or 256) of an inode; the version is set when the record has its number.
+    /// The first `length` bytes (64, 128 or 256) of an inode, whose `rest_crc` is made right if they hold it. Its version
+    /// and checksum are set when the record has its number.
     #[inline]
-    pub fn inode(&mut self, number: u64, inode: &Inode, length: usize) {
-        let at = self.parts.record.len() + OPERATION;
+    pub fn inode(&mut self, number: u64, inode: &mut Inode, length: usize) {
+        if length > FIRST_LINE {
+            inode.rest_crc = inode.rest_checksum();
+        }
         let target = self.shared.image.layout.inode(number);
         self.parts.encode(
             Kind::Inode,
@@ -222,17 +245,16 @@ impl<'s> Change<'s> {
             0,
             &inode.as_bytes()[..length],
         );
-        self.parts.record[at..at + 4].copy_from_slice(&inode.partial_checksum().to_le_bytes());
     }
 
     /// As much of an inode, from its start, as differs from what it was.
     #[inline]
-    pub fn inode_from(&mut self, number: u64, old: &Inode, new: &Inode) {
+    pub fn inode_from(&mut self, number: u64, old: &Inode, new: &mut Inode) {
         let (old, bytes) = (old.as_bytes(), new.as_bytes());
-        let length = [128, 64]
+        let length = [128, FIRST_LINE]
             .into_iter()
             .find(|at| old[*at..] != bytes[*at..])
-            .map_or(64, |at| at * 2);
+            .map_or(FIRST_LINE, |at| at * 2);
         self.inode(number, new, length);
     }
 
@@ -444,8 +466,8 @@ impl<'s> Change<'s> {
     fn place(&mut self, entered: Entered) -> (Place, u32) {
         let record = &mut self.parts.record;
         record.resize(record.len().next_multiple_of(ALIGN), 0);
-        let crc = crc32c(&record[HEADER..]);
         let length = record.len() + self.block_count * BLOCK;
+        let crc = self.shared.ring.head(record, length);
         (self.shared.ring.reserve(entered, length), crc)
     }
 
@@ -468,6 +490,7 @@ impl<'s> Change<'s> {
             }
         }
         let (place, crc) = self.sequence(shared.ring.enter());
+        self.stamp_inodes(place.number);
         if shared.defects.apply_before_commit {
             self.apply(place.number);
         }
@@ -492,33 +515,35 @@ impl<'s> Change<'s> {
         place.number
     }
 
+    /// Computes the inodes' checksums: after the fence, reading what was written before it would wait for it.
+    fn stamp_inodes(&mut self, number: u64) {
+        let Parts {
+            record, operations, ..
+        } = &mut *self.parts;
+        for placed in operations {
+            if placed.kind == Kind::Inode {
+                let operation = placed.operation(record);
+                placed.crc = self.shared.image.inode_crc(&operation, number);
+            }
+        }
+    }
+
     fn apply(&self, number: u64) {
         let Shared {
             image, allocator, ..
         } = self.shared;
         let mut blocks = self.blocks.iter();
         for placed in &self.parts.operations {
-            let Placed {
-                kind,
-                target,
-                length,
-                crc,
-                ref payload,
-            } = *placed;
-            let payload = match kind {
-                Kind::Block => blocks.next().expect("each block operation has its block"),
-                _ => &self.parts.record[payload.clone()],
-            };
-            let operation = Operation {
-                kind,
-                target,
-                length,
-                crc,
-                payload,
-            };
-            match kind {
+            let mut operation = placed.operation(&self.parts.record);
+            match operation.kind {
                 Kind::Line => allocator.apply_line(image, &operation, number),
-                _ => image.apply(&operation, number),
+                kind => {
+                    if kind == Kind::Block {
+                        operation.payload =
+                            blocks.next().expect("each block operation has its block");
+                    }
+                    image.apply(&operation, number);
+                }
             }
         }
     }

@@ -17,6 +17,8 @@ pub struct Defects {
     pub skip_epoch_check: bool,
     /// Ring space is reused although the image lines of its records were not flushed.
     pub reclaim_without_flush: bool,
+    /// Ring space is reused although another thread's stores around the caches may not have arrived.
+    pub reclaim_unfenced: bool,
     /// Blocks freed by a record can be filled before that record is persistent.
     pub reuse_before_commit: bool,
     /// Recovery writes old data over blocks that a later record names by reference.

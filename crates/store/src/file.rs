@@ -4,13 +4,15 @@
 //! that are persistent before the record that names them: what a reader or a crash sees is the old or the new data.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::allocator::Run;
 use crate::change::{BLOCKS_MAX, Change};
 use crate::checksum::{crc32c, in_zeros, replace};
 use crate::error::{Error, Result};
-use crate::layout::inode::Inode;
+use crate::layout::inode::{FIRST_LINE, INODE, Inode};
 use crate::node::Node;
+use crate::overwrite::PART_MAX;
 use crate::store::Store;
 use crate::tree::{Lookup, Tree};
 use crate::{ATOMIC_WRITE_MAX, BLOCK};
@@ -129,6 +131,7 @@ impl Store {
 
     /// Writes. Up to 1 MiB it is one change: whole or not at all, and persistent on return. More is done in pieces.
     pub fn write(&self, node: &Node, at: WriteAt, data: &[u8]) -> Result<Written> {
+        let whole_crc = self.prepare_overwrite(node, at, data);
         let mut state = node.state.write();
         check_regular(&state)?;
         let offset = match at {
@@ -141,6 +144,12 @@ impl Store {
         {
             return Err(Error::FileTooLarge);
         }
+        if self.overwrite(node, &mut state, offset, data, whole_crc)? {
+            return Ok(Written {
+                offset,
+                length: data.len(),
+            });
+        }
         let mut length = 0;
         for piece in data.chunks(self.atomic_write_max) {
             match self.write_piece(node.number(), &mut state, offset + length as u64, piece) {
@@ -150,6 +159,57 @@ impl Store {
             }
         }
         Ok(Written { offset, length })
+    }
+
+    /// What an overwrite needs that does not depend on the file's state: the checksum of a whole block, and a guess at
+    /// the lines that it will read. In a row of writes the lock is free when the stores of the last one have drained,
+    /// and this is done meanwhile.
+    #[inline]
+    fn prepare_overwrite(&self, node: &Node, at: WriteAt, data: &[u8]) -> Option<u32> {
+        let WriteAt::Offset(offset) = at else {
+            return None;
+        };
+        let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
+        let shift = node.shift.load(Ordering::Relaxed);
+        self.shared
+            .image
+            .prefetch_data(block.wrapping_add(shift), inside);
+        (data.len() == BLOCK && inside == 0).then(|| crc32c(data))
+    }
+
+    /// Writes into one block that the file has, if that is where the data goes and it is little, or the whole block,
+    /// whose checksum was prepared.
+    #[inline]
+    fn overwrite(
+        &self,
+        node: &Node,
+        state: &mut Inode,
+        offset: u64,
+        data: &[u8],
+        whole_crc: Option<u32>,
+    ) -> Result<bool> {
+        let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
+        let is_part = (1..=PART_MAX).contains(&data.len()) && inside + data.len() <= BLOCK;
+        if whole_crc.is_none() && !is_part {
+            return Ok(false);
+        }
+        let lookup = Lookup::new(&self.shared.image, node.number(), state);
+        let Some((physical, _)) = lookup.find(block)? else {
+            return Ok(false);
+        };
+        let shift = physical.wrapping_sub(block);
+        if node.shift.load(Ordering::Relaxed) != shift {
+            node.shift.store(shift, Ordering::Relaxed);
+        }
+        let crc = whole_crc.unwrap_or_else(|| self.changed_crc(physical, inside, data));
+        state.size = state.size.max(offset + data.len() as u64);
+        state.modified_ns = self.now_ns();
+        state.changed_ns = state.modified_ns;
+        let target = physical * BLOCK_U64 + inside as u64;
+        state.version = self
+            .shared
+            .overwrite(target, data, crc, node.number(), state);
+        Ok(true)
     }
 
     fn write_piece(&self, number: u64, state: &mut Inode, offset: u64, data: &[u8]) -> Result<()> {
@@ -178,7 +238,7 @@ impl Store {
         new.size = new.size.max(offset + data.len() as u64);
         new.modified_ns = self.now_ns();
         new.changed_ns = new.modified_ns;
-        change.inode(number, &new, if in_place { 64 } else { 256 });
+        change.inode(number, &mut new, if in_place { FIRST_LINE } else { INODE });
         // Nobody sees the state before the lock is free, and a commit does not fail.
         *state = new;
         state.version = change.commit();
@@ -253,7 +313,7 @@ impl Store {
                     free_inode(&mut change, number, &mut new);
                 }
             }
-            change.inode(number, &new, 256);
+            change.inode(number, &mut new, INODE);
             *state = new;
             state.version = change.commit();
             if done {
@@ -273,10 +333,10 @@ impl Store {
             return 0;
         }
         // Clearing a block's worth of stack costs more than the rest of a small write.
-        if new.len() <= 256 {
-            self.replaced_crc(block, inside, &mut [0; 256][..new.len()], new)
-        } else {
-            self.replaced_crc(block, inside, &mut [0; BLOCK][..new.len()], new)
+        match new.len() {
+            ..=64 => self.replaced_crc(block, inside, &mut [0; 64][..new.len()], new),
+            ..=PART_MAX => self.replaced_crc(block, inside, &mut [0; PART_MAX][..new.len()], new),
+            length => self.replaced_crc(block, inside, &mut [0; BLOCK][..length], new),
         }
     }
 

@@ -186,7 +186,7 @@ fn write_root(region: &Region, base: u64, layout: &Layout) {
         created_ns: now,
         ..Inode::FREE
     };
-    root.crc = root.checksum();
+    root.seal();
     region.write_flushed(base + layout.inode(ROOT), root.as_bytes());
 }
 

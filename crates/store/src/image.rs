@@ -9,7 +9,7 @@ use crate::BLOCK;
 use crate::checksum::crc32c;
 use crate::error::{Error, Result};
 use crate::layout::group::{GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, Map};
-use crate::layout::inode::{INODE, Inode, stamp};
+use crate::layout::inode::{FIRST_LINE, INODE, Inode, first_line_checksum};
 use crate::layout::record::{Kind, Operation};
 use crate::layout::superblock::Superblock;
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
@@ -140,7 +140,9 @@ impl Layout {
 
     /// Offset of the checksum of a data block.
     pub fn data_crc(&self, block: u64) -> u64 {
-        let (group, index) = (block / self.blocks_per_group, block % self.blocks_per_group);
+        // A power of two: shifts, since this is on every path.
+        let shift = self.blocks_per_group.trailing_zeros();
+        let (group, index) = (block >> shift, block & (self.blocks_per_group - 1));
         self.header(group) + CHECKSUMS * BLOCK as u64 + index * 4
     }
 }
@@ -209,6 +211,17 @@ impl Image {
     /// Copies a block out.
     pub fn read_block(&self, block: u64, into: &mut Block) {
         self.read(block * BLOCK as u64, into);
+    }
+
+    /// Hints that a part of a data block and its checksum are wanted soon. A wrong guess does no harm.
+    #[inline]
+    pub fn prefetch_data(&self, block: u64, inside: usize) {
+        if block < self.layout.blocks {
+            self.region
+                .prefetch(self.base + block * BLOCK as u64 + inside as u64);
+            self.region
+                .prefetch(self.base + self.layout.data_crc(block));
+        }
     }
 
     /// The stored checksum of a data block.
@@ -305,7 +318,24 @@ impl Image {
         }
     }
 
-    /// Carries out one operation of the record `number`. The caller sees to bitmap lines being applied in order.
+    /// The checksum that an inode has once this operation of the record `number` is applied.
+    #[inline]
+    pub fn inode_crc(&self, operation: &Operation<'_>, number: u64) -> u32 {
+        let (line, rest) = operation
+            .payload
+            .split_first_chunk::<FIRST_LINE>()
+            .expect("an inode's first line is always there");
+        let rest_crc = match rest.first_chunk() {
+            Some(bytes) => u32::from_le_bytes(*bytes),
+            None => self
+                .region
+                .load_u32(self.base + operation.target + FIRST_LINE as u64),
+        };
+        first_line_checksum(line, number) ^ rest_crc
+    }
+
+    /// Carries out one operation of the record `number`; that of an inode brings its [`Image::inode_crc`]. The caller
+    /// sees to bitmap lines being applied in order.
     #[inline]
     pub fn apply(&self, operation: &Operation<'_>, number: u64) {
         let Operation {
@@ -319,14 +349,10 @@ impl Image {
             Kind::Bytes => self.put(target, payload),
             Kind::Zero => self.put_zeros(target, length),
             Kind::Inode => {
-                let first_word = u64::from_le_bytes(
-                    payload[..8]
-                        .try_into()
-                        .expect("an inode has more than 8 bytes"),
-                );
+                let generation = payload[4..8].try_into().expect("four bytes");
+                let first_word = u64::from(crc) | u64::from(u32::from_le_bytes(generation)) << 32;
                 self.put(target + 16, &payload[16..]);
-                self.region
-                    .store(self.base + target, stamp(first_word, number));
+                self.region.store(self.base + target, first_word);
                 self.region.store(self.base + target + 8, number);
             }
             Kind::Data => {

@@ -1,10 +1,12 @@
 //! Which records are under way: reserved, but not yet persistent, or not yet applied.
 //!
-//! Each thread that appends has a lane: two words on cache lines of its own, which others only read. So a thread
-//! that works alone shares nothing, and of two threads each fetches one line of the other.
+//! Each thread that appends has a lane. What others must see of it at every append is one word, which lies, at least
+//! for the first threads, on one cache line with the word that gives out places: cache lines that change processors
+//! cost more than all else here. The rest of a lane is on lines of its own.
 //!
-//! A lane is taken, with a lower bound of the number to come, *before* the number is reserved by an atomic addition.
-//! Whoever has reserved a later number therefore sees the lane, and a bound that is low enough.
+//! A lane announces a lower bound of its number *before* the number is reserved by an atomic addition. Whoever reserves
+//! a later number therefore sees the bound, or what came after it: the addition releases the bound, and the later
+//! addition acquires it.
 
 use std::cell::Cell;
 use std::ops::Deref;
@@ -28,15 +30,24 @@ impl Deref for Contended {
     }
 }
 
-/// One appending thread.
+/// Sixteen words on cache lines of their own.
+#[repr(align(128))]
+struct Words([AtomicU64; WORDS]);
+
+/// Words that go together: processors fetch lines in pairs.
+const WORDS: usize = 16;
+
+/// One appending thread, as it seldom concerns others.
 #[repr(align(128))]
 struct Lane {
-    /// Number of its record, or a lower bound, until that is persistent.
-    unpersisted: AtomicU64,
     /// Number of its record, or a lower bound, until that is applied. Idle: the lane is free.
     unapplied: AtomicU64,
     /// A number that is over: the next one is not below it.
     bound: AtomicU64,
+    /// What records of this lane below this number wrote around the caches is persistent.
+    fenced: AtomicU64,
+    /// The thread that had the lane last.
+    thread: AtomicUsize,
 }
 
 /// A lane that was taken for a record to come.
@@ -44,6 +55,8 @@ struct Lane {
 pub struct Entered {
     lane: usize,
     bound: u64,
+    /// Another thread had the lane before: what it wrote around the caches must be made persistent first.
+    pub took_over: bool,
 }
 
 /// A reserved place in the order.
@@ -54,11 +67,14 @@ pub struct Place {
     /// Where the next record starts.
     pub end: u64,
     lane: usize,
+    /// Records before this one may not have been persistent when it got its place.
+    follows: bool,
 }
 
 /// All records under way.
 pub struct InFlight {
-    next: Contended,
+    /// The next number, then for each lane the number of its record, or a lower bound, until that is persistent.
+    words: Box<[Words]>,
     lanes: Box<[Lane]>,
     /// Lanes from here on were never used.
     used: AtomicUsize,
@@ -66,80 +82,108 @@ pub struct InFlight {
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
-    static PREFERRED: Cell<usize> = Cell::new(THREADS.fetch_add(1, Ordering::Relaxed) % LANES);
+    static THREAD: Cell<usize> = Cell::new(THREADS.fetch_add(1, Ordering::Relaxed));
 }
 
 impl InFlight {
     /// Nothing under way; the next record has this number.
     pub fn new(next: u64) -> InFlight {
-        let lane = |_| Lane {
-            unpersisted: AtomicU64::new(IDLE),
+        let lane = |thread| Lane {
             unapplied: AtomicU64::new(IDLE),
             bound: AtomicU64::new(next),
+            fenced: AtomicU64::new(next),
+            thread: AtomicUsize::new(thread),
         };
-        InFlight {
-            next: Contended(AtomicU64::new(next)),
+        let words = |_| Words(std::array::from_fn(|_| AtomicU64::new(IDLE)));
+        let in_flight = InFlight {
+            words: (0..(1 + LANES).div_ceil(WORDS)).map(words).collect(),
             lanes: (0..LANES).map(lane).collect(),
             used: AtomicUsize::new(0),
-        }
+        };
+        in_flight.next_word().store(next, Ordering::Relaxed);
+        in_flight
+    }
+
+    #[inline]
+    fn next_word(&self) -> &AtomicU64 {
+        &self.words[0].0[0]
+    }
+
+    #[inline]
+    fn unpersisted(&self, lane: usize) -> &AtomicU64 {
+        &self.words[(1 + lane) / WORDS].0[(1 + lane) % WORDS]
     }
 
     /// The number that the next record will have.
     pub fn next(&self) -> u64 {
-        self.next.load(Ordering::Acquire)
+        self.next_word().load(Ordering::Acquire)
     }
 
     /// Takes a free lane: the thread's own, unless more threads append than there are lanes.
     #[inline]
     pub fn enter(&self) -> Entered {
-        let mut lane = PREFERRED.get();
+        let thread = THREAD.get();
+        let mut index = thread % LANES;
         loop {
-            let Lane {
-                unapplied, bound, ..
-            } = &self.lanes[lane];
-            let bound = bound.load(Ordering::Relaxed);
+            let lane = &self.lanes[index];
+            let bound = lane.bound.load(Ordering::Relaxed);
             let taken =
-                unapplied.compare_exchange(IDLE, bound, Ordering::SeqCst, Ordering::Relaxed);
+                lane.unapplied
+                    .compare_exchange(IDLE, bound, Ordering::SeqCst, Ordering::Relaxed);
             if taken.is_ok() {
-                if lane >= self.used.load(Ordering::Relaxed) {
-                    self.used.fetch_max(lane + 1, Ordering::SeqCst);
+                if index >= self.used.load(Ordering::Relaxed) {
+                    self.used.fetch_max(index + 1, Ordering::SeqCst);
                 }
-                return Entered { lane, bound };
+                let took_over = lane.thread.load(Ordering::Relaxed) != thread;
+                if took_over {
+                    lane.thread.store(thread, Ordering::Relaxed);
+                }
+                return Entered {
+                    lane: index,
+                    bound,
+                    took_over,
+                };
             }
-            lane = (lane + 1) % LANES;
+            index = (index + 1) % LANES;
         }
     }
 
     /// Takes the next place in the order. Never waits.
     #[inline]
     pub fn reserve(&self, entered: Entered, length: usize) -> Place {
-        let lane = &self.lanes[entered.lane];
-        lane.unpersisted.store(entered.bound, Ordering::SeqCst);
-        let number = self.next.fetch_add(length as u64, Ordering::SeqCst);
+        let unpersisted = self.unpersisted(entered.lane);
+        unpersisted.store(entered.bound, Ordering::Relaxed);
+        let number = self.next_word().fetch_add(length as u64, Ordering::AcqRel);
         let end = number + length as u64;
-        lane.unpersisted.store(number, Ordering::Release);
+        unpersisted.store(number, Ordering::Release);
+        let lane = &self.lanes[entered.lane];
         lane.unapplied.store(number, Ordering::Release);
         lane.bound.store(end, Ordering::Relaxed);
+        // Nobody gets a lower number any more, so a lane that is not behind now never will be, and most of the time
+        // nobody is: then nothing needs to be read after the fence.
+        let is_behind = |other| self.unpersisted(other).load(Ordering::Acquire) < number;
+        let follows = (0..self.used.load(Ordering::SeqCst)).any(is_behind);
         Place {
             number,
             end,
             lane: entered.lane,
+            follows,
         }
     }
 
-    fn lanes(&self) -> &[Lane] {
-        &self.lanes[..self.used.load(Ordering::SeqCst)]
-    }
-
-    /// Notes that the record is persistent, and waits until all before it are.
+    /// Notes that the record is persistent, as is, by the same fence, what this thread did before, and waits until all
+    /// records before it are too.
     #[inline]
     pub fn persisted(&self, place: Place) {
-        self.lanes[place.lane]
-            .unpersisted
-            .store(IDLE, Ordering::Release);
-        for lane in self.lanes() {
+        self.unpersisted(place.lane).store(IDLE, Ordering::Release);
+        let fenced = &self.lanes[place.lane].fenced;
+        fenced.store(place.number, Ordering::Release);
+        if !place.follows {
+            return;
+        }
+        for lane in 0..self.used.load(Ordering::SeqCst) {
             let mut spins = 0;
-            while lane.unpersisted.load(Ordering::Acquire) < place.number {
+            while self.unpersisted(lane).load(Ordering::Acquire) < place.number {
                 spins = pause(spins);
             }
         }
@@ -156,12 +200,23 @@ impl InFlight {
     /// All records below this number are applied.
     pub fn applied_below(&self) -> u64 {
         // First the end, then the lanes: a record below the end had its lane before.
-        let next = self.next.load(Ordering::SeqCst);
-        let unapplied = self
-            .lanes()
+        let next = self.next();
+        let used = self.used.load(Ordering::SeqCst);
+        let unapplied = self.lanes[..used]
             .iter()
-            .map(|lane| lane.unapplied.load(Ordering::SeqCst));
+            .map(|lane| lane.unapplied.load(Ordering::Acquire));
         unapplied.fold(next, u64::min)
+    }
+
+    /// Whether a thread has made no fence since it applied a record from `start` to `end`. All of them are applied.
+    pub fn is_unfenced(&self, start: u64, end: u64) -> bool {
+        // A lane's last record may be the one at which its fence was, or one behind it.
+        let last_is_within = |lane: &Lane| {
+            let fenced = lane.fenced.load(Ordering::Acquire);
+            (start..end).contains(&fenced)
+        };
+        let used = self.used.load(Ordering::SeqCst);
+        self.lanes[..used].iter().any(last_is_within)
     }
 }
 
@@ -188,10 +243,8 @@ mod tests {
             let second = scope.spawn(|| {
                 let place = in_flight.reserve(in_flight.enter(), 128);
                 in_flight.persisted(place);
-                let first_was_persistent = in_flight.lanes[first.lane]
-                    .unpersisted
-                    .load(Ordering::Acquire)
-                    == IDLE;
+                let first_was_persistent =
+                    in_flight.unpersisted(first.lane).load(Ordering::Acquire) == IDLE;
                 in_flight.applied(place);
                 first_was_persistent
             });

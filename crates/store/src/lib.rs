@@ -5,7 +5,7 @@
 //! replays the ring. See `docs/LAYOUT.md` for the bytes and `docs/ARCHITECTURE.md` for the picture.
 //!
 //! Reading order: [`layout`] (bytes), `image` (where they are), `ring` (the order of changes), `change` (one atomic
-//! change), `allocator`, `tree` (extents of a file), `directory` (names), then the operations in `file`, `names` and
+//! change), `overwrite` (the commonest one), `allocator`, `tree` (extents of a file), `directory` (names), then the operations in `file`, `names` and
 //! `attributes`, and last `recover` and [`check`].
 #![forbid(unsafe_code)]
 
@@ -31,6 +31,7 @@ mod in_flight;
 pub mod layout;
 mod names;
 mod node;
+mod overwrite;
 mod recover;
 mod ring;
 mod store;

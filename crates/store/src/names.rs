@@ -99,9 +99,9 @@ impl<'a> LockedSet<'a> {
 
     /// Commits, and makes the new states the present ones.
     fn commit(&mut self, mut change: Change<'_>) {
-        for locked in &self.locked {
+        for locked in &mut self.locked {
             if *locked.state != locked.new {
-                change.inode_from(locked.node.number(), &locked.state, &locked.new);
+                change.inode_from(locked.node.number(), &locked.state, &mut locked.new);
             }
         }
         let number = change.commit();
@@ -189,8 +189,8 @@ impl Store {
         Self::writer(&mut change, directory.number(), &mut parent_new)
             .insert(hash, name, target)?;
         (parent_new.modified_ns, parent_new.changed_ns) = (inode.created_ns, inode.created_ns);
-        change.inode_from(directory.number(), &parent, &parent_new);
-        change.inode(number, &inode, 256);
+        change.inode_from(directory.number(), &parent, &mut parent_new);
+        change.inode(number, &mut inode, 256);
         inode.version = change.commit();
         parent_new.version = inode.version;
         *parent = parent_new;

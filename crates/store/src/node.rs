@@ -20,6 +20,9 @@ pub struct Node {
     pub(crate) state: RwLock<Inode>,
     /// Open files and other users that keep an unlinked inode alive.
     pub(crate) holds: AtomicU64,
+    /// Blocks from where the last overwrite was in the file to where it was in the image: a guess at where the next one
+    /// will be, read without the lock.
+    pub(crate) shift: AtomicU64,
 }
 
 impl Node {
@@ -28,6 +31,7 @@ impl Node {
             number,
             state: RwLock::new(inode),
             holds: AtomicU64::new(0),
+            shift: AtomicU64::new(0),
         })
     }
 

@@ -108,7 +108,10 @@ pub(crate) fn replay(
         let Some(header) = reader.read(position, &mut record) else {
             break;
         };
-        for operation in Operations::new(&record, image.length()).flatten() {
+        for mut operation in Operations::new(&record, image.length()).flatten() {
+            if operation.kind == Kind::Inode {
+                operation.crc = image.inode_crc(&operation, position);
+            }
             if !references.covers(&operation, position) {
                 image.apply(&operation, position);
                 image.cached_ranges(&operation, |at, length| image.flush(at, length));

@@ -20,7 +20,10 @@ use crate::BLOCK;
 use crate::defects::Defects;
 use crate::image::Image;
 use crate::in_flight::{Contended, Entered, InFlight, Place, pause};
-use crate::layout::record::{ALIGN, HEADER, MAGIC, OPERATION, RecordHeader, is_intact, parse_head};
+use crate::layout::record::{
+    ALIGN, HEADER, MAGIC, OPERATION, RecordHeader, contents_checksum, is_intact, parse_head,
+    with_number,
+};
 use crate::layout::superblock::{RING_STATES, RingState, Superblock};
 
 /// Shortest ring, in bytes.
@@ -79,7 +82,28 @@ impl Ring {
     /// Begins an append. This may wait for other threads to end theirs, so no lock of the allocator may be held.
     #[inline]
     pub fn enter(&self) -> Entered {
-        self.in_flight.enter()
+        let entered = self.in_flight.enter();
+        if entered.took_over {
+            self.region.fence_everywhere();
+        }
+        entered
+    }
+
+    /// Fills in the header of a record of `length` bytes but for its number, and gives the checksum of the rest.
+    /// `record` is the header, the operations and the padding; blocks follow it in the ring.
+    #[inline]
+    pub fn head(&self, record: &mut [u8], length: usize) -> u32 {
+        let header = RecordHeader {
+            magic: MAGIC,
+            crc: 0,
+            number: 0,
+            epoch: self.epoch,
+            length: length as u32,
+            checked: record.len() as u32,
+            reserved: 0,
+        };
+        record[..HEADER].copy_from_slice(header.as_bytes());
+        contents_checksum(record)
     }
 
     /// Takes the next place in the order. This never waits, so it can be done under any lock.
@@ -88,8 +112,9 @@ impl Ring {
         self.in_flight.reserve(entered, length)
     }
 
-    /// Writes a record to its place and returns once it and all before it are persistent. `record` is the header, still
-    /// to be filled in, the operations and the padding; `crc` is the checksum of the operations; `blocks` follow.
+    /// Writes a record to its place and returns once it and all before it are persistent. `record` got its
+    /// [`Ring::head`], which gave `crc`; `blocks` follow it.
+    #[inline]
     pub fn commit(
         &self,
         place: Place,
@@ -98,17 +123,11 @@ impl Ring {
         blocks: &[&[u8]],
         image: &Image,
     ) {
-        let mut header = RecordHeader {
-            magic: MAGIC,
-            crc: 0,
-            epoch: self.epoch,
-            length: (place.end - place.number) as u32,
-            number: place.number,
-            checked: record.len() as u32,
-            reserved: 0,
-        };
-        header.crc = header.checksum(crc);
-        record[..HEADER].copy_from_slice(header.as_bytes());
+        let crc_and_number = [
+            u64::from(MAGIC) | u64::from(with_number(crc, place.number)) << 32,
+            place.number,
+        ];
+        record[..16].copy_from_slice(crc_and_number.as_bytes());
         self.wait_for_room(place, image);
         // The ring's lines of a long record are in no cache, those of short ones the processor fetches ahead.
         let is_long = !blocks.is_empty();
@@ -149,21 +168,26 @@ impl Ring {
     }
 
     /// Copies a record into the ring, around its end if need be.
+    #[inline]
     fn put(&self, position: u64, record: &[u8], is_long: bool) {
         let at = position & (self.length - 1);
-        let (first, second) = record.split_at(record.len().min((self.length - at) as usize));
-        let write = |offset, bytes: &[u8]| {
-            if self.defects.skip_record_flush {
-                self.region.write(offset, bytes);
-            } else if is_long {
-                self.region.write_streamed(offset, bytes);
-            } else {
-                self.region.write_flushed(offset, bytes);
-            }
-        };
-        write(self.offset + at, first);
-        if !second.is_empty() {
-            write(self.offset, second);
+        let before_end = (self.length - at) as usize;
+        if record.len() <= before_end {
+            return self.put_at(self.offset + at, record, is_long);
+        }
+        let (first, second) = record.split_at(before_end);
+        self.put_at(self.offset + at, first, is_long);
+        self.put_at(self.offset, second, is_long);
+    }
+
+    #[inline]
+    fn put_at(&self, offset: u64, bytes: &[u8], is_long: bool) {
+        if self.defects.skip_record_flush {
+            self.region.write(offset, bytes);
+        } else if is_long {
+            self.region.write_streamed(offset, bytes);
+        } else {
+            self.region.write_flushed(offset, bytes);
         }
     }
 
@@ -194,8 +218,12 @@ impl Ring {
         if position == start {
             return;
         }
-        // Other threads applied around the cache and may not have fenced since.
-        self.region.fence_everywhere();
+        // Another thread may have applied around the caches and not have made a fence since.
+        if self.in_flight.is_unfenced(start, position) && !self.defects.reclaim_unfenced {
+            self.region.fence_everywhere();
+        } else {
+            self.region.fence();
+        }
         self.move_start(position);
     }
 

@@ -184,7 +184,16 @@ impl<'a> Lookup<'a> {
     /// The image's block that holds a block of the file, and how many follow it in both.
     #[inline]
     pub fn find(&self, block: u64) -> Result<Option<(u64, u64)>> {
-        let extent = self.floor(block)?.filter(|extent| extent.end() > block);
+        let floor = if self.inode.depth == 0 {
+            let root = &self.inode.root[..self.inode.count as usize];
+            root.iter()
+                .rev()
+                .find(|extent| extent.logical <= block)
+                .copied()
+        } else {
+            self.floor(block)?
+        };
+        let extent = floor.filter(|extent| extent.end() > block);
         Ok(extent.map(|extent| {
             (
                 extent.physical + (block - extent.logical),

@@ -78,9 +78,9 @@ fn pool_structures() -> Vec<(&'static str, Structure)> {
         structure!(record::RecordHeader {
             magic,
             crc,
+            number,
             epoch,
             length,
-            number,
             checked,
             reserved
         }),
@@ -108,18 +108,18 @@ fn file_structures() -> Vec<(&'static str, Structure)> {
             accessed_ns,
             links,
             mode,
+            rest_crc,
             uid,
             gid,
-            created_ns,
             project,
+            created_ns,
             flags,
+            depth,
+            count,
             device,
             parent,
             attributes,
             entries,
-            depth,
-            count,
-            reserved,
             root,
         }),
         structure!(extent::Extent {
@@ -209,6 +209,7 @@ fn constants() -> BTreeMap<&'static str, String> {
         ("group::Map::Inodes", number(group::Map::Inodes as u64)),
         ("group::Map::Orphans", number(group::Map::Orphans as u64)),
         ("inode::INODE", number(inode::INODE as u64)),
+        ("inode::FIRST_LINE", number(inode::FIRST_LINE as u64)),
         ("inode::ROOT_ENTRIES", number(inode::ROOT_ENTRIES as u64)),
         (
             "inode::INLINE_TARGET_MAX",
@@ -345,14 +346,14 @@ fn operations_are_encoded_as_listed() {
 
     let mut body = Vec::new();
     let payload = [7, 8, 9];
-    encode(
-        &mut body,
-        Kind::Data,
-        0x1122_3344_5566_7788 & 0xffff_ffff_ffff_0000,
-        3,
-        0xaabb_ccdd,
-        &payload,
-    );
+    let operation = Operation {
+        kind: Kind::Data,
+        target: 0x1122_3344_5566_0000,
+        length: 3,
+        crc: 0xaabb_ccdd,
+        payload: &payload,
+    };
+    encode(&mut body, &operation);
     assert_eq!(
         body.len(),
         record::OPERATION + 8,
@@ -386,14 +387,29 @@ fn checksums_cover_what_is_said() {
     assert_eq!((places, BLOCK_CRC_FROM), ([BLOCK_CRC; 2], 8));
 
     let mut inode = inode::Inode::FREE;
-    let free = (inode.partial_checksum(), inode.checksum());
-    (inode.generation, inode.version) = (1, 2);
-    assert_eq!(inode.partial_checksum(), free.0, "the bytes 16..256");
-    assert_ne!(inode.checksum(), free.1, "generation and version too");
-    inode.size = 1;
-    assert_ne!(inode.partial_checksum(), free.0);
-    inode.crc = inode.checksum();
+    inode.seal();
     assert!(inode.is_intact());
+    let (crc, rest_crc) = (inode.crc, inode.rest_crc);
+    inode.generation = 1;
+    assert!(!inode.is_intact(), "the bytes 4..64");
+    inode.seal();
+    assert_eq!(inode.rest_crc, rest_crc, "the bytes 68..256");
+    assert_ne!(inode.crc, crc);
+    inode.uid = 1;
+    assert!(!inode.is_intact(), "the bytes 68..256");
+    inode.rest_crc = inode.rest_checksum();
+    assert!(!inode.is_intact(), "both in one");
+    inode.seal();
+    assert!(inode.is_intact());
+    assert_ne!(inode.checksum(1), inode.checksum(2), "the version too");
+
+    let record = [7; 64];
+    let contents = record::contents_checksum(&record);
+    assert_eq!(
+        contents,
+        record::contents_checksum(&[&[8; 16][..], &record[16..]].concat())
+    );
+    assert_eq!(record::with_number(contents, 3 << 6), contents ^ 3);
 
     let mut state = superblock::RingState::new(1, 64);
     assert!(state.is_valid());

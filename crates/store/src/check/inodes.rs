@@ -1,6 +1,6 @@
 //! The inode table: each inode by itself, and against the inode bitmaps.
 
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
 use super::Checker;
 use crate::attributes::FileKind;
@@ -86,7 +86,14 @@ impl Checker<'_> {
             if is_orphan {
                 self.inode_finding(number, "the inode is free, but noted as an orphan");
             }
-            if inode.as_bytes()[16..].iter().any(|byte| *byte != 0) {
+            let cleared = Inode {
+                crc: inode.crc,
+                rest_crc: inode.rest_crc,
+                generation: inode.generation,
+                version: inode.version,
+                ..Inode::FREE
+            };
+            if *inode != cleared {
                 self.inode_finding(number, "the inode is free, but not cleared");
             }
             return;
@@ -115,10 +122,6 @@ impl Checker<'_> {
                 "the mode has unknown bits",
             ),
             (inode.flags != 0, "the inode has unknown flags"),
-            (
-                inode.reserved != 0,
-                "the inode has bytes that should be zero",
-            ),
             (
                 inode.attributes != 0,
                 "the inode has extended attributes, which this format does not have",

@@ -1,6 +1,6 @@
 //! An inode: 256 bytes in the inode table.
 //!
-//! The first line holds what a write changes, so that a small write replaces one cache line of it.
+//! The first line holds what a write changes, so that a small write replaces, and checksums, one cache line of it.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -9,6 +9,10 @@ use crate::checksum::crc32c;
 
 /// Bytes of an inode.
 pub const INODE: usize = 256;
+/// Bytes of the first line, which holds what a write changes.
+pub const FIRST_LINE: usize = 64;
+/// Where its version is.
+const VERSION: usize = std::mem::offset_of!(Inode, version);
 /// Extents (or child nodes) that fit into the inode itself.
 pub const ROOT_ENTRIES: usize = 4;
 /// Bytes of a symbolic link's target that fit into the inode.
@@ -21,7 +25,7 @@ pub const KIND_MASK: u32 = 0o170_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Inode {
-    /// CRC32C of 16 bytes: the CRC32C of the bytes 16..256, then generation and version.
+    /// CRC32C of the bytes 4..64, exclusive or `rest_crc`.
     pub crc: u32,
     /// Counts the files that had this number; grows with each.
     pub generation: u32,
@@ -41,16 +45,22 @@ pub struct Inode {
     pub links: u32,
     /// Kind and permissions as in `st_mode`; zero when the inode is free.
     pub mode: u32,
+    /// CRC32C of the bytes 68..256.
+    pub rest_crc: u32,
     /// Owner.
     pub uid: u32,
     /// Owning group.
     pub gid: u32,
-    /// When the file was made, nanoseconds since 1970.
-    pub created_ns: i64,
     /// Project, for quotas; 0 is none.
     pub project: u32,
+    /// When the file was made, nanoseconds since 1970.
+    pub created_ns: i64,
     /// Inode flags; none is defined yet.
     pub flags: u32,
+    /// Levels of the extent tree below the root; 0: the root holds extents.
+    pub depth: u16,
+    /// Entries of the root in use.
+    pub count: u16,
     /// Device number of a device node.
     pub device: u64,
     /// Inode number of the parent; directories only.
@@ -59,12 +69,6 @@ pub struct Inode {
     pub attributes: u64,
     /// Names in the directory, without `.` and `..`.
     pub entries: u64,
-    /// Levels of the extent tree below the root; 0: the root holds extents.
-    pub depth: u16,
-    /// Entries of the root in use.
-    pub count: u16,
-    /// Zero.
-    pub reserved: u32,
     /// Root of the extent tree, or a short symbolic link's target.
     pub root: [Extent; ROOT_ENTRIES],
 }
@@ -73,22 +77,36 @@ impl Inode {
     /// A free inode that never was one.
     pub const FREE: Inode = zerocopy::transmute!([0u8; INODE]);
 
-    /// The checksum of all but generation and version: what a record carries. See [`stamp`].
-    pub fn partial_checksum(&self) -> u32 {
-        crc32c(&self.as_bytes()[16..])
+    /// The checksum of all but the first line, which `rest_crc` should hold.
+    pub fn rest_checksum(&self) -> u32 {
+        crc32c(&self.as_bytes()[FIRST_LINE + 4..])
     }
 
-    /// The checksum that belongs into this inode.
-    pub fn checksum(&self) -> u32 {
-        stamp(
-            u64::from(self.generation) << 32 | u64::from(self.partial_checksum()),
-            self.version,
-        ) as u32
+    /// The checksum that belongs into this inode once it has `version`.
+    #[inline]
+    pub fn checksum(&self, version: u64) -> u32 {
+        first_line_checksum(self.first_line(), version) ^ self.rest_crc
     }
 
-    /// Whether the checksum is right; an inode that was never written is all zero.
+    /// What a record carries of an inode whose other lines stay as they are.
+    #[inline]
+    pub fn first_line(&self) -> &[u8; FIRST_LINE] {
+        self.as_bytes()
+            .first_chunk()
+            .expect("an inode is longer than its first line")
+    }
+
+    /// Makes both checksums right.
+    pub fn seal(&mut self) {
+        self.rest_crc = self.rest_checksum();
+        self.crc = self.checksum(self.version);
+    }
+
+    /// Whether the checksums are right; an inode that was never written is all zero.
     pub fn is_intact(&self) -> bool {
-        self.crc == self.checksum() || self.as_bytes() == [0; INODE]
+        let right =
+            self.crc == self.checksum(self.version) && self.rest_crc == self.rest_checksum();
+        right || self.as_bytes() == [0; INODE]
     }
 
     /// The bits of the mode that tell the kind.
@@ -102,15 +120,16 @@ impl Inode {
     }
 }
 
-/// Gives an inode, whose first 16 bytes carry a partial checksum, its version: records carry inodes unstamped, since
-/// their number is known only when they are otherwise complete. Takes the first word (checksum and generation) and
-/// returns it with the whole checksum. Words, not bytes: a load of bytes stored apart would wait for the record's fence.
+/// The checksum of an inode's bytes 4..64, with this version in place of the one that they hold: records carry inodes
+/// without, since their number is known only when they are otherwise complete.
 #[inline]
-pub fn stamp(first_word: u64, version: u64) -> u64 {
-    let crc = crc32c([first_word, version].as_bytes());
-    first_word >> 32 << 32 | u64::from(crc)
+pub fn first_line_checksum(line: &[u8; FIRST_LINE], version: u64) -> u32 {
+    let mut line = *line;
+    line[VERSION..VERSION + 8].copy_from_slice(&version.to_le_bytes());
+    crc32c(&line[4..])
 }
 
 const _: () = assert!(size_of::<Inode>() == INODE);
-const _: () =
-    assert!(std::mem::offset_of!(Inode, uid) == 64 && std::mem::offset_of!(Inode, root) == 128);
+const _: () = assert!(
+    std::mem::offset_of!(Inode, rest_crc) == FIRST_LINE && std::mem::offset_of!(Inode, root) == 128
+);

@@ -17,6 +17,8 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"TKRC");
 pub const ALIGN: usize = 64;
 /// Bytes of a record's header.
 pub const HEADER: usize = 32;
+/// Where the part of a record begins that does not depend on its number.
+const CONTENTS: usize = 16;
 /// Bytes of an operation's header.
 pub const OPERATION: usize = 16;
 /// Longest payload of one operation.
@@ -28,28 +30,30 @@ pub const PAYLOAD_MAX: usize = (1 << 24) - 1;
 pub struct RecordHeader {
     /// [`MAGIC`].
     pub magic: u32,
-    /// CRC32C of the CRC32C of the operations (the bytes from 32 to `checked`) and of the bytes 8..32.
+    /// CRC32C of the bytes 16..`checked`, exclusive or the low half of `number` / 64.
     pub crc: u32,
-    /// Epoch in which the record was made.
-    pub epoch: u32,
-    /// Bytes of the record, header and padding included.
-    pub length: u32,
     /// Number of the record in the unit's one order: its position in the ring, in bytes since the pool was made.
     pub number: u64,
+    /// Epoch in which the record was made.
+    pub epoch: u32,
+    /// Bytes of the record, blocks included.
+    pub length: u32,
     /// Where the operations end and the blocks begin, in bytes from the record's start.
     pub checked: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-impl RecordHeader {
-    /// The checksum, given that of the operations.
-    pub fn checksum(&self, body_crc: u32) -> u32 {
-        let mut bytes = [0; HEADER - 4];
-        bytes[..4].copy_from_slice(&body_crc.to_le_bytes());
-        bytes[4..].copy_from_slice(&self.as_bytes()[8..]);
-        crc32c(&bytes)
-    }
+/// The checksum of a record without its number, which it gets last. `checked` are its bytes before the blocks.
+#[inline]
+pub fn contents_checksum(checked: &[u8]) -> u32 {
+    crc32c(&checked[CONTENTS..])
+}
+
+/// The checksum of a record with its number: a torn header must not make a record of an earlier lap one of this lap.
+#[inline]
+pub fn with_number(contents_checksum: u32, number: u64) -> u32 {
+    contents_checksum ^ (number / ALIGN as u64) as u32
 }
 
 /// What an operation does to the image.
@@ -60,7 +64,8 @@ pub enum Kind {
     Bytes = 1,
     /// `length` bytes at the target become zero.
     Zero = 2,
-    /// The payload, the first bytes of an inode, goes to the target with the record's number as its version.
+    /// The payload, the first bytes of an inode, goes to the target with the record's number as its version, and the
+    /// checksum that this makes.
     Inode = 3,
     /// The payload goes to the target, inside one data block, whose checksum becomes `crc`.
     Data = 4,
@@ -107,7 +112,7 @@ pub struct Operation<'a> {
     pub target: u64,
     /// Bytes of the image that it covers.
     pub length: u32,
-    /// New checksum of the data block ([`Kind::Data`] and [`Kind::Block`] only).
+    /// New checksum of the data block ([`Kind::Data`] and [`Kind::Block`]), or, when it is applied, of the inode.
     pub crc: u32,
     /// The bytes behind the operation's header, or the block.
     pub payload: &'a [u8],
@@ -143,21 +148,35 @@ impl Operation<'_> {
     }
 }
 
-/// Appends one operation to the body of a record.
+/// Puts one operation at `at` into a record of zeros, and returns where the next one goes.
 #[inline]
-pub fn encode(body: &mut Vec<u8>, kind: Kind, target: u64, length: u32, crc: u32, payload: &[u8]) {
-    debug_assert_eq!(
-        payload.len(),
-        Operation::payload_length(kind, length as usize)
-    );
+pub fn encode_at(record: &mut [u8], at: usize, operation: &Operation<'_>) -> usize {
+    let Operation {
+        kind,
+        target,
+        length,
+        crc,
+        payload,
+    } = *operation;
     let raw = RawOperation {
         kind_and_length: kind as u32 | length << 8,
         crc,
         target,
     };
-    body.extend_from_slice(raw.as_bytes());
-    body.extend_from_slice(payload);
-    body.resize(body.len().next_multiple_of(8), 0);
+    let payload_length = Operation::payload_length(kind, length as usize);
+    let body = at + OPERATION;
+    record[at..body].copy_from_slice(raw.as_bytes());
+    record[body..body + payload_length].copy_from_slice(&payload[..payload_length]);
+    body + payload_length.next_multiple_of(8)
+}
+
+/// Appends one operation to the body of a record.
+#[inline]
+pub fn encode(body: &mut Vec<u8>, operation: &Operation<'_>) {
+    let at = body.len();
+    let payload_length = Operation::payload_length(operation.kind, operation.length as usize);
+    body.resize(at + OPERATION + payload_length.next_multiple_of(8), 0);
+    encode_at(body, at, operation);
 }
 
 /// Goes through the operations of a record; damage ends it with `None` in place of an operation.
@@ -239,9 +258,10 @@ impl<'a> Iterator for Operations<'a> {
     }
 }
 
-/// CRC32C of the operations of a whole record, if its header leaves them inside it.
-pub fn operations_checksum(header: &RecordHeader, record: &[u8]) -> Option<u32> {
-    record.get(HEADER..header.checked as usize).map(crc32c)
+/// The checksum that belongs into a whole record's header, if the header leaves its operations inside it.
+pub fn record_checksum(header: &RecordHeader, record: &[u8]) -> Option<u32> {
+    let checked = record.get(..header.checked as usize)?;
+    (checked.len() >= HEADER).then(|| with_number(contents_checksum(checked), header.number))
 }
 
 /// Whether a record's checksums are all right: that of the operations and that of each block.
@@ -249,7 +269,7 @@ pub fn is_intact(header: &RecordHeader, record: &[u8]) -> bool {
     let block_is_right = |operation: Option<Operation<'_>>| {
         operation.is_none_or(|it| it.kind != Kind::Block || crc32c(it.payload) == it.crc)
     };
-    operations_checksum(header, record).is_some_and(|crc| header.crc == header.checksum(crc))
+    record_checksum(header, record) == Some(header.crc)
         && Operations::new(record, u64::MAX).all(block_is_right)
 }
 

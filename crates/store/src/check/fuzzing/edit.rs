@@ -7,7 +7,7 @@ use crate::checksum::crc32c;
 use crate::image::Layout;
 use crate::layout::group::{LINE_BITS, LINE_CRCS, Map};
 use crate::layout::inode::{INODE, Inode};
-use crate::layout::record::{HEADER, RecordHeader, operations_checksum};
+use crate::layout::record::{HEADER, RecordHeader, record_checksum};
 use crate::layout::superblock::{RING_STATES, RingState, SUPERBLOCKS, Superblock};
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM, directory, extent, record};
 
@@ -186,7 +186,7 @@ impl PoolBytes {
     /// Puts an inode, with its checksum.
     pub fn put_inode(&mut self, number: u64, mut inode: Inode) {
         let (layout, base) = self.layout().expect("the superblock is whole");
-        inode.crc = inode.checksum();
+        inode.seal();
         self.write(base + layout.inode(number), inode.as_bytes());
     }
 
@@ -328,7 +328,7 @@ impl PoolBytes {
                     continue;
                 };
                 let record = &self.bytes[offset..offset + length];
-                let crc = operations_checksum(&header, record).map(|crc| header.checksum(crc));
+                let crc = record_checksum(&header, record);
                 self.write_if(offset as u64, crc.map(|crc| RecordHeader { crc, ..header }));
             }
         }
@@ -375,13 +375,11 @@ impl PoolBytes {
             for number in group * layout.inodes_per_group..(group + 1) * layout.inodes_per_group {
                 let inode: Option<Inode> = self.read(base + layout.inode(number));
                 let used = inode.filter(|inode| *inode != Inode::FREE);
-                self.write_if(
-                    base + layout.inode(number),
-                    used.map(|it| Inode {
-                        crc: it.checksum(),
-                        ..it
-                    }),
-                );
+                let sealed = used.map(|mut inode| {
+                    inode.seal();
+                    inode
+                });
+                self.write_if(base + layout.inode(number), sealed);
             }
         }
         for block in layout.data_blocks(group) {

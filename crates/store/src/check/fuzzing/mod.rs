@@ -19,7 +19,7 @@ use super::{CheckOptions, Report, check};
 use crate::change::Shared;
 use crate::directory::{check_name, leaf_entries, parse_leaf};
 use crate::image::{Block, Layout};
-use crate::layout::record::{Kind, Operations, encode};
+use crate::layout::record::{Operations, encode};
 use crate::recover::recover;
 use crate::tree::parse_node;
 use crate::{BLOCK, Clock, Defects, Error, Options, Store};
@@ -107,18 +107,7 @@ pub fn record(body: &[u8]) {
     let mut again = Vec::new();
     for operation in Operations::of(body, &BLOCKS, image.length()).flatten() {
         let start = again.len();
-        encode(
-            &mut again,
-            operation.kind,
-            operation.target,
-            operation.length,
-            operation.crc,
-            if operation.kind == Kind::Block {
-                &[]
-            } else {
-                operation.payload
-            },
-        );
+        encode(&mut again, &operation);
         let decoded = Operations::of(&again[start..], operation.payload, image.length()).next();
         assert_eq!(
             decoded,

@@ -1,0 +1,66 @@
+//! The commonest change: bytes in one block that a file has already.
+//!
+//! It is a [`crate::change::Change`] like any other, one record, committed and then applied; only that two operations,
+//! known from the start, need no collecting.
+
+use crate::BLOCK;
+use crate::change::Shared;
+use crate::layout::inode::{FIRST_LINE, Inode};
+use crate::layout::record::{ALIGN, HEADER, Kind, OPERATION, Operation, encode_at};
+
+/// Most bytes that ride among the operations.
+pub const PART_MAX: usize = 256;
+/// Longest record without its block.
+const RECORD_MAX: usize = HEADER + 2 * OPERATION + PART_MAX + FIRST_LINE;
+
+impl Shared {
+    /// Puts `data` into the image at `target`, inside one data block whose checksum becomes `crc`: a whole block, or at
+    /// most [`PART_MAX`] bytes. The inode differs in its first line only. Returns the record's number.
+    pub fn overwrite(&self, target: u64, data: &[u8], crc: u32, number: u64, inode: &Inode) -> u64 {
+        let (image, ring) = (&self.image, &self.ring);
+        let entered = ring.enter();
+        let kind = match data.len() {
+            BLOCK => Kind::Block,
+            _ if image.data_checksums => Kind::Data,
+            _ => Kind::Bytes,
+        };
+        let data = Operation {
+            kind,
+            target,
+            length: data.len() as u32,
+            crc,
+            payload: data,
+        };
+        let mut inode_line = Operation {
+            kind: Kind::Inode,
+            target: image.layout.inode(number),
+            length: FIRST_LINE as u32,
+            crc: 0,
+            payload: inode.first_line(),
+        };
+        let mut record = [0; RECORD_MAX.next_multiple_of(ALIGN)];
+        let end = encode_at(&mut record, HEADER, &data);
+        let end = encode_at(&mut record, end, &inode_line).next_multiple_of(ALIGN);
+        let record = &mut record[..end];
+        let blocks = if kind == Kind::Block {
+            &[data.payload][..]
+        } else {
+            &[]
+        };
+        let length = end + blocks.len() * BLOCK;
+        let contents_crc = ring.head(record, length);
+        let place = ring.reserve(entered, length);
+        inode_line.crc = inode.checksum(place.number);
+        let apply = || {
+            image.apply(&data, place.number);
+            image.apply(&inode_line, place.number);
+        };
+        if self.defects.apply_before_commit {
+            apply();
+        }
+        ring.commit(place, record, contents_crc, blocks, image);
+        apply();
+        ring.applied(place);
+        place.number
+    }
+}
