@@ -20,12 +20,12 @@ pub fn replace(crc: u32, old: &mut [u8], new: &[u8], after: usize) -> u32 {
     }
     // The checksum of the difference, less what a checksum makes of as many zeros.
     let difference = crc32c(old) ^ OF_ZEROS[old.len()];
-    crc ^ multiply(SHIFTS[after], difference)
+    crc ^ append_zeros(difference, after)
 }
 
 /// The checksum of a block of zeros but for `data`, `after` bytes before its end.
 pub fn in_zeros(data: &[u8], after: usize) -> u32 {
-    ZERO_BLOCK ^ multiply(SHIFTS[after], crc32c(data) ^ OF_ZEROS[data.len()])
+    ZERO_BLOCK ^ append_zeros(crc32c(data) ^ OF_ZEROS[data.len()], after)
 }
 
 /// `OF_ZEROS[n]` is CRC32C of n zeros.
@@ -50,60 +50,81 @@ const ZERO_BLOCK: u32 = 0x98f9_4189;
 
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-/// `SHIFTS[n]` is x^(8n) modulo the CRC32C polynomial, reflected: multiplying by it appends n zero bytes.
-static SHIFTS: [u32; crate::BLOCK + 1] = {
-    let mut table = [0; crate::BLOCK + 1];
-    let mut value: u32 = 1 << 31;
-    let mut n = 0;
-    while n <= crate::BLOCK {
-        table[n] = value;
-        let mut bit = 0;
-        while bit < 8 {
-            value = (value >> 1) ^ (POLYNOMIAL & (value & 1).wrapping_neg());
-            bit += 1;
-        }
-        n += 1;
-    }
-    table
-};
-
-/// Product of two reflected polynomials modulo the CRC32C polynomial, four bits at a time.
+/// A difference of checksums after `count` more zeros, at most a block of them: first in lines of 64, then in bytes.
 #[inline]
-fn multiply(a: u32, b: u32) -> u32 {
-    // multiples[n] = b * (the polynomial whose reflected top four bits are n)
-    let times_x = |value: u32| (value >> 1) ^ (POLYNOMIAL & (value & 1).wrapping_neg());
-    let mut multiples = [0u32; 16];
-    multiples[8] = b;
-    multiples[4] = times_x(b);
-    multiples[2] = times_x(multiples[4]);
-    multiples[1] = times_x(multiples[2]);
-    for n in [3, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15usize] {
-        multiples[n] = multiples[n & (n - 1)] ^ multiples[n & n.wrapping_neg()];
-    }
-    let mut product = 0;
-    for nibble in 0..8 {
-        product = (product >> 4) ^ FOLD[(product & 15) as usize];
-        product ^= multiples[(a >> (4 * nibble) & 15) as usize];
-    }
-    product
+fn append_zeros(difference: u32, count: usize) -> u32 {
+    let by = |table: &Shift, value: u32| {
+        let part = |nibble: usize| table[nibble][(value >> (4 * nibble) & 15) as usize];
+        (0..8).fold(0, |sum, nibble| sum ^ part(nibble))
+    };
+    by(&BYTES[count % 64], by(&LINES[count / 64], difference))
 }
 
-/// `FOLD[n]`: what the four bits `n`, shifted out below, come back as.
-static FOLD: [u32; 16] = {
-    let mut table = [0; 16];
-    let mut n = 0;
-    while n < 16 {
-        let mut value = n as u32;
-        let mut bit = 0;
-        while bit < 4 {
-            value = (value >> 1) ^ (POLYNOMIAL & (value & 1).wrapping_neg());
-            bit += 1;
+/// What each value of each of the eight nibbles of a checksum contributes.
+type Shift = [[u32; 16]; 8];
+
+/// Appending n lines of 64 zeros.
+static LINES: [Shift; crate::BLOCK / 64 + 1] =
+    shifts(&twice(&twice(&twice(&twice(&twice(&twice(&ZERO)))))));
+/// Appending n zeros.
+static BYTES: [Shift; 64] = shifts(&ZERO);
+
+/// A linear function of checksums: what becomes of each bit.
+type Linear = [u32; 32];
+
+/// Appending one zero.
+const ZERO: Linear = {
+    let mut bits = [0; 32];
+    let mut bit = 0;
+    while bit < 32 {
+        let mut value = 1 << bit;
+        let mut shift = 0;
+        while shift < 8 {
+            value = (value >> 1) ^ (POLYNOMIAL & (value & 1u32).wrapping_neg());
+            shift += 1;
         }
-        table[n] = value;
-        n += 1;
+        bits[bit] = value;
+        bit += 1;
+    }
+    bits
+};
+
+const fn applied(function: &Linear, value: u32) -> u32 {
+    let (mut sum, mut bit) = (0, 0);
+    while bit < 32 {
+        sum ^= function[bit] & (value >> bit & 1).wrapping_neg();
+        bit += 1;
+    }
+    sum
+}
+
+const fn twice(function: &Linear) -> Linear {
+    let mut bits = *function;
+    let mut bit = 0;
+    while bit < 32 {
+        bits[bit] = applied(function, bits[bit]);
+        bit += 1;
+    }
+    bits
+}
+
+/// What applying the function n times makes of each nibble.
+const fn shifts<const N: usize>(step: &Linear) -> [Shift; N] {
+    let mut table = [[[0; 16]; 8]; N];
+    let mut index = 0;
+    while index < 8 * 16 {
+        let (nibble, value) = (index / 16, index % 16);
+        let mut shifted = (value as u32) << (4 * nibble);
+        let mut n = 0;
+        while n < N {
+            table[n][nibble][value] = shifted;
+            shifted = applied(step, shifted);
+            n += 1;
+        }
+        index += 1;
     }
     table
-};
+}
 
 #[cfg(test)]
 mod tests {

@@ -43,10 +43,6 @@ const BY_VALUE_MAX: usize = 8192;
 /// Extents that one record frees at most, so that others wait for short times only.
 const EXTENTS_PER_RECORD: usize = 128;
 
-/// Bytes that are copied in one go and then checked: copying and checking by turns keeps the processor from reading
-/// ahead, and so much still fits the second-level cache.
-const STRETCH: usize = 1 << 20;
-
 const BLOCK_U64: u64 = BLOCK as u64;
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
@@ -96,9 +92,9 @@ impl Store {
             block += 1;
         }
         let (whole, tail) = rest.split_at_mut(rest.len() / BLOCK * BLOCK);
-        for stretch in whole.chunks_mut(STRETCH) {
-            self.read_whole(block, stretch)?;
-            block += (stretch.len() / BLOCK) as u64;
+        if !whole.is_empty() {
+            self.read_whole(block, whole)?;
+            block += (whole.len() / BLOCK) as u64;
         }
         if tail.is_empty() {
             Ok(())
@@ -107,14 +103,20 @@ impl Store {
         }
     }
 
-    /// Copies whole blocks in one go, then checks the copies.
-    fn read_whole(&self, block: u64, into: &mut [u8]) -> Result<()> {
+    /// Copies whole blocks and checks the copies.
+    fn read_whole(&self, first: u64, into: &mut [u8]) -> Result<()> {
         let image = &self.shared.image;
-        image.read(block * BLOCK_U64, into);
-        if image.data_checksums && !self.shared.defects.skip_data_checksum {
-            for (block, bytes) in (block..).zip(into.chunks_exact(BLOCK)) {
-                check_data(crc32c(bytes), image.data_crc(block), block)?;
+        if !image.data_checksums || self.shared.defects.skip_data_checksum {
+            image.read(first * BLOCK_U64, into);
+            return Ok(());
+        }
+        let last = first + (into.len() / BLOCK) as u64 - 1;
+        for (block, bytes) in (first..).zip(into.chunks_exact_mut(BLOCK)) {
+            image.read(block * BLOCK_U64, bytes);
+            if block < last {
+                image.prefetch_block(block + 1);
             }
+            check_data(crc32c(bytes), image.data_crc(block), block)?;
         }
         Ok(())
     }
@@ -201,10 +203,10 @@ impl Store {
         if node.shift.load(Ordering::Relaxed) != shift {
             node.shift.store(shift, Ordering::Relaxed);
         }
-        let crc = whole_crc.unwrap_or_else(|| self.changed_crc(physical, inside, data));
         state.size = state.size.max(offset + data.len() as u64);
         state.modified_ns = self.now_ns();
         state.changed_ns = state.modified_ns;
+        let crc = || whole_crc.unwrap_or_else(|| self.changed_crc(physical, inside, data));
         let target = physical * BLOCK_U64 + inside as u64;
         state.version = self
             .shared
@@ -333,10 +335,13 @@ impl Store {
             return 0;
         }
         // Clearing a block's worth of stack costs more than the rest of a small write.
-        match new.len() {
-            ..=64 => self.replaced_crc(block, inside, &mut [0; 64][..new.len()], new),
-            ..=PART_MAX => self.replaced_crc(block, inside, &mut [0; PART_MAX][..new.len()], new),
-            length => self.replaced_crc(block, inside, &mut [0; BLOCK][..length], new),
+        let length = new.len();
+        if length <= 64 {
+            self.replaced_crc(block, inside, &mut [0; 64][..length], new)
+        } else if length <= PART_MAX {
+            self.replaced_crc(block, inside, &mut [0; PART_MAX][..length], new)
+        } else {
+            self.replaced_crc(block, inside, &mut [0; BLOCK][..length], new)
         }
     }
 

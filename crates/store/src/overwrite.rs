@@ -14,23 +14,18 @@ pub const PART_MAX: usize = 256;
 const RECORD_MAX: usize = HEADER + 2 * OPERATION + PART_MAX + FIRST_LINE;
 
 impl Shared {
-    /// Puts `data` into the image at `target`, inside one data block whose checksum becomes `crc`: a whole block, or at
-    /// most [`PART_MAX`] bytes. The inode differs in its first line only. Returns the record's number.
-    pub fn overwrite(&self, target: u64, data: &[u8], crc: u32, number: u64, inode: &Inode) -> u64 {
+    /// Puts `data` into the image at `target`, inside one data block whose checksum becomes what `crc` gives: a whole
+    /// block, or at most [`PART_MAX`] bytes. The inode differs in its first line only. Returns the record's number.
+    pub fn overwrite(
+        &self,
+        target: u64,
+        data: &[u8],
+        crc: impl FnOnce() -> u32,
+        number: u64,
+        inode: &Inode,
+    ) -> u64 {
         let (image, ring) = (&self.image, &self.ring);
         let entered = ring.enter();
-        let kind = match data.len() {
-            BLOCK => Kind::Block,
-            _ if image.data_checksums => Kind::Data,
-            _ => Kind::Bytes,
-        };
-        let data = Operation {
-            kind,
-            target,
-            length: data.len() as u32,
-            crc,
-            payload: data,
-        };
         let mut inode_line = Operation {
             kind: Kind::Inode,
             target: image.layout.inode(number),
@@ -39,10 +34,22 @@ impl Shared {
             payload: inode.first_line(),
         };
         let mut record = [0; RECORD_MAX.next_multiple_of(ALIGN)];
-        let end = encode_at(&mut record, HEADER, &data);
-        let end = encode_at(&mut record, end, &inode_line).next_multiple_of(ALIGN);
+        let end = encode_at(&mut record, HEADER, &inode_line);
+        // Last, since the old data that it reads may still be on its way from memory.
+        let data = Operation {
+            kind: match data.len() {
+                BLOCK => Kind::Block,
+                _ if image.data_checksums => Kind::Data,
+                _ => Kind::Bytes,
+            },
+            target,
+            length: data.len() as u32,
+            crc: crc(),
+            payload: data,
+        };
+        let end = encode_at(&mut record, end, &data).next_multiple_of(ALIGN);
         let record = &mut record[..end];
-        let blocks = if kind == Kind::Block {
+        let blocks = if data.kind == Kind::Block {
             &[data.payload][..]
         } else {
             &[]
