@@ -18,6 +18,9 @@ pub struct Node {
     number: u64,
     /// The inode as of its last applied record.
     pub(crate) state: RwLock<Inode>,
+    /// Counts the changes of the names in a directory, under its lock: where a name was found, it still is as long as
+    /// this stays the same.
+    pub(crate) edits: AtomicU64,
     /// Open files and other users that keep an unlinked inode alive.
     pub(crate) holds: AtomicU64,
 }
@@ -27,6 +30,7 @@ impl Node {
         Arc::new(Node {
             number,
             state: RwLock::new(inode),
+            edits: AtomicU64::new(0),
             holds: AtomicU64::new(0),
         })
     }
