@@ -1,6 +1,7 @@
 //! Live inodes and the table that finds them by number.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,7 +47,28 @@ impl Node {
 }
 
 /// A part of the table, by number.
-type Shard = HashMap<u64, Arc<Node>>;
+type Shard = HashMap<u64, Arc<Node>, BuildHasherDefault<NumberHasher>>;
+
+/// Hashes an inode number. The allocator gives numbers out, so nobody can choose those that collide.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("the keys are numbers");
+    }
+
+    #[inline]
+    fn write_u64(&mut self, number: u64) {
+        // The golden ratio spreads neighbours; the table looks at the highest and the lowest bits.
+        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 const SHARDS: usize = 64;
 /// Nodes in a shard before those that nobody uses are dropped.
