@@ -293,15 +293,23 @@ impl<'s> Change<'s> {
         Contents::new(&self.shared.image, block, edit)
     }
 
-    /// Puts bytes into a (verified) metadata block.
-    pub fn put(&mut self, block: u64, at: usize, bytes: &[u8]) {
+    /// Bytes of a (verified) metadata block, to be changed.
+    pub fn edit(&mut self, block: u64, range: Range<usize>) -> &mut [u8] {
         let known = self.parts.edits.iter().position(|edit| edit.block == block);
         let index = known.unwrap_or_else(|| {
             let room = self.block_buffer();
             self.parts.edits.push(Edit::of(block, room));
             self.parts.edits.len() - 1
         });
-        self.parts.edits[index].put(&self.shared.image, at, bytes);
+        self.parts.edits[index].bytes(&self.shared.image, range)
+    }
+
+    /// Puts bytes into a (verified) metadata block.
+    pub fn put(&mut self, block: u64, at: usize, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.edit(block, at..at + bytes.len())
+                .copy_from_slice(bytes);
+        }
     }
 
     /// Puts a structure into a metadata block.
@@ -392,12 +400,11 @@ impl<'s> Change<'s> {
             let (group, bit) = allocator.inode_bit(*number);
             set(group, *map, bit, 1, *used);
         }
-        let mut lines: SmallVec<[(u64, [u8; 64]); 8]> = SmallVec::new();
         for group in &mut groups {
-            group.drain_lines(image, |target, line| lines.push((target, line)));
-        }
-        for (target, line) in lines {
-            self.parts.encode(Kind::Line, target, 64, 0, &line);
+            let parts = &mut self.parts;
+            group.drain_lines(image, |target, line| {
+                parts.encode(Kind::Line, target, 64, 0, &line);
+            });
         }
         // The place is taken while the groups are locked: the lines are right only in this order.
         self.place(entered)

@@ -85,7 +85,10 @@ pub fn check_name(name: &[u8]) -> Result<()> {
             "names must not be empty, `.` or `..`",
         )),
         _ if name.len() > crate::NAME_LENGTH_MAX => Err(Error::NameTooLong),
-        _ if name.contains(&b'/') || name.contains(&0) => {
+        _ if name
+            .iter()
+            .fold(false, |bad, byte| bad | (*byte == b'/') | (*byte == 0)) =>
+        {
             Err(Error::InvalidArgument("names have no `/` and no NUL"))
         }
         _ => Ok(()),
@@ -270,6 +273,8 @@ fn shape(leaf: Contents<'_>) -> Shape {
 const SLOTS_MAX: usize = (BLOCK - SLOTS) / (SLOT + entry_size(1));
 /// Slots that are compared at once.
 const SLOTS_AT_ONCE: usize = 16;
+/// Puts a value into both halves of a word.
+const TWICE: u64 = 1 << 32 | 1;
 
 /// What a leaf holds for a name and its hash.
 struct Search {
@@ -286,18 +291,23 @@ impl Search {
             taken: 0,
         };
         let count = (shape(leaf).count as usize).min(SLOTS_MAX);
-        let mut slots = [0u32; SLOTS_MAX.next_multiple_of(SLOTS_AT_ONCE)];
-        leaf.copy(SLOTS, &mut slots.as_mut_bytes()[..count * SLOT]);
-        let wanted = u32::from(tag(hash));
-        let has_tag = |slot: &u32| slot & 0xffff == wanted;
-        for (first, some) in (0..count)
-            .step_by(SLOTS_AT_ONCE)
-            .zip(slots.chunks_exact(SLOTS_AT_ONCE))
-        {
-            // Almost always no: this compares all of them without a branch.
-            if some.iter().fold(false, |any, slot| any | has_tag(slot)) {
-                for (slot, word) in (first..count).zip(some).filter(|(_, word)| has_tag(word)) {
-                    search.look_at(leaf, slot, (word >> 16) as usize, hash, name);
+        let mut words = [0u64; SLOTS_MAX.next_multiple_of(SLOTS_AT_ONCE) / 2];
+        leaf.copy(SLOTS, &mut words.as_mut_bytes()[..count * SLOT]);
+        let wanted = u64::from(tag(hash)) * TWICE;
+        let some_first = (0..count).step_by(SLOTS_AT_ONCE);
+        for (first, some) in some_first.zip(words.chunks_exact(SLOTS_AT_ONCE / 2)) {
+            // Almost always no: this looks at all of them, two in a word, without a branch. Only from a difference of
+            // zero does the subtraction borrow.
+            let borrows = some.iter().fold(0, |borrows, word| {
+                borrows | ((word ^ wanted) & (0xffff * TWICE)).wrapping_sub(TWICE)
+            });
+            if borrows & (TWICE << 31) == 0 {
+                continue;
+            }
+            for slot in first..count.min(first + SLOTS_AT_ONCE) {
+                let word = words[slot / 2] >> (slot % 2 * 32);
+                if word as u16 == tag(hash) {
+                    search.look_at(leaf, slot, (word >> 16) as u16 as usize, hash, name);
                 }
             }
         }
@@ -305,8 +315,9 @@ impl Search {
     }
 
     fn look_at(&mut self, leaf: Contents<'_>, slot: usize, offset: usize, hash: u64, name: &[u8]) {
-        let words = [0, 8, 16, 24].map(|word| leaf.word(offset + word));
-        let entry: EntryHeader = zerocopy::transmute!(words);
+        let mut bytes = [0; ENTRY];
+        leaf.copy(offset, &mut bytes);
+        let entry: EntryHeader = zerocopy::transmute!(bytes);
         if entry.key >> DISCRIMINATOR_BITS != hash {
             return;
         }
@@ -441,11 +452,12 @@ impl<'s> Writer<'_, 's> {
             name_length: name.len() as u8,
             reserved: [0; 6],
         };
-        let mut bytes = [0; entry_size(crate::NAME_LENGTH_MAX)];
-        bytes[..ENTRY].copy_from_slice(entry.as_bytes());
-        bytes[ENTRY..ENTRY + name.len()].copy_from_slice(name);
-        let bytes = &bytes[..entry_size(name.len())];
-        self.change.put(block, offset as usize, bytes);
+        let at = offset as usize;
+        let bytes = self.change.edit(block, at..at + entry_size(name.len()));
+        let (header, rest) = bytes.split_at_mut(ENTRY);
+        header.copy_from_slice(entry.as_bytes());
+        rest[..name.len()].copy_from_slice(name);
+        rest[name.len()..].fill(0);
         let slot = Slot {
             tag: tag(key >> DISCRIMINATOR_BITS),
             offset,

@@ -49,20 +49,17 @@ impl Edit {
         }
     }
 
-    /// Puts bytes into the block.
-    pub fn put(&mut self, image: &Image, at: usize, bytes: &[u8]) {
-        if bytes.is_empty() {
-            return;
+    /// Bytes of the block, to be changed.
+    pub fn bytes(&mut self, image: &Image, range: Range<usize>) -> &mut [u8] {
+        let touched = lines(&range);
+        for line in bits(touched & !self.present) {
+            let line = line * LINE..(line + 1) * LINE;
+            let offset = self.block * BLOCK as u64 + line.start as u64;
+            image.read(offset, &mut self.contents[line]);
         }
-        let end = at + bytes.len();
-        for line in bits(lines(at, end) & !self.present) {
-            let range = line * LINE..(line + 1) * LINE;
-            let offset = self.block * BLOCK as u64 + range.start as u64;
-            image.read(offset, &mut self.contents[range]);
-        }
-        self.present |= lines(at, end);
-        self.contents[at..end].copy_from_slice(bytes);
-        self.note(at & !7..end.next_multiple_of(8));
+        self.present |= touched;
+        self.note(range.start & !7..range.end.next_multiple_of(8));
+        &mut self.contents[range]
     }
 
     fn note(&mut self, range: Range<usize>) {
@@ -80,7 +77,7 @@ impl Edit {
         }
     }
 
-    /// What was changed, in ascending order, once the checksum is right too. False: nothing was.
+    /// Puts the new checksum in, unless nothing was changed, which it tells.
     pub fn seal(&mut self, image: &Image, scratch: &mut Block) -> bool {
         if self.changed.is_empty() {
             return false;
@@ -97,7 +94,8 @@ impl Edit {
                 replace(crc, old, &self.contents[range.clone()], BLOCK - range.end)
             })
         };
-        self.put(image, BLOCK_CRC, &crc.to_le_bytes());
+        self.bytes(image, BLOCK_CRC..BLOCK_CRC_FROM)
+            .copy_from_slice(&crc.to_le_bytes());
         true
     }
 
@@ -105,6 +103,15 @@ impl Edit {
     pub fn changes(&self) -> impl Iterator<Item = (usize, &[u8])> {
         let bytes = |range: &Range<usize>| (range.start, &self.contents[range.clone()]);
         self.changed.iter().map(bytes)
+    }
+
+    /// Covers bytes of the image with those that the edit has.
+    fn cover(&self, at: usize, bytes: &mut [u8]) {
+        let end = at + bytes.len();
+        for line in bits(lines(&(at..end)) & self.present) {
+            let range = at.max(line * LINE)..end.min((line + 1) * LINE);
+            bytes[range.start - at..range.end - at].copy_from_slice(&self.contents[range]);
+        }
     }
 
     /// The room that the edit was given.
@@ -148,11 +155,7 @@ impl<'a> Contents<'a> {
     pub fn copy(&self, at: usize, into: &mut [u8]) {
         self.image.read(self.offset + at as u64, into);
         if let Some(edit) = self.edit {
-            let end = at + into.len();
-            for line in bits(lines(at, end) & edit.present) {
-                let range = at.max(line * LINE)..end.min((line + 1) * LINE);
-                into[range.start - at..range.end - at].copy_from_slice(&edit.contents[range]);
-            }
+            edit.cover(at, into);
         }
     }
 
@@ -165,8 +168,8 @@ impl<'a> Contents<'a> {
 }
 
 /// One bit for each line that a range, which is not empty, touches.
-fn lines(from: usize, to: usize) -> u64 {
-    (u64::MAX >> (63 - (to - 1) / LINE)) & (u64::MAX << (from / LINE))
+fn lines(range: &Range<usize>) -> u64 {
+    (u64::MAX >> (63 - (range.end - 1) / LINE)) & (u64::MAX << (range.start / LINE))
 }
 
 /// Numbers of the bits that are set.

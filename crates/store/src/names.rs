@@ -62,6 +62,7 @@ struct Locked<'a> {
     node: &'a Arc<Node>,
     state: RwLockWriteGuard<'a, Inode>,
     new: Inode,
+    is_changed: bool,
 }
 
 /// Inodes locked for one operation, each once, by ascending number.
@@ -80,6 +81,7 @@ impl<'a> LockedSet<'a> {
                 node,
                 new: *state,
                 state,
+                is_changed: false,
             }
         };
         LockedSet {
@@ -100,14 +102,15 @@ impl<'a> LockedSet<'a> {
 
     /// Commits, and makes the new states the present ones.
     fn commit(&mut self, mut change: Change<'_>) {
-        for locked in &self.locked {
-            if *locked.state != locked.new {
+        for locked in &mut self.locked {
+            locked.is_changed = locked.state.as_bytes() != locked.new.as_bytes();
+            if locked.is_changed {
                 change.inode_from(locked.node.number(), &locked.state, &locked.new);
             }
         }
         let number = change.commit();
         for locked in &mut self.locked {
-            if *locked.state != locked.new {
+            if locked.is_changed {
                 locked.new.version = number;
                 *locked.state = locked.new;
             }

@@ -90,10 +90,10 @@ impl<'a> Lookup<'a> {
         let Node::Block(block) = node else {
             return self.inode.root[index];
         };
-        let contents = self.contents(block);
+        let mut bytes = [0; ENTRY];
         let at = ENTRIES + index * ENTRY;
-        let words = [0, 8, 16, 24].map(|word| contents.word(at + word));
-        zerocopy::transmute!(words)
+        self.contents(block).copy(at, &mut bytes);
+        zerocopy::transmute!(bytes)
     }
 
     /// Number of entries with keys not above `key`.
