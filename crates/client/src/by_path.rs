@@ -1,5 +1,6 @@
 //! The calls by path: absolute, or relative to the root.
 
+use std::borrow::Cow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +13,9 @@ use store::{
 use crate::file_system::{named, settle};
 use crate::walk::{Last, Part, Walk};
 use crate::{Cause, Error, File, FileSystem, OpenFlags};
+
+/// A directory, a name in it, and whether a slash comes after the name.
+type Named<'p> = (Arc<Node>, Cow<'p, [u8]>, bool);
 
 /// By path: absolute, or relative to the root, which is the same. Symbolic links are followed, at most 40. New files
 /// belong to the user and group of this process; permissions are taken as given.
@@ -189,7 +193,11 @@ impl FileSystem {
 
 impl FileSystem {
     /// Does `work` on the bytes of `path`, and names the path in the error.
-    fn at<T>(&self, path: &Path, work: impl Fn(&[u8]) -> Result<T, Cause>) -> Result<T, Error> {
+    fn at<'p, T>(
+        &self,
+        path: &'p Path,
+        work: impl Fn(&'p [u8]) -> Result<T, Cause>,
+    ) -> Result<T, Error> {
         let bytes = path.as_os_str().as_bytes();
         settle(|| work(bytes)).map_err(|cause| Error::at(path, cause))
     }
@@ -205,7 +213,7 @@ impl FileSystem {
     }
 
     /// Where a new name goes: its directory, the name, and whether a slash comes after it.
-    fn new_name(&self, path: &[u8]) -> Result<(Arc<Node>, Vec<u8>, bool), Cause> {
+    fn new_name<'p>(&self, path: &'p [u8]) -> Result<Named<'p>, Cause> {
         let mut walk = Walk::new(self.store())?;
         let Last { part, slash } = walk.approach(path)?;
         match part {
@@ -215,7 +223,7 @@ impl FileSystem {
     }
 
     /// Where a name is that is to be moved or replaced.
-    fn old_name(&self, path: &[u8]) -> Result<(Arc<Node>, Vec<u8>, bool), Cause> {
+    fn old_name<'p>(&self, path: &'p [u8]) -> Result<Named<'p>, Cause> {
         let mut walk = Walk::new(self.store())?;
         let Last { part, slash } = walk.approach(path)?;
         match part {

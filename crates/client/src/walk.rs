@@ -1,11 +1,12 @@
 //! The walk along a path: from the root, name by name, through symbolic links.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
+use smallvec::{SmallVec, smallvec};
 use store::{FileKind, Node, Store};
 
 use crate::error::Cause;
-use crate::file_system::named;
 
 /// Symbolic links that one path may lead through, as in Linux.
 pub(crate) const LINKS_MAX: u32 = 40;
@@ -16,33 +17,33 @@ pub(crate) const PATH_LENGTH_MAX: usize = 4095;
 /// was really taken.
 pub(crate) struct Walk<'a> {
     store: &'a Store,
-    entered: Vec<Arc<Node>>,
+    entered: SmallVec<[Arc<Node>; 8]>,
     links: u32,
 }
 
 /// The last part of a path, which the operation decides about.
-pub(crate) struct Last {
-    pub(crate) part: Part,
+pub(crate) struct Last<'p> {
+    pub(crate) part: Part<'p>,
     /// The path ends in `/`: it means a directory, and a symbolic link is followed.
     pub(crate) slash: bool,
 }
 
 /// One part of a path.
-pub(crate) enum Part {
+pub(crate) enum Part<'p> {
     /// The directory where the walk stands: `.`, or `/` alone.
     Here,
     /// `..`
     Up,
     /// A name in the directory where the walk stands.
-    Name(Vec<u8>),
+    Name(Cow<'p, [u8]>),
 }
 
-impl Part {
-    fn of(bytes: &[u8]) -> Part {
+impl<'p> Part<'p> {
+    fn of(bytes: &'p [u8]) -> Part<'p> {
         match bytes {
             b"." => Part::Here,
             b".." => Part::Up,
-            name => Part::Name(name.to_vec()),
+            name => Part::Name(name.into()),
         }
     }
 }
@@ -52,7 +53,7 @@ impl<'a> Walk<'a> {
     pub(crate) fn new(store: &'a Store) -> Result<Walk<'a>, Cause> {
         Ok(Walk {
             store,
-            entered: vec![store.root()?],
+            entered: smallvec![store.root()?],
             links: 0,
         })
     }
@@ -63,7 +64,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Walks all of `path` but its last part.
-    pub(crate) fn approach(&mut self, path: &[u8]) -> Result<Last, Cause> {
+    pub(crate) fn approach<'p>(&mut self, path: &'p [u8]) -> Result<Last<'p>, Cause> {
         if path.is_empty() {
             return Err(store::Error::NotFound.into());
         }
@@ -94,7 +95,7 @@ impl<'a> Walk<'a> {
     }
 
     /// What the path's last part means. A symbolic link is followed if `follow` says so or a slash comes after it.
-    pub(crate) fn resolve(&mut self, mut last: Last, follow: bool) -> Result<Arc<Node>, Cause> {
+    pub(crate) fn resolve(&mut self, mut last: Last<'_>, follow: bool) -> Result<Arc<Node>, Cause> {
         loop {
             let name = match last.part {
                 Part::Name(name) => name,
@@ -118,22 +119,28 @@ impl<'a> Walk<'a> {
     }
 
     /// Walks along the target of the symbolic link `link`, all but its last part.
-    pub(crate) fn follow(&mut self, link: &Node) -> Result<Last, Cause> {
+    pub(crate) fn follow(&mut self, link: &Node) -> Result<Last<'static>, Cause> {
         self.links += 1;
         if self.links > LINKS_MAX {
             return Err(Cause::TooManySymbolicLinks);
         }
         let target = self.store.read_link(link)?;
-        self.approach(&target)
+        let Last { part, slash } = self.approach(&target)?;
+        let part = match part {
+            Part::Here => Part::Here,
+            Part::Up => Part::Up,
+            Part::Name(name) => Part::Name(name.into_owned().into()),
+        };
+        Ok(Last { part, slash })
     }
 
     /// What kind of file `node` is.
     pub(crate) fn kind(&self, node: &Node) -> Result<FileKind, Cause> {
-        Ok(named(self.store, node)?.kind)
+        Ok(self.store.kind(node)?)
     }
 
     /// Enters the directory that `part` names.
-    fn enter(&mut self, part: Part) -> Result<(), Cause> {
+    fn enter(&mut self, part: Part<'_>) -> Result<(), Cause> {
         match part {
             Part::Here => Ok(()),
             Part::Up => {

@@ -28,27 +28,31 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    const BITS: [(FileKind, u32); 7] = [
-        (FileKind::Regular, 0o100_000),
-        (FileKind::Directory, 0o040_000),
-        (FileKind::Symlink, 0o120_000),
-        (FileKind::Fifo, 0o010_000),
-        (FileKind::Socket, 0o140_000),
-        (FileKind::CharacterDevice, 0o020_000),
-        (FileKind::BlockDevice, 0o060_000),
-    ];
-
     /// The kind's bits in `st_mode`.
     pub fn bits(self) -> u32 {
-        Self::BITS[self as usize].1
+        match self {
+            FileKind::Regular => 0o100_000,
+            FileKind::Directory => 0o040_000,
+            FileKind::Symlink => 0o120_000,
+            FileKind::Fifo => 0o010_000,
+            FileKind::Socket => 0o140_000,
+            FileKind::CharacterDevice => 0o020_000,
+            FileKind::BlockDevice => 0o060_000,
+        }
     }
 
     /// The kind in `st_mode`.
     pub fn from_bits(mode: u32) -> Option<FileKind> {
-        Self::BITS
-            .iter()
-            .find(|(_, bits)| mode & KIND_MASK == *bits)
-            .map(|(kind, _)| *kind)
+        Some(match mode & KIND_MASK {
+            0o100_000 => FileKind::Regular,
+            0o040_000 => FileKind::Directory,
+            0o120_000 => FileKind::Symlink,
+            0o010_000 => FileKind::Fifo,
+            0o140_000 => FileKind::Socket,
+            0o020_000 => FileKind::CharacterDevice,
+            0o060_000 => FileKind::BlockDevice,
+            _ => return None,
+        })
     }
 }
 
@@ -133,6 +137,16 @@ impl Store {
         attributes(node.number(), &node.state.read())
     }
 
+    /// What a file that was just found by its name is; [`Error::Stale`] when it has lost its last name since.
+    #[inline]
+    pub fn kind(&self, node: &Node) -> Result<FileKind> {
+        let state = node.state.read();
+        match FileKind::from_bits(state.mode) {
+            Some(kind) if state.links > 0 => Ok(kind),
+            _ => Err(Error::Stale),
+        }
+    }
+
     /// Changes attributes, all at once, and returns the new ones.
     pub fn set_attributes(&self, node: &Arc<Node>, set: &SetAttributes) -> Result<Attributes> {
         let mut state = node.state.write();
@@ -172,12 +186,13 @@ mod tests {
 
     #[test]
     fn kinds_match_their_bits() {
-        for (kind, bits) in FileKind::BITS {
+        let known = (0..16).filter_map(|bits| Some((bits << 12, FileKind::from_bits(bits << 12)?)));
+        assert_eq!(known.clone().count(), 7);
+        for (bits, kind) in known {
             assert_eq!(
                 (kind.bits(), FileKind::from_bits(bits | 0o777)),
                 (bits, Some(kind))
             );
         }
-        assert_eq!(FileKind::from_bits(0), None);
     }
 }

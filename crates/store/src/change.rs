@@ -7,19 +7,18 @@ use std::cell::Cell;
 use std::ops::{Deref, DerefMut, Range};
 
 use smallvec::SmallVec;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{Immutable, IntoBytes};
 
 use crate::BLOCK;
 use crate::allocator::{Allocator, Run};
-use crate::checksum::crc32c;
 use crate::defects::Defects;
+use crate::edit::{Contents, Edit};
 use crate::error::Result;
 use crate::image::{Block, Image};
 use crate::in_flight::{Entered, Place};
 use crate::layout::group::Map;
 use crate::layout::inode::{FIRST_LINE, Inode};
 use crate::layout::record::{ALIGN, HEADER, Kind, OPERATION, Operation, encode};
-use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
 use crate::ring::Ring;
 
 /// What every change works on.
@@ -32,16 +31,6 @@ pub struct Shared {
     pub allocator: Allocator,
     /// Rules broken on purpose.
     pub defects: Defects,
-}
-
-/// A metadata block being edited.
-struct Edit {
-    block: u64,
-    /// One bit for each changed line of 64 bytes.
-    dirty: u64,
-    /// The block was free until now: what is not written must become zero.
-    fresh: bool,
-    contents: Box<Block>,
 }
 
 /// A change that is being collected. Dropped without a commit, it gives back what it took.
@@ -268,17 +257,11 @@ impl<'s> Change<'s> {
         Ok(run)
     }
 
-    /// Takes one block for metadata. Its copy starts as zeros.
+    /// Takes one block for metadata. It starts as zeros.
     pub fn allocate_metadata(&mut self) -> Result<u64> {
         let block = self.allocate(None, 1)?.block;
-        let mut contents = self.block_buffer();
-        contents.fill(0);
-        self.parts.edits.push(Edit {
-            block,
-            dirty: 0,
-            fresh: true,
-            contents,
-        });
+        let room = self.block_buffer();
+        self.parts.edits.push(Edit::of_free(block, room));
         Ok(block)
     }
 
@@ -320,41 +303,34 @@ impl<'s> Change<'s> {
         }
     }
 
-    /// The copy of a metadata block if the change edits it.
-    pub fn edited(&self, block: u64) -> Option<&Block> {
-        self.parts
-            .edits
-            .iter()
-            .find(|edit| edit.block == block)
-            .map(|edit| &*edit.contents)
+    /// Whether the change edits this metadata block.
+    pub fn is_edited(&self, block: u64) -> bool {
+        self.parts.edits.iter().any(|edit| edit.block == block)
     }
 
-    /// Begins editing a (verified) metadata block.
-    fn edit(&mut self, block: u64) -> &mut Edit {
-        if let Some(index) = self.parts.edits.iter().position(|edit| edit.block == block) {
-            return &mut self.parts.edits[index];
-        }
-        let mut contents = self.block_buffer();
-        self.shared.image.read_block(block, &mut contents);
-        self.parts.edits.push(Edit {
-            block,
-            dirty: 0,
-            fresh: false,
-            contents,
+    /// A (verified) metadata block, as the change has left it so far.
+    pub fn contents(&self, block: u64) -> Contents<'_> {
+        let edit = self.parts.edits.iter().find(|edit| edit.block == block);
+        Contents::new(&self.shared.image, block, edit)
+    }
+
+    /// Bytes of a (verified) metadata block, to be changed.
+    pub fn edit(&mut self, block: u64, range: Range<usize>) -> &mut [u8] {
+        let known = self.parts.edits.iter().position(|edit| edit.block == block);
+        let index = known.unwrap_or_else(|| {
+            let room = self.block_buffer();
+            self.parts.edits.push(Edit::of(block, room));
+            self.parts.edits.len() - 1
         });
-        self.parts.edits.last_mut().expect("an edit was just added")
+        self.parts.edits[index].bytes(&self.shared.image, range)
     }
 
-    /// A metadata block's contents for reading: edited or as in the image.
-    pub fn view(&mut self, block: u64) -> &Block {
-        &self.edit(block).contents
-    }
-
-    /// Puts bytes into a metadata block.
+    /// Puts bytes into a (verified) metadata block.
     pub fn put(&mut self, block: u64, at: usize, bytes: &[u8]) {
-        let edit = self.edit(block);
-        edit.contents[at..at + bytes.len()].copy_from_slice(bytes);
-        mark(&mut edit.dirty, at, bytes.len());
+        if !bytes.is_empty() {
+            self.edit(block, at..at + bytes.len())
+                .copy_from_slice(bytes);
+        }
     }
 
     /// Puts a structure into a metadata block.
@@ -367,46 +343,39 @@ impl<'s> Change<'s> {
         self.put(block, at, value.as_bytes());
     }
 
-    /// Reads a structure from a metadata block.
-    pub fn value<T: FromBytes>(&mut self, block: u64, at: usize) -> T {
-        let contents = &self.edit(block).contents[at..at + size_of::<T>()];
-        T::read_from_bytes(contents).expect("the slice has the structure's size")
-    }
-
     /// Moves bytes within a metadata block.
     pub fn shift(&mut self, block: u64, from: Range<usize>, to: usize) {
-        let edit = self.edit(block);
-        let length = from.len();
-        edit.contents.copy_within(from, to);
-        mark(&mut edit.dirty, to, length);
+        let mut bytes = [0; BLOCK];
+        let bytes = &mut bytes[..from.len()];
+        self.contents(block).copy(from.start, bytes);
+        self.put(block, to, bytes);
     }
 
-    /// Puts the edited lines, with the blocks' new checksums, into the record.
+    /// Puts what was edited, with the blocks' new checksums, into the record.
     fn emit_edits(&mut self) {
+        let mut scratch = self.block_buffer();
         while let Some(mut edit) = self.parts.edits.pop() {
-            if edit.dirty != 0 {
-                self.emit(&mut edit);
+            if edit.seal(&self.shared.image, &mut scratch) {
+                self.emit(&edit);
             }
-            self.parts.spare_blocks.push(edit.contents);
+            self.parts.spare_blocks.push(edit.into_room());
         }
+        self.parts.spare_blocks.push(scratch);
         self.parts.spare_blocks.truncate(SPARE_BLOCKS_MAX);
     }
 
-    fn emit(&mut self, edit: &mut Edit) {
-        let crc = crc32c(&edit.contents[BLOCK_CRC_FROM..]);
-        edit.contents[BLOCK_CRC..BLOCK_CRC_FROM].copy_from_slice(&crc.to_le_bytes());
-        mark(&mut edit.dirty, BLOCK_CRC, 4);
+    fn emit(&mut self, edit: &Edit) {
         let target = edit.block * BLOCK as u64;
-        if edit.fresh {
-            self.zero(target, BLOCK as u32);
+        let mut end = 0;
+        for (at, bytes) in edit.changes() {
+            if edit.fresh && end < at {
+                self.zero(target + end as u64, (at - end) as u32);
+            }
+            self.bytes(target + at as u64, bytes);
+            end = at + bytes.len();
         }
-        let mut dirty = edit.dirty;
-        while dirty != 0 {
-            let first = dirty.trailing_zeros();
-            let count = (!(dirty >> first)).trailing_zeros().min(64 - first);
-            let bytes = first as usize * 64..(first + count) as usize * 64;
-            self.bytes(target + u64::from(first) * 64, &edit.contents[bytes]);
-            dirty &= !((u64::MAX >> (64 - count)) << first);
+        if edit.fresh && end < BLOCK {
+            self.zero(target + end as u64, (BLOCK - end) as u32);
         }
         self.shared.image.set_verified(edit.block);
     }
@@ -452,12 +421,11 @@ impl<'s> Change<'s> {
             let (group, bit) = allocator.inode_bit(*number);
             set(group, *map, bit, 1, *used);
         }
-        let mut lines: SmallVec<[(u64, [u8; 64]); 8]> = SmallVec::new();
         for group in &mut groups {
-            group.drain_lines(image, |target, line| lines.push((target, line)));
-        }
-        for (target, line) in lines {
-            self.parts.encode(Kind::Line, target, 64, 0, &line);
+            let parts = &mut self.parts;
+            group.drain_lines(image, |target, line| {
+                parts.encode(Kind::Line, target, 64, 0, &line);
+            });
         }
         // The place is taken while the groups are locked: the lines are right only in this order.
         self.place(entered)
@@ -490,7 +458,7 @@ impl<'s> Change<'s> {
             }
         }
         let (place, crc) = self.sequence(shared.ring.enter());
-        self.stamp_inodes(place.number);
+        self.prepare_apply(place.number);
         if shared.defects.apply_before_commit {
             self.apply(place.number);
         }
@@ -515,15 +483,20 @@ impl<'s> Change<'s> {
         place.number
     }
 
-    /// Computes the inodes' checksums: after the fence, reading what was written before it would wait for it.
-    fn stamp_inodes(&mut self, number: u64) {
+    /// Computes the inodes' checksums, since after the fence, reading what was written before it would wait for it; and
+    /// has the lines of the image fetched that the operations will write, while the record is on its way.
+    fn prepare_apply(&mut self, number: u64) {
+        let image = &self.shared.image;
         let Parts {
             record, operations, ..
         } = &mut *self.parts;
         for placed in operations {
+            if placed.kind != Kind::Block {
+                image.prefetch(placed.target, placed.payload.len());
+            }
             if placed.kind == Kind::Inode {
                 let operation = placed.operation(record);
-                placed.crc = self.shared.image.inode_crc(&operation, number);
+                placed.crc = image.inode_crc(&operation, number);
             }
         }
     }
@@ -563,13 +536,5 @@ impl Drop for Change<'_> {
         if let Some(number) = self.taken_inode.take() {
             self.shared.allocator.give_back_inode(number);
         }
-    }
-}
-
-/// Marks the lines of a range as changed.
-fn mark(dirty: &mut u64, at: usize, length: usize) {
-    if length > 0 {
-        let (first, last) = (at / 64, (at + length - 1) / 64);
-        *dirty |= (u64::MAX >> (63 - last)) & (u64::MAX << first);
     }
 }

@@ -3,12 +3,13 @@
 use std::hash::Hasher;
 
 use siphasher::sip::SipHasher13;
-use zerocopy::{FromBytes, FromZeros};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::BLOCK;
 use crate::allocator::Run;
 use crate::attributes::FileKind;
 use crate::change::Change;
+use crate::edit::Contents;
 use crate::error::{Error, Result};
 use crate::image::{Block, Image};
 use crate::layout::directory::*;
@@ -52,6 +53,16 @@ struct Found {
     entry: EntryHeader,
 }
 
+/// Where a name is stored, and where it leads. Right as long as nothing changes the directory.
+#[derive(Clone, Copy, Debug)]
+pub struct Stored {
+    /// What the name leads to.
+    pub target: Target,
+    block: u64,
+    logical: u64,
+    found: Found,
+}
+
 /// Hash of a name under the pool's key: [`HASH_BITS`] bits.
 pub fn hash_name(key: &[u8; 16], name: &[u8]) -> u64 {
     let mut hasher = SipHasher13::new_with_key(key);
@@ -74,7 +85,10 @@ pub fn check_name(name: &[u8]) -> Result<()> {
             "names must not be empty, `.` or `..`",
         )),
         _ if name.len() > crate::NAME_LENGTH_MAX => Err(Error::NameTooLong),
-        _ if name.contains(&b'/') || name.contains(&0) => {
+        _ if name
+            .iter()
+            .fold(false, |bad, byte| bad | (*byte == b'/') | (*byte == 0)) =>
+        {
             Err(Error::InvalidArgument("names have no `/` and no NUL"))
         }
         _ => Ok(()),
@@ -175,19 +189,20 @@ impl<'a> Reader<'a> {
     }
 
     /// Looks a name up.
-    pub fn find(&self, hash: u64, name: &[u8]) -> Result<Option<Target>> {
-        let Some((block, _)) = self.leaf(prefix(hash))? else {
+    pub fn find(&self, hash: u64, name: &[u8]) -> Result<Option<Stored>> {
+        let Some((block, logical)) = self.leaf(prefix(hash))? else {
             return Ok(None);
         };
-        let found = find_in_leaf(
-            &ImageLeaf {
-                image: self.image,
-                base: block * BLOCK as u64,
-            },
-            hash,
-            name,
-        );
-        found.map(|found| target(&found.entry, block)).transpose()
+        let found = Search::new(Contents::new(self.image, block, None), hash, name).found;
+        let stored = |found: Found| {
+            Ok(Stored {
+                target: target(&found.entry, block)?,
+                block,
+                logical,
+                found,
+            })
+        };
+        found.map(stored).transpose()
     }
 
     /// Visits the entries behind `cookie` in the order of their keys, `.` and `..` first, until `visit` says no.
@@ -249,79 +264,89 @@ fn target(entry: &EntryHeader, block: u64) -> Result<Target> {
     })
 }
 
-/// Access to a leaf that is in the image or being edited.
-trait Leaf {
-    fn word(&self, at: usize) -> u64;
-    fn copy(&self, at: usize, into: &mut [u8]);
-}
-
-struct ImageLeaf<'a> {
-    image: &'a Image,
-    base: u64,
-}
-
-impl Leaf for ImageLeaf<'_> {
-    #[inline]
-    fn word(&self, at: usize) -> u64 {
-        self.image.load(self.base + at as u64)
-    }
-
-    fn copy(&self, at: usize, into: &mut [u8]) {
-        self.image.read(self.base + at as u64, into);
-    }
-}
-
-impl Leaf for Block {
-    #[inline]
-    fn word(&self, at: usize) -> u64 {
-        u64::from_le_bytes(self[at..at + 8].try_into().expect("eight bytes"))
-    }
-
-    fn copy(&self, at: usize, into: &mut [u8]) {
-        into.copy_from_slice(&self[at..at + into.len()]);
-    }
+/// What of a leaf's header changes with its names.
+fn shape(leaf: Contents<'_>) -> Shape {
+    zerocopy::transmute!(leaf.word(SHAPE))
 }
 
 /// Most slots in a leaf: each has an entry with a name of at least one byte.
 const SLOTS_MAX: usize = (BLOCK - SLOTS) / (SLOT + entry_size(1));
+/// Slots that are compared at once.
+const SLOTS_AT_ONCE: usize = 16;
+/// Puts a value into both halves of a word.
+const TWICE: u64 = 1 << 32 | 1;
 
-/// The slots of a leaf whose tags are those of the hash, with their entries.
-fn candidates<'l>(
-    leaf: &'l impl Leaf,
-    hash: u64,
-    slots: &'l mut [u8; SLOTS_MAX * SLOT],
-) -> impl Iterator<Item = Found> + 'l {
-    let count = ((leaf.word(32) >> 16) as u16 as usize).min(SLOTS_MAX);
-    let slots = &mut slots[..count * SLOT];
-    leaf.copy(SLOTS, slots);
-    let wanted = tag(hash).to_le_bytes();
-    slots
-        .chunks_exact(SLOT)
-        .enumerate()
-        .filter(move |(_, slot)| slot[..2] == wanted)
-        .filter_map(move |(slot, bytes)| {
-            let offset = u16::from_le_bytes([bytes[2], bytes[3]]) as usize;
-            let mut bytes = [0; ENTRY];
-            leaf.copy(offset, &mut bytes);
-            let entry: EntryHeader = zerocopy::transmute!(bytes);
-            (entry.key >> DISCRIMINATOR_BITS == hash).then_some(Found {
+/// What a leaf holds for a name and its hash.
+struct Search {
+    /// The name's entry.
+    found: Option<Found>,
+    /// One bit for each discriminator that a name of the hash has.
+    taken: u128,
+}
+
+impl Search {
+    fn new(leaf: Contents<'_>, hash: u64, name: &[u8]) -> Search {
+        let mut search = Search {
+            found: None,
+            taken: 0,
+        };
+        let count = (shape(leaf).count as usize).min(SLOTS_MAX);
+        let mut words = [0u64; SLOTS_MAX.next_multiple_of(SLOTS_AT_ONCE) / 2];
+        leaf.copy(SLOTS, &mut words.as_mut_bytes()[..count * SLOT]);
+        let wanted = u64::from(tag(hash)) * TWICE;
+        let some_first = (0..count).step_by(SLOTS_AT_ONCE);
+        for (first, some) in some_first.zip(words.chunks_exact(SLOTS_AT_ONCE / 2)) {
+            // Almost always no: this looks at all of them, two in a word, without a branch. Only from a difference of
+            // zero does the subtraction borrow.
+            let borrows = some.iter().fold(0, |borrows, word| {
+                borrows | ((word ^ wanted) & (0xffff * TWICE)).wrapping_sub(TWICE)
+            });
+            if borrows & (TWICE << 31) == 0 {
+                continue;
+            }
+            for slot in first..count.min(first + SLOTS_AT_ONCE) {
+                let word = words[slot / 2] >> (slot % 2 * 32);
+                if word as u16 == tag(hash) {
+                    search.look_at(leaf, slot, (word >> 16) as u16 as usize, hash, name);
+                }
+            }
+        }
+        search
+    }
+
+    fn look_at(&mut self, leaf: Contents<'_>, slot: usize, offset: usize, hash: u64, name: &[u8]) {
+        let mut bytes = [0; ENTRY];
+        leaf.copy(offset, &mut bytes);
+        let entry: EntryHeader = zerocopy::transmute!(bytes);
+        if entry.key >> DISCRIMINATOR_BITS != hash {
+            return;
+        }
+        let discriminator = entry.key as u16;
+        self.taken |= 1u128.checked_shl(discriminator.into()).unwrap_or(0);
+        if entry.name_length as usize == name.len() && is_stored(leaf, offset + ENTRY, name) {
+            self.found = Some(Found {
                 slot,
                 offset,
                 entry,
-            })
-        })
+            });
+        }
+    }
+
+    /// A number that no other name of the hash has. There are more bits than slots.
+    fn free_discriminator(&self) -> u64 {
+        self.taken.trailing_ones().into()
+    }
 }
 
-/// Finds a name in its leaf.
-fn find_in_leaf(leaf: &impl Leaf, hash: u64, name: &[u8]) -> Option<Found> {
-    let mut stored = [0; crate::NAME_LENGTH_MAX];
-    candidates(leaf, hash, &mut [0; SLOTS_MAX * SLOT]).find(|found| {
-        let stored = &mut stored[..found.entry.name_length as usize];
-        stored.len() == name.len() && {
-            leaf.copy(found.offset + ENTRY, stored);
-            stored == name
-        }
-    })
+/// Whether the bytes at a multiple of 8 are those of the name.
+fn is_stored(leaf: Contents<'_>, at: usize, name: &[u8]) -> bool {
+    let (words, rest) = name.as_chunks::<8>();
+    let stored = |index: usize| leaf.word(at + 8 * index).to_le_bytes();
+    words
+        .iter()
+        .enumerate()
+        .all(|(index, word)| stored(index) == *word)
+        && (rest.is_empty() || stored(words.len())[..rest.len()] == *rest)
 }
 
 /// A directory being changed. The caller holds its lock and puts the inode into the change.
@@ -350,7 +375,7 @@ impl<'s> Writer<'_, 's> {
         };
         let logical = prefix(hash).min(extent.end() - 1);
         let block = extent.physical + (logical - extent.logical);
-        if self.change.edited(block).is_none() {
+        if !self.change.is_edited(block) {
             Reader {
                 image: self.change.image(),
                 number: self.number,
@@ -361,8 +386,12 @@ impl<'s> Writer<'_, 's> {
         Ok(Some((block, logical)))
     }
 
-    fn header(&mut self, block: u64) -> LeafHeader {
-        self.change.value(block, 0)
+    fn shape(&self, block: u64) -> Shape {
+        shape(self.change.contents(block))
+    }
+
+    fn put_shape(&mut self, block: u64, shape: Shape) {
+        self.change.put_value(block, SHAPE, &shape);
     }
 
     fn new_leaf(&mut self, logical: u64, depth: u16) -> Result<u64> {
@@ -390,35 +419,30 @@ impl<'s> Writer<'_, 's> {
                 Some(leaf) => leaf,
                 None => (self.new_leaf(0, 0)?, 0),
             };
-            if find_in_leaf(self.change.view(block), hash, name).is_some() {
+            let search = Search::new(self.change.contents(block), hash, name);
+            if search.found.is_some() {
                 return Err(Error::Exists);
             }
-            let header = self.header(block);
-            let (need, slots_end) = (entry_size(name.len()), SLOTS + header.count as usize * SLOT);
-            let gap = header.heap as usize - slots_end;
-            if gap >= need + SLOT {
+            let shape = self.shape(block);
+            let need = entry_size(name.len()) + SLOT;
+            let gap = shape.heap as usize - (SLOTS + shape.count as usize * SLOT);
+            if gap >= need {
+                let key = hash << DISCRIMINATOR_BITS | search.free_discriminator();
+                self.append(block, shape, key, name, target);
                 self.inode.entries = self.inode.entries.saturating_add(1);
-                return self.append(block, header, hash, name, target);
+                return Ok(());
             }
-            if gap + header.dead as usize >= need + SLOT {
-                self.compact(block);
+            if gap + shape.dead as usize >= need {
+                self.compact(block, shape.depth);
             } else {
-                self.split(block, logical, header)?;
+                self.split(block, logical, shape.depth)?;
             }
         }
     }
 
     /// Puts an entry into a leaf that has room for it.
-    fn append(
-        &mut self,
-        block: u64,
-        header: LeafHeader,
-        hash: u64,
-        name: &[u8],
-        target: Target,
-    ) -> Result<()> {
-        let key = hash << DISCRIMINATOR_BITS | self.free_discriminator(block, hash);
-        let offset = header.heap - entry_size(name.len()) as u16;
+    fn append(&mut self, block: u64, shape: Shape, key: u64, name: &[u8], target: Target) {
+        let offset = shape.heap - entry_size(name.len()) as u16;
         let entry = EntryHeader {
             key,
             number: target.number,
@@ -428,168 +452,155 @@ impl<'s> Writer<'_, 's> {
             name_length: name.len() as u8,
             reserved: [0; 6],
         };
-        let mut bytes = [0; entry_size(crate::NAME_LENGTH_MAX)];
-        bytes[..ENTRY].copy_from_slice(zerocopy::IntoBytes::as_bytes(&entry));
-        bytes[ENTRY..ENTRY + name.len()].copy_from_slice(name);
-        self.change
-            .put(block, offset as usize, &bytes[..entry_size(name.len())]);
+        let at = offset as usize;
+        let bytes = self.change.edit(block, at..at + entry_size(name.len()));
+        let (header, rest) = bytes.split_at_mut(ENTRY);
+        header.copy_from_slice(entry.as_bytes());
+        rest[..name.len()].copy_from_slice(name);
+        rest[name.len()..].fill(0);
         let slot = Slot {
-            tag: tag(hash),
+            tag: tag(key >> DISCRIMINATOR_BITS),
             offset,
         };
-        self.change
-            .put_value(block, SLOTS + header.count as usize * SLOT, &slot);
-        let header = LeafHeader {
-            count: header.count + 1,
+        let at = SLOTS + shape.count as usize * SLOT;
+        self.change.put_value(block, at, &slot);
+        let shape = Shape {
+            count: shape.count + 1,
             heap: offset,
-            ..header
+            ..shape
         };
-        self.change.put_value(block, 0, &header);
+        self.put_shape(block, shape);
+    }
+
+    /// Removes a name.
+    pub fn remove(&mut self, stored: &Stored) -> Result<()> {
+        let Stored {
+            block,
+            logical,
+            found,
+            ..
+        } = *stored;
+        let mut shape = self.shape(block);
+        shape.count -= 1;
+        let last = shape.count as usize;
+        if found.slot < last {
+            let mut slot = [0; SLOT];
+            let leaf = self.change.contents(block);
+            leaf.copy(SLOTS + last * SLOT, &mut slot);
+            self.change.put(block, SLOTS + found.slot * SLOT, &slot);
+        }
+        let size = entry_size(found.entry.name_length as usize) as u16;
+        if found.offset == shape.heap as usize {
+            shape.heap += size;
+        } else {
+            shape.dead += size;
+        }
+        if shape.count == 0 {
+            (shape.heap, shape.dead) = (BLOCK as u16, 0);
+        }
+        self.put_shape(block, shape);
+        self.inode.entries = self.inode.entries.saturating_sub(1);
+        if shape.count == 0 {
+            self.merge(block, logical, shape)?;
+        }
         Ok(())
     }
 
-    /// A number that no other name of the same hash has.
-    fn free_discriminator(&mut self, block: u64, hash: u64) -> u64 {
-        let mut taken: Vec<u64> =
-            candidates(self.change.view(block), hash, &mut [0; SLOTS_MAX * SLOT])
-                .map(|found| found.entry.key & ((1 << DISCRIMINATOR_BITS) - 1))
-                .collect();
-        taken.sort_unstable();
-        let gap = (0..).zip(&taken).find(|(free, taken)| free != *taken);
-        gap.map_or(taken.len() as u64, |(free, _)| free)
-    }
-
-    /// Removes a name; what it led to, if it was there.
-    pub fn remove(&mut self, hash: u64, name: &[u8]) -> Result<Option<Target>> {
-        let Some((block, logical)) = self.leaf(hash)? else {
-            return Ok(None);
-        };
-        let Some(found) = find_in_leaf(self.change.view(block), hash, name) else {
-            return Ok(None);
-        };
-        let target = target(&found.entry, block)?;
-        let mut header = self.header(block);
-        header.count -= 1;
-        let last: Slot = self
-            .change
-            .value(block, SLOTS + header.count as usize * SLOT);
-        if found.slot < header.count as usize {
-            self.change
-                .put_value(block, SLOTS + found.slot * SLOT, &last);
-        }
-        let size = entry_size(name.len()) as u16;
-        if found.offset == header.heap as usize {
-            header.heap += size;
-        } else {
-            header.dead += size;
-        }
-        if header.count == 0 {
-            (header.heap, header.dead) = (BLOCK as u16, 0);
-        }
-        self.change.put_value(block, 0, &header);
-        self.inode.entries = self.inode.entries.saturating_sub(1);
-        if header.count == 0 {
-            self.merge(block, logical, header)?;
-        }
-        Ok(Some(target))
-    }
-
-    /// Makes a name lead elsewhere. It must be there.
-    pub fn redirect(&mut self, hash: u64, name: &[u8], to: Target) -> Result<()> {
-        let (block, _) = self.leaf(hash)?.ok_or(Error::NotFound)?;
-        let found = find_in_leaf(self.change.view(block), hash, name).ok_or(Error::NotFound)?;
-        let kind = (to.kind.bits() >> 12) as u8;
+    /// Makes a name lead elsewhere.
+    pub fn redirect(&mut self, stored: &Stored, to: Target) {
         let entry = EntryHeader {
             number: to.number,
             generation: to.generation,
-            kind,
-            ..found.entry
+            kind: (to.kind.bits() >> 12) as u8,
+            ..stored.found.entry
         };
-        self.change.put_value(block, found.offset, &entry);
-        Ok(())
+        self.change
+            .put_value(stored.block, stored.found.offset, &entry);
     }
 
     /// Writes the live entries of a leaf anew, without the gaps.
-    fn compact(&mut self, block: u64) {
-        let old = *self.change.view(block);
-        self.rewrite(block, &old, |_| true);
+    fn compact(&mut self, block: u64, depth: u16) {
+        let old = self.change.contents(block).whole();
+        self.rewrite(block, depth, &old, |_| true);
     }
 
     /// Fills a leaf with those entries of `from` that `keep` wants.
-    fn rewrite(&mut self, block: u64, from: &Block, keep: impl Fn(&EntryHeader) -> bool) {
-        let mut header = LeafHeader {
+    fn rewrite(
+        &mut self,
+        block: u64,
+        depth: u16,
+        from: &Block,
+        keep: impl Fn(&EntryHeader) -> bool,
+    ) {
+        let mut shape = Shape {
+            depth,
             count: 0,
             heap: BLOCK as u16,
             dead: 0,
-            ..self.header(block)
         };
         let mut contents = [0; BLOCK];
         for (entry, name) in leaf_entries(from).filter(|(entry, _)| keep(entry)) {
-            header.heap -= entry_size(name.len()) as u16;
-            let offset = header.heap as usize;
-            contents[offset..offset + ENTRY].copy_from_slice(zerocopy::IntoBytes::as_bytes(&entry));
+            shape.heap -= entry_size(name.len()) as u16;
+            let offset = shape.heap as usize;
+            contents[offset..offset + ENTRY].copy_from_slice(entry.as_bytes());
             contents[offset + ENTRY..offset + ENTRY + name.len()].copy_from_slice(name);
             let slot = Slot {
                 tag: tag(entry.key >> DISCRIMINATOR_BITS),
-                offset: header.heap,
+                offset: shape.heap,
             };
-            let at = SLOTS + header.count as usize * SLOT;
-            contents[at..at + SLOT].copy_from_slice(zerocopy::IntoBytes::as_bytes(&slot));
-            header.count += 1;
+            let at = SLOTS + shape.count as usize * SLOT;
+            contents[at..at + SLOT].copy_from_slice(slot.as_bytes());
+            shape.count += 1;
         }
-        self.change.put(block, SLOTS, &contents[SLOTS..]);
-        self.change.put_value(block, 0, &header);
+        let slots = SLOTS..SLOTS + shape.count as usize * SLOT;
+        self.change.put(block, SLOTS, &contents[slots]);
+        let heap = shape.heap as usize;
+        self.change.put(block, heap, &contents[heap..]);
+        self.put_shape(block, shape);
     }
 
     /// Divides a leaf by the next bit of the hashes.
-    fn split(&mut self, block: u64, logical: u64, header: LeafHeader) -> Result<()> {
-        if u32::from(header.depth) == PREFIX_BITS {
+    fn split(&mut self, block: u64, logical: u64, depth: u16) -> Result<()> {
+        if u32::from(depth) == PREFIX_BITS {
             // More names of one 32-bit prefix than a leaf holds: with a keyed hash this does not happen.
             return Err(Error::NoSpace);
         }
-        let depth = header.depth + 1;
+        let depth = depth + 1;
         let bit = 1 << (PREFIX_BITS - u32::from(depth));
-        let old = *self.change.view(block);
+        let old = self.change.contents(block).whole();
         let upper = self.new_leaf(logical | bit, depth)?;
         let is_upper = |entry: &EntryHeader| prefix(entry.key >> DISCRIMINATOR_BITS) & bit != 0;
-        self.change
-            .put_value(block, 0, &LeafHeader { depth, ..header });
-        self.rewrite(upper, &old, is_upper);
-        self.rewrite(block, &old, |entry| !is_upper(entry));
+        self.rewrite(upper, depth, &old, is_upper);
+        self.rewrite(block, depth, &old, |entry| !is_upper(entry));
         Ok(())
     }
 
     /// Lets the neighbour of the same depth, if there is one, take over the range of an empty leaf.
-    fn merge(&mut self, block: u64, logical: u64, header: LeafHeader) -> Result<()> {
-        if header.depth == 0 {
+    fn merge(&mut self, block: u64, logical: u64, shape: Shape) -> Result<()> {
+        if shape.depth == 0 {
             return self.drop_leaf(block, logical);
         }
-        let bit = 1 << (PREFIX_BITS - u32::from(header.depth));
-        let buddy_logical = logical ^ bit;
-        let Some((buddy, _)) = self.leaf(buddy_logical << (HASH_BITS - PREFIX_BITS))? else {
+        let bit = 1 << (PREFIX_BITS - u32::from(shape.depth));
+        let wanted = logical ^ bit;
+        let Some((buddy, buddy_logical)) = self.leaf(wanted << (HASH_BITS - PREFIX_BITS))? else {
             return Ok(());
         };
-        let buddy_header = self.header(buddy);
-        if buddy_header.logical != buddy_logical || buddy_header.depth != header.depth {
+        let buddy_shape = self.shape(buddy);
+        if buddy_logical != wanted || buddy_shape.depth != shape.depth {
             return Ok(());
         }
-        let depth = header.depth - 1;
+        let depth = shape.depth - 1;
         if logical & bit == 0 {
             // The lower place stays: the upper one's entries move into it.
-            let entries = *self.change.view(buddy);
-            self.change
-                .put_value(block, 0, &LeafHeader { depth, ..header });
-            self.rewrite(block, &entries, |_| true);
+            let entries = self.change.contents(buddy).whole();
+            self.rewrite(block, depth, &entries, |_| true);
             self.drop_leaf(buddy, buddy_logical)
         } else {
-            self.change.put_value(
-                buddy,
-                0,
-                &LeafHeader {
-                    depth,
-                    ..buddy_header
-                },
-            );
+            let shape = Shape {
+                depth,
+                ..buddy_shape
+            };
+            self.put_shape(buddy, shape);
             self.drop_leaf(block, logical)
         }
     }

@@ -213,6 +213,16 @@ impl Image {
         self.read(block * BLOCK as u64, into);
     }
 
+    /// Hints that up to four lines from `offset` on are wanted soon.
+    #[inline]
+    pub fn prefetch(&self, offset: u64, length: usize) {
+        let lines = (offset % LINE as u64 + length as u64).div_ceil(LINE as u64);
+        for line in 0..lines.min(4) {
+            self.region
+                .prefetch(self.base + offset + line * LINE as u64);
+        }
+    }
+
     /// Hints that a part of a data block and its checksum are wanted soon. A wrong guess does no harm.
     #[inline]
     pub fn prefetch_data(&self, block: u64, inside: usize) {

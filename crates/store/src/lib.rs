@@ -22,6 +22,7 @@ mod checksum;
 mod clock;
 mod defects;
 mod directory;
+mod edit;
 mod error;
 mod extents;
 mod file;

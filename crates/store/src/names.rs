@@ -4,6 +4,7 @@
 //! again under them; when something changed in between, the operation starts over.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
@@ -12,7 +13,7 @@ use zerocopy::IntoBytes;
 use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::checksum::crc32c;
-use crate::directory::{Entry, Reader, Target, Writer, check_name};
+use crate::directory::{Entry, Reader, Stored, Target, Writer, check_name};
 use crate::error::{Error, Result};
 use crate::file::{free_inode, has_tree};
 use crate::layout::inode::{INLINE_TARGET_MAX, Inode};
@@ -61,6 +62,7 @@ struct Locked<'a> {
     node: &'a Arc<Node>,
     state: RwLockWriteGuard<'a, Inode>,
     new: Inode,
+    is_changed: bool,
 }
 
 /// Inodes locked for one operation, each once, by ascending number.
@@ -79,6 +81,7 @@ impl<'a> LockedSet<'a> {
                 node,
                 new: *state,
                 state,
+                is_changed: false,
             }
         };
         LockedSet {
@@ -100,13 +103,14 @@ impl<'a> LockedSet<'a> {
     /// Commits, and makes the new states the present ones.
     fn commit(&mut self, mut change: Change<'_>) {
         for locked in &mut self.locked {
-            if *locked.state != locked.new {
+            locked.is_changed = locked.state.as_bytes() != locked.new.as_bytes();
+            if locked.is_changed {
                 change.inode_from(locked.node.number(), &locked.state, &mut locked.new);
             }
         }
         let number = change.commit();
         for locked in &mut self.locked {
-            if *locked.state != locked.new {
+            if locked.is_changed {
                 locked.new.version = number;
                 *locked.state = locked.new;
             }
@@ -114,27 +118,50 @@ impl<'a> LockedSet<'a> {
     }
 }
 
+/// What a name led to when no lock was held yet.
+struct Known {
+    /// As they were in the directory.
+    edits: u64,
+    found: Option<Found>,
+}
+
+/// A name that was found, and its inode.
+struct Found {
+    node: Arc<Node>,
+    stored: Stored,
+}
+
+impl Known {
+    /// Whether it is so still; the directory is locked.
+    fn is_right(&self, directory: &Node) -> bool {
+        self.edits == directory.edits.load(Ordering::Relaxed)
+    }
+}
+
 impl Store {
+    /// For changing the names in a directory, whose lock the caller holds.
     fn writer<'a, 's>(
         change: &'a mut Change<'s>,
-        number: u64,
+        directory: &Node,
         inode: &'a mut Inode,
     ) -> Writer<'a, 's> {
+        let edits = directory.edits.load(Ordering::Relaxed);
+        directory.edits.store(edits + 1, Ordering::Relaxed);
         Writer {
             change,
-            number,
+            number: directory.number(),
             inode,
         }
     }
 
-    fn find(&self, number: u64, inode: &Inode, name: &[u8]) -> Result<Option<Target>> {
+    fn find(&self, number: u64, inode: &Inode, hash: u64, name: &[u8]) -> Result<Option<Stored>> {
         check_directory(inode)?;
         let reader = Reader {
             image: &self.shared.image,
             number,
             inode,
         };
-        reader.find(self.hash(name), name)
+        reader.find(hash, name)
     }
 
     /// Looks a name up. `.` and `..` are names too.
@@ -145,13 +172,31 @@ impl Store {
             b".." if state.is_directory() => state.parent,
             _ if name.len() > crate::NAME_LENGTH_MAX => return Err(Error::NameTooLong),
             _ => {
-                self.find(directory.number(), &state, name)?
+                self.find(directory.number(), &state, self.hash(name), name)?
                     .ok_or(Error::NotFound)?
+                    .target
                     .number
             }
         };
         // Still under the lock: while the name is there its inode cannot be freed, nor its number be used again.
         self.node(number)
+    }
+
+    /// Looks up a name that is to be changed, before the locks for that are taken.
+    fn look_ahead(&self, directory: &Node, hash: u64, name: &[u8]) -> Result<Known> {
+        let state = directory.state.read();
+        let found = match self.find(directory.number(), &state, hash, name)? {
+            // Still under the lock, as in `lookup`.
+            Some(stored) => Some(Found {
+                node: self.node(stored.target.number)?,
+                stored,
+            }),
+            None => None,
+        };
+        Ok(Known {
+            edits: directory.edits.load(Ordering::Relaxed),
+            found,
+        })
     }
 
     /// Makes a file, directory, link or node.
@@ -167,10 +212,13 @@ impl Store {
         if parent.links == 0 {
             return Err(Error::NotFound);
         }
+        let hash = self.hash(name);
         let mut change = Change::new(&self.shared);
         let number = change.allocate_inode().or_else(|full| {
             // A name that is taken is the better reason.
-            let taken = self.find(directory.number(), &parent, name)?.is_some();
+            let taken = self
+                .find(directory.number(), &parent, hash, name)?
+                .is_some();
             Err(if taken { Error::Exists } else { full })
         })?;
         let old = self.shared.image.inode(number)?;
@@ -185,12 +233,10 @@ impl Store {
             generation: inode.generation,
             kind: new.kind,
         };
-        let hash = self.hash(name);
-        Self::writer(&mut change, directory.number(), &mut parent_new)
-            .insert(hash, name, target)?;
+        Self::writer(&mut change, directory, &mut parent_new).insert(hash, name, target)?;
         (parent_new.modified_ns, parent_new.changed_ns) = (inode.created_ns, inode.created_ns);
         change.inode_from(directory.number(), &parent, &mut parent_new);
-        change.inode(number, &mut inode, 256);
+        change.inode_from(number, &old, &mut inode);
         inode.version = change.commit();
         parent_new.version = inode.version;
         *parent = parent_new;
@@ -304,11 +350,10 @@ impl Store {
     /// Gives a file another name.
     pub fn link(&self, node: &Arc<Node>, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
         check_name(name)?;
+        let hash = self.hash(name);
         let mut set = LockedSet::lock(&[node, directory]);
-        if self
-            .find(directory.number(), &set.get(directory.number()).state, name)?
-            .is_some()
-        {
+        let state = &set.get(directory.number()).state;
+        if self.find(directory.number(), state, hash, name)?.is_some() {
             return Err(Error::Exists);
         }
         let now = self.now_ns();
@@ -326,11 +371,7 @@ impl Store {
         if parent.links == 0 {
             return Err(Error::NotFound);
         }
-        Self::writer(&mut change, directory.number(), parent).insert(
-            self.hash(name),
-            name,
-            target,
-        )?;
+        Self::writer(&mut change, directory, parent).insert(hash, name, target)?;
         (parent.modified_ns, parent.changed_ns) = (now, now);
         set.commit(change);
         Ok(())
@@ -350,29 +391,28 @@ impl Store {
         check_name(name)?;
         let hash = self.hash(name);
         loop {
-            let node = self.lookup(directory, name)?;
-            let mut set = LockedSet::lock(&[directory, &node]);
-            let mut change = Change::with_reserve(&self.shared);
-            let parent = set.inode(directory.number());
-            let removed =
-                Self::writer(&mut change, directory.number(), parent).remove(hash, name)?;
-            if removed.map(|target| target.number) != Some(node.number()) {
+            let known = self.look_ahead(directory, hash, name)?;
+            let Found { node, stored } = known.found.as_ref().ok_or(Error::NotFound)?;
+            let mut set = LockedSet::lock(&[directory, node]);
+            if !known.is_right(directory) {
                 continue;
             }
             check_removable(&set.get(node.number()).state, is_directory)?;
             let now = self.now_ns();
+            let mut change = Change::with_reserve(&self.shared);
             let parent = set.inode(directory.number());
+            Self::writer(&mut change, directory, parent).remove(stored)?;
             (parent.modified_ns, parent.changed_ns) = (now, now);
             if is_directory {
                 add_links(parent, -1);
             }
-            let unfinished = self.drop_link(&mut change, &node, set.inode(node.number()), now)?;
+            let unfinished = self.drop_link(&mut change, node, set.inode(node.number()), now)?;
             set.commit(change);
             let state = &mut set.get(node.number()).state;
             if state.mode == 0 {
-                self.nodes.remove(&node);
+                self.nodes.remove(node);
             } else if unfinished {
-                self.reclaim(&node, state)?;
+                self.reclaim(node, state)?;
             }
             return Ok(());
         }
@@ -426,24 +466,23 @@ impl Store {
         check_name(new_name)?;
         // Only one rename at a time moves between directories, so that no two make a cycle together.
         let _guard = (from.number() != to.number()).then(|| self.renames.lock());
+        let (hash, new_hash) = (self.hash(name), self.hash(new_name));
         loop {
-            let source = self.lookup(from, name)?;
-            let target = match self.lookup(to, new_name) {
-                Ok(node) => Some(node),
-                Err(Error::NotFound) => None,
-                Err(error) => return Err(error),
-            };
+            let known = self.look_ahead(from, hash, name)?;
+            let source = known.found.as_ref().ok_or(Error::NotFound)?;
+            let new_known = self.look_ahead(to, new_hash, new_name)?;
+            let target = new_known.found.as_ref();
             // In the order in which Linux finds objections.
-            match (mode, &target) {
+            match (mode, target) {
                 (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
                 (RenameMode::Exchange, None) => return Err(Error::NotFound),
                 _ => {}
             }
-            self.check_no_cycle(&source, to)?;
-            match (mode, &target) {
-                (RenameMode::Exchange, Some(target)) => self.check_no_cycle(target, from)?,
+            self.check_no_cycle(&source.node, to)?;
+            match (mode, target) {
+                (RenameMode::Exchange, Some(target)) => self.check_no_cycle(&target.node, from)?,
                 (_, Some(target)) => {
-                    self.check_no_cycle(target, from)
+                    self.check_no_cycle(&target.node, from)
                         .map_err(|error| match error {
                             Error::InvalidArgument(_) => Error::NotEmpty,
                             other => other,
@@ -451,21 +490,22 @@ impl Store {
                 }
                 _ => {}
             }
-            let mut nodes = vec![from, to, &source];
-            nodes.extend(&target);
+            let mut nodes: SmallVec<[_; 4]> = SmallVec::from_slice(&[from, to, &source.node]);
+            nodes.extend(target.map(|target| &target.node));
             let set = LockedSet::lock(&nodes);
+            if !known.is_right(from) || !new_known.is_right(to) {
+                continue;
+            }
             let rename = Rename {
                 store: self,
                 from,
-                name,
                 to,
+                new_hash,
                 new_name,
-                source: &source,
-                target: target.as_ref(),
+                source,
+                target,
             };
-            if let Some(result) = rename.carry_out(set, mode) {
-                return result;
-            }
+            return rename.carry_out(set, mode);
         }
     }
 
@@ -501,125 +541,87 @@ impl Store {
 struct Rename<'a> {
     store: &'a Store,
     from: &'a Arc<Node>,
-    name: &'a [u8],
     to: &'a Arc<Node>,
+    new_hash: u64,
     new_name: &'a [u8],
-    source: &'a Arc<Node>,
-    target: Option<&'a Arc<Node>>,
+    source: &'a Found,
+    target: Option<&'a Found>,
 }
 
 impl Rename<'_> {
-    /// `None`: something changed since the names were looked up.
-    fn carry_out(&self, mut set: LockedSet<'_>, mode: RenameMode) -> Option<Result<()>> {
-        let mut find = |directory: &Node, name| {
-            let found =
-                self.store
-                    .find(directory.number(), &set.get(directory.number()).state, name);
-            found.map(|target| target.map(|target| target.number))
-        };
-        match (find(self.from, self.name), find(self.to, self.new_name)) {
-            (Err(error), _) | (_, Err(error)) => return Some(Err(error)),
-            (Ok(source), Ok(target)) => {
-                let expected = (
-                    Some(self.source.number()),
-                    self.target.map(|target| target.number()),
-                );
-                if (source, target) != expected {
-                    return None;
-                }
-            }
-        }
-        Some(match (mode, self.target) {
-            (RenameMode::NoReplace, Some(_)) => Err(Error::Exists),
-            (RenameMode::Exchange, None) => Err(Error::NotFound),
+    fn carry_out(&self, set: LockedSet<'_>, mode: RenameMode) -> Result<()> {
+        match (mode, self.target) {
             // Two names of one file: nothing happens.
-            (_, Some(target)) if target.number() == self.source.number() => Ok(()),
+            (_, Some(target)) if target.node.number() == self.source.node.number() => Ok(()),
             (RenameMode::Exchange, Some(target)) => self.exchange(set, target),
             _ => self.replace(set),
-        })
+        }
     }
 
     fn replace(&self, mut set: LockedSet<'_>) -> Result<()> {
         let (store, now) = (self.store, self.store.now_ns());
-        let (hash, new_hash) = (store.hash(self.name), store.hash(self.new_name));
-        let source = *set.inode(self.source.number());
+        let number = self.source.node.number();
+        let source = &set.get(number).state;
         let moves_directory = source.is_directory();
+        let entry = target_of(number, source);
         if set.get(self.to.number()).state.links == 0 {
             return Err(Error::NotFound);
         }
         let mut change = Change::with_reserve(&store.shared);
         let mut unfinished = false;
-        let entry = target_of(self.source.number(), &source);
-        if let Some(target) = self.target {
-            check_removable(&set.get(target.number()).state, moves_directory)?;
-            unfinished = store.drop_link(&mut change, target, set.inode(target.number()), now)?;
+        if let Some(Found { node, stored }) = self.target {
+            check_removable(&set.get(node.number()).state, moves_directory)?;
+            unfinished = store.drop_link(&mut change, node, set.inode(node.number()), now)?;
             let to = set.inode(self.to.number());
-            Store::writer(&mut change, self.to.number(), to).redirect(
-                new_hash,
-                self.new_name,
-                entry,
-            )?;
+            Store::writer(&mut change, self.to, to).redirect(stored, entry);
             add_links(to, -i32::from(moves_directory));
-        } else {
-            let to = set.inode(self.to.number());
-            Store::writer(&mut change, self.to.number(), to).insert(
-                new_hash,
-                self.new_name,
-                entry,
-            )?;
         }
+        // Before the new name: that could move the old one's entry.
         let from = set.inode(self.from.number());
-        Store::writer(&mut change, self.from.number(), from).remove(hash, self.name)?;
+        Store::writer(&mut change, self.from, from).remove(&self.source.stored)?;
+        if self.target.is_none() {
+            let to = set.inode(self.to.number());
+            let mut to = Store::writer(&mut change, self.to, to);
+            to.insert(self.new_hash, self.new_name, entry)?;
+        }
         if moves_directory {
             add_links(set.inode(self.from.number()), -1);
             add_links(set.inode(self.to.number()), 1);
-            set.inode(self.source.number()).parent = self.to.number();
+            set.inode(number).parent = self.to.number();
         }
         self.touch(&mut set, now);
         set.commit(change);
-        if let Some(target) = self.target {
-            let state = &mut set.get(target.number()).state;
+        if let Some(Found { node, .. }) = self.target {
+            let state = &mut set.get(node.number()).state;
             if state.mode == 0 {
-                store.nodes.remove(target);
+                store.nodes.remove(node);
             } else if unfinished {
-                store.reclaim(target, state)?;
+                store.reclaim(node, state)?;
             }
         }
         Ok(())
     }
 
-    fn exchange(&self, mut set: LockedSet<'_>, target: &Arc<Node>) -> Result<()> {
+    fn exchange(&self, mut set: LockedSet<'_>, target: &Found) -> Result<()> {
         let (store, now) = (self.store, self.store.now_ns());
         let mut change = Change::with_reserve(&store.shared);
-        let (source_inode, target_inode) = (
-            *set.inode(self.source.number()),
-            *set.inode(target.number()),
-        );
-        for (directory, name, node, inode) in [
-            (self.from, self.name, target, &target_inode),
-            (self.to, self.new_name, self.source, &source_inode),
-        ] {
-            let entry = target_of(node.number(), inode);
-            let parent = set.inode(directory.number());
-            Store::writer(&mut change, directory.number(), parent).redirect(
-                store.hash(name),
-                name,
-                entry,
-            )?;
-            add_links(parent, i32::from(inode.is_directory()));
-            if inode.is_directory() {
-                set.inode(node.number()).parent = directory.number();
+        let sides = [
+            (self.from, self.source, &target.node),
+            (self.to, target, &self.source.node),
+        ];
+        for (directory, old, node) in sides {
+            let old_is_directory = set.get(old.node.number()).state.is_directory();
+            let inode = set.inode(node.number());
+            let (entry, is_directory) = (target_of(node.number(), inode), inode.is_directory());
+            if is_directory {
+                inode.parent = directory.number();
             }
+            let parent = set.inode(directory.number());
+            Store::writer(&mut change, directory, parent).redirect(&old.stored, entry);
+            add_links(parent, i32::from(is_directory));
+            add_links(parent, -i32::from(old_is_directory));
         }
-        add_links(
-            set.inode(self.from.number()),
-            -i32::from(source_inode.is_directory()),
-        );
-        add_links(
-            set.inode(self.to.number()),
-            -i32::from(target_inode.is_directory()),
-        );
-        set.inode(target.number()).changed_ns = now;
+        set.inode(target.node.number()).changed_ns = now;
         self.touch(&mut set, now);
         set.commit(change);
         Ok(())
@@ -630,7 +632,7 @@ impl Rename<'_> {
             let inode = set.inode(directory.number());
             (inode.modified_ns, inode.changed_ns) = (now_ns, now_ns);
         }
-        set.inode(self.source.number()).changed_ns = now_ns;
+        set.inode(self.source.node.number()).changed_ns = now_ns;
     }
 }
 

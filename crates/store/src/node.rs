@@ -1,6 +1,7 @@
 //! Live inodes and the table that finds them by number.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,6 +19,9 @@ pub struct Node {
     number: u64,
     /// The inode as of its last applied record.
     pub(crate) state: RwLock<Inode>,
+    /// Counts the changes of the names in a directory, under its lock: where a name was found, it still is as long as
+    /// this stays the same.
+    pub(crate) edits: AtomicU64,
     /// Open files and other users that keep an unlinked inode alive.
     pub(crate) holds: AtomicU64,
     /// Blocks from where the last overwrite was in the file to where it was in the image: a guess at where the next one
@@ -30,6 +34,7 @@ impl Node {
         Arc::new(Node {
             number,
             state: RwLock::new(inode),
+            edits: AtomicU64::new(0),
             holds: AtomicU64::new(0),
             shift: AtomicU64::new(0),
         })
@@ -46,7 +51,28 @@ impl Node {
 }
 
 /// A part of the table, by number.
-type Shard = HashMap<u64, Arc<Node>>;
+type Shard = HashMap<u64, Arc<Node>, BuildHasherDefault<NumberHasher>>;
+
+/// Hashes an inode number. The allocator gives numbers out, so nobody can choose those that collide.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("the keys are numbers");
+    }
+
+    #[inline]
+    fn write_u64(&mut self, number: u64) {
+        // The golden ratio spreads neighbours; the table looks at the highest and the lowest bits.
+        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 const SHARDS: usize = 64;
 /// Nodes in a shard before those that nobody uses are dropped.

@@ -8,6 +8,7 @@ use zerocopy::FromZeros;
 use crate::BLOCK;
 use crate::allocator::Run;
 use crate::change::Change;
+use crate::edit::Contents;
 use crate::error::{Error, Result};
 use crate::image::{Image, Layout};
 use crate::layout::extent::{DEPTH_MAX, ENTRIES, Extent, MAGIC, NODE_ENTRIES, NodeHeader};
@@ -43,20 +44,24 @@ impl<'a> Lookup<'a> {
         }
     }
 
+    fn contents(&self, block: u64) -> Contents<'a> {
+        match self.change {
+            Some(change) => change.contents(block),
+            None => Contents::new(self.image, block, None),
+        }
+    }
+
     /// Entries in use, after checking that the node is what its parent says.
     #[inline]
     fn count(&self, node: Node, level: u16) -> Result<usize> {
         let Node::Block(block) = node else {
             return Ok(self.inode.count as usize);
         };
-        if let Some(contents) = self.change.and_then(|change| change.edited(block)) {
-            return Ok(u16::from_le_bytes([contents[26], contents[27]]) as usize);
-        }
-        if !self.image.is_verified(block) {
+        if !self.image.is_verified(block) && !self.change.is_some_and(|it| it.is_edited(block)) {
             self.verify(block)?;
         }
-        let base = block * BLOCK as u64;
-        let [level_and_count, owner] = [24, 8].map(|at| self.image.load(base + at));
+        let contents = self.contents(block);
+        let [level_and_count, owner] = [24, 8].map(|at| contents.word(at));
         if level_and_count as u16 != level || owner != self.number {
             return Err(Error::Corrupt { what: WHAT, block });
         }
@@ -73,48 +78,42 @@ impl<'a> Lookup<'a> {
         Ok(())
     }
 
-    #[inline]
     fn key(&self, node: Node, index: usize) -> u64 {
-        let Node::Block(block) = node else {
-            return self.inode.root[index].logical;
-        };
-        let at = ENTRIES + index * ENTRY;
-        match self.change.and_then(|change| change.edited(block)) {
-            Some(contents) => {
-                u64::from_le_bytes(contents[at..at + 8].try_into().expect("eight bytes"))
-            }
-            None => self.image.load(block * BLOCK as u64 + at as u64),
+        match node {
+            Node::Root => self.inode.root[index].logical,
+            Node::Block(block) => self.contents(block).word(ENTRIES + index * ENTRY),
         }
     }
 
+    #[inline]
     fn entry(&self, node: Node, index: usize) -> Extent {
         let Node::Block(block) = node else {
             return self.inode.root[index];
         };
-        let at = ENTRIES + index * ENTRY;
         let mut bytes = [0; ENTRY];
-        match self.change.and_then(|change| change.edited(block)) {
-            Some(contents) => bytes.copy_from_slice(&contents[at..at + ENTRY]),
-            None => self
-                .image
-                .read(block * BLOCK as u64 + at as u64, &mut bytes),
-        }
+        let at = ENTRIES + index * ENTRY;
+        self.contents(block).copy(at, &mut bytes);
         zerocopy::transmute!(bytes)
     }
 
     /// Number of entries with keys not above `key`.
     #[inline]
     fn position(&self, node: Node, count: usize, key: u64) -> usize {
-        let (mut low, mut high) = (0, count);
-        while low < high {
-            let middle = (low + high) / 2;
-            if self.key(node, middle) <= key {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
+        let Node::Block(block) = node else {
+            let root = &self.inode.root[..count];
+            return root.iter().filter(|entry| entry.logical <= key).count();
+        };
+        let contents = self.contents(block);
+        let is_below = |index: usize| contents.word(ENTRIES + index * ENTRY) <= key;
+        // The number is at least `low` and at most `low + left`. No branch depends on the keys: those of hashes are
+        // impossible to predict.
+        let (mut low, mut left) = (0, count);
+        while left > 1 {
+            let half = left / 2;
+            low += usize::from(is_below(low + half - 1)) * half;
+            left -= half;
         }
-        low
+        low + usize::from(left == 1 && is_below(low))
     }
 
     /// The extent with the largest logical block not above `key`.

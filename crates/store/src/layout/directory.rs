@@ -53,6 +53,23 @@ pub struct LeafHeader {
     pub padding: [u64; 2],
 }
 
+/// Offset of a leaf's [`Shape`] in its header.
+pub const SHAPE: usize = std::mem::offset_of!(LeafHeader, depth);
+
+/// The part of a leaf's header that changes with its names, the one word from `depth` to `dead`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Shape {
+    /// Bits of the prefix.
+    pub depth: u16,
+    /// Slots in use.
+    pub count: u16,
+    /// Lowest offset of an entry.
+    pub heap: u16,
+    /// Bytes of entries that no slot points to any more.
+    pub dead: u16,
+}
+
 /// Where an entry is, and 16 bits of its hash to find it by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

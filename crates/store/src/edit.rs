@@ -1,0 +1,182 @@
+//! Metadata blocks being edited. Only the lines that an edit touches are copied; what the record carries of a block is
+//! the words that changed.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::BLOCK;
+use crate::checksum::{crc32c, replace};
+use crate::image::{Block, Image};
+use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
+
+const LINE: usize = 64;
+/// Changed words this close to each other go into the record together: an operation of their own costs as much.
+const NEAR: usize = 32;
+
+/// A metadata block being edited.
+pub struct Edit {
+    /// Its number.
+    pub block: u64,
+    /// The block was free until now: what is not written must become zero.
+    pub fresh: bool,
+    /// One bit for each line that `contents` has. The others are as in the image.
+    present: u64,
+    /// What was changed: whole words, in ascending order, not near each other.
+    changed: SmallVec<[Range<usize>; 8]>,
+    contents: Box<Block>,
+}
+
+impl Edit {
+    /// An edit of a block as it is in the image, with room for its contents.
+    pub fn of(block: u64, room: Box<Block>) -> Edit {
+        Edit {
+            block,
+            fresh: false,
+            present: 0,
+            changed: SmallVec::new(),
+            contents: room,
+        }
+    }
+
+    /// An edit of a block that was free, which starts as zeros.
+    pub fn of_free(block: u64, mut room: Box<Block>) -> Edit {
+        room.fill(0);
+        Edit {
+            fresh: true,
+            present: u64::MAX,
+            ..Edit::of(block, room)
+        }
+    }
+
+    /// Bytes of the block, to be changed.
+    pub fn bytes(&mut self, image: &Image, range: Range<usize>) -> &mut [u8] {
+        let touched = lines(&range);
+        for line in bits(touched & !self.present) {
+            let line = line * LINE..(line + 1) * LINE;
+            let offset = self.block * BLOCK as u64 + line.start as u64;
+            image.read(offset, &mut self.contents[line]);
+        }
+        self.present |= touched;
+        self.note(range.start & !7..range.end.next_multiple_of(8));
+        &mut self.contents[range]
+    }
+
+    fn note(&mut self, range: Range<usize>) {
+        let before = |old: &&Range<usize>| old.end + NEAR < range.start;
+        let not_behind = |old: &&Range<usize>| old.start <= range.end + NEAR;
+        let first = self.changed.iter().take_while(before).count();
+        let last = self.changed.iter().take_while(not_behind).count();
+        if first == last {
+            self.changed.insert(first, range);
+        } else {
+            let joined = self.changed[first].start.min(range.start)
+                ..self.changed[last - 1].end.max(range.end);
+            self.changed.drain(first + 1..last);
+            self.changed[first] = joined;
+        }
+    }
+
+    /// Puts the new checksum in, unless nothing was changed, which it tells.
+    pub fn seal(&mut self, image: &Image, scratch: &mut Block) -> bool {
+        if self.changed.is_empty() {
+            return false;
+        }
+        let offset = self.block * BLOCK as u64;
+        let crc = if self.fresh {
+            crc32c(&self.contents[BLOCK_CRC_FROM..])
+        } else {
+            // From the old checksum and the difference: damage elsewhere in the block stays detectable.
+            let stored = (image.load(offset) >> (8 * BLOCK_CRC)) as u32;
+            self.changed.iter().fold(stored, |crc, range| {
+                let old = &mut scratch[range.clone()];
+                image.read(offset + range.start as u64, old);
+                replace(crc, old, &self.contents[range.clone()], BLOCK - range.end)
+            })
+        };
+        self.bytes(image, BLOCK_CRC..BLOCK_CRC_FROM)
+            .copy_from_slice(&crc.to_le_bytes());
+        true
+    }
+
+    /// What was changed, in ascending order.
+    pub fn changes(&self) -> impl Iterator<Item = (usize, &[u8])> {
+        let bytes = |range: &Range<usize>| (range.start, &self.contents[range.clone()]);
+        self.changed.iter().map(bytes)
+    }
+
+    /// Covers bytes of the image with those that the edit has.
+    fn cover(&self, at: usize, bytes: &mut [u8]) {
+        let end = at + bytes.len();
+        for line in bits(lines(&(at..end)) & self.present) {
+            let range = at.max(line * LINE)..end.min((line + 1) * LINE);
+            bytes[range.start - at..range.end - at].copy_from_slice(&self.contents[range]);
+        }
+    }
+
+    /// The room that the edit was given.
+    pub fn into_room(self) -> Box<Block> {
+        self.contents
+    }
+}
+
+/// A metadata block as a change sees it: in the image, but for the lines that it edits.
+#[derive(Clone, Copy)]
+pub struct Contents<'a> {
+    image: &'a Image,
+    offset: u64,
+    edit: Option<&'a Edit>,
+}
+
+impl<'a> Contents<'a> {
+    /// The block as it is in the image, but for `edit`.
+    #[inline]
+    pub fn new(image: &'a Image, block: u64, edit: Option<&'a Edit>) -> Contents<'a> {
+        Contents {
+            image,
+            offset: block * BLOCK as u64,
+            edit,
+        }
+    }
+
+    /// The word at a multiple of 8.
+    #[inline]
+    pub fn word(&self, at: usize) -> u64 {
+        match self.edit {
+            Some(edit) if edit.present >> (at / LINE) & 1 != 0 => {
+                u64::from_le_bytes(edit.contents[at..at + 8].try_into().expect("eight bytes"))
+            }
+            _ => self.image.load(self.offset + at as u64),
+        }
+    }
+
+    /// Copies bytes out.
+    #[inline]
+    pub fn copy(&self, at: usize, into: &mut [u8]) {
+        self.image.read(self.offset + at as u64, into);
+        if let Some(edit) = self.edit {
+            edit.cover(at, into);
+        }
+    }
+
+    /// Copies the whole block out.
+    pub fn whole(&self) -> Block {
+        let mut block = [0; BLOCK];
+        self.copy(0, &mut block);
+        block
+    }
+}
+
+/// One bit for each line that a range, which is not empty, touches.
+fn lines(range: &Range<usize>) -> u64 {
+    (u64::MAX >> (63 - (range.end - 1) / LINE)) & (u64::MAX << (range.start / LINE))
+}
+
+/// Numbers of the bits that are set.
+fn bits(mut set: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = (set != 0).then(|| set.trailing_zeros() as usize);
+        set &= set.wrapping_sub(1);
+        bit
+    })
+}
