@@ -236,6 +236,8 @@ impl Store {
         Self::writer(&mut change, directory, &mut parent_new).insert(hash, name, target)?;
         (parent_new.modified_ns, parent_new.changed_ns) = (inode.created_ns, inode.created_ns);
         change.inode_from(directory.number(), &parent, &mut parent_new);
+        // An inode that was never used has no checksum yet, even if the new one differs in nothing else.
+        inode.rest_crc = inode.rest_checksum();
         change.inode_from(number, &old, &mut inode);
         inode.version = change.commit();
         parent_new.version = inode.version;
