@@ -64,7 +64,7 @@ impl FileSystem {
     /// Takes away a name of anything but a directory.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.at(path.as_ref(), |bytes| {
-            let mut walk = Walk::new(self.store())?;
+            let mut walk = Walk::new(self.store());
             let last = walk.approach(bytes)?;
             let Part::Name(name) = &last.part else {
                 return Err(StoreError::IsADirectory.into());
@@ -83,7 +83,7 @@ impl FileSystem {
     /// Removes an empty directory.
     pub fn remove_directory_at(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.at(path.as_ref(), |bytes| {
-            let mut walk = Walk::new(self.store())?;
+            let mut walk = Walk::new(self.store());
             let last = walk.approach(bytes)?;
             match last.part {
                 Part::Name(name) => Ok(self.store().remove_directory(walk.directory(), &name)?),
@@ -207,14 +207,14 @@ impl FileSystem {
     }
 
     fn resolve(&self, path: &[u8], follow: bool) -> Result<Arc<Node>, Cause> {
-        let mut walk = Walk::new(self.store())?;
+        let mut walk = Walk::new(self.store());
         let last = walk.approach(path)?;
         walk.resolve(last, follow)
     }
 
     /// Where a new name goes: its directory, the name, and whether a slash comes after it.
     fn new_name<'p>(&self, path: &'p [u8]) -> Result<Named<'p>, Cause> {
-        let mut walk = Walk::new(self.store())?;
+        let mut walk = Walk::new(self.store());
         let Last { part, slash } = walk.approach(path)?;
         match part {
             Part::Name(name) => Ok((walk.directory().clone(), name, slash)),
@@ -224,7 +224,7 @@ impl FileSystem {
 
     /// Where a name is that is to be moved or replaced.
     fn old_name<'p>(&self, path: &'p [u8]) -> Result<Named<'p>, Cause> {
-        let mut walk = Walk::new(self.store())?;
+        let mut walk = Walk::new(self.store());
         let Last { part, slash } = walk.approach(path)?;
         match part {
             Part::Name(name) => Ok((walk.directory().clone(), name, slash)),
@@ -234,7 +234,7 @@ impl FileSystem {
 
     /// One attempt to open: it fails with `Exists` when another thread creates the file in between.
     fn open_once(&self, path: &[u8], flags: OpenFlags, permissions: u32) -> Result<File, Cause> {
-        let mut walk = Walk::new(self.store())?;
+        let mut walk = Walk::new(self.store());
         let mut last = walk.approach(path)?;
         loop {
             let Part::Name(name) = &last.part else {

@@ -50,12 +50,12 @@ impl<'p> Part<'p> {
 
 impl<'a> Walk<'a> {
     /// A walk that starts at the root.
-    pub(crate) fn new(store: &'a Store) -> Result<Walk<'a>, Cause> {
-        Ok(Walk {
+    pub(crate) fn new(store: &'a Store) -> Walk<'a> {
+        Walk {
             store,
-            entered: smallvec![store.root()?],
+            entered: smallvec![store.root()],
             links: 0,
-        })
+        }
     }
 
     /// The directory where the walk stands.
@@ -149,6 +149,10 @@ impl<'a> Walk<'a> {
                 Ok(())
             }
             Part::Name(name) => {
+                if let Some(node) = self.store.known_subdirectory(self.directory(), &name) {
+                    self.entered.push(node);
+                    return Ok(());
+                }
                 let node = self.store.lookup(self.directory(), &name)?;
                 match self.kind(&node)? {
                     FileKind::Directory => {

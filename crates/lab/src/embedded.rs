@@ -71,13 +71,9 @@ impl Embedded {
         Ok(())
     }
 
-    /// The library says that a directory cannot be linked since it is one; for the kernel it is not permitted.
     fn link(&self, from: &str, to: &str) -> Result<()> {
-        let result = self.file_system.link_path(from, to).map_err(Errno::from);
-        result.map_err(|errno| match errno {
-            Errno(libc::EISDIR) => Errno(libc::EPERM),
-            other => other,
-        })
+        self.file_system.link_path(from, to)?;
+        Ok(())
     }
 
     fn set(&self, path: &str, change: SetAttributes) -> Result<()> {

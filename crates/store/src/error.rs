@@ -15,6 +15,9 @@ pub enum Error {
     /// Anything but a directory was needed.
     #[error("this is a directory")]
     IsADirectory,
+    /// Directories have one name.
+    #[error("a directory cannot have a second name; make a symbolic link to it instead")]
+    LinkToDirectory,
     /// Only empty directories can be removed or replaced.
     #[error("the directory is not empty")]
     NotEmpty,

@@ -36,6 +36,7 @@ mod overwrite;
 mod recover;
 mod ring;
 mod store;
+mod subdirectories;
 mod tree;
 
 pub use attributes::{Attributes, FileKind, SetAttributes};

@@ -164,6 +164,12 @@ impl Store {
         reader.find(hash, name)
     }
 
+    /// The directory of this name in `directory`, if it was looked up lately: for the way along a path.
+    pub fn known_subdirectory(&self, directory: &Node, name: &[u8]) -> Option<Arc<Node>> {
+        self.subdirectories
+            .get(directory.number(), self.hash(name), name)
+    }
+
     /// Looks a name up. `.` and `..` are names too.
     pub fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Arc<Node>> {
         let state = directory.state.read();
@@ -172,10 +178,18 @@ impl Store {
             b".." if state.is_directory() => state.parent,
             _ if name.len() > crate::NAME_LENGTH_MAX => return Err(Error::NameTooLong),
             _ => {
-                self.find(directory.number(), &state, self.hash(name), name)?
+                let hash = self.hash(name);
+                let target = self
+                    .find(directory.number(), &state, hash, name)?
                     .ok_or(Error::NotFound)?
-                    .target
-                    .number
+                    .target;
+                if target.kind == FileKind::Directory {
+                    let node = self.node(target.number)?;
+                    self.subdirectories
+                        .remember(directory.number(), hash, name, &node);
+                    return Ok(node);
+                }
+                target.number
             }
         };
         // Still under the lock: while the name is there its inode cannot be freed, nor its number be used again.
@@ -361,7 +375,7 @@ impl Store {
         let now = self.now_ns();
         let inode = set.inode(node.number());
         match inode.links {
-            _ if inode.is_directory() => return Err(Error::IsADirectory),
+            _ if inode.is_directory() => return Err(Error::LinkToDirectory),
             0 => return Err(Error::NotFound),
             LINKS_MAX.. => return Err(Error::TooManyLinks),
             _ => inode.links += 1,
@@ -407,6 +421,7 @@ impl Store {
             (parent.modified_ns, parent.changed_ns) = (now, now);
             if is_directory {
                 add_links(parent, -1);
+                self.subdirectories.forget(directory.number(), hash);
             }
             let unfinished = self.drop_link(&mut change, node, set.inode(node.number()), now)?;
             set.commit(change);
@@ -497,6 +512,13 @@ impl Store {
             let set = LockedSet::lock(&nodes);
             if !known.is_right(from) || !new_known.is_right(to) {
                 continue;
+            }
+            for (directory, hash, found) in
+                [(from, hash, known.found.as_ref()), (to, new_hash, target)]
+            {
+                if found.is_some_and(|found| found.stored.target.kind == FileKind::Directory) {
+                    self.subdirectories.forget(directory.number(), hash);
+                }
             }
             let rename = Rename {
                 store: self,

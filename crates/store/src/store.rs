@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::layout::superblock::Superblock;
 use crate::node::{Node, NodeTable};
 use crate::recover::recover;
+use crate::subdirectories::Subdirectories;
 use crate::{ATOMIC_WRITE_MAX, BLOCK, NAME_LENGTH_MAX, ROOT};
 
 /// How a pool is opened.
@@ -49,6 +50,8 @@ pub struct Statistics {
 pub struct Store {
     pub(crate) shared: Shared,
     pub(crate) nodes: NodeTable,
+    root: Arc<Node>,
+    pub(crate) subdirectories: Subdirectories,
     /// Serialises renames between directories.
     pub(crate) renames: Mutex<()>,
     /// Longest write that is one record, in bytes: 1 MiB, less with a ring shorter than that.
@@ -61,21 +64,25 @@ impl Store {
     /// Opens a pool: checks it, replays its ring and reclaims its orphans.
     pub fn open(region: Region, options: Options) -> Result<Store> {
         let (superblock, shared) = recover(region, options.defects)?;
-        let store = Store {
-            shared,
-            nodes: NodeTable::new(),
-            renames: Mutex::new(()),
-            atomic_write_max: ATOMIC_WRITE_MAX.min(superblock.ring_length as usize),
-            superblock,
-            clock: options.clock,
-        };
-        if !store.node(ROOT)?.state.read().is_directory() {
-            let block = store.shared.image.layout.inode(ROOT) / BLOCK as u64;
+        let nodes = NodeTable::new();
+        let root = nodes.get(&shared.image, ROOT)?;
+        if !root.state.read().is_directory() {
+            let block = shared.image.layout.inode(ROOT) / BLOCK as u64;
             return Err(Error::Corrupt {
                 what: "the root directory",
                 block,
             });
         }
+        let store = Store {
+            shared,
+            nodes,
+            root,
+            subdirectories: Subdirectories::new(),
+            renames: Mutex::new(()),
+            atomic_write_max: ATOMIC_WRITE_MAX.min(superblock.ring_length as usize),
+            superblock,
+            clock: options.clock,
+        };
         for number in store.shared.allocator.orphans() {
             // Damage in an orphan must not keep the pool from opening: it stays one, and `check` reports it.
             if let Ok(node) = store.node(number) {
@@ -107,8 +114,8 @@ impl Store {
     }
 
     /// The root directory.
-    pub fn root(&self) -> Result<Arc<Node>> {
-        self.node(ROOT)
+    pub fn root(&self) -> Arc<Node> {
+        self.root.clone()
     }
 
     /// The live inode of this number; [`Error::Stale`] when there is none.

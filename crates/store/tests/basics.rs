@@ -30,7 +30,7 @@ fn pool() -> (Region, Store) {
 }
 
 fn read_all(store: &Store, path: &[&str]) -> Vec<u8> {
-    let mut node = store.root().unwrap();
+    let mut node = store.root();
     for name in path {
         node = store.lookup(&node, name.as_bytes()).unwrap();
     }
@@ -66,7 +66,7 @@ fn names(store: &Store, number: u64) -> Vec<String> {
 #[test]
 fn files_survive_a_crash() {
     let (region, store) = pool();
-    let root = store.root().unwrap();
+    let root = store.root();
     let a = store
         .create(&root, b"a", &new_inode(FileKind::Regular))
         .unwrap();
@@ -93,7 +93,7 @@ fn files_survive_a_crash() {
     let store = open(&region);
     assert!(read_all(&store, &["d", "b"]) == expected);
     let b = store
-        .lookup(&store.lookup(&store.root().unwrap(), b"d").unwrap(), b"b")
+        .lookup(&store.lookup(&store.root(), b"d").unwrap(), b"b")
         .unwrap();
     store
         .set_attributes(
@@ -121,7 +121,7 @@ fn files_survive_a_crash() {
 #[test]
 fn many_names_come_and_go() {
     let (region, store) = pool();
-    let root = store.root().unwrap();
+    let root = store.root();
     let free = store.statistics();
     let d = store
         .create(&root, b"d", &new_inode(FileKind::Directory))
@@ -137,7 +137,7 @@ fn many_names_come_and_go() {
     }
     drop(store);
     let store = open(&region);
-    let root = store.root().unwrap();
+    let root = store.root();
     let d = store.lookup(&root, b"d").unwrap();
     for i in 0..3000 {
         store
@@ -171,7 +171,7 @@ fn many_names_come_and_go() {
 #[test]
 fn reading_a_directory_goes_on_where_it_stopped() {
     let (_region, store) = pool();
-    let root = store.root().unwrap();
+    let root = store.root();
     for i in 0..300 {
         store
             .create(
@@ -191,7 +191,7 @@ fn reading_a_directory_goes_on_where_it_stopped() {
 #[test]
 fn full_pools_refuse_and_recover() {
     let (_region, store) = pool();
-    let root = store.root().unwrap();
+    let root = store.root();
     let free = store.statistics().blocks_free;
     let mut count = 0;
     let chunk = vec![1u8; 1 << 20];
@@ -237,7 +237,7 @@ fn threads_work_side_by_side() {
         for thread in 0..4u64 {
             let store = &store;
             scope.spawn(move || {
-                let root = store.root().unwrap();
+                let root = store.root();
                 let name = format!("t{thread}");
                 let file = store
                     .create(&root, name.as_bytes(), &new_inode(FileKind::Regular))

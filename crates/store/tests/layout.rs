@@ -105,7 +105,7 @@ fn file_structures() -> Vec<(&'static str, Structure)> {
             blocks,
             modified_ns,
             changed_ns,
-            accessed_ns,
+            entries,
             links,
             mode,
             rest_crc,
@@ -119,7 +119,7 @@ fn file_structures() -> Vec<(&'static str, Structure)> {
             device,
             parent,
             attributes,
-            entries,
+            accessed_ns,
             root,
         }),
         structure!(extent::Extent {

@@ -37,8 +37,8 @@ pub struct Inode {
     pub modified_ns: i64,
     /// Last change of data or inode, nanoseconds since 1970.
     pub changed_ns: i64,
-    /// Last read as recorded, nanoseconds since 1970.
-    pub accessed_ns: i64,
+    /// Names in the directory, without `.` and `..`; else zero.
+    pub entries: u64,
     /// Names that lead here; for a directory 2 plus its subdirectories.
     pub links: u32,
     /// Kind and permissions as in `st_mode`; zero when the inode is free.
@@ -65,8 +65,8 @@ pub struct Inode {
     pub parent: u64,
     /// Block of extended attributes; 0 is none.
     pub attributes: u64,
-    /// Names in the directory, without `.` and `..`.
-    pub entries: u64,
+    /// Last read as recorded, nanoseconds since 1970.
+    pub accessed_ns: i64,
     /// Root of the extent tree, or a short symbolic link's target.
     pub root: [Extent; ROOT_ENTRIES],
 }

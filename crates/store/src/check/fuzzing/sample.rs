@@ -105,7 +105,7 @@ fn new(kind: FileKind) -> NewInode<'static> {
 }
 
 fn fill(store: &Store) -> crate::error::Result<()> {
-    let root = store.root()?;
+    let root = store.root();
     let file =
         |directory: &Arc<Node>, name: &[u8]| store.create(directory, name, &new(FileKind::Regular));
     let directory = store.create(&root, b"directory", &new(FileKind::Directory))?;
@@ -180,7 +180,7 @@ fn sparse(store: &Store, node: &Node, extents: u64) -> crate::error::Result<()> 
 }
 
 fn leave_orphans(store: &Store) -> crate::error::Result<()> {
-    let root = store.root()?;
+    let root = store.root();
     let removed = store.create(&root, b"removed", &new(FileKind::Regular))?;
     sparse(store, &removed, 6)?;
     let empty = store.create(&root, b"removed-too", &new(FileKind::Directory))?;

@@ -54,7 +54,7 @@ impl Work<'_> {
 
     /// Reads all that can be reached.
     fn walk(&mut self) -> Vec<Arc<Node>> {
-        let mut nodes: Vec<Arc<Node>> = self.note(self.store.root()).into_iter().collect();
+        let mut nodes = vec![self.store.root()];
         let mut seen: HashSet<u64> = nodes.iter().map(|node| node.number()).collect();
         let mut next = 0;
         while let Some(node) = nodes.get(next).cloned() {

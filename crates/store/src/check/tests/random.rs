@@ -74,7 +74,7 @@ fn trees_stay_right_in_any_order_of_writes() {
         ..Geometry::small()
     };
     let (region, store) = memory_pool(8 << 20, &geometry);
-    let root = store.root().unwrap();
+    let root = store.root();
     let create = |name| {
         store
             .create(&root, name, &new_inode(FileKind::Regular))
@@ -122,7 +122,7 @@ struct Work {
 impl Work {
     fn open(region: &Region, state: u64) -> Work {
         let store = Store::open(region.clone(), Options::default()).unwrap();
-        let directories = vec![store.root().unwrap()];
+        let directories = vec![store.root()];
         Work {
             store,
             directories,
