@@ -239,17 +239,10 @@ impl Ring {
         self.reclaim_to(u64::MAX, image);
     }
 
-    /// Flushes the image lines of the record at `position`, which this process wrote, and returns its end. Reads only
-    /// the headers: payloads lie in memory, around the cache.
+    /// Flushes the image lines of the record at `position`, which this process wrote, and returns its end.
     fn flush_record(&self, position: u64, image: &Image, recent: &mut RecentLines) -> u64 {
         let mut header = [0; HEADER];
-        copy_from_ring(
-            &self.region,
-            self.offset,
-            self.length,
-            position,
-            &mut header,
-        );
+        self.copy(position, &mut header);
         let header: RecordHeader = zerocopy::transmute!(header);
         let end = position + u64::from(header.length);
         // Neighbouring records tend to have one length; their headers lie too far apart for the processor to guess.
@@ -257,22 +250,38 @@ impl Ring {
         self.region.prefetch(self.offset + ahead);
         self.region
             .prefetch(self.offset + ((ahead + 64) & (self.length - 1)));
-        let operations_end = position + u64::from(header.checked);
-        let mut at = position + HEADER as u64;
-        while at + OPERATION as u64 <= operations_end && !self.defects.reclaim_without_flush {
-            let mut head = [0; OPERATION];
-            copy_from_ring(&self.region, self.offset, self.length, at, &mut head);
-            let Some((operation, payload)) = parse_head(&head, image.length()) else {
+        if self.defects.reclaim_without_flush {
+            return end;
+        }
+        let (mut at, operations_end) = (HEADER, header.checked as usize);
+        let mut window = [0; WINDOW];
+        let mut in_window = 0..0;
+        while at + OPERATION <= operations_end {
+            if at + OPERATION > in_window.end {
+                in_window = at..operations_end.min(at + WINDOW);
+                self.copy(position + at as u64, &mut window[..in_window.len()]);
+            }
+            let head = window[at - in_window.start..].first_chunk();
+            let parsed = head.and_then(|head| parse_head(head, image.length()));
+            let Some((operation, payload)) = parsed else {
                 break;
             };
             image.cached_ranges(&operation, |at, length| {
                 recent.flush_once(image, at, length)
             });
-            at += (OPERATION + payload.next_multiple_of(8)) as u64;
+            at += OPERATION + payload.next_multiple_of(8);
         }
         end
     }
+
+    fn copy(&self, position: u64, into: &mut [u8]) {
+        copy_from_ring(&self.region, self.offset, self.length, position, into);
+    }
 }
+
+/// Bytes of a record that are read in one go to find its operations. Long payloads, which lie in memory around the
+/// caches, are mostly passed over.
+const WINDOW: usize = 512;
 
 /// Writes both copies of the ring state, each persistent before the next is touched. A damaged copy comes first: the
 /// other one is all there is until then.
