@@ -1,8 +1,8 @@
 //! Which records are under way: reserved, but not yet persistent, or not yet applied.
 //!
-//! Each thread that appends has a lane. What others must see of it at every append is one word, which lies, at least
-//! for the first threads, on one cache line with the word that gives out places: cache lines that change processors
-//! cost more than all else here. The rest of a lane is on lines of its own.
+//! Each thread that appends has a lane: a few words on cache lines of its own, which others only read: once when they get
+//! their place, and after their fence only if a record before theirs was not persistent then. So a thread that works
+//! alone shares nothing, and of two each waits for one line, that of the word which gives out places.
 //!
 //! A lane announces a lower bound of its number *before* the number is reserved by an atomic addition. Whoever reserves
 //! a later number therefore sees the bound, or what came after it: the addition releases the bound, and the later
@@ -30,16 +30,11 @@ impl Deref for Contended {
     }
 }
 
-/// Sixteen words on cache lines of their own.
-#[repr(align(128))]
-struct Words([AtomicU64; WORDS]);
-
-/// Words that go together: processors fetch lines in pairs.
-const WORDS: usize = 16;
-
-/// One appending thread, as it seldom concerns others.
+/// One appending thread.
 #[repr(align(128))]
 struct Lane {
+    /// Number of its record, or a lower bound, until that is persistent.
+    unpersisted: AtomicU64,
     /// Number of its record, or a lower bound, until that is applied. Idle: the lane is free.
     unapplied: AtomicU64,
     /// A number that is over: the next one is not below it.
@@ -73,8 +68,7 @@ pub struct Place {
 
 /// All records under way.
 pub struct InFlight {
-    /// The next number, then for each lane the number of its record, or a lower bound, until that is persistent.
-    words: Box<[Words]>,
+    next: Contended,
     lanes: Box<[Lane]>,
     /// Lanes from here on were never used.
     used: AtomicUsize,
@@ -89,34 +83,22 @@ impl InFlight {
     /// Nothing under way; the next record has this number.
     pub fn new(next: u64) -> InFlight {
         let lane = |thread| Lane {
+            unpersisted: AtomicU64::new(IDLE),
             unapplied: AtomicU64::new(IDLE),
             bound: AtomicU64::new(next),
             fenced: AtomicU64::new(next),
             thread: AtomicUsize::new(thread),
         };
-        let words = |_| Words(std::array::from_fn(|_| AtomicU64::new(IDLE)));
-        let in_flight = InFlight {
-            words: (0..(1 + LANES).div_ceil(WORDS)).map(words).collect(),
+        InFlight {
+            next: Contended(AtomicU64::new(next)),
             lanes: (0..LANES).map(lane).collect(),
             used: AtomicUsize::new(0),
-        };
-        in_flight.next_word().store(next, Ordering::Relaxed);
-        in_flight
-    }
-
-    #[inline]
-    fn next_word(&self) -> &AtomicU64 {
-        &self.words[0].0[0]
-    }
-
-    #[inline]
-    fn unpersisted(&self, lane: usize) -> &AtomicU64 {
-        &self.words[(1 + lane) / WORDS].0[(1 + lane) % WORDS]
+        }
     }
 
     /// The number that the next record will have.
     pub fn next(&self) -> u64 {
-        self.next_word().load(Ordering::Acquire)
+        self.next.load(Ordering::Acquire)
     }
 
     /// Takes a free lane: the thread's own, unless more threads append than there are lanes.
@@ -148,21 +130,26 @@ impl InFlight {
         }
     }
 
+    /// The lanes that were ever used.
+    #[inline]
+    fn lanes(&self) -> &[Lane] {
+        &self.lanes[..self.used.load(Ordering::SeqCst)]
+    }
+
     /// Takes the next place in the order. Never waits.
     #[inline]
     pub fn reserve(&self, entered: Entered, length: usize) -> Place {
-        let unpersisted = self.unpersisted(entered.lane);
-        unpersisted.store(entered.bound, Ordering::Relaxed);
-        let number = self.next_word().fetch_add(length as u64, Ordering::AcqRel);
-        let end = number + length as u64;
-        unpersisted.store(number, Ordering::Release);
         let lane = &self.lanes[entered.lane];
+        lane.unpersisted.store(entered.bound, Ordering::Relaxed);
+        let number = self.next.fetch_add(length as u64, Ordering::AcqRel);
+        let end = number + length as u64;
+        lane.unpersisted.store(number, Ordering::Release);
         lane.unapplied.store(number, Ordering::Release);
         lane.bound.store(end, Ordering::Relaxed);
         // Nobody gets a lower number any more, so a lane that is not behind now never will be, and most of the time
         // nobody is: then nothing needs to be read after the fence.
-        let is_behind = |other| self.unpersisted(other).load(Ordering::Acquire) < number;
-        let follows = (0..self.used.load(Ordering::SeqCst)).any(is_behind);
+        let is_behind = |other: &Lane| other.unpersisted.load(Ordering::Acquire) < number;
+        let follows = self.lanes().iter().any(is_behind);
         Place {
             number,
             end,
@@ -175,15 +162,15 @@ impl InFlight {
     /// records before it are too.
     #[inline]
     pub fn persisted(&self, place: Place) {
-        self.unpersisted(place.lane).store(IDLE, Ordering::Release);
-        let fenced = &self.lanes[place.lane].fenced;
-        fenced.store(place.number, Ordering::Release);
+        let own = &self.lanes[place.lane];
+        own.unpersisted.store(IDLE, Ordering::Release);
+        own.fenced.store(place.number, Ordering::Release);
         if !place.follows {
             return;
         }
-        for lane in 0..self.used.load(Ordering::SeqCst) {
+        for lane in self.lanes() {
             let mut spins = 0;
-            while self.unpersisted(lane).load(Ordering::Acquire) < place.number {
+            while lane.unpersisted.load(Ordering::Acquire) < place.number {
                 spins = pause(spins);
             }
         }
@@ -201,8 +188,8 @@ impl InFlight {
     pub fn applied_below(&self) -> u64 {
         // First the end, then the lanes: a record below the end had its lane before.
         let next = self.next();
-        let used = self.used.load(Ordering::SeqCst);
-        let unapplied = self.lanes[..used]
+        let unapplied = self
+            .lanes()
             .iter()
             .map(|lane| lane.unapplied.load(Ordering::Acquire));
         unapplied.fold(next, u64::min)
@@ -215,8 +202,7 @@ impl InFlight {
             let fenced = lane.fenced.load(Ordering::Acquire);
             (start..end).contains(&fenced)
         };
-        let used = self.used.load(Ordering::SeqCst);
-        self.lanes[..used].iter().any(last_is_within)
+        self.lanes().iter().any(last_is_within)
     }
 }
 
@@ -243,8 +229,10 @@ mod tests {
             let second = scope.spawn(|| {
                 let place = in_flight.reserve(in_flight.enter(), 128);
                 in_flight.persisted(place);
-                let first_was_persistent =
-                    in_flight.unpersisted(first.lane).load(Ordering::Acquire) == IDLE;
+                let first_was_persistent = in_flight.lanes[first.lane]
+                    .unpersisted
+                    .load(Ordering::Acquire)
+                    == IDLE;
                 in_flight.applied(place);
                 first_was_persistent
             });
