@@ -435,8 +435,7 @@ impl Allocator {
         let map = inside as usize / crate::BLOCK - 1;
         let mut group = self.groups[group as usize].lock();
         let applied = &mut group.maps[map].applied[inside as usize % crate::BLOCK / 64];
-        // Not `<`: the first record of a pool has the number 0.
-        if *applied <= number {
+        if *applied < number {
             *applied = number;
             image.apply(operation, number);
         }

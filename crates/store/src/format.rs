@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::image::Layout;
 use crate::layout::group::{self, GroupHeader, LINE_BITS, LINES_MAX, Map};
 use crate::layout::inode::Inode;
+use crate::layout::record::ALIGN;
 use crate::layout::superblock::*;
 use crate::ring::{LENGTH_MAX, LENGTH_MIN, write_ring_state};
 use crate::{BLOCK, ROOT};
@@ -84,10 +85,11 @@ pub fn format(region: &Region, geometry: &Geometry) -> Result<()> {
         format_group(region, superblock.image_offset, &layout, number);
     }
     write_root(region, superblock.image_offset, &layout);
-    // Whatever the ring held is of no valid epoch: its first record would have to have number 0 and epoch 1.
+    // Whatever the ring held is of no valid epoch: its first record would have to have this number and epoch 1. Not 0:
+    // that is the version of what no record has changed.
     region.zero_flushed(superblock.ring_offset, superblock.ring_length);
     region.fence();
-    write_ring_state(region, RingState::new(1, 0));
+    write_ring_state(region, RingState::new(1, ALIGN as u64));
     for offset in SUPERBLOCKS {
         region.write_flushed(offset, superblock.as_bytes());
         region.fence();

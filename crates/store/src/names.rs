@@ -96,14 +96,17 @@ impl<'a> LockedSet<'a> {
             .expect("the inode was locked")
     }
 
+    /// An inode to be changed. It gets a new version even if it stays the same: its names changed, within one tick of the
+    /// clock.
     fn inode(&mut self, number: u64) -> &mut Inode {
-        &mut self.get(number).new
+        let locked = self.get(number);
+        locked.is_changed = true;
+        &mut locked.new
     }
 
     /// Commits, and makes the new states the present ones.
     fn commit(&mut self, mut change: Change<'_>) {
         for locked in &mut self.locked {
-            locked.is_changed = locked.state.as_bytes() != locked.new.as_bytes();
             if locked.is_changed {
                 change.inode_from(locked.node.number(), &locked.state, &mut locked.new);
             }

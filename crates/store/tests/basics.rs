@@ -2,7 +2,7 @@
 
 use pmem::Region;
 use store::{
-    Error, FileKind, Geometry, NewInode, Options, RenameMode, SetAttributes, Store, WriteAt,
+    Clock, Error, FileKind, Geometry, NewInode, Options, RenameMode, SetAttributes, Store, WriteAt,
 };
 
 const POOL: u64 = 64 << 20;
@@ -266,4 +266,42 @@ fn threads_work_side_by_side() {
         .map(|t| read_all(&store, &[&format!("t{t}")]))
         .collect();
     assert!(before == after);
+}
+
+#[test]
+fn a_directory_whose_names_change_gets_a_new_version() {
+    let region = Region::memory(POOL, false).expect("memory");
+    Store::format(&region, &Geometry::for_length(POOL)).expect("format");
+    // Within one tick of the clock, so that no time stamp changes.
+    let options = Options {
+        clock: Clock::Manual(Default::default()),
+        ..Options::default()
+    };
+    let store = Store::open(region, options).expect("the pool opens");
+    let root = store.root();
+    let (file, directory) = (new_inode(FileKind::Regular), new_inode(FileKind::Directory));
+    let mut last = store.attributes(&root).version;
+    let mut check = |what: &str| {
+        let version = store.attributes(&root).version;
+        assert!(version > last, "{what} leaves the version at {last}");
+        last = version;
+    };
+    let node = store.create(&root, b"a", &file).unwrap();
+    check("create");
+    store
+        .rename(&root, b"a", &root, b"b", RenameMode::Replace)
+        .unwrap();
+    check("rename");
+    store.link(&node, &root, b"a").unwrap();
+    check("link");
+    store.create(&root, b"d", &directory).unwrap();
+    check("mkdir");
+    store
+        .rename(&root, b"a", &root, b"d", RenameMode::Exchange)
+        .unwrap();
+    check("exchange");
+    store.unlink(&root, b"b").unwrap();
+    check("unlink");
+    store.remove_directory(&root, b"a").unwrap();
+    check("rmdir");
 }
