@@ -294,3 +294,33 @@ fn errors_name_the_path() {
         .to_string();
     assert!(error.starts_with("no/where: "), "{error}");
 }
+
+/// The store remembers directories by name: a path must not lead where it led before.
+#[test]
+fn a_path_follows_each_change_of_its_directories() {
+    let fs = file_system();
+    let rename = |from: &str, to: &str, mode| fs.rename_path(from, to, mode).unwrap();
+    for directory in ["a", "b", "a/d", "b/d"] {
+        fs.make_directory(directory, 0o755).unwrap();
+    }
+    make_file(&fs, "a/d/file", b"of a");
+    make_file(&fs, "b/d/file", b"of b");
+    assert_eq!(contents(&fs, "a/d/file"), b"of a");
+    assert_eq!(contents(&fs, "b/d/file"), b"of b");
+    rename("a/d", "b/d", RenameMode::Exchange);
+    assert_eq!(contents(&fs, "a/d/file"), b"of b");
+    assert_eq!(contents(&fs, "b/d/file"), b"of a");
+    rename("a", "c", RenameMode::Replace);
+    assert_eq!(errno(fs.stat("a/d/file")), libc::ENOENT);
+    assert_eq!(contents(&fs, "c/d/file"), b"of b");
+    fs.remove_file("b/d/file").unwrap();
+    rename("c/d", "b/d", RenameMode::Replace);
+    assert_eq!(contents(&fs, "b/d/file"), b"of b");
+    assert_eq!(errno(fs.stat("c/d/file")), libc::ENOENT);
+    fs.remove_directory_at("c").unwrap();
+    make_file(&fs, "c", b"");
+    assert_eq!(errno(fs.stat("c/d/file")), libc::ENOTDIR);
+    fs.remove_file("c").unwrap();
+    fs.make_directory("c", 0o755).unwrap();
+    assert_eq!(errno(fs.stat("c/d/file")), libc::ENOENT);
+}
