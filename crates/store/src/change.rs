@@ -462,13 +462,11 @@ impl<'s> Change<'s> {
         if shared.defects.apply_before_commit {
             self.apply(place.number);
         }
-        shared.ring.commit(
-            place,
-            &mut self.parts.record,
-            crc,
-            &self.blocks[..self.block_count],
-            &shared.image,
-        );
+        let (record, blocks) = (&mut self.parts.record, &self.blocks[..self.block_count]);
+        shared
+            .ring
+            .put_blocks(place, record.len(), blocks, &shared.image);
+        shared.ring.commit(place, record, crc, &shared.image);
         self.apply(place.number);
         shared.ring.applied(place);
         if shared.defects.reuse_before_commit {

@@ -133,7 +133,7 @@ impl Store {
 
     /// Writes. Up to 1 MiB it is one change: whole or not at all, and persistent on return. More is done in pieces.
     pub fn write(&self, node: &Node, at: WriteAt, data: &[u8]) -> Result<Written> {
-        let whole_crc = self.prepare_overwrite(node, at, data);
+        self.prefetch_overwrite(node, at);
         let mut state = node.state.write();
         check_regular(&state)?;
         let offset = match at {
@@ -146,7 +146,7 @@ impl Store {
         {
             return Err(Error::FileTooLarge);
         }
-        if self.overwrite(node, &mut state, offset, data, whole_crc)? {
+        if self.overwrite(node, &mut state, offset, data)? {
             return Ok(Written {
                 offset,
                 length: data.len(),
@@ -163,36 +163,25 @@ impl Store {
         Ok(Written { offset, length })
     }
 
-    /// What an overwrite needs that does not depend on the file's state: the checksum of a whole block, and a guess at
-    /// the lines that it will read. In a row of writes the lock is free when the stores of the last one have drained,
-    /// and this is done meanwhile.
+    /// Has the lines fetched that an overwrite will probably read. In a row of writes the lock is free when the stores of
+    /// the last one have drained, and this is done meanwhile.
     #[inline]
-    fn prepare_overwrite(&self, node: &Node, at: WriteAt, data: &[u8]) -> Option<u32> {
-        let WriteAt::Offset(offset) = at else {
-            return None;
-        };
-        let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
-        let shift = node.shift.load(Ordering::Relaxed);
-        self.shared
-            .image
-            .prefetch_data(block.wrapping_add(shift), inside);
-        (data.len() == BLOCK && inside == 0).then(|| crc32c(data))
+    fn prefetch_overwrite(&self, node: &Node, at: WriteAt) {
+        if let WriteAt::Offset(offset) = at {
+            let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
+            let shift = node.shift.load(Ordering::Relaxed);
+            let image = &self.shared.image;
+            image.prefetch_data(block.wrapping_add(shift), inside);
+        }
     }
 
-    /// Writes into one block that the file has, if that is where the data goes and it is little, or the whole block,
-    /// whose checksum was prepared.
+    /// Writes into one block that the file has, if that is where the data goes and it is little, or the whole block.
     #[inline]
-    fn overwrite(
-        &self,
-        node: &Node,
-        state: &mut Inode,
-        offset: u64,
-        data: &[u8],
-        whole_crc: Option<u32>,
-    ) -> Result<bool> {
+    fn overwrite(&self, node: &Node, state: &mut Inode, offset: u64, data: &[u8]) -> Result<bool> {
         let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
         let is_part = (1..=PART_MAX).contains(&data.len()) && inside + data.len() <= BLOCK;
-        if whole_crc.is_none() && !is_part {
+        let is_whole = data.len() == BLOCK && inside == 0;
+        if !is_whole && !is_part {
             return Ok(false);
         }
         let lookup = Lookup::new(&self.shared.image, node.number(), state);
@@ -206,7 +195,10 @@ impl Store {
         state.size = state.size.max(offset + data.len() as u64);
         state.modified_ns = self.now_ns();
         state.changed_ns = state.modified_ns;
-        let crc = || whole_crc.unwrap_or_else(|| self.changed_crc(physical, inside, data));
+        let crc = || match is_whole {
+            true => crc32c(data),
+            false => self.changed_crc(physical, inside, data),
+        };
         let target = physical * BLOCK_U64 + inside as u64;
         state.version = self
             .shared

@@ -10,6 +10,8 @@ use crate::layout::record::{ALIGN, HEADER, Kind, OPERATION, Operation, encode_at
 
 /// Most bytes that ride among the operations.
 pub const PART_MAX: usize = 256;
+/// Length of the record of a whole block, without the block.
+const WHOLE: usize = HEADER + 2 * OPERATION + FIRST_LINE;
 /// Longest record without its block.
 const RECORD_MAX: usize = HEADER + 2 * OPERATION + PART_MAX + FIRST_LINE;
 
@@ -26,6 +28,12 @@ impl Shared {
     ) -> u64 {
         let (image, ring) = (&self.image, &self.ring);
         let entered = ring.enter();
+        // A whole block is sent on its way before it is checksummed: both take long, and this way together.
+        let ahead = (data.len() == BLOCK).then(|| {
+            let place = ring.reserve(entered, WHOLE + BLOCK);
+            ring.put_blocks(place, WHOLE, &[data], image);
+            place
+        });
         let mut inode_line = Operation {
             kind: Kind::Inode,
             target: image.layout.inode(number),
@@ -49,14 +57,9 @@ impl Shared {
         };
         let end = encode_at(&mut record, end, &data).next_multiple_of(ALIGN);
         let record = &mut record[..end];
-        let blocks = if data.kind == Kind::Block {
-            &[data.payload][..]
-        } else {
-            &[]
-        };
-        let length = end + blocks.len() * BLOCK;
+        let length = ahead.map_or(end, |_| WHOLE + BLOCK);
         let contents_crc = ring.head(record, length);
-        let place = ring.reserve(entered, length);
+        let place = ahead.unwrap_or_else(|| ring.reserve(entered, length));
         inode_line.crc = inode.checksum(place.number);
         let apply = || {
             image.apply(&data, place.number);
@@ -65,9 +68,11 @@ impl Shared {
         if self.defects.apply_before_commit {
             apply();
         }
-        ring.commit(place, record, contents_crc, blocks, image);
+        ring.commit(place, record, contents_crc, image);
         apply();
         ring.applied(place);
         place.number
     }
 }
+
+const _: () = assert!(WHOLE.is_multiple_of(ALIGN));

@@ -112,17 +112,21 @@ impl Ring {
         self.in_flight.reserve(entered, length)
     }
 
-    /// Writes a record to its place and returns once it and all before it are persistent. `record` got its
-    /// [`Ring::head`], which gave `crc`; `blocks` follow it.
+    /// Writes the blocks of a record to their place, behind its other `checked` bytes, before [`Ring::commit`]: they may
+    /// be on their way while the rest is made.
     #[inline]
-    pub fn commit(
-        &self,
-        place: Place,
-        record: &mut [u8],
-        crc: u32,
-        blocks: &[&[u8]],
-        image: &Image,
-    ) {
+    pub fn put_blocks(&self, place: Place, checked: usize, blocks: &[&[u8]], image: &Image) {
+        self.wait_for_room(place, image);
+        let first = place.number + checked as u64;
+        for (index, block) in (0..).zip(blocks) {
+            self.put(first + index * BLOCK as u64, block, true);
+        }
+    }
+
+    /// Writes a record, but for its blocks, to its place and returns once it and all before it are persistent. `record`
+    /// got its [`Ring::head`], which gave `crc`.
+    #[inline]
+    pub fn commit(&self, place: Place, record: &mut [u8], crc: u32, image: &Image) {
         let crc_and_number = [
             u64::from(MAGIC) | u64::from(with_number(crc, place.number)) << 32,
             place.number,
@@ -130,12 +134,8 @@ impl Ring {
         record[..16].copy_from_slice(crc_and_number.as_bytes());
         self.wait_for_room(place, image);
         // The ring's lines of a long record are in no cache, those of short ones the processor fetches ahead.
-        let is_long = !blocks.is_empty();
+        let is_long = place.end - place.number > record.len() as u64;
         self.put(place.number, record, is_long);
-        let first_block = place.number + record.len() as u64;
-        for (index, block) in (0..).zip(blocks) {
-            self.put(first_block + index * BLOCK as u64, block, is_long);
-        }
         if !self.defects.skip_record_fence {
             self.region.fence();
         }
