@@ -1,0 +1,416 @@
+//! A client of a unit: a session, requests under way, and what may have to be replayed.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::defects::{Defect, Defects};
+use crate::map::{NodeId, Sequence, UnitMap};
+use crate::wire::{Acknowledge, Body, Envelope, Message, Operation, Outcome, Replay, Status};
+use crate::{Options, Transmit};
+
+/// Names what was asked for.
+pub type Ticket = u64;
+
+/// Slot of requests that change nothing: they may be carried out more than once and need none.
+const NO_SLOT: u16 = u16::MAX;
+/// Writes that may be unconfirmed, at most: then new changes wait.
+const UNCONFIRMED_MAX: usize = 64;
+
+/// What a client has to tell whoever uses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An operation has ended.
+    Done {
+        /// Which one.
+        ticket: Ticket,
+        /// What came out.
+        outcome: Outcome,
+    },
+    /// The session is over, and with it its locks and everything that was under way.
+    SessionOver,
+}
+
+struct Pending {
+    ticket: Ticket,
+    request: u64,
+    acknowledge: Acknowledge,
+    operation: Operation,
+    sent_at: Option<u64>,
+    /// Its user was told already.
+    is_told: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Session {
+    None,
+    Opening { sent_at: u64 },
+    Open { number: u64 },
+}
+
+/// One client of one unit.
+pub struct Client {
+    node: NodeId,
+    options: Options,
+    defects: Defects,
+    map: UnitMap,
+    session: Session,
+    /// The primary of this epoch knows what was unconfirmed.
+    is_resumed: bool,
+    resume_sent_at: u64,
+    keep_alive_at: u64,
+    /// By this client's clock, the session cannot have been ended before.
+    fresh_until: u64,
+    queue: VecDeque<(Ticket, Operation, Acknowledge)>,
+    slots: Vec<(u64, Option<Pending>)>,
+    reads: BTreeMap<u64, Pending>,
+    unconfirmed: Vec<Replay>,
+    next_number: u64,
+    transmits: VecDeque<Transmit>,
+    events: VecDeque<Event>,
+}
+
+impl Client {
+    /// A client without a session. `first_number` is one that no earlier process on this node has used.
+    pub fn new(node: NodeId, options: Options, defects: Defects, first_number: u64) -> Client {
+        Client {
+            node,
+            options,
+            defects,
+            map: UnitMap::default(),
+            session: Session::None,
+            is_resumed: true,
+            resume_sent_at: 0,
+            keep_alive_at: 0,
+            fresh_until: 0,
+            queue: VecDeque::new(),
+            slots: Vec::new(),
+            reads: BTreeMap::new(),
+            unconfirmed: Vec::new(),
+            next_number: first_number,
+            transmits: VecDeque::new(),
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Until when, by this client's clock, its locks are its own for certain.
+    pub fn fresh_until(&self) -> u64 {
+        self.fresh_until
+    }
+
+    /// The session, if there is one.
+    pub fn session(&self) -> Option<u64> {
+        match self.session {
+            Session::Open { number } => Some(number),
+            _ => None,
+        }
+    }
+
+    /// Asks for an operation. [`Event::Done`] tells how it ended.
+    pub fn submit(&mut self, now: u64, operation: Operation, acknowledge: Acknowledge) -> Ticket {
+        self.next_number += 1;
+        let ticket = self.next_number;
+        self.queue.push_back((ticket, operation, acknowledge));
+        self.advance(now);
+        ticket
+    }
+
+    /// A map came from the membership service.
+    pub fn handle_map(&mut self, now: u64, map: UnitMap) {
+        if map.version <= self.map.version {
+            return;
+        }
+        let is_new_primary = map.epoch != self.map.epoch;
+        self.map = map;
+        if is_new_primary {
+            self.is_resumed = self.session().is_none();
+            self.resume_sent_at = 0;
+            if let Session::Opening { sent_at } = &mut self.session {
+                *sent_at = 0;
+            }
+            let pending = self.slots.iter_mut().filter_map(|(_, it)| it.as_mut());
+            for pending in pending.chain(self.reads.values_mut()) {
+                pending.sent_at = None;
+            }
+        }
+        self.advance(now);
+    }
+
+    /// A message arrived.
+    pub fn handle_message(&mut self, now: u64, bytes: &[u8]) {
+        let Ok(message) = Message::decode(bytes, &self.defects) else {
+            return;
+        };
+        let Envelope {
+            cluster,
+            epoch,
+            session,
+            request,
+            ..
+        } = message.envelope;
+        // An answer of a primary that is none any more does not count: the new one has not heard of the request.
+        let is_current = epoch == self.map.epoch || self.defects.has(Defect::AcceptOldReply);
+        if cluster != self.options.cluster || !is_current {
+            return;
+        }
+        if let Body::SessionOpened { slots } = message.body {
+            self.session_opened(now, session, slots);
+        } else if self.session() != Some(session) {
+            return;
+        }
+        match message.body {
+            Body::Reply {
+                slot,
+                outcome,
+                position,
+                confirmed,
+            } => {
+                let sequence = Sequence::new(epoch, position);
+                self.replied(slot, request, outcome, sequence, confirmed);
+                self.drop_confirmed(epoch, confirmed);
+            }
+            Body::Alive { confirmed } => {
+                self.drop_confirmed(epoch, confirmed);
+                let spare = self.options.session_ns * self.options.drift_permille / 1000;
+                let until = (request + self.options.session_ns).saturating_sub(spare);
+                self.fresh_until = self.fresh_until.max(until);
+            }
+            Body::Resumed => {
+                self.is_resumed = true;
+                // Whatever was replayed is at all members in sync; nothing was sent since.
+                self.unconfirmed.clear();
+            }
+            Body::Expired => self.session_over(),
+            _ => {}
+        }
+        self.advance(now);
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: u64) {
+        self.advance(now);
+    }
+
+    /// When [`Client::handle_timeout`] is due.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        if self.map.epoch == 0 {
+            return None;
+        }
+        let retry = self.options.retry_ns;
+        let pending = self.slots.iter().filter_map(|(_, it)| it.as_ref());
+        let sent = pending
+            .chain(self.reads.values())
+            .filter_map(|it| it.sent_at);
+        let resend = sent.map(|at| at + retry).min();
+        let session = match self.session {
+            Session::Open { .. } if self.is_resumed => Some(self.keep_alive_at),
+            Session::Open { .. } => Some(self.resume_sent_at + retry),
+            Session::Opening { sent_at } => Some(sent_at + retry),
+            Session::None => None,
+        };
+        resend.into_iter().chain(session).min()
+    }
+
+    /// The next message to send.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.transmits.pop_front()
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn send(&mut self, session: u64, request: u64, body: Body) {
+        let envelope = Envelope {
+            cluster: self.options.cluster,
+            epoch: self.map.epoch,
+            tenant: 0,
+            session,
+            request,
+            from: self.node,
+        };
+        let bytes = Message { envelope, body }.encode();
+        let to = vec![self.map.primary];
+        self.transmits.push_back(Transmit { to, bytes });
+    }
+
+    /// Sends whatever is due.
+    fn advance(&mut self, now: u64) {
+        if self.map.epoch == 0 {
+            return;
+        }
+        let retry = self.options.retry_ns;
+        match self.session {
+            Session::None if self.queue.is_empty() => {}
+            Session::None => self.open_session(now),
+            Session::Opening { sent_at } if now >= sent_at + retry => self.open_session(now),
+            Session::Opening { .. } => {}
+            Session::Open { number } if !self.is_resumed => {
+                if now >= self.resume_sent_at + retry {
+                    self.resume_sent_at = now;
+                    let replays = self.unconfirmed.clone();
+                    self.send(number, 0, Body::Resume { replays });
+                }
+            }
+            Session::Open { number } => {
+                self.keep_alive(now, number);
+                self.begin_queued();
+                self.send_pending(now, number);
+            }
+        }
+    }
+
+    fn open_session(&mut self, now: u64) {
+        self.session = Session::Opening { sent_at: now };
+        self.next_number += 1;
+        let request = self.next_number;
+        self.send(0, request, Body::OpenSession);
+    }
+
+    fn session_opened(&mut self, now: u64, number: u64, slots: u16) {
+        if !matches!(self.session, Session::Opening { .. }) {
+            return;
+        }
+        self.session = Session::Open { number };
+        self.is_resumed = true;
+        self.slots = (0..slots).map(|_| (0, None)).collect();
+        self.keep_alive_at = now;
+    }
+
+    fn keep_alive(&mut self, now: u64, session: u64) {
+        if now < self.keep_alive_at {
+            return;
+        }
+        let pause = if self.unconfirmed.is_empty() {
+            self.options.session_ns / 4
+        } else {
+            self.options.heartbeat_ns
+        };
+        self.keep_alive_at = now + pause;
+        self.send(session, now, Body::KeepAlive);
+    }
+
+    /// Gives slots to what waits for one.
+    fn begin_queued(&mut self) {
+        while let Some((_, operation, _)) = self.queue.front() {
+            let is_change = operation.is_change();
+            let is_full = is_change && self.unconfirmed.len() >= UNCONFIRMED_MAX;
+            let free = self.slots.iter().position(|(_, pending)| pending.is_none());
+            if is_full || is_change && free.is_none() {
+                return;
+            }
+            let Some((ticket, operation, acknowledge)) = self.queue.pop_front() else {
+                return;
+            };
+            let mut pending = Pending {
+                ticket,
+                request: ticket,
+                acknowledge,
+                operation,
+                sent_at: None,
+                is_told: false,
+            };
+            match free.filter(|_| is_change) {
+                Some(slot) => {
+                    let (last, place) = &mut self.slots[slot];
+                    *last += 1;
+                    pending.request = *last;
+                    *place = Some(pending);
+                }
+                None => {
+                    self.reads.insert(ticket, pending);
+                }
+            }
+        }
+    }
+
+    fn send_pending(&mut self, now: u64, session: u64) {
+        let retry = self.options.retry_ns;
+        let slots = (0_u16..).zip(&mut self.slots);
+        let changes = slots.filter_map(|(slot, (_, it))| Some((slot, it.as_mut()?)));
+        let reads = self.reads.values_mut().map(|it| (NO_SLOT, it));
+        let mut due = Vec::new();
+        for (slot, pending) in changes.chain(reads) {
+            if pending.sent_at.is_some_and(|at| now < at + retry) {
+                continue;
+            }
+            pending.sent_at = Some(now);
+            let acknowledge = pending.acknowledge;
+            let operation = pending.operation.clone();
+            if acknowledge == Acknowledge::Sent && operation.is_write() && !pending.is_told {
+                pending.is_told = true;
+                self.events.push_back(Event::Done {
+                    ticket: pending.ticket,
+                    outcome: Outcome::default(),
+                });
+            }
+            let body = Body::Request {
+                slot,
+                acknowledge,
+                operation,
+            };
+            due.push((pending.request, body));
+        }
+        for (request, body) in due {
+            self.send(session, request, body);
+        }
+    }
+
+    fn replied(
+        &mut self,
+        slot: u16,
+        request: u64,
+        outcome: Outcome,
+        sequence: Sequence,
+        confirmed: u64,
+    ) {
+        let pending = if slot == NO_SLOT {
+            self.reads.remove(&request)
+        } else {
+            let place = self.slots.get_mut(usize::from(slot)).map(|(_, it)| it);
+            place.and_then(|it| it.take_if(|pending| pending.request == request))
+        };
+        let Some(pending) = pending else {
+            return;
+        };
+        let is_open = pending.operation.is_write()
+            && outcome.status == Status::Done
+            && sequence.number > confirmed;
+        if is_open && !self.defects.has(Defect::ForgetUnconfirmed) {
+            self.unconfirmed.push(Replay {
+                sequence,
+                slot,
+                request,
+                operation: pending.operation,
+            });
+        }
+        if !pending.is_told {
+            self.events.push_back(Event::Done {
+                ticket: pending.ticket,
+                outcome,
+            });
+        }
+    }
+
+    fn drop_confirmed(&mut self, epoch: u32, confirmed: u64) {
+        self.unconfirmed
+            .retain(|it| it.sequence.epoch != epoch || it.sequence.number > confirmed);
+    }
+
+    /// Everything that was under way fails; what comes next gets a new session.
+    fn session_over(&mut self) {
+        self.session = Session::None;
+        self.unconfirmed.clear();
+        self.events.push_back(Event::SessionOver);
+        let slots = std::mem::take(&mut self.slots);
+        let changes = slots.into_iter().filter_map(|(_, pending)| pending);
+        let reads = std::mem::take(&mut self.reads);
+        for pending in changes.chain(reads.into_values()) {
+            if !pending.is_told {
+                self.events.push_back(Event::Done {
+                    ticket: pending.ticket,
+                    outcome: Outcome::of(Status::SessionOver),
+                });
+            }
+        }
+    }
+}

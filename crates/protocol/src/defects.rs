@@ -1,0 +1,89 @@
+//! Rules of the protocol that tests break on purpose, to see that the simulation notices.
+
+/// One rule broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Defect {
+    /// A half made from parity is believed without its checksum.
+    RepairWithoutCheck,
+    /// Metadata is acknowledged when the primary has it.
+    AcknowledgeBeforeTails,
+    /// fsync returns when the primary has it.
+    SyncBeforeTails,
+    /// A read shows what the other members do not have yet.
+    ReadBeforeTails,
+    /// Records of another epoch are taken.
+    SkipEpochCheck,
+    /// A replica reports records that are not persistent there.
+    ReportBeforeIngest,
+    /// A replica never asks for records that it missed.
+    DropGapRequest,
+    /// The primary serves though a member's lease is over.
+    ServeWithoutLease,
+    /// A member promotes itself as soon as it hears nothing for a moment.
+    PromoteBeforeLease,
+    /// A member that is not in sync promotes itself.
+    PromoteOutOfSync,
+    /// The first candidate is promoted, not the one with the highest tail.
+    PromoteLowerTail,
+    /// A member that lost its place starts over without undoing the records that the unit lacks.
+    KeepForeignRecords,
+    /// A rejoiner counts as in sync while it still misses records.
+    InSyncTooEarly,
+    /// Refill hands out bytes that only the primary has.
+    RefillBeforeTails,
+    /// A member is left out before the map says so.
+    OmitBeforeMap,
+    /// A request that comes again is carried out again.
+    ForgetSlots,
+    /// Slots are kept in memory only, so that a takeover forgets them.
+    ForgetSlotsAtTakeover,
+    /// Clients do not replay what was not confirmed.
+    ForgetUnconfirmed,
+    /// Replays are carried out as they come, not in the order they had.
+    ReplayOutOfOrder,
+    /// The new primary serves before all sessions have replayed.
+    ServeBeforeReplay,
+    /// An expired session goes on when it is heard of again.
+    ReviveSession,
+    /// Locks survive their session's end only in the old primary's memory.
+    ForgetLocksAtTakeover,
+    /// A reply of an old epoch is believed.
+    AcceptOldReply,
+    /// Freed blocks are used again at once.
+    ReuseBeforeTails,
+    /// Sessions expire without a record, so that the next primary knows them.
+    ExpireInMemory,
+    /// A new primary does not wait for its own lease promise.
+    ForgetPromiseAtRestart,
+    /// The primary goes on when a member asks for records that it has not.
+    WindowUnbounded,
+}
+
+/// The rules that are broken. Without the feature `defects` none can be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Defects {
+    #[cfg(feature = "defects")]
+    broken: Vec<Defect>,
+}
+
+impl Defects {
+    /// Breaks one rule.
+    #[cfg(feature = "defects")]
+    pub fn of(defect: Defect) -> Defects {
+        Defects {
+            broken: vec![defect],
+        }
+    }
+
+    /// Whether this rule is broken.
+    #[inline]
+    pub fn has(&self, defect: Defect) -> bool {
+        #[cfg(feature = "defects")]
+        return self.broken.contains(&defect);
+        #[cfg(not(feature = "defects"))]
+        {
+            let _ = defect;
+            false
+        }
+    }
+}

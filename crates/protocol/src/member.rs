@@ -1,0 +1,264 @@
+//! A member of a unit: it follows the primary, stands for its place when it is gone, or is the primary.
+//!
+//! - [`follow`](self): records in, tails out; gaps, missing data;
+//! - `join`: coming back after having been away;
+//! - `elect`: who is next;
+//! - `serve`: the primary's view of the others, leases, shipping of records;
+//! - `requests`, `sessions`, `replay`: what clients ask of the primary.
+
+mod elect;
+mod follow;
+mod intent;
+mod join;
+mod replay;
+mod requests;
+mod serve;
+mod sessions;
+
+use std::collections::VecDeque;
+
+pub use intent::{Completion, Intent, SessionRecord, Slot, Ticket};
+
+use crate::defects::{Defect, Defects};
+use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
+use crate::wire::{Body, Envelope, Message};
+use crate::{Options, Transmit};
+use elect::Candidacy;
+use follow::Following;
+use serve::Primary;
+
+/// What a member does at the moment.
+enum Role {
+    Following(Following),
+    Standing(Candidacy),
+    /// The pool is being opened for changes, in the map's epoch.
+    Opening,
+    Serving(Box<Primary>),
+    /// The pool is being closed for changes.
+    Closing,
+}
+
+/// One member of a unit.
+pub struct Member {
+    node: NodeId,
+    options: Options,
+    defects: Defects,
+    map: UnitMap,
+    role: Role,
+    /// Up to where this pool's records reach. While the role is `Serving`, the primary knows.
+    tail: Sequence,
+    /// The epochs of the records that this pool has.
+    history: Vec<EpochStart>,
+    /// This member has promised, by its own clock, not to become primary before.
+    promised_until: u64,
+    /// The epoch that it has proposed to be primary of. Only that one, since this process started, may it open.
+    proposed: Option<u32>,
+    out: Out,
+}
+
+/// What a machine has to say.
+#[derive(Default)]
+pub(crate) struct Out {
+    pub transmits: VecDeque<Transmit>,
+    pub intents: VecDeque<Intent>,
+}
+
+impl Member {
+    /// A member whose process just started: its pool is open for following, has records up to `tail`, and those that its
+    /// ring holds are of the epochs `history`.
+    pub fn new(
+        node: NodeId,
+        options: Options,
+        defects: Defects,
+        tail: Sequence,
+        history: Vec<EpochStart>,
+        now: u64,
+    ) -> Member {
+        let mut member = Member {
+            node,
+            options,
+            defects,
+            map: UnitMap::default(),
+            role: Role::Following(Following::new(now)),
+            tail,
+            history,
+            promised_until: now,
+            proposed: None,
+            out: Out::default(),
+        };
+        // What the process promised before it ended, it does not know any more.
+        if !member.defects.has(Defect::ForgetPromiseAtRestart) {
+            member.promise(now);
+        }
+        member
+    }
+
+    /// The newest map that this member knows.
+    pub fn map(&self) -> &UnitMap {
+        &self.map
+    }
+
+    /// Whether it serves as primary now, under leases.
+    pub fn is_serving(&self, now: u64) -> bool {
+        matches!(&self.role, Role::Serving(primary) if primary.may_serve(now))
+    }
+
+    /// Up to where its records reach.
+    pub fn tail(&self) -> Sequence {
+        match &self.role {
+            Role::Serving(primary) => Sequence::new(self.map.epoch, primary.position),
+            _ => self.tail,
+        }
+    }
+
+    /// A map came from the membership service.
+    pub fn handle_map(&mut self, now: u64, map: UnitMap) {
+        if map.version <= self.map.version {
+            return;
+        }
+        let same_epoch = map.epoch == self.map.epoch;
+        self.map = map;
+        match &mut self.role {
+            Role::Serving(_) if same_epoch => self.map_changed_while_serving(now),
+            Role::Serving(_) => {
+                self.role = Role::Closing;
+                self.out.intents.push_back(Intent::Follow);
+            }
+            // The tail is not known before the pool is open or closed; then this is looked at again.
+            Role::Opening | Role::Closing => {}
+            Role::Following(following) if same_epoch => following.is_welcome = false,
+            Role::Following(_) | Role::Standing(_) => self.begin_role(now),
+        }
+    }
+
+    /// Takes the part that the map gives to this member.
+    fn begin_role(&mut self, now: u64) {
+        let is_elected = self.map.primary == self.node && self.proposed == Some(self.map.epoch);
+        if is_elected {
+            self.role = Role::Opening;
+            let epoch = self.map.epoch;
+            self.out.intents.push_back(Intent::OpenForWriting { epoch });
+        } else {
+            // A new primary gets as much time as if it had been heard of.
+            self.promise(now);
+            self.role = Role::Following(Following::new(now));
+        }
+    }
+
+    /// Promises not to become primary for as long as a lease asked for now may last, by any clock.
+    fn promise(&mut self, now: u64) {
+        let lease = self.options.lease_ns;
+        let until = if self.defects.has(Defect::PromoteBeforeLease) {
+            now + lease / 4
+        } else {
+            now + lease + lease * self.options.drift_permille / 1000
+        };
+        self.promised_until = self.promised_until.max(until);
+    }
+
+    /// Whether all records of this pool are the unit's.
+    fn is_sound(&self) -> bool {
+        self.map.common_prefix(&self.history, self.tail) == Some(self.tail.number)
+    }
+
+    /// A message arrived. What is no message, or of another cluster, is dropped.
+    pub fn handle_message(&mut self, now: u64, bytes: &[u8]) {
+        let Ok(message) = Message::decode(bytes, &self.defects) else {
+            return;
+        };
+        let Envelope { cluster, epoch, .. } = message.envelope;
+        if cluster != self.options.cluster {
+            return;
+        }
+        if epoch != self.map.epoch && !self.defects.has(Defect::SkipEpochCheck) {
+            return;
+        }
+        let Message { envelope, body } = message;
+        let from = envelope.from;
+        match body {
+            Body::Candidate { tail } => self.handle_candidate(now, from, tail),
+            Body::Support { tail, is_sound } => self.handle_support(now, from, tail, is_sound),
+            body => match &mut self.role {
+                Role::Serving(_) => self.handle_as_primary(now, &envelope, body),
+                Role::Following(_) | Role::Standing(_) => self.handle_as_follower(now, from, body),
+                Role::Opening | Role::Closing => {}
+            },
+        }
+    }
+
+    /// An intent was carried out.
+    pub fn handle_completion(&mut self, now: u64, completion: Completion) {
+        match completion {
+            Completion::Proposed { map } => {
+                if let Role::Serving(primary) = &mut self.role {
+                    primary.is_proposing = false;
+                }
+                self.handle_map(now, map);
+            }
+            Completion::Opened { tail, sessions } => self.opened(now, tail, sessions),
+            Completion::Following { tail, history } => {
+                self.tail = tail;
+                self.history = history;
+                self.begin_role(now);
+            }
+            Completion::Executed { .. } | Completion::Records { .. } | Completion::Image { .. } => {
+                self.completed_as_primary(now, completion);
+            }
+            Completion::Ingested { .. } | Completion::Touched { .. } => {
+                self.completed_as_follower(now, completion);
+            }
+        }
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: u64) {
+        match self.role {
+            Role::Following(_) => self.follow_on_time(now),
+            Role::Standing(_) => self.stand_on_time(now),
+            Role::Serving(_) => self.serve_on_time(now),
+            Role::Opening | Role::Closing => {}
+        }
+    }
+
+    /// When [`Member::handle_timeout`] is due.
+    pub fn poll_timeout(&self) -> Option<u64> {
+        match &self.role {
+            Role::Following(following) => Some(self.next_while_following(following)),
+            Role::Standing(candidacy) => Some(candidacy.next),
+            Role::Serving(primary) => Some(primary.next_tick),
+            Role::Opening | Role::Closing => None,
+        }
+    }
+
+    /// The next message to send.
+    pub fn poll_transmit(&mut self) -> Option<Transmit> {
+        self.out.transmits.pop_front()
+    }
+
+    /// The next thing for the host to do.
+    pub fn poll_intent(&mut self) -> Option<Intent> {
+        self.out.intents.pop_front()
+    }
+
+    fn send(&mut self, to: NodeId, body: Body) {
+        self.send_all(vec![to], body);
+    }
+
+    fn send_all(&mut self, to: Vec<NodeId>, body: Body) {
+        let envelope = Envelope {
+            cluster: self.options.cluster,
+            epoch: self.map.epoch,
+            from: self.node,
+            ..Envelope::default()
+        };
+        if !to.is_empty() {
+            let bytes = Message { envelope, body }.encode();
+            self.out.transmits.push_back(Transmit { to, bytes });
+        }
+    }
+
+    fn others(&self) -> Vec<NodeId> {
+        let all = self.map.members.iter().copied();
+        all.filter(|node| *node != self.node).collect()
+    }
+}

@@ -1,0 +1,114 @@
+//! Who is next: members in sync that hear nothing of the primary stand for its place.
+//!
+//! A member promises each time it grants a lease; it stands only when that promise is over by its own clock, so the old
+//! primary, which needs a lease of every member in sync, serves no more. The membership service decides: of two
+//! proposals for one epoch it takes one.
+
+use std::collections::BTreeMap;
+
+use super::intent::Intent;
+use super::{Member, Role};
+use crate::defects::Defect;
+use crate::map::{NodeId, Sequence};
+use crate::wire::Body;
+
+/// State of a member that stands for primary.
+pub(super) struct Candidacy {
+    /// Tails of the other candidates and supporters, and whether their records are all the unit's.
+    heard: BTreeMap<NodeId, (Sequence, bool)>,
+    /// From then on it may have become primary: it grants no lease any more.
+    pub has_proposed: bool,
+    /// It has stepped back behind a higher tail once.
+    has_deferred: bool,
+    pub next: u64,
+}
+
+impl Member {
+    /// Only a member in sync has everything that was acknowledged, and only if all of its records are the unit's.
+    pub(super) fn may_stand(&self) -> bool {
+        let in_sync = self.map.is_in_sync(self.node)
+            || self.defects.has(Defect::PromoteOutOfSync) && self.map.members.contains(&self.node);
+        in_sync && (self.is_sound() || self.defects.has(Defect::KeepForeignRecords))
+    }
+
+    pub(super) fn stand(&mut self, now: u64) {
+        self.role = Role::Standing(Candidacy {
+            heard: BTreeMap::new(),
+            has_proposed: false,
+            has_deferred: false,
+            next: now + 2 * self.options.retry_ns,
+        });
+        let tail = self.tail;
+        self.send_all(self.rivals(), Body::Candidate { tail });
+    }
+
+    fn rivals(&self) -> Vec<NodeId> {
+        let in_sync = self.map.in_sync.iter().copied();
+        in_sync.filter(|node| *node != self.node).collect()
+    }
+
+    pub(super) fn handle_candidate(&mut self, now: u64, from: NodeId, tail: Sequence) {
+        // Whoever still hears the primary does not help to replace it.
+        let is_free = match &self.role {
+            Role::Following(_) => now >= self.promised_until,
+            Role::Standing(_) => true,
+            _ => false,
+        };
+        if !is_free || !self.map.is_in_sync(from) {
+            return;
+        }
+        if matches!(self.role, Role::Following(_)) && self.may_stand() {
+            self.stand(now);
+        }
+        if let Role::Standing(candidacy) = &mut self.role {
+            candidacy.heard.insert(from, (tail, true));
+        }
+        let (tail, is_sound) = (self.tail, self.is_sound());
+        self.send(from, Body::Support { tail, is_sound });
+    }
+
+    pub(super) fn handle_support(
+        &mut self,
+        _now: u64,
+        from: NodeId,
+        tail: Sequence,
+        is_sound: bool,
+    ) {
+        if let Role::Standing(candidacy) = &mut self.role {
+            candidacy.heard.insert(from, (tail, is_sound));
+        }
+    }
+
+    pub(super) fn stand_on_time(&mut self, now: u64) {
+        let own = (self.tail, std::cmp::Reverse(self.node));
+        let retry = self.options.retry_ns;
+        let ignores_tails = self.defects.has(Defect::PromoteLowerTail);
+        let Role::Standing(candidacy) = &mut self.role else {
+            return;
+        };
+        let is_outrun = candidacy
+            .heard
+            .iter()
+            .any(|(node, (tail, is_sound))| *is_sound && (*tail, std::cmp::Reverse(*node)) > own);
+        candidacy.next = now + 4 * retry;
+        if is_outrun && !candidacy.has_deferred && !ignores_tails {
+            // The one with the higher tail proposes itself, if it is still there.
+            candidacy.has_deferred = true;
+            let tail = self.tail;
+            return self.send_all(self.rivals(), Body::Candidate { tail });
+        }
+        candidacy.has_proposed = true;
+        // A supporter with more records than the new primary has to undo them first.
+        let supporters = candidacy
+            .heard
+            .iter()
+            .filter(|(_, (tail, is_sound))| *is_sound && *tail <= self.tail)
+            .map(|(node, _)| *node)
+            .filter(|node| self.map.in_sync.contains(node));
+        let mut in_sync: Vec<_> = supporters.chain([self.node]).collect();
+        in_sync.sort_unstable();
+        let map = self.map.promote(self.node, self.tail, in_sync);
+        self.proposed = Some(map.epoch);
+        self.out.intents.push_back(Intent::Propose { map });
+    }
+}

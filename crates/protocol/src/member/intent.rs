@@ -1,0 +1,212 @@
+//! What a member wants its host to do on the store or at the membership service, and how that ended.
+
+use std::ops::Range;
+
+use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
+use crate::wire::{Fetch, FileId, Operation, Outcome};
+
+/// Names an intent, so that its completion finds what waits for it.
+pub type Ticket = u64;
+
+/// Where a request's answer is kept: in the image, in the same record as the change, so that it is carried out once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Place of the session in the table of sessions.
+    pub index: u32,
+    /// The session.
+    pub session: u64,
+    /// The slot.
+    pub slot: u16,
+    /// Number of the request in its slot.
+    pub request: u64,
+}
+
+/// Something for the host to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Intent {
+    /// Carry out an operation; a change with its answer in the slot.
+    Execute {
+        /// Names it.
+        ticket: Ticket,
+        /// What to do.
+        operation: Operation,
+        /// Where the answer goes.
+        slot: Option<Slot>,
+    },
+    /// Note that a session has, or no longer has, a lock.
+    SetLock {
+        /// Names it.
+        ticket: Ticket,
+        /// Place among the session's locks.
+        place: u16,
+        /// The file, `None` for unlocked.
+        file: Option<FileId>,
+        /// Where the answer goes, and which session.
+        slot: Slot,
+    },
+    /// Put a session into the table; its slots are empty and it has no locks.
+    OpenSession {
+        /// Names it.
+        ticket: Ticket,
+        /// Place in the table.
+        index: u32,
+        /// The session.
+        session: u64,
+        /// Whose it is.
+        client: NodeId,
+    },
+    /// Take a session out of the table, with its locks.
+    EndSession {
+        /// Names it.
+        ticket: Ticket,
+        /// Place in the table.
+        index: u32,
+    },
+    /// Read whole records for these members.
+    ReadRecords {
+        /// Position of the first.
+        from: u64,
+        /// Who gets them.
+        to: Vec<NodeId>,
+    },
+    /// Read image bytes for a member.
+    ReadImage {
+        /// Who gets them.
+        to: NodeId,
+        /// Why.
+        fetch: Fetch,
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        length: u32,
+    },
+    /// All members in sync have the records below: what they freed may be used again.
+    ReleaseFreed {
+        /// The position.
+        below: u64,
+    },
+    /// Check records, make them persistent, apply them.
+    Ingest {
+        /// Position of the first, at most the tail.
+        from: u64,
+        /// Back to back.
+        records: Vec<u8>,
+        /// Stop at a record whose data is not there. Else only say what is not there.
+        is_strict: bool,
+    },
+    /// Which image bytes did the records from here on change?
+    TouchedSince {
+        /// The position.
+        position: u64,
+    },
+    /// Put bytes into the image.
+    WriteImage {
+        /// First byte.
+        offset: u64,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// Forget the records behind this place and go on there.
+    Rewind {
+        /// The place.
+        to: Sequence,
+    },
+    /// Open the pool for changes, in this epoch.
+    OpenForWriting {
+        /// The epoch.
+        epoch: u32,
+    },
+    /// Close it for changes again.
+    Follow,
+    /// Ask the membership service to put this map in place of the version before.
+    Propose {
+        /// The map.
+        map: UnitMap,
+    },
+}
+
+/// How an intent ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Completion {
+    /// Of [`Intent::Execute`], [`Intent::SetLock`], [`Intent::OpenSession`], [`Intent::EndSession`].
+    Executed {
+        /// Names it.
+        ticket: Ticket,
+        /// What came out.
+        outcome: Outcome,
+        /// The tail, if a record was made.
+        position: Option<u64>,
+        /// The outcome shows nothing of records behind this position.
+        depends_on: u64,
+        /// The record names data that is not in it.
+        is_by_reference: bool,
+    },
+    /// Of [`Intent::ReadRecords`]: the records, or `None` if they are not held (any more).
+    Records {
+        /// Position of the first.
+        from: u64,
+        /// Who gets them.
+        to: Vec<NodeId>,
+        /// Back to back.
+        records: Option<Vec<u8>>,
+    },
+    /// Of [`Intent::ReadImage`].
+    Image {
+        /// Who gets it.
+        to: NodeId,
+        /// Why.
+        fetch: Fetch,
+        /// First byte.
+        offset: u64,
+        /// The tail after they were read.
+        position: u64,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// Of [`Intent::Ingest`].
+    Ingested {
+        /// The tail now.
+        tail: Sequence,
+        /// Image bytes that are not what the next record (a strict ingest), or one of those taken, says.
+        missing: Vec<Range<u64>>,
+    },
+    /// Of [`Intent::TouchedSince`]: the ranges, or the whole image if the records are not held any more.
+    Touched {
+        /// Image bytes.
+        ranges: Vec<Range<u64>>,
+    },
+    /// Of [`Intent::OpenForWriting`].
+    Opened {
+        /// The tail.
+        tail: Sequence,
+        /// The sessions that the image knows.
+        sessions: Vec<SessionRecord>,
+    },
+    /// Of [`Intent::Follow`]: closed for changes.
+    Following {
+        /// The tail.
+        tail: Sequence,
+        /// Epochs of the records that the ring holds.
+        history: Vec<EpochStart>,
+    },
+    /// Of [`Intent::Propose`]: the map that there is now, whether it is the proposed one or not.
+    Proposed {
+        /// The map.
+        map: UnitMap,
+    },
+}
+
+/// A session as the image has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionRecord {
+    /// Place in the table.
+    pub index: u32,
+    /// The session.
+    pub session: u64,
+    /// Whose it is.
+    pub client: NodeId,
+    /// Of each slot, the last request that made a record, and its answer.
+    pub slots: Vec<(u64, Outcome)>,
+    /// The locks by their places.
+    pub locks: Vec<Option<FileId>>,
+}

@@ -1,0 +1,187 @@
+//! Coming back: undo what the unit does not have, fetch what changed meanwhile, follow.
+//!
+//! 1. The member finds how much of its records is the unit's, and asks to follow from there. If it can't tell, or the
+//!    primary does not hold those records any more, everything is refilled.
+//! 2. It fetches every range that its other records changed. These records stay in its ring until all is fetched: if it
+//!    crashes, it starts over and finds the same ranges.
+//! 3. It forgets them and follows. What it fetched shows changes up to some position; before its records reach that,
+//!    it is not in sync.
+
+use std::ops::Range;
+
+use super::intent::Intent;
+use super::{Member, Role};
+use crate::defects::Defect;
+use crate::map::Sequence;
+use crate::wire::{Body, Fetch};
+
+/// How far a member has come on its way back.
+pub(super) enum Joining {
+    No,
+    /// The primary was asked.
+    Asking {
+        from: u64,
+    },
+    /// The store was asked what to fetch.
+    Measuring {
+        from: u64,
+    },
+    /// Ranges are being fetched.
+    Refilling {
+        from: u64,
+        ranges: Vec<Range<u64>>,
+    },
+}
+
+impl Joining {
+    pub fn is_refilling(&self) -> bool {
+        matches!(self, Joining::Refilling { .. })
+    }
+}
+
+impl Member {
+    fn joining(&mut self) -> Option<&mut Joining> {
+        match &mut self.role {
+            Role::Following(following) => Some(&mut following.joining),
+            _ => None,
+        }
+    }
+
+    /// Takes, or repeats, the next step back.
+    pub(super) fn join(&mut self, now: u64) {
+        let retry = self.options.retry_ns;
+        let Role::Following(following) = &mut self.role else {
+            return;
+        };
+        if now < following.asked_at + retry {
+            return;
+        }
+        following.asked_at = now;
+        match &following.joining {
+            Joining::No | Joining::Asking { .. } => {
+                let from = self.map.common_prefix(&self.history, self.tail);
+                let mut from = from.unwrap_or(0);
+                if self.defects.has(Defect::KeepForeignRecords) {
+                    from = self.tail.number;
+                }
+                if let Some(joining) = self.joining() {
+                    *joining = Joining::Asking { from };
+                }
+                self.send(self.map.primary, Body::Join { from });
+            }
+            Joining::Measuring { .. } => {}
+            Joining::Refilling { .. } => self.fetch_refill(),
+        }
+    }
+
+    /// The primary will send records from here on.
+    pub(super) fn handle_welcome(&mut self, now: u64, from: u64, position: u64) {
+        let Role::Following(following) = &mut self.role else {
+            return;
+        };
+        let asked = match following.joining {
+            Joining::Asking { from } => from,
+            // The records that it waited for are gone meanwhile.
+            _ if following.is_welcome && from > self.tail.number => 0,
+            _ => return,
+        };
+        following.asked_at = now;
+        following.is_welcome = false;
+        following.floor = position.max(following.floor);
+        following.joining = Joining::Measuring { from };
+        let position = if asked == from { from } else { 0 };
+        self.out
+            .intents
+            .push_back(Intent::TouchedSince { position });
+    }
+
+    pub(super) fn touched(&mut self, now: u64, ranges: Vec<Range<u64>>) {
+        let Role::Following(following) = &mut self.role else {
+            return;
+        };
+        let Joining::Measuring { from } = following.joining else {
+            return;
+        };
+        following.asked_at = now;
+        following.joining = Joining::Refilling { from, ranges };
+        self.go_on_refilling();
+    }
+
+    fn go_on_refilling(&mut self) {
+        let Some(Joining::Refilling { from, ranges }) = self.joining() else {
+            return;
+        };
+        if !ranges.is_empty() {
+            return self.fetch_refill();
+        }
+        let from = *from;
+        let before = |of: &&crate::map::EpochStart| of.start < from;
+        let lineage = &self.map.lineage;
+        let epoch = lineage.iter().rfind(before).or(lineage.first());
+        let to = Sequence::new(epoch.map_or(0, |of| of.epoch), from);
+        self.out.intents.push_back(Intent::Rewind { to });
+        self.tail = to;
+        self.history = lineage
+            .iter()
+            .filter(|of| of.epoch <= to.epoch)
+            .copied()
+            .collect();
+        if let Role::Following(following) = &mut self.role {
+            following.joining = Joining::No;
+            following.is_welcome = true;
+        }
+        let tail = from;
+        self.send(
+            self.map.primary,
+            Body::Tail {
+                tail,
+                is_caught_up: false,
+            },
+        );
+    }
+
+    fn fetch_refill(&mut self) {
+        let refill = u64::from(self.options.refill);
+        let Some(Joining::Refilling { ranges, .. }) = self.joining() else {
+            return;
+        };
+        let next: Vec<_> = ranges.iter().take(4).cloned().collect();
+        for range in next {
+            let body = Body::Fetch {
+                fetch: Fetch::Refill,
+                offset: range.start,
+                length: (range.end - range.start).min(refill) as u32,
+            };
+            self.send(self.map.primary, body);
+        }
+    }
+
+    pub(super) fn handle_refill(&mut self, now: u64, offset: u64, position: u64, bytes: Vec<u8>) {
+        let end = offset.saturating_add(bytes.len() as u64);
+        let Role::Following(following) = &mut self.role else {
+            return;
+        };
+        let Joining::Refilling {
+            ranges,
+            from: follow_from,
+        } = &mut following.joining
+        else {
+            return;
+        };
+        let asked = ranges
+            .iter_mut()
+            .find(|range| range.start == offset && end <= range.end);
+        // An answer from before may have gone astray on its way: no record brings up to date what it shows.
+        let Some(range) = asked.filter(|_| !bytes.is_empty() && position >= *follow_from) else {
+            return;
+        };
+        range.start = end;
+        ranges.retain(|range| !range.is_empty());
+        following.floor = following.floor.max(position);
+        following.asked_at = now;
+        self.out
+            .intents
+            .push_back(Intent::WriteImage { offset, bytes });
+        self.go_on_refilling();
+    }
+}

@@ -1,0 +1,172 @@
+//! What a new primary does before it serves: it hears all sessions, and carries out again what got lost.
+//!
+//! A client was told that its write is done when only the old primary had it. It keeps such writes until it learns that
+//! all members in sync have them, and sends those left to the new primary. They are carried out in the order that they
+//! had, over all clients: between two writes of one byte by two clients the later one has to win again. Sessions that
+//! do not come are ended; what they had not synced may be lost.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::Member;
+use super::intent::SessionRecord;
+use super::requests::Parked;
+use super::sessions::{Session, SlotState};
+use crate::defects::Defect;
+use crate::map::Sequence;
+use crate::wire::{Acknowledge, Body, Replay};
+
+/// State of a new primary before it serves.
+pub(super) struct Replaying {
+    /// Sessions that were not heard of yet, and until when they are waited for.
+    missing: BTreeSet<u64>,
+    until: u64,
+    /// All that is to be carried out again, with its session.
+    replays: Vec<(Sequence, u64, Replay)>,
+    /// The same in order, once all sessions were heard.
+    queue: Option<VecDeque<(u64, Replay)>>,
+    /// Intents under way.
+    left: usize,
+}
+
+impl Member {
+    pub(super) fn restore_sessions(&mut self, now: u64, records: &[SessionRecord]) {
+        let (timeout, slots) = (self.options.session_ns, self.options.slots);
+        let forgets_locks = self.defects.has(Defect::ForgetLocksAtTakeover);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let needs = primary.position;
+        for record in records {
+            let mut session = Session::restore(record, slots, needs, now);
+            if forgets_locks {
+                session.locks.fill(None);
+            }
+            primary.sessions.by_number.insert(record.session, session);
+        }
+        primary.replaying = Some(Replaying {
+            missing: records.iter().map(|record| record.session).collect(),
+            until: now + timeout,
+            replays: Vec::new(),
+            queue: None,
+            left: 0,
+        });
+    }
+
+    pub(super) fn handle_resume(&mut self, now: u64, session: u64, replays: Vec<Replay>) {
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        match &mut primary.replaying {
+            Some(replaying) => {
+                if replaying.missing.remove(&session) && replaying.queue.is_none() {
+                    let its = replays
+                        .into_iter()
+                        .map(|replay| (replay.sequence, session, replay));
+                    replaying.replays.extend(its);
+                }
+            }
+            // The answer got lost. What it replays was carried out, or it would have been ended.
+            None => self.welcome_back(session),
+        }
+        self.go_on_replaying(now);
+    }
+
+    fn welcome_back(&mut self, session: u64) {
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let needs = primary.position;
+        let client = primary.sessions.by_number.get(&session).map(|it| it.client);
+        if let Some(client) = client {
+            self.tell_client_when(needs, client, session, Body::Resumed);
+        }
+    }
+
+    /// One of the intents was carried out.
+    pub(super) fn replayed(&mut self) {
+        if let Some(replaying) = self.primary().and_then(|it| it.replaying.as_mut()) {
+            replaying.left = replaying.left.saturating_sub(1);
+        }
+    }
+
+    /// Takes the next steps towards serving, as far as they can be taken now.
+    pub(super) fn go_on_replaying(&mut self, now: u64) {
+        let window = self.options.window;
+        let out_of_order = self.defects.has(Defect::ReplayOutOfOrder);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let is_full = primary.position > primary.confirmed + window;
+        let Some(replaying) = &mut primary.replaying else {
+            return;
+        };
+        if replaying.left > 0 {
+            return;
+        }
+        let Some(queue) = &mut replaying.queue else {
+            if replaying.missing.is_empty() || now >= replaying.until {
+                replaying.replays.sort_by_key(|(sequence, _, _)| *sequence);
+                if out_of_order {
+                    replaying.replays.reverse();
+                }
+                let replays = std::mem::take(&mut replaying.replays);
+                let queue = replays.into_iter().map(|(_, session, it)| (session, it));
+                replaying.queue = Some(queue.collect());
+                let silent = std::mem::take(&mut replaying.missing);
+                replaying.left = silent.len();
+                for session in silent {
+                    self.end_session(session);
+                }
+                self.go_on_replaying(now);
+            }
+            return;
+        };
+        let is_held = queue.front().is_some_and(|(_, replay)| {
+            let file = replay.operation.changes();
+            file.is_some_and(|file| primary.held_files.contains_key(&file))
+        });
+        if is_full || is_held {
+            return;
+        }
+        match queue.pop_front() {
+            Some((session, replay)) => {
+                self.replay(session, replay);
+                self.go_on_replaying(now);
+            }
+            None => {
+                primary.replaying = None;
+                let sessions: Vec<u64> = primary.sessions.by_number.keys().copied().collect();
+                for session in sessions {
+                    self.welcome_back(session);
+                }
+            }
+        }
+    }
+
+    /// Carries out a request again, unless the image has it.
+    fn replay(&mut self, session: u64, replay: Replay) {
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let known = primary.sessions.by_number.get_mut(&session);
+        let slot = known.and_then(|it| it.slots.get_mut(usize::from(replay.slot)));
+        let Some(state) = slot.filter(|state| state.request < replay.request) else {
+            return;
+        };
+        *state = SlotState {
+            request: replay.request,
+            answer: None,
+        };
+        if let Some(replaying) = &mut primary.replaying {
+            replaying.left += 1;
+        }
+        let parked = Parked {
+            session,
+            request: replay.request,
+            slot: replay.slot,
+            acknowledge: Acknowledge::All,
+            operation: replay.operation,
+        };
+        self.execute(parked, true);
+    }
+}

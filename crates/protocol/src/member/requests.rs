@@ -1,0 +1,555 @@
+//! What clients ask of the primary: each request carried out once, answered when enough members have it.
+
+use super::intent::{Completion, Intent, Slot, Ticket};
+use super::serve::Primary;
+use super::sessions::{Answer, LOCKS_MAX, Session, SlotState};
+use super::{Member, Out};
+use crate::defects::Defect;
+use crate::map::NodeId;
+use crate::wire::{Acknowledge, Body, Envelope, FileId, Message, Operation, Outcome, Status};
+
+/// A request on its way through the primary.
+#[derive(Clone, Debug)]
+pub(super) struct Parked {
+    pub session: u64,
+    pub request: u64,
+    pub slot: u16,
+    pub acknowledge: Acknowledge,
+    pub operation: Operation,
+}
+
+/// What an intent was for.
+pub(super) enum Executing {
+    Request {
+        parked: Parked,
+        is_replay: bool,
+    },
+    OpenSession {
+        session: u64,
+        request: u64,
+        client: NodeId,
+    },
+    EndSession {
+        session: u64,
+    },
+}
+
+/// A message that waits until all members in sync have the records below `needs`.
+pub(super) struct Waiting {
+    needs: u64,
+    to: NodeId,
+    session: u64,
+    request: u64,
+    body: Body,
+    /// It tells what the files hold, so that it takes leases to say it.
+    is_service: bool,
+}
+
+impl Waiting {
+    pub fn for_member(to: NodeId, body: Body, needs: u64) -> Waiting {
+        Waiting {
+            needs,
+            to,
+            session: 0,
+            request: 0,
+            body,
+            is_service: false,
+        }
+    }
+}
+
+impl Out {
+    fn send_to_client(&mut self, envelope: Envelope, to: NodeId, body: Body) {
+        let bytes = Message { envelope, body }.encode();
+        let to = vec![to];
+        self.transmits.push_back(crate::Transmit { to, bytes });
+    }
+}
+
+impl Member {
+    fn envelope_of(&self, session: u64, request: u64) -> Envelope {
+        Envelope {
+            cluster: self.options.cluster,
+            epoch: self.map.epoch,
+            session,
+            request,
+            from: self.node,
+            ..Envelope::default()
+        }
+    }
+
+    pub(super) fn tell_client(&mut self, to: NodeId, session: u64, request: u64, body: Body) {
+        let envelope = self.envelope_of(session, request);
+        self.out.send_to_client(envelope, to, body);
+    }
+
+    /// Tells a client something when all members in sync have the records below `needs`.
+    pub(super) fn tell_client_when(&mut self, needs: u64, to: NodeId, session: u64, body: Body) {
+        if let Some(primary) = self.primary() {
+            primary.waiting.push(Waiting {
+                needs,
+                to,
+                session,
+                request: 0,
+                body,
+                is_service: true,
+            });
+        }
+    }
+
+    pub(super) fn handle_client(&mut self, now: u64, envelope: &Envelope, body: Body) {
+        let Envelope {
+            session,
+            request,
+            from,
+            ..
+        } = *envelope;
+        if body == Body::OpenSession {
+            self.open_session(now, from, request);
+            return self.after_client(now);
+        }
+        let revives = self.defects.has(Defect::ReviveSession);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let known = primary.sessions.by_number.get_mut(&session);
+        match known {
+            Some(known) if known.client == from && (!known.is_ending || revives) => {
+                known.heard_at = now;
+            }
+            // One that is being ended hears of it when it is: then what it held is free.
+            Some(_) => return,
+            None => return self.tell_client(from, session, request, Body::Expired),
+        }
+        match body {
+            Body::KeepAlive => {
+                let confirmed = primary.confirmed;
+                if primary.replaying.is_none() {
+                    self.tell_client(from, session, request, Body::Alive { confirmed });
+                }
+            }
+            Body::Resume { replays } => self.handle_resume(now, session, replays),
+            Body::Request {
+                slot,
+                acknowledge,
+                operation,
+            } => {
+                primary.parked.push_back(Parked {
+                    session,
+                    request,
+                    slot,
+                    acknowledge,
+                    operation,
+                });
+                self.serve_parked(now);
+            }
+            _ => {}
+        }
+        self.after_client(now);
+    }
+
+    fn after_client(&mut self, now: u64) {
+        self.ship(now);
+        self.release_waiting(now);
+    }
+
+    /// Takes up what waits, if there are leases for it and room in the window.
+    pub(super) fn serve_parked(&mut self, now: u64) {
+        let window = self.options.window;
+        let unbounded = self.defects.has(Defect::WindowUnbounded);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        if primary.replaying.is_some() && !self.defects.has(Defect::ServeBeforeReplay) {
+            return;
+        }
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        if !primary.has_leases(now) {
+            return;
+        }
+        for _ in 0..primary.parked.len() {
+            let Some(primary) = self.primary() else {
+                return;
+            };
+            let Some(parked) = primary.parked.pop_front() else {
+                return;
+            };
+            let is_change = parked.operation.is_change();
+            let is_full = primary.position > primary.confirmed + window && !unbounded;
+            let is_held = parked
+                .operation
+                .changes()
+                .is_some_and(|file| primary.held_files.contains_key(&file));
+            if is_change && (is_full || is_held) {
+                primary.parked.push_back(parked);
+            } else {
+                self.begin(parked);
+            }
+        }
+    }
+
+    /// Begins a request, unless it was begun before: then it gets, or will get, the first answer.
+    fn begin(&mut self, parked: Parked) {
+        let forgets = self.defects.has(Defect::ForgetSlots);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let Some(session) = primary.sessions.by_number.get_mut(&parked.session) else {
+            return;
+        };
+        if session.is_ending {
+            return;
+        }
+        if parked.operation.is_change() {
+            let Some(state) = session.slots.get_mut(usize::from(parked.slot)) else {
+                return;
+            };
+            if parked.request < state.request {
+                return;
+            }
+            if parked.request == state.request && !forgets {
+                if let Some(answer) = state.answer.clone() {
+                    self.answer(&parked, answer);
+                }
+                return;
+            }
+            *state = SlotState {
+                request: parked.request,
+                answer: None,
+            };
+        }
+        self.execute(parked, false);
+    }
+
+    /// Has the store carry out a request.
+    pub(super) fn execute(&mut self, parked: Parked, is_replay: bool) {
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let ticket = primary.ticket();
+        let Some(session) = primary.sessions.by_number.get(&parked.session) else {
+            return;
+        };
+        let slot = Slot {
+            index: session.index,
+            session: parked.session,
+            slot: parked.slot,
+            request: parked.request,
+        };
+        let lock = match parked.operation {
+            Operation::Lock { file } => lock_place(primary, parked.session, file),
+            Operation::Unlock { file } => unlock_place(primary, parked.session, file),
+            _ => Ok(None),
+        };
+        let operation = parked.operation.clone();
+        let (intent, lock) = match lock {
+            Err(status) => return self.refuse(parked, status),
+            Ok(Some((place, file))) => {
+                let intent = Intent::SetLock {
+                    ticket,
+                    place,
+                    file,
+                    slot,
+                };
+                (intent, Some((place, file)))
+            }
+            Ok(None) => {
+                let keeps =
+                    operation.is_change() && !self.defects.has(Defect::ForgetSlotsAtTakeover);
+                let intent = Intent::Execute {
+                    ticket,
+                    operation,
+                    slot: keeps.then_some(slot),
+                };
+                (intent, None)
+            }
+        };
+        // Locks are taken here, in the order of requests; the record follows.
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        if let Some((place, file)) = lock
+            && let Some(session) = primary.sessions.by_number.get_mut(&parked.session)
+        {
+            session.locks[usize::from(place)] = file;
+        }
+        let executing = Executing::Request { parked, is_replay };
+        primary.executing.insert(ticket, executing);
+        self.out.intents.push_back(intent);
+    }
+
+    /// Answers without having done anything.
+    fn refuse(&mut self, parked: Parked, status: Status) {
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        // Whoever has the lock has it by a record that might be lost still.
+        let needs = primary.position;
+        let answer = Answer {
+            outcome: Outcome::of(status),
+            position: 0,
+            needs,
+        };
+        self.keep_answer(&parked, &answer);
+        self.answer(&parked, answer);
+    }
+
+    fn keep_answer(&mut self, parked: &Parked, answer: &Answer) {
+        if !parked.operation.is_change() {
+            return;
+        }
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let session = primary.sessions.by_number.get_mut(&parked.session);
+        let slot = session.and_then(|it| it.slots.get_mut(usize::from(parked.slot)));
+        if let Some(state) = slot
+            && state.request == parked.request
+        {
+            state.answer = Some(answer.clone());
+        }
+    }
+
+    fn answer(&mut self, parked: &Parked, answer: Answer) {
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let Some(session) = primary.sessions.by_number.get(&parked.session) else {
+            return;
+        };
+        let body = Body::Reply {
+            slot: parked.slot,
+            outcome: answer.outcome,
+            position: answer.position,
+            confirmed: 0,
+        };
+        primary.waiting.push(Waiting {
+            needs: answer.needs,
+            to: session.client,
+            session: parked.session,
+            request: parked.request,
+            body,
+            is_service: true,
+        });
+    }
+
+    /// The store has carried out something.
+    pub(super) fn executed(&mut self, now: u64, completion: Completion) {
+        let Completion::Executed {
+            ticket,
+            outcome,
+            position,
+            depends_on,
+            is_by_reference,
+        } = completion
+        else {
+            return;
+        };
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        primary.position = primary.position.max(position.unwrap_or(0));
+        match primary.executing.remove(&ticket) {
+            Some(Executing::Request { parked, is_replay }) => {
+                if is_by_reference && let Some(file) = parked.operation.changes() {
+                    let end = primary.position;
+                    primary.held_files.insert(file, end);
+                }
+                let answer = Answer {
+                    outcome,
+                    position: position.unwrap_or(0),
+                    needs: self.needs(&parked, position, depends_on),
+                };
+                self.keep_answer(&parked, &answer);
+                if is_replay {
+                    self.replayed();
+                } else {
+                    self.answer(&parked, answer);
+                }
+            }
+            Some(Executing::OpenSession {
+                session,
+                request,
+                client,
+            }) => self.session_opened(session, request, client),
+            Some(Executing::EndSession { session }) => {
+                primary.sessions.by_number.remove(&session);
+                self.replayed();
+            }
+            None => {}
+        }
+        self.confirm(now);
+    }
+
+    /// What all members in sync must have before the answer is given.
+    fn needs(&self, parked: &Parked, position: Option<u64>, depends_on: u64) -> u64 {
+        let operation = &parked.operation;
+        if matches!(operation, Operation::Sync { .. }) {
+            let early = self.defects.has(Defect::SyncBeforeTails);
+            return if early { 0 } else { depends_on };
+        }
+        let Some(position) = position else {
+            // It shows what others wrote: that must not get lost any more.
+            let early = self.defects.has(Defect::ReadBeforeTails);
+            return if early { 0 } else { depends_on };
+        };
+        if operation.is_write() {
+            let waits = parked.acknowledge == Acknowledge::All;
+            return if waits { position } else { 0 };
+        }
+        let early = self.defects.has(Defect::AcknowledgeBeforeTails);
+        if early { 0 } else { position }
+    }
+
+    fn open_session(&mut self, now: u64, client: NodeId, request: u64) {
+        let (epoch, most, slots) = (self.map.epoch, self.options.sessions, self.options.slots);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        if !primary.may_serve(now) {
+            return;
+        }
+        let Some(index) = primary.sessions.free_index(most) else {
+            return;
+        };
+        let is_opening = primary.executing.values().any(
+            |it| matches!(it, Executing::OpenSession { client: other, .. } if *other == client),
+        );
+        if is_opening {
+            return;
+        }
+        primary.next_session += 1;
+        let session = u64::from(epoch) << 32 | u64::from(primary.next_session);
+        let ticket = primary.ticket();
+        let state = Session::new(index, client, slots, now);
+        primary.sessions.by_number.insert(session, state);
+        let executing = Executing::OpenSession {
+            session,
+            request,
+            client,
+        };
+        primary.executing.insert(ticket, executing);
+        self.out.intents.push_back(Intent::OpenSession {
+            ticket,
+            index,
+            session,
+            client,
+        });
+    }
+
+    fn session_opened(&mut self, session: u64, request: u64, client: NodeId) {
+        let slots = self.options.slots;
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        primary.waiting.push(Waiting {
+            needs: primary.position,
+            to: client,
+            session,
+            request,
+            body: Body::SessionOpened { slots },
+            is_service: true,
+        });
+    }
+
+    /// Ends sessions that are not heard of: by a record, so that every later primary knows it too.
+    pub(super) fn expire_sessions(&mut self, now: u64) {
+        let timeout = self.options.session_ns;
+        let in_memory = self.defects.has(Defect::ExpireInMemory);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        if primary.replaying.is_some() || !primary.has_leases(now) {
+            return;
+        }
+        let sessions = primary.sessions.by_number.iter();
+        let silent: Vec<u64> = sessions
+            .filter(|(_, it)| now > it.heard_at + timeout && !it.is_ending)
+            .map(|(number, _)| *number)
+            .collect();
+        for session in silent {
+            if in_memory {
+                if let Some(primary) = self.primary() {
+                    primary.sessions.by_number.remove(&session);
+                }
+            } else {
+                self.end_session(session);
+            }
+        }
+    }
+
+    pub(super) fn end_session(&mut self, session: u64) -> Option<Ticket> {
+        let primary = self.primary()?;
+        let ticket = primary.ticket();
+        let state = primary.sessions.by_number.get_mut(&session)?;
+        state.is_ending = true;
+        let index = state.index;
+        primary
+            .executing
+            .insert(ticket, Executing::EndSession { session });
+        self.out
+            .intents
+            .push_back(Intent::EndSession { ticket, index });
+        Some(ticket)
+    }
+
+    /// Sends what has waited long enough.
+    pub(super) fn release_waiting(&mut self, now: u64) {
+        let envelope = self.envelope_of(0, 0);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let (confirmed, has_leases) = (primary.confirmed, primary.has_leases(now));
+        let is_ready = |it: &mut Waiting| it.needs <= confirmed && (has_leases || !it.is_service);
+        let ready: Vec<_> = primary.waiting.extract_if(.., is_ready).collect();
+        for mut waiting in ready {
+            if let Body::Reply {
+                confirmed: known, ..
+            } = &mut waiting.body
+            {
+                *known = confirmed;
+            }
+            let envelope = Envelope {
+                session: waiting.session,
+                request: waiting.request,
+                ..envelope
+            };
+            self.out.send_to_client(envelope, waiting.to, waiting.body);
+        }
+    }
+}
+
+/// Where a session notes a lock that nobody has.
+fn lock_place(
+    primary: &Primary,
+    session: u64,
+    file: FileId,
+) -> Result<Option<(u16, Option<FileId>)>, Status> {
+    if let Some((holder, place)) = primary.sessions.holder(file) {
+        return if holder == session {
+            Ok(Some((place, Some(file))))
+        } else {
+            Err(Status::Locked)
+        };
+    }
+    let own = primary.sessions.by_number.get(&session);
+    let free = own.and_then(|own| own.locks.iter().position(Option::is_none));
+    match free {
+        Some(place) if place < LOCKS_MAX => Ok(Some((place as u16, Some(file)))),
+        _ => Err(Status::NoSpace),
+    }
+}
+
+/// Where a session has noted its lock.
+fn unlock_place(
+    primary: &Primary,
+    session: u64,
+    file: FileId,
+) -> Result<Option<(u16, Option<FileId>)>, Status> {
+    match primary.sessions.holder(file) {
+        Some((holder, place)) if holder == session => Ok(Some((place, None))),
+        _ => Err(Status::Refused),
+    }
+}

@@ -1,0 +1,443 @@
+//! The primary and the other members: leases, shipping of records, who is in sync.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::intent::{Completion, Intent, SessionRecord, Ticket};
+use super::replay::Replaying;
+use super::requests::{Executing, Parked, Waiting};
+use super::sessions::Sessions;
+use super::{Member, Role};
+use crate::defects::Defect;
+use crate::map::{NodeId, Sequence, UnitMap};
+use crate::wire::{Body, Envelope, Fetch, FileId};
+
+/// What the primary knows of another member.
+pub(super) struct Peer {
+    /// It has the records below, and their data.
+    tail: u64,
+    /// It was sent the records below; `None` before its tail is known.
+    sent: Option<u64>,
+    /// Records are being read for it.
+    is_reading: bool,
+    /// It asked to follow from here.
+    joins_from: Option<u64>,
+    lease_until: u64,
+    /// Nothing is acknowledged before it has it: it is in sync by the map, or by one that may come into force.
+    pub is_counted: bool,
+    /// The tail that it must have reached before the map may say that it is in sync.
+    counted_from: u64,
+    /// It cannot get on by records alone.
+    is_lost: bool,
+    heard_at: u64,
+    progressed_at: u64,
+}
+
+/// State of the primary.
+pub(super) struct Primary {
+    /// Its own tail.
+    pub position: u64,
+    /// All members in sync have the records below.
+    pub confirmed: u64,
+    peers: BTreeMap<NodeId, Peer>,
+    pub sessions: Sessions,
+    pub replaying: Option<Replaying>,
+    /// Requests that wait for leases, or for room in the window.
+    pub parked: VecDeque<Parked>,
+    /// Messages that wait until all members in sync have enough.
+    pub waiting: Vec<Waiting>,
+    pub executing: BTreeMap<Ticket, Executing>,
+    /// Files whose newest data a record only names: it is not changed in place before the members have it.
+    pub held_files: BTreeMap<FileId, u64>,
+    pub next_ticket: Ticket,
+    pub next_session: u32,
+    pub is_proposing: bool,
+    proposed_at: u64,
+    heartbeat_at: u64,
+    pub next_tick: u64,
+    serves_without_lease: bool,
+}
+
+impl Primary {
+    /// Whether every member in sync has granted a lease that lasts.
+    pub fn has_leases(&self, now: u64) -> bool {
+        let mut counted = self.peers.values().filter(|peer| peer.is_counted);
+        self.serves_without_lease || counted.all(|peer| peer.lease_until > now)
+    }
+
+    /// Whether requests are served now.
+    pub fn may_serve(&self, now: u64) -> bool {
+        self.replaying.is_none() && self.has_leases(now)
+    }
+
+    fn least_tail(&self) -> u64 {
+        let counted = self.peers.values().filter(|peer| peer.is_counted);
+        counted.map(|peer| peer.tail).fold(self.position, u64::min)
+    }
+
+    pub fn ticket(&mut self) -> Ticket {
+        self.next_ticket += 1;
+        self.next_ticket
+    }
+}
+
+impl Member {
+    pub(super) fn primary(&mut self) -> Option<&mut Primary> {
+        match &mut self.role {
+            Role::Serving(primary) => Some(primary),
+            _ => None,
+        }
+    }
+
+    pub(super) fn opened(&mut self, now: u64, tail: Sequence, sessions: Vec<SessionRecord>) {
+        let in_sync = &self.map.in_sync;
+        let peer = |node: &NodeId| Peer {
+            tail: 0,
+            sent: None,
+            is_reading: false,
+            joins_from: None,
+            lease_until: 0,
+            is_counted: in_sync.contains(node),
+            counted_from: 0,
+            is_lost: false,
+            heard_at: now,
+            progressed_at: now,
+        };
+        let peers = self
+            .others()
+            .iter()
+            .map(|node| (*node, peer(node)))
+            .collect();
+        let primary = Primary {
+            position: tail.number,
+            confirmed: 0,
+            peers,
+            sessions: Sessions::default(),
+            replaying: None,
+            parked: VecDeque::new(),
+            waiting: Vec::new(),
+            executing: BTreeMap::new(),
+            held_files: BTreeMap::new(),
+            next_ticket: 0,
+            next_session: 0,
+            is_proposing: false,
+            proposed_at: now,
+            heartbeat_at: now,
+            next_tick: now,
+            serves_without_lease: self.defects.has(Defect::ServeWithoutLease),
+        };
+        self.role = Role::Serving(Box::new(primary));
+        self.restore_sessions(now, &sessions);
+        self.serve_on_time(now);
+    }
+
+    pub(super) fn map_changed_while_serving(&mut self, now: u64) {
+        let map = self.map.clone();
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        primary.is_proposing = false;
+        for (node, peer) in &mut primary.peers {
+            let was_in_sync = peer.is_counted;
+            peer.is_counted = map.is_in_sync(*node);
+            if was_in_sync && !peer.is_counted {
+                peer.sent = None;
+                peer.is_lost = false;
+            }
+        }
+        self.confirm(now);
+    }
+
+    pub(super) fn handle_as_primary(&mut self, now: u64, envelope: &Envelope, body: Body) {
+        let from = envelope.from;
+        let is_member = self.map.members.contains(&from);
+        match body {
+            _ if !is_member => return self.handle_client(now, envelope, body),
+            Body::Lease {
+                sent_at_ns,
+                tail,
+                is_caught_up,
+            } => {
+                let lease_ns = self.options.lease_ns;
+                if let Some(peer) = self.peer(from)
+                    && sent_at_ns <= now
+                {
+                    peer.lease_until = peer.lease_until.max(sent_at_ns + lease_ns);
+                    peer.heard_at = now;
+                }
+                self.handle_tail(now, from, tail, is_caught_up);
+            }
+            Body::Tail { tail, is_caught_up } => self.handle_tail(now, from, tail, is_caught_up),
+            Body::Gap { from: position } => {
+                if let Some(peer) = self.peer(from)
+                    && position >= peer.tail
+                {
+                    peer.sent = Some(position);
+                }
+            }
+            Body::Join { from: position } => self.handle_join(now, from, position),
+            Body::Fetch {
+                fetch,
+                offset,
+                length,
+            } => {
+                let length = length.min(self.options.refill);
+                self.out.intents.push_back(Intent::ReadImage {
+                    to: from,
+                    fetch,
+                    offset,
+                    length,
+                });
+            }
+            _ => {}
+        }
+        self.ship(now);
+        self.release_waiting(now);
+    }
+
+    fn peer(&mut self, node: NodeId) -> Option<&mut Peer> {
+        self.primary()?.peers.get_mut(&node)
+    }
+
+    fn handle_tail(&mut self, now: u64, from: NodeId, tail: u64, is_caught_up: bool) {
+        let in_sync = self.map.is_in_sync(from);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let position = primary.position;
+        let Some(peer) = primary.peers.get_mut(&from) else {
+            return;
+        };
+        // A tail of 0 says that its records are not the unit's.
+        if tail == 0 || tail > position || (peer.joins_from.is_some() && !in_sync) {
+            return;
+        }
+        peer.sent = peer.sent.or(Some(tail));
+        if tail > peer.tail {
+            peer.progressed_at = now;
+        }
+        if !in_sync && is_caught_up && !peer.is_counted {
+            // From now on it counts, so that it misses nothing when the map says so before this primary knows.
+            peer.is_counted = true;
+            peer.counted_from = position;
+            peer.tail = tail;
+        } else if !in_sync && !is_caught_up && !primary.is_proposing {
+            peer.is_counted = false;
+            peer.tail = tail;
+        } else {
+            peer.tail = peer.tail.max(tail);
+        }
+        self.confirm(now);
+        self.propose_changes(now);
+    }
+
+    /// A member asks to follow. One that is in sync by the map can only have lost its way: it has to leave first.
+    fn handle_join(&mut self, now: u64, from: NodeId, position: u64) {
+        let in_sync = self.map.is_in_sync(from);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let own = primary.position;
+        let Some(peer) = primary.peers.get_mut(&from) else {
+            return;
+        };
+        peer.heard_at = now;
+        if in_sync {
+            peer.is_lost = true;
+            return self.propose_changes(now);
+        }
+        peer.sent = None;
+        if position == 0 || position > own {
+            peer.joins_from = None;
+            return self.welcome(from, own);
+        }
+        peer.joins_from = Some(position);
+        let to = vec![from];
+        self.out
+            .intents
+            .push_back(Intent::ReadRecords { from: position, to });
+    }
+
+    fn welcome(&mut self, to: NodeId, from: u64) {
+        let position = self.primary().map_or(0, |primary| primary.position);
+        self.send(to, Body::Welcome { from, position });
+    }
+
+    pub(super) fn completed_as_primary(&mut self, now: u64, completion: Completion) {
+        match completion {
+            Completion::Records { from, to, records } => self.records_read(from, to, records),
+            Completion::Image {
+                to,
+                fetch,
+                offset,
+                position,
+                bytes,
+            } => {
+                let body = Body::Range {
+                    fetch,
+                    offset,
+                    position,
+                    bytes,
+                };
+                // What a refill shows must not get lost with this primary.
+                let is_free = fetch == Fetch::Data || self.defects.has(Defect::RefillBeforeTails);
+                let needs = if is_free { 0 } else { position };
+                let waiting = Waiting::for_member(to, body, needs);
+                if let Some(primary) = self.primary() {
+                    primary.waiting.push(waiting);
+                }
+            }
+            Completion::Executed { .. } => self.executed(now, completion),
+            _ => {}
+        }
+        self.ship(now);
+        self.release_waiting(now);
+    }
+
+    /// Has records read for all members that lack some, for those at one position together.
+    pub(super) fn ship(&mut self, now: u64) {
+        let retry = self.options.retry_ns;
+        let window = self.options.window;
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let mut wanted: BTreeMap<u64, Vec<NodeId>> = BTreeMap::new();
+        for (node, peer) in &mut primary.peers {
+            let Some(sent) = peer.sent else {
+                continue;
+            };
+            let has_room = sent < primary.position && sent <= peer.tail.max(1) + window;
+            if has_room && !peer.is_reading {
+                peer.is_reading = true;
+                wanted.entry(sent).or_default().push(*node);
+            }
+        }
+        if primary.least_tail() < primary.position {
+            primary.next_tick = primary.next_tick.min(now + retry);
+        }
+        for (from, to) in wanted {
+            self.out.intents.push_back(Intent::ReadRecords { from, to });
+        }
+    }
+
+    fn records_read(&mut self, from: u64, to: Vec<NodeId>, records: Option<Vec<u8>>) {
+        let mut goes_to = Vec::new();
+        for node in to {
+            let Some(peer) = self.peer(node) else {
+                continue;
+            };
+            peer.is_reading = false;
+            let joins = peer.joins_from.take_if(|position| *position == from);
+            match &records {
+                Some(_) if joins.is_some() => self.welcome(node, from),
+                Some(records) if peer.sent == Some(from) => {
+                    peer.sent = Some(from + records.len() as u64);
+                    goes_to.push(node);
+                }
+                Some(_) => {}
+                None => {
+                    peer.sent = None;
+                    peer.is_lost = true;
+                    let position = self.primary().map_or(0, |primary| primary.position);
+                    if !self.map.is_in_sync(node) {
+                        self.welcome(node, position);
+                    }
+                }
+            }
+        }
+        if let Some(records) = records.filter(|records| !records.is_empty()) {
+            self.send_all(goes_to, Body::Records { from, records });
+        }
+    }
+
+    /// Finds out what all members in sync have.
+    pub(super) fn confirm(&mut self, now: u64) {
+        let reuse = self.defects.has(Defect::ReuseBeforeTails);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let confirmed = primary.least_tail();
+        if confirmed > primary.confirmed {
+            primary.confirmed = confirmed;
+            primary
+                .held_files
+                .retain(|_, position| *position > confirmed);
+            let below = if reuse { primary.position } else { confirmed };
+            self.out.intents.push_back(Intent::ReleaseFreed { below });
+        }
+        self.go_on_replaying(now);
+        self.serve_parked(now);
+    }
+
+    pub(super) fn serve_on_time(&mut self, now: u64) {
+        let (heartbeat_ns, retry) = (self.options.heartbeat_ns, self.options.retry_ns);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        for peer in primary.peers.values_mut() {
+            // Nothing came of what was sent: from the start again.
+            if peer.sent.is_some_and(|sent| sent > peer.tail) && now >= peer.progressed_at + retry {
+                peer.sent = Some(peer.tail);
+                peer.progressed_at = now;
+            }
+        }
+        primary.next_tick = now + heartbeat_ns;
+        if now >= primary.heartbeat_at {
+            primary.heartbeat_at = now + heartbeat_ns;
+            let heartbeat = Body::Heartbeat {
+                sent_at_ns: now,
+                position: primary.position,
+                confirmed: primary.confirmed,
+            };
+            self.send_all(self.others(), heartbeat);
+        } else {
+            primary.next_tick = primary.heartbeat_at;
+        }
+        self.expire_sessions(now);
+        self.confirm(now);
+        self.propose_changes(now);
+        self.ship(now);
+        self.release_waiting(now);
+    }
+
+    /// Asks the membership service to leave out members that are gone, and to count those that have come back.
+    fn propose_changes(&mut self, now: u64) {
+        let lease = self.options.lease_ns;
+        let omits_early = self.defects.has(Defect::OmitBeforeMap);
+        let map = self.map.clone();
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        if primary.is_proposing && now < primary.proposed_at + lease {
+            return;
+        }
+        let position = primary.position;
+        let is_gone = |peer: &Peer| {
+            peer.is_lost
+                || now > peer.lease_until.max(peer.heard_at) + lease
+                || peer.tail < position && now > peer.progressed_at + 4 * lease
+        };
+        let mut next = map.next();
+        next.in_sync.retain(|node| {
+            let peer = primary.peers.get(node);
+            peer.is_none_or(|peer| !is_gone(peer))
+        });
+        for (node, peer) in &mut primary.peers {
+            let is_back =
+                peer.is_counted && peer.tail >= peer.counted_from && peer.lease_until > now;
+            if is_back && !map.is_in_sync(*node) {
+                next.in_sync.push(*node);
+            }
+            peer.is_counted &= !omits_early || next.is_in_sync(*node);
+        }
+        next.in_sync.sort_unstable();
+        if next.in_sync != map.in_sync {
+            primary.is_proposing = true;
+            primary.proposed_at = now;
+            self.propose(next);
+        }
+    }
+
+    fn propose(&mut self, map: UnitMap) {
+        self.out.intents.push_back(Intent::Propose { map });
+    }
+}

@@ -1,0 +1,497 @@
+//! Messages as bytes.
+//!
+//! ```text
+//!  0 magic 2 | version 1 | kind 1 | crc 4 | cluster 8
+//! 16 epoch 4 | tenant 4 | session 8
+//! 32 request 8 | from 4 | length 4
+//! 48 body, `length` bytes
+//! ```
+//! Little-endian. `crc` is the CRC32C of all that follows it; of [`Body::Records`] it covers the header only, since their
+//! body has checksums of its own that allow repair ([`crate::halves`]). Lengths are bounded, and nothing may follow.
+
+mod bytes;
+mod operation;
+
+pub use operation::{
+    Acknowledge, DATA_MAX, FileId, NAME_MAX, Operation, Outcome, REPLAYS_MAX, Replay, Status,
+};
+
+use crate::checksum;
+use crate::defects::Defects;
+use crate::halves::{self, Halves};
+use crate::map::{NodeId, Sequence};
+use bytes::{Reader, Writer};
+
+/// First two bytes of every message.
+pub const MAGIC: u16 = u16::from_le_bytes(*b"TK");
+/// Version of the messages.
+pub const VERSION: u8 = 1;
+/// Bytes before the body.
+pub const HEADER: usize = 48;
+/// Longest body.
+pub const BODY_MAX: usize = 4 << 20;
+
+/// Why bytes are no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a message was dropped: {0}")]
+pub struct Malformed(pub &'static str);
+
+/// What every message carries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Envelope {
+    /// The cluster that it belongs to.
+    pub cluster: u64,
+    /// The sender's epoch.
+    pub epoch: u32,
+    /// Whose traffic it is.
+    pub tenant: u32,
+    /// The session that it belongs to, 0 between members.
+    pub session: u64,
+    /// Number of the request, 0 where there is none. Replies repeat it.
+    pub request: u64,
+    /// Who sent it.
+    pub from: NodeId,
+}
+
+/// Why image bytes are fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fetch {
+    /// Data that a record names and this member, in sync, did not get. Checked against the record.
+    Data,
+    /// A range that may differ from the unit's. Handed out only when all members in sync have what it shows.
+    Refill,
+}
+
+/// What a message says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Body {
+    /// From the primary: it is there. The lease it asks for counts from `sent_at_ns` of its own clock.
+    Heartbeat {
+        /// Time of the primary's clock.
+        sent_at_ns: u64,
+        /// Its tail.
+        position: u64,
+        /// All members in sync have the records below.
+        confirmed: u64,
+    },
+    /// Answer to a heartbeat: a lease, and how far the member's records reach.
+    Lease {
+        /// The heartbeat's time.
+        sent_at_ns: u64,
+        /// The member's tail.
+        tail: u64,
+        /// Whether it takes no record without its data, so that its tail counts.
+        is_caught_up: bool,
+    },
+    /// Records, from this position on, in halves.
+    Records {
+        /// Position of the first.
+        from: u64,
+        /// As in the ring. Empty if it came with both halves bad.
+        records: Vec<u8>,
+    },
+    /// The member's records reach this far, and are persistent.
+    Tail {
+        /// The member's tail.
+        tail: u64,
+        /// Whether it takes no record without its data, so that its tail counts.
+        is_caught_up: bool,
+    },
+    /// Records from here on are missing.
+    Gap {
+        /// The member's tail.
+        from: u64,
+    },
+    /// Image bytes are missing.
+    Fetch {
+        /// Why.
+        fetch: Fetch,
+        /// First byte.
+        offset: u64,
+        /// Number of bytes.
+        length: u32,
+    },
+    /// Image bytes.
+    Range {
+        /// As asked.
+        fetch: Fetch,
+        /// First byte.
+        offset: u64,
+        /// The primary's tail when they were read: they show all records before it, and none behind.
+        position: u64,
+        /// The bytes.
+        bytes: Vec<u8>,
+    },
+    /// A member that is not in sync wants to follow from this position, 0 for a refill of everything.
+    Join {
+        /// The end of the records that it shares with the unit.
+        from: u64,
+    },
+    /// Answer to a join: what to refill, and from where records will come.
+    Welcome {
+        /// The position that was asked for, or a later one if its records are not held any more: refill everything.
+        from: u64,
+        /// The primary's tail. Whatever the member fetched before, from whomever, shows no record behind it.
+        position: u64,
+    },
+    /// A member offers itself as the next primary.
+    Candidate {
+        /// Its tail.
+        tail: Sequence,
+    },
+    /// Answer to a candidate.
+    Support {
+        /// The tail, which will not grow in this epoch any more.
+        tail: Sequence,
+        /// Whether all of its records are the unit's.
+        is_sound: bool,
+    },
+    /// A client asks for a session. `request` is a number it never used before.
+    OpenSession,
+    /// The session, in the envelope, and how many requests it may have under way.
+    SessionOpened {
+        /// Number of slots.
+        slots: u16,
+    },
+    /// A client is there.
+    KeepAlive,
+    /// Answer to it.
+    Alive {
+        /// All members in sync have the records below.
+        confirmed: u64,
+    },
+    /// There is no such session (any more).
+    Expired,
+    /// Carry this out once.
+    Request {
+        /// Which of the session's slots it uses; its requests come in order.
+        slot: u16,
+        /// When a write returns.
+        acknowledge: Acknowledge,
+        /// What to do.
+        operation: Operation,
+    },
+    /// What a request came to.
+    Reply {
+        /// The slot.
+        slot: u16,
+        /// What came out.
+        outcome: Outcome,
+        /// Where its record ends, 0 if it made none.
+        position: u64,
+        /// All members in sync have the records below.
+        confirmed: u64,
+    },
+    /// To a new primary: requests that were answered and may be lost.
+    Resume {
+        /// In the order of their records.
+        replays: Vec<Replay>,
+    },
+    /// All replays of the session were carried out and all members in sync have them.
+    Resumed,
+}
+
+/// A message, whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// From whom and about what.
+    pub envelope: Envelope,
+    /// What it says.
+    pub body: Body,
+}
+
+impl Body {
+    fn kind(&self) -> u8 {
+        match self {
+            Body::Heartbeat { .. } => 1,
+            Body::Lease { .. } => 2,
+            Body::Records { .. } => 3,
+            Body::Tail { .. } => 4,
+            Body::Gap { .. } => 5,
+            Body::Fetch { .. } => 6,
+            Body::Range { .. } => 7,
+            Body::Join { .. } => 8,
+            Body::Welcome { .. } => 9,
+            Body::Candidate { .. } => 10,
+            Body::Support { .. } => 11,
+            Body::OpenSession => 32,
+            Body::SessionOpened { .. } => 33,
+            Body::KeepAlive => 34,
+            Body::Alive { .. } => 35,
+            Body::Expired => 36,
+            Body::Request { .. } => 37,
+            Body::Reply { .. } => 38,
+            Body::Resume { .. } => 39,
+            Body::Resumed => 40,
+        }
+    }
+
+    fn write(&self, to: &mut Writer) {
+        match self {
+            Body::Heartbeat {
+                sent_at_ns,
+                position,
+                confirmed,
+            } => [sent_at_ns, position, confirmed]
+                .into_iter()
+                .for_each(|it| to.u64(*it)),
+            Body::Lease {
+                sent_at_ns,
+                tail,
+                is_caught_up,
+            } => {
+                to.u64(*sent_at_ns);
+                to.u64(*tail);
+                to.u8((*is_caught_up).into());
+            }
+            Body::Records { from, records } => {
+                to.u64(*from);
+                to.bytes.extend(halves::encode(records));
+            }
+            Body::Tail { tail, is_caught_up } => {
+                to.u64(*tail);
+                to.u8((*is_caught_up).into());
+            }
+            Body::Gap { from } | Body::Join { from } => to.u64(*from),
+            Body::Welcome { from, position } => {
+                to.u64(*from);
+                to.u64(*position);
+            }
+            Body::Fetch {
+                fetch,
+                offset,
+                length,
+            } => {
+                to.u8(*fetch as u8);
+                to.u64(*offset);
+                to.u32(*length);
+            }
+            Body::Range {
+                fetch,
+                offset,
+                position,
+                bytes,
+            } => {
+                to.u8(*fetch as u8);
+                to.u64(*offset);
+                to.u64(*position);
+                to.counted(bytes);
+            }
+            Body::Candidate { tail } => write_sequence(to, *tail),
+            Body::Support { tail, is_sound } => {
+                write_sequence(to, *tail);
+                to.u8((*is_sound).into());
+            }
+            _ => self.write_of_client(to),
+        }
+    }
+
+    fn write_of_client(&self, to: &mut Writer) {
+        match self {
+            Body::SessionOpened { slots } => to.u16(*slots),
+            Body::Alive { confirmed } => to.u64(*confirmed),
+            Body::Request {
+                slot,
+                acknowledge,
+                operation,
+            } => {
+                to.u16(*slot);
+                to.u8(*acknowledge as u8);
+                operation.write(to);
+            }
+            Body::Reply {
+                slot,
+                outcome,
+                position,
+                confirmed,
+            } => {
+                to.u16(*slot);
+                outcome.write(to);
+                to.u64(*position);
+                to.u64(*confirmed);
+            }
+            Body::Resume { replays } => {
+                to.u16(replays.len() as u16);
+                replays.iter().for_each(|replay| replay.write(to));
+            }
+            _ => {}
+        }
+    }
+
+    fn read(kind: u8, from: &mut Reader<'_>) -> Result<Body, Malformed> {
+        Ok(match kind {
+            1 => Body::Heartbeat {
+                sent_at_ns: from.u64()?,
+                position: from.u64()?,
+                confirmed: from.u64()?,
+            },
+            2 => Body::Lease {
+                sent_at_ns: from.u64()?,
+                tail: from.u64()?,
+                is_caught_up: from.flag()?,
+            },
+            4 => Body::Tail {
+                tail: from.u64()?,
+                is_caught_up: from.flag()?,
+            },
+            5 => Body::Gap { from: from.u64()? },
+            6 => Body::Fetch {
+                fetch: read_fetch(from)?,
+                offset: from.u64()?,
+                length: from.u32()?,
+            },
+            7 => Body::Range {
+                fetch: read_fetch(from)?,
+                offset: from.u64()?,
+                position: from.u64()?,
+                bytes: from.counted(BODY_MAX)?.to_vec(),
+            },
+            8 => Body::Join { from: from.u64()? },
+            9 => Body::Welcome {
+                from: from.u64()?,
+                position: from.u64()?,
+            },
+            10 => Body::Candidate {
+                tail: read_sequence(from)?,
+            },
+            11 => Body::Support {
+                tail: read_sequence(from)?,
+                is_sound: from.flag()?,
+            },
+            _ => Body::read_of_client(kind, from)?,
+        })
+    }
+
+    fn read_of_client(kind: u8, from: &mut Reader<'_>) -> Result<Body, Malformed> {
+        Ok(match kind {
+            32 => Body::OpenSession,
+            33 => Body::SessionOpened { slots: from.u16()? },
+            34 => Body::KeepAlive,
+            35 => Body::Alive {
+                confirmed: from.u64()?,
+            },
+            36 => Body::Expired,
+            37 => Body::Request {
+                slot: from.u16()?,
+                acknowledge: Acknowledge::read(from)?,
+                operation: Operation::read(from)?,
+            },
+            38 => Body::Reply {
+                slot: from.u16()?,
+                outcome: Outcome::read(from)?,
+                position: from.u64()?,
+                confirmed: from.u64()?,
+            },
+            39 => {
+                let count = usize::from(from.u16()?);
+                if count > REPLAYS_MAX {
+                    return Err(Malformed("it replays more than a session may have"));
+                }
+                let replays: Result<_, _> = (0..count).map(|_| Replay::read(from)).collect();
+                Body::Resume { replays: replays? }
+            }
+            40 => Body::Resumed,
+            _ => return Err(Malformed("its kind is unknown")),
+        })
+    }
+}
+
+fn write_sequence(to: &mut Writer, sequence: Sequence) {
+    to.u32(sequence.epoch);
+    to.u64(sequence.number);
+}
+
+fn read_sequence(from: &mut Reader<'_>) -> Result<Sequence, Malformed> {
+    Ok(Sequence {
+        epoch: from.u32()?,
+        number: from.u64()?,
+    })
+}
+
+fn read_fetch(from: &mut Reader<'_>) -> Result<Fetch, Malformed> {
+    match from.u8()? {
+        0 => Ok(Fetch::Data),
+        1 => Ok(Fetch::Refill),
+        _ => Err(Malformed("it fetches nothing known")),
+    }
+}
+
+const RECORDS: u8 = 3;
+
+impl Message {
+    /// The message as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Writer::default();
+        self.body.write(&mut body);
+        let envelope = &self.envelope;
+        let mut message = Writer::default();
+        message.u16(MAGIC);
+        message.u8(VERSION);
+        message.u8(self.body.kind());
+        message.u32(0);
+        message.u64(envelope.cluster);
+        message.u32(envelope.epoch);
+        message.u32(envelope.tenant);
+        message.u64(envelope.session);
+        message.u64(envelope.request);
+        message.u32(envelope.from);
+        message.u32(body.bytes.len() as u32);
+        message.bytes.extend(body.bytes);
+        let mut bytes = message.bytes;
+        let crc = checksum(&bytes[8..checked_end(self.body.kind(), bytes.len())]);
+        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// The message that these bytes are. Records come out empty if they were damaged beyond repair.
+    pub fn decode(bytes: &[u8], defects: &Defects) -> Result<Message, Malformed> {
+        let mut from = Reader::new(bytes);
+        let (magic, version, kind) = (from.u16()?, from.u8()?, from.u8()?);
+        if magic != MAGIC {
+            return Err(Malformed("it does not begin as one"));
+        }
+        if version != VERSION {
+            return Err(Malformed("it is of another version"));
+        }
+        let crc = from.u32()?;
+        let envelope = Envelope {
+            cluster: from.u64()?,
+            epoch: from.u32()?,
+            tenant: from.u32()?,
+            session: from.u64()?,
+            request: from.u64()?,
+            from: from.u32()?,
+        };
+        let length = from.u32()? as usize;
+        if crc != checksum(&bytes[8..checked_end(kind, bytes.len())]) {
+            return Err(Malformed("its checksum is wrong"));
+        }
+        if length > BODY_MAX || bytes.len() != HEADER + length {
+            return Err(Malformed("its length is not what it says"));
+        }
+        let body = if kind == RECORDS {
+            let position = from.u64()?;
+            let records = match halves::decode(from.bytes(length.saturating_sub(8))?, defects) {
+                Halves::Whole(records, _) => records,
+                Halves::AskAgain => Vec::new(),
+            };
+            Body::Records {
+                from: position,
+                records,
+            }
+        } else {
+            Body::read(kind, &mut from)?
+        };
+        from.end()?;
+        Ok(Message { envelope, body })
+    }
+}
+
+/// Where the checksum of a message ends. Of records it covers the position too.
+fn checked_end(kind: u8, length: usize) -> usize {
+    let end = if kind == RECORDS { HEADER + 8 } else { length };
+    end.min(length)
+}
+
+#[cfg(test)]
+mod tests;

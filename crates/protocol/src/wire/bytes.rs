@@ -1,0 +1,111 @@
+//! Reading and writing of little-endian fields. Reading checks every bound; writing cannot fail.
+
+use super::Malformed;
+
+/// Takes fields off the front of a message.
+pub struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    /// Reads from the first of these bytes on.
+    pub fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { rest: bytes }
+    }
+
+    /// The next `length` bytes.
+    pub fn bytes(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self
+            .rest
+            .split_at_checked(length)
+            .ok_or(Malformed("it ends in the middle of a field"))?;
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        Ok(self.bytes(N)?.try_into().expect("the length was asked for"))
+    }
+
+    /// The next byte.
+    pub fn u8(&mut self) -> Result<u8, Malformed> {
+        Ok(self.array::<1>()?[0])
+    }
+
+    /// The next two bytes.
+    pub fn u16(&mut self) -> Result<u16, Malformed> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    /// The next four bytes.
+    pub fn u32(&mut self) -> Result<u32, Malformed> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    /// The next eight bytes.
+    pub fn u64(&mut self) -> Result<u64, Malformed> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    /// The next byte, which says yes or no.
+    pub fn flag(&mut self) -> Result<bool, Malformed> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(Malformed("a yes or no is neither")),
+        }
+    }
+
+    /// Bytes behind their length, which is at most `max`.
+    pub fn counted(&mut self, max: usize) -> Result<&'a [u8], Malformed> {
+        let length = self.u32()? as usize;
+        if length > max {
+            return Err(Malformed("a length is over its bound"));
+        }
+        self.bytes(length)
+    }
+
+    /// Nothing may be left.
+    pub fn end(&self) -> Result<(), Malformed> {
+        if self.rest.is_empty() {
+            Ok(())
+        } else {
+            Err(Malformed("bytes follow its last field"))
+        }
+    }
+}
+
+/// Appends fields to a message.
+#[derive(Default)]
+pub struct Writer {
+    /// What was written.
+    pub bytes: Vec<u8>,
+}
+
+impl Writer {
+    /// Appends a byte.
+    pub fn u8(&mut self, value: u8) {
+        self.bytes.push(value);
+    }
+
+    /// Appends two bytes.
+    pub fn u16(&mut self, value: u16) {
+        self.bytes.extend(value.to_le_bytes());
+    }
+
+    /// Appends four bytes.
+    pub fn u32(&mut self, value: u32) {
+        self.bytes.extend(value.to_le_bytes());
+    }
+
+    /// Appends eight bytes.
+    pub fn u64(&mut self, value: u64) {
+        self.bytes.extend(value.to_le_bytes());
+    }
+
+    /// Appends bytes behind their length.
+    pub fn counted(&mut self, bytes: &[u8]) {
+        self.u32(bytes.len() as u32);
+        self.bytes.extend(bytes);
+    }
+}

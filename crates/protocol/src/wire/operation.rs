@@ -1,0 +1,374 @@
+//! What clients ask for, and what comes out.
+
+use super::bytes::{Reader, Writer};
+use super::{Malformed, read_sequence, write_sequence};
+use crate::map::Sequence;
+
+/// Longest name.
+pub const NAME_MAX: usize = 255;
+/// Most data in one message.
+pub const DATA_MAX: usize = 1 << 20;
+/// Most requests that one session replays.
+pub const REPLAYS_MAX: usize = 4096;
+
+/// Names a file for as long as it exists: inode numbers are used again, with another generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId {
+    /// Inode number.
+    pub inode: u64,
+    /// Its generation.
+    pub generation: u32,
+}
+
+/// When a write returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Acknowledge {
+    /// When it was sent.
+    Sent = 0,
+    /// When it is persistent at the primary.
+    #[default]
+    Primary = 1,
+    /// When it is persistent at all members in sync.
+    All = 2,
+}
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Which file has this name?
+    Lookup {
+        /// The directory.
+        directory: FileId,
+        /// The name in it.
+        name: Vec<u8>,
+    },
+    /// Makes a regular file; the name must be free.
+    Create {
+        /// The directory.
+        directory: FileId,
+        /// The name in it.
+        name: Vec<u8>,
+    },
+    /// Removes a name of a file.
+    Unlink {
+        /// The directory.
+        directory: FileId,
+        /// The name in it.
+        name: Vec<u8>,
+    },
+    /// Moves a name, in place of what has the new one.
+    Rename {
+        /// The old directory.
+        directory: FileId,
+        /// The old name.
+        name: Vec<u8>,
+        /// The new directory.
+        new_directory: FileId,
+        /// The new name.
+        new_name: Vec<u8>,
+    },
+    /// Puts data into a file.
+    Write {
+        /// The file.
+        file: FileId,
+        /// Where.
+        offset: u64,
+        /// What.
+        data: Vec<u8>,
+    },
+    /// Takes data from a file.
+    Read {
+        /// The file.
+        file: FileId,
+        /// Where from.
+        offset: u64,
+        /// How much.
+        length: u32,
+    },
+    /// Sets a file's size.
+    Truncate {
+        /// The file.
+        file: FileId,
+        /// Its new size.
+        size: u64,
+    },
+    /// Returns when everything written to the file is at all members in sync.
+    Sync {
+        /// The file.
+        file: FileId,
+    },
+    /// Locks a file for this session.
+    Lock {
+        /// The file.
+        file: FileId,
+    },
+    /// Unlocks it.
+    Unlock {
+        /// The file.
+        file: FileId,
+    },
+}
+
+impl Operation {
+    /// Whether it changes anything, so that it must be carried out once.
+    pub fn is_change(&self) -> bool {
+        !matches!(
+            self,
+            Operation::Lookup { .. } | Operation::Read { .. } | Operation::Sync { .. }
+        )
+    }
+
+    /// Whether it may be answered before all members in sync have it.
+    pub fn is_write(&self) -> bool {
+        matches!(self, Operation::Write { .. })
+    }
+
+    /// The file whose data it changes.
+    pub fn changes(&self) -> Option<FileId> {
+        match self {
+            Operation::Write { file, .. } | Operation::Truncate { file, .. } => Some(*file),
+            _ => None,
+        }
+    }
+
+    pub(super) fn write(&self, to: &mut Writer) {
+        match self {
+            Operation::Lookup { directory, name } => named(to, 1, directory, name),
+            Operation::Create { directory, name } => named(to, 2, directory, name),
+            Operation::Unlink { directory, name } => named(to, 3, directory, name),
+            Operation::Rename {
+                directory,
+                name,
+                new_directory,
+                new_name,
+            } => {
+                named(to, 4, directory, name);
+                new_directory.write(to);
+                to.counted(new_name);
+            }
+            Operation::Write { file, offset, data } => {
+                of_file(to, 5, file);
+                to.u64(*offset);
+                to.counted(data);
+            }
+            Operation::Read {
+                file,
+                offset,
+                length,
+            } => {
+                of_file(to, 6, file);
+                to.u64(*offset);
+                to.u32(*length);
+            }
+            Operation::Truncate { file, size } => {
+                of_file(to, 7, file);
+                to.u64(*size);
+            }
+            Operation::Sync { file } => of_file(to, 8, file),
+            Operation::Lock { file } => of_file(to, 9, file),
+            Operation::Unlock { file } => of_file(to, 10, file),
+        }
+    }
+
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Operation, Malformed> {
+        let kind = from.u8()?;
+        let file = FileId::read(from)?;
+        Ok(match kind {
+            1 => Operation::Lookup {
+                directory: file,
+                name: read_name(from)?,
+            },
+            2 => Operation::Create {
+                directory: file,
+                name: read_name(from)?,
+            },
+            3 => Operation::Unlink {
+                directory: file,
+                name: read_name(from)?,
+            },
+            4 => Operation::Rename {
+                directory: file,
+                name: read_name(from)?,
+                new_directory: FileId::read(from)?,
+                new_name: read_name(from)?,
+            },
+            5 => Operation::Write {
+                file,
+                offset: from.u64()?,
+                data: from.counted(DATA_MAX)?.to_vec(),
+            },
+            6 => Operation::Read {
+                file,
+                offset: from.u64()?,
+                length: read_length(from)?,
+            },
+            7 => Operation::Truncate {
+                file,
+                size: from.u64()?,
+            },
+            8 => Operation::Sync { file },
+            9 => Operation::Lock { file },
+            10 => Operation::Unlock { file },
+            _ => return Err(Malformed("its operation is unknown")),
+        })
+    }
+}
+
+impl FileId {
+    fn write(&self, to: &mut Writer) {
+        to.u64(self.inode);
+        to.u32(self.generation);
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<FileId, Malformed> {
+        Ok(FileId {
+            inode: from.u64()?,
+            generation: from.u32()?,
+        })
+    }
+}
+
+fn of_file(to: &mut Writer, kind: u8, file: &FileId) {
+    to.u8(kind);
+    file.write(to);
+}
+
+fn named(to: &mut Writer, kind: u8, directory: &FileId, name: &[u8]) {
+    of_file(to, kind, directory);
+    to.counted(name);
+}
+
+fn read_name(from: &mut Reader<'_>) -> Result<Vec<u8>, Malformed> {
+    let name = from.counted(NAME_MAX)?;
+    let is_name = !name.is_empty() && !name.contains(&b'/') && !name.contains(&0);
+    if is_name {
+        Ok(name.to_vec())
+    } else {
+        Err(Malformed("a name is empty or has a slash or a zero in it"))
+    }
+}
+
+fn read_length(from: &mut Reader<'_>) -> Result<u32, Malformed> {
+    match from.u32()? {
+        length if length as usize <= DATA_MAX => Ok(length),
+        _ => Err(Malformed("it asks for more than a message holds")),
+    }
+}
+
+impl Acknowledge {
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Acknowledge, Malformed> {
+        Ok(match from.u8()? {
+            0 => Acknowledge::Sent,
+            1 => Acknowledge::Primary,
+            2 => Acknowledge::All,
+            _ => return Err(Malformed("it asks for no known acknowledgement")),
+        })
+    }
+}
+
+/// How an operation ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Status {
+    /// As asked.
+    #[default]
+    Done = 0,
+    /// There is no such name.
+    NotFound = 1,
+    /// The name is taken.
+    Exists = 2,
+    /// The file is gone.
+    Stale = 3,
+    /// Another session has the lock.
+    Locked = 4,
+    /// No space, or no inode, is left.
+    NoSpace = 5,
+    /// Anything else that the store refuses.
+    Refused = 6,
+    /// The session is over; what it held is too.
+    SessionOver = 7,
+}
+
+impl Status {
+    /// The status that this byte stands for.
+    pub fn from_byte(byte: u8) -> Option<Status> {
+        use Status::*;
+        let all = [
+            Done,
+            NotFound,
+            Exists,
+            Stale,
+            Locked,
+            NoSpace,
+            Refused,
+            SessionOver,
+        ];
+        all.into_iter().find(|status| *status as u8 == byte)
+    }
+}
+
+/// What came out of an operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// How it ended.
+    pub status: Status,
+    /// The file that was found or made.
+    pub file: FileId,
+    /// What was read.
+    pub data: Vec<u8>,
+}
+
+impl Outcome {
+    /// Nothing but how it ended.
+    pub fn of(status: Status) -> Outcome {
+        Outcome {
+            status,
+            ..Outcome::default()
+        }
+    }
+
+    pub(super) fn write(&self, to: &mut Writer) {
+        to.u8(self.status as u8);
+        self.file.write(to);
+        to.counted(&self.data);
+    }
+
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Outcome, Malformed> {
+        let status = Status::from_byte(from.u8()?).ok_or(Malformed("its outcome is unknown"))?;
+        Ok(Outcome {
+            status,
+            file: FileId::read(from)?,
+            data: from.counted(DATA_MAX)?.to_vec(),
+        })
+    }
+}
+
+/// A request that was answered when only the primary had it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replay {
+    /// Where its record ended: the order in which requests were carried out.
+    pub sequence: Sequence,
+    /// The slot.
+    pub slot: u16,
+    /// Number of the request in its slot.
+    pub request: u64,
+    /// What to do.
+    pub operation: Operation,
+}
+
+impl Replay {
+    pub(super) fn write(&self, to: &mut Writer) {
+        write_sequence(to, self.sequence);
+        to.u16(self.slot);
+        to.u64(self.request);
+        self.operation.write(to);
+    }
+
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Replay, Malformed> {
+        Ok(Replay {
+            sequence: read_sequence(from)?,
+            slot: from.u16()?,
+            request: from.u64()?,
+            operation: Operation::read(from)?,
+        })
+    }
+}
