@@ -6,9 +6,11 @@
 //! - [`random`] and [`runner`]: seeded operations on a system and the model, shrunk when they part;
 //! - [`pool`]: pools with the same bytes in every run;
 //! - [`explorer`]: crashes of the simulated memory, of the workloads in [`workloads`];
-//! - [`damage`]: pools in which bytes went bad.
+//! - [`damage`]: pools in which bytes went bad;
+//! - [`cluster`]: what a seeded simulation of a whole cluster is built from.
 #![forbid(unsafe_code)]
 
+pub mod cluster;
 pub mod damage;
 pub mod embedded;
 pub mod explorer;

@@ -35,6 +35,19 @@ impl Random {
         self.below(count) == 0
     }
 
+    /// A number from `low` to `high`, both included.
+    pub fn between(&mut self, low: u64, high: u64) -> u64 {
+        match (high - low).checked_add(1) {
+            Some(span) => low + self.next_number() % span,
+            None => self.next_number(),
+        }
+    }
+
+    /// True `permille` times in a thousand.
+    pub fn chance(&mut self, permille: u32) -> bool {
+        self.next_number() % 1000 < u64::from(permille)
+    }
+
     /// One of several.
     pub fn pick<'a, T>(&mut self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len())]
