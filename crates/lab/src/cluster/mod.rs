@@ -2,8 +2,12 @@
 //!
 //! - [`time`]: virtual time, the queue of events, and clocks that drift;
 //! - [`fabric`]: a network that delays, loses, doubles, damages, reorders and cuts;
-//! - [`membership`]: the service that keeps the cluster map.
+//! - [`membership`]: the service that keeps the cluster map;
+//! - [`history`]: what clients did and saw, and whether one order of operations explains it.
 
 pub mod fabric;
+pub mod history;
+mod linear;
 pub mod membership;
+mod state;
 pub mod time;

@@ -12,6 +12,11 @@ pub const MILLISECOND: Time = 1_000_000;
 /// One second.
 pub const SECOND: Time = 1_000_000_000;
 
+/// A time in milliseconds, to be read.
+pub fn milliseconds(time: Time) -> String {
+    format!("{}.{:06} ms", time / MILLISECOND, time % MILLISECOND)
+}
+
 /// Events by time; those of one instant in the order in which they were added.
 pub struct Queue<E> {
     events: BTreeMap<(Time, u64), E>,

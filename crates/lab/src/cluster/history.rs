@@ -1,0 +1,389 @@
+//! What clients did and saw, and whether one order of operations explains it (linearizability).
+//!
+//! Every key is examined for itself: one block of a file, one name in a directory, one lock. An operation takes
+//! effect at one instant between its invocation and its completion; one that never completed does so at any later
+//! instant, or never. What else may happen is said by the caller: writes that may vanish, sessions that expire.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::linear::{Verdict, explain, shrink};
+use super::state::State;
+use super::time::{Time, milliseconds};
+
+/// What an operation is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Key {
+    /// A block of a file; it holds a value, 0 at first.
+    Block {
+        /// The file.
+        file: u64,
+        /// The number of the block.
+        block: u64,
+    },
+    /// A name in a directory; it is missing at first.
+    Entry {
+        /// The directory.
+        directory: u64,
+        /// The name.
+        name: u64,
+    },
+    /// A lock; it is free at first.
+    Lock {
+        /// The file that it is on.
+        file: u64,
+    },
+}
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Replaces the value of a block. Values should differ, as equal ones are not told apart.
+    Write(u64),
+    /// Reads a block.
+    Read,
+    /// Makes an entry.
+    Create,
+    /// Removes an entry.
+    Remove,
+    /// Looks an entry up.
+    Lookup,
+    /// Tries to take a lock; who has it already is granted it again.
+    Acquire,
+    /// Gives a lock back.
+    Release,
+}
+
+/// What a client is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The value was written.
+    Written,
+    /// The block holds this value.
+    Value(u64),
+    /// The entry was made, with this inode (and generation: no two files have the same number).
+    Made(u64),
+    /// The entry was there already.
+    Exists,
+    /// The entry was removed.
+    Removed,
+    /// There is no such entry.
+    Missing,
+    /// The entry is there, with this inode.
+    Found(u64),
+    /// The lock is the client's.
+    Granted,
+    /// The lock is somebody else's.
+    Refused,
+    /// The lock was given back.
+    Released,
+    /// The lock was not the client's.
+    NotHeld,
+}
+
+impl Operation {
+    fn is_on(self, key: Key) -> bool {
+        use Operation::*;
+        match key {
+            Key::Block { .. } => matches!(self, Write(_) | Read),
+            Key::Entry { .. } => matches!(self, Create | Remove | Lookup),
+            Key::Lock { .. } => matches!(self, Acquire | Release),
+        }
+    }
+
+    fn may_answer(self, outcome: Outcome) -> bool {
+        use Outcome::*;
+        match self {
+            Operation::Write(_) => outcome == Written,
+            Operation::Read => matches!(outcome, Value(_)),
+            Operation::Create => matches!(outcome, Made(_) | Exists),
+            Operation::Remove => matches!(outcome, Removed | Missing),
+            Operation::Lookup => matches!(outcome, Found(_) | Missing),
+            Operation::Acquire => matches!(outcome, Granted | Refused),
+            Operation::Release => matches!(outcome, Released | NotHeld),
+        }
+    }
+}
+
+/// A moment of the history: of two at the same time, the one recorded first came first.
+pub(super) type Moment = (Time, u64);
+
+/// When an operation completes that does not.
+pub(super) const NEVER: Moment = (Time::MAX, u64::MAX);
+
+/// What happens to a key, at one instant of an interval.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) invoked: Moment,
+    /// By then it has happened; [`NEVER`]: it may not happen at all.
+    pub(super) completed: Moment,
+    pub(super) action: Action,
+    /// How it reads in a message.
+    line: String,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Action {
+    /// An operation, with its outcome if it is known.
+    Do {
+        client: u32,
+        operation: Operation,
+        outcome: Option<Outcome>,
+        /// The takeovers at which a write may vanish.
+        vanishes: Vec<Time>,
+    },
+    /// Another member takes over: writes may vanish.
+    Takeover(Time),
+    /// The session of a client expires.
+    Expire(u32),
+}
+
+impl Item {
+    /// Whether it never changes the state, only tells what it was.
+    pub(super) fn is_observation(&self) -> bool {
+        use Outcome::*;
+        let Action::Do { outcome, .. } = &self.action else {
+            return false;
+        };
+        matches!(
+            outcome,
+            Some(Value(_) | Exists | Missing | Found(_) | Refused | NotHeld)
+        )
+    }
+}
+
+/// An operation of a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Id(usize);
+
+struct Record {
+    client: u32,
+    key: Key,
+    operation: Operation,
+    invoked: Moment,
+    completed: Option<(Moment, Outcome)>,
+    withdrawn: bool,
+    vanishes: Vec<Time>,
+}
+
+/// What clients did and saw.
+#[derive(Default)]
+pub struct History {
+    records: Vec<Record>,
+    expirations: Vec<(u32, Time, Time)>,
+    moments: u64,
+}
+
+/// How a check went that found nothing wrong.
+#[must_use = "keys that were given up are not proved right"]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Keys that are explained.
+    pub keys: usize,
+    /// Operations on all keys.
+    pub operations: usize,
+    /// Configurations that were looked at.
+    pub configurations: usize,
+    /// Keys that took too long: they are neither right nor wrong.
+    pub gave_up: Vec<Key>,
+}
+
+/// How many configurations of a key are looked at before it is given up.
+const CONFIGURATIONS_MAX: usize = 1_000_000;
+
+impl History {
+    /// A history in which nothing has happened.
+    pub fn new() -> History {
+        History::default()
+    }
+
+    /// A client asks for an operation.
+    pub fn invoke(&mut self, client: u32, key: Key, operation: Operation, now: Time) -> Id {
+        assert!(operation.is_on(key), "{operation:?} is not for {key:?}");
+        let invoked = self.moment(now);
+        self.records.push(Record {
+            client,
+            key,
+            operation,
+            invoked,
+            completed: None,
+            withdrawn: false,
+            vanishes: Vec::new(),
+        });
+        Id(self.records.len() - 1)
+    }
+
+    /// The operation is answered. One whose fate is not known (a time-out, EIO) is never completed.
+    pub fn complete(&mut self, id: Id, outcome: Outcome, now: Time) {
+        let moment = self.moment(now);
+        let record = &mut self.records[id.0];
+        let operation = record.operation;
+        assert!(
+            operation.may_answer(outcome),
+            "{operation:?}: not {outcome:?}"
+        );
+        assert!(record.completed.is_none() && !record.withdrawn && record.invoked <= moment);
+        record.completed = Some((moment, outcome));
+    }
+
+    /// The operation certainly did not happen and never will: it was refused for reasons beside its key.
+    pub fn withdraw(&mut self, id: Id) {
+        self.records[id.0].withdrawn = true;
+    }
+
+    /// A write may be undone by the takeover at this instant; several are possible. Allowed only for unsynced writes
+    /// of a client that died.
+    pub fn may_vanish(&mut self, id: Id, at: Time) {
+        let record = &mut self.records[id.0];
+        assert!(matches!(record.operation, Operation::Write(_)));
+        record.vanishes.push(at);
+    }
+
+    /// The session of a client expires somewhere within an interval: its locks are free from then on. What it asked
+    /// for before the interval gets it no lock later; what it asks for from then on may be of a new session.
+    pub fn expired(&mut self, client: u32, from: Time, to: Time) {
+        assert!(from <= to);
+        self.expirations.push((client, from, to));
+    }
+
+    /// How many operations there are.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Looks for an order that explains every key. An error shows a part of the history that has none.
+    pub fn check(&self) -> Result<Checked, String> {
+        self.check_within(CONFIGURATIONS_MAX)
+    }
+
+    /// The same, looking at so many configurations of each key at most.
+    pub fn check_within(&self, configurations_max: usize) -> Result<Checked, String> {
+        let mut by_key = BTreeMap::<Key, Vec<&Record>>::new();
+        for record in self.records.iter().filter(|record| !record.withdrawn) {
+            by_key.entry(record.key).or_default().push(record);
+        }
+        let mut checked = Checked::default();
+        for (key, records) in by_key {
+            let items = self.items(key, &records);
+            checked.operations += records.len();
+            let start = [State::first(key)];
+            let (verdict, configurations) = explain(&items, &start, configurations_max);
+            checked.configurations += configurations;
+            match verdict {
+                Verdict::Explained => checked.keys += 1,
+                Verdict::GaveUp => checked.gave_up.push(key),
+                Verdict::Unexplained => return Err(message(key, &items)),
+            }
+        }
+        Ok(checked)
+    }
+
+    fn moment(&mut self, now: Time) -> Moment {
+        self.moments += 1;
+        (now, self.moments)
+    }
+
+    /// All that happens to a key, by the time of invocation.
+    fn items(&self, key: Key, records: &[&Record]) -> Vec<Item> {
+        let mut items: Vec<_> = records.iter().map(|record| record.item()).collect();
+        let vanishes = records.iter().flat_map(|record| &record.vanishes);
+        let mut takeovers: Vec<_> = vanishes.copied().collect();
+        takeovers.sort_unstable();
+        takeovers.dedup();
+        items.extend(takeovers.into_iter().map(|at| Item {
+            // It may come before and after all else that happens at that time.
+            invoked: (at, 0),
+            completed: (at, u64::MAX),
+            action: Action::Takeover(at),
+            line: format!("{}: takeover", milliseconds(at)),
+        }));
+        for (client, from, to) in &self.expirations {
+            let takes = |record: &&Record| {
+                record.client == *client && record.operation == Operation::Acquire
+            };
+            if matches!(key, Key::Lock { .. }) && records.iter().any(takes) {
+                let interval = format!("{} to {}", milliseconds(*from), milliseconds(*to));
+                items.push(Item {
+                    invoked: (*from, 0),
+                    completed: (*to, u64::MAX),
+                    action: Action::Expire(*client),
+                    line: format!("{interval}: the session of client {client} expires"),
+                });
+            }
+        }
+        items.sort_by_key(|item| item.invoked);
+        items
+    }
+}
+
+impl Record {
+    fn item(&self) -> Item {
+        Item {
+            invoked: self.invoked,
+            completed: self.completed.map_or(NEVER, |(moment, _)| moment),
+            action: Action::Do {
+                client: self.client,
+                operation: self.operation,
+                outcome: self.completed.map(|(_, outcome)| outcome),
+                vanishes: self.vanishes.clone(),
+            },
+            line: self.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Record {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (client, operation) = (self.client, self.operation);
+        write!(formatter, "{} to ", milliseconds(self.invoked.0))?;
+        match &self.completed {
+            Some((moment, outcome)) => {
+                let completed = milliseconds(moment.0);
+                write!(
+                    formatter,
+                    "{completed}: client {client}: {operation:?} -> {outcome:?}"
+                )?;
+            }
+            None => write!(formatter, "?: client {client}: {operation:?}")?,
+        }
+        for at in &self.vanishes {
+            write!(formatter, ", may vanish at {}", milliseconds(*at))?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Block { file, block } => write!(formatter, "block {block} of file {file}"),
+            Key::Entry { directory, name } => {
+                write!(formatter, "name {name} in directory {directory}")
+            }
+            Key::Lock { file } => write!(formatter, "the lock of file {file}"),
+        }
+    }
+}
+
+fn message(key: Key, items: &[Item]) -> String {
+    let window = shrink(items, State::first(key));
+    let before = if window.from_start {
+        ""
+    } else {
+        ", whatever was there before"
+    };
+    let lines: String = window
+        .items
+        .iter()
+        .map(|item| format!("\n  {}", item.line))
+        .collect();
+    format!("{key}: no order explains these{before}:{lines}")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,296 @@
+//! The search for an order of operations that explains a history, after Wing, Gong and Lowe.
+
+use std::collections::HashSet;
+
+use super::history::{Action, Item, Moment, NEVER, Operation, Outcome};
+use super::state::State;
+use super::time::Time;
+
+/// What a search ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// There is an order.
+    Explained,
+    /// There is none.
+    Unexplained,
+    /// The bound on configurations was reached.
+    GaveUp,
+}
+
+/// A part of an order: what has happened, and what that led to.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Configuration {
+    /// Bits of the items that have happened.
+    done: Vec<u64>,
+    /// All items before this one have happened.
+    first: usize,
+    state: State,
+}
+
+impl Configuration {
+    fn is_done(&self, index: usize) -> bool {
+        self.done[index / 64] >> (index % 64) & 1 != 0
+    }
+
+    fn set_done(&mut self, index: usize, items: usize) {
+        self.done[index / 64] |= 1 << (index % 64);
+        while self.first < items && self.is_done(self.first) {
+            self.first += 1;
+        }
+    }
+
+    /// Items of which any may happen next: those invoked before the first of the completions that are left.
+    fn candidates(&self, items: &[Item]) -> Vec<usize> {
+        let mut candidates = Vec::new();
+        let mut completed = NEVER;
+        for (index, item) in items.iter().enumerate().skip(self.first) {
+            if item.invoked > completed {
+                break;
+            }
+            if !self.is_done(index) {
+                completed = completed.min(item.completed);
+                candidates.push(index);
+            }
+        }
+        candidates
+    }
+}
+
+struct Search<'a> {
+    items: &'a [Item],
+    unmade: &'a [u64],
+}
+
+/// Looks for an order of the items, which are sorted by invocation, from any of some states. Says also how many
+/// configurations it looked at.
+pub(super) fn explain(items: &[Item], starts: &[State], bound: usize) -> (Verdict, usize) {
+    explain_part(items, &unmade(items), starts, bound)
+}
+
+/// The same for a part of a history, in which inodes may be found that were made in another part.
+fn explain_part(
+    items: &[Item],
+    unmade: &[u64],
+    starts: &[State],
+    bound: usize,
+) -> (Verdict, usize) {
+    let items = &relevant(items)[..];
+    let search = Search { items, unmade };
+    let start = |state: &State| Configuration {
+        done: vec![0; items.len().div_ceil(64)],
+        first: 0,
+        state: state.clone(),
+    };
+    let mut seen = HashSet::new();
+    let mut left: Vec<_> = starts.iter().rev().map(start).collect();
+    while let Some(mut configuration) = left.pop() {
+        let candidates = search.observe(&mut configuration);
+        let completes = |index: &usize| items[*index].completed < NEVER;
+        if !candidates.iter().any(completes) {
+            return (Verdict::Explained, seen.len());
+        }
+        if !seen.insert(configuration.clone()) {
+            continue;
+        }
+        if seen.len() > bound {
+            return (Verdict::GaveUp, seen.len());
+        }
+        search.branch(&configuration, candidates, &mut left);
+    }
+    (Verdict::Unexplained, seen.len())
+}
+
+impl Search<'_> {
+    /// Lets all observations happen that can, and says what may happen then. As they change nothing, an order in
+    /// which they come later is as good with them here.
+    fn observe(&self, configuration: &mut Configuration) -> Vec<usize> {
+        loop {
+            let candidates = configuration.candidates(self.items);
+            let fits = |index: &usize| {
+                let item = &self.items[*index];
+                item.is_observation() && !self.after(configuration, item).is_empty()
+            };
+            let fitting: Vec<_> = candidates.iter().copied().filter(fits).collect();
+            if fitting.is_empty() {
+                return candidates;
+            }
+            for index in fitting {
+                configuration.set_done(index, self.items.len());
+            }
+        }
+    }
+
+    /// Adds what each candidate leads to. What completes first is tried first, that is added last.
+    fn branch(
+        &self,
+        configuration: &Configuration,
+        mut candidates: Vec<usize>,
+        left: &mut Vec<Configuration>,
+    ) {
+        candidates.retain(|index| !self.items[*index].is_observation());
+        candidates.sort_by_key(|index| std::cmp::Reverse(self.items[*index].completed));
+        for index in candidates {
+            for state in self
+                .after(configuration, &self.items[index])
+                .into_iter()
+                .rev()
+            {
+                let mut next = configuration.clone();
+                next.state = state;
+                next.set_done(index, self.items.len());
+                left.push(next);
+            }
+        }
+    }
+
+    fn after(&self, configuration: &Configuration, item: &Item) -> Vec<State> {
+        configuration.state.after(item, self.unmade)
+    }
+}
+
+/// The items without those that explain nothing and need no explanation.
+fn relevant(items: &[Item]) -> Vec<Item> {
+    let is_read = |value: u64| {
+        items.iter().any(|item| {
+            matches!(&item.action, Action::Do { outcome: Some(Outcome::Value(read)), .. } if *read == value)
+        })
+    };
+    let vanishes_at = |at: &Time| {
+        let vanishes = |item: &Item| matches!(&item.action, Action::Do { vanishes, .. } if vanishes.contains(at));
+        items.iter().any(vanishes)
+    };
+    let needed = |item: &&Item| match &item.action {
+        Action::Takeover(at) => vanishes_at(at),
+        _ if item.completed < NEVER => true,
+        // Whatever comes after a write that nobody read would be as good without it.
+        Action::Do {
+            operation: Operation::Write(value),
+            ..
+        } => is_read(*value),
+        Action::Do {
+            operation: Operation::Read | Operation::Lookup,
+            ..
+        } => false,
+        Action::Do { .. } => !item.is_observation(),
+        Action::Expire(_) => true,
+    };
+    items.iter().filter(needed).cloned().collect()
+}
+
+/// Inodes that were found, and not made by a creation that was answered.
+fn unmade(items: &[Item]) -> Vec<u64> {
+    let outcomes = || {
+        items.iter().filter_map(|item| match &item.action {
+            Action::Do { outcome, .. } => *outcome,
+            _ => None,
+        })
+    };
+    let mut unmade: Vec<_> = outcomes()
+        .filter_map(|outcome| match outcome {
+            Outcome::Found(inode) => Some(inode),
+            _ => None,
+        })
+        .filter(|inode| !outcomes().any(|outcome| outcome == Outcome::Made(*inode)))
+        .collect();
+    unmade.sort_unstable();
+    unmade.dedup();
+    unmade
+}
+
+/// A part of a history that has no explanation by itself.
+pub(super) struct Window {
+    pub(super) items: Vec<Item>,
+    /// Whether it is so only as nothing happened before it.
+    pub(super) from_start: bool,
+}
+
+/// How many configurations are looked at for each try to leave something out.
+const SHRINKING_MAX: usize = 20_000;
+
+/// The smallest part that can be found of a history that has no explanation from this state.
+pub(super) fn shrink(items: &[Item], start: State) -> Window {
+    let unmade = unmade(items);
+    let fails = |items: &[Item], starts: &[State]| {
+        explain_part(items, &unmade, starts, SHRINKING_MAX).0 == Verdict::Unexplained
+    };
+    // The shortest beginning that fails; so does every longer one.
+    let mut ends: Vec<_> = items.iter().map(|item| item.completed).collect();
+    ends.sort_unstable();
+    let starts = [start.clone()];
+    let fit = |end: &Moment| !fails(&until(items, *end), &starts);
+    let end = ends[ends.partition_point(fit).min(ends.len() - 1)];
+    let mut items = until(items, end);
+    // The latest start from which it fails, whatever was there before.
+    let begins: Vec<_> = items.iter().map(|item| item.invoked).collect();
+    let from = |begin: Moment| (since(&items, begin), starts_of(&items, begin, &start));
+    let fails_from = |begin: &Moment| {
+        let (items, starts) = from(*begin);
+        fails(&items, &starts)
+    };
+    let count = begins.partition_point(fails_from);
+    let (kept, starts) = match count.checked_sub(1) {
+        Some(last) => from(begins[last]),
+        None => (items.clone(), vec![start]),
+    };
+    let from_start = kept.len() == items.len();
+    items = kept;
+    // What is not needed: observations are left out, anything else may as well not have happened.
+    let mut index = 0;
+    while index < items.len() {
+        let mut fewer = items.clone();
+        if fewer[index].is_observation() {
+            fewer.remove(index);
+        } else {
+            fewer[index].completed = NEVER;
+        }
+        let is_shorter = relevant(&fewer).len() < relevant(&items).len();
+        if is_shorter && fails(&fewer, &starts) {
+            items = relevant(&fewer);
+        } else {
+            index += 1;
+        }
+    }
+    Window {
+        items: relevant(&items),
+        from_start,
+    }
+}
+
+/// The history up to a moment. What was under way may have happened, with the outcome that it had later.
+fn until(items: &[Item], end: Moment) -> Vec<Item> {
+    let begun = items.iter().filter(|item| item.invoked <= end).cloned();
+    begun
+        .map(|mut item| {
+            if item.completed > end {
+                item.completed = NEVER;
+            }
+            item
+        })
+        .collect()
+}
+
+/// Whether something that completed before a moment matters only as a state that it may have left.
+fn is_past(item: &Item, begin: Moment) -> bool {
+    let may_vanish = match &item.action {
+        Action::Do { vanishes, .. } => vanishes.iter().any(|at| (*at, u64::MAX) >= begin),
+        _ => false,
+    };
+    item.completed < begin && !may_vanish
+}
+
+/// The history from a moment on. What was under way may have happened before.
+fn since(items: &[Item], begin: Moment) -> Vec<Item> {
+    let left = items.iter().filter(|item| !is_past(item, begin)).cloned();
+    left.map(|mut item| {
+        if item.invoked < begin {
+            item.completed = NEVER;
+        }
+        item
+    })
+    .collect()
+}
+
+fn starts_of(items: &[Item], begin: Moment, start: &State) -> Vec<State> {
+    let past = items.iter().filter(|item| is_past(item, begin));
+    start.clone().any_after(past)
+}

@@ -1,0 +1,260 @@
+//! What a key may hold, and how that changes: the models that histories are held against.
+
+use super::history::{Action, Item, Key, Operation, Outcome};
+use super::time::Time;
+
+/// What a key holds.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum State {
+    Block(Block),
+    Entry {
+        inode: Option<u64>,
+        /// Inodes that creations got that were never answered: each is of one creation only.
+        guessed: Vec<u64>,
+    },
+    Lock {
+        holder: Option<u32>,
+        /// Sessions that expired: client, and since when.
+        expired: Vec<(u32, Time)>,
+    },
+}
+
+/// The inode of a creation that was never answered, if nobody ever found it.
+const UNSEEN: u64 = u64::MAX;
+
+/// The writes of a block that matter: the last is what reads see, those below appear if it vanishes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Block {
+    /// The lowest never vanishes. There always is one.
+    applied: Vec<Applied>,
+    last_takeover: Option<Time>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Applied {
+    value: u64,
+    /// It had the permission to vanish, and need not be there any more. It is decided when those above it have
+    /// vanished: which of many writes are still there makes no difference before.
+    is_loose: bool,
+    /// Later takeovers at which it may vanish.
+    vanishes: Vec<Time>,
+}
+
+impl Block {
+    fn new(value: u64) -> Block {
+        let first = Applied {
+            value,
+            is_loose: false,
+            vanishes: Vec::new(),
+        };
+        Block {
+            applied: vec![first],
+            last_takeover: None,
+        }
+    }
+
+    fn value(&self) -> Option<u64> {
+        self.applied.last().map(|applied| applied.value)
+    }
+
+    fn write(&self, value: u64, vanishes: &[Time]) -> Block {
+        let mut block = self.clone();
+        let is_later = |at: &&Time| Some(**at) > self.last_takeover;
+        let mut vanishes: Vec<_> = vanishes.iter().filter(is_later).copied().collect();
+        vanishes.sort_unstable();
+        vanishes.dedup();
+        block.applied.push(Applied {
+            value,
+            is_loose: false,
+            vanishes,
+        });
+        block.forget();
+        block
+    }
+
+    /// All that may be left after a takeover: the last write, or one below it if all above may vanish.
+    fn take_over(&self, now: Time) -> Vec<Block> {
+        let mut block = self.clone();
+        block.last_takeover = Some(now);
+        for applied in &mut block.applied {
+            applied.is_loose |= applied.vanishes.contains(&now);
+            applied.vanishes.retain(|at| *at > now);
+        }
+        let mut left = Vec::new();
+        while let Some(last) = block.applied.last_mut() {
+            let was_loose = std::mem::take(&mut last.is_loose);
+            let mut shown = block.clone();
+            shown.forget();
+            left.push(shown);
+            if !was_loose {
+                break;
+            }
+            block.applied.pop();
+        }
+        left
+    }
+
+    /// Forgets what is below a write that never vanishes.
+    fn forget(&mut self) {
+        let stays = |applied: &Applied| !applied.is_loose && applied.vanishes.is_empty();
+        if let Some(lowest) = self.applied.iter().rposition(stays) {
+            self.applied.drain(..lowest);
+        }
+    }
+}
+
+impl State {
+    /// What a key holds at first.
+    pub(super) fn first(key: Key) -> State {
+        match key {
+            Key::Block { .. } => State::Block(Block::new(0)),
+            Key::Entry { .. } => State::entry(None),
+            Key::Lock { .. } => State::lock(None),
+        }
+    }
+
+    /// This state, and all others that items like these may leave.
+    pub(super) fn any_after<'a>(self, items: impl Iterator<Item = &'a Item>) -> Vec<State> {
+        let mut states = vec![self];
+        for item in items {
+            let Action::Do {
+                client,
+                operation,
+                outcome,
+                ..
+            } = &item.action
+            else {
+                continue;
+            };
+            let left = match (operation, outcome) {
+                (Operation::Write(value), _) => State::Block(Block::new(*value)),
+                (_, Some(Outcome::Made(inode))) => State::entry(Some(*inode)),
+                (_, Some(Outcome::Granted)) => State::lock(Some(*client)),
+                _ => continue,
+            };
+            if !states.contains(&left) {
+                states.push(left);
+            }
+        }
+        states
+    }
+
+    fn entry(inode: Option<u64>) -> State {
+        State::Entry {
+            inode,
+            guessed: Vec::new(),
+        }
+    }
+
+    fn lock(holder: Option<u32>) -> State {
+        State::Lock {
+            holder,
+            expired: Vec::new(),
+        }
+    }
+
+    /// The states to which an item may lead from this one; none if it cannot happen now, or does nothing that
+    /// it had to do.
+    pub(super) fn after(&self, item: &Item, unmade: &[u64]) -> Vec<State> {
+        match self {
+            State::Block(block) => {
+                let left = block_after(block, &item.action);
+                left.into_iter().map(State::Block).collect()
+            }
+            State::Entry { inode, guessed } => entry_after(*inode, guessed, &item.action, unmade),
+            State::Lock { holder, expired } => lock_after(*holder, expired, item),
+        }
+    }
+}
+
+fn block_after(block: &Block, action: &Action) -> Vec<Block> {
+    match action {
+        Action::Takeover(at) => block.take_over(*at),
+        Action::Do {
+            operation: Operation::Write(value),
+            vanishes,
+            ..
+        } => vec![block.write(*value, vanishes)],
+        Action::Do {
+            outcome: Some(Outcome::Value(value)),
+            ..
+        } if block.value() == Some(*value) => vec![block.clone()],
+        _ => Vec::new(),
+    }
+}
+
+/// `unmade`: inodes that were found, and not made by a creation that was answered.
+fn entry_after(inode: Option<u64>, guessed: &[u64], action: &Action, unmade: &[u64]) -> Vec<State> {
+    use Operation::{Create, Lookup, Remove};
+    let Action::Do {
+        operation, outcome, ..
+    } = action
+    else {
+        return Vec::new();
+    };
+    let becomes = |inode| State::Entry {
+        inode,
+        guessed: guessed.to_vec(),
+    };
+    match (operation, outcome, inode) {
+        (Create, Some(Outcome::Made(made)), None) => vec![becomes(Some(*made))],
+        (Create, None, None) => {
+            let guess = |made: &u64| {
+                let mut guessed = guessed.to_vec();
+                guessed.push(*made);
+                guessed.sort_unstable();
+                let inode = Some(*made);
+                State::Entry { inode, guessed }
+            };
+            let free = unmade.iter().filter(|made| !guessed.contains(made));
+            free.map(guess).chain([becomes(Some(UNSEEN))]).collect()
+        }
+        (Create, Some(Outcome::Exists), Some(_)) => vec![becomes(inode)],
+        (Remove, Some(Outcome::Removed) | None, Some(_)) => vec![becomes(None)],
+        (Remove | Lookup, Some(Outcome::Missing), None) => vec![becomes(None)],
+        (Lookup, Some(Outcome::Found(found)), Some(inode)) if *found == inode => {
+            vec![becomes(Some(inode))]
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn lock_after(holder: Option<u32>, expired: &[(u32, Time)], item: &Item) -> Vec<State> {
+    use Operation::{Acquire, Release};
+    let becomes = |holder| {
+        vec![State::Lock {
+            holder,
+            expired: expired.to_vec(),
+        }]
+    };
+    let (client, operation, outcome) = match &item.action {
+        Action::Do {
+            client,
+            operation,
+            outcome,
+            ..
+        } => (*client, operation, outcome),
+        Action::Expire(client) => {
+            let mut expired = expired.to_vec();
+            expired.push((*client, item.invoked.0));
+            expired.sort_unstable();
+            let holder = holder.filter(|holder| holder != client);
+            return vec![State::Lock { holder, expired }];
+        }
+        Action::Takeover(_) => return Vec::new(),
+    };
+    let is_mine = holder == Some(client);
+    let is_alive = || {
+        let ended = |(other, since): &(u32, Time)| *other == client && item.invoked.0 < *since;
+        !expired.iter().any(ended)
+    };
+    match (operation, outcome) {
+        (Acquire, Some(Outcome::Granted) | None) if (holder.is_none() || is_mine) && is_alive() => {
+            becomes(Some(client))
+        }
+        (Acquire, Some(Outcome::Refused)) if holder.is_some() && !is_mine => becomes(holder),
+        (Release, Some(Outcome::Released) | None) if is_mine => becomes(None),
+        (Release, Some(Outcome::NotHeld)) if !is_mine => becomes(holder),
+        _ => Vec::new(),
+    }
+}
