@@ -55,6 +55,7 @@ pub struct Client {
     session: Session,
     /// The primary of this epoch knows what was unconfirmed.
     is_resumed: bool,
+    resumed_in: u32,
     resume_sent_at: u64,
     keep_alive_at: u64,
     /// By this client's clock, the session cannot have been ended before.
@@ -78,6 +79,7 @@ impl Client {
             map: UnitMap::default(),
             session: Session::None,
             is_resumed: true,
+            resumed_in: 0,
             resume_sent_at: 0,
             keep_alive_at: 0,
             fresh_until: 0,
@@ -94,6 +96,11 @@ impl Client {
     /// Until when, by this client's clock, its locks are its own for certain.
     pub fn fresh_until(&self) -> u64 {
         self.fresh_until
+    }
+
+    /// The newest epoch whose primary has all that this client has written.
+    pub fn resumed_in(&self) -> u32 {
+        self.resumed_in
     }
 
     /// The session, if there is one.
@@ -175,6 +182,7 @@ impl Client {
             }
             Body::Resumed => {
                 self.is_resumed = true;
+                self.resumed_in = epoch;
                 // Whatever was replayed is at all members in sync; nothing was sent since.
                 self.unconfirmed.clear();
             }

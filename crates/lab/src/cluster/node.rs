@@ -1,0 +1,190 @@
+//! One member's machine: memory that crashes, a process that ends, a clock of its own.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicI64;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pmem::{Moment, Simulation};
+use protocol::member::Intent;
+use protocol::{Defects, Member, Options, Transmit, UnitMap};
+use server::UnitPool;
+
+use super::time::{Clock, Time};
+use crate::random::Random;
+
+/// Images among which a crash chooses.
+const IMAGES: usize = 8;
+
+/// A crash that waits for its fence.
+#[derive(Default)]
+struct Armed {
+    fences_left: u64,
+    is_armed: bool,
+    caught: Option<Moment>,
+}
+
+/// A running process of a member.
+struct Process {
+    member: Member,
+    pool: UnitPool,
+}
+
+/// A member's machine.
+pub struct Machine {
+    /// Its name on the fabric.
+    pub node: u32,
+    /// Its clock.
+    pub clock: Clock,
+    /// Counts its processes: what was meant for an earlier one is dropped.
+    pub incarnation: u64,
+    /// When its time-out is due.
+    pub timer: Option<Time>,
+    memory: Simulation,
+    process: Option<Process>,
+    armed: Arc<Mutex<Armed>>,
+    random: Random,
+}
+
+/// What comes out of a step.
+#[derive(Default)]
+pub struct Step {
+    /// Messages.
+    pub transmits: VecDeque<Transmit>,
+    /// Maps to propose.
+    pub proposals: Vec<UnitMap>,
+    /// The machine crashed in the middle of it.
+    pub crashed: bool,
+}
+
+impl Machine {
+    /// A machine whose memory has these contents.
+    pub fn new(node: u32, clock: Clock, image: Vec<u8>, seed: u64) -> Machine {
+        Machine {
+            node,
+            clock,
+            incarnation: 0,
+            timer: None,
+            memory: Simulation::from_image(image),
+            process: None,
+            armed: Arc::default(),
+            random: Random::new(seed),
+        }
+    }
+
+    /// Whether its process runs.
+    pub fn is_up(&self) -> bool {
+        self.process.is_some()
+    }
+
+    /// The member, while its process runs.
+    pub fn member(&self) -> Option<&Member> {
+        self.process.as_ref().map(|process| &process.member)
+    }
+
+    /// Its memory as a region.
+    pub fn memory(&self) -> &Simulation {
+        &self.memory
+    }
+
+    /// Starts the process.
+    pub fn start(&mut self, now: Time, options: &Options, defects: &Defects) -> Result<(), String> {
+        if self.is_up() {
+            return Ok(());
+        }
+        let store_options = store::Options {
+            clock: store::Clock::Manual(Arc::new(AtomicI64::new(now as i64))),
+            defects: store::Defects::default(),
+            hold_freed: true,
+        };
+        let region = self.memory.region();
+        let pool = UnitPool::open(region, store_options, options.batch, options.sessions)
+            .map_err(|error| format!("member {} does not open its pool: {error}", self.node))?;
+        let (tail, history) = pool.position();
+        let local = self.clock.local(now);
+        let (options, defects) = (options.clone(), defects.clone());
+        let member = Member::new(self.node, options, defects, tail, history, local);
+        self.process = Some(Process { member, pool });
+        self.incarnation += 1;
+        Ok(())
+    }
+
+    /// Power fails: what was not persistent may be lost.
+    pub fn crash(&mut self) {
+        let moment = self.memory.moment();
+        self.crash_at(&moment);
+    }
+
+    fn crash_at(&mut self, moment: &Moment) {
+        let seed = self.random.next_number();
+        let which = self.random.below(IMAGES);
+        let images: Vec<_> = moment.images(IMAGES, seed).collect();
+        let image = images[which % images.len()].clone();
+        self.process = None;
+        self.timer = None;
+        self.memory = Simulation::from_image(image);
+    }
+
+    /// Power fails at one of the next fences.
+    pub fn arm(&mut self, fences: u64) {
+        let armed = self.armed.clone();
+        *lock(&armed) = Armed {
+            fences_left: fences,
+            is_armed: true,
+            caught: None,
+        };
+        self.memory.observe_fences(Some(Box::new(move |moment| {
+            let mut armed = lock(&armed);
+            if armed.is_armed && armed.caught.is_none() {
+                if armed.fences_left == 0 {
+                    armed.caught = Some(moment.clone());
+                }
+                armed.fences_left = armed.fences_left.saturating_sub(1);
+            }
+        })));
+    }
+
+    /// Gives the member an input and does what it asks for.
+    pub fn step(
+        &mut self,
+        now: Time,
+        input: impl FnOnce(&mut Member, u64),
+    ) -> Result<Step, String> {
+        let mut step = Step::default();
+        let local = self.clock.local(now);
+        let Some(Process { member, pool }) = &mut self.process else {
+            return Ok(step);
+        };
+        input(member, local);
+        while let Some(intent) = member.poll_intent() {
+            if let Intent::Propose { map } = intent {
+                step.proposals.push(map);
+                continue;
+            }
+            let completion = pool
+                .carry_out(intent.clone())
+                .map_err(|error| format!("member {}: {intent:?}: {error}", self.node))?;
+            let caught = lock(&self.armed).caught.take();
+            if let Some(moment) = caught {
+                *lock(&self.armed) = Armed::default();
+                self.crash_at(&moment);
+                // Nothing of this step had been sent.
+                return Ok(Step {
+                    crashed: true,
+                    ..Step::default()
+                });
+            }
+            if let Some(completion) = completion {
+                member.handle_completion(local, completion);
+            }
+        }
+        step.transmits.extend(std::iter::from_fn(|| member.poll_transmit()));
+        self.timer = member
+            .poll_timeout()
+            .map(|at| self.clock.instant(at).max(now + 1000));
+        Ok(step)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

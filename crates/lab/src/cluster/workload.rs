@@ -1,0 +1,337 @@
+//! A client that works: random operations on a few files, names and locks, all of them recorded.
+
+use std::collections::BTreeMap;
+
+use protocol::client::{Client, Event, Ticket};
+use protocol::wire::{Acknowledge, FileId, Operation, Outcome, Status};
+use protocol::{Defects, Options, UnitMap};
+
+use super::history::{History, Id, Key, Operation as Asked, Outcome as Answered};
+use super::time::{Clock, MILLISECOND, Time};
+use crate::random::Random;
+
+/// Files whose blocks are written and read, and which are locked.
+pub const FILES: usize = 3;
+/// Blocks of a file that are used.
+const BLOCKS: u64 = 4;
+/// Names that are made and removed.
+const NAMES: usize = 3;
+/// Operations of one client under way.
+const UNDER_WAY: usize = 2;
+const BLOCK: u64 = store::BLOCK as u64;
+
+/// Something that was asked for.
+struct Pending {
+    ids: Vec<Id>,
+    operation: Operation,
+    acknowledge: Acknowledge,
+    invoked: Time,
+}
+
+/// A completed write that may be lost with this client.
+struct Unsynced {
+    ids: Vec<Id>,
+    file: FileId,
+    completed: Time,
+}
+
+/// One client's machine.
+pub struct Worker {
+    /// Its name on the fabric.
+    pub node: u32,
+    /// Its clock.
+    pub clock: Clock,
+    /// Counts its processes.
+    pub incarnation: u64,
+    /// When its time-out is due.
+    pub timer: Option<Time>,
+    client: Option<Client>,
+    pending: BTreeMap<Ticket, Pending>,
+    unsynced: Vec<Unsynced>,
+    resumed_in: u32,
+    files: Vec<FileId>,
+    values: u64,
+    random: Random,
+}
+
+impl Worker {
+    /// A machine without a process; its writes go to these files.
+    pub fn new(node: u32, clock: Clock, files: Vec<FileId>, seed: u64) -> Worker {
+        Worker {
+            node,
+            clock,
+            incarnation: 0,
+            timer: None,
+            client: None,
+            pending: BTreeMap::new(),
+            unsynced: Vec::new(),
+            resumed_in: 0,
+            files,
+            values: u64::from(node) << 32,
+            random: Random::new(seed),
+        }
+    }
+
+    /// Starts a process.
+    pub fn start(&mut self, options: &Options, defects: &Defects) {
+        if self.client.is_none() {
+            self.incarnation += 1;
+            let first = self.incarnation << 32;
+            self.client = Some(Client::new(
+                self.node,
+                options.clone(),
+                defects.clone(),
+                first,
+            ));
+        }
+    }
+
+    /// Whether its process runs.
+    pub fn is_up(&self) -> bool {
+        self.client.is_some()
+    }
+
+    /// Nothing is under way.
+    pub fn is_idle(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// The machine ends; what its client had not synced may be lost.
+    pub fn crash(&mut self, now: Time, history: &mut History, takeovers: &mut Lost) {
+        if let Some(client) = self.client.take() {
+            self.lose(&client, now, history, takeovers);
+        }
+        self.pending.clear();
+        self.timer = None;
+    }
+
+    fn lose(&mut self, client: &Client, now: Time, history: &mut History, lost: &mut Lost) {
+        let fresh_until = self.clock.instant(client.fresh_until()).min(now);
+        lost.sessions.push((self.history_client(), fresh_until, now));
+        let _ = history;
+        for write in self.unsynced.drain(..) {
+            lost.writes.push((write.ids, write.completed));
+        }
+    }
+
+    /// Sessions of one machine count as one client: its processes follow one another.
+    fn history_client(&self) -> u32 {
+        self.node
+    }
+
+    /// Gives the client an input; returns what it sends.
+    pub fn step(
+        &mut self,
+        now: Time,
+        history: &mut History,
+        lost: &mut Lost,
+        input: impl FnOnce(&mut Client, u64),
+    ) -> Vec<protocol::Transmit> {
+        let local = self.clock.local(now);
+        let Some(mut client) = self.client.take() else {
+            return Vec::new();
+        };
+        input(&mut client, local);
+        while let Some(event) = client.poll_event() {
+            match event {
+                Event::Done { ticket, outcome } => self.done(now, ticket, &outcome, history),
+                Event::SessionOver => self.lose(&client, now, history, lost),
+            }
+        }
+        if client.resumed_in() != self.resumed_in {
+            self.resumed_in = client.resumed_in();
+            // What it replayed is at all members in sync.
+            self.unsynced.clear();
+        }
+        let sent = std::iter::from_fn(|| client.poll_transmit()).collect();
+        let due = client.poll_timeout();
+        self.timer = due.map(|at| self.clock.instant(at).max(now + 1000));
+        self.client = Some(client);
+        sent
+    }
+
+    /// A new map for the client.
+    pub fn map_input(map: UnitMap) -> impl FnOnce(&mut Client, u64) {
+        move |client, local| client.handle_map(local, map)
+    }
+
+    /// Asks for something, if not too much is under way.
+    pub fn choose(&mut self, now: Time, history: &mut History) -> Option<(Operation, Acknowledge)> {
+        if self.pending.len() >= UNDER_WAY || self.client.is_none() {
+            return None;
+        }
+        let file = *self.random.pick(&self.files);
+        let name = format!("name{}", self.random.below(NAMES)).into_bytes();
+        let directory = ROOT;
+        let operation = match self.random.below(20) {
+            0..6 => self.write(file),
+            6..11 => Operation::Read {
+                file,
+                offset: self.random.below(BLOCKS as usize) as u64 * BLOCK,
+                length: 8,
+            },
+            11 | 12 => Operation::Sync { file },
+            13 | 14 => Operation::Create { directory, name },
+            15 => Operation::Unlink { directory, name },
+            16 | 17 => Operation::Lookup { directory, name },
+            18 => Operation::Lock { file },
+            _ => Operation::Unlock { file },
+        };
+        let acknowledge = match self.random.below(10) {
+            0 => Acknowledge::Sent,
+            1 => Acknowledge::All,
+            _ => Acknowledge::Primary,
+        };
+        let _ = (now, history);
+        Some((operation, acknowledge))
+    }
+
+    /// Notes what was asked for.
+    pub fn asked(
+        &mut self,
+        now: Time,
+        ticket: Ticket,
+        operation: Operation,
+        acknowledge: Acknowledge,
+        history: &mut History,
+    ) {
+        let client = self.history_client();
+        let ids = keys(&operation)
+            .into_iter()
+            .map(|(key, asked)| history.invoke(client, key, asked, now))
+            .collect();
+        let pending = Pending {
+            ids,
+            operation,
+            acknowledge,
+            invoked: now,
+        };
+        self.pending.insert(ticket, pending);
+    }
+
+    fn write(&mut self, file: FileId) -> Operation {
+        let value = |worker: &mut Worker| {
+            worker.values += 1;
+            worker.values.to_le_bytes()
+        };
+        let (block, blocks, length) = match self.random.below(8) {
+            0 => (0, 3, BLOCK as usize),
+            1 | 2 => (self.random.below(BLOCKS as usize), 1, BLOCK as usize),
+            _ => (self.random.below(BLOCKS as usize), 1, 64),
+        };
+        let mut data = Vec::new();
+        for _ in 0..blocks {
+            data.extend(value(self).repeat(length / 8));
+        }
+        Operation::Write {
+            file,
+            offset: block as u64 * BLOCK,
+            data,
+        }
+    }
+
+    fn done(&mut self, now: Time, ticket: Ticket, outcome: &Outcome, history: &mut History) {
+        let Some(pending) = self.pending.remove(&ticket) else {
+            return;
+        };
+        match &pending.operation {
+            Operation::Sync { file } if outcome.status == Status::Done => {
+                let before = pending.invoked;
+                self.unsynced
+                    .retain(|write| write.file != *file || write.completed > before);
+            }
+            Operation::Write { file, .. }
+                if outcome.status == Status::Done && pending.acknowledge != Acknowledge::All =>
+            {
+                self.unsynced.push(Unsynced {
+                    ids: pending.ids.clone(),
+                    file: *file,
+                    completed: now,
+                });
+            }
+            _ => {}
+        }
+        for id in &pending.ids {
+            if let Some(answered) = answer(&pending.operation, outcome) {
+                history.complete(*id, answered, now);
+            }
+        }
+    }
+}
+
+/// What clients that ended had not synced, and the sessions that ended.
+#[derive(Default)]
+pub struct Lost {
+    /// Operations, and when they were completed.
+    pub writes: Vec<(Vec<Id>, Time)>,
+    /// Client, and within which interval its locks got free (at the earliest).
+    pub sessions: Vec<(u32, Time, Time)>,
+}
+
+/// The root directory.
+pub const ROOT: FileId = FileId {
+    inode: store::ROOT,
+    generation: 0,
+};
+
+/// A pause between two operations of a client.
+pub fn pause(random: &mut Random) -> Time {
+    random.between(MILLISECOND, 400 * MILLISECOND)
+}
+
+/// The part of a history that an operation is.
+fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
+    let entry = |name: &[u8]| Key::Entry {
+        directory: store::ROOT,
+        name: u64::from(*name.last().unwrap_or(&0)),
+    };
+    let lock = |file: &FileId| Key::Lock { file: file.inode };
+    match operation {
+        Operation::Write { file, offset, data } => {
+            let parts = data.chunks(BLOCK as usize);
+            let key = |(index, part): (u64, &[u8])| {
+                let block = offset / BLOCK + index;
+                let value = u64::from_le_bytes(part[..8].try_into().expect("eight bytes"));
+                let file = file.inode;
+                (Key::Block { file, block }, Asked::Write(value))
+            };
+            (0..).zip(parts).map(key).collect()
+        }
+        Operation::Read { file, offset, .. } => {
+            let (file, block) = (file.inode, offset / BLOCK);
+            vec![(Key::Block { file, block }, Asked::Read)]
+        }
+        Operation::Create { name, .. } => vec![(entry(name), Asked::Create)],
+        Operation::Unlink { name, .. } => vec![(entry(name), Asked::Remove)],
+        Operation::Lookup { name, .. } => vec![(entry(name), Asked::Lookup)],
+        Operation::Lock { file } => vec![(lock(file), Asked::Acquire)],
+        Operation::Unlock { file } => vec![(lock(file), Asked::Release)],
+        _ => Vec::new(),
+    }
+}
+
+/// What an outcome says about a key; nothing, if it says nothing for certain.
+fn answer(operation: &Operation, outcome: &Outcome) -> Option<Answered> {
+    let inode = u64::from(outcome.file.generation) << 32 | outcome.file.inode;
+    Some(match (operation, outcome.status) {
+        (Operation::Write { .. }, Status::Done) => Answered::Written,
+        (Operation::Read { .. }, Status::Done) => {
+            let mut value = [0; 8];
+            let length = outcome.data.len().min(8);
+            value[..length].copy_from_slice(&outcome.data[..length]);
+            Answered::Value(u64::from_le_bytes(value))
+        }
+        (Operation::Create { .. }, Status::Done) => Answered::Made(inode),
+        (Operation::Create { .. }, Status::Exists) => Answered::Exists,
+        (Operation::Unlink { .. }, Status::Done) => Answered::Removed,
+        (Operation::Unlink { .. } | Operation::Lookup { .. }, Status::NotFound) => {
+            Answered::Missing
+        }
+        (Operation::Lookup { .. }, Status::Done) => Answered::Found(inode),
+        (Operation::Lock { .. }, Status::Done) => Answered::Granted,
+        (Operation::Lock { .. }, Status::Locked) => Answered::Refused,
+        (Operation::Unlock { .. }, Status::Done) => Answered::Released,
+        (Operation::Unlock { .. }, Status::Refused) => Answered::NotHeld,
+        _ => return None,
+    })
+}

@@ -1,0 +1,263 @@
+//! Clients' operations on the store.
+
+use std::sync::Arc;
+
+use protocol::member::{Completion, Slot, Ticket};
+use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, Status};
+use store::{Error, FileKind, NewInode, Node, RenameMode, Rider, SetAttributes, Store, WriteAt};
+
+use crate::table;
+
+const _: () = assert!(NAME_MAX == store::NAME_LENGTH_MAX);
+
+/// A pool that is open for changes, and where the sessions are in it.
+pub struct Serving {
+    pub store: Store,
+    pub sessions: Arc<Node>,
+    pub locks: Arc<Node>,
+}
+
+/// Writes up to this length are in their record.
+const IN_RECORD_MAX: usize = 8192;
+
+/// How an operation came out, and the version of what it has looked at.
+struct Looked {
+    outcome: Outcome,
+    version: u64,
+}
+
+impl Serving {
+    /// Carries out a request. A change takes its answer along in its record.
+    pub fn execute(&self, ticket: Ticket, operation: &Operation, slot: Option<&Slot>) -> Completion {
+        let before = self.store.tail().number;
+        let slot = slot.filter(|_| operation.is_change());
+        let (result, was_carried) = match slot {
+            Some(slot) => self.with_answer(slot, || self.run(operation)),
+            None => (self.run(operation), true),
+        };
+        let outcome = match &result {
+            Ok(looked) => looked.outcome.clone(),
+            Err(error) => Outcome::of(status(error)),
+        };
+        if let Some(slot) = slot.filter(|_| !was_carried && result.is_ok()) {
+            self.note_answer(slot, &outcome);
+        }
+        let tail = self.store.tail().number;
+        let depends_on = match result {
+            Ok(looked) => looked.version + 1,
+            // What made it fail may be the newest record of all.
+            Err(_) => before,
+        };
+        Completion::Executed {
+            ticket,
+            outcome,
+            position: (tail > before).then_some(tail),
+            depends_on: depends_on.min(tail),
+            is_by_reference: is_by_reference(operation),
+        }
+    }
+
+    fn with_answer<T>(&self, slot: &Slot, change: impl FnOnce() -> T) -> (T, bool) {
+        let rider = Rider {
+            node: &self.sessions,
+            offset: table::slot_offset(slot),
+            bytes: table::slot(slot, &Outcome::default()),
+            inode_at: Some(table::INODE_AT),
+        };
+        self.store.with_rider(rider, change)
+    }
+
+    /// Notes an answer in a record of its own: for a request that had nothing to change.
+    fn note_answer(&self, slot: &Slot, outcome: &Outcome) {
+        let entry = table::slot(slot, outcome);
+        let at = WriteAt::Offset(table::slot_offset(slot));
+        // The block is there: the session was opened with it. If it can't be written, the request is carried out again.
+        let _ = self.store.write(&self.sessions, at, &entry);
+    }
+
+    /// Notes a lock, with the answer to who asked for it.
+    pub fn set_lock(
+        &self,
+        ticket: Ticket,
+        place: u16,
+        file: Option<FileId>,
+        slot: &Slot,
+    ) -> Completion {
+        let offset = table::block_offset(slot.index) + u64::from(place) * table::LOCK as u64;
+        let entry = table::lock(file);
+        let (result, _) = self.with_answer(slot, || {
+            self.store
+                .write(&self.locks, WriteAt::Offset(offset), &entry)
+        });
+        self.noted(ticket, result.map(|_| ()))
+    }
+
+    /// Begins a session: its locks are cleared first, since its header makes them count.
+    pub fn open_session(&self, ticket: Ticket, index: u32, session: u64, client: u32) -> Completion {
+        let at = WriteAt::Offset(table::block_offset(index));
+        let mut block = [0; store::BLOCK];
+        let cleared = self.store.write(&self.locks, at, &block);
+        block[..table::ENTRY].copy_from_slice(&table::header(session, client));
+        let opened = cleared.and_then(|_| self.store.write(&self.sessions, at, &block));
+        self.noted(ticket, opened.map(|_| ()))
+    }
+
+    /// Ends a session: nothing of its block counts any more.
+    pub fn end_session(&self, ticket: Ticket, index: u32) -> Completion {
+        let at = WriteAt::Offset(table::block_offset(index));
+        let ended = self.store.write(&self.sessions, at, &[0; table::ENTRY]);
+        self.noted(ticket, ended.map(|_| ()))
+    }
+
+    fn noted(&self, ticket: Ticket, result: Result<(), Error>) -> Completion {
+        let tail = self.store.tail().number;
+        Completion::Executed {
+            ticket,
+            outcome: Outcome::of(result.map_or_else(|error| status(&error), |()| Status::Done)),
+            position: Some(tail),
+            depends_on: tail,
+            is_by_reference: false,
+        }
+    }
+
+    fn run(&self, operation: &Operation) -> Result<Looked, Error> {
+        let store = &self.store;
+        match operation {
+            Operation::Lookup { directory, name } => {
+                let directory = self.node(*directory)?;
+                let version = store.attributes(&directory).version;
+                let file = match store.lookup(&directory, name) {
+                    Ok(node) => self.identity(&node),
+                    Err(Error::NotFound) => {
+                        return Ok(Looked {
+                            outcome: Outcome::of(Status::NotFound),
+                            version,
+                        });
+                    }
+                    Err(error) => return Err(error),
+                };
+                Ok(found(file, version))
+            }
+            Operation::Create { directory, name } => {
+                let directory = self.node(*directory)?;
+                let node = store.create(&directory, name, &NEW_FILE)?;
+                Ok(found(self.identity(&node), 0))
+            }
+            Operation::Unlink { directory, name } => {
+                let directory = self.node(*directory)?;
+                store.unlink(&directory, name).map(done)
+            }
+            Operation::Rename {
+                directory,
+                name,
+                new_directory,
+                new_name,
+            } => {
+                let (from, to) = (self.node(*directory)?, self.node(*new_directory)?);
+                let renamed = store.rename(&from, name, &to, new_name, RenameMode::Replace);
+                renamed.map(done)
+            }
+            Operation::Write { file, offset, data } => {
+                let node = self.node(*file)?;
+                let written = store.write(&node, WriteAt::Offset(*offset), data)?;
+                if written.length < data.len() {
+                    return Err(Error::NoSpace);
+                }
+                Ok(done(()))
+            }
+            Operation::Read {
+                file,
+                offset,
+                length,
+            } => {
+                let node = self.node(*file)?;
+                let mut data = vec![0; *length as usize];
+                let read = store.read(&node, *offset, &mut data)?;
+                data.truncate(read);
+                let version = store.attributes(&node).version;
+                let outcome = Outcome {
+                    data,
+                    ..Outcome::default()
+                };
+                Ok(Looked { outcome, version })
+            }
+            Operation::Truncate { file, size } => {
+                let size = SetAttributes {
+                    size: Some(*size),
+                    ..SetAttributes::default()
+                };
+                store.set_attributes(&self.node(*file)?, &size)?;
+                Ok(done(()))
+            }
+            Operation::Sync { file } => {
+                let version = store.attributes(&self.node(*file)?).version;
+                Ok(Looked {
+                    outcome: Outcome::default(),
+                    version,
+                })
+            }
+            // The protocol keeps the locks, and has them noted.
+            Operation::Lock { .. } | Operation::Unlock { .. } => {
+                Err(Error::InvalidArgument("locks are not operations on files"))
+            }
+        }
+    }
+
+    fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {
+        if file.inode == store::SYSTEM {
+            return Err(Error::Stale);
+        }
+        let node = self.store.node(file.inode)?;
+        let is_same = self.store.attributes(&node).generation == file.generation;
+        if is_same || file.inode == store::ROOT {
+            Ok(node)
+        } else {
+            Err(Error::Stale)
+        }
+    }
+
+    fn identity(&self, node: &Node) -> FileId {
+        FileId {
+            inode: node.number(),
+            generation: self.store.attributes(node).generation,
+        }
+    }
+}
+
+const NEW_FILE: NewInode<'static> = NewInode {
+    kind: FileKind::Regular,
+    permissions: 0o644,
+    uid: 0,
+    gid: 0,
+    device: 0,
+    target: b"",
+};
+
+fn done(_: ()) -> Looked {
+    Looked {
+        outcome: Outcome::default(),
+        version: 0,
+    }
+}
+
+fn found(file: FileId, version: u64) -> Looked {
+    let outcome = Outcome {
+        file,
+        ..Outcome::default()
+    };
+    Looked { outcome, version }
+}
+
+fn is_by_reference(operation: &Operation) -> bool {
+    matches!(operation, Operation::Write { data, .. } if data.len() > IN_RECORD_MAX)
+}
+
+fn status(error: &Error) -> Status {
+    match error {
+        Error::NotFound => Status::NotFound,
+        Error::Exists => Status::Exists,
+        Error::Stale => Status::Stale,
+        Error::NoSpace | Error::NoInodes => Status::NoSpace,
+        _ => Status::Refused,
+    }
+}

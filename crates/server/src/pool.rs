@@ -1,0 +1,254 @@
+//! The pool of one member, open for following or for changes.
+
+use std::sync::Arc;
+
+use pmem::Region;
+use protocol::member::{Completion, Intent, SessionRecord};
+use protocol::{EpochStart, Sequence};
+use store::{BLOCK, Error, FileKind, NewInode, Node, Options, Replica, Store};
+
+use crate::execute::Serving;
+use crate::table;
+
+enum State {
+    Following(Box<Replica>),
+    Serving(Box<Serving>),
+    /// It could not be opened, or is on its way from one state to the other.
+    Closed,
+}
+
+/// A pool that belongs to a unit.
+pub struct UnitPool {
+    state: State,
+    region: Region,
+    options: Options,
+    /// Records in one read, in bytes.
+    batch: usize,
+    /// Sessions in the table.
+    sessions: u32,
+}
+
+impl UnitPool {
+    /// Opens a pool to follow.
+    pub fn open(
+        region: Region,
+        options: Options,
+        batch: usize,
+        sessions: u32,
+    ) -> Result<UnitPool, Error> {
+        let replica = Replica::open(region.clone(), options.clone())?;
+        Ok(UnitPool {
+            state: State::Following(Box::new(replica)),
+            region,
+            options,
+            batch,
+            sessions,
+        })
+    }
+
+    /// The region that holds the pool.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The tail, and the epochs of the records that the ring holds.
+    pub fn position(&self) -> (Sequence, Vec<EpochStart>) {
+        match &self.state {
+            State::Following(replica) => (sequence(replica.tail()), history(replica)),
+            State::Serving(serving) => (sequence(serving.store.tail()), Vec::new()),
+            State::Closed => (Sequence::default(), Vec::new()),
+        }
+    }
+
+    /// Carries out an intent. What has no completion gives none. Proposals are not for a pool.
+    ///
+    /// # Errors
+    /// What keeps the pool from going on: damage, or that it is not open for this.
+    pub fn carry_out(&mut self, intent: Intent) -> Result<Option<Completion>, Error> {
+        match intent {
+            Intent::OpenForWriting { epoch } => self.open_for_writing(epoch).map(Some),
+            Intent::Follow => self.follow().map(Some),
+            intent => match &mut self.state {
+                State::Serving(serving) => Ok(carry_out_serving(serving, self.batch, intent)),
+                State::Following(replica) => carry_out_following(replica, intent),
+                State::Closed => Err(Error::InvalidArgument("the pool is closed")),
+            },
+        }
+    }
+
+    fn open_for_writing(&mut self, epoch: u32) -> Result<Completion, Error> {
+        let State::Following(replica) = std::mem::replace(&mut self.state, State::Closed) else {
+            return Err(Error::InvalidArgument("the pool is open for changes"));
+        };
+        let store = replica.into_store(epoch, self.options.clone())?;
+        let (sessions, locks) = (file(&store, b"sessions")?, file(&store, b"locks")?);
+        let serving = Serving {
+            store,
+            sessions,
+            locks,
+        };
+        let records = self.read_sessions(&serving)?;
+        let tail = sequence(serving.store.tail());
+        self.state = State::Serving(Box::new(serving));
+        Ok(Completion::Opened {
+            tail,
+            sessions: records,
+        })
+    }
+
+    fn read_sessions(&self, serving: &Serving) -> Result<Vec<SessionRecord>, Error> {
+        let mut records = Vec::new();
+        for index in 0..self.sessions {
+            let (mut sessions, mut locks) = ([0; BLOCK], [0; BLOCK]);
+            let at = table::block_offset(index);
+            serving.store.read(&serving.sessions, at, &mut sessions)?;
+            serving.store.read(&serving.locks, at, &mut locks)?;
+            records.extend(table::read(index, &sessions, &locks));
+        }
+        Ok(records)
+    }
+
+    fn follow(&mut self) -> Result<Completion, Error> {
+        let replica = match std::mem::replace(&mut self.state, State::Closed) {
+            State::Serving(serving) => Box::new(serving.store.into_replica()),
+            State::Following(replica) => replica,
+            State::Closed => return Err(Error::InvalidArgument("the pool is closed")),
+        };
+        let tail = sequence(replica.tail());
+        let history = history(&replica);
+        self.state = State::Following(replica);
+        Ok(Completion::Following { tail, history })
+    }
+}
+
+/// A file of the system directory, made if it is not there.
+fn file(store: &Store, name: &[u8]) -> Result<Arc<Node>, Error> {
+    let system = store.system();
+    match store.lookup(&system, name) {
+        Err(Error::NotFound) => {
+            let new = NewInode {
+                kind: FileKind::Regular,
+                permissions: 0o600,
+                uid: 0,
+                gid: 0,
+                device: 0,
+                target: b"",
+            };
+            store.create(&system, name, &new)
+        }
+        found => found,
+    }
+}
+
+fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<Completion> {
+    let store = &serving.store;
+    Some(match intent {
+        Intent::Execute {
+            ticket,
+            operation,
+            slot,
+        } => serving.execute(ticket, &operation, slot.as_ref()),
+        Intent::SetLock {
+            ticket,
+            place,
+            file,
+            slot,
+        } => serving.set_lock(ticket, place, file, &slot),
+        Intent::OpenSession {
+            ticket,
+            index,
+            session,
+            client,
+        } => serving.open_session(ticket, index, session, client),
+        Intent::EndSession { ticket, index } => serving.end_session(ticket, index),
+        Intent::ReadRecords { from, to } => {
+            let mut records = Vec::new();
+            let read = store.read_records(from, batch, &mut records);
+            Completion::Records {
+                from,
+                to,
+                records: read.map(|_| records),
+            }
+        }
+        Intent::ReadImage {
+            to,
+            fetch,
+            offset,
+            length,
+        } => {
+            let mut bytes = vec![0; length as usize];
+            // A range that is not in the image was asked for by mistake, or by somebody who means no good.
+            store.read_image(offset, &mut bytes).ok()?;
+            let position = store.tail().number;
+            Completion::Image {
+                to,
+                fetch,
+                offset,
+                position,
+                bytes,
+            }
+        }
+        Intent::ReleaseFreed { below } => {
+            store.release_freed(below);
+            return None;
+        }
+        // An intent of the time before the role changed.
+        _ => return None,
+    })
+}
+
+fn carry_out_following(
+    replica: &mut Replica,
+    intent: Intent,
+) -> Result<Option<Completion>, Error> {
+    Ok(match intent {
+        Intent::Ingest {
+            from,
+            records,
+            is_strict,
+        } => {
+            let known = replica.tail().number.saturating_sub(from) as usize;
+            let new = records.get(known..).unwrap_or_default();
+            let ingested = if is_strict {
+                replica.ingest(new)
+            } else {
+                replica.ingest_unverified(new)
+            };
+            // Records that are not right count as not received: they are asked for again.
+            let missing = ingested.map(|it| it.missing).unwrap_or_default();
+            Some(Completion::Ingested {
+                tail: sequence(replica.tail()),
+                missing,
+            })
+        }
+        Intent::TouchedSince { position } => {
+            let all = vec![0..replica.image_length()];
+            let touched = (position > 0).then(|| replica.touched_since(position));
+            let ranges = touched.flatten().unwrap_or(all);
+            Some(Completion::Touched { ranges })
+        }
+        Intent::WriteImage { offset, bytes } => {
+            replica.write_image(offset, &bytes)?;
+            None
+        }
+        Intent::Rewind { to } => {
+            replica.rewind(store::Sequence {
+                epoch: to.epoch,
+                number: to.number,
+            })?;
+            None
+        }
+        _ => None,
+    })
+}
+
+fn sequence(of: store::Sequence) -> Sequence {
+    Sequence::new(of.epoch, of.number)
+}
+
+fn history(replica: &Replica) -> Vec<EpochStart> {
+    let starts = replica.epochs().into_iter();
+    starts
+        .map(|(epoch, start)| EpochStart { epoch, start })
+        .collect()
+}

@@ -1,0 +1,144 @@
+//! Sessions in the image: two files of the system directory, a block in each for every session.
+//!
+//! ```text
+//! sessions: | header 64 | slot 64 | slot 64 | …
+//!   header: session 8 | client 4 | zeros
+//!   slot:   session 8 | request 8 | inode 8 | generation 4 | status 1 | zeros
+//! locks:    | lock 16 | lock 16 | …
+//!   lock:   inode 8 | generation 4 | held 1 | zeros
+//! ```
+//! A slot counts only if it names the block's session: so a session begins with one record, which writes the header.
+
+use protocol::member::{SessionRecord, Slot};
+use protocol::wire::{FileId, Outcome, Status};
+use store::BLOCK;
+
+/// Bytes of a header and of a slot.
+pub const ENTRY: usize = 64;
+/// Bytes of a lock.
+pub const LOCK: usize = 16;
+/// Slots of a session, at most.
+pub const SLOTS_MAX: usize = BLOCK / ENTRY - 1;
+/// Where the number of a new inode goes in a slot.
+pub const INODE_AT: usize = 16;
+
+/// Where a slot is in the file of sessions.
+pub fn slot_offset(slot: &Slot) -> u64 {
+    block_offset(slot.index) + (1 + u64::from(slot.slot)) * ENTRY as u64
+}
+
+/// Where a session's block is in either file.
+pub fn block_offset(index: u32) -> u64 {
+    u64::from(index) * BLOCK as u64
+}
+
+/// The first entry of a session's block.
+pub fn header(session: u64, client: u32) -> [u8; ENTRY] {
+    let mut entry = [0; ENTRY];
+    entry[..8].copy_from_slice(&session.to_le_bytes());
+    entry[8..12].copy_from_slice(&client.to_le_bytes());
+    entry
+}
+
+/// An answered request.
+pub fn slot(slot: &Slot, outcome: &Outcome) -> [u8; ENTRY] {
+    let mut entry = [0; ENTRY];
+    entry[..8].copy_from_slice(&slot.session.to_le_bytes());
+    entry[8..16].copy_from_slice(&slot.request.to_le_bytes());
+    entry[16..24].copy_from_slice(&outcome.file.inode.to_le_bytes());
+    entry[24..28].copy_from_slice(&outcome.file.generation.to_le_bytes());
+    entry[28] = outcome.status as u8;
+    entry
+}
+
+/// A lock, or none.
+pub fn lock(file: Option<FileId>) -> [u8; LOCK] {
+    let mut entry = [0; LOCK];
+    if let Some(file) = file {
+        entry[..8].copy_from_slice(&file.inode.to_le_bytes());
+        entry[8..12].copy_from_slice(&file.generation.to_le_bytes());
+        entry[12] = 1;
+    }
+    entry
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+fn half(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+/// The session whose blocks these are, if there is one.
+pub fn read(index: u32, sessions: &[u8; BLOCK], locks: &[u8; BLOCK]) -> Option<SessionRecord> {
+    let session = word(sessions, 0);
+    let read_slot = |entry: &[u8]| -> (u64, Outcome) {
+        let status = Status::from_byte(entry[28]);
+        if word(entry, 0) != session || status.is_none() {
+            return (0, Outcome::default());
+        }
+        let file = FileId {
+            inode: word(entry, 16),
+            generation: half(entry, 24),
+        };
+        let outcome = Outcome {
+            status: status.unwrap_or_default(),
+            file,
+            data: Vec::new(),
+        };
+        (word(entry, 8), outcome)
+    };
+    let read_lock = |entry: &[u8]| {
+        (entry[12] == 1).then(|| FileId {
+            inode: word(entry, 0),
+            generation: half(entry, 8),
+        })
+    };
+    (session != 0).then(|| SessionRecord {
+        index,
+        session,
+        client: half(sessions, 8),
+        slots: sessions[ENTRY..].chunks_exact(ENTRY).map(read_slot).collect(),
+        locks: locks.chunks_exact(LOCK).map(read_lock).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let (mut sessions, mut locks) = ([0; BLOCK], [0; BLOCK]);
+        assert_eq!(read(3, &sessions, &locks), None);
+        let place = Slot {
+            index: 3,
+            session: 77,
+            slot: 2,
+            request: 9,
+        };
+        let file = FileId {
+            inode: 5,
+            generation: 6,
+        };
+        let outcome = Outcome {
+            status: Status::Exists,
+            file,
+            data: Vec::new(),
+        };
+        sessions[..ENTRY].copy_from_slice(&header(77, 8));
+        sessions[3 * ENTRY..4 * ENTRY].copy_from_slice(&slot(&place, &outcome));
+        locks[LOCK..2 * LOCK].copy_from_slice(&lock(Some(file)));
+        let record = read(3, &sessions, &locks).expect("there is a session");
+        assert_eq!((record.index, record.session, record.client), (3, 77, 8));
+        assert_eq!(record.slots[2], (9, outcome));
+        assert_eq!(record.slots[1].0, 0);
+        assert_eq!((record.locks[0], record.locks[1]), (None, Some(file)));
+        assert_eq!(slot_offset(&place), 3 * 4096 + 192);
+        // Another session's slots do not count.
+        sessions[..ENTRY].copy_from_slice(&header(78, 8));
+        let record = read(3, &sessions, &locks).expect("there is a session");
+        assert_eq!(record.slots[2].0, 0);
+    }
+}
