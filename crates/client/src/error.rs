@@ -91,7 +91,7 @@ fn store_errno(error: &store::Error) -> i32 {
         NoSpace | NoInodes => libc::ENOSPC,
         TooManyLinks => libc::EMLINK,
         FileTooLarge => libc::EFBIG,
-        InvalidArgument(_) | BadGeometry(_) => libc::EINVAL,
+        InvalidArgument(_) | BadGeometry(_) | BadRecord { .. } => libc::EINVAL,
         Stale => libc::ESTALE,
         Corrupt { .. } | DamagedSuperblock(_) | Truncated { .. } | DamagedRing => libc::EIO,
         NotAPool => libc::EMEDIUMTYPE,

@@ -35,6 +35,7 @@ pub fn options(clock: &Arc<AtomicI64>, defects: Defects) -> Options {
     Options {
         clock: Clock::Manual(clock.clone()),
         defects,
+        ..Options::default()
     }
 }
 

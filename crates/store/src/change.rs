@@ -14,6 +14,7 @@ use crate::allocator::{Allocator, Run};
 use crate::defects::Defects;
 use crate::edit::{Contents, Edit};
 use crate::error::Result;
+use crate::held::Held;
 use crate::image::{Block, Image};
 use crate::in_flight::{Entered, Place};
 use crate::layout::group::Map;
@@ -29,6 +30,8 @@ pub struct Shared {
     pub ring: Ring,
     /// Free blocks and inodes.
     pub allocator: Allocator,
+    /// What was freed and must not be used yet, if other pools of the unit have a say in that.
+    pub held: Option<Held>,
     /// Rules broken on purpose.
     pub defects: Defects,
 }
@@ -472,12 +475,9 @@ impl<'s> Change<'s> {
         if shared.defects.reuse_before_commit {
             self.parts.freed.clear();
         }
-        self.give_back_freed();
         self.parts.taken.clear();
         self.taken_inode = None;
-        if let Some(number) = self.freed_inode.take() {
-            shared.allocator.give_back_inode(number);
-        }
+        self.give_back_freed(place.number);
         place.number
     }
 
@@ -519,9 +519,18 @@ impl<'s> Change<'s> {
         }
     }
 
-    fn give_back_freed(&mut self) {
+    fn give_back_freed(&mut self, number: u64) {
+        let (shared, inode) = (self.shared, self.freed_inode.take());
+        if let Some(held) = &shared.held {
+            held.hold(number, &self.parts.freed, inode);
+            self.parts.freed.clear();
+            return;
+        }
         for run in self.parts.freed.drain(..) {
-            self.shared.allocator.give_back(run);
+            shared.allocator.give_back(run);
+        }
+        if let Some(number) = inode {
+            shared.allocator.give_back_inode(number);
         }
     }
 }

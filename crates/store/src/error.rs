@@ -82,6 +82,14 @@ pub enum Error {
     /// Both copies of the ring's state are damaged.
     #[error("the state of the record ring is damaged in both copies; run `tako check`")]
     DamagedRing,
+    /// A record from another pool of the unit that this pool does not take.
+    #[error("the record at position {number} is refused: {what}")]
+    BadRecord {
+        /// Where the record was to go.
+        number: u64,
+        /// What is wrong with it.
+        what: &'static str,
+    },
     /// mkfs was asked for something that cannot work.
     #[error("a pool cannot be made: {0}")]
     BadGeometry(&'static str),

@@ -65,7 +65,7 @@ fn random<const N: usize>() -> [u8; N] {
 }
 
 /// A random identity (RFC 9562, version 4).
-fn identity() -> [u8; 16] {
+pub fn identity() -> [u8; 16] {
     let mut bytes = random::<16>();
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
@@ -76,10 +76,7 @@ fn identity() -> [u8; 16] {
 /// interrupted format leaves no pool.
 pub fn format(region: &Region, geometry: &Geometry) -> Result<()> {
     let superblock = new_superblock(region.length(), geometry)?;
-    for offset in SUPERBLOCKS {
-        region.zero_flushed(offset, BLOCK as u64);
-    }
-    region.fence();
+    clear_superblocks(region);
     let layout = Layout::of(&superblock).expect("the superblock was made from a layout");
     for number in 0..layout.groups {
         format_group(region, superblock.image_offset, &layout, number);
@@ -90,11 +87,24 @@ pub fn format(region: &Region, geometry: &Geometry) -> Result<()> {
     region.zero_flushed(superblock.ring_offset, superblock.ring_length);
     region.fence();
     write_ring_state(region, RingState::new(1, ALIGN as u64));
+    write_superblocks(region, &superblock);
+    Ok(())
+}
+
+/// Makes of a region what is no pool.
+pub fn clear_superblocks(region: &Region) {
+    for offset in SUPERBLOCKS {
+        region.zero_flushed(offset, BLOCK as u64);
+    }
+    region.fence();
+}
+
+/// Makes a region the pool that the superblock describes: the last step.
+pub fn write_superblocks(region: &Region, superblock: &Superblock) {
     for offset in SUPERBLOCKS {
         region.write_flushed(offset, superblock.as_bytes());
         region.fence();
     }
-    Ok(())
 }
 
 fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {

@@ -72,6 +72,8 @@ pub struct InFlight {
     lanes: Box<[Lane]>,
     /// Lanes from here on were never used.
     used: AtomicUsize,
+    /// What [`InFlight::persisted_below`] said last.
+    persisted: AtomicU64,
 }
 
 static THREADS: AtomicUsize = AtomicUsize::new(0);
@@ -93,6 +95,7 @@ impl InFlight {
             next: Contended(AtomicU64::new(next)),
             lanes: (0..LANES).map(lane).collect(),
             used: AtomicUsize::new(0),
+            persisted: AtomicU64::new(next),
         }
     }
 
@@ -193,6 +196,19 @@ impl InFlight {
             .iter()
             .map(|lane| lane.unapplied.load(Ordering::Acquire));
         unapplied.fold(next, u64::min)
+    }
+
+    /// All records below this number are persistent. It never falls.
+    pub fn persisted_below(&self) -> u64 {
+        // First the end, then the lanes, as above.
+        let next = self.next();
+        let unpersisted = self
+            .lanes()
+            .iter()
+            .map(|lane| lane.unpersisted.load(Ordering::Acquire));
+        // A lane's bound may lie below what was known before.
+        let below = unpersisted.fold(next, u64::min);
+        self.persisted.fetch_max(below, Ordering::AcqRel).max(below)
     }
 
     /// Whether a thread has made no fence since it applied a record from `start` to `end`. All of them are applied.

@@ -6,7 +6,7 @@
 //!
 //! Reading order: [`layout`] (bytes), `image` (where they are), `ring` (the order of changes), `change` (one atomic
 //! change), `overwrite` (the commonest one), `allocator`, `tree` (extents of a file), `directory` (names), then the operations in `file`, `names` and
-//! `attributes`, and last `recover` and [`check`].
+//! `attributes`, `recover` and [`check`], and last `replica`, a pool that follows another one's records.
 #![forbid(unsafe_code)]
 
 #[cfg(target_endian = "big")]
@@ -27,6 +27,7 @@ mod error;
 mod extents;
 mod file;
 mod format;
+mod held;
 mod image;
 mod in_flight;
 pub mod layout;
@@ -34,7 +35,9 @@ mod names;
 mod node;
 mod overwrite;
 mod recover;
+mod replica;
 mod ring;
+mod sequence;
 mod store;
 mod subdirectories;
 mod tree;
@@ -52,6 +55,8 @@ pub use format::Geometry;
 pub use layout::superblock::Superblock;
 pub use names::{NewInode, RenameMode};
 pub use node::Node;
+pub use replica::{Ingested, Replica};
+pub use sequence::Sequence;
 pub use store::{Options, Statistics, Store};
 
 /// Bytes in a block, the unit of allocation and of data checksums.

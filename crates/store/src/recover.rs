@@ -1,7 +1,7 @@
 //! Opening a pool: superblock, ring state, replay.
 //!
-//! Recovery is replaying the ring: every whole record of the present epoch from the ring's start on is applied, in
-//! order. Records carry the bytes that the image is to have, so that it does not matter how many of them had reached
+//! Recovery is replaying the ring: every whole record from the ring's start on is applied, in order, as long as epochs
+//! do not fall. Records carry the bytes that the image is to have, so that it does not matter how many of them had reached
 //! it, and a crash during recovery is no different from one before it. The records that a crash cut off, and those
 //! behind them that were persistent by chance, are of an epoch that is over once the ring state says so.
 
@@ -14,10 +14,13 @@ use crate::allocator::Allocator;
 use crate::change::Shared;
 use crate::defects::Defects;
 use crate::error::{Error, Result};
+use crate::held::Held;
 use crate::image::Image;
 use crate::layout::record::{Kind, Operation, Operations};
 use crate::layout::superblock::{RING_OFFSET, RING_STATES, RingState, SUPERBLOCKS, Superblock};
 use crate::ring::{Ring, RingReader, write_ring_state};
+use crate::sequence::Sequence;
+use crate::store::Options;
 
 /// Reads the superblock: the first copy that is valid, else why the first is not.
 pub fn read_superblock(region: &Region) -> Result<Superblock> {
@@ -49,37 +52,49 @@ pub fn read_ring_state(region: &Region) -> Result<RingState> {
         .ok_or(Error::DamagedRing)
 }
 
-/// Replays the ring of a pool and makes it ready for work.
-pub fn recover(region: Region, defects: Defects) -> Result<(Superblock, Shared)> {
+/// Replays the ring of a pool and makes it ready for work, in the given epoch or else the next one.
+pub fn recover(
+    region: Region,
+    options: &Options,
+    epoch: Option<u32>,
+) -> Result<(Superblock, Shared)> {
+    let defects = options.defects;
     let superblock = read_superblock(&region)?;
     let state = read_ring_state(&region)?;
     let image = Image::new(region.clone(), &superblock);
-    let end = replay(&region, &superblock, &image, state, defects)?;
+    let tail = replay(&region, &superblock, &image, state, defects)?;
+    let next = tail.epoch.checked_add(1).ok_or(Error::DamagedRing)?;
+    let epoch = epoch.unwrap_or(next);
+    if epoch < next {
+        return Err(Error::InvalidArgument(
+            "a pool is opened for writing in a higher epoch than that of its last record",
+        ));
+    }
     // The replayed lines are persistent before the ring state lets go of their records.
     region.fence_everywhere();
     let allocator = Allocator::load(&image, superblock.reserved_blocks)?;
-    let epoch = state.epoch.checked_add(1).ok_or(Error::DamagedRing)?;
-    write_ring_state(&region, RingState::new(epoch, end));
-    let ring = Ring::new(region, &superblock, epoch, end, defects);
+    write_ring_state(&region, RingState::new(epoch, tail.number));
+    let ring = Ring::new(region, &superblock, epoch, tail.number, defects);
     Ok((
         superblock,
         Shared {
             image,
             ring,
             allocator,
+            held: options.hold_freed.then(Held::default),
             defects,
         },
     ))
 }
 
-/// Applies all whole records in order and returns the position behind the last.
+/// Applies all whole records in order and returns the tail.
 pub(crate) fn replay(
     region: &Region,
     superblock: &Superblock,
     image: &Image,
     state: RingState,
     defects: Defects,
-) -> Result<u64> {
+) -> Result<Sequence> {
     let reader = RingReader::new(region, superblock, state.epoch, defects);
     let mut references = References::default();
     let mut record = Vec::new();
@@ -103,6 +118,8 @@ pub(crate) fn replay(
         }
         end += u64::from(header.length);
     }
+    let epoch = reader.epoch();
+    let reader = RingReader::new(region, superblock, state.epoch, defects);
     let mut position = state.start;
     while position < end {
         let Some(header) = reader.read(position, &mut record) else {
@@ -119,20 +136,20 @@ pub(crate) fn replay(
         }
         position += u64::from(header.length);
     }
-    Ok(end)
+    Ok(Sequence { epoch, number: end })
 }
 
 /// Ranges of the image that a record names by reference. Their bytes are in no record, so an earlier record, from when
 /// the blocks belonged to something else, must not be replayed over them.
 #[derive(Default)]
-struct References {
+pub(crate) struct References {
     /// Start of a range → its end and the position of the last record that names it.
     ranges: BTreeMap<u64, (u64, u64)>,
 }
 
 impl References {
     /// Notes a range; positions are added in ascending order, so the new one wins where ranges overlap.
-    fn add(&mut self, start: u64, end: u64, position: u64) {
+    pub fn add(&mut self, start: u64, end: u64, position: u64) {
         let overlapping: Vec<_> = self
             .ranges
             .range(..end)
@@ -154,7 +171,7 @@ impl References {
 
     /// Whether the bytes that the operation of the record at `position` writes were named by a later one. Operations
     /// stay within one block unless they are ranges named themselves, and references are whole blocks.
-    fn covers(&self, operation: &Operation<'_>, position: u64) -> bool {
+    pub fn covers(&self, operation: &Operation<'_>, position: u64) -> bool {
         if matches!(operation.kind, Kind::Extent | Kind::Line | Kind::Inode) {
             return false;
         }

@@ -10,6 +10,9 @@
 //! Space is reclaimed by whoever appends: the oldest records, all applied, have their image lines flushed, then the
 //! ring's start moves on. Until that is persistent, twice, the space is not written again.
 
+mod follow;
+
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -298,12 +301,20 @@ pub fn write_ring_state(region: &Region, state: RingState) {
     }
 }
 
-/// Reads records out of a ring, checking each.
+/// Reads records out of a ring, one after the other, checking each.
+///
+/// Epochs never fall from one record to the next, beginning with that of the ring state. So a record that was left
+/// behind the end by an earlier epoch is refused, for
+/// - a record is only ever written behind a tail, and in no lower epoch than that of the tail;
+/// - no record in the ring has a higher epoch than its state: a replica raises the state's epoch before it writes the
+///   first record of a higher one, and a rewind takes from the ring what is of a higher one;
+/// - every opening for writing takes a higher epoch than the state had, so than all that was written before, seen or
+///   not, and its records come first behind the end at which it found the ring.
 pub struct RingReader<'a> {
     region: &'a Region,
     offset: u64,
     length: u64,
-    epoch: u32,
+    epoch: Cell<u32>,
     defects: Defects,
 }
 
@@ -335,12 +346,17 @@ impl<'a> RingReader<'a> {
             region,
             offset,
             length,
-            epoch,
+            epoch: Cell::new(epoch),
             defects,
         }
     }
 
-    /// The record at `position` with its header, if one of this epoch is whole there.
+    /// The epoch of the last record read; before the first, that of the ring state.
+    pub fn epoch(&self) -> u32 {
+        self.epoch.get()
+    }
+
+    /// The record at `position` with its header, if one that may follow the last one read is whole there.
     pub fn read(&self, position: u64, into: &mut Vec<u8>) -> Option<RecordHeader> {
         let mut bytes = [0; HEADER];
         self.copy(position, &mut bytes);
@@ -348,7 +364,7 @@ impl<'a> RingReader<'a> {
             RecordHeader::read_from_bytes(&bytes).expect("the buffer has the header's size");
         let length = header.length as usize;
         let plausible = header.magic == MAGIC
-            && (header.epoch == self.epoch || self.defects.skip_epoch_check)
+            && (header.epoch >= self.epoch.get() || self.defects.skip_epoch_check)
             && header.number == position
             && length.is_multiple_of(ALIGN)
             && (ALIGN..=self.length as usize).contains(&length)
@@ -359,7 +375,11 @@ impl<'a> RingReader<'a> {
         into.resize(length, 0);
         self.copy(position, into);
         let right = is_intact(&header, into) && into[..HEADER] == bytes;
-        (right || self.defects.skip_record_checksum).then_some(header)
+        if !right && !self.defects.skip_record_checksum {
+            return None;
+        }
+        self.epoch.set(header.epoch);
+        Some(header)
     }
 
     fn copy(&self, position: u64, into: &mut [u8]) {

@@ -22,6 +22,9 @@ use crate::{ATOMIC_WRITE_MAX, BLOCK, NAME_LENGTH_MAX, ROOT};
 pub struct Options {
     /// Where time stamps come from.
     pub clock: Clock,
+    /// Blocks and inodes that a record frees stay out of use until [`Store::release_freed`]: other pools of the unit may
+    /// not have the record yet.
+    pub hold_freed: bool,
     /// Rules to break, for tests.
     pub defects: Defects,
 }
@@ -63,7 +66,16 @@ pub struct Store {
 impl Store {
     /// Opens a pool: checks it, replays its ring and reclaims its orphans.
     pub fn open(region: Region, options: Options) -> Result<Store> {
-        let (superblock, shared) = recover(region, options.defects)?;
+        Store::open_as(region, options, None)
+    }
+
+    /// Opens a pool for writing in exactly this epoch, which must be higher than that of its tail.
+    pub fn open_in_epoch(region: Region, epoch: u32, options: Options) -> Result<Store> {
+        Store::open_as(region, options, Some(epoch))
+    }
+
+    fn open_as(region: Region, options: Options, epoch: Option<u32>) -> Result<Store> {
+        let (superblock, shared) = recover(region, &options, epoch)?;
         let nodes = NodeTable::new();
         let root = nodes.get(&shared.image, ROOT)?;
         if !root.state.read().is_directory() {

@@ -66,7 +66,7 @@ pub fn replay_ring(
     image: &Image,
     report: &mut Report,
 ) -> u64 {
-    check_ring_states(region, superblock, report);
+    check_ring_states(region, report);
     let Ok(state) = read_ring_state(region) else {
         return u64::MAX;
     };
@@ -85,9 +85,9 @@ pub fn replay_ring(
         report.add("the pool was opened as often as it can be", None, None);
     }
     match replay(region, superblock, image, state, Defects::default()) {
-        Ok(end) => {
-            report.records_replayed = count_records(region, superblock, state, end);
-            end
+        Ok(tail) => {
+            report.records_replayed = count_records(region, superblock, state, tail.number);
+            tail.number
         }
         Err(_) => {
             report.add(
@@ -112,9 +112,9 @@ fn count_records(region: &Region, superblock: &Superblock, state: RingState, end
     count
 }
 
-/// The copies are written one after the other, so a crash leaves them alike, or one step apart, or one of them cut off
-/// between its two words. Anything else is damage.
-fn check_ring_states(region: &Region, superblock: &Superblock, report: &mut Report) {
+/// The copies are written one after the other, so a crash leaves them alike, or one of them cut off between its two
+/// words, or one of them older. How far the newer one may be ahead or, after a rewind, behind, nothing tells.
+fn check_ring_states(region: &Region, report: &mut Report) {
     let [first, second] = RING_STATES.map(|offset| {
         let mut state = RingState::new_zeroed();
         region.read(offset, state.as_mut_bytes());
@@ -122,24 +122,10 @@ fn check_ring_states(region: &Region, superblock: &Superblock, report: &mut Repo
     });
     let mut finding = |what: &str| report.add(format!("{what} of the ring's state"), None, None);
     match (first.is_valid(), second.is_valid()) {
-        (true, true) => {
-            let (older, newer) = if (first.epoch, first.start) < (second.epoch, second.start) {
-                (first, second)
-            } else {
-                (second, first)
-            };
-            let one_step = newer.epoch - older.epoch <= 1
-                && newer
-                    .start
-                    .checked_sub(older.start)
-                    .is_some_and(|step| step <= superblock.ring_length);
-            if !one_step {
-                finding("there are two contradicting copies");
-            }
-            if [first, second].iter().any(|state| state.reserved != [0; 6]) {
-                finding("there are bytes that should be zero in a copy");
-            }
+        (true, true) if [first, second].iter().any(|state| state.reserved != [0; 6]) => {
+            finding("there are bytes that should be zero in a copy");
         }
+        (true, true) => {}
         (true, false) if !is_cut_off(&second, &first) => finding("there is a damaged second copy"),
         (false, true) if !is_cut_off(&first, &second) => finding("there is a damaged first copy"),
         (false, false) => finding("there are only damaged copies"),

@@ -22,7 +22,7 @@ use crate::image::{Block, Layout};
 use crate::layout::record::{Operations, encode};
 use crate::recover::recover;
 use crate::tree::parse_node;
-use crate::{BLOCK, Clock, Defects, Error, Options, Store};
+use crate::{BLOCK, Clock, Error, Options, Store};
 
 thread_local! {
     /// One mapping for all runs of a thread: making one takes longer than a run.
@@ -74,7 +74,7 @@ pub fn exercise(bytes: &[u8]) -> Result<Report, Error> {
     region.write(0, bytes);
     let options = || Options {
         clock: Clock::Manual(Default::default()),
-        defects: Defects::default(),
+        ..Options::default()
     };
     match Store::open(region.clone(), options()) {
         Ok(store) => work::use_store(&store, is_clean),
@@ -99,7 +99,7 @@ pub fn exercise(bytes: &[u8]) -> Result<Report, Error> {
 pub fn record(body: &[u8]) {
     let region =
         SAMPLES.with(|samples| region_with(samples[0].get_or_init(|| sample(Sample::Closed))));
-    let Ok((_, Shared { image, .. })) = recover(region, Defects::default()) else {
+    let Ok((_, Shared { image, .. })) = recover(region, &Options::default(), None) else {
         return;
     };
     /// What operations that name whole blocks find behind them.

@@ -8,8 +8,8 @@ use zerocopy::IntoBytes;
 use super::edit::PoolBytes;
 use crate::layout::superblock::SUPERBLOCKS;
 use crate::{
-    Clock, Defects, FileKind, Geometry, NewInode, Node, Options, ROOT, RenameMode, SetAttributes,
-    Store, WriteAt,
+    Clock, FileKind, Geometry, NewInode, Node, Options, ROOT, RenameMode, SetAttributes, Store,
+    WriteAt,
 };
 
 /// Bytes of a sample.
@@ -49,7 +49,7 @@ pub fn sample(which: Sample) -> Vec<u8> {
     forget_chance(&region);
     let options = Options {
         clock: Clock::Manual(Default::default()),
-        defects: Defects::default(),
+        ..Options::default()
     };
     let store = Store::open(region.clone(), options).expect("a new pool opens");
     fill(&store).expect("the sample fits into the pool");

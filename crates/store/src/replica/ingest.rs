@@ -1,0 +1,255 @@
+//! Taking records from another pool.
+//!
+//! A batch is divided into pieces: whole records of one epoch, at most half a ring of them. For each piece, in order:
+//! 1. every record is validated, as recovery does it, and its number and epoch follow the one before;
+//! 2. data that the piece names by reference is compared with its checksums (`judge`);
+//! 3. that data is flushed and fenced: it is persistent before a record counts that names it;
+//! 4. the records go into the ring at their places, flushed, with one fence;
+//! 5. they are applied in order, but not over data that a later record of the piece names, as in recovery.
+//!
+//! A crash leaves a prefix of the piece: a record that is whole behind one that is not does not count, and when it comes
+//! to count because the one before was taken again, it is the very record of this epoch and number.
+
+use std::ops::Range;
+
+use super::Replica;
+use super::judge::{Verdict, judge};
+use super::touched::{merge, record_length};
+use crate::BLOCK;
+use crate::error::{Error, Result};
+use crate::image::Image;
+use crate::layout::record::{ALIGN, HEADER, Kind, MAGIC, Operations, RecordHeader, is_intact};
+use crate::recover::References;
+use crate::sequence::Sequence;
+use zerocopy::FromBytes;
+
+/// What became of a batch of records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ingested {
+    /// The tail now.
+    pub tail: Sequence,
+    /// Ranges of the image whose bytes are not those that the records name. Unless unverified, the first record that
+    /// names one of them was not taken, nor any behind it.
+    pub missing: Vec<Range<u64>>,
+}
+
+/// Whole valid records that follow one another.
+pub struct Piece<'a> {
+    /// The bytes of each.
+    pub records: Vec<&'a [u8]>,
+    /// The bytes of all, and of those behind that were cut off.
+    bytes: &'a [u8],
+    /// Number of the first.
+    pub number: u64,
+    /// Epoch of all.
+    epoch: u32,
+    /// One of them names data by reference.
+    names_data: bool,
+}
+
+impl Piece<'_> {
+    fn length(&self) -> usize {
+        self.records.iter().map(|record| record.len()).sum()
+    }
+}
+
+impl Replica {
+    /// Takes raw records, as they stand in the ring of another pool of the unit, the first at the tail. On return they
+    /// are persistent and applied.
+    ///
+    /// # Errors
+    /// The first record that is not right, with those behind it, is not taken; those before it are. See
+    /// [`Replica::tail`].
+    pub fn ingest(&mut self, records: &[u8]) -> Result<Ingested> {
+        self.ingest_as(records, true)
+    }
+
+    /// Like [`Replica::ingest`], for a pool that is catching up: data that is not what a record names does not keep the
+    /// record from being taken. The caller fetches the missing ranges; until then the pool counts for nothing.
+    pub fn ingest_unverified(&mut self, records: &[u8]) -> Result<Ingested> {
+        self.ingest_as(records, false)
+    }
+
+    fn ingest_as(&mut self, mut records: &[u8], is_verified: bool) -> Result<Ingested> {
+        let mut missing = Vec::new();
+        while !records.is_empty() {
+            let (mut piece, refused) = self.piece(records);
+            let verdict = self.verdict(&mut piece, is_verified, &mut missing);
+            self.take(&piece, verdict.at_once);
+            if is_verified && !missing.is_empty() {
+                break;
+            }
+            if let Some(what) = refused {
+                return Err(Error::BadRecord {
+                    number: self.tail.number,
+                    what,
+                });
+            }
+            records = &records[piece.length()..];
+        }
+        merge(&mut missing);
+        Ok(Ingested {
+            tail: self.tail,
+            missing,
+        })
+    }
+
+    /// The first piece, and what is wrong with the record behind it, if that ends it.
+    fn piece<'a>(&self, records: &'a [u8]) -> (Piece<'a>, Option<&'static str>) {
+        let mut piece = Piece {
+            records: Vec::new(),
+            bytes: records,
+            number: self.tail.number,
+            epoch: self.tail.epoch,
+            names_data: false,
+        };
+        let (mut rest, mut number) = (records, piece.number);
+        let room = self.ring.length() / 2;
+        while !rest.is_empty() {
+            let (header, record) = match self.whole_record(rest, number, piece.epoch) {
+                Ok(found) => found,
+                Err(what) => return (piece, Some(what)),
+            };
+            let end = number + record.len() as u64;
+            let is_first = piece.records.is_empty();
+            if !is_first && (header.epoch > piece.epoch || end - piece.number > room) {
+                break;
+            }
+            match names_data(record, &self.image) {
+                None => return (piece, Some("one of its operations is not possible")),
+                Some(names_data) => piece.names_data |= names_data,
+            }
+            piece.epoch = header.epoch;
+            piece.records.push(record);
+            (rest, number) = (&rest[record.len()..], end);
+        }
+        (piece, None)
+    }
+
+    /// The record that `bytes` begins with, if it is whole and may have this number.
+    fn whole_record<'a>(
+        &self,
+        bytes: &'a [u8],
+        number: u64,
+        epoch: u32,
+    ) -> std::result::Result<(RecordHeader, &'a [u8]), &'static str> {
+        let header = RecordHeader::read_from_prefix(bytes).map(|(header, _)| header);
+        let header = header.ok().filter(|header| header.magic == MAGIC);
+        let header = header.ok_or("it has no header")?;
+        if header.number != number {
+            return Err("it does not follow the record before it");
+        }
+        if header.epoch < epoch {
+            return Err("its epoch is over");
+        }
+        let length = record_length(bytes).filter(|length| length.is_multiple_of(ALIGN));
+        let length = length.ok_or("its length is not possible")?;
+        let checked = header.checked as usize;
+        if !(ALIGN..=bytes.len()).contains(&length) || !(HEADER..=length).contains(&checked) {
+            return Err("it is not whole");
+        }
+        if length as u64 > self.ring.length() || number + length as u64 >= 1 << 62 {
+            return Err("it is too long for the ring");
+        }
+        let record = &bytes[..length];
+        if !is_intact(&header, record) {
+            return Err("it does not match its checksum");
+        }
+        Ok((header, record))
+    }
+
+    /// Judges the data that the piece names. If it must be right, the piece ends before the first record of which it is
+    /// not: what is left is judged again, since a record that is gone can no longer be what explains the data.
+    fn verdict(
+        &self,
+        piece: &mut Piece<'_>,
+        is_verified: bool,
+        missing: &mut Vec<Range<u64>>,
+    ) -> Verdict {
+        if !piece.names_data || !self.image.data_checksums {
+            return Verdict::default();
+        }
+        loop {
+            let verdict = judge(piece, &self.image);
+            missing.extend(verdict.missing.iter().map(|(_, block)| {
+                let start = block * BLOCK as u64;
+                start..start + BLOCK as u64
+            }));
+            let first = verdict.missing.iter().map(|(record, _)| *record).min();
+            match first {
+                Some(first) if is_verified => piece.records.truncate(first),
+                _ => return verdict,
+            }
+        }
+    }
+
+    /// Makes the records of a piece persistent, and applies them.
+    fn take(&mut self, piece: &Piece<'_>, at_once: bool) {
+        let length = piece.length();
+        if length == 0 {
+            return;
+        }
+        if piece.epoch > self.tail.epoch {
+            self.ring.go_on_in(piece.epoch, &self.image);
+            self.tail.epoch = piece.epoch;
+        }
+        let (image, defects) = (&self.image, self.defects);
+        let mut references = References::default();
+        if piece.names_data {
+            let mut position = piece.number;
+            for record in &piece.records {
+                for operation in operations(record, image).filter(|it| it.kind == Kind::Extent) {
+                    let (start, length) = (operation.target, u64::from(operation.length));
+                    image.flush(start, length);
+                    if !defects.replay_over_references {
+                        references.add(start, start + length, position);
+                    }
+                }
+                position += record.len() as u64;
+            }
+            if !defects.skip_data_fence {
+                image.fence();
+            }
+        }
+        let apply = || {
+            let mut position = piece.number;
+            for record in &piece.records {
+                apply(record, position, image, &references);
+                position += record.len() as u64;
+            }
+        };
+        self.ring
+            .append(&piece.bytes[..length], at_once, image, apply);
+        self.tail.number = piece.number + length as u64;
+    }
+}
+
+/// The operations of a record that was validated.
+pub fn operations<'a>(
+    record: &'a [u8],
+    image: &Image,
+) -> impl Iterator<Item = crate::layout::record::Operation<'a>> {
+    Operations::new(record, image.length()).flatten()
+}
+
+/// Whether an operation of the record names data by reference; `None` when one of them is not possible.
+fn names_data(record: &[u8], image: &Image) -> Option<bool> {
+    let mut names_data = false;
+    for operation in Operations::new(record, image.length()) {
+        let operation = operation.filter(|operation| image.accepts(operation))?;
+        names_data |= operation.kind == Kind::Extent;
+    }
+    Some(names_data)
+}
+
+/// Carries out the record at `position`.
+fn apply(record: &[u8], position: u64, image: &Image, references: &References) {
+    for mut operation in operations(record, image) {
+        if operation.kind == Kind::Inode {
+            operation.crc = image.inode_crc(&operation, position);
+        }
+        if !references.covers(&operation, position) {
+            image.apply(&operation, position);
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! A pool that follows another one.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use common::{Unit, create, new_inode, read_all};
+use pmem::Region;
+use store::{
+    BLOCK, CheckOptions, Error, FileKind, Geometry, Options, RenameMode, Replica, Sequence, Store,
+    WriteAt,
+};
+
+const POOL: u64 = 8 << 20;
+
+fn at(offset: u64) -> WriteAt {
+    WriteAt::Offset(offset)
+}
+
+/// Work of every sort.
+fn work(store: &Store, round: u64) {
+    let root = store.root();
+    let file = create(store, &root, &format!("f{round}"));
+    let byte = round as u8 + 1;
+    store.write(&file, at(0), &vec![byte; 300_000]).unwrap();
+    store.write(&file, at(5000), &[byte; 100]).unwrap();
+    store.write(&file, at(8192), &[byte; BLOCK]).unwrap();
+    store
+        .write(&file, at(70_000), &vec![!byte; 20_000])
+        .unwrap();
+    let directory = store
+        .create(
+            &root,
+            format!("d{round}").as_bytes(),
+            &new_inode(FileKind::Directory),
+        )
+        .unwrap();
+    for index in 0..40 {
+        create(store, &directory, &format!("n{index}"));
+    }
+    for index in 0..35 {
+        store
+            .unlink(&directory, format!("n{index}").as_bytes())
+            .unwrap();
+    }
+    if let Some(before) = round.checked_sub(2) {
+        store
+            .unlink(&root, format!("f{before}").as_bytes())
+            .unwrap();
+    }
+    if let Some(before) = round.checked_sub(1) {
+        let (from, to) = (format!("f{before}"), format!("d{before}"));
+        let directory = store.lookup(&root, to.as_bytes()).unwrap();
+        store
+            .rename(
+                &root,
+                from.as_bytes(),
+                &directory,
+                b"moved",
+                RenameMode::Replace,
+            )
+            .unwrap();
+        store
+            .rename(
+                &directory,
+                b"moved",
+                &root,
+                from.as_bytes(),
+                RenameMode::Replace,
+            )
+            .unwrap();
+    }
+}
+
+fn assert_same_files(primary: &Store, region: &Region, epoch: u32) {
+    let copy = common::copy_of(region);
+    let report = store::check(&copy, &CheckOptions::default()).unwrap();
+    assert!(report.is_clean(), "{:?}", report.findings);
+    let store = Store::open_in_epoch(copy, epoch, Options::default()).unwrap();
+    assert!(read_all(primary) == read_all(&store));
+}
+
+#[test]
+fn a_replica_follows() {
+    let mut unit = Unit::new(POOL, &Geometry::for_length(POOL));
+    for round in 0..20 {
+        work(&unit.primary, round);
+        unit.follow();
+    }
+    assert_eq!(unit.replica.tail(), unit.primary.tail());
+    assert_same_files(&unit.primary, unit.replica.region(), 100);
+    // After a crash it is where it was.
+    let copy = common::copy_of(unit.replica.region());
+    let again = Replica::open(copy, Options::default()).unwrap();
+    assert_eq!(again.tail(), unit.replica.tail());
+}
+
+#[test]
+fn a_replica_with_a_shorter_ring_is_filled_and_follows() {
+    let mut unit = Unit::new(POOL, &Geometry::for_length(POOL));
+    work(&unit.primary, 0);
+    let region = Region::memory(POOL, false).unwrap();
+    Replica::format(&region, unit.primary.superblock(), 128 << 10).unwrap();
+    let mut replica = Replica::open(region, Options::default()).unwrap();
+    let mut bytes = vec![0; unit.primary.image_length() as usize];
+    unit.primary.read_image(0, &mut bytes).unwrap();
+    replica.write_image(0, &bytes).unwrap();
+    replica.rewind(unit.primary.tail()).unwrap();
+    assert_eq!(replica.tail(), unit.primary.tail());
+    unit.replica = replica;
+    for round in 1..10 {
+        work(&unit.primary, round);
+        unit.follow();
+    }
+    assert_same_files(&unit.primary, unit.replica.region(), 100);
+    let small = Region::memory(1 << 20, false).unwrap();
+    let refused = Replica::format(&small, unit.primary.superblock(), 64 << 10);
+    assert!(matches!(refused, Err(Error::BadGeometry(_))));
+}
+
+#[test]
+fn a_replica_takes_over_and_the_old_primary_rejoins() {
+    let mut unit = Unit::new(POOL, &Geometry::for_length(POOL));
+    work(&unit.primary, 0);
+    unit.follow();
+    let common = unit.replica.tail();
+    // Records that only the old primary has.
+    work(&unit.primary, 1);
+    let mut old = unit.primary.into_replica();
+    assert!(old.tail() > common);
+    let touched = old.touched_since(common.number).unwrap();
+    assert!(!touched.is_empty());
+    let epoch = common.epoch;
+    let refused = unit.replica.into_store(epoch, Options::default());
+    assert!(matches!(refused, Err(Error::InvalidArgument(_))));
+    let store = Store::open_in_epoch(unit.region, epoch + 3, Options::default()).unwrap();
+    assert_eq!(store.tail().epoch, epoch + 3);
+    work(&store, 1);
+    // It serves what was before it, too.
+    let mut bytes = Vec::new();
+    assert!(
+        store
+            .read_records(common.number, 1000, &mut bytes)
+            .is_some()
+    );
+    for range in touched {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        store.read_image(range.start, &mut bytes).unwrap();
+        old.write_image(range.start, &bytes).unwrap();
+    }
+    old.rewind(common).unwrap();
+    assert_eq!(old.tail(), common);
+    let reopened = Replica::open(common::copy_of(old.region()), Options::default()).unwrap();
+    assert_eq!(reopened.tail(), common);
+    let region = old.region().clone();
+    let mut unit = Unit {
+        primary: store,
+        replica: old,
+        region,
+    };
+    unit.follow_unverified();
+    work(&unit.primary, 2);
+    unit.follow();
+    assert_eq!(unit.replica.tail(), unit.primary.tail());
+    assert_same_files(&unit.primary, unit.replica.region(), 100);
+}
+
+#[test]
+fn what_is_not_right_is_refused() {
+    let mut unit = Unit::new(POOL, &Geometry::for_length(POOL));
+    unit.follow();
+    let tail = unit.replica.tail();
+    work(&unit.primary, 0);
+    let mut records = Vec::new();
+    let end = unit
+        .primary
+        .read_records(tail.number, usize::MAX, &mut records);
+    assert_eq!(end, Some(unit.primary.tail().number));
+    let mut first = Vec::new();
+    unit.primary
+        .read_records(tail.number, 0, &mut first)
+        .unwrap();
+    assert!(first.len() < records.len() && records.starts_with(&first));
+    let mut later = Vec::new();
+    unit.primary
+        .read_records(tail.number + first.len() as u64, 0, &mut later)
+        .unwrap();
+    let refused = |replica: &mut Replica, records: &[u8]| {
+        let error = replica.ingest(records).unwrap_err();
+        assert!(matches!(error, Error::BadRecord { .. }), "{error}");
+        assert_eq!(replica.tail(), tail);
+    };
+    refused(&mut unit.replica, &later);
+    refused(&mut unit.replica, &first[..first.len() - 1]);
+    refused(&mut unit.replica, b"nothing");
+    for at in 0..first.len() {
+        let mut bad = first.clone();
+        bad[at] ^= 1;
+        let result = unit.replica.ingest(&bad);
+        // The rest of the header is under no checksum where it says nothing.
+        if (24..32).contains(&at) || result.is_err() {
+            continue;
+        }
+        panic!("a wrong byte at {at} is taken");
+    }
+    assert_eq!(unit.replica.tail(), tail);
+    // Those before the bad one are taken.
+    let mut both = [first.clone(), later].concat();
+    let last = both.len() - 1;
+    both[first.len() + 40] ^= 1;
+    both.truncate(last + 1);
+    assert!(unit.replica.ingest(&both).is_err());
+    assert_eq!(unit.replica.tail().number, tail.number + first.len() as u64);
+    unit.follow();
+    assert_same_files(&unit.primary, unit.replica.region(), 100);
+}
+
+#[test]
+fn data_that_is_missing_is_named() {
+    let mut unit = Unit::new(POOL, &Geometry::for_length(POOL));
+    let file = create(&unit.primary, &unit.primary.root(), "a");
+    unit.follow();
+    let before = unit.replica.tail();
+    unit.primary.write(&file, at(0), &[7; 5 * BLOCK]).unwrap();
+    let mut records = Vec::new();
+    unit.primary
+        .read_records(before.number, usize::MAX, &mut records)
+        .unwrap();
+    let result = unit.replica.ingest(&records).unwrap();
+    assert_eq!(result.tail, before);
+    let missing: u64 = result
+        .missing
+        .iter()
+        .map(|range| range.end - range.start)
+        .sum();
+    assert_eq!(missing, 5 * BLOCK as u64);
+    // The primary overwrites a part in place; what is fetched now is newer than the record that names it.
+    unit.primary.write(&file, at(100), &[8; 50]).unwrap();
+    common::fetch(&unit.primary, &unit.replica, &result.missing);
+    let result = unit.replica.ingest(&records).unwrap();
+    assert_eq!(result.tail, before);
+    assert_eq!(result.missing.len(), 1);
+    assert_eq!(
+        result.missing[0].end - result.missing[0].start,
+        BLOCK as u64
+    );
+    records.clear();
+    unit.primary
+        .read_records(before.number, usize::MAX, &mut records)
+        .unwrap();
+    let result = unit.replica.ingest(&records).unwrap();
+    assert_eq!(
+        (result.tail, result.missing.len()),
+        (unit.primary.tail(), 0)
+    );
+    assert_same_files(&unit.primary, unit.replica.region(), 100);
+}
+
+#[test]
+fn records_are_held_until_they_are_overwritten() {
+    let mut unit = Unit::new(4 << 20, &Geometry::small());
+    unit.follow();
+    let file = create(&unit.primary, &unit.primary.root(), "a");
+    let start = unit.primary.tail().number;
+    unit.primary.write(&file, at(0), b"some").unwrap();
+    unit.follow();
+    let mut bytes = Vec::new();
+    while unit.primary.tail().number - start < 60 << 10 {
+        unit.primary.write(&file, at(0), b"more").unwrap();
+        unit.follow();
+        bytes.clear();
+        assert!(unit.primary.read_records(start, 0, &mut bytes).is_some());
+        assert!(unit.replica.read_records(start, 0, &mut bytes).is_some());
+        assert!(unit.replica.touched_since(start).is_some());
+    }
+    // Not within a record, and not behind the end.
+    assert_eq!(unit.primary.read_records(start + 64, 0, &mut bytes), None);
+    assert_eq!(unit.replica.touched_since(start + 64), None);
+    assert_eq!(unit.replica.touched_since(start + (1 << 20)), None);
+    while unit.primary.tail().number - start < 70 << 10 {
+        unit.primary.write(&file, at(0), b"more").unwrap();
+        unit.follow();
+    }
+    assert_eq!(unit.primary.read_records(start, 0, &mut bytes), None);
+    assert_eq!(unit.replica.touched_since(start), None);
+    let tail = unit.primary.tail().number;
+    assert_eq!(unit.primary.read_records(tail, 0, &mut bytes), Some(tail));
+    assert_eq!(unit.replica.touched_since(tail), Some(Vec::new()));
+}
+
+#[test]
+fn bounds_are_errors() {
+    let mut unit = Unit::new(4 << 20, &Geometry::small());
+    let length = unit.replica.image_length();
+    for (offset, size) in [(length, 1), (u64::MAX, 1), (length - 1, 2), (0, length + 1)] {
+        let mut bytes = vec![0; size as usize];
+        assert!(unit.replica.write_image(offset, &bytes).is_err());
+        assert!(unit.replica.read_image(offset, &mut bytes).is_err());
+        assert!(unit.primary.read_image(offset, &mut bytes).is_err());
+    }
+    for (epoch, number) in [(0, 64), (1, 0), (1, 65), (1, 1 << 62), (1, u64::MAX - 63)] {
+        let error = unit.replica.rewind(Sequence { epoch, number });
+        assert!(matches!(error, Err(Error::InvalidArgument(_))));
+    }
+}
+
+#[test]
+fn what_is_freed_waits() {
+    let region = Region::memory(4 << 20, false).unwrap();
+    Store::format(&region, &Geometry::small()).unwrap();
+    let options = Options {
+        hold_freed: true,
+        ..Options::default()
+    };
+    let store = Store::open(region, options).unwrap();
+    let root = store.root();
+    create(&store, &root, "keeps the leaf");
+    let before = store.statistics();
+    let file = create(&store, &root, "a");
+    store.write(&file, at(0), &[1; 16 * BLOCK]).unwrap();
+    let with_file = store.statistics();
+    drop(file);
+    let freed_at = store.tail().number;
+    store.unlink(&root, b"a").unwrap();
+    assert_eq!(store.statistics(), with_file);
+    store.release_freed(freed_at);
+    assert_eq!(store.statistics(), with_file);
+    store.release_freed(store.tail().number);
+    assert_eq!(store.statistics(), before);
+}
