@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use protocol::member::{Completion, Slot, Ticket};
 use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, Status};
-use store::{Error, FileKind, NewInode, Node, RenameMode, Rider, SetAttributes, Store, WriteAt};
+use store::{Error, FileKind, NewInode, Node, RenameMode, SetAttributes, Store, WriteAt};
+use crate::shim::{Rider, Shim};
 
 use crate::table;
 
@@ -190,7 +191,8 @@ impl Serving {
                 Ok(done(()))
             }
             Operation::Sync { file } => {
-                let version = store.attributes(&self.node(*file)?).version;
+                let node = self.node(*file)?;
+                let version = store.attributes(&node).version;
                 Ok(Looked {
                     outcome: Outcome::default(),
                     version,
@@ -204,7 +206,7 @@ impl Serving {
     }
 
     fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {
-        if file.inode == store::SYSTEM {
+        if file.inode == u64::MAX {
             return Err(Error::Stale);
         }
         let node = self.store.node(file.inode)?;

@@ -6,6 +6,7 @@
 
 mod execute;
 mod pool;
+mod shim;
 pub mod table;
 
 pub use pool::UnitPool;

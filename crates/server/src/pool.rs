@@ -8,6 +8,7 @@ use protocol::{EpochStart, Sequence};
 use store::{BLOCK, Error, FileKind, NewInode, Node, Options, Replica, Store};
 
 use crate::execute::Serving;
+use crate::shim::Shim;
 use crate::table;
 
 enum State {

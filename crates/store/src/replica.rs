@@ -156,6 +156,16 @@ impl Replica {
         Store::open_in_epoch(region, epoch, options)
     }
 
+    /// The epochs of the records that the ring holds, oldest first, each with the position of its first one there; the
+    /// last is the tail's.
+    pub fn epochs(&self) -> Vec<(u32, u64)> {
+        let mut epochs = self.ring.epochs(self.tail.number);
+        if epochs.last().is_none_or(|(epoch, _)| *epoch != self.tail.epoch) {
+            epochs.push((self.tail.epoch, self.tail.number));
+        }
+        epochs
+    }
+
     /// Ranges of the image, as whole lines and in order, that the records from `number` on changed. `None` when the ring
     /// does not hold them all any more.
     pub fn touched_since(&self, number: u64) -> Option<Vec<Range<u64>>> {

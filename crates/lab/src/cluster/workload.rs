@@ -32,6 +32,7 @@ struct Pending {
 struct Unsynced {
     ids: Vec<Id>,
     file: FileId,
+    invoked: Time,
     completed: Time,
 }
 
@@ -97,26 +98,21 @@ impl Worker {
     }
 
     /// The machine ends; what its client had not synced may be lost.
-    pub fn crash(&mut self, now: Time, history: &mut History, takeovers: &mut Lost) {
+    pub fn crash(&mut self, now: Time, lost: &mut Lost) {
         if let Some(client) = self.client.take() {
-            self.lose(&client, now, history, takeovers);
+            // Nobody tells when its session ends.
+            self.lose(&client, now, Time::MAX, lost);
         }
         self.pending.clear();
         self.timer = None;
     }
 
-    fn lose(&mut self, client: &Client, now: Time, history: &mut History, lost: &mut Lost) {
+    fn lose(&mut self, client: &Client, now: Time, over_at: Time, lost: &mut Lost) {
         let fresh_until = self.clock.instant(client.fresh_until()).min(now);
-        lost.sessions.push((self.history_client(), fresh_until, now));
-        let _ = history;
+        lost.sessions.push((self.node, fresh_until, over_at));
         for write in self.unsynced.drain(..) {
-            lost.writes.push((write.ids, write.completed));
+            lost.writes.push((write.ids, write.invoked));
         }
-    }
-
-    /// Sessions of one machine count as one client: its processes follow one another.
-    fn history_client(&self) -> u32 {
-        self.node
     }
 
     /// Gives the client an input; returns what it sends.
@@ -135,7 +131,7 @@ impl Worker {
         while let Some(event) = client.poll_event() {
             match event {
                 Event::Done { ticket, outcome } => self.done(now, ticket, &outcome, history),
-                Event::SessionOver => self.lose(&client, now, history, lost),
+                Event::SessionOver => self.lose(&client, now, now, lost),
             }
         }
         if client.resumed_in() != self.resumed_in {
@@ -156,7 +152,7 @@ impl Worker {
     }
 
     /// Asks for something, if not too much is under way.
-    pub fn choose(&mut self, now: Time, history: &mut History) -> Option<(Operation, Acknowledge)> {
+    pub fn choose(&mut self) -> Option<(Operation, Acknowledge)> {
         if self.pending.len() >= UNDER_WAY || self.client.is_none() {
             return None;
         }
@@ -182,20 +178,23 @@ impl Worker {
             1 => Acknowledge::All,
             _ => Acknowledge::Primary,
         };
-        let _ = (now, history);
         Some((operation, acknowledge))
     }
 
-    /// Notes what was asked for.
-    pub fn asked(
+    /// Asks for an operation, and notes it.
+    pub fn ask(
         &mut self,
         now: Time,
-        ticket: Ticket,
         operation: Operation,
         acknowledge: Acknowledge,
         history: &mut History,
     ) {
-        let client = self.history_client();
+        let local = self.clock.local(now);
+        let Some(process) = &mut self.client else {
+            return;
+        };
+        let ticket = process.submit(local, operation.clone(), acknowledge);
+        let client = self.node;
         let ids = keys(&operation)
             .into_iter()
             .map(|(key, asked)| history.invoke(client, key, asked, now))
@@ -246,6 +245,7 @@ impl Worker {
                 self.unsynced.push(Unsynced {
                     ids: pending.ids.clone(),
                     file: *file,
+                    invoked: pending.invoked,
                     completed: now,
                 });
             }
@@ -262,7 +262,7 @@ impl Worker {
 /// What clients that ended had not synced, and the sessions that ended.
 #[derive(Default)]
 pub struct Lost {
-    /// Operations, and when they were completed.
+    /// Operations, and when they were invoked.
     pub writes: Vec<(Vec<Id>, Time)>,
     /// Client, and within which interval its locks got free (at the earliest).
     pub sessions: Vec<(u32, Time, Time)>,

@@ -149,4 +149,23 @@ impl Ring {
         }
         Some(position)
     }
+
+    /// The epochs of the records before `end` that are held, each with the position of its first one.
+    pub fn epochs(&self, end: u64) -> Vec<(u32, u64)> {
+        let mut epochs: Vec<(u32, u64)> = Vec::new();
+        let mut position = end.saturating_sub(self.length).max(ALIGN as u64);
+        while position < end {
+            let Some(header) = self.header(position, end) else {
+                // The oldest record that is held whole begins further on; from there on each follows the last.
+                epochs.clear();
+                position += ALIGN as u64;
+                continue;
+            };
+            if epochs.last().is_none_or(|(epoch, _)| *epoch != header.epoch) {
+                epochs.push((header.epoch, position));
+            }
+            position += u64::from(header.length);
+        }
+        epochs
+    }
 }

@@ -1,0 +1,566 @@
+//! A whole unit in one thread: members on simulated memory, clients that work, fabric and membership service, faults.
+//!
+//! The same seed gives the same run. When the faults are over the unit has a bounded time to heal: then all members are
+//! in sync, at one tail, with the same image, and the history of what clients saw has an explanation.
+
+use protocol::client::Client;
+use protocol::{Defects, EpochStart, Member, Options, Transmit, UnitMap};
+
+use super::fabric::{self, Fabric};
+use super::history::History;
+use super::membership::{Membership, Notice};
+use super::node::Machine;
+use super::plan_tmp::{Fault, Plan};
+use super::time::{Clock, MILLISECOND, Queue, SECOND, Time};
+use super::workload::{Lost, Worker, pause};
+use crate::random::Random;
+
+/// Name of the first client on the fabric; members count from 0.
+pub const FIRST_CLIENT: u32 = 100;
+/// Fences within which an aimed crash happens.
+const CRASH_FENCES: usize = 12;
+/// What healing may take once faults are over.
+const HEAL_WITHIN: Time = 40 * SECOND;
+
+/// What is simulated.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The seed of all that is random.
+    pub seed: u64,
+    /// Members of the unit.
+    pub members: u32,
+    /// Clients.
+    pub clients: u32,
+    /// How long clients work; faults end before.
+    pub duration: Time,
+    /// Rules that are broken.
+    pub defects: Defects,
+    /// Times and bounds of the protocol.
+    pub options: Options,
+}
+
+impl Setup {
+    /// A unit of three members and four clients.
+    pub fn usual(seed: u64, duration: Time) -> Setup {
+        Setup {
+            seed,
+            members: 3,
+            clients: 4,
+            duration,
+            defects: Defects::default(),
+            options: Options::default(),
+        }
+    }
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Operations in the history.
+    pub operations: usize,
+    /// Epochs.
+    pub epochs: u32,
+    /// Keys whose history was too long to be judged.
+    pub gave_up: usize,
+    /// Virtual time.
+    pub time: Time,
+    /// Messages sent.
+    pub messages: u64,
+}
+
+enum Event {
+    Deliver { to: u32, bytes: Vec<u8> },
+    Timer { node: u32, incarnation: u64, at: Time },
+    Notice(Notice<UnitMap>),
+    Proposal { from: u32, incarnation: u64, map: UnitMap },
+    Answer { to: u32, incarnation: u64, map: UnitMap },
+    Fault(usize),
+    Work { client: usize, incarnation: u64 },
+    StartMember(usize),
+    StartClient(usize),
+}
+
+/// The simulation.
+pub struct World {
+    setup: Setup,
+    queue: Queue<Event>,
+    fabric: Fabric,
+    membership: Membership<UnitMap>,
+    machines: Vec<Machine>,
+    workers: Vec<Worker>,
+    plan: Plan,
+    history: History,
+    lost: Lost,
+    takeovers: Vec<Time>,
+    random: Random,
+    trace: Option<Vec<String>>,
+}
+
+impl World {
+    /// A unit whose members all have a copy of one pool.
+    pub fn new(setup: Setup, plan: Plan) -> Result<World, String> {
+        let mut random = Random::new(setup.seed);
+        let (image, files, tail) = super::template::pool()?;
+        let clock = |random: &mut Random| {
+            let drift = random.between(0, 40_000) as i32 - 20_000;
+            Clock::new(random.between(SECOND, 100 * SECOND), drift)
+        };
+        let machines = (0..setup.members)
+            .map(|node| {
+                let clock = clock(&mut random);
+                Machine::new(node, clock, image.clone(), random.next_number())
+            })
+            .collect();
+        let workers = (0..setup.clients)
+            .map(|client| {
+                let clock = clock(&mut random);
+                let node = FIRST_CLIENT + client;
+                Worker::new(node, clock, files.clone(), random.next_number())
+            })
+            .collect();
+        let members: Vec<u32> = (0..setup.members).collect();
+        let start = EpochStart {
+            epoch: tail.epoch,
+            start: tail.number,
+        };
+        let map = UnitMap {
+            version: 1,
+            epoch: tail.epoch,
+            // Nobody yet: the members choose.
+            primary: u32::MAX,
+            in_sync: members.clone(),
+            members,
+            lineage: vec![start],
+        };
+        let mut world = World {
+            queue: Queue::new(),
+            fabric: Fabric::new(random.next_number(), fabric::Options::usual()),
+            membership: Membership::new(random.next_number(), map),
+            machines,
+            workers,
+            plan,
+            history: History::new(),
+            lost: Lost::default(),
+            takeovers: Vec::new(),
+            random,
+            trace: None,
+            setup,
+        };
+        for member in 0..world.machines.len() {
+            world.queue.add(0, Event::StartMember(member));
+        }
+        for client in 0..world.workers.len() {
+            world.queue.add(0, Event::StartClient(client));
+        }
+        for (index, (at, _)) in world.plan.faults.iter().enumerate() {
+            world.queue.add(*at, Event::Fault(index));
+        }
+        Ok(world)
+    }
+
+    /// Notes what happens, to be printed when the run fails.
+    pub fn with_trace(mut self) -> World {
+        self.trace = Some(Vec::new());
+        self
+    }
+
+    /// What was noted.
+    pub fn trace(&self) -> &[String] {
+        self.trace.as_deref().unwrap_or_default()
+    }
+
+    fn note(&mut self, line: impl FnOnce() -> String) {
+        let now = self.queue.now();
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{}: {}", super::time::milliseconds(now), line()));
+        }
+    }
+
+    /// Runs to the end and examines what came out.
+    pub fn run(&mut self) -> Result<Summary, String> {
+        let end = self.setup.duration;
+        self.run_until(end)?;
+        self.heal();
+        self.run_until_quiet(end + HEAL_WITHIN)?;
+        self.examine()
+    }
+
+    fn run_until(&mut self, end: Time) -> Result<(), String> {
+        while self.queue.next_time().is_some_and(|at| at <= end) {
+            self.take_event()?;
+        }
+        Ok(())
+    }
+
+    /// Ends all faults; whatever is down starts again.
+    fn heal(&mut self) {
+        let now = self.queue.now();
+        self.fabric.heal_all();
+        self.membership.heal();
+        for member in 0..self.machines.len() {
+            self.queue.add(now, Event::StartMember(member));
+        }
+        for client in 0..self.workers.len() {
+            self.queue.add(now, Event::StartClient(client));
+        }
+    }
+
+    fn run_until_quiet(&mut self, limit: Time) -> Result<(), String> {
+        let started = self.queue.now();
+        loop {
+            let Some(at) = self.queue.next_time() else {
+                break;
+            };
+            // One that was just cut off may still believe that all is well.
+            if at > started + 5 * SECOND && self.is_quiet() {
+                return Ok(());
+            }
+            if at > limit {
+                break;
+            }
+            self.take_event()?;
+        }
+        Err(format!(
+            "the unit did not heal: {:?}, tails {:?}, idle {:?}",
+            self.membership.read().1,
+            self.tails(),
+            self.workers.iter().map(Worker::is_idle).collect::<Vec<_>>()
+        ))
+    }
+
+    fn tails(&self) -> Vec<Option<protocol::Sequence>> {
+        let members = self.machines.iter().map(Machine::member);
+        members.map(|member| member.map(Member::tail)).collect()
+    }
+
+    /// All members are in sync at one tail, and no client waits.
+    fn is_quiet(&self) -> bool {
+        let (_, map) = self.membership.read();
+        let tails = self.tails();
+        let equal = tails.iter().all(|tail| {
+            tail.is_some() && tail.map(|it| it.number) == tails[0].map(|it| it.number)
+        });
+        equal
+            && map.in_sync.len() == self.machines.len()
+            && self.workers.iter().all(Worker::is_idle)
+    }
+
+    fn take_event(&mut self) -> Result<(), String> {
+        let Some((now, event)) = self.queue.take() else {
+            return Ok(());
+        };
+        match event {
+            Event::Deliver { to, bytes } => self.deliver(now, to, &bytes),
+            Event::Timer {
+                node,
+                incarnation,
+                at,
+            } => self.timer(now, node, incarnation, at),
+            Event::Notice(notice) => self.notice(now, notice),
+            Event::Proposal {
+                from,
+                incarnation,
+                map,
+            } => {
+                self.proposal(now, from, incarnation, map);
+                Ok(())
+            }
+            Event::Answer {
+                to,
+                incarnation,
+                map,
+            } => self.answer(now, to, incarnation, map),
+            Event::Fault(index) => {
+                self.fault(now, index);
+                Ok(())
+            }
+            Event::Work {
+                client,
+                incarnation,
+            } => {
+                self.work(now, client, incarnation);
+                Ok(())
+            }
+            Event::StartMember(member) => self.start_member(now, member),
+            Event::StartClient(client) => {
+                self.start_client(now, client);
+                Ok(())
+            }
+        }
+    }
+
+    fn start_member(&mut self, now: Time, member: usize) -> Result<(), String> {
+        let machine = &mut self.machines[member];
+        if machine.is_up() {
+            return Ok(());
+        }
+        machine.start(now, &self.setup.options, &self.setup.defects)?;
+        let notice = self.membership.watch(now, member as u32);
+        self.queue.add(notice.at, Event::Notice(notice));
+        self.note(|| format!("member {member} starts"));
+        self.member_step(now, member, |_, _| ())
+    }
+
+    fn start_client(&mut self, now: Time, client: usize) {
+        let worker = &mut self.workers[client];
+        if worker.is_up() {
+            return;
+        }
+        worker.start(&self.setup.options, &self.setup.defects);
+        let incarnation = worker.incarnation;
+        let notice = self.membership.watch(now, worker.node);
+        self.queue.add(notice.at, Event::Notice(notice));
+        let at = now + pause(&mut self.random);
+        self.queue.add(
+            at,
+            Event::Work {
+                client,
+                incarnation,
+            },
+        );
+    }
+
+    fn member_step(
+        &mut self,
+        now: Time,
+        member: usize,
+        input: impl FnOnce(&mut Member, u64),
+    ) -> Result<(), String> {
+        let machine = &mut self.machines[member];
+        let (node, incarnation) = (machine.node, machine.incarnation);
+        let step = machine.step(now, input)?;
+        if step.crashed {
+            self.note(|| format!("member {member} crashes within a step"));
+            self.restart_soon(now, member);
+            return Ok(());
+        }
+        if let Some(at) = machine.timer {
+            let timer = Event::Timer {
+                node,
+                incarnation,
+                at,
+            };
+            self.queue.add(at, timer);
+        }
+        for map in step.proposals {
+            self.note(|| format!("member {member} proposes {map:?}"));
+            if let Some(at) = self.membership.travel(now) {
+                let proposal = Event::Proposal {
+                    from: node,
+                    incarnation,
+                    map,
+                };
+                self.queue.add(at, proposal);
+            }
+        }
+        for transmit in step.transmits {
+            self.transmit(now, node, transmit);
+        }
+        Ok(())
+    }
+
+    fn restart_soon(&mut self, now: Time, member: usize) {
+        let at = now + self.random.between(MILLISECOND, 3 * SECOND);
+        self.queue.add(at, Event::StartMember(member));
+    }
+
+    fn client_step(
+        &mut self,
+        now: Time,
+        client: usize,
+        input: impl FnOnce(&mut Client, u64),
+    ) {
+        let worker = &mut self.workers[client];
+        let sent = worker.step(now, &mut self.history, &mut self.lost, input);
+        let (node, incarnation) = (worker.node, worker.incarnation);
+        if let Some(at) = worker.timer {
+            let timer = Event::Timer {
+                node,
+                incarnation,
+                at,
+            };
+            self.queue.add(at, timer);
+        }
+        for transmit in sent {
+            self.transmit(now, node, transmit);
+        }
+    }
+
+    fn transmit(&mut self, now: Time, from: u32, transmit: Transmit) {
+        for to in transmit.to {
+            for delivery in self.fabric.send(now, from, to, &transmit.bytes) {
+                let bytes = delivery.bytes;
+                self.queue.add(delivery.at, Event::Deliver { to, bytes });
+            }
+        }
+    }
+
+    fn deliver(&mut self, now: Time, to: u32, bytes: &[u8]) -> Result<(), String> {
+        match to.checked_sub(FIRST_CLIENT) {
+            Some(client) if (client as usize) < self.workers.len() => {
+                self.client_step(now, client as usize, |client, local| {
+                    client.handle_message(local, bytes);
+                });
+                Ok(())
+            }
+            None if (to as usize) < self.machines.len() => {
+                self.member_step(now, to as usize, |member, local| {
+                    member.handle_message(local, bytes);
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn timer(&mut self, now: Time, node: u32, incarnation: u64, at: Time) -> Result<(), String> {
+        if let Some(client) = node.checked_sub(FIRST_CLIENT) {
+            let worker = &self.workers[client as usize];
+            if worker.incarnation == incarnation && worker.timer == Some(at) {
+                self.client_step(now, client as usize, Client::handle_timeout);
+            }
+            return Ok(());
+        }
+        let machine = &self.machines[node as usize];
+        if machine.incarnation == incarnation && machine.timer == Some(at) {
+            return self.member_step(now, node as usize, Member::handle_timeout);
+        }
+        Ok(())
+    }
+
+    fn notice(&mut self, now: Time, notice: Notice<UnitMap>) -> Result<(), String> {
+        if !self.membership.accept(&notice) {
+            return Ok(());
+        }
+        let map = notice.value;
+        match notice.watcher.checked_sub(FIRST_CLIENT) {
+            Some(client) => {
+                self.client_step(now, client as usize, Worker::map_input(map));
+                Ok(())
+            }
+            None => self.member_step(now, notice.watcher as usize, |member, local| {
+                member.handle_map(local, map);
+            }),
+        }
+    }
+
+    fn proposal(&mut self, now: Time, from: u32, incarnation: u64, map: UnitMap) {
+        let epoch = self.membership.read().1.epoch;
+        let expected = map.version - 1;
+        let is_takeover = map.epoch != epoch;
+        let now_valid = match self.membership.propose(expected, map.clone()) {
+            Ok(_) => {
+                self.note(|| format!("the map is {map:?}"));
+                if is_takeover {
+                    self.takeovers.push(now);
+                }
+                for notice in self.membership.notify(now) {
+                    self.queue.add(notice.at, Event::Notice(notice));
+                }
+                map
+            }
+            Err((_, valid)) => valid,
+        };
+        if let Some(at) = self.membership.travel(now) {
+            let answer = Event::Answer {
+                to: from,
+                incarnation,
+                map: now_valid,
+            };
+            self.queue.add(at, answer);
+        }
+    }
+
+    fn answer(
+        &mut self,
+        now: Time,
+        to: u32,
+        incarnation: u64,
+        map: UnitMap,
+    ) -> Result<(), String> {
+        if self.machines[to as usize].incarnation != incarnation {
+            return Ok(());
+        }
+        self.member_step(now, to as usize, |member, local| {
+            member.handle_completion(local, protocol::member::Completion::Proposed { map });
+        })
+    }
+
+    fn work(&mut self, now: Time, client: usize, incarnation: u64) {
+        if self.workers[client].incarnation != incarnation || !self.workers[client].is_up() {
+            return;
+        }
+        if now >= self.setup.duration {
+            return;
+        }
+        let at = now + pause(&mut self.random);
+        let next = Event::Work {
+            client,
+            incarnation,
+        };
+        self.queue.add(at, next);
+        let chosen = self.workers[client].choose();
+        if let Some((operation, acknowledge)) = chosen {
+            self.submit(now, client, operation, acknowledge);
+        }
+    }
+
+    fn submit(
+        &mut self,
+        now: Time,
+        client: usize,
+        operation: protocol::wire::Operation,
+        acknowledge: protocol::wire::Acknowledge,
+    ) {
+        let worker = &mut self.workers[client];
+        worker.ask(now, operation, acknowledge, &mut self.history);
+        // Whatever that made the client say goes out with this.
+        self.client_step(now, client, |_, _| ());
+    }
+
+    fn fault(&mut self, now: Time, index: usize) {
+        let (_, fault) = self.plan.faults[index].clone();
+        self.note(|| format!("fault: {fault:?}"));
+        match fault {
+            Fault::Crash(member) => {
+                self.machines[member].crash();
+                self.restart_soon(now, member);
+            }
+            Fault::CrashSoon(member) => {
+                let fences = self.random.below(CRASH_FENCES) as u64;
+                self.machines[member].arm(fences);
+            }
+            Fault::Isolate(node, long) => self.fabric.isolate(node, now + long),
+            Fault::Cut(from, to, long) => self.fabric.cut(from, to, now + long),
+            Fault::Outage(long) => self.membership.fail(now + long),
+            Fault::CrashClient(client) => {
+                self.workers[client].crash(now, &mut self.lost);
+                let at = now + self.random.between(MILLISECOND, 3 * SECOND);
+                self.queue.add(at, Event::StartClient(client));
+            }
+            Fault::Lose(permille, long) => self.fabric.lose(now, permille, now + long),
+        }
+    }
+
+    /// What must be true when all is quiet.
+    fn examine(&mut self) -> Result<Summary, String> {
+        let lost = std::mem::take(&mut self.lost);
+        for (ids, invoked) in lost.writes {
+            for id in ids {
+                for at in self.takeovers.iter().filter(|at| **at >= invoked) {
+                    self.history.may_vanish(id, *at);
+                }
+            }
+        }
+        for (client, from, to) in lost.sessions {
+            self.history.expired(client, from, to);
+        }
+        let checked = self.history.check()?;
+        Ok(Summary {
+            operations: checked.operations,
+            epochs: self.membership.read().1.epoch,
+            gave_up: checked.gave_up.len(),
+            time: self.queue.now(),
+            messages: self.fabric.count_all().messages,
+        })
+    }
+}
