@@ -303,7 +303,12 @@ impl Client {
             let is_change = operation.is_change();
             let is_full = is_change && self.unconfirmed.len() >= UNCONFIRMED_MAX;
             let free = self.slots.iter().position(|(_, pending)| pending.is_none());
-            if is_full || is_change && free.is_none() {
+            // Its user believes that a write is done which may still be on its way: nothing on that file overtakes it.
+            let file = operation.file();
+            let under_way = self.slots.iter().filter_map(|(_, it)| it.as_ref());
+            let mut told = under_way.filter(|it| it.is_told);
+            let is_behind = file.is_some() && told.any(|it| it.operation.file() == file);
+            if is_full || is_behind || is_change && free.is_none() {
                 return;
             }
             let Some((ticket, operation, acknowledge)) = self.queue.pop_front() else {

@@ -49,6 +49,8 @@ pub struct Worker {
     client: Option<Client>,
     pending: BTreeMap<Ticket, Pending>,
     unsynced: Vec<Unsynced>,
+    /// Writes that were only sent: they happen at some time, before a later fsync returns.
+    sent: Vec<Unsynced>,
     resumed_in: u32,
     files: Vec<FileId>,
     values: u64,
@@ -66,6 +68,7 @@ impl Worker {
             client: None,
             pending: BTreeMap::new(),
             unsynced: Vec::new(),
+            sent: Vec::new(),
             resumed_in: 0,
             files,
             values: u64::from(node) << 32,
@@ -107,9 +110,15 @@ impl Worker {
         self.timer = None;
     }
 
+    /// Each process of a machine counts as a client of its own: it knows nothing of the locks of the one before.
+    fn identity(&self) -> u32 {
+        self.incarnation as u32 * 1000 + self.node
+    }
+
     fn lose(&mut self, client: &Client, now: Time, over_at: Time, lost: &mut Lost) {
         let fresh_until = self.clock.instant(client.fresh_until()).min(now);
-        lost.sessions.push((self.node, fresh_until, over_at));
+        lost.sessions.push((self.identity(), fresh_until, over_at));
+        self.sent.clear();
         for write in self.unsynced.drain(..) {
             lost.writes.push((write.ids, write.invoked));
         }
@@ -194,7 +203,7 @@ impl Worker {
             return;
         };
         let ticket = process.submit(local, operation.clone(), acknowledge);
-        let client = self.node;
+        let client = self.identity();
         let ids = keys(&operation)
             .into_iter()
             .map(|(key, asked)| history.invoke(client, key, asked, now))
@@ -233,21 +242,31 @@ impl Worker {
         let Some(pending) = self.pending.remove(&ticket) else {
             return;
         };
+        let is_done = outcome.status == Status::Done;
         match &pending.operation {
-            Operation::Sync { file } if outcome.status == Status::Done => {
-                let before = pending.invoked;
-                self.unsynced
-                    .retain(|write| write.file != *file || write.completed > before);
+            Operation::Sync { file } if is_done => {
+                let is_before = |write: &Unsynced| {
+                    write.file == *file && write.completed <= pending.invoked
+                };
+                self.unsynced.retain(|write| !is_before(write));
+                for write in self.sent.extract_if(.., |write| is_before(write)) {
+                    for id in write.ids {
+                        history.complete(id, Answered::Written, now);
+                    }
+                }
             }
-            Operation::Write { file, .. }
-                if outcome.status == Status::Done && pending.acknowledge != Acknowledge::All =>
-            {
-                self.unsynced.push(Unsynced {
+            Operation::Write { file, .. } if is_done => {
+                let write = Unsynced {
                     ids: pending.ids.clone(),
                     file: *file,
                     invoked: pending.invoked,
                     completed: now,
-                });
+                };
+                match pending.acknowledge {
+                    Acknowledge::Sent => return self.sent.push(write),
+                    Acknowledge::Primary => self.unsynced.push(write),
+                    Acknowledge::All => {}
+                }
             }
             _ => {}
         }

@@ -123,6 +123,19 @@ impl Operation {
         matches!(self, Operation::Write { .. })
     }
 
+    /// The file that it is about, if it is not about names.
+    pub fn file(&self) -> Option<FileId> {
+        match self {
+            Operation::Write { file, .. }
+            | Operation::Read { file, .. }
+            | Operation::Truncate { file, .. }
+            | Operation::Sync { file }
+            | Operation::Lock { file }
+            | Operation::Unlock { file } => Some(*file),
+            _ => None,
+        }
+    }
+
     /// The file whose data it changes.
     pub fn changes(&self) -> Option<FileId> {
         match self {
