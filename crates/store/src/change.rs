@@ -20,6 +20,7 @@ use crate::in_flight::{Entered, Place};
 use crate::layout::group::Map;
 use crate::layout::inode::{FIRST_LINE, Inode};
 use crate::layout::record::{ALIGN, HEADER, Kind, OPERATION, Operation, encode};
+use crate::rider;
 use crate::ring::Ring;
 
 /// What every change works on.
@@ -291,6 +292,11 @@ impl<'s> Change<'s> {
         Ok(number)
     }
 
+    /// The number of the inode that the change puts to use.
+    pub fn taken_inode(&self) -> Option<u64> {
+        self.taken_inode
+    }
+
     /// Frees an inode number, once the change is persistent.
     pub fn free_inode(&mut self, number: u64) {
         self.parts.inode_bits.push((Map::Inodes, number, false));
@@ -453,6 +459,9 @@ impl<'s> Change<'s> {
 
     /// Makes the change happen: persistent, then applied. Returns the record's number.
     pub fn commit(&mut self) -> u64 {
+        let rider = rider::take();
+        // Its file stays locked until the record is applied.
+        let _locked = rider.as_ref().and_then(|rider| rider.board(self));
         self.emit_edits();
         let shared = self.shared;
         if shared.defects.reuse_before_commit {

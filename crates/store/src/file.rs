@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::layout::inode::{FIRST_LINE, INODE, Inode};
 use crate::node::Node;
 use crate::overwrite::PART_MAX;
+use crate::rider;
 use crate::store::Store;
 use crate::tree::{Lookup, Tree};
 use crate::{ATOMIC_WRITE_MAX, BLOCK};
@@ -181,7 +182,7 @@ impl Store {
         let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
         let is_part = (1..=PART_MAX).contains(&data.len()) && inside + data.len() <= BLOCK;
         let is_whole = data.len() == BLOCK && inside == 0;
-        if !is_whole && !is_part {
+        if !is_whole && !is_part || rider::is_waiting() {
             return Ok(false);
         }
         let lookup = Lookup::new(&self.shared.image, node.number(), state);

@@ -11,7 +11,7 @@ use crate::layout::inode::Inode;
 use crate::layout::record::ALIGN;
 use crate::layout::superblock::*;
 use crate::ring::{LENGTH_MAX, LENGTH_MIN, write_ring_state};
-use crate::{BLOCK, ROOT};
+use crate::{BLOCK, ROOT, SYSTEM};
 
 /// How a pool is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,8 @@ pub fn format(region: &Region, geometry: &Geometry) -> Result<()> {
     for number in 0..layout.groups {
         format_group(region, superblock.image_offset, &layout, number);
     }
-    write_root(region, superblock.image_offset, &layout);
+    write_root(region, superblock.image_offset, &layout, ROOT, 0o755);
+    write_root(region, superblock.image_offset, &layout, SYSTEM, 0o700);
     // Whatever the ring held is of no valid epoch: its first record would have to have this number and epoch 1. Not 0:
     // that is the version of what no record has changed.
     region.zero_flushed(superblock.ring_offset, superblock.ring_length);
@@ -160,8 +161,8 @@ fn format_group(region: &Region, base: u64, layout: &Layout, number: u64) {
     }
     let mut inodes = [0u64; BLOCK / 8];
     if number == 0 {
-        // Number 0 is no inode, number 1 the root directory.
-        inodes[0] = 1 | 1 << ROOT;
+        // Number 0 is no inode, the next two are the directories that nothing leads to.
+        inodes[0] = 1 | 1 << ROOT | 1 << SYSTEM;
     }
     let mut header = GroupHeader {
         magic: group::MAGIC,
@@ -183,15 +184,16 @@ fn format_group(region: &Region, base: u64, layout: &Layout, number: u64) {
     region.write_flushed(start, header.as_bytes());
 }
 
-fn write_root(region: &Region, base: u64, layout: &Layout) {
+/// Writes an empty directory that is its own parent.
+fn write_root(region: &Region, base: u64, layout: &Layout, number: u64, permissions: u32) {
     let now = Clock::System.now_ns();
     let mut root = Inode {
         generation: 1,
-        mode: 0o040_755,
+        mode: 0o040_000 | permissions,
         links: 2,
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
-        parent: ROOT,
+        parent: number,
         modified_ns: now,
         changed_ns: now,
         accessed_ns: now,
@@ -199,7 +201,7 @@ fn write_root(region: &Region, base: u64, layout: &Layout) {
         ..Inode::FREE
     };
     root.seal();
-    region.write_flushed(base + layout.inode(ROOT), root.as_bytes());
+    region.write_flushed(base + layout.inode(number), root.as_bytes());
 }
 
 impl crate::Store {

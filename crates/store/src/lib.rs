@@ -36,6 +36,7 @@ mod node;
 mod overwrite;
 mod recover;
 mod replica;
+mod rider;
 mod ring;
 mod sequence;
 mod store;
@@ -56,6 +57,7 @@ pub use layout::superblock::Superblock;
 pub use names::{NewInode, RenameMode};
 pub use node::Node;
 pub use replica::{Ingested, Replica};
+pub use rider::Rider;
 pub use sequence::Sequence;
 pub use store::{Options, Statistics, Store};
 
@@ -63,7 +65,15 @@ pub use store::{Options, Statistics, Store};
 pub const BLOCK: usize = 4096;
 /// The root directory's inode number.
 pub const ROOT: u64 = 1;
+/// The inode number of the system directory: a root of its own, for what a server keeps with the files. No path leads
+/// there.
+pub const SYSTEM: u64 = 2;
 /// Longest name in a directory, in bytes.
 pub const NAME_LENGTH_MAX: usize = 255;
 /// Longest write that is atomic across a crash, in bytes.
 pub const ATOMIC_WRITE_MAX: usize = 1 << 20;
+
+/// Whether this is a directory that no name leads to, its own parent.
+pub(crate) const fn is_root(number: u64) -> bool {
+    matches!(number, ROOT | SYSTEM)
+}

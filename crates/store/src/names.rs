@@ -20,7 +20,7 @@ use crate::layout::inode::{INLINE_TARGET_MAX, Inode};
 use crate::node::Node;
 use crate::store::Store;
 use crate::tree::{Lookup, Tree};
-use crate::{BLOCK, ROOT};
+use crate::{BLOCK, is_root};
 
 /// Most links to one file.
 const LINKS_MAX: u32 = 65_000;
@@ -544,7 +544,7 @@ impl Store {
         let mut at = to.clone();
         let most = self.shared.image.layout.inodes();
         for _ in 0..most {
-            if at.number() == ROOT {
+            if is_root(at.number()) {
                 return Ok(());
             }
             if at.number() == moved.number() {

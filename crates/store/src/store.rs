@@ -15,7 +15,7 @@ use crate::layout::superblock::Superblock;
 use crate::node::{Node, NodeTable};
 use crate::recover::recover;
 use crate::subdirectories::Subdirectories;
-use crate::{ATOMIC_WRITE_MAX, BLOCK, NAME_LENGTH_MAX, ROOT};
+use crate::{ATOMIC_WRITE_MAX, BLOCK, NAME_LENGTH_MAX, ROOT, SYSTEM};
 
 /// How a pool is opened.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +40,7 @@ pub struct Statistics {
     pub blocks_free: u64,
     /// Blocks that files can still take; the rest of the free ones is kept so that removing always works.
     pub blocks_available: u64,
-    /// Inodes.
+    /// Inodes for files, the root directory included.
     pub inodes: u64,
     /// Inodes not in use.
     pub inodes_free: u64,
@@ -54,6 +54,7 @@ pub struct Store {
     pub(crate) shared: Shared,
     pub(crate) nodes: NodeTable,
     root: Arc<Node>,
+    system: Arc<Node>,
     pub(crate) subdirectories: Subdirectories,
     /// Serialises renames between directories.
     pub(crate) renames: Mutex<()>,
@@ -77,18 +78,13 @@ impl Store {
     fn open_as(region: Region, options: Options, epoch: Option<u32>) -> Result<Store> {
         let (superblock, shared) = recover(region, &options, epoch)?;
         let nodes = NodeTable::new();
-        let root = nodes.get(&shared.image, ROOT)?;
-        if !root.state.read().is_directory() {
-            let block = shared.image.layout.inode(ROOT) / BLOCK as u64;
-            return Err(Error::Corrupt {
-                what: "the root directory",
-                block,
-            });
-        }
+        let root = root_directory(&nodes, &shared, ROOT, "the root directory")?;
+        let system = root_directory(&nodes, &shared, SYSTEM, "the system directory")?;
         let store = Store {
             shared,
             nodes,
             root,
+            system,
             subdirectories: Subdirectories::new(),
             renames: Mutex::new(()),
             atomic_write_max: ATOMIC_WRITE_MAX.min(superblock.ring_length as usize),
@@ -128,6 +124,11 @@ impl Store {
     /// The root directory.
     pub fn root(&self) -> Arc<Node> {
         self.root.clone()
+    }
+
+    /// The system directory, a root of its own that no path leads to. Its files are made and used as others are.
+    pub fn system(&self) -> Arc<Node> {
+        self.system.clone()
     }
 
     /// The live inode of this number; [`Error::Stale`] when there is none.
@@ -175,7 +176,7 @@ impl Store {
             blocks,
             blocks_free,
             blocks_available: blocks_free.saturating_sub(allocator.reserved_blocks()),
-            inodes: layout.inodes() - 1,
+            inodes: layout.inodes() - 2,
             inodes_free: allocator.free_inodes(),
             name_length_max: NAME_LENGTH_MAX as u32,
         }
@@ -188,4 +189,19 @@ impl Store {
     pub(crate) fn now_ns(&self) -> i64 {
         self.clock.now_ns()
     }
+}
+
+/// A directory that must be there.
+fn root_directory(
+    nodes: &NodeTable,
+    shared: &Shared,
+    number: u64,
+    what: &'static str,
+) -> Result<Arc<Node>> {
+    let root = nodes.get(&shared.image, number)?;
+    if !root.state.read().is_directory() {
+        let block = shared.image.layout.inode(number) / BLOCK as u64;
+        return Err(Error::Corrupt { what, block });
+    }
+    Ok(root)
 }

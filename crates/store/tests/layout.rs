@@ -196,6 +196,7 @@ fn constants() -> BTreeMap<&'static str, String> {
         ),
         ("BLOCK", number(store::BLOCK as u64)),
         ("ROOT", number(store::ROOT)),
+        ("SYSTEM", number(store::SYSTEM)),
         ("record::MAGIC", magic(record::MAGIC)),
         ("record::ALIGN", number(record::ALIGN as u64)),
         ("record::HEADER", number(record::HEADER as u64)),

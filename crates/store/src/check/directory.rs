@@ -11,7 +11,7 @@ use crate::layout::directory::{
 };
 use crate::layout::extent::Extent;
 use crate::layout::inode::Inode;
-use crate::{BLOCK, ROOT};
+use crate::{BLOCK, is_root};
 
 /// A walk through the leaves of one directory.
 struct Walk {
@@ -193,7 +193,7 @@ impl Checker<'_> {
             finding(&format!("says another kind than inode {}", entry.number));
         }
         if target.kind == FileKind::Directory
-            && (target.parent != walk.number || target.number == ROOT)
+            && (target.parent != walk.number || is_root(target.number))
         {
             finding(&format!(
                 "leads to directory {}, whose parent is {}",

@@ -8,7 +8,7 @@ use crate::file::SIZE_MAX;
 use crate::layout::extent::{DEPTH_MAX, Extent};
 use crate::layout::inode::{INLINE_TARGET_MAX, INODE, Inode, KIND_MASK, ROOT_ENTRIES};
 use crate::tree::entries_are_valid;
-use crate::{BLOCK, ROOT};
+use crate::{BLOCK, ROOT, SYSTEM};
 
 /// In place of an index: the inode is not in use.
 pub const NONE: u32 = u32::MAX;
@@ -46,22 +46,23 @@ impl Checker<'_> {
                 self.check_inode(number, &inode);
             }
         }
-        self.check_root();
+        self.check_root(ROOT, "the root");
+        self.check_root(SYSTEM, "the system directory");
     }
 
-    /// The directory that all else is reached from.
-    fn check_root(&mut self) {
+    /// A directory that others are reached from.
+    fn check_root(&mut self, number: u64, name: &str) {
         let root = self
             .index
-            .get(ROOT as usize)
+            .get(number as usize)
             .and_then(|index| self.live.get(*index as usize));
-        let (is_right, parent) = root.map_or((false, ROOT), |root| {
+        let (is_right, parent) = root.map_or((false, number), |root| {
             (root.kind == FileKind::Directory, root.parent)
         });
         if !is_right {
-            self.inode_finding(ROOT, "the root is not a directory");
-        } else if parent != ROOT {
-            self.inode_finding(ROOT, "the root is not its own parent");
+            self.inode_finding(number, format!("{name} is not a directory"));
+        } else if parent != number {
+            self.inode_finding(number, format!("{name} is not its own parent"));
         }
     }
 
@@ -161,8 +162,10 @@ impl Checker<'_> {
             subdirectories: 0,
             named_in: NONE,
         });
-        self.report.inodes += 1;
-        self.report.directories += u64::from(kind == FileKind::Directory);
+        // What no path leads to is not counted.
+        let is_counted = number != SYSTEM;
+        self.report.inodes += u64::from(is_counted);
+        self.report.directories += u64::from(is_counted && kind == FileKind::Directory);
         self.report.orphans += u64::from(is_orphan);
     }
 }

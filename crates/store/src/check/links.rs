@@ -2,8 +2,8 @@
 
 use super::Checker;
 use super::inodes::{Live, NONE};
-use crate::ROOT;
 use crate::attributes::FileKind;
+use crate::is_root;
 
 /// What is known about the way to a directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ impl Checker<'_> {
         self.check_ways();
     }
 
-    /// Directories must not form circles apart from the root. (What is named nowhere is found by its link count.)
+    /// Directories must not form circles apart from the roots. (What is named nowhere is found by its link count.)
     fn check_ways(&mut self) {
         let mut ways = vec![Way::Unknown; self.live.len()];
         let mut trail = Vec::new();
@@ -39,7 +39,7 @@ impl Checker<'_> {
             let end = loop {
                 let live = &self.live[at];
                 match ways[at] {
-                    _ if live.number == ROOT => break Way::FromRoot,
+                    _ if is_root(live.number) => break Way::FromRoot,
                     Way::Unknown if live.named_in == NONE => break Way::Lost,
                     Way::Unknown => {}
                     Way::Here => break Way::Lost,
@@ -71,7 +71,7 @@ fn link_findings(live: &Live) -> Vec<String> {
         ..
     } = *live;
     let is_directory = live.kind == FileKind::Directory;
-    let is_root = live.number == ROOT;
+    let is_root = is_root(live.number);
     if links == 0 {
         if is_root {
             findings.push("the root has no links".into());

@@ -8,8 +8,8 @@ use zerocopy::IntoBytes;
 use super::edit::PoolBytes;
 use crate::layout::superblock::SUPERBLOCKS;
 use crate::{
-    Clock, FileKind, Geometry, NewInode, Node, Options, ROOT, RenameMode, SetAttributes, Store,
-    WriteAt,
+    Clock, FileKind, Geometry, NewInode, Node, Options, ROOT, RenameMode, SYSTEM, SetAttributes,
+    Store, WriteAt,
 };
 
 /// Bytes of a sample.
@@ -77,15 +77,17 @@ fn forget_chance(region: &Region) {
         superblock.created_ns,
     ) = ([1; 16], [2; 16], [3; 16], 0);
     superblock.crc = superblock.checksum();
-    let mut root = pool.inode(ROOT);
-    (root.uid, root.gid) = (0, 0);
-    (
-        root.accessed_ns,
-        root.modified_ns,
-        root.changed_ns,
-        root.created_ns,
-    ) = (0, 0, 0, 0);
-    pool.put_inode(ROOT, root);
+    for number in [ROOT, SYSTEM] {
+        let mut root = pool.inode(number);
+        (root.uid, root.gid) = (0, 0);
+        (
+            root.accessed_ns,
+            root.modified_ns,
+            root.changed_ns,
+            root.created_ns,
+        ) = (0, 0, 0, 0);
+        pool.put_inode(number, root);
+    }
     for offset in SUPERBLOCKS {
         pool.bytes[offset as usize..][..size_of_val(&superblock)]
             .copy_from_slice(superblock.as_bytes());

@@ -11,17 +11,17 @@ use crate::layout::inode::Inode;
 use crate::layout::superblock::RingState;
 
 /// Inodes of the samples.
-const DIRECTORY: u16 = 2;
-const DEEP: u16 = 3;
-const DEEPER: u16 = 4;
-const SMALL: u16 = 5;
-const LARGE: u16 = 6;
-const SPARSE: u16 = 7;
-const HOLE: u16 = 8;
-const EMPTY: u16 = 9;
-const SHORT: u16 = 10;
-const LONG: u16 = 11;
-const PIPE: u16 = 12;
+const DIRECTORY: u16 = 3;
+const DEEP: u16 = 4;
+const DEEPER: u16 = 5;
+const SMALL: u16 = 6;
+const LARGE: u16 = 7;
+const SPARSE: u16 = 8;
+const HOLE: u16 = 9;
+const EMPTY: u16 = 10;
+const SHORT: u16 = 11;
+const LONG: u16 = 12;
+const PIPE: u16 = 13;
 
 /// Sets a value (of some bytes) in a structure of the closed sample, makes checksums right, and expects words:
 /// `place, index, [offset, width] = value => words;`
@@ -98,8 +98,8 @@ fn damage_of_maps_is_found() {
         Bitmap 0, [12, 1] = 6 => "block 97: this and the next 1 are marked as used";
         Bitmap 0, [0, 8] = u64::MAX << 1 => "block 0: in use, but marked as free";
         Bitmap 0, [0, 2] = 0 => "block 0: this and the next 15 are in use, but marked as free";
-        Bitmap 1, [0, 2] = 0x3ffe => "inode 0: the inode is free, but the bitmap has it as free";
-        Bitmap 1, [0, 2] = 0x3ff7 => "inode 3: the inode is in use, but the bitmap has it as free";
+        Bitmap 1, [0, 2] = 0x7ffe => "inode 0: the inode is free, but the bitmap has it as free";
+        Bitmap 1, [0, 2] = 0x7ff7 => "inode 3: the inode is in use, but the bitmap has it as free";
         Bitmap 1, [7, 1] = 0x80 => "inode 63: the inode is free, but the bitmap has it as used";
         Bitmap 2, [7, 1] = 0x80 => "inode 63: the inode is free, but noted as an orphan";
         Bitmap 2, [0, 1] = 1 << SMALL => "noted as an orphan, but has nothing to reclaim";
@@ -110,7 +110,7 @@ fn damage_of_maps_is_found() {
 fn damage_of_inodes_is_found() {
     let root = at!(Inode.root);
     finds! { 0;
-        Inode SMALL, [at!(Inode.size), 1] = 1 => "inode 5: the inode does not match its checksum";
+        Inode SMALL, [at!(Inode.size), 1] = 1 => "inode 6: the inode does not match its checksum";
         Inode 40, [at!(Inode.mode), 1] = 1 => "inode 40: the inode does not match its checksum";
     }
     finds! { ALL;
@@ -137,12 +137,12 @@ fn damage_of_inodes_is_found() {
         Inode SMALL, [root + 16, 4] = 200 => "root of the extent tree is damaged";
         Inode SMALL, [root + 24, 8] = 1 => "should be zero";
         Inode SMALL, [root + 8, 8] = 60 => "block 60: in use, but marked as free";
-        Inode SMALL, [at!(Inode.generation), 4] = 9 => "leads to an earlier or later inode 5";
+        Inode SMALL, [at!(Inode.generation), 4] = 9 => "leads to an earlier or later inode 6";
         Inode LARGE, [root, 8] = 1 << 52 => "root of the extent tree is damaged";
         Inode SPARSE, [at!(Inode.depth), 2] = 2 => "a node of the extent tree is damaged";
         Inode SPARSE, [at!(Inode.depth), 2] = 0 => "root of the extent tree is damaged";
         Inode HOLE, [at!(Inode.blocks), 8] = 1 => "says that it holds 1 blocks, but it holds 0";
-        Inode EMPTY, [at!(Inode.mode), 4] = 0o010_644 => "says another kind than inode 9";
+        Inode EMPTY, [at!(Inode.mode), 4] = 0o010_644 => "says another kind than inode 10";
         Inode SHORT, [at!(Inode.size), 8] = 0 => "cannot have 0 bytes";
         Inode SHORT, [at!(Inode.size), 8] = 5 => "bytes behind the link's target";
         Inode SHORT, [at!(Inode.size), 8] = 200 => "root of the extent tree is damaged";
@@ -154,7 +154,7 @@ fn damage_of_inodes_is_found() {
         Inode PIPE, [at!(Inode.size), 8] = 1 => "root of the extent tree is damaged";
         Inode DEEP, [at!(Inode.entries), 8] = 1 => "says that it has 1 names";
         Inode DEEP, [at!(Inode.size), 8] = 4096 => "the directory has size 4096";
-        Inode DEEP, [at!(Inode.parent), 8] = 1 => "leads to directory 3, whose parent is 1";
+        Inode DEEP, [at!(Inode.parent), 8] = 1 => "leads to directory 4, whose parent is 1";
         Inode DEEP, [at!(Inode.links), 4] = 7 => "has 7 links, but 1 subdirectories";
         Inode DEEP, [at!(Inode.links), 4] = 0 => "the directory was removed, but has names";
         Inode DEEPER, [at!(Inode.mode), 4] = 0o100_644 => "says another kind";
@@ -162,6 +162,9 @@ fn damage_of_inodes_is_found() {
         Inode 1, [at!(Inode.mode), 4] = 0o100_644 => "the root is not a directory";
         Inode 1, [at!(Inode.mode), 4] = 0 => "the root is not a directory";
         Inode 1, [at!(Inode.links), 4] = 0 => "the root has no links";
+        Inode 2, [at!(Inode.parent), 8] = 1 => "the system directory is not its own parent";
+        Inode 2, [at!(Inode.mode), 4] = 0o100_644 => "the system directory is not a directory";
+        Inode 2, [at!(Inode.mode), 4] = 0 => "the system directory is not a directory";
         Inode 0, [at!(Inode.mode), 4] = 0o100_644 => "number 0 must not be an inode";
     }
 }
@@ -262,6 +265,7 @@ fn damage_of_leaves_is_found() {
         Block block, [first + at!(EntryHeader.number), 8] = 0 => "leads to inode 0, which is not";
         Block block, [first + at!(EntryHeader.number), 8] = u64::MAX => "which is not in use";
         Block block, [first + at!(EntryHeader.number), 8] = 1 => "leads to directory 1, whose";
+        Block block, [first + at!(EntryHeader.number), 8] = 2 => "leads to directory 2, whose";
         Block block, [first + at!(EntryHeader.generation), 4] = 3 => "an earlier or later inode";
         Block block, [first + at!(EntryHeader.unit), 4] = 3 => "leads to a unit that this pool";
         Block block, [first + at!(EntryHeader.kind), 1] = 6 => "says another kind";

@@ -1,9 +1,6 @@
 //! A pool that follows another one.
-#![forbid(unsafe_code)]
 
-mod common;
-
-use common::{Unit, create, new_inode, read_all};
+use crate::common::{Unit, create, new_inode, read_all};
 use pmem::Region;
 use store::{
     BLOCK, CheckOptions, Error, FileKind, Geometry, Options, RenameMode, Replica, Sequence, Store,
@@ -72,7 +69,7 @@ fn work(store: &Store, round: u64) {
 }
 
 fn assert_same_files(primary: &Store, region: &Region, epoch: u32) {
-    let copy = common::copy_of(region);
+    let copy = crate::common::copy_of(region);
     let report = store::check(&copy, &CheckOptions::default()).unwrap();
     assert!(report.is_clean(), "{:?}", report.findings);
     let store = Store::open_in_epoch(copy, epoch, Options::default()).unwrap();
@@ -89,7 +86,7 @@ fn a_replica_follows() {
     assert_eq!(unit.replica.tail(), unit.primary.tail());
     assert_same_files(&unit.primary, unit.replica.region(), 100);
     // After a crash it is where it was.
-    let copy = common::copy_of(unit.replica.region());
+    let copy = crate::common::copy_of(unit.replica.region());
     let again = Replica::open(copy, Options::default()).unwrap();
     assert_eq!(again.tail(), unit.replica.tail());
 }
@@ -149,7 +146,7 @@ fn a_replica_takes_over_and_the_old_primary_rejoins() {
     }
     old.rewind(common).unwrap();
     assert_eq!(old.tail(), common);
-    let reopened = Replica::open(common::copy_of(old.region()), Options::default()).unwrap();
+    let reopened = Replica::open(crate::common::copy_of(old.region()), Options::default()).unwrap();
     assert_eq!(reopened.tail(), common);
     let region = old.region().clone();
     let mut unit = Unit {
@@ -235,7 +232,7 @@ fn data_that_is_missing_is_named() {
     assert_eq!(missing, 5 * BLOCK as u64);
     // The primary overwrites a part in place; what is fetched now is newer than the record that names it.
     unit.primary.write(&file, at(100), &[8; 50]).unwrap();
-    common::fetch(&unit.primary, &unit.replica, &result.missing);
+    crate::common::fetch(&unit.primary, &unit.replica, &result.missing);
     let result = unit.replica.ingest(&records).unwrap();
     assert_eq!(result.tail, before);
     assert_eq!(result.missing.len(), 1);

@@ -1,0 +1,6 @@
+//! What a unit of several pools needs of a store.
+#![forbid(unsafe_code)]
+
+mod common;
+mod replica;
+mod system;
