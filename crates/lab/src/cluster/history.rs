@@ -399,4 +399,6 @@ fn message(key: Key, items: &[Item]) -> String {
 }
 
 #[cfg(test)]
+mod random_tests;
+#[cfg(test)]
 mod tests;
