@@ -137,7 +137,7 @@ fn restart(subject: &mut impl Subject, model: &mut Model, orderly: bool) -> Resu
 }
 
 /// The steps that are left when as many as possible are dropped without `fails` becoming false.
-pub fn shrink<T: Clone>(mut steps: Vec<T>, fails: impl Fn(&[T]) -> bool) -> Vec<T> {
+pub fn shrink<T: Clone>(mut steps: Vec<T>, mut fails: impl FnMut(&[T]) -> bool) -> Vec<T> {
     let mut size = steps.len().div_ceil(2);
     while size > 0 {
         let mut start = 0;

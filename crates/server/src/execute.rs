@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use protocol::member::{Completion, Slot, Ticket};
 use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, Status};
-use store::{Error, FileKind, NewInode, Node, RenameMode, SetAttributes, Store, WriteAt};
-use crate::shim::{Rider, Shim};
+use store::{Error, FileKind, NewInode, Node, RenameMode, Rider, SetAttributes, Store, WriteAt};
 
 use crate::table;
 
@@ -29,7 +28,12 @@ struct Looked {
 
 impl Serving {
     /// Carries out a request. A change takes its answer along in its record.
-    pub fn execute(&self, ticket: Ticket, operation: &Operation, slot: Option<&Slot>) -> Completion {
+    pub fn execute(
+        &self,
+        ticket: Ticket,
+        operation: &Operation,
+        slot: Option<&Slot>,
+    ) -> Completion {
         let before = self.store.tail().number;
         let slot = slot.filter(|_| operation.is_change());
         let (result, was_carried) = match slot {
@@ -94,7 +98,13 @@ impl Serving {
     }
 
     /// Begins a session: its locks are cleared first, since its header makes them count.
-    pub fn open_session(&self, ticket: Ticket, index: u32, session: u64, client: u32) -> Completion {
+    pub fn open_session(
+        &self,
+        ticket: Ticket,
+        index: u32,
+        session: u64,
+        client: u32,
+    ) -> Completion {
         let at = WriteAt::Offset(table::block_offset(index));
         let mut block = [0; store::BLOCK];
         let cleared = self.store.write(&self.locks, at, &block);
@@ -206,7 +216,7 @@ impl Serving {
     }
 
     fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {
-        if file.inode == u64::MAX {
+        if file.inode == store::SYSTEM {
             return Err(Error::Stale);
         }
         let node = self.store.node(file.inode)?;

@@ -6,7 +6,6 @@
 
 mod execute;
 mod pool;
-mod shim;
 pub mod table;
 
 pub use pool::UnitPool;

@@ -8,7 +8,6 @@ use protocol::{EpochStart, Sequence};
 use store::{BLOCK, Error, FileKind, NewInode, Node, Options, Replica, Store};
 
 use crate::execute::Serving;
-use crate::shim::Shim;
 use crate::table;
 
 enum State {
@@ -106,6 +105,13 @@ impl UnitPool {
             serving.store.read(&serving.locks, at, &mut locks)?;
             records.extend(table::read(index, &sessions, &locks));
         }
+        // The record of a new file could not know its generation.
+        let slots = records.iter_mut().flat_map(|record| &mut record.slots);
+        for (_, outcome) in slots.filter(|(_, outcome)| outcome.file.inode != 0) {
+            if let Ok(node) = serving.store.node(outcome.file.inode) {
+                outcome.file.generation = serving.store.attributes(&node).generation;
+            }
+        }
         Ok(records)
     }
 
@@ -198,10 +204,7 @@ fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<
     })
 }
 
-fn carry_out_following(
-    replica: &mut Replica,
-    intent: Intent,
-) -> Result<Option<Completion>, Error> {
+fn carry_out_following(replica: &mut Replica, intent: Intent) -> Result<Option<Completion>, Error> {
     Ok(match intent {
         Intent::Ingest {
             from,

@@ -99,7 +99,10 @@ pub fn read(index: u32, sessions: &[u8; BLOCK], locks: &[u8; BLOCK]) -> Option<S
         index,
         session,
         client: half(sessions, 8),
-        slots: sessions[ENTRY..].chunks_exact(ENTRY).map(read_slot).collect(),
+        slots: sessions[ENTRY..]
+            .chunks_exact(ENTRY)
+            .map(read_slot)
+            .collect(),
         locks: locks.chunks_exact(LOCK).map(read_lock).collect(),
     })
 }

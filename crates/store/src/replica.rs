@@ -160,7 +160,10 @@ impl Replica {
     /// last is the tail's.
     pub fn epochs(&self) -> Vec<(u32, u64)> {
         let mut epochs = self.ring.epochs(self.tail.number);
-        if epochs.last().is_none_or(|(epoch, _)| *epoch != self.tail.epoch) {
+        if epochs
+            .last()
+            .is_none_or(|(epoch, _)| *epoch != self.tail.epoch)
+        {
             epochs.push((self.tail.epoch, self.tail.number));
         }
         epochs

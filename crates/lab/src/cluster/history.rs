@@ -139,6 +139,19 @@ pub(super) enum Action {
 }
 
 impl Item {
+    /// What it does, if it may not happen, and if all that do the same are equally good: the oldest of them explains
+    /// whatever a younger one explains. (Of two writes one may vanish, of two locks one is of an expired session.)
+    pub(super) fn interchangeable(&self) -> Option<(Operation, Option<Outcome>)> {
+        match self.action {
+            Action::Do {
+                operation: operation @ (Operation::Create | Operation::Remove),
+                outcome,
+                ..
+            } if self.completed == NEVER => Some((operation, outcome)),
+            _ => None,
+        }
+    }
+
     /// Whether it never changes the state, only tells what it was.
     pub(super) fn is_observation(&self) -> bool {
         use Outcome::*;
@@ -385,5 +398,7 @@ fn message(key: Key, items: &[Item]) -> String {
     format!("{key}: no order explains these{before}:{lines}")
 }
 
+#[cfg(test)]
+mod random_tests;
 #[cfg(test)]
 mod tests;

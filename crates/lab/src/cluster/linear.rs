@@ -1,6 +1,6 @@
 //! The search for an order of operations that explains a history, after Wing, Gong and Lowe.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use super::history::{Action, Item, Moment, NEVER, Operation, Outcome};
 use super::state::State;
@@ -59,6 +59,16 @@ impl Configuration {
 struct Search<'a> {
     items: &'a [Item],
     unmade: &'a [u64],
+    /// For each item that may not happen: the one before it that does the same, and is as good.
+    twins: Vec<Option<usize>>,
+    values: BTreeMap<u64, Users>,
+}
+
+/// Which items give a value or an inode to a key, and which must see it there.
+#[derive(Default)]
+struct Users {
+    sources: Vec<usize>,
+    observers: Vec<usize>,
 }
 
 /// Looks for an order of the items, which are sorted by invocation, from any of some states. Says also how many
@@ -68,14 +78,14 @@ pub(super) fn explain(items: &[Item], starts: &[State], bound: usize) -> (Verdic
 }
 
 /// The same for a part of a history, in which inodes may be found that were made in another part.
-fn explain_part(
+pub(super) fn explain_part(
     items: &[Item],
     unmade: &[u64],
     starts: &[State],
     bound: usize,
 ) -> (Verdict, usize) {
     let items = &relevant(items)[..];
-    let search = Search { items, unmade };
+    let search = Search::new(items, unmade);
     let start = |state: &State| Configuration {
         done: vec![0; items.len().div_ceil(64)],
         first: 0,
@@ -100,7 +110,51 @@ fn explain_part(
     (Verdict::Unexplained, seen.len())
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    fn new(items: &'a [Item], unmade: &'a [u64]) -> Search<'a> {
+        let mut values = BTreeMap::<u64, Users>::new();
+        for (index, item) in items.iter().enumerate() {
+            let Action::Do {
+                operation, outcome, ..
+            } = &item.action
+            else {
+                continue;
+            };
+            match (operation, outcome) {
+                (Operation::Write(value), _) | (_, Some(Outcome::Made(value))) => {
+                    values.entry(*value).or_default().sources.push(index);
+                }
+                (_, Some(Outcome::Value(value) | Outcome::Found(value))) => {
+                    values.entry(*value).or_default().observers.push(index);
+                }
+                _ => {}
+            }
+        }
+        let twin = |index: usize| {
+            let kind = items[index].interchangeable()?;
+            (0..index).rfind(|other| items[*other].interchangeable() == Some(kind))
+        };
+        Search {
+            items,
+            unmade,
+            twins: (0..items.len()).map(twin).collect(),
+            values,
+        }
+    }
+
+    /// Whether a step makes a value unreachable that must still be seen.
+    fn is_dead_end(&self, before: &State, next: &Configuration) -> bool {
+        let kept = next.state.values();
+        let is_left = |indexes: &[usize]| indexes.iter().any(|index| !next.is_done(*index));
+        let is_missed = |value: &u64| {
+            let users = self.values.get(value);
+            users.is_some_and(|users| is_left(&users.observers) && !is_left(&users.sources))
+        };
+        let before = before.values();
+        let mut lost = before.iter().filter(|value| !kept.contains(value));
+        lost.any(is_missed)
+    }
+
     /// Lets all observations happen that can, and says what may happen then. As they change nothing, an order in
     /// which they come later is as good with them here.
     fn observe(&self, configuration: &mut Configuration) -> Vec<usize> {
@@ -127,7 +181,10 @@ impl Search<'_> {
         mut candidates: Vec<usize>,
         left: &mut Vec<Configuration>,
     ) {
-        candidates.retain(|index| !self.items[*index].is_observation());
+        candidates.retain(|index| {
+            let is_first = self.twins[*index].is_none_or(|twin| configuration.is_done(twin));
+            is_first && !self.items[*index].is_observation()
+        });
         candidates.sort_by_key(|index| std::cmp::Reverse(self.items[*index].completed));
         for index in candidates {
             for state in self
@@ -138,7 +195,9 @@ impl Search<'_> {
                 let mut next = configuration.clone();
                 next.state = state;
                 next.set_done(index, self.items.len());
-                left.push(next);
+                if !self.is_dead_end(&configuration.state, &next) {
+                    left.push(next);
+                }
             }
         }
     }
@@ -178,7 +237,7 @@ fn relevant(items: &[Item]) -> Vec<Item> {
 }
 
 /// Inodes that were found, and not made by a creation that was answered.
-fn unmade(items: &[Item]) -> Vec<u64> {
+pub(super) fn unmade(items: &[Item]) -> Vec<u64> {
     let outcomes = || {
         items.iter().filter_map(|item| match &item.action {
             Action::Do { outcome, .. } => *outcome,
@@ -257,7 +316,7 @@ pub(super) fn shrink(items: &[Item], start: State) -> Window {
 }
 
 /// The history up to a moment. What was under way may have happened, with the outcome that it had later.
-fn until(items: &[Item], end: Moment) -> Vec<Item> {
+pub(super) fn until(items: &[Item], end: Moment) -> Vec<Item> {
     let begun = items.iter().filter(|item| item.invoked <= end).cloned();
     begun
         .map(|mut item| {
@@ -279,7 +338,7 @@ fn is_past(item: &Item, begin: Moment) -> bool {
 }
 
 /// The history from a moment on. What was under way may have happened before.
-fn since(items: &[Item], begin: Moment) -> Vec<Item> {
+pub(super) fn since(items: &[Item], begin: Moment) -> Vec<Item> {
     let left = items.iter().filter(|item| !is_past(item, begin)).cloned();
     left.map(|mut item| {
         if item.invoked < begin {
@@ -290,7 +349,7 @@ fn since(items: &[Item], begin: Moment) -> Vec<Item> {
     .collect()
 }
 
-fn starts_of(items: &[Item], begin: Moment, start: &State) -> Vec<State> {
+pub(super) fn starts_of(items: &[Item], begin: Moment, start: &State) -> Vec<State> {
     let past = items.iter().filter(|item| is_past(item, begin));
     start.clone().any_after(past)
 }

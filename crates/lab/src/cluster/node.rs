@@ -143,6 +143,11 @@ impl Machine {
         })));
     }
 
+    /// No crash is to come any more.
+    pub fn disarm(&mut self) {
+        *lock(&self.armed) = Armed::default();
+    }
+
     /// Gives the member an input and does what it asks for.
     pub fn step(
         &mut self,
@@ -177,7 +182,8 @@ impl Machine {
                 member.handle_completion(local, completion);
             }
         }
-        step.transmits.extend(std::iter::from_fn(|| member.poll_transmit()));
+        step.transmits
+            .extend(std::iter::from_fn(|| member.poll_transmit()));
         self.timer = member
             .poll_timeout()
             .map(|at| self.clock.instant(at).max(now + 1000));

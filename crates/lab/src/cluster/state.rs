@@ -113,6 +113,15 @@ impl State {
         }
     }
 
+    /// The values or inodes that are here, or may appear again.
+    pub(super) fn values(&self) -> Vec<u64> {
+        match self {
+            State::Block(block) => block.applied.iter().map(|applied| applied.value).collect(),
+            State::Entry { inode, .. } => inode.iter().copied().collect(),
+            State::Lock { .. } => Vec::new(),
+        }
+    }
+
     /// This state, and all others that items like these may leave.
     pub(super) fn any_after<'a>(self, items: impl Iterator<Item = &'a Item>) -> Vec<State> {
         let mut states = vec![self];

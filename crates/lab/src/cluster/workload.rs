@@ -245,9 +245,8 @@ impl Worker {
         let is_done = outcome.status == Status::Done;
         match &pending.operation {
             Operation::Sync { file } if is_done => {
-                let is_before = |write: &Unsynced| {
-                    write.file == *file && write.completed <= pending.invoked
-                };
+                let is_before =
+                    |write: &Unsynced| write.file == *file && write.completed <= pending.invoked;
                 self.unsynced.retain(|write| !is_before(write));
                 for write in self.sent.extract_if(.., |write| is_before(write)) {
                     for id in write.ids {

@@ -10,15 +10,13 @@ use super::fabric::{self, Fabric};
 use super::history::History;
 use super::membership::{Membership, Notice};
 use super::node::Machine;
-use super::plan_tmp::{Fault, Plan};
+use super::plan::{Fault, Plan, Who};
 use super::time::{Clock, MILLISECOND, Queue, SECOND, Time};
 use super::workload::{Lost, Worker, pause};
 use crate::random::Random;
 
 /// Name of the first client on the fabric; members count from 0.
 pub const FIRST_CLIENT: u32 = 100;
-/// Fences within which an aimed crash happens.
-const CRASH_FENCES: usize = 12;
 /// What healing may take once faults are over.
 const HEAL_WITHIN: Time = 40 * SECOND;
 
@@ -69,13 +67,31 @@ pub struct Summary {
 }
 
 enum Event {
-    Deliver { to: u32, bytes: Vec<u8> },
-    Timer { node: u32, incarnation: u64, at: Time },
+    Deliver {
+        to: u32,
+        bytes: Vec<u8>,
+    },
+    Timer {
+        node: u32,
+        incarnation: u64,
+        at: Time,
+    },
     Notice(Notice<UnitMap>),
-    Proposal { from: u32, incarnation: u64, map: UnitMap },
-    Answer { to: u32, incarnation: u64, map: UnitMap },
+    Proposal {
+        from: u32,
+        incarnation: u64,
+        map: UnitMap,
+    },
+    Answer {
+        to: u32,
+        incarnation: u64,
+        map: UnitMap,
+    },
     Fault(usize),
-    Work { client: usize, incarnation: u64 },
+    Work {
+        client: usize,
+        incarnation: u64,
+    },
     StartMember(usize),
     StartClient(usize),
 }
@@ -152,8 +168,8 @@ impl World {
         for client in 0..world.workers.len() {
             world.queue.add(0, Event::StartClient(client));
         }
-        for (index, (at, _)) in world.plan.faults.iter().enumerate() {
-            world.queue.add(*at, Event::Fault(index));
+        for (index, planned) in world.plan.faults.iter().enumerate() {
+            world.queue.add(planned.at, Event::Fault(index));
         }
         Ok(world)
     }
@@ -237,9 +253,9 @@ impl World {
     fn is_quiet(&self) -> bool {
         let (_, map) = self.membership.read();
         let tails = self.tails();
-        let equal = tails.iter().all(|tail| {
-            tail.is_some() && tail.map(|it| it.number) == tails[0].map(|it| it.number)
-        });
+        let equal = tails
+            .iter()
+            .all(|tail| tail.is_some() && tail.map(|it| it.number) == tails[0].map(|it| it.number));
         equal
             && map.in_sync.len() == self.machines.len()
             && self.workers.iter().all(Worker::is_idle)
@@ -292,6 +308,8 @@ impl World {
     fn start_member(&mut self, now: Time, member: usize) -> Result<(), String> {
         let machine = &mut self.machines[member];
         if machine.is_up() {
+            // The crash that was to come did not.
+            machine.disarm();
             return Ok(());
         }
         machine.start(now, &self.setup.options, &self.setup.defects)?;
@@ -331,7 +349,6 @@ impl World {
         let step = machine.step(now, input)?;
         if step.crashed {
             self.note(|| format!("member {member} crashes within a step"));
-            self.restart_soon(now, member);
             return Ok(());
         }
         if let Some(at) = machine.timer {
@@ -359,17 +376,7 @@ impl World {
         Ok(())
     }
 
-    fn restart_soon(&mut self, now: Time, member: usize) {
-        let at = now + self.random.between(MILLISECOND, 3 * SECOND);
-        self.queue.add(at, Event::StartMember(member));
-    }
-
-    fn client_step(
-        &mut self,
-        now: Time,
-        client: usize,
-        input: impl FnOnce(&mut Client, u64),
-    ) {
+    fn client_step(&mut self, now: Time, client: usize, input: impl FnOnce(&mut Client, u64)) {
         let worker = &mut self.workers[client];
         let sent = worker.step(now, &mut self.history, &mut self.lost, input);
         let (node, incarnation) = (worker.node, worker.incarnation);
@@ -470,13 +477,7 @@ impl World {
         }
     }
 
-    fn answer(
-        &mut self,
-        now: Time,
-        to: u32,
-        incarnation: u64,
-        map: UnitMap,
-    ) -> Result<(), String> {
+    fn answer(&mut self, now: Time, to: u32, incarnation: u64, map: UnitMap) -> Result<(), String> {
         if self.machines[to as usize].incarnation != incarnation {
             return Ok(());
         }
@@ -518,27 +519,71 @@ impl World {
     }
 
     fn fault(&mut self, now: Time, index: usize) {
-        let (_, fault) = self.plan.faults[index].clone();
+        let fault = self.plan.faults[index].fault;
         self.note(|| format!("fault: {fault:?}"));
         match fault {
-            Fault::Crash(member) => {
-                self.machines[member].crash();
-                self.restart_soon(now, member);
-            }
-            Fault::CrashSoon(member) => {
-                let fences = self.random.below(CRASH_FENCES) as u64;
-                self.machines[member].arm(fences);
-            }
-            Fault::Isolate(node, long) => self.fabric.isolate(node, now + long),
-            Fault::Cut(from, to, long) => self.fabric.cut(from, to, now + long),
-            Fault::Outage(long) => self.membership.fail(now + long),
-            Fault::CrashClient(client) => {
+            Fault::Crash {
+                member,
+                after_fences,
+                for_ns,
+            } => self.crash_member(now, member, after_fences, now + for_ns),
+            Fault::CrashClient { client } => {
+                let client = client as usize;
                 self.workers[client].crash(now, &mut self.lost);
-                let at = now + self.random.between(MILLISECOND, 3 * SECOND);
+                let at = now + self.random.between(MILLISECOND, 4 * SECOND);
                 self.queue.add(at, Event::StartClient(client));
             }
-            Fault::Lose(permille, long) => self.fabric.lose(now, permille, now + long),
+            Fault::Cut { from, to, for_ns } => {
+                let (from, to) = (self.who(from), self.who(to));
+                self.fabric.cut(from, to, now + for_ns);
+            }
+            Fault::Isolate { node, for_ns } => {
+                let node = self.who(node);
+                self.fabric.isolate(node, now + for_ns);
+            }
+            Fault::MembershipOutage { for_ns } => self.membership.fail(now + for_ns),
+            Fault::Drift { node, ppm } => match self.who(node).checked_sub(FIRST_CLIENT) {
+                Some(client) => self.workers[client as usize].clock.set_drift(now, ppm),
+                None => {
+                    let member = self.who(node) as usize;
+                    self.machines[member].clock.set_drift(now, ppm);
+                }
+            },
+            Fault::Loss { permille, for_ns } => self.fabric.lose(now, permille, now + for_ns),
+            Fault::Corruption { permille, for_ns } => {
+                self.fabric.corrupt(now, permille, now + for_ns);
+            }
+            Fault::SlowLink {
+                from,
+                to,
+                factor,
+                for_ns,
+            } => {
+                let (from, to) = (self.who(from), self.who(to));
+                self.fabric.slow(now, from, to, factor, now + for_ns);
+            }
         }
+    }
+
+    fn who(&self, who: Who) -> u32 {
+        match who {
+            Who::Member(member) => member,
+            Who::Client(client) => FIRST_CLIENT + client,
+            Who::Primary => match self.membership.read().1.primary {
+                u32::MAX => 0,
+                primary => primary,
+            },
+        }
+    }
+
+    fn crash_member(&mut self, now: Time, member: Who, after_fences: u32, until: Time) {
+        let member = self.who(member) as usize;
+        if after_fences == 0 {
+            self.machines[member].crash();
+        } else {
+            self.machines[member].arm(u64::from(after_fences));
+        }
+        self.queue.add(until.max(now), Event::StartMember(member));
     }
 
     /// What must be true when all is quiet.

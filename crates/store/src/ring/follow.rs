@@ -161,7 +161,10 @@ impl Ring {
                 position += ALIGN as u64;
                 continue;
             };
-            if epochs.last().is_none_or(|(epoch, _)| *epoch != header.epoch) {
+            if epochs
+                .last()
+                .is_none_or(|(epoch, _)| *epoch != header.epoch)
+            {
                 epochs.push((header.epoch, position));
             }
             position += u64::from(header.length);

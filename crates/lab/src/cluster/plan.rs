@@ -1,0 +1,645 @@
+//! Which faults happen to a cluster, and when.
+
+use std::fmt;
+
+use super::time::{MICROSECOND, MILLISECOND, SECOND, Time, milliseconds};
+use crate::random::Random;
+use crate::runner;
+
+/// Whom a fault hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// A member, by number.
+    Member(u32),
+    /// The member that is primary when the fault begins.
+    Primary,
+    /// A client, by number.
+    Client(u32),
+}
+
+/// Something that goes wrong. All but crashes of clients and drifts end by themselves, after `for_ns`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A member crashes, and starts again at the end.
+    Crash {
+        /// Which.
+        member: Who,
+        /// It crashes in so many fences from then on; 0: at once. If fewer come until the end, it does not crash.
+        after_fences: u32,
+        /// How long after the start of the fault it starts again.
+        for_ns: Time,
+    },
+    /// A client crashes for good.
+    CrashClient {
+        /// Which.
+        client: u32,
+    },
+    /// Nothing gets from one to the other.
+    Cut {
+        /// From whom.
+        from: Who,
+        /// To whom.
+        to: Who,
+        /// How long.
+        for_ns: Time,
+    },
+    /// Nothing gets from or to one.
+    Isolate {
+        /// Whom.
+        node: Who,
+        /// How long.
+        for_ns: Time,
+    },
+    /// The membership service is out of reach.
+    MembershipOutage {
+        /// How long.
+        for_ns: Time,
+    },
+    /// A clock runs too fast or too slow from then on.
+    Drift {
+        /// Whose.
+        node: Who,
+        /// By how many nanoseconds in a million.
+        ppm: i32,
+    },
+    /// Many messages are lost.
+    Loss {
+        /// How many of a thousand.
+        permille: u32,
+        /// How long.
+        for_ns: Time,
+    },
+    /// Many messages are damaged.
+    Corruption {
+        /// How many of a thousand.
+        permille: u32,
+        /// How long.
+        for_ns: Time,
+    },
+    /// Messages from one to the other take long.
+    SlowLink {
+        /// From whom.
+        from: Who,
+        /// To whom.
+        to: Who,
+        /// How many times as long as usual.
+        factor: u32,
+        /// How long this goes on.
+        for_ns: Time,
+    },
+}
+
+impl Fault {
+    /// How long it lasts, if it ends.
+    pub fn for_ns(mut self) -> Option<Time> {
+        self.for_ns_mut().copied()
+    }
+
+    fn for_ns_mut(&mut self) -> Option<&mut Time> {
+        match self {
+            Fault::Crash { for_ns, .. }
+            | Fault::Cut { for_ns, .. }
+            | Fault::Isolate { for_ns, .. }
+            | Fault::MembershipOutage { for_ns }
+            | Fault::Loss { for_ns, .. }
+            | Fault::Corruption { for_ns, .. }
+            | Fault::SlowLink { for_ns, .. } => Some(for_ns),
+            Fault::CrashClient { .. } | Fault::Drift { .. } => None,
+        }
+    }
+}
+
+/// A fault and its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// When it begins.
+    pub at: Time,
+    /// What it is.
+    pub fault: Fault,
+}
+
+/// The faults of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The seed that it was made of.
+    pub seed: u64,
+    /// How long the run is.
+    pub duration: Time,
+    /// What happens, by time.
+    pub faults: Vec<Planned>,
+}
+
+/// Clocks never drift more than this from true time, in either direction.
+pub const DRIFT_PPM_MAX: i32 = 200;
+
+/// What a plan is after.
+#[derive(Clone, Copy)]
+enum Manner {
+    Calm,
+    Wild,
+    PrimaryAgain,
+    PrimaryIsolated,
+    TwoInARow,
+    RestartIntoPartition,
+    TakeoverInOutage,
+    ClientAndPrimary,
+}
+
+const MANNERS: [Manner; 10] = [
+    Manner::Calm,
+    Manner::Wild,
+    Manner::Wild,
+    Manner::Wild,
+    Manner::PrimaryAgain,
+    Manner::PrimaryIsolated,
+    Manner::TwoInARow,
+    Manner::RestartIntoPartition,
+    Manner::TakeoverInOutage,
+    Manner::ClientAndPrimary,
+];
+
+impl Plan {
+    /// The plan of a seed. Members that crash start again, one client at least stays, and after two thirds of the
+    /// duration nothing is wrong any more but clocks that drift.
+    pub fn random(seed: u64, members: u32, clients: u32, duration: Time) -> Plan {
+        assert!(members > 0 && duration >= MILLISECOND);
+        let mut maker = Maker {
+            random: Random::new(seed),
+            members,
+            clients,
+            doomed: (1..clients).collect(),
+            end: duration / 3 * 2,
+            faults: Vec::new(),
+        };
+        maker.make();
+        maker.faults.sort_by_key(|planned| planned.at);
+        Plan {
+            seed,
+            duration,
+            faults: maker.faults,
+        }
+    }
+}
+
+struct Maker {
+    random: Random,
+    members: u32,
+    clients: u32,
+    /// Clients that may crash yet: each does so once.
+    doomed: Vec<u32>,
+    end: Time,
+    faults: Vec<Planned>,
+}
+
+impl Maker {
+    fn make(&mut self) {
+        let manner = *self.random.pick(&MANNERS);
+        let rounds = self.random.between(1, 6);
+        let others = match manner {
+            Manner::Calm => self.random.between(0, 2),
+            Manner::Wild => self.random.between(8, 30),
+            _ => self.random.between(0, 5),
+        };
+        for _ in 0..rounds {
+            let at = self.instant();
+            match manner {
+                Manner::Calm | Manner::Wild => break,
+                Manner::PrimaryAgain => self.primary_again(at),
+                Manner::PrimaryIsolated => self.primary_isolated(at),
+                Manner::TwoInARow => self.two_in_a_row(at),
+                Manner::RestartIntoPartition => self.restart_into_partition(at),
+                Manner::TakeoverInOutage => self.takeover_in_outage(at),
+                Manner::ClientAndPrimary => self.client_and_primary(at),
+            }
+        }
+        for _ in 0..others {
+            let at = self.instant();
+            self.any(at);
+        }
+    }
+
+    /// Adds a fault, which ends in time.
+    fn add(&mut self, at: Time, mut fault: Fault) {
+        let at = at.min(self.end - 1);
+        if let Some(for_ns) = fault.for_ns_mut() {
+            *for_ns = (*for_ns).min(self.end - at);
+        }
+        self.faults.push(Planned { at, fault });
+    }
+
+    fn instant(&mut self) -> Time {
+        self.random.between(self.end / 50, self.end - 1)
+    }
+
+    /// A length of time of any order of magnitude, from well below a lease to far above it.
+    fn spell(&mut self) -> Time {
+        let longest = *self.random.pick(&[
+            MILLISECOND,
+            10 * MILLISECOND,
+            100 * MILLISECOND,
+            500 * MILLISECOND,
+            2 * SECOND,
+            6 * SECOND,
+        ]);
+        let longest = longest.min(self.end / 3);
+        self.random.between(longest / 3, longest)
+    }
+
+    fn member(&mut self) -> Who {
+        Who::Member(self.random.below(self.members as usize) as u32)
+    }
+
+    fn member_or_primary(&mut self) -> Who {
+        if self.random.one_in(3) {
+            Who::Primary
+        } else {
+            self.member()
+        }
+    }
+
+    fn anyone(&mut self) -> Who {
+        if self.clients > 0 && self.random.one_in(3) {
+            Who::Client(self.random.below(self.clients as usize) as u32)
+        } else {
+            self.member_or_primary()
+        }
+    }
+
+    fn other_than(&mut self, from: Who) -> Who {
+        match self.anyone() {
+            to if to != from => to,
+            Who::Primary => Who::Member(0),
+            _ => Who::Primary,
+        }
+    }
+
+    fn crash(&mut self, at: Time, member: Who) {
+        let is_aimed = self.random.one_in(2);
+        let after_fences = if is_aimed {
+            self.random.between(1, 40) as u32
+        } else {
+            0
+        };
+        let for_ns = self.spell();
+        self.add(
+            at,
+            Fault::Crash {
+                member,
+                after_fences,
+                for_ns,
+            },
+        );
+    }
+
+    fn crash_client(&mut self, at: Time) {
+        if !self.doomed.is_empty() {
+            let index = self.random.below(self.doomed.len());
+            let client = self.doomed.swap_remove(index);
+            self.add(at, Fault::CrashClient { client });
+        }
+    }
+
+    fn primary_again(&mut self, at: Time) {
+        let mut at = at;
+        for _ in 0..self.random.between(1, 3) {
+            self.crash(at, Who::Primary);
+            at += self.spell();
+        }
+    }
+
+    fn primary_isolated(&mut self, at: Time) {
+        let (node, for_ns) = (Who::Primary, self.spell());
+        match self.random.below(3) {
+            0 => self.add(at, Fault::Isolate { node, for_ns }),
+            // It hears the others, or is heard by them, and does not know that this is all.
+            one_way => {
+                for member in (0..self.members).map(Who::Member) {
+                    let (from, to) = if one_way == 1 {
+                        (node, member)
+                    } else {
+                        (member, node)
+                    };
+                    self.add(at, Fault::Cut { from, to, for_ns });
+                }
+            }
+        }
+        if self.random.one_in(3) {
+            self.add(at, Fault::MembershipOutage { for_ns });
+        }
+    }
+
+    fn two_in_a_row(&mut self, at: Time) {
+        let first = self.member_or_primary();
+        self.crash(at, first);
+        let (second, later) = (self.member_or_primary(), self.spell());
+        self.crash(at + later, second);
+    }
+
+    fn restart_into_partition(&mut self, at: Time) {
+        let (node, down, for_ns) = (self.member(), self.spell(), self.spell());
+        self.add(
+            at,
+            Fault::Crash {
+                member: node,
+                after_fences: 0,
+                for_ns: down,
+            },
+        );
+        let before = self.random.between(0, for_ns.min(down));
+        let at = at + down - before;
+        let fault = match self.random.below(3) {
+            0 => Fault::Isolate { node, for_ns },
+            1 => Fault::Cut {
+                from: Who::Primary,
+                to: node,
+                for_ns,
+            },
+            _ => Fault::Cut {
+                from: node,
+                to: Who::Primary,
+                for_ns,
+            },
+        };
+        self.add(at, fault);
+    }
+
+    fn takeover_in_outage(&mut self, at: Time) {
+        let (for_ns, later) = (self.spell(), self.spell());
+        self.add(at, Fault::MembershipOutage { for_ns });
+        self.crash(at + later.min(for_ns), Who::Primary);
+    }
+
+    /// What was not synced may be lost.
+    fn client_and_primary(&mut self, at: Time) {
+        let later = self.random.between(0, 5 * MILLISECOND);
+        if self.random.one_in(2) {
+            self.crash_client(at);
+            self.crash(at + later, Who::Primary);
+        } else {
+            self.crash(at, Who::Primary);
+            self.crash_client(at + later);
+        }
+    }
+
+    fn any(&mut self, at: Time) {
+        let from = self.anyone();
+        let (to, for_ns) = (self.other_than(from), self.spell());
+        let permille = *self.random.pick(&[10, 100, 500]);
+        let fault = match self.random.below(16) {
+            0..=3 => {
+                let member = self.member_or_primary();
+                return self.crash(at, member);
+            }
+            4 => return self.crash_client(at),
+            5..=7 => Fault::Cut { from, to, for_ns },
+            8..=9 => Fault::Isolate { node: from, for_ns },
+            10 => Fault::MembershipOutage { for_ns },
+            11 => {
+                let ppm = self.random.between(0, 2 * DRIFT_PPM_MAX as u64) as i32 - DRIFT_PPM_MAX;
+                Fault::Drift { node: from, ppm }
+            }
+            12 => Fault::Loss { permille, for_ns },
+            13 => Fault::Corruption { permille, for_ns },
+            _ => Fault::SlowLink {
+                from,
+                to,
+                factor: *self.random.pick(&[3, 30, 1000]),
+                for_ns,
+            },
+        };
+        self.add(at, fault);
+    }
+}
+
+/// The plan that is left when faults are dropped and shortened as long as it fails.
+pub fn shrink(plan: Plan, mut fails: impl FnMut(&Plan) -> bool) -> Plan {
+    let Plan { seed, duration, .. } = plan;
+    let mut attempt = |faults: &[Planned]| {
+        fails(&Plan {
+            seed,
+            duration,
+            faults: faults.to_vec(),
+        })
+    };
+    let mut faults = plan.faults;
+    loop {
+        let before = faults.clone();
+        faults = runner::shrink(faults, &mut attempt);
+        for index in 0..faults.len() {
+            while let Some(shorter) = shortened(&faults, index).filter(|shorter| attempt(shorter)) {
+                faults = shorter;
+            }
+        }
+        // What was needed beside others may not be needed without them.
+        if faults == before {
+            return Plan {
+                seed,
+                duration,
+                faults,
+            };
+        }
+    }
+}
+
+/// The faults with one of half the length, unless it is very short.
+fn shortened(faults: &[Planned], index: usize) -> Option<Vec<Planned>> {
+    let mut faults = faults.to_vec();
+    let for_ns = faults[index].fault.for_ns_mut()?;
+    *for_ns /= 2;
+    (*for_ns >= MICROSECOND).then_some(faults)
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Who::Member(number) => write!(formatter, "member {number}"),
+            Who::Primary => formatter.write_str("the primary"),
+            Who::Client(number) => write!(formatter, "client {number}"),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Fault::Crash {
+                member,
+                after_fences: 0,
+                ..
+            } => write!(formatter, "{member} crashes"),
+            Fault::Crash {
+                member,
+                after_fences,
+                ..
+            } => write!(formatter, "{member} crashes in {after_fences} fences"),
+            Fault::CrashClient { client } => write!(formatter, "client {client} crashes"),
+            Fault::Cut { from, to, .. } => write!(formatter, "{from} is cut from {to}"),
+            Fault::Isolate { node, .. } => write!(formatter, "{node} is isolated"),
+            Fault::MembershipOutage { .. } => formatter.write_str("the membership service is out"),
+            Fault::Drift { node, ppm } => write!(formatter, "{node} drifts by {ppm} ppm"),
+            Fault::Loss { permille, .. } => write!(formatter, "{permille} of 1000 are lost"),
+            Fault::Corruption { permille, .. } => {
+                write!(formatter, "{permille} of 1000 are damaged")
+            }
+            Fault::SlowLink {
+                from, to, factor, ..
+            } => write!(formatter, "{from} to {to} is {factor} times slower"),
+        }?;
+        match self.for_ns() {
+            Some(for_ns) => write!(formatter, ", for {}", milliseconds(for_ns)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (seed, duration) = (self.seed, milliseconds(self.duration));
+        write!(
+            formatter,
+            "seed {seed}, {duration}, {} faults",
+            self.faults.len()
+        )?;
+        for Planned { at, fault } in &self.faults {
+            write!(formatter, "\n  {}: {fault}", milliseconds(*at))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plans() -> impl Iterator<Item = Plan> {
+        (0..2000).map(|seed| Plan::random(seed, 4, 3, 20 * SECOND))
+    }
+
+    #[test]
+    fn the_same_seed_makes_the_same_plan() {
+        assert!(plans().eq(plans()));
+        assert_ne!(
+            Plan::random(1, 3, 3, SECOND).faults,
+            Plan::random(2, 3, 3, SECOND).faults
+        );
+        assert!(Plan::random(3, 1, 0, MILLISECOND).duration == MILLISECOND);
+    }
+
+    #[test]
+    fn faults_end_after_two_thirds_and_one_client_stays() {
+        for plan in plans() {
+            let mut crashed = Vec::new();
+            let mut last = 0;
+            for Planned { at, fault } in &plan.faults {
+                let end = at + fault.for_ns().unwrap_or(0);
+                assert!(*at >= last && end <= plan.duration / 3 * 2, "{plan}");
+                last = *at;
+                if let Fault::CrashClient { client } = fault {
+                    assert!(!crashed.contains(client) && *client < 3, "{plan}");
+                    crashed.push(*client);
+                }
+                if let Fault::Drift { ppm, .. } = fault {
+                    assert!(ppm.abs() <= DRIFT_PPM_MAX);
+                }
+            }
+            assert!(crashed.len() < 3, "{plan}");
+        }
+    }
+
+    #[test]
+    fn plans_are_calm_wild_and_aimed() {
+        let count = |wanted: fn(&Plan) -> bool| plans().filter(wanted).count();
+        let is_primary = |fault: &Fault| {
+            matches!(
+                fault,
+                Fault::Crash {
+                    member: Who::Primary,
+                    ..
+                }
+            )
+        };
+        assert!(count(|plan| plan.faults.is_empty()) > 20);
+        assert!(count(|plan| plan.faults.len() > 15) > 200);
+        let again = plans().filter(|plan| {
+            let faults = plan.faults.iter();
+            faults.filter(|planned| is_primary(&planned.fault)).count() >= 4
+        });
+        assert!(again.count() > 100);
+        let names = [
+            "crashes in",
+            "client 1 crashes",
+            "is cut from",
+            "is isolated",
+            "service is out",
+            "drifts by",
+            "are lost",
+            "are damaged",
+            "times slower",
+        ];
+        let all: String = plans().map(|plan| plan.to_string()).collect();
+        for name in names {
+            assert!(all.contains(name), "no plan has one that {name}");
+        }
+    }
+
+    #[test]
+    fn a_plan_can_be_read() {
+        let plan = Plan {
+            seed: 7,
+            duration: SECOND,
+            faults: vec![
+                Planned {
+                    at: 5 * MICROSECOND,
+                    fault: Fault::Crash {
+                        member: Who::Primary,
+                        after_fences: 3,
+                        for_ns: 20 * MILLISECOND,
+                    },
+                },
+                Planned {
+                    at: 9 * MILLISECOND,
+                    fault: Fault::CrashClient { client: 2 },
+                },
+            ],
+        };
+        assert_eq!(
+            plan.to_string(),
+            "seed 7, 1000.000000 ms, 2 faults\n  \
+             0.005000 ms: the primary crashes in 3 fences, for 20.000000 ms\n  \
+             9.000000 ms: client 2 crashes"
+        );
+    }
+
+    #[test]
+    fn shrinking_leaves_out_all_that_is_not_needed() {
+        let plan = plans().find(|plan| plan.faults.len() > 20);
+        let plan = plan.expect("some are wild");
+        let needed = [plan.faults[3], plan.faults[11]];
+        let fails = |plan: &Plan| {
+            let has = |needed: &Planned| plan.faults.iter().any(|planned| planned.at == needed.at);
+            needed.iter().all(has)
+        };
+        let minimal = shrink(plan.clone(), fails);
+        assert_eq!((minimal.seed, minimal.duration), (plan.seed, plan.duration));
+        let times: Vec<_> = minimal.faults.iter().map(|planned| planned.at).collect();
+        assert_eq!(times, needed.map(|planned| planned.at));
+        for planned in &minimal.faults {
+            let for_ns = planned.fault.for_ns();
+            assert!(for_ns.is_none_or(|for_ns| for_ns < 2 * MICROSECOND));
+        }
+        assert!(shrink(plan, |_| true).faults.is_empty());
+    }
+
+    #[test]
+    fn shrinking_shortens_as_far_as_it_fails() {
+        let fault = Fault::MembershipOutage { for_ns: SECOND };
+        let plan = Plan {
+            seed: 0,
+            duration: 3 * SECOND,
+            faults: vec![Planned { at: 5, fault }],
+        };
+        let long = |planned: &Planned| planned.fault.for_ns() >= Some(100 * MILLISECOND);
+        let minimal = shrink(plan, |plan| plan.faults.iter().any(long));
+        assert_eq!(minimal.faults[0].fault.for_ns(), Some(SECOND / 8));
+    }
+}
