@@ -6,8 +6,9 @@
 //! 32 request 8 | from 4 | length 4
 //! 48 body, `length` bytes
 //! ```
-//! Little-endian. `crc` is the CRC32C of all that follows it; of [`Body::Records`] it covers the header only, since their
-//! body has checksums of its own that allow repair ([`crate::halves`]). Lengths are bounded, and nothing may follow.
+//! Little-endian. `crc` is the CRC32C of all that follows it. Where the body may carry much (records, data, image bytes)
+//! it covers the header only, since such bodies are sent in halves, which have checksums of their own and allow repair
+//! ([`crate::halves`]). Lengths are bounded, and nothing may follow.
 
 mod bytes;
 mod operation;
@@ -87,7 +88,7 @@ pub enum Body {
     Records {
         /// Position of the first.
         from: u64,
-        /// As in the ring. Empty if it came with both halves bad.
+        /// As in the ring.
         records: Vec<u8>,
     },
     /// The member's records reach this far, and are persistent.
@@ -126,6 +127,8 @@ pub enum Body {
     Join {
         /// The end of the records that it shares with the unit.
         from: u64,
+        /// Version of the map by which it is not, or cannot be, in sync.
+        version: u64,
     },
     /// Answer to a join: what to refill, and from where records will come.
     Welcome {
@@ -246,16 +249,23 @@ impl Body {
             }
             Body::Records { from, records } => {
                 to.u64(*from);
-                to.bytes.extend(halves::encode(records));
+                to.bytes.extend(records);
             }
             Body::Tail { tail, is_caught_up } => {
                 to.u64(*tail);
                 to.u8((*is_caught_up).into());
             }
-            Body::Gap { from } | Body::Join { from } => to.u64(*from),
-            Body::Welcome { from, position } => {
+            Body::Gap { from } => to.u64(*from),
+            Body::Join {
+                from,
+                version: second,
+            }
+            | Body::Welcome {
+                from,
+                position: second,
+            } => {
                 to.u64(*from);
-                to.u64(*position);
+                to.u64(*second);
             }
             Body::Fetch {
                 fetch,
@@ -330,6 +340,10 @@ impl Body {
                 tail: from.u64()?,
                 is_caught_up: from.flag()?,
             },
+            3 => Body::Records {
+                from: from.u64()?,
+                records: from.rest().to_vec(),
+            },
             4 => Body::Tail {
                 tail: from.u64()?,
                 is_caught_up: from.flag()?,
@@ -346,7 +360,10 @@ impl Body {
                 position: from.u64()?,
                 bytes: from.counted(BODY_MAX)?.to_vec(),
             },
-            8 => Body::Join { from: from.u64()? },
+            8 => Body::Join {
+                from: from.u64()?,
+                version: from.u64()?,
+            },
             9 => Body::Welcome {
                 from: from.u64()?,
                 position: from.u64()?,
@@ -416,13 +433,14 @@ fn read_fetch(from: &mut Reader<'_>) -> Result<Fetch, Malformed> {
     }
 }
 
-const RECORDS: u8 = 3;
-
 impl Message {
     /// The message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::default();
         self.body.write(&mut body);
+        if is_in_halves(self.body.kind()) {
+            body.bytes = halves::encode(&body.bytes);
+        }
         let envelope = &self.envelope;
         let mut message = Writer::default();
         message.u16(MAGIC);
@@ -443,7 +461,7 @@ impl Message {
         bytes
     }
 
-    /// The message that these bytes are. Records come out empty if they were damaged beyond repair.
+    /// The message that these bytes are.
     pub fn decode(bytes: &[u8], defects: &Defects) -> Result<Message, Malformed> {
         let mut from = Reader::new(bytes);
         let (magic, version, kind) = (from.u16()?, from.u8()?, from.u8()?);
@@ -469,28 +487,32 @@ impl Message {
         if length > BODY_MAX || bytes.len() != HEADER + length {
             return Err(Malformed("its length is not what it says"));
         }
-        let body = if kind == RECORDS {
-            let position = from.u64()?;
-            let records = match halves::decode(from.bytes(length.saturating_sub(8))?, defects) {
-                Halves::Whole(records, _) => records,
-                Halves::AskAgain => Vec::new(),
+        let mended;
+        if is_in_halves(kind) {
+            let Halves::Whole(whole, _) = halves::decode(from.bytes(length)?, defects) else {
+                return Err(Malformed("both halves of its body are damaged"));
             };
-            Body::Records {
-                from: position,
-                records,
-            }
-        } else {
-            Body::read(kind, &mut from)?
-        };
+            mended = whole;
+            from = Reader::new(&mended);
+        }
+        let body = Body::read(kind, &mut from)?;
         from.end()?;
         Ok(Message { envelope, body })
     }
 }
 
-/// Where the checksum of a message ends. Of records it covers the position too.
+/// Whether bodies of this kind are sent in halves: records, image bytes, requests and their answers.
+fn is_in_halves(kind: u8) -> bool {
+    matches!(kind, 3 | 7 | 37 | 38)
+}
+
+/// Where the checksum of a message ends.
 fn checked_end(kind: u8, length: usize) -> usize {
-    let end = if kind == RECORDS { HEADER + 8 } else { length };
-    end.min(length)
+    if is_in_halves(kind) {
+        HEADER.min(length)
+    } else {
+        length
+    }
 }
 
 #[cfg(test)]

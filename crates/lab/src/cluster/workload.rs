@@ -294,7 +294,7 @@ pub const ROOT: FileId = FileId {
 
 /// A pause between two operations of a client.
 pub fn pause(random: &mut Random) -> Time {
-    random.between(MILLISECOND, 400 * MILLISECOND)
+    random.between(MILLISECOND, 120 * MILLISECOND)
 }
 
 /// The part of a history that an operation is.

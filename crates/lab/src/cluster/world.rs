@@ -11,7 +11,7 @@ use super::history::History;
 use super::membership::{Membership, Notice};
 use super::node::Machine;
 use super::plan::{Fault, Plan, Who};
-use super::time::{Clock, MILLISECOND, Queue, SECOND, Time};
+use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
 use super::workload::{Lost, Worker, pause};
 use crate::random::Random;
 
@@ -96,6 +96,20 @@ enum Event {
     StartClient(usize),
 }
 
+/// Fast networks, and slow ones, on which much is under way at any time.
+fn fabric_options(random: &mut Random) -> fabric::Options {
+    let delay_ns = *random.pick(&[
+        (5 * MICROSECOND, 50 * MICROSECOND),
+        (50 * MICROSECOND, 2 * MILLISECOND),
+        (MILLISECOND, 15 * MILLISECOND),
+    ]);
+    fabric::Options {
+        delay_ns,
+        slow_ns: 40 * MILLISECOND,
+        ..fabric::Options::usual()
+    }
+}
+
 /// The simulation.
 pub struct World {
     setup: Setup,
@@ -150,7 +164,7 @@ impl World {
         };
         let mut world = World {
             queue: Queue::new(),
-            fabric: Fabric::new(random.next_number(), fabric::Options::usual()),
+            fabric: Fabric::new(random.next_number(), fabric_options(&mut random)),
             membership: Membership::new(random.next_number(), map),
             machines,
             workers,

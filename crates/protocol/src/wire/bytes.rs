@@ -65,6 +65,11 @@ impl<'a> Reader<'a> {
         self.bytes(length)
     }
 
+    /// All that is left.
+    pub fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.rest)
+    }
+
     /// Nothing may be left.
     pub fn end(&self) -> Result<(), Malformed> {
         if self.rest.is_empty() {
