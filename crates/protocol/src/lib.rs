@@ -22,10 +22,13 @@ pub use map::{EpochStart, NodeId, Sequence, UnitMap};
 pub use member::Member;
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
+use crc_fast::Digest;
 
-/// CRC32C.
-fn checksum(bytes: &[u8]) -> u32 {
-    crc_fast::checksum(Crc32Iscsi, bytes) as u32
+/// CRC32C of these bytes, one after the other.
+fn checksum(parts: &[&[u8]]) -> u32 {
+    let mut digest = Digest::new(Crc32Iscsi);
+    parts.iter().for_each(|part| digest.update(part));
+    digest.finalize() as u32
 }
 
 /// Where messages go.

@@ -6,9 +6,10 @@
 //! 32 request 8 | from 4 | length 4
 //! 48 body, `length` bytes
 //! ```
-//! Little-endian. `crc` is the CRC32C of all that follows it. Where the body may carry much (records, data, image bytes)
-//! it covers the header only, since such bodies are sent in halves, which have checksums of their own and allow repair
-//! ([`crate::halves`]). Lengths are bounded, and nothing may follow.
+//! Little-endian. `crc` is the CRC32C of everything but itself. Where the body may carry much (records, data, image bytes)
+//! it covers the header and the body's length only: such bodies are sent in halves, which have checksums of their own and
+//! allow repair ([`crate::halves`]). Lengths are bounded, and nothing may follow. Positions and times are below 2^62, so
+//! that sums of them do not overflow.
 
 mod bytes;
 mod operation;
@@ -331,24 +332,26 @@ impl Body {
     fn read(kind: u8, from: &mut Reader<'_>) -> Result<Body, Malformed> {
         Ok(match kind {
             1 => Body::Heartbeat {
-                sent_at_ns: from.u64()?,
-                position: from.u64()?,
-                confirmed: from.u64()?,
+                sent_at_ns: from.position()?,
+                position: from.position()?,
+                confirmed: from.position()?,
             },
             2 => Body::Lease {
-                sent_at_ns: from.u64()?,
-                tail: from.u64()?,
+                sent_at_ns: from.position()?,
+                tail: from.position()?,
                 is_caught_up: from.flag()?,
             },
             3 => Body::Records {
-                from: from.u64()?,
+                from: from.position()?,
                 records: from.rest().to_vec(),
             },
             4 => Body::Tail {
-                tail: from.u64()?,
+                tail: from.position()?,
                 is_caught_up: from.flag()?,
             },
-            5 => Body::Gap { from: from.u64()? },
+            5 => Body::Gap {
+                from: from.position()?,
+            },
             6 => Body::Fetch {
                 fetch: read_fetch(from)?,
                 offset: from.u64()?,
@@ -357,16 +360,16 @@ impl Body {
             7 => Body::Range {
                 fetch: read_fetch(from)?,
                 offset: from.u64()?,
-                position: from.u64()?,
+                position: from.position()?,
                 bytes: from.counted(BODY_MAX)?.to_vec(),
             },
             8 => Body::Join {
-                from: from.u64()?,
+                from: from.position()?,
                 version: from.u64()?,
             },
             9 => Body::Welcome {
-                from: from.u64()?,
-                position: from.u64()?,
+                from: from.position()?,
+                position: from.position()?,
             },
             10 => Body::Candidate {
                 tail: read_sequence(from)?,
@@ -385,7 +388,7 @@ impl Body {
             33 => Body::SessionOpened { slots: from.u16()? },
             34 => Body::KeepAlive,
             35 => Body::Alive {
-                confirmed: from.u64()?,
+                confirmed: from.position()?,
             },
             36 => Body::Expired,
             37 => Body::Request {
@@ -396,8 +399,8 @@ impl Body {
             38 => Body::Reply {
                 slot: from.u16()?,
                 outcome: Outcome::read(from)?,
-                position: from.u64()?,
-                confirmed: from.u64()?,
+                position: from.position()?,
+                confirmed: from.position()?,
             },
             39 => {
                 let count = usize::from(from.u16()?);
@@ -421,7 +424,7 @@ fn write_sequence(to: &mut Writer, sequence: Sequence) {
 fn read_sequence(from: &mut Reader<'_>) -> Result<Sequence, Malformed> {
     Ok(Sequence {
         epoch: from.u32()?,
-        number: from.u64()?,
+        number: from.position()?,
     })
 }
 
@@ -456,8 +459,7 @@ impl Message {
         message.u32(body.bytes.len() as u32);
         message.bytes.extend(body.bytes);
         let mut bytes = message.bytes;
-        let crc = checksum(&bytes[8..checked_end(self.body.kind(), bytes.len())]);
-        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        seal(&mut bytes);
         bytes
     }
 
@@ -481,11 +483,11 @@ impl Message {
             from: from.u32()?,
         };
         let length = from.u32()? as usize;
-        if crc != checksum(&bytes[8..checked_end(kind, bytes.len())]) {
-            return Err(Malformed("its checksum is wrong"));
-        }
         if length > BODY_MAX || bytes.len() != HEADER + length {
             return Err(Malformed("its length is not what it says"));
+        }
+        if crc != header_checksum(kind, bytes) {
+            return Err(Malformed("its checksum is wrong"));
         }
         let mended;
         if is_in_halves(kind) {
@@ -506,13 +508,20 @@ fn is_in_halves(kind: u8) -> bool {
     matches!(kind, 3 | 7 | 37 | 38)
 }
 
-/// Where the checksum of a message ends.
-fn checked_end(kind: u8, length: usize) -> usize {
-    if is_in_halves(kind) {
-        HEADER.min(length)
+/// The checksum of a message of this kind: of all but the checksum itself, or of as much as cannot be repaired.
+fn header_checksum(kind: u8, bytes: &[u8]) -> u32 {
+    let end = if is_in_halves(kind) {
+        bytes.len().min(HEADER + 4)
     } else {
-        length
-    }
+        bytes.len()
+    };
+    checksum(&[&bytes[..4], &bytes[8..end]])
+}
+
+/// Puts the checksum into a message that is whole but for it.
+pub(crate) fn seal(bytes: &mut [u8]) {
+    let crc = header_checksum(bytes[3], bytes);
+    bytes[4..8].copy_from_slice(&crc.to_le_bytes());
 }
 
 #[cfg(test)]

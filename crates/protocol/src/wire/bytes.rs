@@ -2,6 +2,9 @@
 
 use super::Malformed;
 
+/// Positions, and times in nanoseconds, are below.
+const POSITION_END: u64 = 1 << 62;
+
 /// Takes fields off the front of a message.
 pub struct Reader<'a> {
     rest: &'a [u8],
@@ -45,6 +48,14 @@ impl<'a> Reader<'a> {
     /// The next eight bytes.
     pub fn u64(&mut self) -> Result<u64, Malformed> {
         self.array().map(u64::from_le_bytes)
+    }
+
+    /// The next eight bytes, which are a position or a time: sums of two of them do not overflow.
+    pub fn position(&mut self) -> Result<u64, Malformed> {
+        match self.u64()? {
+            position if position < POSITION_END => Ok(position),
+            _ => Err(Malformed("a position or a time is over its bound")),
+        }
     }
 
     /// The next byte, which says yes or no.
