@@ -6,6 +6,7 @@
 //! - [`random`] and [`runner`]: seeded operations on a system and the model, shrunk when they part;
 //! - [`pool`]: pools with the same bytes in every run;
 //! - [`explorer`]: crashes of the simulated memory, of the workloads in [`workloads`];
+//! - [`reachable`]: two pools compared, as those of a unit;
 //! - [`damage`]: pools in which bytes went bad.
 #![forbid(unsafe_code)]
 
@@ -17,6 +18,7 @@ pub mod mounted;
 pub mod operation;
 pub mod pool;
 pub mod random;
+pub mod reachable;
 pub mod runner;
 pub mod tree;
 pub mod workloads;
