@@ -600,8 +600,27 @@ impl World {
         self.queue.add(until.max(now), Event::StartMember(member));
     }
 
+    /// Every pool is sound, and they hold the same.
+    fn examine_pools(&self) -> Result<(), String> {
+        let first = self.machines[0].memory().region();
+        for (member, machine) in self.machines.iter().enumerate() {
+            let region = machine.memory().region();
+            if let Some(difference) = crate::reachable::difference(&first, &region) {
+                return Err(format!("members 0 and {member} differ: {difference}"));
+            }
+        }
+        let sound = crate::pool::copy(&first)?;
+        let report = store::check(&sound, &store::CheckOptions::default())
+            .map_err(|error| format!("the check fails: {error}"))?;
+        match report.findings.first() {
+            Some(finding) => Err(format!("the check finds: {finding}")),
+            None => Ok(()),
+        }
+    }
+
     /// What must be true when all is quiet.
     fn examine(&mut self) -> Result<Summary, String> {
+        self.examine_pools()?;
         let lost = std::mem::take(&mut self.lost);
         for (ids, invoked) in lost.writes {
             for id in ids {
