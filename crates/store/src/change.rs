@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::BLOCK;
-use crate::allocator::{Allocator, Run};
+use crate::allocator::{Allocator, Line, Run};
 use crate::defects::Defects;
 use crate::edit::{Contents, Edit};
 use crate::error::Result;
@@ -53,6 +53,8 @@ struct Parts {
     edits: Vec<Edit>,
     /// The operations in the record, for applying them: what was decoded after the fence would wait for it.
     operations: Vec<Placed>,
+    /// What its operations on bitmaps do, in their order.
+    lines: Vec<Line>,
     spare_blocks: Vec<Box<Block>>,
     taken: Vec<Run>,
     freed: Vec<Run>,
@@ -131,6 +133,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         self.record.clear();
         self.operations.clear();
+        self.lines.clear();
         self.edits.clear();
         self.freed.clear();
         self.inode_bits.clear();
@@ -423,8 +426,16 @@ impl<'s> Change<'s> {
         }
         for group in &mut groups {
             let parts = &mut self.parts;
-            group.drain_lines(image, |target, line| {
-                parts.encode(Kind::Line, target, 64, 0, &line);
+            group.drain_lines(image, |line| {
+                let operation = line.operation();
+                let Operation {
+                    target,
+                    length,
+                    crc,
+                    ..
+                } = operation;
+                parts.encode(Kind::Line, target, length, crc, operation.payload);
+                parts.lines.push(line);
             });
         }
         // The place is taken while the groups are locked: the lines are right only in this order.
@@ -503,11 +514,16 @@ impl<'s> Change<'s> {
         let Shared {
             image, allocator, ..
         } = self.shared;
-        let mut blocks = self.blocks.iter();
+        let (mut blocks, mut lines) = (self.blocks.iter(), self.parts.lines.iter());
         for placed in &self.parts.operations {
             let mut operation = placed.operation(&self.parts.record);
             match operation.kind {
-                Kind::Line => allocator.apply_line(image, &operation, number),
+                Kind::Line => {
+                    let line = lines
+                        .next()
+                        .expect("each operation on a bitmap has its line");
+                    drop(allocator.apply_line(image, line, number));
+                }
                 kind => {
                     if kind == Kind::Block {
                         operation.payload =
