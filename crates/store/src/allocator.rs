@@ -134,6 +134,17 @@ impl Bitmap {
         best
     }
 
+    /// A free bit, most often that of the hint.
+    fn find_one(&self) -> Option<u32> {
+        if self.free == 0 {
+            return None;
+        }
+        if !self.is_busy(self.hint) {
+            return Some(self.hint);
+        }
+        self.find(1).map(|(bit, _)| bit)
+    }
+
     fn set_busy(&mut self, bit: u32, length: u32) {
         for_each_word(bit, length, |word, mask| self.busy[word] |= mask);
         self.free -= length;
@@ -437,9 +448,7 @@ impl Allocator {
             let mut group = self.groups[index].lock();
             let base = group.number * self.inodes_per_group;
             let bitmap = &mut group.maps[Map::Inodes as usize];
-            if bitmap.free > 0
-                && let Some((bit, _)) = bitmap.find(1)
-            {
+            if let Some(bit) = bitmap.find_one() {
                 bitmap.take(bit, 1);
                 return Ok(base + u64::from(bit));
             }
@@ -492,7 +501,8 @@ impl Allocator {
     }
 
     /// Applies what the record `number` does to a line, unless a newer one is there already. All of the line is written:
-    /// records before this one are persistent too, and are passed over when their turn comes later.
+    /// records before this one are persistent too, and are passed over when their turn comes later. The group is still
+    /// locked.
     pub fn apply_line(&self, image: &Image, line: &Line, number: u64) -> MutexGuard<'_, Group> {
         let mut group = self.groups[line.group].lock();
         let applied = &mut group.maps[line.map as usize].applied[line.line];

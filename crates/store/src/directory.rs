@@ -196,7 +196,8 @@ impl<'a> Reader<'a> {
         let Some((block, logical)) = self.leaf(prefix(hash))? else {
             return Ok(None);
         };
-        let found = Search::new(Contents::new(self.image, block, None), hash, name).found;
+        let leaf = Contents::new(self.image, block, None);
+        let found = Search::new(leaf, shape(leaf), hash, name).found;
         let stored = |found: Found| {
             Ok(Stored {
                 target: target(&found.entry, block)?,
@@ -298,12 +299,12 @@ struct Search {
 }
 
 impl Search {
-    fn new(leaf: Contents<'_>, hash: u64, name: &[u8]) -> Search {
+    fn new(leaf: Contents<'_>, shape: Shape, hash: u64, name: &[u8]) -> Search {
         let mut search = Search {
             found: None,
             taken: 0,
         };
-        let count = (shape(leaf).count as usize).min(SLOTS_MAX);
+        let count = (shape.count as usize).min(SLOTS_MAX);
         let mut words = [0u64; SLOTS_MAX.next_multiple_of(SLOTS_AT_ONCE) / 2];
         leaf.copy(SLOTS, &mut words.as_mut_bytes()[..count * SLOT]);
         let wanted = u64::from(tag(hash)) * TWICE;
@@ -377,11 +378,11 @@ pub struct Room {
 impl Room {
     /// The room in this leaf, `None` when it is too full; [`Error::Exists`] when the name is there already.
     fn find(leaf: Contents<'_>, block: u64, hash: u64, name: &[u8]) -> Result<Option<Room>> {
-        let search = Search::new(leaf, hash, name);
+        let shape = shape(leaf);
+        let search = Search::new(leaf, shape, hash, name);
         if search.found.is_some() {
             return Err(Error::Exists);
         }
-        let shape = shape(leaf);
         let has_room = shape.gap() >= entry_size(name.len()) + SLOT;
         Ok(has_room.then(|| Room {
             block,

@@ -25,6 +25,8 @@ use crate::tree::{Lookup, Tree};
 
 /// Most links to one file.
 const LINKS_MAX: u32 = 65_000;
+/// The set-group bit of a directory's mode.
+const SET_GROUP: u32 = 0o2000;
 /// Longest target of a symbolic link, in bytes.
 const TARGET_MAX: usize = BLOCK - 1;
 /// Extents that are freed in the same record as the inode; with more, the inode becomes an orphan first.
@@ -124,12 +126,24 @@ impl Store {
         self.node(number)
     }
 
-    /// Makes a file, directory, link or node.
+    /// Makes a file, directory, link or node. In a directory with the set-group bit it gets the directory's group, and a
+    /// directory the bit too.
     pub fn create(
         &self,
         directory: &Arc<Node>,
         name: &[u8],
         new: &NewInode<'_>,
+    ) -> Result<Arc<Node>> {
+        self.create_held(directory, name, new, 0)
+    }
+
+    /// Like [`Store::create`], with so many [holds](Store::hold) from the start.
+    pub fn create_held(
+        &self,
+        directory: &Arc<Node>,
+        name: &[u8],
+        new: &NewInode<'_>,
+        holds: u64,
     ) -> Result<Arc<Node>> {
         check_name(name)?;
         let mut parent = directory.state.write();
@@ -139,14 +153,13 @@ impl Store {
         }
         let hash = self.hash(name);
         let room = self.reader(directory.number(), &parent).room(hash, name)?;
-        let (number, inode, parent_new) = match room {
+        let node = match room {
             Some(room) if new.target.len() <= INLINE_TARGET_MAX => {
-                self.create_in(&room, directory, &parent, name, new)?
+                self.create_in(&room, directory, &mut parent, name, new)?
             }
-            _ => self.create_anywhere(directory, &parent, hash, name, new)?,
+            _ => self.create_anywhere(directory, &mut parent, hash, name, new)?,
         };
-        *parent = parent_new;
-        let node = Node::new(number, inode);
+        node.holds.store(holds, Ordering::Relaxed);
         self.nodes.insert(node.clone());
         Ok(node)
     }
@@ -156,56 +169,49 @@ impl Store {
         &self,
         room: &Room,
         directory: &Node,
-        parent: &Inode,
+        parent: &mut Inode,
         name: &[u8],
         new: &NewInode<'_>,
-    ) -> Result<(u64, Inode, Inode)> {
+    ) -> Result<Arc<Node>> {
+        check_target(new)?;
         let shared = &self.shared;
         let number = shared.allocator.take_inode()?;
-        let make = || {
-            let old = shared.image.free_inode(number)?;
-            let mut inode = self.new_inode(directory.number(), new, old.generation);
-            put_inline_target(&mut inode, new)?;
-            inode.rest_crc = inode.rest_checksum();
-            Ok((old, inode))
-        };
-        let made = make();
-        let (old, mut inode) =
-            made.inspect_err(|_: &Error| shared.allocator.give_back_inode(number))?;
-        let mut parent = *parent;
+        let old = shared.image.free_inode(number);
+        let old = old.inspect_err(|_| shared.allocator.give_back_inode(number))?;
+        let mut inode = self.new_inode(directory.number(), parent, new, old.generation);
+        put_inline_target(&mut inode, new);
+        inode.rest_crc = inode.rest_checksum();
+        // From here on nothing fails, and nobody sees the directory before its lock is free.
         parent.entries = parent.entries.saturating_add(1);
-        add_links(&mut parent, i32::from(inode.is_directory()));
+        add_links(parent, i32::from(inode.is_directory()));
         (parent.modified_ns, parent.changed_ns) = (inode.created_ns, inode.created_ns);
         let patch = room.insertion(&shared.image, name, target_of(number, &inode));
         directory.note_edit();
+        let has_same_root = old.root.as_bytes() == inode.root.as_bytes();
         inode.version = shared.one_name(&OneName {
             patch: &patch,
-            directory: (directory.number(), &parent),
+            directory: (directory.number(), parent),
             file: (number, &inode),
-            file_length: if old.root == inode.root {
-                INODE / 2
-            } else {
-                INODE
-            },
+            file_length: if has_same_root { INODE / 2 } else { INODE },
             bit: Some((Map::Inodes, true)),
         });
         parent.version = inode.version;
-        Ok((number, inode, parent))
+        Ok(Node::new(number, inode))
     }
 
     /// Makes anything, changing as many leaves and nodes as that takes.
     fn create_anywhere(
         &self,
         directory: &Node,
-        parent: &Inode,
+        parent: &mut Inode,
         hash: u64,
         name: &[u8],
         new: &NewInode<'_>,
-    ) -> Result<(u64, Inode, Inode)> {
+    ) -> Result<Arc<Node>> {
         let mut change = Change::new(&self.shared);
         let number = change.allocate_inode()?;
         let old = self.shared.image.inode(number)?;
-        let mut inode = self.new_inode(directory.number(), new, old.generation);
+        let mut inode = self.new_inode(directory.number(), parent, new, old.generation);
         self.put_target(&mut change, number, &mut inode, new)?;
         let mut parent_new = *parent;
         add_links(&mut parent_new, i32::from(inode.is_directory()));
@@ -218,20 +224,29 @@ impl Store {
         change.inode_from(number, &old, &mut inode);
         inode.version = change.commit();
         parent_new.version = inode.version;
-        Ok((number, inode, parent_new))
+        *parent = parent_new;
+        Ok(Node::new(number, inode))
     }
 
-    fn new_inode(&self, parent: u64, new: &NewInode<'_>, old_generation: u32) -> Inode {
+    fn new_inode(
+        &self,
+        directory: u64,
+        parent: &Inode,
+        new: &NewInode<'_>,
+        old_generation: u32,
+    ) -> Inode {
         let now = self.now_ns();
         let is_directory = new.kind == FileKind::Directory;
+        let group = parent.mode & SET_GROUP;
+        let inherited = if is_directory { group } else { 0 };
         Inode {
             generation: old_generation.wrapping_add(1),
-            mode: new.kind.bits() | new.permissions & 0o7777,
+            mode: new.kind.bits() | new.permissions & 0o7777 | inherited,
             links: if is_directory { 2 } else { 1 },
             uid: new.uid,
-            gid: new.gid,
+            gid: if group == 0 { new.gid } else { parent.gid },
             device: new.device,
-            parent: if is_directory { parent } else { 0 },
+            parent: if is_directory { directory } else { 0 },
             modified_ns: now,
             changed_ns: now,
             accessed_ns: now,
@@ -248,14 +263,12 @@ impl Store {
         inode: &mut Inode,
         new: &NewInode<'_>,
     ) -> Result<()> {
+        check_target(new)?;
         let target = new.target;
         if new.kind != FileKind::Symlink || target.len() <= INLINE_TARGET_MAX {
-            return put_inline_target(inode, new);
+            put_inline_target(inode, new);
+            return Ok(());
         }
-        if target.len() > TARGET_MAX {
-            return Err(Error::NameTooLong);
-        }
-        check_target(target)?;
         inode.size = target.len() as u64;
         let mut block = [0; BLOCK];
         block[..target.len()].copy_from_slice(target);
@@ -441,16 +454,16 @@ impl Removal<'_> {
         let now = self.store.now_ns();
         let image = &self.store.shared.image;
         image.prefetch(image.layout.inode(self.node.number()), FIRST_LINE);
-        let mut parent = *self.parent;
-        (parent.modified_ns, parent.changed_ns) = (now, now);
-        add_links(&mut parent, -i32::from(self.state.is_directory()));
         let patch = removal(image, self.stored);
         if has_tree(&self.state) || patch.empties_leaf() {
-            return self.with_blocks(parent, now);
+            return self.with_blocks(now);
         }
+        // From here on nothing fails, and nobody sees the inodes before their locks are free.
+        let (parent, file) = (&mut *self.parent, &mut *self.state);
         parent.entries = parent.entries.saturating_sub(1);
-        let mut file = *self.state;
-        drop_one_link(&mut file, now);
+        (parent.modified_ns, parent.changed_ns) = (now, now);
+        add_links(parent, -i32::from(file.is_directory()));
+        drop_one_link(file, now);
         let bit = match file.links {
             0 if self.node.is_held() => Some((Map::Orphans, true)),
             0 => Some((Map::Inodes, false)),
@@ -461,15 +474,14 @@ impl Removal<'_> {
         }
         self.directory.note_edit();
         let is_noted = !self.store.shared.defects.forget_orphans;
-        parent.version = self.store.shared.one_name(&OneName {
+        let version = self.store.shared.one_name(&OneName {
             patch: &patch,
-            directory: (self.directory.number(), &parent),
-            file: (self.node.number(), &file),
+            directory: (self.directory.number(), parent),
+            file: (self.node.number(), file),
             file_length: FIRST_LINE,
             bit: bit.filter(|(map, _)| *map == Map::Inodes || is_noted),
         });
-        file.version = parent.version;
-        (*self.parent, *self.state) = (parent, file);
+        (parent.version, file.version) = (version, version);
         if file.mode == 0 {
             self.store.nodes.remove(self.node);
         }
@@ -477,9 +489,12 @@ impl Removal<'_> {
     }
 
     /// The same where blocks are freed with the name.
-    fn with_blocks(&mut self, mut parent: Inode, now: i64) -> Result<()> {
+    fn with_blocks(&mut self, now: i64) -> Result<()> {
         let store = self.store;
         let mut change = Change::with_reserve(&store.shared);
+        let mut parent = *self.parent;
+        (parent.modified_ns, parent.changed_ns) = (now, now);
+        add_links(&mut parent, -i32::from(self.state.is_directory()));
         Store::writer(&mut change, self.directory, &mut parent).remove(self.stored)?;
         let mut file = *self.state;
         let unfinished = store.drop_link(&mut change, self.node, &mut file, now)?;
@@ -507,17 +522,22 @@ fn drop_one_link(inode: &mut Inode, now_ns: i64) {
 }
 
 /// Puts the target of a symbolic link, if it is one, into the inode.
-fn put_inline_target(inode: &mut Inode, new: &NewInode<'_>) -> Result<()> {
+fn put_inline_target(inode: &mut Inode, new: &NewInode<'_>) {
     if new.kind == FileKind::Symlink {
-        check_target(new.target)?;
         inode.size = new.target.len() as u64;
         inode.root.as_mut_bytes()[..new.target.len()].copy_from_slice(new.target);
     }
-    Ok(())
 }
 
-fn check_target(target: &[u8]) -> Result<()> {
-    if target.is_empty() || target.contains(&0) {
+/// Whether a symbolic link, if it is one, may have this target.
+fn check_target(new: &NewInode<'_>) -> Result<()> {
+    if new.kind != FileKind::Symlink {
+        return Ok(());
+    }
+    if new.target.len() > TARGET_MAX {
+        return Err(Error::NameTooLong);
+    }
+    if new.target.is_empty() || new.target.contains(&0) {
         return Err(Error::InvalidArgument(
             "a symbolic link's target must not be empty and has no NUL",
         ));

@@ -60,20 +60,18 @@ impl Shared {
             for operation in [&leaf, &directory, &file] {
                 image.apply(operation, place.number);
             }
-            if let Some(line) = &line {
-                let mut group = allocator.apply_line(image, line, place.number);
-                if change.bit == Some((Map::Inodes, false)) {
-                    // Now that its freeing is persistent and applied.
-                    let (_, bit) = allocator.inode_bit(change.file.0);
-                    group.give_back_inode(bit);
-                }
-            }
+            let line = line.as_ref();
+            line.map(|line| allocator.apply_line(image, line, place.number))
         };
         if self.defects.apply_before_commit {
-            apply();
+            drop(apply());
         }
         ring.commit(place, record, crc, image);
-        apply();
+        let group = apply();
+        if let (Some(mut group), Some((Map::Inodes, false))) = (group, change.bit) {
+            // Its freeing is persistent, so the number may be used again.
+            group.give_back_inode(allocator.inode_bit(change.file.0).1);
+        }
         ring.applied(place);
         place.number
     }

@@ -160,7 +160,7 @@ impl Operation<'_> {
             return false;
         };
         let list = u64::from_le_bytes(*list);
-        parts(list).all(|(at, length)| at >= 8 && length > 0 && at + length <= BLOCK)
+        parts(list).all(|(at, length)| at >= 8 && length > 0)
             && parts(list).map(|(_, length)| length).sum::<usize>() == bytes.len()
     }
 }
@@ -177,7 +177,11 @@ pub fn parts(list: u64) -> impl Iterator<Item = (usize, usize)> {
     (0..PARTS_MAX)
         .map(move |index| (list >> (16 * index)) as u16 as usize)
         .take_while(|part| *part != 0)
-        .map(|part| ((part >> 7) * 8, (part & 127) * 8))
+        .map(|part| {
+            let at = (part >> 7) * 8;
+            // Never out of the block, even where the list is read from a damaged ring.
+            (at, ((part & 127) * 8).min(BLOCK - at))
+        })
 }
 
 /// The field of [`parts`] that stands for a part.
