@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::BLOCK;
-use crate::allocator::{Allocator, Run};
+use crate::allocator::{Allocator, Line, Run};
 use crate::defects::Defects;
 use crate::edit::{Contents, Edit};
 use crate::error::Result;
@@ -37,6 +37,15 @@ pub struct Shared {
     pub defects: Defects,
 }
 
+impl Shared {
+    /// Whether nothing rides along with the next change and nothing freed is held back: then the commonest changes need
+    /// not be collected.
+    #[inline]
+    pub fn takes_short_ways(&self) -> bool {
+        self.held.is_none() && !rider::is_waiting()
+    }
+}
+
 /// A change that is being collected. Dropped without a commit, it gives back what it took.
 pub struct Change<'s> {
     shared: &'s Shared,
@@ -57,6 +66,8 @@ struct Parts {
     edits: Vec<Edit>,
     /// The operations in the record, for applying them: what was decoded after the fence would wait for it.
     operations: Vec<Placed>,
+    /// What its operations on bitmaps do, in their order.
+    lines: Vec<Line>,
     spare_blocks: Vec<Box<Block>>,
     taken: Vec<Run>,
     freed: Vec<Run>,
@@ -135,6 +146,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         self.record.clear();
         self.operations.clear();
+        self.lines.clear();
         self.edits.clear();
         self.freed.clear();
         self.inode_bits.clear();
@@ -432,8 +444,16 @@ impl<'s> Change<'s> {
         }
         for group in &mut groups {
             let parts = &mut self.parts;
-            group.drain_lines(image, |target, line| {
-                parts.encode(Kind::Line, target, 64, 0, &line);
+            group.drain_lines(image, |line| {
+                let operation = line.operation();
+                let Operation {
+                    target,
+                    length,
+                    crc,
+                    ..
+                } = operation;
+                parts.encode(Kind::Line, target, length, crc, operation.payload);
+                parts.lines.push(line);
             });
         }
         // The place is taken while the groups are locked: the lines are right only in this order.
@@ -512,11 +532,16 @@ impl<'s> Change<'s> {
         let Shared {
             image, allocator, ..
         } = self.shared;
-        let mut blocks = self.blocks.iter();
+        let (mut blocks, mut lines) = (self.blocks.iter(), self.parts.lines.iter());
         for placed in &self.parts.operations {
             let mut operation = placed.operation(&self.parts.record);
             match operation.kind {
-                Kind::Line => allocator.apply_line(image, &operation, number),
+                Kind::Line => {
+                    let line = lines
+                        .next()
+                        .expect("each operation on a bitmap has its line");
+                    drop(allocator.apply_line(image, line, number));
+                }
                 kind => {
                     if kind == Kind::Block {
                         operation.payload =

@@ -1,6 +1,7 @@
 //! CRC32C, and its change when a part of a checked block changes.
 
 use crc_fast::crc32_iscsi;
+use zerocopy::IntoBytes;
 
 /// CRC32C of `bytes`.
 #[inline]
@@ -20,6 +21,17 @@ pub fn replace(crc: u32, old: &mut [u8], new: &[u8], after: usize) -> u32 {
     }
     // The checksum of the difference, less what a checksum makes of as many zeros.
     let difference = crc32c(old) ^ OF_ZEROS[old.len()];
+    crc ^ append_zeros(difference, after)
+}
+
+/// Like [`replace`], of whole words.
+#[inline]
+pub fn replace_words(crc: u32, old: &mut [u64], new: &[u8], after: usize) -> u32 {
+    debug_assert_eq!(old.len() * 8, new.len());
+    for (old, new) in old.iter_mut().zip(new.as_chunks().0) {
+        *old ^= u64::from_ne_bytes(*new);
+    }
+    let difference = crc32c(old.as_bytes()) ^ OF_ZEROS[new.len()];
     crc ^ append_zeros(difference, after)
 }
 
@@ -159,6 +171,14 @@ mod tests {
                 crc32c(&zeros),
                 "{start}..{end}"
             );
+            assert_eq!(updated, crc32c(&block), "{start}..{end}");
+            let mut old = vec![0; (end - start) / 8];
+            let new = &new[..old.len() * 8];
+            block[start..start + new.len()].fill(0);
+            let zeros = crc32c(&block);
+            let after = crate::BLOCK - start - new.len();
+            let updated = replace_words(zeros, &mut old, new, after);
+            block[start..start + new.len()].copy_from_slice(new);
             assert_eq!(updated, crc32c(&block), "{start}..{end}");
         }
     }

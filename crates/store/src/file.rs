@@ -509,13 +509,9 @@ pub(crate) fn has_tree(inode: &Inode) -> bool {
     inode.count > 0
 }
 
-/// Puts the freeing of an inode into a change. Its number and generation stay, so that old handles are found out.
+/// Puts the freeing of an inode into a change.
 pub(crate) fn free_inode(change: &mut Change<'_>, number: u64, inode: &mut Inode) {
-    *inode = Inode {
-        generation: inode.generation,
-        version: inode.version,
-        ..Inode::FREE
-    };
+    inode.free();
     change.free_inode(number);
 }
 

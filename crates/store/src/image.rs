@@ -10,7 +10,7 @@ use crate::checksum::crc32c;
 use crate::error::{Error, Result};
 use crate::layout::group::{GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, Map};
 use crate::layout::inode::{FIRST_LINE, INODE, Inode, first_line_checksum};
-use crate::layout::record::{Kind, Operation};
+use crate::layout::record::{Kind, Operation, parts};
 use crate::layout::superblock::Superblock;
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
 
@@ -120,8 +120,9 @@ impl Layout {
 
     /// Offset of the checksum of the bitmap line at `target`, `None` when none is there.
     pub fn line_crc(&self, target: u64) -> Option<u64> {
-        let group_length = self.blocks_per_group * BLOCK as u64;
-        let (group, inside) = (target / group_length, target % group_length);
+        // A power of two: shifts, since this is on every path.
+        let shift = self.blocks_per_group.trailing_zeros() + BLOCK.trailing_zeros();
+        let (group, inside) = (target >> shift, target & ((1 << shift) - 1));
         let map = (inside / BLOCK as u64)
             .checked_sub(1)
             .filter(|map| *map < 3)?;
@@ -195,6 +196,12 @@ impl Image {
     #[inline]
     pub fn load(&self, offset: u64) -> u64 {
         self.region.load(self.base + offset)
+    }
+
+    /// Stores 8 bytes; `offset` is a multiple of 8.
+    #[inline]
+    fn store(&self, offset: u64, value: u64) {
+        self.region.store(self.base + offset, value);
     }
 
     /// Writes data that no record names yet; persistent after the next fence of this thread.
@@ -279,6 +286,22 @@ impl Image {
         Ok(inode)
     }
 
+    /// Reads an inode that is free, to be used anew, and checks as much as will stay: its first line.
+    pub fn free_inode(&self, number: u64) -> Result<Inode> {
+        let offset = self.layout.inode(number);
+        let mut inode = Inode::FREE;
+        self.read(offset, inode.as_mut_bytes());
+        let is_right = inode.crc == inode.checksum(inode.version)
+            || inode.as_bytes()[..FIRST_LINE] == [0; FIRST_LINE];
+        if !is_right {
+            return Err(Error::Corrupt {
+                what: "an inode",
+                block: offset / BLOCK as u64,
+            });
+        }
+        Ok(inode)
+    }
+
     /// Reads a group's header and checks it.
     pub fn group_header(&self, group: u64) -> Result<GroupHeader> {
         let offset = self.layout.header(group);
@@ -335,6 +358,7 @@ impl Image {
                 .is_data_run(block, u64::from(length) / BLOCK as u64),
             Kind::Line => self.layout.line_crc(target).is_some(),
             Kind::Bytes | Kind::Zero | Kind::Inode => true,
+            Kind::Edit => self.layout.is_data_run(block, 1),
         }
     }
 
@@ -372,7 +396,7 @@ impl Image {
                 let generation = payload[4..8].try_into().expect("four bytes");
                 let first_word = u64::from(crc) | u64::from(u32::from_le_bytes(generation)) << 32;
                 self.put(target + 16, &payload[16..]);
-                self.region.store(self.base + target, first_word);
+                self.store(target, first_word);
                 self.region.store(self.base + target + 8, number);
             }
             Kind::Data => {
@@ -391,8 +415,23 @@ impl Image {
             Kind::Line => {
                 self.put(target, payload);
                 if let Some(at) = self.layout.line_crc(target) {
-                    self.region.store_u32(self.base + at, crc32c(payload));
+                    self.region.store_u32(self.base + at, crc);
                 }
+            }
+            Kind::Edit => {
+                let (list, mut bytes) = payload.split_at(8);
+                for (at, length) in parts(u64::from_le_bytes(list.try_into().expect("a word"))) {
+                    let (part, rest) = bytes.split_at(length);
+                    match part.try_into() {
+                        Ok(word) => self.store(target + at as u64, u64::from_ne_bytes(word)),
+                        Err(_) => self.put(target + at as u64, part),
+                    }
+                    bytes = rest;
+                }
+                // Whole words, as they are loaded.
+                let magic = self.load(target) & u64::from(u32::MAX);
+                let first_word = magic | u64::from(crc) << (8 * BLOCK_CRC);
+                self.store(target, first_word);
             }
         }
     }
@@ -416,7 +455,8 @@ impl Image {
         }
     }
 
-    /// Calls `flush` with the offset and length of each range that [`Image::apply`] left in the cache.
+    /// Calls `flush` with the offset and length of each range that [`Image::apply`] left in the cache. Of the payload,
+    /// the first word of an edit's is needed.
     pub fn cached_ranges(&self, operation: &Operation<'_>, mut flush: impl FnMut(u64, u64)) {
         let Operation {
             kind,
@@ -434,7 +474,13 @@ impl Image {
         } else {
             target
         };
-        if (covered as usize) < STREAM_MIN {
+        if kind == Kind::Edit {
+            let list = operation.payload.first_chunk().expect("an edit has parts");
+            flush(target, 8);
+            for (at, length) in parts(u64::from_le_bytes(*list)) {
+                flush(target + at as u64, length as u64);
+            }
+        } else if (covered as usize) < STREAM_MIN {
             flush(at, u64::from(covered));
         }
         match kind {

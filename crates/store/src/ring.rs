@@ -260,15 +260,17 @@ impl Ring {
         let mut window = [0; WINDOW];
         let mut in_window = 0..0;
         while at + OPERATION <= operations_end {
-            if at + OPERATION > in_window.end {
+            // With the first word of the payload, since it tells what an edit covers.
+            if at + OPERATION + 8 > in_window.end {
                 in_window = at..operations_end.min(at + WINDOW);
                 self.copy(position + at as u64, &mut window[..in_window.len()]);
             }
             let head = window[at - in_window.start..].first_chunk();
             let parsed = head.and_then(|head| parse_head(head, image.length()));
-            let Some((operation, payload)) = parsed else {
+            let Some((mut operation, payload)) = parsed else {
                 break;
             };
+            operation.payload = &window[at - in_window.start + OPERATION..][..8];
             image.cached_ranges(&operation, |at, length| {
                 recent.flush_once(image, at, length)
             });

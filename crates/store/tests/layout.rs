@@ -202,6 +202,8 @@ fn constants() -> BTreeMap<&'static str, String> {
         ("record::HEADER", number(record::HEADER as u64)),
         ("record::OPERATION", number(record::OPERATION as u64)),
         ("record::PAYLOAD_MAX", number(record::PAYLOAD_MAX as u64)),
+        ("record::PARTS_MAX", number(record::PARTS_MAX as u64)),
+        ("record::EDIT_MAX", number(record::EDIT_MAX as u64)),
         ("group::MAGIC", magic(group::MAGIC)),
         ("group::LINE_BITS", number(group::LINE_BITS.into())),
         ("group::LINES_MAX", number(group::LINES_MAX as u64)),
@@ -325,6 +327,7 @@ fn operations_are_encoded_as_listed() {
         Kind::Extent,
         Kind::Line,
         Kind::Block,
+        Kind::Edit,
     ];
     let table = DOCUMENT
         .split_once("<!-- kinds -->")
@@ -342,7 +345,7 @@ fn operations_are_encoded_as_listed() {
         .collect();
     assert_eq!(listed, known);
     assert!(
-        (8..=255u8).all(|number| !known_number(number)),
+        (9..=255u8).all(|number| !known_number(number)),
         "there is a kind that is not listed"
     );
 

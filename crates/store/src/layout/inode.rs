@@ -110,6 +110,14 @@ impl Inode {
         right || self.as_bytes() == [0; INODE]
     }
 
+    /// Makes it a free one. Of a free inode only the first line counts: number and generation stay, so that old handles
+    /// are found out.
+    pub fn free(&mut self) {
+        (self.size, self.blocks, self.entries) = (0, 0, 0);
+        (self.modified_ns, self.changed_ns) = (0, 0);
+        (self.links, self.mode) = (0, 0);
+    }
+
     /// The bits of the mode that tell the kind.
     pub fn kind_bits(&self) -> u32 {
         self.mode & KIND_MASK

@@ -71,10 +71,12 @@ pub enum Kind {
     Data = 4,
     /// The data blocks at the target were written before the record; the payload is their checksums.
     Extent = 5,
-    /// The payload is a line of a bitmap; its checksum in the group's header follows it.
+    /// The payload is words of one line of a bitmap, whose checksum in the group's header becomes `crc`.
     Line = 6,
     /// A whole data block, which rides behind the operations, goes to the target; `crc` is its checksum.
     Block = 7,
+    /// The payload is [`parts`] of a metadata block, whose checksum becomes `crc`.
+    Edit = 8,
 }
 
 impl Kind {
@@ -88,6 +90,7 @@ impl Kind {
             5 => Kind::Extent,
             6 => Kind::Line,
             7 => Kind::Block,
+            8 => Kind::Edit,
             _ => return None,
         })
     }
@@ -112,7 +115,8 @@ pub struct Operation<'a> {
     pub target: u64,
     /// Bytes of the image that it covers.
     pub length: u32,
-    /// New checksum of the data block ([`Kind::Data`] and [`Kind::Block`]), or, when it is applied, of the inode.
+    /// New checksum of the block ([`Kind::Data`], [`Kind::Block`], [`Kind::Edit`]) or line, or, when it is applied, of
+    /// the inode.
     pub crc: u32,
     /// The bytes behind the operation's header, or the block.
     pub payload: &'a [u8],
@@ -143,9 +147,48 @@ impl Operation<'_> {
                 Kind::Data => target / block == (target + length - 1) / block,
                 Kind::Extent => target.is_multiple_of(block) && length.is_multiple_of(block),
                 Kind::Block => target.is_multiple_of(block) && length == block,
-                Kind::Line => target.is_multiple_of(64) && length == 64,
+                Kind::Line => {
+                    (target | length).is_multiple_of(8) && target / 64 == (target + length - 1) / 64
+                }
+                Kind::Edit => target.is_multiple_of(block) && length <= EDIT_MAX as u64,
             }
     }
+
+    /// Whether the payload of an edit is as long as its parts say, and they lie in the block, behind its checksum.
+    fn has_valid_parts(&self) -> bool {
+        let Some((list, bytes)) = self.payload.split_first_chunk() else {
+            return false;
+        };
+        let list = u64::from_le_bytes(*list);
+        parts(list).all(|(at, length)| at >= 8 && length > 0)
+            && parts(list).map(|(_, length)| length).sum::<usize>() == bytes.len()
+    }
+}
+
+/// Most parts of an edit: a word of 16 bits each.
+pub const PARTS_MAX: usize = 4;
+/// Longest payload of an edit.
+pub const EDIT_MAX: usize = 320;
+
+/// The parts that the first word of an edit's payload lists, as offset in the block and length in bytes. Their bytes,
+/// whole words, follow it in the same order.
+#[inline]
+pub fn parts(list: u64) -> impl Iterator<Item = (usize, usize)> {
+    (0..PARTS_MAX)
+        .map(move |index| (list >> (16 * index)) as u16 as usize)
+        .take_while(|part| *part != 0)
+        .map(|part| {
+            let at = (part >> 7) * 8;
+            // Never out of the block, even where the list is read from a damaged ring.
+            (at, ((part & 127) * 8).min(BLOCK - at))
+        })
+}
+
+/// The field of [`parts`] that stands for a part.
+#[inline]
+pub fn part(at: usize, length: usize) -> u16 {
+    debug_assert!((at | length).is_multiple_of(8) && at < BLOCK && length / 8 < 128);
+    ((at / 8) << 7 | (length / 8)) as u16
 }
 
 /// Puts one operation at `at` into a record of zeros, and returns where the next one goes.
@@ -213,6 +256,9 @@ impl<'a> Operations<'a> {
         operation.payload = rest.get(..payload_length)?;
         if operation.kind == Kind::Block {
             (operation.payload, self.blocks) = self.blocks.split_at_checked(BLOCK)?;
+        }
+        if operation.kind == Kind::Edit && !operation.has_valid_parts() {
+            return None;
         }
         self.rest = rest.get(payload_length.next_multiple_of(8)..)?;
         Some(operation)
