@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering;
 
 use crate::allocator::Run;
 use crate::change::{BLOCKS_MAX, Change};
-use crate::checksum::{crc32c, in_zeros, replace};
+use crate::checksum::{crc32c, in_zeros};
 use crate::error::{Error, Result};
 use crate::layout::inode::{FIRST_LINE, INODE, Inode};
+use crate::layout::record::Touch;
 use crate::node::Node;
-use crate::overwrite::PART_MAX;
+use crate::overwrite::GROWTH_MAX;
 use crate::store::Store;
 use crate::tree::{Lookup, Tree};
 use crate::{ATOMIC_WRITE_MAX, BLOCK};
@@ -175,13 +176,14 @@ impl Store {
         }
     }
 
-    /// Writes into one block that the file has, if that is where the data goes and it is little, or the whole block.
+    /// Writes into one block that the file has, if that is where the data goes.
     #[inline]
     fn overwrite(&self, node: &Node, state: &mut Inode, offset: u64, data: &[u8]) -> Result<bool> {
         let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
-        let is_part = (1..=PART_MAX).contains(&data.len()) && inside + data.len() <= BLOCK;
-        let is_whole = data.len() == BLOCK && inside == 0;
-        if !is_whole && !is_part {
+        let end = offset + data.len() as u64;
+        let grows = end > state.size;
+        let length_max = if grows { GROWTH_MAX } else { BLOCK - inside };
+        if data.is_empty() || data.len() > length_max.min(BLOCK - inside) {
             return Ok(false);
         }
         let lookup = Lookup::new(&self.shared.image, node.number(), state);
@@ -192,17 +194,17 @@ impl Store {
         if node.shift.load(Ordering::Relaxed) != shift {
             node.shift.store(shift, Ordering::Relaxed);
         }
-        state.size = state.size.max(offset + data.len() as u64);
-        state.modified_ns = self.now_ns();
-        state.changed_ns = state.modified_ns;
-        let crc = || match is_whole {
-            true => crc32c(data),
-            false => self.changed_crc(physical, inside, data),
-        };
+        let time_ns = self.now_ns();
+        (state.modified_ns, state.changed_ns) = (time_ns, time_ns);
         let target = physical * BLOCK_U64 + inside as u64;
-        state.version = self
-            .shared
-            .overwrite(target, data, crc, node.number(), state);
+        let inode = node.number();
+        state.version = if grows {
+            state.size = end;
+            self.shared.extend(target, data, inode, state)
+        } else {
+            let touch = Touch { inode, time_ns };
+            self.shared.overwrite(target, data, touch)
+        };
         Ok(true)
     }
 
@@ -269,7 +271,10 @@ impl Store {
             && let Some((physical, _)) = tree.lookup().find(size / BLOCK_U64)?
         {
             // What lies behind the end is zero, always: growing again must not show it.
-            let crc = self.changed_crc(physical, inside, &ZEROS[inside..]);
+            let crc = self
+                .shared
+                .image
+                .changed_crc(physical, inside, &ZEROS[inside..]);
             tree.change
                 .data(physical * BLOCK_U64 + inside as u64, &ZEROS[inside..], crc);
         }
@@ -317,31 +322,6 @@ impl Store {
                 return Ok(());
             }
         }
-    }
-
-    /// The checksum of a data block after bytes in it change.
-    #[inline]
-    fn changed_crc(&self, block: u64, inside: usize, new: &[u8]) -> u32 {
-        let image = &self.shared.image;
-        if !image.data_checksums {
-            return 0;
-        }
-        // Clearing a block's worth of stack costs more than the rest of a small write.
-        let length = new.len();
-        if length <= 64 {
-            self.replaced_crc(block, inside, &mut [0; 64][..length], new)
-        } else if length <= PART_MAX {
-            self.replaced_crc(block, inside, &mut [0; PART_MAX][..length], new)
-        } else {
-            self.replaced_crc(block, inside, &mut [0; BLOCK][..length], new)
-        }
-    }
-
-    #[inline]
-    fn replaced_crc(&self, block: u64, inside: usize, old: &mut [u8], new: &[u8]) -> u32 {
-        let image = &self.shared.image;
-        image.read(block * BLOCK_U64 + inside as u64, old);
-        replace(image.data_crc(block), old, new, BLOCK - inside - new.len())
     }
 
     /// The next offset at or behind `offset` that holds data.
@@ -394,7 +374,7 @@ impl<'s> Writer<'_, '_, 's> {
                 self.tree.change.block(physical, part, crc32c(part));
             } else {
                 let crc = match found {
-                    Some(_) => self.store.changed_crc(physical, inside, part),
+                    Some(_) => self.store.shared.image.changed_crc(physical, inside, part),
                     None => in_zeros(part, BLOCK - inside - part.len()),
                 };
                 self.tree

@@ -6,11 +6,11 @@ use pmem::{LINE, Region};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::BLOCK;
-use crate::checksum::crc32c;
+use crate::checksum::{SHORT, append_zeros, crc32c, replace};
 use crate::error::{Error, Result};
 use crate::layout::group::{GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, Map};
-use crate::layout::inode::{FIRST_LINE, INODE, Inode, first_line_checksum};
-use crate::layout::record::{Kind, Operation};
+use crate::layout::inode::{INODE, Inode, STAMP, STAMP_CRC, STAMP_END, stamp_checksum};
+use crate::layout::record::{Kind, Operation, Touch};
 use crate::layout::superblock::Superblock;
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
 
@@ -328,6 +328,10 @@ impl Image {
             ..
         } = *operation;
         let block = target / BLOCK as u64;
+        let touches_none = |touch: Touch| touch.inode >= self.layout.inodes();
+        if operation.touch.is_some_and(touches_none) {
+            return false;
+        }
         match kind {
             Kind::Data | Kind::Block => self.layout.is_data_run(block, 1),
             Kind::Extent => self
@@ -338,24 +342,28 @@ impl Image {
         }
     }
 
-    /// The checksum that an inode has once this operation of the record `number` is applied.
+    /// The checksum of a data block after bytes in it change.
     #[inline]
-    pub fn inode_crc(&self, operation: &Operation<'_>, number: u64) -> u32 {
-        let (line, rest) = operation
-            .payload
-            .split_first_chunk::<FIRST_LINE>()
-            .expect("an inode's first line is always there");
-        let rest_crc = match rest.first_chunk() {
-            Some(bytes) => u32::from_le_bytes(*bytes),
-            None => self
-                .region
-                .load_u32(self.base + operation.target + FIRST_LINE as u64),
-        };
-        first_line_checksum(line, number) ^ rest_crc
+    pub fn changed_crc(&self, block: u64, inside: usize, new: &[u8]) -> u32 {
+        if !self.data_checksums {
+            return 0;
+        }
+        let (at, after) = (
+            block * BLOCK as u64 + inside as u64,
+            BLOCK - inside - new.len(),
+        );
+        let old_crc = self.data_crc(block);
+        if new.len() <= SHORT {
+            let difference = self.region.difference(self.base + at, new);
+            return old_crc ^ append_zeros(difference, after);
+        }
+        let mut old = [0; BLOCK];
+        let old = &mut old[..new.len()];
+        self.read(at, old);
+        replace(old_crc, old, new, after)
     }
 
-    /// Carries out one operation of the record `number`; that of an inode brings its [`Image::inode_crc`]. The caller
-    /// sees to bitmap lines being applied in order.
+    /// Carries out one operation of the record `number`. The caller sees to bitmap lines being applied in order.
     #[inline]
     pub fn apply(&self, operation: &Operation<'_>, number: u64) {
         let Operation {
@@ -363,28 +371,29 @@ impl Image {
             target,
             length,
             crc,
+            touch,
             payload,
         } = *operation;
         match kind {
             Kind::Bytes => self.put(target, payload),
             Kind::Zero => self.put_zeros(target, length),
             Kind::Inode => {
-                let generation = payload[4..8].try_into().expect("four bytes");
-                let first_word = u64::from(crc) | u64::from(u32::from_le_bytes(generation)) << 32;
-                self.put(target + 16, &payload[16..]);
-                self.region.store(self.base + target, first_word);
-                self.region.store(self.base + target + 8, number);
+                let (words, _) = payload.as_chunks();
+                let [crc, modified, changed] = [0, 2, 3].map(|at| u64::from_le_bytes(words[at]));
+                let stamp_crc = stamp_checksum(number, modified as i64, changed as i64);
+                let crcs = crc & u64::from(u32::MAX) | u64::from(stamp_crc) << 32;
+                let stamp = [crcs, number, modified, changed];
+                self.region.store_words(self.base + target, stamp);
+                self.put(target + STAMP_END as u64, &payload[STAMP_END..]);
             }
             Kind::Data => {
                 self.put(target, payload);
-                self.region
-                    .store_u32(self.base + self.layout.data_crc(target / BLOCK as u64), crc);
+                self.put_data_crc(target, crc);
             }
             Kind::Block => {
                 self.put(target, payload);
                 if self.data_checksums {
-                    let at = self.layout.data_crc(target / BLOCK as u64);
-                    self.region.store_u32(self.base + at, crc);
+                    self.put_data_crc(target, crc);
                 }
             }
             Kind::Extent => self.put(self.layout.data_crc(target / BLOCK as u64), payload),
@@ -395,6 +404,25 @@ impl Image {
                 }
             }
         }
+        if let Some(touch) = touch {
+            self.touch(touch, number);
+        }
+    }
+
+    #[inline]
+    fn put_data_crc(&self, target: u64, crc: u32) {
+        let at = self.layout.data_crc(target / BLOCK as u64);
+        self.region.store_u32(self.base + at, crc);
+    }
+
+    /// Stamps an inode with the record `number`.
+    #[inline]
+    fn touch(&self, Touch { inode, time_ns }: Touch, number: u64) {
+        let at = self.base + self.layout.inode(inode);
+        let crc = stamp_checksum(number, time_ns, time_ns);
+        self.region.store_u32(at + STAMP_CRC, crc);
+        let stamp = [number, time_ns as u64, time_ns as u64];
+        self.region.store_words(at + STAMP, stamp);
     }
 
     #[inline]
@@ -422,6 +450,7 @@ impl Image {
             kind,
             target,
             length,
+            touch,
             ..
         } = *operation;
         let covered = if kind == Kind::Extent {
@@ -441,6 +470,9 @@ impl Image {
             Kind::Data | Kind::Block => flush(self.layout.data_crc(target / BLOCK as u64), 4),
             Kind::Line => flush(self.layout.line_crc(target).unwrap_or(target), 4),
             _ => {}
+        }
+        if let Some(touch) = touch {
+            flush(self.layout.inode(touch.inode), STAMP_END as u64);
         }
     }
 

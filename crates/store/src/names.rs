@@ -41,7 +41,7 @@ pub struct NewInode<'a> {
     /// Owning group.
     pub gid: u32,
     /// Device number of a device node, else 0.
-    pub device: u64,
+    pub device: u32,
     /// Target of a symbolic link, else empty.
     pub target: &'a [u8],
 }

@@ -21,7 +21,7 @@ use crate::defects::Defects;
 use crate::image::Image;
 use crate::in_flight::{Contended, Entered, InFlight, Place, pause};
 use crate::layout::record::{
-    ALIGN, HEADER, MAGIC, OPERATION, RecordHeader, contents_checksum, is_intact, parse_head,
+    ALIGN, HEADER, MAGIC, OPERATION, RecordHeader, TOUCH, contents_checksum, is_intact, parse_head,
     with_number,
 };
 use crate::layout::superblock::{RING_STATES, RingState, Superblock};
@@ -33,6 +33,8 @@ pub const LENGTH_MAX: u64 = 1 << 30;
 /// Bytes of records whose image lines one thread flushes in one go: enough to spread the cost of moving the start, few
 /// enough to be no pause worth the name.
 const RECLAIM_STEP: u64 = 128 << 10;
+/// Longest data, in bytes, that goes into the ring through the caches, where the processor fetches the lines ahead.
+pub const SHORT_MAX: usize = 256;
 /// Longest record, in bytes.
 const RECORD_MAX: u64 = 512 << 10;
 
@@ -89,19 +91,25 @@ impl Ring {
         entered
     }
 
-    /// Fills in the header of a record of `length` bytes but for its number, and gives the checksum of the rest.
-    /// `record` is the header, the operations and the padding; blocks follow it in the ring.
+    /// The header of a record of `length` bytes, of which `checked` are before the blocks, but for number and checksum.
     #[inline]
-    pub fn head(&self, record: &mut [u8], length: usize) -> u32 {
-        let header = RecordHeader {
+    pub fn header(&self, checked: usize, length: usize) -> RecordHeader {
+        RecordHeader {
             magic: MAGIC,
             crc: 0,
             number: 0,
             epoch: self.epoch,
             length: length as u32,
-            checked: record.len() as u32,
+            checked: checked as u32,
             reserved: 0,
-        };
+        }
+    }
+
+    /// Fills in the header of a record of `length` bytes but for its number, and gives the checksum of the rest.
+    /// `record` is the header, the operations and the padding; blocks follow it in the ring.
+    #[inline]
+    pub fn head(&self, record: &mut [u8], length: usize) -> u32 {
+        let header = self.header(record.len(), length);
         record[..HEADER].copy_from_slice(header.as_bytes());
         contents_checksum(record)
     }
@@ -123,6 +131,34 @@ impl Ring {
         }
     }
 
+    /// Writes what is behind the first line of a record, with zeros up to a whole line, before [`Ring::commit_line`].
+    #[inline]
+    pub fn put_rest(&self, place: Place, bytes: &[u8], image: &Image) {
+        self.wait_for_room(place, image);
+        let (at, is_long) = (place.number + ALIGN as u64, bytes.len() > SHORT_MAX);
+        let (lines, rest) = bytes.split_at(bytes.len() & !(ALIGN - 1));
+        self.put(at, lines, is_long);
+        if !rest.is_empty() {
+            let mut line = [0; ALIGN];
+            line[..rest.len()].copy_from_slice(rest);
+            self.put(at + lines.len() as u64, &line, is_long);
+        }
+    }
+
+    /// Like [`Ring::commit`], for a record whose other lines are there.
+    #[inline]
+    pub fn commit_line(&self, place: Place, mut line: [u64; ALIGN / 8], crc: u32) {
+        line[0] = u64::from(MAGIC) | u64::from(with_number(crc, place.number)) << 32;
+        line[1] = place.number;
+        let at = self.offset + (place.number & (self.length - 1));
+        if self.defects.skip_record_flush {
+            self.region.store_words(at, line);
+        } else {
+            self.region.write_line(at, line);
+        }
+        self.end_commit(place);
+    }
+
     /// Writes a record, but for its blocks, to its place and returns once it and all before it are persistent. `record`
     /// got its [`Ring::head`], which gave `crc`.
     #[inline]
@@ -136,6 +172,11 @@ impl Ring {
         // The ring's lines of a long record are in no cache, those of short ones the processor fetches ahead.
         let is_long = place.end - place.number > record.len() as u64;
         self.put(place.number, record, is_long);
+        self.end_commit(place);
+    }
+
+    #[inline]
+    fn end_commit(&self, place: Place) {
         if !self.defects.skip_record_fence {
             self.region.fence();
         }
@@ -257,19 +298,18 @@ impl Ring {
         let mut window = [0; WINDOW];
         let mut in_window = 0..0;
         while at + OPERATION <= operations_end {
-            if at + OPERATION > in_window.end {
+            if at + OPERATION + TOUCH > in_window.end {
                 in_window = at..operations_end.min(at + WINDOW);
                 self.copy(position + at as u64, &mut window[..in_window.len()]);
             }
-            let head = window[at - in_window.start..].first_chunk();
-            let parsed = head.and_then(|head| parse_head(head, image.length()));
-            let Some((operation, payload)) = parsed else {
+            let head = &window[at - in_window.start..];
+            let Some((operation, payload)) = parse_head(head, image.length()) else {
                 break;
             };
             image.cached_ranges(&operation, |at, length| {
                 recent.flush_once(image, at, length)
             });
-            at += OPERATION + payload.next_multiple_of(8);
+            at += payload.end.next_multiple_of(8);
         }
         end
     }

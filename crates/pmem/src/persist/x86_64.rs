@@ -72,22 +72,19 @@ impl Machine {
     /// They must be mapped.
     #[inline]
     pub(crate) unsafe fn flush_lines(self, first: *mut u8, count: usize) {
-        for line in (0..count).map(|index| first.wrapping_add(index * LINE)) {
-            // SAFETY: the processor was asked for the instruction, which changes no byte. As the
-            // compiler sees it, it may touch any memory, so stores before it stay before it.
-            unsafe {
-                match self.flush {
-                    Flush::Clwb => {
-                        asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags))
-                    }
-                    Flush::Clflushopt => {
-                        asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags))
-                    }
-                    Flush::Clflush => {
-                        asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags))
-                    }
-                }
-            }
+        let lines = (0..count).map(|index| first.wrapping_add(index * LINE));
+        // SAFETY: the processor was asked for the instruction, which changes no byte. As the
+        // compiler sees it, it may touch any memory, so stores before it stay before it.
+        match self.flush {
+            Flush::Clwb => lines.for_each(|line| unsafe {
+                asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags));
+            }),
+            Flush::Clflushopt => lines.for_each(|line| unsafe {
+                asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
+            }),
+            Flush::Clflush => lines.for_each(|line| unsafe {
+                asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags));
+            }),
         }
     }
 

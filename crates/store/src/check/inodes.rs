@@ -89,6 +89,7 @@ impl Checker<'_> {
             let cleared = Inode {
                 crc: inode.crc,
                 rest_crc: inode.rest_crc,
+                stamp_crc: inode.stamp_crc,
                 generation: inode.generation,
                 version: inode.version,
                 ..Inode::FREE
