@@ -46,22 +46,21 @@ mod machine {
 
     /// Only where [`has_instructions`].
     #[inline(always)]
-    pub fn step(register: u32, word: u64) -> u32 {
-        let mut register = u64::from(register);
+    pub fn step(mut register: u64, word: u64) -> u64 {
         // SAFETY: the processor has the instruction, which changes nothing but the register.
         unsafe {
             asm!("crc32 {}, {}", inout(reg) register, in(reg) word,
                 options(pure, nomem, nostack, preserves_flags));
         }
-        register as u32
+        register
     }
 
     /// Only where [`has_instructions`].
     #[inline(always)]
-    pub fn step_byte(mut register: u32, byte: u8) -> u32 {
+    pub fn step_byte(mut register: u64, byte: u8) -> u64 {
         // SAFETY: as in `step`.
         unsafe {
-            asm!("crc32 {:e}, {}", inout(reg) register, in(reg_byte) byte,
+            asm!("crc32 {}, {}", inout(reg) register, in(reg_byte) byte,
                 options(pure, nomem, nostack, preserves_flags));
         }
         register
@@ -79,80 +78,75 @@ mod machine {
                 options(pure, nomem, nostack, preserves_flags));
         }
         // SAFETY: every x86-64 processor has it.
-        step(0, unsafe { _mm_cvtsi128_si64(a) } as u64)
+        step(0, unsafe { _mm_cvtsi128_si64(a) } as u64) as u32
     }
 }
 
 /// The register after these words.
 #[inline]
 pub fn words(register: u32, words: &[u64]) -> u32 {
-    match machine::has_instructions() {
-        true => words.iter().copied().fold(register, machine::step),
-        false => words.iter().copied().fold(register, software::step),
-    }
+    let words = words.iter().copied();
+    let register = u64::from(register);
+    let register = match machine::has_instructions() {
+        true => words.fold(register, machine::step),
+        false => words.fold(register, software::step),
+    };
+    register as u32
 }
 
 /// The register after these bytes.
 #[inline]
 pub fn bytes(register: u32, bytes: &[u8]) -> u32 {
-    difference(register, bytes, |_| 0, |_| 0)
+    // SAFETY: the bytes are all there.
+    unsafe { at(register, bytes.as_ptr(), bytes.len()) }
 }
 
-/// The register after the exclusive or of these bytes and those that the functions read: 8 at an offset, or one.
-#[inline(always)]
-pub(crate) fn difference(
-    register: u32,
-    bytes: &[u8],
-    word_at: impl Fn(usize) -> u64,
-    byte_at: impl Fn(usize) -> u8,
-) -> u32 {
-    match machine::has_instructions() {
-        true => stepped(
-            register,
-            bytes,
-            word_at,
-            byte_at,
-            machine::step,
-            machine::step_byte,
-        ),
-        false => stepped(
-            register,
-            bytes,
-            word_at,
-            byte_at,
-            software::step,
-            software::step_byte,
-        ),
-    }
-}
-
-#[inline(always)]
-fn stepped(
-    mut register: u32,
-    bytes: &[u8],
-    word_at: impl Fn(usize) -> u64,
-    byte_at: impl Fn(usize) -> u8,
-    step: impl Fn(u32, u64) -> u32,
-    step_byte: impl Fn(u32, u8) -> u32,
-) -> u32 {
-    let (lines, rest) = bytes.as_chunks::<LINE>();
-    let mut at = 0;
-    for line in lines {
-        for word in line.as_chunks::<8>().0 {
-            register = step(register, u64::from_le_bytes(*word) ^ word_at(at));
-            at += 8;
+/// The register after `length` bytes at `from`.
+///
+/// # Safety
+/// They must be readable. Others may write them meanwhile: what is read is then any mixture.
+#[inline]
+pub(crate) unsafe fn at(register: u32, from: *const u8, length: usize) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match machine::has_instructions() {
+            true => stepped(register, from, length, machine::step, machine::step_byte),
+            false => stepped(register, from, length, software::step, software::step_byte),
         }
     }
-    let (words, rest) = rest.as_chunks::<8>();
-    for word in words {
-        register = step(register, u64::from_le_bytes(*word) ^ word_at(at));
+}
+
+/// # Safety
+/// As for [`at`].
+#[inline(always)]
+unsafe fn stepped(
+    register: u32,
+    from: *const u8,
+    length: usize,
+    step: impl Fn(u64, u64) -> u64,
+    step_byte: impl Fn(u64, u8) -> u64,
+) -> u32 {
+    // As wide as the instructions have it: else there is one more for each, which extends it.
+    let mut register = u64::from(register);
+    // SAFETY: the caller's promise, for offsets below `length`.
+    let word = |at: usize| u64::from_le(unsafe { from.add(at).cast::<u64>().read_unaligned() });
+    let mut at = 0;
+    while length - at >= LINE {
+        for index in 0..LINE / 8 {
+            register = step(register, word(at + index * 8));
+        }
+        at += LINE;
+    }
+    while length - at >= 8 {
+        register = step(register, word(at));
         at += 8;
     }
-    for byte in rest {
-        register = step_byte(register, byte ^ byte_at(at));
+    while at < length {
+        // SAFETY: as above.
+        register = step_byte(register, unsafe { from.add(at).read() });
         at += 1;
     }
-    register
+    register as u32
 }
 
 /// The product of two registers as polynomials, times x³³. With x to the power 8n - 33 it is what n zeros make of the
@@ -167,17 +161,18 @@ pub fn product(a: u32, b: u32) -> u32 {
 
 /// For other processors.
 mod software {
-    pub fn step(register: u32, word: u64) -> u32 {
+    #[inline(never)]
+    pub fn step(register: u64, word: u64) -> u64 {
         word.to_le_bytes().into_iter().fold(register, step_byte)
     }
 
-    pub fn step_byte(register: u32, byte: u8) -> u32 {
-        register >> 8 ^ BYTES[(register as u8 ^ byte) as usize]
+    pub fn step_byte(register: u64, byte: u8) -> u64 {
+        register >> 8 ^ u64::from(BYTES[(register as u8 ^ byte) as usize])
     }
 
     pub fn product(a: u32, b: u32) -> u32 {
-        let shifted = |bit: u32| u64::from(a) << bit & (u64::from(b) >> bit & 1).wrapping_neg();
-        step(0, (0..32).fold(0, |sum, bit| sum ^ shifted(bit)))
+        let shifted = |bit: u32| u64::from(a) << bit & u64::from(b >> bit & 1).wrapping_neg();
+        step(0, (0..32).fold(0, |sum, bit| sum ^ shifted(bit))) as u32
     }
 
     const POLYNOMIAL: u32 = 0x82f6_3b78;
@@ -208,22 +203,15 @@ mod tests {
         assert_eq!(!bytes(!0, b"123456789"), 0xe306_9283);
         let text: Vec<u8> = (0..100_u8).map(|index| index.wrapping_mul(37)).collect();
         for length in 0..text.len() {
-            let by_byte = |register| {
-                text[..length]
-                    .iter()
-                    .copied()
-                    .fold(register, software::step_byte)
-            };
-            assert_eq!(bytes(7, &text[..length]), by_byte(7), "{length} bytes");
-            assert_eq!(
-                product(by_byte(1), by_byte(2)),
-                software::product(by_byte(1), by_byte(2))
-            );
+            let text = &text[..length];
+            let by_byte =
+                |register| text.iter().copied().fold(register, software::step_byte) as u32;
+            assert_eq!(bytes(7, text), by_byte(7), "{length} bytes");
+            let (a, b) = (by_byte(1), by_byte(2));
+            assert_eq!(product(a, b), software::product(a, b));
         }
         let sequence = [1, u64::MAX, 0x0123_4567_89ab_cdef];
-        assert_eq!(
-            words(5, &sequence),
-            sequence.into_iter().fold(5, software::step)
-        );
+        let expected = sequence.into_iter().fold(5, software::step);
+        assert_eq!(u64::from(words(5, &sequence)), expected);
     }
 }

@@ -161,15 +161,10 @@ impl Mapping {
         unsafe { self.machine.flush_lines(self.at(offset, LINE), 1) }
     }
 
-    /// CRC32C's register, begun with zero, after the exclusive or of these bytes and those at `offset`.
     #[inline]
-    pub(crate) fn difference(&self, offset: u64, bytes: &[u8]) -> u32 {
-        let from = self.at(offset, bytes.len());
-        // SAFETY: as in `read`; `at` checked the range, which the offsets are in.
-        let word_at = |at| u64::from_le(unsafe { from.add(at).cast::<u64>().read_unaligned() });
-        // SAFETY: as above.
-        let byte_at = |at| unsafe { from.add(at).read() };
-        checksum::difference(0, bytes, word_at, byte_at)
+    pub(crate) fn remainder(&self, offset: u64, length: usize) -> u32 {
+        // SAFETY: as in `read`; `at` checked the range.
+        unsafe { checksum::at(0, self.at(offset, length), length) }
     }
 
     #[inline]

@@ -275,13 +275,12 @@ impl Region {
         }
     }
 
-    /// CRC32C's register (see [`crate::checksum`]), begun with zero, after the exclusive or of `bytes` and those at
-    /// `offset`.
+    /// CRC32C's register (see [`crate::checksum`]), begun with zero, after the `length` bytes at `offset`.
     #[inline]
-    pub fn difference(&self, offset: u64, bytes: &[u8]) -> u32 {
+    pub fn remainder(&self, offset: u64, length: usize) -> u32 {
         match &self.0 {
-            Mapped(mapping) => mapping.difference(offset, bytes),
-            Simulated(simulation) => simulation.difference(offset, bytes),
+            Mapped(mapping) => mapping.remainder(offset, length),
+            Simulated(simulation) => simulation.remainder(offset, length),
         }
     }
 

@@ -176,13 +176,10 @@ impl Simulation {
         self.write(offset, &bytes);
     }
 
-    pub(crate) fn difference(&self, offset: u64, bytes: &[u8]) -> u32 {
-        let mut difference = vec![0; bytes.len()];
-        self.read(offset, &mut difference);
-        for (old, new) in difference.iter_mut().zip(bytes) {
-            *old ^= new;
-        }
-        checksum::bytes(0, &difference)
+    pub(crate) fn remainder(&self, offset: u64, length: usize) -> u32 {
+        let mut bytes = vec![0; length];
+        self.read(offset, &mut bytes);
+        checksum::bytes(0, &bytes)
     }
 
     pub(crate) fn flush(&self, offset: u64, length: usize) {

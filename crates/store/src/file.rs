@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use crate::allocator::Run;
 use crate::change::{BLOCKS_MAX, Change};
-use crate::checksum::{crc32c, in_zeros};
+use crate::checksum::{crc32c, in_zeros, remainder};
 use crate::error::{Error, Result};
 use crate::layout::inode::{FIRST_LINE, INODE, Inode};
 use crate::layout::record::Touch;
@@ -134,7 +134,7 @@ impl Store {
 
     /// Writes. Up to 1 MiB it is one change: whole or not at all, and persistent on return. More is done in pieces.
     pub fn write(&self, node: &Node, at: WriteAt, data: &[u8]) -> Result<Written> {
-        self.prefetch_overwrite(node, at);
+        self.prefetch_overwrite(node, at, data.len());
         let mut state = node.state.write();
         check_regular(&state)?;
         let offset = match at {
@@ -153,26 +153,19 @@ impl Store {
                 length: data.len(),
             });
         }
-        let mut length = 0;
-        for piece in data.chunks(self.atomic_write_max) {
-            match self.write_piece(node.number(), &mut state, offset + length as u64, piece) {
-                Ok(()) => length += piece.len(),
-                Err(Error::NoSpace) if length > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
+        let length = self.write_pieces(node.number(), &mut state, offset, data)?;
         Ok(Written { offset, length })
     }
 
     /// Has the lines fetched that an overwrite will probably read. In a row of writes the lock is free when the stores of
     /// the last one have drained, and this is done meanwhile.
     #[inline]
-    fn prefetch_overwrite(&self, node: &Node, at: WriteAt) {
+    fn prefetch_overwrite(&self, node: &Node, at: WriteAt, length: usize) {
         if let WriteAt::Offset(offset) = at {
             let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
             let shift = node.shift.load(Ordering::Relaxed);
             let image = &self.shared.image;
-            image.prefetch_data(block.wrapping_add(shift), inside);
+            image.prefetch_data(block.wrapping_add(shift), inside, length);
         }
     }
 
@@ -206,6 +199,26 @@ impl Store {
             self.shared.overwrite(target, data, touch)
         };
         Ok(true)
+    }
+
+    /// Writes what goes no shorter way. Returns how many bytes there was room for.
+    #[inline(never)]
+    fn write_pieces(
+        &self,
+        number: u64,
+        state: &mut Inode,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize> {
+        let mut length = 0;
+        for piece in data.chunks(self.atomic_write_max) {
+            match self.write_piece(number, state, offset + length as u64, piece) {
+                Ok(()) => length += piece.len(),
+                Err(Error::NoSpace) if length > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(length)
     }
 
     fn write_piece(&self, number: u64, state: &mut Inode, offset: u64, data: &[u8]) -> Result<()> {
@@ -271,10 +284,9 @@ impl Store {
             && let Some((physical, _)) = tree.lookup().find(size / BLOCK_U64)?
         {
             // What lies behind the end is zero, always: growing again must not show it.
-            let crc = self
-                .shared
-                .image
-                .changed_crc(physical, inside, &ZEROS[inside..]);
+            let length = BLOCK - inside;
+            let new = remainder(&ZEROS[inside..]);
+            let crc = self.shared.image.changed_crc(physical, inside, length, new);
             tree.change
                 .data(physical * BLOCK_U64 + inside as u64, &ZEROS[inside..], crc);
         }
@@ -373,8 +385,9 @@ impl<'s> Writer<'_, '_, 's> {
             if part.len() == BLOCK {
                 self.tree.change.block(physical, part, crc32c(part));
             } else {
+                let image = &self.store.shared.image;
                 let crc = match found {
-                    Some(_) => self.store.shared.image.changed_crc(physical, inside, part),
+                    Some(_) => image.changed_crc(physical, inside, part.len(), remainder(part)),
                     None => in_zeros(part, BLOCK - inside - part.len()),
                 };
                 self.tree

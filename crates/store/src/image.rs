@@ -6,7 +6,7 @@ use pmem::{LINE, Region};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::BLOCK;
-use crate::checksum::{SHORT, append_zeros, crc32c, replace};
+use crate::checksum::{SHORT, append_zeros, crc32c, remainder};
 use crate::error::{Error, Result};
 use crate::layout::group::{GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, Map};
 use crate::layout::inode::{INODE, Inode, STAMP, STAMP_CRC, STAMP_END, stamp_checksum};
@@ -223,14 +223,20 @@ impl Image {
         }
     }
 
-    /// Hints that a part of a data block and its checksum are wanted soon. A wrong guess does no harm.
+    /// Hints that a part of a data block and its checksum are wanted soon; a whole block is replaced and not read. A
+    /// wrong guess does no harm.
     #[inline]
-    pub fn prefetch_data(&self, block: u64, inside: usize) {
-        if block < self.layout.blocks {
+    pub fn prefetch_data(&self, block: u64, inside: usize, length: usize) {
+        if block >= self.layout.blocks {
+            return;
+        }
+        self.region
+            .prefetch(self.base + self.layout.data_crc(block));
+        let mut at = inside;
+        while length < BLOCK && at < BLOCK.min(inside + length) {
             self.region
-                .prefetch(self.base + block * BLOCK as u64 + inside as u64);
-            self.region
-                .prefetch(self.base + self.layout.data_crc(block));
+                .prefetch(self.base + block * BLOCK as u64 + at as u64);
+            at += LINE;
         }
     }
 
@@ -342,25 +348,29 @@ impl Image {
         }
     }
 
-    /// The checksum of a data block after bytes in it change.
+    /// The checksum of a data block after `length` bytes in it change to others with the [`remainder`] `new`. CRCs are
+    /// linear, so only the old bytes are read, and a block that was damaged before stays detectably damaged: nothing
+    /// launders it.
     #[inline]
-    pub fn changed_crc(&self, block: u64, inside: usize, new: &[u8]) -> u32 {
+    pub fn changed_crc(&self, block: u64, inside: usize, length: usize, new: u32) -> u32 {
         if !self.data_checksums {
             return 0;
         }
-        let (at, after) = (
-            block * BLOCK as u64 + inside as u64,
-            BLOCK - inside - new.len(),
-        );
-        let old_crc = self.data_crc(block);
-        if new.len() <= SHORT {
-            let difference = self.region.difference(self.base + at, new);
-            return old_crc ^ append_zeros(difference, after);
-        }
-        let mut old = [0; BLOCK];
-        let old = &mut old[..new.len()];
-        self.read(at, old);
-        replace(old_crc, old, new, after)
+        let at = block * BLOCK as u64 + inside as u64;
+        let old = if length <= SHORT {
+            self.region.remainder(self.base + at, length)
+        } else {
+            self.long_remainder(at, length)
+        };
+        self.data_crc(block) ^ append_zeros(old ^ new, BLOCK - inside - length)
+    }
+
+    #[inline(never)]
+    fn long_remainder(&self, offset: u64, length: usize) -> u32 {
+        let mut bytes = [0; BLOCK];
+        let bytes = &mut bytes[..length];
+        self.read(offset, bytes);
+        remainder(bytes)
     }
 
     /// Carries out one operation of the record `number`. The caller sees to bitmap lines being applied in order.
@@ -444,36 +454,28 @@ impl Image {
         }
     }
 
-    /// Calls `flush` with the offset and length of each range that [`Image::apply`] left in the cache.
-    pub fn cached_ranges(&self, operation: &Operation<'_>, mut flush: impl FnMut(u64, u64)) {
-        let Operation {
-            kind,
-            target,
-            length,
-            touch,
-            ..
-        } = *operation;
-        let covered = if kind == Kind::Extent {
-            length / BLOCK as u32 * 4
-        } else {
-            length
+    /// Offset and length of each range that [`Image::apply`] leaves in the caches.
+    #[inline]
+    pub fn cached_ranges(&self, operation: &Operation<'_>) -> impl Iterator<Item = (u64, u64)> {
+        let (target, length) = (operation.target, u64::from(operation.length));
+        let data_crc = || self.layout.data_crc(target / BLOCK as u64);
+        let covered = match operation.kind {
+            Kind::Extent => (data_crc(), length / BLOCK as u64 * 4),
+            _ => (target, length),
         };
-        let at = if kind == Kind::Extent {
-            self.layout.data_crc(target / BLOCK as u64)
-        } else {
-            target
+        let crc = match operation.kind {
+            Kind::Data | Kind::Block => Some(data_crc()),
+            Kind::Line => self.layout.line_crc(target),
+            _ => None,
         };
-        if (covered as usize) < STREAM_MIN {
-            flush(at, u64::from(covered));
-        }
-        match kind {
-            Kind::Data | Kind::Block => flush(self.layout.data_crc(target / BLOCK as u64), 4),
-            Kind::Line => flush(self.layout.line_crc(target).unwrap_or(target), 4),
-            _ => {}
-        }
-        if let Some(touch) = touch {
-            flush(self.layout.inode(touch.inode), STAMP_END as u64);
-        }
+        let touched = operation.touch.map(|touch| self.layout.inode(touch.inode));
+        [
+            Some(covered).filter(|(_, length)| *length < STREAM_MIN as u64),
+            crc.map(|at| (at, 4)),
+            touched.map(|at| (at, STAMP_END as u64)),
+        ]
+        .into_iter()
+        .flatten()
     }
 
     /// Flushes the lines of a range; a fence must follow.

@@ -7,7 +7,7 @@ use pmem::checksum;
 
 use crate::BLOCK;
 use crate::change::Shared;
-use crate::checksum::{append_zeros, crc32c, remainder};
+use crate::checksum::{append_zeros, remainder};
 use crate::layout::inode::{FIRST_LINE, Inode};
 use crate::layout::record::{
     ALIGN, HEADER, Kind, OPERATION, Operation, Touch, encode_at, first_line,
@@ -30,7 +30,8 @@ impl Shared {
         // The data is sent on its way before it is checksummed: both take long, and this way together.
         let place = ring.reserve(ring.enter(), ALIGN + padded);
         ring.put_rest(place, data, image);
-        let mut operation = self.operation(target, data);
+        let remainder = remainder(data);
+        let mut operation = self.operation(target, data, remainder);
         operation.touch = Some(touch);
         let checked = match operation.kind {
             Kind::Block => ALIGN,
@@ -39,8 +40,7 @@ impl Shared {
         let line = first_line(ring.header(checked, ALIGN + padded), &operation, touch);
         let mut crc = checksum::words(!0, &line[UNCHECKED..]);
         if checked > ALIGN {
-            let padding = padded - data.len();
-            crc = append_zeros(crc, padded) ^ append_zeros(remainder(data), padding);
+            crc = append_zeros(crc, padded) ^ append_zeros(remainder, padded - data.len());
         }
         if self.defects.apply_before_commit {
             image.apply(&operation, place.number);
@@ -63,7 +63,7 @@ impl Shared {
             touch: None,
             payload: inode.first_line(),
         };
-        let data = self.operation(target, data);
+        let data = self.operation(target, data, remainder(data));
         let entered = ring.enter();
         let mut record = [0; RECORD_MAX.next_multiple_of(ALIGN)];
         let end = encode_at(&mut record, HEADER, &inode_line);
@@ -84,20 +84,23 @@ impl Shared {
         place.number
     }
 
-    /// What puts `data` at `target`.
+    /// What puts `data`, with this remainder, at `target`.
     #[inline]
-    fn operation<'a>(&self, target: u64, data: &'a [u8]) -> Operation<'a> {
-        let (image, block_size) = (&self.image, BLOCK as u64);
-        let (block, inside) = (target / block_size, (target % block_size) as usize);
-        let (kind, crc) = match data.len() {
-            BLOCK => (Kind::Block, crc32c(data)),
-            _ if image.data_checksums => (Kind::Data, image.changed_crc(block, inside, data)),
-            _ => (Kind::Bytes, 0),
+    fn operation<'a>(&self, target: u64, data: &'a [u8], remainder: u32) -> Operation<'a> {
+        let (image, length) = (&self.image, data.len());
+        let (block, inside) = (target / BLOCK as u64, (target % BLOCK as u64) as usize);
+        let (kind, crc) = match length {
+            BLOCK => (Kind::Block, !(append_zeros(!0, BLOCK) ^ remainder)),
+            _ if !image.data_checksums => (Kind::Bytes, 0),
+            _ => (
+                Kind::Data,
+                image.changed_crc(block, inside, length, remainder),
+            ),
         };
         Operation {
             kind,
             target,
-            length: data.len() as u32,
+            length: length as u32,
             crc,
             touch: None,
             payload: data,

@@ -111,7 +111,9 @@ pub(crate) fn replay(
         for operation in Operations::new(&record, image.length()).flatten() {
             if !references.covers(&operation, position) {
                 image.apply(&operation, position);
-                image.cached_ranges(&operation, |at, length| image.flush(at, length));
+                for (at, length) in image.cached_ranges(&operation) {
+                    image.flush(at, length);
+                }
             }
         }
         position += u64::from(header.length);

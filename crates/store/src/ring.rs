@@ -33,6 +33,8 @@ pub const LENGTH_MAX: u64 = 1 << 30;
 /// Bytes of records whose image lines one thread flushes in one go: enough to spread the cost of moving the start, few
 /// enough to be no pause worth the name.
 const RECLAIM_STEP: u64 = 128 << 10;
+/// How far behind the end of a short record the ring's lines are fetched, in lines.
+const AHEAD: u64 = 6;
 /// Longest data, in bytes, that goes into the ring through the caches, where the processor fetches the lines ahead.
 pub const SHORT_MAX: usize = 256;
 /// Longest record, in bytes.
@@ -139,10 +141,15 @@ impl Ring {
         let (lines, rest) = bytes.split_at(bytes.len() & !(ALIGN - 1));
         self.put(at, lines, is_long);
         if !rest.is_empty() {
-            let mut line = [0; ALIGN];
-            line[..rest.len()].copy_from_slice(rest);
-            self.put(at + lines.len() as u64, &line, is_long);
+            self.put_padded(at + lines.len() as u64, rest);
         }
+    }
+
+    #[inline(never)]
+    fn put_padded(&self, position: u64, bytes: &[u8]) {
+        let mut line = [0; ALIGN];
+        line[..bytes.len()].copy_from_slice(bytes);
+        self.put(position, &line, false);
     }
 
     /// Like [`Ring::commit`], for a record whose other lines are there.
@@ -157,6 +164,14 @@ impl Ring {
             self.region.write_line(at, line);
         }
         self.end_commit(place);
+        // Storing to a line that is in no cache takes long. The next records are probably as long as this one: of a
+        // long one the first line goes through the caches.
+        let is_long = place.end - place.number > (ALIGN + SHORT_MAX) as u64;
+        let ahead = if is_long { 0..1 } else { AHEAD..AHEAD + 2 };
+        for line in ahead {
+            let next = (place.end + line * ALIGN as u64) & (self.length - 1);
+            self.region.prefetch(self.offset + next);
+        }
     }
 
     /// Writes a record, but for its blocks, to its place and returns once it and all before it are persistent. `record`
@@ -192,14 +207,18 @@ impl Ring {
     /// Waits until the space is free, and reclaims meanwhile.
     #[inline]
     fn wait_for_room(&self, place: Place, image: &Image) {
-        let mut used = place.end - self.start.load(Ordering::Acquire);
-        if used <= self.length / 2 {
-            return;
+        let used = place.end - self.start.load(Ordering::Acquire);
+        if used > self.length / 2 {
+            self.make_room(place, image);
         }
+    }
+
+    #[inline(never)]
+    fn make_room(&self, place: Place, image: &Image) {
         self.reclaim(image, false);
         let mut spins = 0;
         loop {
-            used = place.end - self.start.load(Ordering::Acquire);
+            let used = place.end - self.start.load(Ordering::Acquire);
             if used <= self.length {
                 return;
             }
@@ -213,12 +232,11 @@ impl Ring {
     fn put(&self, position: u64, record: &[u8], is_long: bool) {
         let at = position & (self.length - 1);
         let before_end = (self.length - at) as usize;
-        if record.len() <= before_end {
-            return self.put_at(self.offset + at, record, is_long);
-        }
-        let (first, second) = record.split_at(before_end);
+        let (first, second) = record.split_at(record.len().min(before_end));
         self.put_at(self.offset + at, first, is_long);
-        self.put_at(self.offset, second, is_long);
+        if !second.is_empty() {
+            self.put_at(self.offset, second, is_long);
+        }
     }
 
     #[inline]
@@ -252,9 +270,10 @@ impl Ring {
         let start = self.start.load(Ordering::Acquire);
         let applied = self.in_flight.applied_below();
         let mut recent = RecentLines::new();
+        let mut window = [0; WINDOW];
         let mut position = start;
         while position < goal && position < applied {
-            position = self.flush_record(position, image, &mut recent);
+            position = self.flush_record(position, image, &mut recent, &mut window);
         }
         if position == start {
             return;
@@ -281,37 +300,54 @@ impl Ring {
     }
 
     /// Flushes the image lines of the record at `position`, which this process wrote, and returns its end.
-    fn flush_record(&self, position: u64, image: &Image, recent: &mut RecentLines) -> u64 {
-        let mut header = [0; HEADER];
-        self.copy(position, &mut header);
-        let header: RecordHeader = zerocopy::transmute!(header);
-        let end = position + u64::from(header.length);
-        // Neighbouring records tend to have one length; their headers lie too far apart for the processor to guess.
-        let ahead = (position + 4 * u64::from(header.length)) & (self.length - 1);
-        self.region.prefetch(self.offset + ahead);
+    #[inline]
+    fn flush_record(
+        &self,
+        position: u64,
+        image: &Image,
+        recent: &mut RecentLines,
+        window: &mut [u8; WINDOW],
+    ) -> u64 {
+        let mut line = [0; ALIGN];
         self.region
-            .prefetch(self.offset + ((ahead + 64) & (self.length - 1)));
+            .read(self.offset + (position & (self.length - 1)), &mut line);
+        let (header, _) = RecordHeader::read_from_prefix(&line).expect("a line holds a header");
+        // Neighbouring records tend to have one length; they lie too far apart for the processor to guess.
+        let ahead = position + 4 * u64::from(header.length);
+        self.region
+            .prefetch(self.offset + (ahead & (self.length - 1)));
+        let end = position + u64::from(header.length);
         if self.defects.reclaim_without_flush {
             return end;
         }
-        let (mut at, operations_end) = (HEADER, header.checked as usize);
-        let mut window = [0; WINDOW];
+        let operations_end = header.checked as usize;
+        // Most records are one operation, of which the first line says everything.
+        let mut at = HEADER + self.flush_operation(&line[HEADER..], image, recent);
         let mut in_window = 0..0;
         while at + OPERATION <= operations_end {
-            if at + OPERATION + TOUCH > in_window.end {
+            if at + OPERATION + TOUCH > in_window.end && in_window.end < operations_end {
                 in_window = at..operations_end.min(at + WINDOW);
                 self.copy(position + at as u64, &mut window[..in_window.len()]);
             }
-            let head = &window[at - in_window.start..];
-            let Some((operation, payload)) = parse_head(head, image.length()) else {
+            let length = self.flush_operation(&window[at - in_window.start..], image, recent);
+            if length == 0 {
                 break;
-            };
-            image.cached_ranges(&operation, |at, length| {
-                recent.flush_once(image, at, length)
-            });
-            at += payload.end.next_multiple_of(8);
+            }
+            at += length;
         }
         end
+    }
+
+    /// Flushes the image lines of the operation that begins `bytes`, and returns its length, 0 if there is none.
+    #[inline]
+    fn flush_operation(&self, bytes: &[u8], image: &Image, recent: &mut RecentLines) -> usize {
+        let Some((operation, payload)) = parse_head(bytes, image.length()) else {
+            return 0;
+        };
+        for (at, length) in image.cached_ranges(&operation) {
+            recent.flush_once(image, at, length);
+        }
+        payload.end.next_multiple_of(8)
     }
 
     fn copy(&self, position: u64, into: &mut [u8]) {
@@ -430,13 +466,16 @@ impl RecentLines {
         }
     }
 
+    #[inline]
     fn flush_once(&mut self, image: &Image, offset: u64, length: u64) {
-        for line in offset / 64..(offset + length).div_ceil(64) {
+        let (mut line, end) = (offset / 64, offset + length);
+        while line * 64 < end {
             let slot = &mut self.lines[line as usize % 1024];
             if *slot != line {
                 *slot = line;
                 image.flush(line * 64, 64);
             }
+            line += 1;
         }
     }
 }

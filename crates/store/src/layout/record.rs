@@ -3,8 +3,10 @@
 //! ```text
 //! | header, 32 bytes | operation, 16 bytes | payload, padded to 8 | operation | payload | … | zeros to 64 | blocks … |
 //! ```
-//! An operation on file data may touch the file's inode; this comes between its header and its payload. Whole data blocks ride behind the rest, in the order of their operations, each under its own checksum: they go from
-//! the caller's buffer into the ring without another copy, and are checksummed once.
+//! An operation on file data may touch the file's inode, by 16 bytes between its header and its payload: then one line and
+//! the data are the record of a write in place. Whole data blocks ride behind the rest, in the order of their operations,
+//! each under its own checksum: they go from the caller's buffer into the ring without another copy, and are checksummed
+//! once.
 
 use std::ops::Range;
 
