@@ -96,35 +96,39 @@ fn pool_structures() -> Vec<(&'static str, Structure)> {
     ]
 }
 
+fn inode_structure() -> (&'static str, Structure) {
+    structure!(inode::Inode {
+        crc,
+        stamp_crc,
+        version,
+        modified_ns,
+        changed_ns,
+        size,
+        blocks,
+        entries,
+        links,
+        mode,
+        rest_crc,
+        uid,
+        gid,
+        project,
+        created_ns,
+        flags,
+        depth,
+        count,
+        device,
+        generation,
+        parent,
+        attributes,
+        accessed_ns,
+        root,
+    })
+}
+
 /// What describes files and names.
 fn file_structures() -> Vec<(&'static str, Structure)> {
     vec![
-        structure!(inode::Inode {
-            crc,
-            stamp_crc,
-            version,
-            modified_ns,
-            changed_ns,
-            size,
-            blocks,
-            entries,
-            links,
-            mode,
-            rest_crc,
-            uid,
-            gid,
-            project,
-            created_ns,
-            flags,
-            depth,
-            count,
-            device,
-            generation,
-            parent,
-            attributes,
-            accessed_ns,
-            root,
-        }),
+        inode_structure(),
         structure!(extent::Extent {
             logical,
             physical,
