@@ -220,6 +220,7 @@ impl Line {
             target: self.offset + bytes.start as u64,
             length: bytes.len() as u32,
             crc: self.crc,
+            touch: None,
             payload: &self.contents[bytes],
         }
     }

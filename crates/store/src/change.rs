@@ -92,6 +92,7 @@ impl Placed {
             target: self.target,
             length: self.length,
             crc: self.crc,
+            touch: None,
             payload: &record[self.payload.clone()],
         }
     }
@@ -113,6 +114,7 @@ impl Parts {
             target,
             length,
             crc,
+            touch: None,
             payload,
         };
         encode(&mut self.record, &operation);
@@ -235,13 +237,14 @@ impl<'s> Change<'s> {
         );
     }
 
-    /// The first `length` bytes (64, 128 or 256) of an inode, whose `rest_crc` is made right if they hold it. Its version
-    /// and checksum are set when the record has its number.
+    /// The first `length` bytes (64, 128 or 256) of an inode, whose checksums are made right if they are among them, but
+    /// for that of the stamp: it is set, like the version, when the record has its number.
     #[inline]
     pub fn inode(&mut self, number: u64, inode: &mut Inode, length: usize) {
         if length > FIRST_LINE {
             inode.rest_crc = inode.rest_checksum();
         }
+        inode.crc = inode.checksum();
         let target = self.shared.image.layout.inode(number);
         self.parts.encode(
             Kind::Inode,
@@ -490,7 +493,7 @@ impl<'s> Change<'s> {
             }
         }
         let (place, crc) = self.sequence(shared.ring.enter());
-        self.prepare_apply(place.number);
+        self.prepare_apply();
         if shared.defects.apply_before_commit {
             self.apply(place.number);
         }
@@ -510,20 +513,12 @@ impl<'s> Change<'s> {
         place.number
     }
 
-    /// Computes the inodes' checksums, since after the fence, reading what was written before it would wait for it; and
-    /// has the lines of the image fetched that the operations will write, while the record is on its way.
-    fn prepare_apply(&mut self, number: u64) {
-        let image = &self.shared.image;
-        let Parts {
-            record, operations, ..
-        } = &mut *self.parts;
-        for placed in operations {
+    /// Has the lines of the image fetched that the operations will write, while the record is on its way.
+    fn prepare_apply(&self) {
+        for placed in &self.parts.operations {
             if placed.kind != Kind::Block {
+                let image = &self.shared.image;
                 image.prefetch(placed.target, placed.payload.len());
-            }
-            if placed.kind == Kind::Inode {
-                let operation = placed.operation(record);
-                placed.crc = image.inode_crc(&operation, number);
             }
         }
     }

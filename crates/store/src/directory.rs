@@ -540,6 +540,7 @@ impl Patch {
             target,
             length: self.length as u32,
             crc,
+            touch: None,
             payload: &self.payload[..self.length],
         }
     }

@@ -44,7 +44,7 @@ pub struct NewInode<'a> {
     /// Owning group.
     pub gid: u32,
     /// Device number of a device node, else 0.
-    pub device: u64,
+    pub device: u32,
     /// Target of a symbolic link, else empty.
     pub target: &'a [u8],
 }
@@ -183,10 +183,12 @@ impl Store {
         let mut inode = self.new_inode(directory.number(), parent, new, old.generation);
         put_inline_target(&mut inode, new);
         inode.rest_crc = inode.rest_checksum();
+        inode.crc = inode.checksum();
         // From here on nothing fails, and nobody sees the directory before its lock is free.
         parent.entries = parent.entries.saturating_add(1);
         add_links(parent, i32::from(inode.is_directory()));
         (parent.modified_ns, parent.changed_ns) = (inode.created_ns, inode.created_ns);
+        parent.crc = parent.checksum();
         let patch = room.insertion(&shared.image, name, target_of(number, &inode));
         directory.note_edit();
         let has_same_root = old.root.as_bytes() == inode.root.as_bytes();
@@ -475,6 +477,7 @@ impl Removal<'_> {
         if bit == Some((Map::Inodes, false)) {
             file.free();
         }
+        (parent.crc, file.crc) = (parent.checksum(), file.checksum());
         self.directory.note_edit();
         let is_noted = !self.store.shared.defects.forget_orphans;
         let version = self.store.shared.one_name(&OneName {

@@ -20,7 +20,7 @@ const RECORD_MAX: usize = HEADER + 4 * OPERATION + EDIT_MAX + FIRST_LINE + INODE
 pub struct OneName<'a> {
     /// What changes in the leaf.
     pub patch: &'a Patch,
-    /// The directory, which differs in its first line only.
+    /// The directory, which differs in its first line only. Its checksum is right, as is that of the inode.
     pub directory: (u64, &'a Inode),
     /// The inode that the name leads to.
     pub file: (u64, &'a Inode),
@@ -35,8 +35,8 @@ impl Shared {
     pub fn one_name(&self, change: &OneName<'_>) -> u64 {
         let (image, ring, allocator) = (&self.image, &self.ring, &self.allocator);
         let leaf = change.patch.operation(image);
-        let mut directory = inode_operation(image, change.directory, FIRST_LINE);
-        let mut file = inode_operation(image, change.file, change.file_length);
+        let directory = inode_operation(image, change.directory, FIRST_LINE);
+        let file = inode_operation(image, change.file, change.file_length);
         let mut record = [0; RECORD_MAX.next_multiple_of(ALIGN)];
         let mut end = HEADER;
         for operation in [&leaf, &directory, &file] {
@@ -54,8 +54,6 @@ impl Shared {
         let place = ring.reserve(entered, length);
         // The place is taken while the group is locked: its line is right only in this order.
         let line = bit.map(|(_group, line)| line);
-        directory.crc = change.directory.1.checksum(place.number);
-        file.crc = change.file.1.checksum(place.number);
         let apply = || {
             for operation in [&leaf, &directory, &file] {
                 image.apply(operation, place.number);
@@ -87,6 +85,7 @@ fn inode_operation<'a>(
         target: image.layout.inode(number),
         length: length as u32,
         crc: 0,
+        touch: None,
         payload: &inode.as_bytes()[..length],
     }
 }

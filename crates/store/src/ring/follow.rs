@@ -90,7 +90,7 @@ impl Ring {
     }
 
     /// The header at `position` if a record can stand there. What it names may be overwritten at any time.
-    fn header(&self, position: u64, end: u64) -> Option<RecordHeader> {
+    fn header_at(&self, position: u64, end: u64) -> Option<RecordHeader> {
         let mut bytes = [0; HEADER];
         self.copy(position, &mut bytes);
         let header: RecordHeader = zerocopy::transmute!(bytes);
@@ -126,7 +126,7 @@ impl Ring {
         }
         let mut position = from;
         while position < end && (position == from || position - from < limit as u64) {
-            let length = u64::from(self.header(position, end)?.length);
+            let length = u64::from(self.header_at(position, end)?.length);
             if position > from && position + length - from > limit as u64 {
                 break;
             }
@@ -136,7 +136,7 @@ impl Ring {
         into.resize(start + (position - from) as usize, 0);
         self.copy(from, &mut into[start..]);
         // The first one is looked at closely: the position came from elsewhere.
-        let first = self.header(from, end).filter(|header| {
+        let first = self.header_at(from, end).filter(|header| {
             let record = into[start..].get(..header.length as usize);
             record.is_some_and(|record| {
                 record.starts_with(zerocopy::IntoBytes::as_bytes(header))
@@ -155,7 +155,7 @@ impl Ring {
         let mut epochs: Vec<(u32, u64)> = Vec::new();
         let mut position = end.saturating_sub(self.length).max(ALIGN as u64);
         while position < end {
-            let Some(header) = self.header(position, end) else {
+            let Some(header) = self.header_at(position, end) else {
                 // The oldest record that is held whole begins further on; from there on each follows the last.
                 epochs.clear();
                 position += ALIGN as u64;
