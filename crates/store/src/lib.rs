@@ -6,7 +6,8 @@
 //!
 //! Reading order: [`layout`] (bytes), `image` (where they are), `ring` (the order of changes), `change` (one atomic
 //! change), `overwrite` (the commonest one), `allocator`, `tree` (extents of a file), `directory` (names), then the operations in `file`, `names` and
-//! `attributes`, `recover` and [`check`], and last `replica`, a pool that follows another one's records.
+//! `attributes`, `recover` and [`check`]. Last what a unit of several pools needs: `replica` (a pool that follows another
+//! one's records), `held`, `rider` and `grant`.
 #![forbid(unsafe_code)]
 
 #[cfg(target_endian = "big")]

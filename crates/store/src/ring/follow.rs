@@ -38,6 +38,11 @@ impl Ring {
         let place = self.in_flight.reserve(self.enter(), records.len());
         self.wait_for_room(place, image);
         let (first, rest) = records.split_at(ALIGN);
+        if at_once {
+            // An attempt that a crash cut off may have left the same line there.
+            self.put(place.number, &[0; ALIGN], false);
+            self.region.fence();
+        }
         if !rest.is_empty() {
             let behind = place.number + ALIGN as u64;
             self.put(behind, rest, rest.len() > HEADER * ALIGN);
