@@ -23,6 +23,12 @@ pub(super) struct Candidacy {
     pub next: u64,
 }
 
+impl Candidacy {
+    pub fn kept(&self) -> usize {
+        self.heard.len()
+    }
+}
+
 impl Member {
     /// Only a member in sync has everything that was acknowledged, and only if all of its records are the unit's.
     pub(super) fn may_stand(&self) -> bool {
@@ -74,7 +80,10 @@ impl Member {
         tail: Sequence,
         is_sound: bool,
     ) {
-        if let Role::Standing(candidacy) = &mut self.role {
+        let is_rival = self.map.is_in_sync(from);
+        if let Role::Standing(candidacy) = &mut self.role
+            && is_rival
+        {
             candidacy.heard.insert(from, (tail, is_sound));
         }
     }

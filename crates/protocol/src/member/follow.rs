@@ -50,6 +50,10 @@ impl Following {
         }
     }
 
+    pub fn kept(&self) -> usize {
+        self.early.len() + self.missing.len()
+    }
+
     fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.held.is_none()
     }

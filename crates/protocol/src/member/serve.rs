@@ -283,7 +283,7 @@ impl Member {
                 let needs = if is_free { 0 } else { position };
                 let waiting = Waiting::for_member(to, body, needs);
                 if let Some(primary) = self.primary() {
-                    primary.waiting.push(waiting);
+                    primary.wait(waiting);
                 }
             }
             Completion::Executed { .. } => self.executed(now, completion),
