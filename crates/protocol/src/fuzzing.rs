@@ -327,7 +327,7 @@ impl World {
 
     fn ingest(&mut self, from: u64, length: usize, choice: u8) -> Completion {
         let end = from.saturating_add(length as u64);
-        if choice % 4 > 0 && end > self.tail.number {
+        if !choice.is_multiple_of(4) && end > self.tail.number {
             self.tail = Sequence::new(self.map.epoch, end);
         }
         Completion::Ingested {
