@@ -374,6 +374,7 @@ mod tests {
             ("opens-sessions", 5, true),
             ("repeats-changes", 5, true),
             ("repeats-reads", 65, true),
+            ("repeats-without-leases", 65, true),
             ("repeats-locks", 5, true),
             ("repeats-a-resume", 5, true),
             ("repeats-fetches", 64, true),
