@@ -177,7 +177,8 @@ impl Client {
             Body::Alive { confirmed } => {
                 self.drop_confirmed(epoch, confirmed);
                 let spare = self.options.session_ns * self.options.drift_permille / 1000;
-                let until = (request + self.options.session_ns).saturating_sub(spare);
+                let until = request.saturating_add(self.options.session_ns);
+                let until = until.saturating_sub(spare);
                 self.fresh_until = self.fresh_until.max(until);
             }
             Body::Resumed => {

@@ -4,8 +4,10 @@
 //! - `join`: coming back after having been away;
 //! - `elect`: who is next;
 //! - `serve`: the primary's view of the others, leases, shipping of records;
-//! - `requests`, `sessions`, `replay`: what clients ask of the primary.
+//! - `requests`, `sessions`, `replay`: what clients ask of the primary;
+//! - `bounds`: how much of it is kept.
 
+mod bounds;
 mod elect;
 mod follow;
 mod intent;

@@ -226,9 +226,9 @@ fn carry_out_following(replica: &mut Replica, intent: Intent) -> Result<Option<C
             })
         }
         Intent::TouchedSince { position } => {
-            let all = vec![0..replica.image_length()];
+            let all = || std::iter::once(0..replica.image_length()).collect();
             let touched = (position > 0).then(|| replica.touched_since(position));
-            let ranges = touched.flatten().unwrap_or(all);
+            let ranges = touched.flatten().unwrap_or_else(all);
             Some(Completion::Touched { ranges })
         }
         Intent::WriteImage { offset, bytes } => {

@@ -309,12 +309,20 @@ impl Maker {
 
     fn primary_isolated(&mut self, at: Time) {
         let (node, for_ns) = (Who::Primary, self.spell());
-        match self.random.below(3) {
+        match self.random.below(4) {
             0 => self.add(at, Fault::Isolate { node, for_ns }),
+            // Clients still reach it.
+            1 => {
+                for member in (0..self.members).map(Who::Member) {
+                    for (from, to) in [(node, member), (member, node)] {
+                        self.add(at, Fault::Cut { from, to, for_ns });
+                    }
+                }
+            }
             // It hears the others, or is heard by them, and does not know that this is all.
             one_way => {
                 for member in (0..self.members).map(Who::Member) {
-                    let (from, to) = if one_way == 1 {
+                    let (from, to) = if one_way == 2 {
                         (node, member)
                     } else {
                         (member, node)

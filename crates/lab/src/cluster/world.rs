@@ -3,6 +3,8 @@
 //! The same seed gives the same run. When the faults are over the unit has a bounded time to heal: then all members are
 //! in sync, at one tail, with the same image, and the history of what clients saw has an explanation.
 
+use std::collections::BTreeMap;
+
 use protocol::client::Client;
 use protocol::wire::Message;
 use protocol::{Defects, EpochStart, Member, Options, Transmit, UnitMap};
@@ -123,6 +125,8 @@ pub struct World {
     history: History,
     lost: Lost,
     takeovers: Vec<Time>,
+    /// How much later than usual each node hears of a new map.
+    map_lag: BTreeMap<u32, Time>,
     random: Random,
     trace: Option<Vec<String>>,
 }
@@ -163,6 +167,7 @@ impl World {
             members,
             lineage: vec![start],
         };
+        let (setup_members, setup_clients) = (setup.members, setup.clients);
         let mut world = World {
             queue: Queue::new(),
             fabric: Fabric::new(random.next_number(), fabric_options(&mut random)),
@@ -173,10 +178,16 @@ impl World {
             history: History::new(),
             lost: Lost::default(),
             takeovers: Vec::new(),
+            map_lag: BTreeMap::new(),
             random,
             trace: None,
             setup,
         };
+        for node in (0..setup_members).chain(FIRST_CLIENT..FIRST_CLIENT + setup_clients) {
+            let lags = [0, 0, 0, 300 * MILLISECOND, 2 * SECOND];
+            let lag = *world.random.pick(&lags);
+            world.map_lag.insert(node, lag);
+        }
         for member in 0..world.machines.len() {
             world.queue.add(0, Event::StartMember(member));
         }
@@ -329,7 +340,7 @@ impl World {
         }
         machine.start(now, &self.setup.options, &self.setup.defects)?;
         let notice = self.membership.watch(now, member as u32);
-        self.queue.add(notice.at, Event::Notice(notice));
+        self.queue_notice(notice);
         self.note(|| format!("member {member} starts"));
         self.member_step(now, member, |_, _| ())
     }
@@ -342,7 +353,7 @@ impl World {
         worker.start(&self.setup.options, &self.setup.defects);
         let incarnation = worker.incarnation;
         let notice = self.membership.watch(now, worker.node);
-        self.queue.add(notice.at, Event::Notice(notice));
+        self.queue_notice(notice);
         let at = now + pause(&mut self.random);
         self.queue.add(
             at,
@@ -483,8 +494,9 @@ impl World {
                 if is_takeover {
                     self.takeovers.push(now);
                 }
-                for notice in self.membership.notify(now) {
-                    self.queue.add(notice.at, Event::Notice(notice));
+                let notices = self.membership.notify(now);
+                for notice in notices {
+                    self.queue_notice(notice);
                 }
                 map
             }
@@ -588,6 +600,11 @@ impl World {
         }
     }
 
+    fn queue_notice(&mut self, notice: Notice<UnitMap>) {
+        let lag = self.map_lag.get(&notice.watcher).copied().unwrap_or(0);
+        self.queue.add(notice.at + lag, Event::Notice(notice));
+    }
+
     fn who(&self, who: Who) -> u32 {
         match who {
             Who::Member(member) => member,
@@ -627,9 +644,23 @@ impl World {
         }
     }
 
+    /// Messages that get lost are no reason to leave a member out.
+    fn examine_maps(&self) -> Result<(), String> {
+        let (version, map) = self.membership.read();
+        // The first primary may be chosen before all have seen the first map.
+        let most = 1 + 2 + self.machines.len() as u64;
+        if self.plan.faults.is_empty() && version > most {
+            return Err(format!(
+                "without a fault the map changed again and again: {map:?}"
+            ));
+        }
+        Ok(())
+    }
+
     /// What must be true when all is quiet.
     fn examine(&mut self) -> Result<Summary, String> {
         self.examine_pools()?;
+        self.examine_maps()?;
         let lost = std::mem::take(&mut self.lost);
         for (ids, invoked) in lost.writes {
             for id in ids {

@@ -60,6 +60,10 @@ impl Following {
         self.is_welcome = false;
     }
 
+    pub fn kept(&self) -> usize {
+        self.early.len() + self.missing.len()
+    }
+
     fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.held.is_none()
     }
@@ -96,7 +100,7 @@ impl Member {
 
     /// Whether the primary may count this member's tail.
     fn is_caught_up(&self) -> bool {
-        self.may_follow() && (self.is_strict() || self.defects.has(Defect::InSyncTooEarly))
+        self.may_follow() && self.is_strict()
     }
 
     /// Becomes strict if nothing is missing.
@@ -118,7 +122,7 @@ impl Member {
     }
 
     pub(super) fn handle_as_follower(&mut self, now: u64, from: NodeId, body: Body) {
-        if from != self.map.primary {
+        if from != self.map.primary && !self.defects.has(Defect::SkipEpochCheck) {
             return;
         }
         match body {

@@ -37,10 +37,10 @@ pub(super) enum Executing {
 /// A message that waits until all members in sync have the records below `needs`.
 pub(super) struct Waiting {
     needs: u64,
-    to: NodeId,
-    session: u64,
-    request: u64,
-    body: Body,
+    pub to: NodeId,
+    pub session: u64,
+    pub request: u64,
+    pub body: Body,
     /// It tells what the files hold, so that it takes leases to say it.
     is_service: bool,
 }
@@ -86,7 +86,7 @@ impl Member {
     /// Tells a client something when all members in sync have the records below `needs`.
     pub(super) fn tell_client_when(&mut self, needs: u64, to: NodeId, session: u64, body: Body) {
         if let Some(primary) = self.primary() {
-            primary.waiting.push(Waiting {
+            primary.wait(Waiting {
                 needs,
                 to,
                 session,
@@ -134,7 +134,7 @@ impl Member {
                 acknowledge,
                 operation,
             } => {
-                primary.parked.push_back(Parked {
+                primary.park(Parked {
                     session,
                     request,
                     slot,
@@ -215,10 +215,15 @@ impl Member {
                 }
                 return;
             }
+            // The one before is still being carried out: no client asks for two at a time in one slot.
+            if state.request > 0 && state.answer.is_none() && !forgets {
+                return;
+            }
             *state = SlotState {
                 request: parked.request,
                 answer: None,
             };
+            primary.forget_answer(&parked);
         }
         self.execute(parked, false);
     }
@@ -325,7 +330,7 @@ impl Member {
             position: answer.position,
             confirmed: 0,
         };
-        primary.waiting.push(Waiting {
+        primary.wait(Waiting {
             needs: answer.needs,
             to: session.client,
             session: parked.session,
@@ -353,8 +358,9 @@ impl Member {
         primary.position = primary.position.max(position.unwrap_or(0));
         match primary.executing.remove(&ticket) {
             Some(Executing::Request { parked, is_replay }) => {
-                if is_by_reference && let Some(file) = parked.operation.changes() {
-                    let end = primary.position;
+                // One that failed has named nothing.
+                let end = position.filter(|_| is_by_reference);
+                if let (Some(end), Some(file)) = (end, parked.operation.changes()) {
                     primary.held_files.insert(file, end);
                 }
                 let answer = Answer {
@@ -414,10 +420,7 @@ impl Member {
         let Some(index) = primary.sessions.free_index(most) else {
             return;
         };
-        let is_opening = primary.executing.values().any(
-            |it| matches!(it, Executing::OpenSession { client: other, .. } if *other == client),
-        );
-        if is_opening {
+        if primary.is_opening(client) {
             return;
         }
         primary.next_session += 1;
@@ -444,7 +447,7 @@ impl Member {
         let Some(primary) = self.primary() else {
             return;
         };
-        primary.waiting.push(Waiting {
+        primary.wait(Waiting {
             needs: primary.position,
             to: client,
             session,
