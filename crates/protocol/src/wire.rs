@@ -474,7 +474,7 @@ impl Message {
             return Err(Malformed("its checksum is wrong"));
         }
         let body = if kind == RECORDS {
-            let position = from.u64()?;
+            let position = from.position()?;
             let records = match halves::decode(from.bytes(length.saturating_sub(8))?, defects) {
                 Halves::Whole(records, _) => records,
                 Halves::AskAgain => Vec::new(),
