@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 
+use crate::halves;
 use crate::member::{Completion, Intent, SessionRecord};
 use crate::wire::{self, FileId, Message, Outcome, Status};
 use crate::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
@@ -36,6 +37,11 @@ fn decode(bytes: &[u8]) {
 
 /// A message without its checksum.
 fn header(kind: u8, epoch: u32, [session, request]: [u64; 2], from: u32, body: &[u8]) -> Vec<u8> {
+    let body = if wire::is_in_halves(kind) {
+        &halves::encode(body)
+    } else {
+        body
+    };
     let mut bytes = Vec::with_capacity(wire::HEADER + body.len());
     bytes.extend(wire::MAGIC.to_le_bytes());
     bytes.extend([wire::VERSION, kind]);
