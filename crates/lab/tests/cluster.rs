@@ -59,6 +59,7 @@ fn in_parallel(numbers: std::ops::Range<u64>, work: impl Fn(u64) -> bool + Sync)
 
 /// What went wrong, and the fewest faults with which it still does.
 fn explained(seed: u64, error: &str) -> String {
+    println!("seed {seed} fails: {error}");
     let sound = Defects::default();
     let least = plan::shrink(plan(seed), |plan| run(seed, plan, &sound).is_err());
     let last = run(seed, &least, &sound).err().unwrap_or_default();
@@ -67,7 +68,11 @@ fn explained(seed: u64, error: &str) -> String {
 
 #[test]
 fn seeds_hold() {
-    let usual = if std::env::var_os("TAKO_SOAK").is_some() { 5000 } else { 200 };
+    let usual = if std::env::var_os("TAKO_SOAK").is_some() {
+        5000
+    } else {
+        200
+    };
     let first = number("TAKO_FIRST_SEED", 0);
     let count = number("TAKO_SEEDS", usual);
     let (virtual_ns, operations, given_up) =
@@ -98,7 +103,11 @@ fn seeds_hold() {
     );
     let failures = failures.into_inner().expect("no run panicked");
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
-    assert_eq!(given_up.into_inner(), 0, "histories that were given up are not proved right");
+    assert_eq!(
+        given_up.into_inner(),
+        0,
+        "histories that were given up are not proved right"
+    );
 }
 
 #[test]

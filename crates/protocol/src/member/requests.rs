@@ -108,13 +108,12 @@ impl Member {
             self.open_session(now, from, request);
             return self.after_client(now);
         }
-        let revives = self.defects.has(Defect::ReviveSession);
         let Some(primary) = self.primary() else {
             return;
         };
         let known = primary.sessions.by_number.get_mut(&session);
         match known {
-            Some(known) if known.client == from && (!known.is_ending || revives) => {
+            Some(known) if known.client == from && !known.is_ending => {
                 known.heard_at = now;
             }
             // One that is being ended hears of it when it is: then what it held is free.
@@ -352,6 +351,7 @@ impl Member {
         else {
             return;
         };
+        let revives = self.defects.has(Defect::ReviveSession);
         let Some(primary) = self.primary() else {
             return;
         };
@@ -381,7 +381,12 @@ impl Member {
                 client,
             }) => self.session_opened(session, request, client),
             Some(Executing::EndSession { session }) => {
-                primary.sessions.by_number.remove(&session);
+                if revives && let Some(state) = primary.sessions.by_number.get_mut(&session) {
+                    state.locks.fill(None);
+                    (state.is_ending, state.heard_at) = (false, now);
+                } else {
+                    primary.sessions.by_number.remove(&session);
+                }
                 self.replayed();
             }
             None => {}

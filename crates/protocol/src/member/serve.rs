@@ -411,6 +411,10 @@ impl Member {
         };
         let mut silent = Vec::new();
         for (node, peer) in &mut primary.peers {
+            // While nothing is left to do, doing nothing is no fault.
+            if peer.tail >= primary.position {
+                peer.progressed_at = now;
+            }
             // Nothing came of what was sent. The member knows best what it lacks: it answers, or asks.
             if peer.sent.is_some_and(|sent| sent > peer.tail) && now >= peer.asked_at + retry {
                 peer.asked_at = now;
