@@ -254,10 +254,7 @@ impl World {
 
     fn run_until_quiet(&mut self, limit: Time) -> Result<(), String> {
         let started = self.queue.now();
-        loop {
-            let Some(at) = self.queue.next_time() else {
-                break;
-            };
+        while let Some(at) = self.queue.next_time() {
             // One that was just cut off may still believe that all is well.
             if at > started + 5 * SECOND && self.is_quiet() {
                 return Ok(());
