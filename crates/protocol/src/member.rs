@@ -1,6 +1,6 @@
 //! A member of a unit: it follows the primary, stands for its place when it is gone, or is the primary.
 //!
-//! - [`follow`](self): records in, tails out; gaps, missing data;
+//! - `follow`: records in, tails out; gaps, missing data;
 //! - `join`: coming back after having been away;
 //! - `elect`: who is next;
 //! - `serve`: the primary's view of the others, leases, shipping of records;
