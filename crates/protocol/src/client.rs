@@ -418,6 +418,13 @@ impl Client {
         let slots = std::mem::take(&mut self.slots);
         let changes = slots.into_iter().filter_map(|(_, pending)| pending);
         let reads = std::mem::take(&mut self.reads);
+        // What waited for a slot was asked for in this session too.
+        for (ticket, _, _) in std::mem::take(&mut self.queue) {
+            self.events.push_back(Event::Done {
+                ticket,
+                outcome: Outcome::of(Status::SessionOver),
+            });
+        }
         for pending in changes.chain(reads.into_values()) {
             if !pending.is_told {
                 self.events.push_back(Event::Done {
