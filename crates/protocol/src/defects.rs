@@ -51,15 +51,19 @@ pub enum Defect {
     ReuseBeforeTails,
     /// Sessions expire without a record, so that the next primary knows them.
     ExpireInMemory,
-    /// A new primary does not wait for its own lease promise.
+    /// A process that starts does not keep the promise that the one before it may have given.
     ForgetPromiseAtRestart,
-    /// The primary goes on when a member asks for records that it has not.
+    /// The primary makes records however far the members are behind.
     WindowUnbounded,
+    /// Data that a record only names is changed in place before the members have fetched it.
+    ChangeNamedData,
+    /// A member that has proposed itself still grants leases.
+    GrantWhileProposing,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 26] = [
+    pub const ALL: [Defect; 28] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -86,6 +90,8 @@ impl Defect {
         Defect::ExpireInMemory,
         Defect::ForgetPromiseAtRestart,
         Defect::WindowUnbounded,
+        Defect::ChangeNamedData,
+        Defect::GrantWhileProposing,
     ];
 }
 

@@ -5,7 +5,8 @@
 //! - `elect`: who is next;
 //! - `serve`: the primary's view of the others, leases, shipping of records;
 //! - `requests`, `sessions`, `replay`: what clients ask of the primary;
-//! - `bounds`: how much of it is kept.
+//! - `bounds`: how much of it is kept;
+//! - `view`: what a primary knows, for those who watch it.
 
 mod bounds;
 mod elect;
@@ -16,10 +17,12 @@ mod replay;
 mod requests;
 mod serve;
 mod sessions;
+mod view;
 
 use std::collections::VecDeque;
 
 pub use intent::{Completion, Intent, SessionRecord, Slot, Ticket};
+pub use view::View;
 
 use crate::defects::{Defect, Defects};
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
@@ -119,6 +122,8 @@ impl Member {
             return;
         }
         let same_epoch = map.epoch == self.map.epoch;
+        // For a process that just started no primary is new.
+        let is_first = self.map.version == 0;
         self.map = map;
         match &mut self.role {
             Role::Serving(_) if same_epoch => self.map_changed_while_serving(now),
@@ -129,11 +134,17 @@ impl Member {
             // The tail is not known before the pool is open or closed; then this is looked at again.
             Role::Opening | Role::Closing => {}
             Role::Following(following) if same_epoch => following.is_welcome = false,
-            Role::Following(_) | Role::Standing(_) => self.begin_role(now),
+            Role::Following(_) | Role::Standing(_) => {
+                if !is_first {
+                    self.promise(now);
+                }
+                self.begin_role(now);
+            }
         }
     }
 
-    /// Takes the part that the map gives to this member.
+    /// Takes the part that the map gives to this member. A new primary was promised as much time as if it had been
+    /// heard of.
     fn begin_role(&mut self, now: u64) {
         let is_elected = self.map.primary == self.node && self.proposed == Some(self.map.epoch);
         if is_elected {
@@ -141,8 +152,6 @@ impl Member {
             let epoch = self.map.epoch;
             self.out.intents.push_back(Intent::OpenForWriting { epoch });
         } else {
-            // A new primary gets as much time as if it had been heard of.
-            self.promise(now);
             self.role = Role::Following(Following::new(now));
         }
     }
@@ -201,6 +210,7 @@ impl Member {
             Completion::Following { tail, history } => {
                 self.tail = tail;
                 self.history = history;
+                self.promise(now);
                 self.begin_role(now);
             }
             Completion::Executed { .. } | Completion::Records { .. } | Completion::Image { .. } => {

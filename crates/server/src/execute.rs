@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use protocol::member::{Completion, Slot, Ticket};
-use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, Status};
+use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, RECORD_DATA_MAX, Status};
 use store::{Error, FileKind, NewInode, Node, RenameMode, Rider, SetAttributes, Store, WriteAt};
 
 use crate::table;
@@ -16,9 +16,6 @@ pub struct Serving {
     pub sessions: Arc<Node>,
     pub locks: Arc<Node>,
 }
-
-/// Writes up to this length are in their record.
-const IN_RECORD_MAX: usize = 8192;
 
 /// How an operation came out, and the version of what it has looked at.
 struct Looked {
@@ -262,7 +259,7 @@ fn found(file: FileId, version: u64) -> Looked {
 }
 
 fn is_by_reference(operation: &Operation) -> bool {
-    matches!(operation, Operation::Write { data, .. } if data.len() > IN_RECORD_MAX)
+    matches!(operation, Operation::Write { data, .. } if data.len() as u64 > RECORD_DATA_MAX)
 }
 
 fn status(error: &Error) -> Status {

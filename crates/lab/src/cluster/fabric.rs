@@ -87,6 +87,8 @@ pub struct Fabric {
     cuts: BTreeMap<Direction, Time>,
     isolated: BTreeMap<u32, Time>,
     slowed: BTreeMap<Direction, Burst>,
+    /// In milliseconds.
+    late: BTreeMap<Direction, Burst>,
     loss: Burst,
     corruption: Burst,
     labels: Vec<String>,
@@ -129,6 +131,7 @@ impl Fabric {
             cuts: BTreeMap::new(),
             isolated: BTreeMap::new(),
             slowed: BTreeMap::new(),
+            late: BTreeMap::new(),
             loss: Burst::default(),
             corruption: Burst::default(),
             labels: vec![String::new()],
@@ -173,7 +176,9 @@ impl Fabric {
         };
         let slowed = self.slowed.get(&direction);
         let factor = slowed.map_or(1, |slowed| slowed.level(now, 1));
-        delay.saturating_mul(u64::from(factor))
+        let late = self.late.get(&direction);
+        let late_ms = late.map_or(0, |late| late.level(now, 0));
+        delay.saturating_mul(u64::from(factor)) + u64::from(late_ms) * MILLISECOND
     }
 
     fn transmitted(&mut self, now: Time, bytes: &[u8]) -> Vec<u8> {
@@ -217,6 +222,12 @@ impl Fabric {
         slowed.raise(now, factor, until);
     }
 
+    /// Lets what is sent in one direction arrive so much later than usual.
+    pub fn delay_by(&mut self, now: Time, from: u32, to: u32, late_ms: u32, until: Time) {
+        let late = self.late.entry((from, to)).or_default();
+        late.raise(now, late_ms, until);
+    }
+
     /// Loses more messages for a while.
     pub fn lose(&mut self, now: Time, permille: u32, until: Time) {
         self.loss.raise(now, permille, until);
@@ -232,6 +243,7 @@ impl Fabric {
         self.cuts.clear();
         self.isolated.clear();
         self.slowed.clear();
+        self.late.clear();
         self.loss = Burst::default();
         self.corruption = Burst::default();
     }

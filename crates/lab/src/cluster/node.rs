@@ -1,11 +1,12 @@
 //! One member's machine: memory that crashes, a process that ends, a clock of its own.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pmem::{Moment, Simulation};
-use protocol::member::Intent;
+use protocol::member::{Completion, Intent, SessionRecord};
 use protocol::{Defects, Member, Options, Transmit, UnitMap};
 use server::UnitPool;
 
@@ -42,7 +43,50 @@ pub struct Machine {
     memory: Simulation,
     process: Option<Process>,
     armed: Arc<Mutex<Armed>>,
+    /// Data that records at this tail name and that is not there, and what was fetched of it.
+    lacks: Option<Lacking>,
     random: Random,
+}
+
+/// A member that stands at a record whose data it lacks.
+struct Lacking {
+    tail: u64,
+    map_version: u64,
+    fetched: Vec<Range<u64>>,
+}
+
+impl Lacking {
+    /// Whether it has fetched all of one of these ranges.
+    fn has_fetched_one_of(&self, missing: &[Range<u64>]) -> bool {
+        missing.iter().any(|range| {
+            let mut fetched = self.fetched.clone();
+            fetched.sort_by_key(|part| part.start);
+            let mut end = range.start;
+            for part in fetched.iter().filter(|part| part.end > range.start) {
+                if part.start <= end {
+                    end = end.max(part.end);
+                }
+            }
+            end >= range.end
+        })
+    }
+}
+
+/// Something that a member did, which the world looks at.
+#[derive(Debug)]
+pub enum Seen {
+    /// As primary it let blocks be used again that records below this position freed.
+    Released(u64),
+    /// As primary it was asked for records from here on, and did not hold them any more.
+    Gone(u64),
+    /// It was opened for changes, and found these sessions.
+    Opened(Vec<SessionRecord>),
+    /// The primary takes it back; it will fetch what it lacks.
+    Welcomed,
+    /// It has fetched what it lacked.
+    Refilled,
+    /// It has fetched data that a record names, and it is not that data.
+    FetchedInVain,
 }
 
 /// What comes out of a step.
@@ -52,6 +96,8 @@ pub struct Step {
     pub transmits: VecDeque<Transmit>,
     /// Maps to propose.
     pub proposals: Vec<UnitMap>,
+    /// What it did that matters to others.
+    pub seen: Vec<Seen>,
     /// The machine crashed in the middle of it.
     pub crashed: bool,
 }
@@ -67,6 +113,7 @@ impl Machine {
             memory: Simulation::from_image(image),
             process: None,
             armed: Arc::default(),
+            lacks: None,
             random: Random::new(seed),
         }
     }
@@ -81,9 +128,34 @@ impl Machine {
         self.process.as_ref().map(|process| &process.member)
     }
 
+    /// The epoch of the newest map that its process knows; 0 if there is none.
+    pub fn epoch(&self) -> u32 {
+        self.member().map_or(0, |member| member.map().epoch)
+    }
+
+    /// Whether its process believes that it may serve.
+    pub fn is_serving(&self, now: Time) -> bool {
+        let local = self.clock.local(now);
+        self.member().is_some_and(|member| member.is_serving(local))
+    }
+
+    /// The figures of its pool, while it is open for changes.
+    pub fn statistics(&self) -> Option<store::Statistics> {
+        self.process.as_ref()?.pool.statistics()
+    }
+
     /// Its memory as a region.
     pub fn memory(&self) -> &Simulation {
         &self.memory
+    }
+
+    /// How members open their pools.
+    pub fn store_options(now: Time) -> store::Options {
+        store::Options {
+            clock: store::Clock::Manual(Arc::new(AtomicI64::new(now as i64))),
+            defects: store::Defects::default(),
+            hold_freed: true,
+        }
     }
 
     /// Starts the process.
@@ -91,11 +163,7 @@ impl Machine {
         if self.is_up() {
             return Ok(());
         }
-        let store_options = store::Options {
-            clock: store::Clock::Manual(Arc::new(AtomicI64::new(now as i64))),
-            defects: store::Defects::default(),
-            hold_freed: true,
-        };
+        let store_options = Machine::store_options(now);
         let region = self.memory.region();
         let pool = UnitPool::open(region, store_options, options.batch, options.sessions)
             .map_err(|error| format!("member {} does not open its pool: {error}", self.node))?;
@@ -121,6 +189,7 @@ impl Machine {
         let image = images[which % images.len()].clone();
         self.process = None;
         self.timer = None;
+        self.lacks = None;
         self.memory = Simulation::from_image(image);
     }
 
@@ -165,6 +234,18 @@ impl Machine {
                 step.proposals.push(map);
                 continue;
             }
+            step.seen.extend(seen_before(&intent));
+            if let (Intent::WriteImage { offset, bytes }, Some(lacks)) = (&intent, &mut self.lacks)
+            {
+                lacks.fetched.push(*offset..*offset + bytes.len() as u64);
+            }
+            let is_strict = matches!(
+                intent,
+                Intent::Ingest {
+                    is_strict: true,
+                    ..
+                }
+            );
             let completion = pool
                 .carry_out(intent.clone())
                 .map_err(|error| format!("member {}: {intent:?}: {error}", self.node))?;
@@ -179,6 +260,12 @@ impl Machine {
                 });
             }
             if let Some(completion) = completion {
+                step.seen.extend(seen_after(&completion));
+                if let (true, Completion::Ingested { tail, missing }) = (is_strict, &completion) {
+                    let version = member.map().version;
+                    let in_vain = note_lack(&mut self.lacks, version, tail.number, missing);
+                    step.seen.extend(in_vain.then_some(Seen::FetchedInVain));
+                }
                 member.handle_completion(local, completion);
             }
         }
@@ -188,6 +275,50 @@ impl Machine {
             .poll_timeout()
             .map(|at| self.clock.instant(at).max(now + 1000));
         Ok(step)
+    }
+}
+
+fn seen_before(intent: &Intent) -> Option<Seen> {
+    match intent {
+        Intent::ReleaseFreed { below } => Some(Seen::Released(*below)),
+        Intent::TouchedSince { .. } => Some(Seen::Welcomed),
+        Intent::Rewind { .. } => Some(Seen::Refilled),
+        _ => None,
+    }
+}
+
+fn seen_after(completion: &Completion) -> Option<Seen> {
+    match completion {
+        Completion::Records {
+            from,
+            records: None,
+            ..
+        } => Some(Seen::Gone(*from)),
+        Completion::Opened { sessions, .. } => Some(Seen::Opened(sessions.clone())),
+        _ => None,
+    }
+}
+
+/// Notes what the next record lacks; tells whether that was fetched already.
+fn note_lack(
+    lacks: &mut Option<Lacking>,
+    map_version: u64,
+    tail: u64,
+    missing: &[Range<u64>],
+) -> bool {
+    let is_same = |it: &Lacking| it.tail == tail && it.map_version == map_version;
+    match lacks {
+        Some(lacking) if is_same(lacking) && !missing.is_empty() => {
+            lacking.has_fetched_one_of(missing)
+        }
+        _ => {
+            *lacks = (!missing.is_empty()).then(|| Lacking {
+                tail,
+                map_version,
+                fetched: Vec::new(),
+            });
+            false
+        }
     }
 }
 

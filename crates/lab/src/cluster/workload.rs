@@ -52,6 +52,8 @@ pub struct Worker {
     /// Writes that were only sent: they happen at some time, before a later fsync returns.
     sent: Vec<Unsynced>,
     resumed_in: u32,
+    /// An fsync was answered in the last step.
+    has_synced: bool,
     files: Vec<FileId>,
     values: u64,
     random: Random,
@@ -70,6 +72,7 @@ impl Worker {
             unsynced: Vec::new(),
             sent: Vec::new(),
             resumed_in: 0,
+            has_synced: false,
             files,
             values: u64::from(node) << 32,
             random: Random::new(seed),
@@ -136,6 +139,7 @@ impl Worker {
         let Some(mut client) = self.client.take() else {
             return Vec::new();
         };
+        self.has_synced = false;
         input(&mut client, local);
         while let Some(event) = client.poll_event() {
             match event {
@@ -155,6 +159,33 @@ impl Worker {
         sent
     }
 
+    /// Whether an fsync was answered in the last step.
+    pub fn has_synced(&self) -> bool {
+        self.has_synced
+    }
+
+    /// The session of its process.
+    pub fn session(&self) -> Option<u64> {
+        self.client.as_ref().and_then(Client::session)
+    }
+
+    /// Reads of all that there is.
+    pub fn reads(&self) -> Vec<Operation> {
+        let blocks = |file: &FileId| {
+            let file = *file;
+            (0..BLOCKS).map(move |block| Operation::Read {
+                file,
+                offset: block * BLOCK,
+                length: 8,
+            })
+        };
+        let names = (0..NAMES).map(|number| Operation::Lookup {
+            directory: ROOT,
+            name: name(number),
+        });
+        self.files.iter().flat_map(blocks).chain(names).collect()
+    }
+
     /// A new map for the client.
     pub fn map_input(map: UnitMap) -> impl FnOnce(&mut Client, u64) {
         move |client, local| client.handle_map(local, map)
@@ -166,7 +197,7 @@ impl Worker {
             return None;
         }
         let file = *self.random.pick(&self.files);
-        let name = format!("name{}", self.random.below(NAMES)).into_bytes();
+        let name = name(self.random.below(NAMES));
         let directory = ROOT;
         let operation = match self.random.below(20) {
             0..6 => self.write(file),
@@ -245,6 +276,7 @@ impl Worker {
         let is_done = outcome.status == Status::Done;
         match &pending.operation {
             Operation::Sync { file } if is_done => {
+                self.has_synced = true;
                 let is_before =
                     |write: &Unsynced| write.file == *file && write.completed <= pending.invoked;
                 self.unsynced.retain(|write| !is_before(write));
@@ -275,6 +307,10 @@ impl Worker {
             }
         }
     }
+}
+
+fn name(number: usize) -> Vec<u8> {
+    format!("name{number}").into_bytes()
 }
 
 /// What clients that ended had not synced, and the sessions that ended.

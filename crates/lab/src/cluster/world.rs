@@ -5,6 +5,9 @@
 
 use std::collections::BTreeMap;
 
+mod checks;
+mod faults;
+
 use protocol::client::Client;
 use protocol::wire::Message;
 use protocol::{Defects, EpochStart, Member, Options, Transmit, UnitMap};
@@ -13,10 +16,11 @@ use super::fabric::{self, Fabric};
 use super::history::History;
 use super::membership::{Membership, Notice};
 use super::node::Machine;
-use super::plan::{Fault, Plan, Who};
+use super::plan::{Cue, Plan};
 use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
 use super::workload::{Lost, Worker, pause};
 use crate::random::Random;
+use checks::Watch;
 
 /// Name of the first client on the fabric; members count from 0.
 pub const FIRST_CLIENT: u32 = 100;
@@ -49,7 +53,11 @@ impl Setup {
             clients: 4,
             duration,
             defects: Defects::default(),
-            options: Options::default(),
+            options: Options {
+                // The rings of the template are small.
+                window: *Random::new(seed).pick(&[4 << 10, 16 << 10, 24 << 10]),
+                ..Options::default()
+            },
         }
     }
 }
@@ -90,13 +98,26 @@ enum Event {
         incarnation: u64,
         map: UnitMap,
     },
-    Fault(usize),
+    /// A fault of the plan begins. What it waited for was about this node.
+    Fault {
+        index: usize,
+        subject: Option<u32>,
+    },
     Work {
         client: usize,
         incarnation: u64,
     },
     StartMember(usize),
     StartClient(usize),
+}
+
+impl Event {
+    fn fault(index: usize) -> Event {
+        Event::Fault {
+            index,
+            subject: None,
+        }
+    }
 }
 
 /// Fast networks, and slow ones, on which much is under way at any time.
@@ -122,6 +143,9 @@ pub struct World {
     machines: Vec<Machine>,
     workers: Vec<Worker>,
     plan: Plan,
+    /// Faults that wait for their cue.
+    armed: Vec<usize>,
+    watch: Watch,
     history: History,
     lost: Lost,
     takeovers: Vec<Time>,
@@ -177,6 +201,8 @@ impl World {
             machines,
             workers,
             plan,
+            armed: Vec::new(),
+            watch: Watch::default(),
             history: History::new(),
             lost: Lost::default(),
             takeovers: Vec::new(),
@@ -199,7 +225,10 @@ impl World {
             world.queue.add(0, Event::StartClient(client));
         }
         for (index, planned) in world.plan.faults.iter().enumerate() {
-            world.queue.add(planned.at, Event::Fault(index));
+            match planned.cue {
+                None => world.queue.add(planned.at, Event::fault(index)),
+                Some(_) => world.armed.push(index),
+            }
         }
         Ok(world)
     }
@@ -227,7 +256,10 @@ impl World {
         let end = self.setup.duration;
         self.run_until(end)?;
         self.heal();
-        self.run_until_quiet(end + HEAL_WITHIN)?;
+        // One that was just cut off may still believe that all is well.
+        self.run_until_quiet(end + 5 * SECOND, end + HEAL_WITHIN)?;
+        self.read_all();
+        self.run_until_quiet(end, end + 2 * HEAL_WITHIN)?;
         self.examine()
     }
 
@@ -252,11 +284,9 @@ impl World {
         }
     }
 
-    fn run_until_quiet(&mut self, limit: Time) -> Result<(), String> {
-        let started = self.queue.now();
+    fn run_until_quiet(&mut self, least: Time, limit: Time) -> Result<(), String> {
         while let Some(at) = self.queue.next_time() {
-            // One that was just cut off may still believe that all is well.
-            if at > started + 5 * SECOND && self.is_quiet() {
+            if at > least && self.is_quiet() {
                 return Ok(());
             }
             if at > limit {
@@ -265,10 +295,11 @@ impl World {
             self.take_event()?;
         }
         Err(format!(
-            "the unit did not heal: {:?}, tails {:?}, idle {:?}",
-            self.membership.read().1,
+            "the unit did not heal: {:?}, tails {:?}, idle {:?}, leaks {:?}",
+            self.membership.valid(),
             self.tails(),
-            self.workers.iter().map(Worker::is_idle).collect::<Vec<_>>()
+            self.workers.iter().map(Worker::is_idle).collect::<Vec<_>>(),
+            self.leaks(),
         ))
     }
 
@@ -287,6 +318,7 @@ impl World {
         equal
             && map.in_sync.len() == self.machines.len()
             && self.workers.iter().all(Worker::is_idle)
+            && self.leaks().is_none()
     }
 
     fn take_event(&mut self) -> Result<(), String> {
@@ -305,17 +337,14 @@ impl World {
                 from,
                 incarnation,
                 map,
-            } => {
-                self.proposal(now, from, incarnation, map);
-                Ok(())
-            }
+            } => self.proposal(now, from, incarnation, map),
             Event::Answer {
                 to,
                 incarnation,
                 map,
             } => self.answer(now, to, incarnation, map),
-            Event::Fault(index) => {
-                self.fault(now, index);
+            Event::Fault { index, subject } => {
+                self.fault(now, index, subject);
                 Ok(())
             }
             Event::Work {
@@ -389,6 +418,9 @@ impl World {
         }
         let lag = self.map_lag.get(&node).copied().unwrap_or(0);
         for map in step.proposals {
+            if map.epoch != self.machines[member].epoch() {
+                self.sight(now, Cue::Proposed, node);
+            }
             self.note(|| format!("member {member} proposes {map:?}"));
             if let Some(at) = self.membership.travel(now + lag) {
                 let proposal = Event::Proposal {
@@ -399,7 +431,9 @@ impl World {
                 self.queue.add(at, proposal);
             }
         }
+        self.check_step(now, member, step.seen)?;
         for transmit in step.transmits {
+            self.check_replies(&transmit)?;
             self.transmit(now, node, transmit);
         }
         Ok(())
@@ -408,6 +442,7 @@ impl World {
     fn client_step(&mut self, now: Time, client: usize, input: impl FnOnce(&mut Client, u64)) {
         let worker = &mut self.workers[client];
         let sent = worker.step(now, &mut self.history, &mut self.lost, input);
+        let has_synced = worker.has_synced();
         let (node, incarnation) = (worker.node, worker.incarnation);
         if let Some(at) = worker.timer {
             let timer = Event::Timer {
@@ -419,6 +454,9 @@ impl World {
         }
         for transmit in sent {
             self.transmit(now, node, transmit);
+        }
+        if has_synced {
+            self.sight(now, Cue::Synced, node);
         }
     }
 
@@ -487,15 +525,27 @@ impl World {
         }
     }
 
-    fn proposal(&mut self, now: Time, from: u32, incarnation: u64, map: UnitMap) {
-        let epoch = self.membership.read().1.epoch;
+    fn proposal(
+        &mut self,
+        now: Time,
+        from: u32,
+        incarnation: u64,
+        map: UnitMap,
+    ) -> Result<(), String> {
+        let before = self.membership.valid().clone();
         let expected = map.version - 1;
-        let is_takeover = map.epoch != epoch;
+        let is_takeover = map.epoch != before.epoch;
         let now_valid = match self.membership.propose(expected, map.clone()) {
             Ok(_) => {
                 self.note(|| format!("the map is {map:?}"));
+                self.check_map(now, &before, &map)?;
                 if is_takeover {
                     self.takeovers.push(now);
+                    self.sight(now, Cue::Takeover, map.primary);
+                }
+                let came_back = map.in_sync.iter().find(|node| !before.is_in_sync(**node));
+                if let Some(node) = came_back {
+                    self.sight(now, Cue::InSync, *node);
                 }
                 let notices = self.membership.notify(now);
                 for notice in notices {
@@ -513,6 +563,7 @@ impl World {
             };
             self.queue.add(at, answer);
         }
+        Ok(())
     }
 
     fn answer(&mut self, now: Time, to: u32, incarnation: u64, map: UnitMap) -> Result<(), String> {
@@ -556,132 +607,8 @@ impl World {
         self.client_step(now, client, |_, _| ());
     }
 
-    fn fault(&mut self, now: Time, index: usize) {
-        let fault = self.plan.faults[index].fault;
-        self.note(|| format!("fault: {fault:?}"));
-        match fault {
-            Fault::Crash {
-                member,
-                after_fences,
-                for_ns,
-            } => self.crash_member(now, member, after_fences, now + for_ns),
-            Fault::CrashClient { client } => {
-                let client = client as usize;
-                self.workers[client].crash(now, &mut self.lost);
-                let at = now + self.random.between(MILLISECOND, 4 * SECOND);
-                self.queue.add(at, Event::StartClient(client));
-            }
-            Fault::Cut { from, to, for_ns } => {
-                let (from, to) = (self.who(from), self.who(to));
-                self.fabric.cut(from, to, now + for_ns);
-            }
-            Fault::Isolate { node, for_ns } => {
-                let node = self.who(node);
-                self.fabric.isolate(node, now + for_ns);
-            }
-            Fault::MembershipOutage { for_ns } => self.membership.fail(now + for_ns),
-            Fault::Drift { node, ppm } => match self.who(node).checked_sub(FIRST_CLIENT) {
-                Some(client) => self.workers[client as usize].clock.set_drift(now, ppm),
-                None => {
-                    let member = self.who(node) as usize;
-                    self.machines[member].clock.set_drift(now, ppm);
-                }
-            },
-            Fault::Loss { permille, for_ns } => self.fabric.lose(now, permille, now + for_ns),
-            Fault::Corruption { permille, for_ns } => {
-                self.fabric.corrupt(now, permille, now + for_ns);
-            }
-            Fault::SlowLink {
-                from,
-                to,
-                factor,
-                for_ns,
-            } => {
-                let (from, to) = (self.who(from), self.who(to));
-                self.fabric.slow(now, from, to, factor, now + for_ns);
-            }
-        }
-    }
-
     fn queue_notice(&mut self, notice: Notice<UnitMap>) {
         let lag = self.map_lag.get(&notice.watcher).copied().unwrap_or(0);
         self.queue.add(notice.at + lag, Event::Notice(notice));
-    }
-
-    fn who(&self, who: Who) -> u32 {
-        match who {
-            Who::Member(member) => member,
-            Who::Client(client) => FIRST_CLIENT + client,
-            Who::Primary => match self.membership.read().1.primary {
-                u32::MAX => 0,
-                primary => primary,
-            },
-        }
-    }
-
-    fn crash_member(&mut self, now: Time, member: Who, after_fences: u32, until: Time) {
-        let member = self.who(member) as usize;
-        if after_fences == 0 {
-            self.machines[member].crash();
-        } else {
-            self.machines[member].arm(u64::from(after_fences));
-        }
-        self.queue.add(until.max(now), Event::StartMember(member));
-    }
-
-    /// Every pool is sound, and they hold the same.
-    fn examine_pools(&self) -> Result<(), String> {
-        let first = self.machines[0].memory().region();
-        for (member, machine) in self.machines.iter().enumerate() {
-            let region = machine.memory().region();
-            if let Some(difference) = crate::reachable::difference(&first, &region) {
-                return Err(format!("members 0 and {member} differ: {difference}"));
-            }
-        }
-        let sound = crate::pool::copy(&first)?;
-        let report = store::check(&sound, &store::CheckOptions::default())
-            .map_err(|error| format!("the check fails: {error}"))?;
-        match report.findings.first() {
-            Some(finding) => Err(format!("the check finds: {finding}")),
-            None => Ok(()),
-        }
-    }
-
-    /// Messages that get lost are no reason to leave a member out.
-    fn examine_maps(&self) -> Result<(), String> {
-        let (version, map) = self.membership.read();
-        // The first primary may be chosen before all have seen the first map.
-        let most = 1 + 2 + self.machines.len() as u64;
-        if self.is_calm && version > most {
-            return Err(format!(
-                "without a fault the map changed again and again: {map:?}"
-            ));
-        }
-        Ok(())
-    }
-
-    /// What must be true when all is quiet.
-    fn examine(&mut self) -> Result<Summary, String> {
-        self.examine_pools()?;
-        self.examine_maps()?;
-        let lost = std::mem::take(&mut self.lost);
-        for (ids, invoked) in lost.writes {
-            for id in ids {
-                for at in self.takeovers.iter().filter(|at| **at >= invoked) {
-                    self.history.may_vanish(id, *at);
-                }
-            }
-        }
-        for (client, from, to) in lost.sessions {
-            self.history.expired(client, from, to);
-        }
-        let checked = self.history.check()?;
-        Ok(Summary {
-            operations: checked.operations,
-            epochs: self.membership.read().1.epoch,
-            gave_up: checked.gave_up.len(),
-            time: self.queue.now(),
-            messages: self.fabric.count_all().messages,
-        })
     }
 }

@@ -12,6 +12,8 @@ use crate::wire::Body;
 
 /// Requests without a slot that a session may have under way.
 pub const READS_MAX: usize = 64;
+/// What the record of a change takes, at most. Longer data is not in its record.
+pub const RECORD_MAX: u64 = 16 << 10;
 /// Ranges that wait for one member.
 const FETCHES_MAX: usize = 64;
 
@@ -30,7 +32,26 @@ impl Parked {
     }
 }
 
+impl Executing {
+    /// What its records take, at most.
+    fn record_max(&self) -> u64 {
+        match self {
+            Executing::Request { parked, .. } if parked.operation.is_change() => {
+                parked.operation.record_max()
+            }
+            Executing::Request { .. } => 0,
+            Executing::OpenSession { .. } | Executing::EndSession { .. } => RECORD_MAX,
+        }
+    }
+}
+
 impl Primary {
+    /// Whether members lack so much, or will when what is under way is done, that changes have to wait.
+    pub fn is_full(&self, window: u64) -> bool {
+        let under_way: u64 = self.executing.values().map(Executing::record_max).sum();
+        self.position + under_way > self.confirmed + window
+    }
+
     /// Keeps a request until it is served, unless it is under way already or too many are.
     pub fn park(&mut self, parked: Parked) {
         let slots = self.sessions.by_number.get(&parked.session);

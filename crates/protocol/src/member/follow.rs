@@ -21,7 +21,7 @@ pub(super) struct Following {
     held: Option<(u64, Vec<u8>)>,
     /// The data that the held records name was fetched once.
     was_fetched: bool,
-    /// Ranges that were asked for.
+    /// Data that is fetched.
     missing: Vec<Range<u64>>,
     /// When something was last asked for.
     pub asked_at: u64,
@@ -62,6 +62,15 @@ impl Following {
 
     pub fn kept(&self) -> usize {
         self.early.len() + self.missing.len()
+    }
+
+    /// Notes data that is to be fetched, beside what is.
+    fn lack(&mut self, ranges: Vec<Range<u64>>) {
+        for range in ranges {
+            let is_within = |it: &Range<u64>| range.start <= it.start && it.end <= range.end;
+            self.missing.retain(|it| !is_within(it));
+            self.missing.push(range);
+        }
     }
 
     fn is_complete(&self) -> bool {
@@ -146,7 +155,11 @@ impl Member {
     fn handle_heartbeat(&mut self, now: u64, sent_at_ns: u64, position: u64) {
         match &self.role {
             // Who has proposed itself must not give the old primary another lease.
-            Role::Standing(candidacy) if candidacy.has_proposed => return,
+            Role::Standing(candidacy)
+                if candidacy.has_proposed && !self.defects.has(Defect::GrantWhileProposing) =>
+            {
+                return;
+            }
             Role::Standing(_) => self.role = Role::Following(Following::new(now)),
             _ => {}
         }
@@ -271,7 +284,8 @@ impl Member {
             if is_strict {
                 following.held = held;
             }
-            following.missing = missing;
+            // Records that came before may still wait for theirs.
+            following.lack(missing);
             following.asked_at = now;
             self.fetch_missing();
         }
@@ -326,6 +340,7 @@ impl Member {
 
     fn handle_range(&mut self, now: u64, fetch: Fetch, offset: u64, position: u64, bytes: Vec<u8>) {
         let end = offset.saturating_add(bytes.len() as u64);
+        let tail = self.tail.number;
         let Some(following) = self.following() else {
             return;
         };
@@ -338,8 +353,9 @@ impl Member {
             .missing
             .iter_mut()
             .find(|range| range.start == offset && end <= range.end);
-        // An answer from before the records were made may have gone astray on its way.
-        let Some(range) = asked.filter(|_| !bytes.is_empty() && position >= held_end) else {
+        // An answer from before the records were made may have gone astray on its way, or been overtaken by them.
+        let is_new = position >= held_end.max(tail);
+        let Some(range) = asked.filter(|_| !bytes.is_empty() && is_new) else {
             return;
         };
         range.start = end;

@@ -45,6 +45,8 @@ pub(super) struct Primary {
     pub position: u64,
     /// All members in sync have the records below.
     pub confirmed: u64,
+    /// Its tail when it was opened. Nobody here knows which of the records below name data that a member still fetches.
+    pub opened_at: u64,
     peers: BTreeMap<NodeId, Peer>,
     pub sessions: Sessions,
     pub replaying: Option<Replaying>,
@@ -131,6 +133,7 @@ impl Member {
         let primary = Primary {
             position: tail.number,
             confirmed: 0,
+            opened_at: tail.number,
             peers,
             sessions: Sessions::default(),
             replaying: None,

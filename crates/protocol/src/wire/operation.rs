@@ -8,6 +8,8 @@ use crate::map::Sequence;
 pub const NAME_MAX: usize = 255;
 /// Most data in one message.
 pub const DATA_MAX: usize = 1 << 20;
+/// Most data in a record; of more it has the place and the checksum.
+pub const RECORD_DATA_MAX: u64 = 8192;
 /// Most requests that one session replays.
 pub const REPLAYS_MAX: usize = 4096;
 
@@ -121,6 +123,16 @@ impl Operation {
     /// Whether it may be answered before all members in sync have it.
     pub fn is_write(&self) -> bool {
         matches!(self, Operation::Write { .. })
+    }
+
+    /// What its record takes, at most, in bytes.
+    pub(crate) fn record_max(&self) -> u64 {
+        /// All but data: header, names, edits, the answer.
+        const REST: u64 = 2048;
+        match self {
+            Operation::Write { data, .. } => REST + (data.len() as u64).min(RECORD_DATA_MAX),
+            _ => REST,
+        }
     }
 
     /// The file that it is about, if it is not about names.
