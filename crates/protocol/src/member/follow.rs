@@ -19,8 +19,10 @@ pub(super) struct Following {
     early: BTreeMap<u64, Vec<u8>>,
     /// Records that are being taken, or wait for data that one of them names.
     held: Option<(u64, Vec<u8>)>,
-    /// The data that the held records name was fetched once.
-    was_fetched: bool,
+    /// At this tail the data that the next record names was fetched once.
+    fetched_at: Option<u64>,
+    /// The held records are taken though their data is not there any more: what is there now is newer.
+    is_lenient: bool,
     /// Data that is fetched.
     missing: Vec<Range<u64>>,
     /// When something was last asked for.
@@ -31,8 +33,8 @@ pub(super) struct Following {
     pub is_welcome: bool,
     /// Before its tail is here, the image may show changes whose records this member does not have.
     pub floor: u64,
-    /// No record is taken without its data any more, as the primary was told.
-    is_strict: bool,
+    /// The image shows nothing that the records do not, and the primary was told.
+    is_settled: bool,
 }
 
 impl Following {
@@ -40,13 +42,14 @@ impl Following {
         Following {
             early: BTreeMap::new(),
             held: None,
-            was_fetched: false,
+            fetched_at: None,
+            is_lenient: false,
             missing: Vec::new(),
             asked_at: now,
             joining: Joining::No,
             is_welcome: false,
             floor: 0,
-            is_strict: false,
+            is_settled: false,
         }
     }
 
@@ -55,22 +58,14 @@ impl Following {
         self.early.clear();
         self.held = None;
         self.missing.clear();
-        self.was_fetched = false;
-        self.is_strict = false;
+        self.fetched_at = None;
+        self.is_lenient = false;
+        self.is_settled = false;
         self.is_welcome = false;
     }
 
     pub fn kept(&self) -> usize {
         self.early.len() + self.missing.len()
-    }
-
-    /// Notes data that is to be fetched, beside what is.
-    fn lack(&mut self, ranges: Vec<Range<u64>>) {
-        for range in ranges {
-            let is_within = |it: &Range<u64>| range.start <= it.start && it.end <= range.end;
-            self.missing.retain(|it| !is_within(it));
-            self.missing.push(range);
-        }
     }
 
     fn is_complete(&self) -> bool {
@@ -98,25 +93,20 @@ impl Member {
         }
     }
 
-    /// Whether records are taken only with their data. A member in sync does so; one that catches up begins when its image
-    /// shows nothing that its records do not, tells the primary, and goes on if it can.
-    fn is_strict(&self) -> bool {
+    /// Whether the primary may count this member's tail: its image shows just what its records say. A member that catches
+    /// up tells the primary when it is so, and goes on if it stays so.
+    fn is_caught_up(&self) -> bool {
         let Role::Following(following) = &self.role else {
             return false;
         };
-        self.map.is_in_sync(self.node) || following.is_strict
+        let is_counted = self.map.is_in_sync(self.node) || following.is_settled;
+        is_counted && self.may_follow() && self.tail.number >= following.floor
     }
 
-    /// Whether the primary may count this member's tail.
-    fn is_caught_up(&self) -> bool {
-        self.may_follow() && self.is_strict()
-    }
-
-    /// Becomes strict if nothing is missing.
     fn settle(&mut self) {
         let tail = self.tail.number;
         if let Some(following) = self.following() {
-            following.is_strict |=
+            following.is_settled |=
                 following.is_welcome && following.is_complete() && tail >= following.floor;
         }
     }
@@ -224,11 +214,12 @@ impl Member {
     }
 
     fn ingest(&mut self, from: u64, records: Vec<u8>) {
-        let is_strict = self.is_strict();
         let end = from + records.len() as u64;
-        if let Some(following) = self.following() {
-            following.held = Some((from, records.clone()));
-        }
+        let Some(following) = self.following() else {
+            return;
+        };
+        following.held = Some((from, records.clone()));
+        let is_strict = !following.is_lenient;
         if self.defects.has(Defect::ReportBeforeIngest) {
             let is_caught_up = self.is_caught_up();
             let tail = end;
@@ -265,27 +256,28 @@ impl Member {
                 .copied()
                 .collect();
         }
-        let is_strict = self.is_strict();
         let is_in_sync = self.map.is_in_sync(self.node);
         let Some(following) = self.following() else {
             return;
         };
         let held = following.held.take();
-        if missing.is_empty() {
-            following.was_fetched = false;
-        } else if is_strict && following.was_fetched && !is_in_sync {
-            // The data is not there any more: the primary did not count this member yet when it changed them.
-            following.is_strict = false;
-            following.was_fetched = false;
+        let was_lenient = std::mem::take(&mut following.is_lenient);
+        let was_fetched = following.fetched_at.take() == Some(tail.number);
+        if missing.is_empty() || was_lenient {
+            let rest = held.filter(|(from, records)| from + records.len() as u64 > tail.number);
+            if let Some((from, records)) = rest.filter(|_| was_lenient) {
+                return self.ingest(from, records);
+            }
+        } else if was_fetched && !following.is_settled && !is_in_sync {
+            following.is_lenient = true;
             if let Some((from, records)) = held {
                 return self.ingest(from, records);
             }
         } else {
-            if is_strict {
-                following.held = held;
-            }
-            // Records that came before may still wait for theirs.
-            following.lack(missing);
+            // The data may not be there any more: the primary did not count this member yet when it changed it.
+            following.is_settled &= !was_fetched;
+            following.held = held;
+            following.missing = missing;
             following.asked_at = now;
             self.fetch_missing();
         }
@@ -313,15 +305,19 @@ impl Member {
         }
     }
 
-    /// Asks for data that records name. A strict member gets just that data, since the primary does not change it in place
-    /// before all members that it counts have the record. Others take what there is, and are behind until they have the
-    /// records for it.
+    /// How data that records name is asked for. A member that counts gets just that data, since the primary does not change it in
+    /// place before all members that it counts have the record. Others take what there is, and are behind until they have
+    /// the records for it.
+    fn way_to_fetch(&self) -> Fetch {
+        match &self.role {
+            _ if self.map.is_in_sync(self.node) => Fetch::Data,
+            Role::Following(following) if following.is_settled => Fetch::Data,
+            _ => Fetch::Refill,
+        }
+    }
+
     fn fetch_missing(&mut self) {
-        let fetch = if self.is_strict() {
-            Fetch::Data
-        } else {
-            Fetch::Refill
-        };
+        let fetch = self.way_to_fetch();
         let refill = u64::from(self.options.refill);
         let Some(following) = self.following() else {
             return;
@@ -340,12 +336,15 @@ impl Member {
 
     fn handle_range(&mut self, now: u64, fetch: Fetch, offset: u64, position: u64, bytes: Vec<u8>) {
         let end = offset.saturating_add(bytes.len() as u64);
-        let tail = self.tail.number;
+        let (tail, is_asked) = (self.tail.number, fetch == self.way_to_fetch());
         let Some(following) = self.following() else {
             return;
         };
         if following.joining.is_refilling() {
-            return self.handle_refill(now, offset, position, bytes);
+            return match fetch {
+                Fetch::Refill => self.handle_refill(now, offset, position, bytes),
+                Fetch::Data => (),
+            };
         }
         let held = following.held.as_ref();
         let held_end = held.map_or(0, |(from, records)| from + records.len() as u64);
@@ -354,8 +353,8 @@ impl Member {
             .iter_mut()
             .find(|range| range.start == offset && end <= range.end);
         // An answer from before the records were made may have gone astray on its way, or been overtaken by them.
-        let is_new = position >= held_end.max(tail);
-        let Some(range) = asked.filter(|_| !bytes.is_empty() && is_new) else {
+        let is_new = position >= held_end;
+        let Some(range) = asked.filter(|_| !bytes.is_empty() && is_asked && is_new) else {
             return;
         };
         range.start = end;
@@ -364,7 +363,7 @@ impl Member {
             following.floor = following.floor.max(position);
         }
         let is_complete = following.missing.is_empty();
-        following.was_fetched |= is_complete;
+        following.fetched_at = is_complete.then_some(tail);
         let again = following.held.clone().filter(|_| is_complete);
         self.out
             .intents

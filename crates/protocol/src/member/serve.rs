@@ -251,10 +251,11 @@ impl Member {
                 peer.is_counted = true;
                 peer.counted_from = position;
             }
-            peer.tail = if peer.is_counted {
-                peer.tail.max(tail)
-            } else {
-                tail
+            // Of records that counted members report those count that they have with all that they name.
+            peer.tail = match (peer.is_counted, is_caught_up) {
+                (true, true) => peer.tail.max(tail),
+                (true, false) => peer.tail,
+                (false, _) => tail,
             };
         }
         self.confirm(now);
