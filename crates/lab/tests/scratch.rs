@@ -36,6 +36,9 @@ fn scratch() {
         for seed in first..first + count {
             let setup = Setup::usual(seed, 30 * SECOND);
             let mut p = Plan::random(seed, setup.members, setup.clients, setup.duration);
+            if get("MATCH").is_some_and(|m| !p.to_string().contains(&m)) {
+                continue;
+            }
             let (r, _) = go(seed, &defects, &p, false);
             if let Err(e) = r {
                 println!(

@@ -40,7 +40,7 @@ pub enum Cue {
     Synced,
 }
 
-/// Something that goes wrong. All but crashes of clients and drifts end by themselves, after `for_ns`.
+/// Something that goes wrong. What has `for_ns` ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A member crashes, and starts again at the end.
@@ -110,6 +110,20 @@ pub enum Fault {
         /// How long this goes on.
         for_ns: Time,
     },
+    /// A node hears from the membership service, and is heard by it, later than usual from then on.
+    HearsLate {
+        /// Which.
+        node: Who,
+        /// How much later.
+        by_ms: u32,
+    },
+    /// Not quite a fault: a client writes much at once.
+    Rush {
+        /// Which.
+        client: Who,
+        /// How many blocks.
+        blocks: u32,
+    },
     /// Messages from one to the other arrive late.
     LateLink {
         /// From whom.
@@ -147,7 +161,10 @@ impl Fault {
             | Fault::Corruption { for_ns, .. }
             | Fault::SlowLink { for_ns, .. }
             | Fault::LateLink { for_ns, .. } => Some(for_ns),
-            Fault::CrashClient { .. } | Fault::Drift { .. } => None,
+            Fault::CrashClient { .. }
+            | Fault::Drift { .. }
+            | Fault::HearsLate { .. }
+            | Fault::Rush { .. } => None,
         }
     }
 }
@@ -192,7 +209,7 @@ enum Manner {
     Aimed,
 }
 
-const MANNERS: [Manner; 14] = [
+const MANNERS: [Manner; 17] = [
     Manner::Calm,
     Manner::Wild,
     Manner::Wild,
@@ -204,6 +221,9 @@ const MANNERS: [Manner; 14] = [
     Manner::TakeoverInOutage,
     Manner::ClientAndPrimary,
     Manner::ClientAway,
+    Manner::Aimed,
+    Manner::Aimed,
+    Manner::Aimed,
     Manner::Aimed,
     Manner::Aimed,
     Manner::Aimed,
@@ -581,6 +601,10 @@ impl fmt::Display for Fault {
             Fault::SlowLink {
                 from, to, factor, ..
             } => write!(formatter, "{from} to {to} is {factor} times slower"),
+            Fault::HearsLate { node, by_ms } => {
+                write!(formatter, "{node} hears of maps {by_ms} ms late")
+            }
+            Fault::Rush { client, blocks } => write!(formatter, "{client} writes {blocks} blocks"),
             Fault::LateLink {
                 from, to, by_ms, ..
             } => write!(formatter, "{from} to {to} is {by_ms} ms late"),

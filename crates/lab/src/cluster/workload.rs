@@ -16,6 +16,8 @@ pub const FILES: usize = 3;
 const BLOCKS: u64 = 4;
 /// Names that are made and removed.
 const NAMES: usize = 3;
+/// How old a write is at most that an fsync is of.
+const SYNCED_WITHIN: Time = 300 * MILLISECOND;
 /// Operations of one client under way.
 const UNDER_WAY: usize = 2;
 const BLOCK: u64 = store::BLOCK as u64;
@@ -52,7 +54,7 @@ pub struct Worker {
     /// Writes that were only sent: they happen at some time, before a later fsync returns.
     sent: Vec<Unsynced>,
     resumed_in: u32,
-    /// An fsync was answered in the last step.
+    /// An fsync of a new write was answered in the last step.
     has_synced: bool,
     files: Vec<FileId>,
     values: u64,
@@ -159,7 +161,7 @@ impl Worker {
         sent
     }
 
-    /// Whether an fsync was answered in the last step.
+    /// Whether an fsync of a new write was answered in the last step.
     pub fn has_synced(&self) -> bool {
         self.has_synced
     }
@@ -248,11 +250,27 @@ impl Worker {
         self.pending.insert(ticket, pending);
     }
 
+    /// A write of a whole block.
+    pub fn block(&mut self) -> Option<Operation> {
+        self.client.as_ref()?;
+        let (file, block) = (
+            *self.random.pick(&self.files),
+            self.random.below(BLOCKS as usize),
+        );
+        Some(Operation::Write {
+            file,
+            offset: block as u64 * BLOCK,
+            data: self.value().repeat(BLOCK as usize / 8),
+        })
+    }
+
+    /// No other write has it.
+    fn value(&mut self) -> [u8; 8] {
+        self.values += 1;
+        self.values.to_le_bytes()
+    }
+
     fn write(&mut self, file: FileId) -> Operation {
-        let value = |worker: &mut Worker| {
-            worker.values += 1;
-            worker.values.to_le_bytes()
-        };
         let (block, blocks, length) = match self.random.below(8) {
             0 => (0, 3, BLOCK as usize),
             1 | 2 => (self.random.below(BLOCKS as usize), 1, BLOCK as usize),
@@ -260,7 +278,7 @@ impl Worker {
         };
         let mut data = Vec::new();
         for _ in 0..blocks {
-            data.extend(value(self).repeat(length / 8));
+            data.extend(self.value().repeat(length / 8));
         }
         Operation::Write {
             file,
@@ -276,7 +294,10 @@ impl Worker {
         let is_done = outcome.status == Status::Done;
         match &pending.operation {
             Operation::Sync { file } if is_done => {
-                self.has_synced = true;
+                let is_new = |write: &Unsynced| {
+                    write.file == *file && write.completed + SYNCED_WITHIN >= now
+                };
+                self.has_synced |= self.unsynced.iter().any(is_new);
                 let is_before =
                     |write: &Unsynced| write.file == *file && write.completed <= pending.invoked;
                 self.unsynced.retain(|write| !is_before(write));

@@ -10,14 +10,16 @@ impl Maker {
     pub(super) fn aimed(&mut self, at: Time) {
         // There has to be time for what follows.
         let at = at.min(self.end / 2);
-        match self.random.below(7) {
+        match self.random.below(9) {
             0 => self.synced_and_gone(at),
             1 => self.lost_takeover(at),
             2 => self.left_alone(at),
             3 => self.refilled_and_gone(at),
             4 => self.expired_and_gone(at),
             5 => self.promise_forgotten(at),
-            _ => self.late_replies(at),
+            6 => self.late_replies(at),
+            7 => self.late_proposal(at),
+            _ => self.much_at_once(at),
         }
     }
 
@@ -139,6 +141,32 @@ impl Maker {
         let crash = self.crash_for(member, (10 * MILLISECOND, 300 * MILLISECOND));
         let later = self.random.between(0, 50 * MILLISECOND);
         self.add(at + later, crash);
+    }
+
+    /// The others hear nothing of the primary for just as long as they have promised, and what they propose takes long.
+    fn late_proposal(&mut self, at: Time) {
+        let node = Who::Bystanders;
+        let by_ms = self.random.between(200, 800) as u32;
+        self.add(at, Fault::HearsLate { node, by_ms });
+        let cut = Fault::Cut {
+            from: Who::Primary,
+            to: Who::Bystanders,
+            for_ns: self.within((SECOND, 1400 * MILLISECOND)),
+        };
+        self.add(at, cut);
+    }
+
+    /// Clients write more than the window holds while the others miss records.
+    fn much_at_once(&mut self, at: Time) {
+        let lasts = self.keep_to_primary(at);
+        for client in 0..self.clients {
+            let rush = Fault::Rush {
+                client: Who::Client(client),
+                blocks: self.random.between(4, 12) as u32,
+            };
+            let later = self.random.between(0, lasts / 2);
+            self.add(at + later, rush);
+        }
     }
 
     /// What the primary answers while only it has the records arrives when another one is primary, which still waits for

@@ -13,7 +13,7 @@ use crate::cluster::plan::Cue;
 use crate::cluster::workload::Worker;
 
 /// More than the record that crosses the bound of the window, and the ends of all sessions.
-const BEYOND_WINDOW: u64 = 24 << 10;
+const BEYOND_WINDOW: u64 = 16 << 10;
 /// The slot of requests that change nothing.
 const NO_SLOT: u16 = u16::MAX;
 

@@ -1,6 +1,8 @@
 //! Faults of the plan, at their time or at their cue.
 
 use super::{Event, FIRST_CLIENT, MILLISECOND, SECOND, Time, World};
+use protocol::wire::Acknowledge;
+
 use crate::cluster::plan::{Cue, Fault, Who};
 
 impl World {
@@ -51,6 +53,16 @@ impl World {
                     self.drift(now, node, ppm);
                 }
             }
+            Fault::HearsLate { node, by_ms } => {
+                for node in self.who(node, subject) {
+                    self.map_lag.insert(node, Time::from(by_ms) * MILLISECOND);
+                }
+            }
+            Fault::Rush { client, blocks } => {
+                for node in self.who(client, subject) {
+                    self.rush(now, node, blocks);
+                }
+            }
             Fault::Loss { permille, for_ns } => self.fabric.lose(now, permille, now + for_ns),
             Fault::Corruption { permille, for_ns } => {
                 self.fabric.corrupt(now, permille, now + for_ns);
@@ -90,6 +102,15 @@ impl World {
         self.workers[client].crash(now, &mut self.lost);
         let at = now + self.random.between(MILLISECOND, 4 * SECOND);
         self.queue.add(at, Event::StartClient(client));
+    }
+
+    fn rush(&mut self, now: Time, node: u32, blocks: u32) {
+        let client = (node - FIRST_CLIENT) as usize;
+        for _ in 0..blocks {
+            if let Some(operation) = self.workers[client].block() {
+                self.submit(now, client, operation, Acknowledge::Primary);
+            }
+        }
     }
 
     fn drift(&mut self, now: Time, node: u32, ppm: i32) {
