@@ -40,6 +40,14 @@ fn scratch() {
                 continue;
             }
             let (r, _) = go(seed, &defects, &p, false);
+            if get("FAULTS").is_some() {
+                println!("== {seed}");
+                for l in go(seed, &defects, &p, true).1 {
+                    if l.contains("fault:") || l.contains("map is") {
+                        println!("{}", l.chars().take(150).collect::<String>());
+                    }
+                }
+            }
             if let Err(e) = r {
                 println!(
                     "{name} {seed}: {}",

@@ -117,7 +117,7 @@ pub enum Fault {
         /// How much later.
         by_ms: u32,
     },
-    /// Not quite a fault: a client writes much at once.
+    /// Not quite a fault: a client writes much at once, and then asks for an fsync.
     Rush {
         /// Which.
         client: Who,

@@ -56,6 +56,8 @@ pub struct Worker {
     resumed_in: u32,
     /// An fsync of a new write was answered in the last step.
     has_synced: bool,
+    /// An fsync of this file is asked for when nothing is under way any more.
+    to_sync: Option<FileId>,
     files: Vec<FileId>,
     values: u64,
     random: Random,
@@ -75,6 +77,7 @@ impl Worker {
             sent: Vec::new(),
             resumed_in: 0,
             has_synced: false,
+            to_sync: None,
             files,
             values: u64::from(node) << 32,
             random: Random::new(seed),
@@ -198,10 +201,19 @@ impl Worker {
         if self.pending.len() >= UNDER_WAY || self.client.is_none() {
             return None;
         }
+        if self.pending.is_empty()
+            && let Some(file) = self.to_sync.take()
+        {
+            return Some((Operation::Sync { file }, Acknowledge::Primary));
+        }
         let file = *self.random.pick(&self.files);
         let name = name(self.random.below(NAMES));
         let directory = ROOT;
-        let operation = match self.random.below(20) {
+        let operation = match self.random.below(21) {
+            20 => Operation::Truncate {
+                file,
+                size: self.random.below(BLOCKS as usize) as u64 * BLOCK,
+            },
             0..6 => self.write(file),
             6..11 => Operation::Read {
                 file,
@@ -250,18 +262,19 @@ impl Worker {
         self.pending.insert(ticket, pending);
     }
 
-    /// A write of a whole block.
-    pub fn block(&mut self) -> Option<Operation> {
-        self.client.as_ref()?;
-        let (file, block) = (
-            *self.random.pick(&self.files),
-            self.random.below(BLOCKS as usize),
-        );
-        Some(Operation::Write {
+    /// Writes of whole blocks of one file. When they are done an fsync follows.
+    pub fn rush(&mut self, blocks: u32) -> Vec<Operation> {
+        if self.client.is_none() {
+            return Vec::new();
+        }
+        let file = *self.random.pick(&self.files);
+        self.to_sync = Some(file);
+        let mut write = |_: u32| Operation::Write {
             file,
-            offset: block as u64 * BLOCK,
+            offset: self.random.below(BLOCKS as usize) as u64 * BLOCK,
             data: self.value().repeat(BLOCK as usize / 8),
-        })
+        };
+        (0..blocks).map(&mut write).collect()
     }
 
     /// No other write has it.
@@ -343,6 +356,9 @@ pub struct Lost {
     pub sessions: Vec<(u32, Time, Time)>,
 }
 
+/// What a block holds that was cut off.
+const NOTHING: u64 = 0;
+
 /// The root directory.
 pub const ROOT: FileId = FileId {
     inode: store::ROOT,
@@ -376,6 +392,11 @@ fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
             let (file, block) = (file.inode, offset / BLOCK);
             vec![(Key::Block { file, block }, Asked::Read)]
         }
+        Operation::Truncate { file, size } => {
+            let file = file.inode;
+            let key = |block| (Key::Block { file, block }, Asked::Write(NOTHING));
+            (size / BLOCK..BLOCKS).map(key).collect()
+        }
         Operation::Create { name, .. } => vec![(entry(name), Asked::Create)],
         Operation::Unlink { name, .. } => vec![(entry(name), Asked::Remove)],
         Operation::Lookup { name, .. } => vec![(entry(name), Asked::Lookup)],
@@ -389,7 +410,7 @@ fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
 fn answer(operation: &Operation, outcome: &Outcome) -> Option<Answered> {
     let inode = u64::from(outcome.file.generation) << 32 | outcome.file.inode;
     Some(match (operation, outcome.status) {
-        (Operation::Write { .. }, Status::Done) => Answered::Written,
+        (Operation::Write { .. } | Operation::Truncate { .. }, Status::Done) => Answered::Written,
         (Operation::Read { .. }, Status::Done) => {
             let mut value = [0; 8];
             let length = outcome.data.len().min(8);

@@ -9,7 +9,7 @@ impl Maker {
     /// One of the schedules.
     pub(super) fn aimed(&mut self, at: Time) {
         // There has to be time for what follows.
-        let at = at.min(self.end / 2);
+        let at = at / 2;
         match self.random.below(9) {
             0 => self.synced_and_gone(at),
             1 => self.lost_takeover(at),
@@ -52,7 +52,15 @@ impl Maker {
     /// A client and the primary crash as soon as an fsync is answered, while the others miss records.
     fn synced_and_gone(&mut self, at: Time) {
         let lasts = self.keep_to_primary(at);
-        let at = at + self.random.between(0, lasts / 2);
+        for client in 1..self.clients {
+            let rush = Fault::Rush {
+                client: Who::Client(client),
+                blocks: self.random.between(1, 4) as u32,
+            };
+            let later = lasts / 9;
+            self.add(at + later, rush);
+        }
+        let at = at + lasts / 9;
         let client = Who::Subject;
         self.add_at(at, Cue::Synced, 0, Fault::CrashClient { client });
         let crash = self.crash_for(Who::Primary, LONG);

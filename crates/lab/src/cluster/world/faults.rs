@@ -106,10 +106,8 @@ impl World {
 
     fn rush(&mut self, now: Time, node: u32, blocks: u32) {
         let client = (node - FIRST_CLIENT) as usize;
-        for _ in 0..blocks {
-            if let Some(operation) = self.workers[client].block() {
-                self.submit(now, client, operation, Acknowledge::Primary);
-            }
+        for operation in self.workers[client].rush(blocks) {
+            self.submit(now, client, operation, Acknowledge::Primary);
         }
     }
 
