@@ -589,7 +589,7 @@ impl fmt::Display for Fault {
                 after_fences,
                 ..
             } => write!(formatter, "{member} crashes in {after_fences} fences"),
-            Fault::CrashClient { client } => write!(formatter, "client {client} crashes"),
+            Fault::CrashClient { client } => write!(formatter, "{client} crashes"),
             Fault::Cut { from, to, .. } => write!(formatter, "{from} is cut from {to}"),
             Fault::Isolate { node, .. } => write!(formatter, "{node} is isolated"),
             Fault::MembershipOutage { .. } => formatter.write_str("the membership service is out"),

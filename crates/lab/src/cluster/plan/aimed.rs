@@ -170,7 +170,7 @@ impl Maker {
         for client in 0..self.clients {
             let rush = Fault::Rush {
                 client: Who::Client(client),
-                blocks: self.random.between(4, 12) as u32,
+                blocks: self.random.between(3, 6) as u32,
             };
             let later = self.random.between(0, lasts / 2);
             self.add(at + later, rush);
