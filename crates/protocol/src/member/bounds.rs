@@ -12,8 +12,6 @@ use crate::wire::Body;
 
 /// Requests without a slot that a session may have under way.
 pub const READS_MAX: usize = 64;
-/// What the record of a change takes, at most. Longer data is not in its record.
-pub const RECORD_MAX: u64 = 16 << 10;
 /// Ranges that wait for one member.
 const FETCHES_MAX: usize = 64;
 
@@ -39,8 +37,8 @@ impl Executing {
             Executing::Request { parked, .. } if parked.operation.is_change() => {
                 parked.operation.record_max()
             }
-            Executing::Request { .. } => 0,
-            Executing::OpenSession { .. } | Executing::EndSession { .. } => RECORD_MAX,
+            // Of sessions there are few.
+            _ => 0,
         }
     }
 }
