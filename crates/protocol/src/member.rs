@@ -235,7 +235,7 @@ impl Member {
     /// When [`Member::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<u64> {
         match &self.role {
-            Role::Following(following) => Some(self.next_while_following(following)),
+            Role::Following(following) => self.next_while_following(following),
             Role::Standing(candidacy) => Some(candidacy.next),
             Role::Serving(primary) => Some(primary.next_tick),
             Role::Opening | Role::Closing => None,

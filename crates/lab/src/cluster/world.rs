@@ -402,13 +402,13 @@ impl World {
         input: impl FnOnce(&mut Member, u64),
     ) -> Result<(), String> {
         let machine = &mut self.machines[member];
-        let (node, incarnation) = (machine.node, machine.incarnation);
+        let (node, incarnation, known) = (machine.node, machine.incarnation, machine.timer);
         let step = machine.step(now, input)?;
         if step.crashed {
             self.note(|| format!("member {member} crashes within a step"));
             return Ok(());
         }
-        if let Some(at) = machine.timer {
+        if let Some(at) = machine.timer.filter(|_| machine.timer != known) {
             let timer = Event::Timer {
                 node,
                 incarnation,
@@ -441,10 +441,11 @@ impl World {
 
     fn client_step(&mut self, now: Time, client: usize, input: impl FnOnce(&mut Client, u64)) {
         let worker = &mut self.workers[client];
+        let known = worker.timer;
         let sent = worker.step(now, &mut self.history, &mut self.lost, input);
         let has_synced = worker.has_synced();
         let (node, incarnation) = (worker.node, worker.incarnation);
-        if let Some(at) = worker.timer {
+        if let Some(at) = worker.timer.filter(|_| worker.timer != known) {
             let timer = Event::Timer {
                 node,
                 incarnation,

@@ -393,14 +393,15 @@ impl Member {
         }
     }
 
-    pub(super) fn next_while_following(&self, following: &Following) -> u64 {
+    /// When there is something to do; never, if all that there is to do is to hear the primary.
+    pub(super) fn next_while_following(&self, following: &Following) -> Option<u64> {
         let retry = following.asked_at + self.options.retry_ns;
         let is_waiting =
             !following.is_complete() || !following.early.is_empty() || !self.may_follow();
         match (is_waiting, self.may_stand()) {
-            (true, _) => retry,
-            (false, true) => self.promised_until,
-            (false, false) => self.promised_until.max(retry),
+            (true, _) => Some(retry),
+            (false, true) => Some(self.promised_until),
+            (false, false) => None,
         }
     }
 }
