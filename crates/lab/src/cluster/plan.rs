@@ -235,7 +235,7 @@ impl Plan {
         self.duration / 3 * 2
     }
 
-    /// The plan of a seed. Members that crash start again, one client at least stays, and after two thirds of the
+    /// The plan of a seed. Members that crash start again, the first client stays, and after two thirds of the
     /// duration nothing is wrong any more but clocks that drift.
     pub fn random(seed: u64, members: u32, clients: u32, duration: Time) -> Plan {
         assert!(members > 0 && duration >= MILLISECOND);
@@ -261,7 +261,7 @@ struct Maker {
     random: Random,
     members: u32,
     clients: u32,
-    /// Clients that may crash yet: each does so once.
+    /// Clients that may crash yet: but for aimed faults each does so once.
     doomed: Vec<u32>,
     end: Time,
     faults: Vec<Planned>,

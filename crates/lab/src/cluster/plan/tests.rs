@@ -17,21 +17,20 @@ fn the_same_seed_makes_the_same_plan() {
 #[test]
 fn faults_end_after_two_thirds_and_one_client_stays() {
     for plan in plans() {
-        let mut crashed = Vec::new();
         let mut last = 0;
         for Planned { at, fault, .. } in &plan.faults {
             let end = at + fault.for_ns().unwrap_or(0);
             assert!(*at >= last && end <= plan.duration / 3 * 2, "{plan}");
             last = *at;
             if let Fault::CrashClient { client } = fault {
-                assert!(!crashed.contains(client), "{plan}");
-                crashed.push(*client);
+                // Whomever a cue is about: the simulation spares the first client.
+                let is_spared = !matches!(client, Who::Subject | Who::Client(1..));
+                assert!(!is_spared, "{plan}");
             }
             if let Fault::Drift { ppm, .. } = fault {
                 assert!(ppm.abs() <= DRIFT_PPM_MAX);
             }
         }
-        assert!(crashed.len() < 3, "{plan}");
     }
 }
 
