@@ -51,6 +51,8 @@ impl Replica {
             ring_offset: RING_OFFSET,
             ring_length,
             image_offset,
+            side_rings: 0,
+            side_places: 0,
             ..*unit
         };
         superblock.crc = superblock.checksum();
