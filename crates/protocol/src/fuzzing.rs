@@ -120,6 +120,7 @@ impl World {
             epoch: 1,
             primary: 1,
             members: vec![0, 1, 2],
+            metadata_only: Vec::new(),
             in_sync: vec![0, 1, 2],
             lineage: vec![start],
         };
@@ -167,15 +168,25 @@ impl World {
 
     /// A map with another primary, or other members in sync.
     fn change_map(&mut self, choice: u8) {
-        let in_sync = (0..3).filter(|node| choice >> node & 1 == 1).collect();
+        let primary = match choice & 8 {
+            0 => self.map.primary,
+            _ => u32::from(choice >> 4) % 3,
+        };
+        let in_sync = (0..3).filter(|node| choice >> node & 1 == 1 || *node == primary);
+        let in_sync = in_sync.collect();
         self.map = if choice & 8 == 0 {
+            // At times the member itself has metadata only.
+            let metadata_only = (choice & 128 != 0 && primary != 0).then_some(0);
             UnitMap {
                 in_sync,
+                metadata_only: metadata_only.into_iter().collect(),
                 ..self.map.next()
             }
         } else {
-            self.map
-                .promote(u32::from(choice >> 4) % 3, self.tail, in_sync)
+            UnitMap {
+                metadata_only: Vec::new(),
+                ..self.map.promote(primary, self.tail, in_sync)
+            }
         };
         self.member.handle_map(self.now, self.map.clone());
     }
@@ -269,12 +280,14 @@ impl World {
                 fetch,
                 offset,
                 length,
+                most,
             } => Completion::Image {
                 to,
                 fetch,
                 offset,
                 position: self.tail.number,
-                bytes: vec![choice; length as usize],
+                skipped: length.saturating_sub(most),
+                bytes: vec![choice; length.min(most) as usize],
             },
             Intent::Ingest { from, records, .. } => self.ingest(from, records.len(), choice),
             Intent::TouchedSince { position } => Completion::Touched {
@@ -291,7 +304,11 @@ impl World {
     /// The service accepts a proposal, or there was another one.
     fn propose(&mut self, map: UnitMap, choice: u8) -> Completion {
         if choice.is_multiple_of(4) {
-            self.map = self.map.promote(2, self.tail, vec![0, 2]);
+            let map = self.map.promote(2, self.tail, vec![0, 2]);
+            self.map = UnitMap {
+                metadata_only: Vec::new(),
+                ..map
+            };
         } else if map.version == self.map.version + 1 {
             self.map = map;
         }

@@ -20,7 +20,7 @@ pub mod wire;
 
 pub use client::Client;
 pub use defects::{Defect, Defects};
-pub use map::{EpochStart, NodeId, Sequence, UnitMap};
+pub use map::{EpochStart, NOBODY, NodeId, Sequence, UnitMap};
 pub use member::Member;
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;

@@ -19,7 +19,7 @@ mod sessions;
 
 use std::collections::VecDeque;
 
-pub use intent::{Completion, Intent, SessionRecord, Slot, Ticket};
+pub use intent::{Completion, Intent, NamedData, SessionRecord, Slot, Ticket};
 
 use crate::defects::{Defect, Defects};
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
@@ -115,7 +115,7 @@ impl Member {
 
     /// A map came from the membership service.
     pub fn handle_map(&mut self, now: u64, map: UnitMap) {
-        if map.version <= self.map.version {
+        if map.version <= self.map.version || map.fault(&self.defects).is_some() {
             return;
         }
         let same_epoch = map.epoch == self.map.epoch;
@@ -156,6 +156,11 @@ impl Member {
             now + lease + lease * self.options.drift_permille / 1000
         };
         self.promised_until = self.promised_until.max(until);
+    }
+
+    /// Whether this pool has no data of files.
+    fn is_metadata_only(&self) -> bool {
+        self.map.is_metadata_only(self.node)
     }
 
     /// Whether all records of this pool are the unit's.

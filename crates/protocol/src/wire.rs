@@ -12,6 +12,7 @@
 //! that sums of them do not overflow.
 
 mod bytes;
+mod map;
 mod operation;
 
 pub use operation::{
@@ -62,6 +63,8 @@ pub enum Fetch {
     Data,
     /// A range that may differ from the unit's. Handed out only when all members in sync have what it shows.
     Refill,
+    /// As for a refill, for a member that has metadata only: data, and what is free, is left out.
+    Metadata,
 }
 
 /// What a message says.
@@ -121,6 +124,8 @@ pub enum Body {
         offset: u64,
         /// The primary's tail when they were read: they show all records before it, and none behind.
         position: u64,
+        /// So many bytes from `offset` on are no metadata and left out; the bytes come behind them.
+        skipped: u32,
         /// The bytes.
         bytes: Vec<u8>,
     },
@@ -281,11 +286,13 @@ impl Body {
                 fetch,
                 offset,
                 position,
+                skipped,
                 bytes,
             } => {
                 to.u8(*fetch as u8);
                 to.u64(*offset);
                 to.u64(*position);
+                to.u32(*skipped);
                 to.counted(bytes);
             }
             Body::Candidate { tail } => write_sequence(to, *tail),
@@ -361,6 +368,7 @@ impl Body {
                 fetch: read_fetch(from)?,
                 offset: from.u64()?,
                 position: from.position()?,
+                skipped: from.u32()?,
                 bytes: from.counted(BODY_MAX)?.to_vec(),
             },
             8 => Body::Join {
@@ -432,6 +440,7 @@ fn read_fetch(from: &mut Reader<'_>) -> Result<Fetch, Malformed> {
     match from.u8()? {
         0 => Ok(Fetch::Data),
         1 => Ok(Fetch::Refill),
+        2 => Ok(Fetch::Metadata),
         _ => Err(Malformed("it fetches nothing known")),
     }
 }

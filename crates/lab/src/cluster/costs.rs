@@ -12,7 +12,7 @@ use pmem::Region;
 use protocol::client::{Client, Event as Told, Ticket};
 use protocol::member::Completion;
 use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome, Status};
-use protocol::{Defects, EpochStart, Member, Options, Sequence, Transmit, UnitMap};
+use protocol::{Defects, EpochStart, Member, NOBODY, Options, Sequence, Transmit, UnitMap};
 use store::{Geometry, Store};
 
 use super::fabric::{self, Fabric};
@@ -92,15 +92,16 @@ fn image() -> Result<(Vec<u8>, Sequence), String> {
 }
 
 impl Unit {
-    fn new(members: u32) -> Result<Unit, String> {
+    fn new(members: u32, metadata_only: Option<u32>) -> Result<Unit, String> {
         let (image, tail) = image()?;
         let all: Vec<u32> = (0..members).collect();
         let map = UnitMap {
             version: 1,
             epoch: tail.epoch,
-            primary: u32::MAX,
+            primary: NOBODY,
             in_sync: all.clone(),
             members: all.clone(),
+            metadata_only: metadata_only.into_iter().collect(),
             lineage: vec![EpochStart {
                 epoch: tail.epoch,
                 start: tail.number,
@@ -306,9 +307,9 @@ impl Unit {
     }
 }
 
-/// What the operations cost in a unit of so many members, by their names.
-pub fn costs(members: u32) -> Result<Vec<(String, Cost)>, String> {
-    let mut unit = Unit::new(members)?;
+/// What the operations cost in a unit of so many members, by their names. `metadata_only` is the one that has no data.
+pub fn costs(members: u32, metadata_only: Option<u32>) -> Result<Vec<(String, Cost)>, String> {
+    let mut unit = Unit::new(members, metadata_only)?;
     let mut costs = Vec::new();
     let entry = |name: &str| (ROOT, name.as_bytes().to_vec());
     let (directory, name) = entry("file");
@@ -375,13 +376,23 @@ fn write(file: FileId, length: usize, random: &mut Random) -> Operation {
     }
 }
 
+/// The columns of the table: what the unit is made of, its members, and the one that has metadata only.
+const UNITS: [(&str, u32, Option<u32>); 4] = [
+    ("1 member", 1, None),
+    ("2 members", 2, None),
+    ("3 members", 3, None),
+    ("2 and 1 with metadata only", 3, Some(2)),
+];
+
 /// The table in `docs/PROTOCOL.md`.
 pub fn table() -> Result<String, String> {
-    let units = [costs(1)?, costs(2)?, costs(3)?];
-    let mut table = String::from(
-        "| operation | 1 member | messages | bytes | 2 members | messages | bytes | 3 members | messages | bytes |\n\
-         |---|---|---|---|---|---|---|---|---|---|\n",
-    );
+    let counted = UNITS.map(|(_, members, metadata_only)| costs(members, metadata_only));
+    let units = counted.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut table = String::from("| operation |");
+    for (called, ..) in UNITS {
+        let _ = write!(table, " {called} | messages | bytes |");
+    }
+    let _ = writeln!(table, "\n|---|{}", "---|".repeat(3 * UNITS.len()));
     for (index, (name, _)) in units[0].iter().enumerate() {
         let _ = write!(table, "| {name} |");
         for unit in &units {

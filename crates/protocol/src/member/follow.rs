@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::intent::{Completion, Intent};
+use super::intent::{Completion, Intent, NamedData};
 use super::join::Joining;
 use super::{Member, Role};
 use crate::defects::Defect;
@@ -12,6 +12,21 @@ use crate::wire::{Body, Fetch};
 
 /// Records that came too early, at most, in messages. What does not fit is asked for again.
 const EARLY_MAX: usize = 64;
+
+/// Image bytes that came: `skipped` bytes from `offset` on are no metadata.
+pub(super) struct Arrived {
+    pub offset: u64,
+    pub position: u64,
+    pub skipped: u64,
+    pub bytes: Vec<u8>,
+}
+
+impl Arrived {
+    pub fn end(&self) -> u64 {
+        let start = self.offset.saturating_add(self.skipped);
+        start.saturating_add(self.bytes.len() as u64)
+    }
+}
 
 /// State of a member that follows.
 pub(super) struct Following {
@@ -136,8 +151,17 @@ impl Member {
                 fetch,
                 offset,
                 position,
+                skipped,
                 bytes,
-            } => self.handle_range(now, fetch, offset, position, bytes),
+            } => {
+                let arrived = Arrived {
+                    offset,
+                    position,
+                    skipped: skipped.into(),
+                    bytes,
+                };
+                self.handle_range(now, fetch, arrived);
+            }
             Body::Welcome { from, position } => self.handle_welcome(now, from, position),
             _ => {}
         }
@@ -211,7 +235,7 @@ impl Member {
     }
 
     fn ingest(&mut self, from: u64, records: Vec<u8>) {
-        let is_strict = self.is_strict();
+        let named = self.named_data();
         let end = from + records.len() as u64;
         if let Some(following) = self.following() {
             following.held = Some((from, records.clone()));
@@ -224,8 +248,18 @@ impl Member {
         self.out.intents.push_back(Intent::Ingest {
             from,
             records,
-            is_strict,
+            named,
         });
+    }
+
+    fn named_data(&self) -> NamedData {
+        if self.is_metadata_only() || self.defects.has(Defect::CountBeforeData) {
+            NamedData::Ignored
+        } else if self.is_strict() {
+            NamedData::Required
+        } else {
+            NamedData::Reported
+        }
     }
 
     /// Tells the primary how far the records reach.
@@ -324,14 +358,20 @@ impl Member {
         }
     }
 
-    fn handle_range(&mut self, now: u64, fetch: Fetch, offset: u64, position: u64, bytes: Vec<u8>) {
-        let end = offset.saturating_add(bytes.len() as u64);
+    fn handle_range(&mut self, now: u64, fetch: Fetch, arrived: Arrived) {
+        let end = arrived.end();
         let Some(following) = self.following() else {
             return;
         };
         if following.joining.is_refilling() {
-            return self.handle_refill(now, offset, position, bytes);
+            return self.handle_refill(now, arrived);
         }
+        let Arrived {
+            offset,
+            position,
+            bytes,
+            ..
+        } = arrived;
         let held = following.held.as_ref();
         let held_end = held.map_or(0, |(from, records)| from + records.len() as u64);
         let asked = following

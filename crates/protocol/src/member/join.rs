@@ -9,11 +9,15 @@
 
 use std::ops::Range;
 
+use super::follow::Arrived;
 use super::intent::Intent;
 use super::{Member, Role};
 use crate::defects::Defect;
 use crate::map::Sequence;
 use crate::wire::{Body, Fetch};
+
+/// Bytes of the image in which the primary looks for metadata at a time.
+pub(super) const METADATA_STEP: u32 = 16 << 20;
 
 /// How far a member has come on its way back.
 pub(super) enum Joining {
@@ -141,24 +145,38 @@ impl Member {
         );
     }
 
+    /// A member that has metadata only fetches the same ranges; the primary leaves out what is data.
     fn fetch_refill(&mut self) {
-        let refill = u64::from(self.options.refill);
+        let (fetch, most) = if self.is_metadata_only() {
+            (Fetch::Metadata, METADATA_STEP)
+        } else {
+            (Fetch::Refill, self.options.refill)
+        };
         let Some(Joining::Refilling { ranges, .. }) = self.joining() else {
             return;
         };
         let next: Vec<_> = ranges.iter().take(4).cloned().collect();
         for range in next {
             let body = Body::Fetch {
-                fetch: Fetch::Refill,
+                fetch,
                 offset: range.start,
-                length: (range.end - range.start).min(refill) as u32,
+                length: (range.end - range.start).min(most.into()) as u32,
             };
             self.send(self.map.primary, body);
         }
     }
 
-    pub(super) fn handle_refill(&mut self, now: u64, offset: u64, position: u64, bytes: Vec<u8>) {
-        let end = offset.saturating_add(bytes.len() as u64);
+    pub(super) fn handle_refill(&mut self, now: u64, arrived: Arrived) {
+        let end = arrived.end();
+        let Arrived {
+            offset,
+            position,
+            skipped,
+            bytes,
+        } = arrived;
+        if skipped > 0 && !self.is_metadata_only() {
+            return;
+        }
         let Role::Following(following) = &mut self.role else {
             return;
         };
@@ -173,16 +191,19 @@ impl Member {
             .iter_mut()
             .find(|range| range.start == offset && end <= range.end);
         // An answer from before may have gone astray on its way: no record brings up to date what it shows.
-        let Some(range) = asked.filter(|_| !bytes.is_empty() && position >= *follow_from) else {
+        let Some(range) = asked.filter(|_| end > offset && position >= *follow_from) else {
             return;
         };
         range.start = end;
         ranges.retain(|range| !range.is_empty());
         following.floor = following.floor.max(position);
         following.asked_at = now;
-        self.out
-            .intents
-            .push_back(Intent::WriteImage { offset, bytes });
+        if !bytes.is_empty() {
+            let offset = offset + skipped;
+            self.out
+                .intents
+                .push_back(Intent::WriteImage { offset, bytes });
+        }
         self.go_on_refilling();
     }
 }

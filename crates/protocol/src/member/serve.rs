@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::intent::{Completion, Intent, SessionRecord, Ticket};
+use super::join::METADATA_STEP;
 use super::replay::Replaying;
 use super::requests::{Executing, Parked, Waiting};
 use super::sessions::Sessions;
@@ -206,12 +207,17 @@ impl Member {
                 offset,
                 length,
             } => {
-                let length = length.min(self.options.refill);
+                let most = self.options.refill;
+                let length = match fetch {
+                    Fetch::Metadata => length.min(METADATA_STEP),
+                    Fetch::Data | Fetch::Refill => length.min(most),
+                };
                 self.out.intents.push_back(Intent::ReadImage {
                     to: from,
                     fetch,
                     offset,
                     length,
+                    most,
                 });
             }
             _ => {}
@@ -306,12 +312,14 @@ impl Member {
                 fetch,
                 offset,
                 position,
+                skipped,
                 bytes,
             } => {
                 let body = Body::Range {
                     fetch,
                     offset,
                     position,
+                    skipped,
                     bytes,
                 };
                 // What a refill shows must not get lost with this primary.
