@@ -11,9 +11,9 @@ use crate::wire::{self, FileId, Message, Outcome, Status};
 use crate::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
 
 /// Entries in lists that a member keeps, at most, with these options: four sessions with 2 slots and 64 reads each,
-/// 64 ranges for each of two members, 64 messages that came early, 16 ranges that a completion names, and a window
+/// 64 ranges for each of two members, twice, 64 messages that came early, 16 ranges that a completion names, and a window
 /// of 16 KiB with a file for each 64 bytes.
-const KEPT_MAX: usize = 4 * (1 + 2 * 2 + 2 * 64 + 2) + 2 * 64 + 64 + 16 + 512;
+const KEPT_MAX: usize = 4 * (1 + 2 * 2 + 2 * 64 + 2) + 2 * 2 * 64 + 64 + 2 * 16 + 512;
 /// Rounds of intents and completions that one input may lead to.
 const ROUNDS_MAX: usize = 2000;
 

@@ -63,6 +63,12 @@ pub struct Options {
     pub batch: usize,
     /// Image bytes in one message.
     pub refill: u32,
+    /// Image bytes that a member may have asked for and not got yet.
+    pub fetch_window: u32,
+    /// The pause after a request, before one of the deferred mode is served, and between two of these.
+    pub deferred_pause_ns: u64,
+    /// One of the deferred mode is served after this long even if there is no pause.
+    pub deferred_patience_ns: u64,
     /// Requests that a session may have under way.
     pub slots: u16,
     /// Sessions that a unit may have.
@@ -82,6 +88,9 @@ impl Default for Options {
             window: 64 << 10,
             batch: 16 << 10,
             refill: 64 << 10,
+            fetch_window: 1 << 20,
+            deferred_pause_ns: MILLISECOND / 10,
+            deferred_patience_ns: MILLISECOND,
             slots: 8,
             sessions: 32,
         }

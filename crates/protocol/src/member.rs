@@ -1,14 +1,18 @@
 //! A member of a unit: it follows the primary, stands for its place when it is gone, or is the primary.
 //!
 //! - `follow`: records in, tails out; gaps, missing data;
+//! - `fetch`: which image bytes are missing, and on their way;
 //! - `join`: coming back after having been away;
 //! - `elect`: who is next;
 //! - `serve`: the primary's view of the others, leases, shipping of records;
+//! - `defer`: what the primary does when it has nothing else to do;
 //! - `requests`, `sessions`, `replay`: what clients ask of the primary;
 //! - `bounds`: how much of it is kept.
 
 mod bounds;
+mod defer;
 mod elect;
+mod fetch;
 mod follow;
 mod intent;
 mod join;
@@ -222,7 +226,12 @@ impl Member {
         match self.role {
             Role::Following(_) => self.follow_on_time(now),
             Role::Standing(_) => self.stand_on_time(now),
-            Role::Serving(_) => self.serve_on_time(now),
+            Role::Serving(ref primary) => {
+                if now >= primary.next_tick {
+                    self.serve_on_time(now);
+                }
+                self.serve_deferred(now);
+            }
             Role::Opening | Role::Closing => {}
         }
     }
@@ -232,7 +241,10 @@ impl Member {
         match &self.role {
             Role::Following(following) => Some(self.next_while_following(following)),
             Role::Standing(candidacy) => Some(candidacy.next),
-            Role::Serving(primary) => Some(primary.next_tick),
+            Role::Serving(primary) => {
+                let deferred = primary.next_deferred(&self.options);
+                Some(deferred.map_or(primary.next_tick, |at| at.min(primary.next_tick)))
+            }
             Role::Opening | Role::Closing => None,
         }
     }

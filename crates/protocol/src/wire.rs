@@ -56,6 +56,17 @@ pub struct Envelope {
     pub from: NodeId,
 }
 
+/// What the receiver of a message does about an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It gives none: records, and what is an answer itself. Tails tell what became of records.
+    NoReply,
+    /// It answers before anything else that may wait.
+    Immediate,
+    /// It answers when nobody else wants anything, a little at a time: rebuilding.
+    Deferred,
+}
+
 /// Why image bytes are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetch {
@@ -210,6 +221,36 @@ pub struct Message {
 }
 
 impl Body {
+    /// How this message is answered. The kind says it, and of a fetch its reason.
+    pub fn mode(&self) -> Mode {
+        match self {
+            Body::Fetch {
+                fetch: Fetch::Refill | Fetch::Metadata,
+                ..
+            } => Mode::Deferred,
+            Body::Heartbeat { .. }
+            | Body::Gap { .. }
+            | Body::Fetch { .. }
+            | Body::Join { .. }
+            | Body::Candidate { .. }
+            | Body::OpenSession
+            | Body::KeepAlive
+            | Body::Request { .. }
+            | Body::Resume { .. } => Mode::Immediate,
+            Body::Lease { .. }
+            | Body::Records { .. }
+            | Body::Tail { .. }
+            | Body::Range { .. }
+            | Body::Welcome { .. }
+            | Body::Support { .. }
+            | Body::SessionOpened { .. }
+            | Body::Alive { .. }
+            | Body::Expired
+            | Body::Reply { .. }
+            | Body::Resumed => Mode::NoReply,
+        }
+    }
+
     fn kind(&self) -> u8 {
         match self {
             Body::Heartbeat { .. } => 1,

@@ -2,6 +2,8 @@
 //!
 //! One client, one operation at a time, between two heartbeats. Heartbeats, leases and keep-alives are not counted. A
 //! message to two members counts as two.
+//!
+//! Also what clients notice of a refill, on a network of a limited width.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -127,6 +129,61 @@ impl Unit {
         // Nobody is primary yet; in this time the members choose one.
         unit.run_until(5 * SECOND)?;
         Ok(unit)
+    }
+
+    /// A member starts anew, with a pool that holds nothing.
+    fn replace(&mut self, node: u32) -> Result<(), String> {
+        let old = self.machines[node as usize].memory().region();
+        let unit = store::Replica::open(old, store::Options::default());
+        let unit = *unit.map_err(|error| error.to_string())?.superblock();
+        let region = Region::memory(LENGTH, false).map_err(|error| error.to_string())?;
+        store::Replica::format(&region, &unit, RING).map_err(|error| error.to_string())?;
+        let mut image = vec![0; LENGTH as usize];
+        region.read(0, &mut image);
+        let now = self.queue.now();
+        let mut machine = Machine::new(node, clock(), image, 1);
+        machine.start(now, &Options::default(), &Defects::default())?;
+        self.machines[node as usize] = machine;
+        let map = self.map.clone();
+        self.queue.add(now, Event::Map { to: node, map });
+        Ok(())
+    }
+
+    /// Carries out an operation; says when it ended.
+    fn carry_out(&mut self, operation: Operation) -> Result<(Time, Outcome), String> {
+        let ticket = self.submit(operation, Acknowledge::Primary);
+        let done = loop {
+            match self.done.remove(&ticket) {
+                Some(done) => break done,
+                None => self.take_event()?,
+            }
+        };
+        match done.1.status {
+            Status::Done => Ok(done),
+            status => Err(format!("an operation ended as {status:?}")),
+        }
+    }
+
+    /// Writes, until it was done so often or something is so.
+    fn latency(
+        &mut self,
+        file: FileId,
+        count: u64,
+        is_over: impl Fn(&Unit) -> bool,
+    ) -> Result<Latency, String> {
+        let mut random = Random::new(2);
+        let (mut all, mut most, mut written) = (0, 0, 0);
+        while written < count && !is_over(self) {
+            let started = self.queue.now();
+            let (ended, _) = self.carry_out(write(file, 64, &mut random))?;
+            all += ended - started;
+            most = most.max(ended - started);
+            written += 1;
+        }
+        Ok(Latency {
+            mean_ns: all / written.max(1),
+            most_ns: most,
+        })
     }
 
     fn spread(&mut self, map: &UnitMap) {
@@ -374,6 +431,46 @@ fn write(file: FileId, length: usize, random: &mut Random) -> Operation {
         offset: 0,
         data: data.flatten().take(length).collect(),
     }
+}
+
+/// Bytes that a node sends in a microsecond: a network of 10 Gbit/s.
+const WIDTH: u64 = 1250;
+
+/// How long writes of 64 B took, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latency {
+    /// On average.
+    pub mean_ns: Time,
+    /// The slowest one.
+    pub most_ns: Time,
+}
+
+/// How long writes take without, and with, a refill of a whole member going on, and how long the refill takes, though
+/// clients never pause.
+pub fn during_a_refill() -> Result<(Latency, Latency, Time), String> {
+    let mut unit = Unit::new(3, None)?;
+    unit.fabric.set_options(fabric::Options {
+        bytes_per_us: WIDTH,
+        ..fabric::Options::steady(DELAY)
+    });
+    let (directory, name) = (ROOT, b"file".to_vec());
+    let create = Operation::Create { directory, name };
+    let file = unit.carry_out(create)?.1.file;
+    let mut random = Random::new(1);
+    unit.carry_out(write(file, 64, &mut random))?;
+    let before = unit.latency(file, 2000, |_| false)?;
+    let back = (0..3).find(|node| *node != unit.map.primary);
+    let back = back.ok_or("there is nobody but the primary")?;
+    let started = unit.queue.now();
+    unit.replace(back)?;
+    while unit.map.is_in_sync(back) {
+        unit.take_event()?;
+    }
+    let during = unit.latency(file, 100_000, |unit| unit.map.is_in_sync(back))?;
+    if !unit.map.is_in_sync(back) {
+        return Err("the member does not come back".into());
+    }
+    Ok((before, during, unit.queue.now() - started))
 }
 
 /// The columns of the table: what the unit is made of, its members, and the one that has metadata only.

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::bounds::FETCHES_MAX;
+use super::fetch::Fetching;
 use super::intent::{Completion, Intent, NamedData};
 use super::join::Joining;
 use super::{Member, Role};
@@ -36,8 +38,8 @@ pub(super) struct Following {
     held: Option<(u64, Vec<u8>)>,
     /// The data that the held records name was fetched once.
     was_fetched: bool,
-    /// Ranges that were asked for.
-    missing: Vec<Range<u64>>,
+    /// Data that is missing.
+    missing: Fetching,
     /// When something was last asked for.
     pub asked_at: u64,
     /// The way back into the unit, for a member that is not in sync.
@@ -56,7 +58,7 @@ impl Following {
             early: BTreeMap::new(),
             held: None,
             was_fetched: false,
-            missing: Vec::new(),
+            missing: Fetching::default(),
             asked_at: now,
             joining: Joining::No,
             is_welcome: false,
@@ -69,18 +71,18 @@ impl Following {
     pub fn start_over(&mut self) {
         self.early.clear();
         self.held = None;
-        self.missing.clear();
+        self.missing = Fetching::default();
         self.was_fetched = false;
         self.is_strict = false;
         self.is_welcome = false;
     }
 
     pub fn kept(&self) -> usize {
-        self.early.len() + self.missing.len()
+        self.early.len() + self.missing.kept() + self.joining.kept()
     }
 
     fn is_complete(&self) -> bool {
-        self.missing.is_empty() && self.held.is_none()
+        self.missing.is_complete() && self.held.is_none()
     }
 }
 
@@ -201,7 +203,8 @@ impl Member {
             return;
         }
         following.asked_at = now;
-        if !following.missing.is_empty() {
+        if !following.missing.is_complete() {
+            following.missing.give_up();
             return self.fetch_missing();
         }
         if !self.defects.has(Defect::DropGapRequest) {
@@ -305,7 +308,7 @@ impl Member {
             if is_strict {
                 following.held = held;
             }
-            following.missing = missing;
+            following.missing = Fetching::of(missing);
             following.asked_at = now;
             self.fetch_missing();
         }
@@ -333,6 +336,12 @@ impl Member {
         }
     }
 
+    /// Parts of the image that may be on their way at a time.
+    pub(super) fn fetches_max(&self) -> usize {
+        let parts = self.options.fetch_window / self.options.refill.max(1);
+        parts.clamp(1, FETCHES_MAX as u32) as usize
+    }
+
     /// Asks for data that records name. A strict member gets just that data, since the primary does not change it in place
     /// before all members that it counts have the record. Others take what there is, and are behind until they have the
     /// records for it.
@@ -342,13 +351,11 @@ impl Member {
         } else {
             Fetch::Refill
         };
-        let refill = u64::from(self.options.refill);
+        let (part, most) = (self.options.refill, self.fetches_max());
         let Some(following) = self.following() else {
             return;
         };
-        for range in following.missing.clone().into_iter().take(16) {
-            let length = (range.end - range.start).min(refill) as u32;
-            let offset = range.start;
+        for (offset, length) in following.missing.next(part, most) {
             let body = Body::Fetch {
                 fetch,
                 offset,
@@ -374,20 +381,15 @@ impl Member {
         } = arrived;
         let held = following.held.as_ref();
         let held_end = held.map_or(0, |(from, records)| from + records.len() as u64);
-        let asked = following
-            .missing
-            .iter_mut()
-            .find(|range| range.start == offset && end <= range.end);
         // An answer from before the records were made may have gone astray on its way.
-        let Some(range) = asked.filter(|_| !bytes.is_empty() && position >= held_end) else {
+        if position < held_end || !following.missing.arrived(&(offset..end)) {
             return;
-        };
-        range.start = end;
-        following.missing.retain(|range| !range.is_empty());
+        }
+        following.asked_at = now;
         if fetch == Fetch::Refill {
             following.floor = following.floor.max(position);
         }
-        let is_complete = following.missing.is_empty();
+        let is_complete = following.missing.is_complete();
         following.was_fetched |= is_complete;
         let again = following.held.clone().filter(|_| is_complete);
         self.out

@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 
+use super::fetch::Fetching;
 use super::follow::Arrived;
 use super::intent::Intent;
 use super::{Member, Role};
@@ -33,11 +34,18 @@ pub(super) enum Joining {
     /// Ranges are being fetched.
     Refilling {
         from: u64,
-        ranges: Vec<Range<u64>>,
+        missing: Fetching,
     },
 }
 
 impl Joining {
+    pub fn kept(&self) -> usize {
+        match self {
+            Joining::Refilling { missing, .. } => missing.kept(),
+            _ => 0,
+        }
+    }
+
     pub fn is_refilling(&self) -> bool {
         matches!(self, Joining::Refilling { .. })
     }
@@ -75,7 +83,12 @@ impl Member {
                 self.send(self.map.primary, Body::Join { from, version });
             }
             Joining::Measuring { .. } => {}
-            Joining::Refilling { .. } => self.fetch_refill(),
+            Joining::Refilling { .. } => {
+                if let Some(Joining::Refilling { missing, .. }) = self.joining() {
+                    missing.give_up();
+                }
+                self.fetch_refill();
+            }
         }
     }
 
@@ -108,15 +121,18 @@ impl Member {
             return;
         };
         following.asked_at = now;
-        following.joining = Joining::Refilling { from, ranges };
+        following.joining = Joining::Refilling {
+            from,
+            missing: Fetching::of(ranges),
+        };
         self.go_on_refilling();
     }
 
     fn go_on_refilling(&mut self) {
-        let Some(Joining::Refilling { from, ranges }) = self.joining() else {
+        let Some(Joining::Refilling { from, missing }) = self.joining() else {
             return;
         };
-        if !ranges.is_empty() {
+        if !missing.is_complete() {
             return self.fetch_refill();
         }
         let from = *from;
@@ -147,20 +163,20 @@ impl Member {
 
     /// A member that has metadata only fetches the same ranges; the primary leaves out what is data.
     fn fetch_refill(&mut self) {
-        let (fetch, most) = if self.is_metadata_only() {
+        let most = self.fetches_max();
+        let (fetch, part) = if self.is_metadata_only() {
             (Fetch::Metadata, METADATA_STEP)
         } else {
             (Fetch::Refill, self.options.refill)
         };
-        let Some(Joining::Refilling { ranges, .. }) = self.joining() else {
+        let Some(Joining::Refilling { missing, .. }) = self.joining() else {
             return;
         };
-        let next: Vec<_> = ranges.iter().take(4).cloned().collect();
-        for range in next {
+        for (offset, length) in missing.next(part, most) {
             let body = Body::Fetch {
                 fetch,
-                offset: range.start,
-                length: (range.end - range.start).min(most.into()) as u32,
+                offset,
+                length,
             };
             self.send(self.map.primary, body);
         }
@@ -181,21 +197,16 @@ impl Member {
             return;
         };
         let Joining::Refilling {
-            ranges,
+            missing,
             from: follow_from,
         } = &mut following.joining
         else {
             return;
         };
-        let asked = ranges
-            .iter_mut()
-            .find(|range| range.start == offset && end <= range.end);
         // An answer from before may have gone astray on its way: no record brings up to date what it shows.
-        let Some(range) = asked.filter(|_| end > offset && position >= *follow_from) else {
+        if position < *follow_from || !missing.arrived(&(offset..end)) {
             return;
-        };
-        range.start = end;
-        ranges.retain(|range| !range.is_empty());
+        }
         following.floor = following.floor.max(position);
         following.asked_at = now;
         if !bytes.is_empty() {

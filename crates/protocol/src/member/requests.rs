@@ -133,6 +133,7 @@ impl Member {
                 acknowledge,
                 operation,
             } => {
+                primary.deferred.note_ordinary(now);
                 primary.park(Parked {
                     session,
                     request,
