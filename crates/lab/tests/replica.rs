@@ -315,13 +315,16 @@ fn rejoin(back: &Back, replica: &mut Replica, primary: &Primary, common: Sequenc
     let ranges = touched.filter(|_| !back.as_a_whole).unwrap_or(whole);
     fetch(primary.store(), replica, &ranges, back.part)?;
     replica.rewind(common).map_err(text)?;
-    let records = primary.records(common.number, usize::MAX)?;
-    let result = match back.part {
-        Part::Whole => replica.ingest_unverified(&records),
-        Part::Metadata => replica.ingest_metadata(&records),
-    };
-    let missing = result.map_err(text)?.missing;
-    fetch(primary.store(), replica, &missing, Part::Whole)
+    while replica.tail().number < primary.store().tail().number {
+        let records = primary.records(replica.tail().number, usize::MAX)?;
+        let result = match back.part {
+            Part::Whole => replica.ingest_unverified(&records),
+            Part::Metadata => replica.ingest_metadata(&records),
+        };
+        let missing = result.map_err(text)?.missing;
+        fetch(primary.store(), replica, &missing, Part::Whole)?;
+    }
+    Ok(())
 }
 
 /// How a pool comes back.

@@ -36,8 +36,10 @@ pub(super) struct Following {
     early: BTreeMap<u64, Vec<u8>>,
     /// Records that are being taken, or wait for data that one of them names.
     held: Option<(u64, Vec<u8>)>,
-    /// The data that the held records name was fetched once.
-    was_fetched: bool,
+    /// At this tail the data that the next record names was fetched once.
+    fetched_at: Option<u64>,
+    /// The held records are taken though their data is not there any more: what is there is newer.
+    is_lenient: bool,
     /// Data that is missing.
     missing: Fetching,
     /// When something was last asked for.
@@ -48,8 +50,8 @@ pub(super) struct Following {
     pub is_welcome: bool,
     /// Before its tail is here, the image may show changes whose records this member does not have.
     pub floor: u64,
-    /// No record is taken without its data any more, as the primary was told.
-    is_strict: bool,
+    /// The image shows nothing that the records do not, and the primary was told.
+    is_settled: bool,
 }
 
 impl Following {
@@ -57,13 +59,14 @@ impl Following {
         Following {
             early: BTreeMap::new(),
             held: None,
-            was_fetched: false,
+            fetched_at: None,
+            is_lenient: false,
             missing: Fetching::default(),
             asked_at: now,
             joining: Joining::No,
             is_welcome: false,
             floor: 0,
-            is_strict: false,
+            is_settled: false,
         }
     }
 
@@ -72,8 +75,9 @@ impl Following {
         self.early.clear();
         self.held = None;
         self.missing = Fetching::default();
-        self.was_fetched = false;
-        self.is_strict = false;
+        self.fetched_at = None;
+        self.is_lenient = false;
+        self.is_settled = false;
         self.is_welcome = false;
     }
 
@@ -106,25 +110,21 @@ impl Member {
         }
     }
 
-    /// Whether records are taken only with their data. A member in sync does so; one that catches up begins when its image
-    /// shows nothing that its records do not, tells the primary, and goes on if it can.
-    fn is_strict(&self) -> bool {
+    /// Whether the primary may count this member's tail: its image shows just what its records say. A member that catches
+    /// up tells the primary when it is so, and goes on if it stays so.
+    fn is_caught_up(&self) -> bool {
         let Role::Following(following) = &self.role else {
             return false;
         };
-        self.map.is_in_sync(self.node) || following.is_strict
+        let is_counted = self.map.is_in_sync(self.node) || following.is_settled;
+        is_counted && self.may_follow() && self.tail.number >= following.floor
     }
 
-    /// Whether the primary may count this member's tail.
-    fn is_caught_up(&self) -> bool {
-        self.may_follow() && self.is_strict()
-    }
-
-    /// Becomes strict if nothing is missing.
+    /// Is settled from now on if nothing is missing.
     fn settle(&mut self) {
         let tail = self.tail.number;
         if let Some(following) = self.following() {
-            following.is_strict |=
+            following.is_settled |=
                 following.is_welcome && following.is_complete() && tail >= following.floor;
         }
     }
@@ -255,13 +255,15 @@ impl Member {
         });
     }
 
+    /// Data comes before the records that name it, so that no crash hides that it is missing.
     fn named_data(&self) -> NamedData {
+        let is_lenient = matches!(&self.role, Role::Following(following) if following.is_lenient);
         if self.is_metadata_only() || self.defects.has(Defect::CountBeforeData) {
             NamedData::Ignored
-        } else if self.is_strict() {
-            NamedData::Required
-        } else {
+        } else if is_lenient {
             NamedData::Reported
+        } else {
+            NamedData::Required
         }
     }
 
@@ -289,25 +291,27 @@ impl Member {
                 .copied()
                 .collect();
         }
-        let is_strict = self.is_strict();
         let is_in_sync = self.map.is_in_sync(self.node);
         let Some(following) = self.following() else {
             return;
         };
         let held = following.held.take();
-        if missing.is_empty() {
-            following.was_fetched = false;
-        } else if is_strict && following.was_fetched && !is_in_sync {
-            // The data is not there any more: the primary did not count this member yet when it changed them.
-            following.is_strict = false;
-            following.was_fetched = false;
+        let was_lenient = std::mem::take(&mut following.is_lenient);
+        let was_fetched = following.fetched_at.take() == Some(tail.number);
+        if was_lenient {
+            let rest = held.filter(|(from, records)| from + records.len() as u64 > tail.number);
+            if let Some((from, records)) = rest {
+                return self.ingest(from, records);
+            }
+        } else if !missing.is_empty() && was_fetched && !following.is_settled && !is_in_sync {
+            // The data is not there any more: the primary did not count this member yet when it changed it.
+            following.is_lenient = true;
             if let Some((from, records)) = held {
                 return self.ingest(from, records);
             }
-        } else {
-            if is_strict {
-                following.held = held;
-            }
+        } else if !missing.is_empty() {
+            following.is_settled &= !was_fetched;
+            following.held = held;
             following.missing = Fetching::of(missing);
             following.asked_at = now;
             self.fetch_missing();
@@ -342,15 +346,20 @@ impl Member {
         parts.clamp(1, FETCHES_MAX as u32) as usize
     }
 
-    /// Asks for data that records name. A strict member gets just that data, since the primary does not change it in place
-    /// before all members that it counts have the record. Others take what there is, and are behind until they have the
-    /// records for it.
+    /// How data that records name is asked for. A member that counts gets just that data, since the primary does not
+    /// change it in place before all members that it counts have the record. Others take what there is, and are behind
+    /// until they have the records for it.
+    fn way_to_fetch(&self) -> Fetch {
+        match &self.role {
+            _ if self.map.is_in_sync(self.node) => Fetch::Data,
+            Role::Following(following) if following.is_settled => Fetch::Data,
+            _ => Fetch::Refill,
+        }
+    }
+
+    /// Asks for data that records name.
     fn fetch_missing(&mut self) {
-        let fetch = if self.is_strict() {
-            Fetch::Data
-        } else {
-            Fetch::Refill
-        };
+        let fetch = self.way_to_fetch();
         let (part, most) = (self.options.refill, self.fetches_max());
         let Some(following) = self.following() else {
             return;
@@ -367,11 +376,15 @@ impl Member {
 
     fn handle_range(&mut self, now: u64, fetch: Fetch, arrived: Arrived) {
         let end = arrived.end();
+        let (tail, is_asked) = (self.tail.number, fetch == self.way_to_fetch());
         let Some(following) = self.following() else {
             return;
         };
         if following.joining.is_refilling() {
-            return self.handle_refill(now, arrived);
+            return match fetch {
+                Fetch::Refill | Fetch::Metadata => self.handle_refill(now, arrived),
+                Fetch::Data => (),
+            };
         }
         let Arrived {
             offset,
@@ -382,7 +395,7 @@ impl Member {
         let held = following.held.as_ref();
         let held_end = held.map_or(0, |(from, records)| from + records.len() as u64);
         // An answer from before the records were made may have gone astray on its way.
-        if position < held_end || !following.missing.arrived(&(offset..end)) {
+        if !is_asked || position < held_end || !following.missing.arrived(&(offset..end)) {
             return;
         }
         following.asked_at = now;
@@ -390,7 +403,7 @@ impl Member {
             following.floor = following.floor.max(position);
         }
         let is_complete = following.missing.is_complete();
-        following.was_fetched |= is_complete;
+        following.fetched_at = is_complete.then_some(tail);
         let again = following.held.clone().filter(|_| is_complete);
         self.out
             .intents

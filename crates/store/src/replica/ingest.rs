@@ -76,7 +76,8 @@ impl Replica {
     }
 
     /// Like [`Replica::ingest`], for a pool that is catching up: data that is not what a record names does not keep the
-    /// record from being taken. The caller fetches the missing ranges; until then the pool counts for nothing.
+    /// record from being taken, with those right behind it. The caller has fetched what there is of it: newer data, whose
+    /// records are still to come. Until then the pool counts for nothing.
     pub fn ingest_unverified(&mut self, records: &[u8]) -> Result<Ingested> {
         self.ingest_as(records, NamedData::Reported)
     }
@@ -96,7 +97,7 @@ impl Replica {
             piece.names_data &= named != NamedData::Ignored;
             let verdict = self.verdict(&mut piece, is_verified, &mut missing);
             self.take(&piece, verdict.at_once);
-            if is_verified && !missing.is_empty() {
+            if !missing.is_empty() {
                 break;
             }
             if let Some(what) = refused {
