@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pmem::Region;
 use protocol::member::{Completion, Intent, NamedData, SessionRecord};
 use protocol::wire::Fetch;
-use protocol::{EpochStart, Sequence};
+use protocol::{BadOptions, EpochStart, Sequence};
 use store::{BLOCK, Error, FileKind, NewInode, Node, Options, Replica, Store};
 
 use crate::execute::Serving;
@@ -30,20 +30,24 @@ pub struct UnitPool {
 }
 
 impl UnitPool {
-    /// Opens a pool to follow.
+    /// Opens a pool to follow in a unit with these options.
+    ///
+    /// # Errors
+    /// Those of opening a pool, and options that cannot be.
     pub fn open(
         region: Region,
         options: Options,
-        batch: usize,
-        sessions: u32,
+        unit: &protocol::Options,
     ) -> Result<UnitPool, Error> {
+        unit.validate()
+            .map_err(|BadOptions(what)| Error::InvalidArgument(what))?;
         let replica = Replica::open(region.clone(), options.clone())?;
         Ok(UnitPool {
             state: State::Following(Box::new(replica)),
             region,
             options,
-            batch,
-            sessions,
+            batch: unit.batch,
+            sessions: unit.sessions,
         })
     }
 
