@@ -243,7 +243,7 @@ impl Client {
             request,
             from: self.node,
         };
-        let bytes = Message { envelope, body }.encode();
+        let bytes = Message { envelope, body }.encode(self.options.parity);
         let to = vec![self.map.primary];
         self.transmits.push_back(Transmit { to, bytes });
     }

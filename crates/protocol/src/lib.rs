@@ -78,6 +78,8 @@ pub struct Options {
     pub deferred_pause_ns: u64,
     /// One of the deferred mode is served after this long even if there is no pause.
     pub deferred_patience_ns: u64,
+    /// Payloads are sent with parity, half as many bytes again: where the fabric's capability says that they may be damaged.
+    pub parity: bool,
     /// Requests that a session may have under way.
     pub slots: u16,
     /// Sessions that a unit may have.
@@ -130,6 +132,7 @@ impl Default for Options {
             fetch_window: 1 << 20,
             deferred_pause_ns: MILLISECOND / 10,
             deferred_patience_ns: MILLISECOND,
+            parity: false,
             slots: 8,
             sessions: 32,
         }

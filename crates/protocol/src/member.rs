@@ -65,6 +65,7 @@ pub struct Member {
 /// What a machine has to say.
 #[derive(Default)]
 pub(crate) struct Out {
+    pub with_parity: bool,
     pub transmits: VecDeque<Transmit>,
     pub intents: VecDeque<Intent>,
 }
@@ -80,6 +81,10 @@ impl Member {
         history: Vec<EpochStart>,
         now: u64,
     ) -> Member {
+        let out = Out {
+            with_parity: options.parity,
+            ..Out::default()
+        };
         let mut member = Member {
             node,
             options,
@@ -90,7 +95,7 @@ impl Member {
             history,
             promised_until: now,
             proposed: None,
-            out: Out::default(),
+            out,
         };
         // What the process promised before it ended, it does not know any more.
         if !member.defects.has(Defect::ForgetPromiseAtRestart) {
@@ -271,7 +276,7 @@ impl Member {
             ..Envelope::default()
         };
         if !to.is_empty() {
-            let bytes = Message { envelope, body }.encode();
+            let bytes = Message { envelope, body }.encode(self.out.with_parity);
             self.out.transmits.push_back(Transmit { to, bytes });
         }
     }

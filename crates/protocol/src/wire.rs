@@ -487,12 +487,12 @@ fn read_fetch(from: &mut Reader<'_>) -> Result<Fetch, Malformed> {
 }
 
 impl Message {
-    /// The message as bytes.
-    pub fn encode(&self) -> Vec<u8> {
+    /// The message as bytes. What goes in halves is sent with parity if the fabric may damage it.
+    pub fn encode(&self, with_parity: bool) -> Vec<u8> {
         let mut body = Writer::default();
         self.body.write(&mut body);
         if is_in_halves(self.body.kind()) {
-            body.bytes = halves::encode(&body.bytes);
+            body.bytes = halves::encode(&body.bytes, with_parity);
         }
         let envelope = &self.envelope;
         let mut message = Writer::default();

@@ -94,7 +94,7 @@ fn image() -> Result<(Vec<u8>, Sequence), String> {
 }
 
 impl Unit {
-    fn new(members: u32, metadata_only: Option<u32>) -> Result<Unit, String> {
+    fn new(members: u32, metadata_only: Option<u32>, parity: bool) -> Result<Unit, String> {
         let (image, tail) = image()?;
         let all: Vec<u32> = (0..members).collect();
         let map = UnitMap {
@@ -110,7 +110,10 @@ impl Unit {
             }],
         };
         let machine = |node| Machine::new(node, clock(), image.clone(), 1);
-        let options = Options::default();
+        let options = Options {
+            parity,
+            ..Options::default()
+        };
         let mut unit = Unit {
             queue: Queue::new(),
             fabric: Fabric::new(1, fabric::Options::steady(DELAY)),
@@ -365,8 +368,12 @@ impl Unit {
 }
 
 /// What the operations cost in a unit of so many members, by their names. `metadata_only` is the one that has no data.
-pub fn costs(members: u32, metadata_only: Option<u32>) -> Result<Vec<(String, Cost)>, String> {
-    let mut unit = Unit::new(members, metadata_only)?;
+pub fn costs(
+    members: u32,
+    metadata_only: Option<u32>,
+    parity: bool,
+) -> Result<Vec<(String, Cost)>, String> {
+    let mut unit = Unit::new(members, metadata_only, parity)?;
     let mut costs = Vec::new();
     let entry = |name: &str| (ROOT, name.as_bytes().to_vec());
     let (directory, name) = entry("file");
@@ -448,7 +455,7 @@ pub struct Latency {
 /// How long writes take without, and with, a refill of a whole member going on, and how long the refill takes, though
 /// clients never pause.
 pub fn during_a_refill() -> Result<(Latency, Latency, Time), String> {
-    let mut unit = Unit::new(3, None)?;
+    let mut unit = Unit::new(3, None, false)?;
     unit.fabric.set_options(fabric::Options {
         bytes_per_us: WIDTH,
         ..fabric::Options::steady(DELAY)
@@ -481,10 +488,24 @@ const UNITS: [(&str, u32, Option<u32>); 4] = [
     ("2 and 1 with metadata only", 3, Some(2)),
 ];
 
+/// The operation that is listed with parity too.
+const WITH_PARITY: &str = "write 64 KiB, `ack=all`";
+
 /// The table in `docs/PROTOCOL.md`.
 pub fn table() -> Result<String, String> {
-    let counted = UNITS.map(|(_, members, metadata_only)| costs(members, metadata_only));
-    let units = counted.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let count = |parity| {
+        let counted =
+            UNITS.map(|(_, members, metadata_only)| costs(members, metadata_only, parity));
+        counted.into_iter().collect::<Result<Vec<_>, _>>()
+    };
+    let (mut units, with_parity) = (count(false)?, count(true)?);
+    for (unit, with_parity) in units.iter_mut().zip(with_parity) {
+        let row = with_parity
+            .into_iter()
+            .find(|(name, _)| name == WITH_PARITY);
+        let (name, cost) = row.ok_or("there is no such operation")?;
+        unit.push((format!("{name}, with parity"), cost));
+    }
     let mut table = String::from("| operation |");
     for (called, ..) in UNITS {
         let _ = write!(table, " {called} | messages | bytes |");

@@ -46,7 +46,8 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A unit of three members and four clients. With one seed of three, one of the members has metadata only.
+    /// A unit of three members and four clients. With one seed of three, one of the members has
+    /// metadata only; with one of two, messages have parity.
     pub fn usual(seed: u64, duration: Time) -> Setup {
         let has_one = seed % 3 == 1;
         Setup {
@@ -56,7 +57,10 @@ impl Setup {
             clients: 4,
             duration,
             defects: Defects::default(),
-            options: Options::default(),
+            options: Options {
+                parity: seed.is_multiple_of(2),
+                ..Options::default()
+            },
         }
     }
 }

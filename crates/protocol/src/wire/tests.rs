@@ -187,7 +187,7 @@ fn messages() -> impl Iterator<Item = (Message, Vec<u8>)> {
             envelope: ENVELOPE,
             body,
         };
-        let bytes = message.encode();
+        let bytes = message.encode(true);
         (message, bytes)
     })
 }
@@ -199,10 +199,10 @@ fn lying(kind: u8, length: u32, body: &[u8]) -> Vec<u8> {
         envelope,
         body: Body::Resumed,
     }
-    .encode();
+    .encode(true);
     let is_honest = length as usize == body.len();
     let body = if is_in_halves(kind) {
-        halves::encode(body)
+        halves::encode(body, true)
     } else {
         body.to_vec()
     };
@@ -284,7 +284,7 @@ fn records_are_repaired_or_refused() {
         envelope: ENVELOPE,
         body,
     };
-    let bytes = message.encode();
+    let bytes = message.encode(true);
     for at in HEADER + 16..bytes.len() {
         let mut damaged = bytes.clone();
         damaged[at] ^= 0xff;
@@ -428,7 +428,7 @@ fn messages_of_another_cluster_are_dropped() {
             position: 64,
             confirmed: 64,
         };
-        member.handle_message(1, &Message { envelope, body }.encode());
+        member.handle_message(1, &Message { envelope, body }.encode(true));
         member.poll_transmit().is_some()
     };
     assert!(answers(options.cluster));
@@ -470,7 +470,7 @@ fn the_header_is_as_drawn() {
         envelope: ENVELOPE,
         body,
     }
-    .encode();
+    .encode(true);
     bytes[44..48].copy_from_slice(&0xa1a2_a3a4_u32.to_le_bytes());
     let crc = u32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));
     let value = |at: usize, size: usize| {
