@@ -128,7 +128,7 @@ impl Client {
 
     /// A map came from the membership service.
     pub fn handle_map(&mut self, now: u64, map: UnitMap) {
-        if map.version <= self.map.version {
+        if map.version <= self.map.version || map.fault(&self.defects).is_some() {
             return;
         }
         let is_new_primary = map.epoch != self.map.epoch;

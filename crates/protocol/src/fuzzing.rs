@@ -17,9 +17,15 @@ const KEPT_MAX: usize = 4 * (1 + 2 * 2 + 2 * 64 + 2) + 2 * 2 * 64 + 64 + 2 * 16 
 /// Rounds of intents and completions that one input may lead to.
 const ROUNDS_MAX: usize = 2000;
 
-/// Bytes that may be a message, and a body with a right header around it: its first byte is the kind.
+/// Bytes that may be a message or a map, and a body with a right header around it: its first byte is the kind.
 pub fn message(input: &[u8]) {
     decode(input);
+    let mut map = input.to_vec();
+    wire::seal_map(&mut map);
+    if let Ok(map) = UnitMap::decode(&map, &Defects::default()) {
+        let again = UnitMap::decode(&map.encode(), &Defects::default());
+        assert_eq!(again, Ok(map), "it changes on its way");
+    }
     if let [kind, body @ ..] = input {
         let mut bytes = header(*kind, 1, [7, 8], 9, body);
         wire::seal(&mut bytes);

@@ -15,6 +15,7 @@ mod bytes;
 mod map;
 mod operation;
 
+pub(crate) use map::seal_map;
 pub use operation::{
     Acknowledge, DATA_MAX, FileId, NAME_MAX, Operation, Outcome, REPLAYS_MAX, Replay, Status,
 };

@@ -51,8 +51,7 @@ impl UnitMap {
             to.u64(of.start);
         }
         let mut bytes = to.bytes;
-        let crc = crc_of(&bytes);
-        bytes[CRC].copy_from_slice(&crc.to_le_bytes());
+        seal_map(&mut bytes);
         bytes
     }
 
@@ -99,6 +98,14 @@ impl UnitMap {
             Some(fault) => Err(Malformed(fault)),
             None => Ok(map),
         }
+    }
+}
+
+/// Puts the checksum into a map that is whole but for it.
+pub(crate) fn seal_map(bytes: &mut [u8]) {
+    let crc = crc_of(bytes);
+    if let Some(place) = bytes.get_mut(CRC) {
+        place.copy_from_slice(&crc.to_le_bytes());
     }
 }
 
@@ -160,8 +167,7 @@ mod tests {
         assert!(decode(&nobody.encode()).is_err());
         let mut unknown = map().encode();
         unknown[26 + 4] |= 4;
-        let crc = crc_of(&unknown);
-        unknown[CRC].copy_from_slice(&crc.to_le_bytes());
+        seal_map(&mut unknown);
         assert_eq!(
             decode(&unknown),
             Err(Malformed("a member is what is not known"))
