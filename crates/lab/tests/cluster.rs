@@ -136,7 +136,7 @@ const FOUND_BY: [(Defect, u64); 18] = [
     (Defect::ServeWithoutLease, 117),
     (Defect::PromoteBeforeLease, 43),
     (Defect::PromoteOutOfSync, 9),
-    (Defect::OmitBeforeMap, 40),
+    (Defect::OmitBeforeMap, 55),
     (Defect::ForgetSlots, 0),
     (Defect::ForgetSlotsAtTakeover, 19),
     (Defect::ForgetUnconfirmed, 17),
