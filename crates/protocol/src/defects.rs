@@ -55,11 +55,15 @@ pub enum Defect {
     ForgetPromiseAtRestart,
     /// The primary goes on when a member asks for records that it has not.
     WindowUnbounded,
+    /// A member that has metadata only promotes itself.
+    PromoteMetadataOnly,
+    /// A full member takes records without the data that they name.
+    CountBeforeData,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 26] = [
+    pub const ALL: [Defect; 28] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -86,6 +90,8 @@ impl Defect {
         Defect::ExpireInMemory,
         Defect::ForgetPromiseAtRestart,
         Defect::WindowUnbounded,
+        Defect::PromoteMetadataOnly,
+        Defect::CountBeforeData,
     ];
 }
 

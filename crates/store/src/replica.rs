@@ -6,6 +6,7 @@
 
 mod ingest;
 mod judge;
+mod metadata;
 mod touched;
 
 use std::ops::Range;

@@ -52,6 +52,8 @@ pub struct Worker {
     /// Writes that were only sent: they happen at some time, before a later fsync returns.
     sent: Vec<Unsynced>,
     resumed_in: u32,
+    /// A read of a file that is there was refused: its data is damaged.
+    pub has_met_damage: bool,
     files: Vec<FileId>,
     values: u64,
     random: Random,
@@ -70,6 +72,7 @@ impl Worker {
             unsynced: Vec::new(),
             sent: Vec::new(),
             resumed_in: 0,
+            has_met_damage: false,
             files,
             values: u64::from(node) << 32,
             random: Random::new(seed),
@@ -243,6 +246,8 @@ impl Worker {
             return;
         };
         let is_done = outcome.status == Status::Done;
+        let is_read = matches!(pending.operation, Operation::Read { .. });
+        self.has_met_damage |= is_read && outcome.status == Status::Refused;
         match &pending.operation {
             Operation::Sync { file } if is_done => {
                 let is_before =

@@ -123,6 +123,14 @@ impl Operation {
         matches!(self, Operation::Write { .. })
     }
 
+    /// Bytes of data that it carries.
+    pub(crate) fn data_length(&self) -> usize {
+        match self {
+            Operation::Write { data, .. } => data.len(),
+            _ => 0,
+        }
+    }
+
     /// The file that it is about, if it is not about names.
     pub fn file(&self) -> Option<FileId> {
         match self {
