@@ -133,7 +133,7 @@ fn info_tells_what_a_pool_is() {
     assert_eq!(info["format_version"], 4);
     assert_eq!(info["features"][0], "data-checksums");
     assert_eq!(info["memory"]["survives"], "a crash of the process");
-    assert_eq!(info["identity"].as_str().unwrap().len(), 46);
+    assert_eq!(info["identity"].as_str().unwrap().len(), 36);
     assert_eq!(info["replayed_bytes"], 0);
     let text = done(&["info", &pool]);
     for part in [
