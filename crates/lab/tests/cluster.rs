@@ -148,6 +148,8 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::WindowUnbounded, 24),
     (Defect::ChangeNamedData, 3),
     (Defect::GrantWhileProposing, 2),
+    (Defect::PromoteMetadataOnly, 34),
+    (Defect::CountBeforeData, 0),
 ];
 
 /// The seed that notices a defect: the hint, or else the first that is met.

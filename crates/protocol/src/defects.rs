@@ -59,11 +59,15 @@ pub enum Defect {
     ChangeNamedData,
     /// A member that has proposed itself still grants leases.
     GrantWhileProposing,
+    /// A member that has metadata only promotes itself.
+    PromoteMetadataOnly,
+    /// A full member takes records without the data that they name.
+    CountBeforeData,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 28] = [
+    pub const ALL: [Defect; 30] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -92,6 +96,8 @@ impl Defect {
         Defect::WindowUnbounded,
         Defect::ChangeNamedData,
         Defect::GrantWhileProposing,
+        Defect::PromoteMetadataOnly,
+        Defect::CountBeforeData,
     ];
 }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pmem::{Moment, Simulation};
-use protocol::member::{Completion, Intent, SessionRecord};
+use protocol::member::{Completion, Intent, NamedData, SessionRecord};
 use protocol::{Defects, Member, Options, Transmit, UnitMap};
 use server::UnitPool;
 
@@ -165,7 +165,7 @@ impl Machine {
         }
         let store_options = Machine::store_options(now);
         let region = self.memory.region();
-        let pool = UnitPool::open(region, store_options, options.batch, options.sessions)
+        let pool = UnitPool::open(region, store_options, options)
             .map_err(|error| format!("member {} does not open its pool: {error}", self.node))?;
         let (tail, history) = pool.position();
         let local = self.clock.local(now);
@@ -242,7 +242,7 @@ impl Machine {
             let is_strict = matches!(
                 intent,
                 Intent::Ingest {
-                    is_strict: true,
+                    named: NamedData::Required,
                     ..
                 }
             );

@@ -58,6 +58,8 @@ pub struct Worker {
     has_synced: bool,
     /// An fsync of this file is asked for when nothing is under way any more.
     to_sync: Option<FileId>,
+    /// A read of a file that is there was refused: its data is damaged.
+    pub has_met_damage: bool,
     files: Vec<FileId>,
     values: u64,
     random: Random,
@@ -78,6 +80,7 @@ impl Worker {
             resumed_in: 0,
             has_synced: false,
             to_sync: None,
+            has_met_damage: false,
             files,
             values: u64::from(node) << 32,
             random: Random::new(seed),
@@ -305,6 +308,8 @@ impl Worker {
             return;
         };
         let is_done = outcome.status == Status::Done;
+        let is_read = matches!(pending.operation, Operation::Read { .. });
+        self.has_met_damage |= is_read && outcome.status == Status::Refused;
         match &pending.operation {
             Operation::Sync { file } if is_done => {
                 let is_new = |write: &Unsynced| {

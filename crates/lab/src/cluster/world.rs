@@ -10,7 +10,7 @@ mod faults;
 
 use protocol::client::Client;
 use protocol::wire::Message;
-use protocol::{Defects, EpochStart, Member, Options, Transmit, UnitMap};
+use protocol::{Defects, EpochStart, Member, NOBODY, Options, Transmit, UnitMap};
 
 use super::fabric::{self, Fabric};
 use super::history::History;
@@ -34,6 +34,8 @@ pub struct Setup {
     pub seed: u64,
     /// Members of the unit.
     pub members: u32,
+    /// The member that has metadata only, if there is one.
+    pub metadata_only: Option<u32>,
     /// Clients.
     pub clients: u32,
     /// How long clients work; faults end before.
@@ -45,17 +47,21 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A unit of three members and four clients.
+    /// A unit of three members and four clients. With one seed of three, one of the members has
+    /// metadata only; with one of two, messages have parity.
     pub fn usual(seed: u64, duration: Time) -> Setup {
+        let has_one = seed % 3 == 1;
         Setup {
             seed,
             members: 3,
+            metadata_only: has_one.then_some((seed / 3 % 3) as u32),
             clients: 4,
             duration,
             defects: Defects::default(),
             options: Options {
                 // The rings of the template are small.
                 window: *Random::new(seed).pick(&[4 << 10, 16 << 10, 24 << 10]),
+                parity: seed.is_multiple_of(2),
                 ..Options::default()
             },
         }
@@ -188,9 +194,10 @@ impl World {
             version: 1,
             epoch: tail.epoch,
             // Nobody yet: the members choose.
-            primary: u32::MAX,
+            primary: NOBODY,
             in_sync: members.clone(),
             members,
+            metadata_only: setup.metadata_only.into_iter().collect(),
             lineage: vec![start],
         };
         let (setup_members, setup_clients) = (setup.members, setup.clients);
@@ -533,6 +540,9 @@ impl World {
         incarnation: u64,
         map: UnitMap,
     ) -> Result<(), String> {
+        // As the service would get it.
+        let map = UnitMap::decode(&map.encode(), &self.setup.defects)
+            .map_err(|error| format!("member {from} proposes {map:?}: {error}"))?;
         let before = self.membership.valid().clone();
         let expected = map.version - 1;
         let is_takeover = map.epoch != before.epoch;

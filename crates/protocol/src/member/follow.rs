@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::intent::{Completion, Intent};
+use super::bounds::FETCHES_MAX;
+use super::fetch::Fetching;
+use super::intent::{Completion, Intent, NamedData};
 use super::join::Joining;
 use super::{Member, Role};
 use crate::defects::Defect;
@@ -13,6 +15,21 @@ use crate::wire::{Body, Fetch};
 /// Records that came too early, at most, in messages. What does not fit is asked for again.
 const EARLY_MAX: usize = 64;
 
+/// Image bytes that came: `skipped` bytes from `offset` on are no metadata.
+pub(super) struct Arrived {
+    pub offset: u64,
+    pub position: u64,
+    pub skipped: u64,
+    pub bytes: Vec<u8>,
+}
+
+impl Arrived {
+    pub fn end(&self) -> u64 {
+        let start = self.offset.saturating_add(self.skipped);
+        start.saturating_add(self.bytes.len() as u64)
+    }
+}
+
 /// State of a member that follows.
 pub(super) struct Following {
     /// Records that came before those in front of them, by position.
@@ -21,10 +38,10 @@ pub(super) struct Following {
     held: Option<(u64, Vec<u8>)>,
     /// At this tail the data that the next record names was fetched once.
     fetched_at: Option<u64>,
-    /// The held records are taken though their data is not there any more: what is there now is newer.
+    /// The held records are taken though their data is not there any more: what is there is newer.
     is_lenient: bool,
-    /// Data that is fetched.
-    missing: Vec<Range<u64>>,
+    /// Data that is missing.
+    missing: Fetching,
     /// When something was last asked for.
     pub asked_at: u64,
     /// The way back into the unit, for a member that is not in sync.
@@ -44,7 +61,7 @@ impl Following {
             held: None,
             fetched_at: None,
             is_lenient: false,
-            missing: Vec::new(),
+            missing: Fetching::default(),
             asked_at: now,
             joining: Joining::No,
             is_welcome: false,
@@ -57,7 +74,7 @@ impl Following {
     pub fn start_over(&mut self) {
         self.early.clear();
         self.held = None;
-        self.missing.clear();
+        self.missing = Fetching::default();
         self.fetched_at = None;
         self.is_lenient = false;
         self.is_settled = false;
@@ -65,11 +82,11 @@ impl Following {
     }
 
     pub fn kept(&self) -> usize {
-        self.early.len() + self.missing.len()
+        self.early.len() + self.missing.kept() + self.joining.kept()
     }
 
     fn is_complete(&self) -> bool {
-        self.missing.is_empty() && self.held.is_none()
+        self.missing.is_complete() && self.held.is_none()
     }
 }
 
@@ -103,6 +120,7 @@ impl Member {
         is_counted && self.may_follow() && self.tail.number >= following.floor
     }
 
+    /// Is settled from now on if nothing is missing.
     fn settle(&mut self) {
         let tail = self.tail.number;
         if let Some(following) = self.following() {
@@ -135,8 +153,17 @@ impl Member {
                 fetch,
                 offset,
                 position,
+                skipped,
                 bytes,
-            } => self.handle_range(now, fetch, offset, position, bytes),
+            } => {
+                let arrived = Arrived {
+                    offset,
+                    position,
+                    skipped: skipped.into(),
+                    bytes,
+                };
+                self.handle_range(now, fetch, arrived);
+            }
             Body::Welcome { from, position } => self.handle_welcome(now, from, position),
             _ => {}
         }
@@ -180,7 +207,8 @@ impl Member {
             return;
         }
         following.asked_at = now;
-        if !following.missing.is_empty() {
+        if !following.missing.is_complete() {
+            following.missing.give_up();
             return self.fetch_missing();
         }
         if !self.defects.has(Defect::DropGapRequest) {
@@ -214,12 +242,12 @@ impl Member {
     }
 
     fn ingest(&mut self, from: u64, records: Vec<u8>) {
+        let named = self.named_data();
         let end = from + records.len() as u64;
         let Some(following) = self.following() else {
             return;
         };
         following.held = Some((from, records.clone()));
-        let is_strict = !following.is_lenient;
         if self.defects.has(Defect::ReportBeforeIngest) {
             let is_caught_up = self.is_caught_up();
             let tail = end;
@@ -228,8 +256,20 @@ impl Member {
         self.out.intents.push_back(Intent::Ingest {
             from,
             records,
-            is_strict,
+            named,
         });
+    }
+
+    /// Data comes before the records that name it, so that no crash hides that it is missing.
+    fn named_data(&self) -> NamedData {
+        let is_lenient = matches!(&self.role, Role::Following(following) if following.is_lenient);
+        if self.is_metadata_only() || self.defects.has(Defect::CountBeforeData) {
+            NamedData::Ignored
+        } else if is_lenient {
+            NamedData::Reported
+        } else {
+            NamedData::Required
+        }
     }
 
     /// Tells the primary how far the records reach.
@@ -263,21 +303,21 @@ impl Member {
         let held = following.held.take();
         let was_lenient = std::mem::take(&mut following.is_lenient);
         let was_fetched = following.fetched_at.take() == Some(tail.number);
-        if missing.is_empty() || was_lenient {
+        if was_lenient {
             let rest = held.filter(|(from, records)| from + records.len() as u64 > tail.number);
-            if let Some((from, records)) = rest.filter(|_| was_lenient) {
+            if let Some((from, records)) = rest {
                 return self.ingest(from, records);
             }
-        } else if was_fetched && !following.is_settled && !is_in_sync {
+        } else if !missing.is_empty() && was_fetched && !following.is_settled && !is_in_sync {
+            // The data is not there any more: the primary did not count this member yet when it changed it.
             following.is_lenient = true;
             if let Some((from, records)) = held {
                 return self.ingest(from, records);
             }
-        } else {
-            // The data may not be there any more: the primary did not count this member yet when it changed it.
+        } else if !missing.is_empty() {
             following.is_settled &= !was_fetched;
             following.held = held;
-            following.missing = missing;
+            following.missing = Fetching::of(missing);
             following.asked_at = now;
             self.fetch_missing();
         }
@@ -305,9 +345,15 @@ impl Member {
         }
     }
 
-    /// How data that records name is asked for. A member that counts gets just that data, since the primary does not change it in
-    /// place before all members that it counts have the record. Others take what there is, and are behind until they have
-    /// the records for it.
+    /// Parts of the image that may be on their way at a time.
+    pub(super) fn fetches_max(&self) -> usize {
+        let parts = self.options.fetch_window / self.options.refill.max(1);
+        parts.clamp(1, FETCHES_MAX as u32) as usize
+    }
+
+    /// How data that records name is asked for. A member that counts gets just that data, since the primary does not
+    /// change it in place before all members that it counts have the record. Others take what there is, and are behind
+    /// until they have the records for it.
     fn way_to_fetch(&self) -> Fetch {
         match &self.role {
             _ if self.map.is_in_sync(self.node) => Fetch::Data,
@@ -316,15 +362,14 @@ impl Member {
         }
     }
 
+    /// Asks for data that records name.
     fn fetch_missing(&mut self) {
         let fetch = self.way_to_fetch();
-        let refill = u64::from(self.options.refill);
+        let (part, most) = (self.options.refill, self.fetches_max());
         let Some(following) = self.following() else {
             return;
         };
-        for range in following.missing.clone().into_iter().take(16) {
-            let length = (range.end - range.start).min(refill) as u32;
-            let offset = range.start;
+        for (offset, length) in following.missing.next(part, most) {
             let body = Body::Fetch {
                 fetch,
                 offset,
@@ -334,35 +379,35 @@ impl Member {
         }
     }
 
-    fn handle_range(&mut self, now: u64, fetch: Fetch, offset: u64, position: u64, bytes: Vec<u8>) {
-        let end = offset.saturating_add(bytes.len() as u64);
+    fn handle_range(&mut self, now: u64, fetch: Fetch, arrived: Arrived) {
+        let end = arrived.end();
         let (tail, is_asked) = (self.tail.number, fetch == self.way_to_fetch());
         let Some(following) = self.following() else {
             return;
         };
         if following.joining.is_refilling() {
             return match fetch {
-                Fetch::Refill => self.handle_refill(now, offset, position, bytes),
+                Fetch::Refill | Fetch::Metadata => self.handle_refill(now, arrived),
                 Fetch::Data => (),
             };
         }
+        let Arrived {
+            offset,
+            position,
+            bytes,
+            ..
+        } = arrived;
         let held = following.held.as_ref();
         let held_end = held.map_or(0, |(from, records)| from + records.len() as u64);
-        let asked = following
-            .missing
-            .iter_mut()
-            .find(|range| range.start == offset && end <= range.end);
-        // An answer from before the records were made may have gone astray on its way, or been overtaken by them.
-        let is_new = position >= held_end;
-        let Some(range) = asked.filter(|_| !bytes.is_empty() && is_asked && is_new) else {
+        // An answer from before the records were made may have gone astray on its way.
+        if !is_asked || position < held_end || !following.missing.arrived(&(offset..end)) {
             return;
-        };
-        range.start = end;
-        following.missing.retain(|range| !range.is_empty());
+        }
+        following.asked_at = now;
         if fetch == Fetch::Refill {
             following.floor = following.floor.max(position);
         }
-        let is_complete = following.missing.is_empty();
+        let is_complete = following.missing.is_complete();
         following.fetched_at = is_complete.then_some(tail);
         let again = following.held.clone().filter(|_| is_complete);
         self.out

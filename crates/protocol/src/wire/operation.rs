@@ -125,14 +125,19 @@ impl Operation {
         matches!(self, Operation::Write { .. })
     }
 
+    /// Bytes of data that it carries.
+    pub(crate) fn data_length(&self) -> usize {
+        match self {
+            Operation::Write { data, .. } => data.len(),
+            _ => 0,
+        }
+    }
+
     /// What its record takes, at most, in bytes.
     pub(crate) fn record_max(&self) -> u64 {
         /// All but data: header, names, edits, the answer.
         const REST: u64 = 2048;
-        match self {
-            Operation::Write { data, .. } => REST + (data.len() as u64).min(RECORD_DATA_MAX),
-            _ => REST,
-        }
+        REST + (self.data_length() as u64).min(RECORD_DATA_MAX)
     }
 
     /// The file that it is about, if it is not about names.

@@ -33,6 +33,17 @@ pub struct Ingested {
     pub missing: Vec<Range<u64>>,
 }
 
+/// What is done about data that records name by reference.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NamedData {
+    /// No record is taken without it.
+    Verified,
+    /// Records are taken, and the caller is told what is missing.
+    Reported,
+    /// The pool does without it.
+    Ignored,
+}
+
 /// Whole valid records that follow one another.
 pub struct Piece<'a> {
     /// The bytes of each.
@@ -43,7 +54,7 @@ pub struct Piece<'a> {
     pub number: u64,
     /// Epoch of all.
     epoch: u32,
-    /// One of them names data by reference.
+    /// One of them names data by reference, which this pool is to have.
     names_data: bool,
 }
 
@@ -61,20 +72,29 @@ impl Replica {
     /// The first record that is not right, with those behind it, is not taken; those before it are. See
     /// [`Replica::tail`].
     pub fn ingest(&mut self, records: &[u8]) -> Result<Ingested> {
-        self.ingest_as(records, true)
+        self.ingest_as(records, NamedData::Verified)
     }
 
     /// Like [`Replica::ingest`], for a pool that is catching up: data that is not what a record names does not keep the
     /// record from being taken, with those right behind it. The caller has fetched what there is of it: newer data, whose
     /// records are still to come. Until then the pool counts for nothing.
     pub fn ingest_unverified(&mut self, records: &[u8]) -> Result<Ingested> {
-        self.ingest_as(records, false)
+        self.ingest_as(records, NamedData::Reported)
     }
 
-    fn ingest_as(&mut self, mut records: &[u8], is_verified: bool) -> Result<Ingested> {
+    /// Like [`Replica::ingest`], for a pool that has metadata only: data that a record names is neither looked at nor
+    /// missed. Data in a record is applied, since symbolic links and the system's files are none the worse for it; but
+    /// what a block of data holds is not defined, and only its checksum is that of the unit.
+    pub fn ingest_metadata(&mut self, records: &[u8]) -> Result<Ingested> {
+        self.ingest_as(records, NamedData::Ignored)
+    }
+
+    fn ingest_as(&mut self, mut records: &[u8], named: NamedData) -> Result<Ingested> {
+        let is_verified = named == NamedData::Verified;
         let mut missing = Vec::new();
         while !records.is_empty() {
             let (mut piece, refused) = self.piece(records);
+            piece.names_data &= named != NamedData::Ignored;
             let verdict = self.verdict(&mut piece, is_verified, &mut missing);
             self.take(&piece, verdict.at_once);
             if !missing.is_empty() {
