@@ -140,6 +140,12 @@ fn fabric_options(random: &mut Random) -> fabric::Options {
     }
 }
 
+/// A clock that starts at any time and is not quite right.
+fn clock(random: &mut Random) -> Clock {
+    let drift = random.between(0, 40_000) as i32 - 20_000;
+    Clock::new(random.between(SECOND, 100 * SECOND), drift)
+}
+
 /// The simulation.
 pub struct World {
     setup: Setup,
@@ -168,10 +174,6 @@ impl World {
     pub fn new(setup: Setup, plan: Plan) -> Result<World, String> {
         let mut random = Random::new(setup.seed);
         let (image, files, tail) = super::template::pool()?;
-        let clock = |random: &mut Random| {
-            let drift = random.between(0, 40_000) as i32 - 20_000;
-            Clock::new(random.between(SECOND, 100 * SECOND), drift)
-        };
         let machines = (0..setup.members)
             .map(|node| {
                 let clock = clock(&mut random);
