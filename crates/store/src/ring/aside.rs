@@ -357,14 +357,7 @@ mod tests {
         let simulation = Simulation::new(1 << 20);
         Store::format(&simulation.region(), &Geometry::small()).expect("format");
         let store = open(&simulation.region());
-        let new = NewInode {
-            kind: FileKind::Regular,
-            permissions: 0o644,
-            uid: 0,
-            gid: 0,
-            device: 0,
-            target: b"",
-        };
+        let new = NewInode::new(FileKind::Regular, 0o644);
         let file = store.create(&store.root(), b"file", &new).expect("create");
         for data in [&[1; BLOCK][..], &[2; 64]] {
             let written = store.write(&file, WriteAt::Offset(0), data);
