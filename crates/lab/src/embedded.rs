@@ -1,5 +1,6 @@
 //! The system under test: a pool opened in this process.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use client::{
@@ -129,7 +130,14 @@ impl Embedded {
 
     fn stat(&self, path: &str) -> Answer {
         let attributes = self.file_system.symlink_stat(path)?;
-        Ok(Outcome::Facts(attributes.number, facts(&attributes)))
+        let mut facts = facts(&attributes);
+        for name in self.file_system.xattr_names(attributes.number)? {
+            let value = self.file_system.xattr(attributes.number, &name)?;
+            facts
+                .xattrs
+                .insert(String::from_utf8_lossy(&name).into_owned(), value);
+        }
+        Ok(Outcome::Facts(attributes.number, facts))
     }
 
     fn hold(&mut self, path: &str, slot: usize) -> Result<()> {
@@ -156,6 +164,7 @@ fn facts(attributes: &Attributes) -> Facts {
         gid: attributes.gid,
         size: if sized { attributes.size } else { 0 },
         modified_ns: Some(attributes.modified_ns),
+        xattrs: BTreeMap::new(),
     }
 }
 
@@ -238,6 +247,21 @@ impl Embedded {
                     ..unchanged
                 },
             )?,
+            SetXattr {
+                path,
+                name,
+                length,
+                fill,
+                mode,
+            } => {
+                let fs = &self.file_system;
+                let (number, value) = (fs.stat(path)?.number, contents(*fill, *length));
+                fs.set_xattr(number, name.as_bytes(), &value, *mode)?;
+            }
+            RemoveXattr { path, name } => {
+                let number = self.file_system.stat(path)?.number;
+                self.file_system.remove_xattr(number, name.as_bytes())?;
+            }
             SetOwner { path, uid, gid } => self.set(
                 path,
                 SetAttributes {
