@@ -436,8 +436,10 @@ impl Model {
                 facts.xattrs.insert(name.clone(), contents(fill, length));
                 Ok(())
             }
-            _ if is_there => Ok(drop(facts.xattrs.remove(name))),
-            _ => Err(Errno(libc::ENODATA)),
+            _ => {
+                let removed = facts.xattrs.remove(name);
+                removed.map(drop).ok_or(Errno(libc::ENODATA))
+            }
         }
     }
 
