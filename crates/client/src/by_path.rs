@@ -158,7 +158,9 @@ impl FileSystem {
             if self.store().attributes(&node).kind != FileKind::Symlink {
                 return Err(StoreError::InvalidArgument("this is not a symbolic link").into());
             }
-            Ok(std::ffi::OsString::from_vec(self.store().read_link(&node)?).into())
+            let target = self.store().read_link(&node)?;
+            self.store().note_read(&node)?;
+            Ok(std::ffi::OsString::from_vec(target).into())
         })
     }
 
@@ -186,6 +188,7 @@ impl FileSystem {
                 }
                 true
             })?;
+            self.store().note_read(&node)?;
             Ok(entries)
         })
     }

@@ -55,7 +55,11 @@ impl File {
         if !self.flags.read {
             return Err(Cause::NotOpenForReading.into());
         }
-        Ok(self.store.read(&self.node, offset, into)?)
+        let count = self.store.read(&self.node, offset, into)?;
+        if !self.flags.no_access_time {
+            self.store.note_read(&self.node)?;
+        }
+        Ok(count)
     }
 
     /// Writes at `offset`, or at the end of a file opened with `append`, and returns how much was written: all, or

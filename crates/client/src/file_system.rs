@@ -192,9 +192,14 @@ impl FileSystem {
         Ok(self.store.remove_xattr(&*self.node(number)?, name)?)
     }
 
-    /// Reads at `offset`; fewer bytes than asked for only at the end of the file.
+    /// Reads at `offset`; fewer bytes than asked for only at the end of the file. Leaves the access time as it is.
     pub fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
         Ok(self.store.read(&*self.node(number)?, offset, into)?)
+    }
+
+    /// Notes that somebody read a file or directory: its access time changes if it changed since, or after a day.
+    pub fn note_read(&self, number: u64) -> Result<(), Error> {
+        Ok(self.store.note_read(&*self.node(number)?)?)
     }
 
     /// Writes `data`, persistently; up to 1 MiB whole or not at all.

@@ -21,6 +21,8 @@ pub struct OpenFlags {
     pub directory: bool,
     /// An error if this is a symbolic link (`O_NOFOLLOW`).
     pub no_follow: bool,
+    /// Reading leaves the access time as it is (`O_NOATIME`).
+    pub no_access_time: bool,
 }
 
 impl OpenFlags {
@@ -34,6 +36,7 @@ impl OpenFlags {
         truncate: false,
         directory: false,
         no_follow: false,
+        no_access_time: false,
     };
 
     /// Open for writing.
@@ -62,6 +65,7 @@ impl OpenFlags {
             truncate: has(libc::O_TRUNC),
             directory: has(libc::O_DIRECTORY),
             no_follow: has(libc::O_NOFOLLOW),
+            no_access_time: has(libc::O_NOATIME),
         }
     }
 }

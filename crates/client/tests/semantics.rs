@@ -560,18 +560,37 @@ fn times_follow_changes() {
 }
 
 #[test]
-fn reads_leave_access_times() {
+fn reads_change_access_times_now_and_then() {
     let (fs, now) = with_clock();
     make_file(&fs, "file", b"data");
-    now.store(2000, Ordering::Relaxed);
-    assert_eq!(contents(&fs, "file"), b"data");
-    assert_eq!(fs.stat("file").unwrap().accessed_ns, 1000);
-    let change = SetAttributes {
-        accessed_ns: Some(7),
-        ..SetAttributes::default()
+    let read_at = |time, flags| {
+        now.store(time, Ordering::Relaxed);
+        let file = fs.open("file", flags, 0).unwrap();
+        file.read_at(&mut [0; 4], 0).unwrap();
+        file.attributes().unwrap().accessed_ns
     };
-    fs.set_attributes_path("file", &change).unwrap();
-    assert_eq!(fs.stat("file").unwrap().accessed_ns, 7);
+    let unnoted = OpenFlags {
+        no_access_time: true,
+        ..OpenFlags::READ
+    };
+    assert_eq!(read_at(2000, unnoted), 1000);
+    assert_eq!(
+        read_at(2000, OpenFlags::READ),
+        2000,
+        "older than the change"
+    );
+    assert_eq!(
+        read_at(3000, OpenFlags::READ),
+        2000,
+        "known to be read since"
+    );
+    const DAY: i64 = 24 * 3600 * 1_000_000_000;
+    assert_eq!(read_at(2000 + DAY, OpenFlags::READ), 2000 + DAY);
+    fs.open("file", OpenFlags::WRITE, 0)
+        .unwrap()
+        .write(b"x")
+        .unwrap();
+    assert_eq!(read_at(2001 + DAY, OpenFlags::READ), 2001 + DAY);
 }
 
 #[test]

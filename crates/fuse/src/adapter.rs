@@ -23,6 +23,7 @@ use fuser::{
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
+use crate::MountOptions;
 use crate::translate::{
     errno, fallocate_mode, file_attributes, file_kind, file_type, nanoseconds, nanoseconds_or_now,
 };
@@ -45,6 +46,8 @@ pub(crate) struct Adapter {
     file_system: FileSystem,
     /// How long the kernel may keep names and attributes without asking.
     cache: Duration,
+    /// Reading changes access times.
+    access_times: bool,
     /// The kernel goes without requests for opening files, and for opening directories.
     open_unneeded: bool,
     open_directory_unneeded: bool,
@@ -55,12 +58,13 @@ pub(crate) struct Adapter {
 impl Adapter {
     pub(crate) fn new(
         file_system: FileSystem,
-        cache: Duration,
+        options: &MountOptions,
         closed: Arc<OnceLock<Result<(), Error>>>,
     ) -> Adapter {
         Adapter {
             file_system,
-            cache,
+            cache: options.cache,
+            access_times: options.access_times && !options.read_only,
             open_unneeded: false,
             open_directory_unneeded: false,
             closed,
@@ -92,6 +96,15 @@ impl Adapter {
         let attributes = result?;
         self.file_system.hold(attributes.number)?;
         Ok(attributes)
+    }
+
+    /// Notes a read that succeeded, unless access times are not wanted.
+    fn noted<T>(&self, number: u64, flags: i32, result: Result<T, Error>) -> Result<T, Error> {
+        let value = result?;
+        if self.access_times && flags & libc::O_NOATIME == 0 {
+            self.file_system.note_read(number)?;
+        }
+        Ok(value)
     }
 
     /// An inode that the kernel forgets cannot fail to be given back in any way that it could act on.
@@ -309,7 +322,7 @@ impl Filesystem for Adapter {
     }
 
     fn readlink(&self, _request: &Request, number: INodeNo, reply: ReplyData) {
-        match self.file_system.read_link(number.0) {
+        match self.noted(number.0, 0, self.file_system.read_link(number.0)) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(&error)),
         }
@@ -469,7 +482,7 @@ impl Filesystem for Adapter {
         _handle: FileHandle,
         offset: u64,
         size: u32,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
@@ -478,7 +491,8 @@ impl Filesystem for Adapter {
             if buffer.len() < size {
                 buffer.resize(size, 0);
             }
-            match self.file_system.read(number.0, offset, &mut buffer[..size]) {
+            let read = self.file_system.read(number.0, offset, &mut buffer[..size]);
+            match self.noted(number.0, flags.0, read) {
                 Ok(count) => reply.data(&buffer[..count]),
                 Err(error) => reply.error(errno(&error)),
             }
@@ -566,7 +580,7 @@ impl Filesystem for Adapter {
                     name,
                 )
             });
-        match result {
+        match self.noted(number.0, 0, result) {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
         }
@@ -580,7 +594,8 @@ impl Filesystem for Adapter {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        match self.fill(number.0, offset, &mut reply) {
+        let filled = self.fill(number.0, offset, &mut reply);
+        match self.noted(number.0, 0, filled) {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(errno(&error)),
         }

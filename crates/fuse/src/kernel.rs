@@ -124,7 +124,8 @@ pub(crate) fn attach(directory: &Path, options: &MountOptions) -> Result<OwnedFd
 }
 
 fn flags(options: &MountOptions) -> MountFlags {
-    let mut flags = MountFlags::NOATIME;
+    let mut flags = MountFlags::RELATIME;
+    flags.set(MountFlags::NOATIME, !options.access_times);
     flags.set(MountFlags::RDONLY, options.read_only);
     flags.set(MountFlags::NOSUID, !options.set_user);
     flags.set(MountFlags::NODEV, !options.devices);
@@ -136,12 +137,13 @@ fn flags(options: &MountOptions) -> MountFlags {
 fn attach_by_helper(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Error> {
     let name = options.name.replace('\\', "\\\\").replace(',', "\\,");
     let mut words = vec![format!(
-        "fsname={name},subtype=tako,max_read={READ_LENGTH_MAX},default_permissions,noatime"
+        "fsname={name},subtype=tako,max_read={READ_LENGTH_MAX},default_permissions"
     )];
     let switches = [
         ("ro", options.read_only),
         ("allow_other", options.allow_other),
         ("noexec", !options.execute),
+        ("noatime", !options.access_times),
     ];
     words.extend(
         switches

@@ -41,7 +41,7 @@ pub fn mount(
     let directory = kernel::prepare(directory)?;
     let device = kernel::attach(&directory, options)?;
     let closed = Arc::new(OnceLock::new());
-    let adapter = Adapter::new(file_system, options.cache, closed.clone());
+    let adapter = Adapter::new(file_system, options, closed.clone());
     let mut config = Config::default();
     config.n_threads = Some(options.threads);
     config.clone_fd = true;

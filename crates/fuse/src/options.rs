@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::Error;
 
 /// The options that [`MountOptions::from_str`] understands, for its error message.
-pub(crate) const KNOWN: &str = "ro, rw, allow_other, private, suid, nosuid, dev, nodev, exec, noexec, threads=COUNT, \
-                                cache=SECONDS, fsname=NAME";
+pub(crate) const KNOWN: &str = "ro, rw, allow_other, private, suid, nosuid, dev, nodev, exec, noexec, relatime, \
+                                noatime, threads=COUNT, cache=SECONDS, fsname=NAME";
 
 /// How to mount. The default suits a pool that one process owns; `-o` text is parsed with [`FromStr`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct MountOptions {
     pub devices: bool,
     /// Let programs be run. `noexec`
     pub execute: bool,
+    /// Note reads in access times, if the file changed since or a day has passed; the default. `relatime`, `noatime`
+    pub access_times: bool,
 }
 
 impl Default for MountOptions {
@@ -42,6 +44,7 @@ impl Default for MountOptions {
             set_user: false,
             devices: false,
             execute: true,
+            access_times: true,
         }
     }
 }
@@ -78,6 +81,8 @@ impl MountOptions {
             ("nodev", None) => self.devices = false,
             ("exec", None) => self.execute = true,
             ("noexec", None) => self.execute = false,
+            ("relatime", None) => self.access_times = true,
+            ("noatime", None) => self.access_times = false,
             ("threads", Some(count)) => {
                 self.threads = count
                     .parse()
@@ -90,13 +95,7 @@ impl MountOptions {
             ("fsname", Some(name)) => self.name = name.into(),
             // True of every mount here, or for the programs that read /etc/fstab.
             (
-                "default_permissions"
-                | "noatime"
-                | "defaults"
-                | "auto"
-                | "noauto"
-                | "nofail"
-                | "_netdev",
+                "default_permissions" | "defaults" | "auto" | "noauto" | "nofail" | "_netdev",
                 None,
             ) => {}
             (name, _) if name.starts_with("x-") => {}
@@ -113,7 +112,7 @@ mod tests {
     #[test]
     fn options_are_understood() {
         let options: MountOptions =
-            "ro,threads=3,cache=0.5,private,suid,dev,noexec,,nofail,x-systemd.automount"
+            "ro,threads=3,cache=0.5,private,suid,dev,noexec,noatime,,nofail,x-systemd.automount"
                 .parse()
                 .unwrap();
         let expected = MountOptions {
@@ -124,6 +123,7 @@ mod tests {
             set_user: true,
             devices: true,
             execute: false,
+            access_times: false,
             ..MountOptions::default()
         };
         assert_eq!(options, expected);

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::{Duration, UNIX_EPOCH};
 
 use common::{apart, run};
 
@@ -543,6 +544,28 @@ fn direct_and_synchronous_access_works() {
     assert_eq!(bytes, [7; 8192]);
     assert_eq!(fs::read(&path).unwrap(), bytes);
     drop(file);
+    mounted.end();
+}
+
+#[test]
+fn access_times_follow_reads() {
+    let mounted = Mounted::new();
+    let path = mounted.path("file");
+    fs::write(&path, b"data").unwrap();
+    let set = |accessed, modified| {
+        let time = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        let times = fs::FileTimes::new().set_accessed(time(accessed));
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_times(times.set_modified(time(modified))).unwrap();
+    };
+    let read = |flags| {
+        let file = File::options().read(true).custom_flags(flags).open(&path);
+        file.unwrap().read_exact(&mut [0; 4]).unwrap();
+        fs::metadata(&path).unwrap().atime()
+    };
+    set(1000, 2000);
+    assert_eq!(read(libc::O_NOATIME | libc::O_DIRECT), 1000);
+    assert!(read(libc::O_DIRECT) > 2000);
     mounted.end();
 }
 

@@ -180,6 +180,8 @@ impl Store {
     }
 }
 
+/// An access time that is older than this is brought up to date by any read, in nanoseconds.
+const ACCESSED_AGE_MAX_NS: i64 = 24 * 3600 * 1_000_000_000;
 const SET_USER: u32 = 0o4000;
 const SET_GROUP: u32 = 0o2000;
 const GROUP_EXECUTES: u32 = 0o010;
@@ -187,6 +189,32 @@ const GROUP_EXECUTES: u32 = 0o010;
 const CAPABILITY: &[u8] = b"security.capability";
 
 impl Store {
+    /// Notes that somebody read an inode: its access time changes if the inode changed since, or after a day, as Linux
+    /// does with `relatime`.
+    #[inline]
+    pub fn note_read(&self, node: &Node) -> Result<()> {
+        let now = self.now_ns();
+        if needs_access_time(&node.state.read(), now) {
+            self.set_access_time(node, now)?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn set_access_time(&self, node: &Node, now: i64) -> Result<()> {
+        let mut state = node.state.write();
+        // Somebody else may have noted it meanwhile.
+        if state.mode != 0 && needs_access_time(&state, now) {
+            let mut new = *state;
+            new.accessed_ns = now;
+            let mut change = Change::with_reserve(&self.shared);
+            change.inode_from(node.number(), &state, &mut new);
+            new.version = change.commit();
+            *state = new;
+        }
+        Ok(())
+    }
+
     /// Takes from a file that is changed by somebody what it could do as another: its capabilities, and, if
     /// `set_id`, set-user and set-group bits, as Linux does on writing, truncating and changing owners.
     pub fn drop_privileges(&self, node: &Arc<Node>, set_id: bool) -> Result<()> {
@@ -215,6 +243,12 @@ impl Store {
             Some(error) => error,
         }
     }
+}
+
+fn needs_access_time(inode: &Inode, now: i64) -> bool {
+    let is_older = inode.accessed_ns <= inode.modified_ns.max(inode.changed_ns);
+    let age = now.saturating_sub(inode.accessed_ns);
+    age != 0 && (is_older || age >= ACCESSED_AGE_MAX_NS)
 }
 
 #[cfg(test)]
