@@ -58,14 +58,7 @@ fn make(is_full: bool) -> Result<Template, String> {
 }
 
 fn create(store: &Store, directory: &Arc<Node>, name: &str) -> Result<Arc<Node>, String> {
-    let new = NewInode {
-        kind: FileKind::Regular,
-        permissions: 0o644,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        target: b"",
-    };
+    let new = NewInode::new(FileKind::Regular, 0o644);
     let node = store.create(directory, name.as_bytes(), &new);
     node.map_err(|error| error.to_string())
 }
