@@ -152,6 +152,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len() - NOT_FOUND.len()] = [
     (Defect::GrantWhileProposing, 2),
     (Defect::PromoteMetadataOnly, 25),
     (Defect::CountBeforeData, 0),
+    (Defect::ForgetRefused, 3),
 ];
 
 /// The seed that notices a defect: the hint, or else the first that is met.

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::defects::{Defect, Defects};
 use crate::map::{NodeId, Sequence, UnitMap};
 use crate::wire::{
-    Acknowledge, BODY_MAX, Body, DATA_MAX, Envelope, Message, Operation, Outcome, Replay, Status,
+    Acknowledge, BODY_MAX, Body, DATA_MAX, Envelope, FileId, Message, Operation, Outcome, Refusal,
+    Replay, Status,
 };
 use crate::{Options, SLOTS_MAX, Transmit};
 
@@ -19,6 +20,8 @@ const UNCONFIRMED_MAX: usize = 64;
 /// Their data, with that of the writes under way, at most: so that a message holds what is to be replayed. The rest of
 /// its body is room for what a replay has beside its data.
 const UNCONFIRMED_DATA_MAX: usize = BODY_MAX - (64 << 10);
+/// Files whose refused writes nobody was told of, at most: then no write is answered before all have it.
+const REFUSED_MAX: usize = 64;
 const _: () = assert!(DATA_MAX <= UNCONFIRMED_DATA_MAX && UNCONFIRMED_MAX + SLOTS_MAX < 1024);
 
 /// What a client has to tell whoever uses it.
@@ -41,8 +44,17 @@ struct Pending {
     acknowledge: Acknowledge,
     operation: Operation,
     sent_at: Option<u64>,
+    /// The number that was given last when it began.
+    began_at: u64,
     /// Its user was told already.
     is_told: bool,
+}
+
+/// That a write was refused which its user believes to be done.
+struct Refused {
+    status: Status,
+    /// The number of this note. An fsync that began before does not end it: it may be older than the write.
+    noted_at: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -70,6 +82,8 @@ pub struct Client {
     slots: Vec<(u64, Option<Pending>)>,
     reads: BTreeMap<u64, Pending>,
     unconfirmed: Vec<Replay>,
+    /// Writes that their user believes to be done, and that were refused: the next fsync of the file says why.
+    refused: BTreeMap<FileId, Refused>,
     next_number: u64,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
@@ -93,6 +107,7 @@ impl Client {
             slots: Vec::new(),
             reads: BTreeMap::new(),
             unconfirmed: Vec::new(),
+            refused: BTreeMap::new(),
             next_number: first_number,
             transmits: VecDeque::new(),
             events: VecDeque::new(),
@@ -107,6 +122,11 @@ impl Client {
     /// The newest epoch whose primary has all that this client has written.
     pub fn resumed_in(&self) -> u32 {
         self.resumed_in
+    }
+
+    /// Whether a write to the file was refused though its user believes it to be done: the next fsync will say so.
+    pub fn is_refused(&self, file: FileId) -> bool {
+        self.refused.contains_key(&file)
     }
 
     /// The session, if there is one.
@@ -187,11 +207,15 @@ impl Client {
                 let until = until.saturating_sub(spare);
                 self.fresh_until = self.fresh_until.max(until);
             }
-            Body::Resumed => {
+            // One that comes again says nothing about what was written since the first.
+            Body::Resumed { refusals } if !self.is_resumed => {
                 self.is_resumed = true;
                 self.resumed_in = epoch;
                 // Whatever was replayed is at all members in sync; nothing was sent since.
                 self.unconfirmed.clear();
+                for Refusal { file, status } in refusals {
+                    self.note_refused(file, status);
+                }
             }
             Body::Expired => self.session_over(),
             _ => {}
@@ -333,15 +357,19 @@ impl Client {
             if is_full || is_behind || is_change && free.is_none() {
                 return;
             }
-            let Some((ticket, operation, acknowledge)) = self.queue.pop_front() else {
+            let Some((ticket, operation, mut acknowledge)) = self.queue.pop_front() else {
                 return;
             };
+            if self.refused.len() >= REFUSED_MAX {
+                acknowledge = Acknowledge::All;
+            }
             let mut pending = Pending {
                 ticket,
                 request: ticket,
                 acknowledge,
                 operation,
                 sent_at: None,
+                began_at: self.next_number,
                 is_told: false,
             };
             match free.filter(|_| is_change) {
@@ -394,7 +422,7 @@ impl Client {
         &mut self,
         slot: u16,
         request: u64,
-        outcome: Outcome,
+        mut outcome: Outcome,
         sequence: Sequence,
         confirmed: u64,
     ) {
@@ -407,6 +435,11 @@ impl Client {
         let Some(pending) = pending else {
             return;
         };
+        let file = pending.operation.file();
+        if let Some(file) = file.filter(|_| pending.is_told && outcome.status != Status::Done) {
+            self.note_refused(file, outcome.status);
+        }
+        self.tell_refused(&pending, &mut outcome.status);
         let is_open = pending.operation.is_write()
             && outcome.status == Status::Done
             && sequence.number > confirmed;
@@ -426,6 +459,29 @@ impl Client {
         }
     }
 
+    fn note_refused(&mut self, file: FileId, status: Status) {
+        self.next_number += 1;
+        let noted_at = self.next_number;
+        let refused = self.refused.entry(file);
+        refused.or_insert(Refused { status, noted_at }).noted_at = noted_at;
+    }
+
+    /// An fsync that is all right says what became of writes before it.
+    fn tell_refused(&mut self, ended: &Pending, status: &mut Status) {
+        let Operation::Sync { file } = ended.operation else {
+            return;
+        };
+        let Some(refused) = self.refused.get(&file) else {
+            return;
+        };
+        if *status == Status::Done && !self.defects.has(Defect::ForgetRefused) {
+            *status = refused.status;
+        }
+        if ended.began_at >= refused.noted_at {
+            self.refused.remove(&file);
+        }
+    }
+
     fn drop_confirmed(&mut self, epoch: u32, confirmed: u64) {
         self.unconfirmed
             .retain(|it| it.sequence.epoch != epoch || it.sequence.number > confirmed);
@@ -435,6 +491,7 @@ impl Client {
     fn session_over(&mut self) {
         self.session = Session::None;
         self.unconfirmed.clear();
+        self.refused.clear();
         self.events.push_back(Event::SessionOver);
         let slots = std::mem::take(&mut self.slots);
         let changes = slots.into_iter().filter_map(|(_, pending)| pending);

@@ -63,11 +63,13 @@ pub enum Defect {
     PromoteMetadataOnly,
     /// A full member takes records without the data that they name.
     CountBeforeData,
+    /// A write that is refused after it was answered is forgotten.
+    ForgetRefused,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 30] = [
+    pub const ALL: [Defect; 31] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -98,6 +100,7 @@ impl Defect {
         Defect::GrantWhileProposing,
         Defect::PromoteMetadataOnly,
         Defect::CountBeforeData,
+        Defect::ForgetRefused,
     ];
 }
 

@@ -18,7 +18,7 @@ mod operation;
 pub(crate) use map::seal_map;
 pub use operation::{
     Acknowledge, DATA_MAX, FileId, NAME_MAX, Operation, Outcome, RECORD_DATA_MAX, REPLAYS_MAX,
-    Replay, Status,
+    Refusal, Replay, Status,
 };
 
 use crate::checksum;
@@ -209,8 +209,11 @@ pub enum Body {
         /// In the order of their records.
         replays: Vec<Replay>,
     },
-    /// All replays of the session were carried out and all members in sync have them.
-    Resumed,
+    /// All replays of the session were carried out, but for these, and all members in sync have them.
+    Resumed {
+        /// One for each file.
+        refusals: Vec<Refusal>,
+    },
 }
 
 /// A message, whole.
@@ -249,7 +252,7 @@ impl Body {
             | Body::Alive { .. }
             | Body::Expired
             | Body::Reply { .. }
-            | Body::Resumed => Mode::NoReply,
+            | Body::Resumed { .. } => Mode::NoReply,
         }
     }
 
@@ -274,7 +277,7 @@ impl Body {
             Body::Request { .. } => 37,
             Body::Reply { .. } => 38,
             Body::Resume { .. } => 39,
-            Body::Resumed => 40,
+            Body::Resumed { .. } => 40,
         }
     }
 
@@ -375,6 +378,10 @@ impl Body {
                 to.u16(replays.len() as u16);
                 replays.iter().for_each(|replay| replay.write(to));
             }
+            Body::Resumed { refusals } => {
+                to.u16(refusals.len() as u16);
+                refusals.iter().for_each(|refusal| refusal.write(to));
+            }
             _ => {}
         }
     }
@@ -454,16 +461,29 @@ impl Body {
                 confirmed: from.position()?,
             },
             39 => {
-                let count = usize::from(from.u16()?);
-                if count > REPLAYS_MAX {
-                    return Err(Malformed("it replays more than a session may have"));
-                }
-                let replays: Result<_, _> = (0..count).map(|_| Replay::read(from)).collect();
+                let replays: Result<_, _> = (0..read_replays(from)?)
+                    .map(|_| Replay::read(from))
+                    .collect();
                 Body::Resume { replays: replays? }
             }
-            40 => Body::Resumed,
+            40 => {
+                let refusals: Result<_, _> = (0..read_replays(from)?)
+                    .map(|_| Refusal::read(from))
+                    .collect();
+                Body::Resumed {
+                    refusals: refusals?,
+                }
+            }
             _ => return Err(Malformed("its kind is unknown")),
         })
+    }
+}
+
+/// How many requests are replayed, or were.
+fn read_replays(from: &mut Reader<'_>) -> Result<usize, Malformed> {
+    match usize::from(from.u16()?) {
+        count if count <= REPLAYS_MAX => Ok(count),
+        _ => Err(Malformed("it replays more than a session may have")),
     }
 }
 

@@ -54,6 +54,8 @@ pub struct Worker {
     /// Writes that were only sent: they happen at some time, before a later fsync returns.
     sent: Vec<Unsynced>,
     resumed_in: u32,
+    /// Until when its locks are its own for certain: by its clock, and in virtual time.
+    fresh_until: (u64, Time),
     /// An fsync of a new write was answered in the last step.
     has_synced: bool,
     /// An fsync of this file is asked for when nothing is under way any more.
@@ -78,6 +80,7 @@ impl Worker {
             unsynced: Vec::new(),
             sent: Vec::new(),
             resumed_in: 0,
+            fresh_until: (0, 0),
             has_synced: false,
             to_sync: None,
             has_met_damage: false,
@@ -91,6 +94,7 @@ impl Worker {
     pub fn start(&mut self, options: &Options, defects: &Defects) {
         if self.client.is_none() {
             self.incarnation += 1;
+            self.fresh_until = (0, 0);
             let first = self.incarnation << 32;
             self.client = Some(Client::new(
                 self.node,
@@ -113,9 +117,9 @@ impl Worker {
 
     /// The machine ends; what its client had not synced may be lost.
     pub fn crash(&mut self, now: Time, lost: &mut Lost) {
-        if let Some(client) = self.client.take() {
+        if self.client.take().is_some() {
             // Nobody tells when its session ends.
-            self.lose(&client, now, Time::MAX, lost);
+            self.lose(now, Time::MAX, lost);
         }
         self.pending.clear();
         self.timer = None;
@@ -126,8 +130,16 @@ impl Worker {
         self.incarnation as u32 * 1000 + self.node
     }
 
-    fn lose(&mut self, client: &Client, now: Time, over_at: Time, lost: &mut Lost) {
-        let fresh_until = self.clock.instant(client.fresh_until()).min(now);
+    /// Changes the drift of the clock; what it showed before stays as it was.
+    pub fn set_drift(&mut self, now: Time, ppm: i32) {
+        self.clock.set_drift(now, ppm);
+        if self.fresh_until.1 > now {
+            self.fresh_until.1 = self.clock.instant(self.fresh_until.0);
+        }
+    }
+
+    fn lose(&mut self, now: Time, over_at: Time, lost: &mut Lost) {
+        let fresh_until = self.fresh_until.1.min(now);
         lost.sessions.push((self.identity(), fresh_until, over_at));
         self.sent.clear();
         for write in self.unsynced.drain(..) {
@@ -149,16 +161,20 @@ impl Worker {
         };
         self.has_synced = false;
         input(&mut client, local);
+        if client.fresh_until() != self.fresh_until.0 {
+            let until = client.fresh_until();
+            self.fresh_until = (until, self.clock.instant(until));
+        }
         while let Some(event) = client.poll_event() {
             match event {
-                Event::Done { ticket, outcome } => self.done(now, ticket, &outcome, history),
-                Event::SessionOver => self.lose(&client, now, now, lost),
+                Event::Done { ticket, outcome } => self.done(now, ticket, &outcome, history, lost),
+                Event::SessionOver => self.lose(now, now, lost),
             }
         }
         if client.resumed_in() != self.resumed_in {
             self.resumed_in = client.resumed_in();
-            // What it replayed is at all members in sync.
-            self.unsynced.clear();
+            // What it replayed is at all members in sync, or was refused.
+            self.unsynced.retain(|write| client.is_refused(write.file));
         }
         let sent = std::iter::from_fn(|| client.poll_transmit()).collect();
         let due = client.poll_timeout();
@@ -303,7 +319,42 @@ impl Worker {
         }
     }
 
-    fn done(&mut self, now: Time, ticket: Ticket, outcome: &Outcome, history: &mut History) {
+    /// An fsync is done, or says that a write before it is not: then any of them may not have happened.
+    fn synced(
+        &mut self,
+        now: Time,
+        sync: &Pending,
+        is_done: bool,
+        history: &mut History,
+        lost: &mut Lost,
+    ) {
+        let file = sync.operation.file();
+        let is_new =
+            |write: &Unsynced| Some(write.file) == file && write.completed + SYNCED_WITHIN >= now;
+        self.has_synced |= is_done && self.unsynced.iter().any(is_new);
+        let is_before =
+            |write: &mut Unsynced| Some(write.file) == file && write.completed <= sync.invoked;
+        let unsynced = self.unsynced.extract_if(.., is_before);
+        if is_done {
+            unsynced.for_each(drop);
+        } else {
+            lost.writes.extend(unsynced.map(|it| (it.ids, it.invoked)));
+        }
+        for write in self.sent.extract_if(.., is_before).filter(|_| is_done) {
+            for id in write.ids {
+                history.complete(id, Answered::Written, now);
+            }
+        }
+    }
+
+    fn done(
+        &mut self,
+        now: Time,
+        ticket: Ticket,
+        outcome: &Outcome,
+        history: &mut History,
+        lost: &mut Lost,
+    ) {
         let Some(pending) = self.pending.remove(&ticket) else {
             return;
         };
@@ -311,19 +362,8 @@ impl Worker {
         let is_read = matches!(pending.operation, Operation::Read { .. });
         self.has_met_damage |= is_read && outcome.status == Status::Refused;
         match &pending.operation {
-            Operation::Sync { file } if is_done => {
-                let is_new = |write: &Unsynced| {
-                    write.file == *file && write.completed + SYNCED_WITHIN >= now
-                };
-                self.has_synced |= self.unsynced.iter().any(is_new);
-                let is_before =
-                    |write: &Unsynced| write.file == *file && write.completed <= pending.invoked;
-                self.unsynced.retain(|write| !is_before(write));
-                for write in self.sent.extract_if(.., |write| is_before(write)) {
-                    for id in write.ids {
-                        history.complete(id, Answered::Written, now);
-                    }
-                }
+            Operation::Sync { .. } if outcome.status != Status::SessionOver => {
+                self.synced(now, &pending, is_done, history, lost);
             }
             Operation::Write { file, .. } if is_done => {
                 let write = Unsynced {

@@ -173,11 +173,7 @@ impl Member {
             };
             let is_change = parked.operation.is_change();
             let is_full = primary.is_full(window) && !unbounded;
-            let is_held = parked
-                .operation
-                .changes()
-                .is_some_and(|file| primary.held_files.contains_key(&file))
-                && !changes_named;
+            let is_held = primary.is_held(&parked.operation) && !changes_named;
             if is_change && (is_full || is_held) {
                 primary.parked.push_back(parked);
             } else {
@@ -353,6 +349,7 @@ impl Member {
             return;
         };
         primary.position = primary.position.max(position.unwrap_or(0));
+        let status = outcome.status;
         match primary.executing.remove(&ticket) {
             Some(Executing::Request { parked, is_replay }) => {
                 // One that failed has named nothing.
@@ -367,7 +364,7 @@ impl Member {
                 };
                 self.keep_answer(&parked, &answer);
                 if is_replay {
-                    self.replayed();
+                    self.note_replayed(&parked, answer.outcome.status);
                 } else {
                     self.answer(&parked, answer);
                 }
@@ -376,7 +373,14 @@ impl Member {
                 session,
                 request,
                 client,
-            }) => self.session_opened(session, request, client),
+            }) => {
+                if status == Status::Done {
+                    self.session_opened(session, request, client);
+                } else {
+                    // The image does not know it. Its client asks again.
+                    primary.sessions.by_number.remove(&session);
+                }
+            }
             Some(Executing::EndSession { session }) => {
                 if revives && let Some(state) = primary.sessions.by_number.get_mut(&session) {
                     state.locks.fill(None);

@@ -11,7 +11,7 @@ use super::sessions::Sessions;
 use super::{Member, Role};
 use crate::defects::Defect;
 use crate::map::{NodeId, Sequence, UnitMap};
-use crate::wire::{Body, Envelope, Fetch, FileId, Mode};
+use crate::wire::{Body, Envelope, Fetch, FileId, Mode, Operation};
 
 /// What the primary knows of another member.
 pub(super) struct Peer {
@@ -23,6 +23,8 @@ pub(super) struct Peer {
     is_reading: bool,
     /// It asked to follow from here.
     joins_from: Option<u64>,
+    /// The number of that question.
+    joins_since: u64,
     lease_until: u64,
     /// Nothing is acknowledged before it has it: it is in sync by the map, or by one that may come into force.
     pub is_counted: bool,
@@ -98,6 +100,20 @@ impl Primary {
         counted.map(|peer| peer.tail).fold(self.position, u64::min)
     }
 
+    /// Whether an operation has to wait, as members may still have to fetch data of the file that it changes: a record
+    /// names it, or will when what is under way is done.
+    pub fn is_held(&self, operation: &Operation) -> bool {
+        let names = |it: &Executing, file| match it {
+            Executing::Request { parked, .. } => {
+                parked.operation.names_data() && parked.operation.changes() == Some(file)
+            }
+            _ => false,
+        };
+        operation.changes().is_some_and(|file| {
+            self.held_files.contains_key(&file) || self.executing.values().any(|it| names(it, file))
+        })
+    }
+
     pub fn ticket(&mut self) -> Ticket {
         self.next_ticket += 1;
         self.next_ticket
@@ -119,6 +135,7 @@ impl Member {
             sent: None,
             is_reading: false,
             joins_from: None,
+            joins_since: 0,
             lease_until: 0,
             is_counted: in_sync.contains(node),
             counted_from: 0,
@@ -209,7 +226,7 @@ impl Member {
             Body::Join {
                 from: position,
                 version,
-            } => self.handle_join(now, from, position, version),
+            } => self.handle_join(now, envelope, position, version),
             Body::Fetch {
                 fetch,
                 offset,
@@ -280,7 +297,8 @@ impl Member {
 
     /// A member asks to follow. One that is in sync by the map that it knows has lost its way: it has to leave first. If
     /// it knew an older map, it has found its way since.
-    fn handle_join(&mut self, now: u64, from: NodeId, position: u64, version: u64) {
+    fn handle_join(&mut self, now: u64, envelope: &Envelope, position: u64, version: u64) {
+        let Envelope { from, request, .. } = *envelope;
         let in_sync = self.map.is_in_sync(from);
         let newest = self.map.version;
         let early = self.defects.has(Defect::InSyncTooEarly);
@@ -297,6 +315,11 @@ impl Member {
             return self.propose_changes(now);
         }
         peer.leave(newest);
+        if peer.is_counted {
+            // It may be in sync by the next map, and must not begin anew then.
+            return self.propose_changes(now);
+        }
+        peer.joins_since = request;
         peer.is_lost = false;
         peer.sent = None;
         if position == 0 || position > own {
@@ -315,7 +338,8 @@ impl Member {
 
     fn welcome(&mut self, to: NodeId, from: u64) {
         let position = self.primary().map_or(0, |primary| primary.position);
-        self.send(to, Body::Welcome { from, position });
+        let request = self.peer(to).map_or(0, |peer| peer.joins_since);
+        self.send_as(request, vec![to], Body::Welcome { from, position });
     }
 
     pub(super) fn completed_as_primary(&mut self, now: u64, completion: Completion) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::intent::SessionRecord;
 use crate::map::NodeId;
-use crate::wire::{FileId, Outcome};
+use crate::wire::{FileId, Outcome, Refusal, Status};
 
 /// Locks that a session may hold.
 pub const LOCKS_MAX: usize = 32;
@@ -35,6 +35,8 @@ pub(super) struct Session {
     pub heard_at: u64,
     pub slots: Vec<SlotState>,
     pub locks: Vec<Option<FileId>>,
+    /// Files to which a replay was refused. Its client is told when it has resumed.
+    pub refusals: Vec<Refusal>,
     /// It is being ended: nothing is done for it any more.
     pub is_ending: bool,
 }
@@ -47,6 +49,7 @@ impl Session {
             heard_at: now,
             slots: vec![SlotState::default(); usize::from(slots)],
             locks: vec![None; LOCKS_MAX],
+            refusals: Vec::new(),
             is_ending: false,
         }
     }
@@ -68,6 +71,14 @@ impl Session {
             *lock = *known;
         }
         session
+    }
+
+    /// A replay has ended so.
+    pub fn note_replayed(&mut self, file: Option<FileId>, status: Status) {
+        let is_known = |file| self.refusals.iter().any(|it| it.file == file);
+        if let Some(file) = file.filter(|file| status != Status::Done && !is_known(*file)) {
+            self.refusals.push(Refusal { file, status });
+        }
     }
 }
 

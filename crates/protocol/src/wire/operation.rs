@@ -133,6 +133,11 @@ impl Operation {
         }
     }
 
+    /// Whether its record only names its data.
+    pub fn names_data(&self) -> bool {
+        self.data_length() as u64 > RECORD_DATA_MAX
+    }
+
     /// What its record takes, at most, in bytes.
     pub(crate) fn record_max(&self) -> u64 {
         /// All but data: header, names, edits, the answer.
@@ -334,6 +339,10 @@ impl Status {
         ];
         all.into_iter().find(|status| *status as u8 == byte)
     }
+
+    fn read(from: &mut Reader<'_>) -> Result<Status, Malformed> {
+        Status::from_byte(from.u8()?).ok_or(Malformed("its outcome is unknown"))
+    }
 }
 
 /// What came out of an operation.
@@ -363,9 +372,8 @@ impl Outcome {
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Outcome, Malformed> {
-        let status = Status::from_byte(from.u8()?).ok_or(Malformed("its outcome is unknown"))?;
         Ok(Outcome {
-            status,
+            status: Status::read(from)?,
             file: FileId::read(from)?,
             data: from.counted(DATA_MAX)?.to_vec(),
         })
@@ -383,6 +391,29 @@ pub struct Replay {
     pub request: u64,
     /// What to do.
     pub operation: Operation,
+}
+
+/// A write whose user believes that it is done, and that cannot be carried out any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The file.
+    pub file: FileId,
+    /// Why.
+    pub status: Status,
+}
+
+impl Refusal {
+    pub(super) fn write(&self, to: &mut Writer) {
+        self.file.write(to);
+        to.u8(self.status as u8);
+    }
+
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Refusal, Malformed> {
+        Ok(Refusal {
+            file: FileId::read(from)?,
+            status: Status::read(from)?,
+        })
+    }
 }
 
 impl Replay {

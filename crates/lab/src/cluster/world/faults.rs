@@ -114,7 +114,7 @@ impl World {
 
     fn drift(&mut self, now: Time, node: u32, ppm: i32) {
         match node.checked_sub(FIRST_CLIENT) {
-            Some(client) => self.workers[client as usize].clock.set_drift(now, ppm),
+            Some(client) => self.workers[client as usize].set_drift(now, ppm),
             None => self.machines[node as usize].clock.set_drift(now, ppm),
         }
     }
