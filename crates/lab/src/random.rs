@@ -484,6 +484,7 @@ impl Generator {
             exclusive: create && random.one_in(5),
             truncate: random.one_in(5),
             no_follow: random.one_in(5),
+            no_access_time: false,
             directory: false,
             append: false,
         };

@@ -1,0 +1,118 @@
+//! `docs/SEMANTICS.md` on pools that are full or damaged, re-enacted.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use client::{FileSystem, Geometry, OpenFlags, Options, Region, RenameMode, SetAttributes, Store};
+use common::{contents, errno, file_system, make_file};
+
+const CREATE: OpenFlags = OpenFlags {
+    create: true,
+    ..OpenFlags::READ_WRITE
+};
+
+fn open(region: Region) -> FileSystem {
+    FileSystem::open_region(region, Options::default()).expect("the pool opens")
+}
+
+/// Fills the pool with one file, whose name is `filler`.
+fn fill(fs: &FileSystem) {
+    let file = fs.open("filler", CREATE, 0o644).unwrap();
+    for length in [1 << 18, 8192, 4096] {
+        let data = vec![9; length];
+        let error = loop {
+            if let Err(error) = file.write(&data) {
+                break error;
+            }
+        };
+        assert_eq!(error.errno(), libc::ENOSPC);
+    }
+}
+
+#[test]
+fn a_full_pool_can_be_emptied() {
+    let fs = file_system();
+    fs.make_directory("d", 0o755).unwrap();
+    make_file(&fs, "small", b"small");
+    make_file(&fs, "cut", &[1; 100_000]);
+    fill(&fs);
+    assert_eq!(fs.statistics().blocks_available, 0);
+    fs.rename_path("small", "d/small", RenameMode::Replace)
+        .unwrap();
+    let change = SetAttributes {
+        size: Some(5000),
+        ..SetAttributes::default()
+    };
+    fs.set_attributes_path("cut", &change).unwrap();
+    fs.remove_file("filler").unwrap();
+    make_file(&fs, "again", &[2; 1_000_000]);
+}
+
+#[test]
+fn a_full_pool_can_be_overwritten() {
+    let fs = file_system();
+    make_file(&fs, "file", &[1; 100_000]);
+    fill(&fs);
+    let file = fs.open("file", OpenFlags::WRITE, 0).unwrap();
+    assert_eq!(file.write_at(&[2; 8192], 4096).unwrap(), 8192);
+    assert_eq!(file.write_at(&[2; 100], 50_000).unwrap(), 100);
+    // Longer ones need new blocks for as long as the old ones are there: 8 KiB are done, in place.
+    assert_eq!(file.write_at(&[3; 65_536], 0).unwrap(), 8192);
+    assert_eq!(contents(&fs, "file")[8190..8194], [3, 3, 2, 2]);
+    assert_eq!(errno(file.write_at(&[2; 65_536], 200_000)), libc::ENOSPC);
+}
+
+/// A pool of two files, in the first of which one byte of the second block was damaged while it was closed.
+fn damaged() -> FileSystem {
+    let length = 16 << 20;
+    let region = Region::memory(length, false).unwrap();
+    Store::format(&region, &Geometry::for_length(length)).unwrap();
+    let fs = open(region.clone());
+    for path in ["file", "other"] {
+        make_file(&fs, path, &[7; 40_960]);
+    }
+    let file = fs.open("file", OpenFlags::WRITE, 0).unwrap();
+    let mark: Vec<u8> = (0..4096u32).map(|index| (index * 7 % 253) as u8).collect();
+    file.write_at(&mark, 4096).unwrap();
+    drop(file);
+    fs.close().unwrap();
+    drop(fs);
+    let mut bytes = vec![0; length as usize];
+    region.read(0, &mut bytes);
+    // The ring holds a copy of the block too.
+    let places: Vec<usize> = (0..bytes.len())
+        .step_by(64)
+        .filter(|at| bytes[*at..].starts_with(&mark))
+        .collect();
+    assert!(!places.is_empty());
+    for place in places {
+        region.write(place as u64 + 100, &[255]);
+    }
+    open(region)
+}
+
+#[test]
+fn only_what_is_damaged_fails() {
+    let fs = damaged();
+    let file = fs.open("file", OpenFlags::READ, 0).unwrap();
+    let mut block = [0; 4096];
+    assert_eq!(errno(file.read_at(&mut block, 4096)), libc::EIO);
+    assert_eq!(errno(file.read_at(&mut block[..10], 5000)), libc::EIO);
+    assert_eq!(errno(file.read_at(&mut [0; 40_960], 0)), libc::EIO);
+    assert_eq!(file.read_at(&mut block, 0).unwrap(), 4096);
+    assert_eq!(file.read_at(&mut [0; 32_768], 8192).unwrap(), 32_768);
+    assert_eq!(contents(&fs, "other"), [7; 40_960]);
+    make_file(&fs, "new", b"new");
+}
+
+#[test]
+fn only_whole_writes_heal() {
+    let fs = damaged();
+    let file = fs.open("file", OpenFlags::READ_WRITE, 0).unwrap();
+    let mut block = [0; 4096];
+    file.write_at(&[1; 1000], 4196).unwrap();
+    assert_eq!(errno(file.read_at(&mut block, 4096)), libc::EIO);
+    file.write_at(&[1; 4096], 4096).unwrap();
+    assert_eq!(file.read_at(&mut block, 4096).unwrap(), 4096);
+    assert_eq!(block, [1; 4096]);
+}
