@@ -1,11 +1,17 @@
 //! A client of a unit: a session, requests under way, and what may have to be replayed.
 
+mod active;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::defects::{Defect, Defects};
 use crate::map::{NodeId, Sequence, UnitMap};
-use crate::wire::{Acknowledge, Body, Envelope, Message, Operation, Outcome, Replay, Status};
+use crate::wire::{
+    Acknowledge, Body, Envelope, FileId, Message, Operation, Outcome, Replay, Status,
+};
 use crate::{Options, Transmit};
+use active::Active;
+pub use active::{Transfer, TransferKind, TransferOutcome};
 
 /// Names what was asked for.
 pub type Ticket = u64;
@@ -64,6 +70,7 @@ pub struct Client {
     slots: Vec<(u64, Option<Pending>)>,
     reads: BTreeMap<u64, Pending>,
     unconfirmed: Vec<Replay>,
+    active: Active,
     next_number: u64,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
@@ -87,6 +94,7 @@ impl Client {
             slots: Vec::new(),
             reads: BTreeMap::new(),
             unconfirmed: Vec::new(),
+            active: Active::default(),
             next_number: first_number,
             transmits: VecDeque::new(),
             events: VecDeque::new(),
@@ -128,6 +136,7 @@ impl Client {
         let is_new_primary = map.epoch != self.map.epoch;
         self.map = map;
         if is_new_primary {
+            self.epoch_changed();
             self.is_resumed = self.session().is_none();
             self.resume_sent_at = 0;
             if let Session::Opening { sent_at } = &mut self.session {
@@ -171,11 +180,15 @@ impl Client {
                 confirmed,
             } => {
                 let sequence = Sequence::new(epoch, position);
-                self.replied(slot, request, outcome, sequence, confirmed);
+                self.replied(now, slot, request, outcome, sequence, confirmed);
                 self.drop_confirmed(epoch, confirmed);
             }
-            Body::Alive { confirmed } => {
+            Body::Alive {
+                confirmed,
+                valid_ns,
+            } => {
                 self.drop_confirmed(epoch, confirmed);
+                self.extend_validity(now, request, valid_ns);
                 let spare = self.options.session_ns * self.options.drift_permille / 1000;
                 let until = (request + self.options.session_ns).saturating_sub(spare);
                 self.fresh_until = self.fresh_until.max(until);
@@ -186,6 +199,7 @@ impl Client {
                 // Whatever was replayed is at all members in sync; nothing was sent since.
                 self.unconfirmed.clear();
             }
+            Body::Key { member, key } => self.handle_key(member, key),
             Body::Expired => self.session_over(),
             _ => {}
         }
@@ -214,7 +228,11 @@ impl Client {
             Session::Opening { sent_at } => Some(sent_at + retry),
             Session::None => None,
         };
-        resend.into_iter().chain(session).min()
+        resend
+            .into_iter()
+            .chain(session)
+            .chain(self.active_timeout())
+            .min()
     }
 
     /// The next message to send.
@@ -248,7 +266,7 @@ impl Client {
         }
         let retry = self.options.retry_ns;
         match self.session {
-            Session::None if self.queue.is_empty() => {}
+            Session::None if self.queue.is_empty() && self.active.is_idle() => {}
             Session::None => self.open_session(now),
             Session::Opening { sent_at } if now >= sent_at + retry => self.open_session(now),
             Session::Opening { .. } => {}
@@ -260,6 +278,7 @@ impl Client {
                 }
             }
             Session::Open { number } => {
+                self.advance_active(now);
                 self.keep_alive(now, number);
                 self.begin_queued();
                 self.send_pending(now, number);
@@ -288,7 +307,8 @@ impl Client {
         if now < self.keep_alive_at {
             return;
         }
-        let pause = if self.unconfirmed.is_empty() {
+        let relies = !self.unconfirmed.is_empty() || self.active.relies_on_primary();
+        let pause = if !relies {
             self.options.session_ns / 4
         } else {
             self.options.heartbeat_ns
@@ -304,10 +324,7 @@ impl Client {
             let is_full = is_change && self.unconfirmed.len() >= UNCONFIRMED_MAX;
             let free = self.slots.iter().position(|(_, pending)| pending.is_none());
             // Its user believes that a write is done which may still be on its way: nothing on that file overtakes it.
-            let file = operation.file();
-            let under_way = self.slots.iter().filter_map(|(_, it)| it.as_ref());
-            let mut told = under_way.filter(|it| it.is_told);
-            let is_behind = file.is_some() && told.any(|it| it.operation.file() == file);
+            let is_behind = operation.file().is_some_and(|file| self.is_behind(file));
             if is_full || is_behind || is_change && free.is_none() {
                 return;
             }
@@ -334,6 +351,12 @@ impl Client {
                 }
             }
         }
+    }
+
+    fn is_behind(&self, file: FileId) -> bool {
+        let under_way = self.slots.iter().filter_map(|(_, it)| it.as_ref());
+        let mut told = under_way.filter(|it| it.is_told);
+        told.any(|it| it.operation.file() == Some(file))
     }
 
     fn send_pending(&mut self, now: u64, session: u64) {
@@ -370,6 +393,7 @@ impl Client {
 
     fn replied(
         &mut self,
+        now: u64,
         slot: u16,
         request: u64,
         outcome: Outcome,
@@ -393,14 +417,11 @@ impl Client {
                 sequence,
                 slot,
                 request,
-                operation: pending.operation,
+                operation: self.replayed_as(&pending),
             });
         }
         if !pending.is_told {
-            self.events.push_back(Event::Done {
-                ticket: pending.ticket,
-                outcome,
-            });
+            self.tell(now, pending.ticket, outcome);
         }
     }
 
@@ -413,12 +434,13 @@ impl Client {
     fn session_over(&mut self) {
         self.session = Session::None;
         self.unconfirmed.clear();
+        let told = self.end_active();
         self.events.push_back(Event::SessionOver);
         let slots = std::mem::take(&mut self.slots);
         let changes = slots.into_iter().filter_map(|(_, pending)| pending);
         let reads = std::mem::take(&mut self.reads);
         for pending in changes.chain(reads.into_values()) {
-            if !pending.is_told {
+            if !pending.is_told && !told.contains(&pending.ticket) {
                 self.events.push_back(Event::Done {
                     ticket: pending.ticket,
                     outcome: Outcome::of(Status::SessionOver),

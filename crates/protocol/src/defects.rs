@@ -57,6 +57,22 @@ pub enum Defect {
     ForgetPromiseAtRestart,
     /// The primary goes on when a member asks for records that it has not.
     WindowUnbounded,
+    /// Blocks become a part of a file though they may hold something else.
+    CommitWithoutCheck,
+    /// A client commits though a write may still be on its way.
+    CommitBeforeCompletion,
+    /// The blocks of an ended session are freed before its keys are closed.
+    ForgetQuarantine,
+    /// Members say that a key is closed, and leave it open.
+    KeepKeys,
+    /// Data is believed to be current without a look at the version.
+    IgnoreVersion,
+    /// Data is believed to be right without a look at the checksums.
+    IgnoreChecksums,
+    /// Layouts show what the other members do not have yet.
+    LayoutBeforeTails,
+    /// Layouts are relied on though there may be another primary.
+    IgnoreValidity,
 }
 
 /// The rules that are broken. Without the feature `defects` none can be.

@@ -16,15 +16,15 @@ pub mod map;
 pub mod member;
 pub mod wire;
 
-pub use client::Client;
+pub use client::{Client, Transfer, TransferKind, TransferOutcome};
 pub use defects::{Defect, Defects};
 pub use map::{EpochStart, NodeId, Sequence, UnitMap};
 pub use member::Member;
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 
-/// CRC32C.
-fn checksum(bytes: &[u8]) -> u32 {
+/// CRC32C, of messages and of blocks of data.
+pub fn checksum(bytes: &[u8]) -> u32 {
     crc_fast::checksum(Crc32Iscsi, bytes) as u32
 }
 

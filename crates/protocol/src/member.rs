@@ -4,10 +4,12 @@
 //! - `join`: coming back after having been away;
 //! - `elect`: who is next;
 //! - `serve`: the primary's view of the others, leases, shipping of records;
-//! - `requests`, `sessions`, `replay`: what clients ask of the primary.
+//! - `requests`, `sessions`, `replay`: what clients ask of the primary;
+//! - `grants`: keys for clients that reach into the members' memories, and their end.
 
 mod elect;
 mod follow;
+mod grants;
 mod intent;
 mod join;
 mod replay;
@@ -195,7 +197,14 @@ impl Member {
                 }
                 self.handle_map(now, map);
             }
-            Completion::Opened { tail, sessions } => self.opened(now, tail, sessions),
+            Completion::Opened {
+                tail,
+                sessions,
+                grants,
+            } => self.opened(now, tail, sessions, &grants),
+            Completion::KeyOpened { .. } | Completion::KeyClosed { .. } => {
+                self.key_completed(now, &completion);
+            }
             Completion::Following { tail, history } => {
                 self.tail = tail;
                 self.history = history;

@@ -9,6 +9,7 @@
 //! Little-endian. `crc` is the CRC32C of all that follows it; of [`Body::Records`] it covers the header only, since their
 //! body has checksums of its own that allow repair ([`crate::halves`]). Lengths are bounded, and nothing may follow.
 
+pub mod active;
 mod bytes;
 mod operation;
 
@@ -146,6 +147,28 @@ pub enum Body {
         /// Whether all of its records are the unit's.
         is_sound: bool,
     },
+    /// From the primary: let the session's client reach into this member's memory.
+    OpenKey {
+        /// The session.
+        session: u64,
+    },
+    /// Answer to it.
+    KeyOpened {
+        /// The session.
+        session: u64,
+        /// No two keys are the same, of no two processes either.
+        key: u64,
+    },
+    /// From the primary: the session is over, nothing may land with a key of it any more.
+    CloseKey {
+        /// The session.
+        session: u64,
+    },
+    /// Answer to it: nothing will.
+    KeyClosed {
+        /// The session.
+        session: u64,
+    },
     /// A client asks for a session. `request` is a number it never used before.
     OpenSession,
     /// The session, in the envelope, and how many requests it may have under way.
@@ -159,6 +182,8 @@ pub enum Body {
     Alive {
         /// All members in sync have the records below.
         confirmed: u64,
+        /// For this long after the question was sent, by any clock, there is no other primary.
+        valid_ns: u64,
     },
     /// There is no such session (any more).
     Expired,
@@ -189,6 +214,15 @@ pub enum Body {
     },
     /// All replays of the session were carried out and all members in sync have them.
     Resumed,
+    /// A client asks for the keys to the members' memories.
+    OpenKeys,
+    /// The key to one of them.
+    Key {
+        /// The member.
+        member: NodeId,
+        /// Its key for this session.
+        key: u64,
+    },
 }
 
 /// A message, whole.
@@ -214,6 +248,10 @@ impl Body {
             Body::Welcome { .. } => 9,
             Body::Candidate { .. } => 10,
             Body::Support { .. } => 11,
+            Body::OpenKey { .. } => 12,
+            Body::KeyOpened { .. } => 13,
+            Body::CloseKey { .. } => 14,
+            Body::KeyClosed { .. } => 15,
             Body::OpenSession => 32,
             Body::SessionOpened { .. } => 33,
             Body::KeepAlive => 34,
@@ -223,6 +261,8 @@ impl Body {
             Body::Reply { .. } => 38,
             Body::Resume { .. } => 39,
             Body::Resumed => 40,
+            Body::OpenKeys => 41,
+            Body::Key { .. } => 42,
         }
     }
 
@@ -282,6 +322,15 @@ impl Body {
                 write_sequence(to, *tail);
                 to.u8((*is_sound).into());
             }
+            Body::OpenKey { session }
+            | Body::CloseKey { session }
+            | Body::KeyClosed { session } => {
+                to.u64(*session);
+            }
+            Body::KeyOpened { session, key } => {
+                to.u64(*session);
+                to.u64(*key);
+            }
             _ => self.write_of_client(to),
         }
     }
@@ -289,7 +338,17 @@ impl Body {
     fn write_of_client(&self, to: &mut Writer) {
         match self {
             Body::SessionOpened { slots } => to.u16(*slots),
-            Body::Alive { confirmed } => to.u64(*confirmed),
+            Body::Alive {
+                confirmed,
+                valid_ns,
+            } => {
+                to.u64(*confirmed);
+                to.u64(*valid_ns);
+            }
+            Body::Key { member, key } => {
+                to.u32(*member);
+                to.u64(*key);
+            }
             Body::Request {
                 slot,
                 acknowledge,
@@ -358,6 +417,19 @@ impl Body {
                 tail: read_sequence(from)?,
                 is_sound: from.flag()?,
             },
+            12 => Body::OpenKey {
+                session: from.u64()?,
+            },
+            13 => Body::KeyOpened {
+                session: from.u64()?,
+                key: from.u64()?,
+            },
+            14 => Body::CloseKey {
+                session: from.u64()?,
+            },
+            15 => Body::KeyClosed {
+                session: from.u64()?,
+            },
             _ => Body::read_of_client(kind, from)?,
         })
     }
@@ -369,6 +441,7 @@ impl Body {
             34 => Body::KeepAlive,
             35 => Body::Alive {
                 confirmed: from.u64()?,
+                valid_ns: from.u64()?,
             },
             36 => Body::Expired,
             37 => Body::Request {
@@ -391,6 +464,11 @@ impl Body {
                 Body::Resume { replays: replays? }
             }
             40 => Body::Resumed,
+            41 => Body::OpenKeys,
+            42 => Body::Key {
+                member: from.u32()?,
+                key: from.u64()?,
+            },
             _ => return Err(Malformed("its kind is unknown")),
         })
     }

@@ -125,7 +125,7 @@ impl Member {
                 bytes,
             } => self.handle_range(now, fetch, offset, position, bytes),
             Body::Welcome { from, position } => self.handle_welcome(now, from, position),
-            _ => {}
+            body => self.handle_key(&body),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::grants::Quarantines;
 use super::intent::{Completion, Intent, SessionRecord, Ticket};
 use super::replay::Replaying;
 use super::requests::{Executing, Parked, Waiting};
@@ -50,6 +51,7 @@ pub(super) struct Primary {
     pub held_files: BTreeMap<FileId, u64>,
     pub next_ticket: Ticket,
     pub next_session: u32,
+    pub quarantines: Quarantines,
     pub is_proposing: bool,
     proposed_at: u64,
     heartbeat_at: u64,
@@ -62,6 +64,13 @@ impl Primary {
     pub fn has_leases(&self, now: u64) -> bool {
         let mut counted = self.peers.values().filter(|peer| peer.is_counted);
         self.serves_without_lease || counted.all(|peer| peer.lease_until > now)
+    }
+
+    /// For how long after `now` nobody else can be primary, by this member's clock.
+    pub fn valid_ns(&self, now: u64) -> u64 {
+        let counted = self.peers.values().filter(|peer| peer.is_counted);
+        let until = counted.map(|peer| peer.lease_until).min();
+        until.map_or(u64::MAX, |until| until.saturating_sub(now))
     }
 
     /// Whether requests are served now.
@@ -88,7 +97,13 @@ impl Member {
         }
     }
 
-    pub(super) fn opened(&mut self, now: u64, tail: Sequence, sessions: Vec<SessionRecord>) {
+    pub(super) fn opened(
+        &mut self,
+        now: u64,
+        tail: Sequence,
+        sessions: Vec<SessionRecord>,
+        grants: &[(u64, u32)],
+    ) {
         let in_sync = &self.map.in_sync;
         let peer = |node: &NodeId| Peer {
             tail: 0,
@@ -119,6 +134,7 @@ impl Member {
             held_files: BTreeMap::new(),
             next_ticket: 0,
             next_session: 0,
+            quarantines: Quarantines::default(),
             is_proposing: false,
             proposed_at: now,
             heartbeat_at: now,
@@ -127,6 +143,9 @@ impl Member {
         };
         self.role = Role::Serving(Box::new(primary));
         self.restore_sessions(now, &sessions);
+        for (session, index) in grants {
+            self.begin_quarantine(*session, *index);
+        }
         self.serve_on_time(now);
     }
 
@@ -175,6 +194,8 @@ impl Member {
                 }
             }
             Body::Join { from: position } => self.handle_join(now, from, position),
+            Body::KeyOpened { session, key } => self.key_opened(from, session, key),
+            Body::KeyClosed { session } => self.key_closed(now, from, session),
             Body::Fetch {
                 fetch,
                 offset,
@@ -393,6 +414,7 @@ impl Member {
             primary.next_tick = primary.heartbeat_at;
         }
         self.expire_sessions(now);
+        self.free_grants(now);
         self.confirm(now);
         self.propose_changes(now);
         self.ship(now);

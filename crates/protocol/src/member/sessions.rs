@@ -35,6 +35,8 @@ pub(super) struct Session {
     pub heard_at: u64,
     pub slots: Vec<SlotState>,
     pub locks: Vec<Option<FileId>>,
+    /// It may have blocks in its grant.
+    pub has_grant: bool,
     /// It is being ended: nothing is done for it any more.
     pub is_ending: bool,
 }
@@ -47,6 +49,7 @@ impl Session {
             heard_at: now,
             slots: vec![SlotState::default(); usize::from(slots)],
             locks: vec![None; LOCKS_MAX],
+            has_grant: false,
             is_ending: false,
         }
     }
@@ -64,6 +67,7 @@ impl Session {
                 }),
             };
         }
+        session.has_grant = record.has_grant;
         for (lock, known) in session.locks.iter_mut().zip(&record.locks) {
             *lock = *known;
         }
@@ -78,10 +82,10 @@ pub(super) struct Sessions {
 }
 
 impl Sessions {
-    /// A place in the table that no session has.
-    pub fn free_index(&self, most: u32) -> Option<u32> {
+    /// A place in the table that no session has, and none that is over has left blocks at.
+    pub fn free_index(&self, most: u32, is_left: impl Fn(u32) -> bool) -> Option<u32> {
         let is_taken = |index| self.by_number.values().any(|it| it.index == index);
-        (0..most).find(|index| !is_taken(*index))
+        (0..most).find(|index| !is_taken(*index) && !is_left(*index))
     }
 
     /// Who has a file's lock, and where among its locks.

@@ -1,0 +1,145 @@
+//! One-sided transfers under way.
+
+use super::{Client, Run, Ticket};
+use crate::defects::Defect;
+use crate::map::NodeId;
+
+/// A write that is not answered is sent so often; it lands once at most.
+const TRIES: u32 = 4;
+
+/// Bytes into or out of a member's memory, without its doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// Whose memory.
+    pub to: NodeId,
+    /// The key to it, which is looked at when the transfer arrives.
+    pub key: u64,
+    /// Names the transfer. The transport lets one that comes again with its number and key land once only.
+    pub wr_id: u64,
+    /// Where in the image.
+    pub offset: u64,
+    /// Which way, and what.
+    pub kind: TransferKind,
+}
+
+/// Which way a transfer goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TransferKind {
+    /// These bytes go into the memory.
+    Write(Vec<u8>),
+    /// So many bytes come out of it.
+    Read(u32),
+}
+
+/// How a transfer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TransferOutcome {
+    /// The bytes are in the memory.
+    Written,
+    /// The bytes that were there.
+    Read(Vec<u8>),
+    /// The key is not good there (any more): nothing was, or will be, done.
+    Refused,
+}
+
+pub(in crate::client) struct UnderWay {
+    pub run: Ticket,
+    pub transfer: Transfer,
+    sent_at: u64,
+    tries: u32,
+}
+
+impl Client {
+    /// A transfer has ended.
+    pub fn handle_transfer(&mut self, now: u64, wr_id: u64, outcome: TransferOutcome) {
+        let Some(UnderWay { run, transfer, .. }) = self.active.transfers.remove(&wr_id) else {
+            return;
+        };
+        if outcome == TransferOutcome::Refused
+            && self.active.keys.get(&transfer.to) == Some(&transfer.key)
+        {
+            self.active.keys.remove(&transfer.to);
+        }
+        match self.active.runs.get(&run) {
+            Some(Run::Write(_)) => {
+                let is_there = outcome == TransferOutcome::Written;
+                self.written(run, transfer.to, is_there);
+            }
+            Some(Run::Read(_)) => self.arrived(now, run, wr_id, outcome),
+            _ => {}
+        }
+        self.advance(now);
+    }
+
+    pub(super) fn start(
+        &mut self,
+        now: u64,
+        run: Ticket,
+        to: NodeId,
+        offset: u64,
+        kind: TransferKind,
+    ) -> u64 {
+        self.next_number += 1;
+        let wr_id = self.next_number;
+        let key = self.active.keys.get(&to).copied().unwrap_or_default();
+        let transfer = Transfer {
+            to,
+            key,
+            wr_id,
+            offset,
+            kind,
+        };
+        self.active.out.push_back(transfer.clone());
+        let under_way = UnderWay {
+            run,
+            transfer,
+            sent_at: now,
+            tries: 1,
+        };
+        self.active.transfers.insert(wr_id, under_way);
+        wr_id
+    }
+
+    /// How many reads of this client are under way at a member.
+    pub(super) fn reads_at(&self, node: NodeId) -> usize {
+        let transfers = self.active.transfers.values();
+        let is_read = |it: &Transfer| matches!(it.kind, TransferKind::Read(_)) && it.to == node;
+        transfers.filter(|it| is_read(&it.transfer)).count()
+    }
+
+    /// Forgets the transfers of a run; what comes of them is of no interest.
+    pub(super) fn drop_transfers(&mut self, run: Ticket) {
+        self.active.transfers.retain(|_, it| it.run != run);
+    }
+
+    /// Sends again what was not answered.
+    pub(super) fn send_again(&mut self, now: u64) {
+        let retry = self.options.retry_ns;
+        let is_late = |it: &UnderWay| now >= it.sent_at + retry;
+        let transfers = self.active.transfers.iter();
+        let late: Vec<u64> = transfers
+            .filter(|(_, it)| is_late(it))
+            .map(|(wr_id, _)| *wr_id)
+            .collect();
+        for wr_id in late {
+            let Some(it) = self.active.transfers.get_mut(&wr_id) else {
+                continue;
+            };
+            let (run, to) = (it.run, it.transfer.to);
+            if matches!(it.transfer.kind, TransferKind::Read(_)) {
+                self.read_failed(run);
+            } else if it.tries < TRIES {
+                it.tries += 1;
+                it.sent_at = now;
+                self.active.out.push_back(it.transfer.clone());
+            } else {
+                self.active.transfers.remove(&wr_id);
+                let believes = self.defects.has(Defect::CommitBeforeCompletion);
+                if let Some(Run::Write(writing)) = self.active.runs.get_mut(&run) {
+                    writing.may_land_late |= !believes;
+                }
+                self.written(run, to, to != self.map.primary);
+            }
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Writing into granted blocks, and committing them.
+
+use super::transfer::TransferKind;
+use super::{BLOCK, Extent, Layout};
+use super::{Client, Run, Ticket};
+use crate::checksum;
+use crate::map::NodeId;
+use crate::wire::active::GRANT_MAX;
+use crate::wire::{Acknowledge, FileId, Operation, Outcome, Status};
+
+/// Blocks that are asked for at once, at least.
+const GRANT_LEAST: u32 = 4;
+
+/// A write on its way.
+pub(in crate::client) struct Writing {
+    file: FileId,
+    offset: u64,
+    data: Vec<u8>,
+    acknowledge: Acknowledge,
+    since: u64,
+    /// The blocks that it fills, once it has begun: number in the grant, and place in the image.
+    blocks: Vec<(u64, u64)>,
+    /// Transfers under way.
+    left: usize,
+    /// The primary does not have all of it.
+    is_missing: bool,
+    /// A transfer was not answered: it may be on its way still, and land whenever it likes. The blocks must not become a
+    /// part of a file, nor be filled with other data, before the key is closed.
+    pub may_land_late: bool,
+}
+
+impl Writing {
+    pub fn new(
+        now: u64,
+        file: FileId,
+        offset: u64,
+        data: Vec<u8>,
+        acknowledge: Acknowledge,
+    ) -> Writing {
+        Writing {
+            file,
+            offset,
+            data,
+            acknowledge,
+            since: now,
+            blocks: Vec::new(),
+            left: 0,
+            is_missing: false,
+            may_land_late: false,
+        }
+    }
+
+    /// The same as an ordinary write.
+    pub fn by_message(&self) -> Operation {
+        Operation::Write {
+            file: self.file,
+            offset: self.offset,
+            data: self.data.clone(),
+        }
+    }
+
+    fn commit(&self) -> Operation {
+        let blocks = self.data.chunks(BLOCK as usize);
+        Operation::Commit {
+            file: self.file,
+            offset: self.offset,
+            grant_block: self.blocks.first().map_or(0, |(number, _)| *number),
+            checksums: blocks.map(checksum).collect(),
+            size: self.offset + self.data.len() as u64,
+        }
+    }
+
+    /// What goes where: one piece for each run of blocks that follow one another in the image.
+    fn pieces(&self) -> Vec<(u64, Vec<u8>)> {
+        let mut pieces: Vec<(u64, Vec<u8>)> = Vec::new();
+        for ((_, at), block) in self.blocks.iter().zip(self.data.chunks(BLOCK as usize)) {
+            match pieces.last_mut() {
+                Some((start, bytes)) if *start + bytes.len() as u64 == *at => bytes.extend(block),
+                _ => pieces.push((*at, block.to_vec())),
+            }
+        }
+        pieces
+    }
+}
+
+impl Client {
+    fn writing(&mut self, ticket: Ticket) -> Option<&mut Writing> {
+        match self.active.runs.get_mut(&ticket) {
+            Some(Run::Write(writing)) => Some(writing),
+            _ => None,
+        }
+    }
+
+    /// Begins a write if there are keys and blocks for it.
+    pub(super) fn begin_write(&mut self, now: u64, ticket: Ticket) {
+        let Some(writing) = self.writing(ticket) else {
+            return;
+        };
+        if !writing.blocks.is_empty() {
+            return;
+        }
+        let (since, count) = (writing.since, writing.data.len() as u64 / BLOCK);
+        if self.is_impatient(now, since) || count > u64::from(GRANT_MAX) {
+            return self.write_by_message(ticket);
+        }
+        let members = self.map.in_sync.clone();
+        if !self.has_keys(now, &members) {
+            return;
+        }
+        let Some(blocks) = self.take_blocks(count) else {
+            return self.ask_for_grant(count as u32);
+        };
+        let Some(writing) = self.writing(ticket) else {
+            return;
+        };
+        writing.blocks = blocks;
+        let pieces = writing.pieces();
+        writing.left = pieces.len() * members.len();
+        for member in members {
+            for (offset, bytes) in &pieces {
+                let kind = TransferKind::Write(bytes.clone());
+                self.start(now, ticket, member, *offset, kind);
+            }
+        }
+    }
+
+    /// Blocks of the grant that follow one another.
+    fn take_blocks(&mut self, count: u64) -> Option<Vec<(u64, u64)>> {
+        let free = &mut self.active.free;
+        let is_run = |first: &u64| (*first..*first + count).all(|it| free.contains_key(&it));
+        let first = free.keys().copied().find(is_run)?;
+        let taken = (first..first + count).map(|it| Some((it, free.remove(&it)?)));
+        taken.collect()
+    }
+
+    fn ask_for_grant(&mut self, count: u32) {
+        if self.active.granting.is_none() {
+            self.next_number += 1;
+            let blocks = count.max(GRANT_LEAST);
+            let request = Operation::Grant { blocks };
+            self.active.granting = Some(self.next_number);
+            self.queue
+                .push_back((self.next_number, request, Acknowledge::All));
+        }
+    }
+
+    /// An answer lists all of the grant. What is new in it may be filled.
+    pub(super) fn granted(&mut self, _now: u64, outcome: &Outcome) {
+        let grant = Layout::decode(&outcome.data);
+        if outcome.status != Status::Done || grant.is_err() {
+            let runs = self.active.runs.iter();
+            let waits = |run: &Run| matches!(run, Run::Write(it) if it.blocks.is_empty());
+            let waiting: Vec<_> = runs
+                .filter(|(_, run)| waits(run))
+                .map(|(ticket, _)| *ticket)
+                .collect();
+            for ticket in waiting {
+                self.write_by_message(ticket);
+            }
+            return;
+        }
+        let listed = self.active.listed;
+        for extent in grant.iter().flat_map(|grant| &grant.extents) {
+            for (number, at) in blocks_of(extent).filter(|(number, _)| *number >= listed) {
+                self.active.free.insert(number, at);
+                self.active.listed = self.active.listed.max(number + 1);
+            }
+        }
+    }
+
+    /// A transfer has ended: the data is there, or it is certain that it is not and will not be.
+    pub(super) fn written(&mut self, ticket: Ticket, member: NodeId, is_there: bool) {
+        let primary = self.map.primary;
+        let Some(writing) = self.writing(ticket) else {
+            return;
+        };
+        writing.left -= 1;
+        // The other members fetch from the primary what they do not have.
+        writing.is_missing |= !is_there && member == primary;
+        if writing.left > 0 {
+            return;
+        }
+        if writing.may_land_late {
+            self.write_by_message(ticket);
+        } else if writing.is_missing {
+            self.give_back(ticket);
+            self.write_by_message(ticket);
+        } else {
+            let (commit, acknowledge) = (writing.commit(), writing.acknowledge);
+            self.request(ticket, commit, acknowledge);
+        }
+    }
+
+    /// A commit was answered.
+    pub(super) fn committed(&mut self, _now: u64, ticket: Ticket, outcome: Outcome) {
+        if outcome.status == Status::Again {
+            self.give_back(ticket);
+            self.write_by_message(ticket);
+        } else {
+            self.finish(ticket, outcome);
+        }
+    }
+
+    /// The blocks may be filled again.
+    fn give_back(&mut self, ticket: Ticket) {
+        if let Some(writing) = self.writing(ticket) {
+            let blocks = std::mem::take(&mut writing.blocks);
+            self.active.free.extend(blocks);
+        }
+    }
+
+    fn write_by_message(&mut self, ticket: Ticket) {
+        if let Some(Run::Write(writing)) = self.active.runs.insert(ticket, Run::ByMessage) {
+            self.request(ticket, writing.by_message(), writing.acknowledge);
+        }
+    }
+}
+
+fn blocks_of(extent: &Extent) -> impl Iterator<Item = (u64, u64)> {
+    let count = extent.checksums.len() as u64;
+    let (first, at) = (extent.offset / BLOCK, extent.image_offset);
+    (0..count).map(move |index| (first + index, at + index * BLOCK))
+}
