@@ -53,6 +53,13 @@ impl FileSystem {
         })
     }
 
+    /// The file system in a store that is open: for whoever opened it in an epoch of its own.
+    pub fn of_store(store: Store) -> FileSystem {
+        FileSystem {
+            store: Arc::new(store),
+        }
+    }
+
     fn open_path(path: &Path, access: Access) -> Result<FileSystem, Error> {
         let region = Region::open(path, access)?;
         let store =

@@ -6,8 +6,9 @@
 //! - [`random`] and [`runner`]: seeded operations on a system and the model, shrunk when they part;
 //! - [`pool`]: pools with the same bytes in every run;
 //! - [`explorer`]: crashes of the simulated memory, of the workloads in [`workloads`];
+//! - [`reachable`]: two pools compared, as those of a unit;
 //! - [`damage`]: pools in which bytes went bad;
-//! - [`cluster`]: what a seeded simulation of a whole cluster is built from.
+//! - [`cluster`]: a seeded simulation of a whole cluster.
 #![forbid(unsafe_code)]
 
 pub mod cluster;
@@ -19,6 +20,7 @@ pub mod mounted;
 pub mod operation;
 pub mod pool;
 pub mod random;
+pub mod reachable;
 pub mod runner;
 pub mod tree;
 pub mod workloads;

@@ -39,6 +39,16 @@ pub fn options(clock: &Arc<AtomicI64>, defects: Defects) -> Options {
     }
 }
 
+/// Another region with the same bytes.
+pub fn copy(region: &Region) -> Result<Region, String> {
+    let length = region.length();
+    let copy = Region::memory(length, false).map_err(|error| error.to_string())?;
+    let mut memory = vec![0; length as usize];
+    region.read(0, &mut memory);
+    copy.write(0, &memory);
+    Ok(copy)
+}
+
 /// A pool in memory that can be closed, killed and opened again.
 pub struct Pool {
     region: Region,
@@ -105,11 +115,7 @@ impl Subject for Pool {
 
     fn examine(&mut self) -> Result<(), String> {
         // On a copy: the check replays the ring, which is no business of its own pool.
-        let length = self.region.length();
-        let copy = Region::memory(length, false).map_err(|error| error.to_string())?;
-        let mut memory = vec![0; length as usize];
-        self.region.read(0, &mut memory);
-        copy.write(0, &memory);
+        let copy = copy(&self.region)?;
         let report =
             store::check(&copy, &CheckOptions::default()).map_err(|error| error.to_string())?;
         let findings: Vec<String> = report.findings.iter().map(ToString::to_string).collect();

@@ -71,6 +71,8 @@ pub struct Client {
     reads: BTreeMap<u64, Pending>,
     unconfirmed: Vec<Replay>,
     active: Active,
+    /// Writes and reads that were done one-sided.
+    one_sided: (u64, u64),
     next_number: u64,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
@@ -95,6 +97,7 @@ impl Client {
             reads: BTreeMap::new(),
             unconfirmed: Vec::new(),
             active: Active::default(),
+            one_sided: (0, 0),
             next_number: first_number,
             transmits: VecDeque::new(),
             events: VecDeque::new(),
@@ -109,6 +112,11 @@ impl Client {
     /// The newest epoch whose primary has all that this client has written.
     pub fn resumed_in(&self) -> u32 {
         self.resumed_in
+    }
+
+    /// How many writes and reads were done one-sided.
+    pub fn one_sided(&self) -> (u64, u64) {
+        self.one_sided
     }
 
     /// The session, if there is one.

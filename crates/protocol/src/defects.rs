@@ -75,6 +75,47 @@ pub enum Defect {
     IgnoreValidity,
 }
 
+impl Defect {
+    /// All of them.
+    pub const ALL: [Defect; 35] = [
+        Defect::RepairWithoutCheck,
+        Defect::AcknowledgeBeforeTails,
+        Defect::SyncBeforeTails,
+        Defect::ReadBeforeTails,
+        Defect::SkipEpochCheck,
+        Defect::ReportBeforeIngest,
+        Defect::DropGapRequest,
+        Defect::ServeWithoutLease,
+        Defect::PromoteBeforeLease,
+        Defect::PromoteOutOfSync,
+        Defect::PromoteLowerTail,
+        Defect::KeepForeignRecords,
+        Defect::InSyncTooEarly,
+        Defect::RefillBeforeTails,
+        Defect::OmitBeforeMap,
+        Defect::ForgetSlots,
+        Defect::ForgetSlotsAtTakeover,
+        Defect::ForgetUnconfirmed,
+        Defect::ReplayOutOfOrder,
+        Defect::ServeBeforeReplay,
+        Defect::ReviveSession,
+        Defect::ForgetLocksAtTakeover,
+        Defect::AcceptOldReply,
+        Defect::ReuseBeforeTails,
+        Defect::ExpireInMemory,
+        Defect::ForgetPromiseAtRestart,
+        Defect::WindowUnbounded,
+        Defect::CommitWithoutCheck,
+        Defect::CommitBeforeCompletion,
+        Defect::ForgetQuarantine,
+        Defect::KeepKeys,
+        Defect::IgnoreVersion,
+        Defect::IgnoreChecksums,
+        Defect::LayoutBeforeTails,
+        Defect::IgnoreValidity,
+    ];
+}
+
 /// The rules that are broken. Without the feature `defects` none can be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Defects {

@@ -31,7 +31,7 @@ pub fn encode(payload: &[u8]) -> Vec<u8> {
     let mut wrapped = Vec::with_capacity(HEAD + 3 * half);
     wrapped.extend((payload.len() as u32).to_le_bytes());
     for part in [first, &second, &parity] {
-        wrapped.extend(checksum(part).to_le_bytes());
+        wrapped.extend(checksum(&[part]).to_le_bytes());
     }
     for part in [first, &second, &parity] {
         wrapped.extend(part);
@@ -52,7 +52,7 @@ pub fn decode(wrapped: &[u8], defects: &Defects) -> Halves {
     }
     let (first, rest) = body.split_at(half);
     let (second, parity) = rest.split_at(half);
-    let is_right = |part: &[u8], at| checksum(part) == word(at);
+    let is_right = |part: &[u8], at| checksum(&[part]) == word(at);
     let mend = |other: &[u8]| -> Vec<u8> { other.iter().zip(parity).map(|(a, b)| a ^ b).collect() };
     let (first, second, repaired) = match (is_right(first, 4), is_right(second, 8)) {
         (true, true) => (first.to_vec(), second.to_vec(), false),

@@ -22,10 +22,18 @@ pub use map::{EpochStart, NodeId, Sequence, UnitMap};
 pub use member::Member;
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
+use crc_fast::Digest;
 
-/// CRC32C, of messages and of blocks of data.
-pub fn checksum(bytes: &[u8]) -> u32 {
-    crc_fast::checksum(Crc32Iscsi, bytes) as u32
+/// CRC32C of a block of data, as layouts and commits have it.
+pub fn block_checksum(block: &[u8]) -> u32 {
+    checksum(&[block])
+}
+
+/// CRC32C of these bytes, one after the other.
+fn checksum(parts: &[&[u8]]) -> u32 {
+    let mut digest = Digest::new(Crc32Iscsi);
+    parts.iter().for_each(|part| digest.update(part));
+    digest.finalize() as u32
 }
 
 /// Where messages go.

@@ -6,8 +6,10 @@
 //! 32 request 8 | from 4 | length 4
 //! 48 body, `length` bytes
 //! ```
-//! Little-endian. `crc` is the CRC32C of all that follows it; of [`Body::Records`] it covers the header only, since their
-//! body has checksums of its own that allow repair ([`crate::halves`]). Lengths are bounded, and nothing may follow.
+//! Little-endian. `crc` is the CRC32C of everything but itself. Where the body may carry much (records, data, image bytes)
+//! it covers the header and the body's length only: such bodies are sent in halves, which have checksums of their own and
+//! allow repair ([`crate::halves`]). Lengths are bounded, and nothing may follow. Positions and times are below 2^62, so
+//! that sums of them do not overflow.
 
 pub mod active;
 mod bytes;
@@ -88,7 +90,7 @@ pub enum Body {
     Records {
         /// Position of the first.
         from: u64,
-        /// As in the ring. Empty if it came with both halves bad.
+        /// As in the ring.
         records: Vec<u8>,
     },
     /// The member's records reach this far, and are persistent.
@@ -127,6 +129,8 @@ pub enum Body {
     Join {
         /// The end of the records that it shares with the unit.
         from: u64,
+        /// Version of the map by which it is not, or cannot be, in sync.
+        version: u64,
     },
     /// Answer to a join: what to refill, and from where records will come.
     Welcome {
@@ -286,16 +290,23 @@ impl Body {
             }
             Body::Records { from, records } => {
                 to.u64(*from);
-                to.bytes.extend(halves::encode(records));
+                to.bytes.extend(records);
             }
             Body::Tail { tail, is_caught_up } => {
                 to.u64(*tail);
                 to.u8((*is_caught_up).into());
             }
-            Body::Gap { from } | Body::Join { from } => to.u64(*from),
-            Body::Welcome { from, position } => {
+            Body::Gap { from } => to.u64(*from),
+            Body::Join {
+                from,
+                version: second,
+            }
+            | Body::Welcome {
+                from,
+                position: second,
+            } => {
                 to.u64(*from);
-                to.u64(*position);
+                to.u64(*second);
             }
             Body::Fetch {
                 fetch,
@@ -322,15 +333,6 @@ impl Body {
                 write_sequence(to, *tail);
                 to.u8((*is_sound).into());
             }
-            Body::OpenKey { session }
-            | Body::CloseKey { session }
-            | Body::KeyClosed { session } => {
-                to.u64(*session);
-            }
-            Body::KeyOpened { session, key } => {
-                to.u64(*session);
-                to.u64(*key);
-            }
             _ => self.write_of_client(to),
         }
     }
@@ -344,10 +346,6 @@ impl Body {
             } => {
                 to.u64(*confirmed);
                 to.u64(*valid_ns);
-            }
-            Body::Key { member, key } => {
-                to.u32(*member);
-                to.u64(*key);
             }
             Body::Request {
                 slot,
@@ -373,6 +371,25 @@ impl Body {
                 to.u16(replays.len() as u16);
                 replays.iter().for_each(|replay| replay.write(to));
             }
+            _ => self.write_of_keys(to),
+        }
+    }
+
+    fn write_of_keys(&self, to: &mut Writer) {
+        match self {
+            Body::OpenKey { session }
+            | Body::CloseKey { session }
+            | Body::KeyClosed { session } => {
+                to.u64(*session);
+            }
+            Body::KeyOpened { session, key } => {
+                to.u64(*session);
+                to.u64(*key);
+            }
+            Body::Key { member, key } => {
+                to.u32(*member);
+                to.u64(*key);
+            }
             _ => {}
         }
     }
@@ -380,20 +397,26 @@ impl Body {
     fn read(kind: u8, from: &mut Reader<'_>) -> Result<Body, Malformed> {
         Ok(match kind {
             1 => Body::Heartbeat {
-                sent_at_ns: from.u64()?,
-                position: from.u64()?,
-                confirmed: from.u64()?,
+                sent_at_ns: from.position()?,
+                position: from.position()?,
+                confirmed: from.position()?,
             },
             2 => Body::Lease {
-                sent_at_ns: from.u64()?,
-                tail: from.u64()?,
+                sent_at_ns: from.position()?,
+                tail: from.position()?,
                 is_caught_up: from.flag()?,
+            },
+            3 => Body::Records {
+                from: from.position()?,
+                records: from.rest().to_vec(),
             },
             4 => Body::Tail {
-                tail: from.u64()?,
+                tail: from.position()?,
                 is_caught_up: from.flag()?,
             },
-            5 => Body::Gap { from: from.u64()? },
+            5 => Body::Gap {
+                from: from.position()?,
+            },
             6 => Body::Fetch {
                 fetch: read_fetch(from)?,
                 offset: from.u64()?,
@@ -402,13 +425,16 @@ impl Body {
             7 => Body::Range {
                 fetch: read_fetch(from)?,
                 offset: from.u64()?,
-                position: from.u64()?,
+                position: from.position()?,
                 bytes: from.counted(BODY_MAX)?.to_vec(),
             },
-            8 => Body::Join { from: from.u64()? },
+            8 => Body::Join {
+                from: from.position()?,
+                version: from.u64()?,
+            },
             9 => Body::Welcome {
-                from: from.u64()?,
-                position: from.u64()?,
+                from: from.position()?,
+                position: from.position()?,
             },
             10 => Body::Candidate {
                 tail: read_sequence(from)?,
@@ -440,8 +466,8 @@ impl Body {
             33 => Body::SessionOpened { slots: from.u16()? },
             34 => Body::KeepAlive,
             35 => Body::Alive {
-                confirmed: from.u64()?,
-                valid_ns: from.u64()?,
+                confirmed: from.position()?,
+                valid_ns: from.position()?,
             },
             36 => Body::Expired,
             37 => Body::Request {
@@ -452,8 +478,8 @@ impl Body {
             38 => Body::Reply {
                 slot: from.u16()?,
                 outcome: Outcome::read(from)?,
-                position: from.u64()?,
-                confirmed: from.u64()?,
+                position: from.position()?,
+                confirmed: from.position()?,
             },
             39 => {
                 let count = usize::from(from.u16()?);
@@ -482,7 +508,7 @@ fn write_sequence(to: &mut Writer, sequence: Sequence) {
 fn read_sequence(from: &mut Reader<'_>) -> Result<Sequence, Malformed> {
     Ok(Sequence {
         epoch: from.u32()?,
-        number: from.u64()?,
+        number: from.position()?,
     })
 }
 
@@ -494,13 +520,14 @@ fn read_fetch(from: &mut Reader<'_>) -> Result<Fetch, Malformed> {
     }
 }
 
-const RECORDS: u8 = 3;
-
 impl Message {
     /// The message as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::default();
         self.body.write(&mut body);
+        if is_in_halves(self.body.kind()) {
+            body.bytes = halves::encode(&body.bytes);
+        }
         let envelope = &self.envelope;
         let mut message = Writer::default();
         message.u16(MAGIC);
@@ -516,12 +543,11 @@ impl Message {
         message.u32(body.bytes.len() as u32);
         message.bytes.extend(body.bytes);
         let mut bytes = message.bytes;
-        let crc = checksum(&bytes[8..checked_end(self.body.kind(), bytes.len())]);
-        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        seal(&mut bytes);
         bytes
     }
 
-    /// The message that these bytes are. Records come out empty if they were damaged beyond repair.
+    /// The message that these bytes are.
     pub fn decode(bytes: &[u8], defects: &Defects) -> Result<Message, Malformed> {
         let mut from = Reader::new(bytes);
         let (magic, version, kind) = (from.u16()?, from.u8()?, from.u8()?);
@@ -541,34 +567,45 @@ impl Message {
             from: from.u32()?,
         };
         let length = from.u32()? as usize;
-        if crc != checksum(&bytes[8..checked_end(kind, bytes.len())]) {
-            return Err(Malformed("its checksum is wrong"));
-        }
         if length > BODY_MAX || bytes.len() != HEADER + length {
             return Err(Malformed("its length is not what it says"));
         }
-        let body = if kind == RECORDS {
-            let position = from.u64()?;
-            let records = match halves::decode(from.bytes(length.saturating_sub(8))?, defects) {
-                Halves::Whole(records, _) => records,
-                Halves::AskAgain => Vec::new(),
+        if crc != header_checksum(kind, bytes) {
+            return Err(Malformed("its checksum is wrong"));
+        }
+        let mended;
+        if is_in_halves(kind) {
+            let Halves::Whole(whole, _) = halves::decode(from.bytes(length)?, defects) else {
+                return Err(Malformed("both halves of its body are damaged"));
             };
-            Body::Records {
-                from: position,
-                records,
-            }
-        } else {
-            Body::read(kind, &mut from)?
-        };
+            mended = whole;
+            from = Reader::new(&mended);
+        }
+        let body = Body::read(kind, &mut from)?;
         from.end()?;
         Ok(Message { envelope, body })
     }
 }
 
-/// Where the checksum of a message ends. Of records it covers the position too.
-fn checked_end(kind: u8, length: usize) -> usize {
-    let end = if kind == RECORDS { HEADER + 8 } else { length };
-    end.min(length)
+/// Whether bodies of this kind are sent in halves: records, image bytes, requests and their answers.
+fn is_in_halves(kind: u8) -> bool {
+    matches!(kind, 3 | 7 | 37 | 38)
+}
+
+/// The checksum of a message of this kind: of all but the checksum itself, or of as much as cannot be repaired.
+fn header_checksum(kind: u8, bytes: &[u8]) -> u32 {
+    let end = if is_in_halves(kind) {
+        bytes.len().min(HEADER + 4)
+    } else {
+        bytes.len()
+    };
+    checksum(&[&bytes[..4], &bytes[8..end]])
+}
+
+/// Puts the checksum into a message that is whole but for it.
+pub(crate) fn seal(bytes: &mut [u8]) {
+    let crc = header_checksum(bytes[3], bytes);
+    bytes[4..8].copy_from_slice(&crc.to_le_bytes());
 }
 
 #[cfg(test)]

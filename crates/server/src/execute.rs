@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use protocol::Defects;
 use protocol::member::{Completion, Slot, Ticket};
 use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, Status};
 use store::{Error, FileKind, NewInode, Node, RenameMode, Rider, SetAttributes, Store, WriteAt};
@@ -15,15 +16,17 @@ pub struct Serving {
     pub store: Store,
     pub sessions: Arc<Node>,
     pub locks: Arc<Node>,
+    /// Rules that are broken.
+    pub defects: Defects,
 }
 
 /// Writes up to this length are in their record.
 const IN_RECORD_MAX: usize = 8192;
 
 /// How an operation came out, and the version of what it has looked at.
-struct Looked {
-    outcome: Outcome,
-    version: u64,
+pub(crate) struct Looked {
+    pub outcome: Outcome,
+    pub version: u64,
 }
 
 impl Serving {
@@ -34,11 +37,23 @@ impl Serving {
         operation: &Operation,
         slot: Option<&Slot>,
     ) -> Completion {
+        // Before the change, whose record is to carry the answer.
+        let prepared = match (operation, slot) {
+            (Operation::Grant { .. }, Some(slot)) => self.make_grant(slot.index),
+            _ => Ok(()),
+        };
+        if let Err(error) = prepared {
+            return self.noted(ticket, Err(error));
+        }
         let before = self.store.tail().number;
         let slot = slot.filter(|_| operation.is_change());
+        let run = || match self.run_active(operation, slot) {
+            Some(result) => result,
+            None => self.run(operation),
+        };
         let (result, was_carried) = match slot {
-            Some(slot) => self.with_answer(slot, || self.run(operation)),
-            None => (self.run(operation), true),
+            Some(slot) => self.with_answer(slot, run),
+            None => (run(), true),
         };
         let outcome = match &result {
             Ok(looked) => looked.outcome.clone(),
@@ -113,14 +128,20 @@ impl Serving {
         self.noted(ticket, opened.map(|_| ()))
     }
 
-    /// Ends a session: nothing of its block counts any more.
+    /// Ends a session: nothing of its block counts any more, but whose grant it was.
     pub fn end_session(&self, ticket: Ticket, index: u32) -> Completion {
-        let at = WriteAt::Offset(table::block_offset(index));
-        let ended = self.store.write(&self.sessions, at, &[0; table::ENTRY]);
+        let at = table::block_offset(index);
+        let mut header = [0; table::ENTRY];
+        let read = self.store.read(&self.sessions, at, &mut header);
+        let ended = read.and_then(|_| {
+            let header = table::ended(&header);
+            self.store
+                .write(&self.sessions, WriteAt::Offset(at), &header)
+        });
         self.noted(ticket, ended.map(|_| ()))
     }
 
-    fn noted(&self, ticket: Ticket, result: Result<(), Error>) -> Completion {
+    pub(crate) fn noted(&self, ticket: Ticket, result: Result<(), Error>) -> Completion {
         let tail = self.store.tail().number;
         Completion::Executed {
             ticket,
@@ -208,14 +229,12 @@ impl Serving {
                     version,
                 })
             }
-            // The protocol keeps the locks, and has them noted.
-            Operation::Lock { .. } | Operation::Unlock { .. } => {
-                Err(Error::InvalidArgument("locks are not operations on files"))
-            }
+            // The protocol keeps the locks, and has them noted; grants belong to sessions.
+            _ => Err(Error::InvalidArgument("it is no operation on files alone")),
         }
     }
 
-    fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {
+    pub(crate) fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {
         if file.inode == store::SYSTEM {
             return Err(Error::Stale);
         }
@@ -245,7 +264,7 @@ const NEW_FILE: NewInode<'static> = NewInode {
     target: b"",
 };
 
-fn done(_: ()) -> Looked {
+pub(crate) fn done(_: ()) -> Looked {
     Looked {
         outcome: Outcome::default(),
         version: 0,
@@ -261,7 +280,11 @@ fn found(file: FileId, version: u64) -> Looked {
 }
 
 fn is_by_reference(operation: &Operation) -> bool {
-    matches!(operation, Operation::Write { data, .. } if data.len() > IN_RECORD_MAX)
+    match operation {
+        Operation::Write { data, .. } => data.len() > IN_RECORD_MAX,
+        Operation::Commit { .. } => true,
+        _ => false,
+    }
 }
 
 fn status(error: &Error) -> Status {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! sessions: | header 64 | slot 64 | slot 64 | …
-//!   header: session 8 | client 4 | zeros
+//!   header: session 8 | client 4 | zeros 4 | session that was here before, once it is over 8 | zeros
 //!   slot:   session 8 | request 8 | inode 8 | generation 4 | status 1 | zeros
 //! locks:    | lock 16 | lock 16 | …
 //!   lock:   inode 8 | generation 4 | held 1 | zeros
@@ -38,6 +38,18 @@ pub fn header(session: u64, client: u32) -> [u8; ENTRY] {
     entry[..8].copy_from_slice(&session.to_le_bytes());
     entry[8..12].copy_from_slice(&client.to_le_bytes());
     entry
+}
+
+/// The same entry when the session is over.
+pub fn ended(header: &[u8; ENTRY]) -> [u8; ENTRY] {
+    let mut entry = [0; ENTRY];
+    entry[16..24].copy_from_slice(&header[..8]);
+    entry
+}
+
+/// The session that was here last and is over, 0 for none.
+pub fn last_session(sessions: &[u8; BLOCK]) -> u64 {
+    word(sessions, 16)
 }
 
 /// An answered request.
@@ -104,6 +116,7 @@ pub fn read(index: u32, sessions: &[u8; BLOCK], locks: &[u8; BLOCK]) -> Option<S
             .map(read_slot)
             .collect(),
         locks: locks.chunks_exact(LOCK).map(read_lock).collect(),
+        has_grant: false,
     })
 }
 

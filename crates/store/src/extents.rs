@@ -70,6 +70,13 @@ impl Tree<'_, '_> {
 
     /// Frees the part `from..to` of an extent.
     fn cut(&mut self, extent: &Extent, from: u64, to: u64) -> Result<()> {
+        let run = self.unmap(extent, from, to)?;
+        self.change.free(run);
+        Ok(())
+    }
+
+    /// Turns the part `from..to` of an extent into a hole, and gives back its blocks, which stay in use.
+    pub fn unmap(&mut self, extent: &Extent, from: u64, to: u64) -> Result<Run> {
         let physical = |logical: u64| extent.physical + (logical - extent.logical);
         let before = Extent {
             length: (from - extent.logical) as u32,
@@ -96,11 +103,10 @@ impl Tree<'_, '_> {
             }
         }
         let length = (to - from) as u32;
-        self.change.free(Run {
+        self.inode.blocks = self.inode.blocks.saturating_sub(u64::from(length));
+        Ok(Run {
             block: physical(from),
             length,
-        });
-        self.inode.blocks = self.inode.blocks.saturating_sub(u64::from(length));
-        Ok(())
+        })
     }
 }

@@ -42,7 +42,7 @@ pub const SIZE_MAX: u64 = 1 << 62;
 /// once, but with a second fence and changes of the extent tree (docs/PERFORMANCE.md has the crossing point).
 const BY_VALUE_MAX: usize = 8192;
 /// Extents that one record frees at most, so that others wait for short times only.
-const EXTENTS_PER_RECORD: usize = 128;
+pub(crate) const EXTENTS_PER_RECORD: usize = 128;
 
 const BLOCK_U64: u64 = BLOCK as u64;
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
@@ -495,7 +495,7 @@ fn check_data(found: u32, stored: u32, block: u64) -> Result<()> {
     }
 }
 
-fn check_regular(inode: &Inode) -> Result<()> {
+pub(crate) fn check_regular(inode: &Inode) -> Result<()> {
     match inode.mode & crate::layout::inode::KIND_MASK {
         0o100_000 => Ok(()),
         0 => Err(Error::Stale),

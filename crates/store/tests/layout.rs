@@ -212,6 +212,7 @@ fn constants() -> BTreeMap<&'static str, String> {
         ("inode::INODE", number(inode::INODE as u64)),
         ("inode::FIRST_LINE", number(inode::FIRST_LINE as u64)),
         ("inode::ROOT_ENTRIES", number(inode::ROOT_ENTRIES as u64)),
+        ("inode::FLAG_GRANT", number(inode::FLAG_GRANT.into())),
         (
             "inode::INLINE_TARGET_MAX",
             number(inode::INLINE_TARGET_MAX as u64),

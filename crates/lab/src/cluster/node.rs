@@ -1,11 +1,14 @@
 //! One member's machine: memory that crashes, a process that ends, a clock of its own.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pmem::{Moment, Simulation};
-use protocol::member::Intent;
+use protocol::client::{Transfer, TransferKind, TransferOutcome};
+use protocol::defects::Defect;
+use protocol::member::{Completion, Intent};
 use protocol::{Defects, Member, Options, Transmit, UnitMap};
 use server::UnitPool;
 
@@ -29,6 +32,66 @@ struct Process {
     pool: UnitPool,
 }
 
+/// What lets transfers land in the memory of a process, without its doing.
+#[derive(Default)]
+struct Port {
+    /// Where the image is in the memory.
+    image: Range<u64>,
+    /// Open keys by session.
+    keys: BTreeMap<u64, u64>,
+    next_key: u64,
+    /// Writes that have landed, by key and number: none lands again.
+    landed: BTreeSet<(u64, u64)>,
+    keeps_keys: bool,
+}
+
+impl Port {
+    fn carry_out(&mut self, intent: &Intent) -> Option<Completion> {
+        match *intent {
+            Intent::OpenKey { session } => {
+                let next = &mut self.next_key;
+                let key = *self.keys.entry(session).or_insert_with(|| {
+                    *next += 1;
+                    *next
+                });
+                Some(Completion::KeyOpened { session, key })
+            }
+            Intent::CloseKey { session } => {
+                if !self.keeps_keys {
+                    self.keys.remove(&session);
+                }
+                Some(Completion::KeyClosed { session })
+            }
+            _ => None,
+        }
+    }
+
+    fn land(&mut self, memory: &Simulation, transfer: &Transfer) -> TransferOutcome {
+        let length = match &transfer.kind {
+            TransferKind::Write(bytes) => bytes.len() as u64,
+            TransferKind::Read(length) => u64::from(*length),
+        };
+        let is_open = self.keys.values().any(|key| *key == transfer.key);
+        let start = self.image.start.saturating_add(transfer.offset);
+        if !is_open || start.saturating_add(length) > self.image.end {
+            return TransferOutcome::Refused;
+        }
+        match &transfer.kind {
+            TransferKind::Write(bytes) => {
+                if self.landed.insert((transfer.key, transfer.wr_id)) {
+                    memory.region().write(start, bytes);
+                }
+                TransferOutcome::Written
+            }
+            TransferKind::Read(_) => {
+                let mut bytes = vec![0; length as usize];
+                memory.region().read(start, &mut bytes);
+                TransferOutcome::Read(bytes)
+            }
+        }
+    }
+}
+
 /// A member's machine.
 pub struct Machine {
     /// Its name on the fabric.
@@ -41,6 +104,7 @@ pub struct Machine {
     pub timer: Option<Time>,
     memory: Simulation,
     process: Option<Process>,
+    port: Port,
     armed: Arc<Mutex<Armed>>,
     random: Random,
 }
@@ -66,6 +130,7 @@ impl Machine {
             timer: None,
             memory: Simulation::from_image(image),
             process: None,
+            port: Port::default(),
             armed: Arc::default(),
             random: Random::new(seed),
         }
@@ -99,13 +164,30 @@ impl Machine {
         let region = self.memory.region();
         let pool = UnitPool::open(region, store_options, options.batch, options.sessions)
             .map_err(|error| format!("member {} does not open its pool: {error}", self.node))?;
+        let pool = pool.with_defects(defects);
+        let port = Port {
+            keeps_keys: defects.has(Defect::KeepKeys),
+            ..Port::default()
+        };
         let (tail, history) = pool.position();
         let local = self.clock.local(now);
         let (options, defects) = (options.clone(), defects.clone());
         let member = Member::new(self.node, options, defects, tail, history, local);
-        self.process = Some(Process { member, pool });
         self.incarnation += 1;
+        self.port = Port {
+            image: pool.image(),
+            next_key: self.incarnation << 32,
+            ..port
+        };
+        self.process = Some(Process { member, pool });
         Ok(())
+    }
+
+    /// A one-sided transfer arrives. Nobody answers if no process runs.
+    pub fn land(&mut self, transfer: &Transfer) -> Option<TransferOutcome> {
+        let memory = &self.memory;
+        let is_up = self.process.is_some();
+        is_up.then(|| self.port.land(memory, transfer))
     }
 
     /// Power fails: what was not persistent may be lost.
@@ -163,6 +245,10 @@ impl Machine {
         while let Some(intent) = member.poll_intent() {
             if let Intent::Propose { map } = intent {
                 step.proposals.push(map);
+                continue;
+            }
+            if let Some(completion) = self.port.carry_out(&intent) {
+                member.handle_completion(local, completion);
                 continue;
             }
             let completion = pool

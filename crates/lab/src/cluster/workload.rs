@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use protocol::client::{Client, Event, Ticket};
+use protocol::client::{Client, Event, Ticket, Transfer};
 use protocol::wire::{Acknowledge, FileId, Operation, Outcome, Status};
 use protocol::{Defects, Options, UnitMap};
 
@@ -46,6 +46,10 @@ pub struct Worker {
     pub incarnation: u64,
     /// When its time-out is due.
     pub timer: Option<Time>,
+    /// One-sided transfers that the client's machine is to start.
+    pub transfers: Vec<Transfer>,
+    /// Writes and reads that its ended clients did one-sided.
+    one_sided: (u64, u64),
     client: Option<Client>,
     pending: BTreeMap<Ticket, Pending>,
     unsynced: Vec<Unsynced>,
@@ -65,6 +69,8 @@ impl Worker {
             clock,
             incarnation: 0,
             timer: None,
+            transfers: Vec::new(),
+            one_sided: (0, 0),
             client: None,
             pending: BTreeMap::new(),
             unsynced: Vec::new(),
@@ -95,6 +101,12 @@ impl Worker {
         self.client.is_some()
     }
 
+    /// How many writes and reads were done one-sided.
+    pub fn one_sided(&self) -> (u64, u64) {
+        let (writes, reads) = self.client.as_ref().map_or((0, 0), Client::one_sided);
+        (self.one_sided.0 + writes, self.one_sided.1 + reads)
+    }
+
     /// Nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.pending.is_empty()
@@ -102,11 +114,13 @@ impl Worker {
 
     /// The machine ends; what its client had not synced may be lost.
     pub fn crash(&mut self, now: Time, lost: &mut Lost) {
+        self.one_sided = self.one_sided();
         if let Some(client) = self.client.take() {
             // Nobody tells when its session ends.
             self.lose(&client, now, Time::MAX, lost);
         }
         self.pending.clear();
+        self.transfers.clear();
         self.timer = None;
     }
 
@@ -149,6 +163,8 @@ impl Worker {
             self.unsynced.clear();
         }
         let sent = std::iter::from_fn(|| client.poll_transmit()).collect();
+        self.transfers
+            .extend(std::iter::from_fn(|| client.poll_transfer()));
         let due = client.poll_timeout();
         self.timer = due.map(|at| self.clock.instant(at).max(now + 1000));
         self.client = Some(client);
@@ -202,7 +218,12 @@ impl Worker {
         let Some(process) = &mut self.client else {
             return;
         };
-        let ticket = process.submit(local, operation.clone(), acknowledge);
+        // Every other client reaches into the members' memories, on the same files.
+        let ticket = if self.node % 2 == 0 {
+            process.submit_active(local, operation.clone(), acknowledge)
+        } else {
+            process.submit(local, operation.clone(), acknowledge)
+        };
         let client = self.identity();
         let ids = keys(&operation)
             .into_iter()
@@ -294,7 +315,7 @@ pub const ROOT: FileId = FileId {
 
 /// A pause between two operations of a client.
 pub fn pause(random: &mut Random) -> Time {
-    random.between(MILLISECOND, 400 * MILLISECOND)
+    random.between(MILLISECOND, 120 * MILLISECOND)
 }
 
 /// The part of a history that an operation is.

@@ -3,6 +3,10 @@
 //! The same seed gives the same run. When the faults are over the unit has a bounded time to heal: then all members are
 //! in sync, at one tail, with the same image, and the history of what clients saw has an explanation.
 
+mod onesided;
+
+use std::collections::BTreeMap;
+
 use protocol::client::Client;
 use protocol::{Defects, EpochStart, Member, Options, Transmit, UnitMap};
 
@@ -11,9 +15,10 @@ use super::history::History;
 use super::membership::{Membership, Notice};
 use super::node::Machine;
 use super::plan::{Fault, Plan, Who};
-use super::time::{Clock, MILLISECOND, Queue, SECOND, Time};
+use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
 use super::workload::{Lost, Worker, pause};
 use crate::random::Random;
+use onesided::{Flight, Gathered, Sender};
 
 /// Name of the first client on the fabric; members count from 0.
 pub const FIRST_CLIENT: u32 = 100;
@@ -60,6 +65,10 @@ pub struct Summary {
     pub epochs: u32,
     /// Keys whose history was too long to be judged.
     pub gave_up: usize,
+    /// Writes that were done one-sided.
+    pub one_sided_writes: u64,
+    /// Reads that were done one-sided.
+    pub one_sided_reads: u64,
     /// Virtual time.
     pub time: Time,
     /// Messages sent.
@@ -92,8 +101,23 @@ enum Event {
         client: usize,
         incarnation: u64,
     },
+    Flight(Flight),
     StartMember(usize),
     StartClient(usize),
+}
+
+/// Fast networks, and slow ones, on which much is under way at any time.
+fn fabric_options(random: &mut Random) -> fabric::Options {
+    let delay_ns = *random.pick(&[
+        (5 * MICROSECOND, 50 * MICROSECOND),
+        (50 * MICROSECOND, 2 * MILLISECOND),
+        (MILLISECOND, 15 * MILLISECOND),
+    ]);
+    fabric::Options {
+        delay_ns,
+        slow_ns: 40 * MILLISECOND,
+        ..fabric::Options::usual()
+    }
 }
 
 /// The simulation.
@@ -108,6 +132,8 @@ pub struct World {
     history: History,
     lost: Lost,
     takeovers: Vec<Time>,
+    /// Reads of which some blocks may have come.
+    gathered: BTreeMap<Sender, Gathered>,
     random: Random,
     trace: Option<Vec<String>>,
 }
@@ -150,7 +176,7 @@ impl World {
         };
         let mut world = World {
             queue: Queue::new(),
-            fabric: Fabric::new(random.next_number(), fabric::Options::usual()),
+            fabric: Fabric::new(random.next_number(), fabric_options(&mut random)),
             membership: Membership::new(random.next_number(), map),
             machines,
             workers,
@@ -158,6 +184,7 @@ impl World {
             history: History::new(),
             lost: Lost::default(),
             takeovers: Vec::new(),
+            gathered: BTreeMap::new(),
             random,
             trace: None,
             setup,
@@ -198,6 +225,7 @@ impl World {
         self.run_until(end)?;
         self.heal();
         self.run_until_quiet(end + HEAL_WITHIN)?;
+        self.end_clients()?;
         self.examine()
     }
 
@@ -297,6 +325,10 @@ impl World {
                 self.work(now, client, incarnation);
                 Ok(())
             }
+            Event::Flight(flight) => {
+                self.land(now, flight);
+                Ok(())
+            }
             Event::StartMember(member) => self.start_member(now, member),
             Event::StartClient(client) => {
                 self.start_client(now, client);
@@ -391,6 +423,7 @@ impl World {
         for transmit in sent {
             self.transmit(now, node, transmit);
         }
+        self.start_transfers(now, client);
     }
 
     fn transmit(&mut self, now: Time, from: u32, transmit: Transmit) {
@@ -586,8 +619,27 @@ impl World {
         self.queue.add(until.max(now), Event::StartMember(member));
     }
 
+    /// Every pool is sound, and they hold the same.
+    fn examine_pools(&self) -> Result<(), String> {
+        let first = self.machines[0].memory().region();
+        for (member, machine) in self.machines.iter().enumerate() {
+            let region = machine.memory().region();
+            if let Some(difference) = crate::reachable::difference(&first, &region) {
+                return Err(format!("members 0 and {member} differ: {difference}"));
+            }
+        }
+        let sound = crate::pool::copy(&first)?;
+        let report = store::check(&sound, &store::CheckOptions::default())
+            .map_err(|error| format!("the check fails: {error}"))?;
+        match report.findings.first() {
+            Some(finding) => Err(format!("the check finds: {finding}")),
+            None => Ok(()),
+        }
+    }
+
     /// What must be true when all is quiet.
     fn examine(&mut self) -> Result<Summary, String> {
+        self.examine_pools()?;
         let lost = std::mem::take(&mut self.lost);
         for (ids, invoked) in lost.writes {
             for id in ids {
@@ -600,7 +652,12 @@ impl World {
             self.history.expired(client, from, to);
         }
         let checked = self.history.check()?;
+        let one_sided = self.workers.iter().map(Worker::one_sided);
+        let (one_sided_writes, one_sided_reads) =
+            one_sided.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
         Ok(Summary {
+            one_sided_writes,
+            one_sided_reads,
             operations: checked.operations,
             epochs: self.membership.read().1.epoch,
             gave_up: checked.gave_up.len(),

@@ -178,9 +178,9 @@ impl Member {
         let Some(following) = self.following() else {
             return;
         };
-        let end = from + records.len() as u64;
-        if records.is_empty() || from > tail {
-            if !records.is_empty() && following.early.len() < EARLY_MAX {
+        let end = from.saturating_add(records.len() as u64);
+        if from > tail {
+            if following.early.len() < EARLY_MAX {
                 following.early.insert(from, records);
             }
             return self.ask_for_gap(now);

@@ -67,7 +67,8 @@ impl Member {
                 if let Some(joining) = self.joining() {
                     *joining = Joining::Asking { from };
                 }
-                self.send(self.map.primary, Body::Join { from });
+                let version = self.map.version;
+                self.send(self.map.primary, Body::Join { from, version });
             }
             Joining::Measuring { .. } => {}
             Joining::Refilling { .. } => self.fetch_refill(),

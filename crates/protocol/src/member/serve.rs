@@ -193,7 +193,10 @@ impl Member {
                     peer.sent = Some(position);
                 }
             }
-            Body::Join { from: position } => self.handle_join(now, from, position),
+            Body::Join {
+                from: position,
+                version,
+            } => self.handle_join(now, from, position, version),
             Body::KeyOpened { session, key } => self.key_opened(from, session, key),
             Body::KeyClosed { session } => self.key_closed(now, from, session),
             Body::Fetch {
@@ -251,9 +254,11 @@ impl Member {
         self.propose_changes(now);
     }
 
-    /// A member asks to follow. One that is in sync by the map can only have lost its way: it has to leave first.
-    fn handle_join(&mut self, now: u64, from: NodeId, position: u64) {
+    /// A member asks to follow. One that is in sync by the map that it knows has lost its way: it has to leave first. If
+    /// it knew an older map, it has found its way since.
+    fn handle_join(&mut self, now: u64, from: NodeId, position: u64, version: u64) {
         let in_sync = self.map.is_in_sync(from);
+        let is_newest = version == self.map.version;
         let Some(primary) = self.primary() else {
             return;
         };
@@ -263,9 +268,10 @@ impl Member {
         };
         peer.heard_at = now;
         if in_sync {
-            peer.is_lost = true;
+            peer.is_lost |= is_newest;
             return self.propose_changes(now);
         }
+        peer.is_lost = false;
         peer.sent = None;
         if position == 0 || position > own {
             peer.joins_from = None;

@@ -2,6 +2,9 @@
 
 use super::Malformed;
 
+/// Positions, and times in nanoseconds, are below.
+const POSITION_END: u64 = 1 << 62;
+
 /// Takes fields off the front of a message.
 pub struct Reader<'a> {
     rest: &'a [u8],
@@ -47,6 +50,14 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
+    /// The next eight bytes, which are a position or a time: sums of two of them do not overflow.
+    pub fn position(&mut self) -> Result<u64, Malformed> {
+        match self.u64()? {
+            position if position < POSITION_END => Ok(position),
+            _ => Err(Malformed("a position or a time is over its bound")),
+        }
+    }
+
     /// The next byte, which says yes or no.
     pub fn flag(&mut self) -> Result<bool, Malformed> {
         match self.u8()? {
@@ -63,6 +74,11 @@ impl<'a> Reader<'a> {
             return Err(Malformed("a length is over its bound"));
         }
         self.bytes(length)
+    }
+
+    /// All that is left.
+    pub fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.rest)
     }
 
     /// Nothing may be left.

@@ -1,1 +1,510 @@
+//! Every kind of message, whole, damaged and lying.
+
 use super::*;
+use crate::{Defects, Member, Options};
+
+/// A list of examples with a pattern for each: it does not compile when a variant has no row.
+macro_rules! examples {
+    ($type:ty { $($pattern:pat => [$($example:expr),+ $(,)?]),+ $(,)? }) => {{
+        fn _complete(value: &$type) {
+            match value { $($pattern => (),)+ }
+        }
+        let examples: Vec<$type> = vec![$($($example),+),+];
+        examples
+    }};
+}
+
+/// A number whose bytes all differ, and differ from those of its neighbours.
+const LARGE: u64 = 0x0123_4567_89ab_cdef;
+const ENVELOPE: Envelope = Envelope {
+    cluster: 0x1112_1314_1516_1718,
+    epoch: 0x2122_2324,
+    tenant: 0x3132_3334,
+    session: 0x4142_4344_4546_4748,
+    request: 0x5152_5354_5556_5758,
+    from: 0x6162_6364,
+};
+const FILE: FileId = FileId {
+    inode: 0x7172_7374_7576_7778,
+    generation: 0x8182_8384,
+};
+
+fn name(text: &str) -> Vec<u8> {
+    text.as_bytes().to_vec()
+}
+
+fn operations() -> Vec<Operation> {
+    let directory = FILE;
+    let file = FILE;
+    examples!(Operation {
+        Operation::Lookup { .. } => [Operation::Lookup { directory, name: name("a") }],
+        Operation::Create { .. } => [
+            Operation::Create { directory, name: name("with a space, and ü") },
+            Operation::Create { directory, name: vec![0xff; NAME_MAX] },
+        ],
+        Operation::Unlink { .. } => [Operation::Unlink { directory, name: name("..") }],
+        Operation::Rename { .. } => [Operation::Rename {
+            directory,
+            name: name("old"),
+            new_directory: FileId { inode: 9, generation: 8 },
+            new_name: name("new"),
+        }],
+        Operation::Write { .. } => [
+            Operation::Write { file, offset: u64::MAX, data: Vec::new() },
+            Operation::Write { file, offset: LARGE, data: vec![7; 100] },
+        ],
+        Operation::Read { .. } => [Operation::Read { file, offset: LARGE, length: DATA_MAX as u32 }],
+        Operation::Truncate { .. } => [Operation::Truncate { file, size: u64::MAX }],
+        Operation::Sync { .. } => [Operation::Sync { file }],
+        Operation::Lock { .. } => [Operation::Lock { file }],
+        Operation::Unlock { .. } => [Operation::Unlock { file }],
+        Operation::Grant { .. } => [Operation::Grant { blocks: active::GRANT_MAX }],
+        Operation::Commit { .. } => [Operation::Commit {
+            file,
+            offset: LARGE,
+            grant_block: 5,
+            checksums: vec![u32::MAX; active::COMMIT_MAX],
+            size: 6,
+        }],
+        Operation::Layout { .. } => [Operation::Layout { file, offset: LARGE, length: 9 }],
+    })
+}
+
+fn replies() -> Vec<Body> {
+    let statuses = examples!(Status {
+        Status::Done => [Status::Done],
+        Status::NotFound => [Status::NotFound],
+        Status::Exists => [Status::Exists],
+        Status::Stale => [Status::Stale],
+        Status::Locked => [Status::Locked],
+        Status::NoSpace => [Status::NoSpace],
+        Status::Refused => [Status::Refused],
+        Status::SessionOver => [Status::SessionOver],
+        Status::Again => [Status::Again],
+    });
+    let reply = |status| Body::Reply {
+        slot: 3,
+        outcome: Outcome {
+            status,
+            file: FILE,
+            data: vec![1, 2, 3],
+        },
+        position: LARGE,
+        confirmed: 5,
+    };
+    statuses.into_iter().map(reply).collect()
+}
+
+fn requests() -> Vec<Body> {
+    let acknowledges = examples!(Acknowledge {
+        Acknowledge::Sent => [Acknowledge::Sent],
+        Acknowledge::Primary => [Acknowledge::Primary],
+        Acknowledge::All => [Acknowledge::All],
+    });
+    let request = |(operation, acknowledge)| Body::Request {
+        slot: 0x1234,
+        acknowledge,
+        operation,
+    };
+    let all = operations()
+        .into_iter()
+        .zip(acknowledges.into_iter().cycle());
+    all.map(request).collect()
+}
+
+fn resumes() -> Vec<Body> {
+    let replay = |(operation, number)| Replay {
+        sequence: Sequence::new(7, number),
+        slot: 2,
+        request: 4,
+        operation,
+    };
+    let replays = operations().into_iter().zip(100..).map(replay).collect();
+    vec![
+        Body::Resume { replays },
+        Body::Resume {
+            replays: Vec::new(),
+        },
+    ]
+}
+
+/// Every kind of message, those with contents in more than one form.
+fn bodies() -> Vec<Body> {
+    let tail = Sequence::new(0x2122_2324, LARGE);
+    let fetches = examples!(Fetch {
+        Fetch::Data => [Fetch::Data],
+        Fetch::Refill => [Fetch::Refill],
+    });
+    let [first, second] = fetches[..] else {
+        panic!("two reasons")
+    };
+    let mut bodies = examples!(Body {
+        Body::Heartbeat { .. } => [Body::Heartbeat { sent_at_ns: LARGE, position: 2, confirmed: 3 }],
+        Body::Lease { .. } => [Body::Lease { sent_at_ns: LARGE, tail: 2, is_caught_up: true }],
+        Body::Records { .. } => [
+            Body::Records { from: LARGE, records: vec![0x5a; 192] },
+            Body::Records { from: LARGE, records: vec![1, 2, 3] },
+            Body::Records { from: 0, records: Vec::new() },
+        ],
+        Body::Tail { .. } => [Body::Tail { tail: LARGE, is_caught_up: false }],
+        Body::Gap { .. } => [Body::Gap { from: LARGE }],
+        Body::Fetch { .. } => [
+            Body::Fetch { fetch: first, offset: u64::MAX, length: u32::MAX },
+            Body::Fetch { fetch: second, offset: 0, length: 0 },
+        ],
+        Body::Range { .. } => [
+            Body::Range { fetch: first, offset: LARGE, position: 64, bytes: vec![9; 70] },
+            Body::Range { fetch: second, offset: 0, position: 0, bytes: Vec::new() },
+        ],
+        Body::Join { .. } => [Body::Join { from: LARGE, version: u64::MAX }],
+        Body::Welcome { .. } => [Body::Welcome { from: LARGE, position: 1 }],
+        Body::Candidate { .. } => [Body::Candidate { tail }],
+        Body::Support { .. } => [Body::Support { tail, is_sound: true }],
+        Body::OpenSession => [Body::OpenSession],
+        Body::SessionOpened { .. } => [Body::SessionOpened { slots: 0x1234 }],
+        Body::KeepAlive => [Body::KeepAlive],
+        Body::Alive { .. } => [Body::Alive { confirmed: LARGE, valid_ns: 7 }],
+        Body::Expired => [Body::Expired],
+        Body::Request { .. } => [Body::Request {
+            slot: u16::MAX,
+            acknowledge: Acknowledge::All,
+            operation: Operation::Sync { file: FILE },
+        }],
+        Body::Reply { .. } => [Body::Reply {
+            slot: u16::MAX,
+            outcome: Outcome::default(),
+            position: 0,
+            confirmed: 0,
+        }],
+        Body::Resume { .. } => [Body::Resume { replays: Vec::new() }],
+        Body::Resumed => [Body::Resumed],
+        Body::OpenKeys => [Body::OpenKeys],
+        Body::Key { .. } => [Body::Key { member: 3, key: u64::MAX }],
+        Body::OpenKey { .. } => [Body::OpenKey { session: u64::MAX }],
+        Body::KeyOpened { .. } => [Body::KeyOpened { session: 4, key: u64::MAX }],
+        Body::CloseKey { .. } => [Body::CloseKey { session: 5 }],
+        Body::KeyClosed { .. } => [Body::KeyClosed { session: u64::MAX }],
+    });
+    bodies.extend(requests());
+    bodies.extend(replies());
+    bodies.extend(resumes());
+    bodies
+}
+
+fn decode(bytes: &[u8]) -> Result<Message, Malformed> {
+    Message::decode(bytes, &Defects::default())
+}
+
+fn messages() -> impl Iterator<Item = (Message, Vec<u8>)> {
+    bodies().into_iter().map(|body| {
+        let message = Message {
+            envelope: ENVELOPE,
+            body,
+        };
+        let bytes = message.encode();
+        (message, bytes)
+    })
+}
+
+/// A message with any kind, length and body, and the right checksum.
+fn lying(kind: u8, length: u32, body: &[u8]) -> Vec<u8> {
+    let envelope = ENVELOPE;
+    let mut bytes = Message {
+        envelope,
+        body: Body::Resumed,
+    }
+    .encode();
+    let is_honest = length as usize == body.len();
+    let body = if is_in_halves(kind) {
+        halves::encode(body)
+    } else {
+        body.to_vec()
+    };
+    let length = if is_honest { body.len() as u32 } else { length };
+    bytes[3] = kind;
+    bytes[44..48].copy_from_slice(&length.to_le_bytes());
+    bytes.extend(body);
+    seal(&mut bytes);
+    bytes
+}
+
+/// Why a body of this kind is refused.
+fn objection(kind: u8, body: &[u8]) -> &'static str {
+    decode(&lying(kind, body.len() as u32, body))
+        .expect_err("the body lies")
+        .0
+}
+
+#[test]
+fn every_kind_survives() {
+    for (message, bytes) in messages() {
+        assert_eq!(decode(&bytes), Ok(message));
+    }
+}
+
+#[test]
+fn every_kind_that_can_be_received_has_an_example() {
+    let mut known: Vec<u8> = bodies().iter().map(Body::kind).collect();
+    known.sort_unstable();
+    known.dedup();
+    let is_known =
+        |kind: &u8| decode(&lying(*kind, 0, b"")) != Err(Malformed("its kind is unknown"));
+    let received: Vec<u8> = (0..=u8::MAX).filter(is_known).collect();
+    assert_eq!(received, known);
+}
+
+#[test]
+fn what_was_cut_or_made_longer_is_refused() {
+    for (message, bytes) in messages() {
+        for end in 0..bytes.len() {
+            assert!(decode(&bytes[..end]).is_err(), "{message:?} up to {end}");
+        }
+        let longer = [&bytes[..], &[0]].concat();
+        assert!(decode(&longer).is_err(), "{message:?}");
+        // The checksum does not save a body that ends early or late.
+        let mut body = Writer::default();
+        message.body.write(&mut body);
+        let body = &body.bytes;
+        if !matches!(message.body, Body::Records { .. }) {
+            for end in 0..body.len() {
+                objection(message.body.kind(), &body[..end]);
+            }
+            objection(message.body.kind(), &[&body[..], &[0]].concat());
+        }
+    }
+}
+
+#[test]
+fn one_wrong_bit_is_refused_or_repaired() {
+    for (message, bytes) in messages() {
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let Ok(decoded) = decode(&damaged) else {
+                continue;
+            };
+            assert!(is_in_halves(message.body.kind()), "{message:?}: bit {bit}");
+            assert_eq!(decoded, message, "bit {bit}");
+        }
+    }
+}
+
+/// Damage in any one place of the records is repaired; beyond that they are refused.
+#[test]
+fn records_are_repaired_or_refused() {
+    let records: Vec<u8> = (0..192).map(|at| at as u8 ^ 0x33).collect();
+    let body = Body::Records { from: 640, records };
+    let message = Message {
+        envelope: ENVELOPE,
+        body,
+    };
+    let bytes = message.encode();
+    for at in HEADER + 16..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 0xff;
+        assert_eq!(decode(&damaged).as_ref(), Ok(&message), "{at}");
+    }
+    let mut damaged = bytes.clone();
+    (damaged[80], damaged[200]) = (!bytes[80], !bytes[200]);
+    assert_eq!(
+        decode(&damaged),
+        Err(Malformed("both halves of its body are damaged"))
+    );
+}
+
+#[test]
+fn lengths_over_their_bounds_are_refused_before_anything_is_allocated() {
+    let bound = "a length is over its bound";
+    let field = |before: &[u8], length: u32| [before, &length.to_le_bytes()].concat();
+    let of_file = |kind: u8, rest: &[u8]| [&[0, 0, 1, kind][..], &[0; 12], rest].concat();
+    // Not one of them has the bytes that it promises: what is refused for its bound was not looked for.
+    assert_eq!(objection(7, &field(&[0; 17], BODY_MAX as u32 + 1)), bound);
+    for kind in 1..=4 {
+        assert_eq!(objection(37, &of_file(kind, &256_u32.to_le_bytes())), bound);
+    }
+    let data = field(&[0; 8], DATA_MAX as u32 + 1);
+    assert_eq!(objection(37, &of_file(5, &data)), bound);
+    assert_eq!(objection(38, &field(&[0; 15], u32::MAX)), bound);
+    let more = "it asks for more than a message holds";
+    assert_eq!(objection(37, &of_file(6, &data)), more);
+    let replays = (REPLAYS_MAX as u16 + 1).to_le_bytes();
+    assert_eq!(
+        objection(39, &replays),
+        "it replays more than a session may have"
+    );
+    let length = "its length is not what it says";
+    for (says, has) in [
+        (1, 0),
+        (0, 1),
+        (u32::MAX, 0),
+        (BODY_MAX as u32 + 1, BODY_MAX + 1),
+    ] {
+        let bytes = lying(40, says, &vec![0; has]);
+        assert_eq!(decode(&bytes), Err(Malformed(length)), "{says} {has}");
+    }
+}
+
+#[test]
+fn names_are_names() {
+    for name in [&b""[..], b"a/b", b"a\0b"] {
+        let mut body = vec![0, 0, 1, 1];
+        body.extend([0; 12]);
+        body.extend((name.len() as u32).to_le_bytes());
+        body.extend(name);
+        assert_eq!(
+            objection(37, &body),
+            "a name is empty or has a slash or a zero in it"
+        );
+    }
+}
+
+#[test]
+fn values_without_meaning_are_refused() {
+    assert_eq!(
+        objection(4, &[0, 0, 0, 0, 0, 0, 0, 0, 2]),
+        "a yes or no is neither"
+    );
+    assert_eq!(objection(6, &[2; 13]), "it fetches nothing known");
+    assert_eq!(
+        objection(37, &[0, 0, 3]),
+        "it asks for no known acknowledgement"
+    );
+    let unknown = [&[0, 0, 1, 0][..], &[0; 12]].concat();
+    assert_eq!(objection(37, &unknown), "its operation is unknown");
+    assert_eq!(objection(38, &[0, 0, 9]), "its outcome is unknown");
+}
+
+#[test]
+fn positions_and_times_can_be_added() {
+    let over = "a position or a time is over its bound";
+    for (message, bytes) in messages() {
+        if matches!(message.body, Body::Gap { .. }) {
+            let kind = bytes[3];
+            assert_eq!(objection(kind, &(1_u64 << 62).to_le_bytes()), over);
+            let most = ((1_u64 << 62) - 1).to_le_bytes();
+            assert!(decode(&lying(kind, 8, &most)).is_ok());
+        }
+    }
+    let heartbeat = [&[0; 16][..], &u64::MAX.to_le_bytes()].concat();
+    assert_eq!(objection(1, &heartbeat), over);
+    let candidate = [&[0; 4][..], &u64::MAX.to_le_bytes()].concat();
+    assert_eq!(objection(10, &candidate), over);
+}
+
+#[test]
+fn another_beginning_or_version_is_refused() {
+    let (_, bytes) = messages().next().expect("there are examples");
+    for (at, objection) in [
+        (0, "it does not begin as one"),
+        (1, "it does not begin as one"),
+        (2, "it is of another version"),
+    ] {
+        let mut other = bytes.clone();
+        other[at] += 1;
+        seal(&mut other);
+        assert_eq!(decode(&other), Err(Malformed(objection)));
+    }
+}
+
+#[test]
+fn messages_of_another_cluster_are_dropped() {
+    let map = crate::UnitMap {
+        version: 1,
+        epoch: 1,
+        primary: 2,
+        members: vec![1, 2],
+        in_sync: vec![1, 2],
+        lineage: vec![crate::EpochStart { epoch: 1, start: 0 }],
+    };
+    let options = Options::default();
+    let answers = |cluster| {
+        let tail = Sequence::new(1, 64);
+        let mut member = Member::new(
+            1,
+            options.clone(),
+            Defects::default(),
+            tail,
+            map.lineage.clone(),
+            0,
+        );
+        member.handle_map(0, map.clone());
+        let envelope = Envelope {
+            cluster,
+            epoch: 1,
+            from: 2,
+            ..Envelope::default()
+        };
+        let body = Body::Heartbeat {
+            sent_at_ns: 5,
+            position: 64,
+            confirmed: 64,
+        };
+        member.handle_message(1, &Message { envelope, body }.encode());
+        member.poll_transmit().is_some()
+    };
+    assert!(answers(options.cluster));
+    assert!(!answers(options.cluster + 1));
+}
+
+/// The diagram in the module's documentation: names, offsets and sizes of the header's fields.
+fn diagram() -> Vec<(&'static str, usize, usize)> {
+    let text = include_str!("../wire.rs");
+    let (_, text) = text.split_once("```text\n").expect("a diagram");
+    let (text, _) = text.split_once("//! ```").expect("an end of it");
+    let mut fields = Vec::new();
+    let mut end = 0;
+    for line in text
+        .lines()
+        .map(|line| line.trim_start_matches("//! ").trim())
+    {
+        let (offset, rest) = line.split_once(' ').expect("an offset");
+        assert_eq!(offset.parse(), Ok(end), "{line}");
+        if rest.starts_with("body") {
+            break;
+        }
+        for field in rest.split('|') {
+            let (name, size) = field.trim().split_once(' ').expect("a name and a size");
+            let size: usize = size.parse().expect("a size");
+            fields.push((name, end, size));
+            end += size;
+        }
+    }
+    assert_eq!(end, HEADER, "the body begins behind the last field");
+    fields
+}
+
+#[test]
+fn the_header_is_as_drawn() {
+    let body = Body::KeepAlive;
+    let kind = body.kind();
+    let mut bytes = Message {
+        envelope: ENVELOPE,
+        body,
+    }
+    .encode();
+    bytes[44..48].copy_from_slice(&0xa1a2_a3a4_u32.to_le_bytes());
+    let crc = u32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));
+    let value = |at: usize, size: usize| {
+        let mut word = [0; 8];
+        word[..size].copy_from_slice(&bytes[at..at + size]);
+        u64::from_le_bytes(word)
+    };
+    let expected = [
+        ("magic", u64::from(MAGIC)),
+        ("version", u64::from(VERSION)),
+        ("kind", u64::from(kind)),
+        ("crc", u64::from(crc)),
+        ("cluster", ENVELOPE.cluster),
+        ("epoch", u64::from(ENVELOPE.epoch)),
+        ("tenant", u64::from(ENVELOPE.tenant)),
+        ("session", ENVELOPE.session),
+        ("request", ENVELOPE.request),
+        ("from", u64::from(ENVELOPE.from)),
+        ("length", 0xa1a2_a3a4),
+    ];
+    let drawn: Vec<_> = diagram()
+        .into_iter()
+        .map(|(name, at, size)| (name, value(at, size)))
+        .collect();
+    assert_eq!(drawn, expected);
+}

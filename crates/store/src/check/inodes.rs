@@ -6,7 +6,7 @@ use super::Checker;
 use crate::attributes::FileKind;
 use crate::file::SIZE_MAX;
 use crate::layout::extent::{DEPTH_MAX, Extent};
-use crate::layout::inode::{INLINE_TARGET_MAX, INODE, Inode, KIND_MASK, ROOT_ENTRIES};
+use crate::layout::inode::{FLAG_GRANT, INLINE_TARGET_MAX, INODE, Inode, KIND_MASK, ROOT_ENTRIES};
 use crate::tree::entries_are_valid;
 use crate::{BLOCK, ROOT, SYSTEM};
 
@@ -23,6 +23,8 @@ pub struct Live {
     pub is_orphan: bool,
     /// What it points to can be followed.
     pub is_sound: bool,
+    /// Its blocks hold what nobody has agreed on yet.
+    pub is_grant: bool,
     /// It has extents behind its end.
     pub is_cut: bool,
     /// Names that were found to lead here.
@@ -122,7 +124,10 @@ impl Checker<'_> {
                 inode.mode & !(KIND_MASK | 0o7777) != 0,
                 "the mode has unknown bits",
             ),
-            (inode.flags != 0, "the inode has unknown flags"),
+            (
+                inode.flags & !FLAG_GRANT != 0,
+                "the inode has unknown flags",
+            ),
             (
                 inode.attributes != 0,
                 "the inode has extended attributes, which this format does not have",
@@ -157,6 +162,7 @@ impl Checker<'_> {
             parent: inode.parent,
             is_orphan,
             is_sound,
+            is_grant: inode.flags & FLAG_GRANT != 0,
             is_cut: false,
             names: 0,
             subdirectories: 0,

@@ -3,7 +3,7 @@
 use super::Checker;
 use super::inodes::{Live, NONE};
 use crate::attributes::FileKind;
-use crate::is_root;
+use crate::{SYSTEM, is_root};
 
 /// What is known about the way to a directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,18 @@ impl Checker<'_> {
     /// Checks what can be said once all names were counted.
     pub(super) fn check_links(&mut self) {
         for index in 0..self.live.len() {
-            let number = self.live[index].number;
+            let Live {
+                number,
+                named_in,
+                is_grant,
+                links,
+                ..
+            } = self.live[index];
+            let directory = self.live.get(named_in as usize).map(|live| live.number);
+            // One without a name is being reclaimed.
+            if is_grant && links > 0 && directory != Some(SYSTEM) {
+                self.inode_finding(number, "only a file in the system directory can be a grant");
+            }
             for what in link_findings(&self.live[index]) {
                 self.inode_finding(number, what);
             }

@@ -16,6 +16,9 @@ pub const ROOT_ENTRIES: usize = 4;
 /// Bytes of a symbolic link's target that fit into the inode.
 pub const INLINE_TARGET_MAX: usize = 128;
 
+/// Flag of a file of the system directory whose blocks others fill: its data has no checksums.
+pub const FLAG_GRANT: u32 = 1;
+
 /// `S_IFMT`: the bits of the mode that tell the kind.
 pub const KIND_MASK: u32 = 0o170_000;
 
@@ -53,7 +56,7 @@ pub struct Inode {
     pub project: u32,
     /// When the file was made, nanoseconds since 1970.
     pub created_ns: i64,
-    /// Inode flags; none is defined yet.
+    /// [`FLAG_GRANT`], or none.
     pub flags: u32,
     /// Levels of the extent tree below the root; 0: the root holds extents.
     pub depth: u16,

@@ -2,5 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod common;
+mod grants;
 mod replica;
 mod system;

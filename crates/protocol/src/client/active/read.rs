@@ -2,7 +2,7 @@
 
 use super::transfer::{TransferKind, TransferOutcome};
 use super::{BLOCK, Client, Layout, Run, Ticket};
-use crate::checksum;
+use crate::block_checksum;
 use crate::defects::Defect;
 use crate::map::NodeId;
 use crate::wire::active::LAYOUT_MAX;
@@ -87,7 +87,7 @@ impl Reading {
             let blocks = bytes.chunks(BLOCK as usize);
             let is_right = blocks
                 .zip(&piece.checksums)
-                .all(|(block, crc)| checksum(block) == *crc);
+                .all(|(block, crc)| block_checksum(block) == *crc);
             if !is_right && !ignores_checksums {
                 return None;
             }
@@ -254,6 +254,7 @@ impl Client {
                     data,
                     ..Outcome::default()
                 };
+                self.one_sided.1 += 1;
                 self.finish(ticket, outcome);
             }
             None => {

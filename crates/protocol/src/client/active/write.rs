@@ -3,7 +3,7 @@
 use super::transfer::TransferKind;
 use super::{BLOCK, Extent, Layout};
 use super::{Client, Run, Ticket};
-use crate::checksum;
+use crate::block_checksum;
 use crate::map::NodeId;
 use crate::wire::active::GRANT_MAX;
 use crate::wire::{Acknowledge, FileId, Operation, Outcome, Status};
@@ -65,7 +65,7 @@ impl Writing {
             file: self.file,
             offset: self.offset,
             grant_block: self.blocks.first().map_or(0, |(number, _)| *number),
-            checksums: blocks.map(checksum).collect(),
+            checksums: blocks.map(block_checksum).collect(),
             size: self.offset + self.data.len() as u64,
         }
     }
@@ -197,6 +197,7 @@ impl Client {
             self.give_back(ticket);
             self.write_by_message(ticket);
         } else {
+            self.one_sided.0 += u64::from(outcome.status == Status::Done);
             self.finish(ticket, outcome);
         }
     }

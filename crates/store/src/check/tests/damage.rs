@@ -119,7 +119,8 @@ fn damage_of_inodes_is_found() {
         Inode SMALL, [at!(Inode.mode), 4] = 0o030_644 => "is of no kind of file";
         Inode SMALL, [at!(Inode.mode), 4] = 0o1_100_644 => "unknown bits";
         Inode SMALL, [at!(Inode.mode), 4] = 0 => "the inode is free, but not cleared";
-        Inode SMALL, [at!(Inode.flags), 4] = 1 => "unknown flags";
+        Inode SMALL, [at!(Inode.flags), 4] = 2 => "unknown flags";
+        Inode SMALL, [at!(Inode.flags), 4] = 1 => "only a file in the system directory can be";
         Inode SMALL, [at!(Inode.attributes), 8] = 30 => "extended attributes";
         Inode SMALL, [at!(Inode.parent), 8] = 1 => "only directories have a parent";
         Inode SMALL, [at!(Inode.entries), 8] = 1 => "only directories have entries";

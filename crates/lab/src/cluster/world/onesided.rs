@@ -1,0 +1,218 @@
+//! One-sided transfers: they land when they land, whatever became of their sender, and without the member's doing.
+
+use protocol::client::{Transfer, TransferKind, TransferOutcome};
+
+use super::super::time::{MILLISECOND, SECOND, Time};
+use super::{Event, FIRST_CLIENT, World};
+
+const BLOCK: u32 = store::BLOCK as u32;
+/// How many of a thousand writes are stuck on their way, and how long at most.
+const STUCK_PERMILLE: u32 = 10;
+const STUCK_NS: Time = 8 * SECOND;
+/// What ending all sessions and freeing their grants may take.
+const FREED_WITHIN: Time = 8 * SECOND;
+
+/// Who waits for a transfer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sender {
+    client: usize,
+    incarnation: u64,
+    wr_id: u64,
+}
+
+/// A read is torn: each block is read at its own instant.
+pub struct Gathered {
+    blocks: Vec<Option<Vec<u8>>>,
+}
+
+/// Something on its way to a member's memory, or back.
+pub enum Flight {
+    /// Arrives at the member; `block` says which part of a read it is.
+    Out {
+        sender: Sender,
+        transfer: Transfer,
+        block: usize,
+    },
+    /// Arrives at the client.
+    Back {
+        sender: Sender,
+        outcome: TransferOutcome,
+        block: usize,
+    },
+}
+
+impl World {
+    /// Ends all clients: when their sessions are over, no block of their grants may be left.
+    pub(super) fn end_clients(&mut self) -> Result<(), String> {
+        let now = self.queue.now();
+        for worker in &mut self.workers {
+            worker.crash(now, &mut self.lost);
+        }
+        self.run_until(now + FREED_WITHIN)?;
+        self.run_until_quiet(now + 2 * FREED_WITHIN)?;
+        let region = crate::pool::copy(&self.machines[0].memory().region())?;
+        let store = store::Store::open(region, store::Options::default())
+            .map_err(|error| format!("the pool does not open: {error}"))?;
+        let system = store.system();
+        for index in 0..self.setup.options.sessions {
+            let Ok(grant) = store.lookup(&system, format!("grant{index}").as_bytes()) else {
+                continue;
+            };
+            let layout = store.layout(&grant, 0, u64::MAX);
+            let layout = layout.map_err(|error| format!("grant {index}: {error}"))?;
+            if !layout.mapped.is_empty() {
+                return Err(format!("blocks of grant {index} are lost: {layout:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts what a client's machine asks for.
+    pub(super) fn start_transfers(&mut self, now: Time, client: usize) {
+        let worker = &mut self.workers[client];
+        let transfers = std::mem::take(&mut worker.transfers);
+        let incarnation = worker.incarnation;
+        for transfer in transfers {
+            let sender = Sender {
+                client,
+                incarnation,
+                wr_id: transfer.wr_id,
+            };
+            match &transfer.kind {
+                TransferKind::Write(_) => self.start_write(now, sender, transfer),
+                TransferKind::Read(length) => {
+                    let length = *length;
+                    self.start_read(now, sender, &transfer, length);
+                }
+            }
+        }
+    }
+
+    fn start_write(&mut self, now: Time, sender: Sender, transfer: Transfer) {
+        let TransferKind::Write(bytes) = &transfer.kind else {
+            return;
+        };
+        let from = FIRST_CLIENT + sender.client as u32;
+        for delivery in self.fabric.send(now, from, transfer.to, bytes) {
+            let mut at = delivery.at;
+            if self.random.chance(STUCK_PERMILLE) {
+                at += self.random.between(MILLISECOND, STUCK_NS);
+            }
+            let transfer = Transfer {
+                kind: TransferKind::Write(delivery.bytes),
+                ..transfer.clone()
+            };
+            let block = 0;
+            let out = Flight::Out {
+                sender,
+                transfer,
+                block,
+            };
+            self.queue.add(at, Event::Flight(out));
+        }
+    }
+
+    fn start_read(&mut self, now: Time, sender: Sender, transfer: &Transfer, length: u32) {
+        let from = FIRST_CLIENT + sender.client as u32;
+        let blocks = length.div_ceil(BLOCK) as usize;
+        let gathered = Gathered {
+            blocks: vec![None; blocks],
+        };
+        self.gathered.insert(sender, gathered);
+        for block in 0..blocks {
+            let at = block as u32 * BLOCK;
+            let part = Transfer {
+                offset: transfer.offset + u64::from(at),
+                kind: TransferKind::Read((length - at).min(BLOCK)),
+                ..transfer.clone()
+            };
+            for delivery in self.fabric.send(now, from, transfer.to, &[]) {
+                let transfer = part.clone();
+                let out = Flight::Out {
+                    sender,
+                    transfer,
+                    block,
+                };
+                self.queue.add(delivery.at, Event::Flight(out));
+            }
+        }
+    }
+
+    /// Something arrives.
+    pub(super) fn land(&mut self, now: Time, flight: Flight) {
+        match flight {
+            Flight::Out {
+                sender,
+                transfer,
+                block,
+            } => {
+                let member = transfer.to;
+                if let Some(outcome) = self.machines[member as usize].land(&transfer) {
+                    self.answer_transfer(now, member, sender, outcome, block);
+                }
+            }
+            Flight::Back {
+                sender,
+                outcome,
+                block,
+            } => self.transfer_ended(now, sender, outcome, block),
+        }
+    }
+
+    fn answer_transfer(
+        &mut self,
+        now: Time,
+        member: u32,
+        sender: Sender,
+        outcome: TransferOutcome,
+        block: usize,
+    ) {
+        let to = FIRST_CLIENT + sender.client as u32;
+        let bytes = match &outcome {
+            TransferOutcome::Read(bytes) => bytes.as_slice(),
+            _ => &[],
+        };
+        for delivery in self.fabric.send(now, member, to, bytes) {
+            let outcome = match &outcome {
+                TransferOutcome::Read(_) => TransferOutcome::Read(delivery.bytes),
+                other => other.clone(),
+            };
+            let back = Flight::Back {
+                sender,
+                outcome,
+                block,
+            };
+            self.queue.add(delivery.at, Event::Flight(back));
+        }
+    }
+
+    fn transfer_ended(
+        &mut self,
+        now: Time,
+        sender: Sender,
+        mut outcome: TransferOutcome,
+        block: usize,
+    ) {
+        if let TransferOutcome::Read(bytes) = &mut outcome {
+            let Some(gathered) = self.gathered.get_mut(&sender) else {
+                return;
+            };
+            gathered.blocks[block] = Some(std::mem::take(bytes));
+            if gathered.blocks.iter().any(Option::is_none) {
+                return;
+            }
+            *bytes = gathered.blocks.drain(..).flatten().flatten().collect();
+        }
+        self.gathered.remove(&sender);
+        let Sender {
+            client,
+            incarnation,
+            wr_id,
+        } = sender;
+        if self.workers[client].incarnation == incarnation {
+            self.client_step(now, client, |client, local| {
+                client.handle_transfer(local, wr_id, outcome);
+            });
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Two pools compared in all bytes that anything can reach: what the pools of a unit have in common.
+//!
+//! Not compared are the superblock and the ring, which are each pool's own; blocks that are free, and their checksums;
+//! and what is in the blocks of grants, about which nobody has agreed yet.
+
+use std::collections::BTreeSet;
+
+use pmem::Region;
+use store::BLOCK;
+use store::layout::extent::{ENTRIES, Extent, NodeHeader};
+use store::layout::inode::{FLAG_GRANT, INODE, Inode};
+use store::layout::superblock::{SUPERBLOCKS, Superblock};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+const BLOCK_U64: u64 = BLOCK as u64;
+/// Blocks before a group's checksums: the header and three bitmaps.
+const MAPS: u64 = 4;
+
+/// The image in a region, as it is: what its ring holds was replayed.
+struct Image<'a> {
+    region: &'a Region,
+    superblock: Superblock,
+}
+
+/// The first difference between the images in two regions, in words. Nothing may be under way in either.
+pub fn difference(first: &Region, second: &Region) -> Option<String> {
+    let [first, second] = [first, second].map(Image::new);
+    let geometry = |image: &Image<'_>| {
+        let it = &image.superblock;
+        (it.image_length, it.blocks_per_group, it.inodes_per_group)
+    };
+    if geometry(&first) != geometry(&second) {
+        return Some("the images have different forms".into());
+    }
+    let grants = first.grant_blocks();
+    (0..first.groups()).find_map(|group| first.group_difference(&second, group, &grants))
+}
+
+impl<'a> Image<'a> {
+    fn new(region: &'a Region) -> Image<'a> {
+        let mut superblock = Superblock::new_zeroed();
+        region.read(SUPERBLOCKS[0], superblock.as_mut_bytes());
+        Image { region, superblock }
+    }
+
+    fn per_group(&self) -> u64 {
+        self.superblock.blocks_per_group.into()
+    }
+
+    fn groups(&self) -> u64 {
+        (self.superblock.image_length / BLOCK_U64).div_ceil(self.per_group())
+    }
+
+    fn read(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.region
+            .read(self.superblock.image_offset + offset, &mut bytes);
+        bytes
+    }
+
+    fn block(&self, block: u64) -> Vec<u8> {
+        self.read(block * BLOCK_U64, BLOCK)
+    }
+
+    /// First block of the inode table, and first data block, in a group.
+    fn parts(&self) -> (u64, u64) {
+        let inodes = MAPS + (self.per_group() * 4).div_ceil(BLOCK_U64);
+        let table = u64::from(self.superblock.inodes_per_group) * INODE as u64 / BLOCK_U64;
+        (inodes, inodes + table)
+    }
+
+    fn group_difference(
+        &self,
+        other: &Image<'_>,
+        group: u64,
+        grants: &BTreeSet<u64>,
+    ) -> Option<String> {
+        let start = group * self.per_group();
+        let end = (start + self.per_group()).min(self.superblock.image_length / BLOCK_U64);
+        let (inodes, data) = self.parts();
+        for inside in (0..MAPS).chain(inodes..data) {
+            let block = start + inside;
+            let what = match inside {
+                0 => "the group header",
+                1 => "the bitmap of blocks",
+                2 => "the bitmap of inodes",
+                3 => "the bitmap of orphans",
+                _ => "the inode table",
+            };
+            if let Some(at) = first_difference(&self.block(block), &other.block(block)) {
+                return Some(format!(
+                    "{what} of group {group} differs at byte {at} of block {block}"
+                ));
+            }
+        }
+        let bitmap = self.block(start + 1);
+        let is_used = |inside: u64| bitmap[inside as usize / 8] >> (inside % 8) & 1 != 0;
+        let blocks = start + data..end;
+        for block in blocks.filter(|block| is_used(block - start) && !grants.contains(block)) {
+            let crc = (start + MAPS) * BLOCK_U64 + (block - start) * 4;
+            if self.read(crc, 4) != other.read(crc, 4) {
+                return Some(format!("the checksum of block {block} differs"));
+            }
+            if let Some(at) = first_difference(&self.block(block), &other.block(block)) {
+                return Some(format!("block {block} differs at byte {at}"));
+            }
+        }
+        None
+    }
+
+    /// The data blocks of all grants.
+    fn grant_blocks(&self) -> BTreeSet<u64> {
+        let mut blocks = BTreeSet::new();
+        let (inodes, data) = self.parts();
+        for group in 0..self.groups() {
+            let table = (inodes..data).map(|inside| self.block(group * self.per_group() + inside));
+            for bytes in table.collect::<Vec<_>>().concat().chunks_exact(INODE) {
+                let inode = Inode::read_from_bytes(bytes).expect("the chunk has an inode's size");
+                if inode.mode != 0 && inode.flags & FLAG_GRANT != 0 {
+                    let root = &inode.root[..inode.count as usize];
+                    self.add_blocks(root, inode.depth, &mut blocks);
+                }
+            }
+        }
+        blocks
+    }
+
+    fn add_blocks(&self, entries: &[Extent], level: u16, blocks: &mut BTreeSet<u64>) {
+        for entry in entries {
+            if level == 0 {
+                blocks.extend(entry.physical..entry.physical + u64::from(entry.length));
+                continue;
+            }
+            let node = self.block(entry.physical);
+            let (header, _) = NodeHeader::read_from_prefix(&node).expect("a node is a block");
+            let children: Vec<Extent> = node[ENTRIES..]
+                .chunks_exact(size_of::<Extent>())
+                .take(header.count as usize)
+                .map(|bytes| Extent::read_from_bytes(bytes).expect("the chunk has its size"))
+                .collect();
+            self.add_blocks(&children, level - 1, blocks);
+        }
+    }
+}
+
+fn first_difference(first: &[u8], second: &[u8]) -> Option<usize> {
+    first.iter().zip(second).position(|(a, b)| a != b)
+}
