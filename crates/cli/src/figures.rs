@@ -109,7 +109,8 @@ pub fn kind_name(kind: FileKind) -> &'static str {
 }
 
 /// A device number as `ls -l` shows it.
-pub fn show_device(device: u64) -> String {
+pub fn show_device(device: u32) -> String {
+    let device = u64::from(device);
     format!(
         "{},{}",
         rustix::fs::major(device),

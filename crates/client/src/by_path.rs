@@ -52,7 +52,7 @@ impl FileSystem {
     pub fn make_directory(&self, path: impl AsRef<Path>, permissions: u32) -> Result<(), Error> {
         self.at(path.as_ref(), |bytes| {
             let (directory, name, _) = self.new_name(bytes)?;
-            self.create_node(
+            self.store().create(
                 &directory,
                 &name,
                 &new_inode(FileKind::Directory, permissions, b""),
@@ -142,7 +142,7 @@ impl FileSystem {
             if slash {
                 return Err(StoreError::NotFound.into());
             }
-            self.create_node(
+            self.store().create(
                 &directory,
                 &name,
                 &new_inode(FileKind::Symlink, 0o777, target),
@@ -240,16 +240,21 @@ impl FileSystem {
             let Part::Name(name) = &last.part else {
                 return self.open_node(walk.resolve(last, true)?, flags);
             };
+            let may_create = !last.slash && !flags.directory;
+            let create = || {
+                let new = new_inode(FileKind::Regular, permissions, b"");
+                Ok(self.create_file(walk.directory(), name, &new, flags)?)
+            };
+            if flags.create && flags.exclusive && may_create {
+                // It finds out by itself whether the name is there.
+                return create();
+            }
             let node = match self.store().lookup(walk.directory(), name) {
                 Ok(_) if flags.create && flags.exclusive => return Err(StoreError::Exists.into()),
                 Ok(node) => node,
+                Err(StoreError::NotFound) if flags.create && may_create => return create(),
                 Err(StoreError::NotFound) if flags.create => {
-                    if last.slash || flags.directory {
-                        return Err(StoreError::IsADirectory.into());
-                    }
-                    let new = new_inode(FileKind::Regular, permissions, b"");
-                    let node = self.create_node(walk.directory(), name, &new)?;
-                    return self.open_created(node, flags);
+                    return Err(StoreError::IsADirectory.into());
                 }
                 Err(error) => return Err(error.into()),
             };

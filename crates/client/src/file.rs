@@ -27,12 +27,17 @@ impl File {
         flags: OpenFlags,
     ) -> Result<File, Cause> {
         store.hold(&node)?;
-        Ok(File {
+        Ok(File::held(store, node, flags))
+    }
+
+    /// Takes over a hold of the node.
+    pub(crate) fn held(store: &Arc<Store>, node: Arc<Node>, flags: OpenFlags) -> File {
+        File {
             store: store.clone(),
             node,
             flags,
             position: Mutex::new(0),
-        })
+        }
     }
 
     /// The file's inode number.

@@ -14,8 +14,6 @@ use crate::{Cause, Error, File, OpenFlags};
 /// The root directory's inode number.
 pub const ROOT: u64 = store::ROOT;
 
-const SET_GROUP: u32 = 0o2000;
-
 /// A file system in a pool that this process has opened. Clones share it.
 #[derive(Clone)]
 pub struct FileSystem {
@@ -107,7 +105,7 @@ impl FileSystem {
     /// Creates a file, directory, symbolic link or special file. In a directory with the set-group bit it gets the
     /// directory's group, and a directory the bit too.
     pub fn create(&self, directory: u64, name: &[u8], new: &NewInode) -> Result<Attributes, Error> {
-        let node = self.create_node(&self.node(directory)?, name, new)?;
+        let node = self.store.create(&self.node(directory)?, name, new)?;
         Ok(self.store.attributes(&node))
     }
 
@@ -194,8 +192,8 @@ impl FileSystem {
         flags: OpenFlags,
     ) -> Result<(Attributes, File), Error> {
         let directory = self.node(directory)?;
-        let file = settle(|| match self.create_node(&directory, name, new) {
-            Ok(node) => self.open_created(node, flags),
+        let file = settle(|| match self.create_file(&directory, name, new, flags) {
+            Ok(file) => Ok(file),
             Err(store::Error::Exists) if !flags.exclusive => {
                 // If it is gone by now, the next attempt creates it.
                 let found = self.store.lookup(&directory, name);
@@ -229,32 +227,16 @@ impl FileSystem {
         self.store.node(number)
     }
 
-    pub(crate) fn create_node(
+    /// Creates a file and opens it, whatever its permissions are.
+    pub(crate) fn create_file(
         &self,
         directory: &Arc<Node>,
         name: &[u8],
         new: &NewInode,
-    ) -> Result<Arc<Node>, store::Error> {
-        let parent = self.store.attributes(directory);
-        if parent.permissions & SET_GROUP == 0 {
-            return self.store.create(directory, name, new);
-        }
-        let inherited = if new.kind == FileKind::Directory {
-            SET_GROUP
-        } else {
-            0
-        };
-        let new = NewInode {
-            permissions: new.permissions | inherited,
-            gid: parent.gid,
-            ..*new
-        };
-        self.store.create(directory, name, &new)
-    }
-
-    /// Opens a file that was just created, whatever its permissions are.
-    pub(crate) fn open_created(&self, node: Arc<Node>, flags: OpenFlags) -> Result<File, Cause> {
-        File::open(&self.store, node, flags)
+        flags: OpenFlags,
+    ) -> Result<File, store::Error> {
+        let node = self.store.create_held(directory, name, new, 1)?;
+        Ok(File::held(&self.store, node, flags))
     }
 
     /// Opens a file that was there before.

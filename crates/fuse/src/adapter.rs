@@ -314,7 +314,7 @@ impl Filesystem for Adapter {
         match file_kind(mode) {
             Some(kind) => {
                 let inode = NewInode {
-                    device: device.into(),
+                    device,
                     ..new_inode(kind, mode)
                 };
                 self.create_inode(request, parent, name, inode, reply);

@@ -50,7 +50,7 @@ pub(crate) fn file_attributes(attributes: &Attributes) -> FileAttr {
         nlink: attributes.links,
         uid: attributes.uid,
         gid: attributes.gid,
-        rdev: attributes.device as u32,
+        rdev: attributes.device,
         blksize: PREFERRED_BLOCK,
         flags: 0,
     }

@@ -16,6 +16,7 @@
 //! threads, other processes and network adapters may change them at any time, so bytes are copied
 //! in and out through raw pointers.
 
+pub mod checksum;
 mod error;
 mod mapping;
 mod persist;

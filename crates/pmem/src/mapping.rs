@@ -11,7 +11,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::persist::{self, Machine};
-use crate::{Access, Error, Kind, Survival, check_range, check_word};
+use crate::{Access, Error, Kind, LINE, Survival, check_range, check_word, checksum};
 
 /// A pool, mapped whole.
 pub(crate) struct Mapping {
@@ -138,6 +138,33 @@ impl Mapping {
     #[inline]
     pub(crate) fn store_u32(&self, offset: u64, value: u32) {
         self.half_word(offset).store(value, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn store_words<const N: usize>(&self, offset: u64, words: [u64; N]) {
+        check_word(offset, 8, self.length());
+        let to = self.at(offset, size_of_val(&words)).cast::<u64>();
+        for (index, word) in words.into_iter().enumerate() {
+            // SAFETY: as in `word`; `at` checked the range.
+            unsafe { AtomicU64::from_ptr(to.add(index)) }.store(word, Ordering::Release);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn write_line(&self, offset: u64, words: [u64; LINE / 8]) {
+        assert!(
+            offset.is_multiple_of(LINE as u64),
+            "{offset} is not the offset of a line"
+        );
+        self.store_words(offset, words);
+        // SAFETY: `store_words` checked the range.
+        unsafe { self.machine.flush_lines(self.at(offset, LINE), 1) }
+    }
+
+    #[inline]
+    pub(crate) fn remainder(&self, offset: u64, length: usize) -> u32 {
+        // SAFETY: as in `read`; `at` checked the range.
+        unsafe { checksum::at(0, self.at(offset, length), length) }
     }
 
     #[inline]

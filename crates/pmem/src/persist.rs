@@ -38,7 +38,21 @@ pub(crate) fn piece(address: usize, length: usize) -> usize {
 ///
 /// # Safety
 /// `length` bytes must be readable at `from` and writable at `to`, apart from each other.
+#[inline]
 pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if (to.addr() | length).is_multiple_of(BLOCK) {
+            copy_blocks(to, from, length);
+        } else {
+            copy_ragged(to, from, length);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`copy`].
+unsafe fn copy_ragged(to: *mut u8, from: *const u8, length: usize) {
     let mut done = 0;
     while done < length {
         let (to, from, left) = (
@@ -116,6 +130,7 @@ unsafe fn copy_one<T: Copy>(to: *mut u8, from: *const u8) {
 ///
 /// # Safety
 /// The bytes' length must be writable at `to`, apart from them.
+#[inline]
 pub(crate) unsafe fn copy_flushed(machine: Machine, to: *mut u8, bytes: &[u8]) {
     // SAFETY: the caller's promise; `bytes` are all there.
     unsafe { store_flushed(machine, to, bytes.as_ptr(), 1, bytes.len(), CACHED_MAX) }
@@ -125,6 +140,7 @@ pub(crate) unsafe fn copy_flushed(machine: Machine, to: *mut u8, bytes: &[u8]) {
 ///
 /// # Safety
 /// As for [`copy_flushed`].
+#[inline]
 pub(crate) unsafe fn copy_streamed(machine: Machine, to: *mut u8, bytes: &[u8]) {
     // SAFETY: the caller's promise; `bytes` are all there.
     unsafe { store_flushed(machine, to, bytes.as_ptr(), 1, bytes.len(), LINE - 1) }
@@ -139,13 +155,13 @@ pub(crate) unsafe fn zero_flushed(machine: Machine, to: *mut u8, length: usize) 
     unsafe { store_flushed(machine, to, ZEROS.as_ptr(), 0, length, CACHED_MAX) }
 }
 
-/// Through the caches and flushed up to `cached_max` (from `LINE - 1` to `CACHED_MAX`); else whole lines around them, and the ragged ends
-/// through them. The source advances by `step` bytes for each byte stored: 1, or 0 to read the same
-/// line (or short range) again.
+/// Through the caches and flushed up to `cached_max` (from `LINE - 1` to `CACHED_MAX`); else around them. The source
+/// advances by `step` bytes for each byte stored: 1, or 0 to read the same line (or short range) again.
 ///
 /// # Safety
 /// `length` bytes must be writable at `to`. As many must be readable at `from`, or the first
 /// `CACHED_MAX` with step 0.
+#[inline]
 unsafe fn store_flushed(
     machine: Machine,
     to: *mut u8,
@@ -154,13 +170,31 @@ unsafe fn store_flushed(
     length: usize,
     cached_max: usize,
 ) {
-    // SAFETY: `head + lines * LINE + tail` is `length`; a head, a tail and a line are shorter than
-    // `CACHED_MAX`.
+    // SAFETY: the caller's promise.
     unsafe {
         if length <= cached_max {
             copy(to, from, length);
-            return flush(machine, to, length);
+            flush(machine, to, length);
+        } else {
+            store_streamed(machine, to, from, step, length);
         }
+    }
+}
+
+/// Whole lines around the caches, and the ragged ends through them.
+///
+/// # Safety
+/// As for [`store_flushed`], with at least [`LINE`] bytes.
+unsafe fn store_streamed(
+    machine: Machine,
+    to: *mut u8,
+    from: *const u8,
+    step: usize,
+    length: usize,
+) {
+    // SAFETY: `head + lines * LINE + tail` is `length`; a head, a tail and a line are shorter than
+    // `CACHED_MAX`.
+    unsafe {
         let head = to.addr().next_multiple_of(LINE) - to.addr();
         if head > 0 {
             copy(to, from, head);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::mapping::Mapping;
 use crate::simulated::Simulation;
-use crate::{Error, pool};
+use crate::{Error, LINE, pool};
 
 /// How a pool is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -251,6 +251,36 @@ impl Region {
         match &self.0 {
             Mapped(mapping) => mapping.store_u32(offset, value),
             Simulated(simulation) => simulation.store(offset, value.to_ne_bytes()),
+        }
+    }
+
+    /// Stores words one after the other from `offset` on, a multiple of 8.
+    #[inline]
+    pub fn store_words<const N: usize>(&self, offset: u64, words: [u64; N]) {
+        match &self.0 {
+            Mapped(mapping) => mapping.store_words(offset, words),
+            Simulated(simulation) => simulation.store_words(offset, &words),
+        }
+    }
+
+    /// Stores a whole line at `offset`, a multiple of [`LINE`]: persistent after this thread's next fence.
+    #[inline]
+    pub fn write_line(&self, offset: u64, words: [u64; LINE / 8]) {
+        match &self.0 {
+            Mapped(mapping) => mapping.write_line(offset, words),
+            Simulated(simulation) => {
+                simulation.store_words(offset, &words);
+                simulation.flush(offset, LINE);
+            }
+        }
+    }
+
+    /// CRC32C's register (see [`crate::checksum`]), begun with zero, after the `length` bytes at `offset`.
+    #[inline]
+    pub fn remainder(&self, offset: u64, length: usize) -> u32 {
+        match &self.0 {
+            Mapped(mapping) => mapping.remainder(offset, length),
+            Simulated(simulation) => simulation.remainder(offset, length),
         }
     }
 

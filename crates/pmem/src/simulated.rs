@@ -12,7 +12,7 @@ use std::thread::{self, ThreadId};
 
 pub use moment::Moment;
 
-use crate::{LINE, Region, check_range, check_word};
+use crate::{LINE, Region, check_range, check_word, checksum};
 
 /// A memory whose crashes can be enumerated.
 ///
@@ -168,6 +168,18 @@ impl Simulation {
     pub(crate) fn store<const SIZE: usize>(&self, offset: u64, word: [u8; SIZE]) {
         check_word(offset, SIZE, self.length());
         self.write(offset, &word);
+    }
+
+    pub(crate) fn store_words(&self, offset: u64, words: &[u64]) {
+        check_word(offset, 8, self.length());
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.write(offset, &bytes);
+    }
+
+    pub(crate) fn remainder(&self, offset: u64, length: usize) -> u32 {
+        let mut bytes = vec![0; length];
+        self.read(offset, &mut bytes);
+        checksum::bytes(0, &bytes)
     }
 
     pub(crate) fn flush(&self, offset: u64, length: usize) {

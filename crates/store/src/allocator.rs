@@ -6,6 +6,7 @@
 //! never over a newer one.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -14,7 +15,7 @@ use crate::checksum::crc32c;
 use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::layout::group::{LINE_BITS, Map};
-use crate::layout::record::Operation;
+use crate::layout::record::{Kind, Operation};
 
 const LINE_WORDS: usize = LINE_BITS as usize / 64;
 
@@ -133,6 +134,17 @@ impl Bitmap {
         best
     }
 
+    /// A free bit, most often that of the hint.
+    fn find_one(&self) -> Option<u32> {
+        if self.free == 0 {
+            return None;
+        }
+        if !self.is_busy(self.hint) {
+            return Some(self.hint);
+        }
+        self.find(1).map(|(bit, _)| bit)
+    }
+
     fn set_busy(&mut self, bit: u32, length: u32) {
         for_each_word(bit, length, |word, mask| self.busy[word] |= mask);
         self.free -= length;
@@ -148,15 +160,17 @@ impl Bitmap {
         self.hint = bit + length;
     }
 
-    fn line(&self, line: usize) -> [u8; 64] {
-        let mut bytes = [0; 64];
-        for (to, word) in bytes
-            .chunks_exact_mut(8)
-            .zip(&self.used[line * LINE_WORDS..])
-        {
-            to.copy_from_slice(&word.to_le_bytes());
+    fn set_used(&mut self, word: usize, mask: u64, used: bool) {
+        if used {
+            self.used[word] |= mask;
+        } else {
+            self.used[word] &= !mask;
         }
-        bytes
+    }
+
+    fn line(&self, line: usize) -> [u8; 64] {
+        let words = self.used[line * LINE_WORDS..].first_chunk::<LINE_WORDS>();
+        zerocopy::transmute!(words.expect("lines are whole").map(u64::to_le))
     }
 }
 
@@ -175,36 +189,87 @@ fn for_each_word(bit: u32, length: u32, mut change: impl FnMut(usize, u64)) {
 pub struct Group {
     number: u64,
     maps: [Bitmap; 3],
-    /// Lines changed since the lock was taken for a record: (map, line).
-    changed: Vec<(Map, usize)>,
+    /// Lines changed since the lock was taken for a record, and the words in them: (map, line, first, last).
+    changed: Vec<(Map, usize, usize, usize)>,
+}
+
+/// What a record does to a line of a bitmap.
+pub struct Line {
+    group: usize,
+    map: Map,
+    line: usize,
+    /// Where in the image the line is.
+    offset: u64,
+    /// All of the line, as this record and those before it leave it.
+    contents: [u8; 64],
+    /// The bytes of it that the record carries.
+    changed: Range<usize>,
+    /// Checksum of the line.
+    crc: u32,
+}
+
+impl Line {
+    /// What the record carries.
+    pub fn operation(&self) -> Operation<'_> {
+        self.operation_of(self.changed.clone())
+    }
+
+    fn operation_of(&self, bytes: Range<usize>) -> Operation<'_> {
+        Operation {
+            kind: Kind::Line,
+            target: self.offset + bytes.start as u64,
+            length: bytes.len() as u32,
+            crc: self.crc,
+            touch: None,
+            payload: &self.contents[bytes],
+        }
+    }
 }
 
 impl Group {
     /// Makes a change of the bits that the next record carries.
     pub fn set(&mut self, map: Map, bit: u32, length: u32, used: bool) {
         let bitmap = &mut self.maps[map as usize];
-        for_each_word(bit, length, |word, mask| {
-            if used {
-                bitmap.used[word] |= mask;
-            } else {
-                bitmap.used[word] &= !mask;
-            }
-        });
-        for line in bit / LINE_BITS..(bit + length).div_ceil(LINE_BITS) {
-            if !self.changed.contains(&(map, line as usize)) {
-                self.changed.push((map, line as usize));
+        for_each_word(bit, length, |word, mask| bitmap.set_used(word, mask, used));
+        let (first_word, last_word) = (bit as usize / 64, (bit + length - 1) as usize / 64);
+        for line in first_word / LINE_WORDS..=last_word / LINE_WORDS {
+            let start = line * LINE_WORDS;
+            let first = first_word.max(start) - start;
+            let last = last_word.min(start + LINE_WORDS - 1) - start;
+            let mut changed = self.changed.iter_mut();
+            match changed.find(|known| (known.0, known.1) == (map, line)) {
+                Some(known) => (known.2, known.3) = (known.2.min(first), known.3.max(last)),
+                None => self.changed.push((map, line, first, last)),
             }
         }
     }
 
-    /// Hands out the changed lines as (offset in the image, contents).
-    pub fn drain_lines(&mut self, image: &Image, mut emit: impl FnMut(u64, [u8; 64])) {
-        for (map, line) in self.changed.drain(..) {
-            emit(
-                image.layout.line(self.number, map, line),
-                self.maps[map as usize].line(line),
-            );
+    /// Hands out the changed lines.
+    pub fn drain_lines(&mut self, image: &Image, mut emit: impl FnMut(Line)) {
+        for index in 0..self.changed.len() {
+            let (map, line, first, last) = self.changed[index];
+            emit(self.line(image, map, line, first..last + 1));
         }
+        self.changed.clear();
+    }
+
+    /// A line of which the record carries these words.
+    fn line(&self, image: &Image, map: Map, line: usize, changed: Range<usize>) -> Line {
+        let contents = self.maps[map as usize].line(line);
+        Line {
+            group: self.number as usize,
+            map,
+            line,
+            offset: image.layout.line(self.number, map, line),
+            changed: changed.start * 8..changed.end * 8,
+            crc: crc32c(&contents),
+            contents,
+        }
+    }
+
+    /// Gives back an inode number that is in no record, or whose freeing is persistent.
+    pub fn give_back_inode(&mut self, bit: u32) {
+        self.maps[Map::Inodes as usize].clear_busy(bit, 1);
     }
 }
 
@@ -214,7 +279,6 @@ pub struct Allocator {
     blocks_per_group: u64,
     inodes_per_group: u64,
     free_blocks: AtomicI64,
-    free_inodes: AtomicI64,
     reserved_blocks: i64,
 }
 
@@ -228,7 +292,7 @@ impl Allocator {
     /// Reads and checks all bitmaps.
     pub fn load(image: &Image, reserved_blocks: u64) -> Result<Allocator> {
         let layout = &image.layout;
-        let (mut groups, mut free_blocks, mut free_inodes) = (Vec::new(), 0, 0);
+        let (mut groups, mut free_blocks) = (Vec::new(), 0);
         for number in 0..layout.groups {
             let crcs = image.group_header(number)?.line_crcs;
             let load =
@@ -239,7 +303,6 @@ impl Allocator {
                 load(Map::Orphans, layout.inodes_per_group)?,
             ];
             free_blocks += i64::from(maps[Map::Blocks as usize].free);
-            free_inodes += i64::from(maps[Map::Inodes as usize].free);
             groups.push(Mutex::new(Group {
                 number,
                 maps,
@@ -251,7 +314,6 @@ impl Allocator {
             blocks_per_group: layout.blocks_per_group,
             inodes_per_group: layout.inodes_per_group,
             free_blocks: AtomicI64::new(free_blocks),
-            free_inodes: AtomicI64::new(free_inodes),
             reserved_blocks: reserved_blocks as i64,
         })
     }
@@ -268,7 +330,8 @@ impl Allocator {
 
     /// Free inodes.
     pub fn free_inodes(&self) -> u64 {
-        self.free_inodes.load(Ordering::Relaxed).max(0) as u64
+        let free = |group: &Mutex<Group>| u64::from(group.lock().maps[Map::Inodes as usize].free);
+        self.groups.iter().map(free).sum()
     }
 
     /// Numbers of all orphans.
@@ -386,11 +449,8 @@ impl Allocator {
             let mut group = self.groups[index].lock();
             let base = group.number * self.inodes_per_group;
             let bitmap = &mut group.maps[Map::Inodes as usize];
-            if bitmap.free > 0
-                && let Some((bit, _)) = bitmap.find(1)
-            {
+            if let Some(bit) = bitmap.find_one() {
                 bitmap.take(bit, 1);
-                self.free_inodes.fetch_sub(1, Ordering::Relaxed);
                 return Ok(base + u64::from(bit));
             }
         }
@@ -399,12 +459,8 @@ impl Allocator {
 
     /// Gives back an inode number that is in no record, or whose freeing is persistent.
     pub fn give_back_inode(&self, number: u64) {
-        let (group, bit) = (
-            number / self.inodes_per_group,
-            (number % self.inodes_per_group) as u32,
-        );
-        self.groups[group as usize].lock().maps[Map::Inodes as usize].clear_busy(bit, 1);
-        self.free_inodes.fetch_add(1, Ordering::Relaxed);
+        let (group, bit) = self.inode_bit(number);
+        self.lock(group).give_back_inode(bit);
     }
 
     /// Group and bit of a block.
@@ -423,21 +479,38 @@ impl Allocator {
         )
     }
 
+    /// Changes the bit of an inode in a bitmap. The record that carries the line gets its place while the group is locked.
+    pub fn set_inode_bit(
+        &self,
+        image: &Image,
+        map: Map,
+        number: u64,
+        used: bool,
+    ) -> (MutexGuard<'_, Group>, Line) {
+        let (group, bit) = self.inode_bit(number);
+        let mut group = self.lock(group);
+        let word = bit as usize / 64;
+        group.maps[map as usize].set_used(word, 1 << (bit % 64), used);
+        let (line, first) = (word / LINE_WORDS, word % LINE_WORDS);
+        let line = group.line(image, map, line, first..first + 1);
+        (group, line)
+    }
+
     /// Locks a group for a record. Several are locked in ascending order.
     pub fn lock(&self, group: u64) -> MutexGuard<'_, Group> {
         self.groups[group as usize].lock()
     }
 
-    /// Applies a bitmap line of the record `number`, unless a newer one is there already.
-    pub fn apply_line(&self, image: &Image, operation: &Operation<'_>, number: u64) {
-        let group = operation.target / (self.blocks_per_group * crate::BLOCK as u64);
-        let inside = operation.target - image.layout.header(group);
-        let map = inside as usize / crate::BLOCK - 1;
-        let mut group = self.groups[group as usize].lock();
-        let applied = &mut group.maps[map].applied[inside as usize % crate::BLOCK / 64];
+    /// Applies what the record `number` does to a line, unless a newer one is there already. All of the line is written:
+    /// records before this one are persistent too, and are passed over when their turn comes later. The group is still
+    /// locked.
+    pub fn apply_line(&self, image: &Image, line: &Line, number: u64) -> MutexGuard<'_, Group> {
+        let mut group = self.groups[line.group].lock();
+        let applied = &mut group.maps[line.map as usize].applied[line.line];
         if *applied < number {
             *applied = number;
-            image.apply(operation, number);
+            image.apply(&line.operation_of(0..line.contents.len()), number);
         }
+        group
     }
 }

@@ -86,7 +86,7 @@ pub struct Attributes {
     /// When it was made, nanoseconds since 1970.
     pub created_ns: i64,
     /// Device number of a device node.
-    pub device: u64,
+    pub device: u32,
     /// Number of the record that changed it last.
     pub version: u64,
 }

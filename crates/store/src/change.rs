@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::BLOCK;
-use crate::allocator::{Allocator, Run};
+use crate::allocator::{Allocator, Line, Run};
 use crate::defects::Defects;
 use crate::edit::{Contents, Edit};
 use crate::error::Result;
@@ -37,6 +37,15 @@ pub struct Shared {
     pub defects: Defects,
 }
 
+impl Shared {
+    /// Whether nothing rides along with the next change and nothing freed is held back: then the commonest changes need
+    /// not be collected.
+    #[inline]
+    pub fn takes_short_ways(&self) -> bool {
+        self.held.is_none() && !rider::is_waiting()
+    }
+}
+
 /// A change that is being collected. Dropped without a commit, it gives back what it took.
 pub struct Change<'s> {
     shared: &'s Shared,
@@ -57,6 +66,8 @@ struct Parts {
     edits: Vec<Edit>,
     /// The operations in the record, for applying them: what was decoded after the fence would wait for it.
     operations: Vec<Placed>,
+    /// What its operations on bitmaps do, in their order.
+    lines: Vec<Line>,
     spare_blocks: Vec<Box<Block>>,
     taken: Vec<Run>,
     freed: Vec<Run>,
@@ -81,6 +92,7 @@ impl Placed {
             target: self.target,
             length: self.length,
             crc: self.crc,
+            touch: None,
             payload: &record[self.payload.clone()],
         }
     }
@@ -102,6 +114,7 @@ impl Parts {
             target,
             length,
             crc,
+            touch: None,
             payload,
         };
         encode(&mut self.record, &operation);
@@ -135,6 +148,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         self.record.clear();
         self.operations.clear();
+        self.lines.clear();
         self.edits.clear();
         self.freed.clear();
         self.inode_bits.clear();
@@ -223,13 +237,14 @@ impl<'s> Change<'s> {
         );
     }
 
-    /// The first `length` bytes (64, 128 or 256) of an inode, whose `rest_crc` is made right if they hold it. Its version
-    /// and checksum are set when the record has its number.
+    /// The first `length` bytes (64, 128 or 256) of an inode, whose checksums are made right if they are among them, but
+    /// for that of the stamp: it is set, like the version, when the record has its number.
     #[inline]
     pub fn inode(&mut self, number: u64, inode: &mut Inode, length: usize) {
         if length > FIRST_LINE {
             inode.rest_crc = inode.rest_checksum();
         }
+        inode.crc = inode.checksum();
         let target = self.shared.image.layout.inode(number);
         self.parts.encode(
             Kind::Inode,
@@ -432,8 +447,16 @@ impl<'s> Change<'s> {
         }
         for group in &mut groups {
             let parts = &mut self.parts;
-            group.drain_lines(image, |target, line| {
-                parts.encode(Kind::Line, target, 64, 0, &line);
+            group.drain_lines(image, |line| {
+                let operation = line.operation();
+                let Operation {
+                    target,
+                    length,
+                    crc,
+                    ..
+                } = operation;
+                parts.encode(Kind::Line, target, length, crc, operation.payload);
+                parts.lines.push(line);
             });
         }
         // The place is taken while the groups are locked: the lines are right only in this order.
@@ -470,7 +493,7 @@ impl<'s> Change<'s> {
             }
         }
         let (place, crc) = self.sequence(shared.ring.enter());
-        self.prepare_apply(place.number);
+        self.prepare_apply();
         if shared.defects.apply_before_commit {
             self.apply(place.number);
         }
@@ -490,20 +513,12 @@ impl<'s> Change<'s> {
         place.number
     }
 
-    /// Computes the inodes' checksums, since after the fence, reading what was written before it would wait for it; and
-    /// has the lines of the image fetched that the operations will write, while the record is on its way.
-    fn prepare_apply(&mut self, number: u64) {
-        let image = &self.shared.image;
-        let Parts {
-            record, operations, ..
-        } = &mut *self.parts;
-        for placed in operations {
+    /// Has the lines of the image fetched that the operations will write, while the record is on its way.
+    fn prepare_apply(&self) {
+        for placed in &self.parts.operations {
             if placed.kind != Kind::Block {
+                let image = &self.shared.image;
                 image.prefetch(placed.target, placed.payload.len());
-            }
-            if placed.kind == Kind::Inode {
-                let operation = placed.operation(record);
-                placed.crc = image.inode_crc(&operation, number);
             }
         }
     }
@@ -512,11 +527,16 @@ impl<'s> Change<'s> {
         let Shared {
             image, allocator, ..
         } = self.shared;
-        let mut blocks = self.blocks.iter();
+        let (mut blocks, mut lines) = (self.blocks.iter(), self.parts.lines.iter());
         for placed in &self.parts.operations {
             let mut operation = placed.operation(&self.parts.record);
             match operation.kind {
-                Kind::Line => allocator.apply_line(image, &operation, number),
+                Kind::Line => {
+                    let line = lines
+                        .next()
+                        .expect("each operation on a bitmap has its line");
+                    drop(allocator.apply_line(image, line, number));
+                }
                 kind => {
                     if kind == Kind::Block {
                         operation.payload =

@@ -9,11 +9,14 @@ use crate::BLOCK;
 use crate::allocator::Run;
 use crate::attributes::FileKind;
 use crate::change::Change;
+use crate::checksum::replace_words;
 use crate::edit::Contents;
 use crate::error::{Error, Result};
 use crate::image::{Block, Image};
+use crate::layout::BLOCK_CRC;
 use crate::layout::directory::*;
 use crate::layout::inode::Inode;
+use crate::layout::record::{EDIT_MAX, Kind, Operation, part, parts};
 use crate::tree::{Lookup, Tree};
 
 const WHAT: &str = "a directory leaf";
@@ -193,7 +196,8 @@ impl<'a> Reader<'a> {
         let Some((block, logical)) = self.leaf(prefix(hash))? else {
             return Ok(None);
         };
-        let found = Search::new(Contents::new(self.image, block, None), hash, name).found;
+        let leaf = Contents::new(self.image, block, None);
+        let found = Search::new(leaf, shape(leaf), hash, name).found;
         let stored = |found: Found| {
             Ok(Stored {
                 target: target(&found.entry, block)?,
@@ -203,6 +207,16 @@ impl<'a> Reader<'a> {
             })
         };
         found.map(stored).transpose()
+    }
+
+    /// Room for a name in the leaf where it belongs, `None` when there is none; [`Error::Exists`] when it is there.
+    pub fn room(&self, hash: u64, name: &[u8]) -> Result<Option<Room>> {
+        match self.leaf(prefix(hash))? {
+            Some((block, _)) => {
+                Room::find(Contents::new(self.image, block, None), block, hash, name)
+            }
+            None => Ok(None),
+        }
     }
 
     /// Visits the entries behind `cookie` in the order of their keys, `.` and `..` first, until `visit` says no.
@@ -285,30 +299,35 @@ struct Search {
 }
 
 impl Search {
-    fn new(leaf: Contents<'_>, hash: u64, name: &[u8]) -> Search {
+    fn new(leaf: Contents<'_>, shape: Shape, hash: u64, name: &[u8]) -> Search {
         let mut search = Search {
             found: None,
             taken: 0,
         };
-        let count = (shape(leaf).count as usize).min(SLOTS_MAX);
+        let count = (shape.count as usize).min(SLOTS_MAX);
         let mut words = [0u64; SLOTS_MAX.next_multiple_of(SLOTS_AT_ONCE) / 2];
         leaf.copy(SLOTS, &mut words.as_mut_bytes()[..count * SLOT]);
         let wanted = u64::from(tag(hash)) * TWICE;
-        let some_first = (0..count).step_by(SLOTS_AT_ONCE);
-        for (first, some) in some_first.zip(words.chunks_exact(SLOTS_AT_ONCE / 2)) {
-            // Almost always no: this looks at all of them, two in a word, without a branch. Only from a difference of
-            // zero does the subtraction borrow.
-            let borrows = some.iter().fold(0, |borrows, word| {
-                borrows | ((word ^ wanted) & (0xffff * TWICE)).wrapping_sub(TWICE)
-            });
-            if borrows & (TWICE << 31) == 0 {
+        // Almost always no: this looks at some of them, two in a word, without a branch. Only from a difference of zero,
+        // or behind one, does the subtraction borrow.
+        let borrows =
+            |word: &u64| ((word ^ wanted) & (0xffff * TWICE)).wrapping_sub(TWICE) & (TWICE << 31);
+        for (index, some) in words[..count.div_ceil(2)]
+            .chunks(SLOTS_AT_ONCE / 2)
+            .enumerate()
+        {
+            if some.iter().fold(0, |all, word| all | borrows(word)) == 0 {
                 continue;
             }
+            let first = index * SLOTS_AT_ONCE;
             for slot in first..count.min(first + SLOTS_AT_ONCE) {
                 let word = words[slot / 2] >> (slot % 2 * 32);
                 if word as u16 == tag(hash) {
                     search.look_at(leaf, slot, (word >> 16) as u16 as usize, hash, name);
                 }
+            }
+            if search.found.is_some() {
+                break;
             }
         }
         search
@@ -347,6 +366,184 @@ fn is_stored(leaf: Contents<'_>, at: usize, name: &[u8]) -> bool {
         .enumerate()
         .all(|(index, word)| stored(index) == *word)
         && (rest.is_empty() || stored(words.len())[..rest.len()] == *rest)
+}
+
+/// Room for a name that is not there yet.
+pub struct Room {
+    block: u64,
+    shape: Shape,
+    key: u64,
+}
+
+impl Room {
+    /// The room in this leaf, `None` when it is too full; [`Error::Exists`] when the name is there already.
+    fn find(leaf: Contents<'_>, block: u64, hash: u64, name: &[u8]) -> Result<Option<Room>> {
+        let shape = shape(leaf);
+        let search = Search::new(leaf, shape, hash, name);
+        if search.found.is_some() {
+            return Err(Error::Exists);
+        }
+        let has_room = shape.gap() >= entry_size(name.len()) + SLOT;
+        Ok(has_room.then(|| Room {
+            block,
+            shape,
+            key: hash << DISCRIMINATOR_BITS | search.free_discriminator(),
+        }))
+    }
+
+    /// What puts the name there, in a leaf as it is in the image.
+    pub fn insertion(&self, image: &Image, name: &[u8], target: Target) -> Patch {
+        self.insertion_in(Contents::new(image, self.block, None), name, target)
+    }
+
+    fn insertion_in(&self, leaf: Contents<'_>, name: &[u8], target: Target) -> Patch {
+        let Room { block, shape, key } = *self;
+        let offset = shape.heap - entry_size(name.len()) as u16;
+        let entry = EntryHeader {
+            key,
+            number: target.number,
+            generation: target.generation,
+            unit: 0,
+            kind: (target.kind.bits() >> 12) as u8,
+            name_length: name.len() as u8,
+            reserved: [0; 6],
+        };
+        let slot = Slot {
+            tag: tag(key >> DISCRIMINATOR_BITS),
+            offset,
+        };
+        let index = shape.count as usize;
+        let shape = Shape {
+            count: shape.count + 1,
+            heap: offset,
+            ..shape
+        };
+        let mut patch = Patch::new(block, shape);
+        patch.push_slot(leaf, index, slot);
+        let bytes = patch.push(offset as usize, entry_size(name.len()));
+        let (header, rest) = bytes.split_at_mut(ENTRY);
+        header.copy_from_slice(entry.as_bytes());
+        rest[..name.len()].copy_from_slice(name);
+        patch
+    }
+}
+
+/// What takes a name out of its leaf as it is in the image.
+pub fn removal(image: &Image, stored: &Stored) -> Patch {
+    removal_from(Contents::new(image, stored.block, None), stored)
+}
+
+fn removal_from(leaf: Contents<'_>, stored: &Stored) -> Patch {
+    let (found, mut shape) = (&stored.found, shape(leaf));
+    shape.count -= 1;
+    let last = shape.count as usize;
+    let size = entry_size(found.entry.name_length as usize) as u16;
+    if shape.count == 0 {
+        (shape.heap, shape.dead) = (BLOCK as u16, 0);
+    } else if found.offset == shape.heap as usize {
+        shape.heap += size;
+    } else {
+        shape.dead += size;
+    }
+    let mut patch = Patch::new(stored.block, shape);
+    if found.slot < last {
+        let (at, shift) = slot_place(last);
+        let slot = zerocopy::transmute!((leaf.word(at) >> shift) as u32);
+        patch.push_slot(leaf, found.slot, slot);
+    }
+    patch
+}
+
+/// The word that a slot is in, and its lowest bit there.
+fn slot_place(index: usize) -> (usize, usize) {
+    (SLOTS + index / 2 * 2 * SLOT, index % 2 * 8 * SLOT)
+}
+
+/// What one name's coming or going changes in a leaf.
+pub struct Patch {
+    block: u64,
+    /// As in a record.
+    payload: [u8; EDIT_MAX],
+    length: usize,
+    count: usize,
+}
+
+impl Patch {
+    fn new(block: u64, shape: Shape) -> Patch {
+        let mut patch = Patch {
+            block,
+            payload: [0; EDIT_MAX],
+            length: 8,
+            count: 0,
+        };
+        patch
+            .push(SHAPE, size_of::<Shape>())
+            .copy_from_slice(shape.as_bytes());
+        patch
+    }
+
+    /// Adds a part of whole words, and gives its bytes to be filled in.
+    fn push(&mut self, at: usize, length: usize) -> &mut [u8] {
+        let field = 2 * self.count..2 * self.count + 2;
+        self.payload[field].copy_from_slice(&part(at, length).to_le_bytes());
+        self.count += 1;
+        let start = self.length;
+        self.length += length;
+        &mut self.payload[start..start + length]
+    }
+
+    fn push_slot(&mut self, leaf: Contents<'_>, index: usize, slot: Slot) {
+        let (at, shift) = slot_place(index);
+        let slot: u32 = zerocopy::transmute!(slot);
+        let others = leaf.word(at) & !(u64::from(u32::MAX) << shift);
+        let word = others | u64::from(slot) << shift;
+        self.push(at, 8).copy_from_slice(&word.to_le_bytes());
+    }
+
+    /// Offsets in the block, and bytes.
+    pub fn parts(&self) -> impl Iterator<Item = (usize, &[u8])> {
+        let list = self.payload[..8].try_into().expect("eight bytes");
+        let mut rest = &self.payload[8..];
+        parts(u64::from_le_bytes(list)).map(move |(at, length)| {
+            let (bytes, behind) = rest.split_at(length);
+            rest = behind;
+            (at, bytes)
+        })
+    }
+
+    /// The leaf has no name left.
+    pub fn empties_leaf(&self) -> bool {
+        let shape: Shape =
+            zerocopy::transmute!(*self.payload[8..].first_chunk::<8>().expect("the shape"));
+        shape.count == 0
+    }
+
+    /// As an operation, for a leaf as it is in the image.
+    pub fn operation(&self, image: &Image) -> Operation<'_> {
+        let target = self.block * BLOCK as u64;
+        let stored = (image.load(target) >> (8 * BLOCK_CRC)) as u32;
+        // From the old checksum and the difference: damage elsewhere in the block stays detectable.
+        let crc = self.parts().fold(stored, |crc, (at, bytes)| {
+            let after = BLOCK - at - bytes.len();
+            let start = target + at as u64;
+            if bytes.len() == 8 {
+                let mut old = [image.load(start)];
+                return replace_words(crc, &mut old, bytes, after);
+            }
+            let mut old = [0; EDIT_MAX / 8];
+            let old = &mut old[..bytes.len() / 8];
+            image.read(start, old.as_mut_bytes());
+            replace_words(crc, old, bytes, after)
+        });
+        Operation {
+            kind: Kind::Edit,
+            target,
+            length: self.length as u32,
+            crc,
+            touch: None,
+            payload: &self.payload[..self.length],
+        }
+    }
 }
 
 /// A directory being changed. The caller holds its lock and puts the inode into the change.
@@ -419,19 +616,16 @@ impl<'s> Writer<'_, 's> {
                 Some(leaf) => leaf,
                 None => (self.new_leaf(0, 0)?, 0),
             };
-            let search = Search::new(self.change.contents(block), hash, name);
-            if search.found.is_some() {
-                return Err(Error::Exists);
-            }
-            let shape = self.shape(block);
-            let need = entry_size(name.len()) + SLOT;
-            let gap = shape.heap as usize - (SLOTS + shape.count as usize * SLOT);
-            if gap >= need {
-                let key = hash << DISCRIMINATOR_BITS | search.free_discriminator();
-                self.append(block, shape, key, name, target);
+            let leaf = self.change.contents(block);
+            let shape = shape(leaf);
+            if let Some(room) = Room::find(leaf, block, hash, name)? {
+                let patch = room.insertion_in(leaf, name, target);
+                self.put_patch(&patch);
                 self.inode.entries = self.inode.entries.saturating_add(1);
                 return Ok(());
             }
+            let need = entry_size(name.len()) + SLOT;
+            let gap = shape.gap();
             if gap + shape.dead as usize >= need {
                 self.compact(block, shape.depth);
             } else {
@@ -440,68 +634,20 @@ impl<'s> Writer<'_, 's> {
         }
     }
 
-    /// Puts an entry into a leaf that has room for it.
-    fn append(&mut self, block: u64, shape: Shape, key: u64, name: &[u8], target: Target) {
-        let offset = shape.heap - entry_size(name.len()) as u16;
-        let entry = EntryHeader {
-            key,
-            number: target.number,
-            generation: target.generation,
-            unit: 0,
-            kind: (target.kind.bits() >> 12) as u8,
-            name_length: name.len() as u8,
-            reserved: [0; 6],
-        };
-        let at = offset as usize;
-        let bytes = self.change.edit(block, at..at + entry_size(name.len()));
-        let (header, rest) = bytes.split_at_mut(ENTRY);
-        header.copy_from_slice(entry.as_bytes());
-        rest[..name.len()].copy_from_slice(name);
-        rest[name.len()..].fill(0);
-        let slot = Slot {
-            tag: tag(key >> DISCRIMINATOR_BITS),
-            offset,
-        };
-        let at = SLOTS + shape.count as usize * SLOT;
-        self.change.put_value(block, at, &slot);
-        let shape = Shape {
-            count: shape.count + 1,
-            heap: offset,
-            ..shape
-        };
-        self.put_shape(block, shape);
+    fn put_patch(&mut self, patch: &Patch) {
+        for (at, bytes) in patch.parts() {
+            self.change.put(patch.block, at, bytes);
+        }
     }
 
     /// Removes a name.
     pub fn remove(&mut self, stored: &Stored) -> Result<()> {
-        let Stored {
-            block,
-            logical,
-            found,
-            ..
-        } = *stored;
-        let mut shape = self.shape(block);
-        shape.count -= 1;
-        let last = shape.count as usize;
-        if found.slot < last {
-            let mut slot = [0; SLOT];
-            let leaf = self.change.contents(block);
-            leaf.copy(SLOTS + last * SLOT, &mut slot);
-            self.change.put(block, SLOTS + found.slot * SLOT, &slot);
-        }
-        let size = entry_size(found.entry.name_length as usize) as u16;
-        if found.offset == shape.heap as usize {
-            shape.heap += size;
-        } else {
-            shape.dead += size;
-        }
-        if shape.count == 0 {
-            (shape.heap, shape.dead) = (BLOCK as u16, 0);
-        }
-        self.put_shape(block, shape);
         self.inode.entries = self.inode.entries.saturating_sub(1);
+        let patch = removal_from(self.change.contents(stored.block), stored);
+        self.put_patch(&patch);
+        let shape = self.shape(stored.block);
         if shape.count == 0 {
-            self.merge(block, logical, shape)?;
+            self.merge(stored.block, stored.logical, shape)?;
         }
         Ok(())
     }
@@ -615,3 +761,6 @@ impl<'s> Writer<'_, 's> {
         Ok(())
     }
 }
+
+// A patch has room for the list, the shape, a word of slots and the longest entry.
+const _: () = assert!(8 + 8 + 8 + entry_size(crate::NAME_LENGTH_MAX) <= EDIT_MAX);

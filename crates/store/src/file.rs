@@ -8,11 +8,12 @@ use std::sync::atomic::Ordering;
 
 use crate::allocator::Run;
 use crate::change::{BLOCKS_MAX, Change};
-use crate::checksum::{crc32c, in_zeros, replace};
+use crate::checksum::{crc32c, in_zeros, remainder};
 use crate::error::{Error, Result};
 use crate::layout::inode::{FIRST_LINE, INODE, Inode};
+use crate::layout::record::Touch;
 use crate::node::Node;
-use crate::overwrite::PART_MAX;
+use crate::overwrite::GROWTH_MAX;
 use crate::rider;
 use crate::store::Store;
 use crate::tree::{Lookup, Tree};
@@ -134,7 +135,7 @@ impl Store {
 
     /// Writes. Up to 1 MiB it is one change: whole or not at all, and persistent on return. More is done in pieces.
     pub fn write(&self, node: &Node, at: WriteAt, data: &[u8]) -> Result<Written> {
-        self.prefetch_overwrite(node, at);
+        self.prefetch_overwrite(node, at, data.len());
         let mut state = node.state.write();
         check_regular(&state)?;
         let offset = match at {
@@ -153,36 +154,31 @@ impl Store {
                 length: data.len(),
             });
         }
-        let mut length = 0;
-        for piece in data.chunks(self.atomic_write_max) {
-            match self.write_piece(node.number(), &mut state, offset + length as u64, piece) {
-                Ok(()) => length += piece.len(),
-                Err(Error::NoSpace) if length > 0 => break,
-                Err(error) => return Err(error),
-            }
-        }
+        let length = self.write_pieces(node.number(), &mut state, offset, data)?;
         Ok(Written { offset, length })
     }
 
     /// Has the lines fetched that an overwrite will probably read. In a row of writes the lock is free when the stores of
     /// the last one have drained, and this is done meanwhile.
     #[inline]
-    fn prefetch_overwrite(&self, node: &Node, at: WriteAt) {
+    fn prefetch_overwrite(&self, node: &Node, at: WriteAt, length: usize) {
         if let WriteAt::Offset(offset) = at {
             let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
             let shift = node.shift.load(Ordering::Relaxed);
             let image = &self.shared.image;
-            image.prefetch_data(block.wrapping_add(shift), inside);
+            image.prefetch_data(block.wrapping_add(shift), inside, length);
         }
     }
 
-    /// Writes into one block that the file has, if that is where the data goes and it is little, or the whole block.
+    /// Writes into one block that the file has, if that is where the data goes.
     #[inline]
     fn overwrite(&self, node: &Node, state: &mut Inode, offset: u64, data: &[u8]) -> Result<bool> {
         let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
-        let is_part = (1..=PART_MAX).contains(&data.len()) && inside + data.len() <= BLOCK;
-        let is_whole = data.len() == BLOCK && inside == 0;
-        if !is_whole && !is_part || rider::is_waiting() {
+        let end = offset + data.len() as u64;
+        let grows = end > state.size;
+        let length_max = if grows { GROWTH_MAX } else { BLOCK - inside };
+        let is_short = (1..=length_max.min(BLOCK - inside)).contains(&data.len());
+        if !is_short || rider::is_waiting() {
             return Ok(false);
         }
         let lookup = Lookup::new(&self.shared.image, node.number(), state);
@@ -193,18 +189,38 @@ impl Store {
         if node.shift.load(Ordering::Relaxed) != shift {
             node.shift.store(shift, Ordering::Relaxed);
         }
-        state.size = state.size.max(offset + data.len() as u64);
-        state.modified_ns = self.now_ns();
-        state.changed_ns = state.modified_ns;
-        let crc = || match is_whole {
-            true => crc32c(data),
-            false => self.changed_crc(physical, inside, data),
-        };
+        let time_ns = self.now_ns();
+        (state.modified_ns, state.changed_ns) = (time_ns, time_ns);
         let target = physical * BLOCK_U64 + inside as u64;
-        state.version = self
-            .shared
-            .overwrite(target, data, crc, node.number(), state);
+        let inode = node.number();
+        state.version = if grows {
+            state.size = end;
+            self.shared.extend(target, data, inode, state)
+        } else {
+            let touch = Touch { inode, time_ns };
+            self.shared.overwrite(target, data, touch)
+        };
         Ok(true)
+    }
+
+    /// Writes what goes no shorter way. Returns how many bytes there was room for.
+    #[inline(never)]
+    fn write_pieces(
+        &self,
+        number: u64,
+        state: &mut Inode,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize> {
+        let mut length = 0;
+        for piece in data.chunks(self.atomic_write_max) {
+            match self.write_piece(number, state, offset + length as u64, piece) {
+                Ok(()) => length += piece.len(),
+                Err(Error::NoSpace) if length > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(length)
     }
 
     fn write_piece(&self, number: u64, state: &mut Inode, offset: u64, data: &[u8]) -> Result<()> {
@@ -270,7 +286,9 @@ impl Store {
             && let Some((physical, _)) = tree.lookup().find(size / BLOCK_U64)?
         {
             // What lies behind the end is zero, always: growing again must not show it.
-            let crc = self.changed_crc(physical, inside, &ZEROS[inside..]);
+            let length = BLOCK - inside;
+            let new = remainder(&ZEROS[inside..]);
+            let crc = self.shared.image.changed_crc(physical, inside, length, new);
             tree.change
                 .data(physical * BLOCK_U64 + inside as u64, &ZEROS[inside..], crc);
         }
@@ -318,31 +336,6 @@ impl Store {
                 return Ok(());
             }
         }
-    }
-
-    /// The checksum of a data block after bytes in it change.
-    #[inline]
-    fn changed_crc(&self, block: u64, inside: usize, new: &[u8]) -> u32 {
-        let image = &self.shared.image;
-        if !image.data_checksums {
-            return 0;
-        }
-        // Clearing a block's worth of stack costs more than the rest of a small write.
-        let length = new.len();
-        if length <= 64 {
-            self.replaced_crc(block, inside, &mut [0; 64][..length], new)
-        } else if length <= PART_MAX {
-            self.replaced_crc(block, inside, &mut [0; PART_MAX][..length], new)
-        } else {
-            self.replaced_crc(block, inside, &mut [0; BLOCK][..length], new)
-        }
-    }
-
-    #[inline]
-    fn replaced_crc(&self, block: u64, inside: usize, old: &mut [u8], new: &[u8]) -> u32 {
-        let image = &self.shared.image;
-        image.read(block * BLOCK_U64 + inside as u64, old);
-        replace(image.data_crc(block), old, new, BLOCK - inside - new.len())
     }
 
     /// The next offset at or behind `offset` that holds data.
@@ -394,8 +387,9 @@ impl<'s> Writer<'_, '_, 's> {
             if part.len() == BLOCK {
                 self.tree.change.block(physical, part, crc32c(part));
             } else {
+                let image = &self.store.shared.image;
                 let crc = match found {
-                    Some(_) => self.store.changed_crc(physical, inside, part),
+                    Some(_) => image.changed_crc(physical, inside, part.len(), remainder(part)),
                     None => in_zeros(part, BLOCK - inside - part.len()),
                 };
                 self.tree
@@ -509,13 +503,9 @@ pub(crate) fn has_tree(inode: &Inode) -> bool {
     inode.count > 0
 }
 
-/// Puts the freeing of an inode into a change. Its number and generation stay, so that old handles are found out.
+/// Puts the freeing of an inode into a change.
 pub(crate) fn free_inode(change: &mut Change<'_>, number: u64, inode: &mut Inode) {
-    *inode = Inode {
-        generation: inode.generation,
-        version: inode.version,
-        ..Inode::FREE
-    };
+    inode.free();
     change.free_inode(number);
 }
 

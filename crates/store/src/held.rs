@@ -1,5 +1,5 @@
 //! Blocks and inodes that were freed and must not be used yet: a pool of the unit that has not the record that freed
-//! them may still read them (docs/DESIGN.md, replication rule 2).
+//! them still has them in its files, where others read them.
 
 use std::collections::BTreeMap;
 

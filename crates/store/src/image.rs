@@ -6,11 +6,11 @@ use pmem::{LINE, Region};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::BLOCK;
-use crate::checksum::crc32c;
+use crate::checksum::{SHORT, append_zeros, crc32c, remainder};
 use crate::error::{Error, Result};
 use crate::layout::group::{GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, Map};
-use crate::layout::inode::{FIRST_LINE, INODE, Inode, first_line_checksum};
-use crate::layout::record::{Kind, Operation};
+use crate::layout::inode::{FIRST_LINE, INODE, Inode, STAMP, STAMP_CRC, STAMP_END, stamp_checksum};
+use crate::layout::record::{Kind, Operation, Touch, parts};
 use crate::layout::superblock::Superblock;
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
 
@@ -120,8 +120,9 @@ impl Layout {
 
     /// Offset of the checksum of the bitmap line at `target`, `None` when none is there.
     pub fn line_crc(&self, target: u64) -> Option<u64> {
-        let group_length = self.blocks_per_group * BLOCK as u64;
-        let (group, inside) = (target / group_length, target % group_length);
+        // A power of two: shifts, since this is on every path.
+        let shift = self.blocks_per_group.trailing_zeros() + BLOCK.trailing_zeros();
+        let (group, inside) = (target >> shift, target & ((1 << shift) - 1));
         let map = (inside / BLOCK as u64)
             .checked_sub(1)
             .filter(|map| *map < 3)?;
@@ -197,6 +198,12 @@ impl Image {
         self.region.load(self.base + offset)
     }
 
+    /// Stores 8 bytes; `offset` is a multiple of 8.
+    #[inline]
+    fn store(&self, offset: u64, value: u64) {
+        self.region.store(self.base + offset, value);
+    }
+
     /// Writes data that no record names yet; persistent after the next fence of this thread.
     #[inline]
     pub fn write_unreferenced(&self, offset: u64, bytes: &[u8]) {
@@ -223,14 +230,20 @@ impl Image {
         }
     }
 
-    /// Hints that a part of a data block and its checksum are wanted soon. A wrong guess does no harm.
+    /// Hints that a part of a data block and its checksum are wanted soon; a whole block is replaced and not read. A
+    /// wrong guess does no harm.
     #[inline]
-    pub fn prefetch_data(&self, block: u64, inside: usize) {
-        if block < self.layout.blocks {
+    pub fn prefetch_data(&self, block: u64, inside: usize, length: usize) {
+        if block >= self.layout.blocks {
+            return;
+        }
+        self.region
+            .prefetch(self.base + self.layout.data_crc(block));
+        let mut at = inside;
+        while length < BLOCK && at < BLOCK.min(inside + length) {
             self.region
-                .prefetch(self.base + block * BLOCK as u64 + inside as u64);
-            self.region
-                .prefetch(self.base + self.layout.data_crc(block));
+                .prefetch(self.base + block * BLOCK as u64 + at as u64);
+            at += LINE;
         }
     }
 
@@ -271,6 +284,22 @@ impl Image {
         let mut inode = Inode::FREE;
         self.read(offset, inode.as_mut_bytes());
         if !inode.is_intact() {
+            return Err(Error::Corrupt {
+                what: "an inode",
+                block: offset / BLOCK as u64,
+            });
+        }
+        Ok(inode)
+    }
+
+    /// Reads an inode that is free, to be used anew, and checks as much as will stay: its first line.
+    pub fn free_inode(&self, number: u64) -> Result<Inode> {
+        let offset = self.layout.inode(number);
+        let mut inode = Inode::FREE;
+        self.read(offset, inode.as_mut_bytes());
+        let is_right = inode.crc == inode.checksum() && inode.stamp_crc == inode.stamp_checksum()
+            || inode.as_bytes()[..FIRST_LINE] == [0; FIRST_LINE];
+        if !is_right {
             return Err(Error::Corrupt {
                 what: "an inode",
                 block: offset / BLOCK as u64,
@@ -328,6 +357,10 @@ impl Image {
             ..
         } = *operation;
         let block = target / BLOCK as u64;
+        let touches_none = |touch: Touch| touch.inode >= self.layout.inodes();
+        if operation.touch.is_some_and(touches_none) {
+            return false;
+        }
         match kind {
             Kind::Data | Kind::Block => self.layout.is_data_run(block, 1),
             Kind::Extent => self
@@ -335,27 +368,36 @@ impl Image {
                 .is_data_run(block, u64::from(length) / BLOCK as u64),
             Kind::Line => self.layout.line_crc(target).is_some(),
             Kind::Bytes | Kind::Zero | Kind::Inode => true,
+            Kind::Edit => self.layout.is_data_run(block, 1),
         }
     }
 
-    /// The checksum that an inode has once this operation of the record `number` is applied.
+    /// The checksum of a data block after `length` bytes in it change to others with the [`remainder`] `new`. CRCs are
+    /// linear, so only the old bytes are read, and a block that was damaged before stays detectably damaged: nothing
+    /// launders it.
     #[inline]
-    pub fn inode_crc(&self, operation: &Operation<'_>, number: u64) -> u32 {
-        let (line, rest) = operation
-            .payload
-            .split_first_chunk::<FIRST_LINE>()
-            .expect("an inode's first line is always there");
-        let rest_crc = match rest.first_chunk() {
-            Some(bytes) => u32::from_le_bytes(*bytes),
-            None => self
-                .region
-                .load_u32(self.base + operation.target + FIRST_LINE as u64),
+    pub fn changed_crc(&self, block: u64, inside: usize, length: usize, new: u32) -> u32 {
+        if !self.data_checksums {
+            return 0;
+        }
+        let at = block * BLOCK as u64 + inside as u64;
+        let old = if length <= SHORT {
+            self.region.remainder(self.base + at, length)
+        } else {
+            self.long_remainder(at, length)
         };
-        first_line_checksum(line, number) ^ rest_crc
+        self.data_crc(block) ^ append_zeros(old ^ new, BLOCK - inside - length)
     }
 
-    /// Carries out one operation of the record `number`; that of an inode brings its [`Image::inode_crc`]. The caller
-    /// sees to bitmap lines being applied in order.
+    #[inline(never)]
+    fn long_remainder(&self, offset: u64, length: usize) -> u32 {
+        let mut bytes = [0; BLOCK];
+        let bytes = &mut bytes[..length];
+        self.read(offset, bytes);
+        remainder(bytes)
+    }
+
+    /// Carries out one operation of the record `number`. The caller sees to bitmap lines being applied in order.
     #[inline]
     pub fn apply(&self, operation: &Operation<'_>, number: u64) {
         let Operation {
@@ -363,38 +405,73 @@ impl Image {
             target,
             length,
             crc,
+            touch,
             payload,
         } = *operation;
         match kind {
             Kind::Bytes => self.put(target, payload),
             Kind::Zero => self.put_zeros(target, length),
             Kind::Inode => {
-                let generation = payload[4..8].try_into().expect("four bytes");
-                let first_word = u64::from(crc) | u64::from(u32::from_le_bytes(generation)) << 32;
-                self.put(target + 16, &payload[16..]);
-                self.region.store(self.base + target, first_word);
-                self.region.store(self.base + target + 8, number);
+                let (words, _) = payload.as_chunks();
+                let [crc, modified, changed] = [0, 2, 3].map(|at| u64::from_le_bytes(words[at]));
+                let stamp_crc = stamp_checksum(number, modified as i64, changed as i64);
+                let crcs = crc & u64::from(u32::MAX) | u64::from(stamp_crc) << 32;
+                let stamp = [crcs, number, modified, changed];
+                self.region.store_words(self.base + target, stamp);
+                self.put(target + STAMP_END as u64, &payload[STAMP_END..]);
             }
             Kind::Data => {
                 self.put(target, payload);
-                self.region
-                    .store_u32(self.base + self.layout.data_crc(target / BLOCK as u64), crc);
+                self.put_data_crc(target, crc);
             }
             Kind::Block => {
                 self.put(target, payload);
                 if self.data_checksums {
-                    let at = self.layout.data_crc(target / BLOCK as u64);
-                    self.region.store_u32(self.base + at, crc);
+                    self.put_data_crc(target, crc);
                 }
             }
             Kind::Extent => self.put(self.layout.data_crc(target / BLOCK as u64), payload),
             Kind::Line => {
                 self.put(target, payload);
                 if let Some(at) = self.layout.line_crc(target) {
-                    self.region.store_u32(self.base + at, crc32c(payload));
+                    self.region.store_u32(self.base + at, crc);
                 }
             }
+            Kind::Edit => {
+                let (list, mut bytes) = payload.split_at(8);
+                for (at, length) in parts(u64::from_le_bytes(list.try_into().expect("a word"))) {
+                    let (part, rest) = bytes.split_at(length);
+                    match part.try_into() {
+                        Ok(word) => self.store(target + at as u64, u64::from_ne_bytes(word)),
+                        Err(_) => self.put(target + at as u64, part),
+                    }
+                    bytes = rest;
+                }
+                // Whole words, as they are loaded.
+                let magic = self.load(target) & u64::from(u32::MAX);
+                let first_word = magic | u64::from(crc) << (8 * BLOCK_CRC);
+                self.store(target, first_word);
+            }
         }
+        if let Some(touch) = touch {
+            self.touch(touch, number);
+        }
+    }
+
+    #[inline]
+    fn put_data_crc(&self, target: u64, crc: u32) {
+        let at = self.layout.data_crc(target / BLOCK as u64);
+        self.region.store_u32(self.base + at, crc);
+    }
+
+    /// Stamps an inode with the record `number`.
+    #[inline]
+    fn touch(&self, Touch { inode, time_ns }: Touch, number: u64) {
+        let at = self.base + self.layout.inode(inode);
+        let crc = stamp_checksum(number, time_ns, time_ns);
+        self.region.store_u32(at + STAMP_CRC, crc);
+        let stamp = [number, time_ns as u64, time_ns as u64];
+        self.region.store_words(at + STAMP, stamp);
     }
 
     #[inline]
@@ -416,32 +493,39 @@ impl Image {
         }
     }
 
-    /// Calls `flush` with the offset and length of each range that [`Image::apply`] left in the cache.
-    pub fn cached_ranges(&self, operation: &Operation<'_>, mut flush: impl FnMut(u64, u64)) {
-        let Operation {
-            kind,
-            target,
-            length,
-            ..
-        } = *operation;
-        let covered = if kind == Kind::Extent {
-            length / BLOCK as u32 * 4
-        } else {
-            length
+    /// Offset and length of each range that [`Image::apply`] leaves in the caches. Of the payload, the first word of an
+    /// edit's is needed.
+    #[inline]
+    pub fn cached_ranges(
+        &self,
+        operation: &Operation<'_>,
+    ) -> impl Iterator<Item = (u64, u64)> + use<> {
+        let (target, length) = (operation.target, u64::from(operation.length));
+        let data_crc = || self.layout.data_crc(target / BLOCK as u64);
+        let covered = match operation.kind {
+            Kind::Extent => (data_crc(), length / BLOCK as u64 * 4),
+            // Its block's checksum; the parts follow.
+            Kind::Edit => (target, 8),
+            _ => (target, length),
         };
-        let at = if kind == Kind::Extent {
-            self.layout.data_crc(target / BLOCK as u64)
-        } else {
-            target
+        let crc = match operation.kind {
+            Kind::Data | Kind::Block => Some(data_crc()),
+            Kind::Line => self.layout.line_crc(target),
+            _ => None,
         };
-        if (covered as usize) < STREAM_MIN {
-            flush(at, u64::from(covered));
-        }
-        match kind {
-            Kind::Data | Kind::Block => flush(self.layout.data_crc(target / BLOCK as u64), 4),
-            Kind::Line => flush(self.layout.line_crc(target).unwrap_or(target), 4),
-            _ => {}
-        }
+        let list = match (operation.kind, operation.payload.first_chunk()) {
+            (Kind::Edit, Some(list)) => u64::from_le_bytes(*list),
+            _ => 0,
+        };
+        let touched = operation.touch.map(|touch| self.layout.inode(touch.inode));
+        [
+            Some(covered).filter(|(_, length)| *length < STREAM_MIN as u64),
+            crc.map(|at| (at, 4)),
+            touched.map(|at| (at, STAMP_END as u64)),
+        ]
+        .into_iter()
+        .flatten()
+        .chain(parts(list).map(move |(at, length)| (target + at as u64, length as u64)))
     }
 
     /// Flushes the lines of a range; a fence must follow.

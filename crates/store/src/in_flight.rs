@@ -1,21 +1,24 @@
 //! Which records are under way: reserved, but not yet persistent, or not yet applied.
 //!
-//! Each thread that appends has a lane: a few words on cache lines of its own, which others only read: once when they get
-//! their place, and after their fence only if a record before theirs was not persistent then. So a thread that works
-//! alone shares nothing, and of two each waits for one line, that of the word which gives out places.
+//! Each thread that appends has a lane, its own as long as it lives: a few words on cache lines which others only read,
+//! once when they get their place, and after their fence only if a record before theirs was not persistent then. So a
+//! thread that works alone shares nothing, and of two each waits for one line, that of the word which gives out places.
 //!
 //! A lane announces a lower bound of its number *before* the number is reserved by an atomic addition. Whoever reserves
 //! a later number therefore sees the bound, or what came after it: the addition releases the bound, and the later
 //! addition acquires it.
 
-use std::cell::Cell;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use parking_lot::Mutex;
+
 /// No record under way.
 const IDLE: u64 = u64::MAX;
-/// Most threads that append at the same time; more wait for a lane.
-const LANES: usize = 256;
+/// Lanes that belong to a thread each, as long as it lives.
+const OWNED: usize = 256;
+/// Lanes for all other threads; of those that append at the same time, more than these wait.
+const SHARED: usize = 64;
 
 /// A word that threads fight for, on cache lines of its own (two: processors fetch them in pairs).
 #[repr(align(128))]
@@ -41,7 +44,7 @@ struct Lane {
     bound: AtomicU64,
     /// What records of this lane below this number wrote around the caches is persistent.
     fenced: AtomicU64,
-    /// The thread that had the lane last.
+    /// The thread that had the lane last; 0: none had it.
     thread: AtomicUsize,
 }
 
@@ -76,24 +79,61 @@ pub struct InFlight {
     persisted: AtomicU64,
 }
 
+/// What a thread is to all rings.
+struct Thread {
+    /// No other thread has or had this number.
+    number: usize,
+    /// Its own lane, if there was one left.
+    lane: Option<usize>,
+}
+
 static THREADS: AtomicUsize = AtomicUsize::new(0);
+/// Lanes that belong to no living thread.
+static UNOWNED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// Lanes that ever belonged to a thread.
+static OWNED_EVER: AtomicUsize = AtomicUsize::new(0);
+
 thread_local! {
-    static THREAD: Cell<usize> = Cell::new(THREADS.fetch_add(1, Ordering::Relaxed));
+    static THREAD: Thread = Thread::new();
+}
+
+impl Thread {
+    /// A new number, never 0.
+    fn number() -> usize {
+        THREADS.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn new() -> Thread {
+        let fresh = || {
+            let lane = OWNED_EVER.fetch_add(1, Ordering::Relaxed);
+            (lane < OWNED).then_some(lane)
+        };
+        Thread {
+            number: Thread::number(),
+            lane: UNOWNED.lock().pop().or_else(fresh),
+        }
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        UNOWNED.lock().extend(self.lane);
+    }
 }
 
 impl InFlight {
     /// Nothing under way; the next record has this number.
     pub fn new(next: u64) -> InFlight {
-        let lane = |thread| Lane {
+        let lane = |_| Lane {
             unpersisted: AtomicU64::new(IDLE),
             unapplied: AtomicU64::new(IDLE),
             bound: AtomicU64::new(next),
             fenced: AtomicU64::new(next),
-            thread: AtomicUsize::new(thread),
+            thread: AtomicUsize::new(0),
         };
         InFlight {
             next: Contended(AtomicU64::new(next)),
-            lanes: (0..LANES).map(lane).collect(),
+            lanes: (0..OWNED + SHARED).map(lane).collect(),
             used: AtomicUsize::new(0),
             persisted: AtomicU64::new(next),
         }
@@ -104,11 +144,25 @@ impl InFlight {
         self.next.load(Ordering::Acquire)
     }
 
-    /// Takes a free lane: the thread's own, unless more threads append than there are lanes.
+    /// Takes a lane: the thread's own, if it has one.
     #[inline]
     pub fn enter(&self) -> Entered {
-        let thread = THREAD.get();
-        let mut index = thread % LANES;
+        let known = THREAD.try_with(|thread| (thread.number, thread.lane));
+        // A thread that is ending has lost its lane.
+        let (thread, own) = known.unwrap_or_else(|_| (Thread::number(), None));
+        let is_idle = |lane: &usize| self.lanes[*lane].unapplied.load(Ordering::Relaxed) == IDLE;
+        let Some(index) = own.filter(is_idle) else {
+            return self.enter_shared(thread);
+        };
+        let lane = &self.lanes[index];
+        let bound = lane.bound.load(Ordering::Relaxed);
+        lane.unapplied.store(bound, Ordering::Relaxed);
+        self.entered(index, bound, thread)
+    }
+
+    #[cold]
+    fn enter_shared(&self, thread: usize) -> Entered {
+        let mut index = OWNED + thread % SHARED;
         loop {
             let lane = &self.lanes[index];
             let bound = lane.bound.load(Ordering::Relaxed);
@@ -116,20 +170,26 @@ impl InFlight {
                 lane.unapplied
                     .compare_exchange(IDLE, bound, Ordering::SeqCst, Ordering::Relaxed);
             if taken.is_ok() {
-                if index >= self.used.load(Ordering::Relaxed) {
-                    self.used.fetch_max(index + 1, Ordering::SeqCst);
-                }
-                let took_over = lane.thread.load(Ordering::Relaxed) != thread;
-                if took_over {
-                    lane.thread.store(thread, Ordering::Relaxed);
-                }
-                return Entered {
-                    lane: index,
-                    bound,
-                    took_over,
-                };
+                return self.entered(index, bound, thread);
             }
-            index = (index + 1) % LANES;
+            index = OWNED + (index + 1 - OWNED) % SHARED;
+        }
+    }
+
+    #[inline]
+    fn entered(&self, index: usize, bound: u64, thread: usize) -> Entered {
+        if index >= self.used.load(Ordering::Relaxed) {
+            self.used.fetch_max(index + 1, Ordering::SeqCst);
+        }
+        let lane = &self.lanes[index];
+        let before = lane.thread.load(Ordering::Relaxed);
+        if before != thread {
+            lane.thread.store(thread, Ordering::Relaxed);
+        }
+        Entered {
+            lane: index,
+            bound,
+            took_over: ![0, thread].contains(&before),
         }
     }
 

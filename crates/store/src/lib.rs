@@ -6,7 +6,8 @@
 //!
 //! Reading order: [`layout`] (bytes), `image` (where they are), `ring` (the order of changes), `change` (one atomic
 //! change), `overwrite` (the commonest one), `allocator`, `tree` (extents of a file), `directory` (names), then the operations in `file`, `names` and
-//! `attributes`, `recover` and [`check`], and last `replica`, a pool that follows another one's records.
+//! `attributes`, `recover` and [`check`]. Last what a unit of several pools needs: `replica` (a pool that follows another
+//! one's records), `held`, `rider` and `grant`.
 #![forbid(unsafe_code)]
 
 #[cfg(target_endian = "big")]
@@ -34,8 +35,10 @@ mod in_flight;
 pub mod layout;
 mod names;
 mod node;
+mod one_name;
 mod overwrite;
 mod recover;
+mod rename;
 mod replica;
 mod rider;
 mod ring;

@@ -1,29 +1,32 @@
-//! Names: create, link, unlink, rename, and reading of directories and links.
+//! Names: create, link, unlink, and reading of directories and links.
 //!
-//! Lock order: the rename lock, then inodes by ascending number. Names are looked up before the locks are taken and
-//! again under them; when something changed in between, the operation starts over.
+//! Lock order: the rename lock, then inodes by ascending number; against this order only what can be had without waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::RwLockWriteGuard;
-use smallvec::SmallVec;
 use zerocopy::IntoBytes;
 
+use crate::BLOCK;
 use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::checksum::crc32c;
-use crate::directory::{Entry, Reader, Stored, Target, Writer, check_name};
+use crate::directory::{Entry, Reader, Room, Stored, Target, Writer, check_name, removal};
 use crate::error::{Error, Result};
 use crate::file::{free_inode, has_tree};
-use crate::layout::inode::{INLINE_TARGET_MAX, Inode};
+use crate::layout::group::Map;
+use crate::layout::inode::{FIRST_LINE, INLINE_TARGET_MAX, INODE, Inode};
 use crate::node::Node;
+use crate::one_name::OneName;
+use crate::rename::LockedSet;
 use crate::store::Store;
 use crate::tree::{Lookup, Tree};
-use crate::{BLOCK, is_root};
 
 /// Most links to one file.
 const LINKS_MAX: u32 = 65_000;
+/// The set-group bit of a directory's mode.
+const SET_GROUP: u32 = 0o2000;
 /// Longest target of a symbolic link, in bytes.
 const TARGET_MAX: usize = BLOCK - 1;
 /// Extents that are freed in the same record as the inode; with more, the inode becomes an orphan first.
@@ -41,7 +44,7 @@ pub struct NewInode<'a> {
     /// Owning group.
     pub gid: u32,
     /// Device number of a device node, else 0.
-    pub device: u64,
+    pub device: u32,
     /// Target of a symbolic link, else empty.
     pub target: &'a [u8],
 }
@@ -57,99 +60,14 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// A locked inode and what it shall become.
-struct Locked<'a> {
-    node: &'a Arc<Node>,
-    state: RwLockWriteGuard<'a, Inode>,
-    new: Inode,
-    is_changed: bool,
-}
-
-/// Inodes locked for one operation, each once, by ascending number.
-struct LockedSet<'a> {
-    locked: SmallVec<[Locked<'a>; 4]>,
-}
-
-impl<'a> LockedSet<'a> {
-    fn lock(nodes: &[&'a Arc<Node>]) -> LockedSet<'a> {
-        let mut nodes: SmallVec<[&'a Arc<Node>; 4]> = nodes.into();
-        nodes.sort_unstable_by_key(|node| node.number());
-        nodes.dedup_by_key(|node| node.number());
-        let lock = |node: &'a Arc<Node>| {
-            let state = node.state.write();
-            Locked {
-                node,
-                new: *state,
-                state,
-                is_changed: false,
-            }
-        };
-        LockedSet {
-            locked: nodes.into_iter().map(lock).collect(),
-        }
-    }
-
-    fn get(&mut self, number: u64) -> &mut Locked<'a> {
-        self.locked
-            .iter_mut()
-            .find(|locked| locked.node.number() == number)
-            .expect("the inode was locked")
-    }
-
-    /// An inode to be changed. It gets a new version even if it stays the same: its names changed, within one tick of the
-    /// clock.
-    fn inode(&mut self, number: u64) -> &mut Inode {
-        let locked = self.get(number);
-        locked.is_changed = true;
-        &mut locked.new
-    }
-
-    /// Commits, and makes the new states the present ones.
-    fn commit(&mut self, mut change: Change<'_>) {
-        for locked in &mut self.locked {
-            if locked.is_changed {
-                change.inode_from(locked.node.number(), &locked.state, &mut locked.new);
-            }
-        }
-        let number = change.commit();
-        for locked in &mut self.locked {
-            if locked.is_changed {
-                locked.new.version = number;
-                *locked.state = locked.new;
-            }
-        }
-    }
-}
-
-/// What a name led to when no lock was held yet.
-struct Known {
-    /// As they were in the directory.
-    edits: u64,
-    found: Option<Found>,
-}
-
-/// A name that was found, and its inode.
-struct Found {
-    node: Arc<Node>,
-    stored: Stored,
-}
-
-impl Known {
-    /// Whether it is so still; the directory is locked.
-    fn is_right(&self, directory: &Node) -> bool {
-        self.edits == directory.edits.load(Ordering::Relaxed)
-    }
-}
-
 impl Store {
     /// For changing the names in a directory, whose lock the caller holds.
-    fn writer<'a, 's>(
+    pub(crate) fn writer<'a, 's>(
         change: &'a mut Change<'s>,
         directory: &Node,
         inode: &'a mut Inode,
     ) -> Writer<'a, 's> {
-        let edits = directory.edits.load(Ordering::Relaxed);
-        directory.edits.store(edits + 1, Ordering::Relaxed);
+        directory.note_edit();
         Writer {
             change,
             number: directory.number(),
@@ -157,14 +75,23 @@ impl Store {
         }
     }
 
-    fn find(&self, number: u64, inode: &Inode, hash: u64, name: &[u8]) -> Result<Option<Stored>> {
+    pub(crate) fn find(
+        &self,
+        number: u64,
+        inode: &Inode,
+        hash: u64,
+        name: &[u8],
+    ) -> Result<Option<Stored>> {
         check_directory(inode)?;
-        let reader = Reader {
+        self.reader(number, inode).find(hash, name)
+    }
+
+    fn reader<'a>(&'a self, number: u64, inode: &'a Inode) -> Reader<'a> {
+        Reader {
             image: &self.shared.image,
             number,
             inode,
-        };
-        reader.find(hash, name)
+        }
     }
 
     /// The directory of this name in `directory`, if it was looked up lately: for the way along a path.
@@ -199,29 +126,24 @@ impl Store {
         self.node(number)
     }
 
-    /// Looks up a name that is to be changed, before the locks for that are taken.
-    fn look_ahead(&self, directory: &Node, hash: u64, name: &[u8]) -> Result<Known> {
-        let state = directory.state.read();
-        let found = match self.find(directory.number(), &state, hash, name)? {
-            // Still under the lock, as in `lookup`.
-            Some(stored) => Some(Found {
-                node: self.node(stored.target.number)?,
-                stored,
-            }),
-            None => None,
-        };
-        Ok(Known {
-            edits: directory.edits.load(Ordering::Relaxed),
-            found,
-        })
-    }
-
-    /// Makes a file, directory, link or node.
+    /// Makes a file, directory, link or node. In a directory with the set-group bit it gets the directory's group, and a
+    /// directory the bit too.
     pub fn create(
         &self,
         directory: &Arc<Node>,
         name: &[u8],
         new: &NewInode<'_>,
+    ) -> Result<Arc<Node>> {
+        self.create_held(directory, name, new, 0)
+    }
+
+    /// Like [`Store::create`], with so many [holds](Store::hold) from the start.
+    pub fn create_held(
+        &self,
+        directory: &Arc<Node>,
+        name: &[u8],
+        new: &NewInode<'_>,
+        holds: u64,
     ) -> Result<Arc<Node>> {
         check_name(name)?;
         let mut parent = directory.state.write();
@@ -230,51 +152,105 @@ impl Store {
             return Err(Error::NotFound);
         }
         let hash = self.hash(name);
+        let room = self.reader(directory.number(), &parent).room(hash, name)?;
+        let node = match room {
+            Some(room)
+                if new.target.len() <= INLINE_TARGET_MAX && self.shared.takes_short_ways() =>
+            {
+                self.create_in(&room, directory, &mut parent, name, new)?
+            }
+            _ => self.create_anywhere(directory, &mut parent, hash, name, new)?,
+        };
+        node.holds.store(holds, Ordering::Relaxed);
+        self.nodes.insert(node.clone());
+        Ok(node)
+    }
+
+    /// Makes something that needs no block of its own, in a leaf that has room for the name.
+    fn create_in(
+        &self,
+        room: &Room,
+        directory: &Node,
+        parent: &mut Inode,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<Arc<Node>> {
+        check_target(new)?;
+        let shared = &self.shared;
+        let number = shared.allocator.take_inode()?;
+        let old = shared.image.free_inode(number);
+        let old = old.inspect_err(|_| shared.allocator.give_back_inode(number))?;
+        let mut inode = self.new_inode(directory.number(), parent, new, old.generation);
+        put_inline_target(&mut inode, new);
+        inode.rest_crc = inode.rest_checksum();
+        inode.crc = inode.checksum();
+        // From here on nothing fails, and nobody sees the directory before its lock is free.
+        parent.entries = parent.entries.saturating_add(1);
+        add_links(parent, i32::from(inode.is_directory()));
+        (parent.modified_ns, parent.changed_ns) = (inode.created_ns, inode.created_ns);
+        parent.crc = parent.checksum();
+        let patch = room.insertion(&shared.image, name, target_of(number, &inode));
+        directory.note_edit();
+        let has_same_root = old.root.as_bytes() == inode.root.as_bytes();
+        inode.version = shared.one_name(&OneName {
+            patch: &patch,
+            directory: (directory.number(), parent),
+            file: (number, &inode),
+            file_length: if has_same_root { INODE / 2 } else { INODE },
+            bit: Some((Map::Inodes, true)),
+        });
+        parent.version = inode.version;
+        Ok(Node::new(number, inode))
+    }
+
+    /// Makes anything, changing as many leaves and nodes as that takes.
+    fn create_anywhere(
+        &self,
+        directory: &Node,
+        parent: &mut Inode,
+        hash: u64,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<Arc<Node>> {
         let mut change = Change::new(&self.shared);
-        let number = change.allocate_inode().or_else(|full| {
-            // A name that is taken is the better reason.
-            let taken = self
-                .find(directory.number(), &parent, hash, name)?
-                .is_some();
-            Err(if taken { Error::Exists } else { full })
-        })?;
+        let number = change.allocate_inode()?;
         let old = self.shared.image.inode(number)?;
-        let mut inode = self.new_inode(directory.number(), new, old.generation);
+        let mut inode = self.new_inode(directory.number(), parent, new, old.generation);
         self.put_target(&mut change, number, &mut inode, new)?;
         let mut parent_new = *parent;
-        if new.kind == FileKind::Directory {
-            add_links(&mut parent_new, 1);
-        }
-        let target = Target {
-            number,
-            generation: inode.generation,
-            kind: new.kind,
-        };
+        add_links(&mut parent_new, i32::from(inode.is_directory()));
+        let target = target_of(number, &inode);
         Self::writer(&mut change, directory, &mut parent_new).insert(hash, name, target)?;
         (parent_new.modified_ns, parent_new.changed_ns) = (inode.created_ns, inode.created_ns);
-        change.inode_from(directory.number(), &parent, &mut parent_new);
+        change.inode_from(directory.number(), parent, &mut parent_new);
         // An inode that was never used has no checksum yet, even if the new one differs in nothing else.
         inode.rest_crc = inode.rest_checksum();
         change.inode_from(number, &old, &mut inode);
         inode.version = change.commit();
         parent_new.version = inode.version;
         *parent = parent_new;
-        let node = Node::new(number, inode);
-        self.nodes.insert(node.clone());
-        Ok(node)
+        Ok(Node::new(number, inode))
     }
 
-    fn new_inode(&self, parent: u64, new: &NewInode<'_>, old_generation: u32) -> Inode {
+    fn new_inode(
+        &self,
+        directory: u64,
+        parent: &Inode,
+        new: &NewInode<'_>,
+        old_generation: u32,
+    ) -> Inode {
         let now = self.now_ns();
         let is_directory = new.kind == FileKind::Directory;
+        let group = parent.mode & SET_GROUP;
+        let inherited = if is_directory { group } else { 0 };
         Inode {
             generation: old_generation.wrapping_add(1),
-            mode: new.kind.bits() | new.permissions & 0o7777,
+            mode: new.kind.bits() | new.permissions & 0o7777 | inherited,
             links: if is_directory { 2 } else { 1 },
             uid: new.uid,
-            gid: new.gid,
+            gid: if group == 0 { new.gid } else { parent.gid },
             device: new.device,
-            parent: if is_directory { parent } else { 0 },
+            parent: if is_directory { directory } else { 0 },
             modified_ns: now,
             changed_ns: now,
             accessed_ns: now,
@@ -291,22 +267,13 @@ impl Store {
         inode: &mut Inode,
         new: &NewInode<'_>,
     ) -> Result<()> {
+        check_target(new)?;
         let target = new.target;
-        if new.kind != FileKind::Symlink {
+        if new.kind != FileKind::Symlink || target.len() <= INLINE_TARGET_MAX {
+            put_inline_target(inode, new);
             return Ok(());
-        }
-        if target.is_empty() || target.len() > TARGET_MAX || target.contains(&0) {
-            return Err(if target.len() > TARGET_MAX {
-                Error::NameTooLong
-            } else {
-                Error::InvalidArgument("a symbolic link's target must not be empty and has no NUL")
-            });
         }
         inode.size = target.len() as u64;
-        if target.len() <= INLINE_TARGET_MAX {
-            inode.root.as_mut_bytes()[..target.len()].copy_from_slice(target);
-            return Ok(());
-        }
         let mut block = [0; BLOCK];
         block[..target.len()].copy_from_slice(target);
         let run = change.allocate(None, 1)?;
@@ -358,12 +325,7 @@ impl Store {
                 Error::NotADirectory
             });
         }
-        Reader {
-            image: &self.shared.image,
-            number: directory.number(),
-            inode: &state,
-        }
-        .read(cookie, visit)
+        self.reader(directory.number(), &state).read(cookie, visit)
     }
 
     /// Gives a file another name.
@@ -410,49 +372,56 @@ impl Store {
         check_name(name)?;
         let hash = self.hash(name);
         loop {
-            let known = self.look_ahead(directory, hash, name)?;
-            let Found { node, stored } = known.found.as_ref().ok_or(Error::NotFound)?;
-            let mut set = LockedSet::lock(&[directory, node]);
-            if !known.is_right(directory) {
-                continue;
+            let mut parent = directory.state.write();
+            let stored = self.find(directory.number(), &parent, hash, name)?;
+            let stored = stored.ok_or(Error::NotFound)?;
+            let node = self.node(stored.target.number)?;
+            if Arc::ptr_eq(&node, directory) {
+                // Damage: it has a name in itself, so it is not empty.
+                check_removable(&parent, is_directory)?;
+                return Err(Error::NotEmpty);
             }
-            check_removable(&set.get(node.number()).state, is_directory)?;
-            let now = self.now_ns();
-            let mut change = Change::with_reserve(&self.shared);
-            let parent = set.inode(directory.number());
-            Self::writer(&mut change, directory, parent).remove(stored)?;
-            (parent.modified_ns, parent.changed_ns) = (now, now);
+            // Out of order it may be locked without waiting; else both are locked anew.
+            let state = if node.number() > directory.number() {
+                node.state.write()
+            } else if let Some(state) = node.state.try_write() {
+                state
+            } else {
+                let edits = directory.edits.load(Ordering::Relaxed);
+                drop(parent);
+                let state = node.state.write();
+                parent = directory.state.write();
+                if directory.edits.load(Ordering::Relaxed) != edits {
+                    continue;
+                }
+                state
+            };
+            check_removable(&state, is_directory)?;
             if is_directory {
-                add_links(parent, -1);
                 self.subdirectories.forget(directory.number(), hash);
             }
-            let unfinished = self.drop_link(&mut change, node, set.inode(node.number()), now)?;
-            set.commit(change);
-            let state = &mut set.get(node.number()).state;
-            if state.mode == 0 {
-                self.nodes.remove(node);
-            } else if unfinished {
-                self.reclaim(node, state)?;
-            }
-            return Ok(());
+            let mut removal = Removal {
+                store: self,
+                directory,
+                parent,
+                node: &node,
+                state,
+                stored: &stored,
+            };
+            return removal.carry_out();
         }
     }
 
     /// Takes one link (a directory: all) from an inode, and frees it if that was the last and it is small. True when
     /// it became an orphan that can be reclaimed at once.
-    fn drop_link(
+    pub(crate) fn drop_link(
         &self,
         change: &mut Change<'_>,
         node: &Arc<Node>,
         inode: &mut Inode,
         now_ns: i64,
     ) -> Result<bool> {
-        inode.links = if inode.is_directory() {
-            0
-        } else {
-            inode.links.saturating_sub(1)
-        };
-        inode.changed_ns = now_ns;
+        drop_one_link(inode, now_ns);
         if inode.links > 0 {
             return Ok(false);
         }
@@ -472,198 +441,117 @@ impl Store {
         free_inode(change, node.number(), inode);
         Ok(false)
     }
-
-    /// Moves a name, to another directory if need be, atomically.
-    pub fn rename(
-        &self,
-        from: &Arc<Node>,
-        name: &[u8],
-        to: &Arc<Node>,
-        new_name: &[u8],
-        mode: RenameMode,
-    ) -> Result<()> {
-        check_name(name)?;
-        check_name(new_name)?;
-        // Only one rename at a time moves between directories, so that no two make a cycle together.
-        let _guard = (from.number() != to.number()).then(|| self.renames.lock());
-        let (hash, new_hash) = (self.hash(name), self.hash(new_name));
-        loop {
-            let known = self.look_ahead(from, hash, name)?;
-            let source = known.found.as_ref().ok_or(Error::NotFound)?;
-            let new_known = self.look_ahead(to, new_hash, new_name)?;
-            let target = new_known.found.as_ref();
-            // In the order in which Linux finds objections.
-            match (mode, target) {
-                (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
-                (RenameMode::Exchange, None) => return Err(Error::NotFound),
-                _ => {}
-            }
-            self.check_no_cycle(&source.node, to)?;
-            match (mode, target) {
-                (RenameMode::Exchange, Some(target)) => self.check_no_cycle(&target.node, from)?,
-                (_, Some(target)) => {
-                    self.check_no_cycle(&target.node, from)
-                        .map_err(|error| match error {
-                            Error::InvalidArgument(_) => Error::NotEmpty,
-                            other => other,
-                        })?;
-                }
-                _ => {}
-            }
-            let mut nodes: SmallVec<[_; 4]> = SmallVec::from_slice(&[from, to, &source.node]);
-            nodes.extend(target.map(|target| &target.node));
-            let set = LockedSet::lock(&nodes);
-            if !known.is_right(from) || !new_known.is_right(to) {
-                continue;
-            }
-            for (directory, hash, found) in
-                [(from, hash, known.found.as_ref()), (to, new_hash, target)]
-            {
-                if found.is_some_and(|found| found.stored.target.kind == FileKind::Directory) {
-                    self.subdirectories.forget(directory.number(), hash);
-                }
-            }
-            let rename = Rename {
-                store: self,
-                from,
-                to,
-                new_hash,
-                new_name,
-                source,
-                target,
-            };
-            return rename.carry_out(set, mode);
-        }
-    }
-
-    /// A directory must not become its own descendant.
-    fn check_no_cycle(&self, moved: &Arc<Node>, to: &Arc<Node>) -> Result<()> {
-        if !moved.state.read().is_directory() {
-            return Ok(());
-        }
-        let mut at = to.clone();
-        let most = self.shared.image.layout.inodes();
-        for _ in 0..most {
-            if is_root(at.number()) {
-                return Ok(());
-            }
-            if at.number() == moved.number() {
-                return Err(Error::InvalidArgument(
-                    "a directory cannot be moved into itself",
-                ));
-            }
-            let parent = at.state.read().parent;
-            at = self.node(parent)?;
-        }
-        // More steps up than there are inodes: damage made a circle.
-        let block = self.shared.image.layout.inode(to.number()) / BLOCK as u64;
-        Err(Error::Corrupt {
-            what: "the parent of a directory",
-            block,
-        })
-    }
 }
 
-/// One rename with everything it involves.
-struct Rename<'a> {
+/// One name being taken away, with everything locked.
+struct Removal<'a> {
     store: &'a Store,
-    from: &'a Arc<Node>,
-    to: &'a Arc<Node>,
-    new_hash: u64,
-    new_name: &'a [u8],
-    source: &'a Found,
-    target: Option<&'a Found>,
+    directory: &'a Node,
+    parent: RwLockWriteGuard<'a, Inode>,
+    node: &'a Arc<Node>,
+    state: RwLockWriteGuard<'a, Inode>,
+    stored: &'a Stored,
 }
 
-impl Rename<'_> {
-    fn carry_out(&self, set: LockedSet<'_>, mode: RenameMode) -> Result<()> {
-        match (mode, self.target) {
-            // Two names of one file: nothing happens.
-            (_, Some(target)) if target.node.number() == self.source.node.number() => Ok(()),
-            (RenameMode::Exchange, Some(target)) => self.exchange(set, target),
-            _ => self.replace(set),
+impl Removal<'_> {
+    fn carry_out(&mut self) -> Result<()> {
+        let now = self.store.now_ns();
+        let image = &self.store.shared.image;
+        image.prefetch(image.layout.inode(self.node.number()), FIRST_LINE);
+        let patch = removal(image, self.stored);
+        let is_short = self.store.shared.takes_short_ways();
+        if has_tree(&self.state) || patch.empties_leaf() || !is_short {
+            return self.with_blocks(now);
         }
-    }
-
-    fn replace(&self, mut set: LockedSet<'_>) -> Result<()> {
-        let (store, now) = (self.store, self.store.now_ns());
-        let number = self.source.node.number();
-        let source = &set.get(number).state;
-        let moves_directory = source.is_directory();
-        let entry = target_of(number, source);
-        if set.get(self.to.number()).state.links == 0 {
-            return Err(Error::NotFound);
+        // From here on nothing fails, and nobody sees the inodes before their locks are free.
+        let (parent, file) = (&mut *self.parent, &mut *self.state);
+        parent.entries = parent.entries.saturating_sub(1);
+        (parent.modified_ns, parent.changed_ns) = (now, now);
+        add_links(parent, -i32::from(file.is_directory()));
+        drop_one_link(file, now);
+        let bit = match file.links {
+            0 if self.node.is_held() => Some((Map::Orphans, true)),
+            0 => Some((Map::Inodes, false)),
+            _ => None,
+        };
+        if bit == Some((Map::Inodes, false)) {
+            file.free();
         }
-        let mut change = Change::with_reserve(&store.shared);
-        let mut unfinished = false;
-        if let Some(Found { node, stored }) = self.target {
-            check_removable(&set.get(node.number()).state, moves_directory)?;
-            unfinished = store.drop_link(&mut change, node, set.inode(node.number()), now)?;
-            let to = set.inode(self.to.number());
-            Store::writer(&mut change, self.to, to).redirect(stored, entry);
-            add_links(to, -i32::from(moves_directory));
-        }
-        // Before the new name: that could move the old one's entry.
-        let from = set.inode(self.from.number());
-        Store::writer(&mut change, self.from, from).remove(&self.source.stored)?;
-        if self.target.is_none() {
-            let to = set.inode(self.to.number());
-            let mut to = Store::writer(&mut change, self.to, to);
-            to.insert(self.new_hash, self.new_name, entry)?;
-        }
-        if moves_directory {
-            add_links(set.inode(self.from.number()), -1);
-            add_links(set.inode(self.to.number()), 1);
-            set.inode(number).parent = self.to.number();
-        }
-        self.touch(&mut set, now);
-        set.commit(change);
-        if let Some(Found { node, .. }) = self.target {
-            let state = &mut set.get(node.number()).state;
-            if state.mode == 0 {
-                store.nodes.remove(node);
-            } else if unfinished {
-                store.reclaim(node, state)?;
-            }
+        (parent.crc, file.crc) = (parent.checksum(), file.checksum());
+        self.directory.note_edit();
+        let is_noted = !self.store.shared.defects.forget_orphans;
+        let version = self.store.shared.one_name(&OneName {
+            patch: &patch,
+            directory: (self.directory.number(), parent),
+            file: (self.node.number(), file),
+            file_length: FIRST_LINE,
+            bit: bit.filter(|(map, _)| *map == Map::Inodes || is_noted),
+        });
+        (parent.version, file.version) = (version, version);
+        if file.mode == 0 {
+            self.store.nodes.remove(self.node);
         }
         Ok(())
     }
 
-    fn exchange(&self, mut set: LockedSet<'_>, target: &Found) -> Result<()> {
-        let (store, now) = (self.store, self.store.now_ns());
+    /// The same where blocks are freed with the name.
+    fn with_blocks(&mut self, now: i64) -> Result<()> {
+        let store = self.store;
         let mut change = Change::with_reserve(&store.shared);
-        let sides = [
-            (self.from, self.source, &target.node),
-            (self.to, target, &self.source.node),
-        ];
-        for (directory, old, node) in sides {
-            let old_is_directory = set.get(old.node.number()).state.is_directory();
-            let inode = set.inode(node.number());
-            let (entry, is_directory) = (target_of(node.number(), inode), inode.is_directory());
-            if is_directory {
-                inode.parent = directory.number();
-            }
-            let parent = set.inode(directory.number());
-            Store::writer(&mut change, directory, parent).redirect(&old.stored, entry);
-            add_links(parent, i32::from(is_directory));
-            add_links(parent, -i32::from(old_is_directory));
+        let mut parent = *self.parent;
+        (parent.modified_ns, parent.changed_ns) = (now, now);
+        add_links(&mut parent, -i32::from(self.state.is_directory()));
+        Store::writer(&mut change, self.directory, &mut parent).remove(self.stored)?;
+        let mut file = *self.state;
+        let unfinished = store.drop_link(&mut change, self.node, &mut file, now)?;
+        change.inode_from(self.directory.number(), &self.parent, &mut parent);
+        change.inode_from(self.node.number(), &self.state, &mut file);
+        parent.version = change.commit();
+        file.version = parent.version;
+        (*self.parent, *self.state) = (parent, file);
+        if file.mode == 0 {
+            store.nodes.remove(self.node);
+        } else if unfinished {
+            store.reclaim(self.node, &mut self.state)?;
         }
-        set.inode(target.node.number()).changed_ns = now;
-        self.touch(&mut set, now);
-        set.commit(change);
         Ok(())
-    }
-
-    fn touch(&self, set: &mut LockedSet<'_>, now_ns: i64) {
-        for directory in [self.from, self.to] {
-            let inode = set.inode(directory.number());
-            (inode.modified_ns, inode.changed_ns) = (now_ns, now_ns);
-        }
-        set.inode(self.source.node.number()).changed_ns = now_ns;
     }
 }
 
-fn target_of(number: u64, inode: &Inode) -> Target {
+/// Takes one link from an inode, a directory: all.
+fn drop_one_link(inode: &mut Inode, now_ns: i64) {
+    inode.links = match inode.is_directory() {
+        true => 0,
+        false => inode.links.saturating_sub(1),
+    };
+    inode.changed_ns = now_ns;
+}
+
+/// Puts the target of a symbolic link, if it is one, into the inode.
+fn put_inline_target(inode: &mut Inode, new: &NewInode<'_>) {
+    if new.kind == FileKind::Symlink {
+        inode.size = new.target.len() as u64;
+        inode.root.as_mut_bytes()[..new.target.len()].copy_from_slice(new.target);
+    }
+}
+
+/// Whether a symbolic link, if it is one, may have this target.
+fn check_target(new: &NewInode<'_>) -> Result<()> {
+    if new.kind != FileKind::Symlink {
+        return Ok(());
+    }
+    if new.target.len() > TARGET_MAX {
+        return Err(Error::NameTooLong);
+    }
+    if new.target.is_empty() || new.target.contains(&0) {
+        return Err(Error::InvalidArgument(
+            "a symbolic link's target must not be empty and has no NUL",
+        ));
+    }
+    Ok(())
+}
+
+pub(crate) fn target_of(number: u64, inode: &Inode) -> Target {
     let kind = FileKind::from_bits(inode.mode).expect("live inodes have a kind");
     Target {
         number,
@@ -673,7 +561,7 @@ fn target_of(number: u64, inode: &Inode) -> Target {
 }
 
 /// Counts links of a directory; a count that damage made too small stays at zero.
-fn add_links(inode: &mut Inode, count: i32) {
+pub(crate) fn add_links(inode: &mut Inode, count: i32) {
     inode.links = inode.links.saturating_add_signed(count);
 }
 
@@ -687,7 +575,7 @@ fn check_directory(inode: &Inode) -> Result<()> {
 }
 
 /// Whether a name that leads to this inode may go away: unlink is for files, rmdir for empty directories.
-fn check_removable(inode: &Inode, as_directory: bool) -> Result<()> {
+pub(crate) fn check_removable(inode: &Inode, as_directory: bool) -> Result<()> {
     match (inode.is_directory(), as_directory) {
         (true, false) => Err(Error::IsADirectory),
         (false, true) => Err(Error::NotADirectory),

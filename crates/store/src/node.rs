@@ -45,6 +45,12 @@ impl Node {
         self.number
     }
 
+    /// Notes that names in the directory, which is locked, change.
+    pub(crate) fn note_edit(&self) {
+        let edits = self.edits.load(Ordering::Relaxed);
+        self.edits.store(edits + 1, Ordering::Relaxed);
+    }
+
     pub(crate) fn is_held(&self) -> bool {
         self.holds.load(Ordering::Acquire) > 0
     }

@@ -1,66 +1,76 @@
-//! The commonest change: bytes in one block that a file has already.
+//! The commonest changes: bytes in one block that a file has already.
 //!
-//! It is a [`crate::change::Change`] like any other, one record, committed and then applied; only that two operations,
+//! Each is a [`crate::change::Change`] like any other, one record, committed and then applied; only that its operations,
 //! known from the start, need no collecting.
+
+use pmem::checksum;
 
 use crate::BLOCK;
 use crate::change::Shared;
+use crate::checksum::{append_zeros, remainder};
 use crate::layout::inode::{FIRST_LINE, Inode};
-use crate::layout::record::{ALIGN, HEADER, Kind, OPERATION, Operation, encode_at};
+use crate::layout::record::{
+    ALIGN, HEADER, Kind, OPERATION, Operation, Touch, encode_at, first_line,
+};
 
-/// Most bytes that ride among the operations.
-pub const PART_MAX: usize = 256;
-/// Length of the record of a whole block, without the block.
-const WHOLE: usize = HEADER + 2 * OPERATION + FIRST_LINE;
-/// Longest record without its block.
-const RECORD_MAX: usize = HEADER + 2 * OPERATION + PART_MAX + FIRST_LINE;
+/// Most bytes by which a file grows on the short way.
+pub const GROWTH_MAX: usize = 256;
+/// Longest record of a file that grows.
+const RECORD_MAX: usize = HEADER + 2 * OPERATION + GROWTH_MAX + FIRST_LINE;
+/// Words of a record's first line before those under its checksum.
+const UNCHECKED: usize = 2;
 
 impl Shared {
-    /// Puts `data` into the image at `target`, inside one data block whose checksum becomes what `crc` gives: a whole
-    /// block, or at most [`PART_MAX`] bytes. The inode differs in its first line only. Returns the record's number.
-    pub fn overwrite(
-        &self,
-        target: u64,
-        data: &[u8],
-        crc: impl FnOnce() -> u32,
-        number: u64,
-        inode: &Inode,
-    ) -> u64 {
+    /// Puts `data` into the image at `target`, inside one data block. Of the inode nothing changes but the version and
+    /// the times. Returns the record's number.
+    #[inline]
+    pub fn overwrite(&self, target: u64, data: &[u8], touch: Touch) -> u64 {
         let (image, ring) = (&self.image, &self.ring);
-        let entered = ring.enter();
-        // A whole block is sent on its way before it is checksummed: both take long, and this way together.
-        let ahead = (data.len() == BLOCK).then(|| {
-            let place = ring.reserve(entered, WHOLE + BLOCK);
-            ring.put_blocks(place, WHOLE, &[data], image);
-            place
-        });
-        let mut inode_line = Operation {
+        let padded = data.len().next_multiple_of(ALIGN);
+        // The data is sent on its way before it is checksummed: both take long, and this way together.
+        let place = ring.reserve(ring.enter(), ALIGN + padded);
+        ring.put_rest(place, data, image);
+        let remainder = remainder(data);
+        let mut operation = self.operation(target, data, remainder);
+        operation.touch = Some(touch);
+        let checked = match operation.kind {
+            Kind::Block => ALIGN,
+            _ => ALIGN + padded,
+        };
+        let line = first_line(ring.header(checked, ALIGN + padded), &operation, touch);
+        let mut crc = checksum::words(!0, &line[UNCHECKED..]);
+        if checked > ALIGN {
+            crc = append_zeros(crc, padded) ^ append_zeros(remainder, padded - data.len());
+        }
+        if self.defects.apply_before_commit {
+            image.apply(&operation, place.number);
+        }
+        ring.commit_line(place, line, !crc);
+        image.apply(&operation, place.number);
+        ring.applied(place);
+        place.number
+    }
+
+    /// Like [`Shared::overwrite`], with at most [`GROWTH_MAX`] bytes. The first line of `inode` changes.
+    pub fn extend(&self, target: u64, data: &[u8], number: u64, inode: &mut Inode) -> u64 {
+        let (image, ring) = (&self.image, &self.ring);
+        inode.crc = inode.checksum();
+        let inode_line = Operation {
             kind: Kind::Inode,
             target: image.layout.inode(number),
             length: FIRST_LINE as u32,
             crc: 0,
+            touch: None,
             payload: inode.first_line(),
         };
+        let data = self.operation(target, data, remainder(data));
+        let entered = ring.enter();
         let mut record = [0; RECORD_MAX.next_multiple_of(ALIGN)];
         let end = encode_at(&mut record, HEADER, &inode_line);
-        // Last, since the old data that it reads may still be on its way from memory.
-        let data = Operation {
-            kind: match data.len() {
-                BLOCK => Kind::Block,
-                _ if image.data_checksums => Kind::Data,
-                _ => Kind::Bytes,
-            },
-            target,
-            length: data.len() as u32,
-            crc: crc(),
-            payload: data,
-        };
         let end = encode_at(&mut record, end, &data).next_multiple_of(ALIGN);
         let record = &mut record[..end];
-        let length = ahead.map_or(end, |_| WHOLE + BLOCK);
-        let contents_crc = ring.head(record, length);
-        let place = ahead.unwrap_or_else(|| ring.reserve(entered, length));
-        inode_line.crc = inode.checksum(place.number);
+        let crc = ring.head(record, end);
+        let place = ring.reserve(entered, end);
         let apply = || {
             image.apply(&data, place.number);
             image.apply(&inode_line, place.number);
@@ -68,11 +78,32 @@ impl Shared {
         if self.defects.apply_before_commit {
             apply();
         }
-        ring.commit(place, record, contents_crc, image);
+        ring.commit(place, record, crc, image);
         apply();
         ring.applied(place);
         place.number
     }
-}
 
-const _: () = assert!(WHOLE.is_multiple_of(ALIGN));
+    /// What puts `data`, with this remainder, at `target`.
+    #[inline]
+    fn operation<'a>(&self, target: u64, data: &'a [u8], remainder: u32) -> Operation<'a> {
+        let (image, length) = (&self.image, data.len());
+        let (block, inside) = (target / BLOCK as u64, (target % BLOCK as u64) as usize);
+        let (kind, crc) = match length {
+            BLOCK => (Kind::Block, !(append_zeros(!0, BLOCK) ^ remainder)),
+            _ if !image.data_checksums => (Kind::Bytes, 0),
+            _ => (
+                Kind::Data,
+                image.changed_crc(block, inside, length, remainder),
+            ),
+        };
+        Operation {
+            kind,
+            target,
+            length: length as u32,
+            crc,
+            touch: None,
+            payload: data,
+        }
+    }
+}

@@ -125,13 +125,12 @@ pub(crate) fn replay(
         let Some(header) = reader.read(position, &mut record) else {
             break;
         };
-        for mut operation in Operations::new(&record, image.length()).flatten() {
-            if operation.kind == Kind::Inode {
-                operation.crc = image.inode_crc(&operation, position);
-            }
+        for operation in Operations::new(&record, image.length()).flatten() {
             if !references.covers(&operation, position) {
                 image.apply(&operation, position);
-                image.cached_ranges(&operation, |at, length| image.flush(at, length));
+                for (at, length) in image.cached_ranges(&operation) {
+                    image.flush(at, length);
+                }
             }
         }
         position += u64::from(header.length);
@@ -170,7 +169,8 @@ impl References {
     }
 
     /// Whether the bytes that the operation of the record at `position` writes were named by a later one. Operations
-    /// stay within one block unless they are ranges named themselves, and references are whole blocks.
+    /// stay within one block unless they are ranges named themselves, and references are whole blocks. If it touches
+    /// an inode, that was replaced later too: a block changes hands by records that bring the inode.
     pub fn covers(&self, operation: &Operation<'_>, position: u64) -> bool {
         if matches!(operation.kind, Kind::Extent | Kind::Line | Kind::Inode) {
             return false;

@@ -24,8 +24,8 @@ use crate::defects::Defects;
 use crate::image::Image;
 use crate::in_flight::{Contended, Entered, InFlight, Place, pause};
 use crate::layout::record::{
-    ALIGN, HEADER, MAGIC, OPERATION, RecordHeader, contents_checksum, is_intact, parse_head,
-    with_number,
+    ALIGN, HEADER, Kind, MAGIC, OPERATION, Operation, RecordHeader, TOUCH, contents_checksum,
+    is_intact, parse_head, with_number,
 };
 use crate::layout::superblock::{RING_STATES, RingState, Superblock};
 
@@ -36,6 +36,10 @@ pub const LENGTH_MAX: u64 = 1 << 30;
 /// Bytes of records whose image lines one thread flushes in one go: enough to spread the cost of moving the start, few
 /// enough to be no pause worth the name.
 const RECLAIM_STEP: u64 = 128 << 10;
+/// How far behind the end of a short record the ring's lines are fetched, in lines.
+const AHEAD: u64 = 6;
+/// Longest data, in bytes, that goes into the ring through the caches, where the processor fetches the lines ahead.
+pub const SHORT_MAX: usize = 256;
 /// Longest record, in bytes.
 const RECORD_MAX: u64 = 512 << 10;
 
@@ -92,19 +96,25 @@ impl Ring {
         entered
     }
 
-    /// Fills in the header of a record of `length` bytes but for its number, and gives the checksum of the rest.
-    /// `record` is the header, the operations and the padding; blocks follow it in the ring.
+    /// The header of a record of `length` bytes, of which `checked` are before the blocks, but for number and checksum.
     #[inline]
-    pub fn head(&self, record: &mut [u8], length: usize) -> u32 {
-        let header = RecordHeader {
+    pub fn header(&self, checked: usize, length: usize) -> RecordHeader {
+        RecordHeader {
             magic: MAGIC,
             crc: 0,
             number: 0,
             epoch: self.epoch,
             length: length as u32,
-            checked: record.len() as u32,
+            checked: checked as u32,
             reserved: 0,
-        };
+        }
+    }
+
+    /// Fills in the header of a record of `length` bytes but for its number, and gives the checksum of the rest.
+    /// `record` is the header, the operations and the padding; blocks follow it in the ring.
+    #[inline]
+    pub fn head(&self, record: &mut [u8], length: usize) -> u32 {
+        let header = self.header(record.len(), length);
         record[..HEADER].copy_from_slice(header.as_bytes());
         contents_checksum(record)
     }
@@ -126,6 +136,47 @@ impl Ring {
         }
     }
 
+    /// Writes what is behind the first line of a record, with zeros up to a whole line, before [`Ring::commit_line`].
+    #[inline]
+    pub fn put_rest(&self, place: Place, bytes: &[u8], image: &Image) {
+        self.wait_for_room(place, image);
+        let (at, is_long) = (place.number + ALIGN as u64, bytes.len() > SHORT_MAX);
+        let (lines, rest) = bytes.split_at(bytes.len() & !(ALIGN - 1));
+        self.put(at, lines, is_long);
+        if !rest.is_empty() {
+            self.put_padded(at + lines.len() as u64, rest);
+        }
+    }
+
+    #[inline(never)]
+    fn put_padded(&self, position: u64, bytes: &[u8]) {
+        let mut line = [0; ALIGN];
+        line[..bytes.len()].copy_from_slice(bytes);
+        self.put(position, &line, false);
+    }
+
+    /// Like [`Ring::commit`], for a record whose other lines are there.
+    #[inline]
+    pub fn commit_line(&self, place: Place, mut line: [u64; ALIGN / 8], crc: u32) {
+        line[0] = u64::from(MAGIC) | u64::from(with_number(crc, place.number)) << 32;
+        line[1] = place.number;
+        let at = self.offset + (place.number & (self.length - 1));
+        if self.defects.skip_record_flush {
+            self.region.store_words(at, line);
+        } else {
+            self.region.write_line(at, line);
+        }
+        self.end_commit(place);
+        // Storing to a line that is in no cache takes long. The next records are probably as long as this one: of a
+        // long one the first line goes through the caches.
+        let is_long = place.end - place.number > (ALIGN + SHORT_MAX) as u64;
+        let ahead = if is_long { 0..1 } else { AHEAD..AHEAD + 2 };
+        for line in ahead {
+            let next = (place.end + line * ALIGN as u64) & (self.length - 1);
+            self.region.prefetch(self.offset + next);
+        }
+    }
+
     /// Writes a record, but for its blocks, to its place and returns once it and all before it are persistent. `record`
     /// got its [`Ring::head`], which gave `crc`.
     #[inline]
@@ -139,6 +190,11 @@ impl Ring {
         // The ring's lines of a long record are in no cache, those of short ones the processor fetches ahead.
         let is_long = place.end - place.number > record.len() as u64;
         self.put(place.number, record, is_long);
+        self.end_commit(place);
+    }
+
+    #[inline]
+    fn end_commit(&self, place: Place) {
         if !self.defects.skip_record_fence {
             self.region.fence();
         }
@@ -154,14 +210,18 @@ impl Ring {
     /// Waits until the space is free, and reclaims meanwhile.
     #[inline]
     fn wait_for_room(&self, place: Place, image: &Image) {
-        let mut used = place.end - self.start.load(Ordering::Acquire);
-        if used <= self.length / 2 {
-            return;
+        let used = place.end - self.start.load(Ordering::Acquire);
+        if used > self.length / 2 {
+            self.make_room(place, image);
         }
+    }
+
+    #[inline(never)]
+    fn make_room(&self, place: Place, image: &Image) {
         self.reclaim(image, false);
         let mut spins = 0;
         loop {
-            used = place.end - self.start.load(Ordering::Acquire);
+            let used = place.end - self.start.load(Ordering::Acquire);
             if used <= self.length {
                 return;
             }
@@ -175,12 +235,11 @@ impl Ring {
     fn put(&self, position: u64, record: &[u8], is_long: bool) {
         let at = position & (self.length - 1);
         let before_end = (self.length - at) as usize;
-        if record.len() <= before_end {
-            return self.put_at(self.offset + at, record, is_long);
-        }
-        let (first, second) = record.split_at(before_end);
+        let (first, second) = record.split_at(record.len().min(before_end));
         self.put_at(self.offset + at, first, is_long);
-        self.put_at(self.offset, second, is_long);
+        if !second.is_empty() {
+            self.put_at(self.offset, second, is_long);
+        }
     }
 
     #[inline]
@@ -214,9 +273,10 @@ impl Ring {
         let start = self.start.load(Ordering::Acquire);
         let applied = self.in_flight.applied_below();
         let mut recent = RecentLines::new();
+        let mut window = [0; WINDOW];
         let mut position = start;
         while position < goal && position < applied {
-            position = self.flush_record(position, image, &mut recent);
+            position = self.flush_record(position, image, &mut recent, &mut window);
         }
         if position == start {
             return;
@@ -243,38 +303,62 @@ impl Ring {
     }
 
     /// Flushes the image lines of the record at `position`, which this process wrote, and returns its end.
-    fn flush_record(&self, position: u64, image: &Image, recent: &mut RecentLines) -> u64 {
-        let mut header = [0; HEADER];
-        self.copy(position, &mut header);
-        let header: RecordHeader = zerocopy::transmute!(header);
-        let end = position + u64::from(header.length);
-        // Neighbouring records tend to have one length; their headers lie too far apart for the processor to guess.
-        let ahead = (position + 4 * u64::from(header.length)) & (self.length - 1);
-        self.region.prefetch(self.offset + ahead);
+    #[inline]
+    fn flush_record(
+        &self,
+        position: u64,
+        image: &Image,
+        recent: &mut RecentLines,
+        window: &mut [u8; WINDOW],
+    ) -> u64 {
+        let mut line = [0; ALIGN];
         self.region
-            .prefetch(self.offset + ((ahead + 64) & (self.length - 1)));
+            .read(self.offset + (position & (self.length - 1)), &mut line);
+        let (header, _) = RecordHeader::read_from_prefix(&line).expect("a line holds a header");
+        // Neighbouring records tend to have one length; they lie too far apart for the processor to guess.
+        let ahead = position + 4 * u64::from(header.length);
+        self.region
+            .prefetch(self.offset + (ahead & (self.length - 1)));
+        let end = position + u64::from(header.length);
         if self.defects.reclaim_without_flush {
             return end;
         }
-        let (mut at, operations_end) = (HEADER, header.checked as usize);
-        let mut window = [0; WINDOW];
+        let operations_end = header.checked as usize;
+        // Most records are one operation, of which the first line says everything.
+        let mut at = HEADER + self.flush_operation(&line[HEADER..], image, recent);
         let mut in_window = 0..0;
         while at + OPERATION <= operations_end {
-            if at + OPERATION > in_window.end {
+            if at + OPERATION + TOUCH > in_window.end && in_window.end < operations_end {
                 in_window = at..operations_end.min(at + WINDOW);
                 self.copy(position + at as u64, &mut window[..in_window.len()]);
             }
-            let head = window[at - in_window.start..].first_chunk();
-            let parsed = head.and_then(|head| parse_head(head, image.length()));
-            let Some((operation, payload)) = parsed else {
+            let length = self.flush_operation(&window[at - in_window.start..], image, recent);
+            if length == 0 {
                 break;
-            };
-            image.cached_ranges(&operation, |at, length| {
-                recent.flush_once(image, at, length)
-            });
-            at += OPERATION + payload.next_multiple_of(8);
+            }
+            at += length;
         }
         end
+    }
+
+    /// Flushes the image lines of the operation that begins `bytes`, and returns its length, 0 if there is none.
+    #[inline]
+    fn flush_operation(&self, bytes: &[u8], image: &Image, recent: &mut RecentLines) -> usize {
+        let Some((operation, payload)) = parse_head(bytes, image.length()) else {
+            return 0;
+        };
+        let operation = Operation {
+            // The first word tells what an edit covers.
+            payload: bytes.get(payload.start..).unwrap_or_default(),
+            ..operation
+        };
+        if operation.kind == Kind::Edit && operation.payload.len() < 8 {
+            return 0;
+        }
+        for (at, length) in image.cached_ranges(&operation) {
+            recent.flush_once(image, at, length);
+        }
+        payload.end.next_multiple_of(8)
     }
 
     fn copy(&self, position: u64, into: &mut [u8]) {
@@ -410,13 +494,16 @@ impl RecentLines {
         }
     }
 
+    #[inline]
     fn flush_once(&mut self, image: &Image, offset: u64, length: u64) {
-        for line in offset / 64..(offset + length).div_ceil(64) {
+        let (mut line, end) = (offset / 64, offset + length);
+        while line * 64 < end {
             let slot = &mut self.lines[line as usize % 1024];
             if *slot != line {
                 *slot = line;
                 image.flush(line * 64, 64);
             }
+            line += 1;
         }
     }
 }

@@ -6,6 +6,7 @@ use std::mem::offset_of;
 
 use store::layout::record::{Kind, Operation, Operations, encode};
 use store::layout::{directory, extent, group, inode, record, superblock};
+use zerocopy::IntoBytes;
 
 const DOCUMENT: &str = include_str!("../../../docs/LAYOUT.md");
 
@@ -84,6 +85,7 @@ fn pool_structures() -> Vec<(&'static str, Structure)> {
             checked,
             reserved
         }),
+        structure!(record::Touch { inode, time_ns }),
         structure!(group::GroupHeader {
             magic,
             crc,
@@ -94,34 +96,39 @@ fn pool_structures() -> Vec<(&'static str, Structure)> {
     ]
 }
 
+fn inode_structure() -> (&'static str, Structure) {
+    structure!(inode::Inode {
+        crc,
+        stamp_crc,
+        version,
+        modified_ns,
+        changed_ns,
+        size,
+        blocks,
+        entries,
+        links,
+        mode,
+        rest_crc,
+        uid,
+        gid,
+        project,
+        created_ns,
+        flags,
+        depth,
+        count,
+        device,
+        generation,
+        parent,
+        attributes,
+        accessed_ns,
+        root,
+    })
+}
+
 /// What describes files and names.
 fn file_structures() -> Vec<(&'static str, Structure)> {
     vec![
-        structure!(inode::Inode {
-            crc,
-            generation,
-            version,
-            size,
-            blocks,
-            modified_ns,
-            changed_ns,
-            entries,
-            links,
-            mode,
-            rest_crc,
-            uid,
-            gid,
-            project,
-            created_ns,
-            flags,
-            depth,
-            count,
-            device,
-            parent,
-            attributes,
-            accessed_ns,
-            root,
-        }),
+        inode_structure(),
         structure!(extent::Extent {
             logical,
             physical,
@@ -170,6 +177,7 @@ fn file_structures() -> Vec<(&'static str, Structure)> {
 
 fn constants() -> BTreeMap<&'static str, String> {
     let number = |value: u64| value.to_string();
+    let size = |value: usize| value.to_string();
     let magic = |value: u32| letters(&value.to_le_bytes());
     let pair = |values: [u64; 2]| format!("{}, {}", values[0], values[1]);
     BTreeMap::from([
@@ -194,37 +202,38 @@ fn constants() -> BTreeMap<&'static str, String> {
             "superblock::INCOMPATIBLE_KNOWN",
             number(superblock::INCOMPATIBLE_KNOWN),
         ),
-        ("BLOCK", number(store::BLOCK as u64)),
+        ("BLOCK", size(store::BLOCK)),
         ("ROOT", number(store::ROOT)),
         ("SYSTEM", number(store::SYSTEM)),
         ("record::MAGIC", magic(record::MAGIC)),
-        ("record::ALIGN", number(record::ALIGN as u64)),
-        ("record::HEADER", number(record::HEADER as u64)),
-        ("record::OPERATION", number(record::OPERATION as u64)),
-        ("record::PAYLOAD_MAX", number(record::PAYLOAD_MAX as u64)),
+        ("record::ALIGN", size(record::ALIGN)),
+        ("record::HEADER", size(record::HEADER)),
+        ("record::TOUCH", size(record::TOUCH)),
+        ("record::OPERATION", size(record::OPERATION)),
+        ("record::PAYLOAD_MAX", size(record::PAYLOAD_MAX)),
+        ("record::PARTS_MAX", size(record::PARTS_MAX)),
+        ("record::EDIT_MAX", size(record::EDIT_MAX)),
         ("group::MAGIC", magic(group::MAGIC)),
         ("group::LINE_BITS", number(group::LINE_BITS.into())),
-        ("group::LINES_MAX", number(group::LINES_MAX as u64)),
+        ("group::LINES_MAX", size(group::LINES_MAX)),
         ("group::LINE_CRCS", number(group::LINE_CRCS)),
         ("group::Map::Blocks", number(group::Map::Blocks as u64)),
         ("group::Map::Inodes", number(group::Map::Inodes as u64)),
         ("group::Map::Orphans", number(group::Map::Orphans as u64)),
-        ("inode::INODE", number(inode::INODE as u64)),
-        ("inode::FIRST_LINE", number(inode::FIRST_LINE as u64)),
-        ("inode::ROOT_ENTRIES", number(inode::ROOT_ENTRIES as u64)),
+        ("inode::INODE", size(inode::INODE)),
+        ("inode::FIRST_LINE", size(inode::FIRST_LINE)),
+        ("inode::STAMP_END", size(inode::STAMP_END)),
+        ("inode::ROOT_ENTRIES", size(inode::ROOT_ENTRIES)),
         ("inode::FLAG_GRANT", number(inode::FLAG_GRANT.into())),
-        (
-            "inode::INLINE_TARGET_MAX",
-            number(inode::INLINE_TARGET_MAX as u64),
-        ),
+        ("inode::INLINE_TARGET_MAX", size(inode::INLINE_TARGET_MAX)),
         ("extent::MAGIC", magic(extent::MAGIC)),
-        ("extent::ENTRIES", number(extent::ENTRIES as u64)),
-        ("extent::NODE_ENTRIES", number(extent::NODE_ENTRIES as u64)),
+        ("extent::ENTRIES", size(extent::ENTRIES)),
+        ("extent::NODE_ENTRIES", size(extent::NODE_ENTRIES)),
         ("extent::DEPTH_MAX", number(extent::DEPTH_MAX.into())),
         ("directory::MAGIC", magic(directory::MAGIC)),
-        ("directory::SLOTS", number(directory::SLOTS as u64)),
-        ("directory::SLOT", number(directory::SLOT as u64)),
-        ("directory::ENTRY", number(directory::ENTRY as u64)),
+        ("directory::SLOTS", size(directory::SLOTS)),
+        ("directory::SLOT", size(directory::SLOT)),
+        ("directory::ENTRY", size(directory::ENTRY)),
         (
             "directory::DISCRIMINATOR_BITS",
             number(directory::DISCRIMINATOR_BITS.into()),
@@ -325,6 +334,7 @@ fn operations_are_encoded_as_listed() {
         Kind::Extent,
         Kind::Line,
         Kind::Block,
+        Kind::Edit,
     ];
     let table = DOCUMENT
         .split_once("<!-- kinds -->")
@@ -341,10 +351,17 @@ fn operations_are_encoded_as_listed() {
         .map(|kind| (format!("{kind:?}"), (*kind as u8).to_string()))
         .collect();
     assert_eq!(listed, known);
-    assert!(
-        (8..=255u8).all(|number| !known_number(number)),
-        "there is a kind that is not listed"
-    );
+    for number in 0..=127 {
+        let kind = kinds.iter().find(|kind| **kind as u8 == number);
+        let is_known = kind.is_some();
+        assert_eq!(known_number(number), is_known, "kind {number}");
+        let may_touch = matches!(kind, Some(Kind::Bytes | Kind::Data | Kind::Block));
+        assert_eq!(
+            known_number(number | 128),
+            may_touch,
+            "{number} with a touch"
+        );
+    }
 
     let mut body = Vec::new();
     let payload = [7, 8, 9];
@@ -353,6 +370,7 @@ fn operations_are_encoded_as_listed() {
         target: 0x1122_3344_5566_0000,
         length: 3,
         crc: 0xaabb_ccdd,
+        touch: None,
         payload: &payload,
     };
     encode(&mut body, &operation);
@@ -370,10 +388,49 @@ fn operations_are_encoded_as_listed() {
     assert!(matches!(&operations[..], [Some(only)] if only.payload == payload));
 }
 
+/// A record of one operation that touches an inode is its first line and the data.
+#[test]
+fn a_touch_is_between_the_operation_and_its_payload() {
+    let touch = record::Touch {
+        inode: 0x0102_0304_0506_0708,
+        time_ns: -2,
+    };
+    let operation = Operation {
+        kind: Kind::Data,
+        target: 4000,
+        length: 64,
+        crc: 5,
+        touch: Some(touch),
+        payload: &[9; 64],
+    };
+    let header = record::RecordHeader {
+        magic: record::MAGIC,
+        crc: 1,
+        number: 64,
+        epoch: 2,
+        length: 128,
+        checked: 128,
+        reserved: 0,
+    };
+    let line = record::first_line(header, &operation, touch);
+    let mut bytes: Vec<u8> = line.iter().flat_map(|word| word.to_le_bytes()).collect();
+    assert_eq!(bytes[..record::HEADER], *header.as_bytes());
+    assert_eq!(bytes[record::HEADER], Kind::Data as u8 | 128);
+    assert_eq!(bytes[48..56], touch.inode.to_le_bytes());
+    assert_eq!(bytes[56..64], touch.time_ns.to_le_bytes());
+    bytes.extend([9; 64]);
+    let operations: Vec<_> = Operations::new(&bytes, u64::MAX).collect();
+    assert_eq!(operations, [Some(operation)]);
+}
+
 fn known_number(kind: u8) -> bool {
-    let mut head = [0; record::OPERATION];
-    (head[0], head[1]) = (kind, 1);
-    record::parse_head(&head, u64::MAX).is_some()
+    // One byte, a line, a block: each kind takes one of these lengths.
+    [[1, 0], [64, 0], [0, 16]].into_iter().any(|length| {
+        let mut head = [0; record::OPERATION + record::TOUCH];
+        head[0] = kind;
+        head[1..3].copy_from_slice(&length);
+        record::parse_head(&head, u64::MAX).is_some()
+    })
 }
 
 /// What each checksum covers, as the document has it.
@@ -391,19 +448,30 @@ fn checksums_cover_what_is_said() {
     let mut inode = inode::Inode::FREE;
     inode.seal();
     assert!(inode.is_intact());
-    let (crc, rest_crc) = (inode.crc, inode.rest_crc);
-    inode.generation = 1;
-    assert!(!inode.is_intact(), "the bytes 4..64");
+    let unchanged = inode;
+    inode.version = 1;
+    assert!(!inode.is_intact(), "the bytes 8..32");
     inode.seal();
-    assert_eq!(inode.rest_crc, rest_crc, "the bytes 68..256");
-    assert_ne!(inode.crc, crc);
+    let stamp_crc = inode.stamp_crc;
+    assert_ne!(stamp_crc, unchanged.stamp_crc);
+    assert_eq!(
+        (inode.crc, inode.rest_crc),
+        (unchanged.crc, unchanged.rest_crc),
+        "a write changes no more"
+    );
+    inode.size = 1;
+    assert!(!inode.is_intact(), "the bytes 32..64");
+    inode.seal();
+    assert_eq!(
+        (inode.stamp_crc, inode.rest_crc),
+        (stamp_crc, unchanged.rest_crc)
+    );
     inode.uid = 1;
     assert!(!inode.is_intact(), "the bytes 68..256");
     inode.rest_crc = inode.rest_checksum();
     assert!(!inode.is_intact(), "both in one");
     inode.seal();
     assert!(inode.is_intact());
-    assert_ne!(inode.checksum(1), inode.checksum(2), "the version too");
 
     let record = [7; 64];
     let contents = record::contents_checksum(&record);

@@ -8,6 +8,7 @@ mod onesided;
 use std::collections::BTreeMap;
 
 use protocol::client::Client;
+use protocol::wire::Message;
 use protocol::{Defects, EpochStart, Member, Options, Transmit, UnitMap};
 
 use super::fabric::{self, Fabric};
@@ -436,6 +437,14 @@ impl World {
     }
 
     fn deliver(&mut self, now: Time, to: u32, bytes: &[u8]) -> Result<(), String> {
+        self.note(|| match Message::decode(bytes, &Defects::default()) {
+            Ok(message) => {
+                let mut body = format!("{:?}", message.body);
+                body.truncate(100);
+                format!("{} to {to}: {body}", message.envelope.from)
+            }
+            Err(error) => format!("to {to}: {error}"),
+        });
         match to.checked_sub(FIRST_CLIENT) {
             Some(client) if (client as usize) < self.workers.len() => {
                 self.client_step(now, client as usize, |client, local| {

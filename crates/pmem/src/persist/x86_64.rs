@@ -72,22 +72,24 @@ impl Machine {
     /// They must be mapped.
     #[inline]
     pub(crate) unsafe fn flush_lines(self, first: *mut u8, count: usize) {
-        for line in (0..count).map(|index| first.wrapping_add(index * LINE)) {
-            // SAFETY: the processor was asked for the instruction, which changes no byte. As the
-            // compiler sees it, it may touch any memory, so stores before it stay before it.
-            unsafe {
-                match self.flush {
-                    Flush::Clwb => {
-                        asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags))
-                    }
-                    Flush::Clflushopt => {
-                        asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags))
-                    }
-                    Flush::Clflush => {
-                        asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags))
-                    }
-                }
-            }
+        let lines = (0..count).map(|index| first.wrapping_add(index * LINE));
+        // SAFETY: the processor was asked for the instruction, which changes no byte. As the
+        // compiler sees it, it may touch any memory, so stores before it stay before it.
+        let clwb = |line: *mut u8| unsafe {
+            asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags));
+        };
+        // SAFETY: as above.
+        let clflushopt = |line: *mut u8| unsafe {
+            asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags));
+        };
+        // SAFETY: as above.
+        let clflush = |line: *mut u8| unsafe {
+            asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags));
+        };
+        match self.flush {
+            Flush::Clwb => lines.for_each(clwb),
+            Flush::Clflushopt => lines.for_each(clflushopt),
+            Flush::Clflush => lines.for_each(clflush),
         }
     }
 

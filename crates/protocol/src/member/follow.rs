@@ -50,6 +50,16 @@ impl Following {
         }
     }
 
+    /// What it has and waits for is void: the image is made anew.
+    pub fn start_over(&mut self) {
+        self.early.clear();
+        self.held = None;
+        self.missing.clear();
+        self.was_fetched = false;
+        self.is_strict = false;
+        self.is_welcome = false;
+    }
+
     fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.held.is_none()
     }

@@ -87,7 +87,7 @@ impl Member {
             _ => return,
         };
         following.asked_at = now;
-        following.is_welcome = false;
+        following.start_over();
         following.floor = position.max(following.floor);
         following.joining = Joining::Measuring { from };
         let position = if asked == from { from } else { 0 };

@@ -27,6 +27,11 @@ pub(super) struct Peer {
     pub is_counted: bool,
     /// The tail that it must have reached before the map may say that it is in sync.
     counted_from: u64,
+    /// Version of the map that a proposal was made from by which it is in sync. As long as that is the newest, the
+    /// proposal may yet come into force, however late.
+    proposed_from: Option<u64>,
+    /// It is counted, but is not caught up any more.
+    is_leaving: bool,
     /// It cannot get on by records alone.
     is_lost: bool,
     heard_at: u64,
@@ -57,6 +62,17 @@ pub(super) struct Primary {
     heartbeat_at: u64,
     pub next_tick: u64,
     serves_without_lease: bool,
+}
+
+impl Peer {
+    /// It does not count any more, unless it may be in sync by a map that is still to come.
+    fn leave(&mut self, version: u64) {
+        if self.proposed_from == Some(version) {
+            self.is_leaving = true;
+        } else {
+            self.is_counted = false;
+        }
+    }
 }
 
 impl Primary {
@@ -113,6 +129,8 @@ impl Member {
             lease_until: 0,
             is_counted: in_sync.contains(node),
             counted_from: 0,
+            proposed_from: None,
+            is_leaving: false,
             is_lost: false,
             heard_at: now,
             progressed_at: now,
@@ -158,6 +176,8 @@ impl Member {
         for (node, peer) in &mut primary.peers {
             let was_in_sync = peer.is_counted;
             peer.is_counted = map.is_in_sync(*node);
+            peer.proposed_from = None;
+            peer.is_leaving = false;
             if was_in_sync && !peer.is_counted {
                 peer.sent = None;
                 peer.is_lost = false;
@@ -223,7 +243,7 @@ impl Member {
     }
 
     fn handle_tail(&mut self, now: u64, from: NodeId, tail: u64, is_caught_up: bool) {
-        let in_sync = self.map.is_in_sync(from);
+        let (in_sync, version) = (self.map.is_in_sync(from), self.map.version);
         let Some(primary) = self.primary() else {
             return;
         };
@@ -231,24 +251,26 @@ impl Member {
         let Some(peer) = primary.peers.get_mut(&from) else {
             return;
         };
+        if !in_sync && !is_caught_up {
+            peer.leave(version);
+        }
         // A tail of 0 says that its records are not the unit's.
-        if tail == 0 || tail > position || (peer.joins_from.is_some() && !in_sync) {
-            return;
-        }
-        peer.sent = peer.sent.or(Some(tail));
-        if tail > peer.tail {
-            peer.progressed_at = now;
-        }
-        if !in_sync && is_caught_up && !peer.is_counted {
-            // From now on it counts, so that it misses nothing when the map says so before this primary knows.
-            peer.is_counted = true;
-            peer.counted_from = position;
-            peer.tail = tail;
-        } else if !in_sync && !is_caught_up && !primary.is_proposing {
-            peer.is_counted = false;
-            peer.tail = tail;
-        } else {
-            peer.tail = peer.tail.max(tail);
+        let is_known = tail > 0 && tail <= position && (peer.joins_from.is_none() || in_sync);
+        if is_known {
+            peer.sent = peer.sent.or(Some(tail));
+            if tail > peer.tail {
+                peer.progressed_at = now;
+            }
+            if !in_sync && is_caught_up && !peer.is_counted {
+                // From now on it counts, so that it misses nothing when the map says so before this primary knows.
+                peer.is_counted = true;
+                peer.counted_from = position;
+            }
+            peer.tail = if peer.is_counted {
+                peer.tail.max(tail)
+            } else {
+                tail
+            };
         }
         self.confirm(now);
         self.propose_changes(now);
@@ -258,7 +280,7 @@ impl Member {
     /// it knew an older map, it has found its way since.
     fn handle_join(&mut self, now: u64, from: NodeId, position: u64, version: u64) {
         let in_sync = self.map.is_in_sync(from);
-        let is_newest = version == self.map.version;
+        let newest = self.map.version;
         let Some(primary) = self.primary() else {
             return;
         };
@@ -268,9 +290,10 @@ impl Member {
         };
         peer.heard_at = now;
         if in_sync {
-            peer.is_lost |= is_newest;
+            peer.is_lost |= version == newest;
             return self.propose_changes(now);
         }
+        peer.leave(newest);
         peer.is_lost = false;
         peer.sent = None;
         if position == 0 || position > own {
@@ -450,15 +473,20 @@ impl Member {
             peer.is_none_or(|peer| !is_gone(peer))
         });
         for (node, peer) in &mut primary.peers {
-            let is_back =
-                peer.is_counted && peer.tail >= peer.counted_from && peer.lease_until > now;
+            let is_back = peer.is_counted
+                && !peer.is_leaving
+                && peer.tail >= peer.counted_from
+                && peer.lease_until > now;
             if is_back && !map.is_in_sync(*node) {
                 next.in_sync.push(*node);
+                peer.proposed_from = Some(map.version);
             }
             peer.is_counted &= !omits_early || next.is_in_sync(*node);
         }
         next.in_sync.sort_unstable();
-        if next.in_sync != map.in_sync {
+        // The next version, whatever it says, makes an earlier proposal from this one void.
+        let is_leaving = primary.peers.values().any(|peer| peer.is_leaving);
+        if next.in_sync != map.in_sync || is_leaving {
             primary.is_proposing = true;
             primary.proposed_at = now;
             self.propose(next);

@@ -89,13 +89,8 @@ impl Checker<'_> {
             if is_orphan {
                 self.inode_finding(number, "the inode is free, but noted as an orphan");
             }
-            let cleared = Inode {
-                crc: inode.crc,
-                rest_crc: inode.rest_crc,
-                generation: inode.generation,
-                version: inode.version,
-                ..Inode::FREE
-            };
+            let mut cleared = *inode;
+            cleared.free();
             if *inode != cleared {
                 self.inode_finding(number, "the inode is free, but not cleared");
             }

@@ -70,6 +70,13 @@ pub struct Shape {
     pub dead: u16,
 }
 
+impl Shape {
+    /// Bytes between the slots and the entries.
+    pub fn gap(&self) -> usize {
+        (self.heap as usize).saturating_sub(SLOTS + self.count as usize * SLOT)
+    }
+}
+
 /// Where an entry is, and 16 bits of its hash to find it by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

@@ -3,11 +3,11 @@
 //! ```text
 //! | header | block bitmap | inode bitmap | orphan bitmap | checksums … | inodes … | data … |
 //! ```
-//! A bitmap is changed by whole lines of 512 bits. Their checksums are in the header block.
+//! A bitmap is changed by words, and checked by lines of 512 bits. Their checksums are in the header block.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bits in a bitmap line, the unit that one record replaces.
+/// Bits in a bitmap line, which has a checksum of its own.
 pub const LINE_BITS: u32 = 512;
 /// Most lines in a bitmap: one block.
 pub const LINES_MAX: usize = 64;

@@ -2,6 +2,7 @@
 //!
 //! The first line holds what a write changes, so that a small write replaces, and checksums, one cache line of it.
 
+use pmem::checksum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::extent::Extent;
@@ -11,6 +12,12 @@ use crate::checksum::crc32c;
 pub const INODE: usize = 256;
 /// Bytes of the first line, which holds what a write changes.
 pub const FIRST_LINE: usize = 64;
+/// Offset of the stamp's checksum.
+pub const STAMP_CRC: u64 = std::mem::offset_of!(Inode, stamp_crc) as u64;
+/// Offset of the stamp, version and times of change: all that a write in place changes.
+pub const STAMP: u64 = std::mem::offset_of!(Inode, version) as u64;
+/// Where the stamp ends.
+pub const STAMP_END: usize = std::mem::offset_of!(Inode, size);
 /// Extents (or child nodes) that fit into the inode itself.
 pub const ROOT_ENTRIES: usize = 4;
 /// Bytes of a symbolic link's target that fit into the inode.
@@ -26,20 +33,21 @@ pub const KIND_MASK: u32 = 0o170_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Inode {
-    /// CRC32C of the generation as 8 bytes and the bytes 8..64, exclusive or `rest_crc`.
+    /// CRC32C of the bytes 32..64, exclusive or `rest_crc`.
     pub crc: u32,
-    /// Counts the files that had this number; grows with each.
-    pub generation: u32,
+    /// CRC32C of the bytes 8..32: what changes with every write is under a checksum of its own, so that the record of
+    /// a write need not bring the rest.
+    pub stamp_crc: u32,
     /// Sequence number of the record that changed the inode or its data last. Bit 63: bytes are changing in place.
     pub version: u64,
-    /// Bytes of the file; for a directory, of its leaves; for a symbolic link, of its target.
-    pub size: u64,
-    /// Blocks held: data, leaves and nodes of the extent tree.
-    pub blocks: u64,
     /// Last change of the data, nanoseconds since 1970.
     pub modified_ns: i64,
     /// Last change of data or inode, nanoseconds since 1970.
     pub changed_ns: i64,
+    /// Bytes of the file; for a directory, of its leaves; for a symbolic link, of its target.
+    pub size: u64,
+    /// Blocks held: data, leaves and nodes of the extent tree.
+    pub blocks: u64,
     /// Names in the directory, without `.` and `..`; else zero.
     pub entries: u64,
     /// Names that lead here; for a directory 2 plus its subdirectories.
@@ -63,7 +71,9 @@ pub struct Inode {
     /// Entries of the root in use.
     pub count: u16,
     /// Device number of a device node.
-    pub device: u64,
+    pub device: u32,
+    /// Counts the files that had this number; grows with each.
+    pub generation: u32,
     /// Inode number of the parent; directories only.
     pub parent: u64,
     /// Block of extended attributes; 0 is none.
@@ -83,10 +93,10 @@ impl Inode {
         crc32c(&self.as_bytes()[FIRST_LINE + 4..])
     }
 
-    /// The checksum that belongs into this inode once it has `version`.
+    /// The checksum of the first line but for the stamp, if `rest_crc` is right.
     #[inline]
-    pub fn checksum(&self, version: u64) -> u32 {
-        first_line_checksum(self.first_line(), version) ^ self.rest_crc
+    pub fn checksum(&self) -> u32 {
+        crc32c(&self.as_bytes()[STAMP_END..FIRST_LINE]) ^ self.rest_crc
     }
 
     /// What a record carries of an inode whose other lines stay as they are.
@@ -97,17 +107,33 @@ impl Inode {
             .expect("an inode is longer than its first line")
     }
 
-    /// Makes both checksums right.
+    /// What belongs into `stamp_crc`.
+    #[inline]
+    pub fn stamp_checksum(&self) -> u32 {
+        stamp_checksum(self.version, self.modified_ns, self.changed_ns)
+    }
+
+    /// Makes the checksums right.
     pub fn seal(&mut self) {
         self.rest_crc = self.rest_checksum();
-        self.crc = self.checksum(self.version);
+        self.crc = self.checksum();
+        self.stamp_crc = self.stamp_checksum();
     }
 
     /// Whether the checksums are right; an inode that was never written is all zero.
     pub fn is_intact(&self) -> bool {
-        let right =
-            self.crc == self.checksum(self.version) && self.rest_crc == self.rest_checksum();
+        let right = self.crc == self.checksum()
+            && self.stamp_crc == self.stamp_checksum()
+            && self.rest_crc == self.rest_checksum();
         right || self.as_bytes() == [0; INODE]
+    }
+
+    /// Makes it a free one. Of a free inode only the first line counts: number and generation stay, so that old handles
+    /// are found out.
+    pub fn free(&mut self) {
+        (self.size, self.blocks, self.entries) = (0, 0, 0);
+        (self.modified_ns, self.changed_ns) = (0, 0);
+        (self.links, self.mode) = (0, 0);
     }
 
     /// The bits of the mode that tell the kind.
@@ -121,18 +147,15 @@ impl Inode {
     }
 }
 
-/// The checksum of an inode's first line, with this version in place of the one that it holds: records carry inodes
-/// without, since their number is known only when they are otherwise complete. Whole words: to load a word that was
-/// stored in parts takes long.
+/// The checksum of an inode's stamp: its version and the times of change.
 #[inline]
-pub fn first_line_checksum(line: &[u8; FIRST_LINE], version: u64) -> u32 {
-    let mut words: [u64; FIRST_LINE / 8] = zerocopy::transmute!(*line);
-    words[0] >>= 32;
-    words[1] = version;
-    crc32c(words.as_bytes())
+pub fn stamp_checksum(version: u64, modified_ns: i64, changed_ns: i64) -> u32 {
+    !checksum::words(!0, &[version, modified_ns as u64, changed_ns as u64])
 }
 
 const _: () = assert!(size_of::<Inode>() == INODE);
 const _: () = assert!(
-    std::mem::offset_of!(Inode, rest_crc) == FIRST_LINE && std::mem::offset_of!(Inode, root) == 128
+    STAMP_END as u64 == STAMP + 24
+        && std::mem::offset_of!(Inode, rest_crc) == FIRST_LINE
+        && std::mem::offset_of!(Inode, root) == 128
 );

@@ -3,8 +3,12 @@
 //! ```text
 //! | header, 32 bytes | operation, 16 bytes | payload, padded to 8 | operation | payload | … | zeros to 64 | blocks … |
 //! ```
-//! Whole data blocks ride behind the rest, in the order of their operations, each under its own checksum: they go from
-//! the caller's buffer into the ring without another copy, and are checksummed once.
+//! An operation on file data may touch the file's inode, by 16 bytes between its header and its payload: then one line and
+//! the data are the record of a write in place. Whole data blocks ride behind the rest, in the order of their operations,
+//! each under its own checksum: they go from the caller's buffer into the ring without another copy, and are checksummed
+//! once.
+
+use std::ops::Range;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -64,17 +68,19 @@ pub enum Kind {
     Bytes = 1,
     /// `length` bytes at the target become zero.
     Zero = 2,
-    /// The payload, the first bytes of an inode, goes to the target with the record's number as its version, and the
-    /// checksum that this makes.
+    /// The payload, the first bytes of an inode, goes to the target, with the record's number as its version and the
+    /// checksum of the stamp that this makes.
     Inode = 3,
     /// The payload goes to the target, inside one data block, whose checksum becomes `crc`.
     Data = 4,
     /// The data blocks at the target were written before the record; the payload is their checksums.
     Extent = 5,
-    /// The payload is a line of a bitmap; its checksum in the group's header follows it.
+    /// The payload is words of one line of a bitmap, whose checksum in the group's header becomes `crc`.
     Line = 6,
     /// A whole data block, which rides behind the operations, goes to the target; `crc` is its checksum.
     Block = 7,
+    /// The payload is [`parts`] of a metadata block, whose checksum becomes `crc`.
+    Edit = 8,
 }
 
 impl Kind {
@@ -88,16 +94,34 @@ impl Kind {
             5 => Kind::Extent,
             6 => Kind::Line,
             7 => Kind::Block,
+            8 => Kind::Edit,
             _ => return None,
         })
     }
 }
 
+/// Bit of the kind's byte: a [`Touch`] comes before the payload.
+const TOUCHES: u8 = 0x80;
+
+/// The change of data is the last of its file, whose inode differs in nothing else: its times of change become
+/// `time_ns`, its version the record's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Touch {
+    /// Number of the inode.
+    pub inode: u64,
+    /// Nanoseconds since 1970.
+    pub time_ns: i64,
+}
+
+/// Bytes of a touch.
+pub const TOUCH: usize = size_of::<Touch>();
+
 /// Header of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RawOperation {
-    /// Kind in the low 8 bits, length in bytes in the upper 24.
+    /// Kind in the low 7 bits, then whether it touches an inode; length in bytes in the upper 24.
     kind_and_length: u32,
     crc: u32,
     target: u64,
@@ -112,8 +136,10 @@ pub struct Operation<'a> {
     pub target: u64,
     /// Bytes of the image that it covers.
     pub length: u32,
-    /// New checksum of the data block ([`Kind::Data`] and [`Kind::Block`]), or, when it is applied, of the inode.
+    /// New checksum of the block ([`Kind::Data`], [`Kind::Block`], [`Kind::Edit`]) or of the line ([`Kind::Line`]).
     pub crc: u32,
+    /// What it does to its file's inode; only changes of data do.
+    pub touch: Option<Touch>,
     /// The bytes behind the operation's header, or the block.
     pub payload: &'a [u8],
 }
@@ -136,38 +162,89 @@ impl Operation<'_> {
             && target
                 .checked_add(length)
                 .is_some_and(|end| end <= image_length);
+        let may_touch = matches!(self.kind, Kind::Bytes | Kind::Data | Kind::Block);
         inside
+            && (may_touch || self.touch.is_none())
             && match self.kind {
                 Kind::Bytes | Kind::Zero => true,
                 Kind::Inode => target.is_multiple_of(256) && [64, 128, 256].contains(&length),
                 Kind::Data => target / block == (target + length - 1) / block,
                 Kind::Extent => target.is_multiple_of(block) && length.is_multiple_of(block),
                 Kind::Block => target.is_multiple_of(block) && length == block,
-                Kind::Line => target.is_multiple_of(64) && length == 64,
+                Kind::Line => {
+                    (target | length).is_multiple_of(8) && target / 64 == (target + length - 1) / 64
+                }
+                Kind::Edit => target.is_multiple_of(block) && length <= EDIT_MAX as u64,
             }
+    }
+
+    #[inline]
+    fn raw(&self) -> RawOperation {
+        let kind = self.kind as u8 | self.touch.map_or(0, |_| TOUCHES);
+        RawOperation {
+            kind_and_length: u32::from(kind) | self.length << 8,
+            crc: self.crc,
+            target: self.target,
+        }
+    }
+
+    /// Whether the payload of an edit is as long as its parts say, and they lie in the block, behind its checksum.
+    fn has_valid_parts(&self) -> bool {
+        let Some((list, bytes)) = self.payload.split_first_chunk() else {
+            return false;
+        };
+        let list = u64::from_le_bytes(*list);
+        parts(list).all(|(at, length)| at >= 8 && length > 0)
+            && parts(list).map(|(_, length)| length).sum::<usize>() == bytes.len()
     }
 }
 
-/// Puts one operation at `at` into a record of zeros, and returns where the next one goes.
+/// Most parts of an edit: a word of 16 bits each.
+pub const PARTS_MAX: usize = 4;
+/// Longest payload of an edit.
+pub const EDIT_MAX: usize = 320;
+
+/// The parts that the first word of an edit's payload lists, as offset in the block and length in bytes. Their bytes,
+/// whole words, follow it in the same order.
+#[inline]
+pub fn parts(list: u64) -> impl Iterator<Item = (usize, usize)> {
+    (0..PARTS_MAX)
+        .map(move |index| (list >> (16 * index)) as u16 as usize)
+        .take_while(|part| *part != 0)
+        .map(|part| {
+            let at = (part >> 7) * 8;
+            // Never out of the block, even where the list is read from a damaged ring.
+            (at, ((part & 127) * 8).min(BLOCK - at))
+        })
+}
+
+/// The field of [`parts`] that stands for a part.
+#[inline]
+pub fn part(at: usize, length: usize) -> u16 {
+    debug_assert!((at | length).is_multiple_of(8) && at < BLOCK && length / 8 < 128);
+    ((at / 8) << 7 | (length / 8)) as u16
+}
+
+/// Puts one operation, which touches nothing, at `at` into a record of zeros, and returns where the next one goes.
 #[inline]
 pub fn encode_at(record: &mut [u8], at: usize, operation: &Operation<'_>) -> usize {
-    let Operation {
-        kind,
-        target,
-        length,
-        crc,
-        payload,
-    } = *operation;
-    let raw = RawOperation {
-        kind_and_length: kind as u32 | length << 8,
-        crc,
-        target,
-    };
-    let payload_length = Operation::payload_length(kind, length as usize);
+    debug_assert_eq!(operation.touch, None);
+    let payload_length = Operation::payload_length(operation.kind, operation.length as usize);
     let body = at + OPERATION;
-    record[at..body].copy_from_slice(raw.as_bytes());
-    record[body..body + payload_length].copy_from_slice(&payload[..payload_length]);
+    record[at..body].copy_from_slice(operation.raw().as_bytes());
+    record[body..body + payload_length].copy_from_slice(&operation.payload[..payload_length]);
     body + payload_length.next_multiple_of(8)
+}
+
+/// The first line of a record whose one operation touches an inode: all of it but the data.
+#[inline]
+pub fn first_line(header: RecordHeader, operation: &Operation<'_>, touch: Touch) -> [u64; 8] {
+    let header: [u64; HEADER / 8] = zerocopy::transmute!(header);
+    let [first, target]: [u64; OPERATION / 8] = zerocopy::transmute!(operation.raw());
+    let [inode, time]: [u64; TOUCH / 8] = zerocopy::transmute!(touch);
+    [
+        header[0], header[1], header[2], header[3], first, target, inode, time,
+    ]
 }
 
 /// Appends one operation to the body of a record.
@@ -208,37 +285,45 @@ impl<'a> Operations<'a> {
     }
 
     fn split(&mut self) -> Option<Operation<'a>> {
-        let (head, rest) = self.rest.split_first_chunk()?;
-        let (mut operation, payload_length) = parse_head(head, self.image_length)?;
-        operation.payload = rest.get(..payload_length)?;
+        let (mut operation, payload) = parse_head(self.rest, self.image_length)?;
+        let end = payload.end.next_multiple_of(8);
+        operation.payload = self.rest.get(payload)?;
         if operation.kind == Kind::Block {
             (operation.payload, self.blocks) = self.blocks.split_at_checked(BLOCK)?;
         }
-        self.rest = rest.get(payload_length.next_multiple_of(8)..)?;
+        if operation.kind == Kind::Edit && !operation.has_valid_parts() {
+            return None;
+        }
+        self.rest = self.rest.get(end..)?;
         Some(operation)
     }
 }
 
-/// The operation that a header of 16 bytes begins, without its payload, and the payload's length.
+/// The operation that begins `bytes`, without its payload, and where that is in them, or behind them.
 #[inline]
-pub fn parse_head(
-    head: &[u8; OPERATION],
-    image_length: u64,
-) -> Option<(Operation<'static>, usize)> {
+pub fn parse_head(bytes: &[u8], image_length: u64) -> Option<(Operation<'static>, Range<usize>)> {
+    let (head, rest) = bytes.split_first_chunk::<OPERATION>()?;
     let raw: RawOperation = zerocopy::transmute!(*head);
-    let kind = Kind::from_byte(raw.kind_and_length as u8)?;
-    let length = raw.kind_and_length >> 8;
+    let byte = raw.kind_and_length as u8;
+    let touch = if byte & TOUCHES != 0 {
+        let touch = rest.first_chunk::<TOUCH>()?;
+        Some(zerocopy::transmute!(*touch))
+    } else {
+        None
+    };
     let operation = Operation {
-        kind,
+        kind: Kind::from_byte(byte & !TOUCHES)?,
         target: raw.target,
-        length,
+        length: raw.kind_and_length >> 8,
         crc: raw.crc,
+        touch,
         payload: &[],
     };
-    let payload_length = Operation::payload_length(kind, length as usize);
+    let start = OPERATION + touch.map_or(0, |_| TOUCH);
+    let length = Operation::payload_length(operation.kind, operation.length as usize);
     operation
         .is_valid(image_length)
-        .then_some((operation, payload_length))
+        .then_some((operation, start..start + length))
 }
 
 impl<'a> Iterator for Operations<'a> {

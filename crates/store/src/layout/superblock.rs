@@ -135,7 +135,7 @@ impl Superblock {
 pub struct RingState {
     /// CRC32C of everything behind it.
     pub crc: u32,
-    /// Only records of this epoch count. It grows with each opening of the pool.
+    /// No record of an earlier epoch counts. It grows with each opening of the pool for writing.
     pub epoch: u32,
     /// Position of the first record that may not be in the image yet.
     pub start: u64,

@@ -244,10 +244,7 @@ fn names_data(record: &[u8], image: &Image) -> Option<bool> {
 
 /// Carries out the record at `position`.
 fn apply(record: &[u8], position: u64, image: &Image, references: &References) {
-    for mut operation in operations(record, image) {
-        if operation.kind == Kind::Inode {
-            operation.crc = image.inode_crc(&operation, position);
-        }
+    for operation in operations(record, image) {
         if !references.covers(&operation, position) {
             image.apply(&operation, position);
         }

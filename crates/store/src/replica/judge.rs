@@ -91,6 +91,7 @@ fn note<'a>(named: &mut BTreeMap<u64, Named<'a>>, record: usize, operation: &Ope
         length,
         crc,
         payload,
+        ..
     } = *operation;
     let first = target / BLOCK as u64;
     if kind == Kind::Extent {

@@ -59,7 +59,12 @@ fn add(touched: &mut Vec<Range<u64>>, image: &Image, operation: &Operation<'_>) 
         Kind::Data | Kind::Block => lines(image.layout.data_crc(block), 4),
         Kind::Extent => lines(image.layout.data_crc(block), length / BLOCK as u64 * 4),
         Kind::Line => lines(image.layout.line_crc(target).unwrap_or(target), 4),
+        // Its parts, wherever they are in the block.
+        Kind::Edit => lines(target, BLOCK as u64),
         Kind::Bytes | Kind::Zero | Kind::Inode => {}
+    }
+    if let Some(touch) = operation.touch {
+        lines(image.layout.inode(touch.inode), LINE as u64);
     }
 }
 

@@ -38,6 +38,11 @@ impl Ring {
         let place = self.in_flight.reserve(self.enter(), records.len());
         self.wait_for_room(place, image);
         let (first, rest) = records.split_at(ALIGN);
+        if at_once {
+            // An attempt that a crash cut off may have left the same line there.
+            self.put(place.number, &[0; ALIGN], false);
+            self.region.fence();
+        }
         if !rest.is_empty() {
             let behind = place.number + ALIGN as u64;
             self.put(behind, rest, rest.len() > HEADER * ALIGN);
@@ -90,7 +95,7 @@ impl Ring {
     }
 
     /// The header at `position` if a record can stand there. What it names may be overwritten at any time.
-    fn header(&self, position: u64, end: u64) -> Option<RecordHeader> {
+    fn header_at(&self, position: u64, end: u64) -> Option<RecordHeader> {
         let mut bytes = [0; HEADER];
         self.copy(position, &mut bytes);
         let header: RecordHeader = zerocopy::transmute!(bytes);
@@ -126,7 +131,7 @@ impl Ring {
         }
         let mut position = from;
         while position < end && (position == from || position - from < limit as u64) {
-            let length = u64::from(self.header(position, end)?.length);
+            let length = u64::from(self.header_at(position, end)?.length);
             if position > from && position + length - from > limit as u64 {
                 break;
             }
@@ -136,7 +141,7 @@ impl Ring {
         into.resize(start + (position - from) as usize, 0);
         self.copy(from, &mut into[start..]);
         // The first one is looked at closely: the position came from elsewhere.
-        let first = self.header(from, end).filter(|header| {
+        let first = self.header_at(from, end).filter(|header| {
             let record = into[start..].get(..header.length as usize);
             record.is_some_and(|record| {
                 record.starts_with(zerocopy::IntoBytes::as_bytes(header))
@@ -155,7 +160,7 @@ impl Ring {
         let mut epochs: Vec<(u32, u64)> = Vec::new();
         let mut position = end.saturating_sub(self.length).max(ALIGN as u64);
         while position < end {
-            let Some(header) = self.header(position, end) else {
+            let Some(header) = self.header_at(position, end) else {
                 // The oldest record that is held whole begins further on; from there on each follows the last.
                 epochs.clear();
                 position += ALIGN as u64;

@@ -211,6 +211,69 @@ fn what_is_not_right_is_refused() {
     assert_same_files(&unit.primary, unit.replica.region(), 100);
 }
 
+/// Records with right checksums and wrong contents: taken or refused, but nothing breaks.
+#[test]
+fn any_bytes_are_survived() {
+    let unit = Unit::new(1 << 20, &Geometry::small());
+    let before = crate::common::copy_of(unit.replica.region());
+    let tail = unit.replica.tail().number;
+    let file = create(&unit.primary, &unit.primary.root(), "a");
+    unit.primary.write(&file, at(0), &[1; 9000]).unwrap();
+    unit.primary.write(&file, at(0), &[2; 9 * BLOCK]).unwrap();
+    unit.primary.write(&file, at(100), &[3; 100]).unwrap();
+    unit.primary
+        .write(&file, at(BLOCK as u64), &[4; BLOCK])
+        .unwrap();
+    let mut records = Vec::new();
+    unit.primary
+        .read_records(tail, usize::MAX, &mut records)
+        .unwrap();
+    let mut state = 1u64;
+    let mut random = |bound: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as usize % bound
+    };
+    for round in 0..600 {
+        let mut bad = records.clone();
+        for _ in 0..=random(3) {
+            let (position, value) = (random(bad.len()), random(256));
+            bad[position] = value as u8;
+        }
+        seal(&mut bad);
+        let copy = crate::common::copy_of(&before);
+        let mut replica = Replica::open(copy.clone(), Options::default()).unwrap();
+        let result = match round % 2 {
+            0 => replica.ingest(&bad),
+            _ => replica.ingest_unverified(&bad),
+        };
+        assert_eq!(result.map_or(replica.tail(), |it| it.tail), replica.tail());
+        let _ = replica.touched_since(tail);
+        let taken = replica.tail();
+        drop(replica);
+        let replica = Replica::open(copy, Options::default()).unwrap();
+        assert_eq!(replica.tail(), taken);
+    }
+}
+
+/// Makes the checksums of the headers right.
+fn seal(mut records: &mut [u8]) {
+    use store::layout::record::{HEADER, RecordHeader, record_checksum};
+    use zerocopy::FromBytes;
+    while let Ok((header, _)) = RecordHeader::read_from_prefix(records) {
+        let length = header.length as usize;
+        if !(HEADER..=records.len()).contains(&length) {
+            return;
+        }
+        let (record, behind) = records.split_at_mut(length);
+        if let Some(crc) = record_checksum(&header, record) {
+            record[4..8].copy_from_slice(&crc.to_le_bytes());
+        }
+        records = behind;
+    }
+}
+
 #[test]
 fn data_that_is_missing_is_named() {
     let mut unit = Unit::new(POOL, &Geometry::for_length(POOL));
