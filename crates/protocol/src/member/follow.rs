@@ -147,6 +147,8 @@ impl Member {
             _ => {}
         }
         self.promise(now);
+        // Where nothing changes any more, no record brings this about.
+        self.settle();
         let (tail, is_caught_up) = (self.reported_tail(), self.is_caught_up());
         let lease = Body::Lease {
             sent_at_ns,

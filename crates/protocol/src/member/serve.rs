@@ -424,6 +424,10 @@ impl Member {
             return;
         };
         for peer in primary.peers.values_mut() {
+            // While nothing is left to do, doing nothing is no fault.
+            if peer.tail >= primary.position {
+                peer.progressed_at = now;
+            }
             // Nothing came of what was sent: from the start again.
             if peer.sent.is_some_and(|sent| sent > peer.tail) && now >= peer.progressed_at + retry {
                 peer.sent = Some(peer.tail);
