@@ -32,7 +32,7 @@ bench: build ## every figure beside the raw limit of this machine
 soak: tools build ## the tests of the lab with their bounds lifted
 	TAKO_SOAK=1 cargo test --release -p tako-lab
 
-fuzz: ## a minute of fuzzing for each parser of media
+fuzz: ## a minute of fuzzing for each parser of media and messages
 	scripts/fuzz.sh
 
 clean: ## remove all that was built

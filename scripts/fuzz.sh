@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes every parser of media, each for FUZZ_SECONDS (60 unless told), and stops at the first failure.
+# Fuzzes every parser of media and messages, each for FUZZ_SECONDS (60 unless told), and stops at the first failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,84 +1,183 @@
 //! Seeded runs of a whole unit, and rules of the protocol broken on purpose.
+//!
+//! `make soak` tries many more; `TAKO_FIRST_SEED=7 TAKO_SEEDS=1` tries one. A seed that fails is run again with
+//! ever fewer faults, and what is left is printed.
 
-use lab::cluster::plan::Plan;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lab::cluster::plan::{self, Plan};
 use lab::cluster::time::SECOND;
 use lab::cluster::world::{Setup, Summary, World};
 use protocol::{Defect, Defects};
 
-fn run(seed: u64, defects: Defects) -> Result<Summary, (String, Vec<String>)> {
-    let mut setup = Setup::usual(seed, 30 * SECOND);
-    setup.defects = defects;
-    let plan = Plan::random(seed, setup.members, setup.clients, setup.duration);
-    let world = World::new(setup, plan).map_err(|error| (error, Vec::new()))?;
-    let mut world = if std::env::var("TRACE").is_ok() {
-        world.with_trace()
-    } else {
-        world
-    };
-    let result = world.run();
-    result.map_err(|error| (error, world.trace().to_vec()))
+/// Virtual time of a run, with its faults.
+const DURATION: u64 = 30 * SECOND;
+/// Seeds among which each defect must be found.
+const SEEDS_PER_DEFECT: u64 = 400;
+
+fn setup(seed: u64, defects: &Defects) -> Setup {
+    Setup {
+        defects: defects.clone(),
+        ..Setup::usual(seed, DURATION)
+    }
 }
 
-fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name)
-        .ok()
-        .and_then(|v| v.parse().ok())
-        .unwrap_or(default)
+fn plan(seed: u64) -> Plan {
+    let setup = setup(seed, &Defects::default());
+    Plan::random(seed, setup.members, setup.clients, setup.duration)
 }
 
-#[test]
-fn seeds() {
-    let (from, count) = (number("SEED", 0), number("SEEDS", 20));
-    let mut failed = 0;
-    let started = std::time::Instant::now();
-    let (mut virtual_time, mut writes, mut reads) = (0, 0, 0);
-    for seed in from..from + count {
-        match run(seed, Defects::default()) {
-            Ok(summary) => {
-                virtual_time += summary.time;
-                writes += summary.one_sided_writes;
-                reads += summary.one_sided_reads;
-            }
-            Err((error, trace)) => {
-                failed += 1;
-                println!("seed {seed}: {error}");
-                if count == 1 {
-                    for line in trace {
-                        println!("  {line}");
+fn run(seed: u64, plan: &Plan, defects: &Defects) -> Result<Summary, String> {
+    World::new(setup(seed, defects), plan.clone())?.run()
+}
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    let value = std::env::var(name).ok();
+    value.and_then(|it| it.parse().ok()).unwrap_or(otherwise)
+}
+
+fn is_soak() -> bool {
+    std::env::var_os("TAKO_SOAK").is_some()
+}
+
+/// Calls `work` with each number, on as many threads as there are processors, until it says that this is enough.
+fn in_parallel(numbers: std::ops::Range<u64>, work: impl Fn(u64) -> bool + Sync) {
+    let next = AtomicU64::new(numbers.start);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= numbers.end {
+                        return;
+                    }
+                    if work(number) {
+                        next.store(numbers.end, Ordering::Relaxed);
                     }
                 }
-            }
+            });
         }
-    }
-    println!(
-        "{} virtual seconds per second, {failed} failed",
-        virtual_time as f64 / 1e9 / started.elapsed().as_secs_f64()
-    );
-    println!("{writes} writes and {reads} reads were one-sided");
-    assert_eq!(failed, 0);
+    });
+}
+
+/// What went wrong, and the fewest faults with which it still does.
+fn explained(seed: u64, error: &str) -> String {
+    println!("seed {seed} fails: {error}");
+    let sound = Defects::default();
+    let least = plan::shrink(plan(seed), |plan| run(seed, plan, &sound).is_err());
+    let last = run(seed, &least, &sound).err().unwrap_or_default();
+    format!("seed {seed}: {error}\nthe fewest faults with which it fails:\n{least}\n{last}")
 }
 
 #[test]
-fn defects() {
-    let only = std::env::var("DEFECT").ok();
-    for defect in Defect::ALL {
-        if only
-            .as_ref()
-            .is_some_and(|only| *only != format!("{defect:?}"))
-        {
-            continue;
+fn seeds_hold() {
+    let usual = if std::env::var_os("TAKO_SOAK").is_some() {
+        5000
+    } else {
+        200
+    };
+    let first = number("TAKO_FIRST_SEED", 0);
+    let count = number("TAKO_SEEDS", usual);
+    let (virtual_ns, operations, given_up) =
+        (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let failures = std::sync::Mutex::new(Vec::new());
+    let started = std::time::Instant::now();
+    in_parallel(first..first + count, |seed| {
+        match run(seed, &plan(seed), &Defects::default()) {
+            Ok(summary) => {
+                virtual_ns.fetch_add(summary.time, Ordering::Relaxed);
+                operations.fetch_add(summary.operations as u64, Ordering::Relaxed);
+                given_up.fetch_add(summary.gave_up as u64, Ordering::Relaxed);
+                false
+            }
+            Err(error) => {
+                let mut failures = failures.lock().expect("no other run panicked");
+                failures.push(explained(seed, &error));
+                failures.len() > 2
+            }
         }
-        let found = (0..number("SEEDS", 20)).find_map(|seed| {
-            run(seed, Defects::of(defect))
-                .err()
-                .map(|(error, _)| (seed, error))
-        });
-        match found {
-            Some((seed, error)) => println!(
-                "{defect:?}: seed {seed}: {}",
-                error.lines().next().unwrap_or_default()
-            ),
-            None => println!("{defect:?}: NOT FOUND"),
+    });
+    let seconds = virtual_ns.into_inner() / SECOND;
+    println!(
+        "{count} seeds, {seconds} s of virtual time in {:.1} s, {} operations, {} histories given up",
+        started.elapsed().as_secs_f64(),
+        operations.into_inner(),
+        given_up.load(Ordering::Relaxed),
+    );
+    let failures = failures.into_inner().expect("no run panicked");
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    assert_eq!(
+        given_up.into_inner(),
+        0,
+        "histories that were given up are not proved right"
+    );
+}
+
+#[test]
+fn a_seed_gives_the_same_run() {
+    for seed in [3, 11, 42] {
+        let runs = [(); 2].map(|()| run(seed, &plan(seed), &Defects::default()));
+        assert_eq!(runs[0], runs[1], "seed {seed}");
+    }
+}
+
+/// Which seed found a defect when this was written. It is tried first; if the runs have changed since, the others are.
+/// The other defects were not found yet: docs/PROTOCOL.md says what is known of them.
+const FOUND_BY: [(Defect, u64); 16] = [
+    (Defect::RepairWithoutCheck, 26),
+    (Defect::AcknowledgeBeforeTails, 26),
+    (Defect::ReadBeforeTails, 26),
+    (Defect::SkipEpochCheck, 7),
+    (Defect::ReportBeforeIngest, 57),
+    (Defect::DropGapRequest, 2),
+    (Defect::ServeWithoutLease, 117),
+    (Defect::PromoteBeforeLease, 43),
+    (Defect::PromoteOutOfSync, 9),
+    (Defect::OmitBeforeMap, 40),
+    (Defect::ForgetSlots, 0),
+    (Defect::ForgetSlotsAtTakeover, 19),
+    (Defect::ForgetUnconfirmed, 17),
+    (Defect::ReplayOutOfOrder, 17),
+    (Defect::ReviveSession, 8),
+    (Defect::ForgetLocksAtTakeover, 0),
+];
+
+/// The seed that notices a defect: the hint, or else the first that is met.
+fn found_by(defect: Defect, hint: Option<u64>) -> Option<u64> {
+    let defects = Defects::of(defect);
+    let finds = |seed: u64| run(seed, &plan(seed), &defects).is_err();
+    if hint.is_some_and(finds) {
+        return hint;
+    }
+    let found = AtomicU64::new(u64::MAX);
+    in_parallel(0..SEEDS_PER_DEFECT, |seed| {
+        let is_found = finds(seed);
+        if is_found {
+            found.fetch_min(seed, Ordering::Relaxed);
+        }
+        is_found
+    });
+    Some(found.into_inner()).filter(|seed| *seed != u64::MAX)
+}
+
+#[test]
+fn each_defect_is_found() {
+    let mut missed = Vec::new();
+    for (defect, hint) in FOUND_BY {
+        match found_by(defect, Some(hint)) {
+            None => missed.push(defect),
+            Some(seed) if seed == hint => {}
+            Some(seed) => println!("{defect:?} is found by seed {seed}, not by {hint} any more"),
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+    if !is_soak() {
+        return;
+    }
+    for defect in Defect::ALL {
+        if FOUND_BY.iter().all(|(known, _)| *known != defect) {
+            println!("{defect:?}: {:?}", found_by(defect, None));
         }
     }
 }

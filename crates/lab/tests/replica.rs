@@ -284,9 +284,14 @@ fn rejoin(replica: &mut Replica, primary: &Primary, common: Sequence) -> Result<
         None => fetch(primary.store(), replica, std::slice::from_ref(&whole))?,
     }
     replica.rewind(common).map_err(text)?;
-    let records = primary.records(common.number, usize::MAX)?;
-    let result = replica.ingest_unverified(&records).map_err(text)?;
-    fetch(primary.store(), replica, &result.missing)
+    let mut fetched = Vec::new();
+    while replica.tail().number < primary.store().tail().number {
+        let records = primary.records(replica.tail().number, usize::MAX)?;
+        let result = replica.ingest_fetched(&records, &fetched).map_err(text)?;
+        fetch(primary.store(), replica, &result.missing)?;
+        fetched.extend(result.missing);
+    }
+    Ok(())
 }
 
 fn crash_rejoiner(prepared: &Prepared, seed: u64, mix: &Mix) -> Result<usize> {

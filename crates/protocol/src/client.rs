@@ -198,7 +198,8 @@ impl Client {
                 self.drop_confirmed(epoch, confirmed);
                 self.extend_validity(now, request, valid_ns);
                 let spare = self.options.session_ns * self.options.drift_permille / 1000;
-                let until = (request + self.options.session_ns).saturating_sub(spare);
+                let until = request.saturating_add(self.options.session_ns);
+                let until = until.saturating_sub(spare);
                 self.fresh_until = self.fresh_until.max(until);
             }
             Body::Resumed => {
@@ -447,6 +448,13 @@ impl Client {
         let slots = std::mem::take(&mut self.slots);
         let changes = slots.into_iter().filter_map(|(_, pending)| pending);
         let reads = std::mem::take(&mut self.reads);
+        // What waited for a slot was asked for in this session too.
+        for (ticket, _, _) in std::mem::take(&mut self.queue) {
+            self.events.push_back(Event::Done {
+                ticket,
+                outcome: Outcome::of(Status::SessionOver),
+            });
+        }
         for pending in changes.chain(reads.into_values()) {
             if !pending.is_told && !told.contains(&pending.ticket) {
                 self.events.push_back(Event::Done {

@@ -11,7 +11,7 @@ pub enum Defect {
     SyncBeforeTails,
     /// A read shows what the other members do not have yet.
     ReadBeforeTails,
-    /// Records of another epoch are taken.
+    /// Messages of another epoch, or of a primary that is none any more, are taken.
     SkipEpochCheck,
     /// A replica reports records that are not persistent there.
     ReportBeforeIngest,
@@ -23,11 +23,9 @@ pub enum Defect {
     PromoteBeforeLease,
     /// A member that is not in sync promotes itself.
     PromoteOutOfSync,
-    /// The first candidate is promoted, not the one with the highest tail.
-    PromoteLowerTail,
     /// A member that lost its place starts over without undoing the records that the unit lacks.
     KeepForeignRecords,
-    /// A rejoiner counts as in sync while it still misses records.
+    /// A rejoiner counts as in sync as soon as it asks.
     InSyncTooEarly,
     /// Refill hands out bytes that only the primary has.
     RefillBeforeTails,
@@ -77,7 +75,7 @@ pub enum Defect {
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 35] = [
+    pub const ALL: [Defect; 34] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -88,7 +86,6 @@ impl Defect {
         Defect::ServeWithoutLease,
         Defect::PromoteBeforeLease,
         Defect::PromoteOutOfSync,
-        Defect::PromoteLowerTail,
         Defect::KeepForeignRecords,
         Defect::InSyncTooEarly,
         Defect::RefillBeforeTails,

@@ -11,6 +11,8 @@
 
 pub mod client;
 pub mod defects;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod halves;
 pub mod map;
 pub mod member;

@@ -108,6 +108,8 @@ impl UnitMap {
 mod tests {
     use super::*;
 
+    type Starts = &'static [(u32, u64)];
+
     fn starts(list: &[(u32, u64)]) -> Vec<EpochStart> {
         let start = |(epoch, start): &(u32, u64)| EpochStart {
             epoch: *epoch,
@@ -126,7 +128,7 @@ mod tests {
 
     #[test]
     fn history_is_shared_up_to_where_it_parts() {
-        let cases: [(&[(u32, u64)], &[(u32, u64)], u64, Option<u64>); 6] = [
+        let cases: [(Starts, Starts, u64, Option<u64>); 6] = [
             // Nothing new since.
             (&[(1, 0)], &[(1, 0)], 900, Some(900)),
             // An old primary that went on alone.

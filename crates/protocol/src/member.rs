@@ -1,12 +1,14 @@
 //! A member of a unit: it follows the primary, stands for its place when it is gone, or is the primary.
 //!
-//! - [`follow`](self): records in, tails out; gaps, missing data;
+//! - `follow`: records in, tails out; gaps, missing data;
 //! - `join`: coming back after having been away;
 //! - `elect`: who is next;
 //! - `serve`: the primary's view of the others, leases, shipping of records;
 //! - `requests`, `sessions`, `replay`: what clients ask of the primary;
-//! - `grants`: keys for clients that reach into the members' memories, and their end.
+//! - `grants`: keys for clients that reach into the members' memories, and their end;
+//! - `bounds`: how much of it is kept.
 
+mod bounds;
 mod elect;
 mod follow;
 mod grants;

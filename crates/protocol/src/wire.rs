@@ -588,7 +588,7 @@ impl Message {
 }
 
 /// Whether bodies of this kind are sent in halves: records, image bytes, requests and their answers.
-fn is_in_halves(kind: u8) -> bool {
+pub(crate) fn is_in_halves(kind: u8) -> bool {
     matches!(kind, 3 | 7 | 37 | 38)
 }
 

@@ -155,21 +155,7 @@ impl Serving {
     fn run(&self, operation: &Operation) -> Result<Looked, Error> {
         let store = &self.store;
         match operation {
-            Operation::Lookup { directory, name } => {
-                let directory = self.node(*directory)?;
-                let version = store.attributes(&directory).version;
-                let file = match store.lookup(&directory, name) {
-                    Ok(node) => self.identity(&node),
-                    Err(Error::NotFound) => {
-                        return Ok(Looked {
-                            outcome: Outcome::of(Status::NotFound),
-                            version,
-                        });
-                    }
-                    Err(error) => return Err(error),
-                };
-                Ok(found(file, version))
-            }
+            Operation::Lookup { directory, name } => self.lookup(*directory, name),
             Operation::Create { directory, name } => {
                 let directory = self.node(*directory)?;
                 let node = store.create(&directory, name, &NEW_FILE)?;
@@ -201,18 +187,7 @@ impl Serving {
                 file,
                 offset,
                 length,
-            } => {
-                let node = self.node(*file)?;
-                let mut data = vec![0; *length as usize];
-                let read = store.read(&node, *offset, &mut data)?;
-                data.truncate(read);
-                let version = store.attributes(&node).version;
-                let outcome = Outcome {
-                    data,
-                    ..Outcome::default()
-                };
-                Ok(Looked { outcome, version })
-            }
+            } => self.read(*file, *offset, *length),
             Operation::Truncate { file, size } => {
                 let size = SetAttributes {
                     size: Some(*size),
@@ -232,6 +207,32 @@ impl Serving {
             // The protocol keeps the locks, and has them noted; grants belong to sessions.
             _ => Err(Error::InvalidArgument("it is no operation on files alone")),
         }
+    }
+
+    fn lookup(&self, directory: FileId, name: &[u8]) -> Result<Looked, Error> {
+        let directory = self.node(directory)?;
+        let version = self.store.attributes(&directory).version;
+        match self.store.lookup(&directory, name) {
+            Ok(node) => Ok(found(self.identity(&node), version)),
+            Err(Error::NotFound) => Ok(Looked {
+                outcome: Outcome::of(Status::NotFound),
+                version,
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn read(&self, file: FileId, offset: u64, length: u32) -> Result<Looked, Error> {
+        let node = self.node(file)?;
+        let mut data = vec![0; length as usize];
+        let read = self.store.read(&node, offset, &mut data)?;
+        data.truncate(read);
+        let version = self.store.attributes(&node).version;
+        let outcome = Outcome {
+            data,
+            ..Outcome::default()
+        };
+        Ok(Looked { outcome, version })
     }
 
     pub(crate) fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {

@@ -242,15 +242,11 @@ fn carry_out_following(replica: &mut Replica, intent: Intent) -> Result<Option<C
         Intent::Ingest {
             from,
             records,
-            is_strict,
+            fetched,
         } => {
             let known = replica.tail().number.saturating_sub(from) as usize;
             let new = records.get(known..).unwrap_or_default();
-            let ingested = if is_strict {
-                replica.ingest(new)
-            } else {
-                replica.ingest_unverified(new)
-            };
+            let ingested = replica.ingest_fetched(new, &fetched);
             // Records that are not right count as not received: they are asked for again.
             let missing = ingested.map(|it| it.missing).unwrap_or_default();
             Some(Completion::Ingested {
@@ -259,9 +255,9 @@ fn carry_out_following(replica: &mut Replica, intent: Intent) -> Result<Option<C
             })
         }
         Intent::TouchedSince { position } => {
-            let all = vec![0..replica.image_length()];
+            let all = || std::iter::once(0..replica.image_length()).collect();
             let touched = (position > 0).then(|| replica.touched_since(position));
-            let ranges = touched.flatten().unwrap_or(all);
+            let ranges = touched.flatten().unwrap_or_else(all);
             Some(Completion::Touched { ranges })
         }
         Intent::WriteImage { offset, bytes } => {

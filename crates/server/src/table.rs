@@ -24,6 +24,7 @@ pub const INODE_AT: usize = 16;
 
 /// Where a slot is in the file of sessions.
 pub fn slot_offset(slot: &Slot) -> u64 {
+    debug_assert!(usize::from(slot.slot) < SLOTS_MAX, "in the next session");
     block_offset(slot.index) + (1 + u64::from(slot.slot)) * ENTRY as u64
 }
 
@@ -156,5 +157,47 @@ mod tests {
         sessions[..ENTRY].copy_from_slice(&header(78, 8));
         let record = read(3, &sessions, &locks).expect("there is a session");
         assert_eq!(record.slots[2].0, 0);
+    }
+
+    #[test]
+    fn a_block_holds_all_slots_and_locks() {
+        let last = Slot {
+            index: 1,
+            session: 7,
+            slot: SLOTS_MAX as u16 - 1,
+            request: 5,
+        };
+        assert_eq!(slot_offset(&last) + ENTRY as u64, block_offset(2));
+        let (mut sessions, locks) = ([0; BLOCK], [0; BLOCK]);
+        sessions[..ENTRY].copy_from_slice(&header(7, 1));
+        sessions[BLOCK - ENTRY..].copy_from_slice(&slot(&last, &Outcome::default()));
+        let record = read(1, &sessions, &locks).expect("there is a session");
+        assert_eq!(record.slots.len(), SLOTS_MAX);
+        assert_eq!(record.slots[SLOTS_MAX - 1], (5, Outcome::default()));
+        assert_eq!(record.locks, vec![None; BLOCK / LOCK]);
+    }
+
+    /// Each byte is damaged in turn: what is not understood counts as nothing, and nothing panics.
+    #[test]
+    fn what_is_not_understood_does_not_count() {
+        let place = Slot {
+            index: 0,
+            session: 7,
+            slot: 0,
+            request: 5,
+        };
+        let (mut sessions, mut locks) = ([0; BLOCK], [0; BLOCK]);
+        sessions[..ENTRY].copy_from_slice(&header(7, 1));
+        sessions[ENTRY..2 * ENTRY].copy_from_slice(&slot(&place, &Outcome::default()));
+        for at in 0..2 * ENTRY {
+            let mut damaged = sessions;
+            damaged[at] ^= 0xff;
+            let record = read(0, &damaged, &locks).expect("there is a session");
+            let is_named = at < 8 || (ENTRY..ENTRY + 8).contains(&at) || at == ENTRY + 28;
+            assert_eq!(record.slots[0] == (0, Outcome::default()), is_named, "{at}");
+        }
+        locks[12] = 2;
+        let record = read(0, &sessions, &locks).expect("there is a session");
+        assert_eq!(record.locks[0], None);
     }
 }

@@ -8,11 +8,18 @@ use crate::tree::{Crate, Dependency, Tree};
 const ARROWS: &[(&str, &[&str])] = &[
     ("pmem", &[]),
     ("store", &["pmem"]),
+    ("protocol", &[]),
+    ("server", &["pmem", "protocol", "store"]),
     ("client", &["pmem", "store"]),
     ("fuse", &["client"]),
     ("bench", &["pmem", "store", "client"]),
     ("cli", &["pmem", "store", "client", "fuse", "bench"]),
-    ("lab", &["pmem", "store", "client", "fuse", "bench"]),
+    (
+        "lab",
+        &[
+            "pmem", "store", "protocol", "server", "client", "fuse", "bench",
+        ],
+    ),
     ("xtask", &[]),
 ];
 

@@ -6,8 +6,10 @@
 //! - [`plan`]: which faults happen, and when; shrinking a plan;
 //! - [`history`]: what clients did and saw, and whether one order of operations explains it;
 //! - [`node`] and [`workload`]: machines of members, on simulated memory, and of clients that work;
-//! - [`world`]: a whole unit, from start to healing.
+//! - [`world`]: a whole unit, from start to healing;
+//! - [`costs`]: what operations cost, in round trips, messages and bytes.
 
+pub mod costs;
 pub mod fabric;
 pub mod history;
 mod linear;

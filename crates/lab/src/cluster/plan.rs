@@ -143,9 +143,10 @@ enum Manner {
     RestartIntoPartition,
     TakeoverInOutage,
     ClientAndPrimary,
+    ClientAway,
 }
 
-const MANNERS: [Manner; 10] = [
+const MANNERS: [Manner; 11] = [
     Manner::Calm,
     Manner::Wild,
     Manner::Wild,
@@ -156,6 +157,7 @@ const MANNERS: [Manner; 10] = [
     Manner::RestartIntoPartition,
     Manner::TakeoverInOutage,
     Manner::ClientAndPrimary,
+    Manner::ClientAway,
 ];
 
 impl Plan {
@@ -210,6 +212,7 @@ impl Maker {
                 Manner::RestartIntoPartition => self.restart_into_partition(at),
                 Manner::TakeoverInOutage => self.takeover_in_outage(at),
                 Manner::ClientAndPrimary => self.client_and_primary(at),
+                Manner::ClientAway => self.client_away(at),
             }
         }
         for _ in 0..others {
@@ -309,12 +312,20 @@ impl Maker {
 
     fn primary_isolated(&mut self, at: Time) {
         let (node, for_ns) = (Who::Primary, self.spell());
-        match self.random.below(3) {
+        match self.random.below(4) {
             0 => self.add(at, Fault::Isolate { node, for_ns }),
+            // Clients still reach it.
+            1 => {
+                for member in (0..self.members).map(Who::Member) {
+                    for (from, to) in [(node, member), (member, node)] {
+                        self.add(at, Fault::Cut { from, to, for_ns });
+                    }
+                }
+            }
             // It hears the others, or is heard by them, and does not know that this is all.
             one_way => {
                 for member in (0..self.members).map(Who::Member) {
-                    let (from, to) = if one_way == 1 {
+                    let (from, to) = if one_way == 2 {
                         (node, member)
                     } else {
                         (member, node)
@@ -378,6 +389,17 @@ impl Maker {
         } else {
             self.crash(at, Who::Primary);
             self.crash_client(at + later);
+        }
+    }
+
+    /// A client is away for longer than its session lasts; meanwhile, at times, the primary changes.
+    fn client_away(&mut self, at: Time) {
+        let node = Who::Client(self.random.below(self.clients as usize) as u32);
+        let for_ns = self.random.between(3 * SECOND, 7 * SECOND);
+        self.add(at, Fault::Isolate { node, for_ns });
+        if self.random.one_in(2) {
+            let later = self.random.between(for_ns / 2, for_ns);
+            self.crash(at + later, Who::Primary);
         }
     }
 

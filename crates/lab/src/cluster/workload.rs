@@ -56,6 +56,8 @@ pub struct Worker {
     /// Writes that were only sent: they happen at some time, before a later fsync returns.
     sent: Vec<Unsynced>,
     resumed_in: u32,
+    /// Until when its locks are its own for certain: by its clock, and in virtual time.
+    fresh_until: (u64, Time),
     files: Vec<FileId>,
     values: u64,
     random: Random,
@@ -76,6 +78,7 @@ impl Worker {
             unsynced: Vec::new(),
             sent: Vec::new(),
             resumed_in: 0,
+            fresh_until: (0, 0),
             files,
             values: u64::from(node) << 32,
             random: Random::new(seed),
@@ -86,6 +89,7 @@ impl Worker {
     pub fn start(&mut self, options: &Options, defects: &Defects) {
         if self.client.is_none() {
             self.incarnation += 1;
+            self.fresh_until = (0, 0);
             let first = self.incarnation << 32;
             self.client = Some(Client::new(
                 self.node,
@@ -115,9 +119,9 @@ impl Worker {
     /// The machine ends; what its client had not synced may be lost.
     pub fn crash(&mut self, now: Time, lost: &mut Lost) {
         self.one_sided = self.one_sided();
-        if let Some(client) = self.client.take() {
+        if self.client.take().is_some() {
             // Nobody tells when its session ends.
-            self.lose(&client, now, Time::MAX, lost);
+            self.lose(now, Time::MAX, lost);
         }
         self.pending.clear();
         self.transfers.clear();
@@ -129,8 +133,16 @@ impl Worker {
         self.incarnation as u32 * 1000 + self.node
     }
 
-    fn lose(&mut self, client: &Client, now: Time, over_at: Time, lost: &mut Lost) {
-        let fresh_until = self.clock.instant(client.fresh_until()).min(now);
+    /// Changes the drift of the clock; what it showed before stays as it was.
+    pub fn set_drift(&mut self, now: Time, ppm: i32) {
+        self.clock.set_drift(now, ppm);
+        if self.fresh_until.1 > now {
+            self.fresh_until.1 = self.clock.instant(self.fresh_until.0);
+        }
+    }
+
+    fn lose(&mut self, now: Time, over_at: Time, lost: &mut Lost) {
+        let fresh_until = self.fresh_until.1.min(now);
         lost.sessions.push((self.identity(), fresh_until, over_at));
         self.sent.clear();
         for write in self.unsynced.drain(..) {
@@ -151,10 +163,14 @@ impl Worker {
             return Vec::new();
         };
         input(&mut client, local);
+        if client.fresh_until() != self.fresh_until.0 {
+            let until = client.fresh_until();
+            self.fresh_until = (until, self.clock.instant(until));
+        }
         while let Some(event) = client.poll_event() {
             match event {
                 Event::Done { ticket, outcome } => self.done(now, ticket, &outcome, history),
-                Event::SessionOver => self.lose(&client, now, now, lost),
+                Event::SessionOver => self.lose(now, now, lost),
             }
         }
         if client.resumed_in() != self.resumed_in {

@@ -135,6 +135,10 @@ pub struct World {
     takeovers: Vec<Time>,
     /// Reads of which some blocks may have come.
     gathered: BTreeMap<Sender, Gathered>,
+    /// How much later than usual each node hears from the membership service, and is heard.
+    map_lag: BTreeMap<u32, Time>,
+    /// Nothing goes wrong in this run but that messages get lost.
+    is_calm: bool,
     random: Random,
     trace: Option<Vec<String>>,
 }
@@ -175,6 +179,7 @@ impl World {
             members,
             lineage: vec![start],
         };
+        let (setup_members, setup_clients) = (setup.members, setup.clients);
         let mut world = World {
             queue: Queue::new(),
             fabric: Fabric::new(random.next_number(), fabric_options(&mut random)),
@@ -186,10 +191,18 @@ impl World {
             lost: Lost::default(),
             takeovers: Vec::new(),
             gathered: BTreeMap::new(),
+            map_lag: BTreeMap::new(),
+            is_calm: false,
             random,
             trace: None,
             setup,
         };
+        for node in (0..setup_members).chain(FIRST_CLIENT..FIRST_CLIENT + setup_clients) {
+            let lags = [0, 0, 0, 0, 300 * MILLISECOND, 2 * SECOND, 6 * SECOND];
+            let lag = *world.random.pick(&lags);
+            world.map_lag.insert(node, lag);
+        }
+        world.is_calm = world.plan.faults.is_empty() && world.map_lag.values().all(|lag| *lag == 0);
         for member in 0..world.machines.len() {
             world.queue.add(0, Event::StartMember(member));
         }
@@ -241,6 +254,7 @@ impl World {
     fn heal(&mut self) {
         let now = self.queue.now();
         self.fabric.heal_all();
+        self.map_lag.clear();
         self.membership.heal();
         for member in 0..self.machines.len() {
             self.queue.add(now, Event::StartMember(member));
@@ -252,10 +266,7 @@ impl World {
 
     fn run_until_quiet(&mut self, limit: Time) -> Result<(), String> {
         let started = self.queue.now();
-        loop {
-            let Some(at) = self.queue.next_time() else {
-                break;
-            };
+        while let Some(at) = self.queue.next_time() {
             // One that was just cut off may still believe that all is well.
             if at > started + 5 * SECOND && self.is_quiet() {
                 return Ok(());
@@ -347,7 +358,7 @@ impl World {
         }
         machine.start(now, &self.setup.options, &self.setup.defects)?;
         let notice = self.membership.watch(now, member as u32);
-        self.queue.add(notice.at, Event::Notice(notice));
+        self.queue_notice(notice);
         self.note(|| format!("member {member} starts"));
         self.member_step(now, member, |_, _| ())
     }
@@ -360,7 +371,7 @@ impl World {
         worker.start(&self.setup.options, &self.setup.defects);
         let incarnation = worker.incarnation;
         let notice = self.membership.watch(now, worker.node);
-        self.queue.add(notice.at, Event::Notice(notice));
+        self.queue_notice(notice);
         let at = now + pause(&mut self.random);
         self.queue.add(
             at,
@@ -392,9 +403,10 @@ impl World {
             };
             self.queue.add(at, timer);
         }
+        let lag = self.map_lag.get(&node).copied().unwrap_or(0);
         for map in step.proposals {
             self.note(|| format!("member {member} proposes {map:?}"));
-            if let Some(at) = self.membership.travel(now) {
+            if let Some(at) = self.membership.travel(now + lag) {
                 let proposal = Event::Proposal {
                     from: node,
                     incarnation,
@@ -502,8 +514,9 @@ impl World {
                 if is_takeover {
                     self.takeovers.push(now);
                 }
-                for notice in self.membership.notify(now) {
-                    self.queue.add(notice.at, Event::Notice(notice));
+                let notices = self.membership.notify(now);
+                for notice in notices {
+                    self.queue_notice(notice);
                 }
                 map
             }
@@ -585,7 +598,7 @@ impl World {
             }
             Fault::MembershipOutage { for_ns } => self.membership.fail(now + for_ns),
             Fault::Drift { node, ppm } => match self.who(node).checked_sub(FIRST_CLIENT) {
-                Some(client) => self.workers[client as usize].clock.set_drift(now, ppm),
+                Some(client) => self.workers[client as usize].set_drift(now, ppm),
                 None => {
                     let member = self.who(node) as usize;
                     self.machines[member].clock.set_drift(now, ppm);
@@ -605,6 +618,11 @@ impl World {
                 self.fabric.slow(now, from, to, factor, now + for_ns);
             }
         }
+    }
+
+    fn queue_notice(&mut self, notice: Notice<UnitMap>) {
+        let lag = self.map_lag.get(&notice.watcher).copied().unwrap_or(0);
+        self.queue.add(notice.at + lag, Event::Notice(notice));
     }
 
     fn who(&self, who: Who) -> u32 {
@@ -646,9 +664,23 @@ impl World {
         }
     }
 
+    /// Messages that get lost are no reason to leave a member out.
+    fn examine_maps(&self) -> Result<(), String> {
+        let (version, map) = self.membership.read();
+        // The first primary may be chosen before all have seen the first map.
+        let most = 1 + 2 + self.machines.len() as u64;
+        if self.is_calm && version > most {
+            return Err(format!(
+                "without a fault the map changed again and again: {map:?}"
+            ));
+        }
+        Ok(())
+    }
+
     /// What must be true when all is quiet.
     fn examine(&mut self) -> Result<Summary, String> {
         self.examine_pools()?;
+        self.examine_maps()?;
         let lost = std::mem::take(&mut self.lost);
         for (ids, invoked) in lost.writes {
             for id in ids {

@@ -204,8 +204,8 @@ impl Client {
 
     /// When something is to be looked at again.
     pub(super) fn active_timeout(&self) -> Option<u64> {
-        let retry = self.options.retry_ns;
-        (!self.active.is_idle()).then_some(self.active.looked_at + retry)
+        let goes_on = self.session().is_some() && self.is_resumed && !self.active.is_idle();
+        goes_on.then_some(self.active.looked_at + self.options.retry_ns)
     }
 
     /// Whether there is a key to each of these members; asks for them if not.

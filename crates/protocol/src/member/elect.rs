@@ -23,6 +23,12 @@ pub(super) struct Candidacy {
     pub next: u64,
 }
 
+impl Candidacy {
+    pub fn kept(&self) -> usize {
+        self.heard.len()
+    }
+}
+
 impl Member {
     /// Only a member in sync has everything that was acknowledged, and only if all of its records are the unit's.
     pub(super) fn may_stand(&self) -> bool {
@@ -74,7 +80,10 @@ impl Member {
         tail: Sequence,
         is_sound: bool,
     ) {
-        if let Role::Standing(candidacy) = &mut self.role {
+        let is_rival = self.map.is_in_sync(from);
+        if let Role::Standing(candidacy) = &mut self.role
+            && is_rival
+        {
             candidacy.heard.insert(from, (tail, is_sound));
         }
     }
@@ -82,7 +91,6 @@ impl Member {
     pub(super) fn stand_on_time(&mut self, now: u64) {
         let own = (self.tail, std::cmp::Reverse(self.node));
         let retry = self.options.retry_ns;
-        let ignores_tails = self.defects.has(Defect::PromoteLowerTail);
         let Role::Standing(candidacy) = &mut self.role else {
             return;
         };
@@ -91,7 +99,7 @@ impl Member {
             .iter()
             .any(|(node, (tail, is_sound))| *is_sound && (*tail, std::cmp::Reverse(*node)) > own);
         candidacy.next = now + 4 * retry;
-        if is_outrun && !candidacy.has_deferred && !ignores_tails {
+        if is_outrun && !candidacy.has_deferred {
             // The one with the higher tail proposes itself, if it is still there.
             candidacy.has_deferred = true;
             let tail = self.tail;

@@ -108,8 +108,8 @@ pub enum Intent {
         from: u64,
         /// Back to back.
         records: Vec<u8>,
-        /// Stop at a record whose data is not there. Else only say what is not there.
-        is_strict: bool,
+        /// Data here is taken as it is: it was fetched for these records, and may be of a later moment.
+        fetched: Vec<Range<u64>>,
     },
     /// Which image bytes did the records from here on change?
     TouchedSince {
@@ -196,7 +196,7 @@ pub enum Completion {
     Ingested {
         /// The tail now.
         tail: Sequence,
-        /// Image bytes that are not what the next record (a strict ingest), or one of those taken, says.
+        /// Image bytes that are not what the next records say.
         missing: Vec<Range<u64>>,
     },
     /// Of [`Intent::TouchedSince`]: the ranges, or the whole image if the records are not held any more.

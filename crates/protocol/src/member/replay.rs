@@ -59,8 +59,10 @@ impl Member {
         match &mut primary.replaying {
             Some(replaying) => {
                 if replaying.missing.remove(&session) && replaying.queue.is_none() {
+                    // Nothing but writes is answered before it is confirmed.
                     let its = replays
                         .into_iter()
+                        .filter(|replay| replay.operation.is_write())
                         .map(|replay| (replay.sequence, session, replay));
                     replaying.replays.extend(its);
                 }
@@ -91,17 +93,22 @@ impl Member {
 
     /// Takes the next steps towards serving, as far as they can be taken now.
     pub(super) fn go_on_replaying(&mut self, now: u64) {
+        while self.take_step(now) {}
+    }
+
+    /// Takes one step; `false` if there is none to take now.
+    fn take_step(&mut self, now: u64) -> bool {
         let window = self.options.window;
         let out_of_order = self.defects.has(Defect::ReplayOutOfOrder);
         let Some(primary) = self.primary() else {
-            return;
+            return false;
         };
         let is_full = primary.position > primary.confirmed + window;
         let Some(replaying) = &mut primary.replaying else {
-            return;
+            return false;
         };
         if replaying.left > 0 {
-            return;
+            return false;
         }
         let Some(queue) = &mut replaying.queue else {
             if replaying.missing.is_empty() || now >= replaying.until {
@@ -117,21 +124,21 @@ impl Member {
                 for session in silent {
                     self.end_session(session);
                 }
-                self.go_on_replaying(now);
+                return true;
             }
-            return;
+            return false;
         };
         let is_held = queue.front().is_some_and(|(_, replay)| {
             let file = replay.operation.changes();
             file.is_some_and(|file| primary.held_files.contains_key(&file))
         });
         if is_full || is_held {
-            return;
+            return false;
         }
         match queue.pop_front() {
             Some((session, replay)) => {
                 self.replay(session, replay);
-                self.go_on_replaying(now);
+                true
             }
             None => {
                 primary.replaying = None;
@@ -139,6 +146,7 @@ impl Member {
                 for session in sessions {
                     self.welcome_back(session);
                 }
+                false
             }
         }
     }

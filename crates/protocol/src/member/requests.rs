@@ -40,10 +40,10 @@ pub(super) enum Executing {
 /// A message that waits until all members in sync have the records below `needs`.
 pub(super) struct Waiting {
     needs: u64,
-    to: NodeId,
-    session: u64,
-    request: u64,
-    body: Body,
+    pub to: NodeId,
+    pub session: u64,
+    pub request: u64,
+    pub body: Body,
     /// It tells what the files hold, so that it takes leases to say it.
     is_service: bool,
 }
@@ -89,7 +89,7 @@ impl Member {
     /// Tells a client something when all members in sync have the records below `needs`.
     pub(super) fn tell_client_when(&mut self, needs: u64, to: NodeId, session: u64, body: Body) {
         if let Some(primary) = self.primary() {
-            primary.waiting.push(Waiting {
+            primary.wait(Waiting {
                 needs,
                 to,
                 session,
@@ -111,14 +111,13 @@ impl Member {
             self.open_session(now, from, request);
             return self.after_client(now);
         }
-        let revives = self.defects.has(Defect::ReviveSession);
         let (lease, drift) = (self.options.lease_ns, self.options.drift_permille);
         let Some(primary) = self.primary() else {
             return;
         };
         let known = primary.sessions.by_number.get_mut(&session);
         match known {
-            Some(known) if known.client == from && (!known.is_ending || revives) => {
+            Some(known) if known.client == from && !known.is_ending => {
                 known.heard_at = now;
             }
             // One that is being ended hears of it when it is: then what it held is free.
@@ -145,7 +144,7 @@ impl Member {
                 acknowledge,
                 operation,
             } => {
-                primary.parked.push_back(Parked {
+                primary.park(Parked {
                     session,
                     request,
                     slot,
@@ -226,10 +225,15 @@ impl Member {
                 }
                 return;
             }
+            // The one before is still being carried out: no client asks for two at a time in one slot.
+            if state.request > 0 && state.answer.is_none() && !forgets {
+                return;
+            }
             *state = SlotState {
                 request: parked.request,
                 answer: None,
             };
+            primary.forget_answer(&parked);
         }
         self.execute(parked, false);
     }
@@ -341,7 +345,7 @@ impl Member {
             position: answer.position,
             confirmed: 0,
         };
-        primary.waiting.push(Waiting {
+        primary.wait(Waiting {
             needs: answer.needs,
             to: session.client,
             session: parked.session,
@@ -363,14 +367,16 @@ impl Member {
         else {
             return;
         };
+        let revives = self.defects.has(Defect::ReviveSession);
         let Some(primary) = self.primary() else {
             return;
         };
         primary.position = primary.position.max(position.unwrap_or(0));
         match primary.executing.remove(&ticket) {
             Some(Executing::Request { parked, is_replay }) => {
-                if is_by_reference && let Some(file) = parked.operation.changes() {
-                    let end = primary.position;
+                // One that failed has named nothing.
+                let end = position.filter(|_| is_by_reference);
+                if let (Some(end), Some(file)) = (end, parked.operation.changes()) {
                     primary.held_files.insert(file, end);
                 }
                 let answer = Answer {
@@ -391,8 +397,14 @@ impl Member {
                 client,
             }) => self.session_opened(session, request, client),
             Some(Executing::EndSession { session }) => {
-                if let Some(ended) = primary.sessions.by_number.remove(&session) {
-                    self.session_ended(session, &ended);
+                if revives && let Some(state) = primary.sessions.by_number.get_mut(&session) {
+                    state.locks.fill(None);
+                    (state.is_ending, state.heard_at) = (false, now);
+                } else {
+                    let ended = primary.sessions.by_number.remove(&session);
+                    if let Some(ended) = ended {
+                        self.session_ended(session, &ended);
+                    }
                 }
                 self.replayed();
                 self.free_grants(now);
@@ -440,10 +452,7 @@ impl Member {
         let Some(index) = primary.sessions.free_index(most, is_left) else {
             return;
         };
-        let is_opening = primary.executing.values().any(
-            |it| matches!(it, Executing::OpenSession { client: other, .. } if *other == client),
-        );
-        if is_opening {
+        if primary.is_opening(client) {
             return;
         }
         primary.next_session += 1;
@@ -470,7 +479,7 @@ impl Member {
         let Some(primary) = self.primary() else {
             return;
         };
-        primary.waiting.push(Waiting {
+        primary.wait(Waiting {
             needs: primary.position,
             to: client,
             session,

@@ -36,6 +36,8 @@ pub(super) struct Peer {
     is_lost: bool,
     heard_at: u64,
     progressed_at: u64,
+    /// When it was last asked where it is, though no heartbeat was due.
+    asked_at: u64,
 }
 
 /// State of the primary.
@@ -134,6 +136,7 @@ impl Member {
             is_lost: false,
             heard_at: now,
             progressed_at: now,
+            asked_at: now,
         };
         let peers = self
             .others()
@@ -281,6 +284,7 @@ impl Member {
     fn handle_join(&mut self, now: u64, from: NodeId, position: u64, version: u64) {
         let in_sync = self.map.is_in_sync(from);
         let newest = self.map.version;
+        let early = self.defects.has(Defect::InSyncTooEarly);
         let Some(primary) = self.primary() else {
             return;
         };
@@ -301,6 +305,9 @@ impl Member {
             return self.welcome(from, own);
         }
         peer.joins_from = Some(position);
+        if early {
+            (peer.is_counted, peer.counted_from, peer.tail) = (true, 0, position);
+        }
         let to = vec![from];
         self.out
             .intents
@@ -333,7 +340,7 @@ impl Member {
                 let needs = if is_free { 0 } else { position };
                 let waiting = Waiting::for_member(to, body, needs);
                 if let Some(primary) = self.primary() {
-                    primary.waiting.push(waiting);
+                    primary.wait(waiting);
                 }
             }
             Completion::Executed { .. } => self.executed(now, completion),
@@ -423,29 +430,30 @@ impl Member {
         let Some(primary) = self.primary() else {
             return;
         };
-        for peer in primary.peers.values_mut() {
+        let mut silent = Vec::new();
+        for (node, peer) in &mut primary.peers {
             // While nothing is left to do, doing nothing is no fault.
             if peer.tail >= primary.position {
                 peer.progressed_at = now;
             }
-            // Nothing came of what was sent: from the start again.
-            if peer.sent.is_some_and(|sent| sent > peer.tail) && now >= peer.progressed_at + retry {
-                peer.sent = Some(peer.tail);
-                peer.progressed_at = now;
+            // Nothing came of what was sent. The member knows best what it lacks: it answers, or asks.
+            if peer.sent.is_some_and(|sent| sent > peer.tail) && now >= peer.asked_at + retry {
+                peer.asked_at = now;
+                silent.push(*node);
             }
         }
-        primary.next_tick = now + heartbeat_ns;
-        if now >= primary.heartbeat_at {
+        let is_due = now >= primary.heartbeat_at;
+        if is_due {
             primary.heartbeat_at = now + heartbeat_ns;
-            let heartbeat = Body::Heartbeat {
-                sent_at_ns: now,
-                position: primary.position,
-                confirmed: primary.confirmed,
-            };
-            self.send_all(self.others(), heartbeat);
-        } else {
-            primary.next_tick = primary.heartbeat_at;
         }
+        primary.next_tick = primary.heartbeat_at;
+        let heartbeat = Body::Heartbeat {
+            sent_at_ns: now,
+            position: primary.position,
+            confirmed: primary.confirmed,
+        };
+        let to = if is_due { self.others() } else { silent };
+        self.send_all(to, heartbeat);
         self.expire_sessions(now);
         self.free_grants(now);
         self.confirm(now);

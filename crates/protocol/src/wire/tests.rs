@@ -387,6 +387,8 @@ fn positions_and_times_can_be_added() {
     }
     let heartbeat = [&[0; 16][..], &u64::MAX.to_le_bytes()].concat();
     assert_eq!(objection(1, &heartbeat), over);
+    let records = [&u64::MAX.to_le_bytes()[..], b"records"].concat();
+    assert_eq!(objection(3, &records), over);
     let candidate = [&[0; 4][..], &u64::MAX.to_le_bytes()].concat();
     assert_eq!(objection(10, &candidate), over);
 }

@@ -28,8 +28,8 @@ use zerocopy::FromBytes;
 pub struct Ingested {
     /// The tail now.
     pub tail: Sequence,
-    /// Ranges of the image whose bytes are not those that the records name. Unless unverified, the first record that
-    /// names one of them was not taken, nor any behind it.
+    /// Ranges of the image whose bytes are not those that the records name. The first record that names one of them was
+    /// not taken, nor any behind it.
     pub missing: Vec<Range<u64>>,
 }
 
@@ -61,22 +61,23 @@ impl Replica {
     /// The first record that is not right, with those behind it, is not taken; those before it are. See
     /// [`Replica::tail`].
     pub fn ingest(&mut self, records: &[u8]) -> Result<Ingested> {
-        self.ingest_as(records, true)
+        self.ingest_fetched(records, &[])
     }
 
-    /// Like [`Replica::ingest`], for a pool that is catching up: data that is not what a record names does not keep the
-    /// record from being taken. The caller fetches the missing ranges; until then the pool counts for nothing.
-    pub fn ingest_unverified(&mut self, records: &[u8]) -> Result<Ingested> {
-        self.ingest_as(records, false)
-    }
-
-    fn ingest_as(&mut self, mut records: &[u8], is_verified: bool) -> Result<Ingested> {
+    /// Like [`Replica::ingest`], for a pool that is catching up: data in these ranges, which were fetched since, keeps no
+    /// record from being taken. It may be that of a later moment, so until all records before that moment were taken the
+    /// pool counts for nothing.
+    pub fn ingest_fetched(
+        &mut self,
+        mut records: &[u8],
+        fetched: &[Range<u64>],
+    ) -> Result<Ingested> {
         let mut missing = Vec::new();
         while !records.is_empty() {
             let (mut piece, refused) = self.piece(records);
-            let verdict = self.verdict(&mut piece, is_verified, &mut missing);
+            let verdict = self.verdict(&mut piece, fetched, &mut missing);
             self.take(&piece, verdict.at_once);
-            if is_verified && !missing.is_empty() {
+            if !missing.is_empty() {
                 break;
             }
             if let Some(what) = refused {
@@ -158,27 +159,30 @@ impl Replica {
         Ok((header, record))
     }
 
-    /// Judges the data that the piece names. If it must be right, the piece ends before the first record of which it is
-    /// not: what is left is judged again, since a record that is gone can no longer be what explains the data.
+    /// Judges the data that the piece names. The piece ends before the first record of which it is not right: what is left
+    /// is judged again, since a record that is gone can no longer be what explains the data.
     fn verdict(
         &self,
         piece: &mut Piece<'_>,
-        is_verified: bool,
+        fetched: &[Range<u64>],
         missing: &mut Vec<Range<u64>>,
     ) -> Verdict {
         if !piece.names_data || !self.image.data_checksums {
             return Verdict::default();
         }
         loop {
-            let verdict = judge(piece, &self.image);
+            let mut verdict = judge(piece, &self.image);
+            verdict.missing.retain(|(_, block)| {
+                let start = block * BLOCK as u64;
+                !fetched.iter().any(|range| range.contains(&start))
+            });
             missing.extend(verdict.missing.iter().map(|(_, block)| {
                 let start = block * BLOCK as u64;
                 start..start + BLOCK as u64
             }));
-            let first = verdict.missing.iter().map(|(record, _)| *record).min();
-            match first {
-                Some(first) if is_verified => piece.records.truncate(first),
-                _ => return verdict,
+            match verdict.missing.iter().map(|(record, _)| *record).min() {
+                Some(first) => piece.records.truncate(first),
+                None => return verdict,
             }
         }
     }

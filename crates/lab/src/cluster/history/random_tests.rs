@@ -338,7 +338,7 @@ fn every_part_of_a_right_history_is_right() {
             let records: Vec<_> = history.records.iter().collect();
             let items = history.items(key, &records);
             let (unmade, start) = (unmade(&items), State::first(key));
-            if explain(&items, &[start.clone()], 100_000).0 != Verdict::Explained {
+            if explain(&items, std::slice::from_ref(&start), 100_000).0 != Verdict::Explained {
                 assert_eq!(key, LOCK, "only the session that expires may be wrong");
                 continue;
             }

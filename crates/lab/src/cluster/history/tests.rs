@@ -160,7 +160,7 @@ fn wrong_histories_of_blocks_are_rejected() {
 }
 
 #[test]
-fn writes_vanish_with_permission_only() {
+fn writes_vanish_with_permission() {
     let write = |client, value, from, to| step(client, Write(value), Written, from, to);
     let read = |client, value, from, to| step(client, Read, Value(value), from, to);
     let (first, second) = (write(1, 5, 1, 2), write(1, 6, 3, 4));
@@ -205,6 +205,16 @@ fn writes_vanish_with_permission_only() {
         ),
     ];
     all(BLOCK, true, &right);
+}
+
+#[test]
+fn writes_do_not_vanish_without_permission() {
+    let write = |client, value, from, to| step(client, Write(value), Written, from, to);
+    let read = |client, value, from, to| step(client, Read, Value(value), from, to);
+    let (first, second) = (write(1, 5, 1, 2), write(1, 6, 3, 4));
+    let may = |step: &Step, at: &[Time]| step.clone().vanishing(at);
+    let read_both = [read(2, 6, 5, 6), read(2, 5, 11, 12)];
+    let with = |steps: &[Step]| [steps, &read_both].concat();
     let wrong = [
         ("without", with(&[first.clone(), second.clone()])),
         ("the other one", with(&[may(&first, &[10]), second.clone()])),
@@ -246,7 +256,7 @@ fn writes_vanish_with_permission_only() {
 }
 
 #[test]
-fn entries_are_made_and_removed_once() {
+fn entries_are_made_and_removed() {
     let lookup = |outcome, from, to| step(2, Lookup, outcome, from, to);
     let made = |inode, from, to| step(1, Create, Made(inode), from, to);
     let pending = |client, from| step(client, Create, Exists, from, 0);
@@ -300,6 +310,13 @@ fn entries_are_made_and_removed_once() {
         ),
     ];
     all(ENTRY, true, &right);
+}
+
+#[test]
+fn entries_are_not_made_or_removed_twice() {
+    let lookup = |outcome, from, to| step(2, Lookup, outcome, from, to);
+    let made = |inode, from, to| step(1, Create, Made(inode), from, to);
+    let pending = |client, from| step(client, Create, Exists, from, 0);
     let wrong = [
         (
             "made twice",

@@ -1,0 +1,399 @@
+//! What operations cost: round trips, messages and bytes, counted on a network that only delays.
+//!
+//! One client, one operation at a time, between two heartbeats. Heartbeats, leases and keep-alives are not counted. A
+//! message to two members counts as two.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+
+use pmem::Region;
+use protocol::client::{Client, Event as Told, Ticket};
+use protocol::member::Completion;
+use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome, Status};
+use protocol::{Defects, EpochStart, Member, Options, Sequence, Transmit, UnitMap};
+use store::{Geometry, Store};
+
+use super::fabric::{self, Fabric};
+use super::node::Machine;
+use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
+use super::workload::ROOT;
+use super::world::FIRST_CLIENT;
+use crate::random::Random;
+
+/// What every message takes.
+const DELAY: Time = 10 * MICROSECOND;
+/// Bytes of a pool; its ring takes records of the longest write.
+const LENGTH: u64 = 16 << 20;
+const RING: u64 = 4 << 20;
+/// The lengths of data, and how they are called.
+const LENGTHS: [(usize, &str); 5] = [
+    (64, "64 B"),
+    (512, "512 B"),
+    (4 << 10, "4 KiB"),
+    (64 << 10, "64 KiB"),
+    (1 << 20, "1 MiB"),
+];
+
+/// What one operation took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Messages one after the other, from the call to its end: two are a round trip.
+    pub ways: u64,
+    /// All messages that it caused, also after its end.
+    pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+enum Event {
+    Deliver { to: u32, bytes: Vec<u8> },
+    Timer { to: u32, at: Time },
+    Map { to: u32, map: UnitMap },
+    Proposed { to: u32, map: UnitMap },
+}
+
+/// A unit with one client.
+struct Unit {
+    queue: Queue<Event>,
+    fabric: Fabric,
+    machines: Vec<Machine>,
+    client: Client,
+    client_timer: Option<Time>,
+    map: UnitMap,
+    done: BTreeMap<Ticket, (Time, Outcome)>,
+    label: String,
+    heartbeats: usize,
+}
+
+/// The clock of everybody.
+fn clock() -> Clock {
+    Clock::new(10 * SECOND, 0)
+}
+
+fn image() -> Result<(Vec<u8>, Sequence), String> {
+    let geometry = Geometry {
+        ring_length: RING,
+        ..Geometry::small()
+    };
+    let region = Region::memory(LENGTH, false).map_err(|error| error.to_string())?;
+    crate::pool::format(&region, &geometry)?;
+    let options = store::Options {
+        clock: store::Clock::Manual(Arc::new(AtomicI64::new(1))),
+        ..store::Options::default()
+    };
+    let store = Store::open(region.clone(), options).map_err(|error| error.to_string())?;
+    let tail = store.tail();
+    store.close().map_err(|error| error.to_string())?;
+    let mut image = vec![0; LENGTH as usize];
+    region.read(0, &mut image);
+    Ok((image, Sequence::new(tail.epoch, tail.number)))
+}
+
+impl Unit {
+    fn new(members: u32) -> Result<Unit, String> {
+        let (image, tail) = image()?;
+        let all: Vec<u32> = (0..members).collect();
+        let map = UnitMap {
+            version: 1,
+            epoch: tail.epoch,
+            primary: u32::MAX,
+            in_sync: all.clone(),
+            members: all.clone(),
+            lineage: vec![EpochStart {
+                epoch: tail.epoch,
+                start: tail.number,
+            }],
+        };
+        let machine = |node| Machine::new(node, clock(), image.clone(), 1);
+        let options = Options::default();
+        let mut unit = Unit {
+            queue: Queue::new(),
+            fabric: Fabric::new(1, fabric::Options::steady(DELAY)),
+            machines: all.into_iter().map(machine).collect(),
+            client: Client::new(FIRST_CLIENT, options.clone(), Defects::default(), 1 << 32),
+            client_timer: None,
+            map: map.clone(),
+            done: BTreeMap::new(),
+            label: String::new(),
+            heartbeats: 0,
+        };
+        for machine in &mut unit.machines {
+            machine.start(0, &options, &Defects::default())?;
+        }
+        unit.spread(&map);
+        // Nobody is primary yet; in this time the members choose one.
+        unit.run_until(5 * SECOND)?;
+        Ok(unit)
+    }
+
+    fn spread(&mut self, map: &UnitMap) {
+        let now = self.queue.now();
+        let members = self.machines.iter().map(|machine| machine.node);
+        for to in members.chain([FIRST_CLIENT]) {
+            let map = map.clone();
+            self.queue.add(now, Event::Map { to, map });
+        }
+    }
+
+    fn run_until(&mut self, end: Time) -> Result<(), String> {
+        while self.queue.next_time().is_some_and(|at| at <= end) {
+            self.take_event()?;
+        }
+        // So that the time passes though nothing happens.
+        self.queue.add(
+            end,
+            Event::Timer {
+                to: FIRST_CLIENT,
+                at: end,
+            },
+        );
+        self.take_event()
+    }
+
+    fn take_event(&mut self) -> Result<(), String> {
+        let Some((now, event)) = self.queue.take() else {
+            return Err("nothing happens any more".into());
+        };
+        match event {
+            Event::Deliver { to, bytes } if to == FIRST_CLIENT => {
+                self.client_step(now, |client, local| client.handle_message(local, &bytes));
+            }
+            Event::Deliver { to, bytes } => {
+                self.member_step(now, to, |it, local| it.handle_message(local, &bytes))?;
+            }
+            Event::Timer { to, at } if to == FIRST_CLIENT => {
+                if self.client_timer == Some(at) {
+                    self.client_step(now, Client::handle_timeout);
+                }
+            }
+            Event::Timer { to, at } => {
+                if self.machines[to as usize].timer == Some(at) {
+                    self.member_step(now, to, Member::handle_timeout)?;
+                }
+            }
+            Event::Map { to, map } if to == FIRST_CLIENT => {
+                self.client_step(now, |client, local| client.handle_map(local, map));
+            }
+            Event::Map { to, map } => {
+                self.member_step(now, to, |it, local| it.handle_map(local, map))?;
+            }
+            Event::Proposed { to, map } => {
+                let ended = Completion::Proposed { map };
+                self.member_step(now, to, |it, local| it.handle_completion(local, ended))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn member_step(
+        &mut self,
+        now: Time,
+        node: u32,
+        input: impl FnOnce(&mut Member, u64),
+    ) -> Result<(), String> {
+        let machine = &mut self.machines[node as usize];
+        let step = machine.step(now, input)?;
+        if let Some(at) = machine.timer {
+            self.queue.add(at, Event::Timer { to: node, at });
+        }
+        for transmit in step.transmits {
+            self.transmit(now, node, &transmit);
+        }
+        for map in step.proposals {
+            if map.version == self.map.version + 1 {
+                self.map = map;
+            }
+            let map = self.map.clone();
+            self.spread(&map);
+            self.queue.add(now, Event::Proposed { to: node, map });
+        }
+        Ok(())
+    }
+
+    fn client_step(&mut self, now: Time, input: impl FnOnce(&mut Client, u64)) {
+        let local = clock().local(now);
+        input(&mut self.client, local);
+        while let Some(told) = self.client.poll_event() {
+            if let Told::Done { ticket, outcome } = told {
+                self.done.insert(ticket, (now, outcome));
+            }
+        }
+        while let Some(transmit) = self.client.poll_transmit() {
+            self.transmit(now, FIRST_CLIENT, &transmit);
+        }
+        let due = self.client.poll_timeout();
+        self.client_timer = due.map(|at| clock().instant(at).max(now + MICROSECOND));
+        if let Some(at) = self.client_timer {
+            let to = FIRST_CLIENT;
+            self.queue.add(at, Event::Timer { to, at });
+        }
+    }
+
+    fn transmit(&mut self, now: Time, from: u32, transmit: &Transmit) {
+        let message = Message::decode(&transmit.bytes, &Defects::default());
+        let body = message.map(|message| message.body);
+        self.heartbeats += usize::from(matches!(body, Ok(Body::Heartbeat { .. })));
+        let is_background = matches!(
+            body,
+            Ok(Body::Heartbeat { .. } | Body::Lease { .. } | Body::KeepAlive | Body::Alive { .. })
+        );
+        let label = if is_background { "" } else { &self.label };
+        self.fabric.set_label(label);
+        for to in &transmit.to {
+            for delivery in self.fabric.send(now, from, *to, &transmit.bytes) {
+                let (to, bytes) = (*to, delivery.bytes);
+                self.queue.add(delivery.at, Event::Deliver { to, bytes });
+            }
+        }
+    }
+
+    /// Waits until a heartbeat is just over: then the next one is far.
+    fn rest(&mut self) -> Result<(), String> {
+        self.label.clear();
+        let (before, end) = (self.heartbeats, self.queue.now() + SECOND);
+        while self.heartbeats == before && self.queue.now() < end {
+            self.take_event()?;
+        }
+        self.run_until(self.queue.now() + 5 * MILLISECOND)
+    }
+
+    fn submit(&mut self, operation: Operation, acknowledge: Acknowledge) -> Ticket {
+        let mut ticket = 0;
+        self.client_step(self.queue.now(), |client, local| {
+            ticket = client.submit(local, operation, acknowledge);
+        });
+        ticket
+    }
+
+    /// Carries out operations, each when the one before has ended, and counts what they cost together.
+    fn measure(
+        &mut self,
+        label: &str,
+        operations: Vec<(Operation, Acknowledge)>,
+    ) -> Result<(Cost, Outcome), String> {
+        self.rest()?;
+        self.label = label.to_string();
+        let started = self.queue.now();
+        let mut last = (started, Outcome::default());
+        for (operation, acknowledge) in operations {
+            let ticket = self.submit(operation, acknowledge);
+            last = loop {
+                match self.done.remove(&ticket) {
+                    Some(done) => break done,
+                    None => self.take_event()?,
+                }
+            };
+            if last.1.status != Status::Done {
+                return Err(format!("{label} ended as {:?}", last.1.status));
+            }
+        }
+        self.run_until(last.0 + 15 * MILLISECOND)?;
+        let elapsed = last.0 - started;
+        if !elapsed.is_multiple_of(DELAY) {
+            return Err(format!(
+                "{label} waited for more than messages: {elapsed} ns"
+            ));
+        }
+        let counted = self.fabric.count_of(label);
+        let cost = Cost {
+            ways: elapsed / DELAY,
+            messages: counted.messages,
+            bytes: counted.bytes,
+        };
+        Ok((cost, last.1))
+    }
+}
+
+/// What the operations cost in a unit of so many members, by their names.
+pub fn costs(members: u32) -> Result<Vec<(String, Cost)>, String> {
+    let mut unit = Unit::new(members)?;
+    let mut costs = Vec::new();
+    let entry = |name: &str| (ROOT, name.as_bytes().to_vec());
+    let (directory, name) = entry("file");
+    // The first operation opens the session, the first write takes space: neither is counted.
+    let create = Operation::Create { directory, name };
+    let (_, made) = unit.measure("a file", vec![(create, Acknowledge::Primary)])?;
+    let file = made.file;
+    let mut random = Random::new(1);
+    let whole = write(file, 1 << 20, &mut random);
+    unit.measure("all of it", vec![(whole, Acknowledge::All)])?;
+    let mut measure = |name: String, operations: Vec<(Operation, Acknowledge)>| {
+        let (cost, _) = unit.measure(&name, operations)?;
+        costs.push((name, cost));
+        Ok::<(), String>(())
+    };
+    for (length, called) in LENGTHS {
+        let mut write = || write(file, length, &mut random);
+        let primary = (write(), Acknowledge::Primary);
+        let all = (write(), Acknowledge::All);
+        let synced = (write(), Acknowledge::Primary);
+        measure(format!("write {called}, `ack=primary`"), vec![primary])?;
+        measure(format!("write {called}, `ack=all`"), vec![all])?;
+        let sync = (Operation::Sync { file }, Acknowledge::Primary);
+        measure(format!("write {called}, then fsync"), vec![synced, sync])?;
+    }
+    for (length, called) in LENGTHS {
+        let (offset, length) = (0, length as u32);
+        let read = Operation::Read {
+            file,
+            offset,
+            length,
+        };
+        measure(format!("read {called}"), vec![(read, Acknowledge::Primary)])?;
+    }
+    let (directory, name) = entry("another");
+    let create = Operation::Create {
+        directory,
+        name: name.clone(),
+    };
+    let lookup = Operation::Lookup {
+        directory,
+        name: name.clone(),
+    };
+    let unlink = Operation::Unlink { directory, name };
+    for (called, operation) in [
+        ("create", create),
+        ("lookup", lookup),
+        ("unlink", unlink),
+        ("lock", Operation::Lock { file }),
+        ("unlock", Operation::Unlock { file }),
+    ] {
+        measure(called.to_string(), vec![(operation, Acknowledge::Primary)])?;
+    }
+    Ok(costs)
+}
+
+/// Over data that is there already. No two writes have the same data, else replicas might find theirs in old blocks.
+fn write(file: FileId, length: usize, random: &mut Random) -> Operation {
+    let data = std::iter::repeat_with(|| random.next_number().to_le_bytes());
+    Operation::Write {
+        file,
+        offset: 0,
+        data: data.flatten().take(length).collect(),
+    }
+}
+
+/// The table in `docs/PROTOCOL.md`.
+pub fn table() -> Result<String, String> {
+    let units = [costs(1)?, costs(2)?, costs(3)?];
+    let mut table = String::from(
+        "| operation | 1 member | messages | bytes | 2 members | messages | bytes | 3 members | messages | bytes |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
+    );
+    for (index, (name, _)) in units[0].iter().enumerate() {
+        let _ = write!(table, "| {name} |");
+        for unit in &units {
+            let Cost {
+                ways,
+                messages,
+                bytes,
+            } = unit[index].1;
+            let half = if ways % 2 == 1 { ".5" } else { "" };
+            let _ = write!(table, " {}{half} | {messages} | {bytes} |", ways / 2);
+        }
+        table.push('\n');
+    }
+    Ok(table)
+}

@@ -1,0 +1,137 @@
+//! Bounds on what others can have a member keep, however often they say the same thing, and whatever they say.
+//!
+//! For each session the primary keeps one change of a slot and [`READS_MAX`] requests without one, from their arrival to
+//! their answer; for each member [`FETCHES_MAX`] ranges. Sessions are bounded by the table of sessions, members by the
+//! map. What does not fit is dropped: whoever needs it asks again. The lists are short, so they are searched.
+
+use super::requests::{Executing, Parked, Waiting};
+use super::serve::Primary;
+use super::{Member, Role};
+use crate::map::NodeId;
+use crate::wire::Body;
+
+/// Requests without a slot that a session may have under way.
+pub const READS_MAX: usize = 64;
+/// Ranges that wait for one member.
+const FETCHES_MAX: usize = 64;
+
+impl Parked {
+    /// Whether both use the same place: of two changes of one slot only the newer one counts, since a client asks for the
+    /// next when it has the answer to the one before. A read has a place of its own.
+    fn displaces(&self, other: &Parked) -> bool {
+        let is_change = self.operation.is_change();
+        self.session == other.session
+            && is_change == other.operation.is_change()
+            && if is_change {
+                self.slot == other.slot
+            } else {
+                self.request == other.request
+            }
+    }
+}
+
+impl Primary {
+    /// Keeps a request until it is served, unless it is under way already or too many are.
+    pub fn park(&mut self, parked: Parked) {
+        let slots = self.sessions.by_number.get(&parked.session);
+        let slots = slots.map_or(0, |session| session.slots.len());
+        let is_change = parked.operation.is_change();
+        if is_change && usize::from(parked.slot) >= slots {
+            return;
+        }
+        if !is_change && !self.has_room_for_read(&parked) {
+            return;
+        }
+        match self.parked.iter_mut().find(|it| parked.displaces(it)) {
+            Some(other) if parked.request > other.request => *other = parked,
+            Some(_) => {}
+            None => self.parked.push_back(parked),
+        }
+    }
+
+    /// Whether a read is not under way yet, and its session has not too many of them.
+    fn has_room_for_read(&self, read: &Parked) -> bool {
+        let is_read = |it: &Parked| it.session == read.session && !it.operation.is_change();
+        let parked = self.parked.iter().filter(|it| is_read(it));
+        let executing = self.executing.values().filter_map(|it| match it {
+            Executing::Request { parked, .. } => Some(parked),
+            _ => None,
+        });
+        let executing = executing.filter(|it| is_read(it));
+        let before = parked.chain(executing).map(|it| (it.request, it.slot));
+        let waiting = self.waiting.iter().filter_map(|it| match it.body {
+            Body::Reply { slot, .. } if it.session == read.session => Some((it.request, slot)),
+            _ => None,
+        });
+        let mut count = 0;
+        let is_new = before.chain(waiting).all(|it| {
+            count += 1;
+            it != (read.request, read.slot)
+        });
+        is_new && count < READS_MAX
+    }
+
+    /// Keeps a message until enough is confirmed, in place of one that is of no use any more. One that waits
+    /// already goes on waiting: a later one would wait for more.
+    pub fn wait(&mut self, waiting: Waiting) {
+        let is_reply = matches!(waiting.body, Body::Reply { .. });
+        let is_same = |it: &Waiting| match (&it.body, &waiting.body) {
+            (Body::Reply { slot, .. }, Body::Reply { slot: own, .. }) => {
+                it.session == waiting.session && it.request == waiting.request && slot == own
+            }
+            (
+                Body::Range { fetch, offset, .. },
+                Body::Range {
+                    fetch: own,
+                    offset: at,
+                    ..
+                },
+            ) => it.to == waiting.to && (fetch, offset) == (own, at),
+            (body, own) => !is_reply && it.session == waiting.session && body == own,
+        };
+        if self.waiting.iter().any(is_same) || !self.has_room_for_range(&waiting) {
+            return;
+        }
+        self.waiting.push(waiting);
+    }
+
+    fn has_room_for_range(&self, waiting: &Waiting) -> bool {
+        let is_range = |it: &&Waiting| it.to == waiting.to && matches!(it.body, Body::Range { .. });
+        !is_range(&waiting) || self.waiting.iter().filter(is_range).count() < FETCHES_MAX
+    }
+
+    /// Drops the answer that a slot gave before: whoever asks for more has it, or does not want it.
+    pub fn forget_answer(&mut self, parked: &Parked) {
+        self.waiting.retain(|it| {
+            let Body::Reply { slot, .. } = it.body else {
+                return true;
+            };
+            it.session != parked.session || slot != parked.slot || it.request >= parked.request
+        });
+    }
+
+    /// Whether a client is about to be told of a session: if it asks again, it gets that one.
+    pub fn is_opening(&self, client: NodeId) -> bool {
+        let mut executing = self.executing.values();
+        let mut waiting = self.waiting.iter();
+        executing.any(
+            |it| matches!(it, Executing::OpenSession { client: other, .. } if *other == client),
+        ) || waiting.any(|it| it.to == client && matches!(it.body, Body::SessionOpened { .. }))
+    }
+}
+
+impl Member {
+    /// How much is kept in lists: what fuzzing holds against a bound.
+    pub(crate) fn kept(&self) -> usize {
+        match &self.role {
+            Role::Following(following) => following.kept(),
+            Role::Standing(candidacy) => candidacy.kept(),
+            Role::Serving(primary) => {
+                let sessions = primary.sessions.by_number.len();
+                let requests = primary.parked.len() + primary.executing.len();
+                sessions + requests + primary.waiting.len() + primary.held_files.len()
+            }
+            Role::Opening | Role::Closing => 0,
+        }
+    }
+}
