@@ -179,6 +179,11 @@ impl Mapping {
         persist::fence();
     }
 
+    #[inline]
+    pub(crate) fn order_stores(&self) {
+        persist::fence();
+    }
+
     pub(crate) fn fence_everywhere(&self) {
         // The kernel runs a full barrier on every processor that runs a thread of this process, by
         // an interrupt; the others have switched threads, which takes one too. Interrupts and

@@ -304,6 +304,15 @@ impl Region {
         }
     }
 
+    /// What this thread has stored so far is seen by everybody before what it stores from now on, around the caches too.
+    /// Says nothing of what is persistent.
+    #[inline]
+    pub fn order_stores(&self) {
+        if let Mapped(mapping) = &self.0 {
+            mapping.order_stores();
+        }
+    }
+
     /// Like [`Region::fence`], for what every thread of this process has flushed so far. Costs a
     /// system call, and an interrupt for each processor that runs this process: microseconds.
     pub fn fence_everywhere(&self) {

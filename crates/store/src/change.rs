@@ -527,6 +527,8 @@ impl<'s> Change<'s> {
         let Shared {
             image, allocator, ..
         } = self.shared;
+        let kinds = self.parts.operations.iter();
+        image.mark_all_changing(kinds.map(|placed| (placed.kind, placed.target)), number);
         let (mut blocks, mut lines) = (self.blocks.iter(), self.parts.lines.iter());
         for placed in &self.parts.operations {
             let mut operation = placed.operation(&self.parts.record);

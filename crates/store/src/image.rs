@@ -9,7 +9,9 @@ use crate::BLOCK;
 use crate::checksum::{SHORT, append_zeros, crc32c, remainder};
 use crate::error::{Error, Result};
 use crate::layout::group::{GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, Map};
-use crate::layout::inode::{FIRST_LINE, INODE, Inode, STAMP, STAMP_CRC, STAMP_END, stamp_checksum};
+use crate::layout::inode::{
+    CHANGING, FIRST_LINE, INODE, Inode, STAMP, STAMP_CRC, STAMP_END, stamp_checksum,
+};
 use crate::layout::record::{Kind, Operation, Touch, parts};
 use crate::layout::superblock::Superblock;
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
@@ -397,6 +399,40 @@ impl Image {
         remainder(bytes)
     }
 
+    /// Says in the version word of the inode at `offset` that the record `number` is about to change data in place. Who
+    /// reads the image from outside, the data and then this word, so never takes a half for the whole: the mark is seen
+    /// before any of the data that is stored behind it, and goes when the record stamps the inode.
+    ///
+    /// The record is persistent already, so that a crash leaves no mark: it is replayed.
+    #[inline]
+    pub fn mark_changing(&self, offset: u64, number: u64) {
+        let at = self.base + offset + STAMP;
+        self.region.store(at, number | CHANGING);
+        self.region.order_stores();
+    }
+
+    /// Like [`Image::mark_changing`], if the operations of a record change data in place, for all inodes among them.
+    pub fn mark_all_changing(
+        &self,
+        operations: impl Iterator<Item = (Kind, u64)> + Clone,
+        number: u64,
+    ) {
+        if operations.clone().any(|(kind, _)| self.is_in_place(kind)) {
+            for (_, target) in operations.filter(|(kind, _)| *kind == Kind::Inode) {
+                self.mark_changing(target, number);
+            }
+        }
+    }
+
+    /// Whether operations of this kind may change a file's data where it is.
+    fn is_in_place(&self, kind: Kind) -> bool {
+        match kind {
+            Kind::Data | Kind::Block => true,
+            Kind::Bytes => !self.data_checksums,
+            Kind::Zero | Kind::Inode | Kind::Extent | Kind::Line | Kind::Edit => false,
+        }
+    }
+
     /// Carries out one operation of the record `number`. The caller sees to bitmap lines being applied in order.
     #[inline]
     pub fn apply(&self, operation: &Operation<'_>, number: u64) {
@@ -408,6 +444,9 @@ impl Image {
             touch,
             payload,
         } = *operation;
+        if let Some(touch) = touch {
+            self.mark_changing(self.layout.inode(touch.inode), number);
+        }
         match kind {
             Kind::Bytes => self.put(target, payload),
             Kind::Zero => self.put_zeros(target, length),

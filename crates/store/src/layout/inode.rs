@@ -20,6 +20,8 @@ pub const STAMP: u64 = std::mem::offset_of!(Inode, version) as u64;
 pub const STAMP_END: usize = std::mem::offset_of!(Inode, size);
 /// Extents (or child nodes) that fit into the inode itself.
 pub const ROOT_ENTRIES: usize = 4;
+/// Bit of the version word: bytes of the file are changing in place, and the rest of the word says nothing.
+pub const CHANGING: u64 = 1 << 63;
 /// Bytes of a symbolic link's target that fit into the inode.
 pub const INLINE_TARGET_MAX: usize = 128;
 
@@ -38,7 +40,7 @@ pub struct Inode {
     /// CRC32C of the bytes 8..32: what changes with every write is under a checksum of its own, so that the record of
     /// a write need not bring the rest.
     pub stamp_crc: u32,
-    /// Sequence number of the record that changed the inode or its data last. Bit 63: bytes are changing in place.
+    /// Sequence number of the record that changed the inode or its data last. [`CHANGING`]: bytes are changing in place.
     pub version: u64,
     /// Last change of the data, nanoseconds since 1970.
     pub modified_ns: i64,

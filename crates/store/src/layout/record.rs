@@ -257,6 +257,7 @@ pub fn encode(body: &mut Vec<u8>, operation: &Operation<'_>) {
 }
 
 /// Goes through the operations of a record; damage ends it with `None` in place of an operation.
+#[derive(Clone)]
 pub struct Operations<'a> {
     rest: &'a [u8],
     blocks: &'a [u8],

@@ -232,7 +232,7 @@ impl Replica {
 pub fn operations<'a>(
     record: &'a [u8],
     image: &Image,
-) -> impl Iterator<Item = crate::layout::record::Operation<'a>> {
+) -> impl Iterator<Item = crate::layout::record::Operation<'a>> + Clone {
     Operations::new(record, image.length()).flatten()
 }
 
@@ -248,6 +248,8 @@ fn names_data(record: &[u8], image: &Image) -> Option<bool> {
 
 /// Carries out the record at `position`.
 fn apply(record: &[u8], position: u64, image: &Image, references: &References) {
+    let kinds = operations(record, image).map(|operation| (operation.kind, operation.target));
+    image.mark_all_changing(kinds, position);
     for operation in operations(record, image) {
         if !references.covers(&operation, position) {
             image.apply(&operation, position);
