@@ -35,6 +35,16 @@ pub enum Event {
     SessionOver,
 }
 
+/// Who moves the data of reads and writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// The primary: it comes and goes in messages.
+    #[default]
+    ServerActive,
+    /// The client, which reaches into the members' memories, wherever it can.
+    ClientActive,
+}
+
 struct Pending {
     ticket: Ticket,
     request: u64,
@@ -57,6 +67,7 @@ pub struct Client {
     node: NodeId,
     options: Options,
     defects: Defects,
+    mode: Mode,
     map: UnitMap,
     session: Session,
     /// The primary of this epoch knows what was unconfirmed.
@@ -85,6 +96,7 @@ impl Client {
             node,
             options,
             defects,
+            mode: Mode::default(),
             map: UnitMap::default(),
             session: Session::None,
             is_resumed: true,
@@ -102,6 +114,12 @@ impl Client {
             transmits: VecDeque::new(),
             events: VecDeque::new(),
         }
+    }
+
+    /// Whether it moves data itself, from now on.
+    pub fn with_mode(mut self, mode: Mode) -> Client {
+        self.mode = mode;
+        self
     }
 
     /// Until when, by this client's clock, its locks are its own for certain.
@@ -131,7 +149,9 @@ impl Client {
     pub fn submit(&mut self, now: u64, operation: Operation, acknowledge: Acknowledge) -> Ticket {
         self.next_number += 1;
         let ticket = self.next_number;
-        self.queue.push_back((ticket, operation, acknowledge));
+        if !self.begin_run(now, ticket, &operation, acknowledge) {
+            self.queue.push_back((ticket, operation, acknowledge));
+        }
         self.advance(now);
         ticket
     }

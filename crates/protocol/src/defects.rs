@@ -59,6 +59,12 @@ pub enum Defect {
     CommitWithoutCheck,
     /// A client commits though a write may still be on its way.
     CommitBeforeCompletion,
+    /// A client fills blocks again though a write into them may still be on its way.
+    RefillBeforeCompletion,
+    /// A transfer that comes again lands again.
+    LandAgain,
+    /// Blocks are granted when only the primary knows it.
+    GrantBeforeTails,
     /// The blocks of an ended session are freed before its keys are closed.
     ForgetQuarantine,
     /// Members say that a key is closed, and leave it open.
@@ -75,7 +81,7 @@ pub enum Defect {
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 34] = [
+    pub const ALL: [Defect; 37] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -104,6 +110,9 @@ impl Defect {
         Defect::WindowUnbounded,
         Defect::CommitWithoutCheck,
         Defect::CommitBeforeCompletion,
+        Defect::RefillBeforeCompletion,
+        Defect::LandAgain,
+        Defect::GrantBeforeTails,
         Defect::ForgetQuarantine,
         Defect::KeepKeys,
         Defect::IgnoreVersion,

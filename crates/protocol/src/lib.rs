@@ -18,7 +18,7 @@ pub mod map;
 pub mod member;
 pub mod wire;
 
-pub use client::{Client, Transfer, TransferKind, TransferOutcome};
+pub use client::{Client, Mode, Transfer, TransferKind, TransferOutcome};
 pub use defects::{Defect, Defects};
 pub use map::{EpochStart, NodeId, Sequence, UnitMap};
 pub use member::Member;
@@ -72,6 +72,8 @@ pub struct Options {
     pub slots: u16,
     /// Sessions that a unit may have.
     pub sessions: u32,
+    /// One-sided reads of one client from one member are carried out in the order in which they were sent.
+    pub ordered_reads: bool,
 }
 
 impl Default for Options {
@@ -89,6 +91,7 @@ impl Default for Options {
             refill: 64 << 10,
             slots: 8,
             sessions: 32,
+            ordered_reads: false,
         }
     }
 }

@@ -19,7 +19,7 @@ mod requests;
 mod serve;
 mod sessions;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 pub use intent::{Completion, Intent, SessionRecord, Slot, Ticket};
 
@@ -57,6 +57,8 @@ pub struct Member {
     promised_until: u64,
     /// The epoch that it has proposed to be primary of. Only that one, since this process started, may it open.
     proposed: Option<u32>,
+    /// Sessions with a key to the memory here, by their places in the table.
+    keys: BTreeMap<u32, u64>,
     out: Out,
 }
 
@@ -88,6 +90,7 @@ impl Member {
             history,
             promised_until: now,
             proposed: None,
+            keys: BTreeMap::new(),
             out: Out::default(),
         };
         // What the process promised before it ended, it does not know any more.

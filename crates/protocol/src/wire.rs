@@ -153,6 +153,8 @@ pub enum Body {
     },
     /// From the primary: let the session's client reach into this member's memory.
     OpenKey {
+        /// Place of the session in the table: there is one key for each.
+        index: u32,
         /// The session.
         session: u64,
     },
@@ -377,9 +379,11 @@ impl Body {
 
     fn write_of_keys(&self, to: &mut Writer) {
         match self {
-            Body::OpenKey { session }
-            | Body::CloseKey { session }
-            | Body::KeyClosed { session } => {
+            Body::OpenKey { index, session } => {
+                to.u32(*index);
+                to.u64(*session);
+            }
+            Body::CloseKey { session } | Body::KeyClosed { session } => {
                 to.u64(*session);
             }
             Body::KeyOpened { session, key } => {
@@ -444,6 +448,7 @@ impl Body {
                 is_sound: from.flag()?,
             },
             12 => Body::OpenKey {
+                index: from.u32()?,
                 session: from.u64()?,
             },
             13 => Body::KeyOpened {

@@ -52,7 +52,7 @@ impl Serving {
             None => self.run(operation),
         };
         let (result, was_carried) = match slot {
-            Some(slot) => self.with_answer(slot, run),
+            Some(slot) => self.with_answer(slot, wr_ids(operation), run),
             None => (run(), true),
         };
         let outcome = match &result {
@@ -77,11 +77,16 @@ impl Serving {
         }
     }
 
-    fn with_answer<T>(&self, slot: &Slot, change: impl FnOnce() -> T) -> (T, bool) {
+    fn with_answer<T>(
+        &self,
+        slot: &Slot,
+        wr_ids: [u64; 2],
+        change: impl FnOnce() -> T,
+    ) -> (T, bool) {
         let rider = Rider {
             node: &self.sessions,
             offset: table::slot_offset(slot),
-            bytes: table::slot(slot, &Outcome::default()),
+            bytes: table::slot(slot, &Outcome::default(), wr_ids),
             inode_at: Some(table::INODE_AT),
         };
         self.store.with_rider(rider, change)
@@ -89,7 +94,7 @@ impl Serving {
 
     /// Notes an answer in a record of its own: for a request that had nothing to change.
     fn note_answer(&self, slot: &Slot, outcome: &Outcome) {
-        let entry = table::slot(slot, outcome);
+        let entry = table::slot(slot, outcome, [0; 2]);
         let at = WriteAt::Offset(table::slot_offset(slot));
         // The block is there: the session was opened with it. If it can't be written, the request is carried out again.
         let _ = self.store.write(&self.sessions, at, &entry);
@@ -105,7 +110,7 @@ impl Serving {
     ) -> Completion {
         let offset = table::block_offset(slot.index) + u64::from(place) * table::LOCK as u64;
         let entry = table::lock(file);
-        let (result, _) = self.with_answer(slot, || {
+        let (result, _) = self.with_answer(slot, [0; 2], || {
             self.store
                 .write(&self.locks, WriteAt::Offset(offset), &entry)
         });
@@ -285,6 +290,14 @@ fn is_by_reference(operation: &Operation) -> bool {
         Operation::Write { data, .. } => data.len() > IN_RECORD_MAX,
         Operation::Commit { .. } => true,
         _ => false,
+    }
+}
+
+/// The transfers that brought an operation's data, if it was not in the message.
+fn wr_ids(operation: &Operation) -> [u64; 2] {
+    match operation {
+        Operation::Commit { wr_ids, .. } => *wr_ids,
+        _ => [0; 2],
     }
 }
 

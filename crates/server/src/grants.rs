@@ -87,7 +87,8 @@ impl Serving {
         let extent = |it: Mapped| Extent {
             offset: it.file_offset,
             image_offset: it.image_offset,
-            checksums: vec![0; it.length as usize / BLOCK],
+            blocks: (it.length / BLOCK as u64) as u32,
+            checksums: Vec::new(),
         };
         let layout = Layout {
             extents: self.granted(&grant)?.into_iter().map(extent).collect(),
@@ -103,6 +104,7 @@ impl Serving {
             grant_block,
             checksums,
             size,
+            ..
         } = operation
         else {
             return Err(Error::InvalidArgument("it commits nothing"));
@@ -135,27 +137,15 @@ impl Serving {
     /// Checksums of whatever the blocks hold.
     fn held(&self, file: &Node, offset: u64, blocks: usize) -> Result<Vec<u32>, Error> {
         let layout = self.store.layout(file, offset, (blocks * BLOCK) as u64)?;
-        let mut checksums = Vec::new();
-        for mapped in layout.mapped {
-            checksums.extend(self.extent(&mapped)?.checksums);
-        }
-        Ok(checksums)
-    }
-
-    fn extent(&self, mapped: &Mapped) -> Result<Extent, Error> {
-        let mut block = [0; BLOCK];
-        let offsets = (mapped.image_offset..mapped.image_offset + mapped.length).step_by(BLOCK);
-        let checksums: Result<_, Error> = offsets
-            .map(|offset| {
-                self.store.read_image(offset, &mut block)?;
-                Ok(block_checksum(&block))
-            })
-            .collect();
-        Ok(Extent {
-            offset: mapped.file_offset,
-            image_offset: mapped.image_offset,
-            checksums: checksums?,
-        })
+        let offsets = layout.mapped.iter().flat_map(|mapped| {
+            (mapped.image_offset..mapped.image_offset + mapped.length).step_by(BLOCK)
+        });
+        let checksum = |offset| {
+            let mut block = [0; BLOCK];
+            self.store.read_image(offset, &mut block)?;
+            Ok(block_checksum(&block))
+        };
+        offsets.map(checksum).collect()
     }
 
     /// Where a part of a file is, in whole blocks.
@@ -164,21 +154,21 @@ impl Serving {
             return Err(Error::InvalidArgument("a layout begins with a block"));
         }
         let found = self.store.layout(node, offset, length)?;
-        let extents: Result<_, Error> = found
-            .mapped
-            .iter()
-            .map(|mapped| {
-                self.extent(&Mapped {
-                    length: mapped.length.next_multiple_of(BLOCK as u64),
-                    ..*mapped
-                })
-            })
-            .collect();
+        let mut checksums = found.checksums.into_iter();
+        let extent = |mapped: &Mapped| {
+            let blocks = mapped.length.div_ceil(BLOCK as u64);
+            Extent {
+                offset: mapped.file_offset,
+                image_offset: mapped.image_offset,
+                blocks: blocks as u32,
+                checksums: checksums.by_ref().take(blocks as usize).collect(),
+            }
+        };
         let layout = Layout {
             version: found.version,
             version_offset: found.version_offset,
             size: found.size,
-            extents: extents?,
+            extents: found.mapped.iter().map(extent).collect(),
         };
         Ok(shown(&layout, found.version))
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! sessions: | header 64 | slot 64 | slot 64 | …
 //!   header: session 8 | client 4 | zeros 4 | session that was here before, once it is over 8 | zeros
-//!   slot:   session 8 | request 8 | inode 8 | generation 4 | status 1 | zeros
+//!   slot:   session 8 | request 8 | inode 8 | generation 4 | status 1 | zeros 3 | first, last WR_ID 8 each | zeros
 //! locks:    | lock 16 | lock 16 | …
 //!   lock:   inode 8 | generation 4 | held 1 | zeros
 //! ```
@@ -53,14 +53,16 @@ pub fn last_session(sessions: &[u8; BLOCK]) -> u64 {
     word(sessions, 16)
 }
 
-/// An answered request.
-pub fn slot(slot: &Slot, outcome: &Outcome) -> [u8; ENTRY] {
+/// An answered request. Of a commit the slot says which transfers brought its data, so that its record does.
+pub fn slot(slot: &Slot, outcome: &Outcome, wr_ids: [u64; 2]) -> [u8; ENTRY] {
     let mut entry = [0; ENTRY];
     entry[..8].copy_from_slice(&slot.session.to_le_bytes());
     entry[8..16].copy_from_slice(&slot.request.to_le_bytes());
     entry[16..24].copy_from_slice(&outcome.file.inode.to_le_bytes());
     entry[24..28].copy_from_slice(&outcome.file.generation.to_le_bytes());
     entry[28] = outcome.status as u8;
+    entry[32..40].copy_from_slice(&wr_ids[0].to_le_bytes());
+    entry[40..48].copy_from_slice(&wr_ids[1].to_le_bytes());
     entry
 }
 
@@ -145,7 +147,7 @@ mod tests {
             data: Vec::new(),
         };
         sessions[..ENTRY].copy_from_slice(&header(77, 8));
-        sessions[3 * ENTRY..4 * ENTRY].copy_from_slice(&slot(&place, &outcome));
+        sessions[3 * ENTRY..4 * ENTRY].copy_from_slice(&slot(&place, &outcome, [6, 8]));
         locks[LOCK..2 * LOCK].copy_from_slice(&lock(Some(file)));
         let record = read(3, &sessions, &locks).expect("there is a session");
         assert_eq!((record.index, record.session, record.client), (3, 77, 8));
@@ -170,7 +172,7 @@ mod tests {
         assert_eq!(slot_offset(&last) + ENTRY as u64, block_offset(2));
         let (mut sessions, locks) = ([0; BLOCK], [0; BLOCK]);
         sessions[..ENTRY].copy_from_slice(&header(7, 1));
-        sessions[BLOCK - ENTRY..].copy_from_slice(&slot(&last, &Outcome::default()));
+        sessions[BLOCK - ENTRY..].copy_from_slice(&slot(&last, &Outcome::default(), [0; 2]));
         let record = read(1, &sessions, &locks).expect("there is a session");
         assert_eq!(record.slots.len(), SLOTS_MAX);
         assert_eq!(record.slots[SLOTS_MAX - 1], (5, Outcome::default()));
@@ -188,7 +190,7 @@ mod tests {
         };
         let (mut sessions, mut locks) = ([0; BLOCK], [0; BLOCK]);
         sessions[..ENTRY].copy_from_slice(&header(7, 1));
-        sessions[ENTRY..2 * ENTRY].copy_from_slice(&slot(&place, &Outcome::default()));
+        sessions[ENTRY..2 * ENTRY].copy_from_slice(&slot(&place, &Outcome::default(), [0; 2]));
         for at in 0..2 * ENTRY {
             let mut damaged = sessions;
             damaged[at] ^= 0xff;

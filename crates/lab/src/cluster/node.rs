@@ -43,6 +43,7 @@ struct Port {
     /// Writes that have landed, by key and number: none lands again.
     landed: BTreeSet<(u64, u64)>,
     keeps_keys: bool,
+    lands_again: bool,
 }
 
 impl Port {
@@ -78,7 +79,7 @@ impl Port {
         }
         match &transfer.kind {
             TransferKind::Write(bytes) => {
-                if self.landed.insert((transfer.key, transfer.wr_id)) {
+                if self.landed.insert((transfer.key, transfer.wr_id)) || self.lands_again {
                     memory.region().write(start, bytes);
                 }
                 TransferOutcome::Written
@@ -167,6 +168,7 @@ impl Machine {
         let pool = pool.with_defects(defects);
         let port = Port {
             keeps_keys: defects.has(Defect::KeepKeys),
+            lands_again: defects.has(Defect::LandAgain),
             ..Port::default()
         };
         let (tail, history) = pool.position();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use protocol::client::{Client, Event, Ticket, Transfer};
 use protocol::wire::{Acknowledge, FileId, Operation, Outcome, Status};
-use protocol::{Defects, Options, UnitMap};
+use protocol::{Defects, Mode, Options, UnitMap};
 
 use super::history::{History, Id, Key, Operation as Asked, Outcome as Answered};
 use super::time::{Clock, MILLISECOND, Time};
@@ -14,6 +14,10 @@ use crate::random::Random;
 pub const FILES: usize = 3;
 /// Blocks of a file that are used.
 const BLOCKS: u64 = 4;
+/// Bytes of a short write.
+const SHORT: usize = 64;
+/// Stands for contents that nobody has written.
+const TORN: u64 = u64::MAX;
 /// Names that are made and removed.
 const NAMES: usize = 3;
 /// Operations of one client under way.
@@ -91,12 +95,14 @@ impl Worker {
             self.incarnation += 1;
             self.fresh_until = (0, 0);
             let first = self.incarnation << 32;
-            self.client = Some(Client::new(
-                self.node,
-                options.clone(),
-                defects.clone(),
-                first,
-            ));
+            let client = Client::new(self.node, options.clone(), defects.clone(), first);
+            // Every other one reaches into the members' memories, on the same files.
+            let mode = if self.node.is_multiple_of(2) {
+                Mode::ClientActive
+            } else {
+                Mode::ServerActive
+            };
+            self.client = Some(client.with_mode(mode));
         }
     }
 
@@ -205,7 +211,7 @@ impl Worker {
             6..11 => Operation::Read {
                 file,
                 offset: self.random.below(BLOCKS as usize) as u64 * BLOCK,
-                length: 8,
+                length: *self.random.pick(&[8, BLOCK as u32]),
             },
             11 | 12 => Operation::Sync { file },
             13 | 14 => Operation::Create { directory, name },
@@ -234,12 +240,7 @@ impl Worker {
         let Some(process) = &mut self.client else {
             return;
         };
-        // Every other client reaches into the members' memories, on the same files.
-        let ticket = if self.node % 2 == 0 {
-            process.submit_active(local, operation.clone(), acknowledge)
-        } else {
-            process.submit(local, operation.clone(), acknowledge)
-        };
+        let ticket = process.submit(local, operation.clone(), acknowledge);
         let client = self.identity();
         let ids = keys(&operation)
             .into_iter()
@@ -262,7 +263,7 @@ impl Worker {
         let (block, blocks, length) = match self.random.below(8) {
             0 => (0, 3, BLOCK as usize),
             1 | 2 => (self.random.below(BLOCKS as usize), 1, BLOCK as usize),
-            _ => (self.random.below(BLOCKS as usize), 1, 64),
+            _ => (self.random.below(BLOCKS as usize), 1, SHORT),
         };
         let mut data = Vec::new();
         for _ in 0..blocks {
@@ -365,17 +366,29 @@ fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
     }
 }
 
+/// The value that a block begins with, if it is made as all are: the last write of its first [`SHORT`] bytes, and behind
+/// it one of the whole block.
+fn value(data: &[u8]) -> u64 {
+    let word = |bytes: &[u8]| {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    };
+    let (first, rest) = data.split_at(data.len().min(SHORT));
+    let is_one = |part: &[u8]| part.chunks(8).all(|it| word(it) == word(&part[..it.len()]));
+    if is_one(first) && is_one(rest) {
+        word(&first[..first.len().min(8)])
+    } else {
+        TORN
+    }
+}
+
 /// What an outcome says about a key; nothing, if it says nothing for certain.
 fn answer(operation: &Operation, outcome: &Outcome) -> Option<Answered> {
     let inode = u64::from(outcome.file.generation) << 32 | outcome.file.inode;
     Some(match (operation, outcome.status) {
         (Operation::Write { .. }, Status::Done) => Answered::Written,
-        (Operation::Read { .. }, Status::Done) => {
-            let mut value = [0; 8];
-            let length = outcome.data.len().min(8);
-            value[..length].copy_from_slice(&outcome.data[..length]);
-            Answered::Value(u64::from_le_bytes(value))
-        }
+        (Operation::Read { .. }, Status::Done) => Answered::Value(value(&outcome.data)),
         (Operation::Create { .. }, Status::Done) => Answered::Made(inode),
         (Operation::Create { .. }, Status::Exists) => Answered::Exists,
         (Operation::Unlink { .. }, Status::Done) => Answered::Removed,

@@ -19,10 +19,12 @@ use super::plan::{Fault, Plan, Who};
 use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
 use super::workload::{Lost, Worker, pause};
 use crate::random::Random;
-use onesided::{Flight, Gathered, Sender};
+use onesided::{Flight, Ways};
 
 /// Name of the first client on the fabric; members count from 0.
 pub const FIRST_CLIENT: u32 = 100;
+/// What makes the numbers of one-sided transfers others than those of the rest.
+const WAYS: u64 = 0x5741_5953;
 /// What healing may take once faults are over.
 const HEAL_WITHIN: Time = 40 * SECOND;
 
@@ -52,7 +54,10 @@ impl Setup {
             clients: 4,
             duration,
             defects: Defects::default(),
-            options: Options::default(),
+            options: Options {
+                ordered_reads: seed.is_multiple_of(2),
+                ..Options::default()
+            },
         }
     }
 }
@@ -103,6 +108,10 @@ enum Event {
         incarnation: u64,
     },
     Flight(Flight),
+    EndClient {
+        client: usize,
+        incarnation: u64,
+    },
     StartMember(usize),
     StartClient(usize),
 }
@@ -133,8 +142,7 @@ pub struct World {
     history: History,
     lost: Lost,
     takeovers: Vec<Time>,
-    /// Reads of which some blocks may have come.
-    gathered: BTreeMap<Sender, Gathered>,
+    ways: Ways,
     /// How much later than usual each node hears from the membership service, and is heard.
     map_lag: BTreeMap<u32, Time>,
     /// Nothing goes wrong in this run but that messages get lost.
@@ -190,7 +198,7 @@ impl World {
             history: History::new(),
             lost: Lost::default(),
             takeovers: Vec::new(),
-            gathered: BTreeMap::new(),
+            ways: Ways::new(setup.seed ^ WAYS),
             map_lag: BTreeMap::new(),
             is_calm: false,
             random,
@@ -339,6 +347,15 @@ impl World {
             }
             Event::Flight(flight) => {
                 self.land(now, flight);
+                Ok(())
+            }
+            Event::EndClient {
+                client,
+                incarnation,
+            } => {
+                if self.workers[client].incarnation == incarnation {
+                    self.end_client(now, client);
+                }
                 Ok(())
             }
             Event::StartMember(member) => self.start_member(now, member),
@@ -582,12 +599,7 @@ impl World {
                 after_fences,
                 for_ns,
             } => self.crash_member(now, member, after_fences, now + for_ns),
-            Fault::CrashClient { client } => {
-                let client = client as usize;
-                self.workers[client].crash(now, &mut self.lost);
-                let at = now + self.random.between(MILLISECOND, 4 * SECOND);
-                self.queue.add(at, Event::StartClient(client));
-            }
+            Fault::CrashClient { client } => self.end_client(now, client as usize),
             Fault::Cut { from, to, for_ns } => {
                 let (from, to) = (self.who(from), self.who(to));
                 self.fabric.cut(from, to, now + for_ns);
@@ -618,6 +630,12 @@ impl World {
                 self.fabric.slow(now, from, to, factor, now + for_ns);
             }
         }
+    }
+
+    fn end_client(&mut self, now: Time, client: usize) {
+        self.workers[client].crash(now, &mut self.lost);
+        let at = now + self.random.between(MILLISECOND, 4 * SECOND);
+        self.queue.add(at, Event::StartClient(client));
     }
 
     fn queue_notice(&mut self, notice: Notice<UnitMap>) {

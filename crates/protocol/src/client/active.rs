@@ -11,7 +11,7 @@ mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Client, Event, Pending, Session, Ticket};
+use super::{Client, Event, Mode, Pending, Session, Ticket};
 use crate::map::NodeId;
 use crate::wire::active::{BLOCK, COMMIT_MAX, Extent, Layout};
 use crate::wire::{Acknowledge, Body, FileId, Operation, Outcome, Status};
@@ -20,6 +20,8 @@ use transfer::UnderWay;
 pub use transfer::{Transfer, TransferKind, TransferOutcome};
 use write::Writing;
 
+/// Layouts that are kept.
+const LAYOUTS_MAX: usize = 64;
 /// After so many pauses without progress, an operation is done by message.
 const PATIENCE: u64 = 10;
 
@@ -70,34 +72,34 @@ impl Active {
 }
 
 impl Client {
-    /// Asks for an operation that reaches into the members' memories if it can: reads, and writes of whole blocks. A
-    /// write that is acknowledged when it was sent is acknowledged when the primary has it: sending is all there is to it.
-    pub fn submit_active(
+    /// Begins an operation if it is one that this client does itself: a read, or a write of whole blocks. A write that is
+    /// acknowledged when it was sent is acknowledged when the primary has it: sending is all there is to it.
+    pub(super) fn begin_run(
         &mut self,
         now: u64,
-        operation: Operation,
+        ticket: Ticket,
+        operation: &Operation,
         acknowledge: Acknowledge,
-    ) -> Ticket {
+    ) -> bool {
         let run = match operation {
-            Operation::Write { file, offset, data } if is_whole_blocks(offset, data.len()) => {
+            _ if self.mode == Mode::ServerActive => return false,
+            Operation::Write { file, offset, data } if is_whole_blocks(*offset, data.len()) => {
                 let acknowledge = match acknowledge {
                     Acknowledge::Sent => Acknowledge::Primary,
                     other => other,
                 };
-                Run::Write(Writing::new(now, file, offset, data, acknowledge))
+                let writing = Writing::new(now, *file, *offset, data.clone(), acknowledge);
+                Run::Write(writing)
             }
             Operation::Read {
                 file,
                 offset,
                 length,
-            } => Run::Read(Reading::new(now, file, offset, length)),
-            other => return self.submit(now, other, acknowledge),
+            } => Run::Read(Reading::new(now, *file, *offset, *length)),
+            _ => return false,
         };
-        self.next_number += 1;
-        let ticket = self.next_number;
         self.active.runs.insert(ticket, run);
-        self.advance(now);
-        ticket
+        true
     }
 
     /// The next transfer to start.

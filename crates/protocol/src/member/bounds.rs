@@ -123,15 +123,17 @@ impl Primary {
 impl Member {
     /// How much is kept in lists: what fuzzing holds against a bound.
     pub(crate) fn kept(&self) -> usize {
-        match &self.role {
+        let of_role = match &self.role {
             Role::Following(following) => following.kept(),
             Role::Standing(candidacy) => candidacy.kept(),
             Role::Serving(primary) => {
                 let sessions = primary.sessions.by_number.len();
                 let requests = primary.parked.len() + primary.executing.len();
-                sessions + requests + primary.waiting.len() + primary.held_files.len()
+                let others = primary.held_files.len() + primary.quarantines.len();
+                sessions + requests + primary.waiting.len() + others
             }
             Role::Opening | Role::Closing => 0,
-        }
+        };
+        of_role + self.keys.len()
     }
 }

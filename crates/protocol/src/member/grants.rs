@@ -38,25 +38,52 @@ impl Quarantines {
         self.by_session.values().any(|it| it.index == index)
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.by_session.is_empty()
+    pub fn len(&self) -> usize {
+        self.by_session.len()
     }
 }
 
 impl Member {
     /// A client asks for the keys to all members.
     pub(super) fn open_keys(&mut self, session: u64) {
-        self.out.intents.push_back(Intent::OpenKey { session });
-        self.send_all(self.others(), Body::OpenKey { session });
+        let known = self
+            .primary()
+            .and_then(|it| it.sessions.by_number.get(&session));
+        let Some(index) = known.map(|it| it.index) else {
+            return;
+        };
+        self.open_key(index, session);
+        self.send_all(self.others(), Body::OpenKey { index, session });
     }
 
     /// The primary wants a key opened or closed.
     pub(super) fn handle_key(&mut self, body: &Body) {
         match *body {
-            Body::OpenKey { session } => self.out.intents.push_back(Intent::OpenKey { session }),
-            Body::CloseKey { session } => self.out.intents.push_back(Intent::CloseKey { session }),
+            Body::OpenKey { index, session } => self.open_key(index, session),
+            Body::CloseKey { session } => self.close_key(session),
             _ => {}
         }
+    }
+
+    /// Opens a session's key. There is one for each place in the table of sessions, so that keys do not add up where it
+    /// was not heard that a session is over. A place is used again when all members know that.
+    fn open_key(&mut self, index: u32, session: u64) {
+        let newest = self.keys.get(&index).copied().unwrap_or_default();
+        if index >= self.options.sessions || session < newest {
+            return;
+        }
+        if (1..session).contains(&newest) {
+            self.out
+                .intents
+                .push_back(Intent::CloseKey { session: newest });
+        }
+        self.keys.insert(index, session);
+        self.out.intents.push_back(Intent::OpenKey { session });
+    }
+
+    fn close_key(&mut self, session: u64) {
+        self.keys.retain(|_, it| *it != session);
+        self.out.intents.push_back(Intent::CloseKey { session });
     }
 
     /// The host has opened or closed a key: it is the primary that wants to know.
@@ -104,7 +131,7 @@ impl Member {
             return self.begin_quarantine(session, ended.index);
         }
         // Nothing can land where it matters: this is only to tidy up.
-        self.out.intents.push_back(Intent::CloseKey { session });
+        self.close_key(session);
         self.send_all(self.others(), Body::CloseKey { session });
     }
 
@@ -132,7 +159,7 @@ impl Member {
             return;
         };
         let quarantines = &mut primary.quarantines;
-        let asks = !quarantines.is_empty() && now >= quarantines.asked_at + pause;
+        let asks = quarantines.len() > 0 && now >= quarantines.asked_at + pause;
         if asks {
             quarantines.asked_at = now;
         }
@@ -158,7 +185,7 @@ impl Member {
         self.out.intents.extend(intents);
         for (session, open, is_own_open) in questions {
             if is_own_open {
-                self.out.intents.push_back(Intent::CloseKey { session });
+                self.close_key(session);
             }
             self.send_all(open, Body::CloseKey { session });
         }

@@ -435,7 +435,9 @@ impl Member {
             let waits = parked.acknowledge == Acknowledge::All;
             return if waits { position } else { 0 };
         }
-        let early = self.defects.has(Defect::AcknowledgeBeforeTails);
+        let is_grant = matches!(operation, Operation::Grant { .. });
+        let early = self.defects.has(Defect::AcknowledgeBeforeTails)
+            || is_grant && self.defects.has(Defect::GrantBeforeTails);
         if early { 0 } else { position }
     }
 

@@ -13,6 +13,8 @@ pub const GRANT_MAX: u32 = 32;
 pub const COMMIT_MAX: usize = 256;
 /// Bytes of a file that one layout shows.
 pub const LAYOUT_MAX: u64 = 1 << 20;
+/// Blocks of one extent.
+const EXTENT_MAX: u32 = (LAYOUT_MAX / BLOCK) as u32;
 
 /// A range of a file, and where in the image it is. Whole blocks, all in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,14 +23,16 @@ pub struct Extent {
     pub offset: u64,
     /// Where it begins in the image.
     pub image_offset: u64,
-    /// What each of its blocks holds; of a grant the checksums say nothing.
+    /// Its length in blocks.
+    pub blocks: u32,
+    /// What each of its blocks holds, if that is known: not of a grant, nor of a pool without checksums of data.
     pub checksums: Vec<u32>,
 }
 
 impl Extent {
     /// Its length in bytes.
     pub fn length(&self) -> u64 {
-        self.checksums.len() as u64 * BLOCK
+        u64::from(self.blocks) * BLOCK
     }
 }
 
@@ -56,7 +60,8 @@ impl Layout {
         for extent in &self.extents {
             to.u64(extent.offset);
             to.u64(extent.image_offset);
-            to.u32(extent.checksums.len() as u32);
+            to.u32(extent.blocks);
+            to.u8((!extent.checksums.is_empty()).into());
             extent.checksums.iter().for_each(|crc| to.u32(*crc));
         }
         to.bytes
@@ -95,13 +100,17 @@ fn read_extent(from: &mut Reader<'_>) -> Result<Extent, Malformed> {
     let (offset, image_offset) = (from.u64()?, from.u64()?);
     let blocks = from.u32()?;
     let is_possible = |at: u64| at.is_multiple_of(BLOCK) && at < 1 << 62;
-    if !is_possible(offset) || !is_possible(image_offset) || blocks == 0 {
+    let has_checksums = from.flag()?;
+    let is_bounded = (1..=EXTENT_MAX).contains(&blocks);
+    if !is_possible(offset) || !is_possible(image_offset) || !is_bounded {
         return Err(Malformed("an extent is not possible"));
     }
-    let checksums: Result<_, _> = (0..blocks).map(|_| from.u32()).collect();
+    let known = if has_checksums { blocks } else { 0 };
+    let checksums: Result<_, _> = (0..known).map(|_| from.u32()).collect();
     Ok(Extent {
         offset,
         image_offset,
+        blocks,
         checksums: checksums?,
     })
 }
@@ -114,7 +123,12 @@ mod tests {
         let extent = |offset, image_offset, blocks| Extent {
             offset,
             image_offset,
-            checksums: (0..blocks).collect(),
+            blocks,
+            checksums: if offset == 0 {
+                (0..blocks).collect()
+            } else {
+                Vec::new()
+            },
         };
         Layout {
             version: 7,
@@ -135,11 +149,12 @@ mod tests {
 
     #[test]
     fn extents_are_validated() {
-        let damages: [fn(&mut Layout); 5] = [
+        let damages: [fn(&mut Layout); 6] = [
             |layout| layout.extents[1].offset = BLOCK,
             |layout| layout.extents[1].offset = u64::MAX - BLOCK + 1,
             |layout| layout.extents[0].image_offset = 5,
-            |layout| layout.extents[0].checksums.clear(),
+            |layout| layout.extents[0].blocks = 0,
+            |layout| layout.extents[0].blocks = EXTENT_MAX + 1,
             |layout| layout.version_offset = 9,
         ];
         for damage in damages {

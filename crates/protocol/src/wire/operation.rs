@@ -121,6 +121,8 @@ pub enum Operation {
         offset: u64,
         /// The first block in the grant.
         grant_block: u64,
+        /// The transfers that brought the data: numbers of the session, the first and the last.
+        wr_ids: [u64; 2],
         /// What each block holds.
         checksums: Vec<u32>,
         /// The least size of the file afterwards.
@@ -229,12 +231,14 @@ impl Operation {
                 file,
                 offset,
                 grant_block,
+                wr_ids,
                 checksums,
                 size,
             } => {
                 of_file(to, 12, file);
                 to.u64(*offset);
                 to.u64(*grant_block);
+                wr_ids.iter().for_each(|it| to.u64(*it));
                 to.u64(*size);
                 to.u32(checksums.len() as u32);
                 checksums.iter().for_each(|crc| to.u32(*crc));
@@ -295,13 +299,19 @@ impl Operation {
                 blocks: read_count(from, GRANT_MAX)?,
             },
             12 => {
-                let (offset, grant_block, size) = (from.u64()?, from.u64()?, from.u64()?);
+                let (offset, grant_block) = (from.u64()?, from.u64()?);
+                let wr_ids = [from.u64()?, from.u64()?];
+                if wr_ids[0] > wr_ids[1] {
+                    return Err(Malformed("its transfers end before they begin"));
+                }
+                let size = from.u64()?;
                 let blocks = read_count(from, COMMIT_MAX as u32)?;
                 let checksums: Result<_, _> = (0..blocks).map(|_| from.u32()).collect();
                 Operation::Commit {
                     file,
                     offset,
                     grant_block,
+                    wr_ids,
                     checksums: checksums?,
                     size,
                 }

@@ -1,14 +1,21 @@
 //! One-sided transfers: they land when they land, whatever became of their sender, and without the member's doing.
+//!
+//! Now and then the way of one client's writes into one memory is stuck: they are not lost, but land when it is free
+//! again, and it happens that the client is gone by then.
+
+use std::collections::BTreeMap;
 
 use protocol::client::{Transfer, TransferKind, TransferOutcome};
 
 use super::super::time::{MILLISECOND, SECOND, Time};
 use super::{Event, FIRST_CLIENT, World};
+use crate::random::Random;
 
 const BLOCK: u32 = store::BLOCK as u32;
-/// How many of a thousand writes are stuck on their way, and how long at most.
+/// After how many of a thousand writes the way is stuck, how long at most, and how often the client ends meanwhile.
 const STUCK_PERMILLE: u32 = 10;
 const STUCK_NS: Time = 8 * SECOND;
+const ENDS_PERMILLE: u32 = 300;
 /// What ending all sessions and freeing their grants may take.
 const FREED_WITHIN: Time = 8 * SECOND;
 
@@ -23,6 +30,29 @@ pub struct Sender {
 /// A read is torn: each block is read at its own instant.
 pub struct Gathered {
     blocks: Vec<Option<Vec<u8>>>,
+}
+
+/// The ways of one-sided transfers.
+pub struct Ways {
+    /// Reads of which some blocks may have come.
+    gathered: BTreeMap<Sender, Gathered>,
+    /// Client and member between which writes are stuck, and until when.
+    stuck: BTreeMap<(usize, u32), Time>,
+    /// Client and member, and when the last of the reads between them arrives.
+    last_read: BTreeMap<(usize, u32), Time>,
+    random: Random,
+}
+
+impl Ways {
+    /// Ways on which nothing is.
+    pub fn new(seed: u64) -> Ways {
+        Ways {
+            gathered: BTreeMap::new(),
+            stuck: BTreeMap::new(),
+            last_read: BTreeMap::new(),
+            random: Random::new(seed),
+        }
+    }
 }
 
 /// Something on its way to a member's memory, or back.
@@ -93,11 +123,12 @@ impl World {
             return;
         };
         let from = FIRST_CLIENT + sender.client as u32;
+        let stuck_until = self.stuck_until(now, sender, transfer.to);
         for delivery in self.fabric.send(now, from, transfer.to, bytes) {
-            let mut at = delivery.at;
-            if self.random.chance(STUCK_PERMILLE) {
-                at += self.random.between(MILLISECOND, STUCK_NS);
-            }
+            let at = match stuck_until {
+                Some(until) => delivery.at.max(until) + self.ways.random.between(0, MILLISECOND),
+                None => delivery.at,
+            };
             let transfer = Transfer {
                 kind: TransferKind::Write(delivery.bytes),
                 ..transfer.clone()
@@ -112,13 +143,41 @@ impl World {
         }
     }
 
+    /// Until when the way of a client's writes is stuck, if it is.
+    fn stuck_until(&mut self, now: Time, sender: Sender, member: u32) -> Option<Time> {
+        let Sender {
+            client,
+            incarnation,
+            ..
+        } = sender;
+        let until = self.ways.stuck.get(&(client, member)).copied();
+        if let Some(until) = until.filter(|until| *until > now) {
+            return Some(until);
+        }
+        let random = &mut self.ways.random;
+        if now >= self.setup.duration || !random.chance(STUCK_PERMILLE) {
+            return None;
+        }
+        let until = now + random.between(MILLISECOND, STUCK_NS);
+        if random.chance(ENDS_PERMILLE) {
+            let at = random.between(now, until);
+            let end = Event::EndClient {
+                client,
+                incarnation,
+            };
+            self.queue.add(at, end);
+        }
+        self.ways.stuck.insert((client, member), until);
+        Some(until)
+    }
+
     fn start_read(&mut self, now: Time, sender: Sender, transfer: &Transfer, length: u32) {
         let from = FIRST_CLIENT + sender.client as u32;
         let blocks = length.div_ceil(BLOCK) as usize;
         let gathered = Gathered {
             blocks: vec![None; blocks],
         };
-        self.gathered.insert(sender, gathered);
+        self.ways.gathered.insert(sender, gathered);
         for block in 0..blocks {
             let at = block as u32 * BLOCK;
             let part = Transfer {
@@ -127,13 +186,21 @@ impl World {
                 ..transfer.clone()
             };
             for delivery in self.fabric.send(now, from, transfer.to, &[]) {
+                let last = self.ways.last_read.entry((sender.client, transfer.to));
+                let last = last.or_default();
+                let at = if transfer.is_ordered {
+                    delivery.at.max(*last)
+                } else {
+                    delivery.at
+                };
+                *last = at.max(*last);
                 let transfer = part.clone();
                 let out = Flight::Out {
                     sender,
                     transfer,
                     block,
                 };
-                self.queue.add(delivery.at, Event::Flight(out));
+                self.queue.add(at, Event::Flight(out));
             }
         }
     }
@@ -194,7 +261,7 @@ impl World {
         block: usize,
     ) {
         if let TransferOutcome::Read(bytes) = &mut outcome {
-            let Some(gathered) = self.gathered.get_mut(&sender) else {
+            let Some(gathered) = self.ways.gathered.get_mut(&sender) else {
                 return;
             };
             gathered.blocks[block] = Some(std::mem::take(bytes));
@@ -203,7 +270,7 @@ impl World {
             }
             *bytes = gathered.blocks.drain(..).flatten().flatten().collect();
         }
-        self.gathered.remove(&sender);
+        self.ways.gathered.remove(&sender);
         let Sender {
             client,
             incarnation,

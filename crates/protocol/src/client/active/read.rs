@@ -1,7 +1,7 @@
 //! Reading from the members' memories: data first, then the version word of the primary.
 
 use super::transfer::{TransferKind, TransferOutcome};
-use super::{BLOCK, Client, Layout, Run, Ticket};
+use super::{BLOCK, Client, Extent, LAYOUTS_MAX, Layout, Run, Ticket};
 use crate::block_checksum;
 use crate::defects::Defect;
 use crate::map::NodeId;
@@ -23,6 +23,7 @@ struct Piece {
     wr_id: u64,
     /// Where in the file; whole blocks.
     offset: u64,
+    length: u32,
     checksums: Vec<u32>,
     bytes: Option<Vec<u8>>,
 }
@@ -32,9 +33,8 @@ enum Step {
     Waiting,
     /// The primary was asked for a layout.
     Asking,
+    /// Data is being read, and the version word behind it.
     Data,
-    /// The version word is being read.
-    Version(u64),
 }
 
 /// A read on its way.
@@ -47,6 +47,8 @@ pub(in crate::client) struct Reading {
     step: Step,
     layout: Layout,
     pieces: Vec<Piece>,
+    /// The transfer of the version word, and what it brought.
+    version: Option<(u64, Option<u64>)>,
 }
 
 impl Reading {
@@ -60,15 +62,17 @@ impl Reading {
             step: Step::Waiting,
             layout: Layout::default(),
             pieces: Vec::new(),
+            version: None,
         }
     }
 
     /// Forgets what it has read. Whether it had begun.
     pub fn start_over(&mut self) -> bool {
-        let had_begun = matches!(self.step, Step::Data | Step::Version(_));
+        let had_begun = matches!(self.step, Step::Data);
         if had_begun {
             self.step = Step::Waiting;
             self.pieces.clear();
+            self.version = None;
             self.tries += 1;
         }
         had_begun
@@ -146,13 +150,23 @@ impl Client {
         self.read_data(now, ticket, cached.layout, &members);
     }
 
+    /// Whose memory to read: of the members in sync the one with the fewest reads of this client under way, in turn if
+    /// several have as few. All have what the layout shows, or it would not have been given. Where nothing tells that a
+    /// member has left meanwhile, which checksums do, only the primary's will do.
+    fn reads_from(&self, layout: &Layout, members: &[NodeId]) -> NodeId {
+        let is_checked = |extent: &Extent| !extent.checksums.is_empty();
+        if !layout.extents.iter().all(is_checked) {
+            return self.map.primary;
+        }
+        let (turn, count) = (self.next_number as usize, members.len());
+        let load =
+            |(index, node): &(usize, &NodeId)| (self.reads_at(**node), (index + turn) % count);
+        let least = members.iter().enumerate().min_by_key(load);
+        least.map_or(self.map.primary, |(_, node)| *node)
+    }
+
     fn read_data(&mut self, now: u64, ticket: Ticket, layout: Layout, members: &[NodeId]) {
-        // The one with the fewest; of those with equally many each in turn.
-        let turn = self.next_number as u32;
-        let load = |node: &&NodeId| (self.reads_at(**node), node.wrapping_add(turn) % 3, **node);
-        let Some(from) = members.iter().min_by_key(load).copied() else {
-            return;
-        };
+        let from = self.reads_from(&layout, members);
         let Some(reading) = self.reading(ticket) else {
             return;
         };
@@ -162,28 +176,28 @@ impl Client {
             let first = offset.max(extent.offset).saturating_sub(extent.offset) / BLOCK;
             let last = end.min(extent.offset + extent.length());
             let last = last.saturating_sub(extent.offset).div_ceil(BLOCK);
-            let Some(checksums) = extent.checksums.get(first as usize..last as usize) else {
-                continue;
-            };
-            if checksums.is_empty() {
+            if first >= last {
                 continue;
             }
-            let kind = TransferKind::Read((checksums.len() as u64 * BLOCK) as u32);
+            let length = ((last - first) * BLOCK) as u32;
             let at = extent.image_offset + first * BLOCK;
+            let checksums = extent.checksums.get(first as usize..last as usize);
             pieces.push(Piece {
-                wr_id: self.start(now, ticket, from, at, kind),
+                wr_id: self.start(now, ticket, from, at, TransferKind::Read(length)),
                 offset: extent.offset + first * BLOCK,
-                checksums: checksums.to_vec(),
+                length,
+                checksums: checksums.unwrap_or_default().to_vec(),
                 bytes: None,
             });
         }
+        let is_one_batch = self.options.ordered_reads && from == self.map.primary;
         let has_data = !pieces.is_empty();
         if let Some(reading) = self.reading(ticket) {
             reading.layout = layout;
             reading.pieces = pieces;
             reading.step = Step::Data;
         }
-        if !has_data {
+        if is_one_batch || !has_data {
             self.read_version(now, ticket);
         }
     }
@@ -196,7 +210,7 @@ impl Client {
         let at = reading.layout.version_offset;
         let wr_id = self.start(now, ticket, primary, at, TransferKind::Read(8));
         if let Some(reading) = self.reading(ticket) {
-            reading.step = Step::Version(wr_id);
+            reading.version = Some((wr_id, None));
         }
     }
 
@@ -214,38 +228,44 @@ impl Client {
         let Some(reading) = self.reading(ticket) else {
             return;
         };
-        match reading.step {
-            Step::Version(expected) if expected == wr_id => {
-                let version = bytes.try_into().map(u64::from_le_bytes);
-                self.check_read(now, ticket, version.ok());
+        match &mut reading.version {
+            Some((of_version, version)) if *of_version == wr_id => {
+                *version = bytes.try_into().map(u64::from_le_bytes).ok();
+                if version.is_none() {
+                    return self.read_failed(ticket);
+                }
             }
-            Step::Data => {
+            _ => {
                 let mut pieces = reading.pieces.iter_mut();
                 let Some(piece) = pieces.find(|piece| piece.wr_id == wr_id) else {
                     return;
                 };
-                if bytes.len() != piece.checksums.len() * BLOCK as usize {
+                if bytes.len() != piece.length as usize {
                     return self.read_failed(ticket);
                 }
                 piece.bytes = Some(bytes);
-                if reading.pieces.iter().all(|piece| piece.bytes.is_some()) {
-                    self.read_version(now, ticket);
-                }
             }
-            _ => {}
+        }
+        if reading.pieces.iter().any(|piece| piece.bytes.is_none()) {
+            return;
+        }
+        match reading.version {
+            Some((_, Some(version))) => self.check_read(now, ticket, version),
+            Some(_) => {}
+            None => self.read_version(now, ticket),
         }
     }
 
     /// The version word was read after the data. If it is the layout's, and there was no other primary when it was read,
     /// then nothing had changed when the data was read.
-    fn check_read(&mut self, now: u64, ticket: Ticket, version: Option<u64>) {
+    fn check_read(&mut self, now: u64, ticket: Ticket, version: u64) {
         let ignores_checksums = self.defects.has(Defect::IgnoreChecksums);
         let ignores_version = self.defects.has(Defect::IgnoreVersion);
         let is_valid = now < self.active.valid_until || self.defects.has(Defect::IgnoreValidity);
         let Some(reading) = self.reading(ticket) else {
             return;
         };
-        let is_current = version == Some(reading.layout.version) || ignores_version;
+        let is_current = version == reading.layout.version || ignores_version;
         let data = reading.assemble(ignores_checksums);
         let file = reading.file;
         match data.filter(|_| is_valid && is_current) {
@@ -283,7 +303,11 @@ impl Client {
         match Layout::decode(&outcome.data) {
             Ok(layout) if outcome.status == Status::Done => {
                 let cached = Cached { start, layout };
-                self.active.layouts.insert(file, cached);
+                let layouts = &mut self.active.layouts;
+                layouts.insert(file, cached);
+                if layouts.len() > LAYOUTS_MAX {
+                    layouts.retain(|it, _| *it == file);
+                }
             }
             _ => self.read_by_message(ticket),
         }

@@ -16,6 +16,8 @@ pub struct Transfer {
     pub key: u64,
     /// Names the transfer. The transport lets one that comes again with its number and key land once only.
     pub wr_id: u64,
+    /// It is carried out after all reads that were sent to this memory before it.
+    pub is_ordered: bool,
     /// Where in the image.
     pub offset: u64,
     /// Which way, and what.
@@ -86,6 +88,7 @@ impl Client {
             to,
             key,
             wr_id,
+            is_ordered: self.options.ordered_reads && matches!(kind, TransferKind::Read(_)),
             offset,
             kind,
         };

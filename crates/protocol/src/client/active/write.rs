@@ -4,6 +4,7 @@ use super::transfer::TransferKind;
 use super::{BLOCK, Extent, Layout};
 use super::{Client, Run, Ticket};
 use crate::block_checksum;
+use crate::defects::Defect;
 use crate::map::NodeId;
 use crate::wire::active::GRANT_MAX;
 use crate::wire::{Acknowledge, FileId, Operation, Outcome, Status};
@@ -20,6 +21,8 @@ pub(in crate::client) struct Writing {
     since: u64,
     /// The blocks that it fills, once it has begun: number in the grant, and place in the image.
     blocks: Vec<(u64, u64)>,
+    /// The first and the last of its transfers.
+    wr_ids: [u64; 2],
     /// Transfers under way.
     left: usize,
     /// The primary does not have all of it.
@@ -44,6 +47,7 @@ impl Writing {
             acknowledge,
             since: now,
             blocks: Vec::new(),
+            wr_ids: [0; 2],
             left: 0,
             is_missing: false,
             may_land_late: false,
@@ -64,6 +68,7 @@ impl Writing {
         Operation::Commit {
             file: self.file,
             offset: self.offset,
+            wr_ids: self.wr_ids,
             grant_block: self.blocks.first().map_or(0, |(number, _)| *number),
             checksums: blocks.map(block_checksum).collect(),
             size: self.offset + self.data.len() as u64,
@@ -116,11 +121,16 @@ impl Client {
         writing.blocks = blocks;
         let pieces = writing.pieces();
         writing.left = pieces.len() * members.len();
+        let first = self.next_number + 1;
         for member in members {
             for (offset, bytes) in &pieces {
                 let kind = TransferKind::Write(bytes.clone());
                 self.start(now, ticket, member, *offset, kind);
             }
+        }
+        let last = self.next_number;
+        if let Some(writing) = self.writing(ticket) {
+            writing.wr_ids = [first, last];
         }
     }
 
@@ -181,6 +191,9 @@ impl Client {
             return;
         }
         if writing.may_land_late {
+            if self.defects.has(Defect::RefillBeforeCompletion) {
+                self.give_back(ticket);
+            }
             self.write_by_message(ticket);
         } else if writing.is_missing {
             self.give_back(ticket);
@@ -218,7 +231,7 @@ impl Client {
 }
 
 fn blocks_of(extent: &Extent) -> impl Iterator<Item = (u64, u64)> {
-    let count = extent.checksums.len() as u64;
+    let count = u64::from(extent.blocks);
     let (first, at) = (extent.offset / BLOCK, extent.image_offset);
     (0..count).map(move |index| (first + index, at + index * BLOCK))
 }
