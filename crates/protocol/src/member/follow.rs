@@ -350,9 +350,9 @@ impl Member {
             following.floor = following.floor.max(position);
         }
         let is_complete = following.missing.is_empty();
-        match following.fetched.last_mut() {
-            Some(last) if last.end == offset => last.end = end,
-            _ => following.fetched.push(offset..end),
+        let fetched = &mut following.fetched;
+        if !fetched.iter().any(|it| it.contains(&offset)) {
+            fetched.push(offset..end);
         }
         let again = following.held.clone().filter(|_| is_complete);
         self.out
