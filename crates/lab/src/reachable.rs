@@ -4,6 +4,7 @@
 //! and what is in the blocks of grants, about which nobody has agreed yet.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use pmem::Region;
 use store::BLOCK;
@@ -34,6 +35,13 @@ pub fn difference(first: &Region, second: &Region) -> Option<String> {
     }
     let grants = first.grant_blocks();
     (0..first.groups()).find_map(|group| first.group_difference(&second, group, &grants))
+}
+
+/// Whether this range of the image, in bytes, lies in blocks of grants.
+pub fn is_granted(region: &Region, range: Range<u64>) -> bool {
+    let grants = Image::new(region).grant_blocks();
+    let mut blocks = range.start / BLOCK_U64..range.end.div_ceil(BLOCK_U64);
+    blocks.all(|block| grants.contains(&block))
 }
 
 impl<'a> Image<'a> {

@@ -124,7 +124,7 @@ fn a_seed_gives_the_same_run() {
 
 /// Which seed found a defect when this was written. It is tried first; if the runs have changed since, the others are.
 /// The other defects were not found yet: docs/PROTOCOL.md says what is known of them.
-const FOUND_BY: [(Defect, u64); 16] = [
+const FOUND_BY: [(Defect, u64); 25] = [
     (Defect::RepairWithoutCheck, 26),
     (Defect::AcknowledgeBeforeTails, 26),
     (Defect::ReadBeforeTails, 26),
@@ -141,6 +141,15 @@ const FOUND_BY: [(Defect, u64); 16] = [
     (Defect::ReplayOutOfOrder, 17),
     (Defect::ReviveSession, 8),
     (Defect::ForgetLocksAtTakeover, 0),
+    (Defect::CommitWithoutCheck, 4),
+    (Defect::CommitBeforeCompletion, 0),
+    (Defect::RefillBeforeCompletion, 6),
+    (Defect::LandAgain, 0),
+    (Defect::GrantBeforeTails, 0),
+    (Defect::ForgetQuarantine, 6),
+    (Defect::KeepKeys, 6),
+    (Defect::IgnoreVersion, 0),
+    (Defect::IgnoreChecksums, 4),
 ];
 
 /// The seed that notices a defect: the hint, or else the first that is met.

@@ -67,25 +67,34 @@ impl Port {
         }
     }
 
-    fn land(&mut self, memory: &Simulation, transfer: &Transfer) -> TransferOutcome {
-        let length = match &transfer.kind {
-            TransferKind::Write(bytes) => bytes.len() as u64,
-            TransferKind::Read(length) => u64::from(*length),
-        };
+    fn is_open(&self, transfer: &Transfer) -> bool {
         let is_open = self.keys.values().any(|key| *key == transfer.key);
         let start = self.image.start.saturating_add(transfer.offset);
-        if !is_open || start.saturating_add(length) > self.image.end {
+        is_open && start.saturating_add(transfer.length()) <= self.image.end
+    }
+
+    /// Whether a transfer that arrives now will change the memory.
+    fn changes_memory(&self, transfer: &Transfer) -> bool {
+        let has_landed = self.landed.contains(&(transfer.key, transfer.wr_id));
+        let is_write = matches!(transfer.kind, TransferKind::Write(_));
+        is_write && self.is_open(transfer) && (!has_landed || self.lands_again)
+    }
+
+    fn land(&mut self, memory: &Simulation, transfer: &Transfer) -> TransferOutcome {
+        if !self.is_open(transfer) {
             return TransferOutcome::Refused;
         }
+        let start = self.image.start + transfer.offset;
         match &transfer.kind {
             TransferKind::Write(bytes) => {
-                if self.landed.insert((transfer.key, transfer.wr_id)) || self.lands_again {
+                if self.changes_memory(transfer) {
+                    self.landed.insert((transfer.key, transfer.wr_id));
                     memory.region().write(start, bytes);
                 }
                 TransferOutcome::Written
             }
-            TransferKind::Read(_) => {
-                let mut bytes = vec![0; length as usize];
+            TransferKind::Read(length) => {
+                let mut bytes = vec![0; *length as usize];
                 memory.region().read(start, &mut bytes);
                 TransferOutcome::Read(bytes)
             }
@@ -185,11 +194,27 @@ impl Machine {
         Ok(())
     }
 
-    /// A one-sided transfer arrives. Nobody answers if no process runs.
-    pub fn land(&mut self, transfer: &Transfer) -> Option<TransferOutcome> {
-        let memory = &self.memory;
-        let is_up = self.process.is_some();
-        is_up.then(|| self.port.land(memory, transfer))
+    /// A one-sided transfer arrives. Nobody answers if no process runs. In a member in sync nothing is changed but blocks
+    /// of grants: all others belong to files, or may do so at any time.
+    pub fn land(
+        &mut self,
+        transfer: &Transfer,
+        is_in_sync: bool,
+    ) -> Result<Option<TransferOutcome>, String> {
+        if self.process.is_none() {
+            return Ok(None);
+        }
+        let Transfer { wr_id, offset, .. } = *transfer;
+        if is_in_sync && self.port.changes_memory(transfer) {
+            let range = offset..offset + transfer.length();
+            if !crate::reachable::is_granted(&self.memory.region(), range) {
+                return Err(format!(
+                    "member {}: transfer {wr_id} lands at {offset}, which is granted to nobody",
+                    self.node
+                ));
+            }
+        }
+        Ok(Some(self.port.land(&self.memory, transfer)))
     }
 
     /// Power fails: what was not persistent may be lost.

@@ -11,8 +11,8 @@ use store::{Defects, FileKind, Geometry, NewInode, Options, Store};
 
 use super::workload::FILES;
 
-/// Bytes of a pool.
-const LENGTH: u64 = 1 << 20;
+/// Bytes of a pool: so few that freed blocks are soon used again.
+const LENGTH: u64 = 512 << 10;
 
 /// Contents of a pool, its files, and its tail.
 pub type Template = (Vec<u8>, Vec<FileId>, Sequence);

@@ -345,10 +345,7 @@ impl World {
                 self.work(now, client, incarnation);
                 Ok(())
             }
-            Event::Flight(flight) => {
-                self.land(now, flight);
-                Ok(())
-            }
+            Event::Flight(flight) => self.land(now, flight),
             Event::EndClient {
                 client,
                 incarnation,

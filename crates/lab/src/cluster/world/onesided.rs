@@ -14,7 +14,7 @@ use crate::random::Random;
 const BLOCK: u32 = store::BLOCK as u32;
 /// After how many of a thousand writes the way is stuck, how long at most, and how often the client ends meanwhile.
 const STUCK_PERMILLE: u32 = 10;
-const STUCK_NS: Time = 8 * SECOND;
+const STUCK_NS: Time = 10 * SECOND;
 const ENDS_PERMILLE: u32 = 300;
 /// What ending all sessions and freeing their grants may take.
 const FREED_WITHIN: Time = 8 * SECOND;
@@ -160,7 +160,7 @@ impl World {
         }
         let until = now + random.between(MILLISECOND, STUCK_NS);
         if random.chance(ENDS_PERMILLE) {
-            let at = random.between(now, until);
+            let at = now + random.between(0, MILLISECOND);
             let end = Event::EndClient {
                 client,
                 incarnation,
@@ -206,7 +206,7 @@ impl World {
     }
 
     /// Something arrives.
-    pub(super) fn land(&mut self, now: Time, flight: Flight) {
+    pub(super) fn land(&mut self, now: Time, flight: Flight) -> Result<(), String> {
         match flight {
             Flight::Out {
                 sender,
@@ -214,7 +214,9 @@ impl World {
                 block,
             } => {
                 let member = transfer.to;
-                if let Some(outcome) = self.machines[member as usize].land(&transfer) {
+                let is_in_sync = self.membership.read().1.is_in_sync(member);
+                let landed = self.machines[member as usize].land(&transfer, is_in_sync)?;
+                if let Some(outcome) = landed {
                     self.answer_transfer(now, member, sender, outcome, block);
                 }
             }
@@ -224,6 +226,7 @@ impl World {
                 block,
             } => self.transfer_ended(now, sender, outcome, block),
         }
+        Ok(())
     }
 
     fn answer_transfer(

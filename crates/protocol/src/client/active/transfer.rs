@@ -24,6 +24,16 @@ pub struct Transfer {
     pub kind: TransferKind,
 }
 
+impl Transfer {
+    /// How many bytes it brings or asks for.
+    pub fn length(&self) -> u64 {
+        match &self.kind {
+            TransferKind::Write(bytes) => bytes.len() as u64,
+            TransferKind::Read(length) => u64::from(*length),
+        }
+    }
+}
+
 /// Which way a transfer goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TransferKind {
