@@ -67,6 +67,8 @@ pub enum Defect {
     GrantBeforeTails,
     /// The blocks of an ended session are freed before its keys are closed.
     ForgetQuarantine,
+    /// A new primary frees the blocks of ended sessions at once.
+    ForgetQuarantineAtTakeover,
     /// Members say that a key is closed, and leave it open.
     KeepKeys,
     /// Data is believed to be current without a look at the version.
@@ -81,7 +83,7 @@ pub enum Defect {
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 37] = [
+    pub const ALL: [Defect; 38] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -114,6 +116,7 @@ impl Defect {
         Defect::LandAgain,
         Defect::GrantBeforeTails,
         Defect::ForgetQuarantine,
+        Defect::ForgetQuarantineAtTakeover,
         Defect::KeepKeys,
         Defect::IgnoreVersion,
         Defect::IgnoreChecksums,

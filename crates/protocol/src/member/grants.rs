@@ -128,21 +128,33 @@ impl Member {
     /// A session is over: by a record that was made before this.
     pub(super) fn session_ended(&mut self, session: u64, ended: &Session) {
         if ended.has_grant {
-            return self.begin_quarantine(session, ended.index);
+            return self.begin_quarantine(session, ended.index, BTreeSet::new());
         }
         // Nothing can land where it matters: this is only to tidy up.
         self.close_key(session);
         self.send_all(self.others(), Body::CloseKey { session });
     }
 
+    /// What the primary before has left in quarantine: whom it had asked, this one does not know.
+    pub(super) fn restore_quarantines(&mut self, grants: &[(u64, u32)]) {
+        let closed = if self.defects.has(Defect::ForgetQuarantineAtTakeover) {
+            self.map.members.iter().copied().collect()
+        } else {
+            BTreeSet::new()
+        };
+        for (session, index) in grants {
+            self.begin_quarantine(*session, *index, closed.clone());
+        }
+    }
+
     /// Leaves an ended session's blocks where they are until its keys are closed.
-    pub(super) fn begin_quarantine(&mut self, session: u64, index: u32) {
+    fn begin_quarantine(&mut self, session: u64, index: u32, closed: BTreeSet<NodeId>) {
         let Some(primary) = self.primary() else {
             return;
         };
         let quarantine = Quarantine {
             index,
-            closed: BTreeSet::new(),
+            closed,
             is_freeing: false,
         };
         primary.quarantines.by_session.insert(session, quarantine);

@@ -164,9 +164,7 @@ impl Member {
         };
         self.role = Role::Serving(Box::new(primary));
         self.restore_sessions(now, &sessions);
-        for (session, index) in grants {
-            self.begin_quarantine(*session, *index);
-        }
+        self.restore_quarantines(grants);
         self.serve_on_time(now);
     }
 
