@@ -266,16 +266,20 @@ impl Member {
             following.held = None;
             following.fetched.clear();
         } else {
+            // If it came and is not right, it will not be: the primary did not count this member yet when that changed.
+            let has_come =
+                |it: &Range<u64>| following.fetched.iter().any(|of| of.contains(&it.start));
+            let is_wrong = is_strict && missing.iter().any(has_come);
+            following.is_strict &= is_in_sync || !is_wrong;
             if is_strict {
-                // If it came and is not right, it will not be: the primary did not count this member yet when that changed.
-                let has_come =
-                    |it: &Range<u64>| following.fetched.iter().any(|of| of.contains(&it.start));
-                following.is_strict &= is_in_sync || !missing.iter().any(has_come);
                 following.fetched.clear();
             }
             following.missing = missing;
             following.asked_at = now;
-            self.fetch_missing();
+            // Else it is asked for again when a while has passed.
+            if !is_wrong {
+                self.fetch_missing();
+            }
         }
         self.settle();
         self.report();
