@@ -1,5 +1,7 @@
 //! Two pools compared in all bytes that anything can reach: what the pools of a unit have in common.
 //!
+//! A pool that has metadata only is compared in all but data: of a block of data, its checksum.
+//!
 //! Not compared are the superblock and the ring, which are each pool's own; blocks that are free, and their checksums;
 //! and what is in the blocks of grants, about which nobody has agreed yet.
 
@@ -8,7 +10,8 @@ use std::ops::Range;
 
 use pmem::Region;
 use store::BLOCK;
-use store::layout::extent::{ENTRIES, Extent, NodeHeader};
+use store::layout::directory;
+use store::layout::extent::{self, ENTRIES, Extent, NodeHeader};
 use store::layout::inode::{FLAG_GRANT, INODE, Inode};
 use store::layout::superblock::{SUPERBLOCKS, Superblock};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -23,8 +26,17 @@ struct Image<'a> {
     superblock: Superblock,
 }
 
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Every reachable byte.
+    Whole,
+    /// All but data.
+    Metadata,
+}
+
 /// The first difference between the images in two regions, in words. Nothing may be under way in either.
-pub fn difference(first: &Region, second: &Region) -> Option<String> {
+pub fn difference(first: &Region, second: &Region, part: Part) -> Option<String> {
     let [first, second] = [first, second].map(Image::new);
     let geometry = |image: &Image<'_>| {
         let it = &image.superblock;
@@ -34,7 +46,7 @@ pub fn difference(first: &Region, second: &Region) -> Option<String> {
         return Some("the images have different forms".into());
     }
     let grants = first.grant_blocks();
-    (0..first.groups()).find_map(|group| first.group_difference(&second, group, &grants))
+    (0..first.groups()).find_map(|group| first.group_difference(&second, group, &grants, part))
 }
 
 /// Whether this range of the image, in bytes, lies in blocks of grants.
@@ -82,6 +94,7 @@ impl<'a> Image<'a> {
         other: &Image<'_>,
         group: u64,
         grants: &BTreeSet<u64>,
+        part: Part,
     ) -> Option<String> {
         let start = group * self.per_group();
         let end = (start + self.per_group()).min(self.superblock.image_length / BLOCK_U64);
@@ -109,7 +122,11 @@ impl<'a> Image<'a> {
             if self.read(crc, 4) != other.read(crc, 4) {
                 return Some(format!("the checksum of block {block} differs"));
             }
-            if let Some(at) = first_difference(&self.block(block), &other.block(block)) {
+            let contents = self.block(block);
+            if part == Part::Metadata && !is_metadata(&contents) {
+                continue;
+            }
+            if let Some(at) = first_difference(&contents, &other.block(block)) {
                 return Some(format!("block {block} differs at byte {at}"));
             }
         }
@@ -149,6 +166,13 @@ impl<'a> Image<'a> {
             self.add_blocks(&children, level - 1, blocks);
         }
     }
+}
+
+/// Whether a block is a node of an extent tree or of a directory.
+fn is_metadata(block: &[u8]) -> bool {
+    [extent::MAGIC, directory::MAGIC]
+        .iter()
+        .any(|magic| block.starts_with(&magic.to_le_bytes()))
 }
 
 fn first_difference(first: &[u8], second: &[u8]) -> Option<usize> {

@@ -273,6 +273,41 @@ pub fn sample(length: usize, count: usize, seed: u64) -> Vec<Workload> {
     (0..count).map(|_| workload()).collect()
 }
 
+/// Whole blocks of two files overwritten again and again, now and then other things that happen to them: rows of
+/// operations longer than a side ring.
+pub fn overwritten_blocks(seed: u64, count: usize) -> Workload {
+    let mut random = Random::new(seed);
+    let mut operations = vec![write("b", 0, 12_288)];
+    while operations.len() < count {
+        let path = if random.below(3) == 0 { "b" } else { "a" };
+        let block = random.below(3) as u64 * 4096;
+        let fill = operations.len() as u64 + 1;
+        let overwrite = Operation::Write {
+            path: path.into(),
+            at: At::Offset(block),
+            length: 4096,
+            fill,
+        };
+        operations.extend(match random.below(24) {
+            0 => vec![write(path, block + 10, 300)],
+            1 => vec![write(path, 0, 12_288)],
+            2 => vec![truncate(path, 4096), append(path, 8192)],
+            3 => vec![
+                unlink(path),
+                make(path, FileKind::Regular),
+                write(path, 0, 12_288),
+            ],
+            4 => vec![make("n", FileKind::Regular), unlink("n")],
+            _ => vec![overwrite],
+        });
+    }
+    Workload {
+        operations,
+        explored_from: 0,
+        close: true,
+    }
+}
+
 /// Bytes of a pool for [`preparation_of_many_extents`].
 pub const POOL_LENGTH_EXTENTS: u64 = 1408 << 10;
 

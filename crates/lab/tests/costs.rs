@@ -13,3 +13,14 @@ fn costs_are_as_listed() {
         "docs/PROTOCOL.md is stale; the table between its marks must be\n{counted}"
     );
 }
+
+/// Half as long again on average, and no write waits for more than a few of the refill's answers.
+#[test]
+fn a_refill_does_not_hold_up_clients() {
+    let measured = lab::cluster::costs::during_a_refill();
+    let (before, during, took) = measured.expect("a unit without faults works");
+    println!("{before:?}, during a refill {during:?}, which took {took} ns");
+    assert!(2 * during.mean_ns <= 3 * before.mean_ns);
+    assert!(during.most_ns <= 6 * before.most_ns);
+    assert!(took < 30_000_000_000, "the refill stands still");
+}

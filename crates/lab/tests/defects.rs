@@ -221,6 +221,50 @@ fn ring_space_before_a_resting_threads_stores() {
     expect_objection(defects, wrap_past_a_resting_thread);
 }
 
+fn overwrite_blocks(defects: Defects) -> Result {
+    let bounds = Bounds {
+        images: 8,
+        ..Bounds::default()
+    };
+    let rows = (0..2).map(|seed| lab::workloads::overwritten_blocks(seed, 40));
+    explore_all(
+        &prepare(&preparation()),
+        &rows.collect::<Vec<_>>(),
+        bounds,
+        defects,
+    )
+}
+
+#[test]
+fn places_before_their_image_lines() {
+    let reuse_places_early = true;
+    let defects = Defects {
+        reuse_places_early,
+        ..Defects::default()
+    };
+    expect_objection(defects, overwrite_blocks);
+}
+
+#[test]
+fn side_rings_behind_the_ring() {
+    let replay_aside_last = true;
+    let defects = Defects {
+        replay_aside_last,
+        ..Defects::default()
+    };
+    expect_objection(defects, overwrite_blocks);
+}
+
+#[test]
+fn side_rings_that_are_not_flushed() {
+    let reclaim_without_flush = true;
+    let defects = Defects {
+        reclaim_without_flush,
+        ..Defects::default()
+    };
+    expect_objection(defects, overwrite_blocks);
+}
+
 #[test]
 fn blocks_before_they_are_free() {
     let reuse_before_commit = true;

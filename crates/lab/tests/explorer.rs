@@ -132,6 +132,17 @@ fn long_workloads_of_many_pieces() {
 }
 
 #[test]
+fn overwritten_blocks() {
+    let bounds = Bounds {
+        images: 12,
+        deep_one_in: 30,
+        ..Bounds::default()
+    };
+    let rows = (0..16 * factor() as u64).map(|seed| workloads::overwritten_blocks(seed, 60));
+    explore("overwritten blocks", &rows.collect::<Vec<_>>(), bounds);
+}
+
+#[test]
 fn files_of_many_extents() {
     let length = workloads::POOL_LENGTH_EXTENTS;
     let operations = workloads::preparation_of_many_extents();

@@ -10,7 +10,7 @@ use lab::embedded::Embedded;
 use lab::explorer::{Prepared, Recorder};
 use lab::operation::System;
 use lab::random::{Generator, Mix};
-use lab::reachable::difference;
+use lab::reachable::{Part, difference};
 use lab::workloads::{POOL_LENGTH, preparation};
 use pmem::{Moment, Region, Simulation};
 use store::{CheckOptions, Defects, Options, Replica, Sequence, Store};
@@ -99,10 +99,11 @@ impl Primary {
                 self.system.file_system().store(),
                 &self.shadow,
                 &result.missing,
+                Part::Whole,
             )?;
             self.images.insert(result.tail.number, keep(&self.shadow)?);
         }
-        match difference(self.store().region(), self.shadow.region()) {
+        match difference(self.store().region(), self.shadow.region(), Part::Whole) {
             None => Ok(()),
             Some(difference) => Err(format!("what follows closely differs: {difference}")),
         }
@@ -117,12 +118,30 @@ impl Primary {
     }
 }
 
-/// Copies ranges of the image.
-fn fetch(primary: &Store, replica: &Replica, ranges: &[std::ops::Range<u64>]) -> Result<()> {
+/// Copies ranges of the image, or what is metadata of them.
+fn fetch(
+    primary: &Store,
+    replica: &Replica,
+    ranges: &[std::ops::Range<u64>],
+    part: Part,
+) -> Result<()> {
     for range in ranges {
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        primary.read_image(range.start, &mut bytes).map_err(text)?;
-        replica.write_image(range.start, &bytes).map_err(text)?;
+        let mut start = range.start;
+        while start < range.end {
+            let (skipped, bytes) = match part {
+                Part::Whole => {
+                    let mut bytes = vec![0; (range.end - start) as usize];
+                    primary.read_image(start, &mut bytes).map_err(text)?;
+                    (0, bytes)
+                }
+                Part::Metadata => {
+                    let read = primary.read_metadata(start..range.end, 64 << 10);
+                    read.map_err(text)?
+                }
+            };
+            replica.write_image(start + skipped, &bytes).map_err(text)?;
+            start += skipped + bytes.len() as u64;
+        }
     }
     Ok(())
 }
@@ -138,14 +157,18 @@ fn deliver(primary: &Store, replica: &Replica, ranges: &[std::ops::Range<u64>]) 
 }
 
 /// Brings a replica in sync to the primary's tail.
-fn follow(primary: &Primary, replica: &mut Replica) -> Result<()> {
+fn follow(primary: &Primary, replica: &mut Replica, part: Part) -> Result<()> {
     for _ in 0..1000 {
         let from = replica.tail().number;
         if from == primary.store().tail().number {
             return Ok(());
         }
         let records = primary.records(from, usize::MAX)?;
-        let result = replica.ingest(&records).map_err(text)?;
+        let result = match part {
+            Part::Whole => replica.ingest(&records),
+            Part::Metadata => replica.ingest_metadata(&records),
+        };
+        let result = result.map_err(text)?;
         deliver(primary.store(), replica, &result.missing);
     }
     Err("the replica does not get on".into())
@@ -168,9 +191,10 @@ fn inspect(
     Ok(count)
 }
 
-fn check(region: &Region) -> Result<()> {
+fn check(region: &Region, part: Part) -> Result<()> {
     let copy = memory(&bytes_of(region))?;
-    let report = store::check(&copy, &CheckOptions::default()).map_err(text)?;
+    let data = part == Part::Whole;
+    let report = store::check(&copy, &CheckOptions { data }).map_err(text)?;
     if report.is_clean() {
         return Ok(());
     }
@@ -190,7 +214,13 @@ fn prepared() -> Prepared {
 }
 
 /// A replica is crashed at each fence: it has a prefix of the records, and the image after the last of them.
-fn crash_followers(prepared: &Prepared, seed: u64, mix: &Mix, defects: Defects) -> Result<usize> {
+fn crash_followers(
+    prepared: &Prepared,
+    seed: u64,
+    mix: &Mix,
+    part: Part,
+    defects: Defects,
+) -> Result<usize> {
     let (mut primary, bytes) = start(prepared)?;
     let mut generator = Generator::on(prepared.model(&Arc::default()), seed, mix);
     let simulation = Simulation::from_image(bytes);
@@ -201,7 +231,7 @@ fn crash_followers(prepared: &Prepared, seed: u64, mix: &Mix, defects: Defects) 
         primary.work(&mut generator, 1 + round % 7)?;
         let before = replica.tail().number;
         recorder.start(1);
-        follow(&primary, &mut replica)?;
+        follow(&primary, &mut replica, part)?;
         let mut moments = recorder.take();
         let settled = simulation.moment();
         primary.store().release_freed(replica.tail().number);
@@ -211,8 +241,8 @@ fn crash_followers(prepared: &Prepared, seed: u64, mix: &Mix, defects: Defects) 
                 let tail = replica.tail().number;
                 let image = images.get(&tail).filter(|_| tail >= least);
                 let image = image.ok_or_else(|| format!("the tail is {tail} of {least}"))?;
-                match difference(image, replica.region()) {
-                    None => check(replica.region()),
+                match difference(image, replica.region(), part) {
+                    None => check(replica.region(), part),
                     Some(difference) => Err(format!("with the tail {tail}, {difference}")),
                 }
             }
@@ -233,18 +263,20 @@ fn crash_followers(prepared: &Prepared, seed: u64, mix: &Mix, defects: Defects) 
 #[test]
 fn crashes_of_a_replica() {
     let (start, prepared) = (Instant::now(), prepared());
-    for (what, mix) in [
-        ("small", Mix::small()),
-        ("names", Mix::names()),
-        ("pieces", Mix::small_pieces()),
+    for (what, mix, part) in [
+        ("small", Mix::small(), Part::Whole),
+        ("names", Mix::names(), Part::Whole),
+        ("pieces", Mix::small_pieces(), Part::Whole),
+        ("small", Mix::small(), Part::Metadata),
+        ("names", Mix::names(), Part::Metadata),
     ] {
         let mut images = 0;
         for seed in 0..4 * factor() as u64 {
-            let result = crash_followers(&prepared, seed, &mix, Defects::default());
-            images += result.unwrap_or_else(|error| panic!("{what}, seed {seed}: {error}"));
+            let result = crash_followers(&prepared, seed, &mix, part, Defects::default());
+            images += result.unwrap_or_else(|error| panic!("{what} {part:?} {seed}: {error}"));
         }
         let seconds = start.elapsed().as_secs_f32();
-        println!("{what}: {images} images; {seconds:.1} s");
+        println!("{what}, {part:?}: {images} images; {seconds:.1} s");
     }
 }
 
@@ -270,40 +302,56 @@ fn defects_of_a_replica_are_found() {
             ..none
         },
     ] {
-        let find = |seed| crash_followers(&prepared, seed, &Mix::small(), defects);
+        let find = |seed| crash_followers(&prepared, seed, &Mix::small(), Part::Whole, defects);
         let found = (0..6).find_map(|seed| find(seed).err());
         assert!(found.is_some(), "{defects:?} goes unnoticed");
     }
 }
 
 /// Brings back a pool that has records behind `common` which the primary has not, from any point of an earlier attempt.
-fn rejoin(replica: &mut Replica, primary: &Primary, common: Sequence) -> Result<()> {
-    let whole = 0..replica.image_length();
-    match replica.touched_since(common.number) {
-        Some(ranges) => fetch(primary.store(), replica, &ranges)?,
-        None => fetch(primary.store(), replica, std::slice::from_ref(&whole))?,
-    }
+fn rejoin(back: &Back, replica: &mut Replica, primary: &Primary, common: Sequence) -> Result<()> {
+    let whole = std::iter::once(0..replica.image_length()).collect();
+    let touched = replica.touched_since(common.number);
+    let ranges = touched.filter(|_| !back.as_a_whole).unwrap_or(whole);
+    fetch(primary.store(), replica, &ranges, back.part)?;
     replica.rewind(common).map_err(text)?;
-    let mut fetched = Vec::new();
     while replica.tail().number < primary.store().tail().number {
         let records = primary.records(replica.tail().number, usize::MAX)?;
-        let result = replica.ingest_fetched(&records, &fetched).map_err(text)?;
-        fetch(primary.store(), replica, &result.missing)?;
-        fetched.extend(result.missing);
+        let result = match back.part {
+            Part::Whole => replica.ingest_unverified(&records),
+            Part::Metadata => replica.ingest_metadata(&records),
+        };
+        let missing = result.map_err(text)?.missing;
+        fetch(primary.store(), replica, &missing, Part::Whole)?;
     }
     Ok(())
 }
 
-fn crash_rejoiner(prepared: &Prepared, seed: u64, mix: &Mix) -> Result<usize> {
+/// How a pool comes back.
+struct Back {
+    part: Part,
+    /// It fetches everything, not only what its records changed.
+    as_a_whole: bool,
+}
+
+fn crash_rejoiner(prepared: &Prepared, seed: u64, mix: &Mix, back: &Back) -> Result<usize> {
     let (mut old, bytes) = start(prepared)?;
     let mut generator = Generator::on(prepared.model(&Arc::default()), seed, mix);
     let mut follower = Replica::open(memory(&bytes)?, options(Defects::default())).map_err(text)?;
     old.work(&mut generator, 10 + seed as usize % 7)?;
-    follow(&old, &mut follower)?;
+    follow(&old, &mut follower, Part::Whole)?;
     let common = follower.tail();
     // What only the old primary has.
     old.work(&mut generator, 1 + seed as usize % 5)?;
-    let crashed = bytes_of(old.store().region());
+    let crashed = match back.part {
+        Part::Whole => bytes_of(old.store().region()),
+        Part::Metadata => {
+            let start = memory(&bytes)?;
+            let mut replica = Replica::open(start, options(Defects::default())).map_err(text)?;
+            follow(&old, &mut replica, Part::Metadata)?;
+            bytes_of(replica.region())
+        }
+    };
     let region = memory(&bytes_of(follower.region()))?;
     let mut primary = Primary::new(region, follower, common.epoch + 1 + seed as u32 % 2)?;
     primary.work(&mut generator, 1 + seed as usize % 9)?;
@@ -311,8 +359,8 @@ fn crash_rejoiner(prepared: &Prepared, seed: u64, mix: &Mix) -> Result<usize> {
         if replica.tail().number != primary.store().tail().number {
             return Err(format!("the tail is {:?}", replica.tail()));
         }
-        match difference(primary.store().region(), replica.region()) {
-            None => check(replica.region()),
+        match difference(primary.store().region(), replica.region(), back.part) {
+            None => check(replica.region(), back.part),
             Some(difference) => Err(difference),
         }
     };
@@ -321,12 +369,12 @@ fn crash_rejoiner(prepared: &Prepared, seed: u64, mix: &Mix) -> Result<usize> {
     let mut replica =
         Replica::open(simulation.region(), options(Defects::default())).map_err(text)?;
     recorder.start(1);
-    rejoin(&mut replica, &primary, common)?;
+    rejoin(back, &mut replica, &primary, common)?;
     is_back(&replica)?;
     let mut count = 0;
     for (index, moment) in recorder.take().into_iter().enumerate() {
         let again = |mut replica: Replica| {
-            rejoin(&mut replica, &primary, common)?;
+            rejoin(back, &mut replica, &primary, common)?;
             is_back(&replica)
         };
         let result = inspect(&moment, seed, Defects::default(), &again);
@@ -345,13 +393,19 @@ fn crash_rejoiner(prepared: &Prepared, seed: u64, mix: &Mix) -> Result<usize> {
 #[test]
 fn crashes_of_a_rejoiner() {
     let (start, prepared) = (Instant::now(), prepared());
-    let mut images = 0;
-    for (what, mix) in [("small", Mix::small()), ("names", Mix::names())] {
-        for seed in 0..16 * factor() as u64 {
-            let result = crash_rejoiner(&prepared, seed, &mix);
-            images += result.unwrap_or_else(|error| panic!("{what}, seed {seed}: {error}"));
+    for (part, as_a_whole) in [
+        (Part::Whole, false),
+        (Part::Metadata, false),
+        (Part::Metadata, true),
+    ] {
+        let (mut images, back) = (0, Back { part, as_a_whole });
+        for (what, mix) in [("small", Mix::small()), ("names", Mix::names())] {
+            for seed in 0..16 * factor() as u64 {
+                let result = crash_rejoiner(&prepared, seed, &mix, &back);
+                images += result.unwrap_or_else(|error| panic!("{what}, seed {seed}: {error}"));
+            }
         }
+        let seconds = start.elapsed().as_secs_f32();
+        println!("rejoiners, {part:?}: {images} images; {seconds:.1} s");
     }
-    let seconds = start.elapsed().as_secs_f32();
-    println!("rejoiners: {images} images; {seconds:.1} s");
 }

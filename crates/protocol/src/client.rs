@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::defects::{Defect, Defects};
 use crate::map::{NodeId, Sequence, UnitMap};
 use crate::wire::{
-    Acknowledge, Body, Envelope, FileId, Message, Operation, Outcome, Replay, Status,
+    Acknowledge, BODY_MAX, Body, DATA_MAX, Envelope, FileId, Message, Operation, Outcome, Replay,
+    Status,
 };
-use crate::{Options, Transmit};
+use crate::{Options, SLOTS_MAX, Transmit};
 use active::Active;
 pub use active::{Transfer, TransferKind, TransferOutcome};
 
@@ -20,6 +21,10 @@ pub type Ticket = u64;
 const NO_SLOT: u16 = u16::MAX;
 /// Writes that may be unconfirmed, at most: then new changes wait.
 const UNCONFIRMED_MAX: usize = 64;
+/// Their data, with that of the writes under way, at most: so that a message holds what is to be replayed. The rest of
+/// its body is room for what a replay has beside its data.
+const UNCONFIRMED_DATA_MAX: usize = BODY_MAX - (64 << 10);
+const _: () = assert!(DATA_MAX <= UNCONFIRMED_DATA_MAX && UNCONFIRMED_MAX + SLOTS_MAX < 1024);
 
 /// What a client has to tell whoever uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,7 +163,7 @@ impl Client {
 
     /// A map came from the membership service.
     pub fn handle_map(&mut self, now: u64, map: UnitMap) {
-        if map.version <= self.map.version {
+        if map.version <= self.map.version || map.fault(&self.defects).is_some() {
             return;
         }
         let is_new_primary = map.epoch != self.map.epoch;
@@ -283,7 +288,7 @@ impl Client {
             request,
             from: self.node,
         };
-        let bytes = Message { envelope, body }.encode();
+        let bytes = Message { envelope, body }.encode(self.options.parity);
         let to = vec![self.map.primary];
         self.transmits.push_back(Transmit { to, bytes });
     }
@@ -336,21 +341,35 @@ impl Client {
         if now < self.keep_alive_at {
             return;
         }
-        let relies = !self.unconfirmed.is_empty() || self.active.relies_on_primary();
-        let pause = if !relies {
-            self.options.session_ns / 4
-        } else {
-            self.options.heartbeat_ns
+        let waits = self
+            .queue
+            .front()
+            .is_some_and(|(_, it, _)| !self.has_room_for(it));
+        let pause = match self.unconfirmed.len() {
+            0 if !self.active.relies_on_primary() => self.options.session_ns / 4,
+            // What waits may begin as soon as something is confirmed.
+            1.. if waits => self.options.retry_ns,
+            _ => self.options.heartbeat_ns,
         };
         self.keep_alive_at = now + pause;
         self.send(session, now, Body::KeepAlive);
+    }
+
+    /// Whether all that would have to be replayed fits into one message, with this.
+    fn has_room_for(&self, operation: &Operation) -> bool {
+        let unconfirmed = self.unconfirmed.iter().map(|it| &it.operation);
+        let under_way = self.slots.iter().filter_map(|(_, it)| it.as_ref());
+        let others = unconfirmed.chain(under_way.map(|it| &it.operation));
+        let data: usize = others.map(Operation::data_length).sum();
+        self.unconfirmed.len() < UNCONFIRMED_MAX
+            && data + operation.data_length() <= UNCONFIRMED_DATA_MAX
     }
 
     /// Gives slots to what waits for one.
     fn begin_queued(&mut self) {
         while let Some((_, operation, _)) = self.queue.front() {
             let is_change = operation.is_change();
-            let is_full = is_change && self.unconfirmed.len() >= UNCONFIRMED_MAX;
+            let is_full = is_change && !self.has_room_for(operation);
             let free = self.slots.iter().position(|(_, pending)| pending.is_none());
             // Its user believes that a write is done which may still be on its way: nothing on that file overtakes it.
             let is_behind = operation.file().is_some_and(|file| self.is_behind(file));

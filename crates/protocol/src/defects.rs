@@ -55,6 +55,10 @@ pub enum Defect {
     ForgetPromiseAtRestart,
     /// The primary goes on when a member asks for records that it has not.
     WindowUnbounded,
+    /// A member that has metadata only promotes itself.
+    PromoteMetadataOnly,
+    /// A full member takes records without the data that they name.
+    CountBeforeData,
     /// Blocks become a part of a file though they may hold something else.
     CommitWithoutCheck,
     /// A client commits though a write may still be on its way.
@@ -83,7 +87,7 @@ pub enum Defect {
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 38] = [
+    pub const ALL: [Defect; 40] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -110,6 +114,8 @@ impl Defect {
         Defect::ExpireInMemory,
         Defect::ForgetPromiseAtRestart,
         Defect::WindowUnbounded,
+        Defect::PromoteMetadataOnly,
+        Defect::CountBeforeData,
         Defect::CommitWithoutCheck,
         Defect::CommitBeforeCompletion,
         Defect::RefillBeforeCompletion,

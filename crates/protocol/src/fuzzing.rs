@@ -11,15 +11,21 @@ use crate::wire::{self, FileId, Message, Outcome, Status};
 use crate::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
 
 /// Entries in lists that a member keeps, at most, with these options: four sessions with 2 slots and 64 reads each,
-/// a key and a quarantine each, 64 ranges for each of two members, 64 messages that came early, 16 ranges that a completion
-/// names, which are asked for or have come, and a window of 16 KiB with a file for each 64 bytes.
-const KEPT_MAX: usize = 4 * (1 + 2 * 2 + 2 * 64 + 2 + 2) + 2 * 64 + 64 + 2 * 16 + 512;
+/// a key and a quarantine each, 64 ranges for each of two members, twice, 64 messages that came early, 16 ranges that a
+/// completion names, and a window of 16 KiB with a file for each 64 bytes.
+const KEPT_MAX: usize = 4 * (1 + 2 * 2 + 2 * 64 + 2 + 2) + 2 * 2 * 64 + 64 + 2 * 16 + 512;
 /// Rounds of intents and completions that one input may lead to.
 const ROUNDS_MAX: usize = 2000;
 
-/// Bytes that may be a message, and a body with a right header around it: its first byte is the kind.
+/// Bytes that may be a message or a map, and a body with a right header around it: its first byte is the kind.
 pub fn message(input: &[u8]) {
     decode(input);
+    let mut map = input.to_vec();
+    wire::seal_map(&mut map);
+    if let Ok(map) = UnitMap::decode(&map, &Defects::default()) {
+        let again = UnitMap::decode(&map.encode(), &Defects::default());
+        assert_eq!(again, Ok(map), "it changes on its way");
+    }
     if let [kind, body @ ..] = input {
         let mut bytes = header(*kind, 1, [7, 8], 9, body);
         wire::seal(&mut bytes);
@@ -30,7 +36,7 @@ pub fn message(input: &[u8]) {
 fn decode(bytes: &[u8]) {
     let defects = Defects::default();
     if let Ok(message) = Message::decode(bytes, &defects) {
-        let again = Message::decode(&message.encode(), &defects);
+        let again = Message::decode(&message.encode(true), &defects);
         assert_eq!(again.as_ref(), Ok(&message), "it changes on its way");
     }
 }
@@ -38,7 +44,7 @@ fn decode(bytes: &[u8]) {
 /// A message without its checksum.
 fn header(kind: u8, epoch: u32, [session, request]: [u64; 2], from: u32, body: &[u8]) -> Vec<u8> {
     let body = if wire::is_in_halves(kind) {
-        &halves::encode(body)
+        &halves::encode(body, true)
     } else {
         body
     };
@@ -120,6 +126,7 @@ impl World {
             epoch: 1,
             primary: 1,
             members: vec![0, 1, 2],
+            metadata_only: Vec::new(),
             in_sync: vec![0, 1, 2],
             lineage: vec![start],
         };
@@ -167,15 +174,25 @@ impl World {
 
     /// A map with another primary, or other members in sync.
     fn change_map(&mut self, choice: u8) {
-        let in_sync = (0..3).filter(|node| choice >> node & 1 == 1).collect();
+        let primary = match choice & 8 {
+            0 => self.map.primary,
+            _ => u32::from(choice >> 4) % 3,
+        };
+        let in_sync = (0..3).filter(|node| choice >> node & 1 == 1 || *node == primary);
+        let in_sync = in_sync.collect();
         self.map = if choice & 8 == 0 {
+            // At times the member itself has metadata only.
+            let metadata_only = (choice & 128 != 0 && primary != 0).then_some(0);
             UnitMap {
                 in_sync,
+                metadata_only: metadata_only.into_iter().collect(),
                 ..self.map.next()
             }
         } else {
-            self.map
-                .promote(u32::from(choice >> 4) % 3, self.tail, in_sync)
+            UnitMap {
+                metadata_only: Vec::new(),
+                ..self.map.promote(primary, self.tail, in_sync)
+            }
         };
         self.member.handle_map(self.now, self.map.clone());
     }
@@ -275,12 +292,14 @@ impl World {
                 fetch,
                 offset,
                 length,
+                most,
             } => Completion::Image {
                 to,
                 fetch,
                 offset,
                 position: self.tail.number,
-                bytes: vec![choice; length as usize],
+                skipped: length.saturating_sub(most),
+                bytes: vec![choice; length.min(most) as usize],
             },
             Intent::Ingest { from, records, .. } => self.ingest(from, records.len(), choice),
             Intent::TouchedSince { position } => Completion::Touched {
@@ -297,7 +316,11 @@ impl World {
     /// The service accepts a proposal, or there was another one.
     fn propose(&mut self, map: UnitMap, choice: u8) -> Completion {
         if choice.is_multiple_of(4) {
-            self.map = self.map.promote(2, self.tail, vec![0, 2]);
+            let map = self.map.promote(2, self.tail, vec![0, 2]);
+            self.map = UnitMap {
+                metadata_only: Vec::new(),
+                ..map
+            };
         } else if map.version == self.map.version + 1 {
             self.map = map;
         }

@@ -20,11 +20,12 @@ pub mod wire;
 
 pub use client::{Client, Mode, Transfer, TransferKind, TransferOutcome};
 pub use defects::{Defect, Defects};
-pub use map::{EpochStart, NodeId, Sequence, UnitMap};
+pub use map::{EpochStart, NOBODY, NodeId, Sequence, UnitMap};
 pub use member::Member;
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use crc_fast::Digest;
+use wire::DATA_MAX;
 
 /// CRC32C of a block of data, as layouts and commits have it.
 pub fn block_checksum(block: &[u8]) -> u32 {
@@ -47,6 +48,14 @@ pub struct Transmit {
     pub bytes: Vec<u8>,
 }
 
+/// Requests that a session may have under way, at most: its answers are in one block of the image.
+pub const SLOTS_MAX: usize = 63;
+
+/// Options that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the options of a unit cannot be so: {0}")]
+pub struct BadOptions(pub &'static str);
+
 /// Times and bounds that all nodes of a unit share.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -68,12 +77,50 @@ pub struct Options {
     pub batch: usize,
     /// Image bytes in one message.
     pub refill: u32,
+    /// Image bytes that a member may have asked for and not got yet.
+    pub fetch_window: u32,
+    /// The pause after a request, before one of the deferred mode is served, and between two of these.
+    pub deferred_pause_ns: u64,
+    /// One of the deferred mode is served after this long even if there is no pause.
+    pub deferred_patience_ns: u64,
+    /// Payloads are sent with parity, half as many bytes again: where the fabric's capability says that they may be damaged.
+    pub parity: bool,
     /// Requests that a session may have under way.
     pub slots: u16,
     /// Sessions that a unit may have.
     pub sessions: u32,
     /// One-sided reads of one client from one member are carried out in the order in which they were sent.
     pub ordered_reads: bool,
+}
+
+impl Options {
+    /// Whether a unit can work with these.
+    ///
+    /// # Errors
+    /// The first one that is out of its bounds.
+    pub fn validate(&self) -> Result<(), BadOptions> {
+        let bounds = [
+            (
+                (1..=SLOTS_MAX).contains(&usize::from(self.slots)),
+                "a session has 1 to 63 slots",
+            ),
+            (self.sessions > 0, "there is room for no session"),
+            (
+                (1..=DATA_MAX as u32).contains(&self.refill),
+                "a message holds 1 byte to 1 MiB of the image",
+            ),
+            (
+                (1..=DATA_MAX).contains(&self.batch),
+                "a message holds 1 byte to 1 MiB of records",
+            ),
+            (
+                self.heartbeat_ns < self.lease_ns,
+                "a lease is over before the next heartbeat",
+            ),
+        ];
+        let broken = bounds.into_iter().find(|(is_kept, _)| !is_kept);
+        broken.map_or(Ok(()), |(_, what)| Err(BadOptions(what)))
+    }
 }
 
 impl Default for Options {
@@ -89,9 +136,38 @@ impl Default for Options {
             window: 64 << 10,
             batch: 16 << 10,
             refill: 64 << 10,
+            fetch_window: 1 << 20,
+            deferred_pause_ns: MILLISECOND / 10,
+            deferred_patience_ns: MILLISECOND,
+            parity: false,
             slots: 8,
             sessions: 32,
             ordered_reads: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_out_of_their_bounds_are_refused() {
+        let usual = Options::default();
+        assert_eq!(usual.validate(), Ok(()));
+        let changes: [fn(&mut Options); 7] = [
+            |options| options.slots = 0,
+            |options| options.slots = SLOTS_MAX as u16 + 1,
+            |options| options.sessions = 0,
+            |options| options.refill = 0,
+            |options| options.refill = u32::MAX,
+            |options| options.batch = 0,
+            |options| options.heartbeat_ns = options.lease_ns,
+        ];
+        for (index, change) in changes.into_iter().enumerate() {
+            let mut options = usual.clone();
+            change(&mut options);
+            assert!(options.validate().is_err(), "change {index}");
         }
     }
 }

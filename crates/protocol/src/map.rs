@@ -3,8 +3,13 @@
 //! The map is an input. A membership service keeps it and changes it by compare and swap on its version, so that of two
 //! proposals made from one map at most one succeeds.
 
+use crate::defects::{Defect, Defects};
+
 /// Names a member or a client on the fabric.
 pub type NodeId = u32;
+
+/// The primary of a unit that has none yet.
+pub const NOBODY: NodeId = NodeId::MAX;
 
 /// Place in the unit's one order of records. As a tail: the position behind the last record, and that record's epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -31,6 +36,9 @@ pub struct EpochStart {
     pub start: u64,
 }
 
+/// Members of a unit, at most.
+pub const MEMBERS_MAX: usize = 16;
+
 /// Epochs that a map remembers. Whoever missed more is refilled as a whole.
 pub const LINEAGE_MAX: usize = 32;
 
@@ -45,6 +53,9 @@ pub struct UnitMap {
     pub primary: NodeId,
     /// All nodes that belong to the unit.
     pub members: Vec<NodeId>,
+    /// Members that take all records and keep all metadata, but no data of files. A member is full or not for as long as
+    /// its pool is the unit's.
+    pub metadata_only: Vec<NodeId>,
     /// Members that have every record that was acknowledged; the primary is one of them.
     pub in_sync: Vec<NodeId>,
     /// The epochs that the unit's records are of, oldest first. The epochs of primaries whose records were all lost are
@@ -56,6 +67,52 @@ impl UnitMap {
     /// Whether this member has every acknowledged record.
     pub fn is_in_sync(&self, node: NodeId) -> bool {
         self.in_sync.contains(&node)
+    }
+
+    /// Whether this member has no data of files.
+    pub fn is_metadata_only(&self, node: NodeId) -> bool {
+        self.metadata_only.contains(&node)
+    }
+
+    /// Members in sync that have the data of files: into whose memories clients reach.
+    pub fn full_in_sync(&self) -> Vec<NodeId> {
+        let in_sync = self.in_sync.iter().copied();
+        in_sync
+            .filter(|node| !self.is_metadata_only(*node))
+            .collect()
+    }
+
+    /// What is not possible in this map: such a map is not taken. Above all, it must leave somebody in sync who can be
+    /// primary.
+    pub fn fault(&self, defects: &Defects) -> Option<&'static str> {
+        let is_member = |node: &NodeId| self.members.contains(node);
+        let is_set = |list: &[NodeId]| (1..list.len()).all(|at| !list[..at].contains(&list[at]));
+        let may_serve = |node: &NodeId| {
+            !self.is_metadata_only(*node) || defects.has(Defect::PromoteMetadataOnly)
+        };
+        let has_order = self
+            .lineage
+            .is_sorted_by(|a, b| a.epoch < b.epoch && a.start <= b.start);
+        let lists = [&self.members, &self.in_sync, &self.metadata_only];
+        if self.members.len() > MEMBERS_MAX || self.lineage.len() > LINEAGE_MAX {
+            return Some("it has too many members or epochs");
+        }
+        if !lists
+            .into_iter()
+            .all(|list| is_set(list) && list.iter().all(is_member))
+        {
+            return Some("a member is listed twice, or one in sync is not a member");
+        }
+        if !self.in_sync.iter().any(may_serve) {
+            return Some("nobody in sync can be primary");
+        }
+        if self.primary != NOBODY && !(self.is_in_sync(self.primary) && may_serve(&self.primary)) {
+            return Some("the primary is not in sync, or has no data");
+        }
+        if !has_order {
+            return Some("its epochs are not in order");
+        }
+        None
     }
 
     /// The map after this one, with the same roles.
@@ -152,6 +209,38 @@ mod tests {
             let epoch = history.last().expect("cases have epochs").epoch;
             let found = map(lineage).common_prefix(&history, Sequence::new(epoch, tail));
             assert_eq!(found, expected, "{lineage:?} {history:?} {tail}");
+        }
+    }
+
+    #[test]
+    fn maps_that_nobody_could_serve_by_are_refused() {
+        let start = EpochStart { epoch: 1, start: 0 };
+        let right = UnitMap {
+            version: 1,
+            epoch: 1,
+            primary: 1,
+            members: vec![1, 2, 3],
+            metadata_only: vec![3],
+            in_sync: vec![1, 3],
+            lineage: vec![start],
+        };
+        let fault = |map: &UnitMap| map.fault(&Defects::default());
+        assert_eq!(fault(&right), None);
+        let changes: [fn(&mut UnitMap); 9] = [
+            |map| map.primary = 3,
+            |map| map.primary = 2,
+            |map| map.primary = 7,
+            |map| (map.primary, map.in_sync) = (NOBODY, vec![3]),
+            |map| map.in_sync = vec![1, 1],
+            |map| map.in_sync = vec![1, 7],
+            |map| map.metadata_only = vec![7],
+            |map| map.members = (0..=MEMBERS_MAX as u32).collect(),
+            |map| map.lineage = vec![map.lineage[0]; 2],
+        ];
+        for (index, change) in changes.into_iter().enumerate() {
+            let mut map = right.clone();
+            change(&mut map);
+            assert!(fault(&map).is_some(), "change {index}");
         }
     }
 

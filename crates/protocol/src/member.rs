@@ -1,15 +1,19 @@
 //! A member of a unit: it follows the primary, stands for its place when it is gone, or is the primary.
 //!
 //! - `follow`: records in, tails out; gaps, missing data;
+//! - `fetch`: which image bytes are missing, and on their way;
 //! - `join`: coming back after having been away;
 //! - `elect`: who is next;
 //! - `serve`: the primary's view of the others, leases, shipping of records;
+//! - `defer`: what the primary does when it has nothing else to do;
 //! - `requests`, `sessions`, `replay`: what clients ask of the primary;
 //! - `grants`: keys for clients that reach into the members' memories, and their end;
 //! - `bounds`: how much of it is kept.
 
 mod bounds;
+mod defer;
 mod elect;
+mod fetch;
 mod follow;
 mod grants;
 mod intent;
@@ -21,7 +25,7 @@ mod sessions;
 
 use std::collections::{BTreeMap, VecDeque};
 
-pub use intent::{Completion, Intent, SessionRecord, Slot, Ticket};
+pub use intent::{Completion, Intent, NamedData, SessionRecord, Slot, Ticket};
 
 use crate::defects::{Defect, Defects};
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
@@ -65,6 +69,7 @@ pub struct Member {
 /// What a machine has to say.
 #[derive(Default)]
 pub(crate) struct Out {
+    pub with_parity: bool,
     pub transmits: VecDeque<Transmit>,
     pub intents: VecDeque<Intent>,
 }
@@ -80,6 +85,10 @@ impl Member {
         history: Vec<EpochStart>,
         now: u64,
     ) -> Member {
+        let out = Out {
+            with_parity: options.parity,
+            ..Out::default()
+        };
         let mut member = Member {
             node,
             options,
@@ -91,7 +100,7 @@ impl Member {
             promised_until: now,
             proposed: None,
             keys: BTreeMap::new(),
-            out: Out::default(),
+            out,
         };
         // What the process promised before it ended, it does not know any more.
         if !member.defects.has(Defect::ForgetPromiseAtRestart) {
@@ -120,7 +129,7 @@ impl Member {
 
     /// A map came from the membership service.
     pub fn handle_map(&mut self, now: u64, map: UnitMap) {
-        if map.version <= self.map.version {
+        if map.version <= self.map.version || map.fault(&self.defects).is_some() {
             return;
         }
         let same_epoch = map.epoch == self.map.epoch;
@@ -161,6 +170,11 @@ impl Member {
             now + lease + lease * self.options.drift_permille / 1000
         };
         self.promised_until = self.promised_until.max(until);
+    }
+
+    /// Whether this pool has no data of files.
+    fn is_metadata_only(&self) -> bool {
+        self.map.is_metadata_only(self.node)
     }
 
     /// Whether all records of this pool are the unit's.
@@ -229,7 +243,12 @@ impl Member {
         match self.role {
             Role::Following(_) => self.follow_on_time(now),
             Role::Standing(_) => self.stand_on_time(now),
-            Role::Serving(_) => self.serve_on_time(now),
+            Role::Serving(ref primary) => {
+                if now >= primary.next_tick {
+                    self.serve_on_time(now);
+                }
+                self.serve_deferred(now);
+            }
             Role::Opening | Role::Closing => {}
         }
     }
@@ -239,7 +258,10 @@ impl Member {
         match &self.role {
             Role::Following(following) => Some(self.next_while_following(following)),
             Role::Standing(candidacy) => Some(candidacy.next),
-            Role::Serving(primary) => Some(primary.next_tick),
+            Role::Serving(primary) => {
+                let deferred = primary.next_deferred(&self.options);
+                Some(deferred.map_or(primary.next_tick, |at| at.min(primary.next_tick)))
+            }
             Role::Opening | Role::Closing => None,
         }
     }
@@ -266,7 +288,7 @@ impl Member {
             ..Envelope::default()
         };
         if !to.is_empty() {
-            let bytes = Message { envelope, body }.encode();
+            let bytes = Message { envelope, body }.encode(self.out.with_parity);
             self.out.transmits.push_back(Transmit { to, bytes });
         }
     }

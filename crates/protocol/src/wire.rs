@@ -13,8 +13,10 @@
 
 pub mod active;
 mod bytes;
+mod map;
 mod operation;
 
+pub(crate) use map::seal_map;
 pub use operation::{
     Acknowledge, DATA_MAX, FileId, NAME_MAX, Operation, Outcome, REPLAYS_MAX, Replay, Status,
 };
@@ -56,6 +58,17 @@ pub struct Envelope {
     pub from: NodeId,
 }
 
+/// What the receiver of a message does about an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It gives none: records, and what is an answer itself. Tails tell what became of records.
+    NoReply,
+    /// It answers before anything else that may wait.
+    Immediate,
+    /// It answers when nobody else wants anything, a little at a time: rebuilding.
+    Deferred,
+}
+
 /// Why image bytes are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fetch {
@@ -63,6 +76,8 @@ pub enum Fetch {
     Data,
     /// A range that may differ from the unit's. Handed out only when all members in sync have what it shows.
     Refill,
+    /// As for a refill, for a member that has metadata only: data, and what is free, is left out.
+    Metadata,
 }
 
 /// What a message says.
@@ -122,6 +137,8 @@ pub enum Body {
         offset: u64,
         /// The primary's tail when they were read: they show all records before it, and none behind.
         position: u64,
+        /// So many bytes from `offset` on are no metadata and left out; the bytes come behind them.
+        skipped: u32,
         /// The bytes.
         bytes: Vec<u8>,
     },
@@ -241,6 +258,42 @@ pub struct Message {
 }
 
 impl Body {
+    /// How this message is answered. The kind says it, and of a fetch its reason.
+    pub fn mode(&self) -> Mode {
+        match self {
+            Body::Fetch {
+                fetch: Fetch::Refill | Fetch::Metadata,
+                ..
+            } => Mode::Deferred,
+            Body::Heartbeat { .. }
+            | Body::Gap { .. }
+            | Body::Fetch { .. }
+            | Body::Join { .. }
+            | Body::Candidate { .. }
+            | Body::OpenKey { .. }
+            | Body::CloseKey { .. }
+            | Body::OpenSession
+            | Body::KeepAlive
+            | Body::OpenKeys
+            | Body::Request { .. }
+            | Body::Resume { .. } => Mode::Immediate,
+            Body::Lease { .. }
+            | Body::Records { .. }
+            | Body::Tail { .. }
+            | Body::Range { .. }
+            | Body::Welcome { .. }
+            | Body::Support { .. }
+            | Body::KeyOpened { .. }
+            | Body::KeyClosed { .. }
+            | Body::Key { .. }
+            | Body::SessionOpened { .. }
+            | Body::Alive { .. }
+            | Body::Expired
+            | Body::Reply { .. }
+            | Body::Resumed => Mode::NoReply,
+        }
+    }
+
     fn kind(&self) -> u8 {
         match self {
             Body::Heartbeat { .. } => 1,
@@ -323,11 +376,13 @@ impl Body {
                 fetch,
                 offset,
                 position,
+                skipped,
                 bytes,
             } => {
                 to.u8(*fetch as u8);
                 to.u64(*offset);
                 to.u64(*position);
+                to.u32(*skipped);
                 to.counted(bytes);
             }
             Body::Candidate { tail } => write_sequence(to, *tail),
@@ -430,6 +485,7 @@ impl Body {
                 fetch: read_fetch(from)?,
                 offset: from.u64()?,
                 position: from.position()?,
+                skipped: from.u32()?,
                 bytes: from.counted(BODY_MAX)?.to_vec(),
             },
             8 => Body::Join {
@@ -521,17 +577,18 @@ fn read_fetch(from: &mut Reader<'_>) -> Result<Fetch, Malformed> {
     match from.u8()? {
         0 => Ok(Fetch::Data),
         1 => Ok(Fetch::Refill),
+        2 => Ok(Fetch::Metadata),
         _ => Err(Malformed("it fetches nothing known")),
     }
 }
 
 impl Message {
-    /// The message as bytes.
-    pub fn encode(&self) -> Vec<u8> {
+    /// The message as bytes. What goes in halves is sent with parity if the fabric may damage it.
+    pub fn encode(&self, with_parity: bool) -> Vec<u8> {
         let mut body = Writer::default();
         self.body.write(&mut body);
         if is_in_halves(self.body.kind()) {
-            body.bytes = halves::encode(&body.bytes);
+            body.bytes = halves::encode(&body.bytes, with_parity);
         }
         let envelope = &self.envelope;
         let mut message = Writer::default();

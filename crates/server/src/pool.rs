@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pmem::Region;
-use protocol::member::{Completion, Intent, SessionRecord};
-use protocol::{Defects, EpochStart, Sequence};
+use protocol::member::{Completion, Intent, NamedData, SessionRecord};
+use protocol::wire::Fetch;
+use protocol::{BadOptions, Defects, EpochStart, Sequence};
 use store::{BLOCK, Error, FileKind, NewInode, Node, Options, Replica, Store};
 
 use crate::execute::Serving;
@@ -34,20 +35,24 @@ pub struct UnitPool {
 type LeftGrants = Vec<(u64, u32)>;
 
 impl UnitPool {
-    /// Opens a pool to follow.
+    /// Opens a pool to follow in a unit with these options.
+    ///
+    /// # Errors
+    /// Those of opening a pool, and options that cannot be.
     pub fn open(
         region: Region,
         options: Options,
-        batch: usize,
-        sessions: u32,
+        unit: &protocol::Options,
     ) -> Result<UnitPool, Error> {
+        unit.validate()
+            .map_err(|BadOptions(what)| Error::InvalidArgument(what))?;
         let replica = Replica::open(region.clone(), options.clone())?;
         Ok(UnitPool {
             state: State::Following(Box::new(replica)),
             region,
             options,
-            batch,
-            sessions,
+            batch: unit.batch,
+            sessions: unit.sessions,
             defects: Defects::default(),
         })
     }
@@ -215,16 +220,27 @@ fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<
             fetch,
             offset,
             length,
+            most,
         } => {
-            let mut bytes = vec![0; length as usize];
             // A range that is not in the image was asked for by mistake, or by somebody who means no good.
-            store.read_image(offset, &mut bytes).ok()?;
+            let (skipped, bytes) = match fetch {
+                Fetch::Metadata => {
+                    let range = offset..offset.checked_add(length.into())?;
+                    store.read_metadata(range, most as usize).ok()?
+                }
+                Fetch::Data | Fetch::Refill => {
+                    let mut bytes = vec![0; length.min(most) as usize];
+                    store.read_image(offset, &mut bytes).ok()?;
+                    (0, bytes)
+                }
+            };
             let position = store.tail().number;
             Completion::Image {
                 to,
                 fetch,
                 offset,
                 position,
+                skipped: skipped as u32,
                 bytes,
             }
         }
@@ -242,11 +258,15 @@ fn carry_out_following(replica: &mut Replica, intent: Intent) -> Result<Option<C
         Intent::Ingest {
             from,
             records,
-            fetched,
+            named,
         } => {
             let known = replica.tail().number.saturating_sub(from) as usize;
             let new = records.get(known..).unwrap_or_default();
-            let ingested = replica.ingest_fetched(new, &fetched);
+            let ingested = match named {
+                NamedData::Required => replica.ingest(new),
+                NamedData::Reported => replica.ingest_unverified(new),
+                NamedData::Ignored => replica.ingest_metadata(new),
+            };
             // Records that are not right count as not received: they are asked for again.
             let missing = ingested.map(|it| it.missing).unwrap_or_default();
             Some(Completion::Ingested {

@@ -9,6 +9,7 @@
 //! ```
 //! A slot counts only if it names the block's session: so a session begins with one record, which writes the header.
 
+use protocol::SLOTS_MAX;
 use protocol::member::{SessionRecord, Slot};
 use protocol::wire::{FileId, Outcome, Status};
 use store::BLOCK;
@@ -17,8 +18,8 @@ use store::BLOCK;
 pub const ENTRY: usize = 64;
 /// Bytes of a lock.
 pub const LOCK: usize = 16;
-/// Slots of a session, at most.
-pub const SLOTS_MAX: usize = BLOCK / ENTRY - 1;
+// A session's header and slots fill its block.
+const _: () = assert!(SLOTS_MAX == BLOCK / ENTRY - 1);
 /// Where the number of a new inode goes in a slot.
 pub const INODE_AT: usize = 16;
 

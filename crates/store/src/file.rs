@@ -198,7 +198,7 @@ impl Store {
             self.shared.extend(target, data, inode, state)
         } else {
             let touch = Touch { inode, time_ns };
-            self.shared.overwrite(target, data, touch)
+            self.shared.overwrite(target, data, touch, state.version)
         };
         Ok(true)
     }

@@ -8,16 +8,23 @@ use crate::error::{Error, Result};
 use crate::image::Layout;
 use crate::layout::group::{self, GroupHeader, LINE_BITS, LINES_MAX, Map};
 use crate::layout::inode::Inode;
-use crate::layout::record::ALIGN;
+use crate::layout::record::{ALIGN, PLACE};
 use crate::layout::superblock::*;
 use crate::ring::{LENGTH_MAX, LENGTH_MIN, write_ring_state};
 use crate::{BLOCK, ROOT, SYSTEM};
+
+/// Bytes of a pool for each side ring.
+const SIDE_RING_SHARE: u64 = 32 << 20;
 
 /// How a pool is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of the record ring: a power of two, 64 KiB to 1 GiB.
     pub ring_length: u64,
+    /// Side rings, for that many threads: at most 256.
+    pub side_rings: u32,
+    /// Places of a side ring, of 4160 bytes each: 2 to 4096.
+    pub side_places: u32,
     /// Blocks of a group: a power of two, 512 to 32768.
     pub blocks_per_group: u32,
     /// Inodes of a group: a multiple of 16, at most 32768.
@@ -27,12 +34,15 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// What suits a pool of this many bytes: an inode for 16 KiB, at least eight groups, a ring of 16 MiB or a 32nd.
+    /// What suits a pool of this many bytes: an inode for 16 KiB, at least eight groups, a ring of 16 MiB or a 32nd, up
+    /// to 16 side rings of half a MiB.
     pub fn for_length(pool_length: u64) -> Geometry {
         let power_below = |value: u64| 1 << value.max(1).ilog2();
         let blocks_per_group: u64 = power_below(pool_length / BLOCK as u64 / 8).clamp(512, 32768);
         Geometry {
             ring_length: power_below(pool_length / 32).clamp(LENGTH_MIN, 16 << 20),
+            side_rings: (pool_length / SIDE_RING_SHARE).min(16) as u32,
+            side_places: 128,
             blocks_per_group: blocks_per_group as u32,
             inodes_per_group: blocks_per_group as u32 / 4,
             data_checksums: true,
@@ -43,6 +53,8 @@ impl Geometry {
     pub fn small() -> Geometry {
         Geometry {
             ring_length: LENGTH_MIN,
+            side_rings: 2,
+            side_places: 4,
             blocks_per_group: 512,
             inodes_per_group: 64,
             data_checksums: true,
@@ -85,7 +97,8 @@ pub fn format(region: &Region, geometry: &Geometry) -> Result<()> {
     write_root(region, superblock.image_offset, &layout, SYSTEM, 0o700);
     // Whatever the ring held is of no valid epoch: its first record would have to have this number and epoch 1. Not 0:
     // that is the version of what no record has changed.
-    region.zero_flushed(superblock.ring_offset, superblock.ring_length);
+    let rings = superblock.ring_length + superblock.side_length();
+    region.zero_flushed(superblock.ring_offset, rings);
     region.fence();
     write_ring_state(region, RingState::new(1, ALIGN as u64));
     write_superblocks(region, &superblock);
@@ -115,7 +128,15 @@ fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
             "the ring must be a power of two from 64 KiB to 1 GiB",
         ));
     }
-    let image_offset = (RING_OFFSET + ring).next_multiple_of(BLOCK as u64);
+    let sides = [geometry.side_rings, geometry.side_places];
+    let possible = sides[0] <= SIDE_RINGS_MAX && (2..=SIDE_PLACES_MAX).contains(&sides[1]);
+    if !possible {
+        return Err(Error::BadGeometry(
+            "there are at most 256 side rings, of 2 to 4096 places each",
+        ));
+    }
+    let side = u64::from(sides[0]) * u64::from(sides[1]) * PLACE;
+    let image_offset = (RING_OFFSET + ring + side).next_multiple_of(BLOCK as u64);
     let blocks = pool_length.saturating_sub(image_offset) / BLOCK as u64;
     let layout = Layout::new(blocks, geometry.blocks_per_group, geometry.inodes_per_group).ok_or(
         Error::BadGeometry("it is too small, or its groups are; use at least 1 MiB"),
@@ -144,6 +165,8 @@ fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
         reserved_blocks: (data / 128).clamp(8, 1024),
         created_ns: Clock::System.now_ns(),
         hash_key: random(),
+        side_rings: geometry.side_rings,
+        side_places: geometry.side_places,
         ..Superblock::new_zeroed()
     };
     superblock.crc = superblock.checksum();

@@ -18,7 +18,7 @@ use crate::held::Held;
 use crate::image::Image;
 use crate::layout::record::{Kind, Operation, Operations};
 use crate::layout::superblock::{RING_OFFSET, RING_STATES, RingState, SUPERBLOCKS, Superblock};
-use crate::ring::{Ring, RingReader, write_ring_state};
+use crate::ring::{Ring, RingReader, records_aside, write_ring_state};
 use crate::sequence::Sequence;
 use crate::store::Options;
 
@@ -120,21 +120,40 @@ pub(crate) fn replay(
     }
     let epoch = reader.epoch();
     let reader = RingReader::new(region, superblock, state.epoch, defects);
-    let mut position = state.start;
-    while position < end {
-        let Some(header) = reader.read(position, &mut record) else {
-            break;
-        };
-        for operation in Operations::new(&record, image.length()).flatten() {
-            if !references.covers(&operation, position) {
-                image.apply(&operation, position);
+    let apply = |record: &[u8], number: u64| {
+        let possible = |operation: &Operation<'_>| image.accepts(operation);
+        for operation in Operations::new(record, image.length()).flatten() {
+            if possible(&operation) && !references.covers(&operation, number) {
+                image.apply(&operation, number);
                 for (at, length) in image.cached_ranges(&operation) {
                     image.flush(at, length);
                 }
             }
         }
+    };
+    // Those aside have numbers between the others'; none is behind the end.
+    let mut aside = records_aside(region, superblock, &reader, state.start).into_iter();
+    let mut aside_before = |number: u64, record: &mut Vec<u8>| {
+        let before = |(own, _): &(u64, u64)| *own < number;
+        while let Some((own, offset)) = aside.as_slice().first().copied().filter(before) {
+            aside.next();
+            if reader.read_aside(offset, record).is_some() {
+                apply(record, own);
+            }
+        }
+    };
+    let mut position = state.start;
+    while position < end {
+        if !defects.replay_aside_last {
+            aside_before(position, &mut record);
+        }
+        let Some(header) = reader.read(position, &mut record) else {
+            break;
+        };
+        apply(&record, position);
         position += u64::from(header.length);
     }
+    aside_before(end, &mut record);
     Ok(Sequence { epoch, number: end })
 }
 

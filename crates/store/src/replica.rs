@@ -6,6 +6,7 @@
 
 mod ingest;
 mod judge;
+mod metadata;
 mod touched;
 
 use std::ops::Range;
@@ -51,6 +52,8 @@ impl Replica {
             ring_offset: RING_OFFSET,
             ring_length,
             image_offset,
+            side_rings: 0,
+            side_places: 0,
             ..*unit
         };
         superblock.crc = superblock.checksum();

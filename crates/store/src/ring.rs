@@ -10,11 +10,14 @@
 //! Space is reclaimed by whoever appends: the oldest records, all applied, have their image lines flushed, then the
 //! ring's start moves on. Until that is persistent, twice, the space is not written again.
 
+mod aside;
 mod follow;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use aside::SideRings;
+pub use aside::{Aside, records_aside};
 use parking_lot::Mutex;
 use pmem::Region;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -50,6 +53,7 @@ pub struct Ring {
     length: u64,
     epoch: u32,
     in_flight: InFlight,
+    side: SideRings,
     start: Contended,
     reclaiming: Mutex<()>,
     defects: Defects,
@@ -70,6 +74,7 @@ impl Ring {
             length: superblock.ring_length,
             epoch,
             in_flight: InFlight::new(position),
+            side: SideRings::new(superblock),
             start: Contended(AtomicU64::new(position)),
             reclaiming: Mutex::new(()),
             defects,
@@ -271,15 +276,27 @@ impl Ring {
     /// Flushes the image lines of the oldest records, as many as are applied, up to the first end behind `goal`.
     fn reclaim_to(&self, goal: u64, image: &Image) {
         let start = self.start.load(Ordering::Acquire);
-        let applied = self.in_flight.applied_below();
+        let is_drain = goal == u64::MAX;
+        let (applied, next) = (self.in_flight.applied_below(), self.in_flight.next());
         let mut recent = RecentLines::new();
         let mut window = [0; WINDOW];
         let mut position = start;
         while position < goal && position < applied {
-            position = self.flush_record(position, image, &mut recent, &mut window);
+            let end = self.flush_record(position, image, &mut recent, &mut window);
+            // Records aside are numbered behind one that is in the ring: the last one stays.
+            if end >= next && !is_drain {
+                break;
+            }
+            position = end;
         }
         if position == start {
             return;
+        }
+        if !is_drain {
+            self.close_aside(position);
+        }
+        if !self.defects.reclaim_without_flush {
+            self.side.flush(start, position, image, &mut recent);
         }
         // Another thread may have applied around the caches and not have made a fence since.
         if self.in_flight.is_unfenced(start, position) && !self.defects.reclaim_unfenced {
@@ -398,6 +415,8 @@ pub struct RingReader<'a> {
     region: &'a Region,
     offset: u64,
     length: u64,
+    /// The epoch of the ring state.
+    first_epoch: u32,
     epoch: Cell<u32>,
     defects: Defects,
 }
@@ -430,6 +449,7 @@ impl<'a> RingReader<'a> {
             region,
             offset,
             length,
+            first_epoch: epoch,
             epoch: Cell::new(epoch),
             defects,
         }

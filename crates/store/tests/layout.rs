@@ -69,6 +69,8 @@ fn pool_structures() -> Vec<(&'static str, Structure)> {
             reserved_blocks,
             created_ns,
             hash_key,
+            side_rings,
+            side_places,
         }),
         structure!(superblock::RingState {
             crc,
@@ -176,16 +178,31 @@ fn file_structures() -> Vec<(&'static str, Structure)> {
 }
 
 fn constants() -> BTreeMap<&'static str, String> {
+    pool_constants()
+        .into_iter()
+        .chain(image_constants())
+        .collect()
+}
+
+fn pool_constants() -> Vec<(&'static str, String)> {
     let number = |value: u64| value.to_string();
     let size = |value: usize| value.to_string();
-    let magic = |value: u32| letters(&value.to_le_bytes());
     let pair = |values: [u64; 2]| format!("{}, {}", values[0], values[1]);
-    BTreeMap::from([
+    vec![
         ("superblock::VERSION", number(superblock::VERSION.into())),
         ("superblock::MAGIC", letters(&superblock::MAGIC)),
         ("superblock::SUPERBLOCKS", pair(superblock::SUPERBLOCKS)),
         ("superblock::RING_STATES", pair(superblock::RING_STATES)),
         ("superblock::RING_OFFSET", number(superblock::RING_OFFSET)),
+        (
+            "superblock::SIDE_RINGS_MAX",
+            number(superblock::SIDE_RINGS_MAX.into()),
+        ),
+        (
+            "superblock::SIDE_PLACES_MAX",
+            number(superblock::SIDE_PLACES_MAX.into()),
+        ),
+        ("record::PLACE", number(record::PLACE)),
         (
             "superblock::FEATURE_DATA_CHECKSUMS",
             number(superblock::FEATURE_DATA_CHECKSUMS),
@@ -205,6 +222,14 @@ fn constants() -> BTreeMap<&'static str, String> {
         ("BLOCK", size(store::BLOCK)),
         ("ROOT", number(store::ROOT)),
         ("SYSTEM", number(store::SYSTEM)),
+    ]
+}
+
+fn image_constants() -> Vec<(&'static str, String)> {
+    let number = |value: u64| value.to_string();
+    let size = |value: usize| value.to_string();
+    let magic = |value: u32| letters(&value.to_le_bytes());
+    vec![
         ("record::MAGIC", magic(record::MAGIC)),
         ("record::ALIGN", size(record::ALIGN)),
         ("record::HEADER", size(record::HEADER)),
@@ -243,7 +268,7 @@ fn constants() -> BTreeMap<&'static str, String> {
             "directory::PREFIX_BITS",
             number(directory::PREFIX_BITS.into()),
         ),
-    ])
+    ]
 }
 
 fn letters(bytes: &[u8]) -> String {

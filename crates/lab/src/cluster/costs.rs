@@ -2,6 +2,8 @@
 //!
 //! One client, one operation at a time, between two heartbeats. Heartbeats, leases and keep-alives are not counted. A
 //! message to two members counts as two.
+//!
+//! Also what clients notice of a refill, on a network of a limited width.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -12,7 +14,7 @@ use pmem::Region;
 use protocol::client::{Client, Event as Told, Ticket};
 use protocol::member::Completion;
 use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome, Status};
-use protocol::{Defects, EpochStart, Member, Options, Sequence, Transmit, UnitMap};
+use protocol::{Defects, EpochStart, Member, NOBODY, Options, Sequence, Transmit, UnitMap};
 use store::{Geometry, Store};
 
 use super::fabric::{self, Fabric};
@@ -92,22 +94,26 @@ fn image() -> Result<(Vec<u8>, Sequence), String> {
 }
 
 impl Unit {
-    fn new(members: u32) -> Result<Unit, String> {
+    fn new(members: u32, metadata_only: Option<u32>, parity: bool) -> Result<Unit, String> {
         let (image, tail) = image()?;
         let all: Vec<u32> = (0..members).collect();
         let map = UnitMap {
             version: 1,
             epoch: tail.epoch,
-            primary: u32::MAX,
+            primary: NOBODY,
             in_sync: all.clone(),
             members: all.clone(),
+            metadata_only: metadata_only.into_iter().collect(),
             lineage: vec![EpochStart {
                 epoch: tail.epoch,
                 start: tail.number,
             }],
         };
         let machine = |node| Machine::new(node, clock(), image.clone(), 1);
-        let options = Options::default();
+        let options = Options {
+            parity,
+            ..Options::default()
+        };
         let mut unit = Unit {
             queue: Queue::new(),
             fabric: Fabric::new(1, fabric::Options::steady(DELAY)),
@@ -126,6 +132,61 @@ impl Unit {
         // Nobody is primary yet; in this time the members choose one.
         unit.run_until(5 * SECOND)?;
         Ok(unit)
+    }
+
+    /// A member starts anew, with a pool that holds nothing.
+    fn replace(&mut self, node: u32) -> Result<(), String> {
+        let old = self.machines[node as usize].memory().region();
+        let unit = store::Replica::open(old, store::Options::default());
+        let unit = *unit.map_err(|error| error.to_string())?.superblock();
+        let region = Region::memory(LENGTH, false).map_err(|error| error.to_string())?;
+        store::Replica::format(&region, &unit, RING).map_err(|error| error.to_string())?;
+        let mut image = vec![0; LENGTH as usize];
+        region.read(0, &mut image);
+        let now = self.queue.now();
+        let mut machine = Machine::new(node, clock(), image, 1);
+        machine.start(now, &Options::default(), &Defects::default())?;
+        self.machines[node as usize] = machine;
+        let map = self.map.clone();
+        self.queue.add(now, Event::Map { to: node, map });
+        Ok(())
+    }
+
+    /// Carries out an operation; says when it ended.
+    fn carry_out(&mut self, operation: Operation) -> Result<(Time, Outcome), String> {
+        let ticket = self.submit(operation, Acknowledge::Primary);
+        let done = loop {
+            match self.done.remove(&ticket) {
+                Some(done) => break done,
+                None => self.take_event()?,
+            }
+        };
+        match done.1.status {
+            Status::Done => Ok(done),
+            status => Err(format!("an operation ended as {status:?}")),
+        }
+    }
+
+    /// Writes, until it was done so often or something is so.
+    fn latency(
+        &mut self,
+        file: FileId,
+        count: u64,
+        is_over: impl Fn(&Unit) -> bool,
+    ) -> Result<Latency, String> {
+        let mut random = Random::new(2);
+        let (mut all, mut most, mut written) = (0, 0, 0);
+        while written < count && !is_over(self) {
+            let started = self.queue.now();
+            let (ended, _) = self.carry_out(write(file, 64, &mut random))?;
+            all += ended - started;
+            most = most.max(ended - started);
+            written += 1;
+        }
+        Ok(Latency {
+            mean_ns: all / written.max(1),
+            most_ns: most,
+        })
     }
 
     fn spread(&mut self, map: &UnitMap) {
@@ -306,9 +367,13 @@ impl Unit {
     }
 }
 
-/// What the operations cost in a unit of so many members, by their names.
-pub fn costs(members: u32) -> Result<Vec<(String, Cost)>, String> {
-    let mut unit = Unit::new(members)?;
+/// What the operations cost in a unit of so many members, by their names. `metadata_only` is the one that has no data.
+pub fn costs(
+    members: u32,
+    metadata_only: Option<u32>,
+    parity: bool,
+) -> Result<Vec<(String, Cost)>, String> {
+    let mut unit = Unit::new(members, metadata_only, parity)?;
     let mut costs = Vec::new();
     let entry = |name: &str| (ROOT, name.as_bytes().to_vec());
     let (directory, name) = entry("file");
@@ -375,13 +440,77 @@ fn write(file: FileId, length: usize, random: &mut Random) -> Operation {
     }
 }
 
+/// Bytes that a node sends in a microsecond: a network of 10 Gbit/s.
+const WIDTH: u64 = 1250;
+
+/// How long writes of 64 B took, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latency {
+    /// On average.
+    pub mean_ns: Time,
+    /// The slowest one.
+    pub most_ns: Time,
+}
+
+/// How long writes take without, and with, a refill of a whole member going on, and how long the refill takes, though
+/// clients never pause.
+pub fn during_a_refill() -> Result<(Latency, Latency, Time), String> {
+    let mut unit = Unit::new(3, None, false)?;
+    unit.fabric.set_options(fabric::Options {
+        bytes_per_us: WIDTH,
+        ..fabric::Options::steady(DELAY)
+    });
+    let (directory, name) = (ROOT, b"file".to_vec());
+    let create = Operation::Create { directory, name };
+    let file = unit.carry_out(create)?.1.file;
+    let mut random = Random::new(1);
+    unit.carry_out(write(file, 64, &mut random))?;
+    let before = unit.latency(file, 2000, |_| false)?;
+    let back = (0..3).find(|node| *node != unit.map.primary);
+    let back = back.ok_or("there is nobody but the primary")?;
+    let started = unit.queue.now();
+    unit.replace(back)?;
+    while unit.map.is_in_sync(back) {
+        unit.take_event()?;
+    }
+    let during = unit.latency(file, 100_000, |unit| unit.map.is_in_sync(back))?;
+    if !unit.map.is_in_sync(back) {
+        return Err("the member does not come back".into());
+    }
+    Ok((before, during, unit.queue.now() - started))
+}
+
+/// The columns of the table: what the unit is made of, its members, and the one that has metadata only.
+const UNITS: [(&str, u32, Option<u32>); 4] = [
+    ("1 member", 1, None),
+    ("2 members", 2, None),
+    ("3 members", 3, None),
+    ("2 and 1 with metadata only", 3, Some(2)),
+];
+
+/// The operation that is listed with parity too.
+const WITH_PARITY: &str = "write 64 KiB, `ack=all`";
+
 /// The table in `docs/PROTOCOL.md`.
 pub fn table() -> Result<String, String> {
-    let units = [costs(1)?, costs(2)?, costs(3)?];
-    let mut table = String::from(
-        "| operation | 1 member | messages | bytes | 2 members | messages | bytes | 3 members | messages | bytes |\n\
-         |---|---|---|---|---|---|---|---|---|---|\n",
-    );
+    let count = |parity| {
+        let counted =
+            UNITS.map(|(_, members, metadata_only)| costs(members, metadata_only, parity));
+        counted.into_iter().collect::<Result<Vec<_>, _>>()
+    };
+    let (mut units, with_parity) = (count(false)?, count(true)?);
+    for (unit, with_parity) in units.iter_mut().zip(with_parity) {
+        let row = with_parity
+            .into_iter()
+            .find(|(name, _)| name == WITH_PARITY);
+        let (name, cost) = row.ok_or("there is no such operation")?;
+        unit.push((format!("{name}, with parity"), cost));
+    }
+    let mut table = String::from("| operation |");
+    for (called, ..) in UNITS {
+        let _ = write!(table, " {called} | messages | bytes |");
+    }
+    let _ = writeln!(table, "\n|---|{}", "---|".repeat(3 * UNITS.len()));
     for (index, (name, _)) in units[0].iter().enumerate() {
         let _ = write!(table, "| {name} |");
         for unit in &units {

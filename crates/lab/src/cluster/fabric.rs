@@ -18,6 +18,8 @@ pub struct Options {
     pub loss_permille: u32,
     /// How many of a thousand messages arrive twice.
     pub duplication_permille: u32,
+    /// Bytes that a node sends in a microsecond, one message after the other.
+    pub bytes_per_us: u64,
     /// How many of a thousand messages arrive with 1 to 8 wrong bits.
     pub corruption_permille: u32,
 }
@@ -31,6 +33,7 @@ impl Options {
             slow_ns: 4 * MILLISECOND,
             loss_permille: 2,
             duplication_permille: 2,
+            bytes_per_us: u64::MAX,
             corruption_permille: 1,
         }
     }
@@ -44,6 +47,7 @@ impl Options {
             slow_ns: delay_ns,
             loss_permille: 0,
             duplication_permille: 0,
+            bytes_per_us: u64::MAX,
             corruption_permille: 0,
         }
     }
@@ -87,6 +91,8 @@ pub struct Fabric {
     cuts: BTreeMap<Direction, Time>,
     isolated: BTreeMap<u32, Time>,
     slowed: BTreeMap<Direction, Burst>,
+    /// Until when each node is sending what it has to.
+    sending: BTreeMap<u32, Time>,
     loss: Burst,
     corruption: Burst,
     labels: Vec<String>,
@@ -129,6 +135,7 @@ impl Fabric {
             cuts: BTreeMap::new(),
             isolated: BTreeMap::new(),
             slowed: BTreeMap::new(),
+            sending: BTreeMap::new(),
             loss: Burst::default(),
             corruption: Burst::default(),
             labels: vec![String::new()],
@@ -155,10 +162,14 @@ impl Fabric {
         if self.is_cut(now, from, to) || self.random.chance(loss) {
             return Vec::new();
         }
+        let sending = self.sending.entry(from).or_default();
+        let takes = bytes.len() as u64 * MICROSECOND / self.options.bytes_per_us;
+        *sending = now.max(*sending) + takes;
+        let sent = *sending;
         let twice = self.random.chance(self.options.duplication_permille);
         (0..1 + usize::from(twice))
             .map(|_| Delivery {
-                at: now.saturating_add(self.delay(now, direction)),
+                at: sent.saturating_add(self.delay(now, direction)),
                 bytes: self.transmitted(now, bytes),
             })
             .collect()

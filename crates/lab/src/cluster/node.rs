@@ -172,7 +172,7 @@ impl Machine {
             hold_freed: true,
         };
         let region = self.memory.region();
-        let pool = UnitPool::open(region, store_options, options.batch, options.sessions)
+        let pool = UnitPool::open(region, store_options, options)
             .map_err(|error| format!("member {} does not open its pool: {error}", self.node))?;
         let pool = pool.with_defects(defects);
         let port = Port {

@@ -25,7 +25,12 @@ pub fn pool() -> Result<Template, String> {
 
 fn make() -> Result<Template, String> {
     let region = Region::memory(LENGTH, false).map_err(|error| error.to_string())?;
-    crate::pool::format(&region, &Geometry::small())?;
+    // Pools of a unit do not use side rings.
+    let geometry = Geometry {
+        side_rings: 0,
+        ..Geometry::small()
+    };
+    crate::pool::format(&region, &geometry)?;
     let options = Options {
         clock: store::Clock::Manual(Arc::new(AtomicI64::new(1))),
         defects: Defects::default(),

@@ -62,6 +62,8 @@ pub struct Worker {
     resumed_in: u32,
     /// Until when its locks are its own for certain: by its clock, and in virtual time.
     fresh_until: (u64, Time),
+    /// A read of a file that is there was refused: its data is damaged.
+    pub has_met_damage: bool,
     files: Vec<FileId>,
     values: u64,
     random: Random,
@@ -83,6 +85,7 @@ impl Worker {
             sent: Vec::new(),
             resumed_in: 0,
             fresh_until: (0, 0),
+            has_met_damage: false,
             files,
             values: u64::from(node) << 32,
             random: Random::new(seed),
@@ -281,6 +284,8 @@ impl Worker {
             return;
         };
         let is_done = outcome.status == Status::Done;
+        let is_read = matches!(pending.operation, Operation::Read { .. });
+        self.has_met_damage |= is_read && outcome.status == Status::Refused;
         match &pending.operation {
             Operation::Sync { file } if is_done => {
                 let is_before =

@@ -13,7 +13,7 @@ use crate::wire::Body;
 /// Requests without a slot that a session may have under way.
 pub const READS_MAX: usize = 64;
 /// Ranges that wait for one member.
-const FETCHES_MAX: usize = 64;
+pub(super) const FETCHES_MAX: usize = 64;
 
 impl Parked {
     /// Whether both use the same place: of two changes of one slot only the newer one counts, since a client asks for the
@@ -130,7 +130,7 @@ impl Member {
                 let sessions = primary.sessions.by_number.len();
                 let requests = primary.parked.len() + primary.executing.len();
                 let others = primary.held_files.len() + primary.quarantines.len();
-                sessions + requests + primary.waiting.len() + others
+                sessions + requests + primary.deferred.kept() + primary.waiting.len() + others
             }
             Role::Opening | Role::Closing => 0,
         };

@@ -30,8 +30,12 @@ impl Candidacy {
 }
 
 impl Member {
-    /// Only a member in sync has everything that was acknowledged, and only if all of its records are the unit's.
+    /// Only a member in sync has everything that was acknowledged, only if all of its records are the unit's, and only if
+    /// it has the data too.
     pub(super) fn may_stand(&self) -> bool {
+        if self.is_metadata_only() && !self.defects.has(Defect::PromoteMetadataOnly) {
+            return false;
+        }
         let in_sync = self.map.is_in_sync(self.node)
             || self.defects.has(Defect::PromoteOutOfSync) && self.map.members.contains(&self.node);
         in_sync && (self.is_sound() || self.defects.has(Defect::KeepForeignRecords))
@@ -94,9 +98,10 @@ impl Member {
         let Role::Standing(candidacy) = &mut self.role else {
             return;
         };
-        let is_outrun = candidacy
-            .heard
-            .iter()
+        // Who has metadata only does not stand: nobody steps back behind it.
+        let rivals = candidacy.heard.iter();
+        let is_outrun = rivals
+            .filter(|(node, _)| !self.map.is_metadata_only(**node))
             .any(|(node, (tail, is_sound))| *is_sound && (*tail, std::cmp::Reverse(*node)) > own);
         candidacy.next = now + 4 * retry;
         if is_outrun && !candidacy.has_deferred {

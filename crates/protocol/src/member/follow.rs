@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::intent::{Completion, Intent};
+use super::bounds::FETCHES_MAX;
+use super::fetch::Fetching;
+use super::intent::{Completion, Intent, NamedData};
 use super::join::Joining;
 use super::{Member, Role};
 use crate::defects::Defect;
@@ -13,16 +15,33 @@ use crate::wire::{Body, Fetch};
 /// Records that came too early, at most, in messages. What does not fit is asked for again.
 const EARLY_MAX: usize = 64;
 
+/// Image bytes that came: `skipped` bytes from `offset` on are no metadata.
+pub(super) struct Arrived {
+    pub offset: u64,
+    pub position: u64,
+    pub skipped: u64,
+    pub bytes: Vec<u8>,
+}
+
+impl Arrived {
+    pub fn end(&self) -> u64 {
+        let start = self.offset.saturating_add(self.skipped);
+        start.saturating_add(self.bytes.len() as u64)
+    }
+}
+
 /// State of a member that follows.
 pub(super) struct Following {
     /// Records that came before those in front of them, by position.
     early: BTreeMap<u64, Vec<u8>>,
     /// Records that are being taken, or wait for data that one of them names.
     held: Option<(u64, Vec<u8>)>,
-    /// Ranges that were asked for. Their records are not taken before: after a crash nothing tells that data is missing.
-    missing: Vec<Range<u64>>,
-    /// Ranges that came for the held records.
-    fetched: Vec<Range<u64>>,
+    /// At this tail the data that the next record names was fetched once.
+    fetched_at: Option<u64>,
+    /// The held records are taken though their data is not there any more: what is there is newer.
+    is_lenient: bool,
+    /// Data that is missing.
+    missing: Fetching,
     /// When something was last asked for.
     pub asked_at: u64,
     /// The way back into the unit, for a member that is not in sync.
@@ -31,8 +50,8 @@ pub(super) struct Following {
     pub is_welcome: bool,
     /// Before its tail is here, the image may show changes whose records this member does not have.
     pub floor: u64,
-    /// No record is taken without its data any more, as the primary was told.
-    is_strict: bool,
+    /// The image shows nothing that the records do not, and the primary was told.
+    is_settled: bool,
 }
 
 impl Following {
@@ -40,13 +59,14 @@ impl Following {
         Following {
             early: BTreeMap::new(),
             held: None,
-            missing: Vec::new(),
-            fetched: Vec::new(),
+            fetched_at: None,
+            is_lenient: false,
+            missing: Fetching::default(),
             asked_at: now,
             joining: Joining::No,
             is_welcome: false,
             floor: 0,
-            is_strict: false,
+            is_settled: false,
         }
     }
 
@@ -54,18 +74,19 @@ impl Following {
     pub fn start_over(&mut self) {
         self.early.clear();
         self.held = None;
-        self.missing.clear();
-        self.fetched.clear();
-        self.is_strict = false;
+        self.missing = Fetching::default();
+        self.fetched_at = None;
+        self.is_lenient = false;
+        self.is_settled = false;
         self.is_welcome = false;
     }
 
     pub fn kept(&self) -> usize {
-        self.early.len() + self.missing.len() + self.fetched.len()
+        self.early.len() + self.missing.kept() + self.joining.kept()
     }
 
     fn is_complete(&self) -> bool {
-        self.missing.is_empty() && self.held.is_none()
+        self.missing.is_complete() && self.held.is_none()
     }
 }
 
@@ -89,25 +110,21 @@ impl Member {
         }
     }
 
-    /// Whether records are taken only with their data. A member in sync does so; one that catches up begins when its image
-    /// shows nothing that its records do not, tells the primary, and goes on if it can.
-    fn is_strict(&self) -> bool {
+    /// Whether the primary may count this member's tail: its image shows just what its records say. A member that catches
+    /// up tells the primary when it is so, and goes on if it stays so.
+    fn is_caught_up(&self) -> bool {
         let Role::Following(following) = &self.role else {
             return false;
         };
-        self.map.is_in_sync(self.node) || following.is_strict
+        let is_counted = self.map.is_in_sync(self.node) || following.is_settled;
+        is_counted && self.may_follow() && self.tail.number >= following.floor
     }
 
-    /// Whether the primary may count this member's tail.
-    fn is_caught_up(&self) -> bool {
-        self.may_follow() && self.is_strict()
-    }
-
-    /// Becomes strict if nothing is missing.
+    /// Is settled from now on if nothing is missing.
     fn settle(&mut self) {
         let tail = self.tail.number;
         if let Some(following) = self.following() {
-            following.is_strict |=
+            following.is_settled |=
                 following.is_welcome && following.is_complete() && tail >= following.floor;
         }
     }
@@ -136,8 +153,17 @@ impl Member {
                 fetch,
                 offset,
                 position,
+                skipped,
                 bytes,
-            } => self.handle_range(now, fetch, offset, position, bytes),
+            } => {
+                let arrived = Arrived {
+                    offset,
+                    position,
+                    skipped: skipped.into(),
+                    bytes,
+                };
+                self.handle_range(now, fetch, arrived);
+            }
             Body::Welcome { from, position } => self.handle_welcome(now, from, position),
             body => self.handle_key(&body),
         }
@@ -177,7 +203,8 @@ impl Member {
             return;
         }
         following.asked_at = now;
-        if !following.missing.is_empty() {
+        if !following.missing.is_complete() {
+            following.missing.give_up();
             return self.fetch_missing();
         }
         if !self.defects.has(Defect::DropGapRequest) {
@@ -211,17 +238,11 @@ impl Member {
     }
 
     fn ingest(&mut self, from: u64, records: Vec<u8>) {
-        let is_strict = self.is_strict();
+        let named = self.named_data();
         let end = from + records.len() as u64;
-        let Some(following) = self.following() else {
-            return;
-        };
-        following.held = Some((from, records.clone()));
-        let fetched = if is_strict {
-            Vec::new()
-        } else {
-            following.fetched.clone()
-        };
+        if let Some(following) = self.following() {
+            following.held = Some((from, records.clone()));
+        }
         if self.defects.has(Defect::ReportBeforeIngest) {
             let is_caught_up = self.is_caught_up();
             let tail = end;
@@ -230,8 +251,20 @@ impl Member {
         self.out.intents.push_back(Intent::Ingest {
             from,
             records,
-            fetched,
+            named,
         });
+    }
+
+    /// Data comes before the records that name it, so that no crash hides that it is missing.
+    fn named_data(&self) -> NamedData {
+        let is_lenient = matches!(&self.role, Role::Following(following) if following.is_lenient);
+        if self.is_metadata_only() || self.defects.has(Defect::CountBeforeData) {
+            NamedData::Ignored
+        } else if is_lenient {
+            NamedData::Reported
+        } else {
+            NamedData::Required
+        }
     }
 
     /// Tells the primary how far the records reach.
@@ -258,26 +291,31 @@ impl Member {
                 .copied()
                 .collect();
         }
-        let (is_in_sync, is_strict) = (self.map.is_in_sync(self.node), self.is_strict());
+        let is_in_sync = self.map.is_in_sync(self.node);
         let Some(following) = self.following() else {
             return;
         };
-        if missing.is_empty() {
-            following.held = None;
-            following.fetched.clear();
-        } else {
-            // If it came and is not right, it will not be: the primary did not count this member yet when that changed.
-            let has_come =
-                |it: &Range<u64>| following.fetched.iter().any(|of| of.contains(&it.start));
-            let is_wrong = is_strict && missing.iter().any(has_come);
-            following.is_strict &= is_in_sync || !is_wrong;
-            if is_strict {
-                following.fetched.clear();
+        let held = following.held.take();
+        let was_lenient = std::mem::take(&mut following.is_lenient);
+        let was_fetched = following.fetched_at.take() == Some(tail.number);
+        if was_lenient {
+            let rest = held.filter(|(from, records)| from + records.len() as u64 > tail.number);
+            if let Some((from, records)) = rest {
+                return self.ingest(from, records);
             }
-            following.missing = missing;
+        } else if !missing.is_empty() && was_fetched && !following.is_settled && !is_in_sync {
+            // The data is not there any more: the primary did not count this member yet when it changed it.
+            following.is_lenient = true;
+            if let Some((from, records)) = held {
+                return self.ingest(from, records);
+            }
+        } else if !missing.is_empty() {
+            following.is_settled &= !was_fetched;
+            following.held = held;
+            following.missing = Fetching::of(missing);
             following.asked_at = now;
-            // Else it is asked for again when a while has passed.
-            if !is_wrong {
+            // What came and is not right will not be right at once: it is asked for again when a while has passed.
+            if !(was_fetched && is_in_sync) {
                 self.fetch_missing();
             }
         }
@@ -305,22 +343,31 @@ impl Member {
         }
     }
 
-    /// Asks for data that records name. A strict member gets just that data, since the primary does not change it in place
-    /// before all members that it counts have the record. Others take what there is, and are behind until they have the
-    /// records for it.
+    /// Parts of the image that may be on their way at a time.
+    pub(super) fn fetches_max(&self) -> usize {
+        let parts = self.options.fetch_window / self.options.refill.max(1);
+        parts.clamp(1, FETCHES_MAX as u32) as usize
+    }
+
+    /// How data that records name is asked for. A member that counts gets just that data, since the primary does not
+    /// change it in place before all members that it counts have the record. Others take what there is, and are behind
+    /// until they have the records for it.
+    fn way_to_fetch(&self) -> Fetch {
+        match &self.role {
+            _ if self.map.is_in_sync(self.node) => Fetch::Data,
+            Role::Following(following) if following.is_settled => Fetch::Data,
+            _ => Fetch::Refill,
+        }
+    }
+
+    /// Asks for data that records name.
     fn fetch_missing(&mut self) {
-        let fetch = if self.is_strict() {
-            Fetch::Data
-        } else {
-            Fetch::Refill
-        };
-        let refill = u64::from(self.options.refill);
+        let fetch = self.way_to_fetch();
+        let (part, most) = (self.options.refill, self.fetches_max());
         let Some(following) = self.following() else {
             return;
         };
-        for range in following.missing.clone().into_iter().take(16) {
-            let length = (range.end - range.start).min(refill) as u32;
-            let offset = range.start;
+        for (offset, length) in following.missing.next(part, most) {
             let body = Body::Fetch {
                 fetch,
                 offset,
@@ -330,34 +377,36 @@ impl Member {
         }
     }
 
-    fn handle_range(&mut self, now: u64, fetch: Fetch, offset: u64, position: u64, bytes: Vec<u8>) {
-        let end = offset.saturating_add(bytes.len() as u64);
+    fn handle_range(&mut self, now: u64, fetch: Fetch, arrived: Arrived) {
+        let end = arrived.end();
+        let (tail, is_asked) = (self.tail.number, fetch == self.way_to_fetch());
         let Some(following) = self.following() else {
             return;
         };
         if following.joining.is_refilling() {
-            return self.handle_refill(now, offset, position, bytes);
+            return match fetch {
+                Fetch::Refill | Fetch::Metadata => self.handle_refill(now, arrived),
+                Fetch::Data => (),
+            };
         }
+        let Arrived {
+            offset,
+            position,
+            bytes,
+            ..
+        } = arrived;
         let held = following.held.as_ref();
         let held_end = held.map_or(0, |(from, records)| from + records.len() as u64);
-        let asked = following
-            .missing
-            .iter_mut()
-            .find(|range| range.start == offset && end <= range.end);
         // An answer from before the records were made may have gone astray on its way.
-        let Some(range) = asked.filter(|_| !bytes.is_empty() && position >= held_end) else {
+        if !is_asked || position < held_end || !following.missing.arrived(&(offset..end)) {
             return;
-        };
-        range.start = end;
-        following.missing.retain(|range| !range.is_empty());
+        }
+        following.asked_at = now;
         if fetch == Fetch::Refill {
             following.floor = following.floor.max(position);
         }
-        let is_complete = following.missing.is_empty();
-        let fetched = &mut following.fetched;
-        if !fetched.iter().any(|it| it.contains(&offset)) {
-            fetched.push(offset..end);
-        }
+        let is_complete = following.missing.is_complete();
+        following.fetched_at = is_complete.then_some(tail);
         let again = following.held.clone().filter(|_| is_complete);
         self.out
             .intents

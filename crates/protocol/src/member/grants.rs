@@ -53,7 +53,14 @@ impl Member {
             return;
         };
         self.open_key(index, session);
-        self.send_all(self.others(), Body::OpenKey { index, session });
+        self.send_all(self.full_others(), Body::OpenKey { index, session });
+    }
+
+    /// The other members that have data: nobody reaches into the memory of one that has metadata only.
+    fn full_others(&self) -> Vec<NodeId> {
+        let others = self.others().into_iter();
+        let is_full = |node: &NodeId| !self.map.is_metadata_only(*node);
+        others.filter(is_full).collect()
     }
 
     /// The primary wants a key opened or closed.
@@ -132,7 +139,7 @@ impl Member {
         }
         // Nothing can land where it matters: this is only to tidy up.
         self.close_key(session);
-        self.send_all(self.others(), Body::CloseKey { session });
+        self.send_all(self.full_others(), Body::CloseKey { session });
     }
 
     /// What the primary before has left in quarantine: whom it had asked, this one does not know.
@@ -164,7 +171,7 @@ impl Member {
     /// Asks members that have not said so to close the keys of ended sessions; frees what is free.
     pub(super) fn free_grants(&mut self, now: u64) {
         let pause = self.options.heartbeat_ns;
-        let others = self.others();
+        let others = self.full_others();
         let own = self.node;
         let forgets = self.defects.has(Defect::ForgetQuarantine);
         let Some(primary) = self.primary() else {

@@ -21,6 +21,17 @@ pub struct Slot {
     pub request: u64,
 }
 
+/// What a member does about data that records name and do not hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamedData {
+    /// Stops at a record whose data is not there, and says what is missing.
+    Required,
+    /// Takes the records, and says what is missing.
+    Reported,
+    /// Takes the records: it has metadata only.
+    Ignored,
+}
+
 /// Something for the host to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Intent {
@@ -94,8 +105,10 @@ pub enum Intent {
         fetch: Fetch,
         /// First byte.
         offset: u64,
-        /// Number of bytes.
+        /// Number of bytes; of metadata, in how many to look for it.
         length: u32,
+        /// Bytes to read, at most.
+        most: u32,
     },
     /// All members in sync have the records below: what they freed may be used again.
     ReleaseFreed {
@@ -108,8 +121,8 @@ pub enum Intent {
         from: u64,
         /// Back to back.
         records: Vec<u8>,
-        /// Data here is taken as it is: it was fetched for these records, and may be of a later moment.
-        fetched: Vec<Range<u64>>,
+        /// What is done about data that they name.
+        named: NamedData,
     },
     /// Which image bytes did the records from here on change?
     TouchedSince {
@@ -189,6 +202,8 @@ pub enum Completion {
         offset: u64,
         /// The tail after they were read.
         position: u64,
+        /// Bytes from `offset` on that were left out: they are no metadata.
+        skipped: u32,
         /// The bytes.
         bytes: Vec<u8>,
     },
@@ -196,7 +211,7 @@ pub enum Completion {
     Ingested {
         /// The tail now.
         tail: Sequence,
-        /// Image bytes that are not what the next records say.
+        /// Image bytes that are not what the next record ([`NamedData::Required`]), or one of those taken, says.
         missing: Vec<Range<u64>>,
     },
     /// Of [`Intent::TouchedSince`]: the ranges, or the whole image if the records are not held any more.

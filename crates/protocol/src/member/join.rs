@@ -9,11 +9,16 @@
 
 use std::ops::Range;
 
+use super::fetch::Fetching;
+use super::follow::Arrived;
 use super::intent::Intent;
 use super::{Member, Role};
 use crate::defects::Defect;
 use crate::map::Sequence;
 use crate::wire::{Body, Fetch};
+
+/// Bytes of the image in which the primary looks for metadata at a time.
+pub(super) const METADATA_STEP: u32 = 16 << 20;
 
 /// How far a member has come on its way back.
 pub(super) enum Joining {
@@ -29,11 +34,18 @@ pub(super) enum Joining {
     /// Ranges are being fetched.
     Refilling {
         from: u64,
-        ranges: Vec<Range<u64>>,
+        missing: Fetching,
     },
 }
 
 impl Joining {
+    pub fn kept(&self) -> usize {
+        match self {
+            Joining::Refilling { missing, .. } => missing.kept(),
+            _ => 0,
+        }
+    }
+
     pub fn is_refilling(&self) -> bool {
         matches!(self, Joining::Refilling { .. })
     }
@@ -71,7 +83,12 @@ impl Member {
                 self.send(self.map.primary, Body::Join { from, version });
             }
             Joining::Measuring { .. } => {}
-            Joining::Refilling { .. } => self.fetch_refill(),
+            Joining::Refilling { .. } => {
+                if let Some(Joining::Refilling { missing, .. }) = self.joining() {
+                    missing.give_up();
+                }
+                self.fetch_refill();
+            }
         }
     }
 
@@ -104,15 +121,18 @@ impl Member {
             return;
         };
         following.asked_at = now;
-        following.joining = Joining::Refilling { from, ranges };
+        following.joining = Joining::Refilling {
+            from,
+            missing: Fetching::of(ranges),
+        };
         self.go_on_refilling();
     }
 
     fn go_on_refilling(&mut self) {
-        let Some(Joining::Refilling { from, ranges }) = self.joining() else {
+        let Some(Joining::Refilling { from, missing }) = self.joining() else {
             return;
         };
-        if !ranges.is_empty() {
+        if !missing.is_complete() {
             return self.fetch_refill();
         }
         let from = *from;
@@ -141,48 +161,60 @@ impl Member {
         );
     }
 
+    /// A member that has metadata only fetches the same ranges; the primary leaves out what is data.
     fn fetch_refill(&mut self) {
-        let refill = u64::from(self.options.refill);
-        let Some(Joining::Refilling { ranges, .. }) = self.joining() else {
+        let most = self.fetches_max();
+        let (fetch, part) = if self.is_metadata_only() {
+            (Fetch::Metadata, METADATA_STEP)
+        } else {
+            (Fetch::Refill, self.options.refill)
+        };
+        let Some(Joining::Refilling { missing, .. }) = self.joining() else {
             return;
         };
-        let next: Vec<_> = ranges.iter().take(4).cloned().collect();
-        for range in next {
+        for (offset, length) in missing.next(part, most) {
             let body = Body::Fetch {
-                fetch: Fetch::Refill,
-                offset: range.start,
-                length: (range.end - range.start).min(refill) as u32,
+                fetch,
+                offset,
+                length,
             };
             self.send(self.map.primary, body);
         }
     }
 
-    pub(super) fn handle_refill(&mut self, now: u64, offset: u64, position: u64, bytes: Vec<u8>) {
-        let end = offset.saturating_add(bytes.len() as u64);
+    pub(super) fn handle_refill(&mut self, now: u64, arrived: Arrived) {
+        let end = arrived.end();
+        let Arrived {
+            offset,
+            position,
+            skipped,
+            bytes,
+        } = arrived;
+        if skipped > 0 && !self.is_metadata_only() {
+            return;
+        }
         let Role::Following(following) = &mut self.role else {
             return;
         };
         let Joining::Refilling {
-            ranges,
+            missing,
             from: follow_from,
         } = &mut following.joining
         else {
             return;
         };
-        let asked = ranges
-            .iter_mut()
-            .find(|range| range.start == offset && end <= range.end);
         // An answer from before may have gone astray on its way: no record brings up to date what it shows.
-        let Some(range) = asked.filter(|_| !bytes.is_empty() && position >= *follow_from) else {
+        if position < *follow_from || !missing.arrived(&(offset..end)) {
             return;
-        };
-        range.start = end;
-        ranges.retain(|range| !range.is_empty());
+        }
         following.floor = following.floor.max(position);
         following.asked_at = now;
-        self.out
-            .intents
-            .push_back(Intent::WriteImage { offset, bytes });
+        if !bytes.is_empty() {
+            let offset = offset + skipped;
+            self.out
+                .intents
+                .push_back(Intent::WriteImage { offset, bytes });
+        }
         self.go_on_refilling();
     }
 }

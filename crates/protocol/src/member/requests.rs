@@ -63,7 +63,7 @@ impl Waiting {
 
 impl Out {
     fn send_to_client(&mut self, envelope: Envelope, to: NodeId, body: Body) {
-        let bytes = Message { envelope, body }.encode();
+        let bytes = Message { envelope, body }.encode(self.with_parity);
         let to = vec![to];
         self.transmits.push_back(crate::Transmit { to, bytes });
     }
@@ -144,6 +144,7 @@ impl Member {
                 acknowledge,
                 operation,
             } => {
+                primary.deferred.note_ordinary(now);
                 primary.park(Parked {
                     session,
                     request,

@@ -2,15 +2,17 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::defer::Deferred;
 use super::grants::Quarantines;
 use super::intent::{Completion, Intent, SessionRecord, Ticket};
+use super::join::METADATA_STEP;
 use super::replay::Replaying;
 use super::requests::{Executing, Parked, Waiting};
 use super::sessions::Sessions;
 use super::{Member, Role};
 use crate::defects::Defect;
 use crate::map::{NodeId, Sequence, UnitMap};
-use crate::wire::{Body, Envelope, Fetch, FileId};
+use crate::wire::{Body, Envelope, Fetch, FileId, Mode};
 
 /// What the primary knows of another member.
 pub(super) struct Peer {
@@ -56,6 +58,8 @@ pub(super) struct Primary {
     pub executing: BTreeMap<Ticket, Executing>,
     /// Files whose newest data a record only names: it is not changed in place before the members have it.
     pub held_files: BTreeMap<FileId, u64>,
+    /// Requests that wait until nothing else is to be done.
+    pub deferred: Deferred,
     pub next_ticket: Ticket,
     pub next_session: u32,
     pub quarantines: Quarantines,
@@ -153,6 +157,7 @@ impl Member {
             waiting: Vec::new(),
             executing: BTreeMap::new(),
             held_files: BTreeMap::new(),
+            deferred: Deferred::default(),
             next_ticket: 0,
             next_session: 0,
             quarantines: Quarantines::default(),
@@ -190,6 +195,7 @@ impl Member {
     pub(super) fn handle_as_primary(&mut self, now: u64, envelope: &Envelope, body: Body) {
         let from = envelope.from;
         let is_member = self.map.members.contains(&from);
+        let mode = body.mode();
         match body {
             _ if !is_member => return self.handle_client(now, envelope, body),
             Body::Lease {
@@ -225,18 +231,28 @@ impl Member {
                 offset,
                 length,
             } => {
-                let length = length.min(self.options.refill);
-                self.out.intents.push_back(Intent::ReadImage {
+                let most = self.options.refill;
+                let length = match fetch {
+                    Fetch::Metadata => length.min(METADATA_STEP),
+                    Fetch::Data | Fetch::Refill => length.min(most),
+                };
+                let read = Intent::ReadImage {
                     to: from,
                     fetch,
                     offset,
                     length,
-                });
+                    most,
+                };
+                match self.primary() {
+                    Some(primary) if mode == Mode::Deferred => primary.deferred.add(from, read),
+                    _ => self.out.intents.push_back(read),
+                }
             }
             _ => {}
         }
         self.ship(now);
         self.release_waiting(now);
+        self.serve_deferred(now);
     }
 
     fn peer(&mut self, node: NodeId) -> Option<&mut Peer> {
@@ -325,12 +341,14 @@ impl Member {
                 fetch,
                 offset,
                 position,
+                skipped,
                 bytes,
             } => {
                 let body = Body::Range {
                     fetch,
                     offset,
                     position,
+                    skipped,
                     bytes,
                 };
                 // What a refill shows must not get lost with this primary.

@@ -1,6 +1,6 @@
 //! What clients ask for, and what comes out.
 
-use super::active::{COMMIT_MAX, GRANT_MAX};
+use super::active::{BLOCK, COMMIT_MAX, GRANT_MAX};
 use super::bytes::{Reader, Writer};
 use super::{Malformed, read_sequence, write_sequence};
 use crate::map::Sequence;
@@ -154,6 +154,16 @@ impl Operation {
     /// Whether it may be answered before all members in sync have it.
     pub fn is_write(&self) -> bool {
         matches!(self, Operation::Write { .. } | Operation::Commit { .. })
+    }
+
+    /// Bytes of data that it carries.
+    pub(crate) fn data_length(&self) -> usize {
+        match self {
+            Operation::Write { data, .. } => data.len(),
+            // It is replayed as a write.
+            Operation::Commit { checksums, .. } => checksums.len() * BLOCK as usize,
+            _ => 0,
+        }
     }
 
     /// The file that it is about, if it is not about names.

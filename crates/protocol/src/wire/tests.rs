@@ -135,9 +135,10 @@ fn bodies() -> Vec<Body> {
     let fetches = examples!(Fetch {
         Fetch::Data => [Fetch::Data],
         Fetch::Refill => [Fetch::Refill],
+        Fetch::Metadata => [Fetch::Metadata],
     });
-    let [first, second] = fetches[..] else {
-        panic!("two reasons")
+    let [first, second, third] = fetches[..] else {
+        panic!("three reasons")
     };
     let mut bodies = examples!(Body {
         Body::Heartbeat { .. } => [Body::Heartbeat { sent_at_ns: LARGE, position: 2, confirmed: 3 }],
@@ -154,8 +155,9 @@ fn bodies() -> Vec<Body> {
             Body::Fetch { fetch: second, offset: 0, length: 0 },
         ],
         Body::Range { .. } => [
-            Body::Range { fetch: first, offset: LARGE, position: 64, bytes: vec![9; 70] },
-            Body::Range { fetch: second, offset: 0, position: 0, bytes: Vec::new() },
+            Body::Range { fetch: first, offset: LARGE, position: 64, skipped: 0, bytes: vec![9; 70] },
+            Body::Range { fetch: second, offset: 0, position: 0, skipped: 0, bytes: Vec::new() },
+            Body::Range { fetch: third, offset: LARGE, position: 64, skipped: u32::MAX, bytes: vec![9; 7] },
         ],
         Body::Join { .. } => [Body::Join { from: LARGE, version: u64::MAX }],
         Body::Welcome { .. } => [Body::Welcome { from: LARGE, position: 1 }],
@@ -202,7 +204,7 @@ fn messages() -> impl Iterator<Item = (Message, Vec<u8>)> {
             envelope: ENVELOPE,
             body,
         };
-        let bytes = message.encode();
+        let bytes = message.encode(true);
         (message, bytes)
     })
 }
@@ -214,10 +216,10 @@ fn lying(kind: u8, length: u32, body: &[u8]) -> Vec<u8> {
         envelope,
         body: Body::Resumed,
     }
-    .encode();
+    .encode(true);
     let is_honest = length as usize == body.len();
     let body = if is_in_halves(kind) {
-        halves::encode(body)
+        halves::encode(body, true)
     } else {
         body.to_vec()
     };
@@ -299,7 +301,7 @@ fn records_are_repaired_or_refused() {
         envelope: ENVELOPE,
         body,
     };
-    let bytes = message.encode();
+    let bytes = message.encode(true);
     for at in HEADER + 16..bytes.len() {
         let mut damaged = bytes.clone();
         damaged[at] ^= 0xff;
@@ -319,7 +321,7 @@ fn lengths_over_their_bounds_are_refused_before_anything_is_allocated() {
     let field = |before: &[u8], length: u32| [before, &length.to_le_bytes()].concat();
     let of_file = |kind: u8, rest: &[u8]| [&[0, 0, 1, kind][..], &[0; 12], rest].concat();
     // Not one of them has the bytes that it promises: what is refused for its bound was not looked for.
-    assert_eq!(objection(7, &field(&[0; 17], BODY_MAX as u32 + 1)), bound);
+    assert_eq!(objection(7, &field(&[0; 21], BODY_MAX as u32 + 1)), bound);
     for kind in 1..=4 {
         assert_eq!(objection(37, &of_file(kind, &256_u32.to_le_bytes())), bound);
     }
@@ -365,7 +367,7 @@ fn values_without_meaning_are_refused() {
         objection(4, &[0, 0, 0, 0, 0, 0, 0, 0, 2]),
         "a yes or no is neither"
     );
-    assert_eq!(objection(6, &[2; 13]), "it fetches nothing known");
+    assert_eq!(objection(6, &[3; 13]), "it fetches nothing known");
     assert_eq!(
         objection(37, &[0, 0, 3]),
         "it asks for no known acknowledgement"
@@ -416,6 +418,7 @@ fn messages_of_another_cluster_are_dropped() {
         epoch: 1,
         primary: 2,
         members: vec![1, 2],
+        metadata_only: Vec::new(),
         in_sync: vec![1, 2],
         lineage: vec![crate::EpochStart { epoch: 1, start: 0 }],
     };
@@ -442,7 +445,7 @@ fn messages_of_another_cluster_are_dropped() {
             position: 64,
             confirmed: 64,
         };
-        member.handle_message(1, &Message { envelope, body }.encode());
+        member.handle_message(1, &Message { envelope, body }.encode(true));
         member.poll_transmit().is_some()
     };
     assert!(answers(options.cluster));
@@ -484,7 +487,7 @@ fn the_header_is_as_drawn() {
         envelope: ENVELOPE,
         body,
     }
-    .encode();
+    .encode(true);
     bytes[44..48].copy_from_slice(&0xa1a2_a3a4_u32.to_le_bytes());
     let crc = u32::from_le_bytes(bytes[4..8].try_into().expect("four bytes"));
     let value = |at: usize, size: usize| {

@@ -73,6 +73,9 @@ impl Checker<'_> {
             self.inode_finding(number, "a link's target must be in one block");
             return;
         };
+        if !self.options.data {
+            return;
+        }
         self.check_data(number, &extents);
         let mut block = [0; BLOCK];
         self.image.read_block(physical, &mut block);

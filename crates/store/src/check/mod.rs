@@ -41,7 +41,8 @@ const FINDINGS_MAX: usize = 1000;
 /// What is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckOptions {
-    /// Whether all file data is read and compared with its checksums; metadata is checked always.
+    /// Whether all data, of files and of long symbolic links, is read and compared with its checksums; metadata is
+    /// checked always. A pool that has metadata only is checked without.
     pub data: bool,
 }
 

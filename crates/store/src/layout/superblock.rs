@@ -4,17 +4,23 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::checksum::crc32c;
 use crate::error::{Error, Result};
+use crate::layout::record::PLACE;
 
 /// Begins every superblock.
 pub const MAGIC: [u8; 8] = *b"TAKOPOOL";
 /// The one format version that this code reads and writes.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Offsets of the two copies in the pool.
 pub const SUPERBLOCKS: [u64; 2] = [0, 4096];
 /// Offsets of the two copies of the ring state in the pool.
 pub const RING_STATES: [u64; 2] = [8192, 8192 + 64];
 /// Where the ring begins in every pool made by this version.
 pub const RING_OFFSET: u64 = 12288;
+
+/// Most side rings.
+pub const SIDE_RINGS_MAX: u32 = 256;
+/// Most places of a side ring.
+pub const SIDE_PLACES_MAX: u32 = 4096;
 
 /// Read-only compatible features known here: data blocks carry checksums.
 pub const FEATURE_DATA_CHECKSUMS: u64 = 1;
@@ -67,6 +73,10 @@ pub struct Superblock {
     pub created_ns: i64,
     /// Key of the hash of names.
     pub hash_key: [u8; 16],
+    /// Side rings, which follow the ring.
+    pub side_rings: u32,
+    /// Places of each.
+    pub side_places: u32,
 }
 
 const CRC_FROM: usize = 12;
@@ -75,6 +85,16 @@ impl Superblock {
     /// The checksum that belongs into this superblock.
     pub fn checksum(&self) -> u32 {
         crc32c(&self.as_bytes()[CRC_FROM..])
+    }
+
+    /// Where the side rings begin, in bytes from the pool's start.
+    pub fn side_offset(&self) -> u64 {
+        self.ring_offset + self.ring_length
+    }
+
+    /// Bytes of the side rings.
+    pub fn side_length(&self) -> u64 {
+        u64::from(self.side_rings) * u64::from(self.side_places) * PLACE
     }
 
     /// Whether data blocks carry checksums.
@@ -111,12 +131,17 @@ impl Superblock {
     }
 
     fn validate_geometry(&self) -> Result<()> {
-        let ring_end = self.ring_offset.checked_add(self.ring_length);
+        let side_end = self
+            .ring_offset
+            .checked_add(self.ring_length)
+            .and_then(|end| end.checked_add(self.side_length()));
         let image_end = self.image_offset.checked_add(self.image_length);
         let right = self.ring_offset == RING_OFFSET
             && self.ring_length.is_power_of_two()
             && (crate::ring::LENGTH_MIN..=crate::ring::LENGTH_MAX).contains(&self.ring_length)
-            && ring_end.is_some_and(|end| end <= self.image_offset)
+            && self.side_rings <= SIDE_RINGS_MAX
+            && (self.side_rings == 0 || (2..=SIDE_PLACES_MAX).contains(&self.side_places))
+            && side_end.is_some_and(|end| end <= self.image_offset)
             && self.image_offset.is_multiple_of(4096)
             && self.image_length.is_multiple_of(4096)
             && image_end.is_some_and(|end| end <= self.pool_length)
@@ -170,4 +195,4 @@ impl RingState {
     }
 }
 
-const _: () = assert!(size_of::<Superblock>() == 168 && size_of::<RingState>() == 64);
+const _: () = assert!(size_of::<Superblock>() == 176 && size_of::<RingState>() == 64);

@@ -28,9 +28,20 @@ use zerocopy::FromBytes;
 pub struct Ingested {
     /// The tail now.
     pub tail: Sequence,
-    /// Ranges of the image whose bytes are not those that the records name. The first record that names one of them was
-    /// not taken, nor any behind it.
+    /// Ranges of the image whose bytes are not those that the records name. Unless unverified, the first record that
+    /// names one of them was not taken, nor any behind it.
     pub missing: Vec<Range<u64>>,
+}
+
+/// What is done about data that records name by reference.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NamedData {
+    /// No record is taken without it.
+    Verified,
+    /// Records are taken, and the caller is told what is missing.
+    Reported,
+    /// The pool does without it.
+    Ignored,
 }
 
 /// Whole valid records that follow one another.
@@ -43,7 +54,7 @@ pub struct Piece<'a> {
     pub number: u64,
     /// Epoch of all.
     epoch: u32,
-    /// One of them names data by reference.
+    /// One of them names data by reference, which this pool is to have.
     names_data: bool,
 }
 
@@ -61,21 +72,30 @@ impl Replica {
     /// The first record that is not right, with those behind it, is not taken; those before it are. See
     /// [`Replica::tail`].
     pub fn ingest(&mut self, records: &[u8]) -> Result<Ingested> {
-        self.ingest_fetched(records, &[])
+        self.ingest_as(records, NamedData::Verified)
     }
 
-    /// Like [`Replica::ingest`], for a pool that is catching up: data in these ranges, which were fetched since, keeps no
-    /// record from being taken. It may be that of a later moment, so until all records before that moment were taken the
-    /// pool counts for nothing.
-    pub fn ingest_fetched(
-        &mut self,
-        mut records: &[u8],
-        fetched: &[Range<u64>],
-    ) -> Result<Ingested> {
+    /// Like [`Replica::ingest`], for a pool that is catching up: data that is not what a record names does not keep the
+    /// record from being taken, with those right behind it. The caller has fetched what there is of it: newer data, whose
+    /// records are still to come. Until then the pool counts for nothing.
+    pub fn ingest_unverified(&mut self, records: &[u8]) -> Result<Ingested> {
+        self.ingest_as(records, NamedData::Reported)
+    }
+
+    /// Like [`Replica::ingest`], for a pool that has metadata only: data that a record names is neither looked at nor
+    /// missed. Data in a record is applied, since symbolic links and the system's files are none the worse for it; but
+    /// what a block of data holds is not defined, and only its checksum is that of the unit.
+    pub fn ingest_metadata(&mut self, records: &[u8]) -> Result<Ingested> {
+        self.ingest_as(records, NamedData::Ignored)
+    }
+
+    fn ingest_as(&mut self, mut records: &[u8], named: NamedData) -> Result<Ingested> {
+        let is_verified = named == NamedData::Verified;
         let mut missing = Vec::new();
         while !records.is_empty() {
             let (mut piece, refused) = self.piece(records);
-            let verdict = self.verdict(&mut piece, fetched, &mut missing);
+            piece.names_data &= named != NamedData::Ignored;
+            let verdict = self.verdict(&mut piece, is_verified, &mut missing);
             self.take(&piece, verdict.at_once);
             if !missing.is_empty() {
                 break;
@@ -159,30 +179,27 @@ impl Replica {
         Ok((header, record))
     }
 
-    /// Judges the data that the piece names. The piece ends before the first record of which it is not right: what is left
-    /// is judged again, since a record that is gone can no longer be what explains the data.
+    /// Judges the data that the piece names. If it must be right, the piece ends before the first record of which it is
+    /// not: what is left is judged again, since a record that is gone can no longer be what explains the data.
     fn verdict(
         &self,
         piece: &mut Piece<'_>,
-        fetched: &[Range<u64>],
+        is_verified: bool,
         missing: &mut Vec<Range<u64>>,
     ) -> Verdict {
         if !piece.names_data || !self.image.data_checksums {
             return Verdict::default();
         }
         loop {
-            let mut verdict = judge(piece, &self.image);
-            verdict.missing.retain(|(_, block)| {
-                let start = block * BLOCK as u64;
-                !fetched.iter().any(|range| range.contains(&start))
-            });
+            let verdict = judge(piece, &self.image);
             missing.extend(verdict.missing.iter().map(|(_, block)| {
                 let start = block * BLOCK as u64;
                 start..start + BLOCK as u64
             }));
-            match verdict.missing.iter().map(|(record, _)| *record).min() {
-                Some(first) => piece.records.truncate(first),
-                None => return verdict,
+            let first = verdict.missing.iter().map(|(record, _)| *record).min();
+            match first {
+                Some(first) if is_verified => piece.records.truncate(first),
+                _ => return verdict,
             }
         }
     }

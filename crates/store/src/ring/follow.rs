@@ -78,6 +78,7 @@ impl Ring {
                 self.region.flush(slot, 8);
             }
         }
+        self.forget_aside(number);
         self.region.fence();
     }
 

@@ -47,18 +47,16 @@ impl Unit {
     }
 
     /// The same for a replica that is catching up.
-    pub fn follow_as_fetched(&mut self) {
-        let mut fetched = Vec::new();
+    pub fn follow_unverified(&mut self) {
         while self.replica.tail().number < self.primary.tail().number {
             let from = self.replica.tail().number;
             let mut records = Vec::new();
             self.primary
                 .read_records(from, usize::MAX, &mut records)
                 .expect("the primary holds the records");
-            let result = self.replica.ingest_fetched(&records, &fetched);
+            let result = self.replica.ingest_unverified(&records);
             let missing = result.expect("the records are right").missing;
             fetch(&self.primary, &self.replica, &missing);
-            fetched.extend(missing);
         }
     }
 }

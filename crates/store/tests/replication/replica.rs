@@ -154,7 +154,7 @@ fn a_replica_takes_over_and_the_old_primary_rejoins() {
         replica: old,
         region,
     };
-    unit.follow_as_fetched();
+    unit.follow_unverified();
     work(&unit.primary, 2);
     unit.follow();
     assert_eq!(unit.replica.tail(), unit.primary.tail());
@@ -246,7 +246,7 @@ fn any_bytes_are_survived() {
         let mut replica = Replica::open(copy.clone(), Options::default()).unwrap();
         let result = match round % 2 {
             0 => replica.ingest(&bad),
-            _ => replica.ingest_fetched(&bad, std::slice::from_ref(&(0..u64::MAX))),
+            _ => replica.ingest_unverified(&bad),
         };
         assert_eq!(result.map_or(replica.tail(), |it| it.tail), replica.tail());
         let _ = replica.touched_since(tail);

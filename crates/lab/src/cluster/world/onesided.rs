@@ -80,7 +80,7 @@ impl World {
         }
         self.run_until(now + FREED_WITHIN)?;
         self.run_until_quiet(now + 2 * FREED_WITHIN)?;
-        let region = crate::pool::copy(&self.machines[0].memory().region())?;
+        let region = crate::pool::copy(&self.full_member()?.memory().region())?;
         let store = store::Store::open(region, store::Options::default())
             .map_err(|error| format!("the pool does not open: {error}"))?;
         let system = store.system();
@@ -214,6 +214,12 @@ impl World {
                 block,
             } => {
                 let member = transfer.to;
+                if !self.is_full(member) {
+                    return Err(format!(
+                        "client {} reaches into member {member}, which has metadata only",
+                        sender.client
+                    ));
+                }
                 let is_in_sync = self.membership.read().1.is_in_sync(member);
                 let landed = self.machines[member as usize].land(&transfer, is_in_sync)?;
                 if let Some(outcome) = landed {

@@ -130,7 +130,7 @@ impl Client {
         if self.is_impatient(now, since) || tries >= TRIES || is_too_long {
             return self.read_by_message(ticket);
         }
-        let members = self.map.in_sync.clone();
+        let members = self.map.full_in_sync();
         let is_behind = self.is_behind(file);
         if is_behind || !self.has_keys(now, &members) || !self.is_valid(now) {
             return;

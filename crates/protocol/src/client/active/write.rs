@@ -108,7 +108,7 @@ impl Client {
         if self.is_impatient(now, since) || count > u64::from(GRANT_MAX) {
             return self.write_by_message(ticket);
         }
-        let members = self.map.in_sync.clone();
+        let members = self.map.full_in_sync();
         if !self.has_keys(now, &members) {
             return;
         }
