@@ -64,7 +64,7 @@ impl Setup {
             defects: Defects::default(),
             options: Options {
                 parity: seed.is_multiple_of(2),
-                ordered_reads: seed / 2 % 2 == 0,
+                ordered_reads: (seed / 2).is_multiple_of(2),
                 ..Options::default()
             },
         }
