@@ -110,15 +110,14 @@ impl CrashedPool {
         let store = file_system.store();
         let ring_length = store.superblock().ring_length;
         let file = file_system.open_number(self.filler, OpenFlags::READ_WRITE)?;
-        let page = bytes(PAGE);
+        // One page would not go into the ring.
+        let pages = bytes(2 * PAGE);
         let mut random = Random::new(6);
         let (mut written, mut most) = (0, 0);
         while written < ring_length || store.ring_used() < most / 16 * 15 {
-            whole(
-                file.write_at(&page, random.offset(self.filler_length, PAGE))?,
-                PAGE,
-            )?;
-            written += PAGE as u64;
+            let offset = random.offset(self.filler_length, pages.len());
+            whole(file.write_at(&pages, offset)?, pages.len())?;
+            written += pages.len() as u64;
             most = most.max(store.ring_used());
         }
         self.ring_used = store.ring_used();

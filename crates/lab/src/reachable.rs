@@ -49,6 +49,11 @@ pub fn difference(first: &Region, second: &Region, part: Part) -> Option<String>
     (0..first.groups()).find_map(|group| first.group_difference(&second, group, &grants, part))
 }
 
+/// The blocks of all grants.
+pub fn grants(region: &Region) -> BTreeSet<u64> {
+    Image::new(region).grant_blocks()
+}
+
 /// Whether this range of the image, in bytes, lies in blocks of grants.
 pub fn is_granted(region: &Region, range: Range<u64>) -> bool {
     let grants = Image::new(region).grant_blocks();

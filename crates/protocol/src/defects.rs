@@ -51,10 +51,14 @@ pub enum Defect {
     ReuseBeforeTails,
     /// Sessions expire without a record, so that the next primary knows them.
     ExpireInMemory,
-    /// A new primary does not wait for its own lease promise.
+    /// A process that starts does not keep the promise that the one before it may have given.
     ForgetPromiseAtRestart,
-    /// The primary goes on when a member asks for records that it has not.
+    /// The primary makes records however far the members are behind.
     WindowUnbounded,
+    /// Data that a record only names is changed in place before the members have fetched it.
+    ChangeNamedData,
+    /// A member that has proposed itself still grants leases.
+    GrantWhileProposing,
     /// A member that has metadata only promotes itself.
     PromoteMetadataOnly,
     /// A full member takes records without the data that they name.
@@ -87,7 +91,7 @@ pub enum Defect {
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 40] = [
+    pub const ALL: [Defect; 42] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -114,6 +118,8 @@ impl Defect {
         Defect::ExpireInMemory,
         Defect::ForgetPromiseAtRestart,
         Defect::WindowUnbounded,
+        Defect::ChangeNamedData,
+        Defect::GrantWhileProposing,
         Defect::PromoteMetadataOnly,
         Defect::CountBeforeData,
         Defect::CommitWithoutCheck,

@@ -8,7 +8,8 @@
 //! - `defer`: what the primary does when it has nothing else to do;
 //! - `requests`, `sessions`, `replay`: what clients ask of the primary;
 //! - `grants`: keys for clients that reach into the members' memories, and their end;
-//! - `bounds`: how much of it is kept.
+//! - `bounds`: how much of it is kept;
+//! - `view`: what a primary knows, for those who watch it.
 
 mod bounds;
 mod defer;
@@ -22,10 +23,12 @@ mod replay;
 mod requests;
 mod serve;
 mod sessions;
+mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 
 pub use intent::{Completion, Intent, NamedData, SessionRecord, Slot, Ticket};
+pub use view::View;
 
 use crate::defects::{Defect, Defects};
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
@@ -133,6 +136,8 @@ impl Member {
             return;
         }
         let same_epoch = map.epoch == self.map.epoch;
+        // For a process that just started no primary is new.
+        let is_first = self.map.version == 0;
         self.map = map;
         match &mut self.role {
             Role::Serving(_) if same_epoch => self.map_changed_while_serving(now),
@@ -143,11 +148,17 @@ impl Member {
             // The tail is not known before the pool is open or closed; then this is looked at again.
             Role::Opening | Role::Closing => {}
             Role::Following(following) if same_epoch => following.is_welcome = false,
-            Role::Following(_) | Role::Standing(_) => self.begin_role(now),
+            Role::Following(_) | Role::Standing(_) => {
+                if !is_first {
+                    self.promise(now);
+                }
+                self.begin_role(now);
+            }
         }
     }
 
-    /// Takes the part that the map gives to this member.
+    /// Takes the part that the map gives to this member. A new primary was promised as much time as if it had been
+    /// heard of.
     fn begin_role(&mut self, now: u64) {
         let is_elected = self.map.primary == self.node && self.proposed == Some(self.map.epoch);
         if is_elected {
@@ -155,8 +166,6 @@ impl Member {
             let epoch = self.map.epoch;
             self.out.intents.push_back(Intent::OpenForWriting { epoch });
         } else {
-            // A new primary gets as much time as if it had been heard of.
-            self.promise(now);
             self.role = Role::Following(Following::new(now));
         }
     }
@@ -227,6 +236,7 @@ impl Member {
             Completion::Following { tail, history } => {
                 self.tail = tail;
                 self.history = history;
+                self.promise(now);
                 self.begin_role(now);
             }
             Completion::Executed { .. } | Completion::Records { .. } | Completion::Image { .. } => {
@@ -256,7 +266,7 @@ impl Member {
     /// When [`Member::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<u64> {
         match &self.role {
-            Role::Following(following) => Some(self.next_while_following(following)),
+            Role::Following(following) => self.next_while_following(following),
             Role::Standing(candidacy) => Some(candidacy.next),
             Role::Serving(primary) => {
                 let deferred = primary.next_deferred(&self.options);

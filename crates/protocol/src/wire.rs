@@ -18,7 +18,8 @@ mod operation;
 
 pub(crate) use map::seal_map;
 pub use operation::{
-    Acknowledge, DATA_MAX, FileId, NAME_MAX, Operation, Outcome, REPLAYS_MAX, Replay, Status,
+    Acknowledge, DATA_MAX, FileId, NAME_MAX, Operation, Outcome, RECORD_DATA_MAX, REPLAYS_MAX,
+    Replay, Status,
 };
 
 use crate::checksum;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use protocol::Defects;
 use protocol::member::{Completion, Slot, Ticket};
-use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, Status};
+use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, RECORD_DATA_MAX, Status};
 use store::{Error, FileKind, NewInode, Node, RenameMode, Rider, SetAttributes, Store, WriteAt};
 
 use crate::table;
@@ -19,9 +19,6 @@ pub struct Serving {
     /// Rules that are broken.
     pub defects: Defects,
 }
-
-/// Writes up to this length are in their record.
-const IN_RECORD_MAX: usize = 8192;
 
 /// How an operation came out, and the version of what it has looked at.
 pub(crate) struct Looked {
@@ -287,7 +284,7 @@ fn found(file: FileId, version: u64) -> Looked {
 
 fn is_by_reference(operation: &Operation) -> bool {
     match operation {
-        Operation::Write { data, .. } => data.len() > IN_RECORD_MAX,
+        Operation::Write { data, .. } => data.len() as u64 > RECORD_DATA_MAX,
         Operation::Commit { .. } => true,
         _ => false,
     }

@@ -87,6 +87,14 @@ impl UnitPool {
         }
     }
 
+    /// The figures of the pool, while it is open for changes.
+    pub fn statistics(&self) -> Option<store::Statistics> {
+        match &self.state {
+            State::Serving(serving) => Some(serving.store.statistics()),
+            State::Following(_) | State::Closed => None,
+        }
+    }
+
     /// Carries out an intent. What has no completion gives none. Proposals are not for a pool.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Where everything in an image is, and checked access to it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use pmem::{LINE, Region};
 use zerocopy::{FromBytes, IntoBytes};
@@ -158,6 +158,8 @@ pub struct Image {
     pub layout: Layout,
     /// Whether data blocks carry checksums.
     pub data_checksums: bool,
+    /// Whether somebody else may read the image meanwhile: a pool of a unit.
+    pub is_read_outside: bool,
     /// One bit for each block whose checksum was verified, or which was written, by this process.
     verified: Box<[AtomicU64]>,
 }
@@ -174,6 +176,7 @@ impl Image {
             base: superblock.image_offset,
             layout,
             data_checksums: superblock.data_checksums(),
+            is_read_outside: false,
             verified,
         }
     }
@@ -403,12 +406,21 @@ impl Image {
     /// reads the image from outside, the data and then this word, so never takes a half for the whole: the mark is seen
     /// before any of the data that is stored behind it, and goes when the record stamps the inode.
     ///
-    /// The record is persistent already, so that a crash leaves no mark: it is replayed.
+    /// The record is persistent already, so that a crash leaves no mark: it is replayed. Of the data, an operation covers
+    /// at most `length` bytes.
     #[inline]
-    pub fn mark_changing(&self, offset: u64, number: u64) {
+    pub fn mark_changing(&self, offset: u64, number: u64, length: usize) {
+        // It costs a small write a tenth.
+        if !self.is_read_outside {
+            return;
+        }
         let at = self.base + offset + STAMP;
         self.region.store(at, number | CHANGING);
-        self.region.order_stores();
+        if length < STREAM_MIN {
+            fence(Ordering::Release);
+        } else {
+            self.region.order_stores();
+        }
     }
 
     /// Like [`Image::mark_changing`], if the operations of a record change data in place, for all inodes among them.
@@ -417,9 +429,10 @@ impl Image {
         operations: impl Iterator<Item = (Kind, u64)> + Clone,
         number: u64,
     ) {
-        if operations.clone().any(|(kind, _)| self.is_in_place(kind)) {
+        let is_in_place = |(kind, _)| self.is_in_place(kind);
+        if self.is_read_outside && operations.clone().any(is_in_place) {
             for (_, target) in operations.filter(|(kind, _)| *kind == Kind::Inode) {
-                self.mark_changing(target, number);
+                self.mark_changing(target, number, BLOCK);
             }
         }
     }
@@ -445,7 +458,7 @@ impl Image {
             payload,
         } = *operation;
         if let Some(touch) = touch {
-            self.mark_changing(self.layout.inode(touch.inode), number);
+            self.mark_changing(self.layout.inode(touch.inode), number, payload.len());
         }
         match kind {
             Kind::Bytes => self.put(target, payload),

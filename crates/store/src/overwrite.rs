@@ -105,7 +105,7 @@ impl Shared {
         let crc = ring.head(record, end);
         let place = ring.reserve(entered, end);
         let apply = || {
-            image.mark_changing(inode_line.target, place.number);
+            image.mark_changing(inode_line.target, place.number, GROWTH_MAX);
             image.apply(&data, place.number);
             image.apply(&inode_line, place.number);
         };

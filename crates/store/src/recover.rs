@@ -61,7 +61,8 @@ pub fn recover(
     let defects = options.defects;
     let superblock = read_superblock(&region)?;
     let state = read_ring_state(&region)?;
-    let image = Image::new(region.clone(), &superblock);
+    let mut image = Image::new(region.clone(), &superblock);
+    image.is_read_outside = options.hold_freed;
     let tail = replay(&region, &superblock, &image, state, defects)?;
     let next = tail.epoch.checked_add(1).ok_or(Error::DamagedRing)?;
     let epoch = epoch.unwrap_or(next);

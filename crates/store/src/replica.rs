@@ -74,7 +74,8 @@ impl Replica {
     pub fn open(region: Region, options: Options) -> Result<Replica> {
         let superblock = read_superblock(&region)?;
         let state = read_ring_state(&region)?;
-        let image = Image::new(region.clone(), &superblock);
+        let mut image = Image::new(region.clone(), &superblock);
+        image.is_read_outside = true;
         let defects = options.defects;
         let tail = replay(&region, &superblock, &image, state, defects)?;
         // What was replayed around the caches is not flushed again when its ring space is reused.
@@ -212,7 +213,8 @@ impl Store {
         let tail = self.tail();
         let (ring, defects) = (self.shared.ring, self.shared.defects);
         // A new one: which blocks this process verified does not matter to who follows.
-        let image = Image::new(self.shared.image.region().clone(), &superblock);
+        let mut image = Image::new(self.shared.image.region().clone(), &superblock);
+        image.is_read_outside = true;
         Replica {
             image,
             ring,

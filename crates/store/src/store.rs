@@ -22,8 +22,8 @@ use crate::{ATOMIC_WRITE_MAX, BLOCK, NAME_LENGTH_MAX, ROOT, SYSTEM};
 pub struct Options {
     /// Where time stamps come from.
     pub clock: Clock,
-    /// Blocks and inodes that a record frees stay out of use until [`Store::release_freed`]: other pools of the unit may
-    /// not have the record yet.
+    /// The pool is one of a unit. Blocks and inodes that a record frees stay out of use until [`Store::release_freed`]:
+    /// other pools may not have the record yet. And the image may be read from outside.
     pub hold_freed: bool,
     /// Rules to break, for tests.
     pub defects: Defects,

@@ -58,7 +58,12 @@ fn read_outside(
 fn overwritten_while_read(length: usize) {
     let region = Region::memory(POOL, false).unwrap();
     Store::format(&region, &Geometry::for_length(POOL)).unwrap();
-    let store = Store::open(region.clone(), Options::default()).unwrap();
+    // A pool of a unit: of others nobody reads the image.
+    let options = Options {
+        hold_freed: true,
+        ..Options::default()
+    };
+    let store = Store::open(region.clone(), options).unwrap();
     let new = NewInode {
         kind: FileKind::Regular,
         permissions: 0o644,

@@ -91,6 +91,8 @@ pub struct Fabric {
     cuts: BTreeMap<Direction, Time>,
     isolated: BTreeMap<u32, Time>,
     slowed: BTreeMap<Direction, Burst>,
+    /// In milliseconds.
+    late: BTreeMap<Direction, Burst>,
     /// Until when each node is sending what it has to.
     sending: BTreeMap<u32, Time>,
     loss: Burst,
@@ -135,6 +137,7 @@ impl Fabric {
             cuts: BTreeMap::new(),
             isolated: BTreeMap::new(),
             slowed: BTreeMap::new(),
+            late: BTreeMap::new(),
             sending: BTreeMap::new(),
             loss: Burst::default(),
             corruption: Burst::default(),
@@ -184,7 +187,9 @@ impl Fabric {
         };
         let slowed = self.slowed.get(&direction);
         let factor = slowed.map_or(1, |slowed| slowed.level(now, 1));
-        delay.saturating_mul(u64::from(factor))
+        let late = self.late.get(&direction);
+        let late_ms = late.map_or(0, |late| late.level(now, 0));
+        delay.saturating_mul(u64::from(factor)) + u64::from(late_ms) * MILLISECOND
     }
 
     fn transmitted(&mut self, now: Time, bytes: &[u8]) -> Vec<u8> {
@@ -228,6 +233,12 @@ impl Fabric {
         slowed.raise(now, factor, until);
     }
 
+    /// Lets what is sent in one direction arrive so much later than usual.
+    pub fn delay_by(&mut self, now: Time, from: u32, to: u32, late_ms: u32, until: Time) {
+        let late = self.late.entry((from, to)).or_default();
+        late.raise(now, late_ms, until);
+    }
+
     /// Loses more messages for a while.
     pub fn lose(&mut self, now: Time, permille: u32, until: Time) {
         self.loss.raise(now, permille, until);
@@ -243,6 +254,7 @@ impl Fabric {
         self.cuts.clear();
         self.isolated.clear();
         self.slowed.clear();
+        self.late.clear();
         self.loss = Burst::default();
         self.corruption = Burst::default();
     }

@@ -64,6 +64,11 @@ impl<M: Clone> Membership<M> {
         (self.version, self.value.clone())
     }
 
+    /// The value that is valid.
+    pub fn valid(&self) -> &M {
+        &self.value
+    }
+
     /// Replaces the value if it still has the expected version; answers the new version.
     /// Otherwise answers what is there. [`Membership::notify`] tells the watchers.
     pub fn propose(&mut self, expected_version: u64, value: M) -> Result<u64, (u64, M)> {

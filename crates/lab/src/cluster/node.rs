@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pmem::{Moment, Simulation};
 use protocol::client::{Transfer, TransferKind, TransferOutcome};
 use protocol::defects::Defect;
-use protocol::member::{Completion, Intent};
+use protocol::member::{Completion, Intent, NamedData, SessionRecord};
 use protocol::{Defects, Member, Options, Transmit, UnitMap};
 use server::UnitPool;
 
@@ -116,7 +116,50 @@ pub struct Machine {
     process: Option<Process>,
     port: Port,
     armed: Arc<Mutex<Armed>>,
+    /// Data that records at this tail name and that is not there, and what was fetched of it.
+    lacks: Option<Lacking>,
     random: Random,
+}
+
+/// A member that stands at a record whose data it lacks.
+struct Lacking {
+    tail: u64,
+    map_version: u64,
+    fetched: Vec<Range<u64>>,
+}
+
+impl Lacking {
+    /// Whether it has fetched all of one of these ranges.
+    fn has_fetched_one_of(&self, missing: &[Range<u64>]) -> bool {
+        missing.iter().any(|range| {
+            let mut fetched = self.fetched.clone();
+            fetched.sort_by_key(|part| part.start);
+            let mut end = range.start;
+            for part in fetched.iter().filter(|part| part.end > range.start) {
+                if part.start <= end {
+                    end = end.max(part.end);
+                }
+            }
+            end >= range.end
+        })
+    }
+}
+
+/// Something that a member did, which the world looks at.
+#[derive(Debug)]
+pub enum Seen {
+    /// As primary it let blocks be used again that records below this position freed.
+    Released(u64),
+    /// As primary it was asked for records from here on, and did not hold them any more.
+    Gone(u64),
+    /// It was opened for changes, and found these sessions.
+    Opened(Vec<SessionRecord>),
+    /// The primary takes it back; it will fetch what it lacks.
+    Welcomed,
+    /// It has fetched what it lacked.
+    Refilled,
+    /// It has fetched data that a record names, and it is not that data.
+    FetchedInVain,
 }
 
 /// What comes out of a step.
@@ -126,6 +169,8 @@ pub struct Step {
     pub transmits: VecDeque<Transmit>,
     /// Maps to propose.
     pub proposals: Vec<UnitMap>,
+    /// What it did that matters to others.
+    pub seen: Vec<Seen>,
     /// The machine crashed in the middle of it.
     pub crashed: bool,
 }
@@ -142,6 +187,7 @@ impl Machine {
             process: None,
             port: Port::default(),
             armed: Arc::default(),
+            lacks: None,
             random: Random::new(seed),
         }
     }
@@ -156,9 +202,34 @@ impl Machine {
         self.process.as_ref().map(|process| &process.member)
     }
 
+    /// The epoch of the newest map that its process knows; 0 if there is none.
+    pub fn epoch(&self) -> u32 {
+        self.member().map_or(0, |member| member.map().epoch)
+    }
+
+    /// Whether its process believes that it may serve.
+    pub fn is_serving(&self, now: Time) -> bool {
+        let local = self.clock.local(now);
+        self.member().is_some_and(|member| member.is_serving(local))
+    }
+
+    /// The figures of its pool, while it is open for changes.
+    pub fn statistics(&self) -> Option<store::Statistics> {
+        self.process.as_ref()?.pool.statistics()
+    }
+
     /// Its memory as a region.
     pub fn memory(&self) -> &Simulation {
         &self.memory
+    }
+
+    /// How members open their pools.
+    pub fn store_options(now: Time) -> store::Options {
+        store::Options {
+            clock: store::Clock::Manual(Arc::new(AtomicI64::new(now as i64))),
+            defects: store::Defects::default(),
+            hold_freed: true,
+        }
     }
 
     /// Starts the process.
@@ -166,11 +237,7 @@ impl Machine {
         if self.is_up() {
             return Ok(());
         }
-        let store_options = store::Options {
-            clock: store::Clock::Manual(Arc::new(AtomicI64::new(now as i64))),
-            defects: store::Defects::default(),
-            hold_freed: true,
-        };
+        let store_options = Machine::store_options(now);
         let region = self.memory.region();
         let pool = UnitPool::open(region, store_options, options)
             .map_err(|error| format!("member {} does not open its pool: {error}", self.node))?;
@@ -230,6 +297,7 @@ impl Machine {
         let image = images[which % images.len()].clone();
         self.process = None;
         self.timer = None;
+        self.lacks = None;
         self.memory = Simulation::from_image(image);
     }
 
@@ -278,6 +346,18 @@ impl Machine {
                 member.handle_completion(local, completion);
                 continue;
             }
+            step.seen.extend(seen_before(&intent));
+            if let (Intent::WriteImage { offset, bytes }, Some(lacks)) = (&intent, &mut self.lacks)
+            {
+                lacks.fetched.push(*offset..*offset + bytes.len() as u64);
+            }
+            let is_strict = matches!(
+                intent,
+                Intent::Ingest {
+                    named: NamedData::Required,
+                    ..
+                }
+            );
             let completion = pool
                 .carry_out(intent.clone())
                 .map_err(|error| format!("member {}: {intent:?}: {error}", self.node))?;
@@ -292,6 +372,12 @@ impl Machine {
                 });
             }
             if let Some(completion) = completion {
+                step.seen.extend(seen_after(&completion));
+                if let (true, Completion::Ingested { tail, missing }) = (is_strict, &completion) {
+                    let version = member.map().version;
+                    let in_vain = note_lack(&mut self.lacks, version, tail.number, missing);
+                    step.seen.extend(in_vain.then_some(Seen::FetchedInVain));
+                }
                 member.handle_completion(local, completion);
             }
         }
@@ -301,6 +387,50 @@ impl Machine {
             .poll_timeout()
             .map(|at| self.clock.instant(at).max(now + 1000));
         Ok(step)
+    }
+}
+
+fn seen_before(intent: &Intent) -> Option<Seen> {
+    match intent {
+        Intent::ReleaseFreed { below } => Some(Seen::Released(*below)),
+        Intent::TouchedSince { .. } => Some(Seen::Welcomed),
+        Intent::Rewind { .. } => Some(Seen::Refilled),
+        _ => None,
+    }
+}
+
+fn seen_after(completion: &Completion) -> Option<Seen> {
+    match completion {
+        Completion::Records {
+            from,
+            records: None,
+            ..
+        } => Some(Seen::Gone(*from)),
+        Completion::Opened { sessions, .. } => Some(Seen::Opened(sessions.clone())),
+        _ => None,
+    }
+}
+
+/// Notes what the next record lacks; tells whether that was fetched already.
+fn note_lack(
+    lacks: &mut Option<Lacking>,
+    map_version: u64,
+    tail: u64,
+    missing: &[Range<u64>],
+) -> bool {
+    let is_same = |it: &Lacking| it.tail == tail && it.map_version == map_version;
+    match lacks {
+        Some(lacking) if is_same(lacking) && !missing.is_empty() => {
+            lacking.has_fetched_one_of(missing)
+        }
+        _ => {
+            *lacks = (!missing.is_empty()).then(|| Lacking {
+                tail,
+                map_version,
+                fetched: Vec::new(),
+            });
+            false
+        }
     }
 }
 

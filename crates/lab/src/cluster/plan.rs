@@ -6,6 +6,8 @@ use super::time::{MICROSECOND, MILLISECOND, SECOND, Time, milliseconds};
 use crate::random::Random;
 use crate::runner;
 
+mod aimed;
+
 /// Whom a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
@@ -15,9 +17,30 @@ pub enum Who {
     Primary,
     /// A client, by number.
     Client(u32),
+    /// Whom the cue was about.
+    Subject,
+    /// The members but the primary and the subject.
+    Bystanders,
 }
 
-/// Something that goes wrong. All but crashes of clients and drifts end by themselves, after `for_ns`.
+/// Something that faults may wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cue {
+    /// A member is taken back by the primary, and will fetch what it lacks.
+    Welcomed,
+    /// It has fetched what it lacked, and follows.
+    Refilled,
+    /// The map says that it is in sync.
+    InSync,
+    /// A member proposes itself as primary.
+    Proposed,
+    /// The map names it as primary.
+    Takeover,
+    /// A client is answered an fsync.
+    Synced,
+}
+
+/// Something that goes wrong. What has `for_ns` ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A member crashes, and starts again at the end.
@@ -29,10 +52,10 @@ pub enum Fault {
         /// How long after the start of the fault it starts again.
         for_ns: Time,
     },
-    /// A client crashes for good.
+    /// A client's process crashes; a new one starts later. The first client does not.
     CrashClient {
         /// Which.
-        client: u32,
+        client: Who,
     },
     /// Nothing gets from one to the other.
     Cut {
@@ -87,9 +110,42 @@ pub enum Fault {
         /// How long this goes on.
         for_ns: Time,
     },
+    /// A node hears from the membership service, and is heard by it, later than usual from then on.
+    HearsLate {
+        /// Which.
+        node: Who,
+        /// How much later.
+        by_ms: u32,
+    },
+    /// Not quite a fault: a client writes much at once, and then asks for an fsync.
+    Rush {
+        /// Which.
+        client: Who,
+        /// How many blocks.
+        blocks: u32,
+    },
+    /// Messages from one to the other arrive late.
+    LateLink {
+        /// From whom.
+        from: Who,
+        /// To whom.
+        to: Who,
+        /// How much later than usual.
+        by_ms: u32,
+        /// How long this goes on.
+        for_ns: Time,
+    },
 }
 
 impl Fault {
+    /// The same, ended at `end` at the latest; none if it were to begin only then.
+    pub fn until(mut self, now: Time, end: Time) -> Option<Fault> {
+        if let Some(for_ns) = self.for_ns_mut() {
+            *for_ns = (*for_ns).min(end.saturating_sub(now));
+        }
+        (now < end).then_some(self)
+    }
+
     /// How long it lasts, if it ends.
     pub fn for_ns(mut self) -> Option<Time> {
         self.for_ns_mut().copied()
@@ -103,8 +159,12 @@ impl Fault {
             | Fault::MembershipOutage { for_ns }
             | Fault::Loss { for_ns, .. }
             | Fault::Corruption { for_ns, .. }
-            | Fault::SlowLink { for_ns, .. } => Some(for_ns),
-            Fault::CrashClient { .. } | Fault::Drift { .. } => None,
+            | Fault::SlowLink { for_ns, .. }
+            | Fault::LateLink { for_ns, .. } => Some(for_ns),
+            Fault::CrashClient { .. }
+            | Fault::Drift { .. }
+            | Fault::HearsLate { .. }
+            | Fault::Rush { .. } => None,
         }
     }
 }
@@ -112,8 +172,10 @@ impl Fault {
 /// A fault and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// When it begins.
+    /// When it begins, or begins to wait for its cue.
     pub at: Time,
+    /// What it waits for, and how long after it begins.
+    pub cue: Option<(Cue, Time)>,
     /// What it is.
     pub fault: Fault,
 }
@@ -144,9 +206,10 @@ enum Manner {
     TakeoverInOutage,
     ClientAndPrimary,
     ClientAway,
+    Aimed,
 }
 
-const MANNERS: [Manner; 11] = [
+const MANNERS: [Manner; 17] = [
     Manner::Calm,
     Manner::Wild,
     Manner::Wild,
@@ -158,10 +221,21 @@ const MANNERS: [Manner; 11] = [
     Manner::TakeoverInOutage,
     Manner::ClientAndPrimary,
     Manner::ClientAway,
+    Manner::Aimed,
+    Manner::Aimed,
+    Manner::Aimed,
+    Manner::Aimed,
+    Manner::Aimed,
+    Manner::Aimed,
 ];
 
 impl Plan {
-    /// The plan of a seed. Members that crash start again, one client at least stays, and after two thirds of the
+    /// From then on nothing is wrong any more but clocks that drift.
+    pub fn end(&self) -> Time {
+        self.duration / 3 * 2
+    }
+
+    /// The plan of a seed. Members that crash start again, the first client stays, and after two thirds of the
     /// duration nothing is wrong any more but clocks that drift.
     pub fn random(seed: u64, members: u32, clients: u32, duration: Time) -> Plan {
         assert!(members > 0 && duration >= MILLISECOND);
@@ -187,7 +261,7 @@ struct Maker {
     random: Random,
     members: u32,
     clients: u32,
-    /// Clients that may crash yet: each does so once.
+    /// Clients that may crash yet: but for aimed faults each does so once.
     doomed: Vec<u32>,
     end: Time,
     faults: Vec<Planned>,
@@ -196,10 +270,15 @@ struct Maker {
 impl Maker {
     fn make(&mut self) {
         let manner = *self.random.pick(&MANNERS);
-        let rounds = self.random.between(1, 6);
+        let rounds = match manner {
+            // A schedule takes its time, and what comes between breaks it.
+            Manner::Aimed => self.random.between(1, 2),
+            _ => self.random.between(1, 6),
+        };
         let others = match manner {
             Manner::Calm => self.random.between(0, 2),
             Manner::Wild => self.random.between(8, 30),
+            Manner::Aimed => self.random.between(0, 1),
             _ => self.random.between(0, 5),
         };
         for _ in 0..rounds {
@@ -213,6 +292,7 @@ impl Maker {
                 Manner::TakeoverInOutage => self.takeover_in_outage(at),
                 Manner::ClientAndPrimary => self.client_and_primary(at),
                 Manner::ClientAway => self.client_away(at),
+                Manner::Aimed => self.aimed(at),
             }
         }
         for _ in 0..others {
@@ -227,7 +307,19 @@ impl Maker {
         if let Some(for_ns) = fault.for_ns_mut() {
             *for_ns = (*for_ns).min(self.end - at);
         }
-        self.faults.push(Planned { at, fault });
+        self.faults.push(Planned {
+            at,
+            cue: None,
+            fault,
+        });
+    }
+
+    /// Adds a fault that begins so long after a cue, the first that is seen from then on.
+    fn add_at(&mut self, at: Time, cue: Cue, later: Time, fault: Fault) {
+        self.add(at, fault);
+        if let Some(planned) = self.faults.last_mut() {
+            planned.cue = Some((cue, later));
+        }
     }
 
     fn instant(&mut self) -> Time {
@@ -298,6 +390,7 @@ impl Maker {
         if !self.doomed.is_empty() {
             let index = self.random.below(self.doomed.len());
             let client = self.doomed.swap_remove(index);
+            let client = Who::Client(client);
             self.add(at, Fault::CrashClient { client });
         }
     }
@@ -477,6 +570,8 @@ impl fmt::Display for Who {
             Who::Member(number) => write!(formatter, "member {number}"),
             Who::Primary => formatter.write_str("the primary"),
             Who::Client(number) => write!(formatter, "client {number}"),
+            Who::Subject => formatter.write_str("the one concerned"),
+            Who::Bystanders => formatter.write_str("the other members"),
         }
     }
 }
@@ -494,7 +589,7 @@ impl fmt::Display for Fault {
                 after_fences,
                 ..
             } => write!(formatter, "{member} crashes in {after_fences} fences"),
-            Fault::CrashClient { client } => write!(formatter, "client {client} crashes"),
+            Fault::CrashClient { client } => write!(formatter, "{client} crashes"),
             Fault::Cut { from, to, .. } => write!(formatter, "{from} is cut from {to}"),
             Fault::Isolate { node, .. } => write!(formatter, "{node} is isolated"),
             Fault::MembershipOutage { .. } => formatter.write_str("the membership service is out"),
@@ -506,6 +601,13 @@ impl fmt::Display for Fault {
             Fault::SlowLink {
                 from, to, factor, ..
             } => write!(formatter, "{from} to {to} is {factor} times slower"),
+            Fault::HearsLate { node, by_ms } => {
+                write!(formatter, "{node} hears of maps {by_ms} ms late")
+            }
+            Fault::Rush { client, blocks } => write!(formatter, "{client} writes {blocks} blocks"),
+            Fault::LateLink {
+                from, to, by_ms, ..
+            } => write!(formatter, "{from} to {to} is {by_ms} ms late"),
         }?;
         match self.for_ns() {
             Some(for_ns) => write!(formatter, ", for {}", milliseconds(for_ns)),
@@ -522,146 +624,16 @@ impl fmt::Display for Plan {
             "seed {seed}, {duration}, {} faults",
             self.faults.len()
         )?;
-        for Planned { at, fault } in &self.faults {
-            write!(formatter, "\n  {}: {fault}", milliseconds(*at))?;
+        for Planned { at, cue, fault } in &self.faults {
+            write!(formatter, "\n  {}: ", milliseconds(*at))?;
+            if let Some((cue, later)) = cue {
+                write!(formatter, "{} after {cue:?}: ", milliseconds(*later))?;
+            }
+            fault.fmt(formatter)?;
         }
         Ok(())
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn plans() -> impl Iterator<Item = Plan> {
-        (0..2000).map(|seed| Plan::random(seed, 4, 3, 20 * SECOND))
-    }
-
-    #[test]
-    fn the_same_seed_makes_the_same_plan() {
-        assert!(plans().eq(plans()));
-        assert_ne!(
-            Plan::random(1, 3, 3, SECOND).faults,
-            Plan::random(2, 3, 3, SECOND).faults
-        );
-        assert!(Plan::random(3, 1, 0, MILLISECOND).duration == MILLISECOND);
-    }
-
-    #[test]
-    fn faults_end_after_two_thirds_and_one_client_stays() {
-        for plan in plans() {
-            let mut crashed = Vec::new();
-            let mut last = 0;
-            for Planned { at, fault } in &plan.faults {
-                let end = at + fault.for_ns().unwrap_or(0);
-                assert!(*at >= last && end <= plan.duration / 3 * 2, "{plan}");
-                last = *at;
-                if let Fault::CrashClient { client } = fault {
-                    assert!(!crashed.contains(client) && *client < 3, "{plan}");
-                    crashed.push(*client);
-                }
-                if let Fault::Drift { ppm, .. } = fault {
-                    assert!(ppm.abs() <= DRIFT_PPM_MAX);
-                }
-            }
-            assert!(crashed.len() < 3, "{plan}");
-        }
-    }
-
-    #[test]
-    fn plans_are_calm_wild_and_aimed() {
-        let count = |wanted: fn(&Plan) -> bool| plans().filter(wanted).count();
-        let is_primary = |fault: &Fault| {
-            matches!(
-                fault,
-                Fault::Crash {
-                    member: Who::Primary,
-                    ..
-                }
-            )
-        };
-        assert!(count(|plan| plan.faults.is_empty()) > 20);
-        assert!(count(|plan| plan.faults.len() > 15) > 200);
-        let again = plans().filter(|plan| {
-            let faults = plan.faults.iter();
-            faults.filter(|planned| is_primary(&planned.fault)).count() >= 4
-        });
-        assert!(again.count() > 100);
-        let names = [
-            "crashes in",
-            "client 1 crashes",
-            "is cut from",
-            "is isolated",
-            "service is out",
-            "drifts by",
-            "are lost",
-            "are damaged",
-            "times slower",
-        ];
-        let all: String = plans().map(|plan| plan.to_string()).collect();
-        for name in names {
-            assert!(all.contains(name), "no plan has one that {name}");
-        }
-    }
-
-    #[test]
-    fn a_plan_can_be_read() {
-        let plan = Plan {
-            seed: 7,
-            duration: SECOND,
-            faults: vec![
-                Planned {
-                    at: 5 * MICROSECOND,
-                    fault: Fault::Crash {
-                        member: Who::Primary,
-                        after_fences: 3,
-                        for_ns: 20 * MILLISECOND,
-                    },
-                },
-                Planned {
-                    at: 9 * MILLISECOND,
-                    fault: Fault::CrashClient { client: 2 },
-                },
-            ],
-        };
-        assert_eq!(
-            plan.to_string(),
-            "seed 7, 1000.000000 ms, 2 faults\n  \
-             0.005000 ms: the primary crashes in 3 fences, for 20.000000 ms\n  \
-             9.000000 ms: client 2 crashes"
-        );
-    }
-
-    #[test]
-    fn shrinking_leaves_out_all_that_is_not_needed() {
-        let plan = plans().find(|plan| plan.faults.len() > 20);
-        let plan = plan.expect("some are wild");
-        let needed = [plan.faults[3], plan.faults[11]];
-        let fails = |plan: &Plan| {
-            let has = |needed: &Planned| plan.faults.iter().any(|planned| planned.at == needed.at);
-            needed.iter().all(has)
-        };
-        let minimal = shrink(plan.clone(), fails);
-        assert_eq!((minimal.seed, minimal.duration), (plan.seed, plan.duration));
-        let times: Vec<_> = minimal.faults.iter().map(|planned| planned.at).collect();
-        assert_eq!(times, needed.map(|planned| planned.at));
-        for planned in &minimal.faults {
-            let for_ns = planned.fault.for_ns();
-            assert!(for_ns.is_none_or(|for_ns| for_ns < 2 * MICROSECOND));
-        }
-        assert!(shrink(plan, |_| true).faults.is_empty());
-    }
-
-    #[test]
-    fn shrinking_shortens_as_far_as_it_fails() {
-        let fault = Fault::MembershipOutage { for_ns: SECOND };
-        let plan = Plan {
-            seed: 0,
-            duration: 3 * SECOND,
-            faults: vec![Planned { at: 5, fault }],
-        };
-        let long = |planned: &Planned| planned.fault.for_ns() >= Some(100 * MILLISECOND);
-        let minimal = shrink(plan, |plan| plan.faults.iter().any(long));
-        assert_eq!(minimal.faults[0].fault.for_ns(), Some(SECOND / 8));
-    }
-}
+mod tests;

@@ -20,6 +20,8 @@ const SHORT: usize = 64;
 const TORN: u64 = u64::MAX;
 /// Names that are made and removed.
 const NAMES: usize = 3;
+/// How old a write is at most that an fsync is of.
+const SYNCED_WITHIN: Time = 300 * MILLISECOND;
 /// Operations of one client under way.
 const UNDER_WAY: usize = 2;
 const BLOCK: u64 = store::BLOCK as u64;
@@ -62,6 +64,10 @@ pub struct Worker {
     resumed_in: u32,
     /// Until when its locks are its own for certain: by its clock, and in virtual time.
     fresh_until: (u64, Time),
+    /// An fsync of a new write was answered in the last step.
+    has_synced: bool,
+    /// An fsync of this file is asked for when nothing is under way any more.
+    to_sync: Option<FileId>,
     /// A read of a file that is there was refused: its data is damaged.
     pub has_met_damage: bool,
     files: Vec<FileId>,
@@ -85,6 +91,8 @@ impl Worker {
             sent: Vec::new(),
             resumed_in: 0,
             fresh_until: (0, 0),
+            has_synced: false,
+            to_sync: None,
             has_met_damage: false,
             files,
             values: u64::from(node) << 32,
@@ -171,6 +179,7 @@ impl Worker {
         let Some(mut client) = self.client.take() else {
             return Vec::new();
         };
+        self.has_synced = false;
         input(&mut client, local);
         if client.fresh_until() != self.fresh_until.0 {
             let until = client.fresh_until();
@@ -196,6 +205,33 @@ impl Worker {
         sent
     }
 
+    /// Whether an fsync of a new write was answered in the last step.
+    pub fn has_synced(&self) -> bool {
+        self.has_synced
+    }
+
+    /// The session of its process.
+    pub fn session(&self) -> Option<u64> {
+        self.client.as_ref().and_then(Client::session)
+    }
+
+    /// Reads of all that there is.
+    pub fn reads(&self) -> Vec<Operation> {
+        let blocks = |file: &FileId| {
+            let file = *file;
+            (0..BLOCKS).map(move |block| Operation::Read {
+                file,
+                offset: block * BLOCK,
+                length: 8,
+            })
+        };
+        let names = (0..NAMES).map(|number| Operation::Lookup {
+            directory: ROOT,
+            name: name(number),
+        });
+        self.files.iter().flat_map(blocks).chain(names).collect()
+    }
+
     /// A new map for the client.
     pub fn map_input(map: UnitMap) -> impl FnOnce(&mut Client, u64) {
         move |client, local| client.handle_map(local, map)
@@ -206,10 +242,19 @@ impl Worker {
         if self.pending.len() >= UNDER_WAY || self.client.is_none() {
             return None;
         }
+        if self.pending.is_empty()
+            && let Some(file) = self.to_sync.take()
+        {
+            return Some((Operation::Sync { file }, Acknowledge::Primary));
+        }
         let file = *self.random.pick(&self.files);
-        let name = format!("name{}", self.random.below(NAMES)).into_bytes();
+        let name = name(self.random.below(NAMES));
         let directory = ROOT;
-        let operation = match self.random.below(20) {
+        let operation = match self.random.below(21) {
+            20 => Operation::Truncate {
+                file,
+                size: self.random.below(BLOCKS as usize) as u64 * BLOCK,
+            },
             0..6 => self.write(file),
             6..11 => Operation::Read {
                 file,
@@ -258,11 +303,28 @@ impl Worker {
         self.pending.insert(ticket, pending);
     }
 
-    fn write(&mut self, file: FileId) -> Operation {
-        let value = |worker: &mut Worker| {
-            worker.values += 1;
-            worker.values.to_le_bytes()
+    /// Writes of whole blocks of one file. When they are done an fsync follows.
+    pub fn rush(&mut self, blocks: u32) -> Vec<Operation> {
+        if self.client.is_none() {
+            return Vec::new();
+        }
+        let file = *self.random.pick(&self.files);
+        self.to_sync = Some(file);
+        let mut write = |_: u32| Operation::Write {
+            file,
+            offset: self.random.below(BLOCKS as usize) as u64 * BLOCK,
+            data: self.value().repeat(BLOCK as usize / 8),
         };
+        (0..blocks).map(&mut write).collect()
+    }
+
+    /// No other write has it.
+    fn value(&mut self) -> [u8; 8] {
+        self.values += 1;
+        self.values.to_le_bytes()
+    }
+
+    fn write(&mut self, file: FileId) -> Operation {
         let (block, blocks, length) = match self.random.below(8) {
             0 => (0, 3, BLOCK as usize),
             1 | 2 => (self.random.below(BLOCKS as usize), 1, BLOCK as usize),
@@ -270,7 +332,7 @@ impl Worker {
         };
         let mut data = Vec::new();
         for _ in 0..blocks {
-            data.extend(value(self).repeat(length / 8));
+            data.extend(self.value().repeat(length / 8));
         }
         Operation::Write {
             file,
@@ -288,6 +350,10 @@ impl Worker {
         self.has_met_damage |= is_read && outcome.status == Status::Refused;
         match &pending.operation {
             Operation::Sync { file } if is_done => {
+                let is_new = |write: &Unsynced| {
+                    write.file == *file && write.completed + SYNCED_WITHIN >= now
+                };
+                self.has_synced |= self.unsynced.iter().any(is_new);
                 let is_before =
                     |write: &Unsynced| write.file == *file && write.completed <= pending.invoked;
                 self.unsynced.retain(|write| !is_before(write));
@@ -320,6 +386,10 @@ impl Worker {
     }
 }
 
+fn name(number: usize) -> Vec<u8> {
+    format!("name{number}").into_bytes()
+}
+
 /// What clients that ended had not synced, and the sessions that ended.
 #[derive(Default)]
 pub struct Lost {
@@ -328,6 +398,9 @@ pub struct Lost {
     /// Client, and within which interval its locks got free (at the earliest).
     pub sessions: Vec<(u32, Time, Time)>,
 }
+
+/// What a block holds that was cut off.
+const NOTHING: u64 = 0;
 
 /// The root directory.
 pub const ROOT: FileId = FileId {
@@ -362,6 +435,11 @@ fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
             let (file, block) = (file.inode, offset / BLOCK);
             vec![(Key::Block { file, block }, Asked::Read)]
         }
+        Operation::Truncate { file, size } => {
+            let file = file.inode;
+            let key = |block| (Key::Block { file, block }, Asked::Write(NOTHING));
+            (size / BLOCK..BLOCKS).map(key).collect()
+        }
         Operation::Create { name, .. } => vec![(entry(name), Asked::Create)],
         Operation::Unlink { name, .. } => vec![(entry(name), Asked::Remove)],
         Operation::Lookup { name, .. } => vec![(entry(name), Asked::Lookup)],
@@ -392,7 +470,7 @@ fn value(data: &[u8]) -> u64 {
 fn answer(operation: &Operation, outcome: &Outcome) -> Option<Answered> {
     let inode = u64::from(outcome.file.generation) << 32 | outcome.file.inode;
     Some(match (operation, outcome.status) {
-        (Operation::Write { .. }, Status::Done) => Answered::Written,
+        (Operation::Write { .. } | Operation::Truncate { .. }, Status::Done) => Answered::Written,
         (Operation::Read { .. }, Status::Done) => Answered::Value(value(&outcome.data)),
         (Operation::Create { .. }, Status::Done) => Answered::Made(inode),
         (Operation::Create { .. }, Status::Exists) => Answered::Exists,

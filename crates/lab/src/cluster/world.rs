@@ -3,25 +3,25 @@
 //! The same seed gives the same run. When the faults are over the unit has a bounded time to heal: then all members are
 //! in sync, at one tail, with the same image, and the history of what clients saw has an explanation.
 
-mod onesided;
-
 use std::collections::BTreeMap;
 
-use pmem::Region;
+mod checks;
+mod faults;
+mod onesided;
+
 use protocol::client::Client;
 use protocol::wire::Message;
 use protocol::{Defects, EpochStart, Member, NOBODY, Options, Transmit, UnitMap};
-use store::CheckOptions;
 
 use super::fabric::{self, Fabric};
 use super::history::History;
 use super::membership::{Membership, Notice};
 use super::node::Machine;
-use super::plan::{Fault, Plan, Who};
+use super::plan::{Cue, Plan};
 use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
 use super::workload::{Lost, Worker, pause};
 use crate::random::Random;
-use crate::reachable::{Part, difference};
+use checks::Watch;
 use onesided::{Flight, Ways};
 
 /// Name of the first client on the fabric; members count from 0.
@@ -63,6 +63,8 @@ impl Setup {
             duration,
             defects: Defects::default(),
             options: Options {
+                // The rings of the template are small.
+                window: *Random::new(seed).pick(&[4 << 10, 16 << 10, 24 << 10]),
                 parity: seed.is_multiple_of(2),
                 ordered_reads: (seed / 2).is_multiple_of(2),
                 ..Options::default()
@@ -111,7 +113,11 @@ enum Event {
         incarnation: u64,
         map: UnitMap,
     },
-    Fault(usize),
+    /// A fault of the plan begins. What it waited for was about this node.
+    Fault {
+        index: usize,
+        subject: Option<u32>,
+    },
     Work {
         client: usize,
         incarnation: u64,
@@ -123,6 +129,15 @@ enum Event {
     },
     StartMember(usize),
     StartClient(usize),
+}
+
+impl Event {
+    fn fault(index: usize) -> Event {
+        Event::Fault {
+            index,
+            subject: None,
+        }
+    }
 }
 
 /// Fast networks, and slow ones, on which much is under way at any time.
@@ -139,15 +154,10 @@ fn fabric_options(random: &mut Random) -> fabric::Options {
     }
 }
 
-fn check_pool(region: &Region, part: Part) -> Result<(), String> {
-    let copy = crate::pool::copy(region)?;
-    let data = part == Part::Whole;
-    let report = store::check(&copy, &CheckOptions { data })
-        .map_err(|error| format!("the check fails: {error}"))?;
-    match report.findings.first() {
-        Some(finding) => Err(format!("the check finds: {finding}")),
-        None => Ok(()),
-    }
+/// A clock that starts at any time and is not quite right.
+fn clock(random: &mut Random) -> Clock {
+    let drift = random.between(0, 40_000) as i32 - 20_000;
+    Clock::new(random.between(SECOND, 100 * SECOND), drift)
 }
 
 /// The simulation.
@@ -159,6 +169,9 @@ pub struct World {
     machines: Vec<Machine>,
     workers: Vec<Worker>,
     plan: Plan,
+    /// Faults that wait for their cue.
+    armed: Vec<usize>,
+    watch: Watch,
     history: History,
     lost: Lost,
     takeovers: Vec<Time>,
@@ -176,10 +189,6 @@ impl World {
     pub fn new(setup: Setup, plan: Plan) -> Result<World, String> {
         let mut random = Random::new(setup.seed);
         let (image, files, tail) = super::template::pool()?;
-        let clock = |random: &mut Random| {
-            let drift = random.between(0, 40_000) as i32 - 20_000;
-            Clock::new(random.between(SECOND, 100 * SECOND), drift)
-        };
         let machines = (0..setup.members)
             .map(|node| {
                 let clock = clock(&mut random);
@@ -216,6 +225,8 @@ impl World {
             machines,
             workers,
             plan,
+            armed: Vec::new(),
+            watch: Watch::default(),
             history: History::new(),
             lost: Lost::default(),
             takeovers: Vec::new(),
@@ -239,7 +250,10 @@ impl World {
             world.queue.add(0, Event::StartClient(client));
         }
         for (index, planned) in world.plan.faults.iter().enumerate() {
-            world.queue.add(planned.at, Event::Fault(index));
+            match planned.cue {
+                None => world.queue.add(planned.at, Event::fault(index)),
+                Some(_) => world.armed.push(index),
+            }
         }
         Ok(world)
     }
@@ -267,7 +281,10 @@ impl World {
         let end = self.setup.duration;
         self.run_until(end)?;
         self.heal();
-        self.run_until_quiet(end + HEAL_WITHIN)?;
+        // One that was just cut off may still believe that all is well.
+        self.run_until_quiet(end + 5 * SECOND, end + HEAL_WITHIN)?;
+        self.read_all();
+        self.run_until_quiet(end, end + 2 * HEAL_WITHIN)?;
         self.end_clients()?;
         self.examine()
     }
@@ -293,11 +310,9 @@ impl World {
         }
     }
 
-    fn run_until_quiet(&mut self, limit: Time) -> Result<(), String> {
-        let started = self.queue.now();
+    fn run_until_quiet(&mut self, least: Time, limit: Time) -> Result<(), String> {
         while let Some(at) = self.queue.next_time() {
-            // One that was just cut off may still believe that all is well.
-            if at > started + 5 * SECOND && self.is_quiet() {
+            if at > least && self.is_quiet() {
                 return Ok(());
             }
             if at > limit {
@@ -306,10 +321,11 @@ impl World {
             self.take_event()?;
         }
         Err(format!(
-            "the unit did not heal: {:?}, tails {:?}, idle {:?}",
-            self.membership.read().1,
+            "the unit did not heal: {:?}, tails {:?}, idle {:?}, leaks {:?}",
+            self.membership.valid(),
             self.tails(),
-            self.workers.iter().map(Worker::is_idle).collect::<Vec<_>>()
+            self.workers.iter().map(Worker::is_idle).collect::<Vec<_>>(),
+            self.leaks(),
         ))
     }
 
@@ -328,6 +344,7 @@ impl World {
         equal
             && map.in_sync.len() == self.machines.len()
             && self.workers.iter().all(Worker::is_idle)
+            && self.leaks().is_none()
     }
 
     fn take_event(&mut self) -> Result<(), String> {
@@ -352,8 +369,8 @@ impl World {
                 incarnation,
                 map,
             } => self.answer(now, to, incarnation, map),
-            Event::Fault(index) => {
-                self.fault(now, index);
+            Event::Fault { index, subject } => {
+                self.fault(now, index, subject);
                 Ok(())
             }
             Event::Work {
@@ -369,7 +386,7 @@ impl World {
                 incarnation,
             } => {
                 if self.workers[client].incarnation == incarnation {
-                    self.end_client(now, client);
+                    self.crash_client(now, FIRST_CLIENT + client as u32);
                 }
                 Ok(())
             }
@@ -421,13 +438,13 @@ impl World {
         input: impl FnOnce(&mut Member, u64),
     ) -> Result<(), String> {
         let machine = &mut self.machines[member];
-        let (node, incarnation) = (machine.node, machine.incarnation);
+        let (node, incarnation, known) = (machine.node, machine.incarnation, machine.timer);
         let step = machine.step(now, input)?;
         if step.crashed {
             self.note(|| format!("member {member} crashes within a step"));
             return Ok(());
         }
-        if let Some(at) = machine.timer {
+        if let Some(at) = machine.timer.filter(|_| machine.timer != known) {
             let timer = Event::Timer {
                 node,
                 incarnation,
@@ -437,6 +454,9 @@ impl World {
         }
         let lag = self.map_lag.get(&node).copied().unwrap_or(0);
         for map in step.proposals {
+            if map.epoch != self.machines[member].epoch() {
+                self.sight(now, Cue::Proposed, node);
+            }
             self.note(|| format!("member {member} proposes {map:?}"));
             if let Some(at) = self.membership.travel(now + lag) {
                 let proposal = Event::Proposal {
@@ -447,7 +467,9 @@ impl World {
                 self.queue.add(at, proposal);
             }
         }
+        self.check_step(now, member, step.seen)?;
         for transmit in step.transmits {
+            self.check_replies(&transmit)?;
             self.transmit(now, node, transmit);
         }
         Ok(())
@@ -455,9 +477,11 @@ impl World {
 
     fn client_step(&mut self, now: Time, client: usize, input: impl FnOnce(&mut Client, u64)) {
         let worker = &mut self.workers[client];
+        let known = worker.timer;
         let sent = worker.step(now, &mut self.history, &mut self.lost, input);
+        let has_synced = worker.has_synced();
         let (node, incarnation) = (worker.node, worker.incarnation);
-        if let Some(at) = worker.timer {
+        if let Some(at) = worker.timer.filter(|_| worker.timer != known) {
             let timer = Event::Timer {
                 node,
                 incarnation,
@@ -469,6 +493,9 @@ impl World {
             self.transmit(now, node, transmit);
         }
         self.start_transfers(now, client);
+        if has_synced {
+            self.sight(now, Cue::Synced, node);
+        }
     }
 
     fn transmit(&mut self, now: Time, from: u32, transmit: Transmit) {
@@ -546,14 +573,20 @@ impl World {
         // As the service would get it.
         let map = UnitMap::decode(&map.encode(), &self.setup.defects)
             .map_err(|error| format!("member {from} proposes {map:?}: {error}"))?;
-        let epoch = self.membership.read().1.epoch;
+        let before = self.membership.valid().clone();
         let expected = map.version - 1;
-        let is_takeover = map.epoch != epoch;
+        let is_takeover = map.epoch != before.epoch;
         let now_valid = match self.membership.propose(expected, map.clone()) {
             Ok(_) => {
                 self.note(|| format!("the map is {map:?}"));
+                self.check_map(now, &before, &map)?;
                 if is_takeover {
                     self.takeovers.push(now);
+                    self.sight(now, Cue::Takeover, map.primary);
+                }
+                let came_back = map.in_sync.iter().find(|node| !before.is_in_sync(**node));
+                if let Some(node) = came_back {
+                    self.sight(now, Cue::InSync, *node);
                 }
                 let notices = self.membership.notify(now);
                 for notice in notices {
@@ -615,154 +648,8 @@ impl World {
         self.client_step(now, client, |_, _| ());
     }
 
-    fn fault(&mut self, now: Time, index: usize) {
-        let fault = self.plan.faults[index].fault;
-        self.note(|| format!("fault: {fault:?}"));
-        match fault {
-            Fault::Crash {
-                member,
-                after_fences,
-                for_ns,
-            } => self.crash_member(now, member, after_fences, now + for_ns),
-            Fault::CrashClient { client } => self.end_client(now, client as usize),
-            Fault::Cut { from, to, for_ns } => {
-                let (from, to) = (self.who(from), self.who(to));
-                self.fabric.cut(from, to, now + for_ns);
-            }
-            Fault::Isolate { node, for_ns } => {
-                let node = self.who(node);
-                self.fabric.isolate(node, now + for_ns);
-            }
-            Fault::MembershipOutage { for_ns } => self.membership.fail(now + for_ns),
-            Fault::Drift { node, ppm } => match self.who(node).checked_sub(FIRST_CLIENT) {
-                Some(client) => self.workers[client as usize].set_drift(now, ppm),
-                None => {
-                    let member = self.who(node) as usize;
-                    self.machines[member].clock.set_drift(now, ppm);
-                }
-            },
-            Fault::Loss { permille, for_ns } => self.fabric.lose(now, permille, now + for_ns),
-            Fault::Corruption { permille, for_ns } => {
-                self.fabric.corrupt(now, permille, now + for_ns);
-            }
-            Fault::SlowLink {
-                from,
-                to,
-                factor,
-                for_ns,
-            } => {
-                let (from, to) = (self.who(from), self.who(to));
-                self.fabric.slow(now, from, to, factor, now + for_ns);
-            }
-        }
-    }
-
-    fn end_client(&mut self, now: Time, client: usize) {
-        self.workers[client].crash(now, &mut self.lost);
-        let at = now + self.random.between(MILLISECOND, 4 * SECOND);
-        self.queue.add(at, Event::StartClient(client));
-    }
-
     fn queue_notice(&mut self, notice: Notice<UnitMap>) {
         let lag = self.map_lag.get(&notice.watcher).copied().unwrap_or(0);
         self.queue.add(notice.at + lag, Event::Notice(notice));
-    }
-
-    fn who(&self, who: Who) -> u32 {
-        match who {
-            Who::Member(member) => member,
-            Who::Client(client) => FIRST_CLIENT + client,
-            Who::Primary => match self.membership.read().1.primary {
-                NOBODY => 0,
-                primary => primary,
-            },
-        }
-    }
-
-    fn crash_member(&mut self, now: Time, member: Who, after_fences: u32, until: Time) {
-        let member = self.who(member) as usize;
-        if after_fences == 0 {
-            self.machines[member].crash();
-        } else {
-            self.machines[member].arm(u64::from(after_fences));
-        }
-        self.queue.add(until.max(now), Event::StartMember(member));
-    }
-
-    fn is_full(&self, node: u32) -> bool {
-        self.setup.metadata_only != Some(node)
-    }
-
-    fn full_member(&self) -> Result<&Machine, String> {
-        let full = self.machines.iter().find(|it| self.is_full(it.node));
-        full.ok_or_else(|| "no member has data".into())
-    }
-
-    /// Every pool is sound, and they hold the same.
-    fn examine_pools(&self) -> Result<(), String> {
-        let model = self.full_member()?;
-        let first = model.memory().region();
-        for machine in &self.machines {
-            let (region, node) = (machine.memory().region(), machine.node);
-            let part = if self.is_full(node) {
-                Part::Whole
-            } else {
-                Part::Metadata
-            };
-            if let Some(difference) = difference(&first, &region, part) {
-                let other = model.node;
-                return Err(format!("members {other} and {node} differ: {difference}"));
-            }
-            if node == model.node || part == Part::Metadata {
-                check_pool(&region, part)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Messages that get lost are no reason to leave a member out.
-    fn examine_maps(&self) -> Result<(), String> {
-        let (version, map) = self.membership.read();
-        // The first primary may be chosen before all have seen the first map.
-        let most = 1 + 2 + self.machines.len() as u64;
-        if self.is_calm && version > most {
-            return Err(format!(
-                "without a fault the map changed again and again: {map:?}"
-            ));
-        }
-        Ok(())
-    }
-
-    /// What must be true when all is quiet.
-    fn examine(&mut self) -> Result<Summary, String> {
-        if let Some(worker) = self.workers.iter().find(|worker| worker.has_met_damage) {
-            return Err(format!("client {} was refused a read", worker.node));
-        }
-        self.examine_pools()?;
-        self.examine_maps()?;
-        let lost = std::mem::take(&mut self.lost);
-        for (ids, invoked) in lost.writes {
-            for id in ids {
-                for at in self.takeovers.iter().filter(|at| **at >= invoked) {
-                    self.history.may_vanish(id, *at);
-                }
-            }
-        }
-        for (client, from, to) in lost.sessions {
-            self.history.expired(client, from, to);
-        }
-        let checked = self.history.check()?;
-        let one_sided = self.workers.iter().map(Worker::one_sided);
-        let (one_sided_writes, one_sided_reads) =
-            one_sided.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
-        Ok(Summary {
-            one_sided_writes,
-            one_sided_reads,
-            operations: checked.operations,
-            epochs: self.membership.read().1.epoch,
-            gave_up: checked.gave_up.len(),
-            time: self.queue.now(),
-            messages: self.fabric.count_all().messages,
-        })
     }
 }

@@ -30,7 +30,26 @@ impl Parked {
     }
 }
 
+impl Executing {
+    /// What its records take, at most.
+    fn record_max(&self) -> u64 {
+        match self {
+            Executing::Request { parked, .. } if parked.operation.is_change() => {
+                parked.operation.record_max()
+            }
+            // Of sessions there are few.
+            _ => 0,
+        }
+    }
+}
+
 impl Primary {
+    /// Whether members lack so much, or will when what is under way is done, that changes have to wait.
+    pub fn is_full(&self, window: u64) -> bool {
+        let under_way: u64 = self.executing.values().map(Executing::record_max).sum();
+        self.position + under_way > self.confirmed + window
+    }
+
     /// Keeps a request until it is served, unless it is under way already or too many are.
     pub fn park(&mut self, parked: Parked) {
         let slots = self.sessions.by_number.get(&parked.session);

@@ -172,7 +172,11 @@ impl Member {
     fn handle_heartbeat(&mut self, now: u64, sent_at_ns: u64, position: u64) {
         match &self.role {
             // Who has proposed itself must not give the old primary another lease.
-            Role::Standing(candidacy) if candidacy.has_proposed => return,
+            Role::Standing(candidacy)
+                if candidacy.has_proposed && !self.defects.has(Defect::GrantWhileProposing) =>
+            {
+                return;
+            }
             Role::Standing(_) => self.role = Role::Following(Following::new(now)),
             _ => {}
         }
@@ -240,9 +244,10 @@ impl Member {
     fn ingest(&mut self, from: u64, records: Vec<u8>) {
         let named = self.named_data();
         let end = from + records.len() as u64;
-        if let Some(following) = self.following() {
-            following.held = Some((from, records.clone()));
-        }
+        let Some(following) = self.following() else {
+            return;
+        };
+        following.held = Some((from, records.clone()));
         if self.defects.has(Defect::ReportBeforeIngest) {
             let is_caught_up = self.is_caught_up();
             let tail = end;
@@ -436,14 +441,15 @@ impl Member {
         }
     }
 
-    pub(super) fn next_while_following(&self, following: &Following) -> u64 {
+    /// When there is something to do; never, if all that there is to do is to hear the primary.
+    pub(super) fn next_while_following(&self, following: &Following) -> Option<u64> {
         let retry = following.asked_at + self.options.retry_ns;
         let is_waiting =
             !following.is_complete() || !following.early.is_empty() || !self.may_follow();
         match (is_waiting, self.may_stand()) {
-            (true, _) => retry,
-            (false, true) => self.promised_until,
-            (false, false) => self.promised_until.max(retry),
+            (true, _) => Some(retry),
+            (false, true) => Some(self.promised_until),
+            (false, false) => None,
         }
     }
 }

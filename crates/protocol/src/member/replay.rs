@@ -100,6 +100,8 @@ impl Member {
     fn take_step(&mut self, now: u64) -> bool {
         let window = self.options.window;
         let out_of_order = self.defects.has(Defect::ReplayOutOfOrder);
+        let waits = !self.defects.has(Defect::ServeBeforeReplay);
+        let changes_named = self.defects.has(Defect::ChangeNamedData);
         let Some(primary) = self.primary() else {
             return false;
         };
@@ -111,7 +113,9 @@ impl Member {
             return false;
         }
         let Some(queue) = &mut replaying.queue else {
-            if replaying.missing.is_empty() || now >= replaying.until {
+            let is_caught_up = primary.confirmed >= primary.opened_at || changes_named;
+            let is_complete = replaying.missing.is_empty() || now >= replaying.until || !waits;
+            if is_complete && is_caught_up {
                 replaying.replays.sort_by_key(|(sequence, _, _)| *sequence);
                 if out_of_order {
                     replaying.replays.reverse();
@@ -119,7 +123,8 @@ impl Member {
                 let replays = std::mem::take(&mut replaying.replays);
                 let queue = replays.into_iter().map(|(_, session, it)| (session, it));
                 replaying.queue = Some(queue.collect());
-                let silent = std::mem::take(&mut replaying.missing);
+                let mut silent = std::mem::take(&mut replaying.missing);
+                silent.retain(|_| waits);
                 replaying.left = silent.len();
                 for session in silent {
                     self.end_session(session);
@@ -130,7 +135,7 @@ impl Member {
         };
         let is_held = queue.front().is_some_and(|(_, replay)| {
             let file = replay.operation.changes();
-            file.is_some_and(|file| primary.held_files.contains_key(&file))
+            file.is_some_and(|file| primary.held_files.contains_key(&file)) && !changes_named
         });
         if is_full || is_held {
             return false;

@@ -168,16 +168,11 @@ impl Member {
     pub(super) fn serve_parked(&mut self, now: u64) {
         let window = self.options.window;
         let unbounded = self.defects.has(Defect::WindowUnbounded);
+        let changes_named = self.defects.has(Defect::ChangeNamedData);
         let Some(primary) = self.primary() else {
             return;
         };
-        if primary.replaying.is_some() && !self.defects.has(Defect::ServeBeforeReplay) {
-            return;
-        }
-        let Some(primary) = self.primary() else {
-            return;
-        };
-        if !primary.has_leases(now) {
+        if !primary.may_serve(now) {
             return;
         }
         for _ in 0..primary.parked.len() {
@@ -188,11 +183,12 @@ impl Member {
                 return;
             };
             let is_change = parked.operation.is_change();
-            let is_full = primary.position > primary.confirmed + window && !unbounded;
+            let is_full = primary.is_full(window) && !unbounded;
             let is_held = parked
                 .operation
                 .changes()
-                .is_some_and(|file| primary.held_files.contains_key(&file));
+                .is_some_and(|file| primary.held_files.contains_key(&file))
+                && !changes_named;
             if is_change && (is_full || is_held) {
                 primary.parked.push_back(parked);
             } else {
@@ -443,11 +439,12 @@ impl Member {
     }
 
     fn open_session(&mut self, now: u64, client: NodeId, request: u64) {
-        let (epoch, most, slots) = (self.map.epoch, self.options.sessions, self.options.slots);
+        let (epoch, window) = (self.map.epoch, self.options.window);
+        let (most, slots) = (self.options.sessions, self.options.slots);
         let Some(primary) = self.primary() else {
             return;
         };
-        if !primary.may_serve(now) {
+        if !primary.may_serve(now) || primary.is_full(window) {
             return;
         }
         let quarantines = &primary.quarantines;

@@ -48,6 +48,8 @@ pub(super) struct Primary {
     pub position: u64,
     /// All members in sync have the records below.
     pub confirmed: u64,
+    /// Its tail when it was opened. Nobody here knows which of the records below name data that a member still fetches.
+    pub opened_at: u64,
     peers: BTreeMap<NodeId, Peer>,
     pub sessions: Sessions,
     pub replaying: Option<Replaying>,
@@ -150,6 +152,7 @@ impl Member {
         let primary = Primary {
             position: tail.number,
             confirmed: 0,
+            opened_at: tail.number,
             peers,
             sessions: Sessions::default(),
             replaying: None,
@@ -283,10 +286,11 @@ impl Member {
                 peer.is_counted = true;
                 peer.counted_from = position;
             }
-            peer.tail = if peer.is_counted {
-                peer.tail.max(tail)
-            } else {
-                tail
+            // Of records that counted members report those count that they have with all that they name.
+            peer.tail = match (peer.is_counted, is_caught_up) {
+                (true, true) => peer.tail.max(tail),
+                (true, false) => peer.tail,
+                (false, _) => tail,
             };
         }
         self.confirm(now);

@@ -9,6 +9,8 @@ use crate::map::Sequence;
 pub const NAME_MAX: usize = 255;
 /// Most data in one message.
 pub const DATA_MAX: usize = 1 << 20;
+/// Most data in a record; of more it has the place and the checksum.
+pub const RECORD_DATA_MAX: u64 = 8192;
 /// Most requests that one session replays.
 pub const REPLAYS_MAX: usize = 4096;
 
@@ -164,6 +166,13 @@ impl Operation {
             Operation::Commit { checksums, .. } => checksums.len() * BLOCK as usize,
             _ => 0,
         }
+    }
+
+    /// What its record takes, at most, in bytes.
+    pub(crate) fn record_max(&self) -> u64 {
+        /// All but data: header, names, edits, the answer.
+        const REST: u64 = 2048;
+        REST + (self.data_length() as u64).min(RECORD_DATA_MAX)
     }
 
     /// The file that it is about, if it is not about names.

@@ -10,6 +10,7 @@ use protocol::client::{Transfer, TransferKind, TransferOutcome};
 use super::super::time::{MILLISECOND, SECOND, Time};
 use super::{Event, FIRST_CLIENT, World};
 use crate::random::Random;
+use crate::reachable::Part;
 
 const BLOCK: u32 = store::BLOCK as u32;
 /// After how many of a thousand writes the way is stuck, how long at most, and how often the client ends meanwhile.
@@ -78,23 +79,12 @@ impl World {
         for worker in &mut self.workers {
             worker.crash(now, &mut self.lost);
         }
-        self.run_until(now + FREED_WITHIN)?;
-        self.run_until_quiet(now + 2 * FREED_WITHIN)?;
-        let region = crate::pool::copy(&self.full_member()?.memory().region())?;
-        let store = store::Store::open(region, store::Options::default())
-            .map_err(|error| format!("the pool does not open: {error}"))?;
-        let system = store.system();
-        for index in 0..self.setup.options.sessions {
-            let Ok(grant) = store.lookup(&system, format!("grant{index}").as_bytes()) else {
-                continue;
-            };
-            let layout = store.layout(&grant, 0, u64::MAX);
-            let layout = layout.map_err(|error| format!("grant {index}: {error}"))?;
-            if !layout.mapped.is_empty() {
-                return Err(format!("blocks of grant {index} are lost: {layout:?}"));
-            }
+        self.run_until_quiet(now, now + FREED_WITHIN)?;
+        let grants = crate::reachable::grants(&self.machines[0].memory().region());
+        match grants.first() {
+            Some(block) => Err(format!("block {block} is left in a grant")),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Starts what a client's machine asks for.
@@ -214,13 +204,13 @@ impl World {
                 block,
             } => {
                 let member = transfer.to;
-                if !self.is_full(member) {
+                if self.part_of(member as usize) == Part::Metadata {
                     return Err(format!(
                         "client {} reaches into member {member}, which has metadata only",
                         sender.client
                     ));
                 }
-                let is_in_sync = self.membership.read().1.is_in_sync(member);
+                let is_in_sync = self.membership.valid().is_in_sync(member);
                 let landed = self.machines[member as usize].land(&transfer, is_in_sync)?;
                 if let Some(outcome) = landed {
                     self.answer_transfer(now, member, sender, outcome, block);

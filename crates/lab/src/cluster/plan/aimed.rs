@@ -1,0 +1,203 @@
+//! Faults aimed at the schedules of `docs/PROTOCOL.md` that need several of them within narrow moments.
+
+use super::{Cue, Fault, MILLISECOND, Maker, SECOND, Time, Who};
+
+/// Longer than it takes the others to replace a member that is gone.
+const LONG: (Time, Time) = (4 * SECOND, 7 * SECOND);
+
+impl Maker {
+    /// One of the schedules.
+    pub(super) fn aimed(&mut self, at: Time) {
+        // There has to be time for what follows.
+        let at = at / 2;
+        match self.random.below(9) {
+            0 => self.synced_and_gone(at),
+            1 => self.lost_takeover(at),
+            2 => self.left_alone(at),
+            3 => self.refilled_and_gone(at),
+            4 => self.expired_and_gone(at),
+            5 => self.promise_forgotten(at),
+            6 => self.late_replies(at),
+            7 => self.late_proposal(at),
+            _ => self.much_at_once(at),
+        }
+    }
+
+    fn within(&mut self, (least, most): (Time, Time)) -> Time {
+        self.random.between(least, most)
+    }
+
+    fn crash_for(&mut self, member: Who, spell: (Time, Time)) -> Fault {
+        Fault::Crash {
+            member,
+            after_fences: 0,
+            for_ns: self.within(spell),
+        }
+    }
+
+    /// Only the primary has what is written from now on.
+    fn keep_to_primary(&mut self, at: Time) -> Time {
+        let for_ns = self.within((300 * MILLISECOND, 900 * MILLISECOND));
+        self.add(
+            at,
+            Fault::Cut {
+                from: Who::Primary,
+                to: Who::Bystanders,
+                for_ns,
+            },
+        );
+        for_ns
+    }
+
+    /// A client and the primary crash as soon as an fsync is answered, while the others miss records.
+    fn synced_and_gone(&mut self, at: Time) {
+        let lasts = self.keep_to_primary(at);
+        for client in 1..self.clients {
+            let rush = Fault::Rush {
+                client: Who::Client(client),
+                blocks: self.random.between(1, 4) as u32,
+            };
+            let later = lasts / 9;
+            self.add(at + later, rush);
+        }
+        let at = at + lasts / 9;
+        let client = Who::Subject;
+        self.add_at(at, Cue::Synced, 0, Fault::CrashClient { client });
+        let crash = self.crash_for(Who::Primary, LONG);
+        let later = self.random.between(0, MILLISECOND);
+        self.add_at(at, Cue::Synced, later, crash);
+    }
+
+    /// The primary dies with records that nobody else has, and comes back when the unit has gone on.
+    fn lost_takeover(&mut self, at: Time) {
+        let lasts = self.keep_to_primary(at);
+        let at = at + self.random.between(lasts / 4, lasts);
+        let crash = self.crash_for(Who::Primary, LONG);
+        self.add(at, crash);
+        for client in 1..self.clients {
+            if self.random.one_in(2) {
+                let client = Who::Client(client);
+                self.add(at, Fault::CrashClient { client });
+            }
+        }
+    }
+
+    /// All others crash when a member that was away is in sync again: it has to lead.
+    fn left_alone(&mut self, at: Time) {
+        let member = self.member();
+        let crash = self.crash_for(member, (3 * SECOND, 5 * SECOND));
+        self.add(at, crash);
+        for member in [Who::Primary, Who::Bystanders] {
+            let crash = self.crash_for(member, LONG);
+            let later = self.random.between(0, 3 * MILLISECOND);
+            self.add_at(at, Cue::InSync, later, crash);
+        }
+    }
+
+    /// A member that was away is refilled while the others miss records; then the primary crashes.
+    fn refilled_and_gone(&mut self, at: Time) {
+        let member = self.member();
+        let crash = self.crash_for(member, (4 * SECOND, 6 * SECOND));
+        self.add(at, crash);
+        let slow = Fault::LateLink {
+            from: Who::Primary,
+            to: Who::Subject,
+            by_ms: self.random.between(1, 40) as u32,
+            for_ns: 2 * SECOND,
+        };
+        self.add_at(at, Cue::Welcomed, 0, slow);
+        let cut = Fault::Cut {
+            from: Who::Primary,
+            to: Who::Bystanders,
+            for_ns: self.random.between(400, 900) * MILLISECOND,
+        };
+        self.add_at(at, Cue::Welcomed, 0, cut);
+        let crash = self.crash_for(Who::Primary, LONG);
+        let later = self.random.between(0, 5 * MILLISECOND);
+        self.add_at(at, Cue::Refilled, later, crash);
+        for client in 1..self.clients {
+            let client = Who::Client(client);
+            self.add_at(at, Cue::Refilled, later, Fault::CrashClient { client });
+        }
+    }
+
+    /// A client is away for longer than its session lasts; soon after that its primary dies.
+    fn expired_and_gone(&mut self, at: Time) {
+        let client = self.random.below(self.clients.max(1) as usize) as u32;
+        let away = self.within((4 * SECOND, 6 * SECOND));
+        self.add(
+            at,
+            Fault::Isolate {
+                node: Who::Client(client),
+                for_ns: away,
+            },
+        );
+        let later = self.within((3200 * MILLISECOND, 4500 * MILLISECOND));
+        let crash = self.crash_for(Who::Primary, LONG);
+        self.add(at + later, crash);
+    }
+
+    /// A member crashes right after it gave a lease, and does not hear the primary when it is back.
+    fn promise_forgotten(&mut self, at: Time) {
+        let member = self.member();
+        let cut = Fault::Cut {
+            from: Who::Primary,
+            to: member,
+            for_ns: self.within((SECOND, 3 * SECOND)),
+        };
+        self.add(at, cut);
+        let crash = self.crash_for(member, (10 * MILLISECOND, 300 * MILLISECOND));
+        let later = self.random.between(0, 50 * MILLISECOND);
+        self.add(at + later, crash);
+    }
+
+    /// The others hear nothing of the primary for just as long as they have promised, and what they propose takes long.
+    fn late_proposal(&mut self, at: Time) {
+        let node = Who::Bystanders;
+        let by_ms = self.random.between(200, 800) as u32;
+        self.add(at, Fault::HearsLate { node, by_ms });
+        let cut = Fault::Cut {
+            from: Who::Primary,
+            to: Who::Bystanders,
+            for_ns: self.within((SECOND, 1400 * MILLISECOND)),
+        };
+        self.add(at, cut);
+    }
+
+    /// Clients write more than the window holds while the others miss records.
+    fn much_at_once(&mut self, at: Time) {
+        let lasts = self.keep_to_primary(at);
+        for client in 0..self.clients {
+            let rush = Fault::Rush {
+                client: Who::Client(client),
+                blocks: self.random.between(3, 6) as u32,
+            };
+            let later = self.random.between(0, lasts / 2);
+            self.add(at + later, rush);
+        }
+    }
+
+    /// What the primary answers while only it has the records arrives when another one is primary, which still waits for
+    /// some session.
+    fn late_replies(&mut self, at: Time) {
+        let lasts = self.keep_to_primary(at);
+        for client in 0..self.clients {
+            let late = Fault::LateLink {
+                from: Who::Primary,
+                to: Who::Client(client),
+                by_ms: self.random.between(1000, 4000) as u32,
+                for_ns: lasts,
+            };
+            self.add(at, late);
+        }
+        let crash = self.crash_for(Who::Primary, LONG);
+        let later = self.random.between(lasts / 2, lasts);
+        self.add(at + later, crash);
+        let client = self.random.below(self.clients.max(1) as usize) as u32;
+        let away = Fault::Isolate {
+            node: Who::Client(client),
+            for_ns: LONG.0,
+        };
+        self.add(at, away);
+    }
+}

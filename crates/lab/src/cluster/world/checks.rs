@@ -1,0 +1,399 @@
+//! What is looked at while a unit runs, by one who sees all of it, and when it is quiet.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pmem::Region;
+use protocol::member::{Completion, Intent, SessionRecord};
+use protocol::wire::{Body, Message, Outcome};
+use protocol::{Defects, Member, Transmit, UnitMap};
+use server::UnitPool;
+use store::CheckOptions;
+
+use super::{FIRST_CLIENT, Summary, Time, World};
+use crate::cluster::node::{Machine, Seen};
+use crate::cluster::plan::Cue;
+use crate::cluster::workload::Worker;
+use crate::reachable::{Part, difference};
+
+/// More than the record that crosses the bound of the window, and the ends of all sessions.
+const BEYOND_WINDOW: u64 = 16 << 10;
+/// The slot of requests that change nothing.
+const NO_SLOT: u16 = u16::MAX;
+
+/// What is remembered to be looked at.
+#[derive(Default)]
+pub(super) struct Watch {
+    /// Answers to changes that made a record, by session, slot and number.
+    replies: BTreeMap<(u64, u16, u64), Outcome>,
+    /// Members whose image is to be compared with the primary's when both are at one tail.
+    to_compare: BTreeSet<usize>,
+}
+
+impl World {
+    /// A member has done something.
+    pub(super) fn check_step(
+        &mut self,
+        now: Time,
+        member: usize,
+        seen: Vec<Seen>,
+    ) -> Result<(), String> {
+        for seen in seen {
+            self.check_seen(now, member, seen)?;
+        }
+        self.check_one_serves(now, member)?;
+        self.check_window(member)?;
+        self.check_confirmed(member)?;
+        self.compare_images(member)
+    }
+
+    fn check_seen(&mut self, now: Time, member: usize, seen: Seen) -> Result<(), String> {
+        let view = self.machines[member].member().and_then(Member::view);
+        match seen {
+            Seen::Released(below) => self.check_tails(member, below, "frees what they may use"),
+            Seen::Gone(from) => {
+                let confirmed = view.map_or(0, |view| view.confirmed);
+                if self.is_current(member) && confirmed > 0 && from >= confirmed {
+                    return Err(format!(
+                        "member {member} does not hold records from {from} on, which others may lack"
+                    ));
+                }
+                Ok(())
+            }
+            Seen::Opened(sessions) => check_locks(&sessions),
+            Seen::FetchedInVain => {
+                let map = self.membership.valid();
+                let known = self.machines[member].member();
+                let is_current = known.is_some_and(|it| it.map().version == map.version);
+                if is_current && map.is_in_sync(member as u32) {
+                    return Err(format!(
+                        "member {member} got other data than its next record names"
+                    ));
+                }
+                Ok(())
+            }
+            Seen::Welcomed => {
+                self.sight(now, Cue::Welcomed, member as u32);
+                Ok(())
+            }
+            Seen::Refilled => {
+                self.sight(now, Cue::Refilled, member as u32);
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether a member is primary by the map that is valid, and knows it.
+    fn is_current(&self, member: usize) -> bool {
+        let map = self.membership.valid();
+        let machine = &self.machines[member];
+        let is_primary = machine.member().is_some_and(|it| it.view().is_some());
+        is_primary && machine.epoch() == map.epoch
+    }
+
+    /// While one member serves no other does.
+    fn check_one_serves(&self, now: Time, member: usize) -> Result<(), String> {
+        if !self.machines[member].is_serving(now) {
+            return Ok(());
+        }
+        let others = (0..self.machines.len()).filter(|other| *other != member);
+        match others
+            .into_iter()
+            .find(|other| self.machines[*other].is_serving(now))
+        {
+            Some(other) => Err(format!("members {member} and {other} both serve")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_window(&self, member: usize) -> Result<(), String> {
+        let view = self.machines[member].member().and_then(Member::view);
+        let Some(view) = view.filter(|view| view.confirmed > 0) else {
+            return Ok(());
+        };
+        let most = self.setup.options.window + BEYOND_WINDOW;
+        if view.position > view.confirmed + most {
+            return Err(format!(
+                "the window of member {member} is exceeded: {view:?}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// What the primary believes that all members in sync have, they have.
+    fn check_confirmed(&self, member: usize) -> Result<(), String> {
+        let view = self.machines[member].member().and_then(Member::view);
+        let confirmed = view.map_or(0, |view| view.confirmed);
+        self.check_tails(member, confirmed, "believes that all have them")
+    }
+
+    fn check_tails(&self, member: usize, below: u64, why: &str) -> Result<(), String> {
+        if !self.is_current(member) {
+            return Ok(());
+        }
+        let map = self.membership.valid();
+        for node in &map.in_sync {
+            let tail = self.machines[*node as usize]
+                .member()
+                .map(|it| it.tail().number);
+            if let Some(tail) = tail.filter(|tail| *tail < below) {
+                return Err(format!(
+                    "member {node}, in sync, has records up to {tail}, and primary {member} {why} up to {below}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A map comes into force. If it names another primary, the old one has no leases any more.
+    pub(super) fn check_map(
+        &mut self,
+        now: Time,
+        before: &UnitMap,
+        map: &UnitMap,
+    ) -> Result<(), String> {
+        let is_takeover = map.epoch != before.epoch;
+        let serving = self.machines.iter().find(|machine| machine.is_serving(now));
+        if let Some(machine) = serving.filter(|_| is_takeover) {
+            let (old, new) = (machine.node, map.primary);
+            return Err(format!("member {old} serves when {new} becomes primary"));
+        }
+        let is_new = |node: &&u32| is_takeover || !before.is_in_sync(**node);
+        let new = map.in_sync.iter().filter(is_new).map(|node| *node as usize);
+        self.watch.to_compare.extend(new);
+        let primary = map.primary as usize;
+        match primary < self.machines.len() {
+            true => self.check_confirmed(primary),
+            false => Ok(()),
+        }
+    }
+
+    /// Members in sync have the same image as the primary when they have the same records.
+    fn compare_images(&mut self, member: usize) -> Result<(), String> {
+        let map = self.membership.valid();
+        let primary = map.primary as usize;
+        let is_concerned = member == primary || self.watch.to_compare.contains(&member);
+        if self.watch.to_compare.is_empty() || !is_concerned || !self.is_current(primary) {
+            return Ok(());
+        }
+        // With its epoch: one that has to undo its records first may be as far by their bytes.
+        let tail = |member: usize| self.machines[member].member().map(Member::tail);
+        let is_ready = |other: &&usize| {
+            **other != primary && map.is_in_sync(**other as u32) && tail(**other) == tail(primary)
+        };
+        let ready: Vec<usize> = self
+            .watch
+            .to_compare
+            .iter()
+            .filter(is_ready)
+            .copied()
+            .collect();
+        for other in ready {
+            self.watch.to_compare.remove(&other);
+            let regions = [primary, other].map(|it| self.machines[it].memory().region());
+            let part = [primary, other].map(|it| self.part_of(it));
+            let part = if part.contains(&Part::Metadata) {
+                Part::Metadata
+            } else {
+                Part::Whole
+            };
+            if let Some(difference) = difference(&regions[0], &regions[1], part) {
+                return Err(format!(
+                    "members {primary} and {other}, at one tail, differ: {difference}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The same request of a slot gets the same answer.
+    pub(super) fn check_replies(&mut self, transmit: &Transmit) -> Result<(), String> {
+        if transmit.to.iter().all(|to| *to < FIRST_CLIENT) {
+            return Ok(());
+        }
+        let Ok(Message { envelope, body }) = Message::decode(&transmit.bytes, &Defects::default())
+        else {
+            return Ok(());
+        };
+        let Body::Reply {
+            slot,
+            outcome,
+            position,
+            ..
+        } = body
+        else {
+            return Ok(());
+        };
+        if slot == NO_SLOT {
+            return Ok(());
+        }
+        let key = (envelope.session, slot, envelope.request);
+        match self.watch.replies.get(&key) {
+            Some(first) if *first != outcome => Err(format!(
+                "session {}, slot {slot}, request {}: {first:?}, then {outcome:?}",
+                envelope.session, envelope.request
+            )),
+            // What changed nothing leaves no trace: another primary may find otherwise.
+            _ if position == 0 => Ok(()),
+            _ => {
+                self.watch.replies.insert(key, outcome);
+                Ok(())
+            }
+        }
+    }
+
+    /// What is left that nobody will ever ask for, when all is quiet.
+    pub(super) fn leaks(&self) -> Option<String> {
+        let map = self.membership.valid();
+        let primary = self.machines.get(map.primary as usize)?;
+        let view = primary.member()?.view()?;
+        let sessions = primary.member()?.sessions();
+        let known: Vec<u64> = self.workers.iter().filter_map(Worker::session).collect();
+        let unknown = sessions.iter().find(|session| !known.contains(session));
+        if let Some(session) = unknown {
+            return Some(format!("session {session} is nobody's"));
+        }
+        let is_idle = view.waiting == 0 && view.confirmed == view.position;
+        (!is_idle).then(|| format!("{view:?}"))
+    }
+
+    /// Reads all that was written: what got lost is noticed even if nobody asked for it.
+    pub(super) fn read_all(&mut self) {
+        let now = self.queue.now();
+        for operation in self.workers[0].reads() {
+            self.submit(now, 0, operation, protocol::wire::Acknowledge::Primary);
+        }
+    }
+
+    /// The image has the sessions that the primary has, and all that is not in use can be used.
+    fn examine_leaks(&self) -> Result<(), String> {
+        let map = self.membership.valid();
+        let primary = &self.machines[map.primary as usize];
+        let known = primary.member().map(|it| it.sessions()).unwrap_or_default();
+        let store_options = Machine::store_options(self.queue.now());
+        let copy = crate::pool::copy(&primary.memory().region())?;
+        let mut pool = UnitPool::open(copy, store_options, &self.setup.options)
+            .map_err(|error| error.to_string())?;
+        let epoch = map.epoch + 1;
+        let opened = pool.carry_out(Intent::OpenForWriting { epoch });
+        let Ok(Some(Completion::Opened { sessions, .. })) = opened else {
+            return Err("the primary's pool does not open again".into());
+        };
+        let mut noted: Vec<u64> = sessions.iter().map(|record| record.session).collect();
+        noted.sort_unstable();
+        if noted != known {
+            return Err(format!(
+                "the image has the sessions {noted:?}, the primary {known:?}"
+            ));
+        }
+        let (found, left) = (pool.statistics(), primary.statistics());
+        let free = |of: Option<store::Statistics>| of.map(|it| (it.blocks_free, it.inodes_free));
+        if free(found) != free(left) {
+            return Err(format!(
+                "{:?} blocks and inodes are free, and {:?} can be used",
+                free(found),
+                free(left)
+            ));
+        }
+        Ok(())
+    }
+
+    /// What a member's pool has of the image.
+    pub(super) fn part_of(&self, member: usize) -> Part {
+        match self.setup.metadata_only {
+            Some(node) if node as usize == member => Part::Metadata,
+            _ => Part::Whole,
+        }
+    }
+
+    /// Every pool is sound, and they hold the same.
+    fn examine_pools(&self) -> Result<(), String> {
+        let mut members = 0..self.machines.len();
+        let model = members.find(|member| self.part_of(*member) == Part::Whole);
+        let model = model.ok_or("no member has data")?;
+        let first = self.machines[model].memory().region();
+        for (member, machine) in self.machines.iter().enumerate() {
+            let (region, part) = (machine.memory().region(), self.part_of(member));
+            if let Some(difference) = difference(&first, &region, part) {
+                return Err(format!("members {model} and {member} differ: {difference}"));
+            }
+            if member == model || part == Part::Metadata {
+                check_pool(&region, part)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Messages that get lost are no reason to leave a member out.
+    fn examine_maps(&self) -> Result<(), String> {
+        let map = self.membership.valid();
+        // The first primary may be chosen before all have seen the first map.
+        let most = 1 + 2 + self.machines.len() as u64;
+        if self.is_calm && map.version > most {
+            return Err(format!(
+                "without a fault the map changed again and again: {map:?}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// What must be true when all is quiet.
+    pub(super) fn examine(&mut self) -> Result<Summary, String> {
+        if let Some(worker) = self.workers.iter().find(|worker| worker.has_met_damage) {
+            return Err(format!("client {} was refused a read", worker.node));
+        }
+        self.examine_pools()?;
+        self.examine_maps()?;
+        self.examine_leaks()?;
+        let lost = std::mem::take(&mut self.lost);
+        for (ids, invoked) in lost.writes {
+            for id in ids {
+                for at in self.takeovers.iter().filter(|at| **at >= invoked) {
+                    self.history.may_vanish(id, *at);
+                }
+            }
+        }
+        for (client, from, to) in lost.sessions {
+            self.history.expired(client, from, to);
+        }
+        let checked = self.history.check()?;
+        let one_sided = self.workers.iter().map(Worker::one_sided);
+        let (one_sided_writes, one_sided_reads) =
+            one_sided.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
+        Ok(Summary {
+            one_sided_writes,
+            one_sided_reads,
+            operations: checked.operations,
+            epochs: self.membership.valid().epoch,
+            gave_up: checked.gave_up.len(),
+            time: self.queue.now(),
+            messages: self.fabric.count_all().messages,
+        })
+    }
+}
+
+fn check_pool(region: &Region, part: Part) -> Result<(), String> {
+    let copy = crate::pool::copy(region)?;
+    let data = part == Part::Whole;
+    let report = store::check(&copy, &CheckOptions { data })
+        .map_err(|error| format!("the check fails: {error}"))?;
+    match report.findings.first() {
+        Some(finding) => Err(format!("the check finds: {finding}")),
+        None => Ok(()),
+    }
+}
+
+/// No file is locked by two sessions.
+fn check_locks(sessions: &[SessionRecord]) -> Result<(), String> {
+    let mut holders = BTreeMap::new();
+    for record in sessions {
+        for file in record.locks.iter().flatten() {
+            if let Some(other) = holders.insert(*file, record.session) {
+                let session = record.session;
+                return Err(format!(
+                    "sessions {other} and {session} both have the lock of {file:?}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}

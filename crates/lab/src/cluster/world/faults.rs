@@ -1,0 +1,155 @@
+//! Faults of the plan, at their time or at their cue.
+
+use super::{Event, FIRST_CLIENT, MILLISECOND, SECOND, Time, World};
+use protocol::NOBODY;
+use protocol::wire::Acknowledge;
+
+use crate::cluster::plan::{Cue, Fault, Who};
+
+impl World {
+    /// Something was seen that faults may wait for.
+    pub(super) fn sight(&mut self, now: Time, seen: Cue, subject: u32) {
+        let plan = &self.plan;
+        let is_due = |index: &mut usize| {
+            let planned = &plan.faults[*index];
+            now >= planned.at && planned.cue.is_some_and(|(cue, _)| cue == seen)
+        };
+        let due: Vec<usize> = self.armed.extract_if(.., is_due).collect();
+        for index in due {
+            let (_, later) = self.plan.faults[index].cue.expect("it waited for one");
+            let subject = Some(subject);
+            self.queue.add(now + later, Event::Fault { index, subject });
+        }
+    }
+
+    pub(super) fn fault(&mut self, now: Time, index: usize, subject: Option<u32>) {
+        let end = self.plan.end();
+        let Some(fault) = self.plan.faults[index].fault.until(now, end) else {
+            return;
+        };
+        self.note(|| format!("fault: {fault:?}, subject {subject:?}"));
+        match fault {
+            Fault::Crash {
+                member,
+                after_fences,
+                for_ns,
+            } => {
+                for member in self.members(member, subject) {
+                    self.crash_member(now, member, after_fences, now + for_ns);
+                }
+            }
+            Fault::CrashClient { client } => {
+                for node in self.who(client, subject) {
+                    self.crash_client(now, node);
+                }
+            }
+            Fault::Isolate { node, for_ns } => {
+                for node in self.who(node, subject) {
+                    self.fabric.isolate(node, now + for_ns);
+                }
+            }
+            Fault::MembershipOutage { for_ns } => self.membership.fail(now + for_ns),
+            Fault::Drift { node, ppm } => {
+                for node in self.who(node, subject) {
+                    self.drift(now, node, ppm);
+                }
+            }
+            Fault::HearsLate { node, by_ms } => {
+                for node in self.who(node, subject) {
+                    self.map_lag.insert(node, Time::from(by_ms) * MILLISECOND);
+                }
+            }
+            Fault::Rush { client, blocks } => {
+                for node in self.who(client, subject) {
+                    self.rush(now, node, blocks);
+                }
+            }
+            Fault::Loss { permille, for_ns } => self.fabric.lose(now, permille, now + for_ns),
+            Fault::Corruption { permille, for_ns } => {
+                self.fabric.corrupt(now, permille, now + for_ns);
+            }
+            Fault::Cut { from, to, .. }
+            | Fault::SlowLink { from, to, .. }
+            | Fault::LateLink { from, to, .. } => {
+                for from in self.who(from, subject) {
+                    for to in self.who(to, subject) {
+                        self.fault_of_link(now, from, to, fault);
+                    }
+                }
+            }
+        }
+    }
+
+    fn fault_of_link(&mut self, now: Time, from: u32, to: u32, fault: Fault) {
+        let fabric = &mut self.fabric;
+        match fault {
+            Fault::Cut { for_ns, .. } => fabric.cut(from, to, now + for_ns),
+            Fault::SlowLink { factor, for_ns, .. } => {
+                fabric.slow(now, from, to, factor, now + for_ns);
+            }
+            Fault::LateLink { by_ms, for_ns, .. } => {
+                fabric.delay_by(now, from, to, by_ms, now + for_ns);
+            }
+            _ => {}
+        }
+    }
+
+    /// The first client stays, so that somebody sees what came of it all.
+    pub(super) fn crash_client(&mut self, now: Time, node: u32) {
+        if node <= FIRST_CLIENT {
+            return;
+        }
+        let client = (node - FIRST_CLIENT) as usize;
+        self.workers[client].crash(now, &mut self.lost);
+        let at = now + self.random.between(MILLISECOND, 4 * SECOND);
+        self.queue.add(at, Event::StartClient(client));
+    }
+
+    fn rush(&mut self, now: Time, node: u32, blocks: u32) {
+        let client = (node - FIRST_CLIENT) as usize;
+        for operation in self.workers[client].rush(blocks) {
+            self.submit(now, client, operation, Acknowledge::Primary);
+        }
+    }
+
+    fn drift(&mut self, now: Time, node: u32, ppm: i32) {
+        match node.checked_sub(FIRST_CLIENT) {
+            Some(client) => self.workers[client as usize].set_drift(now, ppm),
+            None => self.machines[node as usize].clock.set_drift(now, ppm),
+        }
+    }
+
+    fn crash_member(&mut self, now: Time, member: usize, after_fences: u32, until: Time) {
+        if after_fences == 0 {
+            self.machines[member].crash();
+        } else {
+            self.machines[member].arm(u64::from(after_fences));
+        }
+        self.queue.add(until.max(now), Event::StartMember(member));
+    }
+
+    /// Those of them that are members.
+    fn members(&self, who: Who, subject: Option<u32>) -> Vec<usize> {
+        let nodes = self.who(who, subject).into_iter();
+        let members = nodes.filter(|node| *node < FIRST_CLIENT);
+        members.map(|node| node as usize).collect()
+    }
+
+    fn who(&self, who: Who, subject: Option<u32>) -> Vec<u32> {
+        let primary = match self.membership.valid().primary {
+            NOBODY => 0,
+            primary => primary,
+        };
+        let bystanders = || {
+            let members = 0..self.machines.len() as u32;
+            members.filter(move |node| *node != primary && Some(*node) != subject)
+        };
+        match who {
+            Who::Member(member) => vec![member],
+            Who::Client(client) => vec![FIRST_CLIENT + client],
+            Who::Primary => vec![primary],
+            Who::Subject => subject.into_iter().collect(),
+            Who::Bystanders => bystanders().collect(),
+        }
+    }
+}
