@@ -16,6 +16,8 @@ pub struct Serving {
     pub store: Store,
     pub sessions: Arc<Node>,
     pub locks: Arc<Node>,
+    /// Blocks that a session's grant may have.
+    pub grant_blocks: u32,
     /// Rules that are broken.
     pub defects: Defects,
 }

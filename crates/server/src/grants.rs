@@ -5,7 +5,7 @@ use std::sync::Arc;
 use protocol::block_checksum;
 use protocol::defects::Defect;
 use protocol::member::{Completion, Slot, Ticket};
-use protocol::wire::active::{Extent, GRANT_MAX, Layout};
+use protocol::wire::active::{Extent, Layout};
 use protocol::wire::{Operation, Outcome, Status};
 use store::{Adoption, BLOCK, Error, Mapped, Node};
 
@@ -80,7 +80,9 @@ impl Serving {
     fn reserve(&self, index: u32, blocks: u32) -> Result<Looked, Error> {
         let grant = self.grant(index)?;
         let held: u64 = self.granted(&grant)?.iter().map(|it| it.length).sum();
-        if held / BLOCK as u64 + u64::from(blocks) > u64::from(GRANT_MAX) {
+        let room = u64::from(self.grant_blocks).saturating_sub(held / BLOCK as u64);
+        let blocks = room.min(blocks.into()) as u32;
+        if blocks == 0 {
             return Err(Error::NoSpace);
         }
         self.store.reserve_extents(&grant, blocks)?;

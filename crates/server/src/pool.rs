@@ -28,6 +28,8 @@ pub struct UnitPool {
     batch: usize,
     /// Sessions in the table.
     sessions: u32,
+    /// Blocks that a session's grant may have.
+    grant_blocks: u32,
     defects: Defects,
 }
 
@@ -53,6 +55,7 @@ impl UnitPool {
             options,
             batch: unit.batch,
             sessions: unit.sessions,
+            grant_blocks: unit.grant_blocks,
             defects: Defects::default(),
         })
     }
@@ -121,6 +124,7 @@ impl UnitPool {
             store,
             sessions,
             locks,
+            grant_blocks: self.grant_blocks,
             defects: self.defects.clone(),
         };
         let (records, grants) = self.read_sessions(&serving)?;

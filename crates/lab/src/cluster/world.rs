@@ -66,6 +66,8 @@ impl Setup {
                 // The rings of the template are small.
                 window: *Random::new(seed).pick(&[4 << 10, 16 << 10, 24 << 10]),
                 parity: seed.is_multiple_of(2),
+                // There are not many blocks.
+                grant_blocks: 32,
                 ordered_reads: (seed / 2).is_multiple_of(2),
                 ..Options::default()
             },

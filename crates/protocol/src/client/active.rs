@@ -18,7 +18,7 @@ use crate::wire::{Acknowledge, Body, FileId, Operation, Outcome, Status};
 use read::{Cached, Reading};
 use transfer::UnderWay;
 pub use transfer::{Transfer, TransferKind, TransferOutcome};
-use write::Writing;
+use write::{Unsettled, Writing};
 
 /// Layouts that are kept.
 const LAYOUTS_MAX: usize = 64;
@@ -52,12 +52,14 @@ pub(super) struct Active {
     /// Requests by message, and for which run each is.
     requests: BTreeMap<Ticket, Ticket>,
     transfers: BTreeMap<u64, UnderWay>,
+    /// Blocks of writes that went by message in the end.
+    unsettled: BTreeMap<Ticket, Unsettled>,
     out: VecDeque<Transfer>,
 }
 
 impl Active {
     pub fn is_idle(&self) -> bool {
-        self.runs.is_empty()
+        self.runs.is_empty() && self.transfers.is_empty()
     }
 
     /// Whether this client relies on there being one primary.
@@ -206,8 +208,11 @@ impl Client {
 
     /// When something is to be looked at again.
     pub(super) fn active_timeout(&self) -> Option<u64> {
-        let goes_on = self.session().is_some() && self.is_resumed && !self.active.is_idle();
-        goes_on.then_some(self.active.looked_at + self.options.retry_ns)
+        self.session().filter(|_| self.is_resumed)?;
+        let active = &self.active;
+        let runs = (!active.runs.is_empty()).then_some(active.looked_at + self.options.retry_ns);
+        let transfers = active.transfers.values().map(|it| it.due(&self.options));
+        transfers.chain(runs).min()
     }
 
     /// Whether there is a key to each of these members; asks for them if not.

@@ -7,14 +7,15 @@ use super::{DATA_MAX, Malformed};
 
 /// Bytes of a block: grants are made of blocks, and each block of data has a checksum.
 pub const BLOCK: u64 = 4096;
-/// Blocks that a session's grant may have.
-pub const GRANT_MAX: u32 = 32;
+/// Blocks that a session's grant may have, whatever the options say.
+pub const GRANT_MAX: u32 = 1024;
 /// Blocks that one commit moves.
 pub const COMMIT_MAX: usize = 256;
 /// Bytes of a file that one layout shows.
 pub const LAYOUT_MAX: u64 = 1 << 20;
 /// Blocks of one extent.
-const EXTENT_MAX: u32 = (LAYOUT_MAX / BLOCK) as u32;
+const EXTENT_MAX: u32 = GRANT_MAX;
+const _: () = assert!(LAYOUT_MAX / BLOCK <= EXTENT_MAX as u64);
 
 /// A range of a file, and where in the image it is. Whole blocks, all in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! One-sided transfers under way.
 
-use super::{Client, Run, Ticket};
+use super::{Client, Ticket};
+use crate::Options;
 use crate::defects::Defect;
 use crate::map::NodeId;
 
@@ -59,26 +60,41 @@ pub(in crate::client) struct UnderWay {
     pub transfer: Transfer,
     sent_at: u64,
     tries: u32,
+    /// A write that its run does not wait for any more. It is still sent, now and then, until it is answered: then it is
+    /// certain that it will not land later.
+    is_given_up: bool,
+}
+
+impl UnderWay {
+    /// When it is sent again.
+    pub fn due(&self, options: &Options) -> u64 {
+        let pause = if self.is_given_up {
+            options.heartbeat_ns
+        } else {
+            options.retry_ns
+        };
+        self.sent_at + pause
+    }
 }
 
 impl Client {
     /// A transfer has ended.
     pub fn handle_transfer(&mut self, now: u64, wr_id: u64, outcome: TransferOutcome) {
-        let Some(UnderWay { run, transfer, .. }) = self.active.transfers.remove(&wr_id) else {
+        let Some(under_way) = self.active.transfers.remove(&wr_id) else {
             return;
         };
+        let UnderWay { run, transfer, .. } = under_way;
         if outcome == TransferOutcome::Refused
             && self.active.keys.get(&transfer.to) == Some(&transfer.key)
         {
             self.active.keys.remove(&transfer.to);
         }
-        match self.active.runs.get(&run) {
-            Some(Run::Write(_)) => {
+        match transfer.kind {
+            TransferKind::Read(_) => self.arrived(now, run, wr_id, outcome),
+            TransferKind::Write(_) => {
                 let is_there = outcome == TransferOutcome::Written;
-                self.written(run, transfer.to, is_there);
+                self.written(run, transfer.to, is_there, under_way.is_given_up);
             }
-            Some(Run::Read(_)) => self.arrived(now, run, wr_id, outcome),
-            _ => {}
         }
         self.advance(now);
     }
@@ -108,6 +124,7 @@ impl Client {
             transfer,
             sent_at: now,
             tries: 1,
+            is_given_up: false,
         };
         self.active.transfers.insert(wr_id, under_way);
         wr_id
@@ -127,8 +144,7 @@ impl Client {
 
     /// Sends again what was not answered.
     pub(super) fn send_again(&mut self, now: u64) {
-        let retry = self.options.retry_ns;
-        let is_late = |it: &UnderWay| now >= it.sent_at + retry;
+        let is_late = |it: &UnderWay| now >= it.due(&self.options);
         let transfers = self.active.transfers.iter();
         let late: Vec<u64> = transfers
             .filter(|(_, it)| is_late(it))
@@ -141,17 +157,18 @@ impl Client {
             let (run, to) = (it.run, it.transfer.to);
             if matches!(it.transfer.kind, TransferKind::Read(_)) {
                 self.read_failed(run);
-            } else if it.tries < TRIES {
-                it.tries += 1;
-                it.sent_at = now;
+                continue;
+            }
+            it.sent_at = now;
+            it.tries += 1;
+            if it.tries <= TRIES || it.is_given_up {
                 self.active.out.push_back(it.transfer.clone());
-            } else {
+            } else if self.defects.has(Defect::CommitBeforeCompletion) {
                 self.active.transfers.remove(&wr_id);
-                let believes = self.defects.has(Defect::CommitBeforeCompletion);
-                if let Some(Run::Write(writing)) = self.active.runs.get_mut(&run) {
-                    writing.may_land_late |= !believes;
-                }
-                self.written(run, to, to != self.map.primary);
+                self.written(run, to, true, false);
+            } else {
+                it.is_given_up = true;
+                self.give_up(run);
             }
         }
     }

@@ -6,11 +6,10 @@ use super::{Client, Run, Ticket};
 use crate::block_checksum;
 use crate::defects::Defect;
 use crate::map::NodeId;
-use crate::wire::active::GRANT_MAX;
 use crate::wire::{Acknowledge, FileId, Operation, Outcome, Status};
 
 /// Blocks that are asked for at once, at least.
-const GRANT_LEAST: u32 = 4;
+const GRANT_LEAST: u64 = 4;
 
 /// A write on its way.
 pub(in crate::client) struct Writing {
@@ -23,13 +22,19 @@ pub(in crate::client) struct Writing {
     blocks: Vec<(u64, u64)>,
     /// The first and the last of its transfers.
     wr_ids: [u64; 2],
-    /// Transfers under way.
+    /// Transfers that it waits for.
     left: usize,
+    /// Transfers that were given up, and not answered since.
+    late: usize,
     /// The primary does not have all of it.
     is_missing: bool,
-    /// A transfer was not answered: it may be on its way still, and land whenever it likes. The blocks must not become a
-    /// part of a file, nor be filled with other data, before the key is closed.
-    pub may_land_late: bool,
+}
+
+/// Blocks into which transfers may be on their way still, and land whenever they like: they must not become a part of a
+/// file, nor be filled with other data, before these transfers are answered or the key is closed.
+pub(in crate::client) struct Unsettled {
+    transfers: usize,
+    blocks: Vec<(u64, u64)>,
 }
 
 impl Writing {
@@ -49,8 +54,8 @@ impl Writing {
             blocks: Vec::new(),
             wr_ids: [0; 2],
             left: 0,
+            late: 0,
             is_missing: false,
-            may_land_late: false,
         }
     }
 
@@ -105,7 +110,7 @@ impl Client {
             return;
         }
         let (since, count) = (writing.since, writing.data.len() as u64 / BLOCK);
-        if self.is_impatient(now, since) || count > u64::from(GRANT_MAX) {
+        if self.is_impatient(now, since) || count > u64::from(self.options.grant_blocks) {
             return self.write_by_message(ticket);
         }
         let members = self.map.full_in_sync();
@@ -113,8 +118,12 @@ impl Client {
             return;
         }
         let Some(blocks) = self.take_blocks(count) else {
-            return self.ask_for_grant(count as u32);
+            return self.ask_for_grant(count);
         };
+        if self.find_blocks(count).is_none() {
+            // So that the next one like this need not wait.
+            self.ask_for_grant(count);
+        }
         let Some(writing) = self.writing(ticket) else {
             return;
         };
@@ -134,19 +143,34 @@ impl Client {
         }
     }
 
-    /// Blocks of the grant that follow one another.
+    /// The first of so many blocks of the grant that follow one another.
+    fn find_blocks(&self, count: u64) -> Option<u64> {
+        let (mut first, mut found) = (0, 0);
+        for number in self.active.free.keys().copied() {
+            if number != first + found {
+                (first, found) = (number, 0);
+            }
+            found += 1;
+            if found == count {
+                return Some(first);
+            }
+        }
+        None
+    }
+
     fn take_blocks(&mut self, count: u64) -> Option<Vec<(u64, u64)>> {
+        let first = self.find_blocks(count)?;
         let free = &mut self.active.free;
-        let is_run = |first: &u64| (*first..*first + count).all(|it| free.contains_key(&it));
-        let first = free.keys().copied().find(is_run)?;
         let taken = (first..first + count).map(|it| Some((it, free.remove(&it)?)));
         taken.collect()
     }
 
-    fn ask_for_grant(&mut self, count: u32) {
+    /// Asks for blocks for two writes like this one, or as many as the grant has room for.
+    fn ask_for_grant(&mut self, count: u64) {
         if self.active.granting.is_none() {
             self.next_number += 1;
-            let blocks = count.max(GRANT_LEAST);
+            let most = u64::from(self.options.grant_blocks);
+            let blocks = (2 * count).max(GRANT_LEAST).min(most) as u32;
             let request = Operation::Grant { blocks };
             self.active.granting = Some(self.next_number);
             self.queue
@@ -179,20 +203,51 @@ impl Client {
     }
 
     /// A transfer has ended: the data is there, or it is certain that it is not and will not be.
-    pub(super) fn written(&mut self, ticket: Ticket, member: NodeId, is_there: bool) {
+    pub(super) fn written(
+        &mut self,
+        ticket: Ticket,
+        member: NodeId,
+        is_there: bool,
+        was_given_up: bool,
+    ) {
         let primary = self.map.primary;
         let Some(writing) = self.writing(ticket) else {
-            return;
+            return self.settle(ticket);
         };
-        writing.left -= 1;
+        let count = if was_given_up {
+            &mut writing.late
+        } else {
+            &mut writing.left
+        };
+        *count -= 1;
         // The other members fetch from the primary what they do not have.
         writing.is_missing |= !is_there && member == primary;
-        if writing.left > 0 {
-            return;
+        self.go_on(ticket);
+    }
+
+    /// A transfer was not answered, however often it was sent.
+    pub(super) fn give_up(&mut self, ticket: Ticket) {
+        if let Some(writing) = self.writing(ticket) {
+            writing.left -= 1;
+            writing.late += 1;
+            self.go_on(ticket);
         }
-        if writing.may_land_late {
+    }
+
+    /// Commits a write if all its transfers have ended. If some were given up it goes by message.
+    fn go_on(&mut self, ticket: Ticket) {
+        let Some(writing) = self.writing(ticket).filter(|it| it.left == 0) else {
+            return;
+        };
+        if writing.late > 0 {
+            let unsettled = Unsettled {
+                transfers: writing.late,
+                blocks: writing.blocks.clone(),
+            };
             if self.defects.has(Defect::RefillBeforeCompletion) {
                 self.give_back(ticket);
+            } else {
+                self.active.unsettled.insert(ticket, unsettled);
             }
             self.write_by_message(ticket);
         } else if writing.is_missing {
@@ -201,6 +256,18 @@ impl Client {
         } else {
             let (commit, acknowledge) = (writing.commit(), writing.acknowledge);
             self.request(ticket, commit, acknowledge);
+        }
+    }
+
+    /// A transfer has ended that its run did not wait for. When all have, the blocks may be filled again.
+    fn settle(&mut self, ticket: Ticket) {
+        if let Some(unsettled) = self.active.unsettled.get_mut(&ticket) {
+            unsettled.transfers -= 1;
+            if unsettled.transfers == 0 {
+                let settled = self.active.unsettled.remove(&ticket);
+                let blocks = settled.into_iter().flat_map(|it| it.blocks);
+                self.active.free.extend(blocks);
+            }
         }
     }
 
