@@ -110,7 +110,7 @@ impl Options {
             (self.sessions > 0, "there is room for no session"),
             (
                 (1..=GRANT_MAX).contains(&self.grant_blocks),
-                "a grant has 1 to 1024 blocks",
+                "a grant has 1 to 4096 blocks",
             ),
             (
                 (1..=DATA_MAX as u32).contains(&self.refill),
@@ -149,7 +149,7 @@ impl Default for Options {
             parity: false,
             slots: 8,
             sessions: 32,
-            grant_blocks: 512,
+            grant_blocks: 1024,
             ordered_reads: false,
         }
     }

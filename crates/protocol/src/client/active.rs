@@ -104,6 +104,11 @@ impl Client {
         true
     }
 
+    /// How many blocks of its grant this client may fill.
+    pub fn granted_blocks(&self) -> usize {
+        self.active.free.len()
+    }
+
     /// The next transfer to start.
     pub fn poll_transfer(&mut self) -> Option<Transfer> {
         self.active.out.pop_front()

@@ -8,7 +8,7 @@ use super::{DATA_MAX, Malformed};
 /// Bytes of a block: grants are made of blocks, and each block of data has a checksum.
 pub const BLOCK: u64 = 4096;
 /// Blocks that a session's grant may have, whatever the options say.
-pub const GRANT_MAX: u32 = 1024;
+pub const GRANT_MAX: u32 = 4096;
 /// Blocks that one commit moves.
 pub const COMMIT_MAX: usize = 256;
 /// Bytes of a file that one layout shows.
