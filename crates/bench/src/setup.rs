@@ -118,14 +118,7 @@ impl Bench {
 }
 
 /// A regular file of nobody in particular.
-pub const NEW_FILE: NewInode<'static> = NewInode {
-    kind: FileKind::Regular,
-    permissions: 0o600,
-    uid: 0,
-    gid: 0,
-    device: 0,
-    target: b"",
-};
+pub const NEW_FILE: NewInode<'static> = NewInode::new(FileKind::Regular, 0o600);
 
 /// A directory of nobody in particular.
 pub const NEW_DIRECTORY: NewInode<'static> = NewInode {

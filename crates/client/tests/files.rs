@@ -200,14 +200,7 @@ fn many_held_files_outlive_their_names() {
     };
     let fs = file_system_of(128 << 20, &geometry);
     let name = |index: usize| format!("file{index}").into_bytes();
-    let new = NewInode {
-        kind: FileKind::Regular,
-        permissions: 0o600,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        target: b"",
-    };
+    let new = NewInode::new(FileKind::Regular, 0o600);
     let hold = |index| {
         let number = fs.create(ROOT, &name(index), &new).unwrap().number;
         fs.hold(number).unwrap();

@@ -62,14 +62,7 @@ fn moments(simulation: &Simulation, work: impl FnOnce()) -> Vec<Moment> {
 }
 
 fn special(kind: FileKind) -> NewInode<'static> {
-    NewInode {
-        kind,
-        permissions: 0o600,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        target: b"",
-    }
+    NewInode::new(kind, 0o600)
 }
 
 /// Fills the pool with one file, whose name is `filler`.

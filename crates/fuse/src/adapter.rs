@@ -184,14 +184,7 @@ fn reply_empty(result: Result<(), Error>, reply: ReplyEmpty) {
 
 /// What to create, but for its owner, which the request says.
 fn new_inode(kind: FileKind, mode: u32) -> NewInode<'static> {
-    NewInode {
-        kind,
-        permissions: mode & 0o7777,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        target: b"",
-    }
+    NewInode::new(kind, mode & 0o7777)
 }
 
 /// The answer to a lookup that found nothing, which the kernel then remembers.

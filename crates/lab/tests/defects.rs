@@ -178,14 +178,7 @@ fn wrap_past_a_resting_thread(defects: Defects) -> Result {
     Store::format(&simulation.region(), &Geometry::small()).map_err(failed)?;
     let store = open(simulation.region())?;
     let root = store.root();
-    let new = NewInode {
-        kind: FileKind::Regular,
-        permissions: 0o600,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        target: b"",
-    };
+    let new = NewInode::new(FileKind::Regular, 0o600);
     let [block, small] = [b"block", b"small"].map(|name| store.create(&root, name, &new));
     let (block, small) = (block.map_err(failed)?, small.map_err(failed)?);
     store.write(&block, at(0), &[1; BLOCK]).map_err(failed)?;

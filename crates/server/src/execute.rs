@@ -260,14 +260,7 @@ impl Serving {
     }
 }
 
-const NEW_FILE: NewInode<'static> = NewInode {
-    kind: FileKind::Regular,
-    permissions: 0o644,
-    uid: 0,
-    gid: 0,
-    device: 0,
-    target: b"",
-};
+const NEW_FILE: NewInode<'static> = NewInode::new(FileKind::Regular, 0o644);
 
 pub(crate) fn done(_: ()) -> Looked {
     Looked {

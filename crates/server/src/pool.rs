@@ -182,14 +182,7 @@ pub(crate) fn file(store: &Store, name: &[u8]) -> Result<Arc<Node>, Error> {
     let system = store.system();
     match store.lookup(&system, name) {
         Err(Error::NotFound) => {
-            let new = NewInode {
-                kind: FileKind::Regular,
-                permissions: 0o600,
-                uid: 0,
-                gid: 0,
-                device: 0,
-                target: b"",
-            };
+            let new = NewInode::new(FileKind::Regular, 0o600);
             store.create(&system, name, &new)
         }
         found => found,

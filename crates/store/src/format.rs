@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::image::Layout;
 use crate::layout::group::{self, GroupHeader, LINE_BITS, LINES_MAX, Map};
 use crate::layout::inode::Inode;
-use crate::layout::record::{ALIGN, PLACE};
+use crate::layout::record::ALIGN;
 use crate::layout::superblock::*;
 use crate::ring::{LENGTH_MAX, LENGTH_MIN, write_ring_state};
 use crate::{BLOCK, ROOT, SYSTEM};
@@ -128,15 +128,14 @@ fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
             "the ring must be a power of two from 64 KiB to 1 GiB",
         ));
     }
-    let sides = [geometry.side_rings, geometry.side_places];
-    let possible = sides[0] <= SIDE_RINGS_MAX && (2..=SIDE_PLACES_MAX).contains(&sides[1]);
-    if !possible {
+    let (side_rings, side_places) = (geometry.side_rings, geometry.side_places);
+    if !side_rings_are_possible(side_rings, side_places) {
         return Err(Error::BadGeometry(
             "there are at most 256 side rings, of 2 to 4096 places each",
         ));
     }
-    let side = u64::from(sides[0]) * u64::from(sides[1]) * PLACE;
-    let image_offset = (RING_OFFSET + ring + side).next_multiple_of(BLOCK as u64);
+    let side_end = RING_OFFSET + ring + side_length(side_rings, side_places);
+    let image_offset = side_end.next_multiple_of(BLOCK as u64);
     let blocks = pool_length.saturating_sub(image_offset) / BLOCK as u64;
     let layout = Layout::new(blocks, geometry.blocks_per_group, geometry.inodes_per_group).ok_or(
         Error::BadGeometry("it is too small, or its groups are; use at least 1 MiB"),
@@ -165,8 +164,8 @@ fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
         reserved_blocks: (data / 128).clamp(8, 1024),
         created_ns: Clock::System.now_ns(),
         hash_key: random(),
-        side_rings: geometry.side_rings,
-        side_places: geometry.side_places,
+        side_rings,
+        side_places,
         ..Superblock::new_zeroed()
     };
     superblock.crc = superblock.checksum();

@@ -44,7 +44,7 @@ struct Lane {
     bound: AtomicU64,
     /// Number of its last record that is persistent. What the records before that one wrote around the caches is too.
     fenced: AtomicU64,
-    /// One more than the lane's side ring; 0: it has none.
+    /// One more than the number of the lane's side ring; 0: it was given none yet.
     side: AtomicUsize,
     /// The thread that had the lane last; 0: none had it.
     thread: AtomicUsize,

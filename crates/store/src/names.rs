@@ -49,6 +49,20 @@ pub struct NewInode<'a> {
     pub target: &'a [u8],
 }
 
+impl NewInode<'_> {
+    /// A file or directory that belongs to root, with these permissions.
+    pub const fn new(kind: FileKind, permissions: u32) -> NewInode<'static> {
+        NewInode {
+            kind,
+            permissions,
+            uid: 0,
+            gid: 0,
+            device: 0,
+            target: &[],
+        }
+    }
+}
+
 /// What rename does about an existing new name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {

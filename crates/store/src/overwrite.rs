@@ -26,8 +26,7 @@ impl Shared {
     /// the version and the times. Returns the record's number.
     #[inline]
     pub fn overwrite(&self, target: u64, data: &[u8], touch: Touch, version: u64) -> u64 {
-        // What other pools of a unit are to have is in the ring.
-        let may_be_aside = data.len() == BLOCK && self.held.is_none();
+        let may_be_aside = data.len() == BLOCK && self.ring.takes_aside();
         if may_be_aside && let Some(aside) = self.ring.begin_aside(version, &self.image) {
             self.overwrite_aside(aside, target, data, touch);
             return aside.number;
@@ -41,7 +40,7 @@ impl Shared {
 
     /// [`Shared::overwrite`] of a whole block, with a record in a side ring.
     #[inline]
-    fn overwrite_aside(&self, aside: Aside, target: u64, data: &[u8], touch: Touch) {
+    pub(crate) fn overwrite_aside(&self, aside: Aside, target: u64, data: &[u8], touch: Touch) {
         let (image, ring) = (&self.image, &self.ring);
         ring.put_aside(aside, data);
         let mut operation = self.operation(target, data, remainder(data));

@@ -76,6 +76,7 @@ pub fn recover(
     let allocator = Allocator::load(&image, superblock.reserved_blocks)?;
     write_ring_state(&region, RingState::new(epoch, tail.number));
     let ring = Ring::new(region, &superblock, epoch, tail.number, defects);
+    let ring = ring.taking_aside(!options.hold_freed);
     Ok((
         superblock,
         Shared {
@@ -122,9 +123,8 @@ pub(crate) fn replay(
     let epoch = reader.epoch();
     let reader = RingReader::new(region, superblock, state.epoch, defects);
     let apply = |record: &[u8], number: u64| {
-        let possible = |operation: &Operation<'_>| image.accepts(operation);
         for operation in Operations::new(record, image.length()).flatten() {
-            if possible(&operation) && !references.covers(&operation, number) {
+            if !references.covers(&operation, number) {
                 image.apply(&operation, number);
                 for (at, length) in image.cached_ranges(&operation) {
                     image.flush(at, length);
@@ -133,11 +133,10 @@ pub(crate) fn replay(
         }
     };
     // Those aside have numbers between the others'; none is behind the end.
-    let mut aside = records_aside(region, superblock, &reader, state.start).into_iter();
+    let aside = records_aside(region, superblock, image, &reader, state.start)?;
+    let mut aside = aside.into_iter().peekable();
     let mut aside_before = |number: u64, record: &mut Vec<u8>| {
-        let before = |(own, _): &(u64, u64)| *own < number;
-        while let Some((own, offset)) = aside.as_slice().first().copied().filter(before) {
-            aside.next();
+        while let Some((own, offset)) = aside.next_if(|(own, _)| *own < number) {
             if reader.read_aside(offset, record).is_some() {
                 apply(record, own);
             }

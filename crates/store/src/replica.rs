@@ -211,7 +211,7 @@ impl Store {
     pub fn into_replica(self) -> Replica {
         let superblock = *self.superblock();
         let tail = self.tail();
-        let (ring, defects) = (self.shared.ring, self.shared.defects);
+        let (ring, defects) = (self.shared.ring.taking_aside(false), self.shared.defects);
         // A new one: which blocks this process verified does not matter to who follows.
         let mut image = Image::new(self.shared.image.region().clone(), &superblock);
         image.is_read_outside = true;

@@ -54,6 +54,7 @@ pub struct Ring {
     epoch: u32,
     in_flight: InFlight,
     side: SideRings,
+    takes_aside: bool,
     start: Contended,
     reclaiming: Mutex<()>,
     defects: Defects,
@@ -75,6 +76,7 @@ impl Ring {
             epoch,
             in_flight: InFlight::new(position),
             side: SideRings::new(superblock),
+            takes_aside: false,
             start: Contended(AtomicU64::new(position)),
             reclaiming: Mutex::new(()),
             defects,
@@ -277,14 +279,16 @@ impl Ring {
     fn reclaim_to(&self, goal: u64, image: &Image) {
         let start = self.start.load(Ordering::Acquire);
         let is_drain = goal == u64::MAX;
-        let (applied, next) = (self.in_flight.applied_below(), self.in_flight.next());
+        let applied = self.in_flight.applied_below();
+        // Records aside are numbered behind the one at the start. Recovery finds them if that one is whole.
+        let keeps_last = self.takes_aside && !is_drain;
+        let persisted = self.in_flight.persisted_below();
         let mut recent = RecentLines::new();
         let mut window = [0; WINDOW];
         let mut position = start;
         while position < goal && position < applied {
             let end = self.flush_record(position, image, &mut recent, &mut window);
-            // Records aside are numbered behind one that is in the ring: the last one stays.
-            if end >= next && !is_drain {
+            if keeps_last && end >= persisted {
                 break;
             }
             position = end;
@@ -292,11 +296,11 @@ impl Ring {
         if position == start {
             return;
         }
-        if !is_drain {
+        if keeps_last {
             self.close_aside(position);
         }
         if !self.defects.reclaim_without_flush {
-            self.side.flush(start, position, image, &mut recent);
+            self.side.flush(start, position, image);
         }
         // Another thread may have applied around the caches and not have made a fence since.
         if self.in_flight.is_unfenced(start, position) && !self.defects.reclaim_unfenced {

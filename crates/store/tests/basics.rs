@@ -8,14 +8,7 @@ use store::{
 const POOL: u64 = 64 << 20;
 
 fn new_inode(kind: FileKind) -> NewInode<'static> {
-    NewInode {
-        kind,
-        permissions: 0o755,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        target: b"",
-    }
+    NewInode::new(kind, 0o755)
 }
 
 fn open(region: &Region) -> Store {

@@ -64,14 +64,7 @@ fn overwritten_while_read(length: usize) {
         ..Options::default()
     };
     let store = Store::open(region.clone(), options).unwrap();
-    let new = NewInode {
-        kind: FileKind::Regular,
-        permissions: 0o644,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        target: b"",
-    };
+    let new = NewInode::new(FileKind::Regular, 0o644);
     let file = store.create(&store.root(), b"f", &new).unwrap();
     let all = vec![0; 16 * BLOCK];
     store.write(&file, WriteAt::Offset(0), &all).unwrap();

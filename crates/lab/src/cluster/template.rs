@@ -38,14 +38,7 @@ fn make() -> Result<Template, String> {
     };
     let store = Store::open(region.clone(), options).map_err(|error| error.to_string())?;
     let root = store.root();
-    let new = NewInode {
-        kind: FileKind::Regular,
-        permissions: 0o644,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        target: b"",
-    };
+    let new = NewInode::new(FileKind::Regular, 0o644);
     let mut files = Vec::new();
     for index in 0..FILES {
         let name = format!("file{index}");

@@ -81,6 +81,16 @@ pub struct Superblock {
 
 const CRC_FROM: usize = 12;
 
+/// Bytes of so many side rings of so many places.
+pub fn side_length(rings: u32, places: u32) -> u64 {
+    u64::from(rings) * u64::from(places) * PLACE
+}
+
+/// Whether a pool can have so many side rings of so many places.
+pub fn side_rings_are_possible(rings: u32, places: u32) -> bool {
+    rings == 0 || rings <= SIDE_RINGS_MAX && (2..=SIDE_PLACES_MAX).contains(&places)
+}
+
 impl Superblock {
     /// The checksum that belongs into this superblock.
     pub fn checksum(&self) -> u32 {
@@ -94,7 +104,7 @@ impl Superblock {
 
     /// Bytes of the side rings.
     pub fn side_length(&self) -> u64 {
-        u64::from(self.side_rings) * u64::from(self.side_places) * PLACE
+        side_length(self.side_rings, self.side_places)
     }
 
     /// Whether data blocks carry checksums.
@@ -139,8 +149,7 @@ impl Superblock {
         let right = self.ring_offset == RING_OFFSET
             && self.ring_length.is_power_of_two()
             && (crate::ring::LENGTH_MIN..=crate::ring::LENGTH_MAX).contains(&self.ring_length)
-            && self.side_rings <= SIDE_RINGS_MAX
-            && (self.side_rings == 0 || (2..=SIDE_PLACES_MAX).contains(&self.side_places))
+            && side_rings_are_possible(self.side_rings, self.side_places)
             && side_end.is_some_and(|end| end <= self.image_offset)
             && self.image_offset.is_multiple_of(4096)
             && self.image_length.is_multiple_of(4096)

@@ -6,7 +6,7 @@
 //! few places for such records, which only its thread writes. A record there is as any other, of one line and the block.
 //!
 //! The order is told by the numbers. That of a record aside lies between those of the ring: `p + m`, where `p` is the
-//! number of a record that is in the ring, and `m` is 1 to 63. It is higher than the inode's version and than all that
+//! number of a record that is whole in the ring, and `m` is 1 to 63. It is higher than the inode's version and than all that
 //! was reclaimed. A later record of the ring that touches the same inode has a higher number, since it is reserved later.
 //! Recovery goes through the records of the ring and of all side rings by ascending numbers.
 //!
@@ -23,10 +23,13 @@ use pmem::Region;
 
 use super::{RecentLines, Ring, RingReader};
 use crate::BLOCK;
+use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::in_flight::{Contended, pause};
 use crate::layout::inode::STAMP_END;
-use crate::layout::record::{ALIGN, HEADER, MAGIC, PLACE, RecordHeader, Touch, with_number};
+use crate::layout::record::{
+    ALIGN, HEADER, MAGIC, Operations, PLACE, RecordHeader, Touch, with_number,
+};
 use crate::layout::superblock::Superblock;
 
 /// No record.
@@ -36,9 +39,9 @@ const NONE: u64 = 0;
 pub struct SideRings {
     offset: u64,
     rings: Box<[SideRing]>,
-    /// Side rings that have a lane.
+    /// Lanes that were given a side ring, or found none left.
     given: AtomicUsize,
-    /// A number of the ring, below its end, which no record aside that is yet to come will be below.
+    /// The number of a persistent record, which no record aside that is yet to come will be below.
     base: Contended,
 }
 
@@ -85,14 +88,10 @@ impl SideRings {
         }
     }
 
-    /// The side ring of a lane that has none yet, if one is left.
+    /// The side ring of a lane that was not given one yet. It exists if one was left.
     #[cold]
-    fn give(&self) -> Option<usize> {
-        let given = self.given.fetch_add(1, Ordering::Relaxed);
-        if given >= self.rings.len() {
-            self.given.store(self.rings.len(), Ordering::Relaxed);
-        }
-        (given < self.rings.len()).then_some(given)
+    fn give(&self) -> usize {
+        self.given.fetch_add(1, Ordering::Relaxed)
     }
 
     fn used(&self) -> &[SideRing] {
@@ -105,7 +104,9 @@ impl SideRings {
     }
 
     /// Flushes the image lines of all records from `start` to `end`, which are applied.
-    pub(super) fn flush(&self, start: u64, end: u64, image: &Image, recent: &mut RecentLines) {
+    pub(super) fn flush(&self, start: u64, end: u64, image: &Image) {
+        // Its own: since a line was flushed for a record of the ring, one aside may have been applied to it.
+        let mut recent = RecentLines::new();
         for note in self.used().iter().flat_map(|ring| &ring.notes) {
             if (start..end).contains(&note.number.load(Ordering::Acquire)) {
                 let block = note.target.load(Ordering::Relaxed) / BLOCK as u64;
@@ -118,6 +119,18 @@ impl SideRings {
 }
 
 impl Ring {
+    /// Records may stand aside from now on, or no more. In a unit all are in the ring, for the other members.
+    pub fn taking_aside(mut self, takes_aside: bool) -> Ring {
+        self.takes_aside = takes_aside && !self.side.rings.is_empty();
+        self
+    }
+
+    /// Whether records may stand aside.
+    #[inline]
+    pub fn takes_aside(&self) -> bool {
+        self.takes_aside
+    }
+
     /// Begins a record aside, of a block whose inode, which is locked, has this version. `None`: it has to go into the
     /// ring.
     #[inline]
@@ -125,12 +138,13 @@ impl Ring {
         let (lane, own) = self.in_flight.own_lane()?;
         let ring = match own.load(Ordering::Relaxed) {
             0 => {
-                let ring = self.side.give()?;
+                let ring = self.side.give();
                 own.store(ring + 1, Ordering::Relaxed);
                 ring
             }
             known => known - 1,
         };
+        // There are fewer than lanes.
         let side = self.side.rings.get(ring)?;
         let place = side.next.load(Ordering::Relaxed);
         if side.notes[place].number.load(Ordering::Relaxed) >= self.start.load(Ordering::Acquire) {
@@ -265,22 +279,26 @@ impl Ring {
 pub fn records_aside(
     region: &Region,
     superblock: &Superblock,
+    image: &Image,
     reader: &RingReader<'_>,
     start: u64,
-) -> Vec<(u64, u64)> {
-    let places = u64::from(superblock.side_rings) * u64::from(superblock.side_places);
-    let offsets = (0..places).map(|place| superblock.side_offset() + place * PLACE);
-    let mut record = Vec::new();
-    let mut found: Vec<(u64, u64)> = offsets
-        .filter_map(|offset| {
-            let number = u64::from_le(region.load(offset + 8));
-            let is_new = number >= start && !number.is_multiple_of(ALIGN as u64);
-            let header = is_new.then(|| reader.read_aside(offset, &mut record))??;
-            Some((header.number, offset))
-        })
-        .collect();
+) -> Result<Vec<(u64, u64)>> {
+    let side = superblock.side_offset()..superblock.side_offset() + superblock.side_length();
+    let (mut record, mut found) = (Vec::new(), Vec::new());
+    for offset in side.step_by(PLACE as usize) {
+        let number = u64::from_le(region.load(offset + 8));
+        let is_new = number >= start && !number.is_multiple_of(ALIGN as u64);
+        if !is_new || reader.read_aside(offset, &mut record).is_none() {
+            continue;
+        }
+        let mut operations = Operations::new(&record, image.length());
+        if !operations.all(|operation| operation.is_some_and(|it| image.accepts(&it))) {
+            return Err(Error::DamagedRing);
+        }
+        found.push((number, offset));
+    }
     found.sort_unstable();
-    found
+    Ok(found)
 }
 
 impl RingReader<'_> {
@@ -296,5 +314,80 @@ impl RingReader<'_> {
             && header.checked as usize == ALIGN;
         let is_whole = || super::is_intact(&header, into) || self.defects.skip_record_checksum;
         (plausible && is_whole()).then_some(header)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use pmem::Simulation;
+
+    use super::*;
+    use crate::{FileKind, Geometry, NewInode, Options, Store, WriteAt};
+
+    fn open(region: &Region) -> Store {
+        Store::open(region.clone(), Options::default()).expect("the pool opens")
+    }
+
+    /// What is numbered behind a record counts after a crash only if that record is whole.
+    #[test]
+    fn numbers_aside_are_not_counted_from_a_record_under_way() {
+        let region = Region::memory(4 << 20, false).expect("memory");
+        Store::format(&region, &Geometry::small()).expect("format");
+        let store = open(&region);
+        let (ring, image) = (&store.shared.ring, &store.shared.image);
+        ring.append_nothing(image);
+        let mut record = [0; ALIGN];
+        let crc = ring.head(&mut record, ALIGN);
+        let under_way = ring.reserve(ring.enter(), ALIGN);
+        ring.reclaim_to(under_way.number, image);
+        assert!(ring.start.load(Ordering::Relaxed) < under_way.number);
+        assert!(ring.side.base.load(Ordering::Relaxed) < under_way.number);
+        ring.commit(under_way, &mut record, crc, image);
+        ring.applied(under_way);
+        // Nor from the last one, as long as there is none behind it.
+        ring.reclaim_to(under_way.end, image);
+        assert_eq!(ring.start.load(Ordering::Relaxed), under_way.number);
+    }
+
+    /// A reclaim flushes an inode's line for a record of the ring, before one aside touches it that lies below its goal.
+    #[test]
+    fn lines_are_flushed_again_for_a_record_aside() {
+        let simulation = Simulation::new(1 << 20);
+        Store::format(&simulation.region(), &Geometry::small()).expect("format");
+        let store = open(&simulation.region());
+        let new = NewInode::new(FileKind::Regular, 0o644);
+        let file = store.create(&store.root(), b"file", &new).expect("create");
+        for data in [&[1; BLOCK][..], &[2; 64]] {
+            let written = store.write(&file, WriteAt::Offset(0), data);
+            written.expect("write");
+        }
+        let (ring, image) = (&store.shared.ring, &store.shared.image);
+        let layout = store.layout(&file, 0, BLOCK as u64).expect("layout");
+        (0..2).for_each(|_| ring.append_nothing(image));
+        let aside = ring.begin_aside(layout.version, image).expect("a place");
+        thread::scope(|scope| {
+            scope.spawn(|| ring.reclaim_to(aside.number, image));
+            // Then it has flushed what is in the ring.
+            while ring.side.base.load(Ordering::SeqCst) < aside.number {
+                thread::yield_now();
+            }
+            let touch = Touch {
+                inode: file.number(),
+                time_ns: 3,
+            };
+            let target = layout.mapped[0].image_offset;
+            store
+                .shared
+                .overwrite_aside(aside, target, &[3; BLOCK], touch);
+        });
+        assert!(ring.start.load(Ordering::Relaxed) > aside.number);
+        let crashed = simulation.moment().images(1, 0).next().expect("an image");
+        let store = open(&Simulation::from_image(crashed).region());
+        let mut found = [0; BLOCK];
+        let file = store.lookup(&store.root(), b"file").expect("the file");
+        store.read(&file, 0, &mut found).expect("read");
+        assert!(found == [3; BLOCK]);
     }
 }

@@ -80,14 +80,7 @@ pub fn copy_of(region: &Region) -> Region {
 }
 
 pub fn new_inode(kind: FileKind) -> NewInode<'static> {
-    NewInode {
-        kind,
-        permissions: 0o755,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        target: b"",
-    }
+    NewInode::new(kind, 0o755)
 }
 
 pub fn create(store: &Store, directory: &Arc<Node>, name: &str) -> Arc<Node> {
