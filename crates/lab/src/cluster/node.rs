@@ -152,6 +152,8 @@ pub enum Seen {
     Released(u64),
     /// As primary it was asked for records from here on, and did not hold them any more.
     Gone(u64),
+    /// As primary it ended a session.
+    SessionEnded,
     /// It was opened for changes, and found these sessions.
     Opened(Vec<SessionRecord>),
     /// The primary takes it back; it will fetch what it lacks.
@@ -393,6 +395,7 @@ impl Machine {
 fn seen_before(intent: &Intent) -> Option<Seen> {
     match intent {
         Intent::ReleaseFreed { below } => Some(Seen::Released(*below)),
+        Intent::EndSession { .. } => Some(Seen::SessionEnded),
         Intent::TouchedSince { .. } => Some(Seen::Welcomed),
         Intent::Rewind { .. } => Some(Seen::Refilled),
         _ => None,

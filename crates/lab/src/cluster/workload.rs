@@ -8,6 +8,7 @@ use protocol::{Defects, Mode, Options, UnitMap};
 
 use super::history::{History, Id, Key, Operation as Asked, Outcome as Answered};
 use super::time::{Clock, MILLISECOND, Time};
+use super::world::FIRST_CLIENT;
 use crate::random::Random;
 
 /// Files whose blocks are written and read, and which are locked.
@@ -107,13 +108,7 @@ impl Worker {
             self.fresh_until = (0, 0);
             let first = self.incarnation << 32;
             let client = Client::new(self.node, options.clone(), defects.clone(), first);
-            // Every other one reaches into the members' memories, on the same files.
-            let mode = if self.node.is_multiple_of(2) {
-                Mode::ClientActive
-            } else {
-                Mode::ServerActive
-            };
-            self.client = Some(client.with_mode(mode));
+            self.client = Some(client.with_mode(mode_of(self.node - FIRST_CLIENT)));
         }
     }
 
@@ -215,8 +210,8 @@ impl Worker {
         self.client.as_ref().and_then(Client::session)
     }
 
-    /// Reads of all that there is.
-    pub fn reads(&self) -> Vec<Operation> {
+    /// Reads of all blocks.
+    pub fn look(&self) -> Vec<Operation> {
         let blocks = |file: &FileId| {
             let file = *file;
             (0..BLOCKS).map(move |block| Operation::Read {
@@ -225,11 +220,17 @@ impl Worker {
                 length: 8,
             })
         };
+        let files = self.files.iter().filter(|_| self.client.is_some());
+        files.flat_map(blocks).collect()
+    }
+
+    /// Reads of all that there is.
+    pub fn reads(&self) -> Vec<Operation> {
         let names = (0..NAMES).map(|number| Operation::Lookup {
             directory: ROOT,
             name: name(number),
         });
-        self.files.iter().flat_map(blocks).chain(names).collect()
+        self.look().into_iter().chain(names).collect()
     }
 
     /// A new map for the client.
@@ -383,6 +384,15 @@ impl Worker {
                 history.complete(*id, answered, now);
             }
         }
+    }
+}
+
+/// Every other client reaches into the members' memories, on the same files.
+pub fn mode_of(client: u32) -> Mode {
+    if client.is_multiple_of(2) {
+        Mode::ClientActive
+    } else {
+        Mode::ServerActive
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pmem::Region;
 use protocol::member::{Completion, Intent, SessionRecord};
-use protocol::wire::{Body, Message, Outcome};
+use protocol::wire::{Acknowledge, Body, Message, Outcome};
 use protocol::{Defects, Member, Transmit, UnitMap};
 use server::UnitPool;
 use store::CheckOptions;
@@ -69,6 +69,10 @@ impl World {
                         "member {member} got other data than its next record names"
                     ));
                 }
+                Ok(())
+            }
+            Seen::SessionEnded => {
+                self.sight(now, Cue::SessionEnded, member as u32);
                 Ok(())
             }
             Seen::Welcomed => {
@@ -260,7 +264,7 @@ impl World {
     pub(super) fn read_all(&mut self) {
         let now = self.queue.now();
         for operation in self.workers[0].reads() {
-            self.submit(now, 0, operation, protocol::wire::Acknowledge::Primary);
+            self.submit(now, 0, operation, Acknowledge::Primary);
         }
     }
 

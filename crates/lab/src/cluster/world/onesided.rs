@@ -54,6 +54,11 @@ impl Ways {
             random: Random::new(seed),
         }
     }
+
+    /// What this client writes into this member's memory is stuck until then.
+    pub fn stick(&mut self, client: usize, member: u32, until: Time) {
+        self.stuck.insert((client, member), until);
+    }
 }
 
 /// Something on its way to a member's memory, or back.
@@ -157,7 +162,7 @@ impl World {
             };
             self.queue.add(at, end);
         }
-        self.ways.stuck.insert((client, member), until);
+        self.ways.stick(client, member, until);
         Some(until)
     }
 
