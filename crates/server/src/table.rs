@@ -20,7 +20,7 @@ pub const ENTRY: usize = 64;
 pub const LOCK: usize = 16;
 // A session's header and slots fill its block.
 const _: () = assert!(SLOTS_MAX == BLOCK / ENTRY - 1);
-/// Where the number of a new inode goes in a slot.
+/// Where number and generation of a new inode go in a slot.
 pub const INODE_AT: usize = 16;
 
 /// Where a slot is in the file of sessions.
