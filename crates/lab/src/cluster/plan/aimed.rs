@@ -183,10 +183,9 @@ impl Maker {
         }
     }
 
-    /// A client that reaches into memories.
-    fn active_client(&mut self) -> Option<u32> {
-        let all = 0..self.clients;
-        let active: Vec<u32> = all
+    /// A client that reaches into memories, from this one on.
+    fn active_client(&mut self, least: u32) -> Option<u32> {
+        let active: Vec<u32> = (least..self.clients)
             .filter(|it| mode_of(*it) == Mode::ClientActive)
             .collect();
         (!active.is_empty()).then(|| *self.random.pick(&active))
@@ -210,11 +209,14 @@ impl Maker {
         for client in writers {
             self.add(at, Fault::CrashClient { client });
         }
+        // It is answered before anybody writes.
+        let later = self.random.between(SECOND, 3 * SECOND);
+        self.add_at(at, Cue::Takeover, later, Fault::Look { client });
     }
 
     /// Only one client, which does not hear of another primary for long, reaches the one that was replaced. It reads.
     fn believed_and_replaced(&mut self, at: Time) {
-        let Some(own) = self.active_client() else {
+        let Some(own) = self.active_client(0) else {
             return;
         };
         let (client, for_ns) = (Who::Client(own), 9 * SECOND);
@@ -243,7 +245,7 @@ impl Maker {
     /// What a client wrote into the memories of the others is stuck, and the client is gone. When its session is ended not
     /// all hear that its key is to be closed, and the primary is gone too.
     fn stuck_and_replaced(&mut self, at: Time) {
-        let Some(client) = self.active_client().filter(|client| *client > 0) else {
+        let Some(client) = self.active_client(1) else {
             return;
         };
         let from = Who::Client(client);
