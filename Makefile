@@ -15,13 +15,12 @@ build: ## build the tako program
 tools: ## install what tests and demo need, if anything is missing
 	@scripts/install.sh
 
-# One release build serves the mounted tests and all others: they are too heavy for anything slower.
+# One build, of the profile `tests`, serves the mounted tests and all others: they are too heavy for anything slower.
 test: tools ## all checks and tests in bounded form
 	cargo fmt --check
-	cargo clippy --workspace --all-targets -- -D warnings
-	cargo run -q --release -p xtask -- tidy
-	cargo build --release
-	cargo test --release --workspace
+	cargo clippy --profile tests --workspace --all-targets -- -D warnings
+	cargo run -q --profile tests -p xtask -- tidy
+	cargo test --profile tests --workspace
 
 demo: tools build ## a mounted pool at real work, killed and verified
 	scripts/demo.sh
@@ -29,8 +28,8 @@ demo: tools build ## a mounted pool at real work, killed and verified
 bench: build ## every figure beside the raw limit of this machine
 	$(TAKO_BIN) bench
 
-soak: tools build ## the tests of the lab with their bounds lifted
-	TAKO_SOAK=1 cargo test --release -p tako-lab
+soak: tools ## the tests of the lab with their bounds lifted
+	TAKO_SOAK=1 cargo test --profile tests -p tako-lab
 
 fuzz: ## a minute of fuzzing for each parser of media and messages
 	scripts/fuzz.sh
