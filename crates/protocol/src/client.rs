@@ -221,11 +221,11 @@ impl Client {
                 valid_ns,
             } => {
                 self.drop_confirmed(epoch, confirmed);
-                self.extend_validity(now, request, valid_ns);
-                let spare = self.options.session_ns * self.options.drift_permille / 1000;
-                let until = request.saturating_add(self.options.session_ns);
-                let until = until.saturating_sub(spare);
-                self.fresh_until = self.fresh_until.max(until);
+                // One that was replaced may not know it, and the new one counts the silence from when it began.
+                if valid_ns > 0 {
+                    self.extend_validity(now, request, valid_ns);
+                    self.extend_session(request);
+                }
             }
             Body::Resumed => {
                 self.is_resumed = true;
@@ -471,6 +471,13 @@ impl Client {
         if !pending.is_told {
             self.tell(now, pending.ticket, outcome);
         }
+    }
+
+    /// A primary under leases has answered what was asked at this time.
+    fn extend_session(&mut self, asked_at: u64) {
+        let spare = self.options.session_ns * self.options.drift_permille / 1000;
+        let until = asked_at.saturating_add(self.options.session_ns);
+        self.fresh_until = self.fresh_until.max(until.saturating_sub(spare));
     }
 
     fn drop_confirmed(&mut self, epoch: u32, confirmed: u64) {

@@ -7,13 +7,13 @@ use std::collections::VecDeque;
 
 use crate::halves;
 use crate::member::{Completion, Intent, SessionRecord};
-use crate::wire::{self, FileId, Message, Outcome, Status};
+use crate::wire::{self, Body, FileId, Message, Outcome, Status};
 use crate::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
 
 /// Entries in lists that a member keeps, at most, with these options: four sessions with 2 slots and 64 reads each,
 /// a key and a quarantine each, 64 ranges for each of two members, twice, 64 messages that came early, 16 ranges that a
 /// completion names, and a window of 16 KiB with a file for each 64 bytes.
-const KEPT_MAX: usize = 4 * (1 + 2 * 2 + 2 * 64 + 2 + 2) + 2 * 2 * 64 + 64 + 2 * 16 + 512;
+const KEPT_MAX: usize = 4 * (1 + 2 * 2 + 2 * 64 + 2 + 2) + 2 * 2 * 64 + 64 + 3 * 16 + 512;
 /// Rounds of intents and completions that one input may lead to.
 const ROUNDS_MAX: usize = 2000;
 
@@ -102,6 +102,8 @@ struct World {
     is_slow: bool,
     /// What the last message was.
     last: Vec<u8>,
+    /// The number of the member's last question to come back.
+    asked: u64,
 }
 
 fn options() -> Options {
@@ -140,6 +142,7 @@ impl World {
             intents: VecDeque::new(),
             is_slow: false,
             last: Vec::new(),
+            asked: 0,
         }
     }
 
@@ -195,13 +198,16 @@ impl World {
         self.member.handle_map(self.now, self.map.clone());
     }
 
-    /// A message with any body. Its sender is a member or one of a few clients, its session one that may exist.
+    /// A message with any body. Its sender is a member or one of a few clients, its session one that may exist. What
+    /// members say without a number may answer the member's question.
     fn well_formed(&self, choice: u8, script: &mut Script<'_>) -> Option<Vec<u8>> {
         let (kind, from, number) = (script.byte()?, script.byte()?, script.byte()?);
         let epoch = self.map.epoch + u32::from(choice == 255);
         let session = u64::from(self.map.epoch) << 32 | u64::from(choice % 8);
         let from = u32::from(from % 8);
-        let mut bytes = header(kind, epoch, [session, number.into()], from, script.bytes()?);
+        let is_answer = number == 0 && self.map.members.contains(&from);
+        let request = if is_answer { self.asked } else { number.into() };
+        let mut bytes = header(kind, epoch, [session, request], from, script.bytes()?);
         wire::seal(&mut bytes);
         Some(bytes)
     }
@@ -243,7 +249,10 @@ impl World {
                 .extend(std::iter::from_fn(|| self.member.poll_intent()));
             while let Some(sent) = self.member.poll_transmit() {
                 let decoded = Message::decode(&sent.bytes, &Defects::default());
-                assert!(decoded.is_ok(), "it sends what is no message: {decoded:?}");
+                let message = decoded.expect("it sends a message");
+                if matches!(message.body, Body::Join { .. }) {
+                    self.asked = message.envelope.request;
+                }
                 assert!(!sent.to.is_empty(), "it sends to nobody");
             }
             let kept = self.member.kept();

@@ -36,6 +36,7 @@ use crate::wire::{Body, Envelope, Message};
 use crate::{Options, Transmit};
 use elect::Candidacy;
 use follow::Following;
+use join::Joining;
 use serve::Primary;
 
 /// What a member does at the moment.
@@ -147,7 +148,13 @@ impl Member {
             }
             // The tail is not known before the pool is open or closed; then this is looked at again.
             Role::Opening | Role::Closing => {}
-            Role::Following(following) if same_epoch => following.is_welcome = false,
+            Role::Following(following) if same_epoch => {
+                following.is_welcome = false;
+                // Who is in sync has come back: an answer that is still on its way means no more.
+                if self.map.is_in_sync(self.node) {
+                    following.joining = Joining::No;
+                }
+            }
             Role::Following(_) | Role::Standing(_) => {
                 if !is_first {
                     self.promise(now);
@@ -210,7 +217,9 @@ impl Member {
             Body::Support { tail, is_sound } => self.handle_support(now, from, tail, is_sound),
             body => match &mut self.role {
                 Role::Serving(_) => self.handle_as_primary(now, &envelope, body),
-                Role::Following(_) | Role::Standing(_) => self.handle_as_follower(now, from, body),
+                Role::Following(_) | Role::Standing(_) => {
+                    self.handle_as_follower(now, &envelope, body);
+                }
                 Role::Opening | Role::Closing => {}
             },
         }
@@ -291,10 +300,15 @@ impl Member {
     }
 
     fn send_all(&mut self, to: Vec<NodeId>, body: Body) {
+        self.send_as(0, to, body);
+    }
+
+    fn send_as(&mut self, request: u64, to: Vec<NodeId>, body: Body) {
         let envelope = Envelope {
             cluster: self.options.cluster,
             epoch: self.map.epoch,
             from: self.node,
+            request,
             ..Envelope::default()
         };
         if !to.is_empty() {

@@ -9,8 +9,7 @@ use super::intent::{Completion, Intent, NamedData};
 use super::join::Joining;
 use super::{Member, Role};
 use crate::defects::Defect;
-use crate::map::NodeId;
-use crate::wire::{Body, Fetch};
+use crate::wire::{Body, Envelope, Fetch};
 
 /// Records that came too early, at most, in messages. What does not fit is asked for again.
 const EARLY_MAX: usize = 64;
@@ -36,8 +35,8 @@ pub(super) struct Following {
     early: BTreeMap<u64, Vec<u8>>,
     /// Records that are being taken, or wait for data that one of them names.
     held: Option<(u64, Vec<u8>)>,
-    /// At this tail the data that the next record names was fetched once.
-    fetched_at: Option<u64>,
+    /// What was fetched of the data that the records behind the tail name.
+    fetched: Vec<Range<u64>>,
     /// The held records are taken though their data is not there any more: what is there is newer.
     is_lenient: bool,
     /// Data that is missing.
@@ -46,6 +45,8 @@ pub(super) struct Following {
     pub asked_at: u64,
     /// The way back into the unit, for a member that is not in sync.
     pub joining: Joining,
+    /// When it began to ask for that: answers repeat it.
+    pub joins_since: u64,
     /// The primary knows of this member, which may count records.
     pub is_welcome: bool,
     /// Before its tail is here, the image may show changes whose records this member does not have.
@@ -59,11 +60,12 @@ impl Following {
         Following {
             early: BTreeMap::new(),
             held: None,
-            fetched_at: None,
+            fetched: Vec::new(),
             is_lenient: false,
             missing: Fetching::default(),
             asked_at: now,
             joining: Joining::No,
+            joins_since: now,
             is_welcome: false,
             floor: 0,
             is_settled: false,
@@ -75,14 +77,28 @@ impl Following {
         self.early.clear();
         self.held = None;
         self.missing = Fetching::default();
-        self.fetched_at = None;
+        self.fetched.clear();
         self.is_lenient = false;
         self.is_settled = false;
         self.is_welcome = false;
     }
 
     pub fn kept(&self) -> usize {
-        self.early.len() + self.missing.kept() + self.joining.kept()
+        self.early.len() + self.fetched.len() + self.missing.kept() + self.joining.kept()
+    }
+
+    /// Notes that ranges are to be fetched; says whether all of them were before.
+    fn note_fetched(&mut self, ranges: &[Range<u64>]) -> bool {
+        let has = |part: &Range<u64>, range: &Range<u64>| {
+            part.start <= range.start && range.end <= part.end
+        };
+        let before = self.fetched.len();
+        for range in ranges {
+            if !self.fetched.iter().any(|part| has(part, range)) {
+                self.fetched.push(range.clone());
+            }
+        }
+        before == self.fetched.len()
     }
 
     fn is_complete(&self) -> bool {
@@ -138,7 +154,8 @@ impl Member {
         }
     }
 
-    pub(super) fn handle_as_follower(&mut self, now: u64, from: NodeId, body: Body) {
+    pub(super) fn handle_as_follower(&mut self, now: u64, envelope: &Envelope, body: Body) {
+        let Envelope { from, request, .. } = *envelope;
         if from != self.map.primary && !self.defects.has(Defect::SkipEpochCheck) {
             return;
         }
@@ -164,7 +181,7 @@ impl Member {
                 };
                 self.handle_range(now, fetch, arrived);
             }
-            Body::Welcome { from, position } => self.handle_welcome(now, from, position),
+            Body::Welcome { from, position } => self.handle_welcome(now, request, from, position),
             body => self.handle_key(&body),
         }
     }
@@ -287,7 +304,8 @@ impl Member {
     }
 
     fn ingested(&mut self, now: u64, tail: crate::map::Sequence, missing: Vec<Range<u64>>) {
-        if tail.number > self.tail.number {
+        let has_advanced = tail.number > self.tail.number;
+        if has_advanced {
             self.tail = tail;
             // What follows the unit's records is the unit's.
             let lineage = self.map.lineage.iter();
@@ -302,7 +320,11 @@ impl Member {
         };
         let held = following.held.take();
         let was_lenient = std::mem::take(&mut following.is_lenient);
-        let was_fetched = following.fetched_at.take() == Some(tail.number);
+        // Records before it may have written over what was fetched for a later one.
+        if has_advanced || missing.is_empty() {
+            following.fetched.clear();
+        }
+        let was_fetched = !was_lenient && following.note_fetched(&missing);
         if was_lenient {
             let rest = held.filter(|(from, records)| from + records.len() as u64 > tail.number);
             if let Some((from, records)) = rest {
@@ -384,7 +406,7 @@ impl Member {
 
     fn handle_range(&mut self, now: u64, fetch: Fetch, arrived: Arrived) {
         let end = arrived.end();
-        let (tail, is_asked) = (self.tail.number, fetch == self.way_to_fetch());
+        let is_asked = fetch == self.way_to_fetch();
         let Some(following) = self.following() else {
             return;
         };
@@ -411,7 +433,6 @@ impl Member {
             following.floor = following.floor.max(position);
         }
         let is_complete = following.missing.is_complete();
-        following.fetched_at = is_complete.then_some(tail);
         let again = following.held.clone().filter(|_| is_complete);
         self.out
             .intents

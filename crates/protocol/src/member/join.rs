@@ -69,6 +69,10 @@ impl Member {
             return;
         }
         following.asked_at = now;
+        if matches!(following.joining, Joining::No) {
+            following.joins_since = now;
+        }
+        let joins_since = following.joins_since;
         match &following.joining {
             Joining::No | Joining::Asking { .. } => {
                 let from = self.map.common_prefix(&self.history, self.tail);
@@ -79,8 +83,8 @@ impl Member {
                 if let Some(joining) = self.joining() {
                     *joining = Joining::Asking { from };
                 }
-                let version = self.map.version;
-                self.send(self.map.primary, Body::Join { from, version });
+                let (primary, version) = (self.map.primary, self.map.version);
+                self.send_as(joins_since, vec![primary], Body::Join { from, version });
             }
             Joining::Measuring { .. } => {}
             Joining::Refilling { .. } => {
@@ -92,11 +96,15 @@ impl Member {
         }
     }
 
-    /// The primary will send records from here on.
-    pub(super) fn handle_welcome(&mut self, now: u64, from: u64, position: u64) {
+    /// The primary will send records from here on. What it answered to an earlier question, about other records, it may
+    /// have sent long ago.
+    pub(super) fn handle_welcome(&mut self, now: u64, request: u64, from: u64, position: u64) {
         let Role::Following(following) = &mut self.role else {
             return;
         };
+        if request != following.joins_since {
+            return;
+        }
         let asked = match following.joining {
             Joining::Asking { from } => from,
             // The records that it waited for are gone meanwhile.

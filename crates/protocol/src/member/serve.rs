@@ -24,6 +24,8 @@ pub(super) struct Peer {
     is_reading: bool,
     /// It asked to follow from here.
     joins_from: Option<u64>,
+    /// The number of that question.
+    joins_since: u64,
     lease_until: u64,
     /// Nothing is acknowledged before it has it: it is in sync by the map, or by one that may come into force.
     pub is_counted: bool,
@@ -134,6 +136,7 @@ impl Member {
             sent: None,
             is_reading: false,
             joins_from: None,
+            joins_since: 0,
             lease_until: 0,
             is_counted: in_sync.contains(node),
             counted_from: 0,
@@ -226,7 +229,7 @@ impl Member {
             Body::Join {
                 from: position,
                 version,
-            } => self.handle_join(now, from, position, version),
+            } => self.handle_join(now, envelope, position, version),
             Body::KeyOpened { session, key } => self.key_opened(from, session, key),
             Body::KeyClosed { session } => self.key_closed(now, from, session),
             Body::Fetch {
@@ -299,7 +302,8 @@ impl Member {
 
     /// A member asks to follow. One that is in sync by the map that it knows has lost its way: it has to leave first. If
     /// it knew an older map, it has found its way since.
-    fn handle_join(&mut self, now: u64, from: NodeId, position: u64, version: u64) {
+    fn handle_join(&mut self, now: u64, envelope: &Envelope, position: u64, version: u64) {
+        let Envelope { from, request, .. } = *envelope;
         let in_sync = self.map.is_in_sync(from);
         let newest = self.map.version;
         let early = self.defects.has(Defect::InSyncTooEarly);
@@ -316,6 +320,11 @@ impl Member {
             return self.propose_changes(now);
         }
         peer.leave(newest);
+        if peer.is_counted {
+            // It may be in sync by the next map, and must not begin anew then.
+            return self.propose_changes(now);
+        }
+        peer.joins_since = request;
         peer.is_lost = false;
         peer.sent = None;
         if position == 0 || position > own {
@@ -334,7 +343,8 @@ impl Member {
 
     fn welcome(&mut self, to: NodeId, from: u64) {
         let position = self.primary().map_or(0, |primary| primary.position);
-        self.send(to, Body::Welcome { from, position });
+        let request = self.peer(to).map_or(0, |peer| peer.joins_since);
+        self.send_as(request, vec![to], Body::Welcome { from, position });
     }
 
     pub(super) fn completed_as_primary(&mut self, now: u64, completion: Completion) {

@@ -1,0 +1,171 @@
+//! A member that comes back: what it makes of answers that are late, and of data that is newer than its records.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+
+use protocol::member::{Completion, Intent, NamedData};
+use protocol::wire::{Body, Envelope, Fetch, Message};
+use protocol::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
+
+const MILLISECOND: u64 = 1_000_000;
+const TAIL: u64 = 640;
+const START: EpochStart = EpochStart {
+    epoch: 1,
+    start: 64,
+};
+
+/// Member 0, and time, and the map by which 1 is primary.
+struct Scene {
+    member: Member,
+    map: UnitMap,
+    now: u64,
+}
+
+impl Scene {
+    /// The member is not in sync.
+    fn new() -> Scene {
+        let map = UnitMap {
+            version: 1,
+            epoch: 1,
+            primary: 1,
+            members: vec![0, 1],
+            metadata_only: Vec::new(),
+            in_sync: vec![1],
+            lineage: vec![START],
+        };
+        let tail = Sequence::new(1, TAIL);
+        let (options, defects) = (Options::default(), Defects::default());
+        let mut member = Member::new(0, options, defects, tail, vec![START], 0);
+        member.handle_map(0, map.clone());
+        Scene {
+            member,
+            map,
+            now: 0,
+        }
+    }
+
+    fn hear(&mut self, request: u64, body: Body) {
+        let envelope = Envelope {
+            cluster: Options::default().cluster,
+            epoch: self.map.epoch,
+            request,
+            from: 1,
+            ..Envelope::default()
+        };
+        let bytes = Message { envelope, body }.encode(false);
+        self.member.handle_message(self.now, &bytes);
+    }
+
+    /// What the member says next.
+    fn said(&mut self) -> Vec<Message> {
+        let sent = std::iter::from_fn(|| self.member.poll_transmit());
+        sent.map(|it| Message::decode(&it.bytes, &Defects::default()).expect("a message"))
+            .collect()
+    }
+
+    /// Some time later the member asks to come back: the number of its question.
+    fn asks(&mut self) -> u64 {
+        self.now += 100 * MILLISECOND;
+        self.member.handle_timeout(self.now);
+        let said = self.said();
+        let is_join = |it: &&Message| matches!(it.body, Body::Join { .. });
+        said.iter().find(is_join).expect("it asks").envelope.request
+    }
+
+    fn is_welcomed(&mut self, request: u64, position: u64) {
+        let from = TAIL;
+        self.hear(request, Body::Welcome { from, position });
+    }
+
+    fn next_intent(&mut self) -> Option<Intent> {
+        self.member.poll_intent()
+    }
+
+    fn ingested(&mut self, missing: &[Range<u64>]) {
+        let completion = Completion::Ingested {
+            tail: Sequence::new(1, TAIL),
+            missing: missing.to_vec(),
+        };
+        self.member.handle_completion(self.now, completion);
+    }
+
+    /// The member fetches just this, and gets it.
+    fn fetches(&mut self, range: &Range<u64>) {
+        let asked = |it: Message| match it.body {
+            Body::Fetch { offset, length, .. } => Some(offset..offset + u64::from(length)),
+            _ => None,
+        };
+        let asked: Vec<_> = self.said().into_iter().filter_map(asked).collect();
+        assert_eq!(asked, [range.clone()]);
+        let range = Body::Range {
+            fetch: Fetch::Refill,
+            offset: range.start,
+            position: 2000,
+            skipped: 0,
+            bytes: vec![7; (range.end - range.start) as usize],
+        };
+        self.hear(0, range);
+        let written = self.next_intent();
+        assert!(matches!(written, Some(Intent::WriteImage { .. })));
+    }
+
+    fn ingests(&mut self, expected: NamedData) {
+        match self.next_intent() {
+            Some(Intent::Ingest { named, .. }) => assert_eq!(named, expected),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn only_the_answer_to_the_newest_question_counts() {
+    let mut scene = Scene::new();
+    let first = scene.asks();
+    assert_eq!(first, scene.asks(), "it is the same question");
+    // Another map, by which the member is in sync for a while, and then not any more.
+    for in_sync in [vec![0, 1], vec![1]] {
+        scene.map = UnitMap {
+            in_sync,
+            ..scene.map.next()
+        };
+        let map = scene.map.clone();
+        scene.member.handle_map(scene.now, map);
+        scene.is_welcomed(first, 1000);
+        assert_eq!(scene.next_intent(), None);
+    }
+    let second = scene.asks();
+    assert_ne!(first, second);
+    scene.is_welcomed(first, 1000);
+    assert_eq!(scene.next_intent(), None);
+    scene.is_welcomed(second, 1000);
+    let position = TAIL;
+    assert_eq!(scene.next_intent(), Some(Intent::TouchedSince { position }));
+}
+
+#[test]
+fn only_data_that_was_fetched_is_taken_as_newer() {
+    let mut scene = Scene::new();
+    let question = scene.asks();
+    scene.is_welcomed(question, 1000);
+    assert!(scene.next_intent().is_some());
+    let ranges = Vec::new();
+    let touched = Completion::Touched { ranges };
+    scene.member.handle_completion(scene.now, touched);
+    assert!(matches!(scene.next_intent(), Some(Intent::Rewind { .. })));
+    let records = Body::Records {
+        from: TAIL,
+        records: vec![0; 64],
+    };
+    scene.hear(0, records);
+    scene.ingests(NamedData::Required);
+    let (first, second) = (4096..8192, 12288..16384);
+    scene.ingested(std::slice::from_ref(&first));
+    scene.fetches(&first);
+    scene.ingests(NamedData::Required);
+    // Of this nothing was fetched yet.
+    scene.ingested(std::slice::from_ref(&second));
+    scene.fetches(&second);
+    scene.ingests(NamedData::Required);
+    scene.ingested(&[second]);
+    scene.ingests(NamedData::Reported);
+}
