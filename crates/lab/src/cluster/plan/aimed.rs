@@ -105,13 +105,18 @@ impl Maker {
         let member = self.member();
         let crash = self.crash_for(member, (4 * SECOND, 6 * SECOND));
         self.add(at, crash);
+        // While it asks for the image, the primary goes on.
         let slow = Fault::LateLink {
-            from: Who::Primary,
-            to: Who::Subject,
-            by_ms: self.random.between(1, 40) as u32,
-            for_ns: 2 * SECOND,
+            from: member,
+            to: Who::Primary,
+            by_ms: self.random.between(10, 60) as u32,
+            for_ns: 9 * SECOND,
         };
-        self.add_at(at, Cue::Welcomed, 0, slow);
+        self.add(at, slow);
+        for client in 1..self.clients {
+            let (client, blocks) = (Who::Client(client), 2);
+            self.add_at(at, Cue::Welcomed, 0, Fault::Rush { client, blocks });
+        }
         let cut = Fault::Cut {
             from: Who::Primary,
             to: Who::Bystanders,
