@@ -119,7 +119,7 @@ fn a_seed_gives_the_same_run() {
 }
 
 /// What no seed that was tried finds. docs/PROTOCOL.md says so.
-const NOT_FOUND: [Defect; 1] = [Defect::RefillBeforeTails];
+const NOT_FOUND: [Defect; 0] = [];
 
 /// Which seed found a defect when this was written. It is tried first; if the runs have changed since, the others are.
 const FOUND_BY: [(Defect, u64); Defect::ALL.len() - NOT_FOUND.len()] = [
@@ -140,6 +140,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len() - NOT_FOUND.len()] = [
     (Defect::ForgetSlotsAtTakeover, 29),
     (Defect::ForgetUnconfirmed, 21),
     (Defect::ReplayOutOfOrder, 125),
+    (Defect::RefillBeforeTails, 153),
     (Defect::ServeBeforeReplay, 36),
     (Defect::ReviveSession, 1),
     (Defect::ForgetLocksAtTakeover, 0),
@@ -164,6 +165,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len() - NOT_FOUND.len()] = [
     (Defect::IgnoreChecksums, 4),
     (Defect::LayoutBeforeTails, 0),
     (Defect::IgnoreValidity, 0),
+    (Defect::ForgetRefused, 3),
 ];
 
 /// The seed that notices a defect: the hint, or else the first that is met.

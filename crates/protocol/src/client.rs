@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::defects::{Defect, Defects};
 use crate::map::{NodeId, Sequence, UnitMap};
 use crate::wire::{
-    Acknowledge, BODY_MAX, Body, DATA_MAX, Envelope, FileId, Message, Operation, Outcome, Replay,
-    Status,
+    Acknowledge, BODY_MAX, Body, DATA_MAX, Envelope, FileId, Message, Operation, Outcome, Refusal,
+    Replay, Status,
 };
 use crate::{Options, SLOTS_MAX, Transmit};
 use active::Active;
@@ -24,6 +24,8 @@ const UNCONFIRMED_MAX: usize = 64;
 /// Their data, with that of the writes under way, at most: so that a message holds what is to be replayed. The rest of
 /// its body is room for what a replay has beside its data.
 const UNCONFIRMED_DATA_MAX: usize = BODY_MAX - (64 << 10);
+/// Files whose refused writes nobody was told of, at most: then no write is answered before all have it.
+const REFUSED_MAX: usize = 64;
 const _: () = assert!(DATA_MAX <= UNCONFIRMED_DATA_MAX && UNCONFIRMED_MAX + SLOTS_MAX < 1024);
 
 /// What a client has to tell whoever uses it.
@@ -89,6 +91,8 @@ pub struct Client {
     active: Active,
     /// Writes and reads that were done one-sided.
     one_sided: (u64, u64),
+    /// Writes that their user believes to be done, and that were refused: the next fsync of the file says why.
+    refused: BTreeMap<FileId, Status>,
     next_number: u64,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
@@ -115,6 +119,7 @@ impl Client {
             unconfirmed: Vec::new(),
             active: Active::default(),
             one_sided: (0, 0),
+            refused: BTreeMap::new(),
             next_number: first_number,
             transmits: VecDeque::new(),
             events: VecDeque::new(),
@@ -140,6 +145,11 @@ impl Client {
     /// How many writes and reads were done one-sided.
     pub fn one_sided(&self) -> (u64, u64) {
         self.one_sided
+    }
+
+    /// Whether a write to the file was refused though its user believes it to be done: the next fsync will say so.
+    pub fn is_refused(&self, file: FileId) -> bool {
+        self.refused.contains_key(&file)
     }
 
     /// The session, if there is one.
@@ -227,11 +237,15 @@ impl Client {
                     self.extend_session(request);
                 }
             }
-            Body::Resumed => {
+            // One that comes again says nothing about what was written since the first.
+            Body::Resumed { refusals } if !self.is_resumed => {
                 self.is_resumed = true;
                 self.resumed_in = epoch;
                 // Whatever was replayed is at all members in sync; nothing was sent since.
                 self.unconfirmed.clear();
+                for Refusal { file, status } in refusals {
+                    self.refused.entry(file).or_insert(status);
+                }
             }
             Body::Key { member, key } => self.handle_key(member, key),
             Body::Expired => self.session_over(),
@@ -376,9 +390,12 @@ impl Client {
             if is_full || is_behind || is_change && free.is_none() {
                 return;
             }
-            let Some((ticket, operation, acknowledge)) = self.queue.pop_front() else {
+            let Some((ticket, operation, mut acknowledge)) = self.queue.pop_front() else {
                 return;
             };
+            if self.refused.len() >= REFUSED_MAX {
+                acknowledge = Acknowledge::All;
+            }
             let mut pending = Pending {
                 ticket,
                 request: ticket,
@@ -444,7 +461,7 @@ impl Client {
         now: u64,
         slot: u16,
         request: u64,
-        outcome: Outcome,
+        mut outcome: Outcome,
         sequence: Sequence,
         confirmed: u64,
     ) {
@@ -457,6 +474,11 @@ impl Client {
         let Some(pending) = pending else {
             return;
         };
+        if pending.is_told {
+            self.note_refused(&pending.operation, outcome.status);
+        } else {
+            self.tell_refused(&pending.operation, &mut outcome.status);
+        }
         let is_open = pending.operation.is_write()
             && outcome.status == Status::Done
             && sequence.number > confirmed;
@@ -480,6 +502,24 @@ impl Client {
         self.fresh_until = self.fresh_until.max(until.saturating_sub(spare));
     }
 
+    /// A write that its user believes to be done has ended so.
+    fn note_refused(&mut self, operation: &Operation, status: Status) {
+        if let Some(file) = operation.file().filter(|_| status != Status::Done) {
+            self.refused.entry(file).or_insert(status);
+        }
+    }
+
+    /// An fsync that is all right says once what became of writes before it.
+    fn tell_refused(&mut self, operation: &Operation, status: &mut Status) {
+        if let Operation::Sync { file } = operation
+            && let Some(refused) = self.refused.remove(file)
+            && *status == Status::Done
+            && !self.defects.has(Defect::ForgetRefused)
+        {
+            *status = refused;
+        }
+    }
+
     fn drop_confirmed(&mut self, epoch: u32, confirmed: u64) {
         self.unconfirmed
             .retain(|it| it.sequence.epoch != epoch || it.sequence.number > confirmed);
@@ -489,6 +529,7 @@ impl Client {
     fn session_over(&mut self) {
         self.session = Session::None;
         self.unconfirmed.clear();
+        self.refused.clear();
         let told = self.end_active();
         self.events.push_back(Event::SessionOver);
         let slots = std::mem::take(&mut self.slots);

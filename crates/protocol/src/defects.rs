@@ -87,11 +87,13 @@ pub enum Defect {
     LayoutBeforeTails,
     /// Layouts are relied on though there may be another primary.
     IgnoreValidity,
+    /// A write that is refused after it was answered is forgotten.
+    ForgetRefused,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 42] = [
+    pub const ALL: [Defect; 43] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -134,6 +136,7 @@ impl Defect {
         Defect::IgnoreChecksums,
         Defect::LayoutBeforeTails,
         Defect::IgnoreValidity,
+        Defect::ForgetRefused,
     ];
 }
 

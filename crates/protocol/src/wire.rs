@@ -19,7 +19,7 @@ mod operation;
 pub(crate) use map::seal_map;
 pub use operation::{
     Acknowledge, DATA_MAX, FileId, NAME_MAX, Operation, Outcome, RECORD_DATA_MAX, REPLAYS_MAX,
-    Replay, Status,
+    Refusal, Replay, Status,
 };
 
 use crate::checksum;
@@ -236,8 +236,11 @@ pub enum Body {
         /// In the order of their records.
         replays: Vec<Replay>,
     },
-    /// All replays of the session were carried out and all members in sync have them.
-    Resumed,
+    /// All replays of the session were carried out, but for these, and all members in sync have them.
+    Resumed {
+        /// One for each file.
+        refusals: Vec<Refusal>,
+    },
     /// A client asks for the keys to the members' memories.
     OpenKeys,
     /// The key to one of them.
@@ -291,7 +294,7 @@ impl Body {
             | Body::Alive { .. }
             | Body::Expired
             | Body::Reply { .. }
-            | Body::Resumed => Mode::NoReply,
+            | Body::Resumed { .. } => Mode::NoReply,
         }
     }
 
@@ -320,7 +323,7 @@ impl Body {
             Body::Request { .. } => 37,
             Body::Reply { .. } => 38,
             Body::Resume { .. } => 39,
-            Body::Resumed => 40,
+            Body::Resumed { .. } => 40,
             Body::OpenKeys => 41,
             Body::Key { .. } => 42,
         }
@@ -428,6 +431,10 @@ impl Body {
             Body::Resume { replays } => {
                 to.u16(replays.len() as u16);
                 replays.iter().for_each(|replay| replay.write(to));
+            }
+            Body::Resumed { refusals } => {
+                to.u16(refusals.len() as u16);
+                refusals.iter().for_each(|refusal| refusal.write(to));
             }
             _ => self.write_of_keys(to),
         }
@@ -544,14 +551,19 @@ impl Body {
                 confirmed: from.position()?,
             },
             39 => {
-                let count = usize::from(from.u16()?);
-                if count > REPLAYS_MAX {
-                    return Err(Malformed("it replays more than a session may have"));
-                }
-                let replays: Result<_, _> = (0..count).map(|_| Replay::read(from)).collect();
+                let replays: Result<_, _> = (0..read_replays(from)?)
+                    .map(|_| Replay::read(from))
+                    .collect();
                 Body::Resume { replays: replays? }
             }
-            40 => Body::Resumed,
+            40 => {
+                let refusals: Result<_, _> = (0..read_replays(from)?)
+                    .map(|_| Refusal::read(from))
+                    .collect();
+                Body::Resumed {
+                    refusals: refusals?,
+                }
+            }
             41 => Body::OpenKeys,
             42 => Body::Key {
                 member: from.u32()?,
@@ -559,6 +571,14 @@ impl Body {
             },
             _ => return Err(Malformed("its kind is unknown")),
         })
+    }
+}
+
+/// How many requests are replayed, or were.
+fn read_replays(from: &mut Reader<'_>) -> Result<usize, Malformed> {
+    match usize::from(from.u16()?) {
+        count if count <= REPLAYS_MAX => Ok(count),
+        _ => Err(Malformed("it replays more than a session may have")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The pool that every member of a simulated unit begins with: some files, and nothing else.
+//! The pool that every member of a simulated unit begins with: some files, and nothing else that is in use.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
@@ -7,23 +7,29 @@ use std::sync::atomic::AtomicI64;
 use pmem::Region;
 use protocol::Sequence;
 use protocol::wire::FileId;
-use store::{Defects, FileKind, Geometry, NewInode, Options, Store};
+use store::{BLOCK, Defects, FileKind, Geometry, NewInode, Node, Options, Store, WriteAt};
 
 use super::workload::FILES;
 
 /// Bytes of a pool: so few that freed blocks are soon used again.
 const LENGTH: u64 = 512 << 10;
+/// Blocks that are free in a pool that is nearly full: the files that are written, and little beside them.
+const FEW: u64 = 16;
+/// Sessions that a pool has room for though it is full.
+const SESSIONS: usize = 8;
 
 /// Contents of a pool, its files, and its tail.
 pub type Template = (Vec<u8>, Vec<FileId>, Sequence);
 
-/// The same for every member of every unit.
-pub fn pool() -> Result<Template, String> {
-    static TEMPLATE: OnceLock<Result<Template, String>> = OnceLock::new();
-    TEMPLATE.get_or_init(make).clone()
+/// The same for every member of every unit whose pools are, or are not, nearly full.
+pub fn pool(is_full: bool) -> Result<Template, String> {
+    static TEMPLATES: [OnceLock<Result<Template, String>>; 2] = [OnceLock::new(), OnceLock::new()];
+    TEMPLATES[usize::from(is_full)]
+        .get_or_init(|| make(is_full))
+        .clone()
 }
 
-fn make() -> Result<Template, String> {
+fn make(is_full: bool) -> Result<Template, String> {
     let region = Region::memory(LENGTH, false).map_err(|error| error.to_string())?;
     // Pools of a unit do not use side rings.
     let geometry = Geometry {
@@ -38,20 +44,43 @@ fn make() -> Result<Template, String> {
     };
     let store = Store::open(region.clone(), options).map_err(|error| error.to_string())?;
     let root = store.root();
-    let new = NewInode::new(FileKind::Regular, 0o644);
     let mut files = Vec::new();
     for index in 0..FILES {
-        let name = format!("file{index}");
-        let node = store.create(&root, name.as_bytes(), &new);
-        let node = node.map_err(|error| error.to_string())?;
+        let node = create(&store, &root, &format!("file{index}"))?;
         files.push(FileId {
             inode: node.number(),
             generation: store.attributes(&node).generation,
         });
+    }
+    if is_full {
+        fill(&store)?;
     }
     let tail = store.tail();
     store.close().map_err(|error| error.to_string())?;
     let mut image = vec![0; LENGTH as usize];
     region.read(0, &mut image);
     Ok((image, files, Sequence::new(tail.epoch, tail.number)))
+}
+
+fn create(store: &Store, directory: &Arc<Node>, name: &str) -> Result<Arc<Node>, String> {
+    let new = NewInode::new(FileKind::Regular, 0o644);
+    let node = store.create(directory, name.as_bytes(), &new);
+    node.map_err(|error| error.to_string())
+}
+
+/// Leaves few blocks free, and what sessions need beside them.
+fn fill(store: &Store) -> Result<(), String> {
+    let append = |node: &Arc<Node>, blocks: usize| {
+        let data = vec![0; blocks * BLOCK];
+        let written = store.write(node, WriteAt::End, &data);
+        written.map(|_| ()).map_err(|error| error.to_string())
+    };
+    for name in ["sessions", "locks"] {
+        append(&create(store, &store.system(), name)?, SESSIONS)?;
+    }
+    let rest = create(store, &store.root(), "rest")?;
+    while store.statistics().blocks_free > FEW {
+        append(&rest, 1)?;
+    }
+    Ok(())
 }

@@ -182,14 +182,14 @@ impl Worker {
         }
         while let Some(event) = client.poll_event() {
             match event {
-                Event::Done { ticket, outcome } => self.done(now, ticket, &outcome, history),
+                Event::Done { ticket, outcome } => self.done(now, ticket, &outcome, history, lost),
                 Event::SessionOver => self.lose(now, now, lost),
             }
         }
         if client.resumed_in() != self.resumed_in {
             self.resumed_in = client.resumed_in();
-            // What it replayed is at all members in sync.
-            self.unsynced.clear();
+            // What it replayed is at all members in sync, or was refused.
+            self.unsynced.retain(|write| client.is_refused(write.file));
         }
         let sent = std::iter::from_fn(|| client.poll_transmit()).collect();
         self.transfers
@@ -342,7 +342,42 @@ impl Worker {
         }
     }
 
-    fn done(&mut self, now: Time, ticket: Ticket, outcome: &Outcome, history: &mut History) {
+    /// An fsync is done, or says that a write before it is not: then any of them may not have happened.
+    fn synced(
+        &mut self,
+        now: Time,
+        sync: &Pending,
+        is_done: bool,
+        history: &mut History,
+        lost: &mut Lost,
+    ) {
+        let file = sync.operation.file();
+        let is_new =
+            |write: &Unsynced| Some(write.file) == file && write.completed + SYNCED_WITHIN >= now;
+        self.has_synced |= is_done && self.unsynced.iter().any(is_new);
+        let is_before =
+            |write: &mut Unsynced| Some(write.file) == file && write.completed <= sync.invoked;
+        let unsynced = self.unsynced.extract_if(.., is_before);
+        if is_done {
+            unsynced.for_each(drop);
+        } else {
+            lost.writes.extend(unsynced.map(|it| (it.ids, it.invoked)));
+        }
+        for write in self.sent.extract_if(.., is_before).filter(|_| is_done) {
+            for id in write.ids {
+                history.complete(id, Answered::Written, now);
+            }
+        }
+    }
+
+    fn done(
+        &mut self,
+        now: Time,
+        ticket: Ticket,
+        outcome: &Outcome,
+        history: &mut History,
+        lost: &mut Lost,
+    ) {
         let Some(pending) = self.pending.remove(&ticket) else {
             return;
         };
@@ -350,19 +385,8 @@ impl Worker {
         let is_read = matches!(pending.operation, Operation::Read { .. });
         self.has_met_damage |= is_read && outcome.status == Status::Refused;
         match &pending.operation {
-            Operation::Sync { file } if is_done => {
-                let is_new = |write: &Unsynced| {
-                    write.file == *file && write.completed + SYNCED_WITHIN >= now
-                };
-                self.has_synced |= self.unsynced.iter().any(is_new);
-                let is_before =
-                    |write: &Unsynced| write.file == *file && write.completed <= pending.invoked;
-                self.unsynced.retain(|write| !is_before(write));
-                for write in self.sent.extract_if(.., |write| is_before(write)) {
-                    for id in write.ids {
-                        history.complete(id, Answered::Written, now);
-                    }
-                }
+            Operation::Sync { .. } if outcome.status != Status::SessionOver => {
+                self.synced(now, &pending, is_done, history, lost);
             }
             Operation::Write { file, .. } if is_done => {
                 let write = Unsynced {

@@ -40,6 +40,8 @@ pub struct Setup {
     pub members: u32,
     /// The member that has metadata only, if there is one.
     pub metadata_only: Option<u32>,
+    /// Whether the pools are nearly full.
+    pub is_full: bool,
     /// Clients.
     pub clients: u32,
     /// How long clients work; faults end before.
@@ -52,13 +54,14 @@ pub struct Setup {
 
 impl Setup {
     /// A unit of three members and four clients. With one seed of three, one of the members has
-    /// metadata only; with one of two, messages have parity.
+    /// metadata only; with one of two, messages have parity; with one of eight, the pools are nearly full.
     pub fn usual(seed: u64, duration: Time) -> Setup {
         let has_one = seed % 3 == 1;
         Setup {
             seed,
             members: 3,
             metadata_only: has_one.then_some((seed / 3 % 3) as u32),
+            is_full: seed % 8 == 3,
             clients: 4,
             duration,
             defects: Defects::default(),
@@ -190,7 +193,7 @@ impl World {
     /// A unit whose members all have a copy of one pool.
     pub fn new(setup: Setup, plan: Plan) -> Result<World, String> {
         let mut random = Random::new(setup.seed);
-        let (image, files, tail) = super::template::pool()?;
+        let (image, files, tail) = super::template::pool(setup.is_full)?;
         let machines = (0..setup.members)
             .map(|node| {
                 let clock = clock(&mut random);

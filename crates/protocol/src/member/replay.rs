@@ -13,7 +13,7 @@ use super::requests::Parked;
 use super::sessions::{Session, SlotState};
 use crate::defects::Defect;
 use crate::map::Sequence;
-use crate::wire::{Acknowledge, Body, Replay};
+use crate::wire::{Acknowledge, Body, Replay, Status};
 
 /// State of a new primary before it serves.
 pub(super) struct Replaying {
@@ -78,10 +78,19 @@ impl Member {
             return;
         };
         let needs = primary.position;
-        let client = primary.sessions.by_number.get(&session).map(|it| it.client);
-        if let Some(client) = client {
-            self.tell_client_when(needs, client, session, Body::Resumed);
+        if let Some(known) = primary.sessions.by_number.get(&session) {
+            let (client, refusals) = (known.client, known.refusals.clone());
+            self.tell_client_when(needs, client, session, Body::Resumed { refusals });
         }
+    }
+
+    /// A replay was carried out, or refused.
+    pub(super) fn note_replayed(&mut self, parked: &Parked, status: Status) {
+        let sessions = self.primary().map(|it| &mut it.sessions.by_number);
+        if let Some(session) = sessions.and_then(|it| it.get_mut(&parked.session)) {
+            session.note_replayed(parked.operation.changes(), status);
+        }
+        self.replayed();
     }
 
     /// One of the intents was carried out.

@@ -369,6 +369,7 @@ impl Member {
             return;
         };
         primary.position = primary.position.max(position.unwrap_or(0));
+        let status = outcome.status;
         match primary.executing.remove(&ticket) {
             Some(Executing::Request { parked, is_replay }) => {
                 // One that failed has named nothing.
@@ -383,7 +384,7 @@ impl Member {
                 };
                 self.keep_answer(&parked, &answer);
                 if is_replay {
-                    self.replayed();
+                    self.note_replayed(&parked, answer.outcome.status);
                 } else {
                     self.answer(&parked, answer);
                 }
@@ -392,7 +393,14 @@ impl Member {
                 session,
                 request,
                 client,
-            }) => self.session_opened(session, request, client),
+            }) => {
+                if status == Status::Done {
+                    self.session_opened(session, request, client);
+                } else {
+                    // The image does not know it. Its client asks again.
+                    primary.sessions.by_number.remove(&session);
+                }
+            }
             Some(Executing::EndSession { session }) => {
                 if revives && let Some(state) = primary.sessions.by_number.get_mut(&session) {
                     state.locks.fill(None);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::intent::SessionRecord;
 use crate::map::NodeId;
-use crate::wire::{FileId, Outcome};
+use crate::wire::{FileId, Outcome, Refusal, Status};
 
 /// Locks that a session may hold.
 pub const LOCKS_MAX: usize = 32;
@@ -37,6 +37,8 @@ pub(super) struct Session {
     pub locks: Vec<Option<FileId>>,
     /// It may have blocks in its grant.
     pub has_grant: bool,
+    /// Files to which a replay was refused. Its client is told when it has resumed.
+    pub refusals: Vec<Refusal>,
     /// It is being ended: nothing is done for it any more.
     pub is_ending: bool,
 }
@@ -50,6 +52,7 @@ impl Session {
             slots: vec![SlotState::default(); usize::from(slots)],
             locks: vec![None; LOCKS_MAX],
             has_grant: false,
+            refusals: Vec::new(),
             is_ending: false,
         }
     }
@@ -72,6 +75,14 @@ impl Session {
             *lock = *known;
         }
         session
+    }
+
+    /// A replay has ended so.
+    pub fn note_replayed(&mut self, file: Option<FileId>, status: Status) {
+        let is_known = |file| self.refusals.iter().any(|it| it.file == file);
+        if let Some(file) = file.filter(|file| status != Status::Done && !is_known(*file)) {
+            self.refusals.push(Refusal { file, status });
+        }
     }
 }
 

@@ -445,6 +445,10 @@ impl Status {
         ];
         all.into_iter().find(|status| *status as u8 == byte)
     }
+
+    fn read(from: &mut Reader<'_>) -> Result<Status, Malformed> {
+        Status::from_byte(from.u8()?).ok_or(Malformed("its outcome is unknown"))
+    }
 }
 
 /// What came out of an operation.
@@ -474,9 +478,8 @@ impl Outcome {
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Outcome, Malformed> {
-        let status = Status::from_byte(from.u8()?).ok_or(Malformed("its outcome is unknown"))?;
         Ok(Outcome {
-            status,
+            status: Status::read(from)?,
             file: FileId::read(from)?,
             data: from.counted(DATA_MAX)?.to_vec(),
         })
@@ -494,6 +497,29 @@ pub struct Replay {
     pub request: u64,
     /// What to do.
     pub operation: Operation,
+}
+
+/// A write whose user believes that it is done, and that cannot be carried out any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The file.
+    pub file: FileId,
+    /// Why.
+    pub status: Status,
+}
+
+impl Refusal {
+    pub(super) fn write(&self, to: &mut Writer) {
+        self.file.write(to);
+        to.u8(self.status as u8);
+    }
+
+    pub(super) fn read(from: &mut Reader<'_>) -> Result<Refusal, Malformed> {
+        Ok(Refusal {
+            file: FileId::read(from)?,
+            status: Status::read(from)?,
+        })
+    }
 }
 
 impl Replay {

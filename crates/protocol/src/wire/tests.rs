@@ -180,7 +180,10 @@ fn bodies() -> Vec<Body> {
             confirmed: 0,
         }],
         Body::Resume { .. } => [Body::Resume { replays: Vec::new() }],
-        Body::Resumed => [Body::Resumed],
+        Body::Resumed { .. } => [
+            Body::Resumed { refusals: vec![Refusal { file: FILE, status: Status::NoSpace }] },
+            Body::Resumed { refusals: Vec::new() },
+        ],
         Body::OpenKeys => [Body::OpenKeys],
         Body::Key { .. } => [Body::Key { member: 3, key: u64::MAX }],
         Body::OpenKey { .. } => [Body::OpenKey { index: 31, session: u64::MAX }],
@@ -214,7 +217,7 @@ fn lying(kind: u8, length: u32, body: &[u8]) -> Vec<u8> {
     let envelope = ENVELOPE;
     let mut bytes = Message {
         envelope,
-        body: Body::Resumed,
+        body: Body::Expired,
     }
     .encode(true);
     let is_honest = length as usize == body.len();
@@ -331,10 +334,12 @@ fn lengths_over_their_bounds_are_refused_before_anything_is_allocated() {
     let more = "it asks for more than a message holds";
     assert_eq!(objection(37, &of_file(6, &data)), more);
     let replays = (REPLAYS_MAX as u16 + 1).to_le_bytes();
-    assert_eq!(
-        objection(39, &replays),
-        "it replays more than a session may have"
-    );
+    for kind in [39, 40] {
+        assert_eq!(
+            objection(kind, &replays),
+            "it replays more than a session may have"
+        );
+    }
     let length = "its length is not what it says";
     for (says, has) in [
         (1, 0),
@@ -342,7 +347,7 @@ fn lengths_over_their_bounds_are_refused_before_anything_is_allocated() {
         (u32::MAX, 0),
         (BODY_MAX as u32 + 1, BODY_MAX + 1),
     ] {
-        let bytes = lying(40, says, &vec![0; has]);
+        let bytes = lying(36, says, &vec![0; has]);
         assert_eq!(decode(&bytes), Err(Malformed(length)), "{says} {has}");
     }
 }
