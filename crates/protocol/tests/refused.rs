@@ -1,60 +1,14 @@
 //! Writes that their user believes to be done, and that are refused: the next fsync of the file says so, once.
 #![forbid(unsafe_code)]
 
+mod common;
+
+use common::{CLIENT, FILE, decoded, first_map, message, refusals, write};
 use protocol::client::Event;
-use protocol::member::{Completion, Intent, SessionRecord};
-use protocol::wire::{
-    Acknowledge, Body, Envelope, FileId, Message, Operation, Outcome, Refusal, Replay, Status,
-};
-use protocol::{Client, Defects, EpochStart, Member, NOBODY, Options, Sequence, Transmit, UnitMap};
+use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome, Replay, Status};
+use protocol::{Client, Defects, Options, Sequence, UnitMap};
 
-const FILE: FileId = FileId {
-    inode: 5,
-    generation: 1,
-};
-const SESSION: u64 = 1 << 32 | 1;
-const CLIENT: u32 = 100;
 const NOW: u64 = 1_000_000_000;
-
-fn first_map() -> UnitMap {
-    let start = EpochStart {
-        epoch: 1,
-        start: 64,
-    };
-    UnitMap {
-        version: 1,
-        epoch: 1,
-        primary: 0,
-        members: vec![0],
-        metadata_only: Vec::new(),
-        in_sync: vec![0],
-        lineage: vec![start],
-    }
-}
-
-fn write() -> Operation {
-    Operation::Write {
-        file: FILE,
-        offset: 0,
-        data: vec![7; 64],
-    }
-}
-
-fn message(epoch: u32, from: u32, request: u64, body: Body) -> Vec<u8> {
-    let envelope = Envelope {
-        cluster: Options::default().cluster,
-        epoch,
-        session: SESSION,
-        request,
-        from,
-        ..Envelope::default()
-    };
-    Message { envelope, body }.encode(false)
-}
-
-fn decoded(sent: &Transmit) -> Message {
-    Message::decode(&sent.bytes, &Defects::default()).expect("a message")
-}
 
 /// A client with a session, and the map.
 struct Scene {
@@ -144,13 +98,6 @@ impl Scene {
     }
 }
 
-fn refusals() -> Vec<Refusal> {
-    vec![Refusal {
-        file: FILE,
-        status: Status::NoSpace,
-    }]
-}
-
 #[test]
 fn the_next_fsync_tells_of_a_write_that_was_only_sent() {
     let mut scene = Scene::new();
@@ -204,78 +151,4 @@ fn nothing_is_answered_early_while_too_much_is_to_be_told() {
     assert_eq!(scene.told(), []);
     scene.is_answered(Status::NoSpace, 0);
     assert_eq!(scene.told(), [Status::NoSpace]);
-}
-
-/// The only member of a unit, elected again, with one session in its image.
-fn primary() -> (Member, u64) {
-    let map = UnitMap {
-        primary: NOBODY,
-        ..first_map()
-    };
-    let tail = Sequence::new(1, 640);
-    let (options, defects) = (Options::default(), Defects::default());
-    let mut member = Member::new(0, options, defects, tail, map.lineage.clone(), 0);
-    member.handle_map(0, map);
-    let (now, map) = loop {
-        let now = member.poll_timeout().expect("it stands some time");
-        member.handle_timeout(now);
-        if let Some(Intent::Propose { map }) = member.poll_intent() {
-            break (now, map);
-        }
-    };
-    let tail = Sequence::new(map.epoch, 640);
-    member.handle_completion(now, Completion::Proposed { map });
-    let opens = member.poll_intent();
-    assert!(matches!(opens, Some(Intent::OpenForWriting { .. })));
-    let session = SessionRecord {
-        index: 0,
-        session: SESSION,
-        client: CLIENT,
-        slots: vec![(3, Outcome::default())],
-        locks: Vec::new(),
-        has_grant: false,
-    };
-    let opened = Completion::Opened {
-        tail,
-        sessions: vec![session],
-        grants: Vec::new(),
-    };
-    member.handle_completion(now, opened);
-    (member, now)
-}
-
-#[test]
-fn a_primary_that_cannot_carry_out_a_replay_says_so() {
-    let (mut member, now) = primary();
-    let epoch = member.map().epoch;
-    let replay = Replay {
-        sequence: Sequence::new(1, 900),
-        slot: 0,
-        request: 4,
-        operation: write(),
-    };
-    let replays = vec![replay];
-    let resume = message(epoch, CLIENT, 0, Body::Resume { replays });
-    member.handle_message(now, &resume);
-    let ticket = std::iter::from_fn(|| member.poll_intent()).find_map(|it| match it {
-        Intent::Execute { ticket, .. } => Some(ticket),
-        _ => None,
-    });
-    let executed = Completion::Executed {
-        ticket: ticket.expect("it tries"),
-        outcome: Outcome::of(Status::NoSpace),
-        position: None,
-        depends_on: 640,
-        is_by_reference: false,
-    };
-    member.handle_completion(now, executed);
-    // The answer may get lost: it is given again.
-    member.handle_message(now, &resume);
-    let sent = std::iter::from_fn(|| member.poll_transmit());
-    let bodies = sent.map(|it| decoded(&it).body);
-    let resumed: Vec<_> = bodies
-        .filter(|it| matches!(it, Body::Resumed { .. }))
-        .collect();
-    let refusals = refusals();
-    assert_eq!(resumed, vec![Body::Resumed { refusals }; 2]);
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use protocol::Defects;
 use protocol::member::{Completion, Slot, Ticket};
-use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, RECORD_DATA_MAX, Status};
+use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, Status};
 use store::{Error, FileKind, NewInode, Node, RenameMode, Rider, SetAttributes, Store, WriteAt};
 
 use crate::table;
@@ -72,7 +72,7 @@ impl Serving {
             outcome,
             position: (tail > before).then_some(tail),
             depends_on: depends_on.min(tail),
-            is_by_reference: is_by_reference(operation),
+            is_by_reference: operation.names_data(),
         }
     }
 
@@ -275,14 +275,6 @@ fn found(file: FileId, version: u64) -> Looked {
         ..Outcome::default()
     };
     Looked { outcome, version }
-}
-
-fn is_by_reference(operation: &Operation) -> bool {
-    match operation {
-        Operation::Write { data, .. } => data.len() as u64 > RECORD_DATA_MAX,
-        Operation::Commit { .. } => true,
-        _ => false,
-    }
 }
 
 /// The transfers that brought an operation's data, if it was not in the message.

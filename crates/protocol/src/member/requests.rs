@@ -184,11 +184,7 @@ impl Member {
             };
             let is_change = parked.operation.is_change();
             let is_full = primary.is_full(window) && !unbounded;
-            let is_held = parked
-                .operation
-                .changes()
-                .is_some_and(|file| primary.held_files.contains_key(&file))
-                && !changes_named;
+            let is_held = primary.is_held(&parked.operation) && !changes_named;
             if is_change && (is_full || is_held) {
                 primary.parked.push_back(parked);
             } else {

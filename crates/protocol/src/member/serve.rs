@@ -12,7 +12,7 @@ use super::sessions::Sessions;
 use super::{Member, Role};
 use crate::defects::Defect;
 use crate::map::{NodeId, Sequence, UnitMap};
-use crate::wire::{Body, Envelope, Fetch, FileId, Mode};
+use crate::wire::{Body, Envelope, Fetch, FileId, Mode, Operation};
 
 /// What the primary knows of another member.
 pub(super) struct Peer {
@@ -107,6 +107,20 @@ impl Primary {
     fn least_tail(&self) -> u64 {
         let counted = self.peers.values().filter(|peer| peer.is_counted);
         counted.map(|peer| peer.tail).fold(self.position, u64::min)
+    }
+
+    /// Whether an operation has to wait, as members may still have to fetch data of the file that it changes: a record
+    /// names it, or will when what is under way is done.
+    pub fn is_held(&self, operation: &Operation) -> bool {
+        let names = |it: &Executing, file| match it {
+            Executing::Request { parked, .. } => {
+                parked.operation.names_data() && parked.operation.changes() == Some(file)
+            }
+            _ => false,
+        };
+        operation.changes().is_some_and(|file| {
+            self.held_files.contains_key(&file) || self.executing.values().any(|it| names(it, file))
+        })
     }
 
     pub fn ticket(&mut self) -> Ticket {

@@ -168,6 +168,11 @@ impl Operation {
         }
     }
 
+    /// Whether its record only names its data.
+    pub fn names_data(&self) -> bool {
+        matches!(self, Operation::Commit { .. }) || self.data_length() as u64 > RECORD_DATA_MAX
+    }
+
     /// What its record takes, at most, in bytes.
     pub(crate) fn record_max(&self) -> u64 {
         /// All but data: header, names, edits, the answer.

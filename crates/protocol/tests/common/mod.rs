@@ -1,0 +1,66 @@
+//! A unit of one member, and one client of it.
+
+use protocol::wire::{Body, Envelope, FileId, Message, Operation, Refusal, Status};
+use protocol::{Defects, EpochStart, Options, Transmit, UnitMap};
+
+/// A file.
+pub const FILE: FileId = FileId {
+    inode: 5,
+    generation: 1,
+};
+/// The session of its client.
+pub const SESSION: u64 = 1 << 32 | 1;
+/// The client.
+pub const CLIENT: u32 = 100;
+
+/// The map by which member 0 is primary.
+pub fn first_map() -> UnitMap {
+    let start = EpochStart {
+        epoch: 1,
+        start: 64,
+    };
+    UnitMap {
+        version: 1,
+        epoch: 1,
+        primary: 0,
+        members: vec![0],
+        metadata_only: Vec::new(),
+        in_sync: vec![0],
+        lineage: vec![start],
+    }
+}
+
+/// A write that fits into a record.
+pub fn write() -> Operation {
+    Operation::Write {
+        file: FILE,
+        offset: 0,
+        data: vec![7; 64],
+    }
+}
+
+/// A message of the session.
+pub fn message(epoch: u32, from: u32, request: u64, body: Body) -> Vec<u8> {
+    let envelope = Envelope {
+        cluster: Options::default().cluster,
+        epoch,
+        session: SESSION,
+        request,
+        from,
+        ..Envelope::default()
+    };
+    Message { envelope, body }.encode(false)
+}
+
+/// A message that was sent.
+pub fn decoded(sent: &Transmit) -> Message {
+    Message::decode(&sent.bytes, &Defects::default()).expect("a message")
+}
+
+/// That there was no space for writes to the file.
+pub fn refusals() -> Vec<Refusal> {
+    vec![Refusal {
+        file: FILE,
+        status: Status::NoSpace,
+    }]
+}

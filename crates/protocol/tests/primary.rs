@@ -1,0 +1,127 @@
+//! What a primary does about writes.
+#![forbid(unsafe_code)]
+
+mod common;
+
+use common::{CLIENT, FILE, SESSION, decoded, first_map, message, refusals, write};
+use protocol::member::{Completion, Intent, SessionRecord, Ticket};
+use protocol::wire::{Acknowledge, Body, Operation, Outcome, Replay, Status};
+use protocol::{Defects, Member, NOBODY, Options, Sequence, UnitMap};
+
+/// The only member of a unit, elected again, with one session in its image.
+fn primary() -> (Member, u64) {
+    let map = UnitMap {
+        primary: NOBODY,
+        ..first_map()
+    };
+    let tail = Sequence::new(1, 640);
+    let (options, defects) = (Options::default(), Defects::default());
+    let mut member = Member::new(0, options, defects, tail, map.lineage.clone(), 0);
+    member.handle_map(0, map);
+    let (now, map) = loop {
+        let now = member.poll_timeout().expect("it stands some time");
+        member.handle_timeout(now);
+        if let Some(Intent::Propose { map }) = member.poll_intent() {
+            break (now, map);
+        }
+    };
+    let tail = Sequence::new(map.epoch, 640);
+    member.handle_completion(now, Completion::Proposed { map });
+    let opens = member.poll_intent();
+    assert!(matches!(opens, Some(Intent::OpenForWriting { .. })));
+    let session = SessionRecord {
+        index: 0,
+        session: SESSION,
+        client: CLIENT,
+        slots: vec![(3, Outcome::default()); 2],
+        locks: Vec::new(),
+        has_grant: false,
+    };
+    let opened = Completion::Opened {
+        tail,
+        sessions: vec![session],
+        grants: Vec::new(),
+    };
+    member.handle_completion(now, opened);
+    (member, now)
+}
+
+/// What the store is to carry out.
+fn executes(member: &mut Member) -> Vec<Ticket> {
+    let intents = std::iter::from_fn(|| member.poll_intent());
+    let ticket = |intent| match intent {
+        Intent::Execute { ticket, .. } => Some(ticket),
+        _ => None,
+    };
+    intents.filter_map(ticket).collect()
+}
+
+#[test]
+fn a_primary_that_cannot_carry_out_a_replay_says_so() {
+    let (mut member, now) = primary();
+    let epoch = member.map().epoch;
+    let replay = Replay {
+        sequence: Sequence::new(1, 900),
+        slot: 0,
+        request: 4,
+        operation: write(),
+    };
+    let replays = vec![replay];
+    let resume = message(epoch, CLIENT, 0, Body::Resume { replays });
+    member.handle_message(now, &resume);
+    let tickets = executes(&mut member);
+    assert_eq!(tickets.len(), 1);
+    let executed = Completion::Executed {
+        ticket: tickets[0],
+        outcome: Outcome::of(Status::NoSpace),
+        position: None,
+        depends_on: 640,
+        is_by_reference: false,
+    };
+    member.handle_completion(now, executed);
+    // The answer may get lost: it is given again.
+    member.handle_message(now, &resume);
+    let sent = std::iter::from_fn(|| member.poll_transmit());
+    let bodies = sent.map(|it| decoded(&it).body);
+    let resumed: Vec<_> = bodies
+        .filter(|it| matches!(it, Body::Resumed { .. }))
+        .collect();
+    let refusals = refusals();
+    assert_eq!(resumed, vec![Body::Resumed { refusals }; 2]);
+}
+
+#[test]
+fn what_is_about_to_be_named_is_not_changed_in_place() {
+    let (mut member, now) = primary();
+    let epoch = member.map().epoch;
+    let named = Operation::Write {
+        file: FILE,
+        offset: 0,
+        data: vec![7; 12288],
+    };
+    // Both wait until the session has resumed, and are taken up together.
+    for (slot, operation) in [(0, named), (1, write())] {
+        let request = Body::Request {
+            slot,
+            acknowledge: Acknowledge::Primary,
+            operation,
+        };
+        member.handle_message(now, &message(epoch, CLIENT, 4, request));
+    }
+    let replays = Vec::new();
+    let resume = message(epoch, CLIENT, 0, Body::Resume { replays });
+    member.handle_message(now, &resume);
+    let now = member.poll_timeout().expect("a heartbeat is due some time");
+    member.handle_timeout(now);
+    let tickets = executes(&mut member);
+    assert_eq!(tickets.len(), 1, "the other one waits");
+    let executed = Completion::Executed {
+        ticket: tickets[0],
+        outcome: Outcome::default(),
+        position: Some(1088),
+        depends_on: 1088,
+        is_by_reference: true,
+    };
+    member.handle_completion(now, executed);
+    assert_eq!(executes(&mut member).len(), 1);
+}
