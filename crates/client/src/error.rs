@@ -90,7 +90,7 @@ fn store_errno(error: &store::Error) -> i32 {
         NameTooLong => libc::ENAMETOOLONG,
         NoSpace | NoInodes => libc::ENOSPC,
         TooManyLinks => libc::EMLINK,
-        FileTooLarge => libc::EFBIG,
+        FileTooLarge | TooManyPieces => libc::EFBIG,
         InvalidArgument(_) | BadGeometry(_) | BadRecord { .. } => libc::EINVAL,
         Stale => libc::ESTALE,
         Corrupt { .. } | DamagedSuperblock(_) | Truncated { .. } | DamagedRing => libc::EIO,

@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut, SeekFrom};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use store::{Attributes, Node, SetAttributes, Store, WriteAt, Written};
+use store::{Attributes, Fallocate, Node, SetAttributes, Store, WriteAt, Written};
 
 use crate::file_system::next_hole;
 use crate::{Cause, Error, OpenFlags};
@@ -149,6 +149,14 @@ impl File {
     /// The first offset from `offset` on that lies in a hole; the end of the file counts as one. None behind it.
     pub fn next_hole(&self, offset: u64) -> Result<Option<u64>, Error> {
         Ok(next_hole(&self.store, &self.node, offset)?)
+    }
+
+    /// Allocates, frees or moves the blocks of a range, in bytes, without writing data.
+    pub fn fallocate(&self, mode: Fallocate, offset: u64, length: u64) -> Result<(), Error> {
+        if !self.flags.write {
+            return Err(Cause::NotOpenForWriting.into());
+        }
+        Ok(self.store.fallocate(&self.node, mode, offset, length)?)
     }
 
     /// Cuts the file to `size` bytes, or lengthens it with a hole.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use pmem::{Access, Region};
 use store::{
-    Attributes, Entry, FileKind, Geometry, NewInode, Node, Options, RenameMode, SetAttributes,
-    Statistics, Store, WriteAt, Written,
+    Attributes, Entry, Fallocate, FileKind, Geometry, NewInode, Node, Options, RenameMode,
+    SetAttributes, Statistics, Store, WriteAt, Written,
 };
 
 use crate::{Cause, Error, File, OpenFlags};
@@ -166,6 +166,19 @@ impl FileSystem {
     /// Writes `data`, persistently; up to 1 MiB whole or not at all.
     pub fn write(&self, number: u64, at: WriteAt, data: &[u8]) -> Result<Written, Error> {
         Ok(self.store.write(&*self.node(number)?, at, data)?)
+    }
+
+    /// Allocates, frees or moves the blocks of a range, in bytes, without writing data.
+    pub fn fallocate(
+        &self,
+        number: u64,
+        mode: Fallocate,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), Error> {
+        Ok(self
+            .store
+            .fallocate(&*self.node(number)?, mode, offset, length)?)
     }
 
     /// The first offset from `offset` on that holds data, if any.

@@ -23,7 +23,7 @@ use fuser::{
 };
 
 use crate::translate::{
-    errno, file_attributes, file_kind, file_type, nanoseconds, nanoseconds_or_now,
+    errno, fallocate_mode, file_attributes, file_kind, file_type, nanoseconds, nanoseconds_or_now,
 };
 
 /// Longest write in one request, in bytes: what the store writes atomically.
@@ -586,6 +586,25 @@ impl Filesystem for Adapter {
             statistics.name_length_max,
             statistics.block_size,
         );
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        _handle: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        match fallocate_mode(mode) {
+            Some(mode) => reply_empty(
+                self.file_system.fallocate(number.0, mode, offset, length),
+                reply,
+            ),
+            None => reply.error(Errno::EOPNOTSUPP),
+        }
     }
 
     fn lseek(

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use client::{Attributes, Clock, FileKind};
+use client::{Attributes, Clock, Fallocate, FileKind};
 use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
 
 /// The size for efficient I/O that programs see, in bytes: what C's `stdio` then writes in one request.
@@ -34,6 +34,19 @@ pub(crate) fn file_kind(mode: u32) -> Option<FileKind> {
         libc::S_IFBLK => Some(FileKind::BlockDevice),
         _ => None,
     }
+}
+
+/// What `fallocate(2)` is to do, if it is something that Tako does.
+pub(crate) fn fallocate_mode(mode: i32) -> Option<Fallocate> {
+    let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
+    Some(match mode & !libc::FALLOC_FL_KEEP_SIZE {
+        0 => Fallocate::Allocate { keep_size },
+        libc::FALLOC_FL_PUNCH_HOLE if keep_size => Fallocate::PunchHole,
+        libc::FALLOC_FL_ZERO_RANGE => Fallocate::ZeroRange { keep_size },
+        libc::FALLOC_FL_COLLAPSE_RANGE if !keep_size => Fallocate::CollapseRange,
+        libc::FALLOC_FL_INSERT_RANGE if !keep_size => Fallocate::InsertRange,
+        _ => return None,
+    })
 }
 
 pub(crate) fn file_attributes(attributes: &Attributes) -> FileAttr {

@@ -547,6 +547,27 @@ fn direct_and_synchronous_access_works() {
 }
 
 #[test]
+fn ranges_are_allocated_and_punched() {
+    use rustix::fs::{FallocateFlags, fallocate};
+    let mounted = Mounted::new();
+    let path = mounted.path("file");
+    fs::write(&path, [7; 20_000]).unwrap();
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    fallocate(&file, punch, 100, 9000).unwrap();
+    fallocate(&file, FallocateFlags::ZERO_RANGE, 15_000, 10_000).unwrap();
+    fallocate(&file, FallocateFlags::empty(), 20_000, 20_000).unwrap();
+    fallocate(&file, FallocateFlags::KEEP_SIZE, 60_000, 4096).unwrap();
+    let mut expected = vec![7; 40_000];
+    expected[100..9100].fill(0);
+    expected[15_000..].fill(0);
+    assert!(fs::read(&path).unwrap() == expected);
+    assert_eq!(file.metadata().unwrap().blocks(), (9 + 2) * 8);
+    drop(file);
+    mounted.end();
+}
+
+#[test]
 fn long_names_and_missing_features_have_their_errno() {
     let mounted = Mounted::new();
     fs::write(mounted.path(&"n".repeat(255)), b"").unwrap();
@@ -555,8 +576,9 @@ fn long_names_and_missing_features_have_their_errno() {
         libc::ENAMETOOLONG
     );
     let file = File::create(mounted.path("file")).unwrap();
-    let allocate = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 4096);
-    assert_eq!(allocate, Err(rustix::io::Errno::OPNOTSUPP));
+    let collapse = rustix::fs::FallocateFlags::COLLAPSE_RANGE;
+    let collapse = rustix::fs::fallocate(&file, collapse, 0, 4096);
+    assert_eq!(collapse, Err(rustix::io::Errno::OPNOTSUPP));
     let attribute = rustix::fs::fsetxattr(
         &file,
         "user.name",

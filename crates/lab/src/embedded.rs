@@ -222,6 +222,15 @@ impl Embedded {
                     ..unchanged
                 },
             )?,
+            Fallocate {
+                path,
+                mode,
+                offset,
+                length,
+            } => {
+                let file = self.file_system.open(path, OpenFlags::WRITE, 0)?;
+                file.fallocate(*mode, *offset, *length)?;
+            }
             SetPermissions { path, permissions } => self.set(
                 path,
                 SetAttributes {

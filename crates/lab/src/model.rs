@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use client::{FileKind, OpenFlags};
+use client::{Fallocate, FileKind, OpenFlags};
 
 use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
 use crate::tree::Tree;
@@ -256,6 +256,44 @@ impl Model {
         Ok(())
     }
 
+    fn fallocate(&mut self, number: u64, mode: Fallocate, offset: u64, length: u64) -> Result<()> {
+        let now = self.now();
+        let inode = self.inode_mut(number);
+        let Body::File(data) = &mut inode.body else {
+            return Err(Errno(libc::EINVAL));
+        };
+        let (start, end) = (offset as usize, (offset + length) as usize);
+        let (moves, is_inside) = match mode {
+            Fallocate::CollapseRange => (true, end < data.len()),
+            Fallocate::InsertRange => (true, start < data.len()),
+            _ => (false, true),
+        };
+        if length == 0
+            || moves && !(start.is_multiple_of(4096) && end.is_multiple_of(4096))
+            || !is_inside
+        {
+            return Err(Errno(libc::EINVAL));
+        }
+        let data = Arc::make_mut(data);
+        let zeros = start.min(data.len())..end.min(data.len());
+        match mode {
+            Fallocate::Allocate { .. } => {}
+            Fallocate::PunchHole | Fallocate::ZeroRange { .. } => data[zeros].fill(0),
+            Fallocate::CollapseRange => drop(data.drain(start..end)),
+            Fallocate::InsertRange => {
+                data.splice(start..start, std::iter::repeat_n(0, end - start));
+            }
+        }
+        let grows = Fallocate::Allocate { keep_size: false } == mode
+            || Fallocate::ZeroRange { keep_size: false } == mode;
+        if grows && data.len() < end {
+            data.resize(end, 0);
+        }
+        inode.facts.size = data.len() as u64;
+        inode.facts.modified_ns = now;
+        Ok(())
+    }
+
     fn write(&mut self, number: u64, at: At, length: usize, fill: u64) -> Answer {
         let now = self.now();
         let inode = self.inode_mut(number);
@@ -328,6 +366,15 @@ impl System for Model {
             Truncate { path, size } => {
                 let number = self.existing(path, true)?;
                 self.truncate(number, *size)?;
+            }
+            Fallocate {
+                path,
+                mode,
+                offset,
+                length,
+            } => {
+                let number = self.open(path, OpenFlags::WRITE, 0)?;
+                self.fallocate(number, *mode, *offset, *length)?;
             }
             Read {
                 path,

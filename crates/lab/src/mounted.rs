@@ -6,8 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use client::{FileKind, OpenFlags, RenameMode};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps};
+use client::{Fallocate, FileKind, OpenFlags, RenameMode};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps,
+};
 
 use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
 use crate::runner::Subject;
@@ -168,6 +170,21 @@ fn open_flags(flags: OpenFlags) -> OFlags {
     chosen.fold(access | OFlags::CLOEXEC, |all, (_, flag)| all | flag)
 }
 
+fn fallocate_flags(mode: Fallocate) -> FallocateFlags {
+    let (flags, keep_size) = match mode {
+        Fallocate::Allocate { keep_size } => (FallocateFlags::empty(), keep_size),
+        Fallocate::PunchHole => (FallocateFlags::PUNCH_HOLE, true),
+        Fallocate::ZeroRange { keep_size } => (FallocateFlags::ZERO_RANGE, keep_size),
+        Fallocate::CollapseRange => (FallocateFlags::COLLAPSE_RANGE, false),
+        Fallocate::InsertRange => (FallocateFlags::INSERT_RANGE, false),
+    };
+    if keep_size {
+        flags | FallocateFlags::KEEP_SIZE
+    } else {
+        flags
+    }
+}
+
 fn kind_of(kind: fs::FileType) -> FileKind {
     match kind {
         _ if kind.is_dir() => FileKind::Directory,
@@ -268,6 +285,15 @@ impl MountedSystem {
                 };
                 let file = self.open(path, OpenFlags::WRITE, 0).map_err(special)?;
                 rustix::fs::ftruncate(&file, *size)?;
+            }
+            Fallocate {
+                path,
+                mode,
+                offset,
+                length,
+            } => {
+                let file = self.open(path, OpenFlags::WRITE, 0)?;
+                rustix::fs::fallocate(&file, fallocate_flags(*mode), *offset, *length)?;
             }
             SetPermissions { path, permissions } => {
                 rustix::fs::chmod(self.at(path), Mode::from_raw_mode(*permissions))?;

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use client::{FileKind, OpenFlags, RenameMode};
+use client::{Fallocate, FileKind, OpenFlags, RenameMode};
 
 /// Slots for files that stay open over several operations.
 pub const SLOTS: usize = 3;
@@ -56,6 +56,13 @@ pub enum Operation {
     },
     /// Cuts or lengthens a file.
     Truncate { path: String, size: u64 },
+    /// Allocates, frees or moves blocks of an existing file.
+    Fallocate {
+        path: String,
+        mode: Fallocate,
+        offset: u64,
+        length: u64,
+    },
     /// Changes permissions (07777), following symbolic links.
     SetPermissions { path: String, permissions: u32 },
     /// Changes owner and group, following symbolic links.
@@ -105,7 +112,20 @@ impl Operation {
                 | Open { .. }
                 | Write { .. }
                 | WriteHeld { .. }
+                | Fallocate { .. }
         )
+    }
+
+    /// What the operation has done when it ends because the pool is full, if that can be seen.
+    pub fn without_space(&self) -> Option<Operation> {
+        let mut zeros = self.clone();
+        match &mut zeros {
+            Operation::Fallocate { mode, .. } if matches!(mode, Fallocate::ZeroRange { .. }) => {
+                *mode = Fallocate::PunchHole;
+                Some(zeros)
+            }
+            _ => None,
+        }
     }
 
     /// A write of fewer bytes, as it happens when the pool becomes full on the way.

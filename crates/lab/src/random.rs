@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use client::{FileKind, OpenFlags, RenameMode};
+use client::{Fallocate, FileKind, OpenFlags, RenameMode};
 
 use crate::model::Model;
 use crate::operation::{At, Operation, SLOTS, System};
@@ -54,6 +54,21 @@ impl Random {
     }
 }
 
+/// What all file systems do to ranges of files.
+const COMMON_RANGES: &[Fallocate] = &[
+    Fallocate::Allocate { keep_size: false },
+    Fallocate::Allocate { keep_size: true },
+    Fallocate::PunchHole,
+    Fallocate::PunchHole,
+];
+/// What tmpfs does not.
+const OUR_RANGES: &[Fallocate] = &[
+    Fallocate::ZeroRange { keep_size: false },
+    Fallocate::ZeroRange { keep_size: true },
+];
+/// What FUSE does not.
+const MOVING_RANGES: &[Fallocate] = &[Fallocate::CollapseRange, Fallocate::InsertRange];
+
 /// What a sequence is made of.
 #[derive(Clone)]
 pub struct Mix {
@@ -74,6 +89,8 @@ pub struct Mix {
     reads: usize,
     /// Whether files become larger than this; 0 is no bound.
     size_max: u64,
+    /// What is done to ranges of files.
+    ranges: Vec<Fallocate>,
     permissions: Vec<u32>,
 }
 
@@ -100,6 +117,7 @@ impl Mix {
             data: 40,
             reads: 15,
             size_max: 400_000,
+            ranges: [COMMON_RANGES, OUR_RANGES, MOVING_RANGES].concat(),
             permissions: vec![0o644, 0o600, 0o755, 0o777, 0, 0o2775, 0o4711],
         }
     }
@@ -108,9 +126,19 @@ impl Mix {
     /// clears by rules of its own, and no symbolic links out of the mount.
     pub fn mounted() -> Mix {
         Mix {
+            // The kernel has no request for moving ranges.
+            ranges: [COMMON_RANGES, OUR_RANGES].concat(),
             targets: strings(&["a", "d", "d/b", "e/d", "s", "none/a", "."]),
             permissions: vec![0o644, 0o600, 0o755, 0o777, 0],
             ..Mix::usual()
+        }
+    }
+
+    /// The mounted mix as far as tmpfs can follow.
+    pub fn tmpfs() -> Mix {
+        Mix {
+            ranges: COMMON_RANGES.to_vec(),
+            ..Mix::mounted()
         }
     }
 
@@ -298,7 +326,8 @@ impl Generator {
         let length = *self.random.pick(&self.mix.lengths);
         let is_large = offset + length as u64 > self.mix.size_max;
         let length = if is_large { 1 } else { length };
-        match self.random.below(20) {
+        match self.random.below(23) {
+            20.. => self.fallocate(path),
             0..=11 => Operation::Write {
                 path,
                 at: At::Offset(offset),
@@ -318,6 +347,27 @@ impl Generator {
                 fill,
             },
             _ => Operation::Truncate { path, size: offset },
+        }
+    }
+
+    fn fallocate(&mut self, path: String) -> Operation {
+        let mode = *self.random.pick(&self.mix.ranges);
+        let mut offset = self.offset();
+        let mut length = *self.random.pick(&self.mix.lengths) as u64;
+        if matches!(mode, Fallocate::CollapseRange | Fallocate::InsertRange)
+            && !self.random.one_in(8)
+        {
+            (offset, length) = (offset / 4096 * 4096, length.next_multiple_of(4096));
+        }
+        let room = match mode {
+            Fallocate::InsertRange => self.room_behind(&path) as u64 / 4096 * 4096,
+            _ => self.mix.size_max.saturating_sub(offset),
+        };
+        Operation::Fallocate {
+            path,
+            mode,
+            offset,
+            length: length.min(room),
         }
     }
 

@@ -3,17 +3,17 @@
 //! A pool that has metadata only is compared in all but data: of a block of data, its checksum.
 //!
 //! Not compared are the superblock and the ring, which are each pool's own; blocks that are free, and their checksums;
-//! and what is in the blocks of grants, about which nobody has agreed yet.
+//! what is in the blocks of grants, about which nobody has agreed yet, and in blocks that hold no data.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
 use pmem::Region;
-use store::BLOCK;
 use store::layout::directory;
 use store::layout::extent::{self, ENTRIES, Extent, NodeHeader};
-use store::layout::inode::{FLAG_GRANT, INODE, Inode};
+use store::layout::inode::{FLAG_GRANT, INODE, Inode, KIND_MASK};
 use store::layout::superblock::{SUPERBLOCKS, Superblock};
+use store::{BLOCK, FileKind};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const BLOCK_U64: u64 = BLOCK as u64;
@@ -45,8 +45,8 @@ pub fn difference(first: &Region, second: &Region, part: Part) -> Option<String>
     if geometry(&first) != geometry(&second) {
         return Some("the images have different forms".into());
     }
-    let grants = first.grant_blocks();
-    (0..first.groups()).find_map(|group| first.group_difference(&second, group, &grants, part))
+    let empty = first.blocks_without_data();
+    (0..first.groups()).find_map(|group| first.group_difference(&second, group, &empty, part))
 }
 
 /// The blocks of all grants.
@@ -98,7 +98,7 @@ impl<'a> Image<'a> {
         &self,
         other: &Image<'_>,
         group: u64,
-        grants: &BTreeSet<u64>,
+        empty: &BTreeSet<u64>,
         part: Part,
     ) -> Option<String> {
         let start = group * self.per_group();
@@ -122,7 +122,7 @@ impl<'a> Image<'a> {
         let bitmap = self.block(start + 1);
         let is_used = |inside: u64| bitmap[inside as usize / 8] >> (inside % 8) & 1 != 0;
         let blocks = start + data..end;
-        for block in blocks.filter(|block| is_used(block - start) && !grants.contains(block)) {
+        for block in blocks.filter(|block| is_used(block - start) && !empty.contains(block)) {
             let crc = (start + MAPS) * BLOCK_U64 + (block - start) * 4;
             if self.read(crc, 4) != other.read(crc, 4) {
                 return Some(format!("the checksum of block {block} differs"));
@@ -138,25 +138,36 @@ impl<'a> Image<'a> {
         None
     }
 
-    /// The data blocks of all grants.
-    fn grant_blocks(&self) -> BTreeSet<u64> {
+    /// The data blocks of all grants, and those that were allocated and hold no data yet.
+    fn blocks_without_data(&self) -> BTreeSet<u64> {
         let mut blocks = BTreeSet::new();
         let (inodes, data) = self.parts();
         for group in 0..self.groups() {
             let table = (inodes..data).map(|inside| self.block(group * self.per_group() + inside));
             for bytes in table.collect::<Vec<_>>().concat().chunks_exact(INODE) {
                 let inode = Inode::read_from_bytes(bytes).expect("the chunk has an inode's size");
-                if inode.mode != 0 && inode.flags & FLAG_GRANT != 0 {
+                if inode.mode & KIND_MASK == FileKind::Regular.bits() {
                     let root = &inode.root[..inode.count as usize];
-                    self.add_blocks(root, inode.depth, &mut blocks);
+                    let is_grant = inode.flags & FLAG_GRANT != 0;
+                    self.add_blocks(root, inode.depth, is_grant, &mut blocks);
                 }
             }
         }
         blocks
     }
 
-    fn add_blocks(&self, entries: &[Extent], level: u16, blocks: &mut BTreeSet<u64>) {
+    /// Adds the blocks of all extents, or, unless it is a grant, of those without data.
+    fn add_blocks(
+        &self,
+        entries: &[Extent],
+        level: u16,
+        is_grant: bool,
+        blocks: &mut BTreeSet<u64>,
+    ) {
         for entry in entries {
+            if level == 0 && !is_grant && entry.is_written() {
+                continue;
+            }
             if level == 0 {
                 blocks.extend(entry.physical..entry.physical + u64::from(entry.length));
                 continue;
@@ -168,7 +179,7 @@ impl<'a> Image<'a> {
                 .take(header.count as usize)
                 .map(|bytes| Extent::read_from_bytes(bytes).expect("the chunk has its size"))
                 .collect();
-            self.add_blocks(&children, level - 1, blocks);
+            self.add_blocks(&children, level - 1, is_grant, blocks);
         }
     }
 }

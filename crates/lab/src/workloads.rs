@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use client::{FileKind, OpenFlags, RenameMode};
+use client::{Fallocate, FileKind, OpenFlags, RenameMode};
 
 use crate::explorer::{Duet, Workload};
 use crate::model::Model;
@@ -82,6 +82,16 @@ pub fn truncate(path: &str, size: u64) -> Operation {
     }
 }
 
+/// Blocks of a file allocated, freed or moved.
+pub fn fallocate(path: &str, mode: Fallocate, offset: u64, length: u64) -> Operation {
+    Operation::Fallocate {
+        path: path.into(),
+        mode,
+        offset,
+        length,
+    }
+}
+
 /// Fills all free blocks with something and frees them again: what is not cleared before its use comes to light.
 fn soil() -> Vec<Operation> {
     let mut operations = vec![make("soil", FileKind::Regular)];
@@ -124,7 +134,7 @@ pub fn preparation_in_pieces() -> Vec<Operation> {
 
 /// Every operation that the sequences are made of.
 pub fn operations() -> Vec<Operation> {
-    [names(), renames(), data(), attributes()].concat()
+    [names(), renames(), data(), ranges(), attributes()].concat()
 }
 
 fn names() -> Vec<Operation> {
@@ -191,6 +201,22 @@ fn data() -> Vec<Operation> {
         truncate("a", 0),
         truncate("b", 20_000),
         truncate("b", 50),
+    ]
+}
+
+fn ranges() -> Vec<Operation> {
+    use Fallocate::*;
+    let grow = Allocate { keep_size: false };
+    let zero = ZeroRange { keep_size: false };
+    vec![
+        fallocate("b", grow, 0, 20_000),
+        fallocate("a", Allocate { keep_size: true }, 8192, 12_288),
+        fallocate("a", PunchHole, 100, 9000),
+        fallocate("b", PunchHole, 20, 50),
+        fallocate("a", zero, 4000, 10_000),
+        fallocate("a", ZeroRange { keep_size: true }, 0, 12_388),
+        fallocate("a", CollapseRange, 4096, 4096),
+        fallocate("a", InsertRange, 4096, 8192),
     ]
 }
 
@@ -329,6 +355,8 @@ pub fn many_extents() -> Vec<Workload> {
         vec![unlink("a")],
         vec![truncate("a", 0)],
         vec![truncate("a", 20_000)],
+        vec![fallocate("a", Fallocate::CollapseRange, 8192, 500 * 1024)],
+        vec![fallocate("a", Fallocate::InsertRange, 12_288, 4096)],
         vec![rename("b", "a", RenameMode::Replace)],
         vec![hold, unlink("a"), release],
         vec![write("a", 0, 65_536)],
@@ -381,6 +409,11 @@ fn part(random: &mut Random, count: usize, names: [&str; 5], directory: &str) ->
         // What cannot fail without the bound of a pool does not fail.
         let _ = model.apply(&operation);
     }
+    let modes = [
+        Fallocate::PunchHole,
+        Fallocate::Allocate { keep_size: false },
+        Fallocate::ZeroRange { keep_size: true },
+    ];
     let mut operations = Vec::new();
     while operations.len() < count {
         let name = *random.pick(&names);
@@ -393,7 +426,8 @@ fn part(random: &mut Random, count: usize, names: [&str; 5], directory: &str) ->
             3 => link(name, other),
             4 => unlink(name),
             5 => rename(name, other, RenameMode::Replace),
-            6 => truncate(name, offset),
+            6 if random.one_in(2) => truncate(name, offset),
+            6 => fallocate(name, *random.pick(&modes), offset, 5000),
             7 => append(name, 700),
             8 => write(name, offset, 12_288),
             9 => write(name, offset, 4096),

@@ -103,7 +103,7 @@ fn the_model_is_like_tmpfs() {
     let make =
         |_: &Arc<AtomicI64>| MountedSystem::empty(root.clone()).map_err(|error| error.to_string());
     for seed in 0..seeds() / 4 {
-        if let Err(failure) = run_seed(seed, &Mix::mounted(), OPERATIONS, make) {
+        if let Err(failure) = run_seed(seed, &Mix::tmpfs(), OPERATIONS, make) {
             panic!("{failure}");
         }
     }

@@ -279,10 +279,22 @@ impl<'s> Change<'s> {
 
     /// Takes one block for metadata. It starts as zeros.
     pub fn allocate_metadata(&mut self) -> Result<u64> {
-        let block = self.allocate(None, 1)?.block;
+        let run = self.allocate(None, 1)?;
+        Ok(self.edit_new(run.block))
+    }
+
+    /// The same, for a node of an extent tree. It may be of the reserve: blocks that a file has must be writable when the
+    /// pool is full.
+    pub fn allocate_node(&mut self) -> Result<u64> {
+        let run = self.shared.allocator.take_blocks(None, 1, true)?;
+        self.parts.taken.push(run);
+        Ok(self.edit_new(run.block))
+    }
+
+    fn edit_new(&mut self, block: u64) -> u64 {
         let room = self.block_buffer();
         self.parts.edits.push(Edit::of_free(block, room));
-        Ok(block)
+        block
     }
 
     fn block_buffer(&mut self) -> Box<Block> {

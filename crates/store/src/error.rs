@@ -36,6 +36,9 @@ pub enum Error {
     /// Files end at 2^62 bytes.
     #[error("the file would be larger than 2^62 bytes")]
     FileTooLarge,
+    /// What is moved within a file in one change must fit into one record.
+    #[error("the file is in too many pieces to move them all in one change; copy the file first")]
+    TooManyPieces,
     /// An argument that no operation takes.
     #[error("invalid argument: {0}")]
     InvalidArgument(&'static str),

@@ -8,19 +8,40 @@ use crate::tree::Tree;
 impl Tree<'_, '_> {
     /// Maps blocks of the file that are holes to a run of the image, joining it to what it continues.
     pub fn add(&mut self, logical: u64, run: Run) -> Result<()> {
-        let extent = Extent::new(logical, run.block, run.length);
-        self.inode.blocks = self.inode.blocks.saturating_add(u64::from(run.length));
-        if logical > 0
-            && let Some(before) = self.lookup().floor(logical - 1)?
-            && before.continues_with(&extent)
+        self.add_extent(&Extent::new(logical, run.block, run.length))
+    }
+
+    /// The same, with a run that holds no data yet.
+    pub fn add_unwritten(&mut self, logical: u64, run: Run) -> Result<()> {
+        self.add_extent(&Extent::unwritten(logical, run.block, run.length))
+    }
+
+    fn add_extent(&mut self, extent: &Extent) -> Result<()> {
+        self.inode.blocks = self.inode.blocks.saturating_add(u64::from(extent.length));
+        if extent.logical > 0
+            && let Some(before) = self.lookup().floor(extent.logical - 1)?
+            && before.continues_with(extent)
         {
             let joined = Extent {
-                length: before.length + run.length,
+                length: before.length + extent.length,
                 ..before
             };
             return self.replace(before.logical, Some(&joined));
         }
-        self.insert(&extent)
+        self.insert(extent)
+    }
+
+    /// Takes at most `count` blocks from `logical` on out of the file if they are allocated and hold no data yet: they
+    /// are to be added again, with data.
+    pub fn take_unwritten(&mut self, logical: u64, count: u64) -> Result<Option<Run>> {
+        let found = self.lookup().floor(logical)?;
+        match found.filter(|extent| extent.end() > logical && !extent.is_written()) {
+            Some(extent) => {
+                let end = extent.end().min(logical + count);
+                self.unmap(&extent, logical, end).map(Some)
+            }
+            None => Ok(None),
+        }
     }
 
     /// Puts a run in the place of a whole extent of the same length, whose blocks are freed.
@@ -68,6 +89,20 @@ impl Tree<'_, '_> {
         )
     }
 
+    /// Divides the extent that reaches over a block of the file, if one does, so that one begins there.
+    pub fn divide_at(&mut self, logical: u64) -> Result<()> {
+        let found = match logical.checked_sub(1) {
+            Some(before) => self.lookup().floor(before)?,
+            None => None,
+        };
+        let Some(extent) = found.filter(|extent| extent.end() > logical) else {
+            return Ok(());
+        };
+        let [before, after] = divided(&extent, logical, logical);
+        self.replace(extent.logical, Some(&before))?;
+        self.insert(&after)
+    }
+
     /// Frees the part `from..to` of an extent.
     fn cut(&mut self, extent: &Extent, from: u64, to: u64) -> Result<()> {
         let run = self.unmap(extent, from, to)?;
@@ -77,17 +112,7 @@ impl Tree<'_, '_> {
 
     /// Turns the part `from..to` of an extent into a hole, and gives back its blocks, which stay in use.
     pub fn unmap(&mut self, extent: &Extent, from: u64, to: u64) -> Result<Run> {
-        let physical = |logical: u64| extent.physical + (logical - extent.logical);
-        let before = Extent {
-            length: (from - extent.logical) as u32,
-            ..*extent
-        };
-        let after = Extent {
-            logical: to,
-            physical: physical(to),
-            length: (extent.end() - to) as u32,
-            ..*extent
-        };
+        let [before, after] = divided(extent, from, to);
         match (before.length, after.length) {
             (0, 0) => self.replace(extent.logical, None)?,
             (0, _) => {
@@ -105,8 +130,23 @@ impl Tree<'_, '_> {
         let length = (to - from) as u32;
         self.inode.blocks = self.inode.blocks.saturating_sub(u64::from(length));
         Ok(Run {
-            block: physical(from),
+            block: extent.physical + (from - extent.logical),
             length,
         })
     }
+}
+
+/// What of an extent is before `from`, and what from `to` on.
+fn divided(extent: &Extent, from: u64, to: u64) -> [Extent; 2] {
+    let before = Extent {
+        length: (from - extent.logical) as u32,
+        ..*extent
+    };
+    let after = Extent {
+        logical: to,
+        physical: extent.physical + (to - extent.logical),
+        length: (extent.end() - to) as u32,
+        ..*extent
+    };
+    [before, after]
 }

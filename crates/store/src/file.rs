@@ -46,7 +46,6 @@ const BY_VALUE_MAX: usize = 8192;
 pub(crate) const EXTENTS_PER_RECORD: usize = 128;
 
 const BLOCK_U64: u64 = BLOCK as u64;
-static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
 impl Store {
     /// Reads at most `into.len()` bytes; fewer only at the end of the file.
@@ -64,7 +63,7 @@ impl Store {
             let run = match found {
                 Some((_, blocks)) => blocks,
                 None => lookup
-                    .at_or_after(block)?
+                    .written_or_after(block)?
                     .map_or(u64::MAX, |next| next.logical - block),
             };
             let bytes = run
@@ -217,6 +216,11 @@ impl Store {
             match self.write_piece(number, state, offset + length as u64, piece) {
                 Ok(()) => length += piece.len(),
                 Err(Error::NoSpace) if length > 0 => break,
+                // What is overwritten in place needs no space.
+                Err(Error::NoSpace) if piece.len() > BY_VALUE_MAX => {
+                    self.write_piece(number, state, offset, &piece[..BY_VALUE_MAX])?;
+                    return Ok(BY_VALUE_MAX);
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -281,17 +285,8 @@ impl Store {
             number,
             inode,
         };
-        let inside = (size % BLOCK_U64) as usize;
-        if inside > 0
-            && let Some((physical, _)) = tree.lookup().find(size / BLOCK_U64)?
-        {
-            // What lies behind the end is zero, always: growing again must not show it.
-            let length = BLOCK - inside;
-            let new = remainder(&ZEROS[inside..]);
-            let crc = self.shared.image.changed_crc(physical, inside, length, new);
-            tree.change
-                .data(physical * BLOCK_U64 + inside as u64, &ZEROS[inside..], crc);
-        }
+        // What lies behind the end is zero, always: growing again must not show it.
+        tree.clear_part(size..size.next_multiple_of(BLOCK_U64))?;
         let from = size.div_ceil(BLOCK_U64);
         let unfinished = tree.remove(from, u64::MAX, EXTENTS_PER_RECORD)? != from;
         if unfinished {
@@ -343,7 +338,7 @@ impl Store {
         let state = node.state.read();
         check_regular(&state)?;
         let lookup = Lookup::new(&self.shared.image, node.number(), &state);
-        let extent = lookup.holding_or_after(offset / BLOCK_U64)?;
+        let extent = lookup.written_or_after(offset / BLOCK_U64)?;
         let start = extent.map(|extent| (extent.logical * BLOCK_U64).max(offset));
         Ok(start.filter(|start| *start < state.size))
     }
@@ -404,8 +399,13 @@ impl<'s> Writer<'_, '_, 's> {
     /// A new block for a hole, cleared if the data does not fill it.
     fn start_block(&mut self, block: u64, length: usize) -> Result<u64> {
         self.in_place = false;
-        let goal = self.goal(block)?;
-        let run = self.tree.change.allocate(goal, 1)?;
+        let run = match self.tree.take_unwritten(block, 1)? {
+            Some(run) => run,
+            None => {
+                let goal = self.goal(block)?;
+                self.tree.change.allocate(goal, 1)?
+            }
+        };
         if length < BLOCK && !self.store.shared.defects.skip_clearing {
             self.tree.change.zero(run.block * BLOCK_U64, BLOCK as u32);
         }
@@ -425,6 +425,18 @@ impl<'s> Writer<'_, '_, 's> {
             .map(|(physical, _)| physical + 1))
     }
 
+    /// At most `count` blocks that hold no data, for the file's blocks from `block` on: those that were allocated for it,
+    /// or new ones.
+    fn fresh_run(&mut self, block: u64, goal: Option<u64>, count: usize) -> Result<Run> {
+        if let Some(run) = self.tree.take_unwritten(block, count as u64)? {
+            return Ok(run);
+        }
+        let end = block + count as u64;
+        let unwritten = self.tree.lookup().unwritten_between(block, end)?;
+        let count = unwritten.unwrap_or(end) - block;
+        self.tree.change.allocate(goal, count as u32)
+    }
+
     /// Whole blocks to fresh places, persistent before the record; the old blocks are freed by it.
     fn by_reference(&mut self, first: u64, data: &[u8]) -> Result<()> {
         self.in_place = false;
@@ -434,10 +446,7 @@ impl<'s> Writer<'_, '_, 's> {
         let mut goal = self.goal(first)?;
         let mut rest = data;
         while !rest.is_empty() {
-            let run = self
-                .tree
-                .change
-                .allocate(goal, (rest.len() / BLOCK) as u32)?;
+            let run = self.fresh_run(first + crcs.len() as u64, goal, rest.len() / BLOCK)?;
             let (part, behind) = rest.split_at(run.length as usize * BLOCK);
             for (block, bytes) in (run.block..).zip(part.chunks_exact(BLOCK)) {
                 crcs.push(if image.data_checksums {

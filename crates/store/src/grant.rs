@@ -12,7 +12,7 @@ use crate::allocator::Run;
 use crate::change::Change;
 use crate::checksum::crc32c;
 use crate::error::{Error, Result};
-use crate::file::{EXTENTS_PER_RECORD, SIZE_MAX, check_regular};
+use crate::file::{SIZE_MAX, check_regular};
 use crate::layout::inode::{FLAG_GRANT, INODE, Inode};
 use crate::node::Node;
 use crate::store::Store;
@@ -73,7 +73,7 @@ impl Store {
         let image = &self.shared.image;
         let (mut mapped, mut checksums, mut at) = (Vec::new(), Vec::new(), offset);
         while at < end {
-            let Some(extent) = lookup.holding_or_after(at / BLOCK_U64)? else {
+            let Some(extent) = lookup.written_or_after(at / BLOCK_U64)? else {
                 break;
             };
             let start = at.max(extent.logical * BLOCK_U64);
@@ -237,24 +237,9 @@ impl Store {
         if blocks.is_empty() {
             return Err(Error::InvalidArgument("there are no blocks in the range"));
         }
-        loop {
-            let mut new = *state;
-            let mut change = Change::with_reserve(&self.shared);
-            let mut tree = Tree {
-                change: &mut change,
-                number: node.number(),
-                inode: &mut new,
-            };
-            let left = tree.remove(blocks.start, blocks.end, EXTENTS_PER_RECORD)?;
-            new.modified_ns = self.now_ns();
-            new.changed_ns = new.modified_ns;
-            change.inode(node.number(), &mut new, INODE);
-            *state = new;
-            state.version = change.commit();
-            if left == blocks.start {
-                return Ok(state.version);
-            }
-        }
+        let offset = |block: u64| block.saturating_mul(BLOCK_U64).min(SIZE_MAX);
+        let range = offset(blocks.start)..offset(blocks.end);
+        self.punch_range(node.number(), &mut state, range)
     }
 }
 

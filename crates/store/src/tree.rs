@@ -11,7 +11,9 @@ use crate::change::Change;
 use crate::edit::Contents;
 use crate::error::{Error, Result};
 use crate::image::{Image, Layout};
-use crate::layout::extent::{DEPTH_MAX, ENTRIES, Extent, MAGIC, NODE_ENTRIES, NodeHeader};
+use crate::layout::extent::{
+    DEPTH_MAX, ENTRIES, Extent, MAGIC, NODE_ENTRIES, NodeHeader, UNWRITTEN,
+};
 use crate::layout::inode::{Inode, ROOT_ENTRIES};
 
 const ENTRY: usize = size_of::<Extent>();
@@ -180,7 +182,28 @@ impl<'a> Lookup<'a> {
         }
     }
 
-    /// The image's block that holds a block of the file, and how many follow it in both.
+    /// The extent with data that holds a block of the file, or the next such one behind it.
+    pub fn written_or_after(&self, block: u64) -> Result<Option<Extent>> {
+        let mut found = self.holding_or_after(block)?;
+        while let Some(extent) = found.filter(|extent| !extent.is_written()) {
+            found = self.holding_or_after(extent.end())?;
+        }
+        Ok(found)
+    }
+
+    /// Where the first extent without data begins that begins between two blocks of the file.
+    pub fn unwritten_between(&self, from: u64, to: u64) -> Result<Option<u64>> {
+        let mut found = self.holding_or_after(from)?;
+        while let Some(extent) = found.filter(|extent| extent.logical < to) {
+            if !extent.is_written() {
+                return Ok(Some(extent.logical));
+            }
+            found = self.holding_or_after(extent.end())?;
+        }
+        Ok(None)
+    }
+
+    /// The image's block that holds the data of a block of the file, and how many follow it in both.
     #[inline]
     pub fn find(&self, block: u64) -> Result<Option<(u64, u64)>> {
         let floor = if self.inode.depth == 0 {
@@ -192,7 +215,7 @@ impl<'a> Lookup<'a> {
         } else {
             self.floor(block)?
         };
-        let extent = floor.filter(|extent| extent.end() > block);
+        let extent = floor.filter(|extent| extent.end() > block && extent.is_written());
         Ok(extent.map(|extent| {
             (
                 extent.physical + (block - extent.logical),
@@ -220,8 +243,12 @@ pub fn parse_node(contents: &[u8; BLOCK], layout: &Layout) -> Option<(NodeHeader
 /// Whether entries of a level are sorted and inside the image.
 pub fn entries_are_valid(entries: &[Extent], level: u16, layout: &Layout) -> bool {
     let inside = |entry: &Extent| {
-        let length = if level == 0 { entry.length } else { 1 };
-        let plain = entry.class == 0 && entry.encoding == 0 && entry.flags == 0;
+        let (length, flags) = if level == 0 {
+            (entry.length, UNWRITTEN)
+        } else {
+            (1, 0)
+        };
+        let plain = entry.class == 0 && entry.encoding == 0 && entry.flags & !flags == 0;
         plain
             && layout.is_data_run(entry.physical, u64::from(length))
             && entry
@@ -304,7 +331,7 @@ impl<'s> Tree<'_, 's> {
     }
 
     fn new_node(&mut self, level: u16, entries: &[Extent]) -> Result<u64> {
-        let block = self.change.allocate_metadata()?;
+        let block = self.change.allocate_node()?;
         let header = NodeHeader {
             magic: MAGIC,
             crc: 0,
@@ -429,6 +456,45 @@ impl<'s> Tree<'_, 's> {
             self.remove_at(node, count, index);
         }
         Ok(replacement.is_none() && count == 1)
+    }
+
+    /// Gives the extents from `first` on new keys, in the same order.
+    pub fn move_keys(&mut self, first: u64, to: &impl Fn(u64) -> u64) -> Result<()> {
+        self.move_keys_below(Node::Root, self.inode.depth, first, to)
+    }
+
+    fn move_keys_below(
+        &mut self,
+        node: Node,
+        level: u16,
+        first: u64,
+        to: &impl Fn(u64) -> u64,
+    ) -> Result<()> {
+        let count = self.lookup().count(node, level)?;
+        // The one with the last key below may be a child that holds others.
+        let next = self.lookup().position(node, count, first).saturating_sub(1);
+        for index in next..count {
+            if level > 0 {
+                let child = self.lookup().entry(node, index).physical;
+                self.move_keys_below(Node::Block(child), level - 1, first, to)?;
+            }
+            let key = self.lookup().key(node, index);
+            if key >= first {
+                self.set_key(node, index, to(key));
+            }
+        }
+        if self.change.has_room_for(BLOCK) {
+            Ok(())
+        } else {
+            Err(Error::TooManyPieces)
+        }
+    }
+
+    fn set_key(&mut self, node: Node, index: usize, key: u64) {
+        match node {
+            Node::Root => self.inode.root[index].logical = key,
+            Node::Block(block) => self.change.put_value(block, ENTRIES + index * ENTRY, &key),
+        }
     }
 
     /// Takes the entries of an only child into the root when they fit.

@@ -254,6 +254,7 @@ fn image_constants() -> Vec<(&'static str, String)> {
         ("extent::MAGIC", magic(extent::MAGIC)),
         ("extent::ENTRIES", size(extent::ENTRIES)),
         ("extent::NODE_ENTRIES", size(extent::NODE_ENTRIES)),
+        ("extent::UNWRITTEN", number(extent::UNWRITTEN.into())),
         ("extent::DEPTH_MAX", number(extent::DEPTH_MAX.into())),
         ("directory::MAGIC", magic(directory::MAGIC)),
         ("directory::SLOTS", size(directory::SLOTS)),

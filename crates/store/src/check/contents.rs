@@ -24,6 +24,7 @@ impl Checker<'_> {
                 FileKind::Regular => self.check_file(index, &inode),
                 FileKind::Directory => {
                     let extents = self.check_tree(number, &inode);
+                    self.check_all_written(number, &extents);
                     self.check_directory(index, &inode, &extents);
                 }
                 FileKind::Symlink => self.check_symlink(number, &inode),
@@ -36,8 +37,11 @@ impl Checker<'_> {
         let number = self.live[index].number;
         let extents = self.check_tree(number, inode);
         let end = inode.size.div_ceil(BLOCK as u64);
-        self.live[index].is_cut = extents.last().is_some_and(|last| last.end() > end);
-        if self.live[index].is_cut && !self.live[index].is_orphan {
+        let is_behind = |extent: &Extent| extent.end() > end;
+        self.live[index].is_cut = extents.last().is_some_and(is_behind);
+        // Blocks may be allocated there. They hold nothing.
+        let last = extents.iter().rfind(|extent| extent.is_written());
+        if last.is_some_and(is_behind) && !self.live[index].is_orphan {
             self.inode_finding(number, "there are blocks behind the end of the file");
         }
         if !self.live[index].is_grant {
@@ -61,6 +65,7 @@ impl Checker<'_> {
             return;
         }
         let extents = self.check_tree(number, inode);
+        self.check_all_written(number, &extents);
         let [
             Extent {
                 logical: 0,
@@ -81,6 +86,13 @@ impl Checker<'_> {
         self.image.read_block(physical, &mut block);
         let (target, rest) = block.split_at(length);
         self.check_target(number, target, rest);
+    }
+
+    /// Only files have blocks without data.
+    fn check_all_written(&mut self, number: u64, extents: &[Extent]) {
+        if !extents.iter().all(Extent::is_written) {
+            self.inode_finding(number, "only a file's blocks can be unwritten");
+        }
     }
 
     fn check_target(&mut self, number: u64, target: &[u8], rest: &[u8]) {

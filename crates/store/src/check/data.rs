@@ -14,7 +14,7 @@ impl Checker<'_> {
         if !self.options.data || !self.image.data_checksums {
             return;
         }
-        for extent in extents {
+        for extent in extents.iter().filter(|extent| extent.is_written()) {
             let mut block = extent.physical;
             let end = block + u64::from(extent.length);
             while block < end {
@@ -53,7 +53,8 @@ impl Checker<'_> {
             return;
         }
         let index = extents.partition_point(|extent| extent.end() <= last);
-        let Some(extent) = extents.get(index).filter(|extent| extent.logical <= last) else {
+        let holds_last = |extent: &&Extent| extent.logical <= last && extent.is_written();
+        let Some(extent) = extents.get(index).filter(holds_last) else {
             return;
         };
         let block = extent.physical + (last - extent.logical);

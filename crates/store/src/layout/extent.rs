@@ -18,7 +18,7 @@ pub struct Extent {
     pub class: u8,
     /// Encoding of the blocks; 0: as they are, the only one yet.
     pub encoding: u8,
-    /// None is defined yet.
+    /// [`UNWRITTEN`] or 0; in an inner node 0.
     pub flags: u16,
     /// Sequence of the newest snapshot older than the extent; 0: none.
     pub birth: u64,
@@ -38,6 +38,20 @@ impl Extent {
         }
     }
 
+    /// The extent of blocks that were allocated and hold nothing yet.
+    pub fn unwritten(logical: u64, physical: u64, length: u32) -> Extent {
+        Extent {
+            flags: UNWRITTEN,
+            ..Extent::new(logical, physical, length)
+        }
+    }
+
+    /// Whether the blocks hold data of the file.
+    #[inline]
+    pub fn is_written(&self) -> bool {
+        self.flags & UNWRITTEN == 0
+    }
+
     /// The block behind the last one.
     pub fn end(&self) -> u64 {
         self.logical + u64::from(self.length)
@@ -52,6 +66,8 @@ impl Extent {
     }
 }
 
+/// Flag of an extent: its blocks read as zeros. What is in them, and their checksums, mean nothing.
+pub const UNWRITTEN: u16 = 1;
 /// Begins every tree node.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TKND");
 /// Most entries in a node.

@@ -8,8 +8,8 @@ use zerocopy::IntoBytes;
 use super::edit::PoolBytes;
 use crate::layout::superblock::SUPERBLOCKS;
 use crate::{
-    Clock, FileKind, Geometry, NewInode, Node, Options, ROOT, RenameMode, SYSTEM, SetAttributes,
-    Store, WriteAt,
+    Clock, Fallocate, FileKind, Geometry, NewInode, Node, Options, ROOT, RenameMode, SYSTEM,
+    SetAttributes, Store, WriteAt,
 };
 
 /// Bytes of a sample.
@@ -166,7 +166,11 @@ fn fill(store: &Store) -> crate::error::Result<()> {
                 .as_bytes(),
         )?;
     }
-    store.rename(&deep, b"large", &root, b"moved", RenameMode::NoReplace)
+    store.rename(&deep, b"large", &root, b"moved", RenameMode::NoReplace)?;
+    let allocated = file(&root, b"allocated")?;
+    store.write(&allocated, WriteAt::Offset(5000), &[0x53; 100])?;
+    let mode = Fallocate::Allocate { keep_size: true };
+    store.fallocate(&allocated, mode, 0, 5 * crate::BLOCK as u64)
 }
 
 /// Every second block, so that each is an extent of its own.

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::{BLOCK, FileKind, NewInode, Node, RenameMode, SetAttributes, Store, WriteAt};
+use crate::{
+    BLOCK, Fallocate, FileKind, NewInode, Node, RenameMode, SetAttributes, Store, WriteAt,
+};
 
 /// Inodes that a walk visits at most.
 const VISITS_MAX: usize = 200;
@@ -136,6 +138,15 @@ impl Work<'_> {
                 ..SetAttributes::default()
             };
             self.note(store.set_attributes(node, &set));
+        }
+        for mode in [
+            Fallocate::Allocate { keep_size: true },
+            Fallocate::PunchHole,
+            Fallocate::ZeroRange { keep_size: false },
+            Fallocate::InsertRange,
+            Fallocate::CollapseRange,
+        ] {
+            self.note(store.fallocate(node, mode, 0, 3 * BLOCK as u64));
         }
         let new = |kind| NewInode {
             kind,

@@ -136,6 +136,10 @@ fn damage_of_inodes_is_found() {
         Inode SMALL, [at!(Inode.depth), 2] = 7 => "root of the extent tree is damaged";
         Inode SMALL, [root + 8, 8] = 3 => "root of the extent tree is damaged";
         Inode SMALL, [root + 16, 4] = 200 => "root of the extent tree is damaged";
+        Inode SMALL, [root + 22, 2] = 2 => "root of the extent tree is damaged";
+        Inode SPARSE, [root + 22, 2] = 1 => "root of the extent tree is damaged";
+        Inode DEEP, [root + 22, 2] = 1 => "only a file's blocks can be unwritten";
+        Inode LONG, [root + 22, 2] = 1 => "only a file's blocks can be unwritten";
         Inode SMALL, [root + 24, 8] = 1 => "should be zero";
         Inode SMALL, [root + 8, 8] = 60 => "block 60: in use, but marked as free";
         Inode SMALL, [at!(Inode.generation), 4] = 9 => "leads to an earlier or later inode 6";

@@ -1,0 +1,313 @@
+//! Blocks of a file that are allocated, given back or moved without writing data, as `fallocate(2)` does.
+
+use std::ops::Range;
+
+use crate::BLOCK;
+use crate::change::Change;
+use crate::checksum::remainder;
+use crate::error::{Error, Result};
+use crate::file::{EXTENTS_PER_RECORD, SIZE_MAX, check_regular};
+use crate::layout::inode::{INODE, Inode};
+use crate::node::Node;
+use crate::store::Store;
+use crate::tree::{Lookup, Tree};
+
+const BLOCK_U64: u64 = BLOCK as u64;
+/// Room that one more extent may need in a record: nodes of the tree that divide.
+const EXTENT_ROOM: usize = 4 * BLOCK;
+static ZEROS: [u8; BLOCK] = [0; BLOCK];
+
+/// What becomes of a range of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fallocate {
+    /// Holes get blocks, which read as zeros, so that writing there cannot fail for want of space. Data stays.
+    Allocate {
+        /// The file does not grow. Blocks behind its end are kept for when it does.
+        keep_size: bool,
+    },
+    /// Whole blocks become holes; what is left of the range at its ends becomes zeros.
+    PunchHole,
+    /// Everything becomes zeros, with blocks for all of it.
+    ZeroRange {
+        /// The file does not grow.
+        keep_size: bool,
+    },
+    /// Whole blocks vanish, and what is behind them moves up. The range ends before the file does.
+    CollapseRange,
+    /// Whole blocks become a hole, and what was there moves back. The range begins before the file ends.
+    InsertRange,
+}
+
+impl Store {
+    /// Changes the blocks of a range, in bytes, of a regular file. Nobody sees it half done. After a crash a range may be
+    /// half allocated, half punched or half zeroed; one that was collapsed or inserted is so as a whole or not at all.
+    pub fn fallocate(&self, node: &Node, mode: Fallocate, offset: u64, length: u64) -> Result<()> {
+        let mut state = node.state.write();
+        check_regular(&state)?;
+        if length == 0 {
+            return Err(Error::InvalidArgument("the range has no byte"));
+        }
+        let end = offset.checked_add(length).filter(|end| *end <= SIZE_MAX);
+        let end = end.ok_or(Error::FileTooLarge)?;
+        let number = node.number();
+        match mode {
+            Fallocate::Allocate { keep_size } => {
+                let size = if keep_size { state.size } else { end };
+                self.allocate_holes(number, &mut state, offset..end, size)
+            }
+            Fallocate::PunchHole => self.punch_range(number, &mut state, offset..end).map(drop),
+            Fallocate::ZeroRange { keep_size } => {
+                let size = if keep_size { state.size } else { end };
+                self.zero_range(number, &mut state, offset..end, size)
+            }
+            Fallocate::CollapseRange => self.collapse(number, &mut state, offset..end),
+            Fallocate::InsertRange => self.insert_hole(number, &mut state, offset..end),
+        }
+    }
+
+    /// Puts `new` in the place of the inode, with the time, and commits.
+    fn commit_range(&self, mut change: Change<'_>, number: u64, state: &mut Inode, new: Inode) {
+        *state = new;
+        state.modified_ns = self.now_ns();
+        state.changed_ns = state.modified_ns;
+        change.inode(number, state, INODE);
+        state.version = change.commit();
+    }
+
+    /// Gives blocks to the holes of a range, and lets the file grow to `size`.
+    fn allocate_holes(
+        &self,
+        number: u64,
+        state: &mut Inode,
+        range: Range<u64>,
+        size: u64,
+    ) -> Result<()> {
+        let end = range.end.div_ceil(BLOCK_U64);
+        let mut at = range.start / BLOCK_U64;
+        self.check_space(number, state, at..end)?;
+        loop {
+            let mut new = *state;
+            let mut change = Change::new(&self.shared);
+            let mut tree = Tree {
+                change: &mut change,
+                number,
+                inode: &mut new,
+            };
+            at = tree.fill_holes(at, end)?;
+            if at == end {
+                new.size = new.size.max(size);
+            }
+            self.commit_range(change, number, state, new);
+            if at == end {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Refuses to begin what the free blocks are too few for.
+    fn check_space(&self, number: u64, state: &Inode, blocks: Range<u64>) -> Result<()> {
+        let allocator = &self.shared.allocator;
+        let available = allocator
+            .free_blocks()
+            .saturating_sub(allocator.reserved_blocks());
+        let lookup = Lookup::new(&self.shared.image, number, state);
+        let mut missing = blocks.end - blocks.start;
+        let mut at = blocks.start;
+        while missing > available
+            && let Some(extent) = lookup.holding_or_after(at)?
+            && extent.logical < blocks.end
+        {
+            let start = extent.logical.max(blocks.start);
+            missing -= extent.end().min(blocks.end) - start;
+            at = extent.end();
+        }
+        if missing > available {
+            return Err(Error::NoSpace);
+        }
+        Ok(())
+    }
+
+    /// Frees the whole blocks of a range and puts zeros into what is left of it, in as many records as it takes. The
+    /// number of the last is returned.
+    pub(crate) fn punch_range(
+        &self,
+        number: u64,
+        state: &mut Inode,
+        range: Range<u64>,
+    ) -> Result<u64> {
+        let (mut edges, blocks) = edges_and_blocks(&range);
+        loop {
+            let mut new = *state;
+            let mut change = Change::with_reserve(&self.shared);
+            let mut tree = Tree {
+                change: &mut change,
+                number,
+                inode: &mut new,
+            };
+            for edge in edges.drain(..) {
+                tree.clear_part(edge)?;
+            }
+            let left = tree.remove(blocks.start, blocks.end, EXTENTS_PER_RECORD)?;
+            self.commit_range(change, number, state, new);
+            if left == blocks.start {
+                return Ok(state.version);
+            }
+        }
+    }
+
+    /// Zeros with blocks: in one change if it has room for that and the pool has blocks for it, while the old ones are
+    /// still there.
+    fn zero_range(
+        &self,
+        number: u64,
+        state: &mut Inode,
+        range: Range<u64>,
+        size: u64,
+    ) -> Result<()> {
+        let (edges, blocks) = edges_and_blocks(&range);
+        let mut new = *state;
+        let mut change = Change::new(&self.shared);
+        let mut tree = Tree {
+            change: &mut change,
+            number,
+            inode: &mut new,
+        };
+        for edge in edges {
+            tree.clear_part(edge)?;
+        }
+        let mut is_done =
+            tree.remove(blocks.start, blocks.end, EXTENTS_PER_RECORD)? == blocks.start;
+        if is_done {
+            let end = range.end.div_ceil(BLOCK_U64);
+            let filled = tree.fill_holes(range.start / BLOCK_U64, end);
+            is_done = filled == Ok(end);
+        }
+        if is_done {
+            new.size = new.size.max(size);
+            self.commit_range(change, number, state, new);
+            return Ok(());
+        }
+        drop(change);
+        self.punch_range(number, state, range.clone())?;
+        self.allocate_holes(number, state, range, size)
+    }
+
+    fn collapse(&self, number: u64, state: &mut Inode, range: Range<u64>) -> Result<()> {
+        let blocks = whole_blocks(&range)?;
+        if range.end >= state.size {
+            return Err(Error::InvalidArgument(
+                "a range that is taken out ends before the file does; truncate the file instead",
+            ));
+        }
+        let mut new = *state;
+        let mut change = Change::with_reserve(&self.shared);
+        let mut tree = Tree {
+            change: &mut change,
+            number,
+            inode: &mut new,
+        };
+        if tree.remove(blocks.start, blocks.end, usize::MAX)? != blocks.start {
+            return Err(Error::TooManyPieces);
+        }
+        // Lower bounds of nodes may still lie in the range.
+        let distance = blocks.end - blocks.start;
+        tree.move_keys(blocks.start, &|key| key.max(blocks.end) - distance)?;
+        new.size -= range.end - range.start;
+        self.commit_range(change, number, state, new);
+        Ok(())
+    }
+
+    fn insert_hole(&self, number: u64, state: &mut Inode, range: Range<u64>) -> Result<()> {
+        let blocks = whole_blocks(&range)?;
+        if range.start >= state.size {
+            return Err(Error::InvalidArgument(
+                "a range that is put in begins before the file's end; truncate the file instead",
+            ));
+        }
+        let distance = range.end - range.start;
+        let size = state.size.checked_add(distance);
+        let size = size
+            .filter(|size| *size <= SIZE_MAX)
+            .ok_or(Error::FileTooLarge)?;
+        let mut new = *state;
+        let mut change = Change::with_reserve(&self.shared);
+        let mut tree = Tree {
+            change: &mut change,
+            number,
+            inode: &mut new,
+        };
+        // Blocks may be allocated far behind the file's end.
+        let last = tree.lookup().floor(u64::MAX)?.map_or(0, |last| last.end());
+        if last + distance / BLOCK_U64 > SIZE_MAX / BLOCK_U64 {
+            return Err(Error::FileTooLarge);
+        }
+        tree.divide_at(blocks.start)?;
+        tree.move_keys(blocks.start, &|key| key + distance / BLOCK_U64)?;
+        new.size = size;
+        self.commit_range(change, number, state, new);
+        Ok(())
+    }
+}
+
+/// The parts of blocks at the ends of a range of bytes, and the whole blocks between them.
+fn edges_and_blocks(range: &Range<u64>) -> (Vec<Range<u64>>, Range<u64>) {
+    let first = range.start.next_multiple_of(BLOCK_U64);
+    let last = range.end / BLOCK_U64 * BLOCK_U64;
+    if first > last {
+        return (vec![range.clone()], 0..0);
+    }
+    let edges = vec![range.start..first, last..range.end];
+    (edges, first / BLOCK_U64..last / BLOCK_U64)
+}
+
+fn whole_blocks(range: &Range<u64>) -> Result<Range<u64>> {
+    if !range.start.is_multiple_of(BLOCK_U64) || !range.end.is_multiple_of(BLOCK_U64) {
+        return Err(Error::InvalidArgument(
+            "what is taken out of a file, or put into it, is whole blocks of 4096 bytes",
+        ));
+    }
+    Ok(range.start / BLOCK_U64..range.end / BLOCK_U64)
+}
+
+impl Tree<'_, '_> {
+    /// Gives blocks to the holes from `at` to `end`, as many as the record has room for, and says how far it came.
+    fn fill_holes(&mut self, mut at: u64, end: u64) -> Result<u64> {
+        let mut goal = None;
+        for _ in 0..EXTENTS_PER_RECORD {
+            let next = self.lookup().holding_or_after(at)?;
+            match next.filter(|next| next.logical < end) {
+                Some(next) if next.logical <= at => {
+                    goal = Some(next.physical + u64::from(next.length));
+                    at = next.end().min(end);
+                }
+                next => {
+                    let hole = next.map_or(end, |next| next.logical) - at;
+                    let want = u32::try_from(hole).unwrap_or(u32::MAX);
+                    let run = self.change.allocate(goal, want)?;
+                    self.add_unwritten(at, run)?;
+                    at += u64::from(run.length);
+                    goal = Some(run.block + u64::from(run.length));
+                }
+            }
+            if at == end || !self.change.has_room_for(EXTENT_ROOM) {
+                break;
+            }
+        }
+        Ok(at)
+    }
+
+    /// Puts zeros into a range, in bytes, inside one block, if there is data.
+    pub(crate) fn clear_part(&mut self, range: Range<u64>) -> Result<()> {
+        let (block, inside) = (range.start / BLOCK_U64, (range.start % BLOCK_U64) as usize);
+        if !range.is_empty()
+            && let Some((physical, _)) = self.lookup().find(block)?
+        {
+            let zeros = &ZEROS[..(range.end - range.start) as usize];
+            let image = self.change.image();
+            let crc = image.changed_crc(physical, inside, zeros.len(), remainder(zeros));
+            let target = physical * BLOCK_U64 + inside as u64;
+            self.change.data(target, zeros, crc);
+        }
+        Ok(())
+    }
+}
