@@ -159,7 +159,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::ForgetQuarantineAtTakeover, 116),
     (Defect::KeepKeys, 13),
     (Defect::IgnoreVersion, 0),
-    (Defect::IgnoreChecksums, 3),
+    (Defect::IgnoreChecksums, 33),
     (Defect::LayoutBeforeTails, 340),
     (Defect::IgnoreValidity, 227),
     (Defect::ForgetRefused, 11),

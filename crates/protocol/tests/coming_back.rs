@@ -96,7 +96,7 @@ impl Scene {
             _ => None,
         };
         let asked: Vec<_> = self.said().into_iter().filter_map(asked).collect();
-        assert_eq!(asked, [range.clone()]);
+        assert_eq!(asked, std::slice::from_ref(range));
         let range = Body::Range {
             fetch: Fetch::Refill,
             offset: range.start,
