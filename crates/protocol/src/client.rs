@@ -58,8 +58,17 @@ struct Pending {
     acknowledge: Acknowledge,
     operation: Operation,
     sent_at: Option<u64>,
+    /// The number that was given last when it began.
+    began_at: u64,
     /// Its user was told already.
     is_told: bool,
+}
+
+/// That a write was refused which its user believes to be done.
+struct Refused {
+    status: Status,
+    /// The number of this note. An fsync that began before does not end it: it may be older than the write.
+    noted_at: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -92,7 +101,7 @@ pub struct Client {
     /// Writes and reads that were done one-sided.
     one_sided: (u64, u64),
     /// Writes that their user believes to be done, and that were refused: the next fsync of the file says why.
-    refused: BTreeMap<FileId, Status>,
+    refused: BTreeMap<FileId, Refused>,
     next_number: u64,
     transmits: VecDeque<Transmit>,
     events: VecDeque<Event>,
@@ -244,7 +253,7 @@ impl Client {
                 // Whatever was replayed is at all members in sync; nothing was sent since.
                 self.unconfirmed.clear();
                 for Refusal { file, status } in refusals {
-                    self.refused.entry(file).or_insert(status);
+                    self.note_refused(file, status);
                 }
             }
             Body::Key { member, key } => self.handle_key(member, key),
@@ -402,6 +411,7 @@ impl Client {
                 acknowledge,
                 operation,
                 sent_at: None,
+                began_at: self.next_number,
                 is_told: false,
             };
             match free.filter(|_| is_change) {
@@ -474,11 +484,11 @@ impl Client {
         let Some(pending) = pending else {
             return;
         };
-        if pending.is_told {
-            self.note_refused(&pending.operation, outcome.status);
-        } else {
-            self.tell_refused(&pending.operation, &mut outcome.status);
+        let file = pending.operation.file();
+        if let Some(file) = file.filter(|_| pending.is_told && outcome.status != Status::Done) {
+            self.note_refused(file, outcome.status);
         }
+        self.tell_refused(&pending, &mut outcome.status);
         let is_open = pending.operation.is_write()
             && outcome.status == Status::Done
             && sequence.number > confirmed;
@@ -502,21 +512,26 @@ impl Client {
         self.fresh_until = self.fresh_until.max(until.saturating_sub(spare));
     }
 
-    /// A write that its user believes to be done has ended so.
-    fn note_refused(&mut self, operation: &Operation, status: Status) {
-        if let Some(file) = operation.file().filter(|_| status != Status::Done) {
-            self.refused.entry(file).or_insert(status);
-        }
+    fn note_refused(&mut self, file: FileId, status: Status) {
+        self.next_number += 1;
+        let noted_at = self.next_number;
+        let refused = self.refused.entry(file);
+        refused.or_insert(Refused { status, noted_at }).noted_at = noted_at;
     }
 
-    /// An fsync that is all right says once what became of writes before it.
-    fn tell_refused(&mut self, operation: &Operation, status: &mut Status) {
-        if let Operation::Sync { file } = operation
-            && let Some(refused) = self.refused.remove(file)
-            && *status == Status::Done
-            && !self.defects.has(Defect::ForgetRefused)
-        {
-            *status = refused;
+    /// An fsync that is all right says what became of writes before it.
+    fn tell_refused(&mut self, ended: &Pending, status: &mut Status) {
+        let Operation::Sync { file } = ended.operation else {
+            return;
+        };
+        let Some(refused) = self.refused.get(&file) else {
+            return;
+        };
+        if *status == Status::Done && !self.defects.has(Defect::ForgetRefused) {
+            *status = refused.status;
+        }
+        if ended.began_at >= refused.noted_at {
+            self.refused.remove(&file);
         }
     }
 

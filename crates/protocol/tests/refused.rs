@@ -110,6 +110,27 @@ fn the_next_fsync_tells_of_a_write_that_was_only_sent() {
 }
 
 #[test]
+fn an_fsync_that_began_before_does_not_tell_in_place_of_the_next() {
+    let mut scene = Scene::new();
+    scene.ask(Operation::Sync { file: FILE }, Acknowledge::Primary);
+    let earlier = scene.said();
+    scene.ask(write(), Acknowledge::Sent);
+    assert_eq!(scene.told(), [Status::Done]);
+    scene.is_answered(Status::NoSpace, 0);
+    let request = earlier[0].envelope.request;
+    let reply = Body::Reply {
+        slot: u16::MAX,
+        outcome: Outcome::default(),
+        position: 0,
+        confirmed: 64,
+    };
+    scene.hear(request, reply);
+    assert_eq!(scene.told(), [Status::NoSpace]);
+    assert_eq!(scene.syncs(), Status::NoSpace);
+    assert_eq!(scene.syncs(), Status::Done);
+}
+
+#[test]
 fn the_next_fsync_tells_of_a_replay() {
     let mut scene = Scene::new();
     scene.ask(write(), Acknowledge::Primary);
