@@ -144,7 +144,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::AcceptOldReply, 213),
     (Defect::ReuseBeforeTails, 0),
     (Defect::ExpireInMemory, 0),
-    (Defect::ForgetPromiseAtRestart, 11),
+    (Defect::ForgetPromiseAtRestart, 21),
     (Defect::WindowUnbounded, 47),
     (Defect::ChangeNamedData, 7),
     (Defect::GrantWhileProposing, 4),

@@ -567,3 +567,62 @@ impl Client {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EpochStart;
+
+    const SESSION: u64 = 7;
+
+    fn hear(client: &mut Client, request: u64, body: Body) {
+        let envelope = Envelope {
+            cluster: Options::default().cluster,
+            epoch: 1,
+            session: SESSION,
+            request,
+            ..Envelope::default()
+        };
+        client.handle_message(request, &Message { envelope, body }.encode(false));
+    }
+
+    #[test]
+    fn a_primary_without_leases_does_not_say_that_a_session_lasts() {
+        let mut client = Client::new(100, Options::default(), Defects::default(), 0);
+        let start = EpochStart { epoch: 1, start: 0 };
+        let map = UnitMap {
+            version: 1,
+            epoch: 1,
+            members: vec![0],
+            in_sync: vec![0],
+            lineage: vec![start],
+            ..UnitMap::default()
+        };
+        client.handle_map(0, map);
+        client.submit(
+            0,
+            Operation::Sync {
+                file: FileId::default(),
+            },
+            Acknowledge::All,
+        );
+        hear(&mut client, 0, Body::SessionOpened { slots: 2 });
+        assert_eq!(client.session(), Some(SESSION));
+        let mut fresh_until = |request, valid_ns| {
+            let confirmed = 0;
+            hear(
+                &mut client,
+                request,
+                Body::Alive {
+                    confirmed,
+                    valid_ns,
+                },
+            );
+            client.fresh_until()
+        };
+        assert_eq!(fresh_until(1000, 0), 0);
+        let lasts = Options::default().session_ns / 100 * 95;
+        assert_eq!(fresh_until(2000, 1), 2000 + lasts);
+        assert_eq!(fresh_until(3000, 0), 2000 + lasts);
+    }
+}

@@ -36,7 +36,8 @@ impl Serving {
         operation: &Operation,
         slot: Option<&Slot>,
     ) -> Completion {
-        // Before the change, whose record is to carry the answer.
+        let before = self.store.tail().number;
+        // Before the change, whose record is to carry the answer. This record counts though the change may fail.
         let prepared = match (operation, slot) {
             (Operation::Grant { .. }, Some(slot)) => self.make_grant(slot.index),
             _ => Ok(()),
@@ -44,7 +45,6 @@ impl Serving {
         if let Err(error) = prepared {
             return self.noted(ticket, Err(error));
         }
-        let before = self.store.tail().number;
         let slot = slot.filter(|_| operation.is_change());
         let run = || match self.run_active(operation, slot) {
             Some(result) => result,
