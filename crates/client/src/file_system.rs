@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pmem::{Access, Region};
 use store::{
     Attributes, Entry, Fallocate, FileKind, Geometry, NewInode, Node, Options, RenameMode,
-    SetAttributes, Statistics, Store, WriteAt, Written,
+    SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
 };
 
 use crate::{Cause, Error, File, OpenFlags};
@@ -156,6 +156,40 @@ impl FileSystem {
         Ok(self
             .store
             .read_directory(&*self.node(number)?, cookie, visit)?)
+    }
+
+    /// Takes from a file that is changed what it could do as another: its capabilities, and, if `set_id`, its set-user and
+    /// set-group bits.
+    pub fn drop_privileges(&self, number: u64, set_id: bool) -> Result<(), Error> {
+        Ok(self.store.drop_privileges(&self.node(number)?, set_id)?)
+    }
+
+    /// The value of an extended attribute.
+    pub fn xattr(&self, number: u64, name: &[u8]) -> Result<Vec<u8>, Error> {
+        Ok(self.store.xattr(&*self.node(number)?, name)?)
+    }
+
+    /// The names of all extended attributes.
+    pub fn xattr_names(&self, number: u64) -> Result<Vec<Vec<u8>>, Error> {
+        Ok(self.store.xattr_names(&*self.node(number)?)?)
+    }
+
+    /// Makes or replaces an extended attribute.
+    pub fn set_xattr(
+        &self,
+        number: u64,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), Error> {
+        Ok(self
+            .store
+            .set_xattr(&*self.node(number)?, name, value, mode)?)
+    }
+
+    /// Takes an extended attribute away.
+    pub fn remove_xattr(&self, number: u64, name: &[u8]) -> Result<(), Error> {
+        Ok(self.store.remove_xattr(&*self.node(number)?, name)?)
     }
 
     /// Reads at `offset`; fewer bytes than asked for only at the end of the file.

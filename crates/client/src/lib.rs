@@ -25,5 +25,5 @@ pub use open_flags::OpenFlags;
 pub use pmem::Region;
 pub use store::{
     Attributes, Clock, Entry, Fallocate, FileKind, Geometry, NewInode, Options, RenameMode,
-    SetAttributes, Statistics, Store, WriteAt, Written,
+    SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
 };

@@ -14,12 +14,13 @@ use std::time::{Duration, SystemTime};
 
 use client::{
     Attributes, Entry, Error, FileKind, FileSystem, NewInode, RenameMode, SetAttributes, WriteAt,
+    XattrMode,
 };
 use fuser::{
     BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
     INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
     ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
 use crate::translate::{
@@ -182,6 +183,16 @@ fn reply_empty(result: Result<(), Error>, reply: ReplyEmpty) {
     }
 }
 
+/// Answers with bytes, or, where none are wanted yet, with how many there are.
+fn reply_xattr(result: Result<Vec<u8>, Error>, size: u32, reply: ReplyXattr) {
+    match result {
+        Ok(bytes) if size == 0 => reply.size(bytes.len() as u32),
+        Ok(bytes) if bytes.len() <= size as usize => reply.data(&bytes),
+        Ok(_) => reply.error(Errno::ERANGE),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
 /// What to create, but for its owner, which the request says.
 fn new_inode(kind: FileKind, mode: u32) -> NewInode<'static> {
     NewInode::new(kind, mode & 0o7777)
@@ -216,7 +227,9 @@ impl Filesystem for Adapter {
             | InitFlags::FUSE_EXPLICIT_INVAL_DATA
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
-            | InitFlags::FUSE_ASYNC_DIO;
+            | InitFlags::FUSE_ASYNC_DIO
+            // Without it the kernel asks for the file's capabilities before each write.
+            | InitFlags::FUSE_HANDLE_KILLPRIV_V2;
         let offered = config.capabilities();
         let refuse = |_| io::Error::from(io::ErrorKind::Unsupported);
         config.add_capabilities(wanted & offered).map_err(refuse)?;
@@ -259,7 +272,7 @@ impl Filesystem for Adapter {
 
     fn setattr(
         &self,
-        _request: &Request,
+        request: &Request,
         number: INodeNo,
         mode: Option<u32>,
         uid: Option<u32>,
@@ -284,7 +297,15 @@ impl Filesystem for Adapter {
             modified_ns: modified.map(nanoseconds_or_now),
             changed_ns: changed.map(nanoseconds),
         };
-        self.reply_attributes(self.file_system.set_attributes(number.0, &change), reply);
+        let changes_owner = uid.is_some() || gid.is_some();
+        let set = || {
+            if changes_owner || size.is_some() {
+                let set_id = changes_owner || request.uid() != 0;
+                self.file_system.drop_privileges(number.0, set_id)?;
+            }
+            self.file_system.set_attributes(number.0, &change)
+        };
+        self.reply_attributes(set(), reply);
     }
 
     fn readlink(&self, _request: &Request, number: INodeNo, reply: ReplyData) {
@@ -484,7 +505,9 @@ impl Filesystem for Adapter {
         } else {
             WriteAt::Offset(offset)
         };
-        match self.file_system.write(number.0, at, data) {
+        let set_id = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        let dropped = self.file_system.drop_privileges(number.0, set_id);
+        match dropped.and_then(|()| self.file_system.write(number.0, at, data)) {
             Ok(written) => reply.written(written.length as u32),
             Err(error) => reply.error(errno(&error)),
         }
@@ -588,9 +611,62 @@ impl Filesystem for Adapter {
         );
     }
 
-    fn fallocate(
+    fn setxattr(
         &self,
         _request: &Request,
+        number: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let mode = match flags & (libc::XATTR_CREATE | libc::XATTR_REPLACE) {
+            0 => XattrMode::Set,
+            libc::XATTR_CREATE => XattrMode::Create,
+            libc::XATTR_REPLACE => XattrMode::Replace,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let name = name.as_bytes();
+        reply_empty(
+            self.file_system.set_xattr(number.0, name, value, mode),
+            reply,
+        );
+    }
+
+    fn getxattr(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        reply_xattr(
+            self.file_system.xattr(number.0, name.as_bytes()),
+            size,
+            reply,
+        );
+    }
+
+    fn listxattr(&self, request: &Request, number: INodeNo, size: u32, reply: ReplyXattr) {
+        // As in other file systems: who may not read these is not told that they are there.
+        let is_shown = |name: &Vec<u8>| request.uid() == 0 || !name.starts_with(b"trusted.");
+        let names = self.file_system.xattr_names(number.0).map(|names| {
+            let names = names.into_iter().filter(is_shown);
+            names.flat_map(|name| [name, vec![0]].concat()).collect()
+        });
+        reply_xattr(names, size, reply);
+    }
+
+    fn removexattr(&self, _request: &Request, number: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let removed = self.file_system.remove_xattr(number.0, name.as_bytes());
+        reply_empty(removed, reply);
+    }
+
+    fn fallocate(
+        &self,
+        request: &Request,
         number: INodeNo,
         _handle: FileHandle,
         offset: u64,
@@ -599,10 +675,13 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         match fallocate_mode(mode) {
-            Some(mode) => reply_empty(
-                self.file_system.fallocate(number.0, mode, offset, length),
-                reply,
-            ),
+            Some(mode) => {
+                let dropped = self
+                    .file_system
+                    .drop_privileges(number.0, request.uid() != 0);
+                let allocate = |()| self.file_system.fallocate(number.0, mode, offset, length);
+                reply_empty(dropped.and_then(allocate), reply);
+            }
             None => reply.error(Errno::EOPNOTSUPP),
         }
     }

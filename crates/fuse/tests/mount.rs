@@ -547,6 +547,67 @@ fn direct_and_synchronous_access_works() {
 }
 
 #[test]
+fn extended_attributes_are_kept() {
+    use rustix::fs::{XattrFlags, getxattr, getxattr_query, listxattr, removexattr, setxattr};
+    use rustix::io::Errno;
+    let mounted = Mounted::new();
+    let path = mounted.path("file");
+    fs::write(&path, b"").unwrap();
+    let mut value = [0; 100];
+    setxattr(&path, "user.name", b"value", XattrFlags::empty()).unwrap();
+    setxattr(&path, "trusted.empty", b"", XattrFlags::CREATE).unwrap();
+    assert_eq!(getxattr(&path, "user.name", &mut value), Ok(5));
+    assert_eq!(&value[..5], b"value");
+    assert_eq!(
+        getxattr(&path, "user.name", &mut value[..3]),
+        Err(Errno::RANGE)
+    );
+    assert_eq!(getxattr_query(&path, "user.name"), Ok(5));
+    let length = listxattr(&path, &mut value).unwrap();
+    assert_eq!(&value[..length], b"user.name\0trusted.empty\0");
+    let set = |flags| setxattr(&path, "user.name", b"other", flags);
+    assert_eq!(set(XattrFlags::CREATE), Err(Errno::EXIST));
+    removexattr(&path, "user.name").unwrap();
+    assert_eq!(set(XattrFlags::REPLACE), Err(Errno::NODATA));
+    assert_eq!(removexattr(&path, "user.name"), Err(Errno::NODATA));
+    let long = setxattr(&path, "user.long", &[1; 5000], XattrFlags::empty());
+    assert_eq!(long, Err(Errno::NOSPC));
+    mounted.end();
+}
+
+/// What a file may do as another goes when somebody changes the file.
+#[test]
+fn privileges_are_dropped_by_changes() {
+    let mounted = Mounted::new();
+    let path = mounted.path("file");
+    let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o7777;
+    let set = |mode| fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    // An empty set of capabilities, of revision 2.
+    let capability = [&[0, 0, 0, 2][..], &[0; 16]].concat();
+    let flags = rustix::fs::XattrFlags::empty();
+    let has_capability = || {
+        let known = rustix::fs::getxattr(&path, "security.capability", &mut [0; 100][..]);
+        known != Err(rustix::io::Errno::NODATA)
+    };
+    fs::write(&path, b"data").unwrap();
+    set(0o6755);
+    rustix::fs::setxattr(&path, "security.capability", &capability, flags).unwrap();
+    fs::write(&path, b"by root").unwrap();
+    assert_eq!(mode(), 0o6755, "root may write such a file");
+    assert!(!has_capability(), "but its capabilities go");
+    std::os::unix::fs::chown(&path, Some(12), Some(34)).unwrap();
+    assert_eq!(mode(), 0o755);
+    set(0o2745);
+    std::os::unix::fs::chown(&path, Some(13), None).unwrap();
+    assert_eq!(
+        mode(),
+        0o2745,
+        "of a file that its group cannot execute, the bit means locking"
+    );
+    mounted.end();
+}
+
+#[test]
 fn ranges_are_allocated_and_punched() {
     use rustix::fs::{FallocateFlags, fallocate};
     let mounted = Mounted::new();
@@ -581,7 +642,7 @@ fn long_names_and_missing_features_have_their_errno() {
     assert_eq!(collapse, Err(rustix::io::Errno::OPNOTSUPP));
     let attribute = rustix::fs::fsetxattr(
         &file,
-        "user.name",
+        "system.posix_acl_access",
         b"value",
         rustix::fs::XattrFlags::empty(),
     );

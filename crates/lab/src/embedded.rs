@@ -1,5 +1,6 @@
 //! The system under test: a pool opened in this process.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use client::{
@@ -76,11 +77,6 @@ impl Embedded {
         Ok(())
     }
 
-    fn set(&self, path: &str, change: SetAttributes) -> Result<()> {
-        self.file_system.set_attributes_path(path, &change)?;
-        Ok(())
-    }
-
     fn write(&self, path: &str, at: At, length: usize, fill: u64) -> Answer {
         let (append, offset) = match at {
             At::Offset(offset) => (false, offset),
@@ -129,7 +125,14 @@ impl Embedded {
 
     fn stat(&self, path: &str) -> Answer {
         let attributes = self.file_system.symlink_stat(path)?;
-        Ok(Outcome::Facts(attributes.number, facts(&attributes)))
+        let mut facts = facts(&attributes);
+        for name in self.file_system.xattr_names(attributes.number)? {
+            let value = self.file_system.xattr(attributes.number, &name)?;
+            facts
+                .xattrs
+                .insert(String::from_utf8_lossy(&name).into_owned(), value);
+        }
+        Ok(Outcome::Facts(attributes.number, facts))
     }
 
     fn hold(&mut self, path: &str, slot: usize) -> Result<()> {
@@ -156,6 +159,7 @@ fn facts(attributes: &Attributes) -> Facts {
         gid: attributes.gid,
         size: if sized { attributes.size } else { 0 },
         modified_ns: Some(attributes.modified_ns),
+        xattrs: BTreeMap::new(),
     }
 }
 
@@ -210,18 +214,50 @@ impl System for Embedded {
 }
 
 impl Embedded {
-    /// Operations on attributes and on files that are held.
+    /// Operations on attributes.
+    fn apply_to_attributes(&self, operation: &Operation) -> Answer {
+        use Operation::*;
+        let fs = &self.file_system;
+        let mut set = SetAttributes::default();
+        let (Truncate { path, .. }
+        | SetPermissions { path, .. }
+        | SetOwner { path, .. }
+        | SetModified { path, .. }
+        | SetXattr { path, .. }
+        | RemoveXattr { path, .. }) = operation
+        else {
+            return Err(Errno(libc::ENOSYS));
+        };
+        match operation {
+            Truncate { size, .. } => set.size = Some(*size),
+            SetPermissions { permissions, .. } => set.permissions = Some(*permissions),
+            SetOwner { uid, gid, .. } => (set.uid, set.gid) = (Some(*uid), Some(*gid)),
+            SetModified { modified_ns, .. } => set.modified_ns = Some(*modified_ns),
+            SetXattr {
+                name,
+                length,
+                fill,
+                mode,
+                ..
+            } => {
+                let (number, value) = (fs.stat(path)?.number, contents(*fill, *length));
+                fs.set_xattr(number, name.as_bytes(), &value, *mode)?;
+                return Ok(Outcome::Done);
+            }
+            RemoveXattr { name, .. } => {
+                fs.remove_xattr(fs.stat(path)?.number, name.as_bytes())?;
+                return Ok(Outcome::Done);
+            }
+            _ => {}
+        }
+        fs.set_attributes_path(path, &set)?;
+        Ok(Outcome::Done)
+    }
+
+    /// Operations on the blocks of files, and on files that are held.
     fn apply_to_open(&mut self, operation: &Operation) -> Answer {
         use Operation::*;
-        let unchanged = SetAttributes::default();
         match operation {
-            Truncate { path, size } => self.set(
-                path,
-                SetAttributes {
-                    size: Some(*size),
-                    ..unchanged
-                },
-            )?,
             Fallocate {
                 path,
                 mode,
@@ -231,28 +267,6 @@ impl Embedded {
                 let file = self.file_system.open(path, OpenFlags::WRITE, 0)?;
                 file.fallocate(*mode, *offset, *length)?;
             }
-            SetPermissions { path, permissions } => self.set(
-                path,
-                SetAttributes {
-                    permissions: Some(*permissions),
-                    ..unchanged
-                },
-            )?,
-            SetOwner { path, uid, gid } => self.set(
-                path,
-                SetAttributes {
-                    uid: Some(*uid),
-                    gid: Some(*gid),
-                    ..unchanged
-                },
-            )?,
-            SetModified { path, modified_ns } => self.set(
-                path,
-                SetAttributes {
-                    modified_ns: Some(*modified_ns),
-                    ..unchanged
-                },
-            )?,
             Hold { path, slot } => self.hold(path, *slot)?,
             Release { slot } => drop(self.held[*slot].take().ok_or(Errno(libc::EBADF))?),
             WriteHeld {
@@ -271,7 +285,7 @@ impl Embedded {
                 offset,
                 length,
             } => return read(self.in_slot(*slot)?, *offset, *length),
-            _ => return Err(Errno(libc::ENOSYS)),
+            _ => return self.apply_to_attributes(operation),
         }
         Ok(Outcome::Done)
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use client::{Fallocate, FileKind, OpenFlags};
+use client::{Fallocate, FileKind, OpenFlags, XattrMode};
 
 use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
 use crate::tree::Tree;
@@ -179,6 +179,7 @@ impl Model {
             gid: self.gid,
             size: target.len() as u64,
             modified_ns: self.now(),
+            xattrs: BTreeMap::new(),
         };
         if let Some(Inode { facts: above, .. }) = self.inodes.get(&parent)
             && above.permissions & SET_GROUP != 0
@@ -400,6 +401,7 @@ impl System for Model {
                 offset,
                 length,
             } => return self.read(self.in_slot(*slot)?, *offset, *length),
+            SetXattr { .. } | RemoveXattr { .. } => self.change_xattrs(operation)?,
             SetPermissions { .. } | SetOwner { .. } | SetModified { .. } => {
                 self.set_attributes(operation)?;
             }
@@ -410,6 +412,37 @@ impl System for Model {
 }
 
 impl Model {
+    fn change_xattrs(&mut self, operation: &Operation) -> Result<()> {
+        use Operation::*;
+        let (SetXattr { path, name, .. } | RemoveXattr { path, name }) = operation else {
+            return Err(Errno(libc::EINVAL));
+        };
+        let number = self.existing(path, true)?;
+        let facts = &mut self.inode_mut(number).facts;
+        if !matches!(facts.kind, FileKind::Regular | FileKind::Directory) {
+            return Err(Errno(libc::EPERM));
+        }
+        let is_there = facts.xattrs.contains_key(name);
+        match *operation {
+            SetXattr {
+                mode: XattrMode::Create,
+                ..
+            } if is_there => Err(Errno(libc::EEXIST)),
+            SetXattr {
+                mode: XattrMode::Replace,
+                ..
+            } if !is_there => Err(Errno(libc::ENODATA)),
+            SetXattr { length, fill, .. } => {
+                facts.xattrs.insert(name.clone(), contents(fill, length));
+                Ok(())
+            }
+            _ => {
+                let removed = facts.xattrs.remove(name);
+                removed.map(drop).ok_or(Errno(libc::ENODATA))
+            }
+        }
+    }
+
     fn set_attributes(&mut self, operation: &Operation) -> Result<()> {
         use Operation::*;
         let (SetPermissions { path, .. } | SetOwner { path, .. } | SetModified { path, .. }) =

@@ -1,14 +1,16 @@
 //! The system under test: a mounted directory, reached through the kernel.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use client::{Fallocate, FileKind, OpenFlags, RenameMode};
+use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps,
+    XattrFlags,
 };
 
 use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
@@ -45,6 +47,10 @@ impl MountedSystem {
             } else {
                 fs::remove_file(entry.path())?;
             }
+        }
+        let xattrs = xattrs(&root).map_err(|error| io::Error::from_raw_os_error(error.0))?;
+        for name in xattrs.keys() {
+            rustix::fs::removexattr(&root, name.as_str())?;
         }
         fs::set_permissions(&root, fs::Permissions::from_mode(0o755))?;
         let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
@@ -114,6 +120,7 @@ impl MountedSystem {
             gid: metadata.gid(),
             size: if sized { metadata.size() } else { 0 },
             modified_ns: None,
+            xattrs: xattrs(&self.at(path))?,
         };
         Ok(Outcome::Facts(metadata.ino(), facts))
     }
@@ -195,6 +202,21 @@ fn kind_of(kind: fs::FileType) -> FileKind {
         _ if kind.is_block_device() => FileKind::BlockDevice,
         _ => FileKind::Regular,
     }
+}
+
+/// The extended attributes of users that are at a path.
+fn xattrs(path: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
+    let (mut names, mut value) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+    let length = rustix::fs::llistxattr(path, &mut names)?;
+    let mut found = BTreeMap::new();
+    for name in names[..length].split(|byte| *byte == 0) {
+        let name = String::from_utf8_lossy(name).into_owned();
+        if name.starts_with("user.") {
+            let length = rustix::fs::lgetxattr(path, name.as_str(), &mut value)?;
+            found.insert(name, value[..length].to_vec());
+        }
+    }
+    Ok(found)
 }
 
 /// Reads until `length` bytes or the end of the file.
@@ -297,6 +319,24 @@ impl MountedSystem {
             }
             SetPermissions { path, permissions } => {
                 rustix::fs::chmod(self.at(path), Mode::from_raw_mode(*permissions))?;
+            }
+            SetXattr {
+                path,
+                name,
+                length,
+                fill,
+                mode,
+            } => {
+                let flags = match mode {
+                    XattrMode::Set => XattrFlags::empty(),
+                    XattrMode::Create => XattrFlags::CREATE,
+                    XattrMode::Replace => XattrFlags::REPLACE,
+                };
+                let value = contents(*fill, *length);
+                rustix::fs::setxattr(self.at(path), name.as_str(), &value, flags)?;
+            }
+            RemoveXattr { path, name } => {
+                rustix::fs::removexattr(self.at(path), name.as_str())?;
             }
             SetOwner { path, uid, gid } => {
                 std::os::unix::fs::chown(self.at(path), Some(*uid), Some(*gid))?;

@@ -1,9 +1,10 @@
 //! One operation on a file system by path, and its answer: what the model, an embedded file system and
 //! a mounted directory have in common.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use client::{Fallocate, FileKind, OpenFlags, RenameMode};
+use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
 
 /// Slots for files that stay open over several operations.
 pub const SLOTS: usize = 3;
@@ -69,6 +70,16 @@ pub enum Operation {
     SetOwner { path: String, uid: u32, gid: u32 },
     /// Changes the time of the last change of the data, following symbolic links.
     SetModified { path: String, modified_ns: i64 },
+    /// Makes or replaces an extended attribute, following symbolic links. `fill` determines its value.
+    SetXattr {
+        path: String,
+        name: String,
+        length: usize,
+        fill: u64,
+        mode: XattrMode,
+    },
+    /// Takes an extended attribute away, following symbolic links.
+    RemoveXattr { path: String, name: String },
     /// Reads a part of a file.
     Read {
         path: String,
@@ -113,6 +124,7 @@ impl Operation {
                 | Write { .. }
                 | WriteHeld { .. }
                 | Fallocate { .. }
+                | SetXattr { .. }
         )
     }
 
@@ -166,6 +178,8 @@ pub struct Facts {
     pub size: u64,
     /// When the data changed last; `None` where the clock is not ours.
     pub modified_ns: Option<i64>,
+    /// Extended attributes.
+    pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 
 /// What a successful operation tells.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use client::{Fallocate, FileKind, OpenFlags, RenameMode};
+use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
 
 use crate::model::Model;
 use crate::operation::{At, Operation, SLOTS, System};
@@ -401,7 +401,8 @@ impl Generator {
     fn attribute_operation(&mut self) -> Operation {
         let directory = self.random.one_in(2);
         let path = self.old(directory);
-        match self.random.below(4) {
+        match self.random.below(6) {
+            4..=5 => self.xattr(path),
             0 => Operation::SetOwner {
                 path,
                 uid: self.random.below(3) as u32,
@@ -415,6 +416,28 @@ impl Generator {
                 path,
                 permissions: self.permissions(),
             },
+        }
+    }
+
+    fn xattr(&mut self, path: String) -> Operation {
+        let name = self
+            .random
+            .pick(&["user.a", "user.b", "user.longer.name"])
+            .to_string();
+        if self.random.one_in(3) {
+            return Operation::RemoveXattr { path, name };
+        }
+        Operation::SetXattr {
+            path,
+            name,
+            length: *self.random.pick(&[0, 1, 30, 200, 1200]),
+            fill: self.random.next_number() % 1_000_000,
+            mode: *self.random.pick(&[
+                XattrMode::Set,
+                XattrMode::Set,
+                XattrMode::Create,
+                XattrMode::Replace,
+            ]),
         }
     }
 

@@ -13,6 +13,7 @@ use store::layout::directory;
 use store::layout::extent::{self, ENTRIES, Extent, NodeHeader};
 use store::layout::inode::{FLAG_GRANT, INODE, Inode, KIND_MASK};
 use store::layout::superblock::{SUPERBLOCKS, Superblock};
+use store::layout::xattr;
 use store::{BLOCK, FileKind};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -183,9 +184,9 @@ impl<'a> Image<'a> {
     }
 }
 
-/// Whether a block is a node of an extent tree or of a directory.
+/// Whether a block is a node of an extent tree or of a directory, or has extended attributes.
 fn is_metadata(block: &[u8]) -> bool {
-    [extent::MAGIC, directory::MAGIC]
+    [extent::MAGIC, directory::MAGIC, xattr::MAGIC]
         .iter()
         .any(|magic| block.starts_with(&magic.to_le_bytes()))
 }

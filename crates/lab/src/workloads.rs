@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use client::{Fallocate, FileKind, OpenFlags, RenameMode};
+use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
 
 use crate::explorer::{Duet, Workload};
 use crate::model::Model;
@@ -92,6 +92,16 @@ pub fn fallocate(path: &str, mode: Fallocate, offset: u64, length: u64) -> Opera
     }
 }
 
+fn set_xattr(path: &str, name: &str, length: usize) -> Operation {
+    Operation::SetXattr {
+        path: path.into(),
+        name: name.into(),
+        length,
+        fill: length as u64 + 3,
+        mode: XattrMode::Set,
+    }
+}
+
 /// Fills all free blocks with something and frees them again: what is not cleared before its use comes to light.
 fn soil() -> Vec<Operation> {
     let mut operations = vec![make("soil", FileKind::Regular)];
@@ -115,6 +125,7 @@ pub fn preparation() -> Vec<Operation> {
         make("d/f", Regular),
         write("d/f", 0, 5000),
         symlink("a", "s"),
+        set_xattr("b", "user.old", 50),
     ];
     [soil(), files].concat()
 }
@@ -249,6 +260,13 @@ fn attributes() -> Vec<Operation> {
         Operation::SetModified {
             path: "d".into(),
             modified_ns: 12_345,
+        },
+        set_xattr("a", "user.new", 100),
+        set_xattr("b", "user.old", 700),
+        set_xattr("e", "user.new", 3000),
+        Operation::RemoveXattr {
+            path: "b".into(),
+            name: "user.old".into(),
         },
         Operation::Hold {
             path: "a".into(),

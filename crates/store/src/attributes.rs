@@ -180,6 +180,43 @@ impl Store {
     }
 }
 
+const SET_USER: u32 = 0o4000;
+const SET_GROUP: u32 = 0o2000;
+const GROUP_EXECUTES: u32 = 0o010;
+/// Extended attribute with what a program may do beyond its user.
+const CAPABILITY: &[u8] = b"security.capability";
+
+impl Store {
+    /// Takes from a file that is changed by somebody what it could do as another: its capabilities, and, if
+    /// `set_id`, set-user and set-group bits, as Linux does on writing, truncating and changing owners.
+    pub fn drop_privileges(&self, node: &Arc<Node>, set_id: bool) -> Result<()> {
+        let (mode, has_xattrs) = {
+            let state = node.state.read();
+            (state.mode, state.attributes != 0)
+        };
+        if FileKind::from_bits(mode) == Some(FileKind::Directory) {
+            return Ok(());
+        }
+        let group = if mode & GROUP_EXECUTES != 0 {
+            SET_GROUP
+        } else {
+            0
+        };
+        if set_id && mode & (SET_USER | group) != 0 {
+            let permissions = mode & 0o7777 & !(SET_USER | group);
+            let set = SetAttributes {
+                permissions: Some(permissions),
+                ..SetAttributes::default()
+            };
+            self.set_attributes(node, &set)?;
+        }
+        match has_xattrs.then(|| self.remove_xattr(node, CAPABILITY)) {
+            None | Some(Ok(()) | Err(Error::NoXattr)) => Ok(()),
+            Some(error) => error,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

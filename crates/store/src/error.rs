@@ -36,6 +36,15 @@ pub enum Error {
     /// Files end at 2^62 bytes.
     #[error("the file would be larger than 2^62 bytes")]
     FileTooLarge,
+    /// The inode has no extended attribute of this name.
+    #[error("there is no extended attribute of this name")]
+    NoXattr,
+    /// The name of an extended attribute begins with its namespace.
+    #[error("extended attributes have names that begin with user., trusted. or security.")]
+    NoNamespace,
+    /// What has no data of its own has no attributes of users.
+    #[error("only files and directories have extended attributes of users")]
+    NotForUsers,
     /// What is moved within a file in one change must fit into one record.
     #[error("the file is in too many pieces to move them all in one change; copy the file first")]
     TooManyPieces,

@@ -17,6 +17,7 @@ use crate::overwrite::GROWTH_MAX;
 use crate::rider;
 use crate::store::Store;
 use crate::tree::{Lookup, Tree};
+use crate::xattr::free_xattrs;
 use crate::{ATOMIC_WRITE_MAX, BLOCK};
 
 /// Where a write goes.
@@ -514,6 +515,7 @@ pub(crate) fn has_tree(inode: &Inode) -> bool {
 
 /// Puts the freeing of an inode into a change.
 pub(crate) fn free_inode(change: &mut Change<'_>, number: u64, inode: &mut Inode) {
+    free_xattrs(change, inode);
     inode.free();
     change.free_inode(number);
 }

@@ -5,8 +5,8 @@
 //! replays the ring. See `docs/LAYOUT.md` for the bytes and `docs/ARCHITECTURE.md` for the picture.
 //!
 //! Reading order: [`layout`] (bytes), `image` (where they are), `ring` (the order of changes), `change` (one atomic
-//! change), `overwrite` (the commonest one), `allocator`, `tree` (extents of a file), `directory` (names), then the operations in `file`, `names` and
-//! `attributes`, `recover` and [`check`]. Last what a unit of several pools needs: `replica` (a pool that follows another
+//! change), `overwrite` (the commonest one), `allocator`, `tree` (extents of a file), `directory` (names), then the operations in `file`, `fallocate`,
+//! `names`, `attributes` and `xattr`, `recover` and [`check`]. Last what a unit of several pools needs: `replica` (a pool that follows another
 //! one's records), `held`, `rider` and `grant`.
 #![forbid(unsafe_code)]
 
@@ -47,6 +47,7 @@ mod sequence;
 mod store;
 mod subdirectories;
 mod tree;
+mod xattr;
 
 pub use attributes::{Attributes, FileKind, SetAttributes};
 #[doc(hidden)]
@@ -67,6 +68,7 @@ pub use replica::{Ingested, Replica};
 pub use rider::Rider;
 pub use sequence::Sequence;
 pub use store::{Options, Statistics, Store};
+pub use xattr::XattrMode;
 
 /// Bytes in a block, the unit of allocation and of data checksums.
 pub const BLOCK: usize = 4096;

@@ -467,7 +467,8 @@ impl Removal<'_> {
         image.prefetch(image.layout.inode(self.node.number()), FIRST_LINE);
         let patch = removal(image, self.stored);
         let is_short = self.store.shared.takes_short_ways();
-        if has_tree(&self.state) || patch.empties_leaf() || !is_short {
+        let has_blocks = has_tree(&self.state) || self.state.attributes != 0;
+        if has_blocks || patch.empties_leaf() || !is_short {
             return self.with_blocks(now);
         }
         // From here on nothing fails, and nobody sees the inodes before their locks are free.

@@ -157,6 +157,9 @@ pub fn is_valid(inode: &Inode, layout: &Layout) -> bool {
     let Some(kind) = FileKind::from_bits(inode.mode) else {
         return false;
     };
+    if inode.attributes != 0 && !layout.is_data_run(inode.attributes, 1) {
+        return false;
+    }
     let count = inode.count as usize;
     let tree = count <= ROOT_ENTRIES
         && inode.depth <= DEPTH_MAX

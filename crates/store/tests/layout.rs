@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 
 use store::layout::record::{Kind, Operation, Operations, encode};
-use store::layout::{directory, extent, group, inode, record, superblock};
+use store::layout::{directory, extent, group, inode, record, superblock, xattr};
 use zerocopy::IntoBytes;
 
 const DOCUMENT: &str = include_str!("../../../docs/LAYOUT.md");
@@ -164,6 +164,21 @@ fn file_structures() -> Vec<(&'static str, Structure)> {
             reserved,
             padding,
         }),
+        structure!(xattr::XattrHeader {
+            magic,
+            crc,
+            owner,
+            block,
+            count,
+            end,
+            generation,
+            reserved
+        }),
+        structure!(xattr::XattrEntry {
+            name_length,
+            reserved,
+            value_length
+        }),
         structure!(directory::Slot { tag, offset }),
         structure!(directory::EntryHeader {
             key,
@@ -256,6 +271,9 @@ fn image_constants() -> Vec<(&'static str, String)> {
         ("extent::NODE_ENTRIES", size(extent::NODE_ENTRIES)),
         ("extent::UNWRITTEN", number(extent::UNWRITTEN.into())),
         ("extent::DEPTH_MAX", number(extent::DEPTH_MAX.into())),
+        ("xattr::MAGIC", magic(xattr::MAGIC)),
+        ("xattr::ENTRIES", size(xattr::ENTRIES)),
+        ("xattr::ENTRY", size(xattr::ENTRY)),
         ("directory::MAGIC", magic(directory::MAGIC)),
         ("directory::SLOTS", size(directory::SLOTS)),
         ("directory::SLOT", size(directory::SLOT)),
@@ -464,12 +482,17 @@ fn known_number(kind: u8) -> bool {
 fn checksums_cover_what_is_said() {
     use store::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
     let header = "`crc` | covers the bytes 8..4096 of the block |";
-    assert_eq!(DOCUMENT.matches(header).count(), 2, "nodes and leaves");
+    assert_eq!(
+        DOCUMENT.matches(header).count(),
+        3,
+        "nodes, leaves, attributes"
+    );
     let places = [
         offset_of!(extent::NodeHeader, crc),
         offset_of!(directory::LeafHeader, crc),
+        offset_of!(xattr::XattrHeader, crc),
     ];
-    assert_eq!((places, BLOCK_CRC_FROM), ([BLOCK_CRC; 2], 8));
+    assert_eq!((places, BLOCK_CRC_FROM), ([BLOCK_CRC; 3], 8));
 
     let mut inode = inode::Inode::FREE;
     inode.seal();

@@ -7,6 +7,8 @@ use crate::BLOCK;
 use crate::attributes::FileKind;
 use crate::layout::extent::Extent;
 use crate::layout::inode::{INLINE_TARGET_MAX, Inode};
+use crate::layout::xattr::MAGIC;
+use crate::xattr::parse;
 
 impl Checker<'_> {
     /// Goes through the trees of all inodes in use.
@@ -17,6 +19,7 @@ impl Checker<'_> {
             let Ok(inode) = self.image.inode(number) else {
                 continue;
             };
+            self.check_xattrs(number, &inode);
             if !self.live[index].is_sound {
                 continue;
             }
@@ -86,6 +89,35 @@ impl Checker<'_> {
         self.image.read_block(physical, &mut block);
         let (target, rest) = block.split_at(length);
         self.check_target(number, target, rest);
+    }
+
+    /// Checks the block of extended attributes, if there is one.
+    fn check_xattrs(&mut self, number: u64, inode: &Inode) {
+        let block = inode.attributes;
+        if block == 0 {
+            return;
+        }
+        let is_free = self.image.layout.is_data_run(block, 1) && self.claimed.claim(block, 1);
+        if !is_free {
+            self.inode_finding(
+                number,
+                "the block of extended attributes is in use elsewhere",
+            );
+            return;
+        }
+        self.report.blocks_used += 1;
+        let mut contents = [0; BLOCK];
+        let what = "the block of extended attributes is damaged";
+        let read = self.image.metadata(block, what, MAGIC, &mut contents);
+        match parse(&contents).filter(|_| read.is_ok()) {
+            None => self.block_finding(number, block, what),
+            Some((header, _)) => {
+                if (header.owner, header.generation) != (number, inode.generation) {
+                    let what = "the block of extended attributes belongs to another file";
+                    self.block_finding(number, block, what);
+                }
+            }
+        }
     }
 
     /// Only files have blocks without data.

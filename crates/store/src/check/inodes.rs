@@ -124,10 +124,6 @@ impl Checker<'_> {
                 "the inode has unknown flags",
             ),
             (
-                inode.attributes != 0,
-                "the inode has extended attributes, which this format does not have",
-            ),
-            (
                 inode.size > SIZE_MAX,
                 "the file is larger than a file can be",
             ),
@@ -181,7 +177,8 @@ fn is_sound(inode: &Inode, kind: FileKind, checker: &Checker<'_>) -> bool {
         && inode.root[count..]
             .iter()
             .all(|entry| *entry == Extent::default());
-    let is_bare = (count, depth, inode.blocks) == (0, 0, 0);
+    let own_blocks = inode.blocks.checked_sub(u64::from(inode.attributes != 0));
+    let is_bare = (count, depth, own_blocks) == (0, 0, Some(0));
     match kind {
         FileKind::Regular | FileKind::Directory => is_tree,
         FileKind::Symlink if inode.size <= INLINE_TARGET_MAX as u64 => is_bare,

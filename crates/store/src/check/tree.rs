@@ -16,7 +16,7 @@ struct Walk {
     extents: Vec<Extent>,
     /// Block of the file behind the last extent.
     end: u64,
-    /// Blocks of nodes and extents.
+    /// Blocks of nodes, extents and extended attributes.
     blocks: u64,
     /// No node was left out.
     is_whole: bool,
@@ -32,7 +32,7 @@ impl Checker<'_> {
             generation,
             extents: Vec::new(),
             end: 0,
-            blocks: 0,
+            blocks: u64::from(inode.attributes != 0),
             is_whole: true,
         };
         let block = self.image.layout.inode(number) / BLOCK as u64;
@@ -50,7 +50,7 @@ impl Checker<'_> {
             );
             self.inode_finding(number, what);
         }
-        self.report.blocks_used += walk.blocks;
+        self.report.blocks_used += walk.blocks - u64::from(inode.attributes != 0);
         walk.extents
     }
 

@@ -10,6 +10,7 @@ pub mod group;
 pub mod inode;
 pub mod record;
 pub mod superblock;
+pub mod xattr;
 
 /// Offset of the checksum in every checked 4 KiB metadata block; it covers the bytes from 8 to the end.
 pub const BLOCK_CRC: usize = 4;

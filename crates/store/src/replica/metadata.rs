@@ -6,14 +6,14 @@ use super::check_range;
 use crate::BLOCK;
 use crate::error::Result;
 use crate::image::Image;
-use crate::layout::{directory, extent};
+use crate::layout::{directory, extent, xattr};
 use crate::store::Store;
 
 impl Store {
     /// The first metadata in a range of the image, as it is now: how many bytes before it are data or free, and at most
     /// `limit` bytes of it. No bytes: there is none in the range.
     ///
-    /// Blocks of nodes and of directories are known by how they begin. So data that begins the same is taken for
+    /// Blocks of nodes, of directories and of extended attributes are known by how they begin. So data that begins the same is taken for
     /// metadata too, which does no harm; and a block cannot be missed, since it begins so from the record on that makes
     /// it metadata, and that record brings all of its bytes.
     pub fn read_metadata(&self, range: Range<u64>, limit: usize) -> Result<(u64, Vec<u8>)> {
@@ -49,5 +49,5 @@ fn is_metadata(image: &Image, offset: u64) -> bool {
         return true;
     }
     let first = image.load(block * BLOCK as u64) as u32;
-    [extent::MAGIC, directory::MAGIC].contains(&first)
+    [extent::MAGIC, directory::MAGIC, xattr::MAGIC].contains(&first)
 }

@@ -9,7 +9,7 @@ use crate::layout::group::{LINE_BITS, LINE_CRCS, Map};
 use crate::layout::inode::{INODE, Inode};
 use crate::layout::record::{HEADER, RecordHeader, record_checksum};
 use crate::layout::superblock::{RING_STATES, RingState, SUPERBLOCKS, Superblock};
-use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM, directory, extent, record};
+use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM, directory, extent, record, xattr};
 
 /// Which structure of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,13 +35,15 @@ pub enum Place {
     Node,
     /// The nth directory leaf.
     Leaf,
+    /// The nth block of extended attributes.
+    Xattrs,
 }
 
 impl Place {
-    const ALL: [Place; 10] = {
+    const ALL: [Place; 11] = {
         use Place::*;
         [
-            Pool, Superblock, RingState, Record, Header, Bitmap, Inode, Block, Node, Leaf,
+            Pool, Superblock, RingState, Record, Header, Bitmap, Inode, Block, Node, Leaf, Xattrs,
         ]
     };
 }
@@ -136,7 +138,7 @@ impl PoolBytes {
     pub const BITMAPS: u8 = 16;
     /// Inodes.
     pub const INODES: u8 = 32;
-    /// Nodes and leaves.
+    /// Nodes, leaves and extended attributes.
     pub const BLOCKS: u8 = 64;
     /// Data.
     pub const DATA: u8 = 128;
@@ -230,6 +232,7 @@ impl PoolBytes {
             Place::Block => (start(number % layout.blocks * BLOCK as u64), BLOCK),
             Place::Node => (self.block_with(extent::MAGIC, index)?, BLOCK),
             Place::Leaf => (self.block_with(directory::MAGIC, index)?, BLOCK),
+            Place::Xattrs => (self.block_with(xattr::MAGIC, index)?, BLOCK),
         })
     }
 
@@ -386,7 +389,8 @@ impl PoolBytes {
             let start = base + block * BLOCK as u64;
             let magic: Option<u32> = self.read(start);
             if kinds & Self::BLOCKS != 0
-                && magic.is_some_and(|it| [extent::MAGIC, directory::MAGIC].contains(&it))
+                && magic
+                    .is_some_and(|it| [extent::MAGIC, directory::MAGIC, xattr::MAGIC].contains(&it))
             {
                 let crc = crc(self, start + BLOCK_CRC_FROM as u64, BLOCK - BLOCK_CRC_FROM);
                 self.write(start + BLOCK_CRC as u64, crc.as_bytes());

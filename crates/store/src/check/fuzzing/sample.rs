@@ -9,7 +9,7 @@ use super::edit::PoolBytes;
 use crate::layout::superblock::SUPERBLOCKS;
 use crate::{
     Clock, Fallocate, FileKind, Geometry, NewInode, Node, Options, ROOT, RenameMode, SYSTEM,
-    SetAttributes, Store, WriteAt,
+    SetAttributes, Store, WriteAt, XattrMode,
 };
 
 /// Bytes of a sample.
@@ -170,7 +170,14 @@ fn fill(store: &Store) -> crate::error::Result<()> {
     let allocated = file(&root, b"allocated")?;
     store.write(&allocated, WriteAt::Offset(5000), &[0x53; 100])?;
     let mode = Fallocate::Allocate { keep_size: true };
-    store.fallocate(&allocated, mode, 0, 5 * crate::BLOCK as u64)
+    store.fallocate(&allocated, mode, 0, 5 * crate::BLOCK as u64)?;
+    for (name, value) in [
+        (&b"user.first"[..], &b"value"[..]),
+        (b"trusted.second", b""),
+    ] {
+        store.set_xattr(&allocated, name, value, XattrMode::Create)?;
+    }
+    store.set_xattr(&deep, b"user.name", &[b'v'; 900], XattrMode::Set)
 }
 
 /// Every second block, so that each is an extent of its own.

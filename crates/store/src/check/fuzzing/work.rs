@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::{
     BLOCK, Fallocate, FileKind, NewInode, Node, RenameMode, SetAttributes, Store, WriteAt,
+    XattrMode,
 };
 
 /// Inodes that a walk visits at most.
@@ -87,6 +88,9 @@ impl Work<'_> {
         if attributes.kind == FileKind::Directory {
             self.note(listed);
         }
+        for name in self.note(self.store.xattr_names(node)).unwrap_or_default() {
+            self.note(self.store.xattr(node, &name));
+        }
         if attributes.kind == FileKind::Symlink {
             self.note(self.store.read_link(node));
         }
@@ -148,6 +152,10 @@ impl Work<'_> {
         ] {
             self.note(store.fallocate(node, mode, 0, 3 * BLOCK as u64));
         }
+        for (name, length) in [(&b"user.a"[..], 100), (b"user.b", 3000), (b"user.a", 500)] {
+            self.note(store.set_xattr(node, name, &vec![7; length], XattrMode::Set));
+        }
+        self.note(store.remove_xattr(node, b"user.b"));
         let new = |kind| NewInode {
             kind,
             permissions: 0o700,

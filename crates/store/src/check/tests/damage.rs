@@ -9,6 +9,7 @@ use crate::layout::extent::{ENTRIES, Extent, NodeHeader};
 use crate::layout::group::GroupHeader;
 use crate::layout::inode::Inode;
 use crate::layout::superblock::RingState;
+use crate::layout::xattr::{self, XattrHeader};
 
 /// Inodes of the samples.
 const DIRECTORY: u16 = 3;
@@ -121,7 +122,9 @@ fn damage_of_inodes_is_found() {
         Inode SMALL, [at!(Inode.mode), 4] = 0 => "the inode is free, but not cleared";
         Inode SMALL, [at!(Inode.flags), 4] = 2 => "unknown flags";
         Inode SMALL, [at!(Inode.flags), 4] = 1 => "only a file in the system directory can be";
-        Inode SMALL, [at!(Inode.attributes), 8] = 30 => "extended attributes";
+        Inode SMALL, [at!(Inode.attributes), 8] = 1 << 40 => "extended attributes is in use elsewhere";
+        Inode SMALL, [at!(Inode.attributes), 8] = 90 => "block of extended attributes is damaged";
+        Inode DEEP, [at!(Inode.attributes), 8] = 0 => "but it holds";
         Inode SMALL, [at!(Inode.parent), 8] = 1 => "only directories have a parent";
         Inode SMALL, [at!(Inode.entries), 8] = 1 => "only directories have entries";
         Inode SMALL, [at!(Inode.size), 8] = 1 << 63 => "larger than a file can be";
@@ -171,6 +174,29 @@ fn damage_of_inodes_is_found() {
         Inode 2, [at!(Inode.mode), 4] = 0o100_644 => "the system directory is not a directory";
         Inode 2, [at!(Inode.mode), 4] = 0 => "the system directory is not a directory";
         Inode 0, [at!(Inode.mode), 4] = 0o100_644 => "number 0 must not be an inode";
+    }
+}
+
+#[test]
+fn damage_of_extended_attributes_is_found() {
+    let damaged = "the block of extended attributes is damaged";
+    finds! { 0;
+        Xattrs 0, [70, 1] = 1 => damaged;
+        Xattrs 0, [4000, 1] = 1 => damaged;
+    }
+    finds! { ALL;
+        Xattrs 0, [at!(XattrHeader.block), 8] = 5 => damaged;
+        Xattrs 0, [at!(XattrHeader.owner), 8] = 5 => "belongs to another file";
+        Xattrs 0, [at!(XattrHeader.generation), 4] = 5 => "belongs to another file";
+        Xattrs 0, [at!(XattrHeader.count), 2] = 5 => damaged;
+        Xattrs 0, [at!(XattrHeader.end), 2] = 4096 => damaged;
+        Xattrs 0, [at!(XattrHeader.end), 2] = 64 => damaged;
+        Xattrs 0, [at!(XattrHeader.end), 2] = u64::from(u16::MAX) => damaged;
+        Xattrs 0, [at!(XattrHeader.reserved), 8] = 1 => damaged;
+        Xattrs 0, [xattr::ENTRIES, 1] = 0 => damaged;
+        Xattrs 0, [xattr::ENTRIES + 1, 1] = 1 => damaged;
+        Xattrs 0, [xattr::ENTRIES + 2, 2] = 4000 => damaged;
+        Xattrs 0, [xattr::ENTRIES + 4, 1] = 0 => damaged;
     }
 }
 

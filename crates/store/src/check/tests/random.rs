@@ -8,7 +8,7 @@ use crate::{NewInode, RenameMode, SetAttributes, WriteAt};
 fn random_edit(below: &mut impl FnMut(u64) -> u64) -> Edit {
     use Place::*;
     let places = [
-        Superblock, RingState, Record, Header, Bitmap, Inode, Inode, Block, Node, Leaf,
+        Superblock, RingState, Record, Header, Bitmap, Inode, Inode, Block, Node, Leaf, Xattrs,
     ];
     Edit {
         place: places[below(places.len() as u64) as usize],

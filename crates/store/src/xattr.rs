@@ -1,0 +1,229 @@
+//! Extended attributes: names with values, all of an inode's in one block of its own.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::BLOCK;
+use crate::allocator::Run;
+use crate::attributes::FileKind;
+use crate::change::Change;
+use crate::error::{Error, Result};
+use crate::image::{Block, Image};
+use crate::layout::inode::Inode;
+use crate::layout::xattr::{ENTRIES, ENTRY, MAGIC, XattrEntry, XattrHeader};
+use crate::node::Node;
+use crate::store::Store;
+
+const WHAT: &str = "a block of extended attributes";
+/// Namespaces, as in xattr(7). The kernel sees to who may use which.
+const NAMESPACES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
+const USER: &[u8] = b"user.";
+
+/// What a set does about an attribute that is there, or is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrMode {
+    /// It is made or replaced.
+    Set,
+    /// It must not be there.
+    Create,
+    /// It must be there.
+    Replace,
+}
+
+/// Attributes in the order of their block.
+pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
+impl Store {
+    /// The value of an extended attribute.
+    pub fn xattr(&self, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
+        let state = node.state.read();
+        let all = load(&self.shared.image, node.number(), &state)?;
+        let found = all.into_iter().find(|(own, _)| own == name);
+        found.map(|(_, value)| value).ok_or(Error::NoXattr)
+    }
+
+    /// The names of all extended attributes.
+    pub fn xattr_names(&self, node: &Node) -> Result<Vec<Vec<u8>>> {
+        let state = node.state.read();
+        let all = load(&self.shared.image, node.number(), &state)?;
+        Ok(all.into_iter().map(|(name, _)| name).collect())
+    }
+
+    /// Gives an inode an extended attribute. All of an inode's must fit into one block.
+    pub fn set_xattr(&self, node: &Node, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        let mut state = node.state.write();
+        check_name(&state, name)?;
+        let mut all = load(&self.shared.image, node.number(), &state)?;
+        let known = all.iter_mut().find(|(own, _)| own == name);
+        match (known, mode) {
+            (Some(_), XattrMode::Create) => return Err(Error::Exists),
+            (None, XattrMode::Replace) => return Err(Error::NoXattr),
+            (Some((_, old)), _) => *old = value.to_vec(),
+            (None, _) => all.push((name.to_vec(), value.to_vec())),
+        }
+        self.put_xattrs(node.number(), &mut state, &all)
+    }
+
+    /// Takes an extended attribute away.
+    pub fn remove_xattr(&self, node: &Node, name: &[u8]) -> Result<()> {
+        let mut state = node.state.write();
+        check_name(&state, name)?;
+        let mut all = load(&self.shared.image, node.number(), &state)?;
+        let at = all.iter().position(|(own, _)| own == name);
+        all.remove(at.ok_or(Error::NoXattr)?);
+        self.put_xattrs(node.number(), &mut state, &all)
+    }
+
+    /// Makes these an inode's attributes, in one record.
+    fn put_xattrs(&self, number: u64, state: &mut Inode, all: &Xattrs) -> Result<()> {
+        let mut new = *state;
+        let mut change = if all.is_empty() {
+            Change::with_reserve(&self.shared)
+        } else {
+            Change::new(&self.shared)
+        };
+        if all.is_empty() {
+            free_xattrs(&mut change, &mut new);
+        } else {
+            if new.attributes == 0 {
+                new.attributes = change.allocate_metadata()?;
+                new.blocks = new.blocks.saturating_add(1);
+            }
+            let block = new.attributes;
+            let contents = encode(number, &new, all)?;
+            let old = change.contents(block).whole();
+            if let Some(range) = difference(&old, &contents) {
+                change.put(block, range.start, &contents[range]);
+            }
+        }
+        new.changed_ns = self.now_ns();
+        change.inode_from(number, state, &mut new);
+        new.version = change.commit();
+        *state = new;
+        Ok(())
+    }
+}
+
+/// Frees the block of an inode's attributes, if it has one.
+pub(crate) fn free_xattrs(change: &mut Change<'_>, inode: &mut Inode) {
+    if inode.attributes != 0 {
+        change.free(Run {
+            block: inode.attributes,
+            length: 1,
+        });
+        inode.attributes = 0;
+        inode.blocks = inode.blocks.saturating_sub(1);
+    }
+}
+
+/// An inode's attributes, from its block.
+fn load(image: &Image, number: u64, inode: &Inode) -> Result<Xattrs> {
+    match (inode.mode, inode.attributes) {
+        (0, _) => Err(Error::Stale),
+        (_, 0) => Ok(Xattrs::new()),
+        (_, block) => {
+            let damaged = Error::Corrupt { what: WHAT, block };
+            let mut contents = [0; BLOCK];
+            if !image.layout.is_data_run(block, 1) {
+                return Err(damaged);
+            }
+            image.metadata(block, WHAT, MAGIC, &mut contents)?;
+            let (header, all) = parse(&contents).ok_or(damaged.clone())?;
+            if header.owner != number || header.generation != inode.generation {
+                return Err(damaged);
+            }
+            Ok(all)
+        }
+    }
+}
+
+/// Header and attributes of a block, if they can be right.
+pub(crate) fn parse(contents: &Block) -> Option<(XattrHeader, Xattrs)> {
+    let (header, _) = XattrHeader::read_from_prefix(contents).ok()?;
+    let mut all = Xattrs::new();
+    let mut rest = contents.get(ENTRIES..header.end as usize)?;
+    while !rest.is_empty() {
+        let (entry, behind) = XattrEntry::read_from_prefix(rest).ok()?;
+        let (name, behind) = behind.split_at_checked(entry.name_length as usize)?;
+        let value = behind.get(..entry.value_length as usize)?;
+        let is_name = !name.is_empty() && !name.contains(&0);
+        if !is_name || entry.reserved != 0 || all.iter().any(|(other, _)| other == name) {
+            return None;
+        }
+        rest = rest.get(entry_size(name, value)..)?;
+        all.push((name.to_vec(), value.to_vec()));
+    }
+    let is_right = all.len() == header.count as usize
+        && !all.is_empty()
+        && header.reserved == [0; 4]
+        && contents[header.end as usize..]
+            .iter()
+            .all(|byte| *byte == 0);
+    is_right.then_some((header, all))
+}
+
+fn entry_size(name: &[u8], value: &[u8]) -> usize {
+    (ENTRY + name.len() + value.len()).next_multiple_of(ENTRY)
+}
+
+/// The block of these attributes but for its checksum.
+fn encode(number: u64, inode: &Inode, all: &Xattrs) -> Result<Block> {
+    let size = |(name, value): &(Vec<u8>, Vec<u8>)| entry_size(name, value);
+    let end = ENTRIES + all.iter().map(size).sum::<usize>();
+    if end > BLOCK {
+        return Err(Error::NoSpace);
+    }
+    let header = XattrHeader {
+        magic: MAGIC,
+        crc: 0,
+        owner: number,
+        block: inode.attributes,
+        count: all.len() as u16,
+        end: end as u16,
+        generation: inode.generation,
+        reserved: [0; 4],
+    };
+    let mut contents = [0; BLOCK];
+    contents[..ENTRIES].copy_from_slice(header.as_bytes());
+    let mut at = ENTRIES;
+    for (name, value) in all {
+        let entry = XattrEntry {
+            name_length: name.len() as u8,
+            reserved: 0,
+            value_length: value.len() as u16,
+        };
+        let parts = [entry.as_bytes(), name, value].concat();
+        contents[at..at + parts.len()].copy_from_slice(&parts);
+        at += entry_size(name, value);
+    }
+    Ok(contents)
+}
+
+/// Where two blocks differ, their checksums aside.
+fn difference(old: &Block, new: &Block) -> Option<std::ops::Range<usize>> {
+    let differs = |at: &usize| old[*at] != new[*at] && !(4..8).contains(at);
+    let first = (0..BLOCK).find(differs)?;
+    let last = (0..BLOCK).rfind(differs)?;
+    Some(first..last + 1)
+}
+
+/// Whether the inode can have an attribute of this name.
+fn check_name(inode: &Inode, name: &[u8]) -> Result<()> {
+    if name.len() > crate::NAME_LENGTH_MAX {
+        return Err(Error::NameTooLong);
+    }
+    let namespace = NAMESPACES.into_iter().find(|space| name.starts_with(space));
+    let Some(namespace) = namespace else {
+        return Err(Error::NoNamespace);
+    };
+    if namespace.len() == name.len() || name.contains(&0) {
+        return Err(Error::InvalidArgument(
+            "an attribute's name has something behind its namespace, and no NUL",
+        ));
+    }
+    match FileKind::from_bits(inode.mode) {
+        None => Err(Error::Stale),
+        Some(FileKind::Regular | FileKind::Directory) => Ok(()),
+        Some(_) if namespace == USER => Err(Error::NotForUsers),
+        Some(_) => Ok(()),
+    }
+}
