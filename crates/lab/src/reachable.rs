@@ -6,6 +6,7 @@
 //! what is in the blocks of grants, about which nobody has agreed yet, and in blocks that hold no data.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use pmem::Region;
 use store::layout::directory;
@@ -45,8 +46,21 @@ pub fn difference(first: &Region, second: &Region, part: Part) -> Option<String>
     if geometry(&first) != geometry(&second) {
         return Some("the images have different forms".into());
     }
-    let empty = first.blocks_without_data();
+    // The data blocks of all grants, and those that were allocated and hold no data yet.
+    let empty = first.blocks(|is_grant, extent| is_grant || !extent.is_written());
     (0..first.groups()).find_map(|group| first.group_difference(&second, group, &empty, part))
+}
+
+/// The blocks of all grants.
+pub fn grants(region: &Region) -> BTreeSet<u64> {
+    Image::new(region).blocks(|is_grant, _| is_grant)
+}
+
+/// Whether this range of the image, in bytes, lies in blocks of grants.
+pub fn is_granted(region: &Region, range: Range<u64>) -> bool {
+    let grants = grants(region);
+    let mut blocks = range.start / BLOCK_U64..range.end.div_ceil(BLOCK_U64);
+    blocks.all(|block| grants.contains(&block))
 }
 
 impl<'a> Image<'a> {
@@ -126,8 +140,8 @@ impl<'a> Image<'a> {
         None
     }
 
-    /// The data blocks of all grants, and those that were allocated and hold no data yet.
-    fn blocks_without_data(&self) -> BTreeSet<u64> {
+    /// The data blocks of such extents; the first argument tells whether one is a grant's.
+    fn blocks(&self, is_wanted: fn(bool, &Extent) -> bool) -> BTreeSet<u64> {
         let mut blocks = BTreeSet::new();
         let (inodes, data) = self.parts();
         for group in 0..self.groups() {
@@ -137,27 +151,25 @@ impl<'a> Image<'a> {
                 if inode.mode & KIND_MASK == FileKind::Regular.bits() {
                     let root = &inode.root[..inode.count as usize];
                     let is_grant = inode.flags & FLAG_GRANT != 0;
-                    self.add_blocks(root, inode.depth, is_grant, &mut blocks);
+                    let is_wanted = |extent: &Extent| is_wanted(is_grant, extent);
+                    self.add_blocks(root, inode.depth, &is_wanted, &mut blocks);
                 }
             }
         }
         blocks
     }
 
-    /// Adds the blocks of all extents, or, unless it is a grant, of those without data.
     fn add_blocks(
         &self,
         entries: &[Extent],
         level: u16,
-        is_grant: bool,
+        is_wanted: &dyn Fn(&Extent) -> bool,
         blocks: &mut BTreeSet<u64>,
     ) {
         for entry in entries {
-            if level == 0 && !is_grant && entry.is_written() {
-                continue;
-            }
             if level == 0 {
-                blocks.extend(entry.physical..entry.physical + u64::from(entry.length));
+                let run = entry.physical..entry.physical + u64::from(entry.length);
+                blocks.extend(run.filter(|_| is_wanted(entry)));
                 continue;
             }
             let node = self.block(entry.physical);
@@ -167,7 +179,7 @@ impl<'a> Image<'a> {
                 .take(header.count as usize)
                 .map(|bytes| Extent::read_from_bytes(bytes).expect("the chunk has its size"))
                 .collect();
-            self.add_blocks(&children, level - 1, is_grant, blocks);
+            self.add_blocks(&children, level - 1, is_wanted, blocks);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! A client of a unit: a session, requests under way, and what may have to be replayed.
 
+mod active;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::defects::{Defect, Defects};
@@ -9,6 +11,8 @@ use crate::wire::{
     Replay, Status,
 };
 use crate::{Options, SLOTS_MAX, Transmit};
+use active::Active;
+pub use active::{Transfer, TransferKind, TransferOutcome};
 
 /// Names what was asked for.
 pub type Ticket = u64;
@@ -36,6 +40,16 @@ pub enum Event {
     },
     /// The session is over, and with it its locks and everything that was under way.
     SessionOver,
+}
+
+/// Who moves the data of reads and writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// The primary: it comes and goes in messages.
+    #[default]
+    ServerActive,
+    /// The client, which reaches into the members' memories, wherever it can.
+    ClientActive,
 }
 
 struct Pending {
@@ -69,6 +83,7 @@ pub struct Client {
     node: NodeId,
     options: Options,
     defects: Defects,
+    mode: Mode,
     map: UnitMap,
     session: Session,
     /// The primary of this epoch knows what was unconfirmed.
@@ -82,6 +97,9 @@ pub struct Client {
     slots: Vec<(u64, Option<Pending>)>,
     reads: BTreeMap<u64, Pending>,
     unconfirmed: Vec<Replay>,
+    active: Active,
+    /// Writes and reads that were done one-sided.
+    one_sided: (u64, u64),
     /// Writes that their user believes to be done, and that were refused: the next fsync of the file says why.
     refused: BTreeMap<FileId, Refused>,
     next_number: u64,
@@ -96,6 +114,7 @@ impl Client {
             node,
             options,
             defects,
+            mode: Mode::default(),
             map: UnitMap::default(),
             session: Session::None,
             is_resumed: true,
@@ -107,11 +126,19 @@ impl Client {
             slots: Vec::new(),
             reads: BTreeMap::new(),
             unconfirmed: Vec::new(),
+            active: Active::default(),
+            one_sided: (0, 0),
             refused: BTreeMap::new(),
             next_number: first_number,
             transmits: VecDeque::new(),
             events: VecDeque::new(),
         }
+    }
+
+    /// Whether it moves data itself, from now on.
+    pub fn with_mode(mut self, mode: Mode) -> Client {
+        self.mode = mode;
+        self
     }
 
     /// Until when, by this client's clock, its locks are its own for certain.
@@ -122,6 +149,11 @@ impl Client {
     /// The newest epoch whose primary has all that this client has written.
     pub fn resumed_in(&self) -> u32 {
         self.resumed_in
+    }
+
+    /// How many writes and reads were done one-sided.
+    pub fn one_sided(&self) -> (u64, u64) {
+        self.one_sided
     }
 
     /// Whether a write to the file was refused though its user believes it to be done: the next fsync will say so.
@@ -141,7 +173,9 @@ impl Client {
     pub fn submit(&mut self, now: u64, operation: Operation, acknowledge: Acknowledge) -> Ticket {
         self.next_number += 1;
         let ticket = self.next_number;
-        self.queue.push_back((ticket, operation, acknowledge));
+        if !self.begin_run(now, ticket, &operation, acknowledge) {
+            self.queue.push_back((ticket, operation, acknowledge));
+        }
         self.advance(now);
         ticket
     }
@@ -154,6 +188,7 @@ impl Client {
         let is_new_primary = map.epoch != self.map.epoch;
         self.map = map;
         if is_new_primary {
+            self.epoch_changed();
             self.is_resumed = self.session().is_none();
             self.resume_sent_at = 0;
             if let Session::Opening { sent_at } = &mut self.session {
@@ -197,15 +232,19 @@ impl Client {
                 confirmed,
             } => {
                 let sequence = Sequence::new(epoch, position);
-                self.replied(slot, request, outcome, sequence, confirmed);
+                self.replied(now, slot, request, outcome, sequence, confirmed);
                 self.drop_confirmed(epoch, confirmed);
             }
-            Body::Alive { confirmed } => {
+            Body::Alive {
+                confirmed,
+                valid_ns,
+            } => {
                 self.drop_confirmed(epoch, confirmed);
-                let spare = self.options.session_ns * self.options.drift_permille / 1000;
-                let until = request.saturating_add(self.options.session_ns);
-                let until = until.saturating_sub(spare);
-                self.fresh_until = self.fresh_until.max(until);
+                // One that was replaced may not know it, and the new one counts the silence from when it began.
+                if valid_ns > 0 {
+                    self.extend_validity(now, request, valid_ns);
+                    self.extend_session(request);
+                }
             }
             // One that comes again says nothing about what was written since the first.
             Body::Resumed { refusals } if !self.is_resumed => {
@@ -217,6 +256,7 @@ impl Client {
                     self.note_refused(file, status);
                 }
             }
+            Body::Key { member, key } => self.handle_key(member, key),
             Body::Expired => self.session_over(),
             _ => {}
         }
@@ -245,7 +285,11 @@ impl Client {
             Session::Opening { sent_at } => Some(sent_at + retry),
             Session::None => None,
         };
-        resend.into_iter().chain(session).min()
+        resend
+            .into_iter()
+            .chain(session)
+            .chain(self.active_timeout())
+            .min()
     }
 
     /// The next message to send.
@@ -279,7 +323,7 @@ impl Client {
         }
         let retry = self.options.retry_ns;
         match self.session {
-            Session::None if self.queue.is_empty() => {}
+            Session::None if self.queue.is_empty() && self.active.is_idle() => {}
             Session::None => self.open_session(now),
             Session::Opening { sent_at } if now >= sent_at + retry => self.open_session(now),
             Session::Opening { .. } => {}
@@ -291,6 +335,7 @@ impl Client {
                 }
             }
             Session::Open { number } => {
+                self.advance_active(now);
                 self.keep_alive(now, number);
                 self.begin_queued();
                 self.send_pending(now, number);
@@ -324,9 +369,9 @@ impl Client {
             .front()
             .is_some_and(|(_, it, _)| !self.has_room_for(it));
         let pause = match self.unconfirmed.len() {
-            0 => self.options.session_ns / 4,
+            0 if !self.active.relies_on_primary() => self.options.session_ns / 4,
             // What waits may begin as soon as something is confirmed.
-            _ if waits => self.options.retry_ns,
+            1.. if waits => self.options.retry_ns,
             _ => self.options.heartbeat_ns,
         };
         self.keep_alive_at = now + pause;
@@ -350,10 +395,7 @@ impl Client {
             let is_full = is_change && !self.has_room_for(operation);
             let free = self.slots.iter().position(|(_, pending)| pending.is_none());
             // Its user believes that a write is done which may still be on its way: nothing on that file overtakes it.
-            let file = operation.file();
-            let under_way = self.slots.iter().filter_map(|(_, it)| it.as_ref());
-            let mut told = under_way.filter(|it| it.is_told);
-            let is_behind = file.is_some() && told.any(|it| it.operation.file() == file);
+            let is_behind = operation.file().is_some_and(|file| self.is_behind(file));
             if is_full || is_behind || is_change && free.is_none() {
                 return;
             }
@@ -384,6 +426,12 @@ impl Client {
                 }
             }
         }
+    }
+
+    fn is_behind(&self, file: FileId) -> bool {
+        let under_way = self.slots.iter().filter_map(|(_, it)| it.as_ref());
+        let mut told = under_way.filter(|it| it.is_told);
+        told.any(|it| it.operation.file() == Some(file))
     }
 
     fn send_pending(&mut self, now: u64, session: u64) {
@@ -420,6 +468,7 @@ impl Client {
 
     fn replied(
         &mut self,
+        now: u64,
         slot: u16,
         request: u64,
         mut outcome: Outcome,
@@ -448,15 +497,19 @@ impl Client {
                 sequence,
                 slot,
                 request,
-                operation: pending.operation,
+                operation: self.replayed_as(&pending),
             });
         }
         if !pending.is_told {
-            self.events.push_back(Event::Done {
-                ticket: pending.ticket,
-                outcome,
-            });
+            self.tell(now, pending.ticket, outcome);
         }
+    }
+
+    /// A primary under leases has answered what was asked at this time.
+    fn extend_session(&mut self, asked_at: u64) {
+        let spare = self.options.session_ns * self.options.drift_permille / 1000;
+        let until = asked_at.saturating_add(self.options.session_ns);
+        self.fresh_until = self.fresh_until.max(until.saturating_sub(spare));
     }
 
     fn note_refused(&mut self, file: FileId, status: Status) {
@@ -492,6 +545,7 @@ impl Client {
         self.session = Session::None;
         self.unconfirmed.clear();
         self.refused.clear();
+        let told = self.end_active();
         self.events.push_back(Event::SessionOver);
         let slots = std::mem::take(&mut self.slots);
         let changes = slots.into_iter().filter_map(|(_, pending)| pending);
@@ -504,12 +558,71 @@ impl Client {
             });
         }
         for pending in changes.chain(reads.into_values()) {
-            if !pending.is_told {
+            if !pending.is_told && !told.contains(&pending.ticket) {
                 self.events.push_back(Event::Done {
                     ticket: pending.ticket,
                     outcome: Outcome::of(Status::SessionOver),
                 });
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EpochStart;
+
+    const SESSION: u64 = 7;
+
+    fn hear(client: &mut Client, request: u64, body: Body) {
+        let envelope = Envelope {
+            cluster: Options::default().cluster,
+            epoch: 1,
+            session: SESSION,
+            request,
+            ..Envelope::default()
+        };
+        client.handle_message(request, &Message { envelope, body }.encode(false));
+    }
+
+    #[test]
+    fn a_primary_without_leases_does_not_say_that_a_session_lasts() {
+        let mut client = Client::new(100, Options::default(), Defects::default(), 0);
+        let start = EpochStart { epoch: 1, start: 0 };
+        let map = UnitMap {
+            version: 1,
+            epoch: 1,
+            members: vec![0],
+            in_sync: vec![0],
+            lineage: vec![start],
+            ..UnitMap::default()
+        };
+        client.handle_map(0, map);
+        client.submit(
+            0,
+            Operation::Sync {
+                file: FileId::default(),
+            },
+            Acknowledge::All,
+        );
+        hear(&mut client, 0, Body::SessionOpened { slots: 2 });
+        assert_eq!(client.session(), Some(SESSION));
+        let mut fresh_until = |request, valid_ns| {
+            let confirmed = 0;
+            hear(
+                &mut client,
+                request,
+                Body::Alive {
+                    confirmed,
+                    valid_ns,
+                },
+            );
+            client.fresh_until()
+        };
+        assert_eq!(fresh_until(1000, 0), 0);
+        let lasts = Options::default().session_ns / 100 * 95;
+        assert_eq!(fresh_until(2000, 1), 2000 + lasts);
+        assert_eq!(fresh_until(3000, 0), 2000 + lasts);
     }
 }

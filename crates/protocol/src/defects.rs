@@ -63,13 +63,37 @@ pub enum Defect {
     PromoteMetadataOnly,
     /// A full member takes records without the data that they name.
     CountBeforeData,
+    /// Blocks become a part of a file though they may hold something else.
+    CommitWithoutCheck,
+    /// A client commits though a write may still be on its way.
+    CommitBeforeCompletion,
+    /// A client fills blocks again though a write into them may still be on its way.
+    RefillBeforeCompletion,
+    /// A transfer that comes again lands again.
+    LandAgain,
+    /// Blocks are granted when only the primary knows it.
+    GrantBeforeTails,
+    /// The blocks of an ended session are freed before its keys are closed.
+    ForgetQuarantine,
+    /// A new primary frees the blocks of ended sessions at once.
+    ForgetQuarantineAtTakeover,
+    /// Members say that a key is closed, and leave it open.
+    KeepKeys,
+    /// Data is believed to be current without a look at the version.
+    IgnoreVersion,
+    /// Data is believed to be right without a look at the checksums.
+    IgnoreChecksums,
+    /// Layouts show what the other members do not have yet.
+    LayoutBeforeTails,
+    /// Layouts are relied on though there may be another primary.
+    IgnoreValidity,
     /// A write that is refused after it was answered is forgotten.
     ForgetRefused,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 31] = [
+    pub const ALL: [Defect; 43] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -100,6 +124,18 @@ impl Defect {
         Defect::GrantWhileProposing,
         Defect::PromoteMetadataOnly,
         Defect::CountBeforeData,
+        Defect::CommitWithoutCheck,
+        Defect::CommitBeforeCompletion,
+        Defect::RefillBeforeCompletion,
+        Defect::LandAgain,
+        Defect::GrantBeforeTails,
+        Defect::ForgetQuarantine,
+        Defect::ForgetQuarantineAtTakeover,
+        Defect::KeepKeys,
+        Defect::IgnoreVersion,
+        Defect::IgnoreChecksums,
+        Defect::LayoutBeforeTails,
+        Defect::IgnoreValidity,
         Defect::ForgetRefused,
     ];
 }

@@ -11,9 +11,9 @@ use crate::wire::{self, Body, FileId, Message, Outcome, Status};
 use crate::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
 
 /// Entries in lists that a member keeps, at most, with these options: four sessions with 2 slots and 64 reads each,
-/// 64 ranges for each of two members, twice, 64 messages that came early, 16 ranges that a completion names, and a window
-/// of 16 KiB with a file for each 64 bytes.
-const KEPT_MAX: usize = 4 * (1 + 2 * 2 + 2 * 64 + 2) + 2 * 2 * 64 + 64 + 3 * 16 + 512;
+/// a key and a quarantine each, 64 ranges for each of two members, twice, 64 messages that came early, 16 ranges that a
+/// completion names, and a window of 16 KiB with a file for each 64 bytes.
+const KEPT_MAX: usize = 4 * (1 + 2 * 2 + 2 * 64 + 2 + 2) + 2 * 2 * 64 + 64 + 3 * 16 + 512;
 /// Rounds of intents and completions that one input may lead to.
 const ROUNDS_MAX: usize = 2000;
 
@@ -276,7 +276,13 @@ impl World {
             Intent::Execute { ticket, .. } => self.executed(ticket, choice),
             Intent::SetLock { ticket, .. }
             | Intent::OpenSession { ticket, .. }
-            | Intent::EndSession { ticket, .. } => self.executed(ticket, choice | 1),
+            | Intent::EndSession { ticket, .. }
+            | Intent::FreeGrant { ticket, .. } => self.executed(ticket, choice | 1),
+            Intent::OpenKey { session } => Completion::KeyOpened {
+                session,
+                key: self.tail.number,
+            },
+            Intent::CloseKey { session } => Completion::KeyClosed { session },
             Intent::OpenForWriting { epoch } => self.open(epoch, choice),
             Intent::Follow => Completion::Following {
                 tail: self.tail,
@@ -354,10 +360,12 @@ impl World {
             client: 3 + index,
             slots: vec![(u64::from(choice), Outcome::default())],
             locks: vec![(index == 0).then_some(lock)],
+            has_grant: index.is_multiple_of(2),
         };
         Completion::Opened {
             tail: self.tail,
             sessions: (0..u32::from(choice % 4)).map(session).collect(),
+            grants: vec![(u64::from(choice), 3); usize::from(choice & 16 == 16)],
         }
     }
 
@@ -418,6 +426,8 @@ mod tests {
             ("slow-host", 64, true),
             ("resumes", 3, true),
             ("replays-of-no-slot", 1, true),
+            ("opens-keys", 4, false),
+            ("asks-for-keys", 5, true),
         ] {
             let (kept, served) = run(name);
             assert!(

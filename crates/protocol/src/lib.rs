@@ -18,7 +18,7 @@ pub mod map;
 pub mod member;
 pub mod wire;
 
-pub use client::Client;
+pub use client::{Client, Mode, Transfer, TransferKind, TransferOutcome};
 pub use defects::{Defect, Defects};
 pub use map::{EpochStart, NOBODY, NodeId, Sequence, UnitMap};
 pub use member::Member;
@@ -26,6 +26,12 @@ pub use member::Member;
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use crc_fast::Digest;
 use wire::DATA_MAX;
+use wire::active::GRANT_MAX;
+
+/// CRC32C of a block of data, as layouts and commits have it.
+pub fn block_checksum(block: &[u8]) -> u32 {
+    checksum(&[block])
+}
 
 /// CRC32C of these bytes, one after the other.
 fn checksum(parts: &[&[u8]]) -> u32 {
@@ -84,6 +90,10 @@ pub struct Options {
     pub slots: u16,
     /// Sessions that a unit may have.
     pub sessions: u32,
+    /// Blocks that a session's grant may have.
+    pub grant_blocks: u32,
+    /// One-sided reads of one client from one member are carried out in the order in which they were sent.
+    pub ordered_reads: bool,
 }
 
 impl Options {
@@ -98,6 +108,10 @@ impl Options {
                 "a session has 1 to 63 slots",
             ),
             (self.sessions > 0, "there is room for no session"),
+            (
+                (1..=GRANT_MAX).contains(&self.grant_blocks),
+                "a grant has 1 to 4096 blocks",
+            ),
             (
                 (1..=DATA_MAX as u32).contains(&self.refill),
                 "a message holds 1 byte to 1 MiB of the image",
@@ -135,6 +149,8 @@ impl Default for Options {
             parity: false,
             slots: 8,
             sessions: 32,
+            grant_blocks: 1024,
+            ordered_reads: false,
         }
     }
 }
@@ -147,10 +163,12 @@ mod tests {
     fn options_out_of_their_bounds_are_refused() {
         let usual = Options::default();
         assert_eq!(usual.validate(), Ok(()));
-        let changes: [fn(&mut Options); 7] = [
+        let changes: [fn(&mut Options); 9] = [
             |options| options.slots = 0,
             |options| options.slots = SLOTS_MAX as u16 + 1,
             |options| options.sessions = 0,
+            |options| options.grant_blocks = 0,
+            |options| options.grant_blocks = GRANT_MAX + 1,
             |options| options.refill = 0,
             |options| options.refill = u32::MAX,
             |options| options.batch = 0,

@@ -74,6 +74,14 @@ impl UnitMap {
         self.metadata_only.contains(&node)
     }
 
+    /// Members in sync that have the data of files: into whose memories clients reach.
+    pub fn full_in_sync(&self) -> Vec<NodeId> {
+        let in_sync = self.in_sync.iter().copied();
+        in_sync
+            .filter(|node| !self.is_metadata_only(*node))
+            .collect()
+    }
+
     /// What is not possible in this map: such a map is not taken. Above all, it must leave somebody in sync who can be
     /// primary.
     pub fn fault(&self, defects: &Defects) -> Option<&'static str> {

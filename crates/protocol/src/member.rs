@@ -7,6 +7,7 @@
 //! - `serve`: the primary's view of the others, leases, shipping of records;
 //! - `defer`: what the primary does when it has nothing else to do;
 //! - `requests`, `sessions`, `replay`: what clients ask of the primary;
+//! - `grants`: keys for clients that reach into the members' memories, and their end;
 //! - `bounds`: how much of it is kept;
 //! - `view`: what a primary knows, for those who watch it.
 
@@ -15,6 +16,7 @@ mod defer;
 mod elect;
 mod fetch;
 mod follow;
+mod grants;
 mod intent;
 mod join;
 mod replay;
@@ -23,7 +25,7 @@ mod serve;
 mod sessions;
 mod view;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 pub use intent::{Completion, Intent, NamedData, SessionRecord, Slot, Ticket};
 pub use view::View;
@@ -63,6 +65,8 @@ pub struct Member {
     promised_until: u64,
     /// The epoch that it has proposed to be primary of. Only that one, since this process started, may it open.
     proposed: Option<u32>,
+    /// Sessions with a key to the memory here, by their places in the table.
+    keys: BTreeMap<u32, u64>,
     out: Out,
 }
 
@@ -99,6 +103,7 @@ impl Member {
             history,
             promised_until: now,
             proposed: None,
+            keys: BTreeMap::new(),
             out,
         };
         // What the process promised before it ended, it does not know any more.
@@ -229,7 +234,14 @@ impl Member {
                 }
                 self.handle_map(now, map);
             }
-            Completion::Opened { tail, sessions } => self.opened(now, tail, sessions),
+            Completion::Opened {
+                tail,
+                sessions,
+                grants,
+            } => self.opened(now, tail, sessions, &grants),
+            Completion::KeyOpened { .. } | Completion::KeyClosed { .. } => {
+                self.key_completed(now, &completion);
+            }
             Completion::Following { tail, history } => {
                 self.tail = tail;
                 self.history = history;

@@ -11,6 +11,7 @@
 //! allow repair ([`crate::halves`]). Lengths are bounded, and nothing may follow. Positions and times are below 2^62, so
 //! that sums of them do not overflow.
 
+pub mod active;
 mod bytes;
 mod map;
 mod operation;
@@ -168,6 +169,30 @@ pub enum Body {
         /// Whether all of its records are the unit's.
         is_sound: bool,
     },
+    /// From the primary: let the session's client reach into this member's memory.
+    OpenKey {
+        /// Place of the session in the table: there is one key for each.
+        index: u32,
+        /// The session.
+        session: u64,
+    },
+    /// Answer to it.
+    KeyOpened {
+        /// The session.
+        session: u64,
+        /// No two keys are the same, of no two processes either.
+        key: u64,
+    },
+    /// From the primary: the session is over, nothing may land with a key of it any more.
+    CloseKey {
+        /// The session.
+        session: u64,
+    },
+    /// Answer to it: nothing will.
+    KeyClosed {
+        /// The session.
+        session: u64,
+    },
     /// A client asks for a session. `request` is a number it never used before.
     OpenSession,
     /// The session, in the envelope, and how many requests it may have under way.
@@ -181,6 +206,8 @@ pub enum Body {
     Alive {
         /// All members in sync have the records below.
         confirmed: u64,
+        /// For this long after the question was sent, by any clock, there is no other primary.
+        valid_ns: u64,
     },
     /// There is no such session (any more).
     Expired,
@@ -214,6 +241,15 @@ pub enum Body {
         /// One for each file.
         refusals: Vec<Refusal>,
     },
+    /// A client asks for the keys to the members' memories.
+    OpenKeys,
+    /// The key to one of them.
+    Key {
+        /// The member.
+        member: NodeId,
+        /// Its key for this session.
+        key: u64,
+    },
 }
 
 /// A message, whole.
@@ -238,8 +274,11 @@ impl Body {
             | Body::Fetch { .. }
             | Body::Join { .. }
             | Body::Candidate { .. }
+            | Body::OpenKey { .. }
+            | Body::CloseKey { .. }
             | Body::OpenSession
             | Body::KeepAlive
+            | Body::OpenKeys
             | Body::Request { .. }
             | Body::Resume { .. } => Mode::Immediate,
             Body::Lease { .. }
@@ -248,6 +287,9 @@ impl Body {
             | Body::Range { .. }
             | Body::Welcome { .. }
             | Body::Support { .. }
+            | Body::KeyOpened { .. }
+            | Body::KeyClosed { .. }
+            | Body::Key { .. }
             | Body::SessionOpened { .. }
             | Body::Alive { .. }
             | Body::Expired
@@ -269,6 +311,10 @@ impl Body {
             Body::Welcome { .. } => 9,
             Body::Candidate { .. } => 10,
             Body::Support { .. } => 11,
+            Body::OpenKey { .. } => 12,
+            Body::KeyOpened { .. } => 13,
+            Body::CloseKey { .. } => 14,
+            Body::KeyClosed { .. } => 15,
             Body::OpenSession => 32,
             Body::SessionOpened { .. } => 33,
             Body::KeepAlive => 34,
@@ -278,6 +324,8 @@ impl Body {
             Body::Reply { .. } => 38,
             Body::Resume { .. } => 39,
             Body::Resumed { .. } => 40,
+            Body::OpenKeys => 41,
+            Body::Key { .. } => 42,
         }
     }
 
@@ -353,7 +401,13 @@ impl Body {
     fn write_of_client(&self, to: &mut Writer) {
         match self {
             Body::SessionOpened { slots } => to.u16(*slots),
-            Body::Alive { confirmed } => to.u64(*confirmed),
+            Body::Alive {
+                confirmed,
+                valid_ns,
+            } => {
+                to.u64(*confirmed);
+                to.u64(*valid_ns);
+            }
             Body::Request {
                 slot,
                 acknowledge,
@@ -381,6 +435,27 @@ impl Body {
             Body::Resumed { refusals } => {
                 to.u16(refusals.len() as u16);
                 refusals.iter().for_each(|refusal| refusal.write(to));
+            }
+            _ => self.write_of_keys(to),
+        }
+    }
+
+    fn write_of_keys(&self, to: &mut Writer) {
+        match self {
+            Body::OpenKey { index, session } => {
+                to.u32(*index);
+                to.u64(*session);
+            }
+            Body::CloseKey { session } | Body::KeyClosed { session } => {
+                to.u64(*session);
+            }
+            Body::KeyOpened { session, key } => {
+                to.u64(*session);
+                to.u64(*key);
+            }
+            Body::Key { member, key } => {
+                to.u32(*member);
+                to.u64(*key);
             }
             _ => {}
         }
@@ -436,6 +511,20 @@ impl Body {
                 tail: read_sequence(from)?,
                 is_sound: from.flag()?,
             },
+            12 => Body::OpenKey {
+                index: from.u32()?,
+                session: from.u64()?,
+            },
+            13 => Body::KeyOpened {
+                session: from.u64()?,
+                key: from.u64()?,
+            },
+            14 => Body::CloseKey {
+                session: from.u64()?,
+            },
+            15 => Body::KeyClosed {
+                session: from.u64()?,
+            },
             _ => Body::read_of_client(kind, from)?,
         })
     }
@@ -447,6 +536,7 @@ impl Body {
             34 => Body::KeepAlive,
             35 => Body::Alive {
                 confirmed: from.position()?,
+                valid_ns: from.position()?,
             },
             36 => Body::Expired,
             37 => Body::Request {
@@ -474,6 +564,11 @@ impl Body {
                     refusals: refusals?,
                 }
             }
+            41 => Body::OpenKeys,
+            42 => Body::Key {
+                member: from.u32()?,
+                key: from.u64()?,
+            },
             _ => return Err(Malformed("its kind is unknown")),
         })
     }

@@ -35,9 +35,14 @@ fn primary() -> (Member, u64) {
         client: CLIENT,
         slots: vec![(3, Outcome::default()); 2],
         locks: Vec::new(),
+        has_grant: false,
     };
-    let sessions = vec![session];
-    member.handle_completion(now, Completion::Opened { tail, sessions });
+    let opened = Completion::Opened {
+        tail,
+        sessions: vec![session],
+        grants: Vec::new(),
+    };
+    member.handle_completion(now, opened);
     (member, now)
 }
 

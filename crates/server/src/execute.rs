@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use protocol::Defects;
 use protocol::member::{Completion, Slot, Ticket};
 use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, Status};
 use store::{Error, FileKind, NewInode, Node, RenameMode, Rider, SetAttributes, Store, WriteAt};
@@ -15,12 +16,16 @@ pub struct Serving {
     pub store: Store,
     pub sessions: Arc<Node>,
     pub locks: Arc<Node>,
+    /// Blocks that a session's grant may have.
+    pub grant_blocks: u32,
+    /// Rules that are broken.
+    pub defects: Defects,
 }
 
 /// How an operation came out, and the version of what it has looked at.
-struct Looked {
-    outcome: Outcome,
-    version: u64,
+pub(crate) struct Looked {
+    pub outcome: Outcome,
+    pub version: u64,
 }
 
 impl Serving {
@@ -32,10 +37,22 @@ impl Serving {
         slot: Option<&Slot>,
     ) -> Completion {
         let before = self.store.tail().number;
+        // Before the change, whose record is to carry the answer. This record counts though the change may fail.
+        let prepared = match (operation, slot) {
+            (Operation::Grant { .. }, Some(slot)) => self.make_grant(slot.index),
+            _ => Ok(()),
+        };
+        if let Err(error) = prepared {
+            return self.noted(ticket, Err(error));
+        }
         let slot = slot.filter(|_| operation.is_change());
+        let run = || match self.run_active(operation, slot) {
+            Some(result) => result,
+            None => self.run(operation),
+        };
         let (result, was_carried) = match slot {
-            Some(slot) => self.with_answer(slot, || self.run(operation)),
-            None => (self.run(operation), true),
+            Some(slot) => self.with_answer(slot, wr_ids(operation), run),
+            None => (run(), true),
         };
         let outcome = match &result {
             Ok(looked) => looked.outcome.clone(),
@@ -59,11 +76,16 @@ impl Serving {
         }
     }
 
-    fn with_answer<T>(&self, slot: &Slot, change: impl FnOnce() -> T) -> (T, bool) {
+    fn with_answer<T>(
+        &self,
+        slot: &Slot,
+        wr_ids: [u64; 2],
+        change: impl FnOnce() -> T,
+    ) -> (T, bool) {
         let rider = Rider {
             node: &self.sessions,
             offset: table::slot_offset(slot),
-            bytes: table::slot(slot, &Outcome::default()),
+            bytes: table::slot(slot, &Outcome::default(), wr_ids),
             inode_at: Some(table::INODE_AT),
         };
         self.store.with_rider(rider, change)
@@ -71,7 +93,7 @@ impl Serving {
 
     /// Notes an answer in a record of its own: for a request that had nothing to change.
     fn note_answer(&self, slot: &Slot, outcome: &Outcome) {
-        let entry = table::slot(slot, outcome);
+        let entry = table::slot(slot, outcome, [0; 2]);
         let at = WriteAt::Offset(table::slot_offset(slot));
         // The block is there: the session was opened with it. If it can't be written, the request is carried out again.
         let _ = self.store.write(&self.sessions, at, &entry);
@@ -87,7 +109,7 @@ impl Serving {
     ) -> Completion {
         let offset = table::block_offset(slot.index) + u64::from(place) * table::LOCK as u64;
         let entry = table::lock(file);
-        let (result, _) = self.with_answer(slot, || {
+        let (result, _) = self.with_answer(slot, [0; 2], || {
             self.store
                 .write(&self.locks, WriteAt::Offset(offset), &entry)
         });
@@ -110,14 +132,20 @@ impl Serving {
         self.noted(ticket, opened.map(|_| ()))
     }
 
-    /// Ends a session: nothing of its block counts any more.
+    /// Ends a session: nothing of its block counts any more, but whose grant it was.
     pub fn end_session(&self, ticket: Ticket, index: u32) -> Completion {
-        let at = WriteAt::Offset(table::block_offset(index));
-        let ended = self.store.write(&self.sessions, at, &[0; table::ENTRY]);
+        let at = table::block_offset(index);
+        let mut header = [0; table::ENTRY];
+        let read = self.store.read(&self.sessions, at, &mut header);
+        let ended = read.and_then(|_| {
+            let header = table::ended(&header);
+            self.store
+                .write(&self.sessions, WriteAt::Offset(at), &header)
+        });
         self.noted(ticket, ended.map(|_| ()))
     }
 
-    fn noted(&self, ticket: Ticket, result: Result<(), Error>) -> Completion {
+    pub(crate) fn noted(&self, ticket: Ticket, result: Result<(), Error>) -> Completion {
         let tail = self.store.tail().number;
         Completion::Executed {
             ticket,
@@ -180,10 +208,8 @@ impl Serving {
                     version,
                 })
             }
-            // The protocol keeps the locks, and has them noted.
-            Operation::Lock { .. } | Operation::Unlock { .. } => {
-                Err(Error::InvalidArgument("locks are not operations on files"))
-            }
+            // The protocol keeps the locks, and has them noted; grants belong to sessions.
+            _ => Err(Error::InvalidArgument("it is no operation on files alone")),
         }
     }
 
@@ -213,7 +239,7 @@ impl Serving {
         Ok(Looked { outcome, version })
     }
 
-    fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {
+    pub(crate) fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {
         if file.inode == store::SYSTEM {
             return Err(Error::Stale);
         }
@@ -236,7 +262,7 @@ impl Serving {
 
 const NEW_FILE: NewInode<'static> = NewInode::new(FileKind::Regular, 0o644);
 
-fn done(_: ()) -> Looked {
+pub(crate) fn done(_: ()) -> Looked {
     Looked {
         outcome: Outcome::default(),
         version: 0,
@@ -249,6 +275,14 @@ fn found(file: FileId, version: u64) -> Looked {
         ..Outcome::default()
     };
     Looked { outcome, version }
+}
+
+/// The transfers that brought an operation's data, if it was not in the message.
+fn wr_ids(operation: &Operation) -> [u64; 2] {
+    match operation {
+        Operation::Commit { wr_ids, .. } => *wr_ids,
+        _ => [0; 2],
+    }
 }
 
 fn status(error: &Error) -> Status {

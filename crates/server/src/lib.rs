@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod execute;
+mod grants;
 mod pool;
 pub mod table;
 

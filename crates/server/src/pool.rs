@@ -1,11 +1,12 @@
 //! The pool of one member, open for following or for changes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use pmem::Region;
 use protocol::member::{Completion, Intent, NamedData, SessionRecord};
 use protocol::wire::Fetch;
-use protocol::{BadOptions, EpochStart, Sequence};
+use protocol::{BadOptions, Defects, EpochStart, Sequence};
 use store::{BLOCK, Error, FileKind, NewInode, Node, Options, Replica, Store};
 
 use crate::execute::Serving;
@@ -27,7 +28,13 @@ pub struct UnitPool {
     batch: usize,
     /// Sessions in the table.
     sessions: u32,
+    /// Blocks that a session's grant may have.
+    grant_blocks: u32,
+    defects: Defects,
 }
+
+/// Sessions that are over and left blocks in their grants, with their places in the table.
+type LeftGrants = Vec<(u64, u32)>;
 
 impl UnitPool {
     /// Opens a pool to follow in a unit with these options.
@@ -48,7 +55,25 @@ impl UnitPool {
             options,
             batch: unit.batch,
             sessions: unit.sessions,
+            grant_blocks: unit.grant_blocks,
+            defects: Defects::default(),
         })
+    }
+
+    /// Breaks rules, in tests.
+    pub fn with_defects(mut self, defects: &Defects) -> UnitPool {
+        self.defects = defects.clone();
+        self
+    }
+
+    /// Where the image begins in the region, and its length: what others reach into.
+    pub fn image(&self) -> Range<u64> {
+        let superblock = match &self.state {
+            State::Following(replica) => replica.superblock(),
+            State::Serving(serving) => serving.store.superblock(),
+            State::Closed => return 0..0,
+        };
+        superblock.image_offset..superblock.image_offset + superblock.image_length
     }
 
     /// The region that holds the pool.
@@ -99,24 +124,35 @@ impl UnitPool {
             store,
             sessions,
             locks,
+            grant_blocks: self.grant_blocks,
+            defects: self.defects.clone(),
         };
-        let records = self.read_sessions(&serving)?;
+        let (records, grants) = self.read_sessions(&serving)?;
         let tail = sequence(serving.store.tail());
         self.state = State::Serving(Box::new(serving));
         Ok(Completion::Opened {
             tail,
             sessions: records,
+            grants,
         })
     }
 
-    fn read_sessions(&self, serving: &Serving) -> Result<Vec<SessionRecord>, Error> {
-        let mut records = Vec::new();
+    fn read_sessions(&self, serving: &Serving) -> Result<(Vec<SessionRecord>, LeftGrants), Error> {
+        let (mut records, mut grants) = (Vec::new(), Vec::new());
         for index in 0..self.sessions {
             let (mut sessions, mut locks) = ([0; BLOCK], [0; BLOCK]);
             let at = table::block_offset(index);
             serving.store.read(&serving.sessions, at, &mut sessions)?;
             serving.store.read(&serving.locks, at, &mut locks)?;
-            records.extend(table::read(index, &sessions, &locks));
+            let record = table::read(index, &sessions, &locks);
+            let has_grant = serving.has_grant(index)?;
+            if has_grant && record.is_none() {
+                grants.push((table::last_session(&sessions), index));
+            }
+            records.extend(record.map(|record| SessionRecord {
+                has_grant,
+                ..record
+            }));
         }
         // The record of a new file could not know its generation.
         let slots = records.iter_mut().flat_map(|record| &mut record.slots);
@@ -125,7 +161,7 @@ impl UnitPool {
                 outcome.file.generation = serving.store.attributes(&node).generation;
             }
         }
-        Ok(records)
+        Ok((records, grants))
     }
 
     fn follow(&mut self) -> Result<Completion, Error> {
@@ -142,7 +178,7 @@ impl UnitPool {
 }
 
 /// A file of the system directory, made if it is not there.
-fn file(store: &Store, name: &[u8]) -> Result<Arc<Node>, Error> {
+pub(crate) fn file(store: &Store, name: &[u8]) -> Result<Arc<Node>, Error> {
     let system = store.system();
     match store.lookup(&system, name) {
         Err(Error::NotFound) => {
@@ -174,6 +210,7 @@ fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<
             client,
         } => serving.open_session(ticket, index, session, client),
         Intent::EndSession { ticket, index } => serving.end_session(ticket, index),
+        Intent::FreeGrant { ticket, index } => serving.free_grant(ticket, index),
         Intent::ReadRecords { from, to } => {
             let mut records = Vec::new();
             let read = store.read_records(from, batch, &mut records);

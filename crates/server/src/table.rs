@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! sessions: | header 64 | slot 64 | slot 64 | …
-//!   header: session 8 | client 4 | zeros
-//!   slot:   session 8 | request 8 | inode 8 | generation 4 | status 1 | zeros
+//!   header: session 8 | client 4 | zeros 4 | session that was here before, once it is over 8 | zeros
+//!   slot:   session 8 | request 8 | inode 8 | generation 4 | status 1 | zeros 3 | first, last WR_ID 8 each | zeros
 //! locks:    | lock 16 | lock 16 | …
 //!   lock:   inode 8 | generation 4 | held 1 | zeros
 //! ```
@@ -20,7 +20,7 @@ pub const ENTRY: usize = 64;
 pub const LOCK: usize = 16;
 // A session's header and slots fill its block.
 const _: () = assert!(SLOTS_MAX == BLOCK / ENTRY - 1);
-/// Where the number of a new inode goes in a slot.
+/// Where number and generation of a new inode go in a slot.
 pub const INODE_AT: usize = 16;
 
 /// Where a slot is in the file of sessions.
@@ -42,14 +42,28 @@ pub fn header(session: u64, client: u32) -> [u8; ENTRY] {
     entry
 }
 
-/// An answered request.
-pub fn slot(slot: &Slot, outcome: &Outcome) -> [u8; ENTRY] {
+/// The same entry when the session is over.
+pub fn ended(header: &[u8; ENTRY]) -> [u8; ENTRY] {
+    let mut entry = [0; ENTRY];
+    entry[16..24].copy_from_slice(&header[..8]);
+    entry
+}
+
+/// The session that was here last and is over, 0 for none.
+pub fn last_session(sessions: &[u8; BLOCK]) -> u64 {
+    word(sessions, 16)
+}
+
+/// An answered request. Of a commit the slot says which transfers brought its data, so that its record does.
+pub fn slot(slot: &Slot, outcome: &Outcome, wr_ids: [u64; 2]) -> [u8; ENTRY] {
     let mut entry = [0; ENTRY];
     entry[..8].copy_from_slice(&slot.session.to_le_bytes());
     entry[8..16].copy_from_slice(&slot.request.to_le_bytes());
     entry[16..24].copy_from_slice(&outcome.file.inode.to_le_bytes());
     entry[24..28].copy_from_slice(&outcome.file.generation.to_le_bytes());
     entry[28] = outcome.status as u8;
+    entry[32..40].copy_from_slice(&wr_ids[0].to_le_bytes());
+    entry[40..48].copy_from_slice(&wr_ids[1].to_le_bytes());
     entry
 }
 
@@ -106,6 +120,7 @@ pub fn read(index: u32, sessions: &[u8; BLOCK], locks: &[u8; BLOCK]) -> Option<S
             .map(read_slot)
             .collect(),
         locks: locks.chunks_exact(LOCK).map(read_lock).collect(),
+        has_grant: false,
     })
 }
 
@@ -133,7 +148,7 @@ mod tests {
             data: Vec::new(),
         };
         sessions[..ENTRY].copy_from_slice(&header(77, 8));
-        sessions[3 * ENTRY..4 * ENTRY].copy_from_slice(&slot(&place, &outcome));
+        sessions[3 * ENTRY..4 * ENTRY].copy_from_slice(&slot(&place, &outcome, [6, 8]));
         locks[LOCK..2 * LOCK].copy_from_slice(&lock(Some(file)));
         let record = read(3, &sessions, &locks).expect("there is a session");
         assert_eq!((record.index, record.session, record.client), (3, 77, 8));
@@ -158,7 +173,7 @@ mod tests {
         assert_eq!(slot_offset(&last) + ENTRY as u64, block_offset(2));
         let (mut sessions, locks) = ([0; BLOCK], [0; BLOCK]);
         sessions[..ENTRY].copy_from_slice(&header(7, 1));
-        sessions[BLOCK - ENTRY..].copy_from_slice(&slot(&last, &Outcome::default()));
+        sessions[BLOCK - ENTRY..].copy_from_slice(&slot(&last, &Outcome::default(), [0; 2]));
         let record = read(1, &sessions, &locks).expect("there is a session");
         assert_eq!(record.slots.len(), SLOTS_MAX);
         assert_eq!(record.slots[SLOTS_MAX - 1], (5, Outcome::default()));
@@ -176,7 +191,7 @@ mod tests {
         };
         let (mut sessions, mut locks) = ([0; BLOCK], [0; BLOCK]);
         sessions[..ENTRY].copy_from_slice(&header(7, 1));
-        sessions[ENTRY..2 * ENTRY].copy_from_slice(&slot(&place, &Outcome::default()));
+        sessions[ENTRY..2 * ENTRY].copy_from_slice(&slot(&place, &Outcome::default(), [0; 2]));
         for at in 0..2 * ENTRY {
             let mut damaged = sessions;
             damaged[at] ^= 0xff;

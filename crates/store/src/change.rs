@@ -53,7 +53,8 @@ pub struct Change<'s> {
     /// Whole data blocks, in the order of their operations.
     blocks: [&'s [u8]; BLOCKS_MAX],
     block_count: usize,
-    taken_inode: Option<u64>,
+    /// The inode that it puts to use, and its generation.
+    taken_inode: Option<(u64, u32)>,
     freed_inode: Option<u64>,
     /// The change frees space in the end, so it may use the reserve.
     reserve: bool,
@@ -311,16 +312,19 @@ impl<'s> Change<'s> {
         self.parts.freed.push(run);
     }
 
-    /// Takes an inode number, which the change will put to use.
-    pub fn allocate_inode(&mut self) -> Result<u64> {
-        let number = self.shared.allocator.take_inode()?;
-        self.taken_inode = Some(number);
+    /// Takes a free inode, which the change will put to use.
+    pub fn allocate_inode(&mut self) -> Result<(u64, Inode)> {
+        let (allocator, image) = (&self.shared.allocator, &self.shared.image);
+        let number = allocator.take_inode()?;
+        let free = image.inode(number);
+        let free = free.inspect_err(|_| allocator.give_back_inode(number))?;
+        self.taken_inode = Some((number, free.next_generation()));
         self.parts.inode_bits.push((Map::Inodes, number, true));
-        Ok(number)
+        Ok((number, free))
     }
 
-    /// The number of the inode that the change puts to use.
-    pub fn taken_inode(&self) -> Option<u64> {
+    /// Number and generation of the inode that the change puts to use.
+    pub fn taken_inode(&self) -> Option<(u64, u32)> {
         self.taken_inode
     }
 
@@ -583,7 +587,7 @@ impl Drop for Change<'_> {
         for run in self.parts.taken.drain(..) {
             self.shared.allocator.give_back(run);
         }
-        if let Some(number) = self.taken_inode.take() {
+        if let Some((number, _)) = self.taken_inode.take() {
             self.shared.allocator.give_back_inode(number);
         }
     }

@@ -46,6 +46,8 @@ pub struct FileLayout {
     pub size: u64,
     /// What is mapped, in order. Between are holes.
     pub mapped: Vec<Mapped>,
+    /// The checksum of each block that is mapped, in order, as the image has it; none if it has none of data.
+    pub checksums: Vec<u32>,
 }
 
 /// Whole blocks of a grant that are to become blocks of a file.
@@ -68,7 +70,8 @@ impl Store {
         check_regular(&state)?;
         let lookup = Lookup::new(&self.shared.image, node.number(), &state);
         let end = offset.saturating_add(length).min(state.size);
-        let (mut mapped, mut at) = (Vec::new(), offset);
+        let image = &self.shared.image;
+        let (mut mapped, mut checksums, mut at) = (Vec::new(), Vec::new(), offset);
         while at < end {
             let Some(extent) = lookup.written_or_after(at / BLOCK_U64)? else {
                 break;
@@ -83,6 +86,11 @@ impl Store {
                 image_offset: extent.physical * BLOCK_U64 + (start - extent.logical * BLOCK_U64),
                 length: stop - start,
             });
+            if image.data_checksums {
+                let blocks = start / BLOCK_U64..stop.div_ceil(BLOCK_U64);
+                let physical = blocks.map(|block| block - extent.logical + extent.physical);
+                checksums.extend(physical.map(|block| image.data_crc(block)));
+            }
             at = stop;
         }
         Ok(FileLayout {
@@ -92,6 +100,7 @@ impl Store {
             generation: state.generation,
             size: state.size,
             mapped,
+            checksums,
         })
     }
 

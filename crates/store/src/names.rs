@@ -194,7 +194,7 @@ impl Store {
         let number = shared.allocator.take_inode()?;
         let old = shared.image.free_inode(number);
         let old = old.inspect_err(|_| shared.allocator.give_back_inode(number))?;
-        let mut inode = self.new_inode(directory.number(), parent, new, old.generation);
+        let mut inode = self.new_inode(directory.number(), parent, new, &old);
         put_inline_target(&mut inode, new);
         inode.rest_crc = inode.rest_checksum();
         inode.crc = inode.checksum();
@@ -227,9 +227,8 @@ impl Store {
         new: &NewInode<'_>,
     ) -> Result<Arc<Node>> {
         let mut change = Change::new(&self.shared);
-        let number = change.allocate_inode()?;
-        let old = self.shared.image.inode(number)?;
-        let mut inode = self.new_inode(directory.number(), parent, new, old.generation);
+        let (number, old) = change.allocate_inode()?;
+        let mut inode = self.new_inode(directory.number(), parent, new, &old);
         self.put_target(&mut change, number, &mut inode, new)?;
         let mut parent_new = *parent;
         add_links(&mut parent_new, i32::from(inode.is_directory()));
@@ -246,19 +245,13 @@ impl Store {
         Ok(Node::new(number, inode))
     }
 
-    fn new_inode(
-        &self,
-        directory: u64,
-        parent: &Inode,
-        new: &NewInode<'_>,
-        old_generation: u32,
-    ) -> Inode {
+    fn new_inode(&self, directory: u64, parent: &Inode, new: &NewInode<'_>, old: &Inode) -> Inode {
         let now = self.now_ns();
         let is_directory = new.kind == FileKind::Directory;
         let group = parent.mode & SET_GROUP;
         let inherited = if is_directory { group } else { 0 };
         Inode {
-            generation: old_generation.wrapping_add(1),
+            generation: old.next_generation(),
             mode: new.kind.bits() | new.permissions & 0o7777 | inherited,
             links: if is_directory { 2 } else { 1 },
             uid: new.uid,

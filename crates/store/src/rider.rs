@@ -17,6 +17,9 @@ use crate::tree::Lookup;
 /// Bytes of a rider: a line.
 pub const RIDER: usize = 64;
 
+/// Bytes of an inode's number and generation.
+const IDENTITY: usize = size_of::<u64>() + size_of::<u32>();
+
 /// Bytes for a file of the system directory.
 #[derive(Clone, Copy, Debug)]
 pub struct Rider<'a> {
@@ -26,7 +29,8 @@ pub struct Rider<'a> {
     pub offset: u64,
     /// What is to be there.
     pub bytes: [u8; RIDER],
-    /// Where in these bytes the number of the inode goes that the change takes, if it takes one: 8 bytes.
+    /// Where in these bytes the inode goes that the change takes, if it takes one: its number, 8 bytes, and its generation,
+    /// 4.
     pub inode_at: Option<usize>,
 }
 
@@ -70,10 +74,12 @@ impl Waiting {
         // Without a block it has no place, and is not carried.
         let (physical, _) = lookup.find(block).ok().flatten()?;
         let mut bytes = self.bytes;
-        if let Some((number, at)) = change.taken_inode().zip(self.inode_at)
-            && let Some(place) = bytes.get_mut(at..).and_then(|rest| rest.first_chunk_mut())
+        if let Some(((number, generation), at)) = change.taken_inode().zip(self.inode_at)
+            && let Some(place) = bytes.get_mut(at..at + IDENTITY)
         {
-            *place = number.to_le_bytes();
+            let (first, rest) = place.split_at_mut(size_of::<u64>());
+            first.copy_from_slice(&number.to_le_bytes());
+            rest.copy_from_slice(&generation.to_le_bytes());
         }
         let target = physical * BLOCK as u64 + inside as u64;
         let mut crc = 0;
@@ -112,9 +118,7 @@ impl Store {
     /// nothing, or if the rider does not lie in one block that its file has. Work with a rider has no other within.
     pub fn with_rider<T>(&self, rider: Rider<'_>, work: impl FnOnce() -> T) -> (T, bool) {
         let fits = place(rider.offset).1 + RIDER <= BLOCK
-            && rider
-                .inode_at
-                .is_none_or(|at| at <= RIDER - size_of::<u64>());
+            && rider.inode_at.is_none_or(|at| at <= RIDER - IDENTITY);
         CARRIED.set(false);
         if fits {
             WAITING.set(Some(Box::new(Waiting {

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
 use pmem::Region;
-use protocol::client::{Client, Event as Told, Ticket};
+use protocol::client::{Client, Event as Told, Ticket, Transfer, TransferKind, TransferOutcome};
 use protocol::member::Completion;
+use protocol::wire::active::BLOCK;
 use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome, Status};
-use protocol::{Defects, EpochStart, Member, NOBODY, Options, Sequence, Transmit, UnitMap};
+use protocol::{Defects, EpochStart, Member, Mode, NOBODY, Options, Sequence, Transmit, UnitMap};
 use store::{Geometry, Store};
 
 use super::fabric::{self, Fabric};
@@ -50,10 +51,29 @@ pub struct Cost {
 }
 
 enum Event {
-    Deliver { to: u32, bytes: Vec<u8> },
-    Timer { to: u32, at: Time },
-    Map { to: u32, map: UnitMap },
-    Proposed { to: u32, map: UnitMap },
+    Deliver {
+        to: u32,
+        bytes: Vec<u8>,
+    },
+    Timer {
+        to: u32,
+        at: Time,
+    },
+    Map {
+        to: u32,
+        map: UnitMap,
+    },
+    Proposed {
+        to: u32,
+        map: UnitMap,
+    },
+    /// A one-sided transfer of the client arrives at a memory.
+    Land(Transfer),
+    /// The client hears of its end.
+    Landed {
+        wr_id: u64,
+        outcome: TransferOutcome,
+    },
 }
 
 /// A unit with one client.
@@ -94,7 +114,12 @@ fn image() -> Result<(Vec<u8>, Sequence), String> {
 }
 
 impl Unit {
-    fn new(members: u32, metadata_only: Option<u32>, parity: bool) -> Result<Unit, String> {
+    fn new(
+        members: u32,
+        metadata_only: Option<u32>,
+        parity: bool,
+        mode: Mode,
+    ) -> Result<Unit, String> {
         let (image, tail) = image()?;
         let all: Vec<u32> = (0..members).collect();
         let map = UnitMap {
@@ -114,11 +139,12 @@ impl Unit {
             parity,
             ..Options::default()
         };
+        let client = Client::new(FIRST_CLIENT, options.clone(), Defects::default(), 1 << 32);
         let mut unit = Unit {
             queue: Queue::new(),
             fabric: Fabric::new(1, fabric::Options::steady(DELAY)),
             machines: all.into_iter().map(machine).collect(),
-            client: Client::new(FIRST_CLIENT, options.clone(), Defects::default(), 1 << 32),
+            client: client.with_mode(mode),
             client_timer: None,
             map: map.clone(),
             done: BTreeMap::new(),
@@ -244,6 +270,10 @@ impl Unit {
                 let ended = Completion::Proposed { map };
                 self.member_step(now, to, |it, local| it.handle_completion(local, ended))?;
             }
+            Event::Land(transfer) => self.land(now, &transfer)?,
+            Event::Landed { wr_id, outcome } => self.client_step(now, |client, local| {
+                client.handle_transfer(local, wr_id, outcome);
+            }),
         }
         Ok(())
     }
@@ -284,12 +314,40 @@ impl Unit {
         while let Some(transmit) = self.client.poll_transmit() {
             self.transmit(now, FIRST_CLIENT, &transmit);
         }
+        while let Some(transfer) = self.client.poll_transfer() {
+            self.fabric.set_label(&self.label);
+            let data: &[u8] = match &transfer.kind {
+                TransferKind::Write(bytes) => bytes,
+                TransferKind::Read(_) => &[],
+            };
+            for delivery in self.fabric.send(now, FIRST_CLIENT, transfer.to, data) {
+                self.queue.add(delivery.at, Event::Land(transfer.clone()));
+            }
+        }
         let due = self.client.poll_timeout();
         self.client_timer = due.map(|at| clock().instant(at).max(now + MICROSECOND));
         if let Some(at) = self.client_timer {
             let to = FIRST_CLIENT;
             self.queue.add(at, Event::Timer { to, at });
         }
+    }
+
+    fn land(&mut self, now: Time, transfer: &Transfer) -> Result<(), String> {
+        let Transfer { to, wr_id, .. } = *transfer;
+        let Some(outcome) = self.machines[to as usize].land(transfer, true)? else {
+            return Ok(());
+        };
+        self.fabric.set_label(&self.label);
+        let data: &[u8] = match &outcome {
+            TransferOutcome::Read(bytes) => bytes,
+            _ => &[],
+        };
+        for delivery in self.fabric.send(now, to, FIRST_CLIENT, data) {
+            let outcome = outcome.clone();
+            self.queue
+                .add(delivery.at, Event::Landed { wr_id, outcome });
+        }
+        Ok(())
     }
 
     fn transmit(&mut self, now: Time, from: u32, transmit: &Transmit) {
@@ -326,6 +384,17 @@ impl Unit {
             ticket = client.submit(local, operation, acknowledge);
         });
         ticket
+    }
+
+    /// A file whose blocks are there. The first operation opens the session, the first write takes space: neither is to be
+    /// counted.
+    fn filled_file(&mut self, random: &mut Random) -> Result<FileId, String> {
+        let (directory, name) = (ROOT, b"file".to_vec());
+        let create = Operation::Create { directory, name };
+        let (_, made) = self.measure("a file", vec![(create, Acknowledge::Primary)])?;
+        let whole = write(made.file, 1 << 20, random);
+        self.measure("all of it", vec![(whole, Acknowledge::All)])?;
+        Ok(made.file)
     }
 
     /// Carries out operations, each when the one before has ended, and counts what they cost together.
@@ -373,17 +442,11 @@ pub fn costs(
     metadata_only: Option<u32>,
     parity: bool,
 ) -> Result<Vec<(String, Cost)>, String> {
-    let mut unit = Unit::new(members, metadata_only, parity)?;
+    let mut unit = Unit::new(members, metadata_only, parity, Mode::ServerActive)?;
     let mut costs = Vec::new();
-    let entry = |name: &str| (ROOT, name.as_bytes().to_vec());
-    let (directory, name) = entry("file");
-    // The first operation opens the session, the first write takes space: neither is counted.
-    let create = Operation::Create { directory, name };
-    let (_, made) = unit.measure("a file", vec![(create, Acknowledge::Primary)])?;
-    let file = made.file;
     let mut random = Random::new(1);
-    let whole = write(file, 1 << 20, &mut random);
-    unit.measure("all of it", vec![(whole, Acknowledge::All)])?;
+    let file = unit.filled_file(&mut random)?;
+    let entry = |name: &str| (ROOT, name.as_bytes().to_vec());
     let mut measure = |name: String, operations: Vec<(Operation, Acknowledge)>| {
         let (cost, _) = unit.measure(&name, operations)?;
         costs.push((name, cost));
@@ -430,6 +493,44 @@ pub fn costs(
     Ok(costs)
 }
 
+/// What the operations cost that a client does itself, one-sided, in such a unit.
+fn active_costs(members: u32, metadata_only: Option<u32>) -> Result<Vec<(String, Cost)>, String> {
+    let mut unit = Unit::new(members, metadata_only, false, Mode::ClientActive)?;
+    let mut costs = Vec::new();
+    let mut random = Random::new(1);
+    let file = unit.filled_file(&mut random)?;
+    let whole_blocks = |(length, _): &&(usize, &str)| length.is_multiple_of(BLOCK as usize);
+    for (length, called) in LENGTHS.iter().filter(whole_blocks) {
+        for (how, acknowledge) in [("primary", Acknowledge::Primary), ("all", Acknowledge::All)] {
+            // One write of several asks for the blocks of those to come.
+            while unit.client.granted_blocks() < 2 * length / BLOCK as usize {
+                let before = (write(file, *length, &mut random), Acknowledge::All);
+                unit.measure("before", vec![before])?;
+            }
+            let name = format!("write {called} one-sided, `ack={how}`");
+            let write = (write(file, *length, &mut random), acknowledge);
+            costs.push((name.clone(), unit.measure(&name, vec![write])?.0));
+        }
+    }
+    for (length, called) in LENGTHS {
+        let (offset, length) = (0, length as u32);
+        let read = Operation::Read {
+            file,
+            offset,
+            length,
+        };
+        // It brings the layout.
+        unit.measure("before", vec![(read.clone(), Acknowledge::Primary)])?;
+        let name = format!("read {called} one-sided");
+        let read = vec![(read, Acknowledge::Primary)];
+        costs.push((name.clone(), unit.measure(&name, read)?.0));
+    }
+    match unit.client.one_sided() {
+        (writes, reads) if writes > 6 && reads >= 10 => Ok(costs),
+        done => Err(format!("so many writes and reads were one-sided: {done:?}")),
+    }
+}
+
 /// Over data that is there already. No two writes have the same data, else replicas might find theirs in old blocks.
 fn write(file: FileId, length: usize, random: &mut Random) -> Operation {
     let data = std::iter::repeat_with(|| random.next_number().to_le_bytes());
@@ -455,7 +556,7 @@ pub struct Latency {
 /// How long writes take without, and with, a refill of a whole member going on, and how long the refill takes, though
 /// clients never pause.
 pub fn during_a_refill() -> Result<(Latency, Latency, Time), String> {
-    let mut unit = Unit::new(3, None, false)?;
+    let mut unit = Unit::new(3, None, false, Mode::ServerActive)?;
     unit.fabric.set_options(fabric::Options {
         bytes_per_us: WIDTH,
         ..fabric::Options::steady(DELAY)
@@ -499,12 +600,15 @@ pub fn table() -> Result<String, String> {
         counted.into_iter().collect::<Result<Vec<_>, _>>()
     };
     let (mut units, with_parity) = (count(false)?, count(true)?);
-    for (unit, with_parity) in units.iter_mut().zip(with_parity) {
+    for ((unit, with_parity), (_, members, metadata_only)) in
+        units.iter_mut().zip(with_parity).zip(UNITS)
+    {
         let row = with_parity
             .into_iter()
             .find(|(name, _)| name == WITH_PARITY);
         let (name, cost) = row.ok_or("there is no such operation")?;
         unit.push((format!("{name}, with parity"), cost));
+        unit.extend(active_costs(members, metadata_only)?);
     }
     let mut table = String::from("| operation |");
     for (called, ..) in UNITS {

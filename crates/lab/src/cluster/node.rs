@@ -1,11 +1,13 @@
 //! One member's machine: memory that crashes, a process that ends, a clock of its own.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pmem::{Moment, Simulation};
+use protocol::client::{Transfer, TransferKind, TransferOutcome};
+use protocol::defects::Defect;
 use protocol::member::{Completion, Intent, NamedData, SessionRecord};
 use protocol::{Defects, Member, Options, Transmit, UnitMap};
 use server::UnitPool;
@@ -30,6 +32,76 @@ struct Process {
     pool: UnitPool,
 }
 
+/// What lets transfers land in the memory of a process, without its doing.
+#[derive(Default)]
+struct Port {
+    /// Where the image is in the memory.
+    image: Range<u64>,
+    /// Open keys by session.
+    keys: BTreeMap<u64, u64>,
+    next_key: u64,
+    /// Writes that have landed, by key and number: none lands again.
+    landed: BTreeSet<(u64, u64)>,
+    keeps_keys: bool,
+    lands_again: bool,
+}
+
+impl Port {
+    fn carry_out(&mut self, intent: &Intent) -> Option<Completion> {
+        match *intent {
+            Intent::OpenKey { session } => {
+                let next = &mut self.next_key;
+                let key = *self.keys.entry(session).or_insert_with(|| {
+                    *next += 1;
+                    *next
+                });
+                Some(Completion::KeyOpened { session, key })
+            }
+            Intent::CloseKey { session } => {
+                if !self.keeps_keys {
+                    self.keys.remove(&session);
+                }
+                Some(Completion::KeyClosed { session })
+            }
+            _ => None,
+        }
+    }
+
+    fn is_open(&self, transfer: &Transfer) -> bool {
+        let is_open = self.keys.values().any(|key| *key == transfer.key);
+        let start = self.image.start.saturating_add(transfer.offset);
+        is_open && start.saturating_add(transfer.length()) <= self.image.end
+    }
+
+    /// Whether a transfer that arrives now will change the memory.
+    fn changes_memory(&self, transfer: &Transfer) -> bool {
+        let has_landed = self.landed.contains(&(transfer.key, transfer.wr_id));
+        let is_write = matches!(transfer.kind, TransferKind::Write(_));
+        is_write && self.is_open(transfer) && (!has_landed || self.lands_again)
+    }
+
+    fn land(&mut self, memory: &Simulation, transfer: &Transfer) -> TransferOutcome {
+        if !self.is_open(transfer) {
+            return TransferOutcome::Refused;
+        }
+        let start = self.image.start + transfer.offset;
+        match &transfer.kind {
+            TransferKind::Write(bytes) => {
+                if self.changes_memory(transfer) {
+                    self.landed.insert((transfer.key, transfer.wr_id));
+                    memory.region().write(start, bytes);
+                }
+                TransferOutcome::Written
+            }
+            TransferKind::Read(length) => {
+                let mut bytes = vec![0; *length as usize];
+                memory.region().read(start, &mut bytes);
+                TransferOutcome::Read(bytes)
+            }
+        }
+    }
+}
+
 /// A member's machine.
 pub struct Machine {
     /// Its name on the fabric.
@@ -42,6 +114,7 @@ pub struct Machine {
     pub timer: Option<Time>,
     memory: Simulation,
     process: Option<Process>,
+    port: Port,
     armed: Arc<Mutex<Armed>>,
     /// Data that records at this tail name and that is not there, and what was fetched of it.
     lacks: Option<Lacking>,
@@ -79,6 +152,8 @@ pub enum Seen {
     Released(u64),
     /// As primary it was asked for records from here on, and did not hold them any more.
     Gone(u64),
+    /// As primary it ended a session.
+    SessionEnded,
     /// It was opened for changes, and found these sessions.
     Opened(Vec<SessionRecord>),
     /// The primary takes it back; it will fetch what it lacks.
@@ -112,6 +187,7 @@ impl Machine {
             timer: None,
             memory: Simulation::from_image(image),
             process: None,
+            port: Port::default(),
             armed: Arc::default(),
             lacks: None,
             random: Random::new(seed),
@@ -167,13 +243,47 @@ impl Machine {
         let region = self.memory.region();
         let pool = UnitPool::open(region, store_options, options)
             .map_err(|error| format!("member {} does not open its pool: {error}", self.node))?;
+        let pool = pool.with_defects(defects);
+        let port = Port {
+            keeps_keys: defects.has(Defect::KeepKeys),
+            lands_again: defects.has(Defect::LandAgain),
+            ..Port::default()
+        };
         let (tail, history) = pool.position();
         let local = self.clock.local(now);
         let (options, defects) = (options.clone(), defects.clone());
         let member = Member::new(self.node, options, defects, tail, history, local);
-        self.process = Some(Process { member, pool });
         self.incarnation += 1;
+        self.port = Port {
+            image: pool.image(),
+            next_key: self.incarnation << 32,
+            ..port
+        };
+        self.process = Some(Process { member, pool });
         Ok(())
+    }
+
+    /// A one-sided transfer arrives. Nobody answers if no process runs. In a member in sync nothing is changed but blocks
+    /// of grants: all others belong to files, or may do so at any time.
+    pub fn land(
+        &mut self,
+        transfer: &Transfer,
+        is_in_sync: bool,
+    ) -> Result<Option<TransferOutcome>, String> {
+        if self.process.is_none() {
+            return Ok(None);
+        }
+        let Transfer { wr_id, offset, .. } = *transfer;
+        if is_in_sync && self.port.changes_memory(transfer) {
+            let range = offset..offset + transfer.length();
+            if !crate::reachable::is_granted(&self.memory.region(), range) {
+                return Err(format!(
+                    "member {}: transfer {wr_id} lands at {offset}, which is granted to nobody",
+                    self.node
+                ));
+            }
+        }
+        Ok(Some(self.port.land(&self.memory, transfer)))
     }
 
     /// Power fails: what was not persistent may be lost.
@@ -234,6 +344,10 @@ impl Machine {
                 step.proposals.push(map);
                 continue;
             }
+            if let Some(completion) = self.port.carry_out(&intent) {
+                member.handle_completion(local, completion);
+                continue;
+            }
             step.seen.extend(seen_before(&intent));
             if let (Intent::WriteImage { offset, bytes }, Some(lacks)) = (&intent, &mut self.lacks)
             {
@@ -281,6 +395,7 @@ impl Machine {
 fn seen_before(intent: &Intent) -> Option<Seen> {
     match intent {
         Intent::ReleaseFreed { below } => Some(Seen::Released(*below)),
+        Intent::EndSession { .. } => Some(Seen::SessionEnded),
         Intent::TouchedSince { .. } => Some(Seen::Welcomed),
         Intent::Rewind { .. } => Some(Seen::Refilled),
         _ => None,

@@ -38,6 +38,8 @@ pub enum Cue {
     Takeover,
     /// A client is answered an fsync.
     Synced,
+    /// The primary ends a session.
+    SessionEnded,
 }
 
 /// Something that goes wrong. What has `for_ns` ends by itself.
@@ -124,6 +126,20 @@ pub enum Fault {
         /// How many blocks.
         blocks: u32,
     },
+    /// Not a fault: a client reads all blocks.
+    Look {
+        /// Which.
+        client: Who,
+    },
+    /// What a client writes one-sided into a member's memory is stuck, and lands at the end.
+    StuckWay {
+        /// Which client.
+        from: Who,
+        /// Whose memory.
+        to: Who,
+        /// How long.
+        for_ns: Time,
+    },
     /// Messages from one to the other arrive late.
     LateLink {
         /// From whom.
@@ -160,10 +176,12 @@ impl Fault {
             | Fault::Loss { for_ns, .. }
             | Fault::Corruption { for_ns, .. }
             | Fault::SlowLink { for_ns, .. }
+            | Fault::StuckWay { for_ns, .. }
             | Fault::LateLink { for_ns, .. } => Some(for_ns),
             Fault::CrashClient { .. }
             | Fault::Drift { .. }
             | Fault::HearsLate { .. }
+            | Fault::Look { .. }
             | Fault::Rush { .. } => None,
         }
     }
@@ -605,6 +623,10 @@ impl fmt::Display for Fault {
                 write!(formatter, "{node} hears of maps {by_ms} ms late")
             }
             Fault::Rush { client, blocks } => write!(formatter, "{client} writes {blocks} blocks"),
+            Fault::Look { client } => write!(formatter, "{client} reads all"),
+            Fault::StuckWay { from, to, .. } => {
+                write!(formatter, "what {from} writes into {to} is stuck")
+            }
             Fault::LateLink {
                 from, to, by_ms, ..
             } => write!(formatter, "{from} to {to} is {by_ms} ms late"),

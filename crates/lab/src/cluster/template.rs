@@ -11,8 +11,8 @@ use store::{BLOCK, Defects, FileKind, Geometry, NewInode, Node, Options, Store, 
 
 use super::workload::FILES;
 
-/// Bytes of a pool.
-const LENGTH: u64 = 1 << 20;
+/// Bytes of a pool: so few that freed blocks are soon used again.
+const LENGTH: u64 = 512 << 10;
 /// Blocks that are free in a pool that is nearly full: the files that are written, and little beside them.
 const FEW: u64 = 16;
 /// Sessions that a pool has room for though it is full.
@@ -31,7 +31,12 @@ pub fn pool(is_full: bool) -> Result<Template, String> {
 
 fn make(is_full: bool) -> Result<Template, String> {
     let region = Region::memory(LENGTH, false).map_err(|error| error.to_string())?;
-    crate::pool::format(&region, &Geometry::small())?;
+    // Pools of a unit do not use side rings.
+    let geometry = Geometry {
+        side_rings: 0,
+        ..Geometry::small()
+    };
+    crate::pool::format(&region, &geometry)?;
     let options = Options {
         clock: store::Clock::Manual(Arc::new(AtomicI64::new(1))),
         defects: Defects::default(),

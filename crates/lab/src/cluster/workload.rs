@@ -2,18 +2,23 @@
 
 use std::collections::BTreeMap;
 
-use protocol::client::{Client, Event, Ticket};
+use protocol::client::{Client, Event, Ticket, Transfer};
 use protocol::wire::{Acknowledge, FileId, Operation, Outcome, Status};
-use protocol::{Defects, Options, UnitMap};
+use protocol::{Defects, Mode, Options, UnitMap};
 
 use super::history::{History, Id, Key, Operation as Asked, Outcome as Answered};
 use super::time::{Clock, MILLISECOND, Time};
+use super::world::FIRST_CLIENT;
 use crate::random::Random;
 
 /// Files whose blocks are written and read, and which are locked.
 pub const FILES: usize = 3;
 /// Blocks of a file that are used.
 const BLOCKS: u64 = 4;
+/// Bytes of a short write.
+const SHORT: usize = 64;
+/// Stands for contents that nobody has written.
+const TORN: u64 = u64::MAX;
 /// Names that are made and removed.
 const NAMES: usize = 3;
 /// How old a write is at most that an fsync is of.
@@ -48,6 +53,10 @@ pub struct Worker {
     pub incarnation: u64,
     /// When its time-out is due.
     pub timer: Option<Time>,
+    /// One-sided transfers that the client's machine is to start.
+    pub transfers: Vec<Transfer>,
+    /// Writes and reads that its ended clients did one-sided.
+    one_sided: (u64, u64),
     client: Option<Client>,
     pending: BTreeMap<Ticket, Pending>,
     unsynced: Vec<Unsynced>,
@@ -75,6 +84,8 @@ impl Worker {
             clock,
             incarnation: 0,
             timer: None,
+            transfers: Vec::new(),
+            one_sided: (0, 0),
             client: None,
             pending: BTreeMap::new(),
             unsynced: Vec::new(),
@@ -96,18 +107,20 @@ impl Worker {
             self.incarnation += 1;
             self.fresh_until = (0, 0);
             let first = self.incarnation << 32;
-            self.client = Some(Client::new(
-                self.node,
-                options.clone(),
-                defects.clone(),
-                first,
-            ));
+            let client = Client::new(self.node, options.clone(), defects.clone(), first);
+            self.client = Some(client.with_mode(mode_of(self.node - FIRST_CLIENT)));
         }
     }
 
     /// Whether its process runs.
     pub fn is_up(&self) -> bool {
         self.client.is_some()
+    }
+
+    /// How many writes and reads were done one-sided.
+    pub fn one_sided(&self) -> (u64, u64) {
+        let (writes, reads) = self.client.as_ref().map_or((0, 0), Client::one_sided);
+        (self.one_sided.0 + writes, self.one_sided.1 + reads)
     }
 
     /// Nothing is under way.
@@ -117,11 +130,13 @@ impl Worker {
 
     /// The machine ends; what its client had not synced may be lost.
     pub fn crash(&mut self, now: Time, lost: &mut Lost) {
+        self.one_sided = self.one_sided();
         if self.client.take().is_some() {
             // Nobody tells when its session ends.
             self.lose(now, Time::MAX, lost);
         }
         self.pending.clear();
+        self.transfers.clear();
         self.timer = None;
     }
 
@@ -177,6 +192,8 @@ impl Worker {
             self.unsynced.retain(|write| client.is_refused(write.file));
         }
         let sent = std::iter::from_fn(|| client.poll_transmit()).collect();
+        self.transfers
+            .extend(std::iter::from_fn(|| client.poll_transfer()));
         let due = client.poll_timeout();
         self.timer = due.map(|at| self.clock.instant(at).max(now + 1000));
         self.client = Some(client);
@@ -193,8 +210,8 @@ impl Worker {
         self.client.as_ref().and_then(Client::session)
     }
 
-    /// Reads of all that there is.
-    pub fn reads(&self) -> Vec<Operation> {
+    /// Reads of all blocks.
+    pub fn look(&self) -> Vec<Operation> {
         let blocks = |file: &FileId| {
             let file = *file;
             (0..BLOCKS).map(move |block| Operation::Read {
@@ -203,11 +220,17 @@ impl Worker {
                 length: 8,
             })
         };
+        let files = self.files.iter().filter(|_| self.client.is_some());
+        files.flat_map(blocks).collect()
+    }
+
+    /// Reads of all that there is.
+    pub fn reads(&self) -> Vec<Operation> {
         let names = (0..NAMES).map(|number| Operation::Lookup {
             directory: ROOT,
             name: name(number),
         });
-        self.files.iter().flat_map(blocks).chain(names).collect()
+        self.look().into_iter().chain(names).collect()
     }
 
     /// A new map for the client.
@@ -237,7 +260,7 @@ impl Worker {
             6..11 => Operation::Read {
                 file,
                 offset: self.random.below(BLOCKS as usize) as u64 * BLOCK,
-                length: 8,
+                length: *self.random.pick(&[8, BLOCK as u32]),
             },
             11 | 12 => Operation::Sync { file },
             13 | 14 => Operation::Create { directory, name },
@@ -306,7 +329,7 @@ impl Worker {
         let (block, blocks, length) = match self.random.below(8) {
             0 => (0, 3, BLOCK as usize),
             1 | 2 => (self.random.below(BLOCKS as usize), 1, BLOCK as usize),
-            _ => (self.random.below(BLOCKS as usize), 1, 64),
+            _ => (self.random.below(BLOCKS as usize), 1, SHORT),
         };
         let mut data = Vec::new();
         for _ in 0..blocks {
@@ -388,6 +411,15 @@ impl Worker {
     }
 }
 
+/// Every other client reaches into the members' memories, on the same files.
+pub fn mode_of(client: u32) -> Mode {
+    if client.is_multiple_of(2) {
+        Mode::ClientActive
+    } else {
+        Mode::ServerActive
+    }
+}
+
 fn name(number: usize) -> Vec<u8> {
     format!("name{number}").into_bytes()
 }
@@ -451,17 +483,29 @@ fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
     }
 }
 
+/// The value that a block begins with, if it is made as all are: the last write of its first [`SHORT`] bytes, and behind
+/// it one of the whole block.
+fn value(data: &[u8]) -> u64 {
+    let word = |bytes: &[u8]| {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    };
+    let (first, rest) = data.split_at(data.len().min(SHORT));
+    let is_one = |part: &[u8]| part.chunks(8).all(|it| word(it) == word(&part[..it.len()]));
+    if is_one(first) && is_one(rest) {
+        word(&first[..first.len().min(8)])
+    } else {
+        TORN
+    }
+}
+
 /// What an outcome says about a key; nothing, if it says nothing for certain.
 fn answer(operation: &Operation, outcome: &Outcome) -> Option<Answered> {
     let inode = u64::from(outcome.file.generation) << 32 | outcome.file.inode;
     Some(match (operation, outcome.status) {
         (Operation::Write { .. } | Operation::Truncate { .. }, Status::Done) => Answered::Written,
-        (Operation::Read { .. }, Status::Done) => {
-            let mut value = [0; 8];
-            let length = outcome.data.len().min(8);
-            value[..length].copy_from_slice(&outcome.data[..length]);
-            Answered::Value(u64::from_le_bytes(value))
-        }
+        (Operation::Read { .. }, Status::Done) => Answered::Value(value(&outcome.data)),
         (Operation::Create { .. }, Status::Done) => Answered::Made(inode),
         (Operation::Create { .. }, Status::Exists) => Answered::Exists,
         (Operation::Unlink { .. }, Status::Done) => Answered::Removed,

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 mod checks;
 mod faults;
+mod onesided;
 
 use protocol::client::Client;
 use protocol::wire::Message;
@@ -21,9 +22,12 @@ use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
 use super::workload::{Lost, Worker, pause};
 use crate::random::Random;
 use checks::Watch;
+use onesided::{Flight, Ways};
 
 /// Name of the first client on the fabric; members count from 0.
 pub const FIRST_CLIENT: u32 = 100;
+/// What makes the numbers of one-sided transfers others than those of the rest.
+const WAYS: u64 = 0x5741_5953;
 /// What healing may take once faults are over.
 const HEAL_WITHIN: Time = 40 * SECOND;
 
@@ -65,6 +69,9 @@ impl Setup {
                 // The rings of the template are small.
                 window: *Random::new(seed).pick(&[4 << 10, 16 << 10, 24 << 10]),
                 parity: seed.is_multiple_of(2),
+                // There are not many blocks.
+                grant_blocks: 32,
+                ordered_reads: (seed / 2).is_multiple_of(2),
                 ..Options::default()
             },
         }
@@ -80,6 +87,10 @@ pub struct Summary {
     pub epochs: u32,
     /// Keys whose history was too long to be judged.
     pub gave_up: usize,
+    /// Writes that were done one-sided.
+    pub one_sided_writes: u64,
+    /// Reads that were done one-sided.
+    pub one_sided_reads: u64,
     /// Virtual time.
     pub time: Time,
     /// Messages sent.
@@ -113,6 +124,11 @@ enum Event {
         subject: Option<u32>,
     },
     Work {
+        client: usize,
+        incarnation: u64,
+    },
+    Flight(Flight),
+    EndClient {
         client: usize,
         incarnation: u64,
     },
@@ -164,6 +180,7 @@ pub struct World {
     history: History,
     lost: Lost,
     takeovers: Vec<Time>,
+    ways: Ways,
     /// How much later than usual each node hears from the membership service, and is heard.
     map_lag: BTreeMap<u32, Time>,
     /// Nothing goes wrong in this run but that messages get lost.
@@ -218,6 +235,7 @@ impl World {
             history: History::new(),
             lost: Lost::default(),
             takeovers: Vec::new(),
+            ways: Ways::new(setup.seed ^ WAYS),
             map_lag: BTreeMap::new(),
             is_calm: false,
             random,
@@ -272,6 +290,7 @@ impl World {
         self.run_until_quiet(end + 5 * SECOND, end + HEAL_WITHIN)?;
         self.read_all();
         self.run_until_quiet(end, end + 2 * HEAL_WITHIN)?;
+        self.end_clients()?;
         self.examine()
     }
 
@@ -364,6 +383,16 @@ impl World {
                 incarnation,
             } => {
                 self.work(now, client, incarnation);
+                Ok(())
+            }
+            Event::Flight(flight) => self.land(now, flight),
+            Event::EndClient {
+                client,
+                incarnation,
+            } => {
+                if self.workers[client].incarnation == incarnation {
+                    self.crash_client(now, FIRST_CLIENT + client as u32);
+                }
                 Ok(())
             }
             Event::StartMember(member) => self.start_member(now, member),
@@ -468,6 +497,7 @@ impl World {
         for transmit in sent {
             self.transmit(now, node, transmit);
         }
+        self.start_transfers(now, client);
         if has_synced {
             self.sight(now, Cue::Synced, node);
         }

@@ -142,16 +142,17 @@ impl Primary {
 impl Member {
     /// How much is kept in lists: what fuzzing holds against a bound.
     pub(crate) fn kept(&self) -> usize {
-        match &self.role {
+        let of_role = match &self.role {
             Role::Following(following) => following.kept(),
             Role::Standing(candidacy) => candidacy.kept(),
             Role::Serving(primary) => {
                 let sessions = primary.sessions.by_number.len();
                 let requests = primary.parked.len() + primary.executing.len();
-                let deferred = primary.deferred.kept();
-                sessions + requests + deferred + primary.waiting.len() + primary.held_files.len()
+                let others = primary.held_files.len() + primary.quarantines.len();
+                sessions + requests + primary.deferred.kept() + primary.waiting.len() + others
             }
             Role::Opening | Role::Closing => 0,
-        }
+        };
+        of_role + self.keys.len()
     }
 }

@@ -182,7 +182,7 @@ impl Member {
                 self.handle_range(now, fetch, arrived);
             }
             Body::Welcome { from, position } => self.handle_welcome(now, request, from, position),
-            _ => {}
+            body => self.handle_key(&body),
         }
     }
 
@@ -341,7 +341,10 @@ impl Member {
             following.held = held;
             following.missing = Fetching::of(missing);
             following.asked_at = now;
-            self.fetch_missing();
+            // What came and is not right will not be right at once: it is asked for again when a while has passed.
+            if !(was_fetched && is_in_sync) {
+                self.fetch_missing();
+            }
         }
         self.settle();
         self.report();

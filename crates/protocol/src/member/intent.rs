@@ -73,6 +73,23 @@ pub enum Intent {
         /// Place in the table.
         index: u32,
     },
+    /// Free all blocks that are left in a session's grant.
+    FreeGrant {
+        /// Names it.
+        ticket: Ticket,
+        /// Place of the session in the table.
+        index: u32,
+    },
+    /// Let what comes with the session's key land in the memory here.
+    OpenKey {
+        /// The session.
+        session: u64,
+    },
+    /// Let nothing land any more that comes with a key of the session.
+    CloseKey {
+        /// The session.
+        session: u64,
+    },
     /// Read whole records for these members.
     ReadRecords {
         /// Position of the first.
@@ -141,7 +158,7 @@ pub enum Intent {
 /// How an intent ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// Of [`Intent::Execute`], [`Intent::SetLock`], [`Intent::OpenSession`], [`Intent::EndSession`].
+    /// Of [`Intent::Execute`], [`Intent::SetLock`], [`Intent::OpenSession`], [`Intent::EndSession`], [`Intent::FreeGrant`].
     Executed {
         /// Names it.
         ticket: Ticket,
@@ -153,6 +170,18 @@ pub enum Completion {
         depends_on: u64,
         /// The record names data that is not in it.
         is_by_reference: bool,
+    },
+    /// Of [`Intent::OpenKey`]. The same key, if one was open.
+    KeyOpened {
+        /// The session.
+        session: u64,
+        /// Its key: never one that any process had before.
+        key: u64,
+    },
+    /// Of [`Intent::CloseKey`]: nothing lands any more, also of what is on its way.
+    KeyClosed {
+        /// The session.
+        session: u64,
     },
     /// Of [`Intent::ReadRecords`]: the records, or `None` if they are not held (any more).
     Records {
@@ -196,6 +225,8 @@ pub enum Completion {
         tail: Sequence,
         /// The sessions that the image knows.
         sessions: Vec<SessionRecord>,
+        /// Sessions that are over and left blocks in their grants, with their places in the table.
+        grants: Vec<(u64, u32)>,
     },
     /// Of [`Intent::Follow`]: closed for changes.
     Following {
@@ -224,4 +255,6 @@ pub struct SessionRecord {
     pub slots: Vec<(u64, Outcome)>,
     /// The locks by their places.
     pub locks: Vec<Option<FileId>>,
+    /// There are blocks in its grant.
+    pub has_grant: bool,
 }

@@ -32,6 +32,9 @@ pub(super) enum Executing {
     EndSession {
         session: u64,
     },
+    FreeGrant {
+        session: u64,
+    },
 }
 
 /// A message that waits until all members in sync have the records below `needs`.
@@ -108,6 +111,7 @@ impl Member {
             self.open_session(now, from, request);
             return self.after_client(now);
         }
+        let (lease, drift) = (self.options.lease_ns, self.options.drift_permille);
         let Some(primary) = self.primary() else {
             return;
         };
@@ -123,10 +127,17 @@ impl Member {
         match body {
             Body::KeepAlive => {
                 let confirmed = primary.confirmed;
+                let valid = primary.valid_ns(now).min(lease);
+                let valid_ns = valid - valid * drift / 1000;
+                let alive = Body::Alive {
+                    confirmed,
+                    valid_ns,
+                };
                 if primary.replaying.is_none() {
-                    self.tell_client(from, session, request, Body::Alive { confirmed });
+                    self.tell_client(from, session, request, alive);
                 }
             }
+            Body::OpenKeys => self.open_keys(session),
             Body::Resume { replays } => self.handle_resume(now, session, replays),
             Body::Request {
                 slot,
@@ -240,6 +251,11 @@ impl Member {
             Operation::Unlock { file } => unlock_place(primary, parked.session, file),
             _ => Ok(None),
         };
+        if matches!(parked.operation, Operation::Grant { .. })
+            && let Some(session) = primary.sessions.by_number.get_mut(&parked.session)
+        {
+            session.has_grant = true;
+        }
         let operation = parked.operation.clone();
         let (intent, lock) = match lock {
             Err(status) => return self.refuse(parked, status),
@@ -386,9 +402,16 @@ impl Member {
                     state.locks.fill(None);
                     (state.is_ending, state.heard_at) = (false, now);
                 } else {
-                    primary.sessions.by_number.remove(&session);
+                    let ended = primary.sessions.by_number.remove(&session);
+                    if let Some(ended) = ended {
+                        self.session_ended(session, &ended);
+                    }
                 }
                 self.replayed();
+                self.free_grants(now);
+            }
+            Some(Executing::FreeGrant { session }) => {
+                self.grant_freed(session, outcome.status == Status::Done);
             }
             None => {}
         }
@@ -404,14 +427,18 @@ impl Member {
         }
         let Some(position) = position else {
             // It shows what others wrote: that must not get lost any more.
-            let early = self.defects.has(Defect::ReadBeforeTails);
+            let is_layout = matches!(operation, Operation::Layout { .. });
+            let early = self.defects.has(Defect::ReadBeforeTails)
+                || is_layout && self.defects.has(Defect::LayoutBeforeTails);
             return if early { 0 } else { depends_on };
         };
         if operation.is_write() {
             let waits = parked.acknowledge == Acknowledge::All;
             return if waits { position } else { 0 };
         }
-        let early = self.defects.has(Defect::AcknowledgeBeforeTails);
+        let is_grant = matches!(operation, Operation::Grant { .. });
+        let early = self.defects.has(Defect::AcknowledgeBeforeTails)
+            || is_grant && self.defects.has(Defect::GrantBeforeTails);
         if early { 0 } else { position }
     }
 
@@ -424,7 +451,9 @@ impl Member {
         if !primary.may_serve(now) || primary.is_full(window) {
             return;
         }
-        let Some(index) = primary.sessions.free_index(most) else {
+        let quarantines = &primary.quarantines;
+        let is_left = |index| quarantines.has_index(index);
+        let Some(index) = primary.sessions.free_index(most, is_left) else {
             return;
         };
         if primary.is_opening(client) {

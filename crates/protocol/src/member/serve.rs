@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::defer::Deferred;
+use super::grants::Quarantines;
 use super::intent::{Completion, Intent, SessionRecord, Ticket};
 use super::join::METADATA_STEP;
 use super::replay::Replaying;
@@ -65,6 +66,7 @@ pub(super) struct Primary {
     pub deferred: Deferred,
     pub next_ticket: Ticket,
     pub next_session: u32,
+    pub quarantines: Quarantines,
     pub is_proposing: bool,
     proposed_at: u64,
     heartbeat_at: u64,
@@ -88,6 +90,13 @@ impl Primary {
     pub fn has_leases(&self, now: u64) -> bool {
         let mut counted = self.peers.values().filter(|peer| peer.is_counted);
         self.serves_without_lease || counted.all(|peer| peer.lease_until > now)
+    }
+
+    /// For how long after `now` nobody else can be primary, by this member's clock.
+    pub fn valid_ns(&self, now: u64) -> u64 {
+        let counted = self.peers.values().filter(|peer| peer.is_counted);
+        let until = counted.map(|peer| peer.lease_until).min();
+        until.map_or(u64::MAX, |until| until.saturating_sub(now))
     }
 
     /// Whether requests are served now.
@@ -128,7 +137,13 @@ impl Member {
         }
     }
 
-    pub(super) fn opened(&mut self, now: u64, tail: Sequence, sessions: Vec<SessionRecord>) {
+    pub(super) fn opened(
+        &mut self,
+        now: u64,
+        tail: Sequence,
+        sessions: Vec<SessionRecord>,
+        grants: &[(u64, u32)],
+    ) {
         let in_sync = &self.map.in_sync;
         let peer = |node: &NodeId| Peer {
             tail: 0,
@@ -165,6 +180,7 @@ impl Member {
             deferred: Deferred::default(),
             next_ticket: 0,
             next_session: 0,
+            quarantines: Quarantines::default(),
             is_proposing: false,
             proposed_at: now,
             heartbeat_at: now,
@@ -173,6 +189,7 @@ impl Member {
         };
         self.role = Role::Serving(Box::new(primary));
         self.restore_sessions(now, &sessions);
+        self.restore_quarantines(grants);
         self.serve_on_time(now);
     }
 
@@ -227,6 +244,8 @@ impl Member {
                 from: position,
                 version,
             } => self.handle_join(now, envelope, position, version),
+            Body::KeyOpened { session, key } => self.key_opened(from, session, key),
+            Body::KeyClosed { session } => self.key_closed(now, from, session),
             Body::Fetch {
                 fetch,
                 offset,
@@ -480,6 +499,7 @@ impl Member {
         let to = if is_due { self.others() } else { silent };
         self.send_all(to, heartbeat);
         self.expire_sessions(now);
+        self.free_grants(now);
         self.confirm(now);
         self.propose_changes(now);
         self.ship(now);

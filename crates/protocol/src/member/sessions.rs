@@ -35,6 +35,8 @@ pub(super) struct Session {
     pub heard_at: u64,
     pub slots: Vec<SlotState>,
     pub locks: Vec<Option<FileId>>,
+    /// It may have blocks in its grant.
+    pub has_grant: bool,
     /// Files to which a replay was refused. Its client is told when it has resumed.
     pub refusals: Vec<Refusal>,
     /// It is being ended: nothing is done for it any more.
@@ -49,6 +51,7 @@ impl Session {
             heard_at: now,
             slots: vec![SlotState::default(); usize::from(slots)],
             locks: vec![None; LOCKS_MAX],
+            has_grant: false,
             refusals: Vec::new(),
             is_ending: false,
         }
@@ -67,6 +70,7 @@ impl Session {
                 }),
             };
         }
+        session.has_grant = record.has_grant;
         for (lock, known) in session.locks.iter_mut().zip(&record.locks) {
             *lock = *known;
         }
@@ -89,10 +93,10 @@ pub(super) struct Sessions {
 }
 
 impl Sessions {
-    /// A place in the table that no session has.
-    pub fn free_index(&self, most: u32) -> Option<u32> {
+    /// A place in the table that no session has, and none that is over has left blocks at.
+    pub fn free_index(&self, most: u32, is_left: impl Fn(u32) -> bool) -> Option<u32> {
         let is_taken = |index| self.by_number.values().any(|it| it.index == index);
-        (0..most).find(|index| !is_taken(*index))
+        (0..most).find(|index| !is_taken(*index) && !is_left(*index))
     }
 
     /// Who has a file's lock, and where among its locks.

@@ -9,7 +9,7 @@ pub struct View {
     pub position: u64,
     /// All members that it counts have the records below.
     pub confirmed: u64,
-    /// Requests, messages and files that wait for something.
+    /// Requests, messages, files and grants of ended sessions that wait for something.
     pub waiting: usize,
 }
 
@@ -19,10 +19,12 @@ impl Member {
         let Role::Serving(primary) = &self.role else {
             return None;
         };
+        // Sessions stay, and so do keys: one that nobody needs any more gives its place to the next.
+        let lasting = primary.sessions.by_number.len() + self.keys.len();
         Some(View {
             position: primary.position,
             confirmed: primary.confirmed,
-            waiting: self.kept() - primary.sessions.by_number.len(),
+            waiting: self.kept() - lasting,
         })
     }
 

@@ -1,5 +1,6 @@
 //! What clients ask for, and what comes out.
 
+use super::active::{BLOCK, COMMIT_MAX, GRANT_MAX};
 use super::bytes::{Reader, Writer};
 use super::{Malformed, read_sequence, write_sequence};
 use crate::map::Sequence;
@@ -109,6 +110,35 @@ pub enum Operation {
         /// The file.
         file: FileId,
     },
+    /// Adds fresh blocks to the session's grant. Its outcome lists all of the grant.
+    Grant {
+        /// How many.
+        blocks: u32,
+    },
+    /// Makes blocks of the session's grant, which hold the data already, a part of a file.
+    Commit {
+        /// The file.
+        file: FileId,
+        /// Where, at a whole block.
+        offset: u64,
+        /// The first block in the grant.
+        grant_block: u64,
+        /// The transfers that brought the data: numbers of the session, the first and the last.
+        wr_ids: [u64; 2],
+        /// What each block holds.
+        checksums: Vec<u32>,
+        /// The least size of the file afterwards.
+        size: u64,
+    },
+    /// Where is a part of a file?
+    Layout {
+        /// The file.
+        file: FileId,
+        /// Where it begins.
+        offset: u64,
+        /// Its length.
+        length: u32,
+    },
 }
 
 impl Operation {
@@ -116,26 +146,31 @@ impl Operation {
     pub fn is_change(&self) -> bool {
         !matches!(
             self,
-            Operation::Lookup { .. } | Operation::Read { .. } | Operation::Sync { .. }
+            Operation::Lookup { .. }
+                | Operation::Read { .. }
+                | Operation::Sync { .. }
+                | Operation::Layout { .. }
         )
     }
 
     /// Whether it may be answered before all members in sync have it.
     pub fn is_write(&self) -> bool {
-        matches!(self, Operation::Write { .. })
+        matches!(self, Operation::Write { .. } | Operation::Commit { .. })
     }
 
     /// Bytes of data that it carries.
     pub(crate) fn data_length(&self) -> usize {
         match self {
             Operation::Write { data, .. } => data.len(),
+            // It is replayed as a write.
+            Operation::Commit { checksums, .. } => checksums.len() * BLOCK as usize,
             _ => 0,
         }
     }
 
     /// Whether its record only names its data.
     pub fn names_data(&self) -> bool {
-        self.data_length() as u64 > RECORD_DATA_MAX
+        matches!(self, Operation::Commit { .. }) || self.data_length() as u64 > RECORD_DATA_MAX
     }
 
     /// What its record takes, at most, in bytes.
@@ -153,7 +188,9 @@ impl Operation {
             | Operation::Truncate { file, .. }
             | Operation::Sync { file }
             | Operation::Lock { file }
-            | Operation::Unlock { file } => Some(*file),
+            | Operation::Unlock { file }
+            | Operation::Commit { file, .. }
+            | Operation::Layout { file, .. } => Some(*file),
             _ => None,
         }
     }
@@ -161,7 +198,9 @@ impl Operation {
     /// The file whose data it changes.
     pub fn changes(&self) -> Option<FileId> {
         match self {
-            Operation::Write { file, .. } | Operation::Truncate { file, .. } => Some(*file),
+            Operation::Write { file, .. }
+            | Operation::Truncate { file, .. }
+            | Operation::Commit { file, .. } => Some(*file),
             _ => None,
         }
     }
@@ -202,6 +241,42 @@ impl Operation {
             Operation::Sync { file } => of_file(to, 8, file),
             Operation::Lock { file } => of_file(to, 9, file),
             Operation::Unlock { file } => of_file(to, 10, file),
+            _ => self.write_of_active(to),
+        }
+    }
+
+    fn write_of_active(&self, to: &mut Writer) {
+        match self {
+            Operation::Grant { blocks } => {
+                of_file(to, 11, &FileId::default());
+                to.u32(*blocks);
+            }
+            Operation::Commit {
+                file,
+                offset,
+                grant_block,
+                wr_ids,
+                checksums,
+                size,
+            } => {
+                of_file(to, 12, file);
+                to.u64(*offset);
+                to.u64(*grant_block);
+                wr_ids.iter().for_each(|it| to.u64(*it));
+                to.u64(*size);
+                to.u32(checksums.len() as u32);
+                checksums.iter().for_each(|crc| to.u32(*crc));
+            }
+            Operation::Layout {
+                file,
+                offset,
+                length,
+            } => {
+                of_file(to, 13, file);
+                to.u64(*offset);
+                to.u32(*length);
+            }
+            _ => {}
         }
     }
 
@@ -244,6 +319,32 @@ impl Operation {
             8 => Operation::Sync { file },
             9 => Operation::Lock { file },
             10 => Operation::Unlock { file },
+            11 => Operation::Grant {
+                blocks: read_count(from, GRANT_MAX)?,
+            },
+            12 => {
+                let (offset, grant_block) = (from.u64()?, from.u64()?);
+                let wr_ids = [from.u64()?, from.u64()?];
+                if wr_ids[0] > wr_ids[1] {
+                    return Err(Malformed("its transfers end before they begin"));
+                }
+                let size = from.u64()?;
+                let blocks = read_count(from, COMMIT_MAX as u32)?;
+                let checksums: Result<_, _> = (0..blocks).map(|_| from.u32()).collect();
+                Operation::Commit {
+                    file,
+                    offset,
+                    grant_block,
+                    wr_ids,
+                    checksums: checksums?,
+                    size,
+                }
+            }
+            13 => Operation::Layout {
+                file,
+                offset: from.u64()?,
+                length: read_length(from)?,
+            },
             _ => return Err(Malformed("its operation is unknown")),
         })
     }
@@ -290,6 +391,13 @@ fn read_length(from: &mut Reader<'_>) -> Result<u32, Malformed> {
     }
 }
 
+fn read_count(from: &mut Reader<'_>, max: u32) -> Result<u32, Malformed> {
+    match from.u32()? {
+        count if (1..=max).contains(&count) => Ok(count),
+        _ => Err(Malformed("it asks for no block, or for too many")),
+    }
+}
+
 impl Acknowledge {
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Acknowledge, Malformed> {
         Ok(match from.u8()? {
@@ -321,6 +429,8 @@ pub enum Status {
     Refused = 6,
     /// The session is over; what it held is too.
     SessionOver = 7,
+    /// The data is not where it should be: it has to be sent again.
+    Again = 8,
 }
 
 impl Status {
@@ -336,6 +446,7 @@ impl Status {
             NoSpace,
             Refused,
             SessionOver,
+            Again,
         ];
         all.into_iter().find(|status| *status as u8 == byte)
     }

@@ -58,6 +58,16 @@ fn operations() -> Vec<Operation> {
         Operation::Sync { .. } => [Operation::Sync { file }],
         Operation::Lock { .. } => [Operation::Lock { file }],
         Operation::Unlock { .. } => [Operation::Unlock { file }],
+        Operation::Grant { .. } => [Operation::Grant { blocks: active::GRANT_MAX }],
+        Operation::Commit { .. } => [Operation::Commit {
+            file,
+            offset: LARGE,
+            grant_block: 5,
+            wr_ids: [LARGE, u64::MAX],
+            checksums: vec![u32::MAX; active::COMMIT_MAX],
+            size: 6,
+        }],
+        Operation::Layout { .. } => [Operation::Layout { file, offset: LARGE, length: 9 }],
     })
 }
 
@@ -71,6 +81,7 @@ fn replies() -> Vec<Body> {
         Status::NoSpace => [Status::NoSpace],
         Status::Refused => [Status::Refused],
         Status::SessionOver => [Status::SessionOver],
+        Status::Again => [Status::Again],
     });
     let reply = |status| Body::Reply {
         slot: 3,
@@ -155,7 +166,7 @@ fn bodies() -> Vec<Body> {
         Body::OpenSession => [Body::OpenSession],
         Body::SessionOpened { .. } => [Body::SessionOpened { slots: 0x1234 }],
         Body::KeepAlive => [Body::KeepAlive],
-        Body::Alive { .. } => [Body::Alive { confirmed: LARGE }],
+        Body::Alive { .. } => [Body::Alive { confirmed: LARGE, valid_ns: 7 }],
         Body::Expired => [Body::Expired],
         Body::Request { .. } => [Body::Request {
             slot: u16::MAX,
@@ -173,6 +184,12 @@ fn bodies() -> Vec<Body> {
             Body::Resumed { refusals: vec![Refusal { file: FILE, status: Status::NoSpace }] },
             Body::Resumed { refusals: Vec::new() },
         ],
+        Body::OpenKeys => [Body::OpenKeys],
+        Body::Key { .. } => [Body::Key { member: 3, key: u64::MAX }],
+        Body::OpenKey { .. } => [Body::OpenKey { index: 31, session: u64::MAX }],
+        Body::KeyOpened { .. } => [Body::KeyOpened { session: 4, key: u64::MAX }],
+        Body::CloseKey { .. } => [Body::CloseKey { session: 5 }],
+        Body::KeyClosed { .. } => [Body::KeyClosed { session: u64::MAX }],
     });
     bodies.extend(requests());
     bodies.extend(replies());
@@ -362,14 +379,14 @@ fn values_without_meaning_are_refused() {
     );
     let unknown = [&[0, 0, 1, 0][..], &[0; 12]].concat();
     assert_eq!(objection(37, &unknown), "its operation is unknown");
-    assert_eq!(objection(38, &[0, 0, 8]), "its outcome is unknown");
+    assert_eq!(objection(38, &[0, 0, 9]), "its outcome is unknown");
 }
 
 #[test]
 fn positions_and_times_can_be_added() {
     let over = "a position or a time is over its bound";
     for (message, bytes) in messages() {
-        if matches!(message.body, Body::Gap { .. } | Body::Alive { .. }) {
+        if matches!(message.body, Body::Gap { .. }) {
             let kind = bytes[3];
             assert_eq!(objection(kind, &(1_u64 << 62).to_le_bytes()), over);
             let most = ((1_u64 << 62) - 1).to_le_bytes();

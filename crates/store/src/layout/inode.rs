@@ -143,6 +143,11 @@ impl Inode {
         self.mode & KIND_MASK
     }
 
+    /// The generation of what gets this inode next.
+    pub fn next_generation(&self) -> u32 {
+        self.generation.wrapping_add(1)
+    }
+
     /// Whether this is a directory.
     pub fn is_directory(&self) -> bool {
         self.kind_bits() == 0o040_000

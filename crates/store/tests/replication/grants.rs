@@ -236,6 +236,11 @@ fn layouts_say_where_data_is() {
         store.read_image(mapped.image_offset, &mut bytes).unwrap();
         assert!(bytes.iter().all(|found| *found == byte));
     }
+    let [one, two, three, four, five, six] = layout.checksums[..] else {
+        panic!("there are six blocks: {:?}", layout.checksums);
+    };
+    assert_eq!([one; 3], [two, three, four]);
+    assert!(one != five && five != six);
     assert_eq!(store.layout(&file, 4 * B, 2 * B).unwrap().mapped, []);
     assert_eq!(store.layout(&file, u64::MAX, u64::MAX).unwrap().mapped, []);
     assert!(store.layout(&store.root(), 0, 1).is_err());

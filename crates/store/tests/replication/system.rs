@@ -86,6 +86,8 @@ fn the_next_change_carries_the_rider() {
     assert!(carried);
     let mut expected = [1; 64];
     expected[8..16].copy_from_slice(&node.number().to_le_bytes());
+    let generation = store.attributes(&node).generation;
+    expected[16..20].copy_from_slice(&generation.to_le_bytes());
     assert_eq!(after_crash(&region, 64), expected);
     assert_eq!(after_crash(&region, 128), [9; 64]);
     let mut record = Vec::new();
@@ -130,7 +132,7 @@ fn a_rider_without_a_change_or_a_place_is_not_carried() {
     for (offset, inode_at) in [
         (BLOCK as u64 - 32, None),
         (BLOCK as u64, None),
-        (0, Some(57)),
+        (0, Some(53)),
     ] {
         let name = format!("b{offset}");
         let make = || create(&store, &root, &name);

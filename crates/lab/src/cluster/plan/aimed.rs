@@ -1,5 +1,8 @@
 //! Faults aimed at the schedules of `docs/PROTOCOL.md` that need several of them within narrow moments.
 
+use protocol::Mode;
+
+use super::super::workload::mode_of;
 use super::{Cue, Fault, MILLISECOND, Maker, SECOND, Time, Who};
 
 /// Longer than it takes the others to replace a member that is gone.
@@ -10,7 +13,7 @@ impl Maker {
     pub(super) fn aimed(&mut self, at: Time) {
         // There has to be time for what follows.
         let at = at / 2;
-        match self.random.below(9) {
+        match self.random.below(12) {
             0 => self.synced_and_gone(at),
             1 => self.lost_takeover(at),
             2 => self.left_alone(at),
@@ -19,6 +22,9 @@ impl Maker {
             5 => self.promise_forgotten(at),
             6 => self.late_replies(at),
             7 => self.late_proposal(at),
+            8 => self.seen_and_gone(at),
+            9 => self.believed_and_replaced(at),
+            10 => self.stuck_and_replaced(at),
             _ => self.much_at_once(at),
         }
     }
@@ -99,13 +105,18 @@ impl Maker {
         let member = self.member();
         let crash = self.crash_for(member, (4 * SECOND, 6 * SECOND));
         self.add(at, crash);
+        // While it asks for the image, the primary goes on.
         let slow = Fault::LateLink {
-            from: Who::Primary,
-            to: Who::Subject,
-            by_ms: self.random.between(1, 40) as u32,
-            for_ns: 2 * SECOND,
+            from: member,
+            to: Who::Primary,
+            by_ms: self.random.between(10, 60) as u32,
+            for_ns: 9 * SECOND,
         };
-        self.add_at(at, Cue::Welcomed, 0, slow);
+        self.add(at, slow);
+        for client in 1..self.clients {
+            let (client, blocks) = (Who::Client(client), 2);
+            self.add_at(at, Cue::Welcomed, 0, Fault::Rush { client, blocks });
+        }
         let cut = Fault::Cut {
             from: Who::Primary,
             to: Who::Bystanders,
@@ -175,6 +186,89 @@ impl Maker {
             let later = self.random.between(0, lasts / 2);
             self.add(at + later, rush);
         }
+    }
+
+    /// A client that reaches into memories, from this one on.
+    fn active_client(&mut self, least: u32) -> Option<u32> {
+        let active: Vec<u32> = (least..self.clients)
+            .filter(|it| mode_of(*it) == Mode::ClientActive)
+            .collect();
+        (!active.is_empty()).then(|| *self.random.pick(&active))
+    }
+
+    /// The first client sees what only the primary has; then that one and all who wrote it are gone.
+    fn seen_and_gone(&mut self, at: Time) {
+        let lasts = self.keep_to_primary(at);
+        let mut at = at + self.random.between(0, lasts / 4);
+        let writers = (1..self.clients).map(Who::Client);
+        for client in writers.clone() {
+            let blocks = self.random.between(1, 4) as u32;
+            self.add(at, Fault::Rush { client, blocks });
+        }
+        at += self.random.between(MILLISECOND, lasts / 4);
+        let client = Who::Client(0);
+        self.add(at, Fault::Look { client });
+        at += self.random.between(MILLISECOND, lasts / 4);
+        let crash = self.crash_for(Who::Primary, LONG);
+        self.add(at, crash);
+        for client in writers {
+            self.add(at, Fault::CrashClient { client });
+        }
+        // It is answered before anybody writes.
+        let later = self.random.between(SECOND, 3 * SECOND);
+        self.add_at(at, Cue::Takeover, later, Fault::Look { client });
+    }
+
+    /// Only one client, which does not hear of another primary for long, reaches the one that was replaced. It reads.
+    fn believed_and_replaced(&mut self, at: Time) {
+        let Some(own) = self.active_client(0) else {
+            return;
+        };
+        let (client, for_ns) = (Who::Client(own), 9 * SECOND);
+        self.add(
+            at,
+            Fault::HearsLate {
+                node: client,
+                by_ms: 9000,
+            },
+        );
+        self.add(at, Fault::Look { client });
+        let at = at + self.random.between(5 * MILLISECOND, 100 * MILLISECOND);
+        let (primary, others) = (Who::Primary, Who::Bystanders);
+        let clients = (0..self.clients).filter(|other| *other != own);
+        let cuts = clients.map(|other| (Who::Client(other), primary));
+        for (from, to) in cuts.chain([(primary, others), (others, primary)]) {
+            self.add(at, Fault::Cut { from, to, for_ns });
+        }
+        // The new one waits for the session of this client until it has been silent for long enough.
+        for _ in 0..4 {
+            let later = self.random.between(3200 * MILLISECOND, 6 * SECOND);
+            self.add_at(at, Cue::Takeover, later, Fault::Look { client });
+        }
+    }
+
+    /// What a client wrote into the memories of the others is stuck, and the client is gone. When its session is ended not
+    /// all hear that its key is to be closed, and the primary is gone too.
+    fn stuck_and_replaced(&mut self, at: Time) {
+        let Some(client) = self.active_client(1) else {
+            return;
+        };
+        let from = Who::Client(client);
+        let stuck = Fault::StuckWay {
+            from,
+            to: Who::Bystanders,
+            for_ns: self.within((7 * SECOND, 9 * SECOND)),
+        };
+        self.add(at, stuck);
+        let (client, blocks) = (from, 4);
+        self.add(at, Fault::Rush { client, blocks });
+        let at = at + self.random.between(20 * MILLISECOND, 200 * MILLISECOND);
+        self.add(at, Fault::CrashClient { client });
+        let (permille, for_ns) = (500, 2 * SECOND);
+        self.add(at + 2500 * MILLISECOND, Fault::Loss { permille, for_ns });
+        let crash = self.crash_for(Who::Primary, LONG);
+        let later = self.random.between(MILLISECOND, 200 * MILLISECOND);
+        self.add_at(at, Cue::SessionEnded, later, crash);
     }
 
     /// What the primary answers while only it has the records arrives when another one is primary, which still waits for

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pmem::Region;
 use protocol::member::{Completion, Intent, SessionRecord};
-use protocol::wire::{Body, Message, Outcome};
+use protocol::wire::{Acknowledge, Body, Message, Outcome};
 use protocol::{Defects, Member, Transmit, UnitMap};
 use server::UnitPool;
 use store::CheckOptions;
@@ -69,6 +69,10 @@ impl World {
                         "member {member} got other data than its next record names"
                     ));
                 }
+                Ok(())
+            }
+            Seen::SessionEnded => {
+                self.sight(now, Cue::SessionEnded, member as u32);
                 Ok(())
             }
             Seen::Welcomed => {
@@ -260,7 +264,7 @@ impl World {
     pub(super) fn read_all(&mut self) {
         let now = self.queue.now();
         for operation in self.workers[0].reads() {
-            self.submit(now, 0, operation, protocol::wire::Acknowledge::Primary);
+            self.submit(now, 0, operation, Acknowledge::Primary);
         }
     }
 
@@ -298,7 +302,7 @@ impl World {
     }
 
     /// What a member's pool has of the image.
-    fn part_of(&self, member: usize) -> Part {
+    pub(super) fn part_of(&self, member: usize) -> Part {
         match self.setup.metadata_only {
             Some(node) if node as usize == member => Part::Metadata,
             _ => Part::Whole,
@@ -356,7 +360,12 @@ impl World {
             self.history.expired(client, from, to);
         }
         let checked = self.history.check()?;
+        let one_sided = self.workers.iter().map(Worker::one_sided);
+        let (one_sided_writes, one_sided_reads) =
+            one_sided.fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1));
         Ok(Summary {
+            one_sided_writes,
+            one_sided_reads,
             operations: checked.operations,
             epochs: self.membership.valid().epoch,
             gave_up: checked.gave_up.len(),

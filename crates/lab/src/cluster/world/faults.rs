@@ -64,11 +64,17 @@ impl World {
                     self.rush(now, node, blocks);
                 }
             }
+            Fault::Look { client } => {
+                for node in self.who(client, subject) {
+                    self.look(now, node);
+                }
+            }
             Fault::Loss { permille, for_ns } => self.fabric.lose(now, permille, now + for_ns),
             Fault::Corruption { permille, for_ns } => {
                 self.fabric.corrupt(now, permille, now + for_ns);
             }
             Fault::Cut { from, to, .. }
+            | Fault::StuckWay { from, to, .. }
             | Fault::SlowLink { from, to, .. }
             | Fault::LateLink { from, to, .. } => {
                 for from in self.who(from, subject) {
@@ -90,12 +96,16 @@ impl World {
             Fault::LateLink { by_ms, for_ns, .. } => {
                 fabric.delay_by(now, from, to, by_ms, now + for_ns);
             }
+            Fault::StuckWay { for_ns, .. } => {
+                let client = (from - FIRST_CLIENT) as usize;
+                self.ways.stick(client, to, now + for_ns);
+            }
             _ => {}
         }
     }
 
     /// The first client stays, so that somebody sees what came of it all.
-    fn crash_client(&mut self, now: Time, node: u32) {
+    pub(super) fn crash_client(&mut self, now: Time, node: u32) {
         if node <= FIRST_CLIENT {
             return;
         }
@@ -108,6 +118,13 @@ impl World {
     fn rush(&mut self, now: Time, node: u32, blocks: u32) {
         let client = (node - FIRST_CLIENT) as usize;
         for operation in self.workers[client].rush(blocks) {
+            self.submit(now, client, operation, Acknowledge::Primary);
+        }
+    }
+
+    fn look(&mut self, now: Time, node: u32) {
+        let client = (node - FIRST_CLIENT) as usize;
+        for operation in self.workers[client].look() {
             self.submit(now, client, operation, Acknowledge::Primary);
         }
     }

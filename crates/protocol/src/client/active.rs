@@ -1,0 +1,248 @@
+//! A client that reaches into the members' memories itself.
+//!
+//! A write of whole blocks goes into blocks of the session's grant, at all members in sync, and one commit makes these
+//! blocks a part of the file. A read takes the data from any member in sync and then the version word from the primary:
+//! if it is the layout's, and the blocks hold what the layout says, the data was current. Whatever does not work out is
+//! done by message.
+
+mod read;
+mod transfer;
+mod write;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::{Client, Event, Mode, Pending, Session, Ticket};
+use crate::map::NodeId;
+use crate::wire::active::{BLOCK, COMMIT_MAX, Extent, Layout};
+use crate::wire::{Acknowledge, Body, FileId, Operation, Outcome, Status};
+use read::{Cached, Reading};
+use transfer::UnderWay;
+pub use transfer::{Transfer, TransferKind, TransferOutcome};
+use write::{Unsettled, Writing};
+
+/// Layouts that are kept.
+const LAYOUTS_MAX: usize = 64;
+/// After so many pauses without progress, an operation is done by message.
+const PATIENCE: u64 = 10;
+
+/// An operation on its way.
+pub(super) enum Run {
+    Write(Writing),
+    Read(Reading),
+    /// It is done by message now.
+    ByMessage,
+}
+
+/// What a client knows for reaching into memories.
+#[derive(Default)]
+pub(super) struct Active {
+    keys: BTreeMap<NodeId, u64>,
+    keys_asked_at: u64,
+    alive_asked_at: u64,
+    looked_at: u64,
+    /// By this client's clock, there is no other primary before.
+    valid_until: u64,
+    /// Blocks of the grant that may be filled, and where they are in the image.
+    free: BTreeMap<u64, u64>,
+    /// Blocks of the grant below were listed once: the others of them are in use, or must not be used any more.
+    listed: u64,
+    granting: Option<Ticket>,
+    layouts: BTreeMap<FileId, Cached>,
+    runs: BTreeMap<Ticket, Run>,
+    /// Requests by message, and for which run each is.
+    requests: BTreeMap<Ticket, Ticket>,
+    transfers: BTreeMap<u64, UnderWay>,
+    /// Blocks of writes that went by message in the end.
+    unsettled: BTreeMap<Ticket, Unsettled>,
+    out: VecDeque<Transfer>,
+}
+
+impl Active {
+    pub fn is_idle(&self) -> bool {
+        self.runs.is_empty() && self.transfers.is_empty()
+    }
+
+    /// Whether this client relies on there being one primary.
+    pub fn relies_on_primary(&self) -> bool {
+        !self.layouts.is_empty()
+    }
+
+    fn forget_epoch(&mut self) {
+        self.valid_until = 0;
+        self.layouts.clear();
+    }
+}
+
+impl Client {
+    /// Begins an operation if it is one that this client does itself: a read, or a write of whole blocks. A write that is
+    /// acknowledged when it was sent is acknowledged when the primary has it: sending is all there is to it.
+    pub(super) fn begin_run(
+        &mut self,
+        now: u64,
+        ticket: Ticket,
+        operation: &Operation,
+        acknowledge: Acknowledge,
+    ) -> bool {
+        let run = match operation {
+            _ if self.mode == Mode::ServerActive => return false,
+            Operation::Write { file, offset, data } if is_whole_blocks(*offset, data.len()) => {
+                let acknowledge = match acknowledge {
+                    Acknowledge::Sent => Acknowledge::Primary,
+                    other => other,
+                };
+                let writing = Writing::new(now, *file, *offset, data.clone(), acknowledge);
+                Run::Write(writing)
+            }
+            Operation::Read {
+                file,
+                offset,
+                length,
+            } => Run::Read(Reading::new(now, *file, *offset, *length)),
+            _ => return false,
+        };
+        self.active.runs.insert(ticket, run);
+        true
+    }
+
+    /// How many blocks of its grant this client may fill.
+    pub fn granted_blocks(&self) -> usize {
+        self.active.free.len()
+    }
+
+    /// The next transfer to start.
+    pub fn poll_transfer(&mut self) -> Option<Transfer> {
+        self.active.out.pop_front()
+    }
+
+    /// The key to a member's memory came.
+    pub(super) fn handle_key(&mut self, member: NodeId, key: u64) {
+        self.active.keys.insert(member, key);
+    }
+
+    /// The primary has answered at `now` what was asked at `asked_at`: there was no other for this long.
+    pub(super) fn extend_validity(&mut self, now: u64, asked_at: u64, valid_ns: u64) {
+        // What was not asked yet is not believed.
+        if asked_at <= now {
+            let until = asked_at.saturating_add(valid_ns);
+            self.active.valid_until = self.active.valid_until.max(until);
+        }
+    }
+
+    /// Another primary: what the one before said does not hold any more.
+    pub(super) fn epoch_changed(&mut self) {
+        self.active.forget_epoch();
+        let reading = |run: &mut Run| match run {
+            Run::Read(reading) => reading.start_over(),
+            _ => false,
+        };
+        let runs = self.active.runs.iter_mut();
+        let restarted: BTreeSet<_> = runs
+            .filter_map(|(ticket, run)| reading(run).then_some(*ticket))
+            .collect();
+        let transfers = &mut self.active.transfers;
+        transfers.retain(|_, it| !restarted.contains(&it.run));
+    }
+
+    /// Everything that was under way fails. Returns the requests that belonged to it.
+    pub(super) fn end_active(&mut self) -> BTreeSet<Ticket> {
+        let active = std::mem::take(&mut self.active);
+        for ticket in active.runs.into_keys() {
+            let outcome = Outcome::of(Status::SessionOver);
+            self.events.push_back(Event::Done { ticket, outcome });
+        }
+        let requests: BTreeSet<_> = active.requests.into_keys().chain(active.granting).collect();
+        // Blocks are counted from the start again in the next session's grant.
+        self.queue.retain(|(ticket, ..)| !requests.contains(ticket));
+        requests
+    }
+
+    /// How a request ended: its user hears of it, or the run that it is for goes on.
+    pub(super) fn tell(&mut self, now: u64, ticket: Ticket, outcome: Outcome) {
+        if self.active.granting == Some(ticket) {
+            self.active.granting = None;
+            return self.granted(now, &outcome);
+        }
+        let Some(run) = self.active.requests.remove(&ticket) else {
+            return self.events.push_back(Event::Done { ticket, outcome });
+        };
+        match self.active.runs.get(&run) {
+            Some(Run::Write(_)) => self.committed(now, run, outcome),
+            Some(Run::Read(_)) => self.laid_out(run, &outcome),
+            _ => self.finish(run, outcome),
+        }
+    }
+
+    fn finish(&mut self, ticket: Ticket, outcome: Outcome) {
+        self.active.runs.remove(&ticket);
+        self.events.push_back(Event::Done { ticket, outcome });
+    }
+
+    /// Asks by message for what a run needs.
+    fn request(&mut self, run: Ticket, operation: Operation, acknowledge: Acknowledge) {
+        self.next_number += 1;
+        let ticket = self.next_number;
+        self.active.requests.insert(ticket, run);
+        self.queue.push_back((ticket, operation, acknowledge));
+    }
+
+    /// What is replayed of a request: a commit's data may not be at the new primary, so it is replayed as a write.
+    pub(super) fn replayed_as(&self, pending: &Pending) -> Operation {
+        let run = self.active.requests.get(&pending.ticket);
+        match run.and_then(|run| self.active.runs.get(run)) {
+            Some(Run::Write(writing)) => writing.by_message(),
+            _ => pending.operation.clone(),
+        }
+    }
+
+    /// Takes whatever steps can be taken.
+    pub(super) fn advance_active(&mut self, now: u64) {
+        if self.active.is_idle() {
+            return;
+        }
+        self.active.looked_at = now;
+        self.send_again(now);
+        let runs: Vec<_> = self.active.runs.keys().copied().collect();
+        for ticket in runs {
+            match self.active.runs.get(&ticket) {
+                Some(Run::Write(_)) => self.begin_write(now, ticket),
+                Some(Run::Read(_)) => self.begin_read(now, ticket),
+                _ => {}
+            }
+        }
+    }
+
+    /// When something is to be looked at again.
+    pub(super) fn active_timeout(&self) -> Option<u64> {
+        self.session().filter(|_| self.is_resumed)?;
+        let active = &self.active;
+        let runs = (!active.runs.is_empty()).then_some(active.looked_at + self.options.retry_ns);
+        let transfers = active.transfers.values().map(|it| it.due(&self.options));
+        transfers.chain(runs).min()
+    }
+
+    /// Whether there is a key to each of these members; asks for them if not.
+    fn has_keys(&mut self, now: u64, members: &[NodeId]) -> bool {
+        let keys = &self.active.keys;
+        if members.iter().all(|node| keys.contains_key(node)) {
+            return true;
+        }
+        if let Session::Open { number } = self.session
+            && now >= self.active.keys_asked_at + self.options.retry_ns
+        {
+            self.active.keys_asked_at = now;
+            self.send(number, 0, Body::OpenKeys);
+        }
+        false
+    }
+
+    fn is_impatient(&self, now: u64, since: u64) -> bool {
+        now >= since + PATIENCE * self.options.retry_ns
+    }
+}
+
+fn is_whole_blocks(offset: u64, length: usize) -> bool {
+    let blocks = length / BLOCK as usize;
+    offset.is_multiple_of(BLOCK)
+        && length.is_multiple_of(BLOCK as usize)
+        && (1..=COMMIT_MAX).contains(&blocks)
+}

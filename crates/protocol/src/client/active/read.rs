@@ -1,0 +1,338 @@
+//! Reading from the members' memories: data first, then the version word of the primary.
+
+use super::transfer::{TransferKind, TransferOutcome};
+use super::{BLOCK, Client, Extent, LAYOUTS_MAX, Layout, Run, Ticket};
+use crate::block_checksum;
+use crate::defects::Defect;
+use crate::map::NodeId;
+use crate::wire::active::LAYOUT_MAX;
+use crate::wire::{Acknowledge, FileId, Operation, Outcome, Status};
+
+/// After so many tries a read is done by message.
+const TRIES: u32 = 4;
+
+/// A layout, and for which part of its file.
+#[derive(Clone)]
+pub(in crate::client) struct Cached {
+    start: u64,
+    layout: Layout,
+}
+
+/// A piece of data that is being read.
+struct Piece {
+    wr_id: u64,
+    /// Where in the file; whole blocks.
+    offset: u64,
+    length: u32,
+    checksums: Vec<u32>,
+    bytes: Option<Vec<u8>>,
+}
+
+enum Step {
+    /// Nothing is under way.
+    Waiting,
+    /// The primary was asked for a layout.
+    Asking,
+    /// Data is being read, and the version word behind it.
+    Data,
+}
+
+/// A read on its way.
+pub(in crate::client) struct Reading {
+    file: FileId,
+    offset: u64,
+    length: u32,
+    since: u64,
+    tries: u32,
+    step: Step,
+    layout: Layout,
+    pieces: Vec<Piece>,
+    /// The transfer of the version word, and what it brought.
+    version: Option<(u64, Option<u64>)>,
+}
+
+impl Reading {
+    pub fn new(now: u64, file: FileId, offset: u64, length: u32) -> Reading {
+        Reading {
+            file,
+            offset,
+            length,
+            since: now,
+            tries: 0,
+            step: Step::Waiting,
+            layout: Layout::default(),
+            pieces: Vec::new(),
+            version: None,
+        }
+    }
+
+    /// Forgets what it has read. Whether it had begun.
+    pub fn start_over(&mut self) -> bool {
+        let had_begun = matches!(self.step, Step::Data);
+        if had_begun {
+            self.step = Step::Waiting;
+            self.pieces.clear();
+            self.version = None;
+            self.tries += 1;
+        }
+        had_begun
+    }
+
+    fn end(&self) -> u64 {
+        self.offset.saturating_add(u64::from(self.length))
+    }
+
+    /// The data, if its blocks hold what the layout says.
+    fn assemble(&self, ignores_checksums: bool) -> Option<Vec<u8>> {
+        let end = self.end().min(self.layout.size);
+        let mut data = vec![0; end.saturating_sub(self.offset) as usize];
+        for piece in &self.pieces {
+            let bytes = piece.bytes.as_ref()?;
+            let blocks = bytes.chunks(BLOCK as usize);
+            let is_right = blocks
+                .zip(&piece.checksums)
+                .all(|(block, crc)| block_checksum(block) == *crc);
+            if !is_right && !ignores_checksums {
+                return None;
+            }
+            let from = piece.offset.max(self.offset);
+            let to = (piece.offset + bytes.len() as u64).min(end);
+            if from < to {
+                let part = &bytes[(from - piece.offset) as usize..(to - piece.offset) as usize];
+                let at = (from - self.offset) as usize;
+                data[at..at + part.len()].copy_from_slice(part);
+            }
+        }
+        Some(data)
+    }
+}
+
+impl Client {
+    fn reading(&mut self, ticket: Ticket) -> Option<&mut Reading> {
+        match self.active.runs.get_mut(&ticket) {
+            Some(Run::Read(reading)) => Some(reading),
+            _ => None,
+        }
+    }
+
+    /// Begins a read, or begins it again.
+    pub(super) fn begin_read(&mut self, now: u64, ticket: Ticket) {
+        let Some(reading) = self.reading(ticket) else {
+            return;
+        };
+        if !matches!(reading.step, Step::Waiting) {
+            return;
+        }
+        let (file, since, tries) = (reading.file, reading.since, reading.tries);
+        let (offset, end) = (reading.offset, reading.end());
+        let start = offset / LAYOUT_MAX * LAYOUT_MAX;
+        let is_too_long = end > start + LAYOUT_MAX;
+        if self.is_impatient(now, since) || tries >= TRIES || is_too_long {
+            return self.read_by_message(ticket);
+        }
+        let members = self.map.full_in_sync();
+        let is_behind = self.is_behind(file);
+        if is_behind || !self.has_keys(now, &members) || !self.is_valid(now) {
+            return;
+        }
+        let cached = self.active.layouts.get(&file);
+        let Some(cached) = cached.filter(|cached| cached.start == start).cloned() else {
+            if let Some(reading) = self.reading(ticket) {
+                reading.step = Step::Asking;
+            }
+            let layout = Operation::Layout {
+                file,
+                offset: start,
+                length: LAYOUT_MAX as u32,
+            };
+            return self.request(ticket, layout, Acknowledge::Primary);
+        };
+        self.read_data(now, ticket, cached.layout, &members);
+    }
+
+    /// Whose memory to read: of the members in sync the one with the fewest reads of this client under way, in turn if
+    /// several have as few. All have what the layout shows, or it would not have been given. Where nothing tells that a
+    /// member has left meanwhile, which checksums do, only the primary's will do.
+    fn reads_from(&self, layout: &Layout, members: &[NodeId]) -> NodeId {
+        let is_checked = |extent: &Extent| !extent.checksums.is_empty();
+        if !layout.extents.iter().all(is_checked) {
+            return self.map.primary;
+        }
+        let (turn, count) = (self.next_number as usize, members.len());
+        let load =
+            |(index, node): &(usize, &NodeId)| (self.reads_at(**node), (index + turn) % count);
+        let least = members.iter().enumerate().min_by_key(load);
+        least.map_or(self.map.primary, |(_, node)| *node)
+    }
+
+    fn read_data(&mut self, now: u64, ticket: Ticket, layout: Layout, members: &[NodeId]) {
+        let from = self.reads_from(&layout, members);
+        let Some(reading) = self.reading(ticket) else {
+            return;
+        };
+        let (offset, end) = (reading.offset, reading.end());
+        let mut pieces = Vec::new();
+        for extent in &layout.extents {
+            let first = offset.max(extent.offset).saturating_sub(extent.offset) / BLOCK;
+            let last = end.min(extent.offset + extent.length());
+            let last = last.saturating_sub(extent.offset).div_ceil(BLOCK);
+            if first >= last {
+                continue;
+            }
+            let length = ((last - first) * BLOCK) as u32;
+            let at = extent.image_offset + first * BLOCK;
+            let checksums = extent.checksums.get(first as usize..last as usize);
+            pieces.push(Piece {
+                wr_id: self.start(now, ticket, from, at, TransferKind::Read(length)),
+                offset: extent.offset + first * BLOCK,
+                length,
+                checksums: checksums.unwrap_or_default().to_vec(),
+                bytes: None,
+            });
+        }
+        let is_one_batch = self.options.ordered_reads && from == self.map.primary;
+        let has_data = !pieces.is_empty();
+        if let Some(reading) = self.reading(ticket) {
+            reading.layout = layout;
+            reading.pieces = pieces;
+            reading.step = Step::Data;
+        }
+        if is_one_batch || !has_data {
+            self.read_version(now, ticket);
+        }
+    }
+
+    fn read_version(&mut self, now: u64, ticket: Ticket) {
+        let primary = self.map.primary;
+        let Some(reading) = self.reading(ticket) else {
+            return;
+        };
+        let at = reading.layout.version_offset;
+        let wr_id = self.start(now, ticket, primary, at, TransferKind::Read(8));
+        if let Some(reading) = self.reading(ticket) {
+            reading.version = Some((wr_id, None));
+        }
+    }
+
+    /// Bytes came, or none will.
+    pub(super) fn arrived(
+        &mut self,
+        now: u64,
+        ticket: Ticket,
+        wr_id: u64,
+        outcome: TransferOutcome,
+    ) {
+        let TransferOutcome::Read(bytes) = outcome else {
+            return self.read_failed(ticket);
+        };
+        let Some(reading) = self.reading(ticket) else {
+            return;
+        };
+        match &mut reading.version {
+            Some((of_version, version)) if *of_version == wr_id => {
+                *version = bytes.try_into().map(u64::from_le_bytes).ok();
+                if version.is_none() {
+                    return self.read_failed(ticket);
+                }
+            }
+            _ => {
+                let mut pieces = reading.pieces.iter_mut();
+                let Some(piece) = pieces.find(|piece| piece.wr_id == wr_id) else {
+                    return;
+                };
+                if bytes.len() != piece.length as usize {
+                    return self.read_failed(ticket);
+                }
+                piece.bytes = Some(bytes);
+            }
+        }
+        if reading.pieces.iter().any(|piece| piece.bytes.is_none()) {
+            return;
+        }
+        match reading.version {
+            Some((_, Some(version))) => self.check_read(now, ticket, version),
+            Some(_) => {}
+            None => self.read_version(now, ticket),
+        }
+    }
+
+    /// The version word was read after the data. If it is the layout's, and there was no other primary when it was read,
+    /// then nothing had changed when the data was read.
+    fn check_read(&mut self, now: u64, ticket: Ticket, version: u64) {
+        let ignores_checksums = self.defects.has(Defect::IgnoreChecksums);
+        let ignores_version = self.defects.has(Defect::IgnoreVersion);
+        let is_valid = now < self.active.valid_until || self.defects.has(Defect::IgnoreValidity);
+        let Some(reading) = self.reading(ticket) else {
+            return;
+        };
+        let is_current = version == reading.layout.version || ignores_version;
+        let data = reading.assemble(ignores_checksums);
+        let file = reading.file;
+        match data.filter(|_| is_valid && is_current) {
+            Some(data) => {
+                let outcome = Outcome {
+                    data,
+                    ..Outcome::default()
+                };
+                self.one_sided.1 += 1;
+                self.finish(ticket, outcome);
+            }
+            None => {
+                self.active.layouts.remove(&file);
+                self.read_failed(ticket);
+            }
+        }
+    }
+
+    /// It is tried again, from another member perhaps.
+    pub(super) fn read_failed(&mut self, ticket: Ticket) {
+        self.drop_transfers(ticket);
+        if let Some(reading) = self.reading(ticket) {
+            reading.start_over();
+        }
+    }
+
+    /// A layout came.
+    pub(super) fn laid_out(&mut self, ticket: Ticket, outcome: &Outcome) {
+        let Some(reading) = self.reading(ticket) else {
+            return;
+        };
+        reading.step = Step::Waiting;
+        let start = reading.offset / LAYOUT_MAX * LAYOUT_MAX;
+        let file = reading.file;
+        match Layout::decode(&outcome.data) {
+            Ok(layout) if outcome.status == Status::Done => {
+                let cached = Cached { start, layout };
+                let layouts = &mut self.active.layouts;
+                layouts.insert(file, cached);
+                if layouts.len() > LAYOUTS_MAX {
+                    layouts.retain(|it, _| *it == file);
+                }
+            }
+            _ => self.read_by_message(ticket),
+        }
+    }
+
+    /// Whether there is one primary for certain; asks it if not.
+    fn is_valid(&mut self, now: u64) -> bool {
+        if now < self.active.valid_until || self.defects.has(Defect::IgnoreValidity) {
+            return true;
+        }
+        if now >= self.active.alive_asked_at + self.options.retry_ns {
+            self.active.alive_asked_at = now;
+            self.keep_alive_at = now;
+        }
+        false
+    }
+
+    fn read_by_message(&mut self, ticket: Ticket) {
+        if let Some(Run::Read(reading)) = self.active.runs.insert(ticket, Run::ByMessage) {
+            let read = Operation::Read {
+                file: reading.file,
+                offset: reading.offset,
+                length: reading.length,
+            };
+            self.request(ticket, read, Acknowledge::Primary);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! One-sided transfers under way.
+
+use super::{Client, Ticket};
+use crate::Options;
+use crate::defects::Defect;
+use crate::map::NodeId;
+
+/// A write that is not answered is sent so often; it lands once at most.
+const TRIES: u32 = 4;
+
+/// Bytes into or out of a member's memory, without its doing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// Whose memory.
+    pub to: NodeId,
+    /// The key to it, which is looked at when the transfer arrives.
+    pub key: u64,
+    /// Names the transfer. The transport lets one that comes again with its number and key land once only.
+    pub wr_id: u64,
+    /// It is carried out after all reads that were sent to this memory before it.
+    pub is_ordered: bool,
+    /// Where in the image.
+    pub offset: u64,
+    /// Which way, and what.
+    pub kind: TransferKind,
+}
+
+impl Transfer {
+    /// How many bytes it brings or asks for.
+    pub fn length(&self) -> u64 {
+        match &self.kind {
+            TransferKind::Write(bytes) => bytes.len() as u64,
+            TransferKind::Read(length) => u64::from(*length),
+        }
+    }
+}
+
+/// Which way a transfer goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TransferKind {
+    /// These bytes go into the memory.
+    Write(Vec<u8>),
+    /// So many bytes come out of it.
+    Read(u32),
+}
+
+/// How a transfer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TransferOutcome {
+    /// The bytes are in the memory.
+    Written,
+    /// The bytes that were there.
+    Read(Vec<u8>),
+    /// The key is not good there (any more): nothing was, or will be, done.
+    Refused,
+}
+
+pub(in crate::client) struct UnderWay {
+    pub run: Ticket,
+    pub transfer: Transfer,
+    sent_at: u64,
+    tries: u32,
+    /// A write that its run does not wait for any more. It is still sent, now and then, until it is answered: then it is
+    /// certain that it will not land later.
+    is_given_up: bool,
+}
+
+impl UnderWay {
+    /// When it is sent again.
+    pub fn due(&self, options: &Options) -> u64 {
+        let pause = if self.is_given_up {
+            options.heartbeat_ns
+        } else {
+            options.retry_ns
+        };
+        self.sent_at + pause
+    }
+}
+
+impl Client {
+    /// A transfer has ended.
+    pub fn handle_transfer(&mut self, now: u64, wr_id: u64, outcome: TransferOutcome) {
+        let Some(under_way) = self.active.transfers.remove(&wr_id) else {
+            return;
+        };
+        let UnderWay { run, transfer, .. } = under_way;
+        if outcome == TransferOutcome::Refused
+            && self.active.keys.get(&transfer.to) == Some(&transfer.key)
+        {
+            self.active.keys.remove(&transfer.to);
+        }
+        match transfer.kind {
+            TransferKind::Read(_) => self.arrived(now, run, wr_id, outcome),
+            TransferKind::Write(_) => {
+                let is_there = outcome == TransferOutcome::Written;
+                self.written(run, transfer.to, is_there, under_way.is_given_up);
+            }
+        }
+        self.advance(now);
+    }
+
+    pub(super) fn start(
+        &mut self,
+        now: u64,
+        run: Ticket,
+        to: NodeId,
+        offset: u64,
+        kind: TransferKind,
+    ) -> u64 {
+        self.next_number += 1;
+        let wr_id = self.next_number;
+        let key = self.active.keys.get(&to).copied().unwrap_or_default();
+        let transfer = Transfer {
+            to,
+            key,
+            wr_id,
+            is_ordered: self.options.ordered_reads && matches!(kind, TransferKind::Read(_)),
+            offset,
+            kind,
+        };
+        self.active.out.push_back(transfer.clone());
+        let under_way = UnderWay {
+            run,
+            transfer,
+            sent_at: now,
+            tries: 1,
+            is_given_up: false,
+        };
+        self.active.transfers.insert(wr_id, under_way);
+        wr_id
+    }
+
+    /// How many reads of this client are under way at a member.
+    pub(super) fn reads_at(&self, node: NodeId) -> usize {
+        let transfers = self.active.transfers.values();
+        let is_read = |it: &Transfer| matches!(it.kind, TransferKind::Read(_)) && it.to == node;
+        transfers.filter(|it| is_read(&it.transfer)).count()
+    }
+
+    /// Forgets the transfers of a run; what comes of them is of no interest.
+    pub(super) fn drop_transfers(&mut self, run: Ticket) {
+        self.active.transfers.retain(|_, it| it.run != run);
+    }
+
+    /// Sends again what was not answered.
+    pub(super) fn send_again(&mut self, now: u64) {
+        let is_late = |it: &UnderWay| now >= it.due(&self.options);
+        let transfers = self.active.transfers.iter();
+        let late: Vec<u64> = transfers
+            .filter(|(_, it)| is_late(it))
+            .map(|(wr_id, _)| *wr_id)
+            .collect();
+        for wr_id in late {
+            let Some(it) = self.active.transfers.get_mut(&wr_id) else {
+                continue;
+            };
+            let (run, to) = (it.run, it.transfer.to);
+            if matches!(it.transfer.kind, TransferKind::Read(_)) {
+                self.read_failed(run);
+                continue;
+            }
+            it.sent_at = now;
+            it.tries += 1;
+            if it.tries <= TRIES || it.is_given_up {
+                self.active.out.push_back(it.transfer.clone());
+            } else if self.defects.has(Defect::CommitBeforeCompletion) {
+                self.active.transfers.remove(&wr_id);
+                self.written(run, to, true, false);
+            } else {
+                it.is_given_up = true;
+                self.give_up(run);
+            }
+        }
+    }
+}

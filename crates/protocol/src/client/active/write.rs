@@ -1,0 +1,304 @@
+//! Writing into granted blocks, and committing them.
+
+use super::transfer::TransferKind;
+use super::{BLOCK, Extent, Layout};
+use super::{Client, Run, Ticket};
+use crate::block_checksum;
+use crate::defects::Defect;
+use crate::map::NodeId;
+use crate::wire::{Acknowledge, FileId, Operation, Outcome, Status};
+
+/// Blocks that are asked for at once, at least.
+const GRANT_LEAST: u64 = 4;
+
+/// A write on its way.
+pub(in crate::client) struct Writing {
+    file: FileId,
+    offset: u64,
+    data: Vec<u8>,
+    acknowledge: Acknowledge,
+    since: u64,
+    /// The blocks that it fills, once it has begun: number in the grant, and place in the image.
+    blocks: Vec<(u64, u64)>,
+    /// The first and the last of its transfers.
+    wr_ids: [u64; 2],
+    /// Transfers that it waits for.
+    left: usize,
+    /// Transfers that were given up, and not answered since.
+    late: usize,
+    /// The primary does not have all of it.
+    is_missing: bool,
+}
+
+/// Blocks into which transfers may be on their way still, and land whenever they like: they must not become a part of a
+/// file, nor be filled with other data, before these transfers are answered or the key is closed.
+pub(in crate::client) struct Unsettled {
+    transfers: usize,
+    blocks: Vec<(u64, u64)>,
+}
+
+impl Writing {
+    pub fn new(
+        now: u64,
+        file: FileId,
+        offset: u64,
+        data: Vec<u8>,
+        acknowledge: Acknowledge,
+    ) -> Writing {
+        Writing {
+            file,
+            offset,
+            data,
+            acknowledge,
+            since: now,
+            blocks: Vec::new(),
+            wr_ids: [0; 2],
+            left: 0,
+            late: 0,
+            is_missing: false,
+        }
+    }
+
+    /// The same as an ordinary write.
+    pub fn by_message(&self) -> Operation {
+        Operation::Write {
+            file: self.file,
+            offset: self.offset,
+            data: self.data.clone(),
+        }
+    }
+
+    fn commit(&self) -> Operation {
+        let blocks = self.data.chunks(BLOCK as usize);
+        Operation::Commit {
+            file: self.file,
+            offset: self.offset,
+            wr_ids: self.wr_ids,
+            grant_block: self.blocks.first().map_or(0, |(number, _)| *number),
+            checksums: blocks.map(block_checksum).collect(),
+            size: self.offset + self.data.len() as u64,
+        }
+    }
+
+    /// What goes where: one piece for each run of blocks that follow one another in the image.
+    fn pieces(&self) -> Vec<(u64, Vec<u8>)> {
+        let mut pieces: Vec<(u64, Vec<u8>)> = Vec::new();
+        for ((_, at), block) in self.blocks.iter().zip(self.data.chunks(BLOCK as usize)) {
+            match pieces.last_mut() {
+                Some((start, bytes)) if *start + bytes.len() as u64 == *at => bytes.extend(block),
+                _ => pieces.push((*at, block.to_vec())),
+            }
+        }
+        pieces
+    }
+}
+
+impl Client {
+    fn writing(&mut self, ticket: Ticket) -> Option<&mut Writing> {
+        match self.active.runs.get_mut(&ticket) {
+            Some(Run::Write(writing)) => Some(writing),
+            _ => None,
+        }
+    }
+
+    /// Begins a write if there are keys and blocks for it.
+    pub(super) fn begin_write(&mut self, now: u64, ticket: Ticket) {
+        let Some(writing) = self.writing(ticket) else {
+            return;
+        };
+        if !writing.blocks.is_empty() {
+            return;
+        }
+        let (since, count) = (writing.since, writing.data.len() as u64 / BLOCK);
+        if self.is_impatient(now, since) || count > u64::from(self.options.grant_blocks) {
+            return self.write_by_message(ticket);
+        }
+        let members = self.map.full_in_sync();
+        if !self.has_keys(now, &members) {
+            return;
+        }
+        let Some(blocks) = self.take_blocks(count) else {
+            return self.ask_for_grant(count);
+        };
+        if self.find_blocks(count).is_none() {
+            // So that the next one like this need not wait.
+            self.ask_for_grant(count);
+        }
+        let Some(writing) = self.writing(ticket) else {
+            return;
+        };
+        writing.blocks = blocks;
+        let pieces = writing.pieces();
+        writing.left = pieces.len() * members.len();
+        let first = self.next_number + 1;
+        for member in members {
+            for (offset, bytes) in &pieces {
+                let kind = TransferKind::Write(bytes.clone());
+                self.start(now, ticket, member, *offset, kind);
+            }
+        }
+        let last = self.next_number;
+        if let Some(writing) = self.writing(ticket) {
+            writing.wr_ids = [first, last];
+        }
+    }
+
+    /// The first of so many blocks of the grant that follow one another.
+    fn find_blocks(&self, count: u64) -> Option<u64> {
+        let (mut first, mut found) = (0, 0);
+        for number in self.active.free.keys().copied() {
+            if number != first + found {
+                (first, found) = (number, 0);
+            }
+            found += 1;
+            if found == count {
+                return Some(first);
+            }
+        }
+        None
+    }
+
+    fn take_blocks(&mut self, count: u64) -> Option<Vec<(u64, u64)>> {
+        let first = self.find_blocks(count)?;
+        let free = &mut self.active.free;
+        let taken = (first..first + count).map(|it| Some((it, free.remove(&it)?)));
+        taken.collect()
+    }
+
+    /// Asks for blocks for two writes like this one, or as many as the grant has room for.
+    fn ask_for_grant(&mut self, count: u64) {
+        if self.active.granting.is_none() {
+            self.next_number += 1;
+            let most = u64::from(self.options.grant_blocks);
+            let blocks = (2 * count).max(GRANT_LEAST).min(most) as u32;
+            let request = Operation::Grant { blocks };
+            self.active.granting = Some(self.next_number);
+            self.queue
+                .push_back((self.next_number, request, Acknowledge::All));
+        }
+    }
+
+    /// An answer lists all of the grant. What is new in it may be filled.
+    pub(super) fn granted(&mut self, _now: u64, outcome: &Outcome) {
+        let grant = Layout::decode(&outcome.data);
+        if outcome.status != Status::Done || grant.is_err() {
+            let runs = self.active.runs.iter();
+            let waits = |run: &Run| matches!(run, Run::Write(it) if it.blocks.is_empty());
+            let waiting: Vec<_> = runs
+                .filter(|(_, run)| waits(run))
+                .map(|(ticket, _)| *ticket)
+                .collect();
+            for ticket in waiting {
+                self.write_by_message(ticket);
+            }
+            return;
+        }
+        let listed = self.active.listed;
+        for extent in grant.iter().flat_map(|grant| &grant.extents) {
+            for (number, at) in blocks_of(extent).filter(|(number, _)| *number >= listed) {
+                self.active.free.insert(number, at);
+                self.active.listed = self.active.listed.max(number + 1);
+            }
+        }
+    }
+
+    /// A transfer has ended: the data is there, or it is certain that it is not and will not be.
+    pub(super) fn written(
+        &mut self,
+        ticket: Ticket,
+        member: NodeId,
+        is_there: bool,
+        was_given_up: bool,
+    ) {
+        let primary = self.map.primary;
+        let Some(writing) = self.writing(ticket) else {
+            return self.settle(ticket);
+        };
+        let count = if was_given_up {
+            &mut writing.late
+        } else {
+            &mut writing.left
+        };
+        *count -= 1;
+        // The other members fetch from the primary what they do not have.
+        writing.is_missing |= !is_there && member == primary;
+        self.go_on(ticket);
+    }
+
+    /// A transfer was not answered, however often it was sent.
+    pub(super) fn give_up(&mut self, ticket: Ticket) {
+        if let Some(writing) = self.writing(ticket) {
+            writing.left -= 1;
+            writing.late += 1;
+            self.go_on(ticket);
+        }
+    }
+
+    /// Commits a write if all its transfers have ended. If some were given up it goes by message.
+    fn go_on(&mut self, ticket: Ticket) {
+        let Some(writing) = self.writing(ticket).filter(|it| it.left == 0) else {
+            return;
+        };
+        if writing.late > 0 {
+            let unsettled = Unsettled {
+                transfers: writing.late,
+                blocks: writing.blocks.clone(),
+            };
+            if self.defects.has(Defect::RefillBeforeCompletion) {
+                self.give_back(ticket);
+            } else {
+                self.active.unsettled.insert(ticket, unsettled);
+            }
+            self.write_by_message(ticket);
+        } else if writing.is_missing {
+            self.give_back(ticket);
+            self.write_by_message(ticket);
+        } else {
+            let (commit, acknowledge) = (writing.commit(), writing.acknowledge);
+            self.request(ticket, commit, acknowledge);
+        }
+    }
+
+    /// A transfer has ended that its run did not wait for. When all have, the blocks may be filled again.
+    fn settle(&mut self, ticket: Ticket) {
+        if let Some(unsettled) = self.active.unsettled.get_mut(&ticket) {
+            unsettled.transfers -= 1;
+            if unsettled.transfers == 0 {
+                let settled = self.active.unsettled.remove(&ticket);
+                let blocks = settled.into_iter().flat_map(|it| it.blocks);
+                self.active.free.extend(blocks);
+            }
+        }
+    }
+
+    /// A commit was answered.
+    pub(super) fn committed(&mut self, _now: u64, ticket: Ticket, outcome: Outcome) {
+        if outcome.status == Status::Again {
+            self.give_back(ticket);
+            self.write_by_message(ticket);
+        } else {
+            self.one_sided.0 += u64::from(outcome.status == Status::Done);
+            self.finish(ticket, outcome);
+        }
+    }
+
+    /// The blocks may be filled again.
+    fn give_back(&mut self, ticket: Ticket) {
+        if let Some(writing) = self.writing(ticket) {
+            let blocks = std::mem::take(&mut writing.blocks);
+            self.active.free.extend(blocks);
+        }
+    }
+
+    fn write_by_message(&mut self, ticket: Ticket) {
+        if let Some(Run::Write(writing)) = self.active.runs.insert(ticket, Run::ByMessage) {
+            self.request(ticket, writing.by_message(), writing.acknowledge);
+        }
+    }
+}
+
+fn blocks_of(extent: &Extent) -> impl Iterator<Item = (u64, u64)> {
+    let count = u64::from(extent.blocks);
+    let (first, at) = (extent.offset / BLOCK, extent.image_offset);
+    (0..count).map(move |index| (first + index, at + index * BLOCK))
+}

@@ -1,0 +1,185 @@
+//! Grants on the store: a file of the system directory for each place in the table of sessions.
+
+use std::sync::Arc;
+
+use protocol::block_checksum;
+use protocol::defects::Defect;
+use protocol::member::{Completion, Slot, Ticket};
+use protocol::wire::active::{Extent, Layout};
+use protocol::wire::{Operation, Outcome, Status};
+use store::{Adoption, BLOCK, Error, Mapped, Node};
+
+use crate::execute::{Looked, Serving, done};
+use crate::pool::file;
+
+fn name(index: u32) -> Vec<u8> {
+    format!("grant{index}").into_bytes()
+}
+
+impl Serving {
+    /// Makes the file that a session's grant is, if it is not there.
+    pub fn make_grant(&self, index: u32) -> Result<(), Error> {
+        file(&self.store, &name(index)).map(|_| ())
+    }
+
+    fn grant(&self, index: u32) -> Result<Arc<Node>, Error> {
+        self.store.lookup(&self.store.system(), &name(index))
+    }
+
+    fn granted(&self, grant: &Node) -> Result<Vec<Mapped>, Error> {
+        Ok(self.store.layout(grant, 0, u64::MAX)?.mapped)
+    }
+
+    /// Whether blocks are left in a grant.
+    pub fn has_grant(&self, index: u32) -> Result<bool, Error> {
+        match self.grant(index) {
+            Ok(grant) => Ok(!self.granted(&grant)?.is_empty()),
+            Err(Error::NotFound) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Frees what is left in a grant.
+    pub fn free_grant(&self, ticket: Ticket, index: u32) -> Completion {
+        let freed = self.grant(index).and_then(|grant| {
+            let blocks = self.store.attributes(&grant).size / BLOCK as u64;
+            if self.granted(&grant)?.is_empty() {
+                return Ok(());
+            }
+            self.store.punch(&grant, 0..blocks).map(|_| ())
+        });
+        match freed {
+            Err(Error::NotFound) => self.noted(ticket, Ok(())),
+            freed => self.noted(ticket, freed),
+        }
+    }
+
+    /// Carries out what clients need that reach into the members' memories. A grant is the asking session's.
+    pub fn run_active(
+        &self,
+        operation: &Operation,
+        slot: Option<&Slot>,
+    ) -> Option<Result<Looked, Error>> {
+        Some(match (operation, slot) {
+            (Operation::Grant { blocks }, Some(slot)) => self.reserve(slot.index, *blocks),
+            (Operation::Commit { .. }, Some(slot)) => self.commit(slot.index, operation),
+            (
+                Operation::Layout {
+                    file,
+                    offset,
+                    length,
+                },
+                _,
+            ) => self
+                .node(*file)
+                .and_then(|node| self.layout(&node, *offset, u64::from(*length))),
+            _ => return None,
+        })
+    }
+
+    fn reserve(&self, index: u32, blocks: u32) -> Result<Looked, Error> {
+        let grant = self.grant(index)?;
+        let held: u64 = self.granted(&grant)?.iter().map(|it| it.length).sum();
+        let room = u64::from(self.grant_blocks).saturating_sub(held / BLOCK as u64);
+        let blocks = room.min(blocks.into()) as u32;
+        if blocks == 0 {
+            return Err(Error::NoSpace);
+        }
+        self.store.reserve_extents(&grant, blocks)?;
+        let extent = |it: Mapped| Extent {
+            offset: it.file_offset,
+            image_offset: it.image_offset,
+            blocks: (it.length / BLOCK as u64) as u32,
+            checksums: Vec::new(),
+        };
+        let layout = Layout {
+            extents: self.granted(&grant)?.into_iter().map(extent).collect(),
+            ..Layout::default()
+        };
+        Ok(shown(&layout, 0))
+    }
+
+    fn commit(&self, index: u32, operation: &Operation) -> Result<Looked, Error> {
+        let Operation::Commit {
+            file,
+            offset,
+            grant_block,
+            checksums,
+            size,
+            ..
+        } = operation
+        else {
+            return Err(Error::InvalidArgument("it commits nothing"));
+        };
+        let (target, grant) = (self.node(*file)?, self.grant(index)?);
+        let Some(grant_offset) = grant_block.checked_mul(BLOCK as u64) else {
+            return Err(Error::InvalidArgument("no grant has such a block"));
+        };
+        let mut checksums = checksums.clone();
+        if self.defects.has(Defect::CommitWithoutCheck) {
+            checksums = self.held(&grant, grant_offset, checksums.len())?;
+        }
+        let adoption = Adoption {
+            offset: *offset,
+            grant_offset,
+            crcs: &checksums,
+            size: *size,
+        };
+        match self.store.adopt(&target, &grant, &adoption) {
+            Ok(_) => Ok(done(())),
+            // Whoever has sent the data has it still.
+            Err(Error::Corrupt { .. }) => Ok(Looked {
+                outcome: Outcome::of(Status::Again),
+                version: self.store.tail().number,
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Checksums of whatever the blocks hold.
+    fn held(&self, file: &Node, offset: u64, blocks: usize) -> Result<Vec<u32>, Error> {
+        let layout = self.store.layout(file, offset, (blocks * BLOCK) as u64)?;
+        let offsets = layout.mapped.iter().flat_map(|mapped| {
+            (mapped.image_offset..mapped.image_offset + mapped.length).step_by(BLOCK)
+        });
+        let checksum = |offset| {
+            let mut block = [0; BLOCK];
+            self.store.read_image(offset, &mut block)?;
+            Ok(block_checksum(&block))
+        };
+        offsets.map(checksum).collect()
+    }
+
+    /// Where a part of a file is, in whole blocks.
+    pub fn layout(&self, node: &Node, offset: u64, length: u64) -> Result<Looked, Error> {
+        if !offset.is_multiple_of(BLOCK as u64) {
+            return Err(Error::InvalidArgument("a layout begins with a block"));
+        }
+        let found = self.store.layout(node, offset, length)?;
+        let mut checksums = found.checksums.into_iter();
+        let extent = |mapped: &Mapped| {
+            let blocks = mapped.length.div_ceil(BLOCK as u64);
+            Extent {
+                offset: mapped.file_offset,
+                image_offset: mapped.image_offset,
+                blocks: blocks as u32,
+                checksums: checksums.by_ref().take(blocks as usize).collect(),
+            }
+        };
+        let layout = Layout {
+            version: found.version,
+            version_offset: found.version_offset,
+            size: found.size,
+            extents: found.mapped.iter().map(extent).collect(),
+        };
+        Ok(shown(&layout, found.version))
+    }
+}
+
+fn shown(layout: &Layout, version: u64) -> Looked {
+    let outcome = Outcome {
+        data: layout.encode(),
+        ..Outcome::default()
+    };
+    Looked { outcome, version }
+}
