@@ -69,14 +69,18 @@ fn fsx_finds_nothing_wrong() {
     let pool = scratch.pool("a.pool", "128M");
     let mounted = Mounted::new(&pool, &scratch.path("directory"));
     // Longest file, longest operation, alignment, operations, seed.
-    for (file, most, align, count, seed) in [
+    let mut runs = vec![
         (256 << 10, 64 << 10, 1, 20_000, 1),
         (256 << 10, 64 << 10, 1, 20_000, 2),
         (256 << 10, 64 << 10, 1, 20_000, 3),
         (40_000, 5_000, 1, 20_000, 4),
         (1 << 20, 128 << 10, 4096, 5_000, 5),
         (16 << 20, 3 << 20, 1, 1_000, 6),
-    ] {
+    ];
+    if std::env::var_os("TAKO_SOAK").is_some() {
+        runs.extend((11..21).map(|seed| (256 << 10, 64 << 10, 1, 100_000, seed)));
+    }
+    for (file, most, align, count, seed) in runs {
         let settings = scratch.path("fsx.toml");
         // Where lengths are aligned, fsx 0.3.2 allocates ranges of no byte too, which is wrong on any file system.
         let allocations = if align == 1 { 3 } else { 0 };
