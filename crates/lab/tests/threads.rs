@@ -21,7 +21,7 @@ fn operations() -> usize {
 }
 
 /// What may go wrong when others work on the same names.
-const USUAL: [i32; 12] = [
+const USUAL: [i32; 13] = [
     libc::ENOENT,
     libc::EEXIST,
     libc::ENOTDIR,
@@ -30,6 +30,7 @@ const USUAL: [i32; 12] = [
     libc::EINVAL,
     libc::ELOOP,
     libc::ENOSPC,
+    libc::ENODATA,
     libc::ENXIO,
     libc::EBADF,
     libc::EPERM,

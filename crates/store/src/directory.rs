@@ -558,11 +558,7 @@ pub struct Writer<'a, 's> {
 
 impl<'s> Writer<'_, 's> {
     fn tree(&mut self) -> Tree<'_, 's> {
-        Tree {
-            change: self.change,
-            number: self.number,
-            inode: self.inode,
-        }
+        Tree::new(self.change, self.number, self.inode)
     }
 
     /// The leaf for a hash, verified, as block and logical block. Sees leaves that this change made.

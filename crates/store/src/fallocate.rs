@@ -88,11 +88,7 @@ impl Store {
         loop {
             let mut new = *state;
             let mut change = Change::new(&self.shared);
-            let mut tree = Tree {
-                change: &mut change,
-                number,
-                inode: &mut new,
-            };
+            let mut tree = Tree::new(&mut change, number, &mut new);
             at = tree.fill_holes(at, end)?;
             if at == end {
                 new.size = new.size.max(size);
@@ -139,11 +135,7 @@ impl Store {
         loop {
             let mut new = *state;
             let mut change = Change::with_reserve(&self.shared);
-            let mut tree = Tree {
-                change: &mut change,
-                number,
-                inode: &mut new,
-            };
+            let mut tree = Tree::new(&mut change, number, &mut new);
             for edge in edges.drain(..) {
                 tree.clear_part(edge)?;
             }
@@ -167,11 +159,7 @@ impl Store {
         let (edges, blocks) = edges_and_blocks(&range);
         let mut new = *state;
         let mut change = Change::new(&self.shared);
-        let mut tree = Tree {
-            change: &mut change,
-            number,
-            inode: &mut new,
-        };
+        let mut tree = Tree::new(&mut change, number, &mut new);
         for edge in edges {
             tree.clear_part(edge)?;
         }
@@ -201,11 +189,7 @@ impl Store {
         }
         let mut new = *state;
         let mut change = Change::with_reserve(&self.shared);
-        let mut tree = Tree {
-            change: &mut change,
-            number,
-            inode: &mut new,
-        };
+        let mut tree = Tree::new(&mut change, number, &mut new);
         if tree.remove(blocks.start, blocks.end, usize::MAX)? != blocks.start {
             return Err(Error::TooManyPieces);
         }
@@ -231,11 +215,7 @@ impl Store {
             .ok_or(Error::FileTooLarge)?;
         let mut new = *state;
         let mut change = Change::with_reserve(&self.shared);
-        let mut tree = Tree {
-            change: &mut change,
-            number,
-            inode: &mut new,
-        };
+        let mut tree = Tree::new(&mut change, number, &mut new);
         // Blocks may be allocated far behind the file's end.
         let last = tree.lookup().floor(u64::MAX)?.map_or(0, |last| last.end());
         if last + distance / BLOCK_U64 > SIZE_MAX / BLOCK_U64 {

@@ -233,11 +233,7 @@ impl Store {
         let mut change = Change::new(&self.shared);
         let mut writer = Writer {
             store: self,
-            tree: Tree {
-                change: &mut change,
-                number,
-                inode: &mut new,
-            },
+            tree: Tree::new(&mut change, number, &mut new),
             in_place: true,
         };
         if data.len() <= BY_VALUE_MAX {
@@ -281,11 +277,7 @@ impl Store {
         if !shrinks {
             return Ok(false);
         }
-        let mut tree = Tree {
-            change,
-            number,
-            inode,
-        };
+        let mut tree = Tree::new(change, number, inode);
         // What lies behind the end is zero, always: growing again must not show it.
         tree.clear_part(size..size.next_multiple_of(BLOCK_U64))?;
         let from = size.div_ceil(BLOCK_U64);
@@ -310,11 +302,7 @@ impl Store {
                 state.size.div_ceil(BLOCK_U64)
             };
             let has_tree = has_tree(state);
-            let mut tree = Tree {
-                change: &mut change,
-                number,
-                inode: &mut new,
-            };
+            let mut tree = Tree::new(&mut change, number, &mut new);
             let done = !has_tree || tree.remove(from, u64::MAX, EXTENTS_PER_RECORD)? == from;
             if done {
                 change.orphan(number, state.links == 0 && !removed);

@@ -124,11 +124,7 @@ impl Store {
                 return Err(Error::NoSpace);
             }
             let run = change.allocate(goal, left)?;
-            let mut tree = Tree {
-                change: &mut change,
-                number: node.number(),
-                inode: &mut new,
-            };
+            let mut tree = Tree::new(&mut change, node.number(), &mut new);
             tree.add(logical, run)?;
             let length = u64::from(run.length);
             reserved.push(Mapped {
@@ -174,19 +170,11 @@ impl Store {
         let size = check_adoption(&state, &source, adoption)?;
         let (mut new, mut source_new) = (*state, *source);
         let mut change = Change::new(&self.shared);
-        let mut tree = Tree {
-            change: &mut change,
-            number: grant.number(),
-            inode: &mut source_new,
-        };
+        let mut tree = Tree::new(&mut change, grant.number(), &mut source_new);
         let first = adoption.grant_offset / BLOCK_U64;
         let runs = tree.take_out(first, first + adoption.crcs.len() as u64)?;
         self.secure(&runs, adoption, size)?;
-        let mut tree = Tree {
-            change: &mut change,
-            number: target.number(),
-            inode: &mut new,
-        };
+        let mut tree = Tree::new(&mut change, target.number(), &mut new);
         tree.put_in(adoption.offset / BLOCK_U64, &runs, adoption.crcs)?;
         if !change.has_room_for(BLOCK) {
             return Err(Error::NoSpace);

@@ -285,12 +285,7 @@ impl Store {
         block[..target.len()].copy_from_slice(target);
         let run = change.allocate(None, 1)?;
         change.data(run.block * BLOCK as u64, &block, crc32c(&block));
-        Tree {
-            change,
-            number,
-            inode,
-        }
-        .add(0, run)
+        Tree::new(change, number, inode).add(0, run)
     }
 
     /// The target of a symbolic link.
@@ -438,12 +433,7 @@ impl Store {
             return Ok(!held);
         }
         if has_tree(inode) {
-            Tree {
-                change,
-                number: node.number(),
-                inode,
-            }
-            .remove(0, u64::MAX, EXTENTS_AT_ONCE)?;
+            Tree::new(change, node.number(), inode).remove(0, u64::MAX, EXTENTS_AT_ONCE)?;
         }
         free_inode(change, node.number(), inode);
         Ok(false)

@@ -277,7 +277,16 @@ pub struct Tree<'a, 's> {
     pub inode: &'a mut Inode,
 }
 
-impl<'s> Tree<'_, 's> {
+impl<'a, 's> Tree<'a, 's> {
+    /// The tree of an inode, changed by `change`.
+    pub fn new(change: &'a mut Change<'s>, number: u64, inode: &'a mut Inode) -> Tree<'a, 's> {
+        Tree {
+            change,
+            number,
+            inode,
+        }
+    }
+
     /// Looks up, seeing what was changed so far.
     pub fn lookup(&self) -> Lookup<'_> {
         Lookup {
