@@ -8,6 +8,7 @@ use std::sync::Arc;
 use rustix::process::{getegid, geteuid};
 use store::{
     Attributes, Entry, Error as StoreError, FileKind, NewInode, Node, RenameMode, SetAttributes,
+    XattrMode,
 };
 
 use crate::file_system::{named, settle};
@@ -174,6 +175,42 @@ impl FileSystem {
             Ok(self
                 .store()
                 .set_attributes(&self.resolve(bytes, true)?, change)?)
+        })
+    }
+
+    /// The value of a file's extended attribute.
+    pub fn xattr_path(&self, path: impl AsRef<Path>, name: &[u8]) -> Result<Vec<u8>, Error> {
+        self.at(path.as_ref(), |bytes| {
+            Ok(self.store().xattr(&*self.resolve(bytes, true)?, name)?)
+        })
+    }
+
+    /// The names of all of a file's extended attributes.
+    pub fn xattr_names_path(&self, path: impl AsRef<Path>) -> Result<Vec<Vec<u8>>, Error> {
+        self.at(path.as_ref(), |bytes| {
+            Ok(self.store().xattr_names(&*self.resolve(bytes, true)?)?)
+        })
+    }
+
+    /// Makes or replaces an extended attribute of a file.
+    pub fn set_xattr_path(
+        &self,
+        path: impl AsRef<Path>,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), Error> {
+        self.at(path.as_ref(), |bytes| {
+            let node = self.resolve(bytes, true)?;
+            Ok(self.store().set_xattr(&node, name, value, mode)?)
+        })
+    }
+
+    /// Takes an extended attribute away from a file.
+    pub fn remove_xattr_path(&self, path: impl AsRef<Path>, name: &[u8]) -> Result<(), Error> {
+        self.at(path.as_ref(), |bytes| {
+            let node = self.resolve(bytes, true)?;
+            Ok(self.store().remove_xattr(&node, name)?)
         })
     }
 

@@ -31,7 +31,12 @@ fn attributes_are_set_and_removed() {
     assert_eq!(fs.xattr(number, b"user.a").unwrap(), b"longer");
     assert_eq!(fs.xattr(number, b"security.c").unwrap(), [7; 300]);
     assert_eq!(fs.stat("file").unwrap().blocks_512, 16, "all in one block");
-    fs.remove_xattr(number, b"trusted.b").unwrap();
+    assert_eq!(fs.xattr_path("file", b"user.a").unwrap(), b"longer");
+    assert_eq!(fs.xattr_names_path("file").unwrap().len(), 3);
+    let replace = XattrMode::Replace;
+    fs.set_xattr_path("file", b"trusted.b", b"by path", replace)
+        .unwrap();
+    fs.remove_xattr_path("file", b"trusted.b").unwrap();
     assert_eq!(errno(fs.remove_xattr(number, b"trusted.b")), libc::ENODATA);
     assert_eq!(errno(fs.xattr(number, b"trusted.b")), libc::ENODATA);
     for name in ["user.a", "security.c"] {

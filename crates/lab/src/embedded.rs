@@ -126,11 +126,20 @@ impl Embedded {
     fn stat(&self, path: &str) -> Answer {
         let attributes = self.file_system.symlink_stat(path)?;
         let mut facts = facts(&attributes);
-        for name in self.file_system.xattr_names(attributes.number)? {
-            let value = self.file_system.xattr(attributes.number, &name)?;
-            facts
-                .xattrs
-                .insert(String::from_utf8_lossy(&name).into_owned(), value);
+        // Another thread may have removed the file since, or an attribute.
+        let gone = |error: client::Error| match error.errno() {
+            libc::ESTALE => Errno(libc::ENOENT),
+            errno => Errno(errno),
+        };
+        let fs = &self.file_system;
+        for name in fs.xattr_names(attributes.number).map_err(gone)? {
+            match fs.xattr(attributes.number, &name).map_err(gone) {
+                Err(Errno(libc::ENODATA)) => {}
+                value => {
+                    let name = String::from_utf8_lossy(&name).into_owned();
+                    facts.xattrs.insert(name, value?);
+                }
+            }
         }
         Ok(Outcome::Facts(attributes.number, facts))
     }
@@ -240,12 +249,12 @@ impl Embedded {
                 mode,
                 ..
             } => {
-                let (number, value) = (fs.stat(path)?.number, contents(*fill, *length));
-                fs.set_xattr(number, name.as_bytes(), &value, *mode)?;
+                let value = contents(*fill, *length);
+                fs.set_xattr_path(path, name.as_bytes(), &value, *mode)?;
                 return Ok(Outcome::Done);
             }
             RemoveXattr { name, .. } => {
-                fs.remove_xattr(fs.stat(path)?.number, name.as_bytes())?;
+                fs.remove_xattr_path(path, name.as_bytes())?;
                 return Ok(Outcome::Done);
             }
             _ => {}
