@@ -620,6 +620,22 @@ fn privileges_are_dropped_by_changes() {
     assert!(!has_capability(), "but its capabilities go");
     std::os::unix::fs::chown(&path, Some(12), Some(34)).unwrap();
     assert_eq!(mode(), 0o755);
+    let by_another = |command: &str| {
+        let words = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+        let script = ["sh", "-c", command].map(Into::into);
+        let command = [
+            &words.map(Into::into)[..],
+            &script,
+            &[path.clone().into_os_string()],
+        ];
+        let output = run(Command::new("setpriv").args(command.concat()));
+        assert!(output.status.success(), "{output:?}");
+    };
+    for change in ["echo x >>$0", ": >$0", "fallocate -l 10000 $0"] {
+        set(0o6777);
+        by_another(change);
+        assert_eq!(mode(), 0o777, "{change}");
+    }
     set(0o2745);
     std::os::unix::fs::chown(&path, Some(13), None).unwrap();
     assert_eq!(

@@ -91,6 +91,15 @@ fn large_rings() {
     compare(&Mix::large(), 8 << 20, geometry);
 }
 
+/// Removed in the end, also when a test fails.
+struct Directory(PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 /// The model is right if it is what the kernel's own file system in memory is.
 #[test]
 fn the_model_is_like_tmpfs() {
@@ -98,14 +107,17 @@ fn the_model_is_like_tmpfs() {
         println!("only root can change owners: not compared");
         return;
     }
-    let root = PathBuf::from(format!("/dev/shm/tako-lab-{}", std::process::id()));
-    std::fs::create_dir_all(&root).expect("a directory is made");
-    let make =
-        |_: &Arc<AtomicI64>| MountedSystem::empty(root.clone()).map_err(|error| error.to_string());
+    let root = Directory(PathBuf::from(format!(
+        "/dev/shm/tako-lab-{}",
+        std::process::id()
+    )));
+    std::fs::create_dir_all(&root.0).expect("a directory is made");
+    let make = |_: &Arc<AtomicI64>| {
+        MountedSystem::empty(root.0.clone()).map_err(|error| error.to_string())
+    };
     for seed in 0..seeds() / 4 {
         if let Err(failure) = run_seed(seed, &Mix::tmpfs(), OPERATIONS, make) {
             panic!("{failure}");
         }
     }
-    std::fs::remove_dir_all(&root).expect("the directory is removed");
 }
