@@ -232,7 +232,7 @@ impl Client {
                 confirmed,
             } => {
                 let sequence = Sequence::new(epoch, position);
-                self.replied(now, slot, request, outcome, sequence, confirmed);
+                self.replied(slot, request, outcome, sequence, confirmed);
                 self.drop_confirmed(epoch, confirmed);
             }
             Body::Alive {
@@ -468,7 +468,6 @@ impl Client {
 
     fn replied(
         &mut self,
-        now: u64,
         slot: u16,
         request: u64,
         mut outcome: Outcome,
@@ -501,7 +500,7 @@ impl Client {
             });
         }
         if !pending.is_told {
-            self.tell(now, pending.ticket, outcome);
+            self.tell(pending.ticket, outcome);
         }
     }
 

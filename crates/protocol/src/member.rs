@@ -214,7 +214,7 @@ impl Member {
         let from = envelope.from;
         match body {
             Body::Candidate { tail } => self.handle_candidate(now, from, tail),
-            Body::Support { tail, is_sound } => self.handle_support(now, from, tail, is_sound),
+            Body::Support { tail, is_sound } => self.handle_support(from, tail, is_sound),
             body => match &mut self.role {
                 Role::Serving(_) => self.handle_as_primary(now, &envelope, body),
                 Role::Following(_) | Role::Standing(_) => {

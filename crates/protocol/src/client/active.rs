@@ -157,16 +157,16 @@ impl Client {
     }
 
     /// How a request ended: its user hears of it, or the run that it is for goes on.
-    pub(super) fn tell(&mut self, now: u64, ticket: Ticket, outcome: Outcome) {
+    pub(super) fn tell(&mut self, ticket: Ticket, outcome: Outcome) {
         if self.active.granting == Some(ticket) {
             self.active.granting = None;
-            return self.granted(now, &outcome);
+            return self.granted(&outcome);
         }
         let Some(run) = self.active.requests.remove(&ticket) else {
             return self.events.push_back(Event::Done { ticket, outcome });
         };
         match self.active.runs.get(&run) {
-            Some(Run::Write(_)) => self.committed(now, run, outcome),
+            Some(Run::Write(_)) => self.committed(run, outcome),
             Some(Run::Read(_)) => self.laid_out(run, &outcome),
             _ => self.finish(run, outcome),
         }

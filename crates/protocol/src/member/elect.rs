@@ -77,13 +77,7 @@ impl Member {
         self.send(from, Body::Support { tail, is_sound });
     }
 
-    pub(super) fn handle_support(
-        &mut self,
-        _now: u64,
-        from: NodeId,
-        tail: Sequence,
-        is_sound: bool,
-    ) {
+    pub(super) fn handle_support(&mut self, from: NodeId, tail: Sequence, is_sound: bool) {
         let is_rival = self.map.is_in_sync(from);
         if let Role::Standing(candidacy) = &mut self.role
             && is_rival

@@ -179,7 +179,7 @@ impl Client {
     }
 
     /// An answer lists all of the grant. What is new in it may be filled.
-    pub(super) fn granted(&mut self, _now: u64, outcome: &Outcome) {
+    pub(super) fn granted(&mut self, outcome: &Outcome) {
         let grant = Layout::decode(&outcome.data);
         if outcome.status != Status::Done || grant.is_err() {
             let runs = self.active.runs.iter();
@@ -272,7 +272,7 @@ impl Client {
     }
 
     /// A commit was answered.
-    pub(super) fn committed(&mut self, _now: u64, ticket: Ticket, outcome: Outcome) {
+    pub(super) fn committed(&mut self, ticket: Ticket, outcome: Outcome) {
         if outcome.status == Status::Again {
             self.give_back(ticket);
             self.write_by_message(ticket);
