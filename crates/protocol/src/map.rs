@@ -144,6 +144,21 @@ impl UnitMap {
         }
     }
 
+    /// The map in which `new` has the place of `old`, whose machine is gone for good. None as long as `old` is in sync, for
+    /// then it may serve, or be the last that has what was acknowledged.
+    pub fn replace(&self, old: NodeId, new: NodeId) -> Option<UnitMap> {
+        let is_possible = self.members.contains(&old) && !self.is_in_sync(old);
+        if !is_possible || self.members.contains(&new) {
+            return None;
+        }
+        let mut next = self.next();
+        let places = next.members.iter_mut().chain(&mut next.metadata_only);
+        for node in places.filter(|node| **node == old) {
+            *node = new;
+        }
+        Some(next)
+    }
+
     /// How much of a member's history, whose epochs began at `history` and which ends at `tail`, is the unit's: the
     /// position up to which its records are the same. `None` if the map does not reach back that far.
     pub fn common_prefix(&self, history: &[EpochStart], tail: Sequence) -> Option<u64> {
@@ -241,6 +256,26 @@ mod tests {
             let mut map = right.clone();
             change(&mut map);
             assert!(fault(&map).is_some(), "change {index}");
+        }
+    }
+
+    #[test]
+    fn a_spare_takes_the_place_of_one_that_is_not_in_sync() {
+        let map = UnitMap {
+            version: 7,
+            primary: 1,
+            members: vec![1, 2, 3],
+            metadata_only: vec![3],
+            in_sync: vec![1, 2],
+            ..map(&[(1, 0)])
+        };
+        let next = map.replace(3, 4).expect("3 is not in sync");
+        assert_eq!(next.fault(&Defects::default()), None);
+        assert_eq!((next.version, next.primary), (8, 1));
+        assert_eq!((next.members, next.metadata_only), (vec![1, 2, 4], vec![4]));
+        assert_eq!(next.in_sync, map.in_sync);
+        for (old, new) in [(1, 4), (2, 4), (5, 4), (3, 2)] {
+            assert_eq!(map.replace(old, new), None, "{old} by {new}");
         }
     }
 

@@ -303,19 +303,23 @@ impl World {
 
     /// What a member's pool has of the image.
     pub(super) fn part_of(&self, member: usize) -> Part {
-        match self.setup.metadata_only {
-            Some(node) if node as usize == member => Part::Metadata,
-            _ => Part::Whole,
+        match self.membership.valid().is_metadata_only(member as u32) {
+            true => Part::Metadata,
+            false => Part::Whole,
         }
     }
 
     /// Every pool is sound, and they hold the same.
     fn examine_pools(&self) -> Result<(), String> {
-        let mut members = 0..self.machines.len();
-        let model = members.find(|member| self.part_of(*member) == Part::Whole);
+        let members = &self.membership.valid().members;
+        let members = members.iter().map(|node| *node as usize);
+        let model = members
+            .clone()
+            .find(|member| self.part_of(*member) == Part::Whole);
         let model = model.ok_or("no member has data")?;
         let first = self.machines[model].memory().region();
-        for (member, machine) in self.machines.iter().enumerate() {
+        for member in members {
+            let machine = &self.machines[member];
             let (region, part) = (machine.memory().region(), self.part_of(member));
             if let Some(difference) = difference(&first, &region, part) {
                 return Err(format!("members {model} and {member} differ: {difference}"));
@@ -366,6 +370,7 @@ impl World {
         Ok(Summary {
             one_sided_writes,
             one_sided_reads,
+            is_replaced: self.is_replaced(),
             operations: checked.operations,
             epochs: self.membership.valid().epoch,
             gave_up: checked.gave_up.len(),
