@@ -86,7 +86,8 @@ impl UnitMap {
     /// primary.
     pub fn fault(&self, defects: &Defects) -> Option<&'static str> {
         let is_member = |node: &NodeId| self.members.contains(node);
-        let is_set = |list: &[NodeId]| (1..list.len()).all(|at| !list[..at].contains(&list[at]));
+        // In order, so that of one set there is one map: nobody proposes the same anew.
+        let is_set = |list: &[NodeId]| list.is_sorted_by(|a, b| a < b);
         let may_serve = |node: &NodeId| {
             !self.is_metadata_only(*node) || defects.has(Defect::PromoteMetadataOnly)
         };
@@ -101,7 +102,9 @@ impl UnitMap {
             .into_iter()
             .all(|list| is_set(list) && list.iter().all(is_member))
         {
-            return Some("a member is listed twice, or one in sync is not a member");
+            return Some(
+                "a member is listed twice or out of order, or one in sync is not a member",
+            );
         }
         if !self.in_sync.iter().any(may_serve) {
             return Some("nobody in sync can be primary");
@@ -152,9 +155,11 @@ impl UnitMap {
             return None;
         }
         let mut next = self.next();
-        let places = next.members.iter_mut().chain(&mut next.metadata_only);
-        for node in places.filter(|node| **node == old) {
-            *node = new;
+        for list in [&mut next.members, &mut next.metadata_only] {
+            for node in list.iter_mut().filter(|node| **node == old) {
+                *node = new;
+            }
+            list.sort_unstable();
         }
         Some(next)
     }
@@ -241,12 +246,13 @@ mod tests {
         };
         let fault = |map: &UnitMap| map.fault(&Defects::default());
         assert_eq!(fault(&right), None);
-        let changes: [fn(&mut UnitMap); 9] = [
+        let changes: [fn(&mut UnitMap); 10] = [
             |map| map.primary = 3,
             |map| map.primary = 2,
             |map| map.primary = 7,
             |map| (map.primary, map.in_sync) = (NOBODY, vec![3]),
             |map| map.in_sync = vec![1, 1],
+            |map| map.members = vec![1, 3, 2],
             |map| map.in_sync = vec![1, 7],
             |map| map.metadata_only = vec![7],
             |map| map.members = (0..=MEMBERS_MAX as u32).collect(),
@@ -274,6 +280,8 @@ mod tests {
         assert_eq!((next.version, next.primary), (8, 1));
         assert_eq!((next.members, next.metadata_only), (vec![1, 2, 4], vec![4]));
         assert_eq!(next.in_sync, map.in_sync);
+        let next = map.replace(3, 0).expect("3 is not in sync");
+        assert_eq!(next.members, [0, 1, 2]);
         for (old, new) in [(1, 4), (2, 4), (5, 4), (3, 2)] {
             assert_eq!(map.replace(old, new), None, "{old} by {new}");
         }

@@ -58,11 +58,12 @@ pub enum Fault {
         /// How long after the start of the fault it starts again.
         for_ns: Time,
     },
-    /// A member's machine is gone for good, with its memory: a spare takes its place. Not before another one has what was
-    /// acknowledged, and once at most.
+    /// A spare takes the place of a member's machine. Not before another one has what was acknowledged, and once at most.
     Replace {
-        /// Which.
+        /// Whose.
         member: Who,
+        /// The machine is gone for good, with its memory. Otherwise nobody reaches it for long enough to be taken for gone.
+        is_lost: bool,
     },
     /// A client's process crashes; a new one starts later. The first client does not.
     CrashClient {
@@ -223,9 +224,9 @@ pub struct Plan {
 /// Clocks never drift more than this from true time, in either direction.
 pub const DRIFT_PPM_MAX: i32 = 200;
 
-/// In which plans a machine is gone for good.
-const REPLACED_EVERY: u64 = 16;
-const REPLACED_AT: u64 = 9;
+/// In which plans a machine is replaced: in some of every kind of unit.
+const REPLACED_EVERY: u64 = 17;
+const REPLACED_AT: u64 = 3;
 
 /// What a plan is after.
 #[derive(Clone, Copy)]
@@ -626,7 +627,10 @@ impl fmt::Display for Fault {
                 ..
             } => write!(formatter, "{member} crashes in {after_fences} fences"),
             Fault::CrashClient { client } => write!(formatter, "{client} crashes"),
-            Fault::Replace { member } => write!(formatter, "{member} is gone for good"),
+            Fault::Replace { member, is_lost } => {
+                let what = if *is_lost { "gone" } else { "taken for gone" };
+                write!(formatter, "{member} is {what} for good")
+            }
             Fault::Cut { from, to, .. } => write!(formatter, "{from} is cut from {to}"),
             Fault::Isolate { node, .. } => write!(formatter, "{node} is isolated"),
             Fault::MembershipOutage { .. } => formatter.write_str("the membership service is out"),

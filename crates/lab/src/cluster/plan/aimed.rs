@@ -219,12 +219,13 @@ impl Maker {
         self.add_at(at, Cue::Takeover, later, Fault::Look { client });
     }
 
-    /// A machine is gone for good. The spare that takes its place has to lead as soon as it can, or the primary crashes
+    /// A machine is gone for good, or seems to be. The spare that takes its place has to lead as soon as it can, or the primary crashes
     /// while it is refilled, or it does itself.
     pub(super) fn replaced(&mut self) {
         let at = self.instant() / 2;
         let member = self.member_or_primary();
-        self.add(at, Fault::Replace { member });
+        let is_lost = !self.random.one_in(3);
+        self.add(at, Fault::Replace { member, is_lost });
         match self.random.below(5) {
             0..=1 => {
                 for member in [Who::Primary, Who::Bystanders] {

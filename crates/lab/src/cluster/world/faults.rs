@@ -43,9 +43,10 @@ impl World {
                     self.crash_member(now, member, after_fences, now + for_ns);
                 }
             }
-            Fault::Replace { member } => {
+            Fault::Replace { member, is_lost } => {
                 for member in self.members(member, subject) {
-                    self.replace(now, member as u32, Event::Fault { index, subject })?;
+                    let again = Event::Fault { index, subject };
+                    self.replace(now, member as u32, is_lost, again)?;
                 }
             }
             Fault::CrashClient { client } => {

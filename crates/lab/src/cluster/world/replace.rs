@@ -1,4 +1,4 @@
-//! A member's machine that is gone for good, and the spare that takes its place.
+//! A member's machine that is gone for good, or taken for gone, and the spare that takes its place.
 
 use protocol::UnitMap;
 
@@ -17,16 +17,26 @@ const LOOKS_NS: (Time, Time) = (10 * MILLISECOND, 500 * MILLISECOND);
 /// When a fault that would be the end of the unit is tried again.
 const LATER_NS: Time = 50 * MILLISECOND;
 
-/// Who is gone for good, and who comes instead.
+/// For how long nobody reaches a machine that is only taken for gone.
+const AWAY_NS: (Time, Time) = (2 * SECOND, 9 * SECOND);
+
+/// Who is gone, and who comes instead.
 pub(super) struct Replacement {
     gone: u32,
+    is_lost: bool,
     spare: u32,
     random: Random,
 }
 
 impl World {
-    /// A member's machine is gone for good, unless one is already, or nobody else can lead: then the fault comes later.
-    pub(super) fn replace(&mut self, now: Time, gone: u32, again: Event) -> Result<(), String> {
+    /// A member's machine is gone, unless one is already. If nobody else could lead, the fault comes later.
+    pub(super) fn replace(
+        &mut self,
+        now: Time,
+        gone: u32,
+        is_lost: bool,
+        again: Event,
+    ) -> Result<(), String> {
         if self.replacement.is_some() {
             return Ok(());
         }
@@ -40,8 +50,13 @@ impl World {
         let (spare, own_clock) = (self.machines.len() as u32, clock(&mut random));
         let machine = Machine::new(spare, own_clock, image, random.next_number());
         self.machines.push(machine);
-        self.machines[gone as usize].destroy();
-        self.membership.unwatch(gone);
+        if is_lost {
+            self.machines[gone as usize].destroy();
+            self.membership.unwatch(gone);
+        } else {
+            let until = now + random.between(AWAY_NS.0, AWAY_NS.1);
+            self.fabric.isolate(gone, until.min(self.plan.end()));
+        }
         let starts_at = now + random.between(0, 3 * SECOND);
         self.queue
             .add(starts_at, Event::StartMember(spare as usize));
@@ -49,6 +64,7 @@ impl World {
         self.queue.add(looks_at, Event::Operator);
         self.replacement = Some(Replacement {
             gone,
+            is_lost,
             spare,
             random,
         });
@@ -58,18 +74,21 @@ impl World {
     /// Whether this machine is gone for good. What it had proposed is lost with it: a map by which nobody else is in sync
     /// would be the end of the unit.
     pub(super) fn is_gone(&self, node: u32) -> bool {
-        self.replacement.as_ref().is_some_and(|it| it.gone == node)
+        let replacement = self.replacement.as_ref();
+        replacement.is_some_and(|it| it.is_lost && it.gone == node)
     }
 
     /// Whether a spare has taken a place.
     pub(super) fn is_replaced(&self) -> bool {
-        self.replacement.is_some()
+        let members = &self.membership.valid().members;
+        let replacement = self.replacement.as_ref();
+        replacement.is_some_and(|it| members.contains(&it.spare))
     }
 
     /// This member, or the spare if its machine is gone.
     pub(super) fn in_place_of(&self, node: u32) -> u32 {
         let replacement = self.replacement.as_ref();
-        let spare = replacement.filter(|it| it.gone == node);
+        let spare = replacement.filter(|_| self.is_gone(node));
         spare.map_or(node, |it| it.spare)
     }
 
