@@ -165,7 +165,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::LayoutBeforeTails, 340),
     (Defect::IgnoreValidity, 227),
     (Defect::ForgetRefused, 11),
-    (Defect::TrustBlankPool, 3),
+    (Defect::TrustBlankPool, 207),
 ];
 
 /// The seed that notices a defect: the hint, or else the first that is met.

@@ -55,7 +55,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A unit of three members and four clients. With one seed of three, one of the members has
+    /// A unit of three members and four clients, and a spare for plans that need one. With one seed of three, one of the members has
     /// metadata only; with one of two, messages have parity; with one of eight, the pools are nearly full.
     pub fn usual(seed: u64, duration: Time) -> Setup {
         let has_one = seed % 3 == 1;
