@@ -126,6 +126,14 @@ impl UnitMap {
         }
     }
 
+    /// Takes up the epochs of a member's records that are not the unit's: they will be when it is promoted.
+    pub fn adopt(&mut self, history: &[EpochStart]) {
+        let is_new = |own: &&EpochStart| self.lineage.iter().all(|of| of.epoch != own.epoch);
+        let own: Vec<_> = history.iter().filter(is_new).copied().collect();
+        self.lineage.extend(own);
+        self.lineage.sort_by_key(|of| of.epoch);
+    }
+
     /// The map in which `node`, whose last record is `tail`, begins a new epoch with these members in sync.
     pub fn promote(&self, node: NodeId, tail: Sequence, in_sync: Vec<NodeId>) -> UnitMap {
         let epoch = self.epoch + 1;
@@ -285,6 +293,14 @@ mod tests {
         for (old, new) in [(1, 4), (2, 4), (5, 4), (3, 2)] {
             assert_eq!(map.replace(old, new), None, "{old} by {new}");
         }
+    }
+
+    #[test]
+    fn who_is_promoted_brings_the_epochs_of_its_own_records() {
+        let mut before = map(&[(1, 0), (3, 900)]);
+        before.adopt(&starts(&[(1, 0), (2, 900)]));
+        let after = before.promote(7, Sequence::new(2, 960), vec![7]);
+        assert_eq!(after.lineage, starts(&[(1, 0), (2, 900), (4, 960)]));
     }
 
     #[test]
