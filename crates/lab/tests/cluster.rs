@@ -131,7 +131,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::DropGapRequest, 14),
     (Defect::ServeWithoutLease, 13),
     (Defect::PromoteBeforeLease, 0),
-    (Defect::PromoteOutOfSync, 17),
+    (Defect::PromoteOutOfSync, 20),
     (Defect::KeepForeignRecords, 4),
     (Defect::InSyncTooEarly, 9),
     (Defect::OmitBeforeMap, 0),
