@@ -75,8 +75,7 @@ fn seeds_hold() {
     };
     let first = number("TAKO_FIRST_SEED", 0);
     let count = number("TAKO_SEEDS", usual);
-    let (virtual_ns, operations, given_up) =
-        (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let [virtual_ns, operations, given_up, replaced] = [0; 4].map(AtomicU64::new);
     let failures = std::sync::Mutex::new(Vec::new());
     let started = std::time::Instant::now();
     in_parallel(first..first + count, |seed| {
@@ -85,6 +84,7 @@ fn seeds_hold() {
                 virtual_ns.fetch_add(summary.time, Ordering::Relaxed);
                 operations.fetch_add(summary.operations as u64, Ordering::Relaxed);
                 given_up.fetch_add(summary.gave_up as u64, Ordering::Relaxed);
+                replaced.fetch_add(u64::from(summary.is_replaced), Ordering::Relaxed);
                 false
             }
             Err(error) => {
@@ -96,9 +96,11 @@ fn seeds_hold() {
     });
     let seconds = virtual_ns.into_inner() / SECOND;
     println!(
-        "{count} seeds, {seconds} s of virtual time in {:.1} s, {} operations, {} histories given up",
+        "{count} seeds, {seconds} s of virtual time in {:.1} s, {} operations, {} machines replaced, \
+         {} histories given up",
         started.elapsed().as_secs_f64(),
         operations.into_inner(),
+        replaced.into_inner(),
         given_up.load(Ordering::Relaxed),
     );
     let failures = failures.into_inner().expect("no run panicked");
@@ -129,7 +131,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::DropGapRequest, 14),
     (Defect::ServeWithoutLease, 13),
     (Defect::PromoteBeforeLease, 0),
-    (Defect::PromoteOutOfSync, 17),
+    (Defect::PromoteOutOfSync, 20),
     (Defect::KeepForeignRecords, 4),
     (Defect::InSyncTooEarly, 9),
     (Defect::OmitBeforeMap, 0),
@@ -163,6 +165,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::LayoutBeforeTails, 340),
     (Defect::IgnoreValidity, 227),
     (Defect::ForgetRefused, 11),
+    (Defect::TrustBlankPool, 207),
 ];
 
 /// The seed that notices a defect: the hint, or else the first that is met.
