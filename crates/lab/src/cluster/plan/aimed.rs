@@ -219,8 +219,8 @@ impl Maker {
         self.add_at(at, Cue::Takeover, later, Fault::Look { client });
     }
 
-    /// A machine is gone for good, or seems to be. The spare that takes its place has to lead as soon as it can, or the primary crashes
-    /// while it is refilled, or it does itself.
+    /// A machine is gone for good, or seems to be. The spare that takes its place has to lead as soon as it can, or the
+    /// primary crashes while it is refilled, or it does itself.
     pub(super) fn replaced(&mut self) {
         let at = self.instant() / 2;
         let member = self.member_or_primary();
