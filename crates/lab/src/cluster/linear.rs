@@ -195,10 +195,8 @@ impl<'a> Search<'a> {
         mut candidates: Vec<usize>,
         left: &mut Vec<Configuration>,
     ) {
-        candidates.retain(|index| {
-            let is_first = self.twins[*index].is_none_or(|twin| configuration.is_done(twin));
-            is_first
-        });
+        candidates
+            .retain(|index| self.twins[*index].is_none_or(|twin| configuration.is_done(twin)));
         candidates.sort_by_key(|index| std::cmp::Reverse(self.items[*index].completed));
         for index in candidates {
             for state in self
