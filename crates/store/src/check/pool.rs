@@ -114,7 +114,7 @@ fn count_records(region: &Region, superblock: &Superblock, state: RingState, end
 
 /// The copies are written one after the other, so a crash leaves them alike, or one of them cut off between its two
 /// words, or one of them older. How far the newer one may be ahead or, after a rewind, behind, nothing tells.
-fn check_ring_states(region: &Region, report: &mut Report) {
+pub fn check_ring_states(region: &Region, report: &mut Report) {
     let [first, second] = RING_STATES.map(|offset| {
         let mut state = RingState::new_zeroed();
         region.read(offset, state.as_mut_bytes());
