@@ -65,6 +65,7 @@ pub use grant::{Adoption, FileLayout, Mapped};
 pub use layout::superblock::Superblock;
 pub use names::{NewInode, RenameMode};
 pub use node::Node;
+pub use recover::pool_length;
 pub use repair::{Repair, repair};
 pub use replica::{Ingested, Replica};
 pub use rider::Rider;

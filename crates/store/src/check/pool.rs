@@ -32,6 +32,7 @@ pub fn check_superblocks(region: &Region, report: &mut Report) -> Result<Superbl
                 None,
                 None,
             ),
+            Ok(()) if is_grown(&superblock, &found) => {}
             Ok(()) if found != superblock => {
                 report.add("the two copies of the superblock differ", None, None)
             }
@@ -57,6 +58,20 @@ pub fn check_superblocks(region: &Region, report: &mut Report) -> Result<Superbl
         );
     }
     Ok(superblock)
+}
+
+/// Whether the second copy is what a crash leaves that ended the growing of a pool.
+fn is_grown(first: &Superblock, second: &Superblock) -> bool {
+    let like_first = Superblock {
+        crc: first.crc,
+        pool_length: first.pool_length,
+        image_length: first.image_length,
+        reserved_blocks: first.reserved_blocks,
+        ..*second
+    };
+    like_first == *first
+        && second.pool_length > first.pool_length
+        && second.image_length >= first.image_length
 }
 
 /// Brings the records of the ring into the image, and returns the position behind the last one.

@@ -85,11 +85,14 @@ impl Repairer<'_> {
     fn plan(&self, directory: usize, own: &[usize]) -> Plan {
         let file = &self.files[directory];
         let mut stays: Vec<bool> = file.leaves.iter().map(|leaf| leaf.stays).collect();
-        let new = own.iter().filter(|name| self.names[**name].leaf == NONE);
-        for name in new {
-            let prefix = prefix(self.names[*name].key);
+        // A name may belong where another leaf is than the one it was in.
+        for name in own {
+            let Name { leaf, key, .. } = self.names[*name];
+            if leaf != NONE && file.leaves[leaf as usize].stays {
+                continue;
+            }
             for (leaf, stays) in file.leaves.iter().zip(&mut stays) {
-                *stays &= !(leaf.logical..leaf.end()).contains(&prefix);
+                *stays &= !(leaf.logical..leaf.end()).contains(&prefix(key));
             }
         }
         let is_loose = |name: &&usize| {

@@ -194,6 +194,8 @@ struct Name {
     generation: u32,
     kind: u8,
     name: Box<[u8]>,
+    /// It was where another name's hash leads.
+    is_moved: bool,
     is_dropped: bool,
 }
 

@@ -93,6 +93,7 @@ impl Repairer<'_> {
                 generation: entry.generation,
                 kind: entry.kind,
                 name: name.into(),
+                is_moved: entry.key >> DISCRIMINATOR_BITS != hash,
                 is_dropped: false,
             });
         }
@@ -101,12 +102,33 @@ impl Repairer<'_> {
 
     /// Decides about all names.
     pub(super) fn settle_names(&mut self) {
+        self.drop_twins();
         for index in 0..self.names.len() {
-            self.settle_name(index);
+            if !self.names[index].is_dropped {
+                self.settle_name(index);
+            }
         }
         self.break_circles();
         self.attach_unnamed();
         self.count_names();
+    }
+
+    /// Drops names that were in the wrong leaf and are in the right one, too.
+    fn drop_twins(&mut self) {
+        let is_moved = |index: &usize| self.names[*index].is_moved;
+        let moved: Vec<usize> = (0..self.names.len()).filter(is_moved).collect();
+        if moved.is_empty() {
+            return;
+        }
+        let all = self.names.iter().filter(|name| !name.is_moved);
+        let mut seen: HashSet<(u32, Box<[u8]>)> =
+            all.map(|it| (it.directory, it.name.clone())).collect();
+        for index in moved {
+            let name = &self.names[index];
+            if !seen.insert((name.directory, name.name.clone())) {
+                self.drop_name(index, "it is there twice");
+            }
+        }
     }
 
     fn settle_name(&mut self, index: usize) {
@@ -287,6 +309,7 @@ impl Repairer<'_> {
             generation: file.inode.generation,
             kind: (file.kind.bits() >> 12) as u8,
             name: name.into(),
+            is_moved: false,
             is_dropped: false,
         });
     }
