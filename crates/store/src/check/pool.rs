@@ -61,7 +61,7 @@ pub fn check_superblocks(region: &Region, report: &mut Report) -> Result<Superbl
 }
 
 /// Whether the second copy is what a crash leaves that ended the growing of a pool.
-fn is_grown(first: &Superblock, second: &Superblock) -> bool {
+pub fn is_grown(first: &Superblock, second: &Superblock) -> bool {
     let like_first = Superblock {
         crc: first.crc,
         pool_length: first.pool_length,

@@ -283,8 +283,11 @@ impl Repairer<'_> {
             }
             name.push('+');
         }
-        let numbers = 3..self.image.layout.inodes();
-        let number = numbers.into_iter().find(|number| !self.is_live(*number))?;
+        let free = || (3..self.image.layout.inodes()).filter(|number| !self.is_live(*number));
+        // Rather not the number of what was just given up.
+        let number = free()
+            .find(|number| !self.cleared.contains_key(number))
+            .or_else(|| free().next())?;
         let mut found = Inode::FREE;
         let offset = self.image.layout.inode(number);
         self.image.read(offset, found.as_mut_bytes());

@@ -9,7 +9,7 @@ use super::Notes;
 use super::flips::{mend_ring_state, mend_superblock};
 use crate::BLOCK;
 use crate::check::Report;
-use crate::check::pool::check_ring_states;
+use crate::check::pool::{check_ring_states, is_grown};
 use crate::defects::Defects;
 use crate::error::{Error, Result};
 use crate::image::Image;
@@ -49,7 +49,10 @@ pub fn superblock(region: &Region, notes: &mut Notes) -> Result<Superblock> {
         if superblock.compatible & !COMPATIBLE_KNOWN == 0 {
             right[size_of::<Superblock>()..].fill(0);
         }
-        if block != right {
+        let (own, _) =
+            Superblock::read_from_prefix(&block[..]).expect("a block holds a superblock");
+        let is_ahead = own.validate(region.length()).is_ok() && is_grown(&superblock, &own);
+        if block != right && !is_ahead {
             // One copy after the other: at each moment one of them is whole, unless none was.
             region.write_flushed(offset, &right);
             region.fence();

@@ -72,11 +72,19 @@ impl Repairer<'_> {
     fn stand_in_for_lost(&mut self, index: usize) {
         let file = &self.files[index];
         let end = file.inode.size.div_ceil(BLOCK as u64);
-        let gaps: Vec<Range<u64>> = file
-            .lost
-            .iter()
-            .flat_map(|lost| gaps(&file.extents, lost.start..lost.end.min(end)))
-            .collect();
+        let mut lost = file.lost.clone();
+        lost.sort_unstable_by_key(|range| range.start);
+        // Each block once, though ranges may overlap.
+        let mut from = 0;
+        let mut found = Vec::new();
+        for range in lost {
+            found.extend(gaps(
+                &file.extents,
+                range.start.max(from)..range.end.min(end),
+            ));
+            from = from.max(range.end);
+        }
+        let gaps: Vec<Range<u64>> = found;
         let held: u64 = file.extents.iter().map(|it| u64::from(it.length)).sum();
         let held = held + file.nodes.len() as u64 + u64::from(file.inode.attributes != 0);
         let missing = file.inode.blocks.saturating_sub(held);

@@ -1,5 +1,3 @@
-mod damage;
-
 use super::*;
 use crate::check::fuzzing::{Edit, Place, PoolBytes, SAMPLE_LENGTH, Sample, region_with, sample};
 
