@@ -341,11 +341,10 @@ fn an_interrupted_repair_is_run_again() {
                 let done = repair(&region).unwrap();
                 is_consistent(&done.left).unwrap();
                 let pieces = Pieces::read(&region).unwrap();
+                assert_eq!(pieces.paths, kept.paths, "at {moment} of {place}");
                 for (number, piece) in &kept.inodes {
-                    let own = pieces.inodes.get(number);
-                    let is_made = !whole.pieces.inodes.contains_key(number);
-                    let is_same = own.is_some_and(|own| own.blocks == piece.blocks);
-                    assert!(is_made || is_same, "inode {number} at {moment} of {place}");
+                    let is_same = pieces.inodes[number].blocks == piece.blocks;
+                    assert!(is_same, "inode {number} at {moment} of {place}");
                 }
             }
         }

@@ -96,8 +96,9 @@ impl Repairer<'_> {
         self.write_fresh(&mut writer);
         self.write_maps(&mut writer, &[&self.claimed, &inodes, &orphans]);
         writer.commit();
-        self.write_inodes(&mut writer);
+        // Names before what they lead to: a name of a new directory that is not there yet is just removed.
         self.write_blocks(&mut writer, &used);
+        self.write_inodes(&mut writer);
         writer.commit();
         self.write_maps(&mut writer, &maps);
         writer.commit();
