@@ -226,13 +226,13 @@ impl Repairer<'_> {
             has_names[name.directory as usize] = true;
         }
         let mut lost_and_found = None;
-        for index in 0..has_names.len() {
+        for (index, has_names) in has_names.into_iter().enumerate() {
             let file = &self.files[index];
             if file.is_gone || file.names > 0 || is_root(file.number) {
                 continue;
             }
             // What was removed and is only held is an orphan.
-            if file.inode.links == 0 && !has_names[index] {
+            if file.inode.links == 0 && !has_names {
                 continue;
             }
             if file.is_grant() {

@@ -188,12 +188,7 @@ fn superblocks_with_a_flipped_bit_each_are_mended() {
     for (copy, offset) in SUPERBLOCKS.into_iter().enumerate() {
         bytes[offset as usize + 60 + 50 * copy] ^= 0x10;
     }
-    assert_eq!(
-        check(&region_with(&bytes), &CheckOptions::default())
-            .err()
-            .is_some(),
-        true
-    );
+    assert!(check(&region_with(&bytes), &CheckOptions::default()).is_err());
     let region = region_with(&bytes);
     mend(&region);
     let superblock = |bytes: &[u8]| PoolBytes::new(bytes.to_vec()).superblock();
