@@ -32,8 +32,10 @@ pub enum Command {
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
-    /// Look for damage in a pool, without writing to it; exits with 1 if there is any
+    /// Look for damage in a pool, without writing to it unless told to; exits with 1 if there is any left
     Check(Check),
+    /// Make a pool larger; nobody may have it open
+    Grow(Grow),
     /// Tell what a pool is: identity, sizes, geometry, and what its memory survives
     Info {
         /// The pool file or DAX device
@@ -138,6 +140,16 @@ pub struct Mkfs {
     pub no_data_checksums: bool,
 }
 
+/// How to make a pool larger.
+#[derive(Args)]
+pub struct Grow {
+    /// The pool file, or a DAX device
+    pub pool: PathBuf,
+    /// Bytes of the pool then, with K, M, G or T for their multiples by 1024; a device is taken whole
+    #[arg(long, value_parser = parse_size)]
+    pub size: Option<u64>,
+}
+
 /// How to mount.
 #[derive(Args)]
 pub struct Mount {
@@ -165,8 +177,8 @@ pub struct Check {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Repair what can be repaired
-    #[arg(long, hide = true)]
+    /// Repair what can be repaired; what has no name any more gets one in /lost+found. Nobody may have the pool open
+    #[arg(long)]
     pub repair: bool,
 }
 

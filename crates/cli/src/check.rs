@@ -1,4 +1,4 @@
-//! `tako check`.
+//! `tako check`, with and without `--repair`.
 
 use std::io::{self, Write};
 
@@ -15,6 +15,9 @@ use crate::info::write_json;
 struct Report {
     pool: String,
     clean: bool,
+    /// With `--repair`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repaired: Option<Vec<Finding>>,
     findings: Vec<Finding>,
     inodes: u64,
     directories: u64,
@@ -31,17 +34,25 @@ struct Finding {
 }
 
 pub fn run(arguments: &Check, out: &mut dyn Write) -> Outcome {
-    if arguments.repair {
-        let sentence = "repairing comes with a later version; check without --repair and restore what is damaged";
-        return Err(Failure::Usage(sentence.into()));
-    }
     let pool = arguments.pool.display();
-    let region = Region::open(&arguments.pool, Access::Private)?;
-    let report = store::check(&region, &CheckOptions::default());
-    let report = report.map_err(|error| Failure::Failed(format!("{pool}: {error}")))?;
+    let explain = |error| Failure::Failed(format!("{pool}: {error}"));
+    let report = match arguments.repair {
+        true => None,
+        false => Some(store::check(
+            &Region::open(&arguments.pool, Access::Private)?,
+            &CheckOptions::default(),
+        )),
+    };
+    let (done, report) = match report {
+        Some(report) => (None, report.map_err(explain)?),
+        None => {
+            let repair = repair(arguments)?;
+            (Some(repair.done), repair.left)
+        }
+    };
     match arguments.json {
-        true => write_json(&for_json(pool.to_string(), &report), out)?,
-        false => write_text(&report, out)?,
+        true => write_json(&for_json(pool.to_string(), done, &report), out)?,
+        false => write_text(done.as_deref(), &report, out)?,
     }
     match report.findings.len() {
         0 => Ok(()),
@@ -52,14 +63,49 @@ pub fn run(arguments: &Check, out: &mut dyn Write) -> Outcome {
             } else {
                 &format!("{count} things are")
             };
-            let sentence =
-                format!("{pool}: {what} not as they must be; copy what can be read to a new pool");
+            let advice = match arguments.repair {
+                true => "restore from elsewhere what is lost, or write it anew",
+                false => "run `tako check --repair`, or copy what can be read to a new pool",
+            };
+            let sentence = format!("{pool}: {what} not as they must be; {advice}");
             Err(Failure::Failed(sentence))
         }
     }
 }
 
-fn write_text(report: &store::Report, out: &mut dyn Write) -> io::Result<()> {
+/// Repairs a pool; one in which a check finds nothing is not written to.
+fn repair(arguments: &Check) -> Result<store::Repair, Failure> {
+    let explain = |error| Failure::Failed(format!("{}: {error}", arguments.pool.display()));
+    match Region::open(&arguments.pool, Access::Private) {
+        Ok(region) => match store::check(&region, &CheckOptions::default()) {
+            Ok(report) if report.is_clean() => {
+                return Ok(store::Repair {
+                    done: Vec::new(),
+                    left: report,
+                });
+            }
+            // Repair says of an error whether it has to stay.
+            _ => {}
+        },
+        // Of a DAX device there is no private mapping.
+        Err(pmem::Error::SharedOnly { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let region = Region::open(&arguments.pool, Access::ReadWrite)?;
+    store::repair(&region).map_err(explain)
+}
+
+fn write_text(
+    done: Option<&[store::Finding]>,
+    report: &store::Report,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    if let Some(done) = done {
+        for what in done {
+            writeln!(out, "repaired: {what}")?;
+        }
+        writeln!(out, "{} repairs; what is left:", done.len())?;
+    }
     for finding in &report.findings {
         writeln!(out, "{finding}")?;
     }
@@ -77,7 +123,7 @@ fn write_text(report: &store::Report, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{records_replayed} records to replay")
 }
 
-fn for_json(pool: String, report: &store::Report) -> Report {
+fn for_json(pool: String, done: Option<Vec<store::Finding>>, report: &store::Report) -> Report {
     let finding = |finding: &store::Finding| Finding {
         what: finding.what.clone(),
         inode: finding.inode,
@@ -86,6 +132,7 @@ fn for_json(pool: String, report: &store::Report) -> Report {
     Report {
         pool,
         clean: report.is_clean(),
+        repaired: done.map(|done| done.iter().map(finding).collect()),
         findings: report.findings.iter().map(finding).collect(),
         inodes: report.inodes,
         directories: report.directories,

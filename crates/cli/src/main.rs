@@ -11,6 +11,7 @@ mod check;
 mod copy;
 mod failure;
 mod figures;
+mod grow;
 mod info;
 mod list;
 mod mkfs;
@@ -46,6 +47,7 @@ fn run(command: &Command, out: &mut dyn Write) -> Outcome {
         Command::Mount(arguments) => mount::run(arguments, out),
         Command::Umount { directory } => mount::unmount(directory),
         Command::Check(arguments) => check::run(arguments, out),
+        Command::Grow(arguments) => grow::run(arguments, out),
         Command::Info { pool, json } => info::run(pool, *json, out),
         Command::Ls { long, places } => list::ls(places, *long, out),
         Command::Stat { places } => list::stat(places, out),

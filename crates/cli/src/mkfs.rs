@@ -101,8 +101,8 @@ fn geometry(arguments: &Mkfs, length: u64) -> Result<Geometry, Failure> {
     Ok(geometry)
 }
 
-/// Says what was made, and what it is good for.
-fn describe(pool: &Path, out: &mut dyn Write) -> Outcome {
+/// Says what a pool has room for, and what it is good for.
+pub fn describe(pool: &Path, out: &mut dyn Write) -> Outcome {
     let info = Info::of(pool)?;
     let (size, inodes) = (show_size(info.bytes_available), info.inodes_free);
     let (pool, survives) = (pool.display(), &info.memory.survives);

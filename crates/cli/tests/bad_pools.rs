@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::path::Path;
 
 use common::{Scratch, tako};
 use store::layout::superblock::{SUPERBLOCKS, Superblock};
@@ -16,6 +17,8 @@ fn expect_refusal(scratch: &Scratch, pool: &str, text: &str) {
     let inside = format!("{pool}:/x");
     for arguments in [
         &["check", pool][..],
+        &["check", "--repair", pool],
+        &["grow", pool, "--size", "9M"],
         &["info", pool],
         &["mount", pool, &directory],
         &["mount", "--foreground", pool, &directory],
@@ -115,7 +118,7 @@ fn damaged_superblocks_are_refused_when_both_are() {
     let scratch = Scratch::new();
     let pool = scratch.pool("a.pool", "8M");
     let good = fs::read(&pool).unwrap();
-    let damage = |bytes: &mut Vec<u8>, copy: usize| bytes[SUPERBLOCKS[copy] as usize + 60] ^= 4;
+    let damage = |bytes: &mut Vec<u8>, copy: usize| bytes[SUPERBLOCKS[copy] as usize + 60] ^= 0x4e;
     for copy in [0, 1] {
         let mut bytes = good.clone();
         damage(&mut bytes, copy);
@@ -179,6 +182,57 @@ fn the_damage_of_a_file_is_found_and_named() {
         fs::read(&pool).unwrap() == bytes,
         "checking changed the pool"
     );
+}
+
+#[test]
+fn repair_mends_what_it_can_and_says_the_rest() {
+    let scratch = Scratch::new();
+    let pool = scratch.pool("a.pool", "8M");
+    let file = format!("{pool}:/file");
+    let data = b"what is written here stands nowhere else in the pool ".repeat(200);
+    fs::write(scratch.path("file"), &data).unwrap();
+    tako(&["cp", &scratch.path("file"), &file]).ended(0);
+    let whole = fs::read(&pool).unwrap();
+    assert!(
+        tako(&["check", "--repair", &pool])
+            .ended(0)
+            .contains("0 repairs")
+    );
+    assert!(
+        fs::read(&pool).unwrap() == whole,
+        "a whole pool was changed"
+    );
+
+    let mut bytes = whole.clone();
+    for offset in SUPERBLOCKS {
+        bytes[offset as usize + 60] ^= 4;
+    }
+    fs::write(&pool, &bytes).unwrap();
+    let held = pmem::Region::open(Path::new(&pool), pmem::Access::ReadWrite).unwrap();
+    assert!(
+        tako(&["check", "--repair", &pool])
+            .ended(1)
+            .contains("in use")
+    );
+    drop(held);
+    let run = tako(&["check", "--repair", "--json", &pool]).ended(0);
+    let report: serde_json::Value = serde_json::from_str(&run).unwrap();
+    assert_eq!(report["clean"], true);
+    assert!(report["repaired"].as_array().unwrap().len() >= 2);
+    assert_eq!(tako(&["cat", &file]).ended(0).as_bytes(), data);
+
+    // Data is not made up.
+    let at = bytes
+        .windows(60)
+        .rposition(|window| *window == data[..60])
+        .unwrap();
+    bytes[at + 7] ^= 1;
+    fs::write(&pool, &bytes).unwrap();
+    let run = tako(&["check", "--repair", &pool]);
+    assert_eq!(run.code, Some(1));
+    assert!(run.out.contains("repaired: ") && run.out.contains("the data does not match"));
+    assert!(run.err.contains("1 thing is not") && run.err.contains("write it anew"));
+    assert!(tako(&["cat", &file]).ended(1).contains("damaged"));
 }
 
 #[test]

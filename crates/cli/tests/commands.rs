@@ -38,6 +38,7 @@ fn the_command_line_explains_itself() {
         "mount",
         "umount",
         "check",
+        "grow",
         "info",
         "bench",
         "Exit codes",
@@ -50,7 +51,6 @@ fn the_command_line_explains_itself() {
     assert!(misused(&["cp", "a", "b"]).contains("POOL:/path"));
     assert!(misused(&["mv", "a.pool:/x", "b.pool:/y"]).contains("another pool"));
     assert!(misused(&["ls", "tako://host:1/cluster"]).contains("later version"));
-    assert!(misused(&["check", "--repair", "a.pool"]).contains("later version"));
 }
 
 #[test]
@@ -577,4 +577,29 @@ fn benchmarks_run_by_name() {
         0,
         "a pool was left behind"
     );
+}
+
+#[test]
+fn pools_grow_and_do_not_shrink() {
+    let scratch = Scratch::new();
+    let pool = scratch.pool("a.pool", "2M");
+    let (big, place) = (scratch.path("big"), format!("{pool}:/big"));
+    fs::write(&big, vec![7; 4 << 20]).unwrap();
+    assert!(failed(&["cp", &big, &place]).contains("full"));
+    done(&["rm", &place]);
+    done(&["mkdir", &format!("{pool}:/kept")]);
+    assert!(misused(&["grow", &pool]).contains("--size"));
+    assert!(done(&["grow", &pool, "--size", "12M"]).contains("room for"));
+    assert_eq!(fs::metadata(&pool).unwrap().len(), 12 << 20);
+    done(&["cp", &big, &place]);
+    assert_eq!(done(&["ls", &format!("{pool}:/")]), "big\nkept\n");
+    assert!(failed(&["grow", &pool, "--size", "3M"]).contains("do not shrink"));
+    done(&["check", &pool]);
+    let held = pmem::Region::open(Path::new(&pool), pmem::Access::ReadWrite).unwrap();
+    assert!(failed(&["grow", &pool, "--size", "20M"]).contains("in use"));
+    drop(held);
+    let other = scratch.path("other");
+    fs::write(&other, "no pool").unwrap();
+    assert!(failed(&["grow", &other, "--size", "20M"]).contains("not a Tako pool"));
+    assert_eq!(fs::read(&other).unwrap(), b"no pool");
 }

@@ -7,6 +7,7 @@
 //! else is done with an image.
 
 mod format;
+mod grow;
 mod inspector;
 mod together;
 
@@ -21,6 +22,7 @@ use pmem::{Fault, Moment, Region, Simulation};
 use store::Defects;
 
 pub use format::explore_format;
+pub use grow::explore_grow;
 pub use inspector::{Inspector, guarded};
 pub use together::Duet;
 

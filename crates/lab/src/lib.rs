@@ -7,7 +7,7 @@
 //! - [`pool`]: pools with the same bytes in every run;
 //! - [`explorer`]: crashes of the simulated memory, of the workloads in [`workloads`];
 //! - [`reachable`]: two pools compared, as those of a unit;
-//! - [`damage`]: pools in which bytes went bad;
+//! - [`damage`]: pools in which bytes went bad; [`pieces`]: what can be read of one;
 //! - [`cluster`]: a seeded simulation of a whole cluster.
 #![forbid(unsafe_code)]
 
@@ -18,6 +18,7 @@ pub mod explorer;
 pub mod model;
 pub mod mounted;
 pub mod operation;
+pub mod pieces;
 pub mod pool;
 pub mod random;
 pub mod reachable;

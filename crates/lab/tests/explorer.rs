@@ -6,7 +6,7 @@ use std::time::Instant;
 use client::{FileKind, Geometry};
 use lab::explorer::{
     Bounds, Counts, Event, Explorer, Prepared, Workload, events, explore_all, explore_format,
-    in_parallel,
+    explore_grow, in_parallel,
 };
 use lab::operation::Operation;
 use lab::random::Mix;
@@ -270,6 +270,19 @@ fn making_a_pool() {
     let start = Instant::now();
     match explore_format(&prepared(), &Geometry::small(), bounds) {
         Ok(counts) => tell("making a pool", start, counts, bounds),
+        Err(objection) => panic!("{objection}"),
+    }
+}
+
+#[test]
+fn growing_a_pool() {
+    let bounds = Bounds {
+        images: 100 * factor(),
+        ..Bounds::default()
+    };
+    let start = Instant::now();
+    match explore_grow(&prepared(), 5 << 20, bounds) {
+        Ok(counts) => tell("growing a pool", start, counts, bounds),
         Err(objection) => panic!("{objection}"),
     }
 }

@@ -30,9 +30,9 @@ pub(crate) fn create(path: &Path, length: u64) -> Result<Mapping, Error> {
     })
 }
 
-fn fill(path: &Path, file: OwnedFd, length: u64) -> Result<Mapping, Error> {
-    lock(path, &file)?;
-    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, length).map_err(
+/// Gives a file `length` bytes at least, and returns how many it has.
+fn reserve(path: &Path, file: &OwnedFd, length: u64) -> Result<u64, Error> {
+    rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length).map_err(
         |errno| match errno {
             Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::NOMEM => Error::NoSpace {
                 path: path.to_owned(),
@@ -42,7 +42,30 @@ fn fill(path: &Path, file: OwnedFd, length: u64) -> Result<Mapping, Error> {
         },
     )?;
     // On hugetlbfs the file has become longer, in whole pages.
-    let length = examine(path, &file)?.st_size as u64;
+    Ok(examine(path, file)?.st_size as u64)
+}
+
+/// See [`crate::Region::lengthen`].
+pub(crate) fn lengthen(path: &Path, length: u64) -> Result<Mapping, Error> {
+    check_length(path, length)?;
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|errno| Error::from_system(path, "open", errno))?;
+    let mode = examine(path, &file)?.st_mode;
+    if FileType::from_raw_mode(mode) != FileType::RegularFile {
+        return Err(Error::NotAPool {
+            path: path.to_owned(),
+            kind: "not a file",
+        });
+    }
+    lock(path, &file)?;
+    let length = reserve(path, &file, length)?;
+    map_file(path, file, length, Access::ReadWrite)
+}
+
+fn fill(path: &Path, file: OwnedFd, length: u64) -> Result<Mapping, Error> {
+    lock(path, &file)?;
+    let length = reserve(path, &file, length)?;
     let mapping = map_file(path, file, length, Access::ReadWrite)?;
     if mapping.kind() == Kind::FileDax {
         // The pool outlives a power loss only if its name does.

@@ -113,6 +113,15 @@ impl Region {
         pool::open(path, access).map(Region::mapped)
     }
 
+    /// Opens a pool file after making it `length` bytes long, if it is shorter (on hugetlbfs, in whole huge pages). The
+    /// space is reserved. What the file held stays.
+    ///
+    /// # Errors
+    /// Those of [`Region::open`], [`Error::NoSpace`], [`Error::Length`].
+    pub fn lengthen(path: &Path, length: u64) -> Result<Region, Error> {
+        pool::lengthen(path, length).map(Region::mapped)
+    }
+
     /// `length` bytes of zeros in memory. With `huge_pages` they come from the kernel's reserve and
     /// are the region's from the start; without, pages are taken at their first use.
     ///

@@ -10,6 +10,7 @@ use crate::layout::group::{self, GroupHeader, LINE_BITS, LINES_MAX, Map};
 use crate::layout::inode::Inode;
 use crate::layout::record::ALIGN;
 use crate::layout::superblock::*;
+use crate::recover::read_superblock;
 use crate::ring::{LENGTH_MAX, LENGTH_MIN, write_ring_state};
 use crate::{BLOCK, ROOT, SYSTEM};
 
@@ -121,6 +122,47 @@ pub fn write_superblocks(region: &Region, superblock: &Superblock) {
     }
 }
 
+/// Makes a pool larger that nobody has open: it takes the whole region. Its groups stay where they are, those behind
+/// them are new; the last one, if it was short, gets the rest of its blocks, whose bits and checksums are there already.
+///
+/// **A crash on the way** leaves the pool as long as it was, until the first superblock is written: what lies behind the
+/// old image means nothing, and the ring's records are of blocks that stay. The second copy is written before it. As long
+/// as the first one is whole it counts. If it is damaged between the two, the second one describes a pool that is as good:
+/// nothing was put into the new part yet but empty groups.
+pub fn grow(region: &Region) -> Result<Superblock> {
+    let old = read_superblock(region)?;
+    let layout = Layout::of(&old).expect("the superblock was validated");
+    let blocks = (region.length() - old.image_offset) / BLOCK as u64;
+    let grown = Layout::new(blocks, old.blocks_per_group, old.inodes_per_group)
+        .filter(|grown| grown.blocks >= layout.blocks)
+        .ok_or(Error::BadGeometry("a pool does not get smaller"))?;
+    for number in layout.groups..grown.groups {
+        format_group(region, old.image_offset, &grown, number);
+    }
+    region.fence();
+    let mut superblock = Superblock {
+        pool_length: region.length(),
+        image_length: grown.blocks * BLOCK as u64,
+        reserved_blocks: reserved_blocks(&grown).max(old.reserved_blocks),
+        ..old
+    };
+    superblock.crc = superblock.checksum();
+    for offset in SUPERBLOCKS.into_iter().rev() {
+        region.write_flushed(offset, superblock.as_bytes());
+        region.fence();
+    }
+    Ok(superblock)
+}
+
+/// Blocks that are kept so that changes which free space always work.
+fn reserved_blocks(layout: &Layout) -> u64 {
+    let data: u64 = (0..layout.groups)
+        .map(|group| layout.data_blocks(group))
+        .map(|data| data.end - data.start)
+        .sum();
+    (data / 128).clamp(8, 1024)
+}
+
 fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
     let ring = geometry.ring_length;
     if !ring.is_power_of_two() || !(LENGTH_MIN..=LENGTH_MAX).contains(&ring) {
@@ -140,10 +182,6 @@ fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
     let layout = Layout::new(blocks, geometry.blocks_per_group, geometry.inodes_per_group).ok_or(
         Error::BadGeometry("it is too small, or its groups are; use at least 1 MiB"),
     )?;
-    let data: u64 = (0..layout.groups)
-        .map(|group| layout.data_blocks(group))
-        .map(|data| data.end - data.start)
-        .sum();
     let mut superblock = Superblock {
         magic: MAGIC,
         version: VERSION,
@@ -161,7 +199,7 @@ fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
         image_length: layout.blocks * BLOCK as u64,
         blocks_per_group: geometry.blocks_per_group,
         inodes_per_group: geometry.inodes_per_group,
-        reserved_blocks: (data / 128).clamp(8, 1024),
+        reserved_blocks: reserved_blocks(&layout),
         created_ns: Clock::System.now_ns(),
         hash_key: random(),
         side_rings,
@@ -230,5 +268,10 @@ impl crate::Store {
     /// Makes an empty pool of the whole region; whatever was there is lost.
     pub fn format(region: &Region, geometry: &Geometry) -> std::result::Result<(), Error> {
         format(region, geometry)
+    }
+
+    /// Makes a pool that is not open take the whole region.
+    pub fn grow(region: &Region) -> std::result::Result<Superblock, Error> {
+        grow(region)
     }
 }

@@ -39,6 +39,11 @@ pub fn read_superblock(region: &Region) -> Result<Superblock> {
     }
 }
 
+/// Bytes of the pool in a region, as its superblock has it.
+pub fn pool_length(region: &Region) -> Result<u64> {
+    read_superblock(region).map(|superblock| superblock.pool_length)
+}
+
 /// Where recovery starts: the furthest of the two copies that are valid.
 pub fn read_ring_state(region: &Region) -> Result<RingState> {
     let states = RING_STATES.map(|offset| {

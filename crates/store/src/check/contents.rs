@@ -87,6 +87,9 @@ impl Checker<'_> {
         self.check_data(number, &extents);
         let mut block = [0; BLOCK];
         self.image.read_block(physical, &mut block);
+        if self.is_lost(physical, &block) {
+            return;
+        }
         let (target, rest) = block.split_at(length);
         self.check_target(number, target, rest);
     }

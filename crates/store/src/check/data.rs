@@ -3,6 +3,7 @@
 use super::Checker;
 use crate::BLOCK;
 use crate::checksum::crc32c;
+use crate::image::Block;
 use crate::layout::extent::Extent;
 
 /// Blocks that are read at once.
@@ -46,6 +47,11 @@ impl Checker<'_> {
         }
     }
 
+    /// Whether a data block does not match its checksum: what is in it says nothing then.
+    pub(super) fn is_lost(&self, block: u64, contents: &Block) -> bool {
+        self.image.data_checksums && crc32c(contents) != self.image.data_crc(block)
+    }
+
     /// Looks whether the last block of a file is zero behind the file's end, so that growing the file shows zeros.
     pub(super) fn check_tail(&mut self, number: u64, size: u64, extents: &[Extent]) {
         let (last, inside) = (size / BLOCK as u64, (size % BLOCK as u64) as usize);
@@ -60,6 +66,9 @@ impl Checker<'_> {
         let block = extent.physical + (last - extent.logical);
         let mut contents = [0; BLOCK];
         self.image.read_block(block, &mut contents);
+        if self.is_lost(block, &contents) {
+            return;
+        }
         if contents[inside..].iter().any(|byte| *byte != 0) {
             self.block_finding(
                 number,

@@ -10,7 +10,7 @@
 //! Any bytes are fine as input: every block is looked at a bounded number of times, and memory grows with the image's
 //! metadata only.
 
-mod bits;
+pub(crate) mod bits;
 mod contents;
 mod data;
 mod directory;
@@ -19,7 +19,7 @@ pub mod fuzzing;
 mod inodes;
 mod links;
 mod maps;
-mod pool;
+pub(crate) mod pool;
 #[cfg(test)]
 mod tests;
 mod tree;

@@ -32,6 +32,7 @@ pub fn check_superblocks(region: &Region, report: &mut Report) -> Result<Superbl
                 None,
                 None,
             ),
+            Ok(()) if is_grown(&superblock, &found) => {}
             Ok(()) if found != superblock => {
                 report.add("the two copies of the superblock differ", None, None)
             }
@@ -57,6 +58,20 @@ pub fn check_superblocks(region: &Region, report: &mut Report) -> Result<Superbl
         );
     }
     Ok(superblock)
+}
+
+/// Whether the second copy is what a crash leaves that ended the growing of a pool.
+pub fn is_grown(first: &Superblock, second: &Superblock) -> bool {
+    let like_first = Superblock {
+        crc: first.crc,
+        pool_length: first.pool_length,
+        image_length: first.image_length,
+        reserved_blocks: first.reserved_blocks,
+        ..*second
+    };
+    like_first == *first
+        && second.pool_length > first.pool_length
+        && second.image_length >= first.image_length
 }
 
 /// Brings the records of the ring into the image, and returns the position behind the last one.
@@ -114,7 +129,7 @@ fn count_records(region: &Region, superblock: &Superblock, state: RingState, end
 
 /// The copies are written one after the other, so a crash leaves them alike, or one of them cut off between its two
 /// words, or one of them older. How far the newer one may be ahead or, after a rewind, behind, nothing tells.
-fn check_ring_states(region: &Region, report: &mut Report) {
+pub fn check_ring_states(region: &Region, report: &mut Report) {
     let [first, second] = RING_STATES.map(|offset| {
         let mut state = RingState::new_zeroed();
         region.read(offset, state.as_mut_bytes());

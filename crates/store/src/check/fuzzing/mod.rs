@@ -1,7 +1,7 @@
 //! Entry points for fuzzing, and for the fixed corpus that runs in the tests. Nothing else calls them.
 //!
 //! Whatever the bytes, none of them may panic or run for long. And what `check` finds clean must work: it opens, all
-//! of it can be read, and it is still clean after changes.
+//! of it can be read, and it is still clean after changes. What it does not find clean is so after a repair.
 
 mod edit;
 mod sample;
@@ -22,7 +22,7 @@ use crate::image::{Block, Layout};
 use crate::layout::record::{Operations, encode};
 use crate::recover::recover;
 use crate::tree::parse_node;
-use crate::{BLOCK, Clock, Error, Options, Store};
+use crate::{BLOCK, Clock, Error, Options, Store, repair};
 
 thread_local! {
     /// One mapping for all runs of a thread: making one takes longer than a run.
@@ -64,6 +64,20 @@ pub fn pool(input: &[u8]) {
     bytes.seal(*seals);
     // What is wrong with the pool is no failure.
     let _ = exercise(&bytes.bytes);
+    mend(&bytes.bytes);
+}
+
+/// Repairs a pool of any bytes. That leaves nothing but data that is lost, and nothing for a second time to do.
+pub fn mend(bytes: &[u8]) {
+    let region = region_with(bytes);
+    let Ok(first) = repair(&region) else {
+        return;
+    };
+    let is_lost = |what: &str| what == "the data does not match its checksum";
+    let left = first.left.findings.iter().find(|it| !is_lost(&it.what));
+    assert_eq!(left, None, "left after {:?}", first.done);
+    let second = repair(&region).expect("the superblock stays");
+    assert_eq!(second.done, [], "done again after {:?}", first.done);
 }
 
 /// Checks, opens, reads and changes a pool of any bytes, and returns what the first check said.

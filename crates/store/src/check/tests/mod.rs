@@ -4,7 +4,7 @@ mod random;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::fuzzing::{Edit, PoolBytes, SAMPLE_LENGTH, Sample, exercise, region_with, sample};
+use super::fuzzing::{Edit, PoolBytes, SAMPLE_LENGTH, Sample, exercise, mend, region_with, sample};
 use super::*;
 use crate::layout::record::{HEADER, MAGIC};
 use crate::{FileKind, Geometry, Node, Options, Store};
@@ -16,11 +16,12 @@ fn check_bytes(bytes: &[u8]) -> Report {
     check(&region_with(bytes), &CheckOptions::default()).unwrap()
 }
 
-/// What a check says about a sample after some edits, with the checksums of `seals` made right.
+/// What a check says about a sample after some edits, with the checksums of `seals` made right. Repair must mend that.
 fn report_after(which: Sample, edits: &[Edit], seals: u8) -> Report {
     let mut pool = PoolBytes::new(sample(which));
     edits.iter().for_each(|edit| pool.apply(edit));
     pool.seal(seals);
+    mend(&pool.bytes);
     check_bytes(&pool.bytes)
 }
 

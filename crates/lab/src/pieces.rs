@@ -1,0 +1,244 @@
+//! All that can be read of a pool, in pieces: what cannot be read is told from what is there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use client::{Attributes, FileKind, FileSystem, Options};
+use pmem::Region;
+use store::Finding;
+
+const BLOCK: u64 = store::BLOCK as u64;
+/// Blocks of a file that are read from its beginning; its last one is, too.
+const BLOCKS_MAX: u64 = 32;
+
+/// What of one inode can be read; `None` stands for an error.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// What stat tells.
+    pub attributes: Attributes,
+    /// Of a file, its blocks; of a link, its target.
+    pub blocks: BTreeMap<u64, Option<Vec<u8>>>,
+    /// Extended attributes.
+    pub xattrs: Option<BTreeMap<Vec<u8>, Vec<u8>>>,
+    /// Of a directory, its names and where they lead.
+    pub names: Option<BTreeMap<Vec<u8>, u64>>,
+}
+
+/// What can be read of a pool.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pieces {
+    /// Inodes that a path leads to.
+    pub inodes: BTreeMap<u64, Piece>,
+    /// Paths, and where they lead; `None`: looking that up is an error.
+    pub paths: BTreeMap<Vec<u8>, Option<u64>>,
+}
+
+impl Pieces {
+    /// Opens a pool through the client, and reads all of it. An error says why it does not open.
+    pub fn read(region: &Region) -> Result<Pieces, String> {
+        let opened = FileSystem::open_region(region.clone(), Options::default());
+        let file_system = opened.map_err(|error| error.to_string())?;
+        let mut pieces = Pieces::default();
+        pieces.paths.insert(b"/".to_vec(), Some(store::ROOT));
+        let mut left = vec![(Vec::new(), store::ROOT)];
+        while let Some((path, number)) = left.pop() {
+            let known = pieces.inodes.contains_key(&number);
+            if !known && let Ok(attributes) = file_system.attributes(number) {
+                let piece = Piece::read(&file_system, number, attributes);
+                pieces.inodes.insert(number, piece);
+            }
+            let names = pieces.inodes.get(&number).and_then(|it| it.names.clone());
+            // A damaged pool could lead in circles.
+            for name in names.into_iter().flatten().filter(|_| !known) {
+                let path = [&path[..], b"/", &name.0].concat();
+                let found = file_system.lookup(number, &name.0);
+                let found = found.ok().map(|found| found.number);
+                pieces.paths.insert(path.clone(), found);
+                left.extend(found.map(|found| (path, found)));
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Whether all that is read of a damaged pool is what was there, and each error is of an inode with a finding, or
+    /// of what is in a directory with one.
+    pub fn is_right(&self, expected: &Pieces, findings: &[Finding]) -> Result<(), String> {
+        let found: BTreeSet<u64> = findings.iter().filter_map(|it| it.inode).collect();
+        let explain = |number: u64, what: &str| match found.contains(&number) {
+            true => Ok(()),
+            false => Err(format!(
+                "{what} of inode {number} fails without a finding there"
+            )),
+        };
+        for (number, piece) in &self.inodes {
+            let right = expected.inodes.get(number);
+            let right = right.ok_or(format!("there is an inode {number}"))?;
+            if piece.attributes != right.attributes {
+                return Err(format!("attributes of inode {number} are others"));
+            }
+            for (at, block) in &piece.blocks {
+                match block {
+                    None => explain(*number, "reading")?,
+                    Some(_) if right.blocks.get(at) == Some(block) => {}
+                    Some(_) => return Err(format!("block {at} of inode {number} is wrong")),
+                }
+            }
+            match (&piece.xattrs, &right.xattrs) {
+                (None, _) => explain(*number, "reading attributes")?,
+                (own, right) if own == right => {}
+                _ => return Err(format!("extended attributes of inode {number} are wrong")),
+            }
+            match (&piece.names, &right.names) {
+                (None, Some(_)) => explain(*number, "listing")?,
+                (own, right) if own == right => {}
+                _ => return Err(format!("names in inode {number} are wrong")),
+            }
+        }
+        for (path, number) in &self.paths {
+            match (number, expected.paths.get(path)) {
+                (None, Some(Some(number))) => explain(*number, "looking up the path")?,
+                (own, Some(right)) if own == right => {}
+                _ => return Err(format!("path {} is wrong", path.escape_ascii())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a repaired pool has all that was there but what repair said it lost. `lied`: inodes whose structures
+    /// were changed under right checksums; they may be anything.
+    pub fn is_kept(
+        &self,
+        expected: &Pieces,
+        repair: &store::Repair,
+        lied: &BTreeSet<u64>,
+    ) -> Result<(), String> {
+        let says = |number: u64, words: &[&str]| {
+            let own = repair.done.iter().filter(|it| it.inode == Some(number));
+            let mut what = own.map(|it| it.what.as_str());
+            what.any(|what| words.iter().any(|words| what.contains(words)))
+        };
+        let left: BTreeSet<u64> = repair
+            .left
+            .findings
+            .iter()
+            .filter_map(|it| it.inode)
+            .collect();
+        for (number, right) in &expected.inodes {
+            if lied.contains(number) {
+                continue;
+            }
+            let Some(piece) = self.inodes.get(number) else {
+                match says(*number, &["lost", "freed", "removed"]) {
+                    true => continue,
+                    false => return Err(format!("inode {number} is gone")),
+                }
+            };
+            let attributes = |it: &Piece| {
+                let it = &it.attributes;
+                (it.kind, it.permissions, it.uid, it.gid, it.device)
+            };
+            if attributes(piece) != attributes(right) {
+                return Err(format!("attributes of inode {number} are others"));
+            }
+            let is_directory = right.attributes.kind == FileKind::Directory;
+            if piece.attributes.size != right.attributes.size && !is_directory {
+                return Err(format!("inode {number} has another size"));
+            }
+            for (at, block) in &piece.blocks {
+                let is_excused = match block {
+                    None => left.contains(number),
+                    Some(_) => says(*number, &["are zeros now"]),
+                };
+                if right.blocks.get(at) != Some(block) && !is_excused {
+                    return Err(format!("block {at} of inode {number} is another"));
+                }
+            }
+            let are_lost = says(*number, &["extended attributes are lost"]);
+            if piece.xattrs != right.xattrs && !are_lost {
+                return Err(format!("extended attributes of inode {number} are others"));
+            }
+            self.has_names(expected, *number, &says, lied)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a directory has its names, but those that were lost and those of inodes that are gone.
+    fn has_names(
+        &self,
+        expected: &Pieces,
+        number: u64,
+        says: &dyn Fn(u64, &[&str]) -> bool,
+        lied: &BTreeSet<u64>,
+    ) -> Result<(), String> {
+        let (own, right) = (&self.inodes[&number].names, &expected.inodes[&number].names);
+        let (Some(own), Some(right)) = (own, right) else {
+            return match own == right {
+                true => Ok(()),
+                false => Err(format!("inode {number} cannot be listed")),
+            };
+        };
+        for (name, target) in right {
+            let is_excused = lied.contains(target)
+                || !self.inodes.contains_key(target)
+                || says(
+                    number,
+                    &["the names in it are lost", "made anew", "is left out"],
+                );
+            if own.get(name) != Some(target) && !is_excused {
+                return Err(format!(
+                    "name {} in inode {number} is gone",
+                    name.escape_ascii()
+                ));
+            }
+        }
+        let is_new =
+            |name: &&Vec<u8>| !right.contains_key(*name) && !name.starts_with(b"lost+found");
+        match own.keys().find(is_new) {
+            Some(name) if number != store::ROOT => Err(format!(
+                "there is a name {} in inode {number}",
+                name.escape_ascii()
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Piece {
+    fn read(file_system: &FileSystem, number: u64, attributes: Attributes) -> Piece {
+        let mut blocks = BTreeMap::new();
+        let (size, kind) = (attributes.size, attributes.kind);
+        if kind == FileKind::Regular {
+            let last = size.saturating_sub(1) / BLOCK;
+            let numbers = 0..size.div_ceil(BLOCK).min(BLOCKS_MAX);
+            for index in numbers.chain((size > 0).then_some(last)) {
+                let mut data = vec![0; BLOCK as usize];
+                let read = file_system.read(number, index * BLOCK, &mut data);
+                let data = read.ok().map(|count| data[..count].to_vec());
+                blocks.insert(index, data);
+            }
+        }
+        if kind == FileKind::Symlink {
+            blocks.insert(0, file_system.read_link(number).ok());
+        }
+        let mut names = BTreeMap::new();
+        let listed = file_system.read_directory(number, 2, &mut |entry| {
+            names.insert(entry.name.clone(), entry.number);
+            true
+        });
+        let is_directory = kind == FileKind::Directory;
+        Piece {
+            attributes,
+            blocks,
+            xattrs: read_xattrs(file_system, number),
+            names: listed.ok().filter(|()| is_directory).map(|()| names),
+        }
+    }
+}
+
+fn read_xattrs(file_system: &FileSystem, number: u64) -> Option<BTreeMap<Vec<u8>, Vec<u8>>> {
+    let names = file_system.xattr_names(number).ok()?;
+    let with_value = |name: Vec<u8>| {
+        let value = file_system.xattr(number, &name).ok()?;
+        Some((name, value))
+    };
+    names.into_iter().map(with_value).collect()
+}

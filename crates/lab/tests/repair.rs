@@ -1,0 +1,372 @@
+//! Damage of every kind: what is read is right or an error, and repair brings back all that was not hit.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use lab::pieces::Pieces;
+use lab::random::Random;
+use pmem::{Region, Simulation};
+use store::fuzzing::{Place, PoolBytes, SAMPLE_LENGTH, Sample, sample};
+use store::layout::superblock::RING_OFFSET;
+use store::{CheckOptions, Repair, Report, check, repair};
+
+/// For [`PoolBytes::seal`]: all kinds of checksums.
+const ALL: u8 = u8::MAX;
+
+/// A sample, and what is in it.
+struct Whole {
+    bytes: Vec<u8>,
+    pieces: Pieces,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Option<Region>> = const { RefCell::new(None) };
+}
+
+/// The thread's region with these bytes.
+fn region(bytes: &[u8]) -> Region {
+    let region = SCRATCH.with_borrow_mut(|region| {
+        region
+            .get_or_insert_with(|| Region::memory(SAMPLE_LENGTH, false).unwrap())
+            .clone()
+    });
+    region.write(0, bytes);
+    region
+}
+
+fn bytes_of(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.length() as usize];
+    region.read(0, &mut bytes);
+    bytes
+}
+
+impl Whole {
+    fn new(which: Sample) -> Whole {
+        let bytes = sample(which);
+        let pieces = Pieces::read(&region(&bytes)).unwrap();
+        Whole { bytes, pieces }
+    }
+
+    /// Repairs a damaged copy, expects a pool in which nothing is left to do, and compares what is in it.
+    fn repaired(&self, bytes: &[u8], lied: &BTreeSet<u64>) -> Result<Repair, String> {
+        let region = region(bytes);
+        let done = repair(&region).map_err(|error| error.to_string())?;
+        is_consistent(&done.left)?;
+        let again = repair(&region).map_err(|error| error.to_string())?;
+        if !again.done.is_empty() {
+            return Err(format!("a second repair does {:?}", again.done));
+        }
+        let pieces = Pieces::read(&region)?;
+        pieces.is_kept(&self.pieces, &done, lied)?;
+        Ok(done)
+    }
+}
+
+/// Nothing is left but data that is lost.
+fn is_consistent(left: &Report) -> Result<(), String> {
+    let is_lost = |what: &str| what == "the data does not match its checksum";
+    match left.findings.iter().find(|it| !is_lost(&it.what)) {
+        Some(finding) => Err(format!("repair leaves {finding}")),
+        None => Ok(()),
+    }
+}
+
+fn checked(bytes: &[u8]) -> Option<Report> {
+    check(&region(bytes), &CheckOptions::default()).ok()
+}
+
+/// A field of a structure: its name, offset and length.
+struct Field {
+    name: String,
+    at: usize,
+    length: usize,
+}
+
+/// The fields of a structure as docs/LAYOUT.md has them.
+fn fields(structure: &str) -> Vec<Field> {
+    let document = include_str!("../../../docs/LAYOUT.md");
+    let begin = format!("<!-- table: {structure} -->");
+    let (_, rest) = document.split_once(&begin).expect(structure);
+    let (table, _) = rest.split_once("<!-- end").unwrap();
+    let rows = table.lines().filter_map(|line| {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        Some(Field {
+            at: cells.get(1)?.parse().ok()?,
+            length: cells.get(2)?.parse().ok()?,
+            name: cells.get(3)?.to_string(),
+        })
+    });
+    rows.collect()
+}
+
+/// Where a structure stands in the closed sample, and the inodes that it tells of.
+struct Target {
+    structure: &'static str,
+    at: usize,
+    tells_of: BTreeSet<u64>,
+}
+
+fn targets(pool: &PoolBytes, expected: &Pieces) -> Vec<Target> {
+    let mut targets = Vec::new();
+    let mut add = |structure, at, tells_of: &[u64]| {
+        let tells_of = tells_of.iter().copied().collect();
+        targets.push(Target {
+            structure,
+            at,
+            tells_of,
+        });
+    };
+    let start = |place, index| pool.locate(place, index).map(|(at, _)| at);
+    let word = |at: usize| u64::from_le_bytes(pool.bytes[at..at + 8].try_into().unwrap());
+    for copy in [0, 1] {
+        add(
+            "superblock::Superblock",
+            start(Place::Superblock, copy).unwrap(),
+            &[],
+        );
+        add(
+            "superblock::RingState",
+            start(Place::RingState, copy).unwrap(),
+            &[],
+        );
+    }
+    add("group::GroupHeader", start(Place::Header, 0).unwrap(), &[]);
+    for number in [1, 2, 4, 6, 8, 11, 15, 40] {
+        let at = start(Place::Inode, number).unwrap();
+        add("inode::Inode", at, &[number.into()]);
+        if [6, 8].contains(&number) {
+            add("extent::Extent", at + 128, &[number.into()]);
+        }
+    }
+    let node = start(Place::Node, 0).unwrap();
+    add("extent::NodeHeader", node, &[word(node + 8)]);
+    add("extent::Extent", node + 64 + 32, &[word(node + 8)]);
+    let xattrs = start(Place::Xattrs, 0).unwrap();
+    add("xattr::XattrHeader", xattrs, &[word(xattrs + 8)]);
+    add("xattr::XattrEntry", xattrs + 64, &[word(xattrs + 8)]);
+    for index in 0..5 {
+        let leaf = start(Place::Leaf, index).unwrap();
+        let entry = leaf + (word(leaf + 64) >> 16) as u16 as usize;
+        let directory = &expected.inodes[&word(leaf + 8)];
+        let mut tells_of = vec![word(leaf + 8)];
+        tells_of.extend(directory.names.iter().flatten().map(|(_, number)| *number));
+        add("directory::LeafHeader", leaf, &[word(leaf + 8)]);
+        add("directory::Slot", leaf + 64, &tells_of);
+        add("directory::EntryHeader", entry, &tells_of);
+    }
+    targets
+}
+
+/// One of the ways to change a field.
+fn change(bytes: &mut [u8], way: usize) {
+    let last = bytes.len() - 1;
+    match way % 3 {
+        0 => bytes[0] ^= 1,
+        1 => bytes[last] ^= 0x80,
+        _ => bytes.iter_mut().for_each(|byte| *byte = !*byte),
+    }
+}
+
+#[test]
+fn every_field_of_every_structure_is_found_and_repaired() {
+    let whole = Whole::new(Sample::Closed);
+    let pool = PoolBytes::new(whole.bytes.clone());
+    let mut cases = 0;
+    for target in targets(&pool, &whole.pieces) {
+        for field in fields(target.structure) {
+            for way in 0..6 {
+                let mut damaged = PoolBytes::new(whole.bytes.clone());
+                let at = target.at + field.at;
+                change(&mut damaged.bytes[at..at + field.length], way);
+                let lies = way >= 3;
+                if lies {
+                    damaged.seal(ALL);
+                }
+                let what = || format!("{} of {} at {at}, way {way}", field.name, target.structure);
+                let report = checked(&damaged.bytes).expect("one superblock is whole");
+                if report.is_clean() {
+                    let pieces = Pieces::read(&region(&damaged.bytes)).unwrap();
+                    let is_told = lies && is_only_told(&field.name);
+                    assert!(is_told || pieces == whole.pieces, "{} is not found", what());
+                }
+                // With a right checksum, any identity and geometry is one.
+                if lies && target.structure == "superblock::Superblock" {
+                    continue;
+                }
+                let none = BTreeSet::new();
+                let lied = if lies { &target.tells_of } else { &none };
+                let done = whole.repaired(&damaged.bytes, lied);
+                let done = done.unwrap_or_else(|error| panic!("{}: {error}", what()));
+                assert!(report.is_clean() || !done.done.is_empty(), "{}", what());
+                cases += 1;
+            }
+        }
+    }
+    assert!(cases > 1000, "{cases}");
+}
+
+/// Fields that nothing else tells of: under a right checksum any value is one.
+fn is_only_told(field: &str) -> bool {
+    let fields = [
+        "version",
+        "modified_ns",
+        "changed_ns",
+        "created_ns",
+        "accessed_ns",
+        "uid",
+        "gid",
+        "mode",
+        "project",
+        "device",
+        "generation",
+        "size",
+        "epoch",
+        "start",
+        "pool",
+        "unit",
+        "cluster",
+        "hash_key",
+        "reserved_blocks",
+        "root",
+        "logical",
+        "physical",
+        "flags",
+        "name_length",
+        "value_length",
+        "key",
+        "tag",
+        "compatible",
+        "crc",
+        "line_crcs",
+        "stamp_crc",
+        "rest_crc",
+    ];
+    fields.contains(&field.trim_matches('`'))
+}
+
+/// Flips bits, and says which.
+fn flip(bytes: &mut [u8], random: &mut Random, from: usize) -> Vec<String> {
+    let count = [1, 1, 2, 9][random.below(4)];
+    let near = from + random.below(bytes.len() - from);
+    let flips = (0..count).map(|index| {
+        // Nine in one line are more than any checksum puts right.
+        let at = match index {
+            0 => near,
+            _ if count > 2 => near & !63 | random.below(64),
+            _ => from + random.below(bytes.len() - from),
+        };
+        let bit = random.below(8);
+        bytes[at] ^= 1 << bit;
+        format!("bit {bit} of byte {at}")
+    });
+    flips.collect()
+}
+
+#[test]
+fn flipped_bits_lose_no_more_than_they_hit() {
+    let whole = Whole::new(Sample::Closed);
+    let count = match std::env::var_os("TAKO_SOAK") {
+        Some(_) => 200_000,
+        None => 3000,
+    };
+    for seed in 1..=count {
+        let mut random = Random::new(seed);
+        let mut bytes = whole.bytes.clone();
+        // Half of them where the metadata is: most of the rest is empty.
+        let from = [0, RING_OFFSET as usize + (64 << 10)][random.below(2)];
+        let end = [bytes.len(), bytes.len() / 2][random.below(2)];
+        let what = flip(&mut bytes[..end], &mut random, from);
+        let result = read_flipped(&whole, &bytes).and_then(|()| match seed % 2 {
+            0 => whole.repaired(&bytes, &BTreeSet::new()).map(drop),
+            _ => Ok(()),
+        });
+        result.unwrap_or_else(|error| panic!("seed {seed}, {what:?}: {error}"));
+    }
+}
+
+/// What a damaged pool says before repair.
+fn read_flipped(whole: &Whole, bytes: &[u8]) -> Result<(), String> {
+    let pieces = Pieces::read(&region(bytes));
+    let report = checked(bytes).ok_or("both superblocks are damaged")?;
+    match pieces {
+        Ok(pieces) => pieces.is_right(&whole.pieces, &report.findings),
+        Err(error) if report.is_clean() => Err(format!("nothing is found, but {error}")),
+        Err(_) => Ok(()),
+    }
+}
+
+/// In a ring with records damage looks like a crash: what follows is not there. But nothing breaks.
+#[test]
+fn flipped_bits_of_a_crashed_pool_break_nothing() {
+    for which in [Sample::Crashed, Sample::Orphans] {
+        let whole = Whole::new(which);
+        for seed in 1..=300 {
+            let mut random = Random::new(seed);
+            let mut bytes = whole.bytes.clone();
+            let what = flip(&mut bytes, &mut random, 0);
+            let _ = Pieces::read(&region(&bytes));
+            let region = region(&bytes);
+            let done = repair(&region).unwrap();
+            is_consistent(&done.left).unwrap_or_else(|error| panic!("{seed} {what:?}: {error}"));
+            Pieces::read(&region).unwrap();
+        }
+    }
+}
+
+/// A repair that was interrupted anywhere, and is run again, keeps what it would have kept.
+#[test]
+fn an_interrupted_repair_is_run_again() {
+    let whole = Whole::new(Sample::Closed);
+    let pool = PoolBytes::new(whole.bytes.clone());
+    let at = |place, index| pool.locate(place, index).unwrap().0;
+    let noise = |bytes: &mut Vec<u8>, at: usize| bytes[at..at + 64].fill(0xa5);
+    let places = [
+        at(Place::Node, 0) + 128,
+        at(Place::Leaf, 0) + 128,
+        at(Place::Leaf, 2) + 128,
+        at(Place::Inode, 1),
+        at(Place::Inode, 4) + 128,
+        at(Place::Bitmap, 0),
+        at(Place::Header, 0),
+    ];
+    for (index, place) in places.into_iter().enumerate() {
+        let mut damaged = whole.bytes.clone();
+        noise(&mut damaged, place);
+        noise(&mut damaged, places[(index + 3) % places.len()]);
+        let (moments, kept) = repair_in_simulation(&damaged);
+        for (moment, images) in moments.iter().enumerate() {
+            for bytes in images {
+                let region = region(bytes);
+                let done = repair(&region).unwrap();
+                is_consistent(&done.left).unwrap();
+                let pieces = Pieces::read(&region).unwrap();
+                assert_eq!(pieces.paths, kept.paths, "at {moment} of {place}");
+                for (number, piece) in &kept.inodes {
+                    let is_same = pieces.inodes[number].blocks == piece.blocks;
+                    assert!(is_same, "inode {number} at {moment} of {place}");
+                }
+            }
+        }
+    }
+}
+
+/// Images that a crash at each fence of a repair may leave, and what is there when it ends.
+fn repair_in_simulation(bytes: &[u8]) -> (Vec<Vec<Vec<u8>>>, Pieces) {
+    let simulation = Simulation::from_image(bytes.to_vec());
+    let moments = Arc::new(Mutex::new(Vec::new()));
+    let keep = moments.clone();
+    simulation.observe_fences(Some(Box::new(move |moment: &pmem::Moment| {
+        let images = moment.images(4, 1).collect();
+        keep.lock().unwrap().push(images);
+    })));
+    let done = repair(&simulation.region()).unwrap();
+    simulation.observe_fences(None);
+    is_consistent(&done.left).unwrap();
+    let moments = std::mem::take(&mut *moments.lock().unwrap());
+    assert!(moments.len() > 3, "a repair has fences");
+    (
+        moments,
+        Pieces::read(&region(&bytes_of(&simulation.region()))).unwrap(),
+    )
+}
