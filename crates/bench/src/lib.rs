@@ -6,7 +6,7 @@
 //! - [`run`] and its [`Options`]; [`workloads`] names what can be run alone;
 //! - [`Report`]: rows and notes, as a table or as JSON (`report`);
 //! - `harness`: rounds and medians; `setup`: the pool and the files that are measured;
-//! - one module for each family of workloads: `data`, `names`, `threads`, `mount`, `primitives`.
+//! - one module for each family of workloads: `data`, `sizes`, `names`, `threads`, `mount`, `primitives`.
 #![forbid(unsafe_code)]
 
 mod data;
@@ -17,6 +17,7 @@ mod names;
 mod primitives;
 mod report;
 mod setup;
+mod sizes;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -56,8 +57,10 @@ struct Workload {
 }
 
 /// What each group of rows is called, and its workloads.
-const GROUPS: [(&str, &[Workload]); 6] = [
+const GROUPS: [(&str, &[Workload]); 8] = [
+    ("memory", &sizes::MEMORY),
     ("data", &data::WORKLOADS),
+    ("length of a file", &sizes::LENGTHS),
     ("names", &names::WORKLOADS),
     ("two threads, beside one", &threads::THROUGHPUT),
     ("mount after a crash", &mount::WORKLOADS),

@@ -73,11 +73,13 @@ fn create_and_unlink(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
     ])
 }
 
-const CREATE: OFlags = OFlags::CREATE
+/// How a file on tmpfs is created.
+pub const CREATE: OFlags = OFlags::CREATE
     .union(OFlags::EXCL)
     .union(OFlags::RDWR)
     .union(OFlags::CLOEXEC);
-const OWNER: Mode = Mode::RUSR.union(Mode::WUSR);
+/// The permissions that it gets.
+pub const OWNER: Mode = Mode::RUSR.union(Mode::WUSR);
 
 fn ns_each(start: Duration, middle: Duration, count: f64) -> Vec<f64> {
     let spans = [middle - start, thread_time() - middle];

@@ -57,6 +57,8 @@ impl Scale {
 pub struct Bench {
     /// How much of everything.
     pub scale: Scale,
+    /// Where pools are made.
+    pub directory: PathBuf,
     /// The pool that most rows are about.
     pub file_system: FileSystem,
     limits: Scratch,
@@ -73,6 +75,7 @@ impl Bench {
         let notes = notes(&scale, directory, &region, &file_system);
         Ok(Bench {
             scale,
+            directory: directory.to_owned(),
             file_system,
             limits,
             notes,
@@ -168,7 +171,7 @@ pub fn open(region: &Region) -> Result<FileSystem, Error> {
 }
 
 /// A pool file that loses its name at once, so that nothing of it is left even if this process is killed.
-fn nameless_pool(directory: &Path, length: u64) -> Result<Region, Error> {
+pub fn nameless_pool(directory: &Path, length: u64) -> Result<Region, Error> {
     let scratch = Scratch::new(directory)?;
     Ok(Region::create(&scratch.path.join("pool"), length)?)
 }

@@ -1,24 +1,37 @@
 //! What two threads do to each other.
 
+use std::hint::black_box;
 use std::panic::resume_unwind;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use client::File;
+use client::{File, OpenFlags, ROOT};
 use pmem::Region;
+use rustix::fs::AtFlags;
 
 use crate::error::whole;
-use crate::harness::{Random, Side, interleave, percentile};
+use crate::harness::{Measured, Random, Side, interleave, percentile};
+use crate::names::{CREATE, OWNER};
 use crate::report::{Quantity, Row};
-use crate::setup::{Bench, bytes, format_and_open, full_file};
+use crate::setup::{Bench, NEW_DIRECTORY, NEW_FILE, bytes, format_and_open, full_file};
 use crate::{Error, Workload};
 
-pub const THROUGHPUT: [Workload; 1] = [Workload {
-    name: "two threads, a file each, 4 KiB",
-    measure: throughput,
-}];
+pub const THROUGHPUT: [Workload; 3] = [
+    Workload {
+        name: "two threads, a file each, 4 KiB",
+        measure: throughput,
+    },
+    Workload {
+        name: "two threads read a file, 4 KiB",
+        measure: reads,
+    },
+    Workload {
+        name: "two threads create in a directory",
+        measure: creates,
+    },
+];
 
 pub const LATENCY: [Workload; 1] = [Workload {
     name: "64 B write while a thread writes 4 KiB",
@@ -50,22 +63,115 @@ fn throughput(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         one_and_two(bench, |thread, offset| {
             let mut random = Random::new(thread as u64);
             let numbers = (0..200).map(|_| random.below(offset + 1));
-            std::hint::black_box(numbers.sum::<u64>());
+            black_box(numbers.sum::<u64>());
             Ok(())
         })?,
     ];
     let measured = interleave(bench.scale.rounds, sides)?;
-    let row = |side, name: &str, bar| {
-        let speed = |figure| Quantity::new(measured.median(side, figure), "/s");
-        let ratio = measured.ratio((side, 1), (side, 0));
-        Row::new(name, speed(1)).beside("one thread", speed(0), ratio, bar)
-    };
     Ok(vec![
-        row(0, name, Some(1.8)),
-        row(1, "  the same on tmpfs", None),
-        row(2, "  the same in flushed memory", None),
-        row(3, "  arithmetic: what this machine can", None),
+        scaling(&measured, 0, name, Some(1.8)),
+        scaling(&measured, 1, "  the same on tmpfs", None),
+        scaling(&measured, 2, "  the same in flushed memory", None),
+        scaling(&measured, 3, "  arithmetic: what this machine can", None),
     ])
+}
+
+/// The row of a side that measured the speed of one thread and of two.
+fn scaling(measured: &Measured, side: usize, name: &str, bar: Option<f64>) -> Row {
+    let speed = |figure| Quantity::new(measured.median(side, figure), "/s");
+    let ratio = measured.ratio((side, 1), (side, 0));
+    Row::new(name, speed(1)).beside("one thread", speed(0), ratio, bar)
+}
+
+/// Two threads that read one file beside one.
+fn reads(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
+    let (file, limit) = (bench.tako_file()?, bench.limit_file()?);
+    let memory = Region::memory(bench.scale.file_length, false)?;
+    memory.populate();
+    let sides = vec![
+        one_and_two(bench, |_, offset| {
+            let mut into = [0; PAGE];
+            whole(file.read_at(&mut into, offset)?, PAGE)
+        })?,
+        one_and_two(bench, |_, offset| {
+            let mut into = [0; PAGE];
+            whole(rustix::io::pread(&limit, &mut into[..], offset)?, PAGE)
+        })?,
+        one_and_two(bench, |_, offset| {
+            let mut into = [0; PAGE];
+            memory.read(offset, &mut into);
+            black_box(into);
+            Ok(())
+        })?,
+    ];
+    let measured = interleave(bench.scale.rounds, sides)?;
+    Ok(vec![
+        scaling(&measured, 0, name, Some(1.9)),
+        scaling(&measured, 1, "  the same on tmpfs", None),
+        scaling(&measured, 2, "  the same in memory", None),
+    ])
+}
+
+/// Two threads that create files in one directory beside one. Removing them again is not measured.
+fn creates(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
+    const DIRECTORY: &str = "together";
+    let names = |thread: usize| {
+        let names = (0..bench.scale.names / 2).map(|number| format!("file-{thread}-{number:08}"));
+        names.collect::<Vec<String>>()
+    };
+    let names = [names(0), names(1)];
+    let file_system = &bench.file_system;
+    let parent = file_system
+        .create(ROOT, DIRECTORY.as_bytes(), &NEW_DIRECTORY)?
+        .number;
+    let (_scratch, limit) = bench.limit_directory()?;
+    let flags = OpenFlags {
+        exclusive: true,
+        ..OpenFlags::READ_WRITE
+    };
+    let sides = vec![
+        creating(
+            &names,
+            |name| {
+                file_system.create_open(parent, name.as_bytes(), &NEW_FILE, flags)?;
+                Ok(())
+            },
+            |name| Ok(file_system.unlink(parent, name.as_bytes())?),
+        ),
+        creating(
+            &names,
+            |name| {
+                drop(rustix::fs::openat(&limit, name, CREATE, OWNER)?);
+                Ok(())
+            },
+            |name| Ok(rustix::fs::unlinkat(&limit, name, AtFlags::empty())?),
+        ),
+    ];
+    let measured = interleave(bench.scale.rounds, sides)?;
+    file_system.remove_directory(ROOT, DIRECTORY.as_bytes())?;
+    Ok(vec![
+        scaling(&measured, 0, name, Some(1.3)),
+        scaling(&measured, 1, "  the same on tmpfs", None),
+    ])
+}
+
+/// A side like those of [`one_and_two`]: each thread creates files, of names of its own; then they go again.
+fn creating<'a>(
+    names: &'a [Vec<String>; 2],
+    create: impl Fn(&str) -> Result<(), Error> + Sync + 'a,
+    remove: impl Fn(&str) -> Result<(), Error> + 'a,
+) -> Side<'a> {
+    let speed = move |threads: usize| {
+        let spans = at_once(threads, |thread| {
+            let start = Instant::now();
+            names[thread].iter().try_for_each(|name| create(name))?;
+            Ok((start, Instant::now()))
+        })?;
+        let names = || names[..threads].iter().flatten();
+        names().try_for_each(|name| remove(name))?;
+        Ok::<_, Error>(names().count() as f64 / longest(&spans).as_secs_f64())
+    };
+    Box::new(move || Ok(vec![speed(1)?, speed(2)?]))
 }
 
 /// A side with two figures: operations per second of one thread, and of two together. An operation gets its thread's
@@ -84,10 +190,7 @@ fn one_and_two<'a>(
             }
             Ok((start, Instant::now()))
         })?;
-        let start = spans.iter().map(|span| span.0).min();
-        let end = spans.iter().map(|span| span.1).max();
-        let took = end.zip(start).map(|(end, start)| end - start);
-        Ok::<_, Error>(took.unwrap_or_default())
+        Ok::<_, Error>(longest(&spans))
     };
     let mut count = 1;
     while run(1, count)? < effort {
@@ -100,6 +203,14 @@ fn one_and_two<'a>(
         };
         Ok(vec![speed(1)?, speed(2)?])
     }))
+}
+
+/// From the first start to the last end.
+fn longest(spans: &[(Instant, Instant)]) -> Duration {
+    let start = spans.iter().map(|span| span.0).min();
+    let end = spans.iter().map(|span| span.1).max();
+    let took = end.zip(start).map(|(end, start)| end - start);
+    took.unwrap_or_default()
 }
 
 /// Starts threads, which get numbers from 0, at the same moment, and waits for them.

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use crate::BLOCK;
 use crate::change::Change;
-use crate::checksum::remainder;
 use crate::error::{Error, Result};
 use crate::file::{EXTENTS_PER_RECORD, SIZE_MAX, check_regular};
 use crate::layout::inode::{INODE, Inode};
@@ -284,8 +283,10 @@ impl Tree<'_, '_> {
         {
             let zeros = &ZEROS[..(range.end - range.start) as usize];
             let image = self.change.image();
-            let crc = image.changed_crc(physical, inside, zeros.len(), remainder(zeros));
             let target = physical * BLOCK_U64 + inside as u64;
+            // Zeros have no remainder.
+            let old = image.data_remainder(target, zeros.len());
+            let crc = image.changed_crc(physical, inside, zeros.len(), old);
             self.change.data(target, zeros, crc);
         }
         Ok(())

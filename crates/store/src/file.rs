@@ -207,8 +207,7 @@ impl Store {
         let target = physical * BLOCK_U64 + inside as u64;
         let inode = node.number();
         state.version = if grows {
-            state.size = end;
-            self.shared.extend(target, data, inode, state)
+            self.shared.extend(target, data, inode, state, end)
         } else {
             let touch = Touch { inode, time_ns };
             self.shared.overwrite(target, data, touch, state.version)
@@ -385,13 +384,15 @@ impl<'s> Writer<'_, '_, 's> {
                 self.tree.change.block(physical, part, crc32c(part));
             } else {
                 let image = &self.store.shared.image;
+                let target = physical * BLOCK_U64 + inside as u64;
                 let crc = match found {
-                    Some(_) => image.changed_crc(physical, inside, part.len(), remainder(part)),
+                    Some(_) => {
+                        let old = image.data_remainder(target, part.len());
+                        image.changed_crc(physical, inside, part.len(), old ^ remainder(part))
+                    }
                     None => in_zeros(part, BLOCK - inside - part.len()),
                 };
-                self.tree
-                    .change
-                    .data(physical * BLOCK_U64 + inside as u64, part, crc);
+                self.tree.change.data(target, part, crc);
             }
             (at, data) = (at + part.len() as u64, rest);
         }

@@ -20,7 +20,10 @@ use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
 pub type Block = [u8; BLOCK];
 
 /// Payloads from this length are written around the cache: they need no flush later, only a fence everywhere.
-const STREAM_MIN: usize = 4096;
+const STREAM_MIN: usize = 1024;
+
+/// How much is copied out in one go to be checksummed.
+const PIECE: usize = 1024;
 
 /// Where a group's parts are. Derived from the superblock; all block numbers count from the image's start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -377,29 +380,40 @@ impl Image {
         }
     }
 
-    /// The checksum of a data block after `length` bytes in it change to others with the [`remainder`] `new`. CRCs are
-    /// linear, so only the old bytes are read, and a block that was damaged before stays detectably damaged: nothing
-    /// launders it.
+    /// The checksum of a data block after `length` bytes in it change: old and new ones, as polynomials, differ by what has
+    /// the [`remainder`] `difference`. CRCs are linear, so only the old bytes are read, and a block that was damaged before
+    /// stays detectably damaged: nothing launders it.
     #[inline]
-    pub fn changed_crc(&self, block: u64, inside: usize, length: usize, new: u32) -> u32 {
+    pub fn changed_crc(&self, block: u64, inside: usize, length: usize, difference: u32) -> u32 {
         if !self.data_checksums {
             return 0;
         }
-        let at = block * BLOCK as u64 + inside as u64;
-        let old = if length <= SHORT {
-            self.region.remainder(self.base + at, length)
+        self.data_crc(block) ^ append_zeros(difference, BLOCK - inside - length)
+    }
+
+    /// The [`remainder`] of data that is to be replaced, in one block. Zero if nobody needs it: the block changes as a
+    /// whole, or data carries no checksums.
+    #[inline]
+    pub fn data_remainder(&self, offset: u64, length: usize) -> u32 {
+        if length == BLOCK || !self.data_checksums {
+            0
+        } else if length <= SHORT {
+            self.region.remainder(self.base + offset, length)
         } else {
-            self.long_remainder(at, length)
-        };
-        self.data_crc(block) ^ append_zeros(old ^ new, BLOCK - inside - length)
+            self.long_remainder(offset, length)
+        }
     }
 
     #[inline(never)]
     fn long_remainder(&self, offset: u64, length: usize) -> u32 {
-        let mut bytes = [0; BLOCK];
-        let bytes = &mut bytes[..length];
-        self.read(offset, bytes);
-        remainder(bytes)
+        // In pieces: clearing a buffer as long as a block takes as long as half the rest.
+        let (mut buffer, mut register) = ([0; PIECE], 0);
+        for start in (0..length).step_by(PIECE) {
+            let piece = &mut buffer[..PIECE.min(length - start)];
+            self.read(offset + start as u64, piece);
+            register = append_zeros(register, piece.len()) ^ remainder(piece);
+        }
+        register
     }
 
     /// Says in the version word of the inode at `offset` that the record `number` is about to change data in place. Who
@@ -545,39 +559,43 @@ impl Image {
         }
     }
 
-    /// Offset and length of each range that [`Image::apply`] leaves in the caches. Of the payload, the first word of an
-    /// edit's is needed.
+    /// Gives `visit` offset and length of each range that [`Image::apply`] leaves in the caches. Of the payload, the first
+    /// word of an edit's is needed.
     #[inline]
-    pub fn cached_ranges(
-        &self,
-        operation: &Operation<'_>,
-    ) -> impl Iterator<Item = (u64, u64)> + use<> {
+    pub fn cached_ranges(&self, operation: &Operation<'_>, mut visit: impl FnMut(u64, u64)) {
         let (target, length) = (operation.target, u64::from(operation.length));
-        let data_crc = || self.layout.data_crc(target / BLOCK as u64);
-        let covered = match operation.kind {
-            Kind::Extent => (data_crc(), length / BLOCK as u64 * 4),
-            // Its block's checksum; the parts follow.
-            Kind::Edit => (target, 8),
-            _ => (target, length),
+        let data_crc = self.layout.data_crc(target / BLOCK as u64);
+        let mut covered = |at, length| {
+            if length < STREAM_MIN as u64 {
+                visit(at, length);
+            }
         };
-        let crc = match operation.kind {
-            Kind::Data | Kind::Block => Some(data_crc()),
-            Kind::Line => self.layout.line_crc(target),
-            _ => None,
-        };
-        let list = match (operation.kind, operation.payload.first_chunk()) {
-            (Kind::Edit, Some(list)) => u64::from_le_bytes(*list),
-            _ => 0,
-        };
-        let touched = operation.touch.map(|touch| self.layout.inode(touch.inode));
-        [
-            Some(covered).filter(|(_, length)| *length < STREAM_MIN as u64),
-            crc.map(|at| (at, 4)),
-            touched.map(|at| (at, STAMP_END as u64)),
-        ]
-        .into_iter()
-        .flatten()
-        .chain(parts(list).map(move |(at, length)| (target + at as u64, length as u64)))
+        match operation.kind {
+            Kind::Bytes | Kind::Zero | Kind::Inode => covered(target, length),
+            Kind::Extent => covered(data_crc, length / BLOCK as u64 * 4),
+            Kind::Data | Kind::Block => {
+                covered(target, length);
+                visit(data_crc, 4);
+            }
+            Kind::Line => {
+                covered(target, length);
+                if let Some(at) = self.layout.line_crc(target) {
+                    visit(at, 4);
+                }
+            }
+            Kind::Edit => {
+                // Its block's checksum, and the parts.
+                visit(target, 8);
+                if let Some(list) = operation.payload.first_chunk() {
+                    for (at, length) in parts(u64::from_le_bytes(*list)) {
+                        visit(target + at as u64, length as u64);
+                    }
+                }
+            }
+        }
+        if let Some(touch) = operation.touch {
+            visit(self.layout.inode(touch.inode), STAMP_END as u64);
+        }
     }
 
     /// Flushes the lines of a range; a fence must follow.

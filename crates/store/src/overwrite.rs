@@ -43,7 +43,7 @@ impl Shared {
     pub(crate) fn overwrite_aside(&self, aside: Aside, target: u64, data: &[u8], touch: Touch) {
         let (image, ring) = (&self.image, &self.ring);
         ring.put_aside(aside, data);
-        let mut operation = self.operation(target, data, remainder(data));
+        let mut operation = self.operation(target, data, 0, remainder(data));
         operation.touch = Some(touch);
         let line = first_line(ring.header(ALIGN, ALIGN + BLOCK), &operation, touch);
         let crc = checksum::words(!0, &line[UNCHECKED..]);
@@ -63,7 +63,8 @@ impl Shared {
         let place = ring.reserve(ring.enter(), ALIGN + padded);
         ring.put_rest(place, data, image);
         let remainder = remainder(data);
-        let mut operation = self.operation(target, data, remainder);
+        let old = image.data_remainder(target, data.len());
+        let mut operation = self.operation(target, data, old, remainder);
         operation.touch = Some(touch);
         let checked = match operation.kind {
             Kind::Block => ALIGN,
@@ -83,9 +84,25 @@ impl Shared {
         place.number
     }
 
-    /// Like [`Shared::overwrite`], with at most [`GROWTH_MAX`] bytes. The first line of `inode` changes.
-    pub fn extend(&self, target: u64, data: &[u8], number: u64, inode: &mut Inode) -> u64 {
+    /// Like [`Shared::overwrite`], with at most [`GROWTH_MAX`] bytes, which make the file end at `end`. The first line of
+    /// `inode` changes.
+    pub fn extend(
+        &self,
+        target: u64,
+        data: &[u8],
+        number: u64,
+        inode: &mut Inode,
+        end: u64,
+    ) -> u64 {
         let (image, ring) = (&self.image, &self.ring);
+        // Wanted when the record is persistent; there is time until then.
+        image.prefetch(target, data.len());
+        // What lies behind the end is zero, always.
+        let old = match inode.size > end - data.len() as u64 {
+            true => image.data_remainder(target, data.len()),
+            false => 0,
+        };
+        inode.size = end;
         inode.crc = inode.checksum();
         let inode_line = Operation {
             kind: Kind::Inode,
@@ -95,7 +112,7 @@ impl Shared {
             touch: None,
             payload: inode.first_line(),
         };
-        let data = self.operation(target, data, remainder(data));
+        let data = self.operation(target, data, old, remainder(data));
         let entered = ring.enter();
         let mut record = [0; RECORD_MAX.next_multiple_of(ALIGN)];
         let end = encode_at(&mut record, HEADER, &inode_line);
@@ -117,17 +134,17 @@ impl Shared {
         place.number
     }
 
-    /// What puts `data`, with this remainder, at `target`.
+    /// What puts `data`, with the remainder `new`, at `target`, in place of bytes with the remainder `old`.
     #[inline]
-    fn operation<'a>(&self, target: u64, data: &'a [u8], remainder: u32) -> Operation<'a> {
+    fn operation<'a>(&self, target: u64, data: &'a [u8], old: u32, new: u32) -> Operation<'a> {
         let (image, length) = (&self.image, data.len());
         let (block, inside) = (target / BLOCK as u64, (target % BLOCK as u64) as usize);
         let (kind, crc) = match length {
-            BLOCK => (Kind::Block, !(append_zeros(!0, BLOCK) ^ remainder)),
+            BLOCK => (Kind::Block, !(append_zeros(!0, BLOCK) ^ new)),
             _ if !image.data_checksums => (Kind::Bytes, 0),
             _ => (
                 Kind::Data,
-                image.changed_crc(block, inside, length, remainder),
+                image.changed_crc(block, inside, length, old ^ new),
             ),
         };
         Operation {

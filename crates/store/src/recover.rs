@@ -131,9 +131,7 @@ pub(crate) fn replay(
         for operation in Operations::new(record, image.length()).flatten() {
             if !references.covers(&operation, number) {
                 image.apply(&operation, number);
-                for (at, length) in image.cached_ranges(&operation) {
-                    image.flush(at, length);
-                }
+                image.cached_ranges(&operation, |at, length| image.flush(at, length));
             }
         }
     };

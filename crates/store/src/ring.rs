@@ -175,14 +175,6 @@ impl Ring {
             self.region.write_line(at, line);
         }
         self.end_commit(place);
-        // Storing to a line that is in no cache takes long. The next records are probably as long as this one: of a
-        // long one the first line goes through the caches.
-        let is_long = place.end - place.number > (ALIGN + SHORT_MAX) as u64;
-        let ahead = if is_long { 0..1 } else { AHEAD..AHEAD + 2 };
-        for line in ahead {
-            let next = (place.end + line * ALIGN as u64) & (self.length - 1);
-            self.region.prefetch(self.offset + next);
-        }
     }
 
     /// Writes a record, but for its blocks, to its place and returns once it and all before it are persistent. `record`
@@ -207,6 +199,18 @@ impl Ring {
             self.region.fence();
         }
         self.in_flight.persisted(place);
+        // Storing to a line that is in no cache takes long. The next records are probably as long as this one: of a
+        // long one the first line goes through the caches.
+        let lines = (place.end - place.number) / ALIGN as u64;
+        let ahead = if lines > AHEAD {
+            0..1
+        } else {
+            AHEAD..AHEAD + lines
+        };
+        for line in ahead {
+            let next = (place.end + line * ALIGN as u64) & (self.length - 1);
+            self.region.prefetch(self.offset + next);
+        }
     }
 
     /// Notes that the record was applied to the image.
@@ -285,10 +289,9 @@ impl Ring {
         let keeps_last = self.takes_aside && !is_drain;
         let persisted = self.in_flight.persisted_below();
         let mut recent = RecentLines::new();
-        let mut window = [0; WINDOW];
         let mut position = start;
         while position < goal && position < applied {
-            let end = self.flush_record(position, image, &mut recent, &mut window);
+            let end = self.flush_record(position, image, &mut recent);
             if keeps_last && end >= persisted {
                 break;
             }
@@ -326,35 +329,34 @@ impl Ring {
 
     /// Flushes the image lines of the record at `position`, which this process wrote, and returns its end.
     #[inline]
-    fn flush_record(
-        &self,
-        position: u64,
-        image: &Image,
-        recent: &mut RecentLines,
-        window: &mut [u8; WINDOW],
-    ) -> u64 {
+    fn flush_record(&self, position: u64, image: &Image, recent: &mut RecentLines) -> u64 {
         let mut line = [0; ALIGN];
         self.region
             .read(self.offset + (position & (self.length - 1)), &mut line);
         let (header, _) = RecordHeader::read_from_prefix(&line).expect("a line holds a header");
         // Neighbouring records tend to have one length; they lie too far apart for the processor to guess.
-        let ahead = position + 4 * u64::from(header.length);
-        self.region
-            .prefetch(self.offset + (ahead & (self.length - 1)));
-        let end = position + u64::from(header.length);
+        let length = u64::from(header.length);
+        let ahead = position + 4 * length;
+        let lines = if length > ALIGN as u64 + SHORT_MAX as u64 {
+            1
+        } else {
+            2
+        };
+        for line in 0..lines {
+            let at = (ahead + line * ALIGN as u64) & (self.length - 1);
+            self.region.prefetch(self.offset + at);
+        }
+        let end = position + length;
         if self.defects.reclaim_without_flush {
             return end;
         }
         let operations_end = header.checked as usize;
         // Most records are one operation, of which the first line says everything.
         let mut at = HEADER + self.flush_operation(&line[HEADER..], image, recent);
-        let mut in_window = 0..0;
         while at + OPERATION <= operations_end {
-            if at + OPERATION + TOUCH > in_window.end && in_window.end < operations_end {
-                in_window = at..operations_end.min(at + WINDOW);
-                self.copy(position + at as u64, &mut window[..in_window.len()]);
-            }
-            let length = self.flush_operation(&window[at - in_window.start..], image, recent);
+            let mut head = [0; HEAD];
+            self.copy(position + at as u64, &mut head);
+            let length = self.flush_operation(&head, image, recent);
             if length == 0 {
                 break;
             }
@@ -377,9 +379,9 @@ impl Ring {
         if operation.kind == Kind::Edit && operation.payload.len() < 8 {
             return 0;
         }
-        for (at, length) in image.cached_ranges(&operation) {
-            recent.flush_once(image, at, length);
-        }
+        image.cached_ranges(&operation, |at, length| {
+            recent.flush_once(image, at, length)
+        });
         payload.end.next_multiple_of(8)
     }
 
@@ -388,9 +390,9 @@ impl Ring {
     }
 }
 
-/// Bytes of a record that are read in one go to find its operations. Long payloads, which lie in memory around the
-/// caches, are mostly passed over.
-const WINDOW: usize = 512;
+/// Bytes of an operation that say which lines it changes. What is behind them, which lies in memory around the caches if it
+/// is long, is passed over.
+const HEAD: usize = OPERATION + TOUCH;
 
 /// Writes both copies of the ring state, each persistent before the next is touched. A damaged copy comes first: the
 /// other one is all there is until then.

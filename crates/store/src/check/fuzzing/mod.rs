@@ -130,9 +130,7 @@ pub fn record(body: &[u8]) {
         );
         if image.accepts(&operation) {
             image.apply(&operation, 1 << 40);
-            for (at, length) in image.cached_ranges(&operation) {
-                image.flush(at, length);
-            }
+            image.cached_ranges(&operation, |at, length| image.flush(at, length));
         }
     }
 }

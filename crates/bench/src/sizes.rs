@@ -1,0 +1,169 @@
+//! What the length of a file, and the number of files, cost.
+
+use std::fs;
+use std::path::Path;
+
+use client::{File, OpenFlags, ROOT};
+
+use crate::error::whole;
+use crate::harness::{Random, interleave, repeated};
+use crate::report::{Quantity, Row};
+use crate::setup::{
+    Bench, NEW_DIRECTORY, NEW_FILE, bytes, empty_file, format_and_open, full_file, nameless_pool,
+};
+use crate::{Error, Workload};
+
+pub const LENGTHS: [Workload; 2] = [
+    Workload {
+        name: "4 KiB overwrite by length of the file",
+        measure: |bench, _| {
+            by_length(bench, "overwrite", |file, page, offset| {
+                file.write_at(page, offset)
+            })
+        },
+    },
+    Workload {
+        name: "4 KiB read by length of the file",
+        measure: |bench, _| {
+            by_length(bench, "read", |file, page, offset| {
+                file.read_at(page, offset)
+            })
+        },
+    },
+];
+
+pub const MEMORY: [Workload; 1] = [Workload {
+    name: "volatile memory",
+    measure: memory,
+}];
+
+const PAGE: usize = 4096;
+const MIB: u64 = 1 << 20;
+/// Length of the file with holes.
+const SPARSE: u64 = 16 << 30;
+/// A quarter more time is the most that a long file may take.
+const FLAT: f64 = 0.8;
+
+/// Random pages of a file of 1 MiB, beside those of longer ones: one as long as half the pool, and one with holes, whose
+/// pages are apart, so that each is an extent.
+fn by_length(
+    bench: &Bench,
+    verb: &str,
+    operation: impl Fn(&File, &mut [u8], u64) -> Result<usize, client::Error>,
+) -> Result<Vec<Row>, Error> {
+    let (effort, long) = (bench.scale.effort, bench.scale.pool_length / 2);
+    let pages = bench.scale.file_length / PAGE as u64;
+    let files = [
+        (full_file(&bench.file_system, MIB)?, MIB, PAGE as u64),
+        (
+            full_file(&bench.file_system, bench.scale.file_length)?,
+            bench.scale.file_length,
+            PAGE as u64,
+        ),
+        (full_file(&bench.file_system, long)?, long, PAGE as u64),
+        (sparse_file(bench, SPARSE / pages)?, SPARSE, SPARSE / pages),
+    ];
+    let sides = files.iter().map(|(file, length, step)| {
+        let (mut random, mut page, operation) = (Random::new(11), bytes(PAGE), &operation);
+        repeated(effort, move || {
+            let offset = random.offset(*length, *step as usize);
+            whole(operation(file, &mut page, offset)?, PAGE)
+        })
+    });
+    let measured = interleave(bench.scale.rounds, sides.collect::<Result<_, _>>()?)?;
+    let row = |side, name: String, limit, limit_name: &str, bar| {
+        let time = |side| Quantity::ns(measured.median(side, 0));
+        let ratio = measured.ratio((limit, 0), (side, 0));
+        Row::new(&name, time(side)).beside(limit_name, time(limit), ratio, bar)
+    };
+    let (short, long) = (bench.scale.file_length / MIB, long / MIB);
+    Ok(vec![
+        row(
+            2,
+            format!("4 KiB {verb} in a file of {long} MiB"),
+            0,
+            "file of 1 MiB",
+            Some(FLAT),
+        ),
+        row(
+            3,
+            format!("4 KiB {verb} in 16 GiB with holes"),
+            0,
+            "file of 1 MiB",
+            Some(FLAT),
+        ),
+        row(
+            3,
+            format!("  the same, beside as many pages"),
+            1,
+            &format!("file of {short} MiB"),
+            None,
+        ),
+    ])
+}
+
+/// A file of [`SPARSE`] bytes with a page of data every `step` bytes.
+fn sparse_file(bench: &Bench, step: u64) -> Result<File, Error> {
+    let file = empty_file(&bench.file_system, OpenFlags::READ_WRITE)?;
+    let page = bytes(PAGE);
+    for offset in (0..SPARSE).step_by(step as usize) {
+        whole(file.write_at(&page, offset)?, PAGE)?;
+    }
+    Ok(file)
+}
+
+/// What the process takes for files, beside what is allowed: by all that it has in memory of its own, before and after.
+/// Memory that something else gave back would be used again and not seen, so this is measured first.
+fn memory(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
+    let region = nameless_pool(&bench.directory, bench.scale.pool_length)?;
+    let file_system = format_and_open(&region)?;
+    let parent = file_system
+        .create(ROOT, b"directory", &NEW_DIRECTORY)?
+        .number;
+    let create = |number: u64| {
+        let name = format!("file-{number:08}");
+        file_system.create_open(parent, name.as_bytes(), &NEW_FILE, OpenFlags::READ_WRITE)
+    };
+    let (open, cold) = (bench.scale.names, bench.scale.mount_files[1]);
+    let mut held = Vec::with_capacity(open as usize);
+    let start = own_memory()?;
+    for number in 0..open {
+        held.push(create(number)?);
+    }
+    let with_open = own_memory()?;
+    for number in 0..cold {
+        drop(create(open + number)?);
+    }
+    let with_cold = own_memory()?;
+    let length = bench.scale.pool_length / 2;
+    let file = full_file(&file_system, length)?;
+    let mut piece = bytes(MIB as usize);
+    for offset in (0..length).step_by(piece.len()) {
+        whole(file.read_at(&mut piece, offset)?, piece.len())?;
+    }
+    let with_data = own_memory()?;
+    let row = |what, before: u64, after: u64, count: f64, allowed: f64| {
+        // What does not fill a page may be seen or not.
+        let each = (after.saturating_sub(before) + PAGE as u64) as f64 / count;
+        let allowed = Quantity::new(allowed, "bytes");
+        let row = Row::new(&format!("{name}, {what}"), Quantity::new(each, "bytes"));
+        row.beside("allowed", allowed, allowed.value / each, Some(1.0))
+    };
+    let gibibytes = length as f64 / (1 << 30) as f64;
+    Ok(vec![
+        row("a closed file", with_open, with_cold, cold as f64, 200.0),
+        row("an open file", start, with_open, open as f64, 1024.0),
+        row("a GiB of data", with_cold, with_data, gibibytes, MIB as f64),
+    ])
+}
+
+/// Bytes of memory that are this process's own, and not a file's.
+fn own_memory() -> Result<u64, Error> {
+    let path = Path::new("/proc/self/smaps_rollup");
+    let text = fs::read_to_string(path).map_err(Error::at(path))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Anonymous:"));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    Ok(kibibytes.unwrap_or(0) << 10)
+}
