@@ -312,11 +312,9 @@ impl FileSystem {
 fn new_inode(kind: FileKind, permissions: u32, target: &[u8]) -> NewInode<'_> {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     NewInode {
-        kind,
-        permissions: permissions & 0o7777,
         uid,
         gid,
-        device: 0,
         target,
+        ..NewInode::new(kind, permissions & 0o7777)
     }
 }

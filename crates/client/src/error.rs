@@ -95,6 +95,7 @@ fn store_errno(error: &store::Error) -> i32 {
         Stale => libc::ESTALE,
         NoXattr => libc::ENODATA,
         NoNamespace => libc::EOPNOTSUPP,
+        NoDefaultAcl => libc::EACCES,
         Corrupt { .. } | DamagedSuperblock(_) | Truncated { .. } | DamagedRing => libc::EIO,
         NotAPool => libc::EMEDIUMTYPE,
         WrongVersion { .. } | UnknownFeature(_) => libc::EPROTONOSUPPORT,

@@ -25,7 +25,8 @@ use fuser::{
 
 use crate::MountOptions;
 use crate::translate::{
-    errno, fallocate_mode, file_attributes, file_kind, file_type, nanoseconds, nanoseconds_or_now,
+    errno, fallocate_mode, file_attributes, file_kind, file_type, further_groups, nanoseconds,
+    nanoseconds_or_now,
 };
 
 /// Longest write in one request, in bytes: what the store writes atomically.
@@ -34,6 +35,9 @@ const WRITE_LENGTH_MAX: u32 = 1 << 20;
 const BACKGROUND_MAX: u16 = 64;
 /// Entries of a directory that are looked up at a time.
 const ENTRIES_BATCH: usize = 64;
+/// The extended attribute with a file's access control list.
+const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+const SET_GROUP: u32 = 0o2000;
 /// The answer where nothing is kept per open file.
 const NO_HANDLE: FileHandle = FileHandle(0);
 
@@ -92,6 +96,18 @@ impl Adapter {
         }
     }
 
+    /// Whether the set-group bit of a file stays when the caller changes its mode by a list, as with chmod: root's does,
+    /// and that of who is in the file's group.
+    fn may_set_group(&self, request: &Request, number: u64) -> bool {
+        let Ok(attributes) = self.file_system.attributes(number) else {
+            return false;
+        };
+        attributes.permissions & SET_GROUP == 0
+            || request.uid() == 0
+            || request.gid() == attributes.gid
+            || further_groups(request.pid()).contains(&attributes.gid)
+    }
+
     fn held(&self, result: Result<Attributes, Error>) -> Result<Attributes, Error> {
         let attributes = result?;
         self.file_system.hold(attributes.number)?;
@@ -120,11 +136,7 @@ impl Adapter {
         inode: NewInode,
         reply: ReplyEntry,
     ) {
-        let inode = NewInode {
-            uid: request.uid(),
-            gid: request.gid(),
-            ..inode
-        };
+        let inode = owned(request, inode);
         self.reply_entry(
             self.file_system.create(parent.0, name.as_bytes(), &inode),
             reply,
@@ -207,8 +219,20 @@ fn reply_xattr(result: Result<Vec<u8>, Error>, size: u32, reply: ReplyXattr) {
 }
 
 /// What to create, but for its owner, which the request says.
-fn new_inode(kind: FileKind, mode: u32) -> NewInode<'static> {
-    NewInode::new(kind, mode & 0o7777)
+fn new_inode(kind: FileKind, mode: u32, umask: u32) -> NewInode<'static> {
+    NewInode {
+        umask,
+        ..NewInode::new(kind, mode & 0o7777)
+    }
+}
+
+/// The same with the owner.
+fn owned<'a>(request: &Request, inode: NewInode<'a>) -> NewInode<'a> {
+    NewInode {
+        uid: request.uid(),
+        gid: request.gid(),
+        ..inode
+    }
 }
 
 /// The answer to a lookup that found nothing, which the kernel then remembers.
@@ -241,6 +265,10 @@ impl Filesystem for Adapter {
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
             | InitFlags::FUSE_ASYNC_DIO
+            // The kernel checks permissions by the lists that it finds among the extended attributes. It leaves the umask
+            // to us, since a directory's default list may stand in for it.
+            | InitFlags::FUSE_POSIX_ACL
+            | InitFlags::FUSE_DONT_MASK
             // Without it the kernel asks for the file's capabilities before each write.
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2;
         let offered = config.capabilities();
@@ -334,7 +362,7 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         device: u32,
         reply: ReplyEntry,
     ) {
@@ -342,7 +370,7 @@ impl Filesystem for Adapter {
             Some(kind) => {
                 let inode = NewInode {
                     device,
-                    ..new_inode(kind, mode)
+                    ..new_inode(kind, mode, umask)
                 };
                 self.create_inode(request, parent, name, inode, reply);
             }
@@ -356,14 +384,14 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         reply: ReplyEntry,
     ) {
         self.create_inode(
             request,
             parent,
             name,
-            new_inode(FileKind::Directory, mode),
+            new_inode(FileKind::Directory, mode, umask),
             reply,
         );
     }
@@ -378,7 +406,7 @@ impl Filesystem for Adapter {
     ) {
         let inode = NewInode {
             target: target.as_os_str().as_bytes(),
-            ..new_inode(FileKind::Symlink, 0o777)
+            ..new_inode(FileKind::Symlink, 0o777, 0)
         };
         self.create_inode(request, parent, name, inode, reply);
     }
@@ -448,16 +476,11 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let (uid, gid) = (request.uid(), request.gid());
-        let inode = NewInode {
-            uid,
-            gid,
-            ..new_inode(FileKind::Regular, mode)
-        };
+        let inode = owned(request, new_inode(FileKind::Regular, mode, umask));
         let flags = client::OpenFlags::from_bits(flags);
         let created = self
             .file_system
@@ -628,7 +651,7 @@ impl Filesystem for Adapter {
 
     fn setxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         number: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -643,10 +666,19 @@ impl Filesystem for Adapter {
             _ => return reply.error(Errno::EINVAL),
         };
         let name = name.as_bytes();
-        reply_empty(
-            self.file_system.set_xattr(number.0, name, value, mode),
-            reply,
-        );
+        let keeps_group = name != ACCESS_LIST || self.may_set_group(request, number.0);
+        let set = || {
+            if !keeps_group {
+                let permissions = self.file_system.attributes(number.0)?.permissions & !SET_GROUP;
+                let change = SetAttributes {
+                    permissions: Some(permissions),
+                    ..SetAttributes::default()
+                };
+                self.file_system.set_attributes(number.0, &change)?;
+            }
+            self.file_system.set_xattr(number.0, name, value, mode)
+        };
+        reply_empty(set(), reply);
     }
 
     fn getxattr(

@@ -5,10 +5,13 @@ use std::path::Path;
 
 use client::{
     Attributes, Entry, File, FileKind, FileSystem, NewInode, OpenFlags, Options, SetAttributes,
+    XattrMode,
 };
 use pmem::Region;
 
-use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
+use crate::operation::{
+    Acl, Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents,
+};
 
 /// A file system in this process, and the files that it holds open.
 pub struct Embedded {
@@ -59,12 +62,9 @@ impl Embedded {
             _ => {
                 let (parent, name) = path.rsplit_once('/').unwrap_or(("/", path));
                 let new = NewInode {
-                    kind,
-                    permissions,
                     uid: rustix::process::geteuid().as_raw(),
                     gid: rustix::process::getegid().as_raw(),
-                    device: 0,
-                    target: b"",
+                    ..NewInode::new(kind, permissions)
                 };
                 fs.create(fs.stat(parent)?.number, name.as_bytes(), &new)?;
             }
@@ -233,6 +233,7 @@ impl Embedded {
         | SetOwner { path, .. }
         | SetModified { path, .. }
         | SetXattr { path, .. }
+        | SetAcl { path, .. }
         | RemoveXattr { path, .. }) = operation
         else {
             return Err(Errno(libc::ENOSYS));
@@ -251,6 +252,13 @@ impl Embedded {
             } => {
                 let value = contents(*fill, *length);
                 fs.set_xattr_path(path, name.as_bytes(), &value, *mode)?;
+                return Ok(Outcome::Done);
+            }
+            SetAcl {
+                is_default, acl, ..
+            } => {
+                let name = Acl::NAMES[usize::from(*is_default)];
+                fs.set_xattr_path(path, name.as_bytes(), &acl.value(), XattrMode::Set)?;
                 return Ok(Outcome::Done);
             }
             RemoveXattr { name, .. } => {

@@ -1,5 +1,6 @@
 //! The reference: a file system of maps and vectors, as plain as its meaning allows.
 
+mod acls;
 mod names;
 mod walk;
 
@@ -9,8 +10,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use client::{Fallocate, FileKind, OpenFlags, XattrMode};
 
-use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
+use crate::operation::{
+    Acl, Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents,
+};
 use crate::tree::Tree;
+use acls::Acls;
 
 const ROOT: u64 = 1;
 const SET_GROUP: u32 = 0o2000;
@@ -30,6 +34,7 @@ pub struct Model {
 struct Inode {
     facts: Facts,
     body: Body,
+    acls: Acls,
 }
 
 #[derive(Clone)]
@@ -191,6 +196,7 @@ impl Model {
                 0
             };
         }
+        let acls = self.inherit_acls(parent, &mut facts);
         let body = match kind {
             FileKind::Regular => Body::File(Arc::default()),
             FileKind::Directory => Body::Directory {
@@ -200,7 +206,8 @@ impl Model {
             FileKind::Symlink => Body::Symlink(target.to_string()),
             _ => Body::Special,
         };
-        self.inodes.insert(number, Inode { facts, body });
+        let inode = Inode { facts, body, acls };
+        self.inodes.insert(number, inode);
         number
     }
 
@@ -401,6 +408,7 @@ impl System for Model {
                 offset,
                 length,
             } => return self.read(self.in_slot(*slot)?, *offset, *length),
+            SetAcl { .. } => self.set_acl(operation)?,
             SetXattr { .. } | RemoveXattr { .. } => self.change_xattrs(operation)?,
             SetPermissions { .. } | SetOwner { .. } | SetModified { .. } => {
                 self.set_attributes(operation)?;
@@ -418,6 +426,10 @@ impl Model {
             return Err(Errno(libc::EINVAL));
         };
         let number = self.existing(path, true)?;
+        if let Some(which) = Acl::NAMES.iter().position(|own| own == name) {
+            self.inode_mut(number).change_acl(which, None);
+            return Ok(());
+        }
         let facts = &mut self.inode_mut(number).facts;
         if !matches!(facts.kind, FileKind::Regular | FileKind::Directory) {
             return Err(Errno(libc::EPERM));
@@ -451,9 +463,10 @@ impl Model {
             return Err(Errno(libc::EINVAL));
         };
         let number = self.existing(path, true)?;
-        let facts = &mut self.inode_mut(number).facts;
+        let inode = self.inode_mut(number);
+        let facts = &mut inode.facts;
         match *operation {
-            SetPermissions { permissions, .. } => facts.permissions = permissions,
+            SetPermissions { permissions, .. } => inode.set_permissions(permissions),
             SetOwner { uid, gid, .. } => (facts.uid, facts.gid) = (uid, gid),
             SetModified { modified_ns, .. } => facts.modified_ns = Some(modified_ns),
             _ => {}

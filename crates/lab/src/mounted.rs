@@ -13,7 +13,9 @@ use rustix::fs::{
     XattrFlags,
 };
 
-use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
+use crate::operation::{
+    Acl, Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents,
+};
 use crate::runner::Subject;
 
 /// A directory of a mounted file system. Changes of owners need root; nobody else may use the directory.
@@ -204,14 +206,14 @@ fn kind_of(kind: fs::FileType) -> FileKind {
     }
 }
 
-/// The extended attributes of users that are at a path.
+/// The extended attributes of users and the access control lists that are at a path.
 fn xattrs(path: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     let (mut names, mut value) = (vec![0; 1 << 16], vec![0; 1 << 16]);
     let length = rustix::fs::llistxattr(path, &mut names)?;
     let mut found = BTreeMap::new();
     for name in names[..length].split(|byte| *byte == 0) {
         let name = String::from_utf8_lossy(name).into_owned();
-        if name.starts_with("user.") {
+        if name.starts_with("user.") || Acl::NAMES.contains(&name.as_str()) {
             let length = rustix::fs::lgetxattr(path, name.as_str(), &mut value)?;
             found.insert(name, value[..length].to_vec());
         }
@@ -334,6 +336,14 @@ impl MountedSystem {
                 };
                 let value = contents(*fill, *length);
                 rustix::fs::setxattr(self.at(path), name.as_str(), &value, flags)?;
+            }
+            SetAcl {
+                path,
+                is_default,
+                acl,
+            } => {
+                let name = Acl::NAMES[usize::from(*is_default)];
+                rustix::fs::setxattr(self.at(path), name, &acl.value(), XattrFlags::empty())?;
             }
             RemoveXattr { path, name } => {
                 rustix::fs::removexattr(self.at(path), name.as_str())?;

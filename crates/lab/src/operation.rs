@@ -78,6 +78,13 @@ pub enum Operation {
         fill: u64,
         mode: XattrMode,
     },
+    /// Gives a file an access control list, the one that counts for it or the one that a directory hands on, following
+    /// symbolic links.
+    SetAcl {
+        path: String,
+        is_default: bool,
+        acl: Acl,
+    },
     /// Takes an extended attribute away, following symbolic links.
     RemoveXattr { path: String, name: String },
     /// Reads a part of a file.
@@ -111,6 +118,40 @@ pub enum Operation {
     },
 }
 
+/// An access control list. Permissions are 07.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acl {
+    /// Owner, owning group and others, as in a mode.
+    pub mode: u32,
+    /// Users by number, with permissions.
+    pub users: Vec<(u32, u32)>,
+    /// What users and groups may have at most; needed if any are named.
+    pub mask: Option<u32>,
+}
+
+impl Acl {
+    /// The extended attribute of the list that counts, and of the one that a directory hands on.
+    pub const NAMES: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
+
+    /// The attribute's value.
+    pub fn value(&self) -> Vec<u8> {
+        let basic = |tag: u16, shift: u32| (tag, self.mode >> shift & 7, u32::MAX);
+        let users = self.users.iter();
+        let mut entries = vec![basic(0x01, 6)];
+        entries.extend(users.map(|(user, permissions)| (0x02, *permissions, *user)));
+        entries.push(basic(0x04, 3));
+        entries.extend(self.mask.map(|mask| (0x10, mask, u32::MAX)));
+        entries.push(basic(0x20, 0));
+        let mut value = 2u32.to_le_bytes().to_vec();
+        for (tag, permissions, number) in entries {
+            value.extend(tag.to_le_bytes());
+            value.extend((permissions as u16).to_le_bytes());
+            value.extend(number.to_le_bytes());
+        }
+        value
+    }
+}
+
 impl Operation {
     /// Whether the operation may fail because the pool is full.
     pub fn may_lack_space(&self) -> bool {
@@ -125,6 +166,7 @@ impl Operation {
                 | WriteHeld { .. }
                 | Fallocate { .. }
                 | SetXattr { .. }
+                | SetAcl { .. }
         )
     }
 

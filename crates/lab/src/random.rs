@@ -5,7 +5,7 @@ use std::sync::Arc;
 use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
 
 use crate::model::Model;
-use crate::operation::{At, Operation, SLOTS, System};
+use crate::operation::{Acl, At, Operation, SLOTS, System};
 
 /// SplitMix64 (Steele, Lea and Flood, 2014): the same seed gives the same numbers everywhere.
 #[derive(Clone)]
@@ -401,8 +401,9 @@ impl Generator {
     fn attribute_operation(&mut self) -> Operation {
         let directory = self.random.one_in(2);
         let path = self.old(directory);
-        match self.random.below(6) {
+        match self.random.below(9) {
             4..=5 => self.xattr(path),
+            6..=8 => self.acl(path),
             0 => Operation::SetOwner {
                 path,
                 uid: self.random.below(3) as u32,
@@ -416,6 +417,29 @@ impl Generator {
                 path,
                 permissions: self.permissions(),
             },
+        }
+    }
+
+    fn acl(&mut self, path: String) -> Operation {
+        let is_default = self.random.one_in(2);
+        if self.random.one_in(4) {
+            let name = Acl::NAMES[usize::from(is_default)].to_string();
+            return Operation::RemoveXattr { path, name };
+        }
+        let mut permissions = || self.random.below(8) as u32;
+        let mut acl = Acl {
+            mode: permissions() << 6 | permissions() << 3 | permissions(),
+            users: vec![(7, permissions()), (9, permissions())],
+            mask: Some(permissions()),
+        };
+        acl.users.truncate(self.random.below(3));
+        if self.random.one_in(3) {
+            acl.mask = None;
+        }
+        Operation::SetAcl {
+            path,
+            is_default,
+            acl,
         }
     }
 

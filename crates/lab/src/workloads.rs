@@ -7,7 +7,7 @@ use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
 
 use crate::explorer::{Duet, Workload};
 use crate::model::Model;
-use crate::operation::{At, Operation, System};
+use crate::operation::{Acl, At, Operation, System};
 use crate::random::Random;
 
 /// Bytes of the pool that the workloads run on: some 45 blocks are free, so that they are soon used again.
@@ -99,6 +99,19 @@ fn set_xattr(path: &str, name: &str, length: usize) -> Operation {
         length,
         fill: length as u64 + 3,
         mode: XattrMode::Set,
+    }
+}
+
+fn set_acl(path: &str, is_default: bool) -> Operation {
+    let acl = Acl {
+        mode: 0o640,
+        users: vec![(7, 6)],
+        mask: Some(4),
+    };
+    Operation::SetAcl {
+        path: path.into(),
+        is_default,
+        acl,
     }
 }
 
@@ -264,6 +277,9 @@ fn attributes() -> Vec<Operation> {
         set_xattr("a", "user.new", 100),
         set_xattr("b", "user.old", 700),
         set_xattr("e", "user.new", 3000),
+        set_acl("a", false),
+        set_acl("d", true),
+        set_acl("e", true),
         Operation::RemoveXattr {
             path: "b".into(),
             name: "user.old".into(),

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use crate::acl;
 use crate::change::Change;
 use crate::error::{Error, Result};
 use crate::layout::inode::{Inode, KIND_MASK};
 use crate::node::Node;
 use crate::store::Store;
+use crate::xattr;
 
 /// What an inode is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -147,7 +149,7 @@ impl Store {
         }
     }
 
-    /// Changes attributes, all at once, and returns the new ones.
+    /// Changes attributes, all at once, and returns the new ones. An access control list follows new permissions.
     pub fn set_attributes(&self, node: &Arc<Node>, set: &SetAttributes) -> Result<Attributes> {
         let mut state = node.state.write();
         if state.mode == 0 {
@@ -165,6 +167,7 @@ impl Store {
         }
         if let Some(permissions) = set.permissions {
             new.mode = old.mode & KIND_MASK | permissions & 0o7777;
+            self.change_acl(&mut change, node.number(), &mut new)?;
         }
         new.uid = set.uid.unwrap_or(old.uid);
         new.gid = set.gid.unwrap_or(old.gid);
@@ -177,6 +180,19 @@ impl Store {
             self.reclaim(node, &mut state)?;
         }
         Ok(attributes(node.number(), &state))
+    }
+}
+
+impl Store {
+    /// Makes the access control list, if there is one, say what the new mode says.
+    fn change_acl(&self, change: &mut Change<'_>, number: u64, new: &mut Inode) -> Result<()> {
+        if new.attributes != 0 {
+            let mut all = xattr::load(&self.shared.image, number, new)?;
+            if acl::follow_mode(&mut all, new.mode) {
+                xattr::put(change, number, new, &all)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! Reading order: [`layout`] (bytes), `image` (where they are), `ring` (the order of changes), `change` (one atomic
 //! change), `overwrite` (the commonest one), `allocator`, `tree` (extents of a file), `directory` (names), then the operations in `file`, `fallocate`,
-//! `names`, `attributes` and `xattr`, `recover` and [`check`]. Last what a unit of several pools needs: `replica` (a pool that follows another
+//! `names`, `attributes`, `xattr` and `acl`, `recover` and [`check`]. Last what a unit of several pools needs: `replica` (a pool that follows another
 //! one's records), `held`, `rider` and `grant`.
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ compile_error!(
     "the pool format is little-endian and is read in place: big-endian machines are not supported"
 );
 
+mod acl;
 mod allocator;
 mod attributes;
 mod change;

@@ -9,6 +9,7 @@ use parking_lot::RwLockWriteGuard;
 use zerocopy::IntoBytes;
 
 use crate::BLOCK;
+use crate::acl;
 use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::checksum::crc32c;
@@ -22,6 +23,7 @@ use crate::one_name::OneName;
 use crate::rename::LockedSet;
 use crate::store::Store;
 use crate::tree::{Lookup, Tree};
+use crate::xattr::{self, Xattrs};
 
 /// Most links to one file.
 const LINKS_MAX: u32 = 65_000;
@@ -47,6 +49,8 @@ pub struct NewInode<'a> {
     pub device: u32,
     /// Target of a symbolic link, else empty.
     pub target: &'a [u8],
+    /// Permissions that are taken away, unless the directory has a default access control list, which decides then.
+    pub umask: u32,
 }
 
 impl NewInode<'_> {
@@ -59,6 +63,7 @@ impl NewInode<'_> {
             gid: 0,
             device: 0,
             target: &[],
+            umask: 0,
         }
     }
 }
@@ -141,7 +146,7 @@ impl Store {
     }
 
     /// Makes a file, directory, link or node. In a directory with the set-group bit it gets the directory's group, and a
-    /// directory the bit too.
+    /// directory the bit too. In one with a default access control list it gets that list.
     pub fn create(
         &self,
         directory: &Arc<Node>,
@@ -165,19 +170,44 @@ impl Store {
         if parent.links == 0 {
             return Err(Error::NotFound);
         }
+        let (permissions, lists) = self.inherited(directory.number(), &parent, new)?;
+        let new = &NewInode {
+            permissions,
+            ..*new
+        };
         let hash = self.hash(name);
         let room = self.reader(directory.number(), &parent).room(hash, name)?;
+        let is_bare = new.target.len() <= INLINE_TARGET_MAX && lists.is_empty();
         let node = match room {
-            Some(room)
-                if new.target.len() <= INLINE_TARGET_MAX && self.shared.takes_short_ways() =>
-            {
+            Some(room) if is_bare && self.shared.takes_short_ways() => {
                 self.create_in(&room, directory, &mut parent, name, new)?
             }
-            _ => self.create_anywhere(directory, &mut parent, hash, name, new)?,
+            _ => self.create_anywhere(directory, &mut parent, hash, name, new, &lists)?,
         };
         node.holds.store(holds, Ordering::Relaxed);
         self.nodes.insert(node.clone());
         Ok(node)
+    }
+
+    /// The permissions of what is new in a directory, and its access control lists.
+    fn inherited(
+        &self,
+        directory: u64,
+        parent: &Inode,
+        new: &NewInode<'_>,
+    ) -> Result<(u32, Xattrs)> {
+        if new.kind == FileKind::Symlink {
+            return Ok((new.permissions, Xattrs::new()));
+        }
+        if parent.attributes != 0 {
+            let all = xattr::load(&self.shared.image, directory, parent)?;
+            let mode = new.kind.bits() | new.permissions & 0o7777;
+            let damaged = xattr::damaged(parent.attributes);
+            if let Some((mode, lists)) = acl::inherit(&all, mode, damaged)? {
+                return Ok((mode & 0o7777, lists));
+            }
+        }
+        Ok((new.permissions & !new.umask, Xattrs::new()))
     }
 
     /// Makes something that needs no block of its own, in a leaf that has room for the name.
@@ -225,11 +255,13 @@ impl Store {
         hash: u64,
         name: &[u8],
         new: &NewInode<'_>,
+        lists: &Xattrs,
     ) -> Result<Arc<Node>> {
         let mut change = Change::new(&self.shared);
         let (number, old) = change.allocate_inode()?;
         let mut inode = self.new_inode(directory.number(), parent, new, &old);
         self.put_target(&mut change, number, &mut inode, new)?;
+        xattr::put(&mut change, number, &mut inode, lists)?;
         let mut parent_new = *parent;
         add_links(&mut parent_new, i32::from(inode.is_directory()));
         let target = target_of(number, &inode);

@@ -60,7 +60,7 @@ impl Model {
     pub(super) fn enter(&mut self, place: &Place, number: u64) -> Result<()> {
         let is_directory = self.is_directory(number);
         let now = self.now();
-        let Inode { facts, body } = self.inode_mut(place.directory);
+        let Inode { facts, body, .. } = self.inode_mut(place.directory);
         let Body::Directory { entries, .. } = body else {
             return Err(Errno(libc::ENOTDIR));
         };
@@ -77,7 +77,7 @@ impl Model {
     fn leave(&mut self, place: &Place, number: u64) {
         let is_directory = self.is_directory(number);
         let now = self.now();
-        let Inode { facts, body } = self.inode_mut(place.directory);
+        let Inode { facts, body, .. } = self.inode_mut(place.directory);
         if let Body::Directory { entries, .. } = body {
             entries.remove(&place.name);
         }

@@ -1,0 +1,185 @@
+//! What POSIX and Linux have besides reading and writing, through a mount: access control lists. Needs root and /dev/fuse.
+
+mod common;
+mod mounted;
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+
+use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
+use rustix::io::Errno;
+
+use common::run;
+use mounted::Mounted;
+
+const ACCESS: &str = "system.posix_acl_access";
+const DEFAULT: &str = "system.posix_acl_default";
+
+/// A list: tag, permissions and number of each entry, as in Linux's extended attribute.
+fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
+    let mut value = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions, number) in entries {
+        value.extend(tag.to_le_bytes());
+        value.extend(permissions.to_le_bytes());
+        value.extend(number.to_le_bytes());
+    }
+    value
+}
+
+/// A list of owner, a user, the group, mask and others.
+fn naming(user: u32, permissions: u16, mask: u16) -> Vec<u8> {
+    list(&[
+        (0x01, 6, u32::MAX),
+        (0x02, permissions, user),
+        (0x04, 0, u32::MAX),
+        (0x10, mask, u32::MAX),
+        (0x20, 0, u32::MAX),
+    ])
+}
+
+/// Runs a command as a user and group of this number, with these further groups; what it printed, if it succeeded.
+fn by(user: u32, groups: &str, words: &[&str]) -> Option<String> {
+    let output = run(Command::new("setpriv")
+        .arg(format!("--reuid={user}"))
+        .arg(format!("--regid={user}"))
+        .arg(format!("--groups={groups}"))
+        .args(words));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    output.status.success().then_some(text)
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn access_control_lists_decide() {
+    let mounted = Mounted::new();
+    let path = mounted.path("secret");
+    fs::write(&path, b"data").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let reads = |user: u32| by(user, &user.to_string(), &["cat", text(&path)]).is_some();
+    assert!(!reads(1001));
+    setxattr(&path, ACCESS, &naming(1001, 4, 7), XattrFlags::empty()).unwrap();
+    assert_eq!(mode(&path), 0o670);
+    assert!(reads(1001) && !reads(1002));
+    // The mask bounds whom the list names; chmod changes it.
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    assert!(!reads(1001));
+    let mut value = [0; 100];
+    let length = getxattr(&path, ACCESS, &mut value).unwrap();
+    assert_eq!(value[..length], naming(1001, 4, 0));
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    assert!(reads(1001));
+    removexattr(&path, ACCESS).unwrap();
+    assert!(!reads(1001));
+    assert_eq!(getxattr(&path, ACCESS, &mut value), Err(Errno::NODATA));
+    let incomplete = list(&[(0x01, 6, u32::MAX)]);
+    let wrong = setxattr(&path, ACCESS, &incomplete, XattrFlags::empty());
+    assert_eq!(wrong, Err(Errno::INVAL));
+    let on_file = setxattr(&path, DEFAULT, &naming(1, 4, 4), XattrFlags::empty());
+    assert_eq!(on_file, Err(Errno::ACCESS));
+    mounted.end();
+}
+
+#[test]
+fn default_lists_take_the_place_of_the_umask() {
+    let mounted = Mounted::new();
+    let (plain, listed) = (mounted.path("plain"), mounted.path("listed"));
+    for directory in [&plain, &listed] {
+        fs::create_dir(directory).unwrap();
+        fs::set_permissions(directory, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    setxattr(&listed, DEFAULT, &naming(1001, 6, 6), XattrFlags::empty()).unwrap();
+    let script =
+        "umask 077; cd $0; echo x >file; mkdir below; mkfifo fifo; ln -s file link; mknod node p";
+    for directory in [&plain, &listed] {
+        assert!(by(1002, "1002", &["sh", "-c", script, text(directory)]).is_some());
+    }
+    assert_eq!(mode(&plain.join("file")), 0o600);
+    assert_eq!(mode(&plain.join("below")), 0o700);
+    assert_eq!(mode(&listed.join("file")), 0o660);
+    assert_eq!(mode(&listed.join("below")), 0o660);
+    assert_eq!(mode(&listed.join("fifo")), 0o660);
+    assert_eq!(mode(&listed.join("node")), 0o660);
+    assert!(by(1001, "1001", &["cat", text(&listed.join("link"))]).is_some());
+    assert!(by(1003, "1003", &["cat", text(&listed.join("link"))]).is_none());
+    let mut value = [0; 100];
+    let length = getxattr(listed.join("below"), DEFAULT, &mut value).unwrap();
+    assert_eq!(value[..length], naming(1001, 6, 6));
+    mounted.end();
+}
+
+/// Only who is in a file's group keeps its set-group bit when changing the mode, by chmod or by a list.
+#[test]
+fn lists_take_the_set_group_bit_from_strangers() {
+    let mounted = Mounted::new();
+    let path = mounted.path("file");
+    fs::write(&path, b"").unwrap();
+    std::os::unix::fs::chown(&path, Some(1001), Some(50)).unwrap();
+    let script = "
+import os, sys
+os.setxattr(sys.argv[1], 'system.posix_acl_access', bytes.fromhex(sys.argv[2]))
+";
+    let value = naming(1002, 4, 5);
+    let hex: String = value.iter().map(|byte| format!("{byte:02x}")).collect();
+    for (groups, expected) in [("50", 0o2650), ("1001,51", 0o650)] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o2775)).unwrap();
+        let words = ["/usr/bin/env", "python3", "-c", script, text(&path), &hex];
+        assert!(by(1001, groups, &words).is_some(), "{groups}");
+        assert_eq!(mode(&path), expected, "{groups}");
+    }
+    mounted.end();
+}
+
+/// The usual programs find what they find on tmpfs.
+#[test]
+fn setfacl_and_getfacl_work() {
+    let mounted = Mounted::new();
+    let directory = mounted.path("directory");
+    fs::create_dir(&directory).unwrap();
+    let script = "
+set -e
+cd $0
+umask 022
+setfacl -m u:1001:rw,g:1002:r,d:u:1001:rwx .
+touch file
+chmod g-w file
+getfacl -cnp . file
+cp -a file copy
+test \"$(getfacl -cnp file)\" = \"$(getfacl -cnp copy)\"
+setfacl -b copy
+setfacl -k .
+getfacl -cnp . copy
+";
+    let output = run(Command::new("sh").args(["-c", script]).arg(&directory));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    let expected = "\
+user::rwx\nuser:1001:rw-\ngroup::r-x\ngroup:1002:r--\nmask::rwx\nother::r-x\n\
+default:user::rwx\ndefault:user:1001:rwx\ndefault:group::r-x\ndefault:mask::rwx\ndefault:other::r-x\n\n\
+user::rw-\nuser:1001:rwx\t#effective:r--\ngroup::r-x\t#effective:r--\nmask::r--\nother::r--\n\n\
+user::rwx\nuser:1001:rw-\ngroup::r-x\ngroup:1002:r--\nmask::rwx\nother::r-x\n\n\
+user::rw-\ngroup::r--\nother::r--\n\n";
+    assert_eq!(printed, expected);
+    mounted.end();
+}
+
+/// One kernel sees all that use the mount, so it keeps the locks: ranges, open file descriptions, deadlocks, interruption,
+/// whole files, death.
+#[test]
+fn locks_are_kept_by_the_kernel() {
+    let mounted = Mounted::new();
+    let path = mounted.path("file");
+    fs::write(&path, b"").unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/locks.py");
+    let output = run(Command::new("python3").arg(script).arg(&path));
+    assert!(output.status.success(), "{output:?}");
+    mounted.end();
+}
