@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use rustix::process::{getegid, geteuid};
 use store::{
-    Attributes, Entry, Error as StoreError, FileKind, NewInode, Node, RenameMode, SetAttributes,
-    XattrMode,
+    Attributes, Entry, Error as StoreError, FileFlags, FileKind, NewInode, Node, RenameMode,
+    SetAttributes, XattrMode,
 };
 
 use crate::file_system::{named, settle};
@@ -175,6 +175,14 @@ impl FileSystem {
             Ok(self
                 .store()
                 .set_attributes(&self.resolve(bytes, true)?, change)?)
+        })
+    }
+
+    /// Sets what keeps a file or directory from being changed.
+    pub fn set_flags_path(&self, path: impl AsRef<Path>, flags: FileFlags) -> Result<(), Error> {
+        self.at(path.as_ref(), |bytes| {
+            let node = self.resolve(bytes, true)?;
+            Ok(self.store().set_flags(&node, flags)?)
         })
     }
 

@@ -85,7 +85,7 @@ fn store_errno(error: &store::Error) -> i32 {
         Exists => libc::EEXIST,
         NotADirectory => libc::ENOTDIR,
         IsADirectory => libc::EISDIR,
-        LinkToDirectory | NotForUsers => libc::EPERM,
+        LinkToDirectory | NotForUsers | Guarded => libc::EPERM,
         NotEmpty => libc::ENOTEMPTY,
         NameTooLong => libc::ENAMETOOLONG,
         NoSpace | NoInodes => libc::ENOSPC,

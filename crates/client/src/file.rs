@@ -4,7 +4,7 @@ use std::io::{IoSlice, IoSliceMut, SeekFrom};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use store::{Attributes, Fallocate, Node, SetAttributes, Store, WriteAt, Written};
+use store::{Attributes, Fallocate, FileExtent, Node, SetAttributes, Store, WriteAt, Written};
 
 use crate::file_system::next_hole;
 use crate::{Cause, Error, OpenFlags};
@@ -153,6 +153,12 @@ impl File {
     /// The first offset from `offset` on that lies in a hole; the end of the file counts as one. None behind it.
     pub fn next_hole(&self, offset: u64) -> Result<Option<u64>, Error> {
         Ok(next_hole(&self.store, &self.node, offset)?)
+    }
+
+    /// Where in the pool the byte at `offset` is, or the next one behind it that has a place: to be asked again with the
+    /// end of what is returned.
+    pub fn next_extent(&self, offset: u64) -> Result<Option<FileExtent>, Error> {
+        Ok(self.store.next_extent(&self.node, offset)?)
     }
 
     /// Allocates, frees or moves the blocks of a range, in bytes, without writing data.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use pmem::{Access, Region};
 use store::{
-    Attributes, Entry, Fallocate, FileKind, Geometry, NewInode, Node, Options, RenameMode,
-    SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
+    Attributes, Entry, Fallocate, FileFlags, FileKind, Geometry, NewInode, Node, Options,
+    RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
 };
 
 use crate::{Cause, Error, File, OpenFlags};
@@ -100,6 +100,11 @@ impl FileSystem {
     /// Changes attributes, the size among them.
     pub fn set_attributes(&self, number: u64, change: &SetAttributes) -> Result<Attributes, Error> {
         Ok(self.store.set_attributes(&self.node(number)?, change)?)
+    }
+
+    /// Sets what keeps a file or directory from being changed. Through a mount, that takes root.
+    pub fn set_flags(&self, number: u64, flags: FileFlags) -> Result<(), Error> {
+        Ok(self.store.set_flags(&self.node(number)?, flags)?)
     }
 
     /// Creates a file, directory, symbolic link or special file. In a directory with the set-group bit it gets the
@@ -293,7 +298,8 @@ impl FileSystem {
 
     /// Opens a file that was there before.
     pub(crate) fn open_node(&self, node: Arc<Node>, flags: OpenFlags) -> Result<File, Cause> {
-        match self.store.attributes(&node).kind {
+        let attributes = self.store.attributes(&node);
+        match attributes.kind {
             FileKind::Directory if flags.write || flags.create || flags.truncate => {
                 return Err(store::Error::IsADirectory.into());
             }
@@ -308,12 +314,23 @@ impl FileSystem {
                 return Err(Cause::SpecialFile);
             }
         }
+        check_flags(attributes.flags, flags)?;
         let file = File::open(&self.store, node, flags)?;
         if flags.truncate {
             file.cut(0)?;
         }
         Ok(file)
     }
+}
+
+/// Whether a file with flags may be opened like this. The store sees to each change; this says it early, as Linux does.
+fn check_flags(own: FileFlags, flags: OpenFlags) -> Result<(), store::Error> {
+    let grows = flags.append && !flags.truncate;
+    let changes = flags.write || flags.truncate;
+    if changes && (own.immutable || own.append_only && !grows) {
+        return Err(store::Error::Guarded);
+    }
+    Ok(())
 }
 
 /// How often an operation starts over because other threads removed what it had found.

@@ -93,6 +93,7 @@ fn the_document_and_the_tests_name_each_other() {
         include_str!("ranges.rs"),
         include_str!("xattrs.rs"),
         include_str!("acls.rs"),
+        include_str!("flags.rs"),
     ];
     let tests: BTreeSet<&str> = files
         .into_iter()

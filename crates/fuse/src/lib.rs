@@ -11,6 +11,7 @@
 
 mod adapter;
 mod error;
+mod flags;
 mod kernel;
 mod mount;
 mod mountinfo;

@@ -1,4 +1,4 @@
-//! What POSIX and Linux have besides reading and writing, through a mount: access control lists. Needs root and /dev/fuse.
+//! What POSIX and Linux have besides reading and writing, through a mount. Needs root and /dev/fuse.
 
 mod common;
 mod mounted;
@@ -12,7 +12,7 @@ use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 use rustix::io::Errno;
 
 use common::run;
-use mounted::Mounted;
+use mounted::{Mounted, errno};
 
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
@@ -180,6 +180,87 @@ fn locks_are_kept_by_the_kernel() {
     fs::write(&path, b"").unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/locks.py");
     let output = run(Command::new("python3").arg(script).arg(&path));
+    assert!(output.status.success(), "{output:?}");
+    mounted.end();
+}
+
+/// `chattr` and `lsattr`, by root alone.
+#[test]
+fn flags_are_set_and_obeyed() {
+    let mounted = Mounted::new();
+    let (path, directory) = (mounted.path("file"), mounted.path("directory"));
+    fs::write(&path, b"data").unwrap();
+    fs::create_dir(&directory).unwrap();
+    std::os::unix::fs::chown(&path, Some(1001), None).unwrap();
+    let chattr = |change: &str, path: &Path| {
+        let output = run(Command::new("chattr").arg(change).arg(path));
+        assert!(output.status.success(), "{output:?}");
+    };
+    let lsattr = |path: &Path| {
+        let output = run(Command::new("lsattr").arg("-d").arg(path));
+        String::from_utf8_lossy(&output.stdout)
+            .split(' ')
+            .next()
+            .unwrap()
+            .replace('-', "")
+    };
+    assert_eq!(lsattr(&path), "");
+    chattr("+i", &path);
+    assert_eq!((lsattr(&path), lsattr(&directory)), ("i".into(), "".into()));
+    // The kernel does not ask when it opens: writing is refused, not opening.
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    assert_eq!(
+        errno(std::os::unix::fs::FileExt::write_at(&file, b"x", 0)),
+        libc::EPERM
+    );
+    drop(file);
+    assert_eq!(errno(fs::File::create(&path)), libc::EPERM);
+    assert_eq!(errno(fs::remove_file(&path)), libc::EPERM);
+    assert_eq!(errno(fs::rename(&path, mounted.path("new"))), libc::EPERM);
+    assert_eq!(
+        errno(fs::hard_link(&path, mounted.path("new"))),
+        libc::EPERM
+    );
+    let mode = fs::set_permissions(&path, fs::Permissions::from_mode(0o600));
+    assert_eq!(errno(mode), libc::EPERM);
+    assert!(
+        by(1001, "1001", &["chattr", "-i", text(&path)]).is_none(),
+        "not even its owner"
+    );
+    chattr("=a", &path);
+    assert_eq!(lsattr(&path), "a");
+    let mut log = fs::OpenOptions::new().append(true).open(&path).unwrap();
+    std::io::Write::write_all(&mut log, b", more").unwrap();
+    drop(log);
+    assert_eq!(errno(fs::write(&path, b"other")), libc::EPERM);
+    assert_eq!(fs::read(&path).unwrap(), b"data, more");
+    chattr("+a", &directory);
+    fs::write(directory.join("name"), b"").unwrap();
+    assert_eq!(errno(fs::remove_file(directory.join("name"))), libc::EPERM);
+    let other = run(Command::new("chattr").arg("+d").arg(&path));
+    assert!(!other.status.success(), "there are no other flags");
+    chattr("-a", &directory);
+    chattr("-a", &path);
+    fs::remove_file(&path).unwrap();
+    mounted.end();
+}
+
+#[test]
+fn fiemap_is_not_passed_on() {
+    let mounted = Mounted::new();
+    let path = mounted.path("file");
+    fs::write(&path, b"data").unwrap();
+    let script = "
+import errno, fcntl, sys
+FS_IOC_FIEMAP = 0xc020660b
+with open(sys.argv[1]) as file:
+    try:
+        fcntl.ioctl(file, FS_IOC_FIEMAP, bytes(32))
+    except OSError as error:
+        sys.exit(0 if error.errno == errno.EOPNOTSUPP else 2)
+sys.exit(1)
+";
+    let output = run(Command::new("python3").args(["-c", script]).arg(&path));
     assert!(output.status.success(), "{output:?}");
     mounted.end();
 }

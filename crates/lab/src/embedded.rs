@@ -168,6 +168,7 @@ fn facts(attributes: &Attributes) -> Facts {
         gid: attributes.gid,
         size: if sized { attributes.size } else { 0 },
         modified_ns: Some(attributes.modified_ns),
+        flags: attributes.flags,
         xattrs: BTreeMap::new(),
     }
 }
@@ -234,6 +235,7 @@ impl Embedded {
         | SetModified { path, .. }
         | SetXattr { path, .. }
         | SetAcl { path, .. }
+        | SetFlags { path, .. }
         | RemoveXattr { path, .. }) = operation
         else {
             return Err(Errno(libc::ENOSYS));
@@ -252,6 +254,10 @@ impl Embedded {
             } => {
                 let value = contents(*fill, *length);
                 fs.set_xattr_path(path, name.as_bytes(), &value, *mode)?;
+                return Ok(Outcome::Done);
+            }
+            SetFlags { flags, .. } => {
+                fs.set_flags_path(path, *flags)?;
                 return Ok(Outcome::Done);
             }
             SetAcl {

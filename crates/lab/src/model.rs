@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use client::{Fallocate, FileKind, OpenFlags, XattrMode};
+use client::{Fallocate, FileFlags, FileKind, OpenFlags, XattrMode};
 
 use crate::operation::{
     Acl, Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents,
@@ -184,6 +184,7 @@ impl Model {
             gid: self.gid,
             size: target.len() as u64,
             modified_ns: self.now(),
+            flags: FileFlags::default(),
             xattrs: BTreeMap::new(),
         };
         if let Some(Inode { facts: above, .. }) = self.inodes.get(&parent)
@@ -230,6 +231,11 @@ impl Model {
             FileKind::Regular => {}
             _ => return Err(Errno(libc::ENXIO)),
         }
+        if flags.write && flags.append && !flags.truncate {
+            self.check_growable(number)?;
+        } else if flags.write || flags.truncate {
+            self.check_unguarded(number)?;
+        }
         if flags.truncate {
             self.truncate(number, 0)?;
         }
@@ -244,6 +250,7 @@ impl Model {
             Some(number) => self.open_existing(number, flags),
             None if !flags.create => Err(Errno(libc::ENOENT)),
             None => {
+                self.check_growable(place.directory)?;
                 let number = self.add_inode(place.directory, FileKind::Regular, permissions, "");
                 self.enter(&place, number)?;
                 Ok(number)
@@ -368,11 +375,18 @@ impl System for Model {
                 length,
                 fill,
             } => {
-                let number = self.open(path, OpenFlags::WRITE, 0)?;
+                let flags = OpenFlags {
+                    append: *at == At::End,
+                    ..OpenFlags::WRITE
+                };
+                let number = self.open(path, flags, 0)?;
                 return self.write(number, *at, *length, *fill);
             }
             Truncate { path, size } => {
                 let number = self.existing(path, true)?;
+                if matches!(self.inode(number).body, Body::File(_)) {
+                    self.check_unguarded(number)?;
+                }
                 self.truncate(number, *size)?;
             }
             Fallocate {
@@ -402,13 +416,18 @@ impl System for Model {
                 offset,
                 length,
                 fill,
-            } => return self.write(self.in_slot(*slot)?, At::Offset(*offset), *length, *fill),
+            } => {
+                let number = self.in_slot(*slot)?;
+                self.check_unguarded(number)?;
+                return self.write(number, At::Offset(*offset), *length, *fill);
+            }
             ReadHeld {
                 slot,
                 offset,
                 length,
             } => return self.read(self.in_slot(*slot)?, *offset, *length),
             SetAcl { .. } => self.set_acl(operation)?,
+            SetFlags { path, flags } => self.set_flags(path, *flags)?,
             SetXattr { .. } | RemoveXattr { .. } => self.change_xattrs(operation)?,
             SetPermissions { .. } | SetOwner { .. } | SetModified { .. } => {
                 self.set_attributes(operation)?;
@@ -420,12 +439,39 @@ impl System for Model {
 }
 
 impl Model {
+    fn set_flags(&mut self, path: &str, flags: FileFlags) -> Result<()> {
+        let number = self.existing(path, true)?;
+        let facts = &mut self.inode_mut(number).facts;
+        match facts.kind {
+            FileKind::Regular | FileKind::Directory => facts.flags = flags,
+            _ => return Err(Errno(libc::EINVAL)),
+        }
+        Ok(())
+    }
+
+    /// Whether an inode may be changed in any way.
+    fn check_unguarded(&self, number: u64) -> Result<()> {
+        match self.inode(number).facts.flags == FileFlags::default() {
+            true => Ok(()),
+            false => Err(Errno(libc::EPERM)),
+        }
+    }
+
+    /// Whether data at the end, or names, may be added.
+    fn check_growable(&self, number: u64) -> Result<()> {
+        match self.inode(number).facts.flags.immutable {
+            false => Ok(()),
+            true => Err(Errno(libc::EPERM)),
+        }
+    }
+
     fn change_xattrs(&mut self, operation: &Operation) -> Result<()> {
         use Operation::*;
         let (SetXattr { path, name, .. } | RemoveXattr { path, name }) = operation else {
             return Err(Errno(libc::EINVAL));
         };
         let number = self.existing(path, true)?;
+        self.check_unguarded(number)?;
         if let Some(which) = Acl::NAMES.iter().position(|own| own == name) {
             self.inode_mut(number).change_acl(which, None);
             return Ok(());
@@ -463,6 +509,7 @@ impl Model {
             return Err(Errno(libc::EINVAL));
         };
         let number = self.existing(path, true)?;
+        self.check_unguarded(number)?;
         let inode = self.inode_mut(number);
         let facts = &mut inode.facts;
         match *operation {

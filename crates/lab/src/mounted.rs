@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
+use client::{Fallocate, FileFlags, FileKind, OpenFlags, RenameMode, XattrMode};
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps,
-    XattrFlags,
+    AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, Timespec,
+    Timestamps, XattrFlags,
 };
 
 use crate::operation::{
@@ -42,6 +42,7 @@ impl MountedSystem {
     /// Works below `root`, a directory, after removing everything in it.
     pub fn empty(root: PathBuf) -> io::Result<MountedSystem> {
         rustix::process::umask(Mode::empty());
+        clear_flags(&root).map_err(|error| io::Error::from_raw_os_error(error.0))?;
         for entry in fs::read_dir(&root)? {
             let entry = entry?;
             if entry.file_type()?.is_dir() {
@@ -122,6 +123,7 @@ impl MountedSystem {
             gid: metadata.gid(),
             size: if sized { metadata.size() } else { 0 },
             modified_ns: None,
+            flags: flags(&self.at(path), kind)?,
             xattrs: xattrs(&self.at(path))?,
         };
         Ok(Outcome::Facts(metadata.ino(), facts))
@@ -204,6 +206,43 @@ fn kind_of(kind: fs::FileType) -> FileKind {
         _ if kind.is_block_device() => FileKind::BlockDevice,
         _ => FileKind::Regular,
     }
+}
+
+fn has_flags(kind: FileKind) -> bool {
+    matches!(kind, FileKind::Regular | FileKind::Directory)
+}
+
+/// The flags of what is at a path.
+fn flags(path: &Path, kind: FileKind) -> Result<FileFlags> {
+    if !has_flags(kind) {
+        return Ok(FileFlags::default());
+    }
+    let bits = rustix::fs::ioctl_getflags(File::open(path)?)?;
+    Ok(FileFlags {
+        immutable: bits.contains(IFlags::IMMUTABLE),
+        append_only: bits.contains(IFlags::APPEND),
+    })
+}
+
+fn set_flags(path: &Path, flags: FileFlags) -> Result<()> {
+    let mut bits = IFlags::empty();
+    bits.set(IFlags::IMMUTABLE, flags.immutable);
+    bits.set(IFlags::APPEND, flags.append_only);
+    Ok(rustix::fs::ioctl_setflags(File::open(path)?, bits)?)
+}
+
+/// Takes the flags from a directory and all below it, so that it can be emptied.
+fn clear_flags(directory: &Path) -> Result<()> {
+    set_flags(directory, FileFlags::default())?;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        match kind_of(entry.file_type()?) {
+            FileKind::Directory => clear_flags(&entry.path())?,
+            FileKind::Regular => set_flags(&entry.path(), FileFlags::default())?,
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// The extended attributes of users and the access control lists that are at a path.
@@ -336,6 +375,13 @@ impl MountedSystem {
                 };
                 let value = contents(*fill, *length);
                 rustix::fs::setxattr(self.at(path), name.as_str(), &value, flags)?;
+            }
+            SetFlags { path, flags } => {
+                let path = self.at(path);
+                if !has_flags(kind_of(fs::metadata(&path)?.file_type())) {
+                    return Err(Errno(libc::EINVAL));
+                }
+                set_flags(&path, *flags)?;
             }
             SetAcl {
                 path,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
+use client::{Fallocate, FileFlags, FileKind, OpenFlags, RenameMode, XattrMode};
 
 /// Slots for files that stay open over several operations.
 pub const SLOTS: usize = 3;
@@ -85,6 +85,8 @@ pub enum Operation {
         is_default: bool,
         acl: Acl,
     },
+    /// Sets what keeps a file or directory from being changed, following symbolic links.
+    SetFlags { path: String, flags: FileFlags },
     /// Takes an extended attribute away, following symbolic links.
     RemoveXattr { path: String, name: String },
     /// Reads a part of a file.
@@ -220,6 +222,8 @@ pub struct Facts {
     pub size: u64,
     /// When the data changed last; `None` where the clock is not ours.
     pub modified_ns: Option<i64>,
+    /// What keeps it from being changed.
+    pub flags: FileFlags,
     /// Extended attributes.
     pub xattrs: BTreeMap<String, Vec<u8>>,
 }

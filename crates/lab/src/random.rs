@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
+use client::{Fallocate, FileFlags, FileKind, OpenFlags, RenameMode, XattrMode};
 
 use crate::model::Model;
 use crate::operation::{Acl, At, Operation, SLOTS, System};
@@ -89,6 +89,10 @@ pub struct Mix {
     reads: usize,
     /// Whether files become larger than this; 0 is no bound.
     size_max: u64,
+    /// Whether files get flags that keep them from being changed.
+    flags: bool,
+    /// Whether files that are held are written to.
+    held_writes: bool,
     /// What is done to ranges of files.
     ranges: Vec<Fallocate>,
     permissions: Vec<u32>,
@@ -117,15 +121,18 @@ impl Mix {
             data: 40,
             reads: 15,
             size_max: 400_000,
+            flags: true,
+            held_writes: true,
             ranges: [COMMON_RANGES, OUR_RANGES, MOVING_RANGES].concat(),
             permissions: vec![0o644, 0o600, 0o755, 0o777, 0, 0o2775, 0o4711],
         }
     }
 
     /// The usual mix as far as a kernel in between leaves it alone: no set-id bits, which the kernel
-    /// clears by rules of its own, and no symbolic links out of the mount.
+    /// clears by rules of its own, no symbolic links out of the mount, and no flags, which opening does not ask for there.
     pub fn mounted() -> Mix {
         Mix {
+            flags: false,
             // The kernel has no request for moving ranges.
             ranges: [COMMON_RANGES, OUR_RANGES].concat(),
             targets: strings(&["a", "d", "d/b", "e/d", "s", "none/a", "."]),
@@ -134,9 +141,11 @@ impl Mix {
         }
     }
 
-    /// The mounted mix as far as tmpfs can follow.
+    /// The mounted mix as far as tmpfs can follow. There, flags leave files alone that are open already.
     pub fn tmpfs() -> Mix {
         Mix {
+            flags: true,
+            held_writes: false,
             ranges: COMMON_RANGES.to_vec(),
             ..Mix::mounted()
         }
@@ -218,6 +227,8 @@ pub struct Generator {
     model: Model,
     /// Paths of the model: of all but directories, and of directories.
     paths: [Vec<String>; 2],
+    /// What has flags now, in the end one at a time.
+    flagged: Option<String>,
 }
 
 /// Longest path that directories are made below, in bytes.
@@ -235,6 +246,7 @@ impl Generator {
             mix: mix.clone(),
             random: Random::new(seed),
             paths: [model.paths(false), model.paths(true)],
+            flagged: None,
             model,
         }
     }
@@ -340,7 +352,7 @@ impl Generator {
                 path,
                 fill,
             },
-            15..=16 => Operation::WriteHeld {
+            15..=16 if self.mix.held_writes => Operation::WriteHeld {
                 slot: self.slot(),
                 offset,
                 length,
@@ -401,7 +413,8 @@ impl Generator {
     fn attribute_operation(&mut self) -> Operation {
         let directory = self.random.one_in(2);
         let path = self.old(directory);
-        match self.random.below(9) {
+        match self.random.below(10) {
+            9 if self.mix.flags => self.flags(path),
             4..=5 => self.xattr(path),
             6..=8 => self.acl(path),
             0 => Operation::SetOwner {
@@ -416,6 +429,24 @@ impl Generator {
             _ => Operation::SetPermissions {
                 path,
                 permissions: self.permissions(),
+            },
+        }
+    }
+
+    /// Sets a flag, or takes the one away that was set last.
+    fn flags(&mut self, path: String) -> Operation {
+        let flags = FileFlags::default();
+        if let Some(path) = self.flagged.take() {
+            return Operation::SetFlags { path, flags };
+        }
+        self.flagged = Some(path.clone());
+        let immutable = self.random.one_in(2);
+        let append_only = !immutable;
+        Operation::SetFlags {
+            path,
+            flags: FileFlags {
+                immutable,
+                append_only,
             },
         }
     }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
+use client::{Fallocate, FileFlags, FileKind, OpenFlags, RenameMode, XattrMode};
 
 use crate::explorer::{Duet, Workload};
 use crate::model::Model;
@@ -99,6 +99,16 @@ fn set_xattr(path: &str, name: &str, length: usize) -> Operation {
         length,
         fill: length as u64 + 3,
         mode: XattrMode::Set,
+    }
+}
+
+fn set_flags(path: &str, immutable: bool, append_only: bool) -> Operation {
+    Operation::SetFlags {
+        path: path.into(),
+        flags: FileFlags {
+            immutable,
+            append_only,
+        },
     }
 }
 
@@ -277,6 +287,8 @@ fn attributes() -> Vec<Operation> {
         set_xattr("a", "user.new", 100),
         set_xattr("b", "user.old", 700),
         set_xattr("e", "user.new", 3000),
+        set_flags("a", true, false),
+        set_flags("d", false, true),
         set_acl("a", false),
         set_acl("d", true),
         set_acl("e", true),

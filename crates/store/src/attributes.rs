@@ -5,6 +5,8 @@ use std::sync::Arc;
 use crate::acl;
 use crate::change::Change;
 use crate::error::{Error, Result};
+use crate::file::check_regular;
+use crate::flags::{FileFlags, check_unguarded};
 use crate::layout::inode::{Inode, KIND_MASK};
 use crate::node::Node;
 use crate::store::Store;
@@ -89,6 +91,8 @@ pub struct Attributes {
     pub created_ns: i64,
     /// Device number of a device node.
     pub device: u32,
+    /// What keeps it from being changed.
+    pub flags: FileFlags,
     /// Number of the record that changed it last.
     pub version: u64,
 }
@@ -128,6 +132,7 @@ pub(crate) fn attributes(number: u64, inode: &Inode) -> Attributes {
         changed_ns: inode.changed_ns,
         created_ns: inode.created_ns,
         device: inode.device,
+        flags: FileFlags::of(inode),
         version: inode.version,
     }
 }
@@ -155,6 +160,10 @@ impl Store {
         if state.mode == 0 {
             return Err(Error::Stale);
         }
+        if set.size.is_some() {
+            check_regular(&state)?;
+        }
+        check_unguarded(&state)?;
         let old = *state;
         let mut new = old;
         let mut change = Change::with_reserve(&self.shared);
@@ -254,10 +263,14 @@ impl Store {
             };
             self.set_attributes(node, &set)?;
         }
-        match has_xattrs.then(|| self.remove_xattr(node, CAPABILITY)) {
-            None | Some(Ok(()) | Err(Error::NoXattr)) => Ok(()),
-            Some(error) => error,
+        if has_xattrs && self.xattr(node, CAPABILITY) != Err(Error::NoXattr) {
+            return match self.remove_xattr(node, CAPABILITY) {
+                // Another thread was faster.
+                Err(Error::NoXattr) => Ok(()),
+                result => result,
+            };
         }
+        Ok(())
     }
 }
 

@@ -51,6 +51,11 @@ pub enum Error {
     /// What has no data of its own has no attributes of users.
     #[error("only files and directories have extended attributes of users")]
     NotForUsers,
+    /// A flag keeps it from being changed.
+    #[error(
+        "this is immutable or may only be appended to; take the flag away first, through a mount with `chattr -i -a`"
+    )]
+    Guarded,
     /// What is moved within a file in one change must fit into one record.
     #[error("the file is in too many pieces to move them all in one change; copy the file first")]
     TooManyPieces,

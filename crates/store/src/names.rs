@@ -16,6 +16,7 @@ use crate::checksum::crc32c;
 use crate::directory::{Entry, Reader, Room, Stored, Target, Writer, check_name, removal};
 use crate::error::{Error, Result};
 use crate::file::{free_inode, has_tree};
+use crate::flags::{check_growable, check_unguarded};
 use crate::layout::group::Map;
 use crate::layout::inode::{FIRST_LINE, INLINE_TARGET_MAX, INODE, Inode};
 use crate::node::Node;
@@ -177,6 +178,11 @@ impl Store {
         };
         let hash = self.hash(name);
         let room = self.reader(directory.number(), &parent).room(hash, name)?;
+        if let Err(guarded) = check_growable(&parent) {
+            // That the name is there comes first, as in Linux.
+            let found = self.find(directory.number(), &parent, hash, name)?;
+            return Err(found.map_or(guarded, |_| Error::Exists));
+        }
         let is_bare = new.target.len() <= INLINE_TARGET_MAX && lists.is_empty();
         let node = match room {
             Some(room) if is_bare && self.shared.takes_short_ways() => {
@@ -379,10 +385,12 @@ impl Store {
             LINKS_MAX.. => return Err(Error::TooManyLinks),
             _ => inode.links += 1,
         }
+        check_unguarded(inode)?;
         inode.changed_ns = now;
         let target = target_of(node.number(), inode);
         let mut change = Change::new(&self.shared);
         let parent = set.inode(directory.number());
+        check_growable(parent)?;
         if parent.links == 0 {
             return Err(Error::NotFound);
         }
@@ -430,6 +438,8 @@ impl Store {
                 }
                 state
             };
+            check_unguarded(&parent)?;
+            check_unguarded(&state)?;
             check_removable(&state, is_directory)?;
             if is_directory {
                 self.subdirectories.forget(directory.number(), hash);

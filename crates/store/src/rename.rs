@@ -12,6 +12,7 @@ use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::directory::{Stored, check_name};
 use crate::error::{Error, Result};
+use crate::flags::{check_growable, check_unguarded};
 use crate::layout::inode::Inode;
 use crate::names::{RenameMode, add_links, check_removable, target_of};
 use crate::node::Node;
@@ -226,13 +227,29 @@ struct Rename<'a> {
 }
 
 impl Rename<'_> {
-    fn carry_out(&self, set: LockedSet<'_>, mode: RenameMode) -> Result<()> {
+    fn carry_out(&self, mut set: LockedSet<'_>, mode: RenameMode) -> Result<()> {
         match (mode, self.target) {
             // Two names of one file: nothing happens.
             (_, Some(target)) if target.node.number() == self.source.node.number() => Ok(()),
-            (RenameMode::Exchange, Some(target)) => self.exchange(set, target),
-            _ => self.replace(set),
+            (mode, target) => {
+                self.check_flags(&mut set)?;
+                match (mode, target) {
+                    (RenameMode::Exchange, Some(target)) => self.exchange(set, target),
+                    _ => self.replace(set),
+                }
+            }
         }
+    }
+
+    /// Whether flags keep one of the inodes from this rename.
+    fn check_flags(&self, set: &mut LockedSet<'_>) -> Result<()> {
+        check_unguarded(&set.get(self.from.number()).state)?;
+        check_unguarded(&set.get(self.source.node.number()).state)?;
+        let Some(target) = self.target else {
+            return check_growable(&set.get(self.to.number()).state);
+        };
+        check_unguarded(&set.get(self.to.number()).state)?;
+        check_unguarded(&set.get(target.node.number()).state)
     }
 
     fn replace(&self, mut set: LockedSet<'_>) -> Result<()> {

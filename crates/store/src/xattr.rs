@@ -8,6 +8,7 @@ use crate::allocator::Run;
 use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::error::{Error, Result};
+use crate::flags::check_unguarded;
 use crate::image::{Block, Image};
 use crate::layout::inode::Inode;
 use crate::layout::xattr::{ENTRIES, ENTRY, MAGIC, XattrEntry, XattrHeader};
@@ -246,8 +247,9 @@ fn difference(old: &Block, new: &Block) -> Option<std::ops::Range<usize>> {
     Some(first..last + 1)
 }
 
-/// Whether the inode can have an attribute of this name.
+/// Whether an attribute of this name can be given to the inode or taken away.
 fn check_name(inode: &Inode, name: &[u8]) -> Result<()> {
+    check_unguarded(inode)?;
     if name.len() > crate::NAME_LENGTH_MAX {
         return Err(Error::NameTooLong);
     }

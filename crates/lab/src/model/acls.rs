@@ -73,6 +73,7 @@ impl Model {
             return Err(Errno(libc::EINVAL));
         };
         let number = self.existing(path, true)?;
+        self.check_unguarded(number)?;
         let inode = self.inode_mut(number);
         let is_directory = inode.facts.kind == FileKind::Directory;
         if *is_default && !is_directory {

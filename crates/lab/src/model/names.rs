@@ -52,6 +52,7 @@ impl Model {
         if place.found.is_some() {
             return Err(Errno(libc::EEXIST));
         }
+        self.check_growable(place.directory)?;
         let number = self.add_inode(place.directory, kind, permissions, target);
         self.enter(&place, number)
     }
@@ -98,6 +99,8 @@ impl Model {
         if self.is_directory(number) {
             return Err(Errno(libc::EPERM));
         }
+        self.check_unguarded(number)?;
+        self.check_growable(place.directory)?;
         self.inode_mut(number).facts.links += 1;
         self.enter(&place, number)
     }
@@ -105,6 +108,8 @@ impl Model {
     fn remove(&mut self, path: &str, as_directory: bool) -> Result<()> {
         let place = self.walk(path, false)?;
         let number = place.found.ok_or(Errno(libc::ENOENT))?;
+        self.check_unguarded(place.directory)?;
+        self.check_unguarded(number)?;
         self.check_removable(number, as_directory)?;
         self.leave(&place, number);
         self.drop_link(number);
@@ -168,6 +173,9 @@ impl Model {
             if target == source {
                 return Ok(());
             }
+            for number in [old.directory, source, new.directory, target] {
+                self.check_unguarded(number)?;
+            }
             if mode == RenameMode::Exchange {
                 self.leave(&old, source);
                 self.leave(&new, target);
@@ -178,6 +186,9 @@ impl Model {
             self.leave(&new, target);
             self.drop_link(target);
         }
+        self.check_unguarded(old.directory)?;
+        self.check_unguarded(source)?;
+        self.check_growable(new.directory)?;
         self.leave(&old, source);
         self.enter(&new, source)
     }
