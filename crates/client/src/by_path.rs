@@ -39,6 +39,25 @@ impl FileSystem {
         })
     }
 
+    /// Opens a new file without a name (`O_TMPFILE`), which is gone when it is closed, unless [`FileSystem::link_file`]
+    /// gives it a name before, for which the flags must not be exclusive. It is like what is made in `directory`.
+    pub fn open_unnamed(
+        &self,
+        directory: impl AsRef<Path>,
+        flags: OpenFlags,
+        permissions: u32,
+    ) -> Result<File, Error> {
+        self.at(directory.as_ref(), |bytes| {
+            let new = new_inode(FileKind::Regular, permissions, b"");
+            Ok(self.open_unnamed_in(&*self.resolve(bytes, true)?, &new, flags)?)
+        })
+    }
+
+    /// Gives an open file the further name `to`, or the first one if it was made without.
+    pub fn link_file(&self, file: &File, to: impl AsRef<Path>) -> Result<(), Error> {
+        self.at(to.as_ref(), |bytes| self.link_to(file.node(), bytes))
+    }
+
     /// The attributes of a file.
     pub fn stat(&self, path: impl AsRef<Path>) -> Result<Attributes, Error> {
         self.at(path.as_ref(), |bytes| self.stat_once(bytes, true))
@@ -123,13 +142,7 @@ impl FileSystem {
     /// Gives the file `from`, or the symbolic link if that is what it names, the further name `to`.
     pub fn link_path(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), Error> {
         let node = self.at(from.as_ref(), |bytes| self.resolve(bytes, false))?;
-        self.at(to.as_ref(), |bytes| {
-            let (directory, name, slash) = self.new_name(bytes)?;
-            if slash {
-                return Err(StoreError::NotFound.into());
-            }
-            Ok(self.store().link(&node, &directory, &name)?)
-        })
+        self.at(to.as_ref(), |bytes| self.link_to(&node, bytes))
     }
 
     /// Makes a symbolic link at `path` that leads to `target`.
@@ -248,6 +261,14 @@ impl FileSystem {
     ) -> Result<T, Error> {
         let bytes = path.as_os_str().as_bytes();
         settle(|| work(bytes)).map_err(|cause| Error::at(path, cause))
+    }
+
+    fn link_to(&self, node: &Arc<Node>, path: &[u8]) -> Result<(), Cause> {
+        let (directory, name, slash) = self.new_name(path)?;
+        if slash {
+            return Err(StoreError::NotFound.into());
+        }
+        Ok(self.store().link(node, &directory, &name)?)
     }
 
     fn stat_once(&self, path: &[u8], follow: bool) -> Result<Attributes, Cause> {

@@ -212,6 +212,23 @@ impl FileSystem {
         Ok(self.store.write(&*self.node(number)?, at, data)?)
     }
 
+    /// Copies up to `length` bytes from one file, or one place in it, to another. Returns how many: fewer when the source
+    /// ends or the pool becomes full.
+    pub fn copy_range(
+        &self,
+        (from, offset): (u64, u64),
+        (to, to_offset): (u64, u64),
+        length: u64,
+    ) -> Result<u64, Error> {
+        let (from, to) = (self.node(from)?, self.node(to)?);
+        Ok(copy_range(
+            &self.store,
+            (&from, offset),
+            (&to, to_offset),
+            length,
+        )?)
+    }
+
     /// Allocates, frees or moves the blocks of a range, in bytes, without writing data.
     pub fn fallocate(
         &self,
@@ -238,6 +255,17 @@ impl FileSystem {
     /// Opens a file. Of the flags, `create`, `exclusive` and `no_follow` mean nothing here.
     pub fn open_number(&self, number: u64, flags: OpenFlags) -> Result<File, Error> {
         Ok(self.open_node(self.node(number)?, flags)?)
+    }
+
+    /// Opens a new file without a name, which is gone when it is closed. Unless the flags are exclusive,
+    /// [`FileSystem::link`] can give it a name before that. In all else it is like what is made in `directory`.
+    pub fn create_unnamed(
+        &self,
+        directory: u64,
+        new: &NewInode,
+        flags: OpenFlags,
+    ) -> Result<File, Error> {
+        Ok(self.open_unnamed_in(&*self.node(directory)?, new, flags)?)
     }
 
     /// Opens the file called `name`; if there is none, creates it first.
@@ -293,6 +321,23 @@ impl FileSystem {
         flags: OpenFlags,
     ) -> Result<File, store::Error> {
         let node = self.store.create_held(directory, name, new, 1)?;
+        Ok(File::held(&self.store, node, flags))
+    }
+
+    pub(crate) fn open_unnamed_in(
+        &self,
+        directory: &Node,
+        new: &NewInode,
+        flags: OpenFlags,
+    ) -> Result<File, store::Error> {
+        if !flags.write {
+            return Err(store::Error::InvalidArgument(
+                "a file without a name is open for writing",
+            ));
+        }
+        let node = self
+            .store
+            .create_unnamed(directory, new, !flags.exclusive)?;
         Ok(File::held(&self.store, node, flags))
     }
 
@@ -366,4 +411,38 @@ pub(crate) fn next_hole(
         return Ok(None);
     }
     store.next_hole(node, offset).map(Some)
+}
+
+/// Bytes that are copied at a time: what is written as one change.
+const COPIED_AT_ONCE: u64 = 1 << 20;
+
+/// Copies from a place in a file to a place in one.
+pub(crate) fn copy_range(
+    store: &Store,
+    (from, offset): (&Node, u64),
+    (to, to_offset): (&Node, u64),
+    length: u64,
+) -> Result<u64, store::Error> {
+    let overlaps = offset.abs_diff(to_offset) < length;
+    if from.number() == to.number() && overlaps {
+        return Err(store::Error::InvalidArgument(
+            "ranges of one file that overlap are not copied; copy to another place",
+        ));
+    }
+    let mut buffer = vec![0; COPIED_AT_ONCE.min(length) as usize];
+    let mut done = 0;
+    while done < length {
+        let part = (length - done).min(COPIED_AT_ONCE) as usize;
+        let read = store.read(from, offset + done, &mut buffer[..part])?;
+        if read == 0 {
+            break;
+        }
+        let at = WriteAt::Offset(to_offset + done);
+        match store.write(to, at, &buffer[..read]) {
+            Ok(written) => done += written.length as u64,
+            Err(store::Error::NoSpace) if done > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
 }

@@ -94,6 +94,7 @@ fn the_document_and_the_tests_name_each_other() {
         include_str!("xattrs.rs"),
         include_str!("acls.rs"),
         include_str!("flags.rs"),
+        include_str!("unnamed.rs"),
     ];
     let tests: BTreeSet<&str> = files
         .into_iter()

@@ -18,10 +18,10 @@ use client::{
     Error, FileKind, FileSystem, NewInode, RenameMode, SetAttributes, WriteAt, XattrMode,
 };
 use fuser::{
-    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
 use crate::MountOptions;
@@ -33,6 +33,8 @@ use answers::{ACCESS_LIST, SET_GROUP, new_inode, nothing_there, owned, reply_emp
 
 /// Longest write in one request, in bytes: what the store writes atomically.
 const WRITE_LENGTH_MAX: u32 = 1 << 20;
+/// Longest copy in one request, in bytes, so that a program can be interrupted between two of them.
+const COPY_LENGTH_MAX: u64 = 16 << 20;
 /// Read-ahead and asynchronous direct requests that the kernel may have under way.
 const BACKGROUND_MAX: u16 = 64;
 /// The answer where nothing is kept per open file.
@@ -252,6 +254,10 @@ impl Filesystem for Adapter {
             none if none.is_empty() => RenameMode::Replace,
             RenameFlags::RENAME_NOREPLACE => RenameMode::NoReplace,
             RenameFlags::RENAME_EXCHANGE => RenameMode::Exchange,
+            // That the new name is free, if it is to be, the kernel has seen.
+            flags if flags - RenameFlags::RENAME_NOREPLACE == RenameFlags::RENAME_WHITEOUT => {
+                RenameMode::Whiteout
+            }
             _ => return reply.error(Errno::EINVAL),
         };
         let result = self.file_system.rename(
@@ -546,6 +552,33 @@ impl Filesystem for Adapter {
                 reply_empty(dropped.and_then(allocate), reply);
             }
             None => reply.error(Errno::EOPNOTSUPP),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        from: INodeNo,
+        _from_handle: FileHandle,
+        offset: u64,
+        to: INodeNo,
+        _to_handle: FileHandle,
+        to_offset: u64,
+        length: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let (from, to) = ((from.0, offset), (to.0, to_offset));
+        let length = length.min(COPY_LENGTH_MAX);
+        let copy = || {
+            let set_id = request.uid() != 0;
+            self.file_system.drop_privileges(to.0, set_id)?;
+            let copied = self.file_system.copy_range(from, to, length);
+            self.noted(from.0, 0, copied)
+        };
+        match copy() {
+            Ok(count) => reply.written(count as u32),
+            Err(error) => reply.error(errno(&error)),
         }
     }
 

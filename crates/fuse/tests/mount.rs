@@ -154,7 +154,13 @@ fn rename_flags_are_honoured() {
         (fs::read(&a).unwrap(), fs::read(&b).unwrap()),
         (b"b".to_vec(), b"a".to_vec())
     );
-    assert_eq!(rename(RenameFlags::WHITEOUT), Err(libc::EINVAL));
+    let both = RenameFlags::WHITEOUT | RenameFlags::NOREPLACE;
+    assert_eq!(rename(both), Err(libc::EEXIST));
+    rename(RenameFlags::WHITEOUT).unwrap();
+    assert_eq!(fs::read(&b).unwrap(), b"b");
+    let left = fs::metadata(&a).unwrap();
+    assert!(left.file_type().is_char_device());
+    assert_eq!((left.rdev(), left.mode() & 0o7777), (0, 0));
     mounted.end();
 }
 

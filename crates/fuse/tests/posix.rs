@@ -8,7 +8,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 
-use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, XattrFlags, getxattr, mkdirat, openat, removexattr, setxattr, unlinkat,
+};
 use rustix::io::Errno;
 
 use common::run;
@@ -261,6 +263,131 @@ with open(sys.argv[1]) as file:
 sys.exit(1)
 ";
     let output = run(Command::new("python3").args(["-c", script]).arg(&path));
+    assert!(output.status.success(), "{output:?}");
+    mounted.end();
+}
+
+#[test]
+fn unnamed_files_are_not_passed_on() {
+    let mounted = Mounted::new();
+    let flags = OFlags::TMPFILE | OFlags::RDWR;
+    let opened = rustix::fs::open(&mounted.directory.0, flags, Mode::RUSR);
+    assert_eq!(opened.err(), Some(Errno::OPNOTSUPP));
+    mounted.end();
+}
+
+#[test]
+fn trees_may_be_deep() {
+    const DEPTH: usize = 10_000;
+    let mounted = Mounted::new();
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+    let enter = |at: &std::os::fd::OwnedFd, name| openat(at, name, flags, Mode::empty());
+    let top = rustix::fs::open(&mounted.directory.0, flags, Mode::empty()).unwrap();
+    let mut at = top.try_clone().unwrap();
+    for _ in 0..DEPTH {
+        mkdirat(&at, "d", Mode::RWXU).unwrap();
+        at = enter(&at, "d").unwrap();
+    }
+    let file = openat(&at, "file", OFlags::CREATE | OFlags::WRONLY, Mode::RUSR).unwrap();
+    rustix::io::write(&file, b"down here").unwrap();
+    drop(file);
+    // A directory does not go below itself, however deep that is.
+    let below = rustix::fs::renameat(&top, "d", &at, "d");
+    assert_eq!(below, Err(Errno::INVAL));
+    unlinkat(&at, "file", AtFlags::empty()).unwrap();
+    for _ in 0..DEPTH {
+        at = enter(&at, "..").unwrap();
+        unlinkat(&at, "d", AtFlags::REMOVEDIR).unwrap();
+    }
+    assert_eq!(fs::read_dir(&mounted.directory.0).unwrap().count(), 0);
+    drop((at, top));
+    mounted.end();
+}
+
+#[test]
+fn files_may_be_large() {
+    use std::os::unix::fs::FileExt;
+    let mounted = Mounted::new();
+    let path = mounted.path("file");
+    let file = fs::File::create_new(&path).unwrap();
+    let end = 1 << 62;
+    file.write_all_at(b"x", end - 1).unwrap();
+    assert_eq!(errno(file.write_at(b"x", end)), libc::EFBIG);
+    assert_eq!(errno(file.set_len(end + 1)), libc::EFBIG);
+    let found = fs::metadata(&path).unwrap();
+    assert!(found.len() == end && found.blocks() <= 64, "{found:?}");
+    let data = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0));
+    assert_eq!(data, Ok(end - 4096));
+    file.set_len(0).unwrap();
+    drop(file);
+    mounted.end();
+}
+
+#[test]
+fn path_descriptors_and_sockets_work() {
+    use std::io::{Read, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+    let mounted = Mounted::new();
+    let path = mounted.path("file");
+    fs::write(&path, b"data").unwrap();
+    let descriptor = rustix::fs::open(&path, OFlags::PATH, Mode::empty()).unwrap();
+    assert_eq!(rustix::fs::fstat(&descriptor).unwrap().st_size, 4);
+    assert_eq!(rustix::io::read(&descriptor, &mut [0; 4]), Err(Errno::BADF));
+    let own = format!(
+        "/proc/self/fd/{}",
+        std::os::fd::AsRawFd::as_raw_fd(&descriptor)
+    );
+    assert_eq!(fs::read(own).unwrap(), b"data");
+    let directory = rustix::fs::open(&mounted.directory.0, OFlags::PATH, Mode::empty()).unwrap();
+    let found = rustix::fs::statat(&directory, "file", AtFlags::empty()).unwrap();
+    assert_eq!(found.st_size, 4);
+    drop((descriptor, directory));
+
+    let path = mounted.path("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut one = UnixStream::connect(&path).unwrap();
+    let (mut other, _) = listener.accept().unwrap();
+    one.write_all(b"through").unwrap();
+    drop(one);
+    let mut heard = String::new();
+    other.read_to_string(&mut heard).unwrap();
+    assert_eq!(heard, "through");
+    drop((listener, other));
+    assert_eq!(errno(UnixStream::connect(&path)), libc::ECONNREFUSED);
+    assert_eq!(errno(UnixListener::bind(&path)), libc::EADDRINUSE);
+    mounted.end();
+}
+
+/// What a program copies does not come to it.
+#[test]
+fn copies_stay_in_the_process_of_the_mount() {
+    let mounted = Mounted::new();
+    let script = "
+import mmap, os, sys
+def opened(name):
+    return os.open(os.path.join(sys.argv[1], name), os.O_RDWR | os.O_CREAT)
+MIB = 1 << 20
+one, other = opened('one'), opened('other')
+data = bytes(range(256)) * (20 * 4096)
+os.pwrite(one, data, 0)
+# A request is for 16 MiB at most, which shows who copies.
+assert os.copy_file_range(one, other, 20 * MIB, 0, 0) == 16 * MIB
+assert os.copy_file_range(one, other, 20 * MIB, 16 * MIB, 16 * MIB) == 4 * MIB
+assert os.copy_file_range(one, other, 1, 20 * MIB, 0) == 0
+assert os.pread(other, 20 * MIB, 0) == data
+# What is in the page cache is copied, and what is copied is not covered by it.
+with mmap.mmap(one, 4096) as stored, mmap.mmap(other, 8192) as seen:
+    stored[0:6] = b'stored'
+    assert seen[100:106] != b'stored'
+    assert os.copy_file_range(one, other, 50, 0, 100) == 50
+    assert seen[100:106] == b'stored'
+    assert seen[150:156] == data[150:156]
+assert os.copy_file_range(one, one, 1000, 0, 30 * MIB) == 1000
+assert os.fstat(one).st_size == 30 * MIB + 1000
+";
+    let output = run(Command::new("python3")
+        .args(["-c", script])
+        .arg(&mounted.directory.0));
     assert!(output.status.success(), "{output:?}");
     mounted.end();
 }

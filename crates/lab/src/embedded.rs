@@ -291,6 +291,18 @@ impl Embedded {
                 file.fallocate(*mode, *offset, *length)?;
             }
             Hold { path, slot } => self.hold(path, *slot)?,
+            HoldUnnamed {
+                path,
+                slot,
+                exclusive,
+            } => {
+                let flags = OpenFlags {
+                    exclusive: *exclusive,
+                    ..OpenFlags::READ_WRITE
+                };
+                self.held[*slot] = Some(self.file_system.open_unnamed(path, flags, 0o600)?);
+            }
+            LinkHeld { slot, to } => self.file_system.link_file(self.in_slot(*slot)?, to)?,
             Release { slot } => drop(self.held[*slot].take().ok_or(Errno(libc::EBADF))?),
             WriteHeld {
                 slot,

@@ -35,6 +35,8 @@ struct Inode {
     facts: Facts,
     body: Body,
     acls: Acls,
+    /// It never had a name, and may get one.
+    may_be_named: bool,
 }
 
 #[derive(Clone)]
@@ -207,7 +209,12 @@ impl Model {
             FileKind::Symlink => Body::Symlink(target.to_string()),
             _ => Body::Special,
         };
-        let inode = Inode { facts, body, acls };
+        let inode = Inode {
+            facts,
+            body,
+            acls,
+            may_be_named: false,
+        };
         self.inodes.insert(number, inode);
         number
     }
@@ -347,6 +354,21 @@ impl Model {
         Ok(())
     }
 
+    fn hold_unnamed(&mut self, path: &str, slot: usize, exclusive: bool) -> Result<()> {
+        let directory = self.existing(path, true)?;
+        if !matches!(self.inode(directory).body, Body::Directory { .. }) {
+            return Err(Errno(libc::ENOTDIR));
+        }
+        self.check_growable(directory)?;
+        let number = self.add_inode(directory, FileKind::Regular, 0o600, "");
+        let inode = self.inode_mut(number);
+        inode.facts.links = 0;
+        inode.may_be_named = !exclusive;
+        self.release(slot);
+        self.held[slot] = Some(number);
+        Ok(())
+    }
+
     fn release(&mut self, slot: usize) {
         if let Some(number) = self.held[slot].take() {
             self.drop_if_unused(number);
@@ -407,6 +429,12 @@ impl System for Model {
                 return self.read(number, *offset, *length);
             }
             Hold { path, slot } => self.hold(path, *slot)?,
+            HoldUnnamed {
+                path,
+                slot,
+                exclusive,
+            } => self.hold_unnamed(path, *slot, *exclusive)?,
+            LinkHeld { slot, to } => self.link(self.in_slot(*slot)?, to)?,
             Release { slot } => {
                 self.in_slot(*slot)?;
                 self.release(*slot);

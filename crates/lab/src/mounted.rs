@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -134,6 +135,7 @@ impl MountedSystem {
             RenameMode::Replace => RenameFlags::empty(),
             RenameMode::NoReplace => RenameFlags::NOREPLACE,
             RenameMode::Exchange => RenameFlags::EXCHANGE,
+            RenameMode::Whiteout => RenameFlags::WHITEOUT,
         };
         let (from, to) = (self.at(from), self.at(to));
         Ok(rustix::fs::renameat_with(CWD, from, CWD, to, flags)?)
@@ -399,6 +401,21 @@ impl MountedSystem {
             }
             SetModified { path, modified_ns } => set_modified(&self.at(path), *modified_ns)?,
             Hold { path, slot } => self.hold(path, *slot)?,
+            HoldUnnamed {
+                path,
+                slot,
+                exclusive,
+            } => {
+                let mut flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+                flags.set(OFlags::EXCL, *exclusive);
+                let file = rustix::fs::open(self.at(path), flags, Mode::from_raw_mode(0o600))?;
+                self.held[*slot] = Some(file.into());
+            }
+            LinkHeld { slot, to } => {
+                let file = self.in_slot(*slot)?;
+                let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+                rustix::fs::linkat(CWD, own, CWD, self.at(to), AtFlags::SYMLINK_FOLLOW)?;
+            }
             Release { slot } => drop(self.held[*slot].take().ok_or(Errno(libc::EBADF))?),
             WriteHeld {
                 slot,

@@ -103,6 +103,14 @@ pub enum Operation {
     List { path: String },
     /// Opens a file for reading and writing and keeps it in a slot, in place of what was there.
     Hold { path: String, slot: usize },
+    /// Opens a new file without a name, like those in a directory, for reading and writing, and keeps it in a slot.
+    HoldUnnamed {
+        path: String,
+        slot: usize,
+        exclusive: bool,
+    },
+    /// Gives the file in a slot a name.
+    LinkHeld { slot: usize, to: String },
     /// Closes what a slot holds.
     Release { slot: usize },
     /// Writes into the file in a slot.
@@ -169,6 +177,12 @@ impl Operation {
                 | Fallocate { .. }
                 | SetXattr { .. }
                 | SetAcl { .. }
+                | HoldUnnamed { .. }
+                | LinkHeld { .. }
+                | Rename {
+                    mode: RenameMode::Whiteout,
+                    ..
+                }
         )
     }
 

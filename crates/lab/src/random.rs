@@ -91,6 +91,8 @@ pub struct Mix {
     size_max: u64,
     /// Whether files get flags that keep them from being changed.
     flags: bool,
+    /// Whether files are made without a name.
+    unnamed: bool,
     /// Whether files that are held are written to.
     held_writes: bool,
     /// What is done to ranges of files.
@@ -122,6 +124,7 @@ impl Mix {
             reads: 15,
             size_max: 400_000,
             flags: true,
+            unnamed: true,
             held_writes: true,
             ranges: [COMMON_RANGES, OUR_RANGES, MOVING_RANGES].concat(),
             permissions: vec![0o644, 0o600, 0o755, 0o777, 0, 0o2775, 0o4711],
@@ -129,10 +132,12 @@ impl Mix {
     }
 
     /// The usual mix as far as a kernel in between leaves it alone: no set-id bits, which the kernel
-    /// clears by rules of its own, no symbolic links out of the mount, and no flags, which opening does not ask for there.
+    /// clears by rules of its own, no symbolic links out of the mount, no flags, which opening does not ask for there, and no files
+    /// without a name.
     pub fn mounted() -> Mix {
         Mix {
             flags: false,
+            unnamed: false,
             // The kernel has no request for moving ranges.
             ranges: [COMMON_RANGES, OUR_RANGES].concat(),
             targets: strings(&["a", "d", "d/b", "e/d", "s", "none/a", "."]),
@@ -145,6 +150,7 @@ impl Mix {
     pub fn tmpfs() -> Mix {
         Mix {
             flags: true,
+            unnamed: true,
             held_writes: false,
             ranges: COMMON_RANGES.to_vec(),
             ..Mix::mounted()
@@ -497,7 +503,16 @@ impl Generator {
     }
 
     fn name_operation(&mut self) -> Operation {
-        match self.random.below(40) {
+        match self.random.below(43) {
+            40 if self.mix.unnamed => Operation::HoldUnnamed {
+                path: self.old(true),
+                slot: self.slot(),
+                exclusive: self.random.one_in(4),
+            },
+            40..=41 => Operation::LinkHeld {
+                slot: self.slot(),
+                to: self.new_path(false),
+            },
             0..=9 => self.open(),
             10..=11 => self.make(false),
             12..=16 => self.make(true),
@@ -572,6 +587,7 @@ impl Generator {
             RenameMode::Replace,
             RenameMode::NoReplace,
             RenameMode::Exchange,
+            RenameMode::Whiteout,
         ];
         Operation::Rename {
             from: self.old(directory),

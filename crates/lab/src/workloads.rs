@@ -195,7 +195,7 @@ fn names() -> Vec<Operation> {
 }
 
 fn renames() -> Vec<Operation> {
-    use RenameMode::{Exchange, NoReplace, Replace};
+    use RenameMode::{Exchange, NoReplace, Replace, Whiteout};
     vec![
         rename("a", "n", Replace),
         rename("a", "b", Replace),
@@ -208,6 +208,8 @@ fn renames() -> Vec<Operation> {
         rename("d/f", "n", NoReplace),
         rename("a", "b", Exchange),
         rename("a", "d", Exchange),
+        rename("a", "n", Whiteout),
+        rename("d", "e", Whiteout),
     ]
 }
 
@@ -299,6 +301,15 @@ fn attributes() -> Vec<Operation> {
         Operation::Hold {
             path: "a".into(),
             slot: 0,
+        },
+        Operation::HoldUnnamed {
+            path: "d".into(),
+            slot: 0,
+            exclusive: false,
+        },
+        Operation::LinkHeld {
+            slot: 0,
+            to: "n".into(),
         },
         Operation::WriteHeld {
             slot: 0,

@@ -55,6 +55,14 @@ pub struct NewInode<'a> {
 }
 
 impl NewInode<'_> {
+    /// The permissions where no default list decides.
+    fn own_permissions(&self) -> u32 {
+        match self.kind {
+            FileKind::Symlink => self.permissions,
+            _ => self.permissions & !self.umask,
+        }
+    }
+
     /// A file or directory that belongs to root, with these permissions.
     pub const fn new(kind: FileKind, permissions: u32) -> NewInode<'static> {
         NewInode {
@@ -78,6 +86,9 @@ pub enum RenameMode {
     NoReplace,
     /// The two names change places.
     Exchange,
+    /// It is replaced, and a character device with number 0 takes the old name: to overlay file systems, a name that is
+    /// gone.
+    Whiteout,
 }
 
 impl Store {
@@ -171,11 +182,6 @@ impl Store {
         if parent.links == 0 {
             return Err(Error::NotFound);
         }
-        let (permissions, lists) = self.inherited(directory.number(), &parent, new)?;
-        let new = &NewInode {
-            permissions,
-            ..*new
-        };
         let hash = self.hash(name);
         let room = self.reader(directory.number(), &parent).room(hash, name)?;
         if let Err(guarded) = check_growable(&parent) {
@@ -183,16 +189,64 @@ impl Store {
             let found = self.find(directory.number(), &parent, hash, name)?;
             return Err(found.map_or(guarded, |_| Error::Exists));
         }
-        let is_bare = new.target.len() <= INLINE_TARGET_MAX && lists.is_empty();
+        // A directory without attributes has no default list to hand on.
+        let is_bare = new.target.len() <= INLINE_TARGET_MAX && parent.attributes == 0;
         let node = match room {
             Some(room) if is_bare && self.shared.takes_short_ways() => {
                 self.create_in(&room, directory, &mut parent, name, new)?
             }
-            _ => self.create_anywhere(directory, &mut parent, hash, name, new, &lists)?,
+            _ => self.create_anywhere(directory, &mut parent, hash, name, new)?,
         };
         node.holds.store(holds, Ordering::Relaxed);
         self.nodes.insert(node.clone());
         Ok(node)
+    }
+
+    /// Makes a file without a name, held once. With the last hold it is gone, unless it `may_be_named` and
+    /// [`Store::link`] has given it a name. In all else it is like what is made in `directory`.
+    pub fn create_unnamed(
+        &self,
+        directory: &Node,
+        new: &NewInode<'_>,
+        may_be_named: bool,
+    ) -> Result<Arc<Node>> {
+        let parent = directory.state.read();
+        check_directory(&parent)?;
+        check_growable(&parent)?;
+        if parent.links == 0 {
+            return Err(Error::NotFound);
+        }
+        let mut change = Change::new(&self.shared);
+        let (number, mut inode) = self.add_inode(&mut change, directory.number(), &parent, new)?;
+        inode.links = 0;
+        change.orphan(number, true);
+        change.inode(number, &mut inode, INODE);
+        inode.version = change.commit();
+        let node = Node::new(number, inode);
+        node.holds.store(1, Ordering::Relaxed);
+        node.may_be_named.store(may_be_named, Ordering::Relaxed);
+        self.nodes.insert(node.clone());
+        Ok(node)
+    }
+
+    /// A new inode, with what belongs to it in the change but for itself.
+    pub(crate) fn add_inode(
+        &self,
+        change: &mut Change<'_>,
+        directory: u64,
+        parent: &Inode,
+        new: &NewInode<'_>,
+    ) -> Result<(u64, Inode)> {
+        let (permissions, lists) = self.inherited(directory, parent, new)?;
+        let (number, old) = change.allocate_inode()?;
+        let new = &NewInode {
+            permissions,
+            ..*new
+        };
+        let mut inode = self.new_inode(directory, parent, new, &old);
+        self.put_target(change, number, &mut inode, new)?;
+        xattr::put(change, number, &mut inode, &lists)?;
+        Ok((number, inode))
     }
 
     /// The permissions of what is new in a directory, and its access control lists.
@@ -202,10 +256,7 @@ impl Store {
         parent: &Inode,
         new: &NewInode<'_>,
     ) -> Result<(u32, Xattrs)> {
-        if new.kind == FileKind::Symlink {
-            return Ok((new.permissions, Xattrs::new()));
-        }
-        if parent.attributes != 0 {
+        if parent.attributes != 0 && new.kind != FileKind::Symlink {
             let all = xattr::load(&self.shared.image, directory, parent)?;
             let mode = new.kind.bits() | new.permissions & 0o7777;
             let damaged = xattr::damaged(parent.attributes);
@@ -213,7 +264,7 @@ impl Store {
                 return Ok((mode & 0o7777, lists));
             }
         }
-        Ok((new.permissions & !new.umask, Xattrs::new()))
+        Ok((new.own_permissions(), Xattrs::new()))
     }
 
     /// Makes something that needs no block of its own, in a leaf that has room for the name.
@@ -230,6 +281,10 @@ impl Store {
         let number = shared.allocator.take_inode()?;
         let old = shared.image.free_inode(number);
         let old = old.inspect_err(|_| shared.allocator.give_back_inode(number))?;
+        let new = &NewInode {
+            permissions: new.own_permissions(),
+            ..*new
+        };
         let mut inode = self.new_inode(directory.number(), parent, new, &old);
         put_inline_target(&mut inode, new);
         inode.rest_crc = inode.rest_checksum();
@@ -261,22 +316,16 @@ impl Store {
         hash: u64,
         name: &[u8],
         new: &NewInode<'_>,
-        lists: &Xattrs,
     ) -> Result<Arc<Node>> {
         let mut change = Change::new(&self.shared);
-        let (number, old) = change.allocate_inode()?;
-        let mut inode = self.new_inode(directory.number(), parent, new, &old);
-        self.put_target(&mut change, number, &mut inode, new)?;
-        xattr::put(&mut change, number, &mut inode, lists)?;
+        let (number, mut inode) = self.add_inode(&mut change, directory.number(), parent, new)?;
         let mut parent_new = *parent;
         add_links(&mut parent_new, i32::from(inode.is_directory()));
         let target = target_of(number, &inode);
         Self::writer(&mut change, directory, &mut parent_new).insert(hash, name, target)?;
         (parent_new.modified_ns, parent_new.changed_ns) = (inode.created_ns, inode.created_ns);
         change.inode_from(directory.number(), parent, &mut parent_new);
-        // An inode that was never used has no checksum yet, even if the new one differs in nothing else.
-        inode.rest_crc = inode.rest_checksum();
-        change.inode_from(number, &old, &mut inode);
+        change.inode(number, &mut inode, INODE);
         inode.version = change.commit();
         parent_new.version = inode.version;
         *parent = parent_new;
@@ -379,8 +428,10 @@ impl Store {
         }
         let now = self.now_ns();
         let inode = set.inode(node.number());
+        let is_unnamed = inode.links == 0;
         match inode.links {
             _ if inode.is_directory() => return Err(Error::LinkToDirectory),
+            0 if inode.mode != 0 && node.may_be_named.load(Ordering::Relaxed) => inode.links = 1,
             0 => return Err(Error::NotFound),
             LINKS_MAX.. => return Err(Error::TooManyLinks),
             _ => inode.links += 1,
@@ -389,6 +440,9 @@ impl Store {
         inode.changed_ns = now;
         let target = target_of(node.number(), inode);
         let mut change = Change::new(&self.shared);
+        if is_unnamed {
+            change.orphan(node.number(), false);
+        }
         let parent = set.inode(directory.number());
         check_growable(parent)?;
         if parent.links == 0 {
@@ -397,6 +451,8 @@ impl Store {
         Self::writer(&mut change, directory, parent).insert(hash, name, target)?;
         (parent.modified_ns, parent.changed_ns) = (now, now);
         set.commit(change);
+        // Once it has had a name, it is a file like others.
+        node.may_be_named.store(false, Ordering::Relaxed);
         Ok(())
     }
 

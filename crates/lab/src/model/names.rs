@@ -16,7 +16,7 @@ impl Model {
                 permissions,
             } => self.make(path, *kind, *permissions, "")?,
             Symlink { target, path } => self.make(path, FileKind::Symlink, 0o777, target)?,
-            Link { from, to } => self.link(from, to)?,
+            Link { from, to } => self.link(self.existing(from, false)?, to)?,
             Unlink { path } => self.remove(path, false)?,
             RemoveDirectory { path } => self.remove(path, true)?,
             Rename { from, to, mode } => self.rename(from, to, *mode)?,
@@ -90,8 +90,7 @@ impl Model {
         self.inode(number).facts.kind == FileKind::Directory
     }
 
-    fn link(&mut self, from: &str, to: &str) -> Result<()> {
-        let number = self.existing(from, false)?;
+    pub(super) fn link(&mut self, number: u64, to: &str) -> Result<()> {
         let place = self.walk(to, false)?;
         if place.found.is_some() {
             return Err(Errno(libc::EEXIST));
@@ -101,7 +100,12 @@ impl Model {
         }
         self.check_unguarded(number)?;
         self.check_growable(place.directory)?;
-        self.inode_mut(number).facts.links += 1;
+        let inode = self.inode_mut(number);
+        if inode.facts.links == 0 && !inode.may_be_named {
+            return Err(Errno(libc::ENOENT));
+        }
+        inode.facts.links += 1;
+        inode.may_be_named = false;
         self.enter(&place, number)
     }
 
@@ -190,6 +194,11 @@ impl Model {
         self.check_unguarded(source)?;
         self.check_growable(new.directory)?;
         self.leave(&old, source);
-        self.enter(&new, source)
+        self.enter(&new, source)?;
+        if mode == RenameMode::Whiteout {
+            let whiteout = self.add_inode(old.directory, FileKind::CharacterDevice, 0, "");
+            self.enter(&old, whiteout)?;
+        }
+        Ok(())
     }
 }
