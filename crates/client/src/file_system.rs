@@ -423,6 +423,8 @@ pub(crate) fn copy_range(
     (to, to_offset): (&Node, u64),
     length: u64,
 ) -> Result<u64, store::Error> {
+    let size = store.attributes(from).size;
+    let length = length.min(size.saturating_sub(offset));
     let overlaps = offset.abs_diff(to_offset) < length;
     if from.number() == to.number() && overlaps {
         return Err(store::Error::InvalidArgument(
@@ -431,18 +433,17 @@ pub(crate) fn copy_range(
     }
     let mut buffer = vec![0; COPIED_AT_ONCE.min(length) as usize];
     let mut done = 0;
-    while done < length {
+    loop {
         let part = (length - done).min(COPIED_AT_ONCE) as usize;
         let read = store.read(from, offset + done, &mut buffer[..part])?;
         if read == 0 {
-            break;
+            return Ok(done);
         }
         let at = WriteAt::Offset(to_offset + done);
         match store.write(to, at, &buffer[..read]) {
             Ok(written) => done += written.length as u64,
-            Err(store::Error::NoSpace) if done > 0 => break,
+            Err(store::Error::NoSpace) if done > 0 => return Ok(done),
             Err(error) => return Err(error),
         }
     }
-    Ok(done)
 }

@@ -281,6 +281,18 @@ impl Embedded {
     fn apply_to_open(&mut self, operation: &Operation) -> Answer {
         use Operation::*;
         match operation {
+            CopyRange {
+                path,
+                offset,
+                to,
+                to_offset,
+                length,
+            } => {
+                let from = self.file_system.open(path, OpenFlags::READ, 0)?;
+                let to = self.file_system.open(to, OpenFlags::WRITE, 0)?;
+                let count = from.copy_range(*offset, &to, *to_offset, *length as u64)?;
+                return Ok(Outcome::Written(count as usize));
+            }
             Fallocate {
                 path,
                 mode,

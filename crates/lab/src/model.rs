@@ -316,8 +316,34 @@ impl Model {
         Ok(())
     }
 
+    fn copy_range(&mut self, operation: &Operation) -> Answer {
+        let Operation::CopyRange {
+            path,
+            offset,
+            to,
+            to_offset,
+            length,
+        } = operation
+        else {
+            return Err(Errno(libc::EINVAL));
+        };
+        let from = self.open(path, OpenFlags::READ, 0)?;
+        let to = self.open(to, OpenFlags::WRITE, 0)?;
+        let Outcome::Bytes(bytes) = self.read(from, *offset, *length)? else {
+            return Err(Errno(libc::EINVAL));
+        };
+        if from == to && offset.abs_diff(*to_offset) < bytes.len() as u64 {
+            return Err(Errno(libc::EINVAL));
+        }
+        self.write_bytes(to, At::Offset(*to_offset), &bytes)
+    }
+
     fn write(&mut self, number: u64, at: At, length: usize, fill: u64) -> Answer {
-        let now = self.now();
+        self.write_bytes(number, at, &contents(fill, length))
+    }
+
+    fn write_bytes(&mut self, number: u64, at: At, bytes: &[u8]) -> Answer {
+        let (now, length) = (self.now(), bytes.len());
         let inode = self.inode_mut(number);
         let Body::File(data) = &mut inode.body else {
             return Err(Errno(libc::EINVAL));
@@ -329,7 +355,7 @@ impl Model {
             };
             let data = Arc::make_mut(data);
             data.resize(data.len().max(offset + length), 0);
-            data[offset..offset + length].copy_from_slice(&contents(fill, length));
+            data[offset..offset + length].copy_from_slice(bytes);
             inode.facts.size = data.len() as u64;
             inode.facts.modified_ns = now;
         }
@@ -404,6 +430,7 @@ impl System for Model {
                 let number = self.open(path, flags, 0)?;
                 return self.write(number, *at, *length, *fill);
             }
+            CopyRange { .. } => return self.copy_range(operation),
             Truncate { path, size } => {
                 let number = self.existing(path, true)?;
                 if matches!(self.inode(number).body, Body::File(_)) {

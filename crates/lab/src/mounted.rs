@@ -351,6 +351,20 @@ impl MountedSystem {
                 let file = self.open(path, OpenFlags::WRITE, 0).map_err(special)?;
                 rustix::fs::ftruncate(&file, *size)?;
             }
+            CopyRange {
+                path,
+                offset,
+                to,
+                to_offset,
+                length,
+            } => {
+                let from = self.open(path, OpenFlags::READ, 0)?;
+                let to = self.open(to, OpenFlags::WRITE, 0)?;
+                let (mut offset, mut to_offset) = (*offset, *to_offset);
+                let places = (Some(&mut offset), Some(&mut to_offset));
+                let count = rustix::fs::copy_file_range(&from, places.0, &to, places.1, *length)?;
+                return Ok(Outcome::Written(count));
+            }
             Fallocate {
                 path,
                 mode,

@@ -55,6 +55,14 @@ pub enum Operation {
         length: usize,
         fill: u64,
     },
+    /// Copies a range of a file into another file, or another place of the same.
+    CopyRange {
+        path: String,
+        offset: u64,
+        to: String,
+        to_offset: u64,
+        length: usize,
+    },
     /// Cuts or lengthens a file.
     Truncate { path: String, size: u64 },
     /// Allocates, frees or moves blocks of an existing file.
@@ -174,6 +182,7 @@ impl Operation {
                 | Open { .. }
                 | Write { .. }
                 | WriteHeld { .. }
+                | CopyRange { .. }
                 | Fallocate { .. }
                 | SetXattr { .. }
                 | SetAcl { .. }
@@ -201,7 +210,9 @@ impl Operation {
     /// A write of fewer bytes, as it happens when the pool becomes full on the way.
     pub fn shortened(&self, count: usize) -> Operation {
         let mut shorter = self.clone();
-        if let Operation::Write { length, .. } | Operation::WriteHeld { length, .. } = &mut shorter
+        if let Operation::Write { length, .. }
+        | Operation::WriteHeld { length, .. }
+        | Operation::CopyRange { length, .. } = &mut shorter
         {
             *length = count.min(*length);
         }

@@ -344,7 +344,14 @@ impl Generator {
         let length = *self.random.pick(&self.mix.lengths);
         let is_large = offset + length as u64 > self.mix.size_max;
         let length = if is_large { 1 } else { length };
-        match self.random.below(23) {
+        match self.random.below(25) {
+            23.. => Operation::CopyRange {
+                path: self.old(false),
+                offset: self.offset(),
+                to: path,
+                to_offset: offset,
+                length,
+            },
             20.. => self.fallocate(path),
             0..=11 => Operation::Write {
                 path,

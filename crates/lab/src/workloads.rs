@@ -232,6 +232,13 @@ fn data() -> Vec<Operation> {
         append("d/f", 20_000),
         write("d/f", 100_000, 10),
         write("n", 0, 700),
+        Operation::CopyRange {
+            path: "a".into(),
+            offset: 100,
+            to: "b".into(),
+            to_offset: 50,
+            length: 9000,
+        },
         truncate("a", 5000),
         truncate("a", 8192),
         truncate("a", 0),

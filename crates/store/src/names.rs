@@ -426,8 +426,11 @@ impl Store {
         if self.find(directory.number(), state, hash, name)?.is_some() {
             return Err(Error::Exists);
         }
+        // In the order in which Linux finds objections.
+        check_growable(&set.get(directory.number()).state)?;
         let now = self.now_ns();
         let inode = set.inode(node.number());
+        check_unguarded(inode)?;
         let is_unnamed = inode.links == 0;
         match inode.links {
             _ if inode.is_directory() => return Err(Error::LinkToDirectory),
@@ -436,7 +439,6 @@ impl Store {
             LINKS_MAX.. => return Err(Error::TooManyLinks),
             _ => inode.links += 1,
         }
-        check_unguarded(inode)?;
         inode.changed_ns = now;
         let target = target_of(node.number(), inode);
         let mut change = Change::new(&self.shared);
@@ -444,7 +446,6 @@ impl Store {
             change.orphan(node.number(), false);
         }
         let parent = set.inode(directory.number());
-        check_growable(parent)?;
         if parent.links == 0 {
             return Err(Error::NotFound);
         }
