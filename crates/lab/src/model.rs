@@ -455,6 +455,23 @@ impl System for Model {
                 let number = self.open(path, OpenFlags::READ, 0)?;
                 return self.read(number, *offset, *length);
             }
+            SetAcl { .. } => self.set_acl(operation)?,
+            SetFlags { path, flags } => self.set_flags(path, *flags)?,
+            SetXattr { .. } | RemoveXattr { .. } => self.change_xattrs(operation)?,
+            SetPermissions { .. } | SetOwner { .. } | SetModified { .. } => {
+                self.set_attributes(operation)?;
+            }
+            _ => return self.apply_to_held(operation),
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+impl Model {
+    /// Operations on files that are held.
+    fn apply_to_held(&mut self, operation: &Operation) -> Answer {
+        use Operation::*;
+        match operation {
             Hold { path, slot } => self.hold(path, *slot)?,
             HoldUnnamed {
                 path,
@@ -481,12 +498,6 @@ impl System for Model {
                 offset,
                 length,
             } => return self.read(self.in_slot(*slot)?, *offset, *length),
-            SetAcl { .. } => self.set_acl(operation)?,
-            SetFlags { path, flags } => self.set_flags(path, *flags)?,
-            SetXattr { .. } | RemoveXattr { .. } => self.change_xattrs(operation)?,
-            SetPermissions { .. } | SetOwner { .. } | SetModified { .. } => {
-                self.set_attributes(operation)?;
-            }
             _ => return self.apply_to_names(operation),
         }
         Ok(Outcome::Done)

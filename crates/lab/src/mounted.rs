@@ -339,18 +339,10 @@ impl System for MountedSystem {
 impl Subject for MountedSystem {}
 
 impl MountedSystem {
-    /// Operations on attributes and on files that are held.
+    /// Operations on the blocks of files, and on files that are held.
     fn apply_to_open(&mut self, operation: &Operation) -> Answer {
         use Operation::*;
         match operation {
-            Truncate { path, size } => {
-                let special = |error| match error {
-                    Errno(libc::ENXIO) => Errno(libc::EINVAL),
-                    other => other,
-                };
-                let file = self.open(path, OpenFlags::WRITE, 0).map_err(special)?;
-                rustix::fs::ftruncate(&file, *size)?;
-            }
             CopyRange {
                 path,
                 offset,
@@ -373,6 +365,55 @@ impl MountedSystem {
             } => {
                 let file = self.open(path, OpenFlags::WRITE, 0)?;
                 rustix::fs::fallocate(&file, fallocate_flags(*mode), *offset, *length)?;
+            }
+            Hold { path, slot } => self.hold(path, *slot)?,
+            HoldUnnamed {
+                path,
+                slot,
+                exclusive,
+            } => {
+                let mut flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+                flags.set(OFlags::EXCL, *exclusive);
+                let file = rustix::fs::open(self.at(path), flags, Mode::from_raw_mode(0o600))?;
+                self.held[*slot] = Some(file.into());
+            }
+            LinkHeld { slot, to } => {
+                let file = self.in_slot(*slot)?;
+                let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+                rustix::fs::linkat(CWD, own, CWD, self.at(to), AtFlags::SYMLINK_FOLLOW)?;
+            }
+            Release { slot } => drop(self.held[*slot].take().ok_or(Errno(libc::EBADF))?),
+            WriteHeld {
+                slot,
+                offset,
+                length,
+                fill,
+            } => {
+                let bytes = contents(*fill, *length);
+                let count = self.in_slot(*slot)?.write_at(&bytes, *offset)?;
+                return Ok(Outcome::Written(count));
+            }
+            ReadHeld {
+                slot,
+                offset,
+                length,
+            } => return read(self.in_slot(*slot)?, *offset, *length),
+            _ => return self.apply_to_attributes(operation),
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Operations on attributes.
+    fn apply_to_attributes(&self, operation: &Operation) -> Answer {
+        use Operation::*;
+        match operation {
+            Truncate { path, size } => {
+                let special = |error| match error {
+                    Errno(libc::ENXIO) => Errno(libc::EINVAL),
+                    other => other,
+                };
+                let file = self.open(path, OpenFlags::WRITE, 0).map_err(special)?;
+                rustix::fs::ftruncate(&file, *size)?;
             }
             SetPermissions { path, permissions } => {
                 rustix::fs::chmod(self.at(path), Mode::from_raw_mode(*permissions))?;
@@ -414,38 +455,6 @@ impl MountedSystem {
                 std::os::unix::fs::chown(self.at(path), Some(*uid), Some(*gid))?;
             }
             SetModified { path, modified_ns } => set_modified(&self.at(path), *modified_ns)?,
-            Hold { path, slot } => self.hold(path, *slot)?,
-            HoldUnnamed {
-                path,
-                slot,
-                exclusive,
-            } => {
-                let mut flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-                flags.set(OFlags::EXCL, *exclusive);
-                let file = rustix::fs::open(self.at(path), flags, Mode::from_raw_mode(0o600))?;
-                self.held[*slot] = Some(file.into());
-            }
-            LinkHeld { slot, to } => {
-                let file = self.in_slot(*slot)?;
-                let own = format!("/proc/self/fd/{}", file.as_raw_fd());
-                rustix::fs::linkat(CWD, own, CWD, self.at(to), AtFlags::SYMLINK_FOLLOW)?;
-            }
-            Release { slot } => drop(self.held[*slot].take().ok_or(Errno(libc::EBADF))?),
-            WriteHeld {
-                slot,
-                offset,
-                length,
-                fill,
-            } => {
-                let bytes = contents(*fill, *length);
-                let count = self.in_slot(*slot)?.write_at(&bytes, *offset)?;
-                return Ok(Outcome::Written(count));
-            }
-            ReadHeld {
-                slot,
-                offset,
-                length,
-            } => return read(self.in_slot(*slot)?, *offset, *length),
             _ => return Err(Errno(libc::ENOSYS)),
         }
         Ok(Outcome::Done)
