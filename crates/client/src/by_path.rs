@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use rustix::process::{getegid, geteuid};
 use store::{
-    Attributes, Entry, Error as StoreError, FileKind, NewInode, Node, RenameMode, SetAttributes,
-    XattrMode,
+    Attributes, Entry, Error as StoreError, FileFlags, FileKind, NewInode, Node, RenameMode,
+    SetAttributes, XattrMode,
 };
 
 use crate::file_system::{named, settle};
@@ -37,6 +37,25 @@ impl FileSystem {
                 result => result,
             }
         })
+    }
+
+    /// Opens a new file without a name (`O_TMPFILE`), which is gone when it is closed, unless [`FileSystem::link_file`]
+    /// gives it a name before, for which the flags must not be exclusive. It is like what is made in `directory`.
+    pub fn open_unnamed(
+        &self,
+        directory: impl AsRef<Path>,
+        flags: OpenFlags,
+        permissions: u32,
+    ) -> Result<File, Error> {
+        self.at(directory.as_ref(), |bytes| {
+            let new = new_inode(FileKind::Regular, permissions, b"");
+            Ok(self.open_unnamed_in(&*self.resolve(bytes, true)?, &new, flags)?)
+        })
+    }
+
+    /// Gives an open file the further name `to`, or the first one if it was made without.
+    pub fn link_file(&self, file: &File, to: impl AsRef<Path>) -> Result<(), Error> {
+        self.at(to.as_ref(), |bytes| self.link_to(file.node(), bytes))
     }
 
     /// The attributes of a file.
@@ -123,13 +142,7 @@ impl FileSystem {
     /// Gives the file `from`, or the symbolic link if that is what it names, the further name `to`.
     pub fn link_path(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), Error> {
         let node = self.at(from.as_ref(), |bytes| self.resolve(bytes, false))?;
-        self.at(to.as_ref(), |bytes| {
-            let (directory, name, slash) = self.new_name(bytes)?;
-            if slash {
-                return Err(StoreError::NotFound.into());
-            }
-            Ok(self.store().link(&node, &directory, &name)?)
-        })
+        self.at(to.as_ref(), |bytes| self.link_to(&node, bytes))
     }
 
     /// Makes a symbolic link at `path` that leads to `target`.
@@ -175,6 +188,14 @@ impl FileSystem {
             Ok(self
                 .store()
                 .set_attributes(&self.resolve(bytes, true)?, change)?)
+        })
+    }
+
+    /// Sets what keeps a file or directory from being changed.
+    pub fn set_flags_path(&self, path: impl AsRef<Path>, flags: FileFlags) -> Result<(), Error> {
+        self.at(path.as_ref(), |bytes| {
+            let node = self.resolve(bytes, true)?;
+            Ok(self.store().set_flags(&node, flags)?)
         })
     }
 
@@ -240,6 +261,14 @@ impl FileSystem {
     ) -> Result<T, Error> {
         let bytes = path.as_os_str().as_bytes();
         settle(|| work(bytes)).map_err(|cause| Error::at(path, cause))
+    }
+
+    fn link_to(&self, node: &Arc<Node>, path: &[u8]) -> Result<(), Cause> {
+        let (directory, name, slash) = self.new_name(path)?;
+        if slash {
+            return Err(StoreError::NotFound.into());
+        }
+        Ok(self.store().link(node, &directory, &name)?)
     }
 
     fn stat_once(&self, path: &[u8], follow: bool) -> Result<Attributes, Cause> {
@@ -312,11 +341,9 @@ impl FileSystem {
 fn new_inode(kind: FileKind, permissions: u32, target: &[u8]) -> NewInode<'_> {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     NewInode {
-        kind,
-        permissions: permissions & 0o7777,
         uid,
         gid,
-        device: 0,
         target,
+        ..NewInode::new(kind, permissions & 0o7777)
     }
 }

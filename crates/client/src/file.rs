@@ -4,9 +4,9 @@ use std::io::{IoSlice, IoSliceMut, SeekFrom};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use store::{Attributes, Fallocate, Node, SetAttributes, Store, WriteAt, Written};
+use store::{Attributes, Fallocate, FileExtent, Node, SetAttributes, Store, WriteAt, Written};
 
-use crate::file_system::next_hole;
+use crate::file_system::{copy_range, next_hole};
 use crate::{Cause, Error, OpenFlags};
 
 /// An open file: it keeps its inode alive, and gives it back when dropped.
@@ -38,6 +38,10 @@ impl File {
             flags,
             position: Mutex::new(0),
         }
+    }
+
+    pub(crate) fn node(&self) -> &Arc<Node> {
+        &self.node
     }
 
     /// The file's inode number.
@@ -153,6 +157,35 @@ impl File {
     /// The first offset from `offset` on that lies in a hole; the end of the file counts as one. None behind it.
     pub fn next_hole(&self, offset: u64) -> Result<Option<u64>, Error> {
         Ok(next_hole(&self.store, &self.node, offset)?)
+    }
+
+    /// Copies up to `length` bytes at `offset` into another file, or another place of this one. Returns how many: fewer
+    /// when this file ends or the pool becomes full.
+    pub fn copy_range(
+        &self,
+        offset: u64,
+        to: &File,
+        to_offset: u64,
+        length: u64,
+    ) -> Result<u64, Error> {
+        if !self.flags.read {
+            return Err(Cause::NotOpenForReading.into());
+        }
+        if !to.flags.write || to.flags.append {
+            return Err(Cause::NotOpenForWriting.into());
+        }
+        let (from, to) = ((&*self.node, offset), (&*to.node, to_offset));
+        let count = copy_range(&self.store, from, to, length)?;
+        if !self.flags.no_access_time {
+            self.store.note_read(&self.node)?;
+        }
+        Ok(count)
+    }
+
+    /// Where in the pool the byte at `offset` is, or the next one behind it that has a place: to be asked again with the
+    /// end of what is returned.
+    pub fn next_extent(&self, offset: u64) -> Result<Option<FileExtent>, Error> {
+        Ok(self.store.next_extent(&self.node, offset)?)
     }
 
     /// Allocates, frees or moves the blocks of a range, in bytes, without writing data.

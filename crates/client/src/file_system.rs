@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use pmem::{Access, Region};
 use store::{
-    Attributes, Entry, Fallocate, FileKind, Geometry, NewInode, Node, Options, RenameMode,
-    SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
+    Attributes, Entry, Fallocate, FileFlags, FileKind, Geometry, NewInode, Node, Options,
+    RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
 };
 
 use crate::{Cause, Error, File, OpenFlags};
@@ -100,6 +100,11 @@ impl FileSystem {
     /// Changes attributes, the size among them.
     pub fn set_attributes(&self, number: u64, change: &SetAttributes) -> Result<Attributes, Error> {
         Ok(self.store.set_attributes(&self.node(number)?, change)?)
+    }
+
+    /// Sets what keeps a file or directory from being changed. Through a mount, that takes root.
+    pub fn set_flags(&self, number: u64, flags: FileFlags) -> Result<(), Error> {
+        Ok(self.store.set_flags(&self.node(number)?, flags)?)
     }
 
     /// Creates a file, directory, symbolic link or special file. In a directory with the set-group bit it gets the
@@ -207,6 +212,23 @@ impl FileSystem {
         Ok(self.store.write(&*self.node(number)?, at, data)?)
     }
 
+    /// Copies up to `length` bytes from one file, or one place in it, to another. Returns how many: fewer when the source
+    /// ends or the pool becomes full.
+    pub fn copy_range(
+        &self,
+        (from, offset): (u64, u64),
+        (to, to_offset): (u64, u64),
+        length: u64,
+    ) -> Result<u64, Error> {
+        let (from, to) = (self.node(from)?, self.node(to)?);
+        Ok(copy_range(
+            &self.store,
+            (&from, offset),
+            (&to, to_offset),
+            length,
+        )?)
+    }
+
     /// Allocates, frees or moves the blocks of a range, in bytes, without writing data.
     pub fn fallocate(
         &self,
@@ -233,6 +255,17 @@ impl FileSystem {
     /// Opens a file. Of the flags, `create`, `exclusive` and `no_follow` mean nothing here.
     pub fn open_number(&self, number: u64, flags: OpenFlags) -> Result<File, Error> {
         Ok(self.open_node(self.node(number)?, flags)?)
+    }
+
+    /// Opens a new file without a name, which is gone when it is closed. Unless the flags are exclusive,
+    /// [`FileSystem::link`] can give it a name before that. In all else it is like what is made in `directory`.
+    pub fn create_unnamed(
+        &self,
+        directory: u64,
+        new: &NewInode,
+        flags: OpenFlags,
+    ) -> Result<File, Error> {
+        Ok(self.open_unnamed_in(&*self.node(directory)?, new, flags)?)
     }
 
     /// Opens the file called `name`; if there is none, creates it first.
@@ -291,9 +324,27 @@ impl FileSystem {
         Ok(File::held(&self.store, node, flags))
     }
 
+    pub(crate) fn open_unnamed_in(
+        &self,
+        directory: &Node,
+        new: &NewInode,
+        flags: OpenFlags,
+    ) -> Result<File, store::Error> {
+        if !flags.write {
+            return Err(store::Error::InvalidArgument(
+                "a file without a name is open for writing",
+            ));
+        }
+        let node = self
+            .store
+            .create_unnamed(directory, new, !flags.exclusive)?;
+        Ok(File::held(&self.store, node, flags))
+    }
+
     /// Opens a file that was there before.
     pub(crate) fn open_node(&self, node: Arc<Node>, flags: OpenFlags) -> Result<File, Cause> {
-        match self.store.attributes(&node).kind {
+        let attributes = self.store.attributes(&node);
+        match attributes.kind {
             FileKind::Directory if flags.write || flags.create || flags.truncate => {
                 return Err(store::Error::IsADirectory.into());
             }
@@ -308,12 +359,23 @@ impl FileSystem {
                 return Err(Cause::SpecialFile);
             }
         }
+        check_flags(attributes.flags, flags)?;
         let file = File::open(&self.store, node, flags)?;
         if flags.truncate {
             file.cut(0)?;
         }
         Ok(file)
     }
+}
+
+/// Whether a file with flags may be opened like this. The store sees to each change; this says it early, as Linux does.
+fn check_flags(own: FileFlags, flags: OpenFlags) -> Result<(), store::Error> {
+    let grows = flags.append && !flags.truncate;
+    let changes = flags.write || flags.truncate;
+    if changes && (own.immutable || own.append_only && !grows) {
+        return Err(store::Error::Guarded);
+    }
+    Ok(())
 }
 
 /// How often an operation starts over because other threads removed what it had found.
@@ -349,4 +411,39 @@ pub(crate) fn next_hole(
         return Ok(None);
     }
     store.next_hole(node, offset).map(Some)
+}
+
+/// Bytes that are copied at a time: what is written as one change.
+const COPIED_AT_ONCE: u64 = 1 << 20;
+
+/// Copies from a place in a file to a place in one.
+pub(crate) fn copy_range(
+    store: &Store,
+    (from, offset): (&Node, u64),
+    (to, to_offset): (&Node, u64),
+    length: u64,
+) -> Result<u64, store::Error> {
+    let size = store.attributes(from).size;
+    let length = length.min(size.saturating_sub(offset));
+    let overlaps = offset.abs_diff(to_offset) < length;
+    if from.number() == to.number() && overlaps {
+        return Err(store::Error::InvalidArgument(
+            "ranges of one file that overlap are not copied; copy to another place",
+        ));
+    }
+    let mut buffer = vec![0; COPIED_AT_ONCE.min(length) as usize];
+    let mut done = 0;
+    loop {
+        let part = (length - done).min(COPIED_AT_ONCE) as usize;
+        let read = store.read(from, offset + done, &mut buffer[..part])?;
+        if read == 0 {
+            return Ok(done);
+        }
+        let at = WriteAt::Offset(to_offset + done);
+        match store.write(to, at, &buffer[..read]) {
+            Ok(written) => done += written.length as u64,
+            Err(store::Error::NoSpace) if done > 0 => return Ok(done),
+            Err(error) => return Err(error),
+        }
+    }
 }

@@ -218,3 +218,23 @@ fn what_is_in_too_many_pieces_is_not_moved() {
     );
     assert!(contents(&fs, "file") == expected);
 }
+
+#[test]
+fn extents_say_where_data_is() {
+    let fs = file_system();
+    let file = new_file(&fs);
+    file.write_at(&[7; 10_000], 0).unwrap();
+    file.fallocate(KEEP_SIZE, 20 * BLOCK, 2 * BLOCK).unwrap();
+    let first = file.next_extent(0).unwrap().expect("data");
+    assert_eq!((first.offset, first.length), (0, 3 * BLOCK));
+    assert!(!first.is_unwritten);
+    assert_eq!(file.next_extent(9_999).unwrap(), Some(first));
+    let mut found = [0; 10_000];
+    let region = fs.store().region();
+    region.read(first.pool_offset, &mut found);
+    assert_eq!(found, [7; 10_000], "the pool's own bytes");
+    let second = file.next_extent(3 * BLOCK).unwrap().expect("blocks");
+    assert_eq!((second.offset, second.length), (20 * BLOCK, 2 * BLOCK));
+    assert!(second.is_unwritten);
+    assert_eq!(file.next_extent(22 * BLOCK).unwrap(), None);
+}

@@ -73,10 +73,16 @@ fn the_document_and_the_tests_name_each_other() {
         parts.filter_map(|rest| rest.split('`').next()).collect()
     };
     let mount: BTreeSet<&str> = named("mount test `").into_iter().collect();
-    let mount_tests = include_str!("../../fuse/tests/mount.rs");
+    let mount_tests = concat!(
+        include_str!("../../fuse/tests/mount.rs"),
+        include_str!("../../fuse/tests/posix.rs"),
+    );
     for name in &mount {
         let is_there = mount_tests.contains(&format!("#[test]\nfn {name}()"));
-        assert!(is_there, "crates/fuse/tests/mount.rs has no test {name}");
+        assert!(
+            is_there,
+            "crates/fuse/tests/{{mount,posix}}.rs have no test {name}"
+        );
     }
     let own = |name: &&str| !mount.contains(name);
     let all: Vec<&str> = named("test `").into_iter().filter(own).collect();
@@ -86,6 +92,9 @@ fn the_document_and_the_tests_name_each_other() {
         include_str!("full_and_damaged.rs"),
         include_str!("ranges.rs"),
         include_str!("xattrs.rs"),
+        include_str!("acls.rs"),
+        include_str!("flags.rs"),
+        include_str!("unnamed.rs"),
     ];
     let tests: BTreeSet<&str> = files
         .into_iter()

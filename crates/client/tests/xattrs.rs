@@ -60,7 +60,7 @@ fn attributes_have_limits() {
         (&b"user."[..], libc::EINVAL),
         (b"user.with\0nul", libc::EINVAL),
         (b"name", libc::EOPNOTSUPP),
-        (b"system.posix_acl_access", libc::EOPNOTSUPP),
+        (b"system.name", libc::EOPNOTSUPP),
         (&[b"user.", &[b'x'; 251][..]].concat(), libc::ENAMETOOLONG),
     ] {
         assert_eq!(errno(set(name, b"")), error, "{name:?}");

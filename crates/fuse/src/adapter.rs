@@ -4,6 +4,8 @@
 //! whether it appends, and an unlinked file lives as long as the kernel remembers its inode ([`FileSystem::hold`]).
 //! So the kernel is told that opening, flushing and syncing need no requests at all.
 
+mod answers;
+
 use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io;
@@ -13,27 +15,28 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use client::{
-    Attributes, Entry, Error, FileKind, FileSystem, NewInode, RenameMode, SetAttributes, WriteAt,
-    XattrMode,
+    Error, FileKind, FileSystem, NewInode, RenameMode, SetAttributes, WriteAt, XattrMode,
 };
 use fuser::{
-    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate,
-    ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
 use crate::MountOptions;
+use crate::flags::FlagsCommand;
 use crate::translate::{
     errno, fallocate_mode, file_attributes, file_kind, file_type, nanoseconds, nanoseconds_or_now,
 };
+use answers::{ACCESS_LIST, SET_GROUP, new_inode, nothing_there, owned, reply_empty, reply_xattr};
 
 /// Longest write in one request, in bytes: what the store writes atomically.
 const WRITE_LENGTH_MAX: u32 = 1 << 20;
+/// Longest copy in one request, in bytes, so that a program can be interrupted between two of them.
+const COPY_LENGTH_MAX: u64 = 16 << 20;
 /// Read-ahead and asynchronous direct requests that the kernel may have under way.
 const BACKGROUND_MAX: u16 = 64;
-/// Entries of a directory that are looked up at a time.
-const ENTRIES_BATCH: usize = 64;
 /// The answer where nothing is kept per open file.
 const NO_HANDLE: FileHandle = FileHandle(0);
 
@@ -70,167 +73,6 @@ impl Adapter {
             closed,
         }
     }
-
-    /// Answers with a file that the kernel will remember until it says forget.
-    fn reply_entry(&self, result: Result<Attributes, Error>, reply: ReplyEntry) {
-        match self.held(result) {
-            Ok(attributes) => {
-                reply.entry(
-                    &self.cache,
-                    &file_attributes(&attributes),
-                    Generation(attributes.generation.into()),
-                );
-            }
-            Err(error) => reply.error(errno(&error)),
-        }
-    }
-
-    fn reply_attributes(&self, result: Result<Attributes, Error>, reply: ReplyAttr) {
-        match result {
-            Ok(attributes) => reply.attr(&self.cache, &file_attributes(&attributes)),
-            Err(error) => reply.error(errno(&error)),
-        }
-    }
-
-    fn held(&self, result: Result<Attributes, Error>) -> Result<Attributes, Error> {
-        let attributes = result?;
-        self.file_system.hold(attributes.number)?;
-        Ok(attributes)
-    }
-
-    /// Notes a read that succeeded, unless access times are not wanted.
-    fn noted<T>(&self, number: u64, flags: i32, result: Result<T, Error>) -> Result<T, Error> {
-        let value = result?;
-        if self.access_times && flags & libc::O_NOATIME == 0 {
-            self.file_system.note_read(number)?;
-        }
-        Ok(value)
-    }
-
-    /// An inode that the kernel forgets cannot fail to be given back in any way that it could act on.
-    fn release(&self, number: u64, count: u64) {
-        let _ = self.file_system.release(number, count);
-    }
-
-    fn create_inode(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        inode: NewInode,
-        reply: ReplyEntry,
-    ) {
-        let inode = NewInode {
-            uid: request.uid(),
-            gid: request.gid(),
-            ..inode
-        };
-        self.reply_entry(
-            self.file_system.create(parent.0, name.as_bytes(), &inode),
-            reply,
-        );
-    }
-
-    /// Adds entries with their attributes from `cookie` on, until the answer is full or the directory ends.
-    fn fill(
-        &self,
-        directory: u64,
-        mut cookie: u64,
-        reply: &mut ReplyDirectoryPlus,
-    ) -> Result<(), Error> {
-        loop {
-            // The directory is not asked about its files while it is being read: it is locked then.
-            let mut batch: Vec<Entry> = Vec::with_capacity(ENTRIES_BATCH);
-            self.file_system
-                .read_directory(directory, cookie, &mut |entry| {
-                    let room = batch.len() < ENTRIES_BATCH;
-                    if room {
-                        batch.push(entry.clone());
-                    }
-                    room
-                })?;
-            for entry in &batch {
-                if self.add_plus(entry, reply) {
-                    return Ok(());
-                }
-                cookie = entry.cookie;
-            }
-            if batch.len() < ENTRIES_BATCH {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Adds one entry with its attributes; true if there was no room for it. The kernel remembers what it gets here,
-    /// apart from `.` and `..`.
-    fn add_plus(&self, entry: &Entry, reply: &mut ReplyDirectoryPlus) -> bool {
-        let remembered = entry.name != b"." && entry.name != b"..";
-        let attributes = self.file_system.attributes(entry.number);
-        let Ok(attributes) = (if remembered {
-            self.held(attributes)
-        } else {
-            attributes
-        }) else {
-            // Removed since the directory was read.
-            return false;
-        };
-        let full = reply.add(
-            INodeNo(entry.number),
-            entry.cookie,
-            OsStr::from_bytes(&entry.name),
-            &self.cache,
-            &file_attributes(&attributes),
-            Generation(attributes.generation.into()),
-        );
-        if full && remembered {
-            self.release(entry.number, 1);
-        }
-        full
-    }
-}
-
-fn reply_empty(result: Result<(), Error>, reply: ReplyEmpty) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(errno(&error)),
-    }
-}
-
-/// Answers with bytes, or, where none are wanted yet, with how many there are.
-fn reply_xattr(result: Result<Vec<u8>, Error>, size: u32, reply: ReplyXattr) {
-    match result {
-        Ok(bytes) if size == 0 => reply.size(bytes.len() as u32),
-        Ok(bytes) if bytes.len() <= size as usize => reply.data(&bytes),
-        Ok(_) => reply.error(Errno::ERANGE),
-        Err(error) => reply.error(errno(&error)),
-    }
-}
-
-/// What to create, but for its owner, which the request says.
-fn new_inode(kind: FileKind, mode: u32) -> NewInode<'static> {
-    NewInode::new(kind, mode & 0o7777)
-}
-
-/// The answer to a lookup that found nothing, which the kernel then remembers.
-fn nothing_there() -> FileAttr {
-    let never = SystemTime::UNIX_EPOCH;
-    FileAttr {
-        ino: INodeNo(0),
-        size: 0,
-        blocks: 0,
-        atime: never,
-        mtime: never,
-        ctime: never,
-        crtime: never,
-        kind: FileType::RegularFile,
-        perm: 0,
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 0,
-        flags: 0,
-    }
 }
 
 impl Filesystem for Adapter {
@@ -241,6 +83,10 @@ impl Filesystem for Adapter {
             | InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
             | InitFlags::FUSE_ASYNC_DIO
+            // The kernel checks permissions by the lists that it finds among the extended attributes. It leaves the umask
+            // to us, since a directory's default list may stand in for it.
+            | InitFlags::FUSE_POSIX_ACL
+            | InitFlags::FUSE_DONT_MASK
             // Without it the kernel asks for the file's capabilities before each write.
             | InitFlags::FUSE_HANDLE_KILLPRIV_V2;
         let offered = config.capabilities();
@@ -334,7 +180,7 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         device: u32,
         reply: ReplyEntry,
     ) {
@@ -342,7 +188,7 @@ impl Filesystem for Adapter {
             Some(kind) => {
                 let inode = NewInode {
                     device,
-                    ..new_inode(kind, mode)
+                    ..new_inode(kind, mode, umask)
                 };
                 self.create_inode(request, parent, name, inode, reply);
             }
@@ -356,14 +202,14 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         reply: ReplyEntry,
     ) {
         self.create_inode(
             request,
             parent,
             name,
-            new_inode(FileKind::Directory, mode),
+            new_inode(FileKind::Directory, mode, umask),
             reply,
         );
     }
@@ -378,7 +224,7 @@ impl Filesystem for Adapter {
     ) {
         let inode = NewInode {
             target: target.as_os_str().as_bytes(),
-            ..new_inode(FileKind::Symlink, 0o777)
+            ..new_inode(FileKind::Symlink, 0o777, 0)
         };
         self.create_inode(request, parent, name, inode, reply);
     }
@@ -408,6 +254,10 @@ impl Filesystem for Adapter {
             none if none.is_empty() => RenameMode::Replace,
             RenameFlags::RENAME_NOREPLACE => RenameMode::NoReplace,
             RenameFlags::RENAME_EXCHANGE => RenameMode::Exchange,
+            // That the new name is free, if it is to be, the kernel has seen.
+            flags if flags - RenameFlags::RENAME_NOREPLACE == RenameFlags::RENAME_WHITEOUT => {
+                RenameMode::Whiteout
+            }
             _ => return reply.error(Errno::EINVAL),
         };
         let result = self.file_system.rename(
@@ -448,16 +298,11 @@ impl Filesystem for Adapter {
         parent: INodeNo,
         name: &OsStr,
         mode: u32,
-        _umask: u32,
+        umask: u32,
         flags: i32,
         reply: ReplyCreate,
     ) {
-        let (uid, gid) = (request.uid(), request.gid());
-        let inode = NewInode {
-            uid,
-            gid,
-            ..new_inode(FileKind::Regular, mode)
-        };
+        let inode = owned(request, new_inode(FileKind::Regular, mode, umask));
         let flags = client::OpenFlags::from_bits(flags);
         let created = self
             .file_system
@@ -628,7 +473,7 @@ impl Filesystem for Adapter {
 
     fn setxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         number: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -643,10 +488,19 @@ impl Filesystem for Adapter {
             _ => return reply.error(Errno::EINVAL),
         };
         let name = name.as_bytes();
-        reply_empty(
-            self.file_system.set_xattr(number.0, name, value, mode),
-            reply,
-        );
+        let keeps_group = name != ACCESS_LIST || self.may_set_group(request, number.0);
+        let set = || {
+            if !keeps_group {
+                let permissions = self.file_system.attributes(number.0)?.permissions & !SET_GROUP;
+                let change = SetAttributes {
+                    permissions: Some(permissions),
+                    ..SetAttributes::default()
+                };
+                self.file_system.set_attributes(number.0, &change)?;
+            }
+            self.file_system.set_xattr(number.0, name, value, mode)
+        };
+        reply_empty(set(), reply);
     }
 
     fn getxattr(
@@ -698,6 +552,65 @@ impl Filesystem for Adapter {
                 reply_empty(dropped.and_then(allocate), reply);
             }
             None => reply.error(Errno::EOPNOTSUPP),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        from: INodeNo,
+        _from_handle: FileHandle,
+        offset: u64,
+        to: INodeNo,
+        _to_handle: FileHandle,
+        to_offset: u64,
+        length: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let (from, to) = ((from.0, offset), (to.0, to_offset));
+        let length = length.min(COPY_LENGTH_MAX);
+        let copy = || {
+            let set_id = request.uid() != 0;
+            self.file_system.drop_privileges(to.0, set_id)?;
+            let copied = self.file_system.copy_range(from, to, length);
+            self.noted(from.0, 0, copied)
+        };
+        match copy() {
+            Ok(count) => reply.written(count as u32),
+            Err(error) => reply.error(errno(&error)),
+        }
+    }
+
+    fn ioctl(
+        &self,
+        _request: &Request,
+        number: INodeNo,
+        _handle: FileHandle,
+        _flags: IoctlFlags,
+        command: u32,
+        data: &[u8],
+        _size: u32,
+        reply: ReplyIoctl,
+    ) {
+        let answer = match FlagsCommand::of(command) {
+            Some(FlagsCommand::Get(form)) => self
+                .file_system
+                .attributes(number.0)
+                .map(|attributes| form.encode(attributes.flags)),
+            Some(FlagsCommand::Set(form)) => match form.decode(data) {
+                // That the caller may do this, the kernel has made sure.
+                Some(flags) => {
+                    let set = self.file_system.set_flags(number.0, flags);
+                    set.map(|()| Vec::new())
+                }
+                None => return reply.error(Errno::EOPNOTSUPP),
+            },
+            None => return reply.error(Errno::ENOTTY),
+        };
+        match answer {
+            Ok(data) => reply.ioctl(0, &data),
+            Err(error) => reply.error(errno(&error)),
         }
     }
 

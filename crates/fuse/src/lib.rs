@@ -2,7 +2,7 @@
 //!
 //! [`mount`] makes a directory show a [`client::FileSystem`] and returns when it does; the [`Mount`] that it
 //! returns is waited for or unmounted. Below that, `kernel` makes and ends mounts, `adapter` answers the kernel's
-//! requests through the `fuser` crate, and `translate` turns its words into ours and back.
+//! requests through the `fuser` crate, and `translate` and `flags` turn its words into ours and back.
 //!
 //! The mount is the only one who uses its pool, so the kernel caches names, attributes and contents for as long as
 //! it likes. Writes are not among that: each has reached the pool when `write(2)` returns.
@@ -11,6 +11,7 @@
 
 mod adapter;
 mod error;
+mod flags;
 mod kernel;
 mod mount;
 mod mountinfo;

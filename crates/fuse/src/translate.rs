@@ -69,6 +69,14 @@ pub(crate) fn file_attributes(attributes: &Attributes) -> FileAttr {
     }
 }
 
+/// The groups of a process besides its own one; none if it is gone. The kernel says only the latter.
+pub(crate) fn further_groups(process: u32) -> Vec<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"));
+    let groups = groups.unwrap_or_default().split_whitespace();
+    groups.filter_map(|group| group.parse().ok()).collect()
+}
+
 fn system_time(nanoseconds: i64) -> SystemTime {
     let distance = Duration::from_nanos(nanoseconds.unsigned_abs());
     if nanoseconds < 0 {

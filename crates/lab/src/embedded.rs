@@ -5,10 +5,13 @@ use std::path::Path;
 
 use client::{
     Attributes, Entry, File, FileKind, FileSystem, NewInode, OpenFlags, Options, SetAttributes,
+    XattrMode,
 };
 use pmem::Region;
 
-use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
+use crate::operation::{
+    Acl, Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents,
+};
 
 /// A file system in this process, and the files that it holds open.
 pub struct Embedded {
@@ -59,12 +62,9 @@ impl Embedded {
             _ => {
                 let (parent, name) = path.rsplit_once('/').unwrap_or(("/", path));
                 let new = NewInode {
-                    kind,
-                    permissions,
                     uid: rustix::process::geteuid().as_raw(),
                     gid: rustix::process::getegid().as_raw(),
-                    device: 0,
-                    target: b"",
+                    ..NewInode::new(kind, permissions)
                 };
                 fs.create(fs.stat(parent)?.number, name.as_bytes(), &new)?;
             }
@@ -168,6 +168,7 @@ fn facts(attributes: &Attributes) -> Facts {
         gid: attributes.gid,
         size: if sized { attributes.size } else { 0 },
         modified_ns: Some(attributes.modified_ns),
+        flags: attributes.flags,
         xattrs: BTreeMap::new(),
     }
 }
@@ -233,6 +234,8 @@ impl Embedded {
         | SetOwner { path, .. }
         | SetModified { path, .. }
         | SetXattr { path, .. }
+        | SetAcl { path, .. }
+        | SetFlags { path, .. }
         | RemoveXattr { path, .. }) = operation
         else {
             return Err(Errno(libc::ENOSYS));
@@ -253,6 +256,17 @@ impl Embedded {
                 fs.set_xattr_path(path, name.as_bytes(), &value, *mode)?;
                 return Ok(Outcome::Done);
             }
+            SetFlags { flags, .. } => {
+                fs.set_flags_path(path, *flags)?;
+                return Ok(Outcome::Done);
+            }
+            SetAcl {
+                is_default, acl, ..
+            } => {
+                let name = Acl::NAMES[usize::from(*is_default)];
+                fs.set_xattr_path(path, name.as_bytes(), &acl.value(), XattrMode::Set)?;
+                return Ok(Outcome::Done);
+            }
             RemoveXattr { name, .. } => {
                 fs.remove_xattr_path(path, name.as_bytes())?;
                 return Ok(Outcome::Done);
@@ -267,6 +281,18 @@ impl Embedded {
     fn apply_to_open(&mut self, operation: &Operation) -> Answer {
         use Operation::*;
         match operation {
+            CopyRange {
+                path,
+                offset,
+                to,
+                to_offset,
+                length,
+            } => {
+                let from = self.file_system.open(path, OpenFlags::READ, 0)?;
+                let to = self.file_system.open(to, OpenFlags::WRITE, 0)?;
+                let count = from.copy_range(*offset, &to, *to_offset, *length as u64)?;
+                return Ok(Outcome::Written(count as usize));
+            }
             Fallocate {
                 path,
                 mode,
@@ -277,6 +303,18 @@ impl Embedded {
                 file.fallocate(*mode, *offset, *length)?;
             }
             Hold { path, slot } => self.hold(path, *slot)?,
+            HoldUnnamed {
+                path,
+                slot,
+                exclusive,
+            } => {
+                let flags = OpenFlags {
+                    exclusive: *exclusive,
+                    ..OpenFlags::READ_WRITE
+                };
+                self.held[*slot] = Some(self.file_system.open_unnamed(path, flags, 0o600)?);
+            }
+            LinkHeld { slot, to } => self.file_system.link_file(self.in_slot(*slot)?, to)?,
             Release { slot } => drop(self.held[*slot].take().ok_or(Errno(libc::EBADF))?),
             WriteHeld {
                 slot,

@@ -28,7 +28,7 @@ pub use together::Duet;
 
 use crate::embedded::Embedded;
 use crate::model::Model;
-use crate::operation::{Errno, Operation};
+use crate::operation::{Errno, Operation, System};
 use crate::pool::{format, options};
 use crate::random::{Generator, Mix, Random};
 use crate::runner::compare_answers;
@@ -301,18 +301,35 @@ impl<'a> Run<'a> {
             .start(if is_explored { bounds.fences_one_in } else { 0 });
         let before = is_explored.then(|| self.model.tree());
         self.explorer.clock.fetch_add(1000, Ordering::Relaxed);
+        let between = self.between(operation).filter(|_| is_explored);
         let answer = compare_answers(&mut self.system, &mut self.model, operation).map(drop);
         let moments = self.recorder.take();
         answer?;
         if let Some(before) = before
             && !moments.is_empty()
         {
-            let allowed = [before, self.model.tree()];
+            let mut allowed = vec![before, self.model.tree()];
+            allowed.extend(between.map(|model| model.tree()));
             for moment in moments {
                 self.explorer.inspector.inspect(&moment, &allowed)?;
             }
         }
         Ok(())
+    }
+
+    /// The model as an operation leaves it half-way, if the pool is too full to do it in one change.
+    fn between(&self, operation: &Operation) -> Option<Model> {
+        let Operation::Fallocate { length, .. } = operation else {
+            return None;
+        };
+        let half = operation.without_space()?;
+        let available = self.system.file_system().statistics().blocks_available;
+        // The range may begin and end inside a block.
+        if available > length / 4096 + 2 {
+            return None;
+        }
+        let mut model = self.model.clone();
+        model.apply(&half).ok().map(|_| model)
     }
 
     /// Inspects a crash now that nothing is under way.
@@ -339,7 +356,8 @@ impl<'a> Run<'a> {
 
     /// Crashes somewhere in an operation, and goes on with what recovery makes of it.
     fn crash_in(mut self, operation: &Operation, seed: u64) -> Result<Run<'a>, String> {
-        let mut models = [self.model.clone(), self.model.clone()];
+        let mut models = vec![self.model.clone(), self.model.clone()];
+        models.extend(self.between(operation));
         self.recorder.start(1);
         let answer = compare_answers(&mut self.system, &mut self.model, operation).map(drop);
         let mut moments = self.recorder.take();
@@ -352,7 +370,7 @@ impl<'a> Run<'a> {
         let image = random.pick(&images).clone();
         let is_finished = chosen == moments.len() - 1;
         let models = if is_finished {
-            &models[1..]
+            &models[1..2]
         } else {
             &models[..]
         };

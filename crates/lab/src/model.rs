@@ -1,5 +1,6 @@
 //! The reference: a file system of maps and vectors, as plain as its meaning allows.
 
+mod acls;
 mod names;
 mod walk;
 
@@ -7,10 +8,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use client::{Fallocate, FileKind, OpenFlags, XattrMode};
+use client::{Fallocate, FileFlags, FileKind, OpenFlags, XattrMode};
 
-use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
+use crate::operation::{
+    Acl, Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents,
+};
 use crate::tree::Tree;
+use acls::Acls;
 
 const ROOT: u64 = 1;
 const SET_GROUP: u32 = 0o2000;
@@ -30,6 +34,9 @@ pub struct Model {
 struct Inode {
     facts: Facts,
     body: Body,
+    acls: Acls,
+    /// It never had a name, and may get one.
+    may_be_named: bool,
 }
 
 #[derive(Clone)]
@@ -179,6 +186,7 @@ impl Model {
             gid: self.gid,
             size: target.len() as u64,
             modified_ns: self.now(),
+            flags: FileFlags::default(),
             xattrs: BTreeMap::new(),
         };
         if let Some(Inode { facts: above, .. }) = self.inodes.get(&parent)
@@ -191,6 +199,7 @@ impl Model {
                 0
             };
         }
+        let acls = self.inherit_acls(parent, &mut facts);
         let body = match kind {
             FileKind::Regular => Body::File(Arc::default()),
             FileKind::Directory => Body::Directory {
@@ -200,7 +209,13 @@ impl Model {
             FileKind::Symlink => Body::Symlink(target.to_string()),
             _ => Body::Special,
         };
-        self.inodes.insert(number, Inode { facts, body });
+        let inode = Inode {
+            facts,
+            body,
+            acls,
+            may_be_named: false,
+        };
+        self.inodes.insert(number, inode);
         number
     }
 
@@ -223,6 +238,11 @@ impl Model {
             FileKind::Regular => {}
             _ => return Err(Errno(libc::ENXIO)),
         }
+        if flags.write && flags.append && !flags.truncate {
+            self.check_growable(number)?;
+        } else if flags.write || flags.truncate {
+            self.check_unguarded(number)?;
+        }
         if flags.truncate {
             self.truncate(number, 0)?;
         }
@@ -237,6 +257,7 @@ impl Model {
             Some(number) => self.open_existing(number, flags),
             None if !flags.create => Err(Errno(libc::ENOENT)),
             None => {
+                self.check_growable(place.directory)?;
                 let number = self.add_inode(place.directory, FileKind::Regular, permissions, "");
                 self.enter(&place, number)?;
                 Ok(number)
@@ -295,8 +316,34 @@ impl Model {
         Ok(())
     }
 
+    fn copy_range(&mut self, operation: &Operation) -> Answer {
+        let Operation::CopyRange {
+            path,
+            offset,
+            to,
+            to_offset,
+            length,
+        } = operation
+        else {
+            return Err(Errno(libc::EINVAL));
+        };
+        let from = self.open(path, OpenFlags::READ, 0)?;
+        let to = self.open(to, OpenFlags::WRITE, 0)?;
+        let Outcome::Bytes(bytes) = self.read(from, *offset, *length)? else {
+            return Err(Errno(libc::EINVAL));
+        };
+        if from == to && offset.abs_diff(*to_offset) < bytes.len() as u64 {
+            return Err(Errno(libc::EINVAL));
+        }
+        self.write_bytes(to, At::Offset(*to_offset), &bytes)
+    }
+
     fn write(&mut self, number: u64, at: At, length: usize, fill: u64) -> Answer {
-        let now = self.now();
+        self.write_bytes(number, at, &contents(fill, length))
+    }
+
+    fn write_bytes(&mut self, number: u64, at: At, bytes: &[u8]) -> Answer {
+        let (now, length) = (self.now(), bytes.len());
         let inode = self.inode_mut(number);
         let Body::File(data) = &mut inode.body else {
             return Err(Errno(libc::EINVAL));
@@ -308,7 +355,7 @@ impl Model {
             };
             let data = Arc::make_mut(data);
             data.resize(data.len().max(offset + length), 0);
-            data[offset..offset + length].copy_from_slice(&contents(fill, length));
+            data[offset..offset + length].copy_from_slice(bytes);
             inode.facts.size = data.len() as u64;
             inode.facts.modified_ns = now;
         }
@@ -328,6 +375,21 @@ impl Model {
 
     fn hold(&mut self, path: &str, slot: usize) -> Result<()> {
         let number = self.open(path, OpenFlags::READ_WRITE, 0)?;
+        self.release(slot);
+        self.held[slot] = Some(number);
+        Ok(())
+    }
+
+    fn hold_unnamed(&mut self, path: &str, slot: usize, exclusive: bool) -> Result<()> {
+        let directory = self.existing(path, true)?;
+        if !matches!(self.inode(directory).body, Body::Directory { .. }) {
+            return Err(Errno(libc::ENOTDIR));
+        }
+        self.check_growable(directory)?;
+        let number = self.add_inode(directory, FileKind::Regular, 0o600, "");
+        let inode = self.inode_mut(number);
+        inode.facts.links = 0;
+        inode.may_be_named = !exclusive;
         self.release(slot);
         self.held[slot] = Some(number);
         Ok(())
@@ -361,11 +423,19 @@ impl System for Model {
                 length,
                 fill,
             } => {
-                let number = self.open(path, OpenFlags::WRITE, 0)?;
+                let flags = OpenFlags {
+                    append: *at == At::End,
+                    ..OpenFlags::WRITE
+                };
+                let number = self.open(path, flags, 0)?;
                 return self.write(number, *at, *length, *fill);
             }
+            CopyRange { .. } => return self.copy_range(operation),
             Truncate { path, size } => {
                 let number = self.existing(path, true)?;
+                if matches!(self.inode(number).body, Body::File(_)) {
+                    self.check_unguarded(number)?;
+                }
                 self.truncate(number, *size)?;
             }
             Fallocate {
@@ -385,7 +455,30 @@ impl System for Model {
                 let number = self.open(path, OpenFlags::READ, 0)?;
                 return self.read(number, *offset, *length);
             }
+            SetAcl { .. } => self.set_acl(operation)?,
+            SetFlags { path, flags } => self.set_flags(path, *flags)?,
+            SetXattr { .. } | RemoveXattr { .. } => self.change_xattrs(operation)?,
+            SetPermissions { .. } | SetOwner { .. } | SetModified { .. } => {
+                self.set_attributes(operation)?;
+            }
+            _ => return self.apply_to_held(operation),
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+impl Model {
+    /// Operations on files that are held.
+    fn apply_to_held(&mut self, operation: &Operation) -> Answer {
+        use Operation::*;
+        match operation {
             Hold { path, slot } => self.hold(path, *slot)?,
+            HoldUnnamed {
+                path,
+                slot,
+                exclusive,
+            } => self.hold_unnamed(path, *slot, *exclusive)?,
+            LinkHeld { slot, to } => self.link(self.in_slot(*slot)?, to)?,
             Release { slot } => {
                 self.in_slot(*slot)?;
                 self.release(*slot);
@@ -395,16 +488,16 @@ impl System for Model {
                 offset,
                 length,
                 fill,
-            } => return self.write(self.in_slot(*slot)?, At::Offset(*offset), *length, *fill),
+            } => {
+                let number = self.in_slot(*slot)?;
+                self.check_unguarded(number)?;
+                return self.write(number, At::Offset(*offset), *length, *fill);
+            }
             ReadHeld {
                 slot,
                 offset,
                 length,
             } => return self.read(self.in_slot(*slot)?, *offset, *length),
-            SetXattr { .. } | RemoveXattr { .. } => self.change_xattrs(operation)?,
-            SetPermissions { .. } | SetOwner { .. } | SetModified { .. } => {
-                self.set_attributes(operation)?;
-            }
             _ => return self.apply_to_names(operation),
         }
         Ok(Outcome::Done)
@@ -412,12 +505,43 @@ impl System for Model {
 }
 
 impl Model {
+    fn set_flags(&mut self, path: &str, flags: FileFlags) -> Result<()> {
+        let number = self.existing(path, true)?;
+        let facts = &mut self.inode_mut(number).facts;
+        match facts.kind {
+            FileKind::Regular | FileKind::Directory => facts.flags = flags,
+            _ => return Err(Errno(libc::EINVAL)),
+        }
+        Ok(())
+    }
+
+    /// Whether an inode may be changed in any way.
+    fn check_unguarded(&self, number: u64) -> Result<()> {
+        match self.inode(number).facts.flags == FileFlags::default() {
+            true => Ok(()),
+            false => Err(Errno(libc::EPERM)),
+        }
+    }
+
+    /// Whether data at the end, or names, may be added.
+    fn check_growable(&self, number: u64) -> Result<()> {
+        match self.inode(number).facts.flags.immutable {
+            false => Ok(()),
+            true => Err(Errno(libc::EPERM)),
+        }
+    }
+
     fn change_xattrs(&mut self, operation: &Operation) -> Result<()> {
         use Operation::*;
         let (SetXattr { path, name, .. } | RemoveXattr { path, name }) = operation else {
             return Err(Errno(libc::EINVAL));
         };
         let number = self.existing(path, true)?;
+        self.check_unguarded(number)?;
+        if let Some(which) = Acl::NAMES.iter().position(|own| own == name) {
+            self.inode_mut(number).change_acl(which, None);
+            return Ok(());
+        }
         let facts = &mut self.inode_mut(number).facts;
         if !matches!(facts.kind, FileKind::Regular | FileKind::Directory) {
             return Err(Errno(libc::EPERM));
@@ -451,9 +575,11 @@ impl Model {
             return Err(Errno(libc::EINVAL));
         };
         let number = self.existing(path, true)?;
-        let facts = &mut self.inode_mut(number).facts;
+        self.check_unguarded(number)?;
+        let inode = self.inode_mut(number);
+        let facts = &mut inode.facts;
         match *operation {
-            SetPermissions { permissions, .. } => facts.permissions = permissions,
+            SetPermissions { permissions, .. } => inode.set_permissions(permissions),
             SetOwner { uid, gid, .. } => (facts.uid, facts.gid) = (uid, gid),
             SetModified { modified_ns, .. } => facts.modified_ns = Some(modified_ns),
             _ => {}

@@ -3,17 +3,20 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
+use client::{Fallocate, FileFlags, FileKind, OpenFlags, RenameMode, XattrMode};
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, Mode, OFlags, RenameFlags, Timespec, Timestamps,
-    XattrFlags,
+    AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, Timespec,
+    Timestamps, XattrFlags,
 };
 
-use crate::operation::{Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents};
+use crate::operation::{
+    Acl, Answer, At, Errno, Facts, Operation, Outcome, SLOTS, System, contents,
+};
 use crate::runner::Subject;
 
 /// A directory of a mounted file system. Changes of owners need root; nobody else may use the directory.
@@ -40,6 +43,7 @@ impl MountedSystem {
     /// Works below `root`, a directory, after removing everything in it.
     pub fn empty(root: PathBuf) -> io::Result<MountedSystem> {
         rustix::process::umask(Mode::empty());
+        clear_flags(&root).map_err(|error| io::Error::from_raw_os_error(error.0))?;
         for entry in fs::read_dir(&root)? {
             let entry = entry?;
             if entry.file_type()?.is_dir() {
@@ -120,6 +124,7 @@ impl MountedSystem {
             gid: metadata.gid(),
             size: if sized { metadata.size() } else { 0 },
             modified_ns: None,
+            flags: flags(&self.at(path), kind)?,
             xattrs: xattrs(&self.at(path))?,
         };
         Ok(Outcome::Facts(metadata.ino(), facts))
@@ -130,6 +135,7 @@ impl MountedSystem {
             RenameMode::Replace => RenameFlags::empty(),
             RenameMode::NoReplace => RenameFlags::NOREPLACE,
             RenameMode::Exchange => RenameFlags::EXCHANGE,
+            RenameMode::Whiteout => RenameFlags::WHITEOUT,
         };
         let (from, to) = (self.at(from), self.at(to));
         Ok(rustix::fs::renameat_with(CWD, from, CWD, to, flags)?)
@@ -204,14 +210,51 @@ fn kind_of(kind: fs::FileType) -> FileKind {
     }
 }
 
-/// The extended attributes of users that are at a path.
+fn has_flags(kind: FileKind) -> bool {
+    matches!(kind, FileKind::Regular | FileKind::Directory)
+}
+
+/// The flags of what is at a path.
+fn flags(path: &Path, kind: FileKind) -> Result<FileFlags> {
+    if !has_flags(kind) {
+        return Ok(FileFlags::default());
+    }
+    let bits = rustix::fs::ioctl_getflags(File::open(path)?)?;
+    Ok(FileFlags {
+        immutable: bits.contains(IFlags::IMMUTABLE),
+        append_only: bits.contains(IFlags::APPEND),
+    })
+}
+
+fn set_flags(path: &Path, flags: FileFlags) -> Result<()> {
+    let mut bits = IFlags::empty();
+    bits.set(IFlags::IMMUTABLE, flags.immutable);
+    bits.set(IFlags::APPEND, flags.append_only);
+    Ok(rustix::fs::ioctl_setflags(File::open(path)?, bits)?)
+}
+
+/// Takes the flags from a directory and all below it, so that it can be emptied.
+fn clear_flags(directory: &Path) -> Result<()> {
+    set_flags(directory, FileFlags::default())?;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        match kind_of(entry.file_type()?) {
+            FileKind::Directory => clear_flags(&entry.path())?,
+            FileKind::Regular => set_flags(&entry.path(), FileFlags::default())?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The extended attributes of users and the access control lists that are at a path.
 fn xattrs(path: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     let (mut names, mut value) = (vec![0; 1 << 16], vec![0; 1 << 16]);
     let length = rustix::fs::llistxattr(path, &mut names)?;
     let mut found = BTreeMap::new();
     for name in names[..length].split(|byte| *byte == 0) {
         let name = String::from_utf8_lossy(name).into_owned();
-        if name.starts_with("user.") {
+        if name.starts_with("user.") || Acl::NAMES.contains(&name.as_str()) {
             let length = rustix::fs::lgetxattr(path, name.as_str(), &mut value)?;
             found.insert(name, value[..length].to_vec());
         }
@@ -296,17 +339,23 @@ impl System for MountedSystem {
 impl Subject for MountedSystem {}
 
 impl MountedSystem {
-    /// Operations on attributes and on files that are held.
+    /// Operations on the blocks of files, and on files that are held.
     fn apply_to_open(&mut self, operation: &Operation) -> Answer {
         use Operation::*;
         match operation {
-            Truncate { path, size } => {
-                let special = |error| match error {
-                    Errno(libc::ENXIO) => Errno(libc::EINVAL),
-                    other => other,
-                };
-                let file = self.open(path, OpenFlags::WRITE, 0).map_err(special)?;
-                rustix::fs::ftruncate(&file, *size)?;
+            CopyRange {
+                path,
+                offset,
+                to,
+                to_offset,
+                length,
+            } => {
+                let from = self.open(path, OpenFlags::READ, 0)?;
+                let to = self.open(to, OpenFlags::WRITE, 0)?;
+                let (mut offset, mut to_offset) = (*offset, *to_offset);
+                let places = (Some(&mut offset), Some(&mut to_offset));
+                let count = rustix::fs::copy_file_range(&from, places.0, &to, places.1, *length)?;
+                return Ok(Outcome::Written(count));
             }
             Fallocate {
                 path,
@@ -316,6 +365,55 @@ impl MountedSystem {
             } => {
                 let file = self.open(path, OpenFlags::WRITE, 0)?;
                 rustix::fs::fallocate(&file, fallocate_flags(*mode), *offset, *length)?;
+            }
+            Hold { path, slot } => self.hold(path, *slot)?,
+            HoldUnnamed {
+                path,
+                slot,
+                exclusive,
+            } => {
+                let mut flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+                flags.set(OFlags::EXCL, *exclusive);
+                let file = rustix::fs::open(self.at(path), flags, Mode::from_raw_mode(0o600))?;
+                self.held[*slot] = Some(file.into());
+            }
+            LinkHeld { slot, to } => {
+                let file = self.in_slot(*slot)?;
+                let own = format!("/proc/self/fd/{}", file.as_raw_fd());
+                rustix::fs::linkat(CWD, own, CWD, self.at(to), AtFlags::SYMLINK_FOLLOW)?;
+            }
+            Release { slot } => drop(self.held[*slot].take().ok_or(Errno(libc::EBADF))?),
+            WriteHeld {
+                slot,
+                offset,
+                length,
+                fill,
+            } => {
+                let bytes = contents(*fill, *length);
+                let count = self.in_slot(*slot)?.write_at(&bytes, *offset)?;
+                return Ok(Outcome::Written(count));
+            }
+            ReadHeld {
+                slot,
+                offset,
+                length,
+            } => return read(self.in_slot(*slot)?, *offset, *length),
+            _ => return self.apply_to_attributes(operation),
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Operations on attributes.
+    fn apply_to_attributes(&self, operation: &Operation) -> Answer {
+        use Operation::*;
+        match operation {
+            Truncate { path, size } => {
+                let special = |error| match error {
+                    Errno(libc::ENXIO) => Errno(libc::EINVAL),
+                    other => other,
+                };
+                let file = self.open(path, OpenFlags::WRITE, 0).map_err(special)?;
+                rustix::fs::ftruncate(&file, *size)?;
             }
             SetPermissions { path, permissions } => {
                 rustix::fs::chmod(self.at(path), Mode::from_raw_mode(*permissions))?;
@@ -335,6 +433,21 @@ impl MountedSystem {
                 let value = contents(*fill, *length);
                 rustix::fs::setxattr(self.at(path), name.as_str(), &value, flags)?;
             }
+            SetFlags { path, flags } => {
+                let path = self.at(path);
+                if !has_flags(kind_of(fs::metadata(&path)?.file_type())) {
+                    return Err(Errno(libc::EINVAL));
+                }
+                set_flags(&path, *flags)?;
+            }
+            SetAcl {
+                path,
+                is_default,
+                acl,
+            } => {
+                let name = Acl::NAMES[usize::from(*is_default)];
+                rustix::fs::setxattr(self.at(path), name, &acl.value(), XattrFlags::empty())?;
+            }
             RemoveXattr { path, name } => {
                 rustix::fs::removexattr(self.at(path), name.as_str())?;
             }
@@ -342,23 +455,6 @@ impl MountedSystem {
                 std::os::unix::fs::chown(self.at(path), Some(*uid), Some(*gid))?;
             }
             SetModified { path, modified_ns } => set_modified(&self.at(path), *modified_ns)?,
-            Hold { path, slot } => self.hold(path, *slot)?,
-            Release { slot } => drop(self.held[*slot].take().ok_or(Errno(libc::EBADF))?),
-            WriteHeld {
-                slot,
-                offset,
-                length,
-                fill,
-            } => {
-                let bytes = contents(*fill, *length);
-                let count = self.in_slot(*slot)?.write_at(&bytes, *offset)?;
-                return Ok(Outcome::Written(count));
-            }
-            ReadHeld {
-                slot,
-                offset,
-                length,
-            } => return read(self.in_slot(*slot)?, *offset, *length),
             _ => return Err(Errno(libc::ENOSYS)),
         }
         Ok(Outcome::Done)

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
+use client::{Fallocate, FileFlags, FileKind, OpenFlags, RenameMode, XattrMode};
 
 /// Slots for files that stay open over several operations.
 pub const SLOTS: usize = 3;
@@ -55,6 +55,14 @@ pub enum Operation {
         length: usize,
         fill: u64,
     },
+    /// Copies a range of a file into another file, or another place of the same.
+    CopyRange {
+        path: String,
+        offset: u64,
+        to: String,
+        to_offset: u64,
+        length: usize,
+    },
     /// Cuts or lengthens a file.
     Truncate { path: String, size: u64 },
     /// Allocates, frees or moves blocks of an existing file.
@@ -78,6 +86,15 @@ pub enum Operation {
         fill: u64,
         mode: XattrMode,
     },
+    /// Gives a file an access control list, the one that counts for it or the one that a directory hands on, following
+    /// symbolic links.
+    SetAcl {
+        path: String,
+        is_default: bool,
+        acl: Acl,
+    },
+    /// Sets what keeps a file or directory from being changed, following symbolic links.
+    SetFlags { path: String, flags: FileFlags },
     /// Takes an extended attribute away, following symbolic links.
     RemoveXattr { path: String, name: String },
     /// Reads a part of a file.
@@ -94,6 +111,14 @@ pub enum Operation {
     List { path: String },
     /// Opens a file for reading and writing and keeps it in a slot, in place of what was there.
     Hold { path: String, slot: usize },
+    /// Opens a new file without a name, like those in a directory, for reading and writing, and keeps it in a slot.
+    HoldUnnamed {
+        path: String,
+        slot: usize,
+        exclusive: bool,
+    },
+    /// Gives the file in a slot a name.
+    LinkHeld { slot: usize, to: String },
     /// Closes what a slot holds.
     Release { slot: usize },
     /// Writes into the file in a slot.
@@ -111,6 +136,40 @@ pub enum Operation {
     },
 }
 
+/// An access control list. Permissions are 07.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acl {
+    /// Owner, owning group and others, as in a mode.
+    pub mode: u32,
+    /// Users by number, with permissions.
+    pub users: Vec<(u32, u32)>,
+    /// What users and groups may have at most; needed if any are named.
+    pub mask: Option<u32>,
+}
+
+impl Acl {
+    /// The extended attribute of the list that counts, and of the one that a directory hands on.
+    pub const NAMES: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
+
+    /// The attribute's value.
+    pub fn value(&self) -> Vec<u8> {
+        let basic = |tag: u16, shift: u32| (tag, self.mode >> shift & 7, u32::MAX);
+        let users = self.users.iter();
+        let mut entries = vec![basic(0x01, 6)];
+        entries.extend(users.map(|(user, permissions)| (0x02, *permissions, *user)));
+        entries.push(basic(0x04, 3));
+        entries.extend(self.mask.map(|mask| (0x10, mask, u32::MAX)));
+        entries.push(basic(0x20, 0));
+        let mut value = 2u32.to_le_bytes().to_vec();
+        for (tag, permissions, number) in entries {
+            value.extend(tag.to_le_bytes());
+            value.extend((permissions as u16).to_le_bytes());
+            value.extend(number.to_le_bytes());
+        }
+        value
+    }
+}
+
 impl Operation {
     /// Whether the operation may fail because the pool is full.
     pub fn may_lack_space(&self) -> bool {
@@ -123,8 +182,16 @@ impl Operation {
                 | Open { .. }
                 | Write { .. }
                 | WriteHeld { .. }
+                | CopyRange { .. }
                 | Fallocate { .. }
                 | SetXattr { .. }
+                | SetAcl { .. }
+                | HoldUnnamed { .. }
+                | LinkHeld { .. }
+                | Rename {
+                    mode: RenameMode::Whiteout,
+                    ..
+                }
         )
     }
 
@@ -143,7 +210,9 @@ impl Operation {
     /// A write of fewer bytes, as it happens when the pool becomes full on the way.
     pub fn shortened(&self, count: usize) -> Operation {
         let mut shorter = self.clone();
-        if let Operation::Write { length, .. } | Operation::WriteHeld { length, .. } = &mut shorter
+        if let Operation::Write { length, .. }
+        | Operation::WriteHeld { length, .. }
+        | Operation::CopyRange { length, .. } = &mut shorter
         {
             *length = count.min(*length);
         }
@@ -178,6 +247,8 @@ pub struct Facts {
     pub size: u64,
     /// When the data changed last; `None` where the clock is not ours.
     pub modified_ns: Option<i64>,
+    /// What keeps it from being changed.
+    pub flags: FileFlags,
     /// Extended attributes.
     pub xattrs: BTreeMap<String, Vec<u8>>,
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
+use client::{Fallocate, FileFlags, FileKind, OpenFlags, RenameMode, XattrMode};
 
 use crate::model::Model;
-use crate::operation::{At, Operation, SLOTS, System};
+use crate::operation::{Acl, At, Operation, SLOTS, System};
 
 /// SplitMix64 (Steele, Lea and Flood, 2014): the same seed gives the same numbers everywhere.
 #[derive(Clone)]
@@ -89,6 +89,12 @@ pub struct Mix {
     reads: usize,
     /// Whether files become larger than this; 0 is no bound.
     size_max: u64,
+    /// Whether files get flags that keep them from being changed.
+    flags: bool,
+    /// Whether files are made without a name.
+    unnamed: bool,
+    /// Whether files that are held are written to.
+    held_writes: bool,
     /// What is done to ranges of files.
     ranges: Vec<Fallocate>,
     permissions: Vec<u32>,
@@ -117,15 +123,21 @@ impl Mix {
             data: 40,
             reads: 15,
             size_max: 400_000,
+            flags: true,
+            unnamed: true,
+            held_writes: true,
             ranges: [COMMON_RANGES, OUR_RANGES, MOVING_RANGES].concat(),
             permissions: vec![0o644, 0o600, 0o755, 0o777, 0, 0o2775, 0o4711],
         }
     }
 
     /// The usual mix as far as a kernel in between leaves it alone: no set-id bits, which the kernel
-    /// clears by rules of its own, and no symbolic links out of the mount.
+    /// clears by rules of its own, no symbolic links out of the mount, no flags, which opening does not ask for there, and no files
+    /// without a name.
     pub fn mounted() -> Mix {
         Mix {
+            flags: false,
+            unnamed: false,
             // The kernel has no request for moving ranges.
             ranges: [COMMON_RANGES, OUR_RANGES].concat(),
             targets: strings(&["a", "d", "d/b", "e/d", "s", "none/a", "."]),
@@ -134,9 +146,12 @@ impl Mix {
         }
     }
 
-    /// The mounted mix as far as tmpfs can follow.
+    /// The mounted mix as far as tmpfs can follow. There, flags leave files alone that are open already.
     pub fn tmpfs() -> Mix {
         Mix {
+            flags: true,
+            unnamed: true,
+            held_writes: false,
             ranges: COMMON_RANGES.to_vec(),
             ..Mix::mounted()
         }
@@ -218,6 +233,8 @@ pub struct Generator {
     model: Model,
     /// Paths of the model: of all but directories, and of directories.
     paths: [Vec<String>; 2],
+    /// What has flags now, in the end one at a time.
+    flagged: Option<String>,
 }
 
 /// Longest path that directories are made below, in bytes.
@@ -235,6 +252,7 @@ impl Generator {
             mix: mix.clone(),
             random: Random::new(seed),
             paths: [model.paths(false), model.paths(true)],
+            flagged: None,
             model,
         }
     }
@@ -326,7 +344,14 @@ impl Generator {
         let length = *self.random.pick(&self.mix.lengths);
         let is_large = offset + length as u64 > self.mix.size_max;
         let length = if is_large { 1 } else { length };
-        match self.random.below(23) {
+        match self.random.below(25) {
+            23.. => Operation::CopyRange {
+                path: self.old(false),
+                offset: self.offset(),
+                to: path,
+                to_offset: offset,
+                length,
+            },
             20.. => self.fallocate(path),
             0..=11 => Operation::Write {
                 path,
@@ -340,7 +365,7 @@ impl Generator {
                 path,
                 fill,
             },
-            15..=16 => Operation::WriteHeld {
+            15..=16 if self.mix.held_writes => Operation::WriteHeld {
                 slot: self.slot(),
                 offset,
                 length,
@@ -401,8 +426,10 @@ impl Generator {
     fn attribute_operation(&mut self) -> Operation {
         let directory = self.random.one_in(2);
         let path = self.old(directory);
-        match self.random.below(6) {
+        match self.random.below(10) {
+            9 if self.mix.flags => self.flags(path),
             4..=5 => self.xattr(path),
+            6..=8 => self.acl(path),
             0 => Operation::SetOwner {
                 path,
                 uid: self.random.below(3) as u32,
@@ -416,6 +443,47 @@ impl Generator {
                 path,
                 permissions: self.permissions(),
             },
+        }
+    }
+
+    /// Sets a flag, or takes the one away that was set last.
+    fn flags(&mut self, path: String) -> Operation {
+        let flags = FileFlags::default();
+        if let Some(path) = self.flagged.take() {
+            return Operation::SetFlags { path, flags };
+        }
+        self.flagged = Some(path.clone());
+        let immutable = self.random.one_in(2);
+        let append_only = !immutable;
+        Operation::SetFlags {
+            path,
+            flags: FileFlags {
+                immutable,
+                append_only,
+            },
+        }
+    }
+
+    fn acl(&mut self, path: String) -> Operation {
+        let is_default = self.random.one_in(2);
+        if self.random.one_in(4) {
+            let name = Acl::NAMES[usize::from(is_default)].to_string();
+            return Operation::RemoveXattr { path, name };
+        }
+        let mut permissions = || self.random.below(8) as u32;
+        let mut acl = Acl {
+            mode: permissions() << 6 | permissions() << 3 | permissions(),
+            users: vec![(7, permissions()), (9, permissions())],
+            mask: Some(permissions()),
+        };
+        acl.users.truncate(self.random.below(3));
+        if self.random.one_in(3) {
+            acl.mask = None;
+        }
+        Operation::SetAcl {
+            path,
+            is_default,
+            acl,
         }
     }
 
@@ -442,7 +510,16 @@ impl Generator {
     }
 
     fn name_operation(&mut self) -> Operation {
-        match self.random.below(40) {
+        match self.random.below(43) {
+            40 if self.mix.unnamed => Operation::HoldUnnamed {
+                path: self.old(true),
+                slot: self.slot(),
+                exclusive: self.random.one_in(4),
+            },
+            40..=41 => Operation::LinkHeld {
+                slot: self.slot(),
+                to: self.new_path(false),
+            },
             0..=9 => self.open(),
             10..=11 => self.make(false),
             12..=16 => self.make(true),
@@ -517,6 +594,7 @@ impl Generator {
             RenameMode::Replace,
             RenameMode::NoReplace,
             RenameMode::Exchange,
+            RenameMode::Whiteout,
         ];
         Operation::Rename {
             from: self.old(directory),

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
-use client::{Fallocate, FileKind, OpenFlags, RenameMode, XattrMode};
+use client::{Fallocate, FileFlags, FileKind, OpenFlags, RenameMode, XattrMode};
 
 use crate::explorer::{Duet, Workload};
 use crate::model::Model;
-use crate::operation::{At, Operation, System};
+use crate::operation::{Acl, At, Operation, System};
 use crate::random::Random;
 
 /// Bytes of the pool that the workloads run on: some 45 blocks are free, so that they are soon used again.
@@ -102,6 +102,29 @@ fn set_xattr(path: &str, name: &str, length: usize) -> Operation {
     }
 }
 
+fn set_flags(path: &str, immutable: bool, append_only: bool) -> Operation {
+    Operation::SetFlags {
+        path: path.into(),
+        flags: FileFlags {
+            immutable,
+            append_only,
+        },
+    }
+}
+
+fn set_acl(path: &str, is_default: bool) -> Operation {
+    let acl = Acl {
+        mode: 0o640,
+        users: vec![(7, 6)],
+        mask: Some(4),
+    };
+    Operation::SetAcl {
+        path: path.into(),
+        is_default,
+        acl,
+    }
+}
+
 /// Fills all free blocks with something and frees them again: what is not cleared before its use comes to light.
 fn soil() -> Vec<Operation> {
     let mut operations = vec![make("soil", FileKind::Regular)];
@@ -172,7 +195,7 @@ fn names() -> Vec<Operation> {
 }
 
 fn renames() -> Vec<Operation> {
-    use RenameMode::{Exchange, NoReplace, Replace};
+    use RenameMode::{Exchange, NoReplace, Replace, Whiteout};
     vec![
         rename("a", "n", Replace),
         rename("a", "b", Replace),
@@ -185,6 +208,8 @@ fn renames() -> Vec<Operation> {
         rename("d/f", "n", NoReplace),
         rename("a", "b", Exchange),
         rename("a", "d", Exchange),
+        rename("a", "n", Whiteout),
+        rename("d", "e", Whiteout),
     ]
 }
 
@@ -207,6 +232,13 @@ fn data() -> Vec<Operation> {
         append("d/f", 20_000),
         write("d/f", 100_000, 10),
         write("n", 0, 700),
+        Operation::CopyRange {
+            path: "a".into(),
+            offset: 100,
+            to: "b".into(),
+            to_offset: 50,
+            length: 9000,
+        },
         truncate("a", 5000),
         truncate("a", 8192),
         truncate("a", 0),
@@ -264,6 +296,11 @@ fn attributes() -> Vec<Operation> {
         set_xattr("a", "user.new", 100),
         set_xattr("b", "user.old", 700),
         set_xattr("e", "user.new", 3000),
+        set_flags("a", true, false),
+        set_flags("d", false, true),
+        set_acl("a", false),
+        set_acl("d", true),
+        set_acl("e", true),
         Operation::RemoveXattr {
             path: "b".into(),
             name: "user.old".into(),
@@ -271,6 +308,15 @@ fn attributes() -> Vec<Operation> {
         Operation::Hold {
             path: "a".into(),
             slot: 0,
+        },
+        Operation::HoldUnnamed {
+            path: "d".into(),
+            slot: 0,
+            exclusive: false,
+        },
+        Operation::LinkHeld {
+            slot: 0,
+            to: "n".into(),
         },
         Operation::WriteHeld {
             slot: 0,

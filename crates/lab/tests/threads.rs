@@ -21,7 +21,7 @@ fn operations() -> usize {
 }
 
 /// What may go wrong when others work on the same names.
-const USUAL: [i32; 13] = [
+const USUAL: [i32; 14] = [
     libc::ENOENT,
     libc::EEXIST,
     libc::ENOTDIR,
@@ -35,6 +35,7 @@ const USUAL: [i32; 13] = [
     libc::EBADF,
     libc::EPERM,
     libc::EBUSY,
+    libc::EACCES,
 ];
 
 /// Operations after which the threads wait for each other.

@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
+use crate::acl;
 use crate::change::Change;
 use crate::error::{Error, Result};
+use crate::file::check_regular;
+use crate::flags::{FileFlags, check_unguarded};
 use crate::layout::inode::{Inode, KIND_MASK};
 use crate::node::Node;
 use crate::store::Store;
+use crate::xattr;
 
 /// What an inode is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,6 +91,8 @@ pub struct Attributes {
     pub created_ns: i64,
     /// Device number of a device node.
     pub device: u32,
+    /// What keeps it from being changed.
+    pub flags: FileFlags,
     /// Number of the record that changed it last.
     pub version: u64,
 }
@@ -126,6 +132,7 @@ pub(crate) fn attributes(number: u64, inode: &Inode) -> Attributes {
         changed_ns: inode.changed_ns,
         created_ns: inode.created_ns,
         device: inode.device,
+        flags: FileFlags::of(inode),
         version: inode.version,
     }
 }
@@ -147,12 +154,16 @@ impl Store {
         }
     }
 
-    /// Changes attributes, all at once, and returns the new ones.
+    /// Changes attributes, all at once, and returns the new ones. An access control list follows new permissions.
     pub fn set_attributes(&self, node: &Arc<Node>, set: &SetAttributes) -> Result<Attributes> {
         let mut state = node.state.write();
         if state.mode == 0 {
             return Err(Error::Stale);
         }
+        if set.size.is_some() {
+            check_regular(&state)?;
+        }
+        check_unguarded(&state)?;
         let old = *state;
         let mut new = old;
         let mut change = Change::with_reserve(&self.shared);
@@ -165,6 +176,7 @@ impl Store {
         }
         if let Some(permissions) = set.permissions {
             new.mode = old.mode & KIND_MASK | permissions & 0o7777;
+            self.change_acl(&mut change, node.number(), &mut new)?;
         }
         new.uid = set.uid.unwrap_or(old.uid);
         new.gid = set.gid.unwrap_or(old.gid);
@@ -177,6 +189,19 @@ impl Store {
             self.reclaim(node, &mut state)?;
         }
         Ok(attributes(node.number(), &state))
+    }
+}
+
+impl Store {
+    /// Makes the access control list, if there is one, say what the new mode says.
+    fn change_acl(&self, change: &mut Change<'_>, number: u64, new: &mut Inode) -> Result<()> {
+        if new.attributes != 0 {
+            let mut all = xattr::load(&self.shared.image, number, new)?;
+            if acl::follow_mode(&mut all, new.mode) {
+                xattr::put(change, number, new, &all)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -238,10 +263,14 @@ impl Store {
             };
             self.set_attributes(node, &set)?;
         }
-        match has_xattrs.then(|| self.remove_xattr(node, CAPABILITY)) {
-            None | Some(Ok(()) | Err(Error::NoXattr)) => Ok(()),
-            Some(error) => error,
+        if has_xattrs && self.xattr(node, CAPABILITY) != Err(Error::NoXattr) {
+            return match self.remove_xattr(node, CAPABILITY) {
+                // Another thread was faster.
+                Err(Error::NoXattr) => Ok(()),
+                result => result,
+            };
         }
+        Ok(())
     }
 }
 

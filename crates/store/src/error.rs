@@ -40,11 +40,22 @@ pub enum Error {
     #[error("there is no extended attribute of this name")]
     NoXattr,
     /// The name of an extended attribute begins with its namespace.
-    #[error("extended attributes have names that begin with user., trusted. or security.")]
+    #[error(
+        "extended attributes have names that begin with user., trusted. or security., or are access control lists, \
+         which symbolic links do not have"
+    )]
     NoNamespace,
+    /// What is not a directory has nothing to hand on.
+    #[error("only directories have default access control lists")]
+    NoDefaultAcl,
     /// What has no data of its own has no attributes of users.
     #[error("only files and directories have extended attributes of users")]
     NotForUsers,
+    /// A flag keeps it from being changed.
+    #[error(
+        "this is immutable or may only be appended to; take the flag away first, through a mount with `chattr -i -a`"
+    )]
+    Guarded,
     /// What is moved within a file in one change must fit into one record.
     #[error("the file is in too many pieces to move them all in one change; copy the file first")]
     TooManyPieces,

@@ -6,6 +6,7 @@ use crate::BLOCK;
 use crate::change::Change;
 use crate::error::{Error, Result};
 use crate::file::{EXTENTS_PER_RECORD, SIZE_MAX, check_regular};
+use crate::flags::{check_growable, check_unguarded};
 use crate::layout::inode::{INODE, Inode};
 use crate::node::Node;
 use crate::store::Store;
@@ -43,6 +44,10 @@ impl Store {
     pub fn fallocate(&self, node: &Node, mode: Fallocate, offset: u64, length: u64) -> Result<()> {
         let mut state = node.state.write();
         check_regular(&state)?;
+        match mode {
+            Fallocate::Allocate { .. } => check_growable(&state)?,
+            _ => check_unguarded(&state)?,
+        }
         if length == 0 {
             return Err(Error::InvalidArgument("the range has no byte"));
         }

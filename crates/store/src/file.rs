@@ -10,6 +10,7 @@ use crate::allocator::Run;
 use crate::change::{BLOCKS_MAX, Change};
 use crate::checksum::{crc32c, in_zeros, remainder};
 use crate::error::{Error, Result};
+use crate::flags::{check_growable, check_unguarded};
 use crate::layout::inode::{FIRST_LINE, INODE, Inode};
 use crate::layout::record::Touch;
 use crate::node::Node;
@@ -138,8 +139,14 @@ impl Store {
         self.prefetch_overwrite(node, at, data.len());
         let mut state = node.state.write();
         let offset = match at {
-            WriteAt::Offset(offset) => offset,
-            WriteAt::End => state.size,
+            WriteAt::Offset(offset) => {
+                check_unguarded(&state)?;
+                offset
+            }
+            WriteAt::End => {
+                check_growable(&state)?;
+                state.size
+            }
         };
         check_writable(&state, offset, data.len())?;
         if self.overwrite(node, &mut state, offset, data)? {
@@ -269,7 +276,7 @@ impl Store {
         Ok(())
     }
 
-    /// Puts a new size into the change. True when extents are left for [`Store::reclaim`] to remove.
+    /// Puts a new size of a file into the change. True when extents are left for [`Store::reclaim`] to remove.
     pub(crate) fn resize(
         &self,
         change: &mut Change<'_>,
@@ -277,10 +284,6 @@ impl Store {
         inode: &mut Inode,
         size: u64,
     ) -> Result<bool> {
-        if inode.is_directory() {
-            return Err(Error::IsADirectory);
-        }
-        check_regular(inode)?;
         if size > SIZE_MAX {
             return Err(Error::FileTooLarge);
         }
@@ -344,6 +347,20 @@ impl Store {
         Ok(start.filter(|start| *start < state.size))
     }
 
+    /// The extent that holds the byte at `offset`, or the next one behind it. It stays there until the file is changed.
+    pub fn next_extent(&self, node: &Node, offset: u64) -> Result<Option<FileExtent>> {
+        let state = node.state.read();
+        check_regular(&state)?;
+        let lookup = Lookup::new(&self.shared.image, node.number(), &state);
+        let found = lookup.holding_or_after(offset / BLOCK_U64)?;
+        Ok(found.map(|extent| FileExtent {
+            offset: extent.logical * BLOCK_U64,
+            length: u64::from(extent.length) * BLOCK_U64,
+            pool_offset: self.superblock().image_offset + extent.physical * BLOCK_U64,
+            is_unwritten: !extent.is_written(),
+        }))
+    }
+
     /// The next offset at or behind `offset` that is a hole; the end of the file is one.
     pub fn next_hole(&self, node: &Node, offset: u64) -> Result<u64> {
         let state = node.state.read();
@@ -357,6 +374,19 @@ impl Store {
         }
         Ok(at.min(state.size))
     }
+}
+
+/// A part of a file that lies in one piece in the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileExtent {
+    /// Where it is in the file, in bytes.
+    pub offset: u64,
+    /// Bytes: whole blocks, so that the last one may reach behind the file's end.
+    pub length: u64,
+    /// Where it is in the pool, in bytes from the pool's start.
+    pub pool_offset: u64,
+    /// The blocks were allocated and not written: they read as zeros.
+    pub is_unwritten: bool,
 }
 
 /// Puts written data into a change.

@@ -13,6 +13,7 @@ use crate::change::Change;
 use crate::checksum::crc32c;
 use crate::error::{Error, Result};
 use crate::file::{SIZE_MAX, check_regular};
+use crate::flags::check_unguarded;
 use crate::layout::inode::{FLAG_GRANT, INODE, Inode};
 use crate::node::Node;
 use crate::store::Store;
@@ -167,6 +168,7 @@ impl Store {
         }
         check_regular(&state)?;
         check_regular(&source)?;
+        check_unguarded(&state)?;
         let size = check_adoption(&state, &source, adoption)?;
         let (mut new, mut source_new) = (*state, *source);
         let mut change = Change::new(&self.shared);

@@ -6,7 +6,7 @@
 //!
 //! Reading order: [`layout`] (bytes), `image` (where they are), `ring` (the order of changes), `change` (one atomic
 //! change), `overwrite` (the commonest one), `allocator`, `tree` (extents of a file), `directory` (names), then the operations in `file`, `fallocate`,
-//! `names`, `attributes` and `xattr`, `recover` and [`check`]. Last what a unit of several pools needs: `replica` (a pool that follows another
+//! `names`, `attributes`, `flags`, `xattr` and `acl`, `recover` and [`check`]. Last what a unit of several pools needs: `replica` (a pool that follows another
 //! one's records), `held`, `rider` and `grant`.
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,7 @@ compile_error!(
     "the pool format is little-endian and is read in place: big-endian machines are not supported"
 );
 
+mod acl;
 mod allocator;
 mod attributes;
 mod change;
@@ -28,6 +29,7 @@ mod error;
 mod extents;
 mod fallocate;
 mod file;
+mod flags;
 mod format;
 mod grant;
 mod held;
@@ -60,7 +62,8 @@ pub use defects::Defects;
 pub use directory::Entry;
 pub use error::Error;
 pub use fallocate::Fallocate;
-pub use file::{WriteAt, Written};
+pub use file::{FileExtent, WriteAt, Written};
+pub use flags::FileFlags;
 pub use format::Geometry;
 pub use grant::{Adoption, FileLayout, Mapped};
 pub use layout::superblock::Superblock;

@@ -8,12 +8,14 @@ use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 use crate::BLOCK;
+use crate::acl;
 use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::checksum::crc32c;
 use crate::directory::{Entry, Reader, Room, Stored, Target, Writer, check_name, removal};
 use crate::error::{Error, Result};
 use crate::file::{free_inode, has_tree};
+use crate::flags::{check_growable, check_unguarded};
 use crate::layout::group::Map;
 use crate::layout::inode::{FIRST_LINE, INLINE_TARGET_MAX, INODE, Inode};
 use crate::node::Node;
@@ -22,6 +24,7 @@ use crate::order::WriteGuard;
 use crate::rename::LockedSet;
 use crate::store::Store;
 use crate::tree::{Lookup, Tree};
+use crate::xattr::{self, Xattrs};
 
 /// Most links to one file.
 const LINKS_MAX: u32 = 65_000;
@@ -47,9 +50,19 @@ pub struct NewInode<'a> {
     pub device: u32,
     /// Target of a symbolic link, else empty.
     pub target: &'a [u8],
+    /// Permissions that are taken away, unless the directory has a default access control list, which decides then.
+    pub umask: u32,
 }
 
 impl NewInode<'_> {
+    /// The permissions where no default list decides.
+    fn own_permissions(&self) -> u32 {
+        match self.kind {
+            FileKind::Symlink => self.permissions,
+            _ => self.permissions & !self.umask,
+        }
+    }
+
     /// A file or directory that belongs to root, with these permissions.
     pub const fn new(kind: FileKind, permissions: u32) -> NewInode<'static> {
         NewInode {
@@ -59,6 +72,7 @@ impl NewInode<'_> {
             gid: 0,
             device: 0,
             target: &[],
+            umask: 0,
         }
     }
 }
@@ -72,6 +86,9 @@ pub enum RenameMode {
     NoReplace,
     /// The two names change places.
     Exchange,
+    /// It is replaced, and a character device with number 0 takes the old name: to overlay file systems, a name that is
+    /// gone.
+    Whiteout,
 }
 
 impl Store {
@@ -141,7 +158,7 @@ impl Store {
     }
 
     /// Makes a file, directory, link or node. In a directory with the set-group bit it gets the directory's group, and a
-    /// directory the bit too.
+    /// directory the bit too. In one with a default access control list it gets that list.
     pub fn create(
         &self,
         directory: &Arc<Node>,
@@ -167,10 +184,15 @@ impl Store {
         }
         let hash = self.hash(name);
         let room = self.reader(directory.number(), &parent).room(hash, name)?;
+        if let Err(guarded) = check_growable(&parent) {
+            // That the name is there comes first, as in Linux.
+            let found = self.find(directory.number(), &parent, hash, name)?;
+            return Err(found.map_or(guarded, |_| Error::Exists));
+        }
+        // A directory without attributes has no default list to hand on.
+        let is_bare = new.target.len() <= INLINE_TARGET_MAX && parent.attributes == 0;
         let node = match room {
-            Some(room)
-                if new.target.len() <= INLINE_TARGET_MAX && self.shared.takes_short_ways() =>
-            {
+            Some(room) if is_bare && self.shared.takes_short_ways() => {
                 self.create_in(&room, directory, &mut parent, name, new)?
             }
             _ => self.create_anywhere(directory, &mut parent, hash, name, new)?,
@@ -178,6 +200,71 @@ impl Store {
         node.holds.store(holds, Ordering::Relaxed);
         self.nodes.insert(node.clone());
         Ok(node)
+    }
+
+    /// Makes a file without a name, held once. With the last hold it is gone, unless it `may_be_named` and
+    /// [`Store::link`] has given it a name. In all else it is like what is made in `directory`.
+    pub fn create_unnamed(
+        &self,
+        directory: &Node,
+        new: &NewInode<'_>,
+        may_be_named: bool,
+    ) -> Result<Arc<Node>> {
+        let parent = directory.state.read();
+        check_directory(&parent)?;
+        check_growable(&parent)?;
+        if parent.links == 0 {
+            return Err(Error::NotFound);
+        }
+        let mut change = Change::new(&self.shared);
+        let (number, mut inode) = self.add_inode(&mut change, directory.number(), &parent, new)?;
+        inode.links = 0;
+        change.orphan(number, true);
+        change.inode(number, &mut inode, INODE);
+        inode.version = change.commit();
+        let node = Node::new(number, inode);
+        node.holds.store(1, Ordering::Relaxed);
+        node.may_be_named.store(may_be_named, Ordering::Relaxed);
+        self.nodes.insert(node.clone());
+        Ok(node)
+    }
+
+    /// A new inode, with what belongs to it in the change but for itself.
+    pub(crate) fn add_inode(
+        &self,
+        change: &mut Change<'_>,
+        directory: u64,
+        parent: &Inode,
+        new: &NewInode<'_>,
+    ) -> Result<(u64, Inode)> {
+        let (permissions, lists) = self.inherited(directory, parent, new)?;
+        let (number, old) = change.allocate_inode()?;
+        let new = &NewInode {
+            permissions,
+            ..*new
+        };
+        let mut inode = self.new_inode(directory, parent, new, &old);
+        self.put_target(change, number, &mut inode, new)?;
+        xattr::put(change, number, &mut inode, &lists)?;
+        Ok((number, inode))
+    }
+
+    /// The permissions of what is new in a directory, and its access control lists.
+    fn inherited(
+        &self,
+        directory: u64,
+        parent: &Inode,
+        new: &NewInode<'_>,
+    ) -> Result<(u32, Xattrs)> {
+        if parent.attributes != 0 && new.kind != FileKind::Symlink {
+            let all = xattr::load(&self.shared.image, directory, parent)?;
+            let mode = new.kind.bits() | new.permissions & 0o7777;
+            let damaged = xattr::damaged(parent.attributes);
+            if let Some((mode, lists)) = acl::inherit(&all, mode, damaged)? {
+                return Ok((mode & 0o7777, lists));
+            }
+        }
+        Ok((new.own_permissions(), Xattrs::new()))
     }
 
     /// Makes something that needs no block of its own, in a leaf that has room for the name.
@@ -194,6 +281,10 @@ impl Store {
         let number = shared.allocator.take_inode()?;
         let old = shared.image.free_inode(number);
         let old = old.inspect_err(|_| shared.allocator.give_back_inode(number))?;
+        let new = &NewInode {
+            permissions: new.own_permissions(),
+            ..*new
+        };
         let mut inode = self.new_inode(directory.number(), parent, new, &old);
         put_inline_target(&mut inode, new);
         inode.rest_crc = inode.rest_checksum();
@@ -227,18 +318,14 @@ impl Store {
         new: &NewInode<'_>,
     ) -> Result<Arc<Node>> {
         let mut change = Change::new(&self.shared);
-        let (number, old) = change.allocate_inode()?;
-        let mut inode = self.new_inode(directory.number(), parent, new, &old);
-        self.put_target(&mut change, number, &mut inode, new)?;
+        let (number, mut inode) = self.add_inode(&mut change, directory.number(), parent, new)?;
         let mut parent_new = *parent;
         add_links(&mut parent_new, i32::from(inode.is_directory()));
         let target = target_of(number, &inode);
         Self::writer(&mut change, directory, &mut parent_new).insert(hash, name, target)?;
         (parent_new.modified_ns, parent_new.changed_ns) = (inode.created_ns, inode.created_ns);
         change.inode_from(directory.number(), parent, &mut parent_new);
-        // An inode that was never used has no checksum yet, even if the new one differs in nothing else.
-        inode.rest_crc = inode.rest_checksum();
-        change.inode_from(number, &old, &mut inode);
+        change.inode(number, &mut inode, INODE);
         inode.version = change.commit();
         parent_new.version = inode.version;
         *parent = parent_new;
@@ -339,10 +426,15 @@ impl Store {
         if self.find(directory.number(), state, hash, name)?.is_some() {
             return Err(Error::Exists);
         }
+        // In the order in which Linux finds objections.
+        check_growable(&set.get(directory.number()).state)?;
         let now = self.now_ns();
         let inode = set.inode(node.number());
+        check_unguarded(inode)?;
+        let is_unnamed = inode.links == 0;
         match inode.links {
             _ if inode.is_directory() => return Err(Error::LinkToDirectory),
+            0 if inode.mode != 0 && node.may_be_named.load(Ordering::Relaxed) => inode.links = 1,
             0 => return Err(Error::NotFound),
             LINKS_MAX.. => return Err(Error::TooManyLinks),
             _ => inode.links += 1,
@@ -350,6 +442,9 @@ impl Store {
         inode.changed_ns = now;
         let target = target_of(node.number(), inode);
         let mut change = Change::new(&self.shared);
+        if is_unnamed {
+            change.orphan(node.number(), false);
+        }
         let parent = set.inode(directory.number());
         if parent.links == 0 {
             return Err(Error::NotFound);
@@ -357,6 +452,8 @@ impl Store {
         Self::writer(&mut change, directory, parent).insert(hash, name, target)?;
         (parent.modified_ns, parent.changed_ns) = (now, now);
         set.commit(change);
+        // Once it has had a name, it is a file like others.
+        node.may_be_named.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -398,6 +495,8 @@ impl Store {
                 }
                 state
             };
+            check_unguarded(&parent)?;
+            check_unguarded(&state)?;
             check_removable(&state, is_directory)?;
             if is_directory {
                 self.subdirectories.forget(directory.number(), hash);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
@@ -25,6 +25,8 @@ pub struct Node {
     pub(crate) edits: AtomicU64,
     /// Open files and other users that keep an unlinked inode alive.
     pub(crate) holds: AtomicU64,
+    /// It was made without a name, and may get one. Under its lock.
+    pub(crate) may_be_named: AtomicBool,
     /// Blocks from where the last overwrite was in the file to where it was in the image: a guess at where the next one
     /// will be, read without the lock.
     pub(crate) shift: AtomicU64,
@@ -37,6 +39,7 @@ impl Node {
             state: Ordered::rw_lock(Rank::Inode(number), inode),
             edits: AtomicU64::new(0),
             holds: AtomicU64::new(0),
+            may_be_named: AtomicBool::new(false),
             shift: AtomicU64::new(0),
         })
     }

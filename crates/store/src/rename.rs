@@ -11,8 +11,9 @@ use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::directory::{Stored, check_name};
 use crate::error::{Error, Result};
-use crate::layout::inode::Inode;
-use crate::names::{RenameMode, add_links, check_removable, target_of};
+use crate::flags::{check_growable, check_unguarded};
+use crate::layout::inode::{INODE, Inode};
+use crate::names::{NewInode, RenameMode, add_links, check_removable, target_of};
 use crate::node::Node;
 use crate::order::WriteGuard;
 use crate::store::Store;
@@ -68,8 +69,8 @@ impl<'a> LockedSet<'a> {
         &mut locked.new
     }
 
-    /// Commits, and makes the new states the present ones.
-    pub fn commit(&mut self, mut change: Change<'_>) {
+    /// Commits, and makes the new states the present ones. Returns the number of the record.
+    pub fn commit(&mut self, mut change: Change<'_>) -> u64 {
         for locked in &mut self.locked {
             if locked.is_changed {
                 change.inode_from(locked.node.number(), &locked.state, &mut locked.new);
@@ -82,6 +83,7 @@ impl<'a> LockedSet<'a> {
                 *locked.state = locked.new;
             }
         }
+        number
     }
 }
 
@@ -226,16 +228,32 @@ struct Rename<'a> {
 }
 
 impl Rename<'_> {
-    fn carry_out(&self, set: LockedSet<'_>, mode: RenameMode) -> Result<()> {
+    fn carry_out(&self, mut set: LockedSet<'_>, mode: RenameMode) -> Result<()> {
         match (mode, self.target) {
             // Two names of one file: nothing happens.
             (_, Some(target)) if target.node.number() == self.source.node.number() => Ok(()),
-            (RenameMode::Exchange, Some(target)) => self.exchange(set, target),
-            _ => self.replace(set),
+            (mode, target) => {
+                self.check_flags(&mut set)?;
+                match (mode, target) {
+                    (RenameMode::Exchange, Some(target)) => self.exchange(set, target),
+                    _ => self.replace(set, mode == RenameMode::Whiteout),
+                }
+            }
         }
     }
 
-    fn replace(&self, mut set: LockedSet<'_>) -> Result<()> {
+    /// Whether flags keep one of the inodes from this rename.
+    fn check_flags(&self, set: &mut LockedSet<'_>) -> Result<()> {
+        check_unguarded(&set.get(self.from.number()).state)?;
+        check_unguarded(&set.get(self.source.node.number()).state)?;
+        let Some(target) = self.target else {
+            return check_growable(&set.get(self.to.number()).state);
+        };
+        check_unguarded(&set.get(self.to.number()).state)?;
+        check_unguarded(&set.get(target.node.number()).state)
+    }
+
+    fn replace(&self, mut set: LockedSet<'_>, leaves_whiteout: bool) -> Result<()> {
         let (store, now) = (self.store, self.store.now_ns());
         let number = self.source.node.number();
         let source = &set.get(number).state;
@@ -245,6 +263,11 @@ impl Rename<'_> {
             return Err(Error::NotFound);
         }
         let mut change = Change::with_reserve(&store.shared);
+        let whiteout = if leaves_whiteout {
+            Some(self.whiteout(&mut change, &set.get(self.from.number()).state)?)
+        } else {
+            None
+        };
         let mut unfinished = false;
         if let Some(Found { node, stored }) = self.target {
             check_removable(&set.get(node.number()).state, moves_directory)?;
@@ -255,7 +278,11 @@ impl Rename<'_> {
         }
         // Before the new name: that could move the old one's entry.
         let from = set.inode(self.from.number());
-        Store::writer(&mut change, self.from, from).remove(&self.source.stored)?;
+        let mut from = Store::writer(&mut change, self.from, from);
+        match &whiteout {
+            Some((number, inode)) => from.redirect(&self.source.stored, target_of(*number, inode)),
+            None => from.remove(&self.source.stored)?,
+        }
         if self.target.is_none() {
             let to = set.inode(self.to.number());
             let mut to = Store::writer(&mut change, self.to, to);
@@ -267,7 +294,12 @@ impl Rename<'_> {
             set.inode(number).parent = self.to.number();
         }
         self.touch(&mut set, now);
-        set.commit(change);
+        let version = set.commit(change);
+        if let Some((number, inode)) = whiteout {
+            store
+                .nodes
+                .insert(Node::new(number, Inode { version, ..inode }));
+        }
         if let Some(Found { node, .. }) = self.target {
             let state = &mut set.get(node.number()).state;
             if state.mode == 0 {
@@ -277,6 +309,15 @@ impl Rename<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What takes the old name.
+    fn whiteout(&self, change: &mut Change<'_>, from: &Inode) -> Result<(u64, Inode)> {
+        let new = NewInode::new(FileKind::CharacterDevice, 0);
+        let directory = self.from.number();
+        let (number, mut inode) = self.store.add_inode(change, directory, from, &new)?;
+        change.inode(number, &mut inode, INODE);
+        Ok((number, inode))
     }
 
     fn exchange(&self, mut set: LockedSet<'_>, target: &Found) -> Result<()> {

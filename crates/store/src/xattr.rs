@@ -3,10 +3,12 @@
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::BLOCK;
+use crate::acl;
 use crate::allocator::Run;
 use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::error::{Error, Result};
+use crate::flags::check_unguarded;
 use crate::image::{Block, Image};
 use crate::layout::inode::Inode;
 use crate::layout::xattr::{ENTRIES, ENTRY, MAGIC, XattrEntry, XattrHeader};
@@ -14,7 +16,7 @@ use crate::node::Node;
 use crate::store::Store;
 
 const WHAT: &str = "a block of extended attributes";
-/// Namespaces, as in xattr(7). The kernel sees to who may use which.
+/// Namespaces, as in xattr(7), besides the lists of `acl`. The kernel sees to who may use which.
 const NAMESPACES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
 const USER: &[u8] = b"user.";
 
@@ -48,59 +50,93 @@ impl Store {
         Ok(all.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// Gives an inode an extended attribute. All of an inode's must fit into one block.
+    /// Gives an inode an extended attribute. All of an inode's must fit into one block. An access control list changes the
+    /// mode, and is kept only if it says more than that.
     pub fn set_xattr(&self, node: &Node, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let mut state = node.state.write();
         check_name(&state, name)?;
         let mut all = load(&self.shared.image, node.number(), &state)?;
-        let known = all.iter_mut().find(|(own, _)| own == name);
+        let known = all.iter().position(|(own, _)| own == name);
         match (known, mode) {
             (Some(_), XattrMode::Create) => return Err(Error::Exists),
             (None, XattrMode::Replace) => return Err(Error::NoXattr),
-            (Some((_, old)), _) => *old = value.to_vec(),
-            (None, _) => all.push((name.to_vec(), value.to_vec())),
+            _ => {}
         }
-        self.put_xattrs(node.number(), &mut state, &all)
+        let mut new = *state;
+        let kept = if acl::is_acl(name) {
+            let (kept, mode) = acl::set(name, value, new.mode)?;
+            new.mode = mode;
+            kept
+        } else {
+            Some(value.to_vec())
+        };
+        match (known, kept) {
+            (Some(at), Some(value)) => all[at].1 = value,
+            (Some(at), None) => drop(all.remove(at)),
+            (None, Some(value)) => all.push((name.to_vec(), value)),
+            (None, None) => {}
+        }
+        self.put_xattrs(node.number(), &mut state, new, &all)
     }
 
-    /// Takes an extended attribute away.
+    /// Takes an extended attribute away. An access control list may be missing already: the mode stays what it is.
     pub fn remove_xattr(&self, node: &Node, name: &[u8]) -> Result<()> {
         let mut state = node.state.write();
         check_name(&state, name)?;
         let mut all = load(&self.shared.image, node.number(), &state)?;
-        let at = all.iter().position(|(own, _)| own == name);
-        all.remove(at.ok_or(Error::NoXattr)?);
-        self.put_xattrs(node.number(), &mut state, &all)
+        match all.iter().position(|(own, _)| own == name) {
+            Some(at) => drop(all.remove(at)),
+            None if acl::is_acl(name) => return Ok(()),
+            None => return Err(Error::NoXattr),
+        }
+        let new = *state;
+        self.put_xattrs(node.number(), &mut state, new, &all)
     }
 
-    /// Makes these an inode's attributes, in one record.
-    fn put_xattrs(&self, number: u64, state: &mut Inode, all: &Xattrs) -> Result<()> {
-        let mut new = *state;
+    /// Makes these an inode's attributes, in one record with what else is new in it.
+    fn put_xattrs(
+        &self,
+        number: u64,
+        state: &mut Inode,
+        mut new: Inode,
+        all: &Xattrs,
+    ) -> Result<()> {
         let mut change = if all.is_empty() {
             Change::with_reserve(&self.shared)
         } else {
             Change::new(&self.shared)
         };
-        if all.is_empty() {
-            free_xattrs(&mut change, &mut new);
-        } else {
-            if new.attributes == 0 {
-                new.attributes = change.allocate_metadata()?;
-                new.blocks = new.blocks.saturating_add(1);
-            }
-            let block = new.attributes;
-            let contents = encode(number, &new, all)?;
-            let old = change.contents(block).whole();
-            if let Some(range) = difference(&old, &contents) {
-                change.put(block, range.start, &contents[range]);
-            }
-        }
+        put(&mut change, number, &mut new, all)?;
         new.changed_ns = self.now_ns();
         change.inode_from(number, state, &mut new);
         new.version = change.commit();
         *state = new;
         Ok(())
     }
+}
+
+/// Puts an inode's attributes into a change.
+pub(crate) fn put(
+    change: &mut Change<'_>,
+    number: u64,
+    inode: &mut Inode,
+    all: &Xattrs,
+) -> Result<()> {
+    if all.is_empty() {
+        free_xattrs(change, inode);
+        return Ok(());
+    }
+    if inode.attributes == 0 {
+        inode.attributes = change.allocate_metadata()?;
+        inode.blocks = inode.blocks.saturating_add(1);
+    }
+    let block = inode.attributes;
+    let contents = encode(number, inode, all)?;
+    let old = change.contents(block).whole();
+    if let Some(range) = difference(&old, &contents) {
+        change.put(block, range.start, &contents[range]);
+    }
+    Ok(())
 }
 
 /// Frees the block of an inode's attributes, if it has one.
@@ -115,13 +151,18 @@ pub(crate) fn free_xattrs(change: &mut Change<'_>, inode: &mut Inode) {
     }
 }
 
+/// The error for a block that cannot be right.
+pub(crate) fn damaged(block: u64) -> Error {
+    Error::Corrupt { what: WHAT, block }
+}
+
 /// An inode's attributes, from its block.
-fn load(image: &Image, number: u64, inode: &Inode) -> Result<Xattrs> {
+pub(crate) fn load(image: &Image, number: u64, inode: &Inode) -> Result<Xattrs> {
     match (inode.mode, inode.attributes) {
         (0, _) => Err(Error::Stale),
         (_, 0) => Ok(Xattrs::new()),
         (_, block) => {
-            let damaged = Error::Corrupt { what: WHAT, block };
+            let damaged = damaged(block);
             let mut contents = [0; BLOCK];
             if !image.layout.is_data_run(block, 1) {
                 return Err(damaged);
@@ -206,10 +247,18 @@ fn difference(old: &Block, new: &Block) -> Option<std::ops::Range<usize>> {
     Some(first..last + 1)
 }
 
-/// Whether the inode can have an attribute of this name.
+/// Whether an attribute of this name can be given to the inode or taken away.
 fn check_name(inode: &Inode, name: &[u8]) -> Result<()> {
+    check_unguarded(inode)?;
     if name.len() > crate::NAME_LENGTH_MAX {
         return Err(Error::NameTooLong);
+    }
+    if acl::is_acl(name) {
+        return match FileKind::from_bits(inode.mode) {
+            None => Err(Error::Stale),
+            Some(FileKind::Symlink) => Err(Error::NoNamespace),
+            Some(_) => Ok(()),
+        };
     }
     let namespace = NAMESPACES.into_iter().find(|space| name.starts_with(space));
     let Some(namespace) = namespace else {

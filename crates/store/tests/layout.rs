@@ -265,6 +265,14 @@ fn image_constants() -> Vec<(&'static str, String)> {
         ("inode::STAMP_END", size(inode::STAMP_END)),
         ("inode::ROOT_ENTRIES", size(inode::ROOT_ENTRIES)),
         ("inode::FLAG_GRANT", number(inode::FLAG_GRANT.into())),
+        (
+            "inode::FLAG_IMMUTABLE",
+            number(inode::FLAG_IMMUTABLE.into()),
+        ),
+        (
+            "inode::FLAG_APPEND_ONLY",
+            number(inode::FLAG_APPEND_ONLY.into()),
+        ),
         ("inode::INLINE_TARGET_MAX", size(inode::INLINE_TARGET_MAX)),
         ("extent::MAGIC", magic(extent::MAGIC)),
         ("extent::ENTRIES", size(extent::ENTRIES)),

@@ -16,7 +16,7 @@ impl Model {
                 permissions,
             } => self.make(path, *kind, *permissions, "")?,
             Symlink { target, path } => self.make(path, FileKind::Symlink, 0o777, target)?,
-            Link { from, to } => self.link(from, to)?,
+            Link { from, to } => self.link(self.existing(from, false)?, to)?,
             Unlink { path } => self.remove(path, false)?,
             RemoveDirectory { path } => self.remove(path, true)?,
             Rename { from, to, mode } => self.rename(from, to, *mode)?,
@@ -52,6 +52,7 @@ impl Model {
         if place.found.is_some() {
             return Err(Errno(libc::EEXIST));
         }
+        self.check_growable(place.directory)?;
         let number = self.add_inode(place.directory, kind, permissions, target);
         self.enter(&place, number)
     }
@@ -60,7 +61,7 @@ impl Model {
     pub(super) fn enter(&mut self, place: &Place, number: u64) -> Result<()> {
         let is_directory = self.is_directory(number);
         let now = self.now();
-        let Inode { facts, body } = self.inode_mut(place.directory);
+        let Inode { facts, body, .. } = self.inode_mut(place.directory);
         let Body::Directory { entries, .. } = body else {
             return Err(Errno(libc::ENOTDIR));
         };
@@ -77,7 +78,7 @@ impl Model {
     fn leave(&mut self, place: &Place, number: u64) {
         let is_directory = self.is_directory(number);
         let now = self.now();
-        let Inode { facts, body } = self.inode_mut(place.directory);
+        let Inode { facts, body, .. } = self.inode_mut(place.directory);
         if let Body::Directory { entries, .. } = body {
             entries.remove(&place.name);
         }
@@ -89,8 +90,7 @@ impl Model {
         self.inode(number).facts.kind == FileKind::Directory
     }
 
-    fn link(&mut self, from: &str, to: &str) -> Result<()> {
-        let number = self.existing(from, false)?;
+    pub(super) fn link(&mut self, number: u64, to: &str) -> Result<()> {
         let place = self.walk(to, false)?;
         if place.found.is_some() {
             return Err(Errno(libc::EEXIST));
@@ -98,13 +98,22 @@ impl Model {
         if self.is_directory(number) {
             return Err(Errno(libc::EPERM));
         }
-        self.inode_mut(number).facts.links += 1;
+        self.check_unguarded(number)?;
+        self.check_growable(place.directory)?;
+        let inode = self.inode_mut(number);
+        if inode.facts.links == 0 && !inode.may_be_named {
+            return Err(Errno(libc::ENOENT));
+        }
+        inode.facts.links += 1;
+        inode.may_be_named = false;
         self.enter(&place, number)
     }
 
     fn remove(&mut self, path: &str, as_directory: bool) -> Result<()> {
         let place = self.walk(path, false)?;
         let number = place.found.ok_or(Errno(libc::ENOENT))?;
+        self.check_unguarded(place.directory)?;
+        self.check_unguarded(number)?;
         self.check_removable(number, as_directory)?;
         self.leave(&place, number);
         self.drop_link(number);
@@ -168,6 +177,9 @@ impl Model {
             if target == source {
                 return Ok(());
             }
+            for number in [old.directory, source, new.directory, target] {
+                self.check_unguarded(number)?;
+            }
             if mode == RenameMode::Exchange {
                 self.leave(&old, source);
                 self.leave(&new, target);
@@ -178,7 +190,15 @@ impl Model {
             self.leave(&new, target);
             self.drop_link(target);
         }
+        self.check_unguarded(old.directory)?;
+        self.check_unguarded(source)?;
+        self.check_growable(new.directory)?;
         self.leave(&old, source);
-        self.enter(&new, source)
+        self.enter(&new, source)?;
+        if mode == RenameMode::Whiteout {
+            let whiteout = self.add_inode(old.directory, FileKind::CharacterDevice, 0, "");
+            self.enter(&old, whiteout)?;
+        }
+        Ok(())
     }
 }

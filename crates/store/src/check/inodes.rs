@@ -6,7 +6,9 @@ use super::Checker;
 use crate::attributes::FileKind;
 use crate::file::SIZE_MAX;
 use crate::layout::extent::{DEPTH_MAX, Extent};
-use crate::layout::inode::{FLAG_GRANT, INLINE_TARGET_MAX, INODE, Inode, KIND_MASK, ROOT_ENTRIES};
+use crate::layout::inode::{
+    FLAG_GRANT, FLAGS_KNOWN, INLINE_TARGET_MAX, INODE, Inode, KIND_MASK, ROOT_ENTRIES,
+};
 use crate::tree::entries_are_valid;
 use crate::{BLOCK, ROOT, SYSTEM};
 
@@ -120,7 +122,7 @@ impl Checker<'_> {
                 "the mode has unknown bits",
             ),
             (
-                inode.flags & !FLAG_GRANT != 0,
+                inode.flags & !FLAGS_KNOWN != 0,
                 "the inode has unknown flags",
             ),
             (

@@ -28,6 +28,13 @@ pub const INLINE_TARGET_MAX: usize = 128;
 /// Flag of a file of the system directory whose blocks others fill: its data has no checksums.
 pub const FLAG_GRANT: u32 = 1;
 
+/// Flag of a file or directory that nobody may change.
+pub const FLAG_IMMUTABLE: u32 = 2;
+/// Flag of a file that is only written to at its end, or of a directory that names only come into.
+pub const FLAG_APPEND_ONLY: u32 = 4;
+/// Every flag there is.
+pub const FLAGS_KNOWN: u32 = FLAG_GRANT | FLAG_IMMUTABLE | FLAG_APPEND_ONLY;
+
 /// `S_IFMT`: the bits of the mode that tell the kind.
 pub const KIND_MASK: u32 = 0o170_000;
 
@@ -66,7 +73,7 @@ pub struct Inode {
     pub project: u32,
     /// When the file was made, nanoseconds since 1970.
     pub created_ns: i64,
-    /// [`FLAG_GRANT`], or none.
+    /// Some of [`FLAGS_KNOWN`].
     pub flags: u32,
     /// Levels of the extent tree below the root; 0: the root holds extents.
     pub depth: u16,

@@ -103,6 +103,7 @@ fn new(kind: FileKind) -> NewInode<'static> {
         gid: 8,
         device: 0,
         target: b"",
+        umask: 0,
     }
 }
 

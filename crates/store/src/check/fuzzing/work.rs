@@ -163,6 +163,7 @@ impl Work<'_> {
             gid: 1,
             device: 0,
             target: b"target",
+            umask: 0,
         };
         if let Some(made) = self.note(store.create(node, b"made", &new(FileKind::Regular))) {
             self.note(store.write(&made, WriteAt::End, &[1; 20_000]));

@@ -120,7 +120,7 @@ fn damage_of_inodes_is_found() {
         Inode SMALL, [at!(Inode.mode), 4] = 0o030_644 => "is of no kind of file";
         Inode SMALL, [at!(Inode.mode), 4] = 0o1_100_644 => "unknown bits";
         Inode SMALL, [at!(Inode.mode), 4] = 0 => "the inode is free, but not cleared";
-        Inode SMALL, [at!(Inode.flags), 4] = 2 => "unknown flags";
+        Inode SMALL, [at!(Inode.flags), 4] = 8 => "unknown flags";
         Inode SMALL, [at!(Inode.flags), 4] = 1 => "only a file in the system directory can be";
         Inode SMALL, [at!(Inode.attributes), 8] = 1 << 40 => "extended attributes is in use elsewhere";
         Inode SMALL, [at!(Inode.attributes), 8] = 90 => "block of extended attributes is damaged";

@@ -52,6 +52,7 @@ fn new_inode(kind: FileKind) -> NewInode<'static> {
         gid: 0,
         device: 0,
         target: b"somewhere",
+        umask: 0,
     }
 }
 

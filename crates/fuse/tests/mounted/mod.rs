@@ -1,0 +1,81 @@
+//! A mounted pool in memory, for each test its own.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use client::{FileSystem, Geometry, Options, Region, Store};
+use fuse::{Mount, MountOptions};
+
+use crate::common::apart;
+
+const POOL_LENGTH: u64 = 256 << 20;
+
+/// A mounted pool. Dropping it unmounts, also while a test fails.
+pub struct Mounted {
+    // Dropped in this order: the mount before the directory.
+    pub mount: Option<Mount>,
+    pub directory: Directory,
+}
+
+/// A directory of its own, removed in the end.
+pub struct Directory(pub PathBuf);
+
+impl Directory {
+    pub fn new() -> Directory {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("tako-mount-{}-{number}", std::process::id()));
+        fs::create_dir(&path).expect("a directory to mount on");
+        Directory(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+impl Mounted {
+    pub fn new() -> Mounted {
+        Mounted::with(&MountOptions::default())
+    }
+
+    pub fn with(options: &MountOptions) -> Mounted {
+        let directory = Directory::new();
+        let mount = fuse::mount(file_system(), &directory.0, options).expect("a mount");
+        Mounted {
+            mount: Some(mount),
+            directory,
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.0.join(name)
+    }
+
+    /// Unmounts and waits, as a program in the foreground does.
+    pub fn end(mut self) {
+        let mount = self.mount.take().expect("mounted until now");
+        apart(|| mount.unmount()).expect("nobody uses the mount");
+        mount.wait().expect("a clean end");
+    }
+}
+
+pub fn file_system() -> FileSystem {
+    let region = Region::memory(POOL_LENGTH, false).expect("memory");
+    Store::format(&region, &Geometry::for_length(POOL_LENGTH)).expect("a pool");
+    FileSystem::open_region(region, Options::default()).expect("a file system")
+}
+
+/// The errno of a call that must fail.
+#[track_caller]
+pub fn errno<T>(result: io::Result<T>) -> i32 {
+    result
+        .err()
+        .expect("an error")
+        .raw_os_error()
+        .expect("an errno")
+}

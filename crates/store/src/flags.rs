@@ -1,0 +1,76 @@
+//! Flags of files and directories: what nobody may change, whatever the permissions say.
+
+use std::sync::Arc;
+
+use crate::attributes::FileKind;
+use crate::change::Change;
+use crate::error::{Error, Result};
+use crate::layout::inode::{FLAG_APPEND_ONLY, FLAG_IMMUTABLE, Inode};
+use crate::node::Node;
+use crate::store::Store;
+
+/// What keeps a file or directory from being changed. Reading is not concerned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileFlags {
+    /// Neither data, nor attributes, nor names in a directory change; the file can be neither renamed, linked nor removed.
+    pub immutable: bool,
+    /// The same, but that data may be written to the end, and names may come.
+    pub append_only: bool,
+}
+
+impl FileFlags {
+    pub(crate) fn of(inode: &Inode) -> FileFlags {
+        FileFlags {
+            immutable: inode.flags & FLAG_IMMUTABLE != 0,
+            append_only: inode.flags & FLAG_APPEND_ONLY != 0,
+        }
+    }
+}
+
+impl Store {
+    /// Sets the flags of a file or directory. Who may do that is for the caller to know.
+    pub fn set_flags(&self, node: &Arc<Node>, flags: FileFlags) -> Result<()> {
+        let mut state = node.state.write();
+        match FileKind::from_bits(state.mode) {
+            None => return Err(Error::Stale),
+            Some(FileKind::Regular | FileKind::Directory) => {}
+            Some(_) => {
+                return Err(Error::InvalidArgument(
+                    "only files and directories have flags",
+                ));
+            }
+        }
+        let mut new = *state;
+        new.flags &= !(FLAG_IMMUTABLE | FLAG_APPEND_ONLY);
+        for (flag, is_set) in [
+            (FLAG_IMMUTABLE, flags.immutable),
+            (FLAG_APPEND_ONLY, flags.append_only),
+        ] {
+            new.flags |= if is_set { flag } else { 0 };
+        }
+        new.changed_ns = self.now_ns();
+        let mut change = Change::with_reserve(&self.shared);
+        change.inode_from(node.number(), &state, &mut new);
+        new.version = change.commit();
+        *state = new;
+        Ok(())
+    }
+}
+
+/// Refuses to change a file's attributes, its name or what it has, or to take names out of a directory.
+#[inline]
+pub(crate) fn check_unguarded(inode: &Inode) -> Result<()> {
+    match inode.flags & (FLAG_IMMUTABLE | FLAG_APPEND_ONLY) {
+        0 => Ok(()),
+        _ => Err(Error::Guarded),
+    }
+}
+
+/// Refuses to add data at the end, or names.
+#[inline]
+pub(crate) fn check_growable(inode: &Inode) -> Result<()> {
+    match inode.flags & FLAG_IMMUTABLE {
+        0 => Ok(()),
+        _ => Err(Error::Guarded),
+    }
+}
