@@ -393,10 +393,26 @@ impl Room {
 
     /// What puts the name there, in a leaf as it is in the image.
     pub fn insertion(&self, image: &Image, name: &[u8], target: Target) -> Patch {
-        self.insertion_in(Contents::new(image, self.block, None), name, target)
+        let leaf = Contents::new(image, self.block, None);
+        self.insertion_at(leaf, self.shape.count as usize, name, target)
     }
 
-    fn insertion_in(&self, leaf: Contents<'_>, name: &[u8], target: Target) -> Patch {
+    /// Whether the room is in the leaf where this is stored.
+    pub fn is_beside(&self, stored: &Stored) -> bool {
+        self.block == stored.block
+    }
+
+    /// What puts the name in the place of another of the leaf, which is as it is in the image.
+    pub fn replacement(&self, image: &Image, old: &Stored, name: &[u8], target: Target) -> Patch {
+        let mut room = Room { ..*self };
+        room.shape.count -= 1;
+        room.shape.dead += entry_size(old.found.entry.name_length as usize) as u16;
+        let leaf = Contents::new(image, self.block, None);
+        room.insertion_at(leaf, old.found.slot, name, target)
+    }
+
+    /// What puts the name there, with this slot.
+    fn insertion_at(&self, leaf: Contents<'_>, index: usize, name: &[u8], target: Target) -> Patch {
         let Room { block, shape, key } = *self;
         let offset = shape.heap - entry_size(name.len()) as u16;
         let entry = EntryHeader {
@@ -412,7 +428,6 @@ impl Room {
             tag: tag(key >> DISCRIMINATOR_BITS),
             offset,
         };
-        let index = shape.count as usize;
         let shape = Shape {
             count: shape.count + 1,
             heap: offset,
@@ -615,7 +630,7 @@ impl<'s> Writer<'_, 's> {
             let leaf = self.change.contents(block);
             let shape = shape(leaf);
             if let Some(room) = Room::find(leaf, block, hash, name)? {
-                let patch = room.insertion_in(leaf, name, target);
+                let patch = room.insertion_at(leaf, shape.count as usize, name, target);
                 self.put_patch(&patch);
                 self.inode.entries = self.inode.entries.saturating_add(1);
                 return Ok(());

@@ -56,6 +56,14 @@ impl Node {
     }
 }
 
+/// An inode that was looked at.
+pub enum Looked {
+    /// Somebody uses it, or did lately.
+    Live(Arc<Node>),
+    /// Nobody does: this is what it is.
+    AtRest(Inode),
+}
+
 /// A part of the table, by number.
 type Shard = HashMap<u64, Arc<Node>, BuildHasherDefault<NumberHasher>>;
 
@@ -102,28 +110,22 @@ impl NodeTable {
 
     /// The live inode of this number; [`Error::Stale`] when it is free.
     pub fn get(&self, image: &Image, number: u64) -> Result<Arc<Node>> {
-        if number == 0 || number >= image.layout.inodes() {
-            return Err(Error::Stale);
-        }
         let mut shard = self.shard(number).lock();
         if let Some(node) = shard.get(&number) {
             return Ok(node.clone());
         }
-        // Nobody can be changing it: whoever does has its node, which then is in the table.
-        let inode = image.inode(number)?;
-        if inode.mode == 0 {
-            return Err(Error::Stale);
-        }
-        if !is_valid(&inode, &image.layout) {
-            let block = image.layout.inode(number) / crate::BLOCK as u64;
-            return Err(Error::Corrupt {
-                what: "an inode",
-                block,
-            });
-        }
-        let node = Node::new(number, inode);
+        let node = Node::new(number, load(image, number)?);
         insert(&mut shard, node.clone());
         Ok(node)
+    }
+
+    /// Like [`NodeTable::get`], but does not make the inode live: for what is only looked at.
+    pub fn look(&self, image: &Image, number: u64) -> Result<Looked> {
+        let shard = self.shard(number).lock();
+        Ok(match shard.get(&number) {
+            Some(node) => Looked::Live(node.clone()),
+            None => Looked::AtRest(load(image, number)?),
+        })
     }
 
     /// Enters an inode that was just made.
@@ -141,6 +143,26 @@ impl NodeTable {
             shard.remove(&node.number);
         }
     }
+}
+
+/// An inode that is not in the table, whose shard is locked. Nobody can be changing it: whoever does has its node, which
+/// then is in the table.
+fn load(image: &Image, number: u64) -> Result<Inode> {
+    if number == 0 || number >= image.layout.inodes() {
+        return Err(Error::Stale);
+    }
+    let inode = image.inode(number)?;
+    if inode.mode == 0 {
+        return Err(Error::Stale);
+    }
+    if !is_valid(&inode, &image.layout) {
+        let block = image.layout.inode(number) / crate::BLOCK as u64;
+        return Err(Error::Corrupt {
+            what: "an inode",
+            block,
+        });
+    }
+    Ok(inode)
 }
 
 fn insert(shard: &mut Shard, node: Arc<Node>) {
