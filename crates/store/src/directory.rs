@@ -24,6 +24,9 @@ const WHAT: &str = "a directory leaf";
 const COOKIE_DOT: u64 = 1;
 const COOKIE_DOT_DOT: u64 = 2;
 
+/// Bytes of a leaf that are fetched at once: the header, and most slots of one that is half full.
+const FETCHED: usize = 256;
+
 /// One name as it is read from a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -170,6 +173,7 @@ impl<'a> Reader<'a> {
         // Neighbouring leaves can share an extent when their blocks are neighbours too.
         let logical = prefix.min(extent.end() - 1);
         let block = extent.physical + (logical - extent.logical);
+        self.image.prefetch(block * BLOCK as u64, FETCHED);
         self.verify(block, logical)?;
         Ok(Some((block, logical)))
     }
@@ -379,6 +383,7 @@ impl Room {
     /// The room in this leaf, `None` when it is too full; [`Error::Exists`] when the name is there already.
     fn find(leaf: Contents<'_>, block: u64, hash: u64, name: &[u8]) -> Result<Option<Room>> {
         let shape = shape(leaf);
+        leaf.prefetch((shape.heap as usize).saturating_sub(entry_size(name.len())));
         let search = Search::new(leaf, shape, hash, name);
         if search.found.is_some() {
             return Err(Error::Exists);

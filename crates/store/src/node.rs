@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::error::{Error, Result};
 use crate::image::{Image, Layout};
 use crate::layout::extent::DEPTH_MAX;
-use crate::layout::inode::{INLINE_TARGET_MAX, Inode, ROOT_ENTRIES};
+use crate::layout::inode::{INLINE_TARGET_MAX, INODE, Inode, ROOT_ENTRIES};
 use crate::tree::entries_are_valid;
 
 /// A live inode. Its lock orders everything that happens to the file or directory.
@@ -90,7 +90,7 @@ impl Hasher for NumberHasher {
 
 const SHARDS: usize = 64;
 /// Nodes in a shard before those that nobody uses are dropped.
-const SHARD_NODES_MAX: usize = 512;
+const SHARD_NODES_MAX: usize = 64;
 
 /// Finds live inodes, and makes inodes of the image live.
 pub struct NodeTable {
@@ -110,6 +110,7 @@ impl NodeTable {
 
     /// The live inode of this number; [`Error::Stale`] when it is free.
     pub fn get(&self, image: &Image, number: u64) -> Result<Arc<Node>> {
+        prefetch(image, number);
         let mut shard = self.shard(number).lock();
         if let Some(node) = shard.get(&number) {
             return Ok(node.clone());
@@ -121,6 +122,7 @@ impl NodeTable {
 
     /// Like [`NodeTable::get`], but does not make the inode live: for what is only looked at.
     pub fn look(&self, image: &Image, number: u64) -> Result<Looked> {
+        prefetch(image, number);
         let shard = self.shard(number).lock();
         Ok(match shard.get(&number) {
             Some(node) => Looked::Live(node.clone()),
@@ -142,6 +144,13 @@ impl NodeTable {
         {
             shard.remove(&node.number);
         }
+    }
+}
+
+/// Has an inode fetched before the lock, behind which nothing is.
+fn prefetch(image: &Image, number: u64) {
+    if number < image.layout.inodes() {
+        image.prefetch(image.layout.inode(number), INODE);
     }
 }
 
