@@ -5,14 +5,16 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use client::{OpenFlags, ROOT, RenameMode};
+use pmem::Region;
 use rustix::fs::{AtFlags, Mode, OFlags};
+use store::Geometry;
 
 use crate::harness::{Measured, Random, Side, interleave, repeated, thread_time};
-use crate::report::Row;
-use crate::setup::{Bench, NEW_DIRECTORY, NEW_FILE};
+use crate::report::{Quantity, Row};
+use crate::setup::{Bench, NEW_DIRECTORY, NEW_FILE, format_as};
 use crate::{Error, Workload};
 
-pub const WORKLOADS: [Workload; 3] = [
+pub const WORKLOADS: [Workload; 4] = [
     Workload {
         name: "create and unlink",
         measure: create_and_unlink,
@@ -24,6 +26,10 @@ pub const WORKLOADS: [Workload; 3] = [
     Workload {
         name: "rename",
         measure: rename,
+    },
+    Workload {
+        name: "many files",
+        measure: flat,
     },
 ];
 
@@ -65,10 +71,10 @@ fn create_and_unlink(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
         }
         Ok(ns_each(start, middle, count))
     });
-    let measured = interleave(bench.scale.rounds, vec![tako_side, limit_side])?;
+    let measured = interleave(bench.scale.rounds.div_ceil(3), vec![tako_side, limit_side])?;
     file_system.remove_directory(ROOT, DIRECTORY.as_bytes())?;
     Ok(vec![
-        measured.row(0, "create", "tmpfs open, close", Some(1.5)),
+        measured.row(0, "create", "tmpfs open, close", Some(2.0)),
         measured.row(1, "unlink", "tmpfs unlink", Some(1.5)),
     ])
 }
@@ -102,7 +108,7 @@ fn stat(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         })?;
         interleave(bench.scale.rounds, vec![tako_side, limit_side])
     })?;
-    Ok(vec![measured.row(0, name, "tmpfs stat", None)])
+    Ok(vec![measured.row(0, name, "tmpfs stat", Some(1.5))])
 }
 
 /// Within the directory: one file after the other gets its other name, and then its first again.
@@ -133,7 +139,76 @@ fn rename(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         })?;
         interleave(bench.scale.rounds, vec![tako_side, limit_side])
     })?;
-    Ok(vec![measured.row(0, name, "tmpfs rename", None)])
+    Ok(vec![measured.row(0, name, "tmpfs rename", Some(1.5))])
+}
+
+/// Names that come and go at once in [`flat`].
+const BATCH: u64 = 100;
+/// How often they do in a round.
+const BATCHES: u64 = 20;
+
+/// In a directory with many files, beside one with few: names that were not there before come, and go again, and those
+/// that stay are looked at.
+fn flat(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
+    let [few, many] = bench.scale.flat_files;
+    let sides = [few, many].map(|files| flat_side(bench.scale.pool_length, files));
+    let [few_side, many_side] = sides;
+    let measured = interleave(bench.scale.rounds, vec![few_side?, many_side?])?;
+    let row = |(figure, name): (usize, &str)| {
+        let [limit, tako] = [0, 1].map(|side| Quantity::ns(measured.median(side, figure)));
+        let ratio = measured.ratio((0, figure), (1, figure));
+        let name = format!("{name} beside {many} files");
+        Row::new(&name, tako).beside(&format!("{few} files"), limit, ratio, Some(FLAT_MIN))
+    };
+    Ok((0..).zip(["create", "unlink", "stat"]).map(row).collect())
+}
+
+/// The least speed with many files, of that with few: an operation takes 25 % longer.
+const FLAT_MIN: f64 = 0.8;
+
+fn flat_side(pool_length: u64, files: u64) -> Result<Side<'static>, Error> {
+    let region = Region::memory(pool_length, false)?;
+    let geometry = Geometry {
+        blocks_per_group: 8192,
+        inodes_per_group: 32768,
+        ..Geometry::for_length(pool_length)
+    };
+    let file_system = format_as(&region, &geometry)?;
+    let directory = file_system
+        .create(ROOT, DIRECTORY.as_bytes(), &NEW_DIRECTORY)?
+        .number;
+    for number in 0..files {
+        file_system.create(directory, format!("file-{number:08}").as_bytes(), &NEW_FILE)?;
+    }
+    let (mut random, mut fresh) = (Random::new(4), 0);
+    Ok(Box::new(move || {
+        let mut spans = [Duration::ZERO; 3];
+        for _ in 0..BATCHES {
+            fresh += BATCH;
+            let new = (fresh..fresh + BATCH).map(|number| format!("new-{number:08}"));
+            let new: Vec<_> = new.collect();
+            let old = (0..BATCH).map(|_| format!("{DIRECTORY}/file-{:08}", random.below(files)));
+            let old: Vec<_> = old.collect();
+            let start = thread_time();
+            for name in &new {
+                file_system.create(directory, name.as_bytes(), &NEW_FILE)?;
+            }
+            let created = thread_time();
+            for name in &new {
+                file_system.unlink(directory, name.as_bytes())?;
+            }
+            let removed = thread_time();
+            for path in &old {
+                std::hint::black_box(file_system.stat(path)?);
+            }
+            let ends = [created - start, removed - created, thread_time() - removed];
+            for (span, more) in spans.iter_mut().zip(ends) {
+                *span += more;
+            }
+        }
+        let each = |span: Duration| span.as_nanos() as f64 / (BATCH * BATCHES) as f64;
+        Ok(spans.map(each).to_vec())
+    }))
 }
 
 /// Measures with all the files there, on both sides; `measure` gets the directory on tmpfs.

@@ -32,6 +32,8 @@ pub struct Scale {
     pub names: u64,
     /// Files in the two pools that crash.
     pub mount_files: [u64; 2],
+    /// Files in the two directories of which the second is to be as fast as the first.
+    pub flat_files: [u64; 2],
 }
 
 impl Scale {
@@ -41,14 +43,17 @@ impl Scale {
         effort: Duration::from_millis(20),
         pool_length: 2 << 30,
         file_length: 64 << 20,
-        names: 10_000,
+        names: 100_000,
         mount_files: [1_000, 100_000],
+        flat_files: [1_000, 1_000_000],
     };
 
     /// Less than 20 seconds.
     pub const QUICK: Scale = Scale {
         rounds: 7,
         effort: Duration::from_millis(8),
+        names: 20_000,
+        flat_files: [1_000, 100_000],
         ..Scale::FULL
     };
 }
@@ -159,8 +164,12 @@ pub fn empty_file(file_system: &FileSystem, flags: OpenFlags) -> Result<File, Er
 
 /// Formats a region and opens it.
 pub fn format_and_open(region: &Region) -> Result<FileSystem, Error> {
-    let geometry = Geometry::for_length(region.length());
-    Store::format(region, &geometry).map_err(client::Error::from)?;
+    format_as(region, &Geometry::for_length(region.length()))
+}
+
+/// The same with a geometry.
+pub fn format_as(region: &Region, geometry: &Geometry) -> Result<FileSystem, Error> {
+    Store::format(region, geometry).map_err(client::Error::from)?;
     open(region)
 }
 

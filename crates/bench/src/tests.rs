@@ -13,6 +13,7 @@ fn a_tiny_run_gives_every_row_and_leaves_nothing() {
         file_length: 4 << 20,
         names: 50,
         mount_files: [10, 1500],
+        flat_files: [10, 200],
     };
     let directory = std::env::temp_dir().join(format!("tako-bench-test-{}", std::process::id()));
     std::fs::create_dir(&directory).unwrap();

@@ -11,7 +11,7 @@ use store::{
     SetAttributes, XattrMode,
 };
 
-use crate::file_system::{named, settle};
+use crate::file_system::settle;
 use crate::walk::{Last, Part, Walk};
 use crate::{Cause, Error, File, FileSystem, OpenFlags};
 
@@ -272,7 +272,9 @@ impl FileSystem {
     }
 
     fn stat_once(&self, path: &[u8], follow: bool) -> Result<Attributes, Cause> {
-        Ok(named(self.store(), &*self.resolve(path, follow)?)?)
+        let mut walk = Walk::new(self.store());
+        let last = walk.approach(path)?;
+        walk.attributes(last, follow)
     }
 
     fn resolve(&self, path: &[u8], follow: bool) -> Result<Arc<Node>, Cause> {

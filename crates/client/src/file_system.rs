@@ -88,8 +88,9 @@ impl FileSystem {
     /// The file called `name` in `directory`.
     pub fn lookup(&self, directory: u64, name: &[u8]) -> Result<Attributes, Error> {
         let directory = self.node(directory)?;
-        let look = || Ok(named(&self.store, &*self.store.lookup(&directory, name)?)?);
-        Ok(settle(look)?)
+        Ok(settle(|| {
+            Ok(self.store.attributes_of(&directory, name)?)
+        })?)
     }
 
     /// The attributes of a file.

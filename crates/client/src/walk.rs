@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
-use store::{FileKind, Node, Store};
+use store::{Attributes, FileKind, Node, Store};
 
 use crate::error::Cause;
+use crate::file_system::named;
 
 /// Symbolic links that one path may lead through, as in Linux.
 pub(crate) const LINKS_MAX: u32 = 40;
@@ -116,6 +117,18 @@ impl<'a> Walk<'a> {
                 _ => return Ok(node),
             }
         }
+    }
+
+    /// The attributes of what [`Walk::resolve`] finds. Most files are not made live for that.
+    pub(crate) fn attributes(&mut self, last: Last<'_>, follow: bool) -> Result<Attributes, Cause> {
+        if let (Part::Name(name), false) = (&last.part, last.slash) {
+            let attributes = self.store.attributes_of(self.directory(), name)?;
+            if !follow || attributes.kind != FileKind::Symlink {
+                return Ok(attributes);
+            }
+        }
+        let node = self.resolve(last, follow)?;
+        Ok(named(self.store, &node)?)
     }
 
     /// Walks along the target of the symbolic link `link`, all but its last part.

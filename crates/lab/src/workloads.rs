@@ -434,6 +434,30 @@ pub fn many_extents() -> Vec<Workload> {
     sequences.into_iter().map(workload).collect()
 }
 
+/// Names so long that a dozen fill a leaf.
+fn long_name(number: usize) -> String {
+    format!("{number:0240}")
+}
+
+/// Files whose names take several leaves.
+pub fn preparation_of_leaves() -> Vec<Operation> {
+    let file = |number| make(&long_name(number), FileKind::Regular);
+    (0..40).map(file).collect()
+}
+
+/// Names of one leaf that become names of the same or another one, some of which is full.
+pub fn renames_between_leaves() -> Workload {
+    let renames = (0..40).map(|number| {
+        let (from, to) = (long_name(number), long_name(number + 40));
+        rename(&from, &to, RenameMode::NoReplace)
+    });
+    Workload {
+        operations: renames.collect(),
+        explored_from: 0,
+        close: true,
+    }
+}
+
 /// Two operations on different files, for two threads: each of the first with each of the second.
 pub fn stages() -> [Vec<Operation>; 2] {
     let first = vec![

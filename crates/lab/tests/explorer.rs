@@ -143,6 +143,18 @@ fn overwritten_blocks() {
 }
 
 #[test]
+fn names_that_change_leaves() {
+    let bounds = Bounds {
+        images: 40 * factor(),
+        deep_one_in: 30,
+        ..Bounds::default()
+    };
+    let prepared = prepare(&workloads::preparation_of_leaves());
+    let workload = workloads::renames_between_leaves();
+    explore_on(&prepared, "names that change leaves", &[workload], bounds);
+}
+
+#[test]
 fn files_of_many_extents() {
     let length = workloads::POOL_LENGTH_EXTENTS;
     let operations = workloads::preparation_of_many_extents();

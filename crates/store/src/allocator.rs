@@ -277,6 +277,9 @@ impl Group {
 /// The allocator of an open pool.
 pub struct Allocator {
     groups: Box<[Ordered<Mutex<Group>>]>,
+    /// For each group where threads start to look for an inode, where the last one was found: those between are mostly
+    /// full. A guess.
+    inodes_near: Box<[AtomicUsize]>,
     blocks_per_group: u64,
     inodes_per_group: u64,
     free_blocks: AtomicI64,
@@ -314,6 +317,7 @@ impl Allocator {
             ));
         }
         Ok(Allocator {
+            inodes_near: (0..groups.len()).map(AtomicUsize::new).collect(),
             groups: groups.into(),
             blocks_per_group: layout.blocks_per_group,
             inodes_per_group: layout.inodes_per_group,
@@ -449,13 +453,17 @@ impl Allocator {
 
     /// Takes a free inode number.
     pub fn take_inode(&self) -> Result<u64> {
-        let start = self.preferred_group();
+        let near = &self.inodes_near[self.preferred_group()];
+        let start = near.load(Ordering::Relaxed);
         for index in (start..self.groups.len()).chain(0..start) {
             let mut group = self.groups[index].lock();
             let base = group.number * self.inodes_per_group;
             let bitmap = &mut group.maps[Map::Inodes as usize];
             if let Some(bit) = bitmap.find_one() {
                 bitmap.take(bit, 1);
+                if index != start {
+                    near.store(index, Ordering::Relaxed);
+                }
                 return Ok(base + u64::from(bit));
             }
         }

@@ -24,6 +24,9 @@ const WHAT: &str = "a directory leaf";
 const COOKIE_DOT: u64 = 1;
 const COOKIE_DOT_DOT: u64 = 2;
 
+/// Bytes of a leaf that are fetched at once: the header, and most slots of one that is half full.
+const FETCHED: usize = 256;
+
 /// One name as it is read from a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -170,6 +173,7 @@ impl<'a> Reader<'a> {
         // Neighbouring leaves can share an extent when their blocks are neighbours too.
         let logical = prefix.min(extent.end() - 1);
         let block = extent.physical + (logical - extent.logical);
+        self.image.prefetch(block * BLOCK as u64, FETCHED);
         self.verify(block, logical)?;
         Ok(Some((block, logical)))
     }
@@ -379,6 +383,7 @@ impl Room {
     /// The room in this leaf, `None` when it is too full; [`Error::Exists`] when the name is there already.
     fn find(leaf: Contents<'_>, block: u64, hash: u64, name: &[u8]) -> Result<Option<Room>> {
         let shape = shape(leaf);
+        leaf.prefetch((shape.heap as usize).saturating_sub(entry_size(name.len())));
         let search = Search::new(leaf, shape, hash, name);
         if search.found.is_some() {
             return Err(Error::Exists);
@@ -393,10 +398,26 @@ impl Room {
 
     /// What puts the name there, in a leaf as it is in the image.
     pub fn insertion(&self, image: &Image, name: &[u8], target: Target) -> Patch {
-        self.insertion_in(Contents::new(image, self.block, None), name, target)
+        let leaf = Contents::new(image, self.block, None);
+        self.insertion_at(leaf, self.shape.count as usize, name, target)
     }
 
-    fn insertion_in(&self, leaf: Contents<'_>, name: &[u8], target: Target) -> Patch {
+    /// Whether the room is in the leaf where this is stored.
+    pub fn is_beside(&self, stored: &Stored) -> bool {
+        self.block == stored.block
+    }
+
+    /// What puts the name in the place of another of the leaf, which is as it is in the image.
+    pub fn replacement(&self, image: &Image, old: &Stored, name: &[u8], target: Target) -> Patch {
+        let mut room = Room { ..*self };
+        room.shape.count -= 1;
+        room.shape.dead += entry_size(old.found.entry.name_length as usize) as u16;
+        let leaf = Contents::new(image, self.block, None);
+        room.insertion_at(leaf, old.found.slot, name, target)
+    }
+
+    /// What puts the name there, with this slot.
+    fn insertion_at(&self, leaf: Contents<'_>, index: usize, name: &[u8], target: Target) -> Patch {
         let Room { block, shape, key } = *self;
         let offset = shape.heap - entry_size(name.len()) as u16;
         let entry = EntryHeader {
@@ -412,7 +433,6 @@ impl Room {
             tag: tag(key >> DISCRIMINATOR_BITS),
             offset,
         };
-        let index = shape.count as usize;
         let shape = Shape {
             count: shape.count + 1,
             heap: offset,
@@ -615,7 +635,7 @@ impl<'s> Writer<'_, 's> {
             let leaf = self.change.contents(block);
             let shape = shape(leaf);
             if let Some(room) = Room::find(leaf, block, hash, name)? {
-                let patch = room.insertion_in(leaf, name, target);
+                let patch = room.insertion_at(leaf, shape.count as usize, name, target);
                 self.put_patch(&patch);
                 self.inode.entries = self.inode.entries.saturating_add(1);
                 return Ok(());

@@ -150,6 +150,12 @@ impl<'a> Contents<'a> {
         }
     }
 
+    /// Hints that the bytes from here on are wanted soon.
+    #[inline]
+    pub fn prefetch(&self, at: usize) {
+        self.image.prefetch(self.offset + at as u64, 1);
+    }
+
     /// Copies bytes out.
     #[inline]
     pub fn copy(&self, at: usize, into: &mut [u8]) {

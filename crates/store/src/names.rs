@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 use crate::BLOCK;
 use crate::acl;
-use crate::attributes::FileKind;
+use crate::attributes::{Attributes, FileKind, attributes};
 use crate::change::Change;
 use crate::checksum::crc32c;
 use crate::directory::{Entry, Reader, Room, Stored, Target, Writer, check_name, removal};
@@ -18,7 +18,7 @@ use crate::file::{free_inode, has_tree};
 use crate::flags::{check_growable, check_unguarded};
 use crate::layout::group::Map;
 use crate::layout::inode::{FIRST_LINE, INLINE_TARGET_MAX, INODE, Inode};
-use crate::node::Node;
+use crate::node::{Looked, Node};
 use crate::one_name::OneName;
 use crate::order::WriteGuard;
 use crate::rename::LockedSet;
@@ -117,7 +117,7 @@ impl Store {
         self.reader(number, inode).find(hash, name)
     }
 
-    fn reader<'a>(&'a self, number: u64, inode: &'a Inode) -> Reader<'a> {
+    pub(crate) fn reader<'a>(&'a self, number: u64, inode: &'a Inode) -> Reader<'a> {
         Reader {
             image: &self.shared.image,
             number,
@@ -134,27 +134,53 @@ impl Store {
     /// Looks a name up. `.` and `..` are names too.
     pub fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Arc<Node>> {
         let state = directory.state.read();
-        let number = match name {
-            b"." => directory.number(),
-            b".." if state.is_directory() => state.parent,
-            _ if name.len() > crate::NAME_LENGTH_MAX => return Err(Error::NameTooLong),
-            _ => {
-                let hash = self.hash(name);
-                let target = self
-                    .find(directory.number(), &state, hash, name)?
-                    .ok_or(Error::NotFound)?
-                    .target;
-                if target.kind == FileKind::Directory {
-                    let node = self.node(target.number)?;
-                    self.subdirectories
-                        .remember(directory.number(), hash, name, &node);
-                    return Ok(node);
-                }
-                target.number
+        let hash = self.hash(name);
+        let (number, kind) = self.find_any(directory, &state, hash, name)?;
+        // Still under the lock: while the name is there its inode cannot be freed, nor its number be used again.
+        let node = self.node(number)?;
+        if kind == Some(FileKind::Directory) {
+            self.subdirectories
+                .remember(directory.number(), hash, name, &node);
+        }
+        Ok(node)
+    }
+
+    /// The attributes of what a name, also `.` or `..`, leads to; [`Error::Stale`] when it loses its last name meanwhile.
+    pub fn attributes_of(&self, directory: &Node, name: &[u8]) -> Result<Attributes> {
+        let state = directory.state.read();
+        let (number, _) = self.find_any(directory, &state, self.hash(name), name)?;
+        // Still under the lock, as in `lookup`. But who has a live inode locked may be waiting for the directory.
+        let attributes = match self.nodes.look(&self.shared.image, number)? {
+            Looked::AtRest(inode) => attributes(number, &inode),
+            Looked::Live(node) => {
+                drop(state);
+                self.attributes(&node)
             }
         };
-        // Still under the lock: while the name is there its inode cannot be freed, nor its number be used again.
-        self.node(number)
+        match attributes.links {
+            0 => Err(Error::Stale),
+            _ => Ok(attributes),
+        }
+    }
+
+    /// The inode number that a name in a directory, which is locked, leads to, and what kind the directory says it is.
+    fn find_any(
+        &self,
+        directory: &Node,
+        state: &Inode,
+        hash: u64,
+        name: &[u8],
+    ) -> Result<(u64, Option<FileKind>)> {
+        match name {
+            b"." => Ok((directory.number(), None)),
+            b".." if state.is_directory() => Ok((state.parent, None)),
+            _ if name.len() > crate::NAME_LENGTH_MAX => Err(Error::NameTooLong),
+            _ => {
+                let found = self.find(directory.number(), state, hash, name)?;
+                let target = found.ok_or(Error::NotFound)?.target;
+                Ok((target.number, Some(target.kind)))
+            }
+        }
     }
 
     /// Makes a file, directory, link or node. In a directory with the set-group bit it gets the directory's group, and a
@@ -299,6 +325,7 @@ impl Store {
         let has_same_root = old.root.as_bytes() == inode.root.as_bytes();
         inode.version = shared.one_name(&OneName {
             patch: &patch,
+            old_patch: None,
             directory: (directory.number(), parent),
             file: (number, &inode),
             file_length: if has_same_root { INODE / 2 } else { INODE },
@@ -470,15 +497,38 @@ impl Store {
     fn remove_name(&self, directory: &Arc<Node>, name: &[u8], is_directory: bool) -> Result<()> {
         check_name(name)?;
         let hash = self.hash(name);
+        let removed = self.with_name(directory, hash, name, |named| {
+            check_unguarded(&named.parent)?;
+            check_unguarded(&named.state)?;
+            check_removable(&named.state, is_directory)?;
+            if is_directory {
+                self.subdirectories.forget(directory.number(), hash);
+            }
+            let store = self;
+            Removal { store, named }.carry_out()
+        })?;
+        removed.unwrap_or_else(|| {
+            // Damage: it has a name in itself, so it is not empty.
+            check_removable(&directory.state.read(), is_directory)?;
+            Err(Error::NotEmpty)
+        })
+    }
+
+    /// Does `work` on a name, with its directory and what it leads to locked; not if they are the same, which is damage.
+    pub(crate) fn with_name<T>(
+        &self,
+        directory: &Arc<Node>,
+        hash: u64,
+        name: &[u8],
+        work: impl FnOnce(Named<'_>) -> T,
+    ) -> Result<Option<T>> {
         loop {
             let mut parent = directory.state.write();
             let stored = self.find(directory.number(), &parent, hash, name)?;
             let stored = stored.ok_or(Error::NotFound)?;
             let node = self.node(stored.target.number)?;
             if Arc::ptr_eq(&node, directory) {
-                // Damage: it has a name in itself, so it is not empty.
-                check_removable(&parent, is_directory)?;
-                return Err(Error::NotEmpty);
+                return Ok(None);
             }
             // Out of order it may be locked without waiting; else both are locked anew.
             let state = if node.number() > directory.number() {
@@ -495,21 +545,13 @@ impl Store {
                 }
                 state
             };
-            check_unguarded(&parent)?;
-            check_unguarded(&state)?;
-            check_removable(&state, is_directory)?;
-            if is_directory {
-                self.subdirectories.forget(directory.number(), hash);
-            }
-            let mut removal = Removal {
-                store: self,
+            return Ok(Some(work(Named {
                 directory,
                 parent,
                 node: &node,
                 state,
                 stored: &stored,
-            };
-            return removal.carry_out();
+            })));
         }
     }
 
@@ -539,35 +581,41 @@ impl Store {
     }
 }
 
-/// One name being taken away, with everything locked.
+/// A name, its directory and what it leads to, which are locked.
+pub(crate) struct Named<'a> {
+    pub directory: &'a Node,
+    pub parent: WriteGuard<'a, Inode>,
+    pub node: &'a Arc<Node>,
+    pub state: WriteGuard<'a, Inode>,
+    pub stored: &'a Stored,
+}
+
+/// One name being taken away.
 struct Removal<'a> {
     store: &'a Store,
-    directory: &'a Node,
-    parent: WriteGuard<'a, Inode>,
-    node: &'a Arc<Node>,
-    state: WriteGuard<'a, Inode>,
-    stored: &'a Stored,
+    named: Named<'a>,
 }
 
 impl Removal<'_> {
-    fn carry_out(&mut self) -> Result<()> {
+    fn carry_out(mut self) -> Result<()> {
         let now = self.store.now_ns();
         let image = &self.store.shared.image;
-        image.prefetch(image.layout.inode(self.node.number()), FIRST_LINE);
-        let patch = removal(image, self.stored);
+        let named = &mut self.named;
+        image.prefetch(image.layout.inode(named.node.number()), FIRST_LINE);
+        let patch = removal(image, named.stored);
         let is_short = self.store.shared.takes_short_ways();
-        let has_blocks = has_tree(&self.state) || self.state.attributes != 0;
+        let has_blocks = has_tree(&named.state) || named.state.attributes != 0;
         if has_blocks || patch.empties_leaf() || !is_short {
             return self.with_blocks(now);
         }
         // From here on nothing fails, and nobody sees the inodes before their locks are free.
-        let (parent, file) = (&mut *self.parent, &mut *self.state);
+        let (parent, file) = (&mut *named.parent, &mut *named.state);
         parent.entries = parent.entries.saturating_sub(1);
         (parent.modified_ns, parent.changed_ns) = (now, now);
         add_links(parent, -i32::from(file.is_directory()));
         drop_one_link(file, now);
         let bit = match file.links {
-            0 if self.node.is_held() => Some((Map::Orphans, true)),
+            0 if named.node.is_held() => Some((Map::Orphans, true)),
             0 => Some((Map::Inodes, false)),
             _ => None,
         };
@@ -575,41 +623,42 @@ impl Removal<'_> {
             file.free();
         }
         (parent.crc, file.crc) = (parent.checksum(), file.checksum());
-        self.directory.note_edit();
+        named.directory.note_edit();
         let is_noted = !self.store.shared.defects.forget_orphans;
         let version = self.store.shared.one_name(&OneName {
             patch: &patch,
-            directory: (self.directory.number(), parent),
-            file: (self.node.number(), file),
+            old_patch: None,
+            directory: (named.directory.number(), parent),
+            file: (named.node.number(), file),
             file_length: FIRST_LINE,
             bit: bit.filter(|(map, _)| *map == Map::Inodes || is_noted),
         });
         (parent.version, file.version) = (version, version);
         if file.mode == 0 {
-            self.store.nodes.remove(self.node);
+            self.store.nodes.remove(named.node);
         }
         Ok(())
     }
 
     /// The same where blocks are freed with the name.
-    fn with_blocks(&mut self, now: i64) -> Result<()> {
-        let store = self.store;
+    fn with_blocks(mut self, now: i64) -> Result<()> {
+        let (store, named) = (self.store, &mut self.named);
         let mut change = Change::with_reserve(&store.shared);
-        let mut parent = *self.parent;
+        let mut parent = *named.parent;
         (parent.modified_ns, parent.changed_ns) = (now, now);
-        add_links(&mut parent, -i32::from(self.state.is_directory()));
-        Store::writer(&mut change, self.directory, &mut parent).remove(self.stored)?;
-        let mut file = *self.state;
-        let unfinished = store.drop_link(&mut change, self.node, &mut file, now)?;
-        change.inode_from(self.directory.number(), &self.parent, &mut parent);
-        change.inode_from(self.node.number(), &self.state, &mut file);
+        add_links(&mut parent, -i32::from(named.state.is_directory()));
+        Store::writer(&mut change, named.directory, &mut parent).remove(named.stored)?;
+        let mut file = *named.state;
+        let unfinished = store.drop_link(&mut change, named.node, &mut file, now)?;
+        change.inode_from(named.directory.number(), &named.parent, &mut parent);
+        change.inode_from(named.node.number(), &named.state, &mut file);
         parent.version = change.commit();
         file.version = parent.version;
-        (*self.parent, *self.state) = (parent, file);
+        (*named.parent, *named.state) = (parent, file);
         if file.mode == 0 {
-            store.nodes.remove(self.node);
+            store.nodes.remove(named.node);
         } else if unfinished {
-            store.reclaim(self.node, &mut self.state)?;
+            store.reclaim(named.node, &mut named.state)?;
         }
         Ok(())
     }

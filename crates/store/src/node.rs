@@ -10,7 +10,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::error::{Error, Result};
 use crate::image::{Image, Layout};
 use crate::layout::extent::DEPTH_MAX;
-use crate::layout::inode::{INLINE_TARGET_MAX, Inode, ROOT_ENTRIES};
+use crate::layout::inode::{INLINE_TARGET_MAX, INODE, Inode, ROOT_ENTRIES};
 use crate::order::{Ordered, Rank};
 use crate::tree::entries_are_valid;
 
@@ -60,6 +60,14 @@ impl Node {
     }
 }
 
+/// An inode that was looked at.
+pub enum Looked {
+    /// Somebody uses it, or did lately.
+    Live(Arc<Node>),
+    /// Nobody does: this is what it is.
+    AtRest(Inode),
+}
+
 /// A part of the table, by number.
 type Shard = HashMap<u64, Arc<Node>, BuildHasherDefault<NumberHasher>>;
 
@@ -86,7 +94,7 @@ impl Hasher for NumberHasher {
 
 const SHARDS: usize = 64;
 /// Nodes in a shard before those that nobody uses are dropped.
-const SHARD_NODES_MAX: usize = 512;
+const SHARD_NODES_MAX: usize = 64;
 
 /// Finds live inodes, and makes inodes of the image live.
 pub struct NodeTable {
@@ -108,28 +116,24 @@ impl NodeTable {
 
     /// The live inode of this number; [`Error::Stale`] when it is free.
     pub fn get(&self, image: &Image, number: u64) -> Result<Arc<Node>> {
-        if number == 0 || number >= image.layout.inodes() {
-            return Err(Error::Stale);
-        }
+        prefetch(image, number);
         let mut shard = self.shard(number).lock();
         if let Some(node) = shard.get(&number) {
             return Ok(node.clone());
         }
-        // Nobody can be changing it: whoever does has its node, which then is in the table.
-        let inode = image.inode(number)?;
-        if inode.mode == 0 {
-            return Err(Error::Stale);
-        }
-        if !is_valid(&inode, &image.layout) {
-            let block = image.layout.inode(number) / crate::BLOCK as u64;
-            return Err(Error::Corrupt {
-                what: "an inode",
-                block,
-            });
-        }
-        let node = Node::new(number, inode);
+        let node = Node::new(number, load(image, number)?);
         insert(&mut shard, node.clone());
         Ok(node)
+    }
+
+    /// Like [`NodeTable::get`], but does not make the inode live: for what is only looked at.
+    pub fn look(&self, image: &Image, number: u64) -> Result<Looked> {
+        prefetch(image, number);
+        let shard = self.shard(number).lock();
+        Ok(match shard.get(&number) {
+            Some(node) => Looked::Live(node.clone()),
+            None => Looked::AtRest(load(image, number)?),
+        })
     }
 
     /// Enters an inode that was just made.
@@ -147,6 +151,33 @@ impl NodeTable {
             shard.remove(&node.number);
         }
     }
+}
+
+/// Has an inode fetched before the lock, behind which nothing is.
+fn prefetch(image: &Image, number: u64) {
+    if number < image.layout.inodes() {
+        image.prefetch(image.layout.inode(number), INODE);
+    }
+}
+
+/// An inode that is not in the table, whose shard is locked. Nobody can be changing it: whoever does has its node, which
+/// then is in the table.
+fn load(image: &Image, number: u64) -> Result<Inode> {
+    if number == 0 || number >= image.layout.inodes() {
+        return Err(Error::Stale);
+    }
+    let inode = image.inode(number)?;
+    if inode.mode == 0 {
+        return Err(Error::Stale);
+    }
+    if !is_valid(&inode, &image.layout) {
+        let block = image.layout.inode(number) / crate::BLOCK as u64;
+        return Err(Error::Corrupt {
+            what: "an inode",
+            block,
+        });
+    }
+    Ok(inode)
 }
 
 fn insert(shard: &mut Shard, node: Arc<Node>) {

@@ -1,8 +1,8 @@
-//! The commonest changes of directories: one name comes or goes, in a leaf that neither overflows nor becomes empty, and
-//! with it, mostly, the inode that it leads to.
+//! The commonest changes of directories: one name comes, goes or becomes another, in leaves that neither overflow nor
+//! become empty, and with it, mostly, the inode that it leads to.
 //!
-//! They are [`crate::change::Change`]s like any other, one record, committed and then applied; only that four operations,
-//! known from the start, need no collecting.
+//! They are [`crate::change::Change`]s like any other, one record, committed and then applied; only that at most four
+//! operations, known from the start, need no collecting.
 
 use zerocopy::IntoBytes;
 
@@ -13,13 +13,15 @@ use crate::layout::group::Map;
 use crate::layout::inode::{FIRST_LINE, INODE, Inode};
 use crate::layout::record::{ALIGN, EDIT_MAX, HEADER, Kind, OPERATION, Operation, encode_at};
 
-/// Longest record: the leaf, both inodes, a word of a bitmap.
-const RECORD_MAX: usize = HEADER + 4 * OPERATION + EDIT_MAX + FIRST_LINE + INODE + 8;
+/// Longest record: two leaves and both inodes; or a leaf, both inodes and a word of a bitmap, which is shorter.
+const RECORD_MAX: usize = HEADER + 4 * OPERATION + 2 * EDIT_MAX + FIRST_LINE + INODE;
 
-/// What happens when one name comes or goes.
+/// What happens when one name comes, goes or becomes another.
 pub struct OneName<'a> {
-    /// What changes in the leaf.
+    /// What changes in the leaf where it is.
     pub patch: &'a Patch,
+    /// What changes in the leaf where it was, if that is another.
+    pub old_patch: Option<&'a Patch>,
     /// The directory, which differs in its first line only. Its checksum is right, as is that of the inode.
     pub directory: (u64, &'a Inode),
     /// The inode that the name leads to.
@@ -35,11 +37,13 @@ impl Shared {
     pub fn one_name(&self, change: &OneName<'_>) -> u64 {
         let (image, ring, allocator) = (&self.image, &self.ring, &self.allocator);
         let leaf = change.patch.operation(image);
+        let old_leaf = change.old_patch.map(|patch| patch.operation(image));
         let directory = inode_operation(image, change.directory, FIRST_LINE);
         let file = inode_operation(image, change.file, change.file_length);
         let mut record = [0; RECORD_MAX.next_multiple_of(ALIGN)];
         let mut end = HEADER;
-        for operation in [&leaf, &directory, &file] {
+        let operations = || [&leaf, &directory, &file].into_iter().chain(&old_leaf);
+        for operation in operations() {
             end = encode_at(&mut record, end, operation);
         }
         let entered = ring.enter();
@@ -55,7 +59,7 @@ impl Shared {
         // The place is taken while the group is locked: its line is right only in this order.
         let line = bit.map(|(_group, line)| line);
         let apply = || {
-            for operation in [&leaf, &directory, &file] {
+            for operation in operations() {
                 image.apply(operation, place.number);
             }
             let line = line.as_ref();

@@ -9,12 +9,13 @@ use smallvec::SmallVec;
 
 use crate::attributes::FileKind;
 use crate::change::Change;
-use crate::directory::{Stored, check_name};
+use crate::directory::{Patch, Stored, check_name, removal};
 use crate::error::{Error, Result};
 use crate::flags::{check_growable, check_unguarded};
-use crate::layout::inode::{INODE, Inode};
+use crate::layout::inode::{FIRST_LINE, INODE, Inode};
 use crate::names::{NewInode, RenameMode, add_links, check_removable, target_of};
 use crate::node::Node;
+use crate::one_name::OneName;
 use crate::order::WriteGuard;
 use crate::store::Store;
 use crate::{BLOCK, is_root};
@@ -139,6 +140,13 @@ impl Store {
         // Only one rename at a time moves between directories, so that no two make a cycle together.
         let _guard = (from.number() != to.number()).then(|| self.renames.lock());
         let (hash, new_hash) = (self.hash(name), self.hash(new_name));
+        if from.number() == to.number()
+            && matches!(mode, RenameMode::Replace | RenameMode::NoReplace)
+            && self.shared.takes_short_ways()
+            && self.rename_in(from, (hash, name), (new_hash, new_name))?
+        {
+            return Ok(());
+        }
         loop {
             let known = self.look_ahead(from, hash, name)?;
             let source = known.found.as_ref().ok_or(Error::NotFound)?;
@@ -186,6 +194,57 @@ impl Store {
             };
             return rename.carry_out(set, mode);
         }
+    }
+
+    /// Gives something another name in its directory, if that name is not there and the leaves of both need no more than
+    /// it leaving one and entering the other. Else nothing happens, and it says so.
+    fn rename_in(
+        &self,
+        directory: &Arc<Node>,
+        (hash, name): (u64, &[u8]),
+        (new_hash, new_name): (u64, &[u8]),
+    ) -> Result<bool> {
+        let renamed = self.with_name(directory, hash, name, |mut named| {
+            check_unguarded(&named.parent)?;
+            check_unguarded(&named.state)?;
+            let image = &self.shared.image;
+            let reader = self.reader(directory.number(), &named.parent);
+            let room = match reader.room(new_hash, new_name) {
+                Ok(Some(room)) if named.parent.links > 0 => room,
+                Ok(_) | Err(Error::Exists) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            let target = target_of(named.node.number(), &named.state);
+            let is_beside = room.is_beside(named.stored);
+            let patch = match is_beside {
+                true => room.replacement(image, named.stored, new_name, target),
+                false => room.insertion(image, new_name, target),
+            };
+            let old_patch = (!is_beside).then(|| removal(image, named.stored));
+            if old_patch.as_ref().is_some_and(Patch::empties_leaf) {
+                return Ok(false);
+            }
+            if named.state.is_directory() {
+                self.subdirectories.forget(directory.number(), hash);
+            }
+            // From here on nothing fails, and nobody sees the inodes before their locks are free.
+            let (parent, file) = (&mut *named.parent, &mut *named.state);
+            let now = self.now_ns();
+            (parent.modified_ns, parent.changed_ns, file.changed_ns) = (now, now, now);
+            (parent.crc, file.crc) = (parent.checksum(), file.checksum());
+            directory.note_edit();
+            let version = self.shared.one_name(&OneName {
+                patch: &patch,
+                old_patch: old_patch.as_ref(),
+                directory: (directory.number(), parent),
+                file: (named.node.number(), file),
+                file_length: FIRST_LINE,
+                bit: None,
+            });
+            (parent.version, file.version) = (version, version);
+            Ok(true)
+        })?;
+        renamed.unwrap_or(Ok(false))
     }
 
     /// A directory must not become its own descendant.
