@@ -31,14 +31,7 @@ fn create(store: &Store, at: &std::sync::Arc<Node>, name: &str) -> std::sync::Ar
         true => FileKind::Directory,
         false => FileKind::Regular,
     };
-    let new = NewInode {
-        kind,
-        permissions: 0o644,
-        uid: 0,
-        gid: 0,
-        device: 0,
-        target: b"",
-    };
+    let new = NewInode::new(kind, 0o644);
     let name = name.trim_end_matches('/').as_bytes();
     store.create(at, name, &new).unwrap()
 }
