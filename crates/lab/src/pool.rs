@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicI64;
 use client::{Clock, FileSystem, Geometry, Options, Store};
 use pmem::Region;
 use store::layout::superblock::{SUPERBLOCKS, Superblock};
-use store::{CheckOptions, Defects};
+use store::{CheckOptions, Defects, Replica};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::embedded::Embedded;
@@ -16,18 +16,33 @@ use crate::runner::Subject;
 /// Makes an empty pool whose identity and hash key are no random numbers.
 pub fn format(region: &Region, geometry: &Geometry) -> Result<(), String> {
     Store::format(region, geometry).map_err(|error| error.to_string())?;
-    for offset in SUPERBLOCKS {
-        let mut superblock = Superblock::new_zeroed();
-        region.read(offset, superblock.as_mut_bytes());
+    change_superblocks(region, |superblock| {
         superblock.pool = [1; 16];
         superblock.unit = [2; 16];
         superblock.hash_key = *b"the key of tests";
         superblock.created_ns = 0;
+    });
+    Ok(())
+}
+
+/// Makes a pool that can follow in the unit of another one, and has no contents. Its identity is no random number.
+pub fn format_for_unit(region: &Region, other: &Region) -> Result<(), String> {
+    let mut unit = Superblock::new_zeroed();
+    other.read(SUPERBLOCKS[0], unit.as_mut_bytes());
+    Replica::format(region, &unit, unit.ring_length).map_err(|error| error.to_string())?;
+    change_superblocks(region, |superblock| superblock.pool = [3; 16]);
+    Ok(())
+}
+
+fn change_superblocks(region: &Region, change: impl Fn(&mut Superblock)) {
+    for offset in SUPERBLOCKS {
+        let mut superblock = Superblock::new_zeroed();
+        region.read(offset, superblock.as_mut_bytes());
+        change(&mut superblock);
         superblock.crc = superblock.checksum();
         region.write_flushed(offset, superblock.as_bytes());
         region.fence();
     }
-    Ok(())
 }
 
 /// Options with a clock that only moves when told.

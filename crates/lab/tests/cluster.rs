@@ -75,8 +75,7 @@ fn seeds_hold() {
     };
     let first = number("TAKO_FIRST_SEED", 0);
     let count = number("TAKO_SEEDS", usual);
-    let (virtual_ns, operations, given_up) =
-        (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let [virtual_ns, operations, given_up, replaced] = [0; 4].map(AtomicU64::new);
     let failures = std::sync::Mutex::new(Vec::new());
     let started = std::time::Instant::now();
     in_parallel(first..first + count, |seed| {
@@ -85,6 +84,7 @@ fn seeds_hold() {
                 virtual_ns.fetch_add(summary.time, Ordering::Relaxed);
                 operations.fetch_add(summary.operations as u64, Ordering::Relaxed);
                 given_up.fetch_add(summary.gave_up as u64, Ordering::Relaxed);
+                replaced.fetch_add(u64::from(summary.is_replaced), Ordering::Relaxed);
                 false
             }
             Err(error) => {
@@ -96,9 +96,11 @@ fn seeds_hold() {
     });
     let seconds = virtual_ns.into_inner() / SECOND;
     println!(
-        "{count} seeds, {seconds} s of virtual time in {:.1} s, {} operations, {} histories given up",
+        "{count} seeds, {seconds} s of virtual time in {:.1} s, {} operations, {} machines replaced, \
+         {} histories given up",
         started.elapsed().as_secs_f64(),
         operations.into_inner(),
+        replaced.into_inner(),
         given_up.load(Ordering::Relaxed),
     );
     let failures = failures.into_inner().expect("no run panicked");
@@ -123,46 +125,47 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::RepairWithoutCheck, 80),
     (Defect::AcknowledgeBeforeTails, 0),
     (Defect::SyncBeforeTails, 143),
-    (Defect::ReadBeforeTails, 47),
+    (Defect::ReadBeforeTails, 30),
     (Defect::SkipEpochCheck, 7),
     (Defect::ReportBeforeIngest, 0),
-    (Defect::DropGapRequest, 14),
+    (Defect::DropGapRequest, 177),
     (Defect::ServeWithoutLease, 13),
-    (Defect::PromoteBeforeLease, 0),
-    (Defect::PromoteOutOfSync, 17),
+    (Defect::PromoteBeforeLease, 2),
+    (Defect::PromoteOutOfSync, 20),
     (Defect::KeepForeignRecords, 4),
     (Defect::InSyncTooEarly, 9),
-    (Defect::OmitBeforeMap, 0),
+    (Defect::OmitBeforeMap, 2),
     (Defect::ForgetSlots, 0),
-    (Defect::ForgetSlotsAtTakeover, 72),
-    (Defect::ForgetUnconfirmed, 30),
-    (Defect::ReplayOutOfOrder, 30),
+    (Defect::ForgetSlotsAtTakeover, 27),
+    (Defect::ForgetUnconfirmed, 2),
+    (Defect::ReplayOutOfOrder, 2),
     (Defect::RefillBeforeTails, 153),
-    (Defect::ServeBeforeReplay, 22),
+    (Defect::ServeBeforeReplay, 2),
     (Defect::ReviveSession, 0),
-    (Defect::ForgetLocksAtTakeover, 2),
-    (Defect::AcceptOldReply, 213),
+    (Defect::ForgetLocksAtTakeover, 3),
+    (Defect::AcceptOldReply, 22),
     (Defect::ReuseBeforeTails, 0),
     (Defect::ExpireInMemory, 0),
     (Defect::ForgetPromiseAtRestart, 21),
     (Defect::WindowUnbounded, 47),
-    (Defect::ChangeNamedData, 7),
+    (Defect::ChangeNamedData, 9),
     (Defect::GrantWhileProposing, 4),
     (Defect::PromoteMetadataOnly, 4),
     (Defect::CountBeforeData, 0),
-    (Defect::CommitWithoutCheck, 42),
+    (Defect::CommitWithoutCheck, 31),
     (Defect::CommitBeforeCompletion, 0),
-    (Defect::RefillBeforeCompletion, 53),
+    (Defect::RefillBeforeCompletion, 63),
     (Defect::LandAgain, 2),
     (Defect::GrantBeforeTails, 0),
     (Defect::ForgetQuarantine, 15),
-    (Defect::ForgetQuarantineAtTakeover, 116),
-    (Defect::KeepKeys, 13),
+    (Defect::ForgetQuarantineAtTakeover, 42),
+    (Defect::KeepKeys, 10),
     (Defect::IgnoreVersion, 0),
-    (Defect::IgnoreChecksums, 33),
-    (Defect::LayoutBeforeTails, 340),
-    (Defect::IgnoreValidity, 227),
+    (Defect::IgnoreChecksums, 17),
+    (Defect::LayoutBeforeTails, 107),
+    (Defect::IgnoreValidity, 152),
     (Defect::ForgetRefused, 11),
+    (Defect::TrustBlankPool, 207),
 ];
 
 /// The seed that notices a defect: the hint, or else the first that is met.

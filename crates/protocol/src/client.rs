@@ -199,6 +199,7 @@ impl Client {
                 pending.sent_at = None;
             }
         }
+        self.members_changed(now);
         self.advance(now);
     }
 

@@ -89,11 +89,13 @@ pub enum Defect {
     IgnoreValidity,
     /// A write that is refused after it was answered is forgotten.
     ForgetRefused,
+    /// A pool that was only formatted follows as if it had what the unit began with.
+    TrustBlankPool,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 43] = [
+    pub const ALL: [Defect; 44] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -137,6 +139,7 @@ impl Defect {
         Defect::LayoutBeforeTails,
         Defect::IgnoreValidity,
         Defect::ForgetRefused,
+        Defect::TrustBlankPool,
     ];
 }
 

@@ -86,7 +86,8 @@ impl UnitMap {
     /// primary.
     pub fn fault(&self, defects: &Defects) -> Option<&'static str> {
         let is_member = |node: &NodeId| self.members.contains(node);
-        let is_set = |list: &[NodeId]| (1..list.len()).all(|at| !list[..at].contains(&list[at]));
+        // In order, so that of one set there is one map: nobody proposes the same anew.
+        let is_set = |list: &[NodeId]| list.is_sorted_by(|a, b| a < b);
         let may_serve = |node: &NodeId| {
             !self.is_metadata_only(*node) || defects.has(Defect::PromoteMetadataOnly)
         };
@@ -101,7 +102,9 @@ impl UnitMap {
             .into_iter()
             .all(|list| is_set(list) && list.iter().all(is_member))
         {
-            return Some("a member is listed twice, or one in sync is not a member");
+            return Some(
+                "a member is listed twice or out of order, or one in sync is not a member",
+            );
         }
         if !self.in_sync.iter().any(may_serve) {
             return Some("nobody in sync can be primary");
@@ -123,6 +126,14 @@ impl UnitMap {
         }
     }
 
+    /// Takes up the epochs of a member's records that are not the unit's: they will be when it is promoted.
+    pub fn adopt(&mut self, history: &[EpochStart]) {
+        let is_new = |own: &&EpochStart| self.lineage.iter().all(|of| of.epoch != own.epoch);
+        let own: Vec<_> = history.iter().filter(is_new).copied().collect();
+        self.lineage.extend(own);
+        self.lineage.sort_by_key(|of| of.epoch);
+    }
+
     /// The map in which `node`, whose last record is `tail`, begins a new epoch with these members in sync.
     pub fn promote(&self, node: NodeId, tail: Sequence, in_sync: Vec<NodeId>) -> UnitMap {
         let epoch = self.epoch + 1;
@@ -142,6 +153,23 @@ impl UnitMap {
             lineage,
             ..self.next()
         }
+    }
+
+    /// The map in which `new` has the place of `old`, whose machine is gone for good. None as long as `old` is in sync, for
+    /// then it may serve, or be the last that has what was acknowledged.
+    pub fn replace(&self, old: NodeId, new: NodeId) -> Option<UnitMap> {
+        let is_possible = self.members.contains(&old) && !self.is_in_sync(old);
+        if !is_possible || self.members.contains(&new) {
+            return None;
+        }
+        let mut next = self.next();
+        for list in [&mut next.members, &mut next.metadata_only] {
+            for node in list.iter_mut().filter(|node| **node == old) {
+                *node = new;
+            }
+            list.sort_unstable();
+        }
+        Some(next)
     }
 
     /// How much of a member's history, whose epochs began at `history` and which ends at `tail`, is the unit's: the
@@ -226,12 +254,13 @@ mod tests {
         };
         let fault = |map: &UnitMap| map.fault(&Defects::default());
         assert_eq!(fault(&right), None);
-        let changes: [fn(&mut UnitMap); 9] = [
+        let changes: [fn(&mut UnitMap); 10] = [
             |map| map.primary = 3,
             |map| map.primary = 2,
             |map| map.primary = 7,
             |map| (map.primary, map.in_sync) = (NOBODY, vec![3]),
             |map| map.in_sync = vec![1, 1],
+            |map| map.members = vec![1, 3, 2],
             |map| map.in_sync = vec![1, 7],
             |map| map.metadata_only = vec![7],
             |map| map.members = (0..=MEMBERS_MAX as u32).collect(),
@@ -242,6 +271,36 @@ mod tests {
             change(&mut map);
             assert!(fault(&map).is_some(), "change {index}");
         }
+    }
+
+    #[test]
+    fn a_spare_takes_the_place_of_one_that_is_not_in_sync() {
+        let map = UnitMap {
+            version: 7,
+            primary: 1,
+            members: vec![1, 2, 3],
+            metadata_only: vec![3],
+            in_sync: vec![1, 2],
+            ..map(&[(1, 0)])
+        };
+        let next = map.replace(3, 4).expect("3 is not in sync");
+        assert_eq!(next.fault(&Defects::default()), None);
+        assert_eq!((next.version, next.primary), (8, 1));
+        assert_eq!((next.members, next.metadata_only), (vec![1, 2, 4], vec![4]));
+        assert_eq!(next.in_sync, map.in_sync);
+        let next = map.replace(3, 0).expect("3 is not in sync");
+        assert_eq!(next.members, [0, 1, 2]);
+        for (old, new) in [(1, 4), (2, 4), (5, 4), (3, 2)] {
+            assert_eq!(map.replace(old, new), None, "{old} by {new}");
+        }
+    }
+
+    #[test]
+    fn who_is_promoted_brings_the_epochs_of_its_own_records() {
+        let mut before = map(&[(1, 0), (3, 900)]);
+        before.adopt(&starts(&[(1, 0), (2, 900)]));
+        let after = before.promote(7, Sequence::new(2, 960), vec![7]);
+        assert_eq!(after.lineage, starts(&[(1, 0), (2, 900), (4, 960)]));
     }
 
     #[test]

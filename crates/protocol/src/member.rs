@@ -193,6 +193,11 @@ impl Member {
         self.map.is_metadata_only(self.node)
     }
 
+    /// Whether the unit does not have this member, or not any more: it asks nobody for anything.
+    fn is_outside(&self) -> bool {
+        self.map.version > 0 && !self.map.members.contains(&self.node)
+    }
+
     /// Whether all records of this pool are the unit's.
     fn is_sound(&self) -> bool {
         self.map.common_prefix(&self.history, self.tail) == Some(self.tail.number)

@@ -24,19 +24,8 @@ struct Scene {
 impl Scene {
     /// The member is not in sync.
     fn new() -> Scene {
-        let map = UnitMap {
-            version: 1,
-            epoch: 1,
-            primary: 1,
-            members: vec![0, 1],
-            metadata_only: Vec::new(),
-            in_sync: vec![1],
-            lineage: vec![START],
-        };
-        let tail = Sequence::new(1, TAIL);
-        let (options, defects) = (Options::default(), Defects::default());
-        let mut member = Member::new(0, options, defects, tail, vec![START], 0);
-        member.handle_map(0, map.clone());
+        let member = member(TAIL, vec![0, 1]);
+        let map = member.map().clone();
         Scene {
             member,
             map,
@@ -168,4 +157,44 @@ fn only_data_that_was_fetched_is_taken_as_newer() {
     scene.ingests(NamedData::Required);
     scene.ingested(&[second]);
     scene.ingests(NamedData::Reported);
+}
+
+/// A member with this tail that knows a map of these members, in which 1 is primary and alone in sync.
+fn member(tail: u64, members: Vec<u32>) -> Member {
+    let lineage = vec![START];
+    let map = UnitMap {
+        version: 1,
+        epoch: 1,
+        primary: 1,
+        members,
+        metadata_only: Vec::new(),
+        in_sync: vec![1],
+        lineage,
+    };
+    let tail = Sequence::new(1, tail);
+    let (options, defects) = (Options::default(), Defects::default());
+    let mut member = Member::new(0, options, defects, tail, vec![START], 0);
+    member.handle_map(0, map);
+    member
+}
+
+#[test]
+fn a_pool_that_was_only_formatted_is_refilled_as_a_whole() {
+    for (tail, expected) in [(START.start, 0), (TAIL, TAIL)] {
+        let mut member = member(tail, vec![0, 1]);
+        member.handle_timeout(100 * MILLISECOND);
+        let sent = member.poll_transmit().expect("it asks");
+        let said = Message::decode(&sent.bytes, &Defects::default()).expect("a message");
+        let version = 1;
+        let from = expected;
+        assert_eq!(said.body, Body::Join { from, version });
+    }
+}
+
+#[test]
+fn who_does_not_belong_to_the_unit_asks_for_nothing() {
+    let mut member = member(TAIL, vec![1, 2]);
+    assert_eq!(member.poll_timeout(), None);
+    member.handle_timeout(100 * MILLISECOND);
+    assert!(member.poll_transmit().is_none());
 }

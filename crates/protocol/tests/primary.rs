@@ -56,17 +56,20 @@ fn executes(member: &mut Member) -> Vec<Ticket> {
     intents.filter_map(ticket).collect()
 }
 
+fn replay(slot: u16, request: u64) -> Replay {
+    Replay {
+        sequence: Sequence::new(1, 900 + request),
+        slot,
+        request,
+        operation: write(),
+    }
+}
+
 #[test]
 fn a_primary_that_cannot_carry_out_a_replay_says_so() {
     let (mut member, now) = primary();
     let epoch = member.map().epoch;
-    let replay = Replay {
-        sequence: Sequence::new(1, 900),
-        slot: 0,
-        request: 4,
-        operation: write(),
-    };
-    let replays = vec![replay];
+    let replays = vec![replay(0, 4)];
     let resume = message(epoch, CLIENT, 0, Body::Resume { replays });
     member.handle_message(now, &resume);
     let tickets = executes(&mut member);
@@ -88,6 +91,31 @@ fn a_primary_that_cannot_carry_out_a_replay_says_so() {
         .collect();
     let refusals = refusals();
     assert_eq!(resumed, vec![Body::Resumed { refusals }; 2]);
+}
+
+/// The next primary takes what has a lower number than the last one of its slot for done.
+#[test]
+fn after_a_refused_replay_no_other_of_its_slot_is_carried_out() {
+    let (mut member, now) = primary();
+    let replays = vec![replay(0, 4), replay(0, 5), replay(1, 6)];
+    let resume = message(member.map().epoch, CLIENT, 0, Body::Resume { replays });
+    member.handle_message(now, &resume);
+    let mut requests = Vec::new();
+    while let Some(intent) = member.poll_intent() {
+        let Intent::Execute { ticket, slot, .. } = intent else {
+            continue;
+        };
+        requests.push(slot.expect("a write has a slot").request);
+        let executed = Completion::Executed {
+            ticket,
+            outcome: Outcome::of(Status::NoSpace),
+            position: None,
+            depends_on: 640,
+            is_by_reference: false,
+        };
+        member.handle_completion(now, executed);
+    }
+    assert_eq!(requests, [4, 6]);
 }
 
 #[test]

@@ -181,11 +181,8 @@ impl Serving {
             }
             Operation::Write { file, offset, data } => {
                 let node = self.node(*file)?;
-                let written = store.write(&node, WriteAt::Offset(*offset), data)?;
-                if written.length < data.len() {
-                    return Err(Error::NoSpace);
-                }
-                Ok(done(()))
+                // All or nothing: the record says that the request was carried out.
+                store.write_whole(&node, *offset, data).map(done)
             }
             Operation::Read {
                 file,

@@ -9,13 +9,14 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::checksum::crc32c;
 use crate::error::{Error, Result};
 use crate::image::Image;
 use crate::layout::group::{LINE_BITS, Map};
 use crate::layout::record::{Kind, Operation};
+use crate::order::{LockGuard, Ordered, Rank};
 
 const LINE_WORDS: usize = LINE_BITS as usize / 64;
 
@@ -275,7 +276,7 @@ impl Group {
 
 /// The allocator of an open pool.
 pub struct Allocator {
-    groups: Box<[Mutex<Group>]>,
+    groups: Box<[Ordered<Mutex<Group>>]>,
     blocks_per_group: u64,
     inodes_per_group: u64,
     free_blocks: AtomicI64,
@@ -303,11 +304,14 @@ impl Allocator {
                 load(Map::Orphans, layout.inodes_per_group)?,
             ];
             free_blocks += i64::from(maps[Map::Blocks as usize].free);
-            groups.push(Mutex::new(Group {
-                number,
-                maps,
-                changed: Vec::new(),
-            }));
+            groups.push(Ordered::mutex(
+                Rank::Group(number),
+                Group {
+                    number,
+                    maps,
+                    changed: Vec::new(),
+                },
+            ));
         }
         Ok(Allocator {
             groups: groups.into(),
@@ -330,7 +334,8 @@ impl Allocator {
 
     /// Free inodes.
     pub fn free_inodes(&self) -> u64 {
-        let free = |group: &Mutex<Group>| u64::from(group.lock().maps[Map::Inodes as usize].free);
+        let free =
+            |group: &Ordered<Mutex<Group>>| u64::from(group.lock().maps[Map::Inodes as usize].free);
         self.groups.iter().map(free).sum()
     }
 
@@ -486,7 +491,7 @@ impl Allocator {
         map: Map,
         number: u64,
         used: bool,
-    ) -> (MutexGuard<'_, Group>, Line) {
+    ) -> (LockGuard<'_, Group>, Line) {
         let (group, bit) = self.inode_bit(number);
         let mut group = self.lock(group);
         let word = bit as usize / 64;
@@ -497,14 +502,14 @@ impl Allocator {
     }
 
     /// Locks a group for a record. Several are locked in ascending order.
-    pub fn lock(&self, group: u64) -> MutexGuard<'_, Group> {
+    pub fn lock(&self, group: u64) -> LockGuard<'_, Group> {
         self.groups[group as usize].lock()
     }
 
     /// Applies what the record `number` does to a line, unless a newer one is there already. All of the line is written:
     /// records before this one are persistent too, and are passed over when their turn comes later. The group is still
     /// locked.
-    pub fn apply_line(&self, image: &Image, line: &Line, number: u64) -> MutexGuard<'_, Group> {
+    pub fn apply_line(&self, image: &Image, line: &Line, number: u64) -> LockGuard<'_, Group> {
         let mut group = self.groups[line.group].lock();
         let applied = &mut group.maps[line.map as usize].applied[line.line];
         if *applied < number {

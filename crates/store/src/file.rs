@@ -137,17 +137,11 @@ impl Store {
     pub fn write(&self, node: &Node, at: WriteAt, data: &[u8]) -> Result<Written> {
         self.prefetch_overwrite(node, at, data.len());
         let mut state = node.state.write();
-        check_regular(&state)?;
         let offset = match at {
             WriteAt::Offset(offset) => offset,
             WriteAt::End => state.size,
         };
-        if offset
-            .checked_add(data.len() as u64)
-            .is_none_or(|end| end > SIZE_MAX)
-        {
-            return Err(Error::FileTooLarge);
-        }
+        check_writable(&state, offset, data.len())?;
         if self.overwrite(node, &mut state, offset, data)? {
             return Ok(Written {
                 offset,
@@ -156,6 +150,25 @@ impl Store {
         }
         let length = self.write_pieces(node.number(), &mut state, offset, data)?;
         Ok(Written { offset, length })
+    }
+
+    /// Writes in one change, which a [`Rider`](crate::Rider) may answer for.
+    ///
+    /// # Errors
+    /// Beside those of [`Store::write`]: [`Error::NoSpace`] if not all of the data fits, and [`Error::InvalidArgument`] if it
+    /// is more than one change can be. Nothing is written then.
+    pub fn write_whole(&self, node: &Node, offset: u64, data: &[u8]) -> Result<()> {
+        if data.len() > self.atomic_write_max {
+            return Err(Error::InvalidArgument(
+                "the data of one change is at most 1 MiB, and no longer than the ring",
+            ));
+        }
+        let mut state = node.state.write();
+        check_writable(&state, offset, data.len())?;
+        if !self.overwrite(node, &mut state, offset, data)? {
+            self.write_piece(node.number(), &mut state, offset, data)?;
+        }
+        Ok(())
     }
 
     /// Has the lines fetched that an overwrite will probably read. In a row of writes the lock is free when the stores of
@@ -484,6 +497,14 @@ fn check_data(found: u32, stored: u32, block: u64) -> Result<()> {
             what: "data",
             block,
         })
+    }
+}
+
+fn check_writable(inode: &Inode, offset: u64, length: usize) -> Result<()> {
+    check_regular(inode)?;
+    match offset.checked_add(length as u64) {
+        Some(end) if end <= SIZE_MAX => Ok(()),
+        _ => Err(Error::FileTooLarge),
     }
 }
 

@@ -37,6 +37,7 @@ pub mod layout;
 mod names;
 mod node;
 mod one_name;
+mod order;
 mod overwrite;
 mod recover;
 mod rename;

@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use parking_lot::RwLockWriteGuard;
 use zerocopy::IntoBytes;
 
 use crate::BLOCK;
@@ -19,6 +18,7 @@ use crate::layout::group::Map;
 use crate::layout::inode::{FIRST_LINE, INLINE_TARGET_MAX, INODE, Inode};
 use crate::node::Node;
 use crate::one_name::OneName;
+use crate::order::WriteGuard;
 use crate::rename::LockedSet;
 use crate::store::Store;
 use crate::tree::{Lookup, Tree};
@@ -444,9 +444,9 @@ impl Store {
 struct Removal<'a> {
     store: &'a Store,
     directory: &'a Node,
-    parent: RwLockWriteGuard<'a, Inode>,
+    parent: WriteGuard<'a, Inode>,
     node: &'a Arc<Node>,
-    state: RwLockWriteGuard<'a, Inode>,
+    state: WriteGuard<'a, Inode>,
     stored: &'a Stored,
 }
 

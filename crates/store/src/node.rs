@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::image::{Image, Layout};
 use crate::layout::extent::DEPTH_MAX;
 use crate::layout::inode::{INLINE_TARGET_MAX, Inode, ROOT_ENTRIES};
+use crate::order::{Ordered, Rank};
 use crate::tree::entries_are_valid;
 
 /// A live inode. Its lock orders everything that happens to the file or directory.
@@ -18,7 +19,7 @@ use crate::tree::entries_are_valid;
 pub struct Node {
     number: u64,
     /// The inode as of its last applied record.
-    pub(crate) state: RwLock<Inode>,
+    pub(crate) state: Ordered<RwLock<Inode>>,
     /// Counts the changes of the names in a directory, under its lock: where a name was found, it still is as long as
     /// this stays the same.
     pub(crate) edits: AtomicU64,
@@ -33,7 +34,7 @@ impl Node {
     pub(crate) fn new(number: u64, inode: Inode) -> Arc<Node> {
         Arc::new(Node {
             number,
-            state: RwLock::new(inode),
+            state: Ordered::rw_lock(Rank::Inode(number), inode),
             edits: AtomicU64::new(0),
             holds: AtomicU64::new(0),
             shift: AtomicU64::new(0),
@@ -86,17 +87,19 @@ const SHARD_NODES_MAX: usize = 512;
 
 /// Finds live inodes, and makes inodes of the image live.
 pub struct NodeTable {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Ordered<Mutex<Shard>>]>,
 }
 
 impl NodeTable {
     pub fn new() -> NodeTable {
         NodeTable {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARDS)
+                .map(|_| Ordered::mutex(Rank::Table, Shard::default()))
+                .collect(),
         }
     }
 
-    fn shard(&self, number: u64) -> &Mutex<Shard> {
+    fn shard(&self, number: u64) -> &Ordered<Mutex<Shard>> {
         &self.shards[number as usize % SHARDS]
     }
 

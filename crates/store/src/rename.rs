@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use parking_lot::RwLockWriteGuard;
 use smallvec::SmallVec;
 
 use crate::attributes::FileKind;
@@ -15,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::layout::inode::Inode;
 use crate::names::{RenameMode, add_links, check_removable, target_of};
 use crate::node::Node;
+use crate::order::WriteGuard;
 use crate::store::Store;
 use crate::{BLOCK, is_root};
 
@@ -22,7 +22,7 @@ use crate::{BLOCK, is_root};
 pub struct Locked<'a> {
     node: &'a Arc<Node>,
     /// As it is.
-    pub state: RwLockWriteGuard<'a, Inode>,
+    pub state: WriteGuard<'a, Inode>,
     new: Inode,
     is_changed: bool,
 }

@@ -4,13 +4,12 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use parking_lot::RwLockWriteGuard;
-
 use crate::BLOCK;
 use crate::change::Change;
 use crate::checksum::replace;
 use crate::layout::inode::Inode;
 use crate::node::Node;
+use crate::order::{Rank, WriteGuard};
 use crate::store::Store;
 use crate::tree::Lookup;
 
@@ -66,8 +65,8 @@ pub fn take() -> Option<Box<Waiting>> {
 
 impl Waiting {
     /// Puts the rider into the change. Its file is locked last, after all that the change locks.
-    pub fn board(&self, change: &mut Change<'_>) -> Option<RwLockWriteGuard<'_, Inode>> {
-        let state = self.node.state.write();
+    pub fn board(&self, change: &mut Change<'_>) -> Option<WriteGuard<'_, Inode>> {
+        let state = self.node.state.write_at(Rank::Rider);
         let image = change.image();
         let (block, inside) = place(self.offset);
         let lookup = Lookup::new(image, self.node.number(), &state);

@@ -31,6 +31,7 @@ use crate::layout::record::{
     is_intact, parse_head, with_number,
 };
 use crate::layout::superblock::{RING_STATES, RingState, Superblock};
+use crate::order::{Ordered, Rank};
 
 /// Shortest ring, in bytes.
 pub const LENGTH_MIN: u64 = 64 << 10;
@@ -56,7 +57,7 @@ pub struct Ring {
     side: SideRings,
     takes_aside: bool,
     start: Contended,
-    reclaiming: Mutex<()>,
+    reclaiming: Ordered<Mutex<()>>,
     defects: Defects,
 }
 
@@ -78,7 +79,7 @@ impl Ring {
             side: SideRings::new(superblock),
             takes_aside: false,
             start: Contended(AtomicU64::new(position)),
-            reclaiming: Mutex::new(()),
+            reclaiming: Ordered::mutex(Rank::Reclaiming, ()),
             defects,
         }
     }

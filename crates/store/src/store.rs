@@ -13,6 +13,7 @@ use crate::directory::hash_name;
 use crate::error::{Error, Result};
 use crate::layout::superblock::Superblock;
 use crate::node::{Node, NodeTable};
+use crate::order::{Ordered, Rank};
 use crate::recover::recover;
 use crate::subdirectories::Subdirectories;
 use crate::{ATOMIC_WRITE_MAX, BLOCK, NAME_LENGTH_MAX, ROOT, SYSTEM};
@@ -57,7 +58,7 @@ pub struct Store {
     system: Arc<Node>,
     pub(crate) subdirectories: Subdirectories,
     /// Serialises renames between directories.
-    pub(crate) renames: Mutex<()>,
+    pub(crate) renames: Ordered<Mutex<()>>,
     /// Longest write that is one record, in bytes: 1 MiB, less with a ring shorter than that.
     pub(crate) atomic_write_max: usize,
     superblock: Superblock,
@@ -86,7 +87,7 @@ impl Store {
             root,
             system,
             subdirectories: Subdirectories::new(),
-            renames: Mutex::new(()),
+            renames: Ordered::mutex(Rank::Renames, ()),
             atomic_write_max: ATOMIC_WRITE_MAX.min(superblock.ring_length as usize),
             superblock,
             clock: options.clock,

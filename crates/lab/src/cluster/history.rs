@@ -48,6 +48,8 @@ pub enum Operation {
     Remove,
     /// Looks an entry up.
     Lookup,
+    /// Puts an inode there that had another name, in the place of what is there. Which one it is nobody says.
+    Place,
     /// Tries to take a lock; who has it already is granted it again.
     Acquire,
     /// Gives a lock back.
@@ -71,6 +73,8 @@ pub enum Outcome {
     Missing,
     /// The entry is there, with this inode.
     Found(u64),
+    /// The entry is another inode's now.
+    Placed,
     /// The lock is the client's.
     Granted,
     /// The lock is somebody else's.
@@ -86,7 +90,7 @@ impl Operation {
         use Operation::*;
         match key {
             Key::Block { .. } => matches!(self, Write(_) | Read),
-            Key::Entry { .. } => matches!(self, Create | Remove | Lookup),
+            Key::Entry { .. } => matches!(self, Create | Remove | Lookup | Place),
             Key::Lock { .. } => matches!(self, Acquire | Release),
         }
     }
@@ -99,6 +103,7 @@ impl Operation {
             Operation::Create => matches!(outcome, Made(_) | Exists),
             Operation::Remove => matches!(outcome, Removed | Missing),
             Operation::Lookup => matches!(outcome, Found(_) | Missing),
+            Operation::Place => outcome == Placed,
             Operation::Acquire => matches!(outcome, Granted | Refused),
             Operation::Release => matches!(outcome, Released | NotHeld),
         }
@@ -144,7 +149,7 @@ impl Item {
     pub(super) fn interchangeable(&self) -> Option<(Operation, Option<Outcome>)> {
         match self.action {
             Action::Do {
-                operation: operation @ (Operation::Create | Operation::Remove),
+                operation: operation @ (Operation::Create | Operation::Remove | Operation::Place),
                 outcome,
                 ..
             } if self.completed == NEVER => Some((operation, outcome)),
@@ -152,7 +157,7 @@ impl Item {
         }
     }
 
-    /// Whether it never changes the state, only tells what it was.
+    /// Whether it never changes what is there, only tells what it was.
     pub(super) fn is_observation(&self) -> bool {
         use Outcome::*;
         let Action::Do { outcome, .. } = &self.action else {

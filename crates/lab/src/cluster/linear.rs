@@ -62,6 +62,8 @@ struct Search<'a> {
     /// For each item that may not happen: the one before it that does the same, and is as good.
     twins: Vec<Option<usize>>,
     values: BTreeMap<u64, Users>,
+    /// Items that may give any inode to the key.
+    places: Vec<usize>,
 }
 
 /// Which items give a value or an inode to a key, and which must see it there.
@@ -134,11 +136,21 @@ impl<'a> Search<'a> {
             let kind = items[index].interchangeable()?;
             (0..index).rfind(|other| items[*other].interchangeable() == Some(kind))
         };
+        let is_place = |index: &usize| {
+            matches!(
+                &items[*index].action,
+                Action::Do {
+                    operation: Operation::Place,
+                    ..
+                }
+            )
+        };
         Search {
             items,
             unmade,
             twins: (0..items.len()).map(twin).collect(),
             values,
+            places: (0..items.len()).filter(is_place).collect(),
         }
     }
 
@@ -148,7 +160,8 @@ impl<'a> Search<'a> {
         let is_left = |indexes: &[usize]| indexes.iter().any(|index| !next.is_done(*index));
         let is_missed = |value: &u64| {
             let users = self.values.get(value);
-            users.is_some_and(|users| is_left(&users.observers) && !is_left(&users.sources))
+            let is_lost = |users: &Users| is_left(&users.observers) && !is_left(&users.sources);
+            users.is_some_and(is_lost) && !is_left(&self.places)
         };
         let before = before.values();
         let mut lost = before.iter().filter(|value| !kept.contains(value));
@@ -156,13 +169,14 @@ impl<'a> Search<'a> {
     }
 
     /// Lets all observations happen that can, and says what may happen then. As they change nothing, an order in
-    /// which they come later is as good with them here.
+    /// which they come later is as good with them here. (One that tells what is not known yet changes that.)
     fn observe(&self, configuration: &mut Configuration) -> Vec<usize> {
         loop {
             let candidates = configuration.candidates(self.items);
             let fits = |index: &usize| {
                 let item = &self.items[*index];
-                item.is_observation() && !self.after(configuration, item).is_empty()
+                item.is_observation()
+                    && self.after(configuration, item) == std::slice::from_ref(&configuration.state)
             };
             let fitting: Vec<_> = candidates.iter().copied().filter(fits).collect();
             if fitting.is_empty() {
@@ -181,10 +195,8 @@ impl<'a> Search<'a> {
         mut candidates: Vec<usize>,
         left: &mut Vec<Configuration>,
     ) {
-        candidates.retain(|index| {
-            let is_first = self.twins[*index].is_none_or(|twin| configuration.is_done(twin));
-            is_first && !self.items[*index].is_observation()
-        });
+        candidates
+            .retain(|index| self.twins[*index].is_none_or(|twin| configuration.is_done(twin)));
         candidates.sort_by_key(|index| std::cmp::Reverse(self.items[*index].completed));
         for index in candidates {
             for state in self

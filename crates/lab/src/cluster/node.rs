@@ -303,6 +303,15 @@ impl Machine {
         self.memory = Simulation::from_image(image);
     }
 
+    /// It is gone for good, with its memory.
+    pub fn destroy(&mut self) {
+        self.disarm();
+        self.process = None;
+        self.timer = None;
+        self.lacks = None;
+        self.memory = Simulation::from_image(Vec::new());
+    }
+
     /// Power fails at one of the next fences.
     pub fn arm(&mut self, fences: u64) {
         let armed = self.armed.clone();

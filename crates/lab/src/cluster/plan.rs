@@ -11,7 +11,7 @@ mod aimed;
 /// Whom a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// A member, by number.
+    /// A member, by number; if its machine is gone for good, the spare.
     Member(u32),
     /// The member that is primary when the fault begins.
     Primary,
@@ -32,6 +32,10 @@ pub enum Cue {
     Refilled,
     /// The map says that it is in sync.
     InSync,
+    /// The map says that the spare is a member.
+    Replaced,
+    /// And that it is in sync.
+    SpareInSync,
     /// A member proposes itself as primary.
     Proposed,
     /// The map names it as primary.
@@ -53,6 +57,13 @@ pub enum Fault {
         after_fences: u32,
         /// How long after the start of the fault it starts again.
         for_ns: Time,
+    },
+    /// A spare takes the place of a member's machine. Not before another one has what was acknowledged, and once at most.
+    Replace {
+        /// Whose.
+        member: Who,
+        /// The machine is gone for good, with its memory. Otherwise nobody reaches it for long enough to be taken for gone.
+        is_lost: bool,
     },
     /// A client's process crashes; a new one starts later. The first client does not.
     CrashClient {
@@ -179,6 +190,7 @@ impl Fault {
             | Fault::StuckWay { for_ns, .. }
             | Fault::LateLink { for_ns, .. } => Some(for_ns),
             Fault::CrashClient { .. }
+            | Fault::Replace { .. }
             | Fault::Drift { .. }
             | Fault::HearsLate { .. }
             | Fault::Look { .. }
@@ -211,6 +223,10 @@ pub struct Plan {
 
 /// Clocks never drift more than this from true time, in either direction.
 pub const DRIFT_PPM_MAX: i32 = 200;
+
+/// In which plans a machine is replaced: in some of every kind of unit.
+const REPLACED_EVERY: u64 = 17;
+const REPLACED_AT: u64 = 3;
 
 /// What a plan is after.
 #[derive(Clone, Copy)]
@@ -266,6 +282,9 @@ impl Plan {
             faults: Vec::new(),
         };
         maker.make();
+        if seed % REPLACED_EVERY == REPLACED_AT {
+            maker.replaced();
+        }
         maker.faults.sort_by_key(|planned| planned.at);
         Plan {
             seed,
@@ -608,6 +627,10 @@ impl fmt::Display for Fault {
                 ..
             } => write!(formatter, "{member} crashes in {after_fences} fences"),
             Fault::CrashClient { client } => write!(formatter, "{client} crashes"),
+            Fault::Replace { member, is_lost } => {
+                let what = if *is_lost { "gone" } else { "taken for gone" };
+                write!(formatter, "{member} is {what} for good")
+            }
             Fault::Cut { from, to, .. } => write!(formatter, "{from} is cut from {to}"),
             Fault::Isolate { node, .. } => write!(formatter, "{node} is isolated"),
             Fault::MembershipOutage { .. } => formatter.write_str("the membership service is out"),

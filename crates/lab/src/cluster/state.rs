@@ -21,6 +21,8 @@ pub(super) enum State {
 
 /// The inode of a creation that was never answered, if nobody ever found it.
 const UNSEEN: u64 = u64::MAX;
+/// An inode that had another name before, as long as nobody has found it here.
+const PLACED: u64 = u64::MAX - 1;
 
 /// The writes of a block that matter: the last is what reads see, those below appear if it vanishes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -138,6 +140,7 @@ impl State {
             let left = match (operation, outcome) {
                 (Operation::Write(value), _) => State::Block(Block::new(*value)),
                 (_, Some(Outcome::Made(inode))) => State::entry(Some(*inode)),
+                (Operation::Place, _) => State::entry(Some(PLACED)),
                 (_, Some(Outcome::Granted)) => State::lock(Some(*client)),
                 _ => continue,
             };
@@ -194,7 +197,7 @@ fn block_after(block: &Block, action: &Action) -> Vec<Block> {
 
 /// `unmade`: inodes that were found, and not made by a creation that was answered.
 fn entry_after(inode: Option<u64>, guessed: &[u64], action: &Action, unmade: &[u64]) -> Vec<State> {
-    use Operation::{Create, Lookup, Remove};
+    use Operation::{Create, Lookup, Place, Remove};
     let Action::Do {
         operation, outcome, ..
     } = action
@@ -221,9 +224,10 @@ fn entry_after(inode: Option<u64>, guessed: &[u64], action: &Action, unmade: &[u
         (Create, Some(Outcome::Exists), Some(_)) => vec![becomes(inode)],
         (Remove, Some(Outcome::Removed) | None, Some(_)) => vec![becomes(None)],
         (Remove | Lookup, Some(Outcome::Missing), None) => vec![becomes(None)],
-        (Lookup, Some(Outcome::Found(found)), Some(inode)) if *found == inode => {
-            vec![becomes(Some(inode))]
+        (Lookup, Some(Outcome::Found(found)), Some(inode)) if [*found, PLACED].contains(&inode) => {
+            vec![becomes(Some(*found))]
         }
+        (Place, _, _) => vec![becomes(Some(PLACED))],
         _ => Vec::new(),
     }
 }

@@ -1,13 +1,14 @@
-//! The pool that every member of a simulated unit begins with: some files, and nothing else that is in use.
+//! The pool that every member of a simulated unit begins with: some files, and nothing else that is in use. And that of a
+//! spare.
 
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicI64;
 
 use pmem::Region;
-use protocol::Sequence;
+use protocol::EpochStart;
 use protocol::wire::FileId;
-use store::{BLOCK, Defects, FileKind, Geometry, NewInode, Node, Options, Store, WriteAt};
+use store::{BLOCK, Defects, FileKind, Geometry, NewInode, Node, Options, Replica, Store, WriteAt};
 
 use super::workload::FILES;
 
@@ -18,8 +19,8 @@ const FEW: u64 = 16;
 /// Sessions that a pool has room for though it is full.
 const SESSIONS: usize = 8;
 
-/// Contents of a pool, its files, and its tail.
-pub type Template = (Vec<u8>, Vec<FileId>, Sequence);
+/// Contents of a pool, its files, and the epochs that it has gone through; the last begins at its tail.
+pub type Template = (Vec<u8>, Vec<FileId>, Vec<EpochStart>);
 
 /// The same for every member of every unit whose pools are, or are not, nearly full.
 pub fn pool(is_full: bool) -> Result<Template, String> {
@@ -29,8 +30,28 @@ pub fn pool(is_full: bool) -> Result<Template, String> {
         .clone()
 }
 
+/// A pool that was formatted for the same unit, and holds nothing.
+pub fn spare() -> Result<Vec<u8>, String> {
+    let (image, _, _) = pool(false)?;
+    let [unit, region] = [(); 2].map(|()| Region::memory(LENGTH, false));
+    let (unit, region) = (unit.map_err(text)?, region.map_err(text)?);
+    unit.write(0, &image);
+    crate::pool::format_for_unit(&region, &unit)?;
+    Ok(contents(&region))
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+fn contents(region: &Region) -> Vec<u8> {
+    let mut bytes = vec![0; LENGTH as usize];
+    region.read(0, &mut bytes);
+    bytes
+}
+
 fn make(is_full: bool) -> Result<Template, String> {
-    let region = Region::memory(LENGTH, false).map_err(|error| error.to_string())?;
+    let region = Region::memory(LENGTH, false).map_err(text)?;
     // Pools of a unit do not use side rings.
     let geometry = Geometry {
         side_rings: 0,
@@ -42,7 +63,9 @@ fn make(is_full: bool) -> Result<Template, String> {
         defects: Defects::default(),
         hold_freed: false,
     };
-    let store = Store::open(region.clone(), options).map_err(|error| error.to_string())?;
+    let formatted = Replica::open(region.clone(), options.clone()).map_err(text)?;
+    let formatted = formatted.tail();
+    let store = Store::open(region.clone(), options).map_err(text)?;
     let root = store.root();
     let mut files = Vec::new();
     for index in 0..FILES {
@@ -56,16 +79,18 @@ fn make(is_full: bool) -> Result<Template, String> {
         fill(&store)?;
     }
     let tail = store.tail();
-    store.close().map_err(|error| error.to_string())?;
-    let mut image = vec![0; LENGTH as usize];
-    region.read(0, &mut image);
-    Ok((image, files, Sequence::new(tail.epoch, tail.number)))
+    store.close().map_err(text)?;
+    let lineage = [formatted, tail].map(|it| EpochStart {
+        epoch: it.epoch,
+        start: it.number,
+    });
+    Ok((contents(&region), files, lineage.to_vec()))
 }
 
 fn create(store: &Store, directory: &Arc<Node>, name: &str) -> Result<Arc<Node>, String> {
     let new = NewInode::new(FileKind::Regular, 0o644);
     let node = store.create(directory, name.as_bytes(), &new);
-    node.map_err(|error| error.to_string())
+    node.map_err(text)
 }
 
 /// Leaves few blocks free, and what sessions need beside them.
@@ -73,7 +98,7 @@ fn fill(store: &Store) -> Result<(), String> {
     let append = |node: &Arc<Node>, blocks: usize| {
         let data = vec![0; blocks * BLOCK];
         let written = store.write(node, WriteAt::End, &data);
-        written.map(|_| ()).map_err(|error| error.to_string())
+        written.map(|_| ()).map_err(text)
     };
     for name in ["sessions", "locks"] {
         append(&create(store, &store.system(), name)?, SESSIONS)?;

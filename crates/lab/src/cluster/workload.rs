@@ -249,9 +249,19 @@ impl Worker {
             return Some((Operation::Sync { file }, Acknowledge::Primary));
         }
         let file = *self.random.pick(&self.files);
-        let name = name(self.random.below(NAMES));
+        let number = self.random.below(NAMES);
+        let (name, other) = (
+            name(number),
+            (number + 1 + self.random.below(NAMES - 1)) % NAMES,
+        );
         let directory = ROOT;
-        let operation = match self.random.below(21) {
+        let operation = match self.random.below(22) {
+            21 => Operation::Rename {
+                directory,
+                name,
+                new_directory: directory,
+                new_name: self::name(other),
+            },
             20 => Operation::Truncate {
                 file,
                 size: self.random.below(BLOCKS as usize) as u64 * BLOCK,
@@ -403,6 +413,9 @@ impl Worker {
             }
             _ => {}
         }
+        if let (Operation::Rename { .. }, [from, to]) = (&pending.operation, &pending.ids[..]) {
+            return renamed(now, outcome.status, (*from, *to), history);
+        }
         for id in &pending.ids {
             if let Some(answered) = answer(&pending.operation, outcome) {
                 history.complete(*id, answered, now);
@@ -476,10 +489,32 @@ fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
         }
         Operation::Create { name, .. } => vec![(entry(name), Asked::Create)],
         Operation::Unlink { name, .. } => vec![(entry(name), Asked::Remove)],
+        Operation::Rename { name, new_name, .. } => {
+            vec![
+                (entry(name), Asked::Remove),
+                (entry(new_name), Asked::Place),
+            ]
+        }
         Operation::Lookup { name, .. } => vec![(entry(name), Asked::Lookup)],
         Operation::Lock { file } => vec![(lock(file), Asked::Acquire)],
         Operation::Unlock { file } => vec![(lock(file), Asked::Release)],
         _ => Vec::new(),
+    }
+}
+
+/// A rename is answered: what that says about the names from and to.
+fn renamed(now: Time, status: Status, (from, to): (Id, Id), history: &mut History) {
+    match status {
+        Status::Done => {
+            history.complete(from, Answered::Removed, now);
+            history.complete(to, Answered::Placed, now);
+        }
+        Status::NotFound => {
+            history.complete(from, Answered::Missing, now);
+            history.withdraw(to);
+        }
+        // It may have happened, or not.
+        _ => {}
     }
 }
 

@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 mod checks;
 mod faults;
 mod onesided;
+mod replace;
 
 use protocol::client::Client;
 use protocol::wire::Message;
-use protocol::{Defects, EpochStart, Member, NOBODY, Options, Transmit, UnitMap};
+use protocol::{Defects, Member, NOBODY, Options, Transmit, UnitMap};
 
 use super::fabric::{self, Fabric};
 use super::history::History;
@@ -23,6 +24,7 @@ use super::workload::{Lost, Worker, pause};
 use crate::random::Random;
 use checks::Watch;
 use onesided::{Flight, Ways};
+use replace::{OPERATOR, Replacement};
 
 /// Name of the first client on the fabric; members count from 0.
 pub const FIRST_CLIENT: u32 = 100;
@@ -53,7 +55,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A unit of three members and four clients. With one seed of three, one of the members has
+    /// A unit of three members and four clients, and a spare for plans that need one. With one seed of three, one of the members has
     /// metadata only; with one of two, messages have parity; with one of eight, the pools are nearly full.
     pub fn usual(seed: u64, duration: Time) -> Setup {
         let has_one = seed % 3 == 1;
@@ -91,6 +93,8 @@ pub struct Summary {
     pub one_sided_writes: u64,
     /// Reads that were done one-sided.
     pub one_sided_reads: u64,
+    /// A spare has taken the place of a member.
+    pub is_replaced: bool,
     /// Virtual time.
     pub time: Time,
     /// Messages sent.
@@ -134,6 +138,8 @@ enum Event {
     },
     StartMember(usize),
     StartClient(usize),
+    /// The operator looks at the map.
+    Operator,
 }
 
 impl Event {
@@ -181,6 +187,8 @@ pub struct World {
     lost: Lost,
     takeovers: Vec<Time>,
     ways: Ways,
+    /// The machine that is gone for good, and the spare.
+    replacement: Option<Replacement>,
     /// How much later than usual each node hears from the membership service, and is heard.
     map_lag: BTreeMap<u32, Time>,
     /// Nothing goes wrong in this run but that messages get lost.
@@ -193,7 +201,7 @@ impl World {
     /// A unit whose members all have a copy of one pool.
     pub fn new(setup: Setup, plan: Plan) -> Result<World, String> {
         let mut random = Random::new(setup.seed);
-        let (image, files, tail) = super::template::pool(setup.is_full)?;
+        let (image, files, lineage) = super::template::pool(setup.is_full)?;
         let machines = (0..setup.members)
             .map(|node| {
                 let clock = clock(&mut random);
@@ -208,19 +216,15 @@ impl World {
             })
             .collect();
         let members: Vec<u32> = (0..setup.members).collect();
-        let start = EpochStart {
-            epoch: tail.epoch,
-            start: tail.number,
-        };
         let map = UnitMap {
             version: 1,
-            epoch: tail.epoch,
+            epoch: lineage.last().map_or(0, |of| of.epoch),
             // Nobody yet: the members choose.
             primary: NOBODY,
             in_sync: members.clone(),
             members,
             metadata_only: setup.metadata_only.into_iter().collect(),
-            lineage: vec![start],
+            lineage,
         };
         let (setup_members, setup_clients) = (setup.members, setup.clients);
         let mut world = World {
@@ -236,6 +240,7 @@ impl World {
             lost: Lost::default(),
             takeovers: Vec::new(),
             ways: Ways::new(setup.seed ^ WAYS),
+            replacement: None,
             map_lag: BTreeMap::new(),
             is_calm: false,
             random,
@@ -335,8 +340,9 @@ impl World {
     }
 
     fn tails(&self) -> Vec<Option<protocol::Sequence>> {
-        let members = self.machines.iter().map(Machine::member);
-        members.map(|member| member.map(Member::tail)).collect()
+        let members = self.membership.valid().members.iter();
+        let tail = |node: &u32| self.machines[*node as usize].member().map(Member::tail);
+        members.map(tail).collect()
     }
 
     /// All members are in sync at one tail, and no client waits.
@@ -347,7 +353,7 @@ impl World {
             .iter()
             .all(|tail| tail.is_some() && tail.map(|it| it.number) == tails[0].map(|it| it.number));
         equal
-            && map.in_sync.len() == self.machines.len()
+            && map.in_sync.len() == map.members.len()
             && self.workers.iter().all(Worker::is_idle)
             && self.leaks().is_none()
     }
@@ -374,10 +380,7 @@ impl World {
                 incarnation,
                 map,
             } => self.answer(now, to, incarnation, map),
-            Event::Fault { index, subject } => {
-                self.fault(now, index, subject);
-                Ok(())
-            }
+            Event::Fault { index, subject } => self.fault(now, index, subject),
             Event::Work {
                 client,
                 incarnation,
@@ -400,10 +403,17 @@ impl World {
                 self.start_client(now, client);
                 Ok(())
             }
+            Event::Operator => {
+                self.operate(now);
+                Ok(())
+            }
         }
     }
 
     fn start_member(&mut self, now: Time, member: usize) -> Result<(), String> {
+        if self.is_gone(member as u32) {
+            return Ok(());
+        }
         let machine = &mut self.machines[member];
         if machine.is_up() {
             // The crash that was to come did not.
@@ -575,6 +585,9 @@ impl World {
         incarnation: u64,
         map: UnitMap,
     ) -> Result<(), String> {
+        if self.is_gone(from) {
+            return Ok(());
+        }
         // As the service would get it.
         let map = UnitMap::decode(&map.encode(), &self.setup.defects)
             .map_err(|error| format!("member {from} proposes {map:?}: {error}"))?;
@@ -593,6 +606,7 @@ impl World {
                 if let Some(node) = came_back {
                     self.sight(now, Cue::InSync, *node);
                 }
+                self.sight_spare(now, &before, &map);
                 let notices = self.membership.notify(now);
                 for notice in notices {
                     self.queue_notice(notice);
@@ -601,6 +615,9 @@ impl World {
             }
             Err((_, valid)) => valid,
         };
+        if from == OPERATOR {
+            return Ok(());
+        }
         if let Some(at) = self.membership.travel(now) {
             let answer = Event::Answer {
                 to: from,

@@ -143,6 +143,21 @@ impl Client {
         transfers.retain(|_, it| !restarted.contains(&it.run));
     }
 
+    /// Who has left the unit for good answers nothing, and its memory is not the unit's any more: what lands there, or does
+    /// not, is all the same.
+    pub(super) fn members_changed(&mut self, now: u64) {
+        let members = &self.map.members;
+        self.active.keys.retain(|node, _| members.contains(node));
+        let transfers = self.active.transfers.iter();
+        let void: Vec<u64> = transfers
+            .filter(|(_, it)| !members.contains(&it.transfer.to))
+            .map(|(wr_id, _)| *wr_id)
+            .collect();
+        for wr_id in void {
+            self.handle_transfer(now, wr_id, TransferOutcome::Refused);
+        }
+    }
+
     /// Everything that was under way fails. Returns the requests that belonged to it.
     pub(super) fn end_active(&mut self) -> BTreeSet<Ticket> {
         let active = std::mem::take(&mut self.active);

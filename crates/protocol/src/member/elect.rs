@@ -30,15 +30,14 @@ impl Candidacy {
 }
 
 impl Member {
-    /// Only a member in sync has everything that was acknowledged, only if all of its records are the unit's, and only if
-    /// it has the data too.
+    /// Only a member in sync has everything that was acknowledged, and only if it has the data too. If some of its records
+    /// are not the unit's, no primary since then knows its tail: nothing was acknowledged that it does not have.
     pub(super) fn may_stand(&self) -> bool {
         if self.is_metadata_only() && !self.defects.has(Defect::PromoteMetadataOnly) {
             return false;
         }
-        let in_sync = self.map.is_in_sync(self.node)
-            || self.defects.has(Defect::PromoteOutOfSync) && self.map.members.contains(&self.node);
-        in_sync && (self.is_sound() || self.defects.has(Defect::KeepForeignRecords))
+        self.map.is_in_sync(self.node)
+            || self.defects.has(Defect::PromoteOutOfSync) && self.map.members.contains(&self.node)
     }
 
     pub(super) fn stand(&mut self, now: u64) {
@@ -114,7 +113,11 @@ impl Member {
             .filter(|node| self.map.in_sync.contains(node));
         let mut in_sync: Vec<_> = supporters.chain([self.node]).collect();
         in_sync.sort_unstable();
-        let map = self.map.promote(self.node, self.tail, in_sync);
+        let mut map = self.map.clone();
+        if !self.is_sound() {
+            map.adopt(&self.history);
+        }
+        let map = map.promote(self.node, self.tail, in_sync);
         self.proposed = Some(map.epoch);
         self.out.intents.push_back(Intent::Propose { map });
     }

@@ -467,7 +467,7 @@ impl Member {
         let retry = following.asked_at + self.options.retry_ns;
         let is_waiting =
             !following.is_complete() || !following.early.is_empty() || !self.may_follow();
-        match (is_waiting, self.may_stand()) {
+        match (is_waiting && !self.is_outside(), self.may_stand()) {
             (true, _) => Some(retry),
             (false, true) => Some(self.promised_until),
             (false, false) => None,

@@ -14,9 +14,11 @@ use super::follow::Arrived;
 use super::intent::Intent;
 use super::{Member, Role};
 use crate::defects::Defect;
-use crate::map::Sequence;
+use crate::map::{EpochStart, Sequence};
 use crate::wire::{Body, Fetch};
 
+/// The epoch of a pool that was formatted and never opened for changes.
+const FORMATTED: u32 = 1;
 /// Bytes of the image in which the primary looks for metadata at a time.
 pub(super) const METADATA_STEP: u32 = 16 << 20;
 
@@ -59,9 +61,30 @@ impl Member {
         }
     }
 
+    /// Whether this pool was formatted and nothing else: it has no record, and not even what was there before the first.
+    fn is_blank(&self) -> bool {
+        let has_record = |of: &EpochStart| of.start < self.tail.number;
+        self.tail.epoch == FORMATTED && !self.history.iter().any(has_record)
+    }
+
+    /// The position up to which this pool's records are the unit's, as far as it can tell.
+    fn common_position(&self) -> u64 {
+        if self.defects.has(Defect::KeepForeignRecords) {
+            return self.tail.number;
+        }
+        if self.is_blank() && !self.defects.has(Defect::TrustBlankPool) {
+            return 0;
+        }
+        let common = self.map.common_prefix(&self.history, self.tail);
+        common.unwrap_or(0)
+    }
+
     /// Takes, or repeats, the next step back.
     pub(super) fn join(&mut self, now: u64) {
         let retry = self.options.retry_ns;
+        if self.is_outside() {
+            return;
+        }
         let Role::Following(following) = &mut self.role else {
             return;
         };
@@ -75,11 +98,7 @@ impl Member {
         let joins_since = following.joins_since;
         match &following.joining {
             Joining::No | Joining::Asking { .. } => {
-                let from = self.map.common_prefix(&self.history, self.tail);
-                let mut from = from.unwrap_or(0);
-                if self.defects.has(Defect::KeepForeignRecords) {
-                    from = self.tail.number;
-                }
+                let from = self.common_position();
                 if let Some(joining) = self.joining() {
                     *joining = Joining::Asking { from };
                 }
@@ -144,7 +163,7 @@ impl Member {
             return self.fetch_refill();
         }
         let from = *from;
-        let before = |of: &&crate::map::EpochStart| of.start < from;
+        let before = |of: &&EpochStart| of.start < from;
         let lineage = &self.map.lineage;
         let epoch = lineage.iter().rfind(before).or(lineage.first());
         let to = Sequence::new(epoch.map_or(0, |of| of.epoch), from);

@@ -5,7 +5,7 @@
 //! had, over all clients: between two writes of one byte by two clients the later one has to win again. Sessions that
 //! do not come are ended; what they had not synced may be lost.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::Member;
 use super::intent::SessionRecord;
@@ -13,7 +13,7 @@ use super::requests::Parked;
 use super::sessions::{Session, SlotState};
 use crate::defects::Defect;
 use crate::map::Sequence;
-use crate::wire::{Acknowledge, Body, Replay, Status};
+use crate::wire::{Acknowledge, Body, Operation, Replay, Status};
 
 /// State of a new primary before it serves.
 pub(super) struct Replaying {
@@ -24,6 +24,8 @@ pub(super) struct Replaying {
     replays: Vec<(Sequence, u64, Replay)>,
     /// The same in order, once all sessions were heard.
     queue: Option<VecDeque<(u64, Replay)>>,
+    /// Sessions and their slots in which one was refused, and why.
+    refused: BTreeMap<(u64, u16), Status>,
     /// Intents under way.
     left: usize,
 }
@@ -48,6 +50,7 @@ impl Member {
             until: now + timeout,
             replays: Vec::new(),
             queue: None,
+            refused: BTreeMap::new(),
             left: 0,
         });
     }
@@ -86,11 +89,20 @@ impl Member {
 
     /// A replay was carried out, or refused.
     pub(super) fn note_replayed(&mut self, parked: &Parked, status: Status) {
-        let sessions = self.primary().map(|it| &mut it.sessions.by_number);
-        if let Some(session) = sessions.and_then(|it| it.get_mut(&parked.session)) {
-            session.note_replayed(parked.operation.changes(), status);
+        let replaying = self.primary().and_then(|it| it.replaying.as_mut());
+        if let Some(replaying) = replaying.filter(|_| status != Status::Done) {
+            let slot = (parked.session, parked.slot);
+            replaying.refused.insert(slot, status);
         }
+        self.note_refusal(parked.session, &parked.operation, status);
         self.replayed();
+    }
+
+    fn note_refusal(&mut self, session: u64, operation: &Operation, status: Status) {
+        let sessions = self.primary().map(|it| &mut it.sessions.by_number);
+        if let Some(session) = sessions.and_then(|it| it.get_mut(&session)) {
+            session.note_replayed(operation.changes(), status);
+        }
     }
 
     /// One of the intents was carried out.
@@ -165,11 +177,18 @@ impl Member {
         }
     }
 
-    /// Carries out a request again, unless the image has it.
+    /// Carries out a request again, unless the image has it. After one that was refused no other of its slot is: its
+    /// record would tell the next primary that all before it were carried out, and this one may die before it tells
+    /// the client.
     fn replay(&mut self, session: u64, replay: Replay) {
         let Some(primary) = self.primary() else {
             return;
         };
+        let refused = primary.replaying.as_ref().map(|it| &it.refused);
+        let status = refused.and_then(|it| it.get(&(session, replay.slot)));
+        if let Some(status) = status.copied() {
+            return self.note_refusal(session, &replay.operation, status);
+        }
         let known = primary.sessions.by_number.get_mut(&session);
         let slot = known.and_then(|it| it.slots.get_mut(usize::from(replay.slot)));
         let Some(state) = slot.filter(|state| state.request < replay.request) else {

@@ -75,6 +75,26 @@ pub(super) struct Primary {
 }
 
 impl Peer {
+    /// One of which nothing is known yet.
+    fn new(now: u64, is_counted: bool) -> Peer {
+        Peer {
+            tail: 0,
+            sent: None,
+            is_reading: false,
+            joins_from: None,
+            joins_since: 0,
+            lease_until: 0,
+            is_counted,
+            counted_from: 0,
+            proposed_from: None,
+            is_leaving: false,
+            is_lost: false,
+            heard_at: now,
+            progressed_at: now,
+            asked_at: now,
+        }
+    }
+
     /// It does not count any more, unless it may be in sync by a map that is still to come.
     fn leave(&mut self, version: u64) {
         if self.proposed_from == Some(version) {
@@ -144,27 +164,9 @@ impl Member {
         sessions: Vec<SessionRecord>,
         grants: &[(u64, u32)],
     ) {
-        let in_sync = &self.map.in_sync;
-        let peer = |node: &NodeId| Peer {
-            tail: 0,
-            sent: None,
-            is_reading: false,
-            joins_from: None,
-            joins_since: 0,
-            lease_until: 0,
-            is_counted: in_sync.contains(node),
-            counted_from: 0,
-            proposed_from: None,
-            is_leaving: false,
-            is_lost: false,
-            heard_at: now,
-            progressed_at: now,
-            asked_at: now,
-        };
-        let peers = self
-            .others()
-            .iter()
-            .map(|node| (*node, peer(node)))
+        let others = self.others().into_iter();
+        let peers = others
+            .map(|node| (node, Peer::new(now, self.map.is_in_sync(node))))
             .collect();
         let primary = Primary {
             position: tail.number,
@@ -194,11 +196,17 @@ impl Member {
     }
 
     pub(super) fn map_changed_while_serving(&mut self, now: u64) {
-        let map = self.map.clone();
+        let (map, others) = (self.map.clone(), self.others());
         let Some(primary) = self.primary() else {
             return;
         };
         primary.is_proposing = false;
+        // Who has left the unit is not in sync: nothing waits for it.
+        primary.peers.retain(|node, _| map.members.contains(node));
+        for node in others {
+            let new = || Peer::new(now, false);
+            primary.peers.entry(node).or_insert_with(new);
+        }
         for (node, peer) in &mut primary.peers {
             let was_in_sync = peer.is_counted;
             peer.is_counted = map.is_in_sync(*node);

@@ -143,6 +143,41 @@ fn a_rider_without_a_change_or_a_place_is_not_carried() {
     assert_eq!(after_crash(&region, 0), [9; 64]);
 }
 
+/// What a rider answers for happens whole, or the rider is not there.
+#[test]
+fn a_whole_write_leaves_nothing_in_a_full_pool() {
+    let (region, store) = pool();
+    let (root, replies) = (store.root(), create(&store, &store.system(), "replies"));
+    store
+        .write(&replies, WriteAt::Offset(0), &[9; BLOCK])
+        .unwrap();
+    let file = create(&store, &root, "a");
+    let length = 4 * BLOCK;
+    store.write_whole(&file, 0, &vec![1; length]).unwrap();
+    let filler = create(&store, &root, "filler");
+    let fill = |at| store.write(&filler, WriteAt::Offset(at), &[2; BLOCK]);
+    let full = (0..).step_by(BLOCK).find_map(|at| fill(at).err());
+    assert_eq!(full, Some(Error::NoSpace));
+    let write = |data: &[u8]| {
+        let rider = Rider {
+            node: &replies,
+            offset: 0,
+            bytes: [1; 64],
+            inode_at: None,
+        };
+        store.with_rider(rider, || store.write_whole(&file, 0, data).err())
+    };
+    assert_eq!(write(&vec![3; length]), (Some(Error::NoSpace), false));
+    let (too_long, carried) = write(&vec![3; (1 << 20) + 1]);
+    assert!(matches!(too_long, Some(Error::InvalidArgument(_))) && !carried);
+    let mut bytes = vec![0; length];
+    store.read(&file, 0, &mut bytes).unwrap();
+    assert_eq!(bytes, vec![1; length]);
+    assert_eq!(after_crash(&region, 0), [9; 64]);
+    // What is short enough is changed in place.
+    assert_eq!(write(&[3; BLOCK]), (None, true));
+}
+
 #[test]
 fn threads_carry_riders_to_one_file() {
     let (region, store) = pool();

@@ -7,6 +7,11 @@ pub(super) const ENTRY: Key = Key::Entry {
     directory: 1,
     name: 2,
 };
+/// One of a name that others may be renamed to.
+pub(super) const PLACE: Key = Key::Entry {
+    directory: 1,
+    name: 3,
+};
 pub(super) const LOCK: Key = Key::Lock { file: 3 };
 
 /// An operation as a test writes it; `to` 0: it never completes.

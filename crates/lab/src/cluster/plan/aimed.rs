@@ -219,6 +219,35 @@ impl Maker {
         self.add_at(at, Cue::Takeover, later, Fault::Look { client });
     }
 
+    /// A machine is gone for good, or seems to be. The spare that takes its place has to lead as soon as it can, or the
+    /// primary crashes while it is refilled, or it does itself.
+    pub(super) fn replaced(&mut self) {
+        let at = self.instant() / 2;
+        let member = self.member_or_primary();
+        let is_lost = !self.random.one_in(3);
+        self.add(at, Fault::Replace { member, is_lost });
+        match self.random.below(5) {
+            0..=1 => {
+                for member in [Who::Primary, Who::Bystanders] {
+                    let crash = self.crash_for(member, LONG);
+                    let later = self.random.between(0, 3 * MILLISECOND);
+                    self.add_at(at, Cue::SpareInSync, later, crash);
+                }
+            }
+            2 => {
+                let crash = self.crash_for(Who::Primary, (MILLISECOND, SECOND));
+                let later = self.random.between(0, 20 * MILLISECOND);
+                self.add_at(at, Cue::Replaced, later, crash);
+            }
+            3 => {
+                let crash = self.crash_for(Who::Subject, (MILLISECOND, SECOND));
+                let later = self.random.between(0, 20 * MILLISECOND);
+                self.add_at(at, Cue::Replaced, later, crash);
+            }
+            _ => {}
+        }
+    }
+
     /// Only one client, which does not hear of another primary for long, reaches the one that was replaced. It reads.
     fn believed_and_replaced(&mut self, at: Time) {
         let Some(own) = self.active_client(0) else {

@@ -56,6 +56,7 @@ fn plans_are_calm_wild_and_aimed() {
     let names = [
         "crashes in",
         "client 1 crashes",
+        "is gone for good",
         "is cut from",
         "is isolated",
         "service is out",

@@ -20,11 +20,30 @@ const BEYOND_WINDOW: u64 = 16 << 10;
 /// The slot of requests that change nothing.
 const NO_SLOT: u16 = u16::MAX;
 
+/// An answer that was given.
+struct Answered {
+    outcome: Outcome,
+    /// Where its record ends.
+    position: u64,
+    /// By which primary.
+    epoch: u32,
+}
+
+impl Answered {
+    /// Whether another answer is the same. The list of a grant's blocks, which is all the data that the answer to a change has,
+    /// is not in the record: a later primary does not know what it was.
+    fn is_same(&self, other: &Outcome, epoch: u32) -> bool {
+        let is_list_known = self.epoch == epoch;
+        (self.outcome.status, self.outcome.file) == (other.status, other.file)
+            && (self.outcome.data == other.data || !is_list_known)
+    }
+}
+
 /// What is remembered to be looked at.
 #[derive(Default)]
 pub(super) struct Watch {
     /// Answers to changes that made a record, by session, slot and number.
-    replies: BTreeMap<(u64, u16, u64), Outcome>,
+    replies: BTreeMap<(u64, u16, u64), Answered>,
     /// Members whose image is to be compared with the primary's when both are at one tail.
     to_compare: BTreeSet<usize>,
 }
@@ -164,6 +183,11 @@ impl World {
         let is_new = |node: &&u32| is_takeover || !before.is_in_sync(**node);
         let new = map.in_sync.iter().filter(is_new).map(|node| *node as usize);
         self.watch.to_compare.extend(new);
+        if let Some(start) = map.lineage.last().filter(|_| is_takeover) {
+            // Records that are lost are as if they had never been: what they answered is open again.
+            let replies = &mut self.watch.replies;
+            replies.retain(|_, answered| answered.position <= start.start);
+        }
         let primary = map.primary as usize;
         match primary < self.machines.len() {
             true => self.check_confirmed(primary),
@@ -231,15 +255,21 @@ impl World {
             return Ok(());
         }
         let key = (envelope.session, slot, envelope.request);
+        let epoch = envelope.epoch;
         match self.watch.replies.get(&key) {
-            Some(first) if *first != outcome => Err(format!(
-                "session {}, slot {slot}, request {}: {first:?}, then {outcome:?}",
-                envelope.session, envelope.request
+            Some(first) if !first.is_same(&outcome, epoch) => Err(format!(
+                "session {}, slot {slot}, request {}: {:?}, then {outcome:?}",
+                envelope.session, envelope.request, first.outcome
             )),
             // What changed nothing leaves no trace: another primary may find otherwise.
             _ if position == 0 => Ok(()),
             _ => {
-                self.watch.replies.insert(key, outcome);
+                let answered = Answered {
+                    outcome,
+                    position,
+                    epoch,
+                };
+                self.watch.replies.insert(key, answered);
                 Ok(())
             }
         }
@@ -303,19 +333,23 @@ impl World {
 
     /// What a member's pool has of the image.
     pub(super) fn part_of(&self, member: usize) -> Part {
-        match self.setup.metadata_only {
-            Some(node) if node as usize == member => Part::Metadata,
-            _ => Part::Whole,
+        match self.membership.valid().is_metadata_only(member as u32) {
+            true => Part::Metadata,
+            false => Part::Whole,
         }
     }
 
     /// Every pool is sound, and they hold the same.
     fn examine_pools(&self) -> Result<(), String> {
-        let mut members = 0..self.machines.len();
-        let model = members.find(|member| self.part_of(*member) == Part::Whole);
+        let members = &self.membership.valid().members;
+        let members = members.iter().map(|node| *node as usize);
+        let model = members
+            .clone()
+            .find(|member| self.part_of(*member) == Part::Whole);
         let model = model.ok_or("no member has data")?;
         let first = self.machines[model].memory().region();
-        for (member, machine) in self.machines.iter().enumerate() {
+        for member in members {
+            let machine = &self.machines[member];
             let (region, part) = (machine.memory().region(), self.part_of(member));
             if let Some(difference) = difference(&first, &region, part) {
                 return Err(format!("members {model} and {member} differ: {difference}"));
@@ -366,6 +400,7 @@ impl World {
         Ok(Summary {
             one_sided_writes,
             one_sided_reads,
+            is_replaced: self.is_replaced(),
             operations: checked.operations,
             epochs: self.membership.valid().epoch,
             gave_up: checked.gave_up.len(),

@@ -22,10 +22,15 @@ impl World {
         }
     }
 
-    pub(super) fn fault(&mut self, now: Time, index: usize, subject: Option<u32>) {
+    pub(super) fn fault(
+        &mut self,
+        now: Time,
+        index: usize,
+        subject: Option<u32>,
+    ) -> Result<(), String> {
         let end = self.plan.end();
         let Some(fault) = self.plan.faults[index].fault.until(now, end) else {
-            return;
+            return Ok(());
         };
         self.note(|| format!("fault: {fault:?}, subject {subject:?}"));
         match fault {
@@ -36,6 +41,12 @@ impl World {
             } => {
                 for member in self.members(member, subject) {
                     self.crash_member(now, member, after_fences, now + for_ns);
+                }
+            }
+            Fault::Replace { member, is_lost } => {
+                for member in self.members(member, subject) {
+                    let again = Event::Fault { index, subject };
+                    self.replace(now, member as u32, is_lost, again)?;
                 }
             }
             Fault::CrashClient { client } => {
@@ -84,6 +95,7 @@ impl World {
                 }
             }
         }
+        Ok(())
     }
 
     fn fault_of_link(&mut self, now: Time, from: u32, to: u32, fault: Fault) {
@@ -137,6 +149,9 @@ impl World {
     }
 
     fn crash_member(&mut self, now: Time, member: usize, after_fences: u32, until: Time) {
+        if self.is_gone(member as u32) {
+            return;
+        }
         if after_fences == 0 {
             self.machines[member].crash();
         } else {
@@ -158,11 +173,12 @@ impl World {
             primary => primary,
         };
         let bystanders = || {
-            let members = 0..self.machines.len() as u32;
+            let members = self.membership.valid().members.clone();
+            let members = members.into_iter();
             members.filter(move |node| *node != primary && Some(*node) != subject)
         };
         match who {
-            Who::Member(member) => vec![member],
+            Who::Member(member) => vec![self.in_place_of(member)],
             Who::Client(client) => vec![FIRST_CLIENT + client],
             Who::Primary => vec![primary],
             Who::Subject => subject.into_iter().collect(),

@@ -85,7 +85,8 @@ impl World {
             worker.crash(now, &mut self.lost);
         }
         self.run_until_quiet(now, now + FREED_WITHIN)?;
-        let grants = crate::reachable::grants(&self.machines[0].memory().region());
+        let primary = &self.machines[self.membership.valid().primary as usize];
+        let grants = crate::reachable::grants(&primary.memory().region());
         match grants.first() {
             Some(block) => Err(format!("block {block} is left in a grant")),
             None => Ok(()),
