@@ -442,6 +442,8 @@ pub(crate) fn copy_range(
         }
         let at = WriteAt::Offset(to_offset + done);
         match store.write(to, at, &buffer[..read]) {
+            // As writing does, it ends where the pool was full: up to 1 MiB stays one change.
+            Ok(written) if written.length < read => return Ok(done + written.length as u64),
             Ok(written) => done += written.length as u64,
             Err(store::Error::NoSpace) if done > 0 => return Ok(done),
             Err(error) => return Err(error),

@@ -243,10 +243,11 @@ impl Store {
             return Err(Error::NotFound);
         }
         let mut change = Change::new(&self.shared);
-        let (number, mut inode) = self.add_inode(&mut change, directory.number(), &parent, new)?;
-        inode.links = 0;
+        let (number, mut inode) =
+            self.add_inode(&mut change, directory.number(), &parent, new, |inode| {
+                inode.links = 0;
+            })?;
         change.orphan(number, true);
-        change.inode(number, &mut inode, INODE);
         inode.version = change.commit();
         let node = Node::new(number, inode);
         node.holds.store(1, Ordering::Relaxed);
@@ -255,13 +256,14 @@ impl Store {
         Ok(node)
     }
 
-    /// A new inode, with what belongs to it in the change but for itself.
+    /// Puts a new inode into the change, with what belongs to it, after `adjust` has had its way with it.
     pub(crate) fn add_inode(
         &self,
         change: &mut Change<'_>,
         directory: u64,
         parent: &Inode,
         new: &NewInode<'_>,
+        adjust: impl FnOnce(&mut Inode),
     ) -> Result<(u64, Inode)> {
         let (permissions, lists) = self.inherited(directory, parent, new)?;
         let (number, old) = change.allocate_inode()?;
@@ -272,6 +274,10 @@ impl Store {
         let mut inode = self.new_inode(directory, parent, new, &old);
         self.put_target(change, number, &mut inode, new)?;
         xattr::put(change, number, &mut inode, &lists)?;
+        adjust(&mut inode);
+        // An inode that was never used has no checksum yet, even if the new one differs in nothing else.
+        inode.rest_crc = inode.rest_checksum();
+        change.inode_from(number, &old, &mut inode);
         Ok((number, inode))
     }
 
@@ -345,14 +351,14 @@ impl Store {
         new: &NewInode<'_>,
     ) -> Result<Arc<Node>> {
         let mut change = Change::new(&self.shared);
-        let (number, mut inode) = self.add_inode(&mut change, directory.number(), parent, new)?;
+        let (number, mut inode) =
+            self.add_inode(&mut change, directory.number(), parent, new, |_| {})?;
         let mut parent_new = *parent;
         add_links(&mut parent_new, i32::from(inode.is_directory()));
         let target = target_of(number, &inode);
         Self::writer(&mut change, directory, &mut parent_new).insert(hash, name, target)?;
         (parent_new.modified_ns, parent_new.changed_ns) = (inode.created_ns, inode.created_ns);
         change.inode_from(directory.number(), parent, &mut parent_new);
-        change.inode(number, &mut inode, INODE);
         inode.version = change.commit();
         parent_new.version = inode.version;
         *parent = parent_new;

@@ -12,7 +12,7 @@ use crate::change::Change;
 use crate::directory::{Patch, Stored, check_name, removal};
 use crate::error::{Error, Result};
 use crate::flags::{check_growable, check_unguarded};
-use crate::layout::inode::{FIRST_LINE, INODE, Inode};
+use crate::layout::inode::{FIRST_LINE, Inode};
 use crate::names::{NewInode, RenameMode, add_links, check_removable, target_of};
 use crate::node::Node;
 use crate::one_name::OneName;
@@ -374,9 +374,7 @@ impl Rename<'_> {
     fn whiteout(&self, change: &mut Change<'_>, from: &Inode) -> Result<(u64, Inode)> {
         let new = NewInode::new(FileKind::CharacterDevice, 0);
         let directory = self.from.number();
-        let (number, mut inode) = self.store.add_inode(change, directory, from, &new)?;
-        change.inode(number, &mut inode, INODE);
-        Ok((number, inode))
+        self.store.add_inode(change, directory, from, &new, |_| {})
     }
 
     fn exchange(&self, mut set: LockedSet<'_>, target: &Found) -> Result<()> {
