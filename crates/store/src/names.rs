@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 use crate::BLOCK;
 use crate::acl;
-use crate::attributes::{Attributes, FileKind, attributes};
+use crate::attributes::{Attributes, FileKind};
 use crate::change::Change;
 use crate::checksum::crc32c;
 use crate::directory::{Entry, Reader, Room, Stored, Target, Writer, check_name, removal};
@@ -151,7 +151,7 @@ impl Store {
         let (number, _) = self.find_any(directory, &state, self.hash(name), name)?;
         // Still under the lock, as in `lookup`. But who has a live inode locked may be waiting for the directory.
         let attributes = match self.nodes.look(&self.shared.image, number)? {
-            Looked::AtRest(inode) => attributes(number, &inode),
+            Looked::AtRest(attributes) => attributes,
             Looked::Live(node) => {
                 drop(state);
                 self.attributes(&node)

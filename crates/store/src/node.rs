@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
+use crate::attributes::{Attributes, attributes};
 use crate::error::{Error, Result};
 use crate::image::{Image, Layout};
 use crate::layout::extent::DEPTH_MAX;
@@ -64,8 +65,8 @@ impl Node {
 pub enum Looked {
     /// Somebody uses it, or did lately.
     Live(Arc<Node>),
-    /// Nobody does: this is what it is.
-    AtRest(Inode),
+    /// Nobody does: these are its attributes.
+    AtRest(Attributes),
 }
 
 /// A part of the table, by number.
@@ -132,7 +133,7 @@ impl NodeTable {
         let shard = self.shard(number).lock();
         Ok(match shard.get(&number) {
             Some(node) => Looked::Live(node.clone()),
-            None => Looked::AtRest(load(image, number)?),
+            None => Looked::AtRest(attributes(number, &load(image, number)?)),
         })
     }
 
