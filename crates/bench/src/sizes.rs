@@ -44,8 +44,8 @@ const SPARSE: u64 = 16 << 30;
 /// A quarter more time is the most that a long file may take.
 const FLAT: f64 = 0.8;
 
-/// Random pages of a file of 1 MiB, beside those of longer ones: one as long as half the pool, and one with holes, whose
-/// pages are apart, so that each is an extent.
+/// Random pages of a file of 1 MiB, beside those of longer ones: one as long as half the pool, and one with holes,
+/// whose pages are apart, so that each is an extent.
 fn by_length(
     bench: &Bench,
     verb: &str,
@@ -94,7 +94,7 @@ fn by_length(
         ),
         row(
             3,
-            format!("  the same, beside as many pages"),
+            "  the same, beside as many pages".to_owned(),
             1,
             &format!("file of {short} MiB"),
             None,

@@ -380,8 +380,8 @@ impl Image {
         }
     }
 
-    /// The checksum of a data block after `length` bytes in it change: old and new ones, as polynomials, differ by what has
-    /// the [`remainder`] `difference`. CRCs are linear, so only the old bytes are read, and a block that was damaged before
+    /// The checksum of a data block after `length` bytes in it change: `difference` is the [`remainder`] of the old ones,
+    /// exclusive or that of the new. CRCs are linear, so only these are read, and a block that was damaged elsewhere
     /// stays detectably damaged: nothing launders it.
     #[inline]
     pub fn changed_crc(&self, block: u64, inside: usize, length: usize, difference: u32) -> u32 {
@@ -559,8 +559,8 @@ impl Image {
         }
     }
 
-    /// Gives `visit` offset and length of each range that [`Image::apply`] leaves in the caches. Of the payload, the first
-    /// word of an edit's is needed.
+    /// Gives `visit` offset and length of each range that [`Image::apply`] leaves in the caches. Of the payload, the
+    /// first word of an edit's is needed.
     #[inline]
     pub fn cached_ranges(&self, operation: &Operation<'_>, mut visit: impl FnMut(u64, u64)) {
         let (target, length) = (operation.target, u64::from(operation.length));

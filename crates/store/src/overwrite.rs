@@ -84,8 +84,8 @@ impl Shared {
         place.number
     }
 
-    /// Like [`Shared::overwrite`], with at most [`GROWTH_MAX`] bytes, which make the file end at `end`. The first line of
-    /// `inode` changes.
+    /// Like [`Shared::overwrite`], with at most [`GROWTH_MAX`] bytes, which make the file end at `end`. The first line
+    /// of `inode` changes.
     pub fn extend(
         &self,
         target: u64,
@@ -97,7 +97,7 @@ impl Shared {
         let (image, ring) = (&self.image, &self.ring);
         // Wanted when the record is persistent; there is time until then.
         image.prefetch(target, data.len());
-        // What lies behind the end is zero, always.
+        // What lies behind the end is zero, always: it need not be read.
         let old = match inode.size > end - data.len() as u64 {
             true => image.data_remainder(target, data.len()),
             false => 0,

@@ -334,7 +334,8 @@ impl Ring {
         self.region
             .read(self.offset + (position & (self.length - 1)), &mut line);
         let (header, _) = RecordHeader::read_from_prefix(&line).expect("a line holds a header");
-        // Neighbouring records tend to have one length; they lie too far apart for the processor to guess.
+        // Neighbouring records tend to have one length; they lie too far apart for the processor to guess. A short one
+        // may have a second operation in its second line.
         let length = u64::from(header.length);
         let ahead = position + 4 * length;
         let lines = if length > ALIGN as u64 + SHORT_MAX as u64 {
@@ -390,8 +391,8 @@ impl Ring {
     }
 }
 
-/// Bytes of an operation that say which lines it changes. What is behind them, which lies in memory around the caches if it
-/// is long, is passed over.
+/// Bytes of an operation that say which lines it changes. What is behind them, which if it is long lies in memory and
+/// in no cache, is passed over.
 const HEAD: usize = OPERATION + TOUCH;
 
 /// Writes both copies of the ring state, each persistent before the next is touched. A damaged copy comes first: the
