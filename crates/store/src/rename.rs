@@ -205,8 +205,6 @@ impl Store {
         (new_hash, new_name): (u64, &[u8]),
     ) -> Result<bool> {
         let renamed = self.with_name(directory, hash, name, |mut named| {
-            check_unguarded(&named.parent)?;
-            check_unguarded(&named.state)?;
             let image = &self.shared.image;
             let reader = self.reader(directory.number(), &named.parent);
             let room = match reader.room(new_hash, new_name) {
@@ -214,6 +212,8 @@ impl Store {
                 Ok(_) | Err(Error::Exists) => return Ok(false),
                 Err(error) => return Err(error),
             };
+            check_unguarded(&named.parent)?;
+            check_unguarded(&named.state)?;
             let target = target_of(named.node.number(), &named.state);
             let is_beside = room.is_beside(named.stored);
             let patch = match is_beside {

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
-use client::FileKind;
+use client::{FileFlags, FileKind, ROOT};
 use pmem::{Moment, Region, Simulation};
 use store::{CheckOptions, Defects};
 
@@ -198,6 +198,7 @@ fn work(system: &mut Embedded) -> Result<(), String> {
         write(9000, 9000),
         Operation::Unlink { path: path() },
     ];
+    let flags = set_root_flags(system, FileFlags::default())?;
     for operation in operations {
         match system.apply(&operation) {
             Ok(_) | Err(Errno(libc::ENOSPC)) => {}
@@ -206,7 +207,15 @@ fn work(system: &mut Embedded) -> Result<(), String> {
             Err(error) => return Err(format!("{operation:?} fails: {error:?}")),
         }
     }
-    Ok(())
+    set_root_flags(system, flags).map(drop)
+}
+
+/// Gives the root directory these flags, and says which it had.
+fn set_root_flags(system: &Embedded, flags: FileFlags) -> Result<FileFlags, String> {
+    let file_system = system.file_system();
+    let before = file_system.attributes(ROOT).map(|it| it.flags);
+    let set = before.and_then(|before| file_system.set_flags(ROOT, flags).map(|()| before));
+    set.map_err(|error| format!("the flags of the root are not set: {error}"))
 }
 
 fn contradiction(tree: &Tree, allowed: &[Tree]) -> String {
