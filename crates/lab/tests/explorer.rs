@@ -101,6 +101,7 @@ fn explore_long(what: &str, prepared: &Prepared, mix: &Mix, count: usize) {
         let seed = index as u64;
         let events = events(prepared, seed, mix, 4, 250);
         run(seed, &events).map_err(|objection| {
+            println!("seed {seed}: {objection}\nLooking for what is enough of it");
             let minimal = shrink(events, |events| run(seed, events).is_err());
             format!("seed {seed}: {objection}\nThese are enough: {minimal:#?}")
         })

@@ -202,12 +202,17 @@ fn work(system: &mut Embedded) -> Result<(), String> {
     for operation in operations {
         match system.apply(&operation) {
             Ok(_) | Err(Errno(libc::ENOSPC)) => {}
-            // Without an inode for it there is no file.
-            Err(Errno(libc::ENOENT)) if system.file_system().statistics().inodes_free == 0 => {}
+            // Without an inode for it, or a block for the list that it gets from its directory, there is no file.
+            Err(Errno(libc::ENOENT)) if is_full(system) => {}
             Err(error) => return Err(format!("{operation:?} fails: {error:?}")),
         }
     }
     set_root_flags(system, flags).map(drop)
+}
+
+fn is_full(system: &Embedded) -> bool {
+    let statistics = system.file_system().statistics();
+    statistics.inodes_free == 0 || statistics.blocks_available == 0
 }
 
 /// Gives the root directory these flags, and says which it had.
