@@ -12,7 +12,8 @@ fail() {
 # Each command that is needed, and the Debian package it comes from.
 needed="
     fusermount3:fuse3 git:git sqlite3:sqlite3 redis-server:redis-server redis-cli:redis-tools
-    pkg-config:pkg-config gcc:gcc gcc:libc6-dev make:make setfattr:attr setfacl:acl ps:procps"
+    pkg-config:pkg-config gcc:gcc gcc:libc6-dev make:make setfattr:attr setfacl:acl ps:procps
+    python3:python3"
 
 install_packages() {
     local missing="" pair

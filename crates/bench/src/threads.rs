@@ -69,7 +69,7 @@ fn throughput(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     ];
     let measured = interleave(bench.scale.rounds, sides)?;
     Ok(vec![
-        scaling(&measured, 0, name, Some(1.8)),
+        scaling(&measured, 0, name, Some(1.9)),
         scaling(&measured, 1, "  the same on tmpfs", None),
         scaling(&measured, 2, "  the same in flushed memory", None),
         scaling(&measured, 3, "  arithmetic: what this machine can", None),
