@@ -124,7 +124,8 @@ fn memory(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         let name = format!("file-{number:08}");
         file_system.create_open(parent, name.as_bytes(), &NEW_FILE, OpenFlags::READ_WRITE)
     };
-    let (open, cold) = (bench.scale.names, bench.scale.mount_files[1]);
+    // Both together are no more than the inodes of the pool.
+    let (open, cold) = (bench.scale.names / 10, bench.scale.mount_files[1]);
     let mut held = Vec::with_capacity(open as usize);
     let start = own_memory()?;
     for number in 0..open {
