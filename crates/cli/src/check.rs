@@ -104,7 +104,11 @@ fn write_text(
         for what in done {
             writeln!(out, "repaired: {what}")?;
         }
-        writeln!(out, "{} repairs; what is left:", done.len())?;
+        let left = match report.is_clean() {
+            true => "nothing is left",
+            false => "what is left:",
+        };
+        writeln!(out, "{} repairs; {left}", done.len())?;
     }
     for finding in &report.findings {
         writeln!(out, "{finding}")?;

@@ -6,6 +6,7 @@ use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::{MembarrierCommand, membarrier};
@@ -21,8 +22,18 @@ pub(crate) struct Mapping {
     survives: Survival,
     access: Access,
     machine: Machine,
-    /// Held for its lock.
-    _file: OwnedFd,
+    _file: LockedFile,
+}
+
+/// The pool's file, held for its lock.
+struct LockedFile(OwnedFd);
+
+impl Drop for LockedFile {
+    fn drop(&mut self) {
+        // A child that another thread is just starting has the descriptor too, until it runs its program. The lock must not
+        // last for as long as that.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
 }
 
 /// What a pool is, once it has been opened and examined.
@@ -60,7 +71,7 @@ impl Mapping {
             survives,
             access,
             machine: Machine::detect(),
-            _file: file,
+            _file: LockedFile(file),
         })
     }
 
