@@ -12,6 +12,7 @@ use signal_hook::iterator::{Handle, Signals};
 
 use crate::adapter::Adapter;
 use crate::kernel::{self, Leave};
+use crate::mountinfo;
 use crate::{Error, MountOptions};
 
 /// A mounted file system. Dropping it unmounts, at once for new users and for the others when they are done.
@@ -125,10 +126,17 @@ impl Mount {
         if let Some(signals) = self.signals.take() {
             signals.close();
         }
-        ended.map_err(|source| Error::Session {
-            directory: self.place.directory.clone(),
-            source,
-        })?;
+        let directory = &self.place.directory;
+        match ended {
+            // The end of a mount that is gone already came while a request was read: fuse_dev_do_read in the kernel.
+            Err(error)
+                if Errno::from_io_error(&error) == Some(Errno::CONNABORTED)
+                    && matches!(mountinfo::find(directory), Ok(None)) => {}
+            ended => ended.map_err(|source| Error::Session {
+                directory: directory.clone(),
+                source,
+            })?,
+        }
         match Arc::get_mut(&mut self.closed).and_then(OnceLock::take) {
             Some(Err(error)) => Err(Error::Close(error)),
             _ => Ok(()),
