@@ -140,14 +140,20 @@ fn damaged_superblocks_are_refused_when_both_are() {
     expect_refusal(&scratch, &pool, "superblocks are damaged");
 }
 
-#[test]
-fn the_damage_of_a_file_is_found_and_named() {
-    let scratch = Scratch::new();
+/// A pool, a file in it, and what that holds.
+fn pool_with_a_file(scratch: &Scratch) -> (String, String, Vec<u8>) {
     let pool = scratch.pool("a.pool", "8M");
     let file = format!("{pool}:/file");
     let data = b"what is written here stands nowhere else in the pool ".repeat(200);
     fs::write(scratch.path("file"), &data).unwrap();
     tako(&["cp", &scratch.path("file"), &file]).ended(0);
+    (pool, file, data)
+}
+
+#[test]
+fn the_damage_of_a_file_is_found_and_named() {
+    let scratch = Scratch::new();
+    let (pool, file, data) = pool_with_a_file(&scratch);
     let clean: serde_json::Value =
         serde_json::from_str(&tako(&["check", "--json", &pool]).ended(0)).unwrap();
     assert_eq!(
@@ -187,11 +193,7 @@ fn the_damage_of_a_file_is_found_and_named() {
 #[test]
 fn repair_mends_what_it_can_and_says_the_rest() {
     let scratch = Scratch::new();
-    let pool = scratch.pool("a.pool", "8M");
-    let file = format!("{pool}:/file");
-    let data = b"what is written here stands nowhere else in the pool ".repeat(200);
-    fs::write(scratch.path("file"), &data).unwrap();
-    tako(&["cp", &scratch.path("file"), &file]).ended(0);
+    let (pool, file, data) = pool_with_a_file(&scratch);
     let whole = fs::read(&pool).unwrap();
     assert!(
         tako(&["check", "--repair", &pool])

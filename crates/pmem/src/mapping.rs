@@ -298,3 +298,20 @@ fn barrier() -> MembarrierCommand {
         },
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn a_closed_pool_is_free_whoever_else_has_its_descriptor() {
+        let scratch = Scratch::new();
+        let path = scratch.path().join("pool");
+        let mapping = crate::pool::create(&path, 4096).unwrap();
+        // As a child has that is just being started.
+        let _inherited = rustix::io::dup(&mapping._file.0).unwrap();
+        drop(mapping);
+        assert!(crate::pool::open(&path, Access::ReadWrite).is_ok());
+    }
+}
