@@ -19,7 +19,7 @@ for target in $targets; do
     # What it finds interesting goes to the first directory; the fixed corpus, the second, only grows by hand.
     found="target/fuzz/$target"
     mkdir -p "$found"
-    # Only pmem has unsafe code, and its tests look at that: without a sanitizer there are ten times as many runs.
+    # No parser has unsafe code: without a sanitizer there are ten times as many runs.
     cargo +nightly fuzz run --sanitizer none "$target" "$found" "fuzz/corpus/$target" -- \
         -max_total_time="${FUZZ_SECONDS:-60}" -timeout=10 -max_len=4096
 done

@@ -38,7 +38,7 @@ type Rule = fn(&Tree) -> Vec<Violation>;
 const RULES: [Rule; 11] = [
     crates::arrows_point_down,
     crates::dependencies_have_reasons,
-    code::unsafe_has_one_home,
+    code::unsafe_has_its_homes,
     code::roots_forbid_unsafe,
     code::nothing_is_banned,
     layout::files_fit,

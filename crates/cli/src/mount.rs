@@ -26,7 +26,7 @@ pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
     let options = parse_options(arguments)?;
     match arguments.foreground || arguments.detached {
         true => serve(arguments, options, out),
-        false => start(arguments),
+        false => start(arguments, out),
     }
 }
 
@@ -61,7 +61,11 @@ fn serve(arguments: &Mount, options: MountOptions, out: &mut dyn Write) -> Outco
             .map_err(|errno| cannot("leave the current directory", errno))?;
     }
     // Whoever started this waits for the line; if nobody does, the mount ends with this failure.
-    writeln!(out, "{source} is mounted on {directory}")?;
+    writeln!(
+        out,
+        "{source} is mounted on {directory}; {}",
+        mount.transport()
+    )?;
     out.flush()?;
     if arguments.detached {
         let_go_of_streams().map_err(|error| cannot("let go of the terminal", error))?;
@@ -86,8 +90,8 @@ fn let_go_of_streams() -> io::Result<()> {
     Ok(())
 }
 
-/// Starts a process that serves the mount, and returns when the directory is ready.
-fn start(arguments: &Mount) -> Outcome {
+/// Starts a process that serves the mount, and returns when the directory is ready, with what that process says of it.
+fn start(arguments: &Mount, out: &mut dyn Write) -> Outcome {
     let options = arguments
         .options
         .iter()
@@ -104,9 +108,9 @@ fn start(arguments: &Mount) -> Outcome {
             .spawn()
     });
     let mut child = child.map_err(|error| cannot("start a process for the mount", error))?;
-    match is_ready(&mut child) {
-        Ok(true) => Ok(()),
-        Ok(false) => {
+    match first_line(&mut child) {
+        Ok(line) if line.ends_with('\n') => Ok(out.write_all(line.as_bytes())?),
+        Ok(_) => {
             let status = child
                 .wait()
                 .map_err(|error| cannot("wait for the mount", error))?;
@@ -122,13 +126,14 @@ fn start(arguments: &Mount) -> Outcome {
     }
 }
 
-/// Waits until the child is ready or has ended: either way it closes its end of the pipe.
-fn is_ready(child: &mut Child) -> io::Result<bool> {
+/// What the child says when it is ready, whole, or what it said before it ended: either way it closes its end of the
+/// pipe.
+fn first_line(child: &mut Child) -> io::Result<String> {
     let mut line = String::new();
     if let Some(mut stdout) = child.stdout.take() {
         stdout.read_to_string(&mut line)?;
     }
-    Ok(line.ends_with('\n'))
+    Ok(line)
 }
 
 pub fn unmount(directory: &Path) -> Outcome {

@@ -2,6 +2,7 @@
 
 mod common;
 mod mounted;
+mod transport;
 
 use std::collections::BTreeMap;
 use std::fs;

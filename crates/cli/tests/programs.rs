@@ -2,6 +2,7 @@
 
 mod common;
 mod mounted;
+mod transport;
 
 use std::fs;
 use std::hint::spin_loop;

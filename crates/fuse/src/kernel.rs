@@ -73,7 +73,7 @@ pub(crate) fn prepare(directory: &Path) -> Result<PathBuf, Error> {
         // The attributes of a dead mount may still be cached, its figures never are.
         match rustix::fs::statfs(directory).and_then(|_| rustix::fs::stat(directory)) {
             // Each turn takes one dead mount away or fails.
-            Err(Errno::NOTCONN) => detach(directory, Leave::AtOnce)?,
+            Err(errno) if is_dead(errno) => detach(directory, Leave::AtOnce)?,
             Err(Errno::NOENT) => return Err(Error::NoDirectory(directory.into())),
             Err(Errno::NOTDIR) => return Err(Error::NotADirectory(directory.into())),
             Err(errno) => return Err(Error::system("look at", directory, errno)),
@@ -89,6 +89,11 @@ pub(crate) fn prepare(directory: &Path) -> Result<PathBuf, Error> {
         directory: directory.into(),
         source,
     })
+}
+
+/// Whether this is what the kernel answers for a mount whose server is gone; the latter two while it still finds out.
+pub(crate) fn is_dead(errno: Errno) -> bool {
+    matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)
 }
 
 /// Mounts on `directory` and returns the descriptor through which the kernel sends requests.

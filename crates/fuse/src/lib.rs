@@ -1,8 +1,10 @@
 //! The file system as a directory: a mount through the kernel's FUSE.
 //!
 //! [`mount`] makes a directory show a [`client::FileSystem`] and returns when it does; the [`Mount`] that it
-//! returns is waited for or unmounted. Below that, `kernel` makes and ends mounts, `adapter` answers the kernel's
-//! requests through the `fuser` crate, and `translate` and `flags` turn its words into ours and back.
+//! returns is waited for or unmounted. Below that, `kernel` makes and ends mounts; `session` agrees with the kernel and
+//! has the threads that take its requests, from the device or from a queue of each processor; `request` and `wire` decode
+//! them, `adapter` does what they ask for, and `answer` writes what is said back. `translate` and `flags` turn the
+//! kernel's words into ours.
 //!
 //! The mount is the only one who uses its pool, so the kernel caches names, attributes and contents for as long as
 //! it likes. Writes are not among that: each has reached the pool when `write(2)` returns.
@@ -10,15 +12,20 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod answer;
 mod error;
 mod flags;
 mod kernel;
 mod mount;
 mod mountinfo;
 mod options;
+mod request;
+mod session;
 mod translate;
+mod wire;
 
 pub use error::Error;
 pub use kernel::unmount;
 pub use mount::{Mount, mount};
-pub use options::MountOptions;
+pub use options::{Cache, Choice, MountOptions};
+pub use session::Transport;

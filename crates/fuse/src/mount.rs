@@ -1,11 +1,9 @@
 //! The life of a mount.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use client::FileSystem;
-use fuser::{BackgroundSession, Config, Session, SessionACL};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
@@ -13,14 +11,15 @@ use signal_hook::iterator::{Handle, Signals};
 use crate::adapter::Adapter;
 use crate::kernel::{self, Leave};
 use crate::mountinfo;
+use crate::session::{self, Session, Transport};
 use crate::{Error, MountOptions};
 
 /// A mounted file system. Dropping it unmounts, at once for new users and for the others when they are done.
 pub struct Mount {
     place: Place,
     /// None once the session has been waited for.
-    session: Option<BackgroundSession>,
-    closed: Arc<OnceLock<Result<(), client::Error>>>,
+    session: Option<Session>,
+    transport: Transport,
     signals: Option<Handle>,
 }
 
@@ -40,15 +39,11 @@ pub fn mount(
     options: &MountOptions,
 ) -> Result<Mount, Error> {
     let directory = kernel::prepare(directory)?;
+    // The kernel offers queues if they are switched on when the mount is made.
+    let switch = session::switch(options);
     let device = kernel::attach(&directory, options)?;
-    let closed = Arc::new(OnceLock::new());
-    let adapter = Adapter::new(file_system, options, closed.clone());
-    let mut config = Config::default();
-    config.n_threads = Some(options.threads);
-    config.clone_fd = true;
-    // The kernel itself keeps other users out where they are not allowed.
-    let session =
-        Session::from_fd(adapter, device, SessionACL::All, config).and_then(Session::spawn);
+    let adapter = Adapter::new(file_system, options);
+    let session = Session::start(device, adapter, options, switch);
     let session = match session {
         Ok(session) => session,
         Err(source) => {
@@ -61,8 +56,8 @@ pub fn mount(
     let device = ready.map_or(0, |found| found.st_dev);
     let mount = Mount {
         place: Place { directory, device },
+        transport: session.transport.clone(),
         session: Some(session),
-        closed,
         signals: None,
     };
     match ready {
@@ -75,6 +70,11 @@ impl Mount {
     /// The directory that shows the file system, as an absolute path.
     pub fn directory(&self) -> &Path {
         &self.place.directory
+    }
+
+    /// How its requests come from the kernel.
+    pub fn transport(&self) -> &Transport {
+        &self.transport
     }
 
     /// Ends the mount if nobody uses it; otherwise it stays, and the error is [`Error::Busy`]. Then
@@ -127,7 +127,7 @@ impl Mount {
             signals.close();
         }
         let directory = &self.place.directory;
-        match ended {
+        match ended.session {
             // The end of a mount that is gone already came while a request was read: fuse_dev_do_read in the kernel.
             Err(error)
                 if Errno::from_io_error(&error) == Some(Errno::CONNABORTED)
@@ -137,10 +137,7 @@ impl Mount {
                 source,
             })?,
         }
-        match Arc::get_mut(&mut self.closed).and_then(OnceLock::take) {
-            Some(Err(error)) => Err(Error::Close(error)),
-            _ => Ok(()),
-        }
+        ended.closed.map_err(Error::Close)
     }
 }
 
@@ -163,7 +160,7 @@ impl Place {
         match rustix::fs::stat(&self.directory) {
             // A dead mount is no longer ours to judge, but it certainly is one.
             Ok(found) if found.st_dev != self.device => return Ok(()),
-            Err(errno) if errno != Errno::NOTCONN => return Ok(()),
+            Err(errno) if !kernel::is_dead(errno) => return Ok(()),
             _ => {}
         }
         match kernel::detach(&self.directory, leave) {

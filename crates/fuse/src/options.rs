@@ -8,17 +8,25 @@ use crate::Error;
 
 /// The options that [`MountOptions::from_str`] understands, for its error message.
 pub(crate) const KNOWN: &str = "ro, rw, allow_other, private, suid, nosuid, dev, nodev, exec, noexec, relatime, \
-                                noatime, threads=COUNT, cache=SECONDS, fsname=NAME";
+                                noatime, threads=COUNT, cache=strict|writeback|none, cache_time=SECONDS, \
+                                transport=auto|uring|classic, switch, noswitch, fsname=NAME";
 
 /// How to mount. The default suits a pool that one process owns; `-o` text is parsed with [`FromStr`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
     /// What `mount` and `df` show as the source: the pool's path. `fsname=NAME`
     pub name: String,
-    /// Threads that answer the kernel; the default is one per processor. `threads=COUNT`
+    /// Threads that read the device; the default is one per processor. Queues have theirs besides. `threads=COUNT`
     pub threads: usize,
-    /// How long the kernel may keep names and attributes without asking. `cache=SECONDS`
-    pub cache: Duration,
+    /// What the kernel keeps of the files' contents. `cache=strict|writeback|none`
+    pub cache: Cache,
+    /// How long the kernel may keep names and attributes without asking. `cache_time=SECONDS`
+    pub cache_time: Duration,
+    /// How requests come. `transport=auto|uring|classic`
+    pub transport: Choice,
+    /// Where the kernel has queues and its module's parameter keeps them off, root may switch it on, for the whole
+    /// machine; the default. `switch`, `noswitch`
+    pub switch: bool,
     /// Refuse changes. `ro`
     pub read_only: bool,
     /// Let other users in, as their permissions allow; the default for root. `allow_other`, `private`
@@ -33,12 +41,37 @@ pub struct MountOptions {
     pub access_times: bool,
 }
 
+/// What the kernel keeps of the files' contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cache {
+    /// What was read or written; a write is persistent when it returns.
+    Strict,
+    /// Writes are collected too, and are persistent after `fsync` or `close`, as on a disk.
+    Writeback,
+    /// Nothing: every read and write is a request, as with `O_DIRECT`.
+    None,
+}
+
+/// Which way requests come from the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// By queues where the kernel has them, else from the device.
+    Auto,
+    /// By a queue of each processor, or not at all.
+    Uring,
+    /// By reading the device.
+    Classic,
+}
+
 impl Default for MountOptions {
     fn default() -> MountOptions {
         MountOptions {
             name: "tako".into(),
             threads: std::thread::available_parallelism().map_or(2, NonZero::get),
-            cache: Duration::from_secs(3600),
+            cache: Cache::Strict,
+            cache_time: Duration::from_secs(3600),
+            transport: Choice::Auto,
+            switch: true,
             read_only: false,
             allow_other: rustix::process::geteuid().is_root(),
             set_user: false,
@@ -89,9 +122,17 @@ impl MountOptions {
                     .ok()
                     .filter(|count| (1..=1024).contains(count))?
             }
-            ("cache", Some(seconds)) => {
-                self.cache = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?
+            ("cache", Some("strict")) => self.cache = Cache::Strict,
+            ("cache", Some("writeback")) => self.cache = Cache::Writeback,
+            ("cache", Some("none")) => self.cache = Cache::None,
+            ("cache_time", Some(seconds)) => {
+                self.cache_time = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?
             }
+            ("transport", Some("auto")) => self.transport = Choice::Auto,
+            ("transport", Some("uring")) => self.transport = Choice::Uring,
+            ("transport", Some("classic")) => self.transport = Choice::Classic,
+            ("switch", None) => self.switch = true,
+            ("noswitch", None) => self.switch = false,
             ("fsname", Some(name)) => self.name = name.into(),
             // True of every mount here, or for the programs that read /etc/fstab.
             (
@@ -112,12 +153,15 @@ mod tests {
     #[test]
     fn options_are_understood() {
         let options: MountOptions =
-            "ro,threads=3,cache=0.5,private,suid,dev,noexec,noatime,,nofail,x-systemd.automount"
+            "ro,threads=3,cache=none,cache_time=0.5,transport=classic,noswitch,private,suid,dev,noexec,noatime,,nofail,x-systemd.automount"
                 .parse()
                 .unwrap();
         let expected = MountOptions {
             threads: 3,
-            cache: Duration::from_millis(500),
+            cache: Cache::None,
+            cache_time: Duration::from_millis(500),
+            transport: Choice::Classic,
+            switch: false,
             read_only: true,
             allow_other: false,
             set_user: true,
@@ -137,8 +181,10 @@ mod tests {
             "threads",
             "threads=0",
             "threads=many",
-            "cache=-1",
-            "cache=nan",
+            "cache=1",
+            "cache_time=-1",
+            "cache_time=nan",
+            "transport=",
             "ro=1",
         ] {
             let error = format!("rw,{wrong}").parse::<MountOptions>().unwrap_err();

@@ -14,8 +14,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
-use common::{apart, run};
-use fuse::{Error, MountOptions};
+use common::{apart, options, run};
+use fuse::Error;
 use mounted::{Directory, Mounted, errno, file_system};
 
 /// Makes the kernel ask for the contents of a file at its next reading.
@@ -659,7 +659,7 @@ fn unmounting_from_outside_ends_the_session() {
 fn what_lies_below_is_left_alone() {
     let below = Mounted::new();
     fs::write(below.path("below"), b"x").unwrap();
-    let above = fuse::mount(file_system(), &below.directory.0, &MountOptions::default()).unwrap();
+    let above = fuse::mount(file_system(), &below.directory.0, &options("")).unwrap();
     assert!(!below.path("below").exists());
     let mut umount = Command::new("umount");
     let unmounted = apart(|| umount.arg(&below.directory.0).status().unwrap());
@@ -670,8 +670,65 @@ fn what_lies_below_is_left_alone() {
 }
 
 #[test]
+fn each_cache_shows_what_was_written() {
+    for cache in ["strict", "writeback", "none"] {
+        let mounted = Mounted::with(&options(&format!("cache={cache}")));
+        let path = mounted.path("file");
+        let write = |at: u64, bytes: &[u8]| {
+            let file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path);
+            file.unwrap().write_all_at(bytes, at).unwrap();
+        };
+        write(0, &[1; 10_000]);
+        write(5_000, b"in the middle");
+        write(20_000, b"behind a hole");
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .open(&path)
+            .unwrap();
+        (&file).write_all(b"at the end").unwrap();
+        let mut expected = vec![1; 10_000];
+        expected[5_000..5_013].copy_from_slice(b"in the middle");
+        expected.resize(20_000, 0);
+        expected.extend(b"behind a holeat the end");
+        assert_eq!(fs::read(&path).unwrap(), expected, "{cache}");
+        assert_eq!(
+            file.metadata().unwrap().len(),
+            expected.len() as u64,
+            "{cache}"
+        );
+        file.sync_all().unwrap();
+        file.set_len(12_000).unwrap();
+        expected.truncate(12_000);
+        assert_eq!(fs::read(&path).unwrap(), expected, "{cache}");
+        let script = "
+import mmap, os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+view = mmap.mmap(file, 12000)
+assert view[5000:5013] == b'in the middle'
+view[100:107] = b'mapping'
+assert os.pread(file, 7, 100) == b'mapping'
+os.pwrite(file, b'written', 300)
+assert view[300:307] == b'written'
+view.flush()
+";
+        let output = run(Command::new("python3").args(["-c", script]).arg(&path));
+        assert!(output.status.success(), "{cache}: {output:?}");
+        expected[100..107].copy_from_slice(b"mapping");
+        expected[300..307].copy_from_slice(b"written");
+        assert_eq!(fs::read(&path).unwrap(), expected, "{cache}");
+        drop(file);
+        mounted.end();
+    }
+}
+
+#[test]
 fn read_only_mounts_refuse_changes() {
-    let mounted = Mounted::with(&"ro".parse().unwrap());
+    let mounted = Mounted::with(&options("ro"));
     assert_eq!(errno(File::create(mounted.path("file"))), libc::EROFS);
     mounted.end();
 }
@@ -680,11 +737,11 @@ fn read_only_mounts_refuse_changes() {
 fn wrong_mount_points_are_refused() {
     let directory = Directory::new();
     let missing = directory.0.join("missing");
-    let result = fuse::mount(file_system(), &missing, &MountOptions::default());
+    let result = fuse::mount(file_system(), &missing, &options(""));
     assert!(matches!(result.err(), Some(Error::NoDirectory(_))));
     let file = directory.0.join("file");
     fs::write(&file, b"").unwrap();
-    let result = fuse::mount(file_system(), &file, &MountOptions::default());
+    let result = fuse::mount(file_system(), &file, &options(""));
     assert!(matches!(result.err(), Some(Error::NotADirectory(_))));
     fs::remove_file(&file).unwrap();
     assert!(matches!(

@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{
     AtFlags, Mode, OFlags, XattrFlags, getxattr, mkdirat, openat, removexattr, setxattr, unlinkat,
@@ -267,12 +268,63 @@ sys.exit(1)
     mounted.end();
 }
 
+/// O_TMPFILE: a file without a name, which gets one or is gone with its last descriptor.
 #[test]
-fn unnamed_files_are_not_passed_on() {
+fn unnamed_files_get_a_name_or_go() {
     let mounted = Mounted::new();
+    let free = || rustix::fs::statfs(&mounted.directory.0).unwrap().f_ffree;
+    let before = free();
     let flags = OFlags::TMPFILE | OFlags::RDWR;
-    let opened = rustix::fs::open(&mounted.directory.0, flags, Mode::RUSR);
-    assert_eq!(opened.err(), Some(Errno::OPNOTSUPP));
+    let make = |flags| rustix::fs::open(&mounted.directory.0, flags, Mode::RUSR).unwrap();
+    let file = make(flags);
+    rustix::io::pwrite(&file, b"nameless", 0).unwrap();
+    assert_eq!(rustix::fs::fstat(&file).unwrap().st_nlink, 0);
+    assert_eq!(free(), before - 1);
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    let named = mounted.path("named");
+    rustix::fs::linkat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::CWD,
+        &named,
+        AtFlags::SYMLINK_FOLLOW,
+    )
+    .unwrap();
+    assert_eq!(std::fs::read(&named).unwrap(), b"nameless");
+    assert_eq!(rustix::fs::fstat(&file).unwrap().st_nlink, 1);
+    drop(file);
+    std::fs::remove_file(&named).unwrap();
+
+    let exclusive = make(flags | OFlags::EXCL);
+    let path = format!(
+        "/proc/self/fd/{}",
+        std::os::fd::AsRawFd::as_raw_fd(&exclusive)
+    );
+    let linked = rustix::fs::linkat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::CWD,
+        &named,
+        AtFlags::SYMLINK_FOLLOW,
+    );
+    assert_eq!(linked, Err(Errno::NOENT));
+    drop(exclusive);
+    mounted.end();
+}
+
+#[test]
+fn statx_tells_the_birth_time() {
+    let mounted = Mounted::new();
+    let path = mounted.path("born");
+    let before = SystemTime::now();
+    fs::write(&path, b"x").unwrap();
+    let born = || fs::metadata(&path).unwrap().created().unwrap();
+    let first = born();
+    // The kernel's clock for time stamps may lag by a tick.
+    assert!(first + Duration::from_millis(10) >= before && first <= SystemTime::now());
+    fs::write(&path, b"other").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(born(), first);
     mounted.end();
 }
 

@@ -11,7 +11,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("protocol", &[]),
     ("server", &["pmem", "protocol", "store"]),
     ("client", &["pmem", "store"]),
-    ("fuse", &["client"]),
+    ("fuse-device", &[]),
+    ("fuse", &["client", "fuse-device"]),
     ("bench", &["pmem", "store", "client"]),
     ("cli", &["pmem", "store", "client", "fuse", "bench"]),
     (

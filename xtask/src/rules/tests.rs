@@ -156,14 +156,18 @@ fn a_dependency_without_reason_is_found() {
 }
 
 #[test]
-fn unsafe_outside_pmem_is_found() {
+fn unsafe_outside_its_homes_is_found() {
     expect(
         clean().with(RING, "fn f() {\n    unsafe { g() }\n}\n"),
-        &["crates/store/src/ring.rs:2: unsafe outside crates/pmem; move it there"],
+        &[
+            "crates/store/src/ring.rs:2: unsafe outside crates/pmem and crates/fuse-device; move it there",
+        ],
     );
     expect(
         clean().with("fuzz/fuzz_targets/check.rs", "unsafe fn f() {}\n"),
-        &["fuzz/fuzz_targets/check.rs:1: unsafe outside crates/pmem; move it there"],
+        &[
+            "fuzz/fuzz_targets/check.rs:1: unsafe outside crates/pmem and crates/fuse-device; move it there",
+        ],
     );
 }
 

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use crate::common::{command, tako};
+use crate::transport;
 
 /// A mount that is served by a child of this process.
 pub struct Mounted {
@@ -16,7 +17,8 @@ impl Mounted {
     /// Mounts and waits until the directory is ready.
     pub fn new(pool: &str, directory: &str) -> Mounted {
         std::fs::create_dir_all(directory).unwrap();
-        let arguments = ["mount", "--foreground", pool, directory];
+        let options = transport::options();
+        let arguments = ["mount", "--foreground", "-o", &options, pool, directory];
         let mut child = command(&arguments).stdout(Stdio::piped()).spawn().unwrap();
         let stdout = child.stdout.take().unwrap();
         let mounted = Mounted {

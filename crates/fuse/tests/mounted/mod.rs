@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use client::{FileSystem, Geometry, Options, Region, Store};
 use fuse::{Mount, MountOptions};
 
-use crate::common::apart;
+use crate::common::{apart, options};
 
 const POOL_LENGTH: u64 = 256 << 20;
 
@@ -40,7 +40,7 @@ impl Drop for Directory {
 
 impl Mounted {
     pub fn new() -> Mounted {
-        Mounted::with(&MountOptions::default())
+        Mounted::with(&options(""))
     }
 
     pub fn with(options: &MountOptions) -> Mounted {

@@ -1,0 +1,124 @@
+//! Names: what is found, made and renamed.
+
+use client::{Attributes, Error, FileKind, NewInode, OpenFlags, RenameMode};
+use rustix::io::Errno;
+
+use super::{Adapter, Answer, room};
+use crate::answer::{self, put};
+use crate::request::{Rename, Request};
+use crate::translate::{errno, file_kind};
+use crate::wire;
+
+impl Adapter {
+    pub(super) fn lookup(&self, directory: u64, name: &[u8]) -> Result<wire::EntryOut, Errno> {
+        match self.file_system.lookup(directory, name) {
+            Err(error) if error.errno() == libc::ENOENT => Ok(answer::nothing_there(self.cache)),
+            result => self.entry(result),
+        }
+    }
+
+    /// Answers with a file that the kernel will remember until it says forget.
+    fn entry(&self, result: Result<Attributes, Error>) -> Result<wire::EntryOut, Errno> {
+        let attributes = self.held(result).map_err(|error| errno(&error))?;
+        Ok(answer::entry(&attributes, self.cache))
+    }
+
+    pub(super) fn held(&self, result: Result<Attributes, Error>) -> Result<Attributes, Error> {
+        let attributes = result?;
+        self.file_system.hold(attributes.number)?;
+        Ok(attributes)
+    }
+
+    /// Makes what a request asks for: a file of any kind, or another name of one. With what else is said of an open one.
+    pub(super) fn make(
+        &self,
+        header: &wire::InHeader,
+        request: Request<'_>,
+    ) -> Result<(wire::EntryOut, Option<wire::OpenOut>), Errno> {
+        let (name, inode) = match request {
+            Request::Link { node, name } => {
+                let linked = self.file_system.link(node, header.node, name);
+                return Ok((self.entry(linked)?, None));
+            }
+            Request::Create { name, new } => {
+                let inode = new_inode(header, FileKind::Regular, new.mode, new.umask);
+                let flags = OpenFlags::from_bits(new.flags as i32);
+                let created = self
+                    .file_system
+                    .create_open(header.node, name, &inode, flags);
+                let entry = self.entry(created.map(|(attributes, _file)| attributes))?;
+                return Ok((entry, Some(self.opened())));
+            }
+            Request::MakeNode { name, new } => {
+                let kind = file_kind(new.mode).ok_or(Errno::INVAL)?;
+                let mut inode = new_inode(header, kind, new.mode, new.umask);
+                inode.device = new.device;
+                (name, inode)
+            }
+            Request::MakeDirectory { name, new } => (
+                name,
+                new_inode(header, FileKind::Directory, new.mode, new.umask),
+            ),
+            Request::MakeSymlink { name, target } => {
+                let mut inode = new_inode(header, FileKind::Symlink, 0o777, 0);
+                inode.target = target;
+                (name, inode)
+            }
+            _ => return Err(Errno::NOSYS),
+        };
+        let created = self.file_system.create(header.node, name, &inode);
+        Ok((self.entry(created)?, None))
+    }
+
+    /// Opens a file without a name (`O_TMPFILE`). It lives as long as the kernel remembers it.
+    pub(super) fn make_unnamed(
+        &self,
+        header: &wire::InHeader,
+        new: &wire::CreateIn,
+        body: &mut [u8],
+    ) -> Answer {
+        let inode = new_inode(header, FileKind::Regular, new.mode, new.umask);
+        let flags = OpenFlags::from_bits(new.flags as i32);
+        let made = self.file_system.create_unnamed(header.node, &inode, flags);
+        let file = made.map_err(|error| errno(&error))?;
+        let entry = self.entry(file.attributes())?;
+        let length = put(body, &entry);
+        Ok(length + put(&mut body[length..], &self.opened()))
+    }
+
+    pub(super) fn rename(&self, directory: u64, rename: &Rename<'_>) -> Answer {
+        let mode = match rename.flags {
+            0 => RenameMode::Replace,
+            libc::RENAME_NOREPLACE => RenameMode::NoReplace,
+            libc::RENAME_EXCHANGE => RenameMode::Exchange,
+            // That the new name is free, if it is to be, the kernel has seen.
+            flags if flags & !libc::RENAME_NOREPLACE == libc::RENAME_WHITEOUT => {
+                RenameMode::Whiteout
+            }
+            _ => return Err(Errno::INVAL),
+        };
+        self.done(self.file_system.rename(
+            directory,
+            rename.name,
+            rename.new_directory,
+            rename.new_name,
+            mode,
+        ))
+    }
+
+    pub(super) fn read_link(&self, number: u64, body: &mut [u8]) -> Answer {
+        let target = self.noted(number, 0, self.file_system.read_link(number))?;
+        room(body, target.len() as u32)?.copy_from_slice(&target);
+        Ok(target.len())
+    }
+}
+
+/// What to create, owned by who asks.
+fn new_inode(header: &wire::InHeader, kind: FileKind, mode: u32, umask: u32) -> NewInode<'static> {
+    NewInode {
+        umask,
+        uid: header.uid,
+        gid: header.gid,
+        ..NewInode::new(kind, mode & 0o7777)
+    }
+}

@@ -1,0 +1,89 @@
+//! Requests read from the device, each by whichever thread comes first.
+
+use std::io::{self, IoSlice};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use rustix::io::Errno;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::DATA_LENGTH_MAX;
+use crate::adapter::{Adapter, is_unanswered};
+use crate::wire;
+
+/// Room before the data of the longest write.
+const HEAD_ROOM: usize = 4096;
+
+/// Starts threads that answer what comes from `device`, each through a descriptor of its own.
+pub(super) fn serve(
+    device: OwnedFd,
+    count: usize,
+    adapter: &Arc<Adapter>,
+) -> io::Result<Vec<JoinHandle<io::Result<()>>>> {
+    let mut descriptors = vec![device];
+    for _ in 1..count {
+        let further = fuse_device::clone_descriptor(&descriptors[0])?;
+        descriptors.push(further);
+    }
+    let start = |(number, device)| {
+        let adapter = adapter.clone();
+        thread::Builder::new()
+            .name(format!("tako-device-{number}"))
+            .spawn(move || answer_all(&device, &adapter))
+    };
+    descriptors.into_iter().enumerate().map(start).collect()
+}
+
+/// Answers until the mount has ended.
+fn answer_all(device: &OwnedFd, adapter: &Adapter) -> io::Result<()> {
+    let mut buffer = vec![0; HEAD_ROOM + DATA_LENGTH_MAX];
+    loop {
+        match rustix::io::read(device, &mut buffer) {
+            Ok(length) => answer_one(device, adapter, &mut buffer, length)?,
+            Err(Errno::NODEV) => return Ok(()),
+            // A request that was withdrawn while it was read, or a signal.
+            Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn answer_one(
+    device: &OwnedFd,
+    adapter: &Adapter,
+    buffer: &mut [u8],
+    length: usize,
+) -> io::Result<()> {
+    let (header, rest) = buffer
+        .split_first_chunk_mut::<{ size_of::<wire::InHeader>() }>()
+        .expect("a buffer for the longest request");
+    if length < header.len() {
+        return Err(io::Error::from(io::ErrorKind::InvalidData));
+    }
+    let header = wire::InHeader::read_from_bytes(header).expect("as many bytes as it has");
+    let length = length - size_of::<wire::InHeader>();
+    // A request that is cut short has less of a fixed part than it should, and is found wanting where it is decoded.
+    let fixed = wire::argument_length(header.opcode).min(length);
+    let (argument, body) = rest.split_at_mut(fixed);
+    let answer = adapter.serve(&header, argument, body, length - fixed);
+    if is_unanswered(header.opcode) {
+        return Ok(());
+    }
+    let (error, length) = match answer {
+        Ok(length) => (0, length),
+        Err(errno) => (-errno.raw_os_error(), 0),
+    };
+    let head = wire::OutHeader {
+        length: (size_of::<wire::OutHeader>() + length) as u32,
+        error,
+        unique: header.unique,
+    };
+    let parts = [IoSlice::new(head.as_bytes()), IoSlice::new(&body[..length])];
+    match rustix::io::writev(device, &parts) {
+        // Whoever asked has been killed, or the mount has ended: the next read says which.
+        Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::INTR) => Ok(()),
+        // The kernel does not take such an answer, and no other one comes.
+        Err(errno) => Err(errno.into()),
+    }
+}

@@ -1,0 +1,126 @@
+//! The first request and its answer: version, sizes and capabilities.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::DATA_LENGTH_MAX;
+use crate::MountOptions;
+use crate::adapter::Adapter;
+use crate::options::Cache;
+use crate::wire::{self, capability};
+
+/// Read-ahead and asynchronous direct requests that the kernel may have under way.
+const BACKGROUND_MAX: u16 = 64;
+/// Bytes of a page of the page cache.
+const PAGE: usize = 4096;
+
+/// Asked for wherever the kernel has it.
+const WANTED: u64 = capability::ASYNC_READ
+    | capability::BIG_WRITES
+    | capability::HAS_IOCTL_DIR
+    | capability::PARALLEL_DIROPS
+    | capability::CACHE_SYMLINKS
+    | capability::EXPLICIT_INVAL_DATA
+    | capability::DO_READDIRPLUS
+    | capability::READDIRPLUS_AUTO
+    | capability::ASYNC_DIO
+    | capability::MAX_PAGES
+    | capability::NO_OPEN_SUPPORT
+    | capability::NO_OPENDIR_SUPPORT
+    | capability::INIT_EXT
+    // The kernel checks permissions by the lists that it finds among the extended attributes. It leaves the umask to us,
+    // since a directory's default list may stand in for it.
+    | capability::POSIX_ACL
+    | capability::DONT_MASK
+    // Without it the kernel asks for the file's capabilities before each write.
+    | capability::HANDLE_KILLPRIV_V2
+    | capability::DIRECT_IO_ALLOW_MMAP;
+
+/// What the kernel offers.
+pub(super) struct Offer {
+    unique: u64,
+    init: wire::InitIn,
+    capabilities: u64,
+}
+
+impl Offer {
+    /// Reads the first request of a session.
+    pub(super) fn receive(device: &OwnedFd) -> io::Result<Offer> {
+        let mut buffer = vec![0; 2 * PAGE];
+        let length = rustix::io::retry_on_intr(|| rustix::io::read(device, &mut buffer))?;
+        let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+        let (header, rest) = wire::InHeader::read_from_prefix(&buffer[..length])
+            .map_err(|_| wrong("the first request is cut short"))?;
+        if header.opcode != wire::opcode::INIT {
+            return Err(wrong("the first request does not begin a session"));
+        }
+        // Older kernels send less of it.
+        let mut init = wire::InitIn::default();
+        let known = rest.len().min(size_of::<wire::InitIn>());
+        init.as_mut_bytes()[..known].copy_from_slice(&rest[..known]);
+        if init.major != wire::MAJOR || init.minor < wire::MINOR_LEAST {
+            let (major, minor) = (init.major, init.minor);
+            return Err(wrong(&format!(
+                "the kernel speaks FUSE {major}.{minor}, and {}.{} is the least that works (Linux 5.4)",
+                wire::MAJOR,
+                wire::MINOR_LEAST
+            )));
+        }
+        let mut capabilities = u64::from(init.flags);
+        if capabilities & capability::INIT_EXT != 0 {
+            capabilities |= u64::from(init.flags2) << 32;
+        }
+        Ok(Offer {
+            unique: header.unique,
+            init,
+            capabilities,
+        })
+    }
+
+    pub(super) fn has_queues(&self) -> bool {
+        self.capabilities & capability::OVER_IO_URING != 0
+    }
+
+    /// Answers with what is taken of it.
+    pub(super) fn accept(
+        &self,
+        device: &OwnedFd,
+        adapter: &mut Adapter,
+        options: &MountOptions,
+        with_queues: bool,
+    ) -> io::Result<()> {
+        let mut wanted = WANTED;
+        if with_queues {
+            wanted |= capability::OVER_IO_URING;
+        }
+        if options.cache == Cache::Writeback {
+            wanted |= capability::WRITEBACK_CACHE;
+        }
+        let taken = wanted & self.capabilities;
+        adapter.open_unneeded = taken & capability::NO_OPEN_SUPPORT != 0;
+        adapter.open_directory_unneeded = taken & capability::NO_OPENDIR_SUPPORT != 0;
+        let answer = wire::InitOut {
+            major: wire::MAJOR,
+            minor: wire::MINOR,
+            max_readahead: self.init.max_readahead,
+            flags: taken as u32,
+            flags2: (taken >> 32) as u32,
+            max_background: BACKGROUND_MAX,
+            congestion_threshold: BACKGROUND_MAX / 4 * 3,
+            max_write: DATA_LENGTH_MAX as u32,
+            time_granularity_ns: 1,
+            max_pages: (DATA_LENGTH_MAX / PAGE) as u16,
+            ..wire::InitOut::default()
+        };
+        let header = wire::OutHeader {
+            length: (size_of::<wire::OutHeader>() + size_of::<wire::InitOut>()) as u32,
+            error: 0,
+            unique: self.unique,
+        };
+        let bytes = [header.as_bytes(), answer.as_bytes()].concat();
+        rustix::io::write(device, &bytes)?;
+        Ok(())
+    }
+}
