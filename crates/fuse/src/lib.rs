@@ -15,6 +15,7 @@ mod adapter;
 mod answer;
 mod error;
 mod flags;
+pub mod fuzzing;
 mod kernel;
 mod mount;
 mod mountinfo;

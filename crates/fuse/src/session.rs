@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use crate::MountOptions;
 use crate::adapter::Adapter;
 use crate::options::Choice;
-use negotiation::Offer;
+pub(crate) use negotiation::Offer;
 use queues::Queues;
 
 /// Longest read or write in one request, in bytes: what the store writes atomically.

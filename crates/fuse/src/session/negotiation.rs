@@ -39,7 +39,7 @@ const WANTED: u64 = capability::ASYNC_READ
     | capability::DIRECT_IO_ALLOW_MMAP;
 
 /// What the kernel offers.
-pub(super) struct Offer {
+pub(crate) struct Offer {
     unique: u64,
     init: wire::InitIn,
     capabilities: u64,
@@ -50,13 +50,17 @@ impl Offer {
     pub(super) fn receive(device: &OwnedFd) -> io::Result<Offer> {
         let mut buffer = vec![0; 2 * PAGE];
         let length = rustix::io::retry_on_intr(|| rustix::io::read(device, &mut buffer))?;
+        Offer::decode(&buffer[..length])
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> io::Result<Offer> {
         let wrong = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
-        let (header, rest) = wire::InHeader::read_from_prefix(&buffer[..length])
+        let (header, rest) = wire::InHeader::read_from_prefix(bytes)
             .map_err(|_| wrong("the first request is cut short"))?;
         if header.opcode != wire::opcode::INIT {
             return Err(wrong("the first request does not begin a session"));
         }
-        // Older kernels send less of it.
+        // Older kernels send less of it, newer ones may send more.
         let mut init = wire::InitIn::default();
         let known = rest.len().min(size_of::<wire::InitIn>());
         init.as_mut_bytes()[..known].copy_from_slice(&rest[..known]);
@@ -122,5 +126,63 @@ impl Offer {
         let bytes = [header.as_bytes(), answer.as_bytes()].concat();
         rustix::io::write(device, &bytes)?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn first_request(
+        opcode: u32,
+        major: u32,
+        minor: u32,
+        capabilities: u64,
+        cut: usize,
+    ) -> Vec<u8> {
+        let header = wire::InHeader {
+            opcode,
+            unique: 7,
+            ..wire::InHeader::default()
+        };
+        let init = wire::InitIn {
+            major,
+            minor,
+            flags: capabilities as u32,
+            flags2: (capabilities >> 32) as u32,
+            ..wire::InitIn::default()
+        };
+        let mut bytes = [header.as_bytes(), init.as_bytes()].concat();
+        bytes.truncate(bytes.len() - cut);
+        bytes
+    }
+
+    #[test]
+    fn versions_from_the_least_on_are_taken() {
+        let init = wire::opcode::INIT;
+        let queues = capability::OVER_IO_URING;
+        let offer = |minor, capabilities, cut| {
+            Offer::decode(&first_request(init, 7, minor, capabilities, cut))
+                .map(|offer| offer.has_queues())
+        };
+        assert_eq!(offer(45, queues | capability::INIT_EXT, 0).ok(), Some(true));
+        // One that is newer than we are.
+        assert_eq!(offer(99, capability::INIT_EXT, 0).ok(), Some(false));
+        // Without the word that says so, the second word of capabilities means nothing.
+        assert_eq!(offer(36, queues, 0).ok(), Some(false));
+        // Linux 5.4 has 16 bytes.
+        assert_eq!(offer(31, 0, 48).ok(), Some(false));
+        for minor in [0, 30] {
+            let refused = offer(minor, 0, 48).unwrap_err().to_string();
+            assert!(refused.contains(&format!("7.{minor}")), "{refused}");
+        }
+        for wrong in [
+            first_request(init, 8, 45, 0, 0),
+            first_request(wire::opcode::LOOKUP, 7, 45, 0, 0),
+            first_request(init, 7, 45, 0, 64 + 1),
+            Vec::new(),
+        ] {
+            assert!(Offer::decode(&wrong).is_err());
+        }
     }
 }
