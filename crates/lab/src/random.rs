@@ -132,12 +132,10 @@ impl Mix {
     }
 
     /// The usual mix as far as a kernel in between leaves it alone: no set-id bits, which the kernel
-    /// clears by rules of its own, no symbolic links out of the mount, no flags, which opening does not ask for there, and no files
-    /// without a name.
+    /// clears by rules of its own, no symbolic links out of the mount, and no flags, which opening does not ask for there.
     pub fn mounted() -> Mix {
         Mix {
             flags: false,
-            unnamed: false,
             // The kernel has no request for moving ranges.
             ranges: [COMMON_RANGES, OUR_RANGES].concat(),
             targets: strings(&["a", "d", "d/b", "e/d", "s", "none/a", "."]),
@@ -150,7 +148,6 @@ impl Mix {
     pub fn tmpfs() -> Mix {
         Mix {
             flags: true,
-            unnamed: true,
             held_writes: false,
             ranges: COMMON_RANGES.to_vec(),
             ..Mix::mounted()
