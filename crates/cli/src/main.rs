@@ -1,7 +1,8 @@
 //! The `tako` command: pools, mounts, and files in a pool without a mount.
 //!
 //! `arguments` says what can be asked for; each command has its module; `place` tells `POOL:/path` from a path on
-//! this host, `pools` opens pools, `walk` goes through a tree, and `failure` is how all of them fail.
+//! this host, `pools` opens pools, `walk` goes through a tree,
+//! `service` is what mount(8) and the service manager expect, and `failure` is how all of them fail.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -18,6 +19,7 @@ mod mkfs;
 mod mount;
 mod place;
 mod pools;
+mod service;
 mod side;
 mod space;
 mod walk;
@@ -28,10 +30,18 @@ use std::process::ExitCode;
 use arguments::{Arguments, Command};
 use clap::Parser;
 use failure::Outcome;
+use service::Asked;
 
 fn main() -> ExitCode {
-    let command = Arguments::parse().command;
-    let mut out = BufWriter::new(std::io::stdout().lock());
+    let (command, mut out): (Command, Box<dyn Write>) =
+        match service::asked_by_mount(std::env::args_os()) {
+            Some(Asked::Mount(arguments)) => (Command::Mount(arguments), Box::new(std::io::sink())),
+            Some(Asked::Nothing) => return ExitCode::SUCCESS,
+            None => {
+                let out = BufWriter::new(std::io::stdout().lock());
+                (Arguments::parse().command, Box::new(out))
+            }
+        };
     let outcome = run(&command, &mut out);
     // What was printed before a failure still belongs to the user.
     let flushed = out.flush();

@@ -67,6 +67,9 @@ fn serve(arguments: &Mount, options: MountOptions, out: &mut dyn Write) -> Outco
         mount.transport()
     )?;
     out.flush()?;
+    if arguments.foreground {
+        crate::service::say_ready().map_err(|error| cannot("tell the service manager", error))?;
+    }
     if arguments.detached {
         let_go_of_streams().map_err(|error| cannot("let go of the terminal", error))?;
     }

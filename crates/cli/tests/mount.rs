@@ -5,8 +5,11 @@ mod transport;
 
 use std::fs;
 use std::io::{ErrorKind, Write};
+use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use common::{Scratch, tako};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -319,4 +322,76 @@ fn a_signal_unmounts() {
         tako(&["ls", &format!("{}:/", place.pool)]).ended(0),
         "1\n15\n2\n"
     );
+}
+
+/// By `mount -t tako` and by a line of fstab, in a mount namespace where the helper stands where mount(8) looks for it.
+#[test]
+fn the_system_mounts_by_its_helper() {
+    let place = Background::new();
+    let script = "set -e
+        mount -t tmpfs none /mnt
+        mkdir /mnt/upper /mnt/work
+        mount -t overlay none -o lowerdir=/usr/sbin,upperdir=/mnt/upper,workdir=/mnt/work /usr/sbin
+        ln -s \"$1\" /usr/sbin/mount.tako
+        mount -t tako \"$2\" \"$3\" -o noatime,noexec,transport=classic
+        grep \"$3 fuse.tako rw.*noexec,noatime\" /proc/self/mounts
+        echo contents > \"$3/file\"
+        umount \"$3\"
+        echo \"$2 $3 tako ro,nofail,x-systemd.requires=none 0 0\" > /mnt/fstab
+        mount --fstab /mnt/fstab \"$3\"
+        grep \"$3 fuse.tako ro\" /proc/self/mounts
+        cat \"$3/file\"
+        umount \"$3\"
+        mount --fake -t tako none /nowhere
+        ! mount -t tako \"$3\" \"$3\" -o sideways 2>/mnt/error
+        grep sideways /mnt/error";
+    let program = common::command(&[]);
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", script, "sh"])
+        .arg(program.get_program())
+        .args([&place.pool, &place.directory])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("contents\n"), "{said}");
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let place = Background::new();
+    for name in [
+        place.scratch.path("notify"),
+        format!("@tako-test-{}", std::process::id()),
+    ] {
+        let socket = match name.strip_prefix('@') {
+            Some(name) => {
+                let address = SocketAddr::from_abstract_name(name).unwrap();
+                UnixDatagram::bind_addr(&address).unwrap()
+            }
+            None => UnixDatagram::bind(&name).unwrap(),
+        };
+        let patience = Some(Duration::from_secs(60));
+        socket.set_read_timeout(patience).unwrap();
+        let options = transport::options();
+        let arguments = [
+            "mount",
+            "--foreground",
+            "-o",
+            &options,
+            &place.pool,
+            &place.directory,
+        ];
+        let mut child = common::command(&arguments)
+            .env("NOTIFY_SOCKET", &name)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut said = [0; 64];
+        let length = socket.recv(&mut said).unwrap();
+        assert_eq!(&said[..length], b"READY=1\n");
+        assert!(!is_bare(&place.directory));
+        tako(&["umount", &place.directory]).ended(0);
+        assert!(child.wait().unwrap().success());
+    }
 }

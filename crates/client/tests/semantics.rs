@@ -76,6 +76,7 @@ fn the_document_and_the_tests_name_each_other() {
     let mount_tests = concat!(
         include_str!("../../fuse/tests/mount.rs"),
         include_str!("../../fuse/tests/posix.rs"),
+        include_str!("../../fuse/tests/caches.rs"),
     );
     for name in &mount {
         let is_there = mount_tests.contains(&format!("#[test]\nfn {name}()"));

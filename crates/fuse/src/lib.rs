@@ -7,7 +7,7 @@
 //! kernel's words into ours.
 //!
 //! The mount is the only one who uses its pool, so the kernel caches names, attributes and contents for as long as
-//! it likes. Writes are not among that: each has reached the pool when `write(2)` returns.
+//! it likes; a program that changes its mounted file system itself says so by a [`Notifier`]. Writes are not among that: each has reached the pool when `write(2)` returns.
 
 #![forbid(unsafe_code)]
 
@@ -19,6 +19,7 @@ pub mod fuzzing;
 mod kernel;
 mod mount;
 mod mountinfo;
+mod notify;
 mod options;
 mod request;
 mod session;
@@ -28,5 +29,6 @@ mod wire;
 pub use error::Error;
 pub use kernel::unmount;
 pub use mount::{Mount, mount};
+pub use notify::Notifier;
 pub use options::{Cache, Choice, MountOptions};
 pub use session::Transport;

@@ -13,7 +13,7 @@ use crate::adapter::Adapter;
 use crate::kernel::{self, Leave};
 use crate::mountinfo;
 use crate::session::{self, Session, Transport};
-use crate::{Error, MountOptions};
+use crate::{Error, MountOptions, Notifier};
 
 /// A mounted file system. Dropping it unmounts, at once for new users and for the others when they are done.
 pub struct Mount {
@@ -21,6 +21,7 @@ pub struct Mount {
     /// None once the session has been waited for.
     session: Option<Session>,
     transport: Transport,
+    notifier: Notifier,
     signals: Option<Handle>,
 }
 
@@ -58,6 +59,7 @@ pub fn mount(
     let mount = Mount {
         place: Place { directory, device },
         transport: session.transport.clone(),
+        notifier: session.notifier.clone(),
         session: Some(session),
         signals: None,
     };
@@ -76,6 +78,11 @@ impl Mount {
     /// How its requests come from the kernel.
     pub fn transport(&self) -> &Transport {
         &self.transport
+    }
+
+    /// By which a program that changes the mounted file system itself tells the kernel so.
+    pub fn notifier(&self) -> &Notifier {
+        &self.notifier
     }
 
     /// Ends the mount if nobody uses it; otherwise it stays, and the error is [`Error::Busy`]. Then

@@ -136,7 +136,17 @@ impl MountOptions {
             ("fsname", Some(name)) => self.name = name.into(),
             // True of every mount here, or for the programs that read /etc/fstab.
             (
-                "default_permissions" | "defaults" | "auto" | "noauto" | "nofail" | "_netdev",
+                "default_permissions"
+                | "defaults"
+                | "auto"
+                | "noauto"
+                | "nofail"
+                | "nouser"
+                | "_netdev"
+                | "_rnetdev"
+                | "sync"
+                | "async"
+                | "dirsync",
                 None,
             ) => {}
             (name, _) if name.starts_with("x-") => {}

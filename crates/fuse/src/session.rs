@@ -11,9 +11,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
-use crate::MountOptions;
 use crate::adapter::Adapter;
 use crate::options::Choice;
+use crate::{MountOptions, Notifier};
 pub(crate) use negotiation::Offer;
 use queues::Queues;
 
@@ -78,6 +78,7 @@ pub(crate) fn switch(options: &MountOptions) -> Switch {
 /// A session that is being served.
 pub(crate) struct Session {
     pub(crate) transport: Transport,
+    pub(crate) notifier: Notifier,
     /// Ends when the mount has.
     server: JoinHandle<End>,
 }
@@ -106,6 +107,8 @@ impl Session {
         if let Some(queues) = queues {
             threads.extend(queues.serve(&adapter));
         }
+        let device = Arc::new(device);
+        let notifier = Notifier::new(&device);
         threads.extend(classic::serve(device, readers, &adapter)?);
         let server = thread::Builder::new()
             .name("tako-session".into())
@@ -116,7 +119,11 @@ impl Session {
                     closed: adapter.close(),
                 }
             })?;
-        Ok(Session { transport, server })
+        Ok(Session {
+            transport,
+            notifier,
+            server,
+        })
     }
 
     /// Waits until the mount has ended and its file system is closed.
@@ -164,5 +171,42 @@ fn choose(
             Err(io::Error::new(io::ErrorKind::Unsupported, why))
         }
         Err(why) => Ok((None, Transport::Classic(why))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without queues there is the device, unless queues were insisted on; either way it is said why.
+    #[test]
+    fn what_cannot_be_had_is_said() {
+        let device: OwnedFd = fs::File::open("/dev/null").unwrap().into();
+        let offer = Offer::without_capabilities();
+        let choose = |transport, is_on| {
+            let options = MountOptions {
+                transport,
+                ..MountOptions::default()
+            };
+            let switch = Switch {
+                is_on,
+                switched_on: false,
+            };
+            choose(&device, &offer, &options, switch).map(|(queues, transport)| {
+                assert!(queues.is_none());
+                transport.to_string()
+            })
+        };
+        let said = choose(Choice::Auto, true).unwrap();
+        assert!(
+            said.contains("/dev/fuse: this kernel has no queues"),
+            "{said}"
+        );
+        let said = choose(Choice::Auto, false).unwrap();
+        assert!(said.contains("enable_uring is not on"), "{said}");
+        let said = choose(Choice::Classic, true).unwrap();
+        assert!(said.contains("asked for"), "{said}");
+        let refused = choose(Choice::Uring, false).unwrap_err();
+        assert!(refused.to_string().contains("enable_uring"), "{refused}");
     }
 }

@@ -108,6 +108,13 @@ pub mod written {
     pub const KILL_SUIDGID: u32 = 1 << 2;
 }
 
+/// What the kernel is told without having asked.
+pub mod notice {
+    pub const INVALIDATE_INODE: i32 = 2;
+    pub const INVALIDATE_ENTRY: i32 = 3;
+    pub const STORE: i32 = 4;
+}
+
 /// Declares structures of the protocol, each a plain sequence of bytes.
 macro_rules! structures {
     ($($(#[$about:meta])* $name:ident { $($member:ident: $kind:ty,)* })*) => {$(
@@ -189,6 +196,10 @@ structures! {
         device_major: u32, device_minor: u32, on_major: u32, on_minor: u32, spare2: [u64; 14],
     }
     StatxOut { valid: u64, valid_ns: u32, flags: u32, spare: [u64; 2], attributes: Statx, }
+
+    NotifyInode { node: u64, offset: u64, length: u64, }
+    NotifyEntry { directory: u64, name_length: u32, flags: u32, }
+    NotifyStore { node: u64, offset: u64, size: u32, padding: u32, }
 }
 
 /// The bytes of a request's fixed part; none for what this transport does not know.
@@ -252,6 +263,9 @@ mod tests {
             (size_of::<Dirent>(), 24),
             (size_of::<Statx>(), 256),
             (size_of::<StatxOut>(), 288),
+            (size_of::<NotifyInode>(), 24),
+            (size_of::<NotifyEntry>(), 16),
+            (size_of::<NotifyStore>(), 24),
         ];
         for (number, (ours, theirs)) in lengths.into_iter().enumerate() {
             assert_eq!(ours, theirs, "structure {number}");

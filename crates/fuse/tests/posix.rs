@@ -63,7 +63,7 @@ fn text(path: &Path) -> &str {
 
 #[test]
 fn access_control_lists_decide() {
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let path = mounted.path("secret");
     fs::write(&path, b"data").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
@@ -93,7 +93,7 @@ fn access_control_lists_decide() {
 
 #[test]
 fn default_lists_take_the_place_of_the_umask() {
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let (plain, listed) = (mounted.path("plain"), mounted.path("listed"));
     for directory in [&plain, &listed] {
         fs::create_dir(directory).unwrap();
@@ -122,7 +122,7 @@ fn default_lists_take_the_place_of_the_umask() {
 /// Only who is in a file's group keeps its set-group bit when changing the mode, by chmod or by a list.
 #[test]
 fn lists_take_the_set_group_bit_from_strangers() {
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let path = mounted.path("file");
     fs::write(&path, b"").unwrap();
     std::os::unix::fs::chown(&path, Some(1001), Some(50)).unwrap();
@@ -144,7 +144,7 @@ os.setxattr(sys.argv[1], 'system.posix_acl_access', bytes.fromhex(sys.argv[2]))
 /// The usual programs find what they find on tmpfs.
 #[test]
 fn setfacl_and_getfacl_work() {
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let directory = mounted.path("directory");
     fs::create_dir(&directory).unwrap();
     let script = "
@@ -178,7 +178,7 @@ user::rw-\ngroup::r--\nother::r--\n\n";
 /// whole files, death.
 #[test]
 fn locks_are_kept_by_the_kernel() {
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let path = mounted.path("file");
     fs::write(&path, b"").unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/locks.py");
@@ -190,7 +190,7 @@ fn locks_are_kept_by_the_kernel() {
 /// `chattr` and `lsattr`, by root alone.
 #[test]
 fn flags_are_set_and_obeyed() {
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let (path, directory) = (mounted.path("file"), mounted.path("directory"));
     fs::write(&path, b"data").unwrap();
     fs::create_dir(&directory).unwrap();
@@ -250,7 +250,7 @@ fn flags_are_set_and_obeyed() {
 
 #[test]
 fn fiemap_is_not_passed_on() {
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let path = mounted.path("file");
     fs::write(&path, b"data").unwrap();
     let script = "
@@ -271,7 +271,7 @@ sys.exit(1)
 /// O_TMPFILE: a file without a name, which gets one or is gone with its last descriptor.
 #[test]
 fn unnamed_files_get_a_name_or_go() {
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let free = || rustix::fs::statfs(&mounted.directory.0).unwrap().f_ffree;
     let before = free();
     let flags = OFlags::TMPFILE | OFlags::RDWR;
@@ -314,7 +314,7 @@ fn unnamed_files_get_a_name_or_go() {
 
 #[test]
 fn statx_tells_the_birth_time() {
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let path = mounted.path("born");
     let before = SystemTime::now();
     fs::write(&path, b"x").unwrap();
@@ -331,7 +331,7 @@ fn statx_tells_the_birth_time() {
 #[test]
 fn trees_may_be_deep() {
     const DEPTH: usize = 10_000;
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let flags = OFlags::RDONLY | OFlags::DIRECTORY;
     let enter = |at: &std::os::fd::OwnedFd, name| openat(at, name, flags, Mode::empty());
     let top = rustix::fs::open(&mounted.directory.0, flags, Mode::empty()).unwrap();
@@ -359,7 +359,7 @@ fn trees_may_be_deep() {
 #[test]
 fn files_may_be_large() {
     use std::os::unix::fs::FileExt;
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let path = mounted.path("file");
     let file = fs::File::create_new(&path).unwrap();
     let end = 1 << 62;
@@ -379,7 +379,7 @@ fn files_may_be_large() {
 fn path_descriptors_and_sockets_work() {
     use std::io::{Read, Write};
     use std::os::unix::net::{UnixListener, UnixStream};
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let path = mounted.path("file");
     fs::write(&path, b"data").unwrap();
     let descriptor = rustix::fs::open(&path, OFlags::PATH, Mode::empty()).unwrap();
@@ -413,7 +413,7 @@ fn path_descriptors_and_sockets_work() {
 /// What a program copies does not come to it.
 #[test]
 fn copies_stay_in_the_process_of_the_mount() {
-    let mounted = Mounted::new();
+    let mounted = Mounted::new("");
     let script = "
 import mmap, os, sys
 def opened(name):

@@ -17,16 +17,16 @@ const HEAD_ROOM: usize = 4096;
 
 /// Starts threads that answer what comes from `device`, each through a descriptor of its own.
 pub(super) fn serve(
-    device: OwnedFd,
+    device: Arc<OwnedFd>,
     count: usize,
     adapter: &Arc<Adapter>,
 ) -> io::Result<Vec<JoinHandle<io::Result<()>>>> {
     let mut descriptors = vec![device];
     for _ in 1..count {
         let further = fuse_device::clone_descriptor(&descriptors[0])?;
-        descriptors.push(further);
+        descriptors.push(Arc::new(further));
     }
-    let start = |(number, device)| {
+    let start = |(number, device): (usize, Arc<OwnedFd>)| {
         let adapter = adapter.clone();
         thread::Builder::new()
             .name(format!("tako-device-{number}"))

@@ -83,6 +83,15 @@ impl Offer {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn without_capabilities() -> Offer {
+        Offer {
+            unique: 1,
+            init: wire::InitIn::default(),
+            capabilities: 0,
+        }
+    }
+
     pub(super) fn has_queues(&self) -> bool {
         self.capabilities & capability::OVER_IO_URING != 0
     }

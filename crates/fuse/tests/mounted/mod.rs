@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use client::{FileSystem, Geometry, Options, Region, Store};
-use fuse::{Mount, MountOptions};
+use fuse::Mount;
 
 use crate::common::{apart, options};
 
@@ -39,13 +39,10 @@ impl Drop for Directory {
 }
 
 impl Mounted {
-    pub fn new() -> Mounted {
-        Mounted::with(&options(""))
-    }
-
-    pub fn with(options: &MountOptions) -> Mounted {
+    /// Mounts with these options; see [`options`].
+    pub fn new(text: &str) -> Mounted {
         let directory = Directory::new();
-        let mount = fuse::mount(file_system(), &directory.0, options).expect("a mount");
+        let mount = fuse::mount(file_system(), &directory.0, &options(text)).expect("a mount");
         Mounted {
             mount: Some(mount),
             directory,

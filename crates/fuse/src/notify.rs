@@ -1,0 +1,101 @@
+//! Telling the kernel what changed without it.
+
+use std::io::{self, IoSlice};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use crate::wire;
+
+/// Tells the kernel about changes of a mounted file system that did not come through the mount, so that what it keeps of
+/// names, attributes and contents is exact again.
+///
+/// Not to be called by whoever answers the mount's own requests: the kernel may wait for an answer meanwhile.
+#[derive(Clone)]
+pub struct Notifier {
+    /// Not kept open for this: when all who answer are gone, the kernel is to know.
+    device: Weak<OwnedFd>,
+}
+
+impl Notifier {
+    pub(crate) fn new(device: &Arc<OwnedFd>) -> Notifier {
+        Notifier {
+            device: Arc::downgrade(device),
+        }
+    }
+
+    /// The attributes of an inode changed.
+    pub fn attributes_changed(&self, number: u64) -> io::Result<()> {
+        // A negative offset leaves the contents alone.
+        self.inode_changed(number, -1, 0)
+    }
+
+    /// Attributes and contents of an inode changed, the latter in this range of bytes.
+    pub fn contents_changed(&self, number: u64, range: Range<u64>) -> io::Result<()> {
+        let signed = |offset: u64| i64::try_from(offset).unwrap_or(i64::MAX);
+        let (start, end) = (signed(range.start), signed(range.end));
+        if end <= start {
+            return self.attributes_changed(number);
+        }
+        // The kernel takes a length of zero for all that follows.
+        self.inode_changed(number, start, if end == i64::MAX { 0 } else { end - start })
+    }
+
+    /// A name in a directory leads elsewhere now, or nowhere.
+    pub fn name_changed(&self, directory: u64, name: &[u8]) -> io::Result<()> {
+        let entry = wire::NotifyEntry {
+            directory,
+            name_length: name.len() as u32,
+            flags: 0,
+        };
+        self.send(
+            wire::notice::INVALIDATE_ENTRY,
+            &[entry.as_bytes(), name, &[0]],
+        )
+    }
+
+    /// These are contents of an inode; the kernel keeps them, and need not ask.
+    pub fn store(&self, number: u64, offset: u64, data: &[u8]) -> io::Result<()> {
+        let head = wire::NotifyStore {
+            node: number,
+            offset,
+            size: data.len() as u32,
+            padding: 0,
+        };
+        self.send(wire::notice::STORE, &[head.as_bytes(), data])
+    }
+
+    fn inode_changed(&self, number: u64, offset: i64, length: i64) -> io::Result<()> {
+        let inode = wire::NotifyInode {
+            node: number,
+            offset: offset as u64,
+            length: length as u64,
+        };
+        self.send(wire::notice::INVALIDATE_INODE, &[inode.as_bytes()])
+    }
+
+    fn send(&self, notice: i32, parts: &[&[u8]]) -> io::Result<()> {
+        let Some(device) = self.device.upgrade() else {
+            return Ok(());
+        };
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        // What is no answer has no request, and says in place of an error what it is.
+        let head = wire::OutHeader {
+            length: (size_of::<wire::OutHeader>() + length) as u32,
+            error: notice,
+            unique: 0,
+        };
+        let slices: Vec<IoSlice<'_>> = std::iter::once(head.as_bytes())
+            .chain(parts.iter().copied())
+            .map(IoSlice::new)
+            .collect();
+        match rustix::io::writev(&*device, &slices) {
+            // The kernel keeps nothing of it, or nothing any more.
+            Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What the kernel of a mount keeps, and how it learns that it should not. Needs root and /dev/fuse.
+
+mod common;
+mod mounted;
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::process::Command;
+use std::sync::Arc;
+
+use client::{OpenFlags, RenameMode, SetAttributes};
+use common::{apart, options, run};
+use mounted::{Directory, Mounted, errno, file_system};
+
+#[test]
+fn each_cache_shows_what_was_written() {
+    for cache in ["strict", "writeback", "none"] {
+        let mounted = Mounted::new(&format!("cache={cache}"));
+        let path = mounted.path("file");
+        let write = |at: u64, bytes: &[u8]| {
+            let file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .open(&path);
+            file.unwrap().write_all_at(bytes, at).unwrap();
+        };
+        write(0, &[1; 10_000]);
+        write(5_000, b"in the middle");
+        write(20_000, b"behind a hole");
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .open(&path)
+            .unwrap();
+        (&file).write_all(b"at the end").unwrap();
+        let mut expected = vec![1; 10_000];
+        expected[5_000..5_013].copy_from_slice(b"in the middle");
+        expected.resize(20_000, 0);
+        expected.extend(b"behind a holeat the end");
+        assert_eq!(fs::read(&path).unwrap(), expected, "{cache}");
+        assert_eq!(
+            file.metadata().unwrap().len(),
+            expected.len() as u64,
+            "{cache}"
+        );
+        file.sync_all().unwrap();
+        file.set_len(12_000).unwrap();
+        expected.truncate(12_000);
+        assert_eq!(fs::read(&path).unwrap(), expected, "{cache}");
+        let script = "
+import mmap, os, sys
+file = os.open(sys.argv[1], os.O_RDWR)
+view = mmap.mmap(file, 12000)
+assert view[5000:5013] == b'in the middle'
+view[100:107] = b'mapping'
+assert os.pread(file, 7, 100) == b'mapping'
+os.pwrite(file, b'written', 300)
+assert view[300:307] == b'written'
+view.flush()
+";
+        let output = run(Command::new("python3").args(["-c", script]).arg(&path));
+        assert!(output.status.success(), "{cache}: {output:?}");
+        expected[100..107].copy_from_slice(b"mapping");
+        expected[300..307].copy_from_slice(b"written");
+        assert_eq!(fs::read(&path).unwrap(), expected, "{cache}");
+        drop(file);
+        mounted.end();
+    }
+}
+
+/// A program that has its own file system mounted, and changes it beside the mount.
+#[test]
+fn the_kernel_is_told_of_changes_beside_the_mount() {
+    let directory = Directory::new();
+    let beside = Arc::new(file_system());
+    let mount = fuse::mount(beside.clone(), &directory.0, &options("")).unwrap();
+    let notifier = mount.notifier();
+    let path = directory.0.join("file");
+    fs::write(&path, b"as it was").unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"as it was");
+    let number = beside.stat("file").unwrap().number;
+    let flags = OpenFlags {
+        write: true,
+        ..OpenFlags::READ
+    };
+    let file = beside.open("file", flags, 0).unwrap();
+
+    file.write_at(b"as it is.", 0).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"as it was");
+    notifier.contents_changed(number, 0..9).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"as it is.");
+
+    file.truncate(5).unwrap();
+    notifier.contents_changed(number, 5..u64::MAX).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"as it");
+
+    let change = SetAttributes {
+        permissions: Some(0o640),
+        ..SetAttributes::default()
+    };
+    beside.set_attributes(number, &change).unwrap();
+    notifier.attributes_changed(number).unwrap();
+    assert_eq!(
+        fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+        0o640
+    );
+
+    beside
+        .rename_path("file", "other", RenameMode::Replace)
+        .unwrap();
+    assert!(path.exists());
+    notifier.name_changed(client::ROOT, b"file").unwrap();
+    notifier.name_changed(client::ROOT, b"other").unwrap();
+    assert_eq!(errno(fs::metadata(&path)), libc::ENOENT);
+    assert_eq!(fs::read(directory.0.join("other")).unwrap(), b"as it");
+
+    // What is stored is read without asking: that it differs from what is there shows it.
+    file.write_at(b"in the pool", 0).unwrap();
+    notifier.contents_changed(number, 0..u64::MAX).unwrap();
+    assert_eq!(fs::metadata(directory.0.join("other")).unwrap().len(), 11);
+    notifier.store(number, 0, b"in the page").unwrap();
+    assert_eq!(fs::read(directory.0.join("other")).unwrap(), b"in the page");
+    // Of what it does not know the kernel keeps nothing.
+    notifier.attributes_changed(1_000_000).unwrap();
+    notifier.name_changed(client::ROOT, b"nobody").unwrap();
+
+    drop(file);
+    apart(|| mount.unmount()).unwrap();
+    let notifier = mount.notifier().clone();
+    mount.wait().unwrap();
+    notifier.attributes_changed(number).unwrap();
+}
