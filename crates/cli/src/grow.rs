@@ -14,7 +14,9 @@ pub fn run(arguments: &Grow, out: &mut dyn Write) -> Outcome {
     let explain = |error| Failure::Failed(format!("{}: {error}", pool.display()));
     let region = Region::open(pool, Access::ReadWrite)?;
     // Before the file gets longer: a file of something else must stay as it is.
-    let now = store::pool_length(&region).map_err(explain)?;
+    let superblock = store::read_superblock(&region).map_err(explain)?;
+    superblock.check_alone().map_err(explain)?;
+    let now = superblock.pool_length;
     let is_device = region.kind() == Kind::DeviceDax;
     drop(region);
     let region = match arguments.size {

@@ -14,6 +14,7 @@ mod figures;
 mod grow;
 mod info;
 mod list;
+mod log;
 mod mkfs;
 mod mount;
 mod place;

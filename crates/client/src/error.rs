@@ -98,6 +98,7 @@ fn store_errno(error: &store::Error) -> i32 {
         NoDefaultAcl => libc::EACCES,
         Corrupt { .. } | DamagedSuperblock(_) | Truncated { .. } | DamagedRing => libc::EIO,
         NotAPool => libc::EMEDIUMTYPE,
+        OfUnit => libc::EPERM,
         WrongVersion { .. } | UnknownFeature(_) => libc::EPROTONOSUPPORT,
     }
 }

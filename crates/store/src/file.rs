@@ -74,7 +74,16 @@ impl Store {
                 .min((length - done) as u64);
             let part = &mut into[done..done + bytes as usize];
             match found {
-                Some((physical, _)) => self.read_run(physical, inside, part)?,
+                Some((physical, _)) => {
+                    let read = self.read_run(physical, inside, part);
+                    read.inspect_err(|error| {
+                        // In a run the numbers of blocks grow alike, in the file and in the image.
+                        if let Error::Corrupt { block: bad, .. } = *error {
+                            let offset = (block + (bad - physical)) * BLOCK_U64;
+                            self.lost_data.tell(node.number(), offset, bad);
+                        }
+                    })?;
+                }
                 None => part.fill(0),
             }
             done += bytes as usize;

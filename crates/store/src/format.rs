@@ -131,6 +131,7 @@ pub fn write_superblocks(region: &Region, superblock: &Superblock) {
 /// nothing was put into the new part yet but empty groups.
 pub fn grow(region: &Region) -> Result<Superblock> {
     let old = read_superblock(region)?;
+    old.check_alone()?;
     let layout = Layout::of(&old).expect("the superblock was validated");
     let blocks = (region.length() - old.image_offset) / BLOCK as u64;
     let grown = Layout::new(blocks, old.blocks_per_group, old.inodes_per_group)

@@ -424,6 +424,7 @@ impl Store {
         let mut contents = [0; BLOCK];
         image.read_block(block, &mut contents);
         if image.data_checksums && crc32c(&contents) != image.data_crc(block) {
+            self.lost_data.tell(node.number(), 0, block);
             return Err(Error::Corrupt {
                 what: "a symbolic link's target",
                 block,

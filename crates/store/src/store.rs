@@ -12,6 +12,7 @@ use crate::defects::Defects;
 use crate::directory::hash_name;
 use crate::error::{Error, Result};
 use crate::layout::superblock::Superblock;
+use crate::lost::LostDataTold;
 use crate::node::{Node, NodeTable};
 use crate::order::{Ordered, Rank};
 use crate::recover::recover;
@@ -61,6 +62,7 @@ pub struct Store {
     pub(crate) renames: Ordered<Mutex<()>>,
     /// Longest write that is one record, in bytes: 1 MiB, less with a ring shorter than that.
     pub(crate) atomic_write_max: usize,
+    pub(crate) lost_data: LostDataTold,
     superblock: Superblock,
     clock: Clock,
 }
@@ -89,6 +91,7 @@ impl Store {
             subdirectories: Subdirectories::new(),
             renames: Ordered::mutex(Rank::Renames, ()),
             atomic_write_max: ATOMIC_WRITE_MAX.min(superblock.ring_length as usize),
+            lost_data: LostDataTold::default(),
             superblock,
             clock: options.clock,
         };

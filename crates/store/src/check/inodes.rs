@@ -5,6 +5,7 @@ use zerocopy::FromBytes;
 use super::Checker;
 use crate::attributes::FileKind;
 use crate::file::SIZE_MAX;
+use crate::flags::possible;
 use crate::layout::extent::{DEPTH_MAX, Extent};
 use crate::layout::inode::{
     FLAG_GRANT, FLAGS_KNOWN, INLINE_TARGET_MAX, INODE, Inode, KIND_MASK, ROOT_ENTRIES,
@@ -124,6 +125,10 @@ impl Checker<'_> {
             (
                 inode.flags & !FLAGS_KNOWN != 0,
                 "the inode has unknown flags",
+            ),
+            (
+                inode.flags & FLAGS_KNOWN & !possible(kind) != 0,
+                "the inode has a flag that none of its kind has",
             ),
             (
                 inode.size > SIZE_MAX,

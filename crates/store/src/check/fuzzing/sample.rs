@@ -178,7 +178,25 @@ fn fill(store: &Store) -> crate::error::Result<()> {
     ] {
         store.set_xattr(&allocated, name, value, XattrMode::Create)?;
     }
-    store.set_xattr(&deep, b"user.name", &[b'v'; 900], XattrMode::Set)
+    store.set_xattr(&deep, b"user.name", &[b'v'; 900], XattrMode::Set)?;
+    store.set_xattr(&deep, crate::acl::DEFAULT, &list(), XattrMode::Set)?;
+    store.set_xattr(&every_second, crate::acl::ACCESS, &list(), XattrMode::Set)
+}
+
+/// An access control list that names a user.
+fn list() -> Vec<u8> {
+    let entry = |tag: u8, permissions: u8, number: [u8; 4]| {
+        [&[tag, 0, permissions, 0][..], &number].concat()
+    };
+    let nobody = [255; 4];
+    let entries = [
+        entry(1, 6, nobody),
+        entry(2, 5, [9, 0, 0, 0]),
+        entry(4, 4, nobody),
+        entry(16, 5, nobody),
+        entry(32, 0, nobody),
+    ];
+    [&[2, 0, 0, 0], &entries.concat()[..]].concat()
 }
 
 /// Every second block, so that each is an extent of its own.
