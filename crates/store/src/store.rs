@@ -160,6 +160,11 @@ impl Store {
         if node.state.read().links > 0 {
             return Ok(());
         }
+        self.reclaim_unused(node)
+    }
+
+    /// Frees an inode that has neither a name nor a holder. Nothing else is locked, so that nobody waits for it.
+    pub(crate) fn reclaim_unused(&self, node: &Arc<Node>) -> Result<()> {
         let mut state = node.state.write();
         if state.mode != 0 && state.links == 0 && !node.is_held() {
             return self.reclaim(node, &mut state);

@@ -6,6 +6,7 @@ use pmem::Region;
 use zerocopy::IntoBytes;
 
 use super::edit::PoolBytes;
+use crate::acl::{ACCESS, DEFAULT};
 use crate::layout::superblock::SUPERBLOCKS;
 use crate::{
     Clock, Fallocate, FileKind, Geometry, NewInode, Node, Options, ROOT, RenameMode, SYSTEM,
@@ -133,14 +134,8 @@ fn fill(store: &Store) -> crate::error::Result<()> {
         (&b"short"[..], &b"directory/deep"[..]),
         (b"long", &[b'x'; 300]),
     ] {
-        store.create(
-            &root,
-            name,
-            &NewInode {
-                target,
-                ..new(FileKind::Symlink)
-            },
-        )?;
+        let link = new(FileKind::Symlink);
+        store.create(&root, name, &NewInode { target, ..link })?;
     }
     store.create(&directory, b"pipe", &new(FileKind::Fifo))?;
     store.create(
@@ -179,8 +174,10 @@ fn fill(store: &Store) -> crate::error::Result<()> {
         store.set_xattr(&allocated, name, value, XattrMode::Create)?;
     }
     store.set_xattr(&deep, b"user.name", &[b'v'; 900], XattrMode::Set)?;
-    store.set_xattr(&deep, crate::acl::DEFAULT, &list(), XattrMode::Set)?;
-    store.set_xattr(&every_second, crate::acl::ACCESS, &list(), XattrMode::Set)
+    for (node, name) in [(&deep, DEFAULT), (&every_second, ACCESS)] {
+        store.set_xattr(node, name, &list(), XattrMode::Set)?;
+    }
+    Ok(())
 }
 
 /// An access control list that names a user.
