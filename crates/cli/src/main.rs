@@ -7,6 +7,7 @@
 mod arguments;
 mod benchmark;
 mod change;
+mod channel;
 mod check;
 mod copy;
 mod failure;

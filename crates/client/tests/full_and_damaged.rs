@@ -175,3 +175,35 @@ fn a_thousand_blocks_are_told_of() {
     }
     assert_eq!(count.load(Ordering::Relaxed), 1000);
 }
+
+#[test]
+fn open_pools_grow() {
+    let region = Region::memory(2 << 20, false).unwrap();
+    Store::format(&region, &Geometry::small()).unwrap();
+    let fs = open(region.clone());
+    make_file(&fs, "small", b"small");
+    fill(&fs);
+    let before = fs.statistics();
+    assert_eq!(errno(fs.grow(1 << 20)), libc::EINVAL);
+    assert_eq!(errno(fs.grow(1 << 50)), libc::EFBIG);
+    assert_eq!(fs.statistics(), before);
+    for length in [2 << 20, (3 << 20) + 12_345, 40 << 20] {
+        fs.grow(length).unwrap();
+        assert_eq!(fs.store().superblock().pool_length, length);
+    }
+    let after = fs.statistics();
+    assert!(after.blocks_available > 8000 && after.inodes > 10 * before.inodes);
+    assert_eq!(
+        after.blocks - before.blocks,
+        after.blocks_free - before.blocks_free
+    );
+    for index in 0..before.inodes_free + 10 {
+        make_file(&fs, &format!("new-{index}"), &[3; 20_000]);
+    }
+    make_file(&fs, "large", &vec![4; 20 << 20]);
+    // As a crash leaves it.
+    let fs = open(region);
+    assert_eq!(fs.statistics().blocks, after.blocks);
+    assert_eq!(contents(&fs, "large"), vec![4; 20 << 20]);
+    assert_eq!(contents(&fs, "small"), b"small");
+}

@@ -363,7 +363,7 @@ impl Store {
         Ok(found.map(|extent| FileExtent {
             offset: extent.logical * BLOCK_U64,
             length: u64::from(extent.length) * BLOCK_U64,
-            pool_offset: self.superblock().image_offset + extent.physical * BLOCK_U64,
+            pool_offset: self.shared.image.start() + extent.physical * BLOCK_U64,
             is_unwritten: !extent.is_written(),
         }))
     }

@@ -32,6 +32,8 @@ mod file;
 mod flags;
 mod format;
 mod grant;
+mod grow;
+mod growing;
 mod held;
 mod image;
 mod in_flight;

@@ -63,7 +63,9 @@ pub struct Store {
     /// Longest write that is one record, in bytes: 1 MiB, less with a ring shorter than that.
     pub(crate) atomic_write_max: usize,
     pub(crate) lost_data: LostDataTold,
-    superblock: Superblock,
+    /// Locked for as long as the pool grows.
+    pub(crate) superblock: Mutex<Superblock>,
+    hash_key: [u8; 16],
     clock: Clock,
 }
 
@@ -92,7 +94,8 @@ impl Store {
             renames: Ordered::mutex(Rank::Renames, ()),
             atomic_write_max: ATOMIC_WRITE_MAX.min(superblock.ring_length as usize),
             lost_data: LostDataTold::default(),
-            superblock,
+            hash_key: superblock.hash_key,
+            superblock: Mutex::new(superblock),
             clock: options.clock,
         };
         for number in store.shared.allocator.orphans() {
@@ -111,8 +114,8 @@ impl Store {
     }
 
     /// The pool's superblock.
-    pub fn superblock(&self) -> &Superblock {
-        &self.superblock
+    pub fn superblock(&self) -> Superblock {
+        *self.superblock.lock()
     }
 
     /// The region that holds the pool.
@@ -175,7 +178,7 @@ impl Store {
     /// Figures of the whole pool.
     pub fn statistics(&self) -> Statistics {
         let (layout, allocator) = (&self.shared.image.layout, &self.shared.allocator);
-        let blocks = (0..layout.groups)
+        let blocks = (0..layout.groups())
             .map(|group| layout.data_blocks(group))
             .map(|data| data.end - data.start)
             .sum();
@@ -192,7 +195,7 @@ impl Store {
     }
 
     pub(crate) fn hash(&self, name: &[u8]) -> u64 {
-        hash_name(&self.superblock.hash_key, name)
+        hash_name(&self.hash_key, name)
     }
 
     pub(crate) fn now_ns(&self) -> i64 {

@@ -41,7 +41,7 @@ pub struct Live {
 impl Checker<'_> {
     /// Reads and checks the inode tables of all groups.
     pub(super) fn scan_inodes(&mut self) {
-        let layout = self.image.layout;
+        let layout = &self.image.layout;
         for block in 0..layout.inodes() / (BLOCK / INODE) as u64 {
             let first = block * (BLOCK / INODE) as u64;
             let mut table = [0; BLOCK];

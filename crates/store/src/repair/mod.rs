@@ -90,7 +90,7 @@ pub fn repair(region: &Region) -> Result<Repair> {
         index: vec![NONE; layout.inodes() as usize],
         cleared: BTreeMap::new(),
         names: Vec::new(),
-        claimed: Bits::new(layout.groups, layout.blocks_per_group),
+        claimed: Bits::new(layout.groups(), layout.blocks_per_group),
         next_free: 0,
         fresh: BTreeSet::new(),
         unreadable: BTreeSet::new(),

@@ -47,8 +47,8 @@ impl File {
 impl Repairer<'_> {
     /// Walks through the trees of all inodes in use, and gives out metadata blocks.
     pub(super) fn walk_trees(&mut self) {
-        let layout = self.image.layout;
-        for group in 0..layout.groups {
+        let layout = &self.image.layout;
+        for group in 0..layout.groups() {
             let start = group * layout.blocks_per_group;
             self.claimed
                 .claim(start, layout.data_blocks(group).start - start);
@@ -167,11 +167,11 @@ impl Repairer<'_> {
 
     fn walk_node(&mut self, file: &mut File, block: u64, level: u16, keys: Range<u64>) {
         let (number, generation) = (file.number, file.inode.generation);
-        let layout = self.image.layout;
+        let layout = &self.image.layout;
         let node = match self.claimed.get(block) {
             true => None,
             false => self.read_mended(number, block, MAGIC, |contents| {
-                parse_node(contents, &layout).filter(|(header, _)| {
+                parse_node(contents, layout).filter(|(header, _)| {
                     (header.level, header.owner, header.generation) == (level, number, generation)
                 })
             }),
