@@ -31,7 +31,7 @@ pub fn explore_grow(old: &Prepared, length: u64, bounds: Bounds) -> Result<Count
             return Err(format!("{before:?} became {after:?}"));
         }
         for (index, operation) in operations.iter().enumerate() {
-            run.step(operation, index % 16 == 0)?;
+            run.step(operation, index % 32 == 0)?;
         }
         run.close()?;
     }
