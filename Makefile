@@ -29,9 +29,10 @@ demo: tools build ## a mounted pool at real work, killed and verified
 bench: build ## every figure beside the raw limit of this machine
 	$(TAKO_BIN) bench
 
-soak: tools ## the tests of the lab, and fsx, with their bounds lifted
+soak: tools build ## the tests of the lab, and fsx, with their bounds lifted, and real programs
 	TAKO_SOAK=1 cargo test --profile tests -p tako-lab
 	TAKO_SOAK=1 cargo test --profile tests -p tako-cli --test conformance fsx
+	scripts/soak.sh
 
 fuzz: ## a minute of fuzzing for each parser of media and messages
 	scripts/fuzz.sh

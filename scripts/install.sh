@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests and the demo need and this machine lacks; says nothing when all is there.
+# Installs what the tests and the demo need and this machine lacks, and with `soak` what that needs; says nothing when all
+# is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/sbin:/sbin
@@ -14,6 +15,7 @@ needed="
     fusermount3:fuse3 git:git sqlite3:sqlite3 redis-server:redis-server redis-cli:redis-tools
     pkg-config:pkg-config gcc:gcc gcc:libc6-dev make:make setfattr:attr setfacl:acl ps:procps
     python3:python3"
+[ "${1:-}" != soak ] || needed+=" pgbench:postgresql pg_ctlcluster:postgresql rsync:rsync perl:perl setpriv:util-linux"
 
 install_packages() {
     local missing="" pair
@@ -34,6 +36,9 @@ install_packages() {
     apt-get install -y -qq --no-install-recommends $missing >/dev/null
     case $missing in
         *redis-server*) update-rc.d redis-server disable >/dev/null ;;
+    esac
+    case $missing in
+        *postgresql*) update-rc.d postgresql disable >/dev/null ;;
     esac
 }
 

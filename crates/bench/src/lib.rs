@@ -14,6 +14,7 @@ mod error;
 mod harness;
 mod mount;
 mod names;
+mod pauses;
 mod primitives;
 mod report;
 mod setup;
@@ -57,7 +58,7 @@ struct Workload {
 }
 
 /// What each group of rows is called, and its workloads.
-const GROUPS: [(&str, &[Workload]); 8] = [
+const GROUPS: [(&str, &[Workload]); 9] = [
     ("memory", &sizes::MEMORY),
     ("data", &data::WORKLOADS),
     ("length of a file", &sizes::LENGTHS),
@@ -65,6 +66,7 @@ const GROUPS: [(&str, &[Workload]); 8] = [
     ("two threads, beside one", &threads::THROUGHPUT),
     ("mount after a crash", &mount::WORKLOADS),
     ("waiting in the ring", &threads::LATENCY),
+    ("others while a huge file is deleted", &pauses::WORKLOADS),
     ("primitives", &primitives::WORKLOADS),
 ];
 

@@ -214,7 +214,7 @@ fn longest(spans: &[(Instant, Instant)]) -> Duration {
 }
 
 /// Starts threads, which get numbers from 0, at the same moment, and waits for them.
-fn at_once<T: Send>(
+pub fn at_once<T: Send>(
     threads: usize,
     work: impl Fn(usize) -> Result<T, Error> + Sync,
 ) -> Result<Vec<T>, Error> {

@@ -34,7 +34,7 @@ pub enum Command {
     },
     /// Look for damage in a pool, without writing to it unless told to; exits with 1 if there is any left
     Check(Check),
-    /// Make a pool larger; nobody may have it open
+    /// Make a pool larger, also while it is mounted
     Grow(Grow),
     /// Tell what a pool is: identity, sizes, geometry, and what its memory survives
     Info {

@@ -8,6 +8,7 @@
 mod arguments;
 mod benchmark;
 mod change;
+mod channel;
 mod check;
 mod copy;
 mod failure;
@@ -15,6 +16,7 @@ mod figures;
 mod grow;
 mod info;
 mod list;
+mod log;
 mod mkfs;
 mod mount;
 mod place;

@@ -11,7 +11,9 @@ use client::FileSystem;
 use fuse::MountOptions;
 
 use crate::arguments::Mount;
+use crate::channel;
 use crate::failure::{Failure, Outcome};
+use crate::log::Log;
 
 pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
     if arguments
@@ -52,6 +54,22 @@ fn serve(arguments: &Mount, options: MountOptions, out: &mut dyn Write) -> Outco
         alone.map_err(|errno| cannot("leave the session", errno))?;
     }
     let file_system = FileSystem::open_pool(&arguments.source)?;
+    let log = match arguments.detached {
+        true => Log::System,
+        false => Log::Terminal,
+    };
+    let pool = arguments.source.display().to_string();
+    file_system
+        .store()
+        .on_lost_data(move |lost| log.write(format_args!("{pool}: {lost}")));
+    let asked = channel::serve(&arguments.source, file_system.clone());
+    if let Err(error) = asked {
+        // It is a mount nevertheless.
+        log.write(format_args!(
+            "{}: cannot listen to `tako grow`: {error}; unmount the pool to make it larger",
+            arguments.source.display()
+        ));
+    }
     let mut mount = fuse::mount(file_system, &arguments.directory, &options)?;
     mount.unmount_on_signals()?;
     let (source, directory) = (arguments.source.display(), mount.directory().display());

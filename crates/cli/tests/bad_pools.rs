@@ -84,6 +84,28 @@ fn features_that_may_be_ignored_are() {
 }
 
 #[test]
+fn a_pool_of_a_unit_is_neither_repaired_nor_grown() {
+    let scratch = Scratch::new();
+    let pool = pool_with(&scratch, |superblock| superblock.cluster = [7; 16]);
+    tako(&["check", &pool]).ended(0);
+    // One whose second superblock is damaged.
+    let mut bytes = fs::read(&pool).unwrap();
+    bytes[SUPERBLOCKS[1] as usize + 60] ^= 1;
+    fs::write(&pool, &bytes).unwrap();
+    for arguments in [
+        &["check", "--repair", &pool][..],
+        &["grow", &pool, "--size", "9M"],
+    ] {
+        let sentence = tako(arguments).ended(1);
+        assert!(
+            sentence.contains("one of a storage unit") && sentence.contains(&pool),
+            "{sentence}"
+        );
+        assert!(fs::read(&pool).unwrap() == bytes, "{arguments:?}");
+    }
+}
+
+#[test]
 fn a_truncated_pool_is_refused() {
     let scratch = Scratch::new();
     let pool = scratch.pool("a.pool", "8M");

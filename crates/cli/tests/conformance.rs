@@ -13,8 +13,8 @@ use std::process::Command;
 use common::{Scratch, tako};
 use mounted::Mounted;
 
-/// Seconds that one run of a tool may take at most.
-const SECONDS_MAX: &str = "300";
+/// Seconds that one run of a tool may take at most; one of a soak takes some minutes.
+const SECONDS_MAX: &str = "1200";
 
 /// A tool that `scripts/install.sh` has installed or found.
 fn tool(name: &str) -> PathBuf {
@@ -27,6 +27,9 @@ fn tool(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{name} is missing; run scripts/install.sh"))
 }
 
+/// How `timeout` ends when it has ended what it ran.
+const ENDED: i32 = 124;
+
 /// Runs a tool to its end and returns whether it was content, and all that it said.
 fn run(command: &mut Command) -> (bool, String) {
     let mut limited = Command::new("timeout");
@@ -38,7 +41,10 @@ fn run(command: &mut Command) -> (bool, String) {
         limited.env(name, value.unwrap_or_default());
     }
     let output = limited.output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
+    let mut said = [output.stdout, output.stderr].concat();
+    if output.status.code() == Some(ENDED) {
+        said.extend(format!("it was ended after {SECONDS_MAX} s").bytes());
+    }
     (
         output.status.success(),
         String::from_utf8_lossy(&said).into_owned(),
@@ -83,10 +89,11 @@ fn fsx_finds_nothing_wrong() {
     }
     for (file, most, align, count, seed) in runs {
         let settings = scratch.path("fsx.toml");
-        // Where lengths are aligned, fsx 0.3.2 allocates ranges of no byte too, which is wrong on any file system.
-        let allocations = if align == 1 { 3 } else { 0 };
+        // Now and then fsx 0.3.2 would allocate a range of no byte, which is wrong on any file system. Where lengths are
+        // aligned there is no other way to prevent it.
+        let (least, allocations) = if align == 1 { (1, 3) } else { (0, 0) };
         let text = format!(
-            "flen = {file}\n[opsize]\nmin = 0\nmax = {most}\nalign = {align}\n{WEIGHTS}\
+            "flen = {file}\n[opsize]\nmin = {least}\nmax = {most}\nalign = {align}\n{WEIGHTS}\
              posix_fallocate = {allocations}\n"
         );
         fs::write(&settings, text).unwrap();

@@ -4,7 +4,7 @@ mod common;
 mod transport;
 
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -394,4 +394,115 @@ fn the_service_manager_is_told() {
         tako(&["umount", &place.directory]).ended(0);
         assert!(child.wait().unwrap().success());
     }
+}
+
+/// Asks the process that serves a mount, as this user, and returns what it answers.
+fn ask(pool: &str, line: &str, user: u32) -> String {
+    const SCRIPT: &str = "
+import os, socket, sys
+found = os.stat(sys.argv[1])
+os.setuid(int(sys.argv[3]))
+stream = socket.socket(socket.AF_UNIX)
+stream.connect(f'\\0tako/pool/{found.st_dev}/{found.st_ino}')
+try:
+    stream.sendall(sys.argv[2].encode())
+    sys.stdout.write(stream.makefile().readline())
+except (BrokenPipeError, ConnectionResetError):
+    pass
+";
+    let user = user.to_string();
+    let mut python = Command::new("python3");
+    let output = python
+        .args(["-c", SCRIPT, pool, line, &user])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_mounted_pool_grows() {
+    let place = Background::new();
+    let grow = |size: &str| tako(&["grow", &place.pool, "--size", size]);
+    let room = || rustix::fs::statvfs(&place.directory).unwrap();
+    place.mount();
+    fs::write(format!("{}/before", place.directory), "contents").unwrap();
+    let before = room();
+    let big = vec![7; 20 << 20];
+    let path = format!("{}/big", place.directory);
+    assert_eq!(
+        fs::write(&path, &big).unwrap_err().kind(),
+        ErrorKind::StorageFull
+    );
+    assert!(grow("64M").ended(0).contains("stays mounted"));
+    assert_eq!(fs::metadata(&place.pool).unwrap().len(), 64 << 20);
+    let after = room();
+    assert!(after.f_blocks * after.f_frsize > 60 << 20 && after.f_files > before.f_files);
+    fs::write(&path, &big).unwrap();
+    // What cannot be, and what nobody understands.
+    assert!(grow("63M").ended(1).contains("do not shrink"));
+    assert!(grow("8T").ended(1).contains("while it is open"));
+    let bare = tako(&["grow", &place.pool]);
+    assert!(bare.code == Some(2) && bare.err.contains("--size"));
+    for line in ["", "\n", "grow\n", "grow x\n", "grow -1\n", "shrink 1\n"] {
+        let line = if line.is_empty() {
+            "x".repeat(100)
+        } else {
+            line.into()
+        };
+        assert!(
+            ask(&place.pool, &line, 0).contains("not understood"),
+            "{line}"
+        );
+    }
+    // The lock of a pool is no invitation.
+    assert_eq!(ask(&place.pool, "grow 100000000\n", 65_534), "");
+    assert_eq!(fs::metadata(&place.pool).unwrap().len(), 64 << 20);
+    // Killed, it is as long, and holds the same.
+    place.end(Signal::KILL);
+    tako(&["check", &place.pool]).ended(0);
+    place.mount();
+    assert_eq!(room().f_blocks, after.f_blocks);
+    assert!(fs::read(&path).unwrap() == big);
+    assert!(grow("80M").ended(0).contains("stays mounted"));
+    place.unmount();
+    tako(&["check", &place.pool]).ended(0);
+    assert!(grow("81M").ended(0).contains("room for"));
+}
+
+#[test]
+fn lost_data_is_told_of_in_the_log() {
+    let scratch = Scratch::new();
+    let (pool, directory) = (scratch.pool("a.pool", "16M"), scratch.path("directory"));
+    let mix = |byte: u32| (byte.wrapping_mul(0x9E37_79B9) >> 13) as u8;
+    let data: Vec<u8> = (0..5000).map(mix).collect();
+    fs::write(scratch.path("file"), &data).unwrap();
+    tako(&["cp", &scratch.path("file"), &format!("{pool}:/file")]).ended(0);
+    let mut bytes = fs::read(&pool).unwrap();
+    let at = bytes.windows(60).rposition(|it| *it == data[..60]).unwrap();
+    bytes[at + 100] ^= 1;
+    fs::write(&pool, &bytes).unwrap();
+
+    let log = fs::File::create(scratch.path("log")).unwrap();
+    fs::create_dir(&directory).unwrap();
+    let mut mount = common::command(&["mount", "--foreground", &pool, &directory]);
+    let mut child = mount.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    for _ in 0..3 {
+        let read = fs::read(format!("{directory}/file")).map_err(|error| error.raw_os_error());
+        assert_eq!(read, Err(Some(rustix::io::Errno::IO.raw_os_error())));
+    }
+    tako(&["umount", &directory]).ended(0);
+    child.wait().unwrap();
+    let log = fs::read_to_string(scratch.path("log")).unwrap();
+    let begin = format!("tako: {pool}: inode ");
+    assert!(
+        log.starts_with(&begin) && log.contains("bytes 0 to 4095"),
+        "{log}"
+    );
+    assert_eq!(log.lines().count(), 1, "{log}");
 }

@@ -19,6 +19,12 @@ pub enum Cause {
     /// The memory behind the pool could not be used.
     #[error(transparent)]
     Region(#[from] pmem::Error),
+    /// Pools do not get smaller.
+    #[error("the pool has {now} bytes already, and pools do not shrink; name a larger size")]
+    Shrinks {
+        /// Bytes that it has.
+        now: u64,
+    },
     /// More symbolic links than a path may lead through.
     #[error(
         "this leads through more than {} symbolic links; look for a loop among them",
@@ -74,6 +80,7 @@ impl Error {
             Cause::NotOpenForReading | Cause::NotOpenForWriting => libc::EBADF,
             Cause::FixedName => libc::EBUSY,
             Cause::SpecialFile => libc::ENXIO,
+            Cause::Shrinks { .. } => libc::EINVAL,
         }
     }
 }
@@ -98,6 +105,7 @@ fn store_errno(error: &store::Error) -> i32 {
         NoDefaultAcl => libc::EACCES,
         Corrupt { .. } | DamagedSuperblock(_) | Truncated { .. } | DamagedRing => libc::EIO,
         NotAPool => libc::EMEDIUMTYPE,
+        OfUnit => libc::EPERM,
         WrongVersion { .. } | UnknownFeature(_) => libc::EPROTONOSUPPORT,
     }
 }
@@ -114,6 +122,7 @@ fn region_errno(error: &pmem::Error) -> i32 {
         NoHugePages => libc::ENOMEM,
         Length { .. } => libc::EINVAL,
         SharedOnly { .. } => libc::EOPNOTSUPP,
+        NoReach { .. } => libc::EFBIG,
         Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
     }
 }

@@ -72,6 +72,21 @@ impl FileSystem {
         Ok(self.store.close()?)
     }
 
+    /// Makes the pool `length` bytes long, while others go on using it. What a crash leaves is as long as before, or as
+    /// after.
+    ///
+    /// # Errors
+    /// It is longer already ([`Cause::Shrinks`]), its medium has no room, or it is one of a unit.
+    pub fn grow(&self, length: u64) -> Result<(), Error> {
+        let now = self.store.superblock().pool_length;
+        if length < now {
+            return Err(Cause::Shrinks { now }.into());
+        }
+        self.store.region().grow(length)?;
+        self.store.grow()?;
+        Ok(())
+    }
+
     /// How large the file system is and how much of it is free.
     pub fn statistics(&self) -> Statistics {
         self.store.statistics()

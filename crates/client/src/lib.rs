@@ -24,6 +24,6 @@ pub use file_system::{FileSystem, ROOT};
 pub use open_flags::OpenFlags;
 pub use pmem::Region;
 pub use store::{
-    Attributes, Clock, Entry, Fallocate, FileExtent, FileFlags, FileKind, Geometry, NewInode,
-    Options, RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
+    Attributes, Clock, Entry, Fallocate, FileExtent, FileFlags, FileKind, Geometry, LostData,
+    NewInode, Options, RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
 };

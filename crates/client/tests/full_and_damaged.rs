@@ -3,7 +3,12 @@
 
 mod common;
 
-use client::{FileSystem, Geometry, OpenFlags, Options, Region, RenameMode, SetAttributes, Store};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use client::{
+    FileSystem, Geometry, LostData, OpenFlags, Options, Region, RenameMode, SetAttributes, Store,
+};
 use common::{contents, errno, file_system, make_file};
 
 const CREATE: OpenFlags = OpenFlags {
@@ -115,4 +120,90 @@ fn only_whole_writes_heal() {
     file.write_at(&[1; 4096], 4096).unwrap();
     assert_eq!(file.read_at(&mut block, 4096).unwrap(), 4096);
     assert_eq!(block, [1; 4096]);
+}
+
+#[test]
+fn lost_data_is_told_of_once() {
+    let fs = damaged();
+    let told: Arc<Mutex<Vec<LostData>>> = Arc::default();
+    let hear = told.clone();
+    fs.store()
+        .on_lost_data(move |lost| hear.lock().unwrap().push(*lost));
+    let file = fs.open("file", OpenFlags::READ, 0).unwrap();
+    for _ in 0..3 {
+        assert_eq!(errno(file.read_at(&mut [0; 40_960], 0)), libc::EIO);
+        assert_eq!(errno(file.read_at(&mut [0; 10], 8000)), libc::EIO);
+    }
+    let told = told.lock().unwrap();
+    let [lost] = told[..] else {
+        panic!("{told:?}");
+    };
+    let inode = fs.stat("file").unwrap().number;
+    assert_eq!(
+        (lost.inode, lost.offset, lost.is_last),
+        (inode, 4096, false)
+    );
+    let line = lost.to_string();
+    let begin = format!("inode {inode}, bytes 4096 to 8191: block {} of", lost.block);
+    assert!(
+        line.starts_with(&begin) && line.contains("`tako check`"),
+        "{line}"
+    );
+    assert_eq!(line.lines().count(), 1);
+}
+
+/// However much is lost, the log and what is remembered stay short.
+#[test]
+fn a_thousand_blocks_are_told_of() {
+    let length = 16 << 20;
+    let region = Region::memory(length, false).unwrap();
+    Store::format(&region, &Geometry::for_length(length)).unwrap();
+    let fs = open(region.clone());
+    let blocks = 1100;
+    make_file(&fs, "file", &vec![7; blocks * 4096]);
+    let count = Arc::new(AtomicUsize::new(0));
+    let hear = count.clone();
+    fs.store().on_lost_data(move |lost| {
+        let before = hear.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(lost.is_last, before == 999);
+    });
+    let file = fs.open("file", OpenFlags::READ, 0).unwrap();
+    for block in 0..blocks as u64 {
+        let at = file.next_extent(block * 4096).unwrap().unwrap();
+        region.write(at.pool_offset + block * 4096 - at.offset, &[8]);
+        assert_eq!(errno(file.read_at(&mut [0; 4096], block * 4096)), libc::EIO);
+    }
+    assert_eq!(count.load(Ordering::Relaxed), 1000);
+}
+
+#[test]
+fn open_pools_grow() {
+    let region = Region::memory(2 << 20, false).unwrap();
+    Store::format(&region, &Geometry::small()).unwrap();
+    let fs = open(region.clone());
+    make_file(&fs, "small", b"small");
+    fill(&fs);
+    let before = fs.statistics();
+    assert_eq!(errno(fs.grow(1 << 20)), libc::EINVAL);
+    assert_eq!(errno(fs.grow(1 << 50)), libc::EFBIG);
+    assert_eq!(fs.statistics(), before);
+    for length in [2 << 20, (3 << 20) + 12_345, 40 << 20] {
+        fs.grow(length).unwrap();
+        assert_eq!(fs.store().superblock().pool_length, length);
+    }
+    let after = fs.statistics();
+    assert!(after.blocks_available > 8000 && after.inodes > 10 * before.inodes);
+    assert_eq!(
+        after.blocks - before.blocks,
+        after.blocks_free - before.blocks_free
+    );
+    for index in 0..before.inodes_free + 10 {
+        make_file(&fs, &format!("new-{index}"), &[3; 20_000]);
+    }
+    make_file(&fs, "large", &vec![4; 20 << 20]);
+    // As a crash leaves it.
+    let fs = open(region);
+    assert_eq!(fs.statistics().blocks, after.blocks);
+    assert_eq!(contents(&fs, "large"), vec![4; 20 << 20]);
+    assert_eq!(contents(&fs, "small"), b"small");
 }

@@ -10,7 +10,6 @@ mod directories;
 mod files;
 mod names;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use client::{Error, FileSystem};
@@ -34,7 +33,7 @@ pub(crate) fn is_unanswered(request: u32) -> bool {
 type Answer = Result<usize, Errno>;
 
 pub(crate) struct Adapter {
-    file_system: Arc<FileSystem>,
+    file_system: FileSystem,
     /// How long the kernel may keep names and attributes without asking.
     cache: Duration,
     /// The page cache is left out.
@@ -47,7 +46,7 @@ pub(crate) struct Adapter {
 }
 
 impl Adapter {
-    pub(crate) fn new(file_system: Arc<FileSystem>, options: &MountOptions) -> Adapter {
+    pub(crate) fn new(file_system: FileSystem, options: &MountOptions) -> Adapter {
         Adapter {
             file_system,
             cache: options.cache_time,

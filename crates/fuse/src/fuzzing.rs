@@ -37,7 +37,7 @@ pub fn requests(input: &[u8]) {
     let region = Region::memory(POOL_LENGTH, false).expect("memory");
     Store::format(&region, &Geometry::for_length(POOL_LENGTH)).expect("a pool");
     let file_system = FileSystem::open_region(region, Options::default()).expect("a file system");
-    let adapter = Adapter::new(file_system.into(), &MountOptions::default());
+    let adapter = Adapter::new(file_system, &MountOptions::default());
     let mut body = vec![0; DATA_LENGTH_MAX];
     let mut rest = input;
     while let [code, node, fixed, length, bytes @ ..] = rest {

@@ -1,7 +1,6 @@
 //! The life of a mount.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::thread;
 
 use client::FileSystem;
@@ -36,7 +35,7 @@ struct Place {
 /// Makes `directory` show `file_system`, and returns when it does. What a killed process left mounted there is
 /// replaced. The file system is closed when the mount ends.
 pub fn mount(
-    file_system: impl Into<Arc<FileSystem>>,
+    file_system: FileSystem,
     directory: &Path,
     options: &MountOptions,
 ) -> Result<Mount, Error> {
@@ -44,7 +43,7 @@ pub fn mount(
     // The kernel offers queues if they are switched on when the mount is made.
     let switch = session::switch(options);
     let device = kernel::attach(&directory, options)?;
-    let adapter = Adapter::new(file_system.into(), options);
+    let adapter = Adapter::new(file_system, options);
     let session = Session::start(device, adapter, options, switch);
     let session = match session {
         Ok(session) => session,

@@ -7,7 +7,6 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::Command;
-use std::sync::Arc;
 
 use client::{OpenFlags, RenameMode, SetAttributes};
 use common::{apart, options, run};
@@ -74,7 +73,7 @@ view.flush()
 #[test]
 fn the_kernel_is_told_of_changes_beside_the_mount() {
     let directory = Directory::new();
-    let beside = Arc::new(file_system());
+    let beside = file_system();
     let mount = fuse::mount(beside.clone(), &directory.0, &options("")).unwrap();
     let notifier = mount.notifier();
     let path = directory.0.join("file");

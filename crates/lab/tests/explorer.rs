@@ -288,14 +288,14 @@ fn making_a_pool() {
 }
 
 #[test]
-fn growing_a_pool() {
+fn growing_an_open_pool() {
     let bounds = Bounds {
-        images: 100 * factor(),
+        images: 40 * factor(),
         ..Bounds::default()
     };
     let start = Instant::now();
-    match explore_grow(&prepared(), 5 << 20, bounds) {
-        Ok(counts) => tell("growing a pool", start, counts, bounds),
+    match explore_grow(&prepared(), 2600 << 10, bounds) {
+        Ok(counts) => tell("growing an open pool", start, counts, bounds),
         Err(objection) => panic!("{objection}"),
     }
 }

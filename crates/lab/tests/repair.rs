@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use lab::pieces::Pieces;
+use client::FileKind;
+use lab::pieces::{Piece, Pieces};
 use lab::random::Random;
 use pmem::{Region, Simulation};
 use store::fuzzing::{Place, PoolBytes, SAMPLE_LENGTH, Sample, sample};
@@ -243,6 +244,122 @@ fn is_only_told(field: &str) -> bool {
         "rest_crc",
     ];
     fields.contains(&field.trim_matches('`'))
+}
+
+/// A copy of the sample in which `change` was made and all checksums are right. What a check says of it, and what is in it
+/// once it was repaired.
+fn told_and_repaired(
+    whole: &Whole,
+    number: u64,
+    change: impl Fn(&mut PoolBytes),
+) -> (Report, Pieces) {
+    let mut damaged = PoolBytes::new(whole.bytes.clone());
+    change(&mut damaged);
+    damaged.seal(ALL);
+    let report = checked(&damaged.bytes).unwrap();
+    let done = whole.repaired(&damaged.bytes, &BTreeSet::from([number]));
+    let done = done.unwrap_or_else(|error| panic!("inode {number}: {error}"));
+    assert_eq!(
+        report.is_clean(),
+        done.done.is_empty(),
+        "{report:?} {done:?}"
+    );
+    // The region of this thread is the repaired pool.
+    let region = SCRATCH.with_borrow(|region| region.clone().unwrap());
+    (report, Pieces::read(&region).unwrap())
+}
+
+#[test]
+fn flags_that_cannot_be_are_found_and_taken() {
+    let whole = Whole::new(Sample::Closed);
+    let pool = PoolBytes::new(whole.bytes.clone());
+    let flags = fields("inode::Inode")
+        .into_iter()
+        .find(|it| it.name == "`flags`");
+    let (mut possible, mut impossible) = (0, 0);
+    for (number, piece) in &whole.pieces.inodes {
+        let at = pool.locate(Place::Inode, *number as u16).unwrap().0 + flags.as_ref().unwrap().at;
+        for bit in 0..32 {
+            let (report, pieces) = told_and_repaired(&whole, *number, |damaged| {
+                damaged.bytes[at + bit / 8] |= 1 << (bit % 8);
+            });
+            let is_possible = matches!(
+                piece.attributes.kind,
+                FileKind::Regular | FileKind::Directory
+            ) && matches!(bit, 1 | 2);
+            assert_eq!(
+                report.is_clean(),
+                is_possible,
+                "bit {bit} of inode {number}"
+            );
+            let flags = pieces.inodes[number].attributes.flags;
+            assert_eq!(flags.immutable, is_possible && bit == 1);
+            assert_eq!(flags.append_only, is_possible && bit == 2);
+            *(if is_possible {
+                &mut possible
+            } else {
+                &mut impossible
+            }) += 1;
+        }
+    }
+    assert!(
+        possible >= 20 && impossible >= 300,
+        "{possible} {impossible}"
+    );
+}
+
+#[test]
+fn lists_that_do_not_go_with_the_mode_are_found_and_settled() {
+    const LIST: &[u8] = b"system.posix_acl_access";
+    let whole = Whole::new(Sample::Closed);
+    let has_list = |piece: &Piece| {
+        piece
+            .xattrs
+            .as_ref()
+            .is_some_and(|all| all.contains_key(LIST))
+    };
+    let (number, piece) = whole
+        .pieces
+        .inodes
+        .iter()
+        .find(|(_, it)| has_list(it))
+        .unwrap();
+    let list = &piece.xattrs.as_ref().unwrap()[LIST];
+    let mut at = whole
+        .bytes
+        .windows(LIST.len())
+        .rposition(|it| it == LIST)
+        .unwrap()
+        + LIST.len();
+    assert!(whole.bytes[at..].starts_with(list));
+    // Behind the version: owner, a user, group, mask and others, of eight bytes each.
+    at += 4;
+    let mode = piece.attributes.permissions;
+    assert_eq!(mode, 0o650);
+    for (entry, place) in [(0, 6), (3, 3), (4, 0)] {
+        for permissions in 0..=7u32 {
+            let (report, pieces) = told_and_repaired(&whole, *number, |damaged| {
+                damaged.bytes[at + entry * 8 + 2] = permissions as u8;
+            });
+            let is_same = permissions == mode >> place & 7;
+            assert_eq!(report.is_clean(), is_same, "entry {entry}, {permissions}");
+            // What both allowed.
+            let least = mode & !(7 << place) | mode & permissions << place;
+            let found = &pieces.inodes[number];
+            assert_eq!(found.attributes.permissions, least);
+            let list = &found.xattrs.as_ref().unwrap()[LIST];
+            assert_eq!(u32::from(list[4 + entry * 8 + 2]), least >> place & 7);
+        }
+    }
+    // No list at all: a tag that there is not, a version that nobody knows.
+    for (what, value) in [(at, 0x40), (at - 4, 3), (at + 2, 8), (at + 24, 4)] {
+        let (report, pieces) =
+            told_and_repaired(&whole, *number, |damaged| damaged.bytes[what] = value);
+        assert!(!report.is_clean());
+        let found = &pieces.inodes[number];
+        assert_eq!(found.attributes.permissions, mode);
+        assert_eq!(found.xattrs, Some(Default::default()));
+    }
 }
 
 /// Flips bits, and says which.

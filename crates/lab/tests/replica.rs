@@ -148,7 +148,7 @@ fn fetch(
 
 /// Puts data where another party would: into the memory, and not flushed.
 fn deliver(primary: &Store, replica: &Replica, ranges: &[std::ops::Range<u64>]) {
-    let bases = [primary.superblock(), replica.superblock()].map(|it| it.image_offset);
+    let bases = [primary.superblock(), *replica.superblock()].map(|it| it.image_offset);
     for range in ranges {
         let mut bytes = vec![0; (range.end - range.start) as usize];
         primary.region().read(bases[0] + range.start, &mut bytes);

@@ -2,6 +2,7 @@
 //! order, before and after the process is killed.
 #![forbid(unsafe_code)]
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
@@ -84,11 +85,31 @@ fn deal(mix: &Mix, seed: u64) -> [Vec<Operation>; THREADS] {
     hands
 }
 
-fn stress(mix: &Mix, length: u64, geometry: &Geometry, seed: u64) -> Result<usize, String> {
+/// Makes the pool longer, a little at a time, until it is long enough or the others are done.
+fn grow(file_system: &FileSystem, grown: u64, is_over: &AtomicBool) -> Result<usize, String> {
+    let mut length = file_system.store().superblock().pool_length;
+    while length < grown && !is_over.load(Ordering::Relaxed) {
+        // Less than a group of the smallest, so that it often ends in the middle of one.
+        length += 700 << 10;
+        file_system.grow(length).map_err(|it| it.to_string())?;
+        thread::yield_now();
+    }
+    Ok(0)
+}
+
+/// Threads that work on a pool of `length` bytes, which becomes one of `grown` meanwhile.
+fn stress(
+    mix: &Mix,
+    (length, grown): (u64, u64),
+    geometry: &Geometry,
+    seed: u64,
+) -> Result<usize, String> {
     let mut pool = Pool::new(length, geometry, &Arc::default())?;
     let file_system = pool.file_system().ok_or("the pool is closed")?.clone();
     let (hands, step) = (deal(mix, seed), Barrier::new(THREADS));
+    let is_over = AtomicBool::new(false);
     let results: Vec<_> = thread::scope(|scope| {
+        let growing = scope.spawn(|| grow(&file_system, grown, &is_over));
         let workers: Vec<_> = hands
             .iter()
             .map(|hand| {
@@ -97,8 +118,11 @@ fn stress(mix: &Mix, length: u64, geometry: &Geometry, seed: u64) -> Result<usiz
             })
             .collect();
         let ends = workers.into_iter().map(|worker| worker.join());
-        ends.map(|end| end.unwrap_or_else(|_| Err("a thread panicked".into())))
-            .collect()
+        let panicked = || Err("a thread panicked".into());
+        let mut ends: Vec<_> = ends.map(|end| end.unwrap_or_else(|_| panicked())).collect();
+        is_over.store(true, Ordering::Relaxed);
+        ends.push(growing.join().unwrap_or_else(|_| panicked()));
+        ends
     });
     drop(file_system);
     let mut succeeded = 0;
@@ -119,8 +143,12 @@ fn stress(mix: &Mix, length: u64, geometry: &Geometry, seed: u64) -> Result<usiz
 }
 
 fn run(mix: &Mix, length: u64, geometry: Geometry) {
+    run_growing(mix, (length, length), geometry);
+}
+
+fn run_growing(mix: &Mix, lengths: (u64, u64), geometry: Geometry) {
     for seed in 0..16 {
-        match stress(mix, length, &geometry, seed) {
+        match stress(mix, lengths, &geometry, seed) {
             Ok(succeeded) => println!("{succeeded} operations succeeded"),
             Err(failure) => panic!("seed {seed}: {failure}"),
         }
@@ -142,6 +170,11 @@ fn few_names() {
 #[test]
 fn full_pool() {
     run(&Mix::large(), 2 << 20, Geometry::small());
+}
+
+#[test]
+fn growing_pool() {
+    run_growing(&Mix::large(), (1 << 20, 24 << 20), Geometry::small());
 }
 
 #[test]

@@ -81,6 +81,19 @@ pub enum Error {
         /// Bytes asked for.
         length: u64,
     },
+    /// It cannot grow so far while it is open.
+    #[error(
+        "pool {} cannot grow to {length} bytes while it is open, but to {most} at most; close or unmount it first",
+        path.display()
+    )]
+    NoReach {
+        /// The pool.
+        path: PathBuf,
+        /// Bytes asked for.
+        length: u64,
+        /// Bytes that it has addresses for.
+        most: u64,
+    },
     /// A DAX device has no copy-on-write mapping.
     #[error(
         "DAX device {} cannot be mapped copy-on-write; copy it to a file and open that",

@@ -1,10 +1,10 @@
 //! Memory of the operating system: files, memory and DAX devices, mapped.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -12,17 +12,20 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::persist::{self, Machine};
+use crate::pool::LENGTH_MAX;
 use crate::{Access, Error, Kind, LINE, Survival, check_range, check_word, checksum};
 
 /// A pool, mapped whole.
 pub(crate) struct Mapping {
     pages: Pages,
-    length: usize,
+    /// It only grows, up to that of the pages.
+    length: AtomicUsize,
     kind: Kind,
     survives: Survival,
     access: Access,
     machine: Machine,
-    _file: LockedFile,
+    file: LockedFile,
+    path: PathBuf,
 }
 
 /// The pool's file, held for its lock.
@@ -66,18 +69,36 @@ impl Mapping {
         );
         Ok(Mapping {
             pages,
-            length,
+            length: AtomicUsize::new(length),
             kind,
             survives,
             access,
             machine: Machine::detect(),
-            _file: LockedFile(file),
+            file: LockedFile(file),
+            path: path.to_owned(),
         })
     }
 
     #[inline]
     pub(crate) fn length(&self) -> u64 {
-        self.length as u64
+        self.length.load(Ordering::Acquire) as u64
+    }
+
+    /// See [`crate::Region::grow`].
+    pub(crate) fn grow(&self, length: u64) -> Result<(), Error> {
+        if length <= self.length() {
+            return Ok(());
+        }
+        if length > self.pages.length as u64 || self.access == Access::Private {
+            return Err(Error::NoReach {
+                path: self.path.clone(),
+                length,
+                most: self.pages.length as u64,
+            });
+        }
+        crate::pool::reserve(&self.path, &self.file.0, length)?;
+        self.length.fetch_max(length as usize, Ordering::Release);
+        Ok(())
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -220,11 +241,13 @@ impl Mapping {
             // Writing would copy the whole pool.
             Access::Private => Advice::LinuxPopulateRead,
         };
+        let length = match self.kind {
+            Kind::HugePageFile | Kind::HugePageMemory => self.pages.length,
+            _ => self.length() as usize,
+        };
         // SAFETY: populating changes no byte. Kernels before 5.14 do not know the advice, which is
         // only advice.
-        let _ = unsafe {
-            rustix::mm::madvise(self.pages.base.as_ptr().cast(), self.pages.length, advice)
-        };
+        let _ = unsafe { rustix::mm::madvise(self.pages.base.as_ptr().cast(), length, advice) };
     }
 
     /// The address of a range inside the mapping.
@@ -277,6 +300,25 @@ impl Pages {
     }
 }
 
+impl Pages {
+    /// Maps the first `length` bytes of a file, and addresses behind its end, for when it grows: until then no byte there is
+    /// touched. Where there are too few addresses it does without.
+    pub(crate) fn map_growing(
+        file: &OwnedFd,
+        length: usize,
+        flags: MapFlags,
+    ) -> rustix::io::Result<Pages> {
+        let reach = length
+            .saturating_mul(REACH)
+            .clamp(REACH_MIN, LENGTH_MAX as usize);
+        Pages::map(file, reach.max(length), flags).or_else(|_| Pages::map(file, length, flags))
+    }
+}
+
+/// How many times its length a pool can grow to while it is mapped, and how far any can.
+const REACH: usize = 64;
+const REACH_MIN: usize = 16 << 30;
+
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the pages are this value's own, and no pointer into them outlives an operation on
@@ -310,7 +352,7 @@ mod tests {
         let path = scratch.path().join("pool");
         let mapping = crate::pool::create(&path, 4096).unwrap();
         // As a child has that is just being started.
-        let _inherited = rustix::io::dup(&mapping._file.0).unwrap();
+        let _inherited = rustix::io::dup(&mapping.file.0).unwrap();
         drop(mapping);
         assert!(crate::pool::open(&path, Access::ReadWrite).is_ok());
     }

@@ -14,7 +14,7 @@ use crate::{Access, Error, Kind, Survival};
 /// `f_type` of hugetlbfs, from `linux/magic.h`.
 const HUGETLBFS: u64 = 0x9584_58f6;
 /// The largest pool: half of what a process can address.
-const LENGTH_MAX: u64 = 1 << 46;
+pub(crate) const LENGTH_MAX: u64 = 1 << 46;
 /// What the pages of DAX devices are usually aligned to.
 const DAX_PAGE: u64 = 2 << 20;
 
@@ -31,7 +31,7 @@ pub(crate) fn create(path: &Path, length: u64) -> Result<Mapping, Error> {
 }
 
 /// Gives a file `length` bytes at least, and returns how many it has.
-fn reserve(path: &Path, file: &OwnedFd, length: u64) -> Result<u64, Error> {
+pub(crate) fn reserve(path: &Path, file: &OwnedFd, length: u64) -> Result<u64, Error> {
     rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length).map_err(
         |errno| match errno {
             Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::NOMEM => Error::NoSpace {
@@ -142,7 +142,11 @@ pub(crate) fn memory(length: u64, huge_pages: bool) -> Result<Mapping, Error> {
     let mapped = length.next_multiple_of(huge_page(path, &file)?.unwrap_or(1));
     rustix::fs::ftruncate(&file, mapped as u64)
         .map_err(|errno| Error::from_system(path, "set the length of", errno))?;
-    let pages = match Pages::map(&file, mapped, MapFlags::SHARED) {
+    let pages = match huge_pages {
+        true => Pages::map(&file, mapped, MapFlags::SHARED),
+        false => Pages::map_growing(&file, mapped, MapFlags::SHARED),
+    };
+    let pages = match pages {
         Err(Errno::NOMEM) if huge_pages => return Err(Error::NoHugePages),
         result => result.map_err(|errno| Error::from_system(path, "map", errno))?,
     };
@@ -164,7 +168,7 @@ fn map_file(path: &Path, file: OwnedFd, length: u64, access: Access) -> Result<M
     // persistent before it lets a store reach a new page.
     let dax = match access {
         Access::ReadWrite => {
-            Pages::map(&file, mapped, MapFlags::SHARED_VALIDATE | MapFlags::SYNC).ok()
+            Pages::map_growing(&file, mapped, MapFlags::SHARED_VALIDATE | MapFlags::SYNC).ok()
         }
         Access::Private => None,
     };
@@ -173,12 +177,14 @@ fn map_file(path: &Path, file: OwnedFd, length: u64, access: Access) -> Result<M
         (None, Some(_)) => Kind::HugePageFile,
         (None, None) => Kind::File,
     };
-    let flags = if access == Access::Private {
-        MapFlags::PRIVATE
-    } else {
-        MapFlags::SHARED
+    let pages = match (dax, access, huge_page) {
+        (Some(pages), ..) => Ok(pages),
+        (None, Access::Private, _) => Pages::map(&file, mapped, MapFlags::PRIVATE),
+        // What is mapped of a file in huge pages is taken from their reserve at once.
+        (None, Access::ReadWrite, Some(_)) => Pages::map(&file, mapped, MapFlags::SHARED),
+        (None, Access::ReadWrite, None) => Pages::map_growing(&file, mapped, MapFlags::SHARED),
     };
-    let pages = match dax.map_or_else(|| Pages::map(&file, mapped, flags), Ok) {
+    let pages = match pages {
         Err(Errno::NOMEM) if huge_page.is_some() => return Err(Error::NoHugePages),
         result => result.map_err(|errno| Error::from_system(path, "map", errno))?,
     };

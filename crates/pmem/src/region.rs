@@ -131,6 +131,18 @@ impl Region {
         pool::memory(length, huge_pages).map(Region::mapped)
     }
 
+    /// Makes an open file or memory longer, if it is shorter, for all that share the region. The space is reserved. Others
+    /// use the region meanwhile. A simulated region stays as it is.
+    ///
+    /// # Errors
+    /// [`Error::NoReach`], [`Error::NoSpace`], [`Error::Io`].
+    pub fn grow(&self, length: u64) -> Result<(), Error> {
+        match &self.0 {
+            Mapped(mapping) => mapping.grow(length),
+            Simulated(_) => Ok(()),
+        }
+    }
+
     fn mapped(mapping: Mapping) -> Region {
         Region(Mapped(Arc::new(mapping)))
     }

@@ -69,7 +69,7 @@ impl UnitPool {
     /// Where the image begins in the region, and its length: what others reach into.
     pub fn image(&self) -> Range<u64> {
         let superblock = match &self.state {
-            State::Following(replica) => replica.superblock(),
+            State::Following(replica) => *replica.superblock(),
             State::Serving(serving) => serving.store.superblock(),
             State::Closed => return 0..0,
         };

@@ -164,6 +164,38 @@ pub(crate) fn follow_mode(all: &mut Xattrs, mode: u32) -> bool {
     is_new
 }
 
+/// Makes the lists among an inode's attributes, and its mode, what they must be: each a list, where one can be, and the
+/// mode what the list says. Where the two differ nobody gets more than both say. Returns the mode, and what was wrong.
+pub(crate) fn settle(all: &mut Xattrs, mode: u32) -> (u32, Option<&'static str>) {
+    let kind = FileKind::from_bits(mode);
+    let (mut permissions, mut wrong) = (mode & LISTED, None);
+    all.retain_mut(|(name, value)| {
+        if !is_acl(name) {
+            return true;
+        }
+        let is_possible = match kind {
+            Some(FileKind::Directory) => true,
+            Some(FileKind::Symlink) => false,
+            _ => name == ACCESS,
+        };
+        let Some(mut acl) = Acl::parse(value).filter(|_| is_possible) else {
+            wrong = Some("an attribute of the name of an access control list is none");
+            return false;
+        };
+        if name == ACCESS {
+            permissions &= acl.mode();
+            acl.set_mode(permissions);
+        }
+        let settled = acl.value();
+        if *value != settled || permissions != mode & LISTED {
+            wrong = Some("the access control list does not say what the mode says");
+        }
+        *value = settled;
+        true
+    });
+    (mode & !LISTED | permissions, wrong)
+}
+
 /// What something new gets from its directory's default list: the mode that is left of the one asked for, and lists.
 /// `None` without such a list; the error is for one that cannot be right.
 pub(crate) fn inherit(
@@ -269,6 +301,26 @@ mod tests {
             (OTHERS, 0, NOBODY),
         ];
         assert_eq!(acl.value(), value(&expected));
+        let own = |name: &[u8], entries| vec![(name.to_vec(), value(entries))];
+        let mut right = own(ACCESS, &named[..]);
+        assert_eq!(settle(&mut right, 0o100_651), (0o100_651, None));
+        assert_eq!(right, own(ACCESS, &named));
+        let (mode, wrong) = settle(&mut right, 0o102_726);
+        assert_eq!((mode, wrong.is_some()), (0o102_600, true));
+        let least = [
+            named[0],
+            named[1],
+            named[2],
+            (MASK, 0, NOBODY),
+            (OTHERS, 0, NOBODY),
+        ];
+        assert_eq!(right, own(ACCESS, &least));
+        let (mode, wrong) = settle(&mut own(DEFAULT, &named), 0o100_644);
+        assert_eq!((mode, wrong.is_some()), (0o100_644, true));
+        assert_eq!(
+            settle(&mut own(DEFAULT, &named), 0o040_700),
+            (0o040_700, None)
+        );
         assert_eq!(set(ACCESS, &value(&named[..1]), 0o100_644).ok(), None);
         let basic = value(&[named[0], named[2], named[4]]);
         assert_eq!(set(ACCESS, &basic, 0o102_777), Ok((None, 0o102_641)));

@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 
 use crate::checksum::crc32c;
 use crate::error::{Error, Result};
-use crate::image::Image;
+use crate::growing::Growing;
+use crate::image::{Image, Layout};
 use crate::layout::group::{LINE_BITS, Map};
 use crate::layout::record::{Kind, Operation};
 use crate::order::{LockGuard, Ordered, Rank};
@@ -47,9 +48,22 @@ struct Bitmap {
 
 impl Bitmap {
     fn load(image: &Image, group: u64, map: Map, length: u64, crcs: &[u32]) -> Result<Bitmap> {
+        Bitmap::load_from(0, image, group, map, length, crcs)
+    }
+
+    /// The same, of which the lines before `first` are not looked at: others may be changing them.
+    fn load_from(
+        first: usize,
+        image: &Image,
+        group: u64,
+        map: Map,
+        length: u64,
+        crcs: &[u32],
+    ) -> Result<Bitmap> {
         let lines = (length as usize).div_ceil(LINE_BITS as usize);
         let mut used = Vec::with_capacity(lines * LINE_WORDS);
-        for (line, crc) in crcs.iter().enumerate().take(lines) {
+        used.resize(first * LINE_WORDS, 0);
+        for (line, crc) in crcs.iter().enumerate().take(lines).skip(first) {
             let offset = image.layout.line(group, map, line);
             let mut bytes = [0; 64];
             image.read(offset, &mut bytes);
@@ -79,6 +93,22 @@ impl Bitmap {
             hint: 0,
             free,
         })
+    }
+
+    /// Takes over what `longer`, the same map of a longer group, has more. Returns how many bits are free among that.
+    fn lengthen(&mut self, longer: Bitmap) -> u32 {
+        // In the last line of this one bits behind the end counted as taken.
+        let own_end = longer.length.min(self.used.len() as u32 * 64);
+        self.used.extend_from_slice(&longer.used[self.used.len()..]);
+        self.busy.extend_from_slice(&longer.busy[self.busy.len()..]);
+        self.applied.resize(longer.applied.len(), 0);
+        let (from, busy) = (self.length, &mut self.busy);
+        for_each_word(from, own_end - from, |word, mask| busy[word] &= !mask);
+        self.length = longer.length;
+        let free = self.busy.iter().map(|word| word.count_zeros()).sum();
+        let more = free - self.free;
+        self.free = free;
+        more
     }
 
     fn is_busy(&self, bit: u32) -> bool {
@@ -228,6 +258,25 @@ impl Line {
 }
 
 impl Group {
+    /// Reads and checks the bitmaps of a group.
+    fn load(image: &Image, layout: &Layout, number: u64) -> Result<Group> {
+        let crcs = image.group_header(number)?.line_crcs;
+        let load = |map: Map, length| Bitmap::load(image, number, map, length, &crcs[map as usize]);
+        Ok(Group {
+            number,
+            maps: [
+                load(Map::Blocks, layout.group_blocks(number))?,
+                load(Map::Inodes, layout.inodes_per_group)?,
+                load(Map::Orphans, layout.inodes_per_group)?,
+            ],
+            changed: Vec::new(),
+        })
+    }
+
+    fn free_blocks(&self) -> i64 {
+        i64::from(self.maps[Map::Blocks as usize].free)
+    }
+
     /// Makes a change of the bits that the next record carries.
     pub fn set(&mut self, map: Map, bit: u32, length: u32, used: bool) {
         let bitmap = &mut self.maps[map as usize];
@@ -276,14 +325,33 @@ impl Group {
 
 /// The allocator of an open pool.
 pub struct Allocator {
-    groups: Box<[Ordered<Mutex<Group>>]>,
+    groups: Growing<Ordered<Mutex<Group>>>,
     /// For each group where threads start to look for an inode, where the last one was found: those between are mostly
     /// full. A guess.
-    inodes_near: Box<[AtomicUsize]>,
+    inodes_near: Growing<AtomicUsize>,
     blocks_per_group: u64,
     inodes_per_group: u64,
     free_blocks: AtomicI64,
-    reserved_blocks: i64,
+    reserved_blocks: AtomicI64,
+}
+
+/// Bitmaps of a part of the image that is new.
+pub struct More {
+    /// The blocks of the group that was the last one, whose rest is new.
+    last: Bitmap,
+    groups: Vec<Group>,
+}
+
+/// The groups from `first` on.
+fn load_groups(image: &Image, layout: &Layout, first: u64) -> Result<Vec<Group>> {
+    let numbers = first..layout.groups();
+    numbers
+        .map(|number| Group::load(image, layout, number))
+        .collect()
+}
+
+fn ordered(group: Group) -> Ordered<Mutex<Group>> {
+    Ordered::mutex(Rank::Group(group.number), group)
 }
 
 /// Where a thread allocates.
@@ -296,34 +364,48 @@ impl Allocator {
     /// Reads and checks all bitmaps.
     pub fn load(image: &Image, reserved_blocks: u64) -> Result<Allocator> {
         let layout = &image.layout;
-        let (mut groups, mut free_blocks) = (Vec::new(), 0);
-        for number in 0..layout.groups {
-            let crcs = image.group_header(number)?.line_crcs;
-            let load =
-                |map: Map, length| Bitmap::load(image, number, map, length, &crcs[map as usize]);
-            let maps = [
-                load(Map::Blocks, layout.group_blocks(number))?,
-                load(Map::Inodes, layout.inodes_per_group)?,
-                load(Map::Orphans, layout.inodes_per_group)?,
-            ];
-            free_blocks += i64::from(maps[Map::Blocks as usize].free);
-            groups.push(Ordered::mutex(
-                Rank::Group(number),
-                Group {
-                    number,
-                    maps,
-                    changed: Vec::new(),
-                },
-            ));
-        }
+        let groups = load_groups(image, layout, 0)?;
+        let free_blocks = groups.iter().map(Group::free_blocks).sum();
         Ok(Allocator {
-            inodes_near: (0..groups.len()).map(AtomicUsize::new).collect(),
-            groups: groups.into(),
+            inodes_near: Growing::new((0..groups.len()).map(AtomicUsize::new).collect()),
+            groups: Growing::new(groups.into_iter().map(ordered).collect()),
             blocks_per_group: layout.blocks_per_group,
             inodes_per_group: layout.inodes_per_group,
             free_blocks: AtomicI64::new(free_blocks),
-            reserved_blocks: reserved_blocks as i64,
+            reserved_blocks: AtomicI64::new(reserved_blocks as i64),
         })
+    }
+
+    /// Reads and checks the bitmaps of what an image that grows to `layout` gets. Nothing is given out of it yet.
+    pub fn load_more(&self, image: &Image, layout: &Layout) -> Result<More> {
+        let known = self.groups.len();
+        let last = known as u64 - 1;
+        let crcs = image.group_header(last)?.line_crcs[Map::Blocks as usize];
+        let blocks = layout.group_blocks(last);
+        let own_lines = self.lock(last).maps[Map::Blocks as usize].applied.len();
+        // Nobody changes lines behind the end: they are as they were made.
+        let last = Bitmap::load_from(own_lines, image, last, Map::Blocks, blocks, &crcs)?;
+        Ok(More {
+            last,
+            groups: load_groups(image, layout, known as u64)?,
+        })
+    }
+
+    /// Gives out what the image, which has grown, has more. One thread does that at a time.
+    pub fn grow(&self, more: More, reserved_blocks: u64) {
+        let mut free = more.groups.iter().map(Group::free_blocks).sum();
+        let last = self.groups.len() - 1;
+        free += {
+            let mut group = self.groups.at(last).lock();
+            i64::from(group.maps[Map::Blocks as usize].lengthen(more.last))
+        };
+        let near = (0..more.groups.len()).map(|index| AtomicUsize::new(last + 1 + index));
+        self.inodes_near.extend(near.collect());
+        self.groups
+            .extend(more.groups.into_iter().map(ordered).collect());
+        self.reserved_blocks
+            .store(reserved_blocks as i64, Ordering::Relaxed);
+        self.free_blocks.fetch_add(free, Ordering::Relaxed);
     }
 
     /// Free blocks, the reserve included.
@@ -333,7 +415,7 @@ impl Allocator {
 
     /// Blocks that only changes which free space may take.
     pub fn reserved_blocks(&self) -> u64 {
-        self.reserved_blocks as u64
+        self.reserved_blocks.load(Ordering::Relaxed) as u64
     }
 
     /// Free inodes.
@@ -346,7 +428,7 @@ impl Allocator {
     /// Numbers of all orphans.
     pub fn orphans(&self) -> Vec<u64> {
         let mut numbers = Vec::new();
-        for group in &self.groups {
+        for group in self.groups.iter() {
             let group = group.lock();
             for (index, word) in group.maps[Map::Orphans as usize].used.iter().enumerate() {
                 let base = group.number * self.inodes_per_group + index as u64 * 64;
@@ -369,7 +451,10 @@ impl Allocator {
 
     /// Takes a run of at most `want` blocks, at `goal` if that is free. With `reserve`, from the last blocks too.
     pub fn take_blocks(&self, goal: Option<u64>, want: u32, reserve: bool) -> Result<Run> {
-        let floor = if reserve { 0 } else { self.reserved_blocks };
+        let floor = match reserve {
+            true => 0,
+            false => self.reserved_blocks.load(Ordering::Relaxed),
+        };
         if self
             .free_blocks
             .fetch_sub(i64::from(want), Ordering::Relaxed)
@@ -395,12 +480,13 @@ impl Allocator {
     }
 
     fn take_at_goal(&self, goal: Option<u64>, want: u32) -> Option<Run> {
-        let block = goal?;
+        let block =
+            goal.filter(|block| block / self.blocks_per_group < self.groups.len() as u64)?;
         let (group, bit) = (
             (block / self.blocks_per_group) as usize,
             (block % self.blocks_per_group) as u32,
         );
-        let mut group = self.groups.get(group)?.lock();
+        let mut group = self.groups.at(group).lock();
         let bitmap = &mut group.maps[Map::Blocks as usize];
         let length = if bitmap.is_busy(bit) {
             0
@@ -420,7 +506,7 @@ impl Allocator {
         for least in [want, 1] {
             let start = self.preferred_group();
             for index in (start..self.groups.len()).chain(0..start) {
-                let mut group = self.groups[index].lock();
+                let mut group = self.groups.at(index).lock();
                 let base = group.number * self.blocks_per_group;
                 let bitmap = &mut group.maps[Map::Blocks as usize];
                 let found = if bitmap.free >= least {
@@ -446,17 +532,18 @@ impl Allocator {
             run.block / self.blocks_per_group,
             (run.block % self.blocks_per_group) as u32,
         );
-        self.groups[group as usize].lock().maps[Map::Blocks as usize].clear_busy(bit, run.length);
+        self.groups.at(group as usize).lock().maps[Map::Blocks as usize]
+            .clear_busy(bit, run.length);
         self.free_blocks
             .fetch_add(i64::from(run.length), Ordering::Relaxed);
     }
 
     /// Takes a free inode number.
     pub fn take_inode(&self) -> Result<u64> {
-        let near = &self.inodes_near[self.preferred_group()];
+        let near = self.inodes_near.at(self.preferred_group());
         let start = near.load(Ordering::Relaxed);
         for index in (start..self.groups.len()).chain(0..start) {
-            let mut group = self.groups[index].lock();
+            let mut group = self.groups.at(index).lock();
             let base = group.number * self.inodes_per_group;
             let bitmap = &mut group.maps[Map::Inodes as usize];
             if let Some(bit) = bitmap.find_one() {
@@ -511,14 +598,14 @@ impl Allocator {
 
     /// Locks a group for a record. Several are locked in ascending order.
     pub fn lock(&self, group: u64) -> LockGuard<'_, Group> {
-        self.groups[group as usize].lock()
+        self.groups.at(group as usize).lock()
     }
 
     /// Applies what the record `number` does to a line, unless a newer one is there already. All of the line is written:
     /// records before this one are persistent too, and are passed over when their turn comes later. The group is still
     /// locked.
     pub fn apply_line(&self, image: &Image, line: &Line, number: u64) -> LockGuard<'_, Group> {
-        let mut group = self.groups[line.group].lock();
+        let mut group = self.groups.at(line.group).lock();
         let applied = &mut group.maps[line.map as usize].applied[line.line];
         if *applied < number {
             *applied = number;

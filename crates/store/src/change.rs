@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::held::Held;
 use crate::image::{Block, Image};
 use crate::in_flight::{Entered, Place};
-use crate::layout::group::Map;
+use crate::layout::group::{LINE_BITS, Map};
 use crate::layout::inode::{FIRST_LINE, Inode};
 use crate::layout::record::{ALIGN, HEADER, Kind, OPERATION, Operation, encode};
 use crate::rider;
@@ -490,9 +490,10 @@ impl<'s> Change<'s> {
     /// Longest record that the ring takes, less what the bitmap lines may need.
     pub fn has_room_for(&self, bytes: usize) -> bool {
         let edits = self.parts.edits.len() * (BLOCK + 8 * OPERATION);
-        let lines = (self.parts.taken.len() + self.parts.freed.len() + self.parts.inode_bits.len())
-            * 2
-            * (64 + OPERATION);
+        let runs = self.parts.taken.iter().chain(&self.parts.freed);
+        let lines = runs.map(|run| run.length.div_ceil(LINE_BITS) as usize + 1);
+        let lines = lines.sum::<usize>() + self.parts.inode_bits.len();
+        let lines = lines * (64 + OPERATION);
         self.parts.record.len() + edits + lines + bytes <= self.shared.ring.record_max()
     }
 

@@ -772,7 +772,7 @@ impl<'s> Writer<'_, 's> {
             self.tree().lookup().find(logical)?.map(|(block, _)| block),
             Some(block)
         );
-        self.tree().remove(logical, logical + 1, 1)?;
+        self.tree().remove(logical, logical + 1)?;
         self.inode.size = self.inode.size.saturating_sub(BLOCK as u64);
         Ok(())
     }

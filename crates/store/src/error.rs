@@ -102,6 +102,12 @@ pub enum Error {
         /// Size of the file or device, in bytes.
         found: u64,
     },
+    /// The other pools of its unit hold the same image.
+    #[error(
+        "the pool is one of a storage unit and is not changed by itself; what it lacks it gets from the others of the \
+         unit when it joins them again"
+    )]
+    OfUnit,
     /// Both copies of the ring's state are damaged.
     #[error("the state of the record ring is damaged in both copies; run `tako check`")]
     DamagedRing,

@@ -5,6 +5,11 @@ use crate::error::Result;
 use crate::layout::extent::Extent;
 use crate::tree::Tree;
 
+/// Extents that one record frees or allocates at most, so that others wait for short times only.
+pub(crate) const EXTENTS_PER_RECORD: usize = 128;
+/// And blocks: for each 512 of them the record carries a line of a bitmap.
+pub(crate) const BLOCKS_PER_RECORD: u64 = 32_768;
+
 impl Tree<'_, '_> {
     /// Maps blocks of the file that are holes to a run of the image, joining it to what it continues.
     pub fn add(&mut self, logical: u64, run: Run) -> Result<()> {
@@ -56,12 +61,27 @@ impl Tree<'_, '_> {
         )
     }
 
-    /// Turns the blocks `from..to` into holes and frees them, at most `extents_max` extents and only while the record
-    /// has room. Works from the end, and returns the block from which on the range is empty: `from` when it is done.
-    pub fn remove(&mut self, from: u64, to: u64, extents_max: usize) -> Result<u64> {
-        let mut end = to;
+    /// Turns the blocks `from..to` into holes and frees them, as long as the record has room. Works from the end, and
+    /// returns the block from which on the range is empty: `from` when it is done.
+    pub fn remove(&mut self, from: u64, to: u64) -> Result<u64> {
+        self.remove_some(from, to, usize::MAX, u64::MAX)
+    }
+
+    /// The same, but no more than others can wait for.
+    pub fn remove_step(&mut self, from: u64, to: u64) -> Result<u64> {
+        self.remove_some(from, to, EXTENTS_PER_RECORD, BLOCKS_PER_RECORD)
+    }
+
+    fn remove_some(
+        &mut self,
+        from: u64,
+        to: u64,
+        extents_max: usize,
+        blocks_max: u64,
+    ) -> Result<u64> {
+        let (mut end, mut blocks_left) = (to, blocks_max);
         for _ in 0..extents_max {
-            if !self.change.has_room_for(4 * crate::BLOCK) {
+            if blocks_left == 0 || !self.change.has_room_for(4 * crate::BLOCK) {
                 return Ok(end);
             }
             let last = if end > from {
@@ -72,8 +92,12 @@ impl Tree<'_, '_> {
             let Some(extent) = last.filter(|extent| extent.end() > from) else {
                 return Ok(from);
             };
-            self.cut(&extent, extent.logical.max(from), extent.end().min(end))?;
-            end = extent.logical.max(from);
+            let extent_end = extent.end().min(end);
+            let least = extent_end.saturating_sub(blocks_left);
+            let start = extent.logical.max(from).max(least);
+            self.cut(&extent, start, extent_end)?;
+            blocks_left -= extent_end - start;
+            end = start;
         }
         Ok(
             if end == from

@@ -5,7 +5,8 @@ use std::ops::Range;
 use crate::BLOCK;
 use crate::change::Change;
 use crate::error::{Error, Result};
-use crate::file::{EXTENTS_PER_RECORD, SIZE_MAX, check_regular};
+use crate::extents::{BLOCKS_PER_RECORD, EXTENTS_PER_RECORD};
+use crate::file::{SIZE_MAX, check_regular};
 use crate::flags::{check_growable, check_unguarded};
 use crate::layout::inode::{INODE, Inode};
 use crate::node::Node;
@@ -143,7 +144,7 @@ impl Store {
             for edge in edges.drain(..) {
                 tree.clear_part(edge)?;
             }
-            let left = tree.remove(blocks.start, blocks.end, EXTENTS_PER_RECORD)?;
+            let left = tree.remove_step(blocks.start, blocks.end)?;
             self.commit_range(change, number, state, new);
             if left == blocks.start {
                 return Ok(state.version);
@@ -167,8 +168,7 @@ impl Store {
         for edge in edges {
             tree.clear_part(edge)?;
         }
-        let mut is_done =
-            tree.remove(blocks.start, blocks.end, EXTENTS_PER_RECORD)? == blocks.start;
+        let mut is_done = tree.remove_step(blocks.start, blocks.end)? == blocks.start;
         if is_done {
             let end = range.end.div_ceil(BLOCK_U64);
             let filled = tree.fill_holes(range.start / BLOCK_U64, end);
@@ -194,7 +194,7 @@ impl Store {
         let mut new = *state;
         let mut change = Change::with_reserve(&self.shared);
         let mut tree = Tree::new(&mut change, number, &mut new);
-        if tree.remove(blocks.start, blocks.end, usize::MAX)? != blocks.start {
+        if tree.remove(blocks.start, blocks.end)? != blocks.start {
             return Err(Error::TooManyPieces);
         }
         // Lower bounds of nodes may still lie in the range.
@@ -256,7 +256,7 @@ fn whole_blocks(range: &Range<u64>) -> Result<Range<u64>> {
 impl Tree<'_, '_> {
     /// Gives blocks to the holes from `at` to `end`, as many as the record has room for, and says how far it came.
     fn fill_holes(&mut self, mut at: u64, end: u64) -> Result<u64> {
-        let mut goal = None;
+        let (mut goal, mut blocks_left) = (None, BLOCKS_PER_RECORD);
         for _ in 0..EXTENTS_PER_RECORD {
             let next = self.lookup().holding_or_after(at)?;
             match next.filter(|next| next.logical < end) {
@@ -266,14 +266,14 @@ impl Tree<'_, '_> {
                 }
                 next => {
                     let hole = next.map_or(end, |next| next.logical) - at;
-                    let want = u32::try_from(hole).unwrap_or(u32::MAX);
-                    let run = self.change.allocate(goal, want)?;
+                    let run = self.change.allocate(goal, hole.min(blocks_left) as u32)?;
                     self.add_unwritten(at, run)?;
+                    blocks_left -= u64::from(run.length);
                     at += u64::from(run.length);
                     goal = Some(run.block + u64::from(run.length));
                 }
             }
-            if at == end || !self.change.has_room_for(EXTENT_ROOM) {
+            if at == end || blocks_left == 0 || !self.change.has_room_for(EXTENT_ROOM) {
                 break;
             }
         }

@@ -44,8 +44,6 @@ pub const SIZE_MAX: u64 = 1 << 62;
 /// Writes up to this length ride in the record. By value each byte is written twice around the cache, by reference
 /// once, but with a second fence and changes of the extent tree (docs/PERFORMANCE.md has the crossing point).
 const BY_VALUE_MAX: usize = 8192;
-/// Extents that one record frees at most, so that others wait for short times only.
-pub(crate) const EXTENTS_PER_RECORD: usize = 128;
 
 const BLOCK_U64: u64 = BLOCK as u64;
 
@@ -74,7 +72,16 @@ impl Store {
                 .min((length - done) as u64);
             let part = &mut into[done..done + bytes as usize];
             match found {
-                Some((physical, _)) => self.read_run(physical, inside, part)?,
+                Some((physical, _)) => {
+                    let read = self.read_run(physical, inside, part);
+                    read.inspect_err(|error| {
+                        // In a run the numbers of blocks grow alike, in the file and in the image.
+                        if let Error::Corrupt { block: bad, .. } = *error {
+                            let offset = (block + (bad - physical)) * BLOCK_U64;
+                            self.lost_data.tell(node.number(), offset, bad);
+                        }
+                    })?;
+                }
                 None => part.fill(0),
             }
             done += bytes as usize;
@@ -296,7 +303,7 @@ impl Store {
         // What lies behind the end is zero, always: growing again must not show it.
         tree.clear_part(size..size.next_multiple_of(BLOCK_U64))?;
         let from = size.div_ceil(BLOCK_U64);
-        let unfinished = tree.remove(from, u64::MAX, EXTENTS_PER_RECORD)? != from;
+        let unfinished = tree.remove_step(from, u64::MAX)? != from;
         if unfinished {
             tree.change.orphan(number, true);
         }
@@ -318,7 +325,7 @@ impl Store {
             };
             let has_tree = has_tree(state);
             let mut tree = Tree::new(&mut change, number, &mut new);
-            let done = !has_tree || tree.remove(from, u64::MAX, EXTENTS_PER_RECORD)? == from;
+            let done = !has_tree || tree.remove_step(from, u64::MAX)? == from;
             if done {
                 change.orphan(number, state.links == 0 && !removed);
                 if removed {
@@ -356,7 +363,7 @@ impl Store {
         Ok(found.map(|extent| FileExtent {
             offset: extent.logical * BLOCK_U64,
             length: u64::from(extent.length) * BLOCK_U64,
-            pool_offset: self.superblock().image_offset + extent.physical * BLOCK_U64,
+            pool_offset: self.shared.image.start() + extent.physical * BLOCK_U64,
             is_unwritten: !extent.is_written(),
         }))
     }
@@ -506,7 +513,7 @@ impl<'s> Writer<'_, '_, 's> {
             self.tree.change.extent(run.block, &crcs);
             return self.tree.exchange(&old, *run);
         }
-        if self.tree.remove(first, end, usize::MAX)? != first {
+        if self.tree.remove(first, end)? != first {
             return Err(Error::NoSpace);
         }
         let (mut logical, mut crcs) = (first, &crcs[..]);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::error::{Error, Result};
-use crate::layout::inode::{FLAG_APPEND_ONLY, FLAG_IMMUTABLE, Inode};
+use crate::layout::inode::{FLAG_APPEND_ONLY, FLAG_IMMUTABLE, FLAGS_KNOWN, Inode};
 use crate::node::Node;
 use crate::store::Store;
 
@@ -24,6 +24,15 @@ impl FileFlags {
             immutable: inode.flags & FLAG_IMMUTABLE != 0,
             append_only: inode.flags & FLAG_APPEND_ONLY != 0,
         }
+    }
+}
+
+/// The flags that an inode of this kind can have.
+pub(crate) fn possible(kind: FileKind) -> u32 {
+    match kind {
+        FileKind::Regular => FLAGS_KNOWN,
+        FileKind::Directory => FLAG_IMMUTABLE | FLAG_APPEND_ONLY,
+        _ => 0,
     }
 }
 

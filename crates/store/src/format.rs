@@ -10,7 +10,6 @@ use crate::layout::group::{self, GroupHeader, LINE_BITS, LINES_MAX, Map};
 use crate::layout::inode::Inode;
 use crate::layout::record::ALIGN;
 use crate::layout::superblock::*;
-use crate::recover::read_superblock;
 use crate::ring::{LENGTH_MAX, LENGTH_MIN, write_ring_state};
 use crate::{BLOCK, ROOT, SYSTEM};
 
@@ -91,7 +90,7 @@ pub fn format(region: &Region, geometry: &Geometry) -> Result<()> {
     let superblock = new_superblock(region.length(), geometry)?;
     clear_superblocks(region);
     let layout = Layout::of(&superblock).expect("the superblock was made from a layout");
-    for number in 0..layout.groups {
+    for number in 0..layout.groups() {
         format_group(region, superblock.image_offset, &layout, number);
     }
     write_root(region, superblock.image_offset, &layout, ROOT, 0o755);
@@ -122,41 +121,9 @@ pub fn write_superblocks(region: &Region, superblock: &Superblock) {
     }
 }
 
-/// Makes a pool larger that nobody has open: it takes the whole region. Its groups stay where they are, those behind
-/// them are new; the last one, if it was short, gets the rest of its blocks, whose bits and checksums are there already.
-///
-/// **A crash on the way** leaves the pool as long as it was, until the first superblock is written: what lies behind the
-/// old image means nothing, and the ring's records are of blocks that stay. The second copy is written before it. As long
-/// as the first one is whole it counts. If it is damaged between the two, the second one describes a pool that is as good:
-/// nothing was put into the new part yet but empty groups.
-pub fn grow(region: &Region) -> Result<Superblock> {
-    let old = read_superblock(region)?;
-    let layout = Layout::of(&old).expect("the superblock was validated");
-    let blocks = (region.length() - old.image_offset) / BLOCK as u64;
-    let grown = Layout::new(blocks, old.blocks_per_group, old.inodes_per_group)
-        .filter(|grown| grown.blocks >= layout.blocks)
-        .ok_or(Error::BadGeometry("a pool does not get smaller"))?;
-    for number in layout.groups..grown.groups {
-        format_group(region, old.image_offset, &grown, number);
-    }
-    region.fence();
-    let mut superblock = Superblock {
-        pool_length: region.length(),
-        image_length: grown.blocks * BLOCK as u64,
-        reserved_blocks: reserved_blocks(&grown).max(old.reserved_blocks),
-        ..old
-    };
-    superblock.crc = superblock.checksum();
-    for offset in SUPERBLOCKS.into_iter().rev() {
-        region.write_flushed(offset, superblock.as_bytes());
-        region.fence();
-    }
-    Ok(superblock)
-}
-
 /// Blocks that are kept so that changes which free space always work.
-fn reserved_blocks(layout: &Layout) -> u64 {
-    let data: u64 = (0..layout.groups)
+pub fn reserved_blocks(layout: &Layout) -> u64 {
+    let data: u64 = (0..layout.groups())
         .map(|group| layout.data_blocks(group))
         .map(|data| data.end - data.start)
         .sum();
@@ -196,7 +163,7 @@ fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
         ring_offset: RING_OFFSET,
         ring_length: ring,
         image_offset,
-        image_length: layout.blocks * BLOCK as u64,
+        image_length: layout.blocks() * BLOCK as u64,
         blocks_per_group: geometry.blocks_per_group,
         inodes_per_group: geometry.inodes_per_group,
         reserved_blocks: reserved_blocks(&layout),
@@ -211,7 +178,7 @@ fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
 }
 
 /// Writes a group without files: what describes it is in use, nothing else.
-fn format_group(region: &Region, base: u64, layout: &Layout, number: u64) {
+pub fn format_group(region: &Region, base: u64, layout: &Layout, number: u64) {
     let start = base + layout.header(number);
     let first_data = layout.data_blocks(number).start - number * layout.blocks_per_group;
     region.zero_flushed(start, first_data * BLOCK as u64);
@@ -268,10 +235,5 @@ impl crate::Store {
     /// Makes an empty pool of the whole region; whatever was there is lost.
     pub fn format(region: &Region, geometry: &Geometry) -> std::result::Result<(), Error> {
         format(region, geometry)
-    }
-
-    /// Makes a pool that is not open take the whole region.
-    pub fn grow(region: &Region) -> std::result::Result<Superblock, Error> {
-        grow(region)
     }
 }

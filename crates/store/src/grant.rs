@@ -255,7 +255,7 @@ impl Tree<'_, '_> {
     /// Maps the blocks from `first` on to runs that hold data with these checksums; what was there is freed.
     fn put_in(&mut self, first: u64, runs: &[Run], mut crcs: &[u32]) -> Result<()> {
         let end = first + crcs.len() as u64;
-        if self.remove(first, end, usize::MAX)? != first {
+        if self.remove(first, end)? != first {
             return Err(Error::NoSpace);
         }
         let mut logical = first;

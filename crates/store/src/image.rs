@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::BLOCK;
 use crate::checksum::{SHORT, append_zeros, crc32c, remainder};
 use crate::error::{Error, Result};
+use crate::growing::Growing;
 use crate::layout::group::{GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, Map};
 use crate::layout::inode::{
     CHANGING, FIRST_LINE, INODE, Inode, STAMP, STAMP_CRC, STAMP_END, stamp_checksum,
@@ -26,16 +27,14 @@ const STREAM_MIN: usize = 1024;
 const PIECE: usize = 1024;
 
 /// Where a group's parts are. Derived from the superblock; all block numbers count from the image's start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Layout {
-    /// Blocks of the image.
-    pub blocks: u64,
+    /// Blocks of the image. It only grows.
+    blocks: AtomicU64,
     /// Blocks of a whole group; the last may be shorter.
     pub blocks_per_group: u64,
     /// Inodes of a group.
     pub inodes_per_group: u64,
-    /// Number of groups.
-    pub groups: u64,
     /// First block of the inode table in a group.
     inode_table: u64,
     /// First data block in a group.
@@ -56,7 +55,7 @@ impl Layout {
             superblock.blocks_per_group,
             superblock.inodes_per_group,
         )?;
-        (layout.blocks == blocks).then_some(layout)
+        (layout.blocks() == blocks).then_some(layout)
     }
 
     /// The layout of an image of at most `blocks` blocks; `None` when it has no room for one group.
@@ -78,27 +77,38 @@ impl Layout {
         } else {
             blocks
         };
-        let groups = blocks.div_ceil(per_group);
         let layout = Layout {
-            blocks,
+            blocks: AtomicU64::new(blocks),
             blocks_per_group: per_group,
             inodes_per_group: inodes,
-            groups,
             inode_table,
             first_data,
         };
-        (groups > 0 && first_data + LAST_GROUP_DATA_MIN <= per_group).then_some(layout)
+        (blocks > 0 && first_data + LAST_GROUP_DATA_MIN <= per_group).then_some(layout)
+    }
+
+    /// Blocks of the image.
+    #[inline]
+    pub fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Acquire)
+    }
+
+    /// Number of groups.
+    #[inline]
+    pub fn groups(&self) -> u64 {
+        // A power of two: a shift, since this is on every path.
+        (self.blocks() + self.blocks_per_group - 1) >> self.blocks_per_group.trailing_zeros()
     }
 
     /// Inodes of the image; number 0 is none.
     pub fn inodes(&self) -> u64 {
-        self.groups * self.inodes_per_group
+        self.groups() * self.inodes_per_group
     }
 
     /// Blocks of this group.
     pub fn group_blocks(&self, group: u64) -> u64 {
         self.blocks_per_group
-            .min(self.blocks - group * self.blocks_per_group)
+            .min(self.blocks() - group * self.blocks_per_group)
     }
 
     /// Data blocks of this group, counted from the image's start.
@@ -109,7 +119,7 @@ impl Layout {
 
     /// Whether the run lies within the data blocks of one group.
     pub fn is_data_run(&self, block: u64, length: u64) -> bool {
-        let data = self.data_blocks((block / self.blocks_per_group).min(self.groups - 1));
+        let data = self.data_blocks((block / self.blocks_per_group).min(self.groups() - 1));
         length > 0 && data.contains(&block) && length <= data.end - block
     }
 
@@ -164,16 +174,15 @@ pub struct Image {
     /// Whether somebody else may read the image meanwhile: a pool of a unit.
     pub is_read_outside: bool,
     /// One bit for each block whose checksum was verified, or which was written, by this process.
-    verified: Box<[AtomicU64]>,
+    verified: Growing<AtomicU64>,
 }
 
 impl Image {
     /// The image that the (validated) superblock describes.
     pub fn new(region: Region, superblock: &Superblock) -> Image {
         let layout = Layout::of(superblock).expect("the superblock was validated");
-        let verified = (0..layout.blocks.div_ceil(64))
-            .map(|_| AtomicU64::new(0))
-            .collect();
+        let words = layout.blocks().div_ceil(64);
+        let verified = Growing::new((0..words).map(|_| AtomicU64::new(0)).collect());
         Image {
             region,
             base: superblock.image_offset,
@@ -186,7 +195,20 @@ impl Image {
 
     /// Bytes of the image.
     pub fn length(&self) -> u64 {
-        self.layout.blocks * BLOCK as u64
+        self.layout.blocks() * BLOCK as u64
+    }
+
+    /// Where it begins in the region.
+    pub fn start(&self) -> u64 {
+        self.base
+    }
+
+    /// Makes the image longer. What describes its new groups is persistent.
+    pub fn grow(&self, blocks: u64) {
+        let words = self.verified.len() as u64..blocks.div_ceil(64);
+        self.verified
+            .extend(words.map(|_| AtomicU64::new(0)).collect());
+        self.layout.blocks.store(blocks, Ordering::Release);
     }
 
     /// The region that holds the image.
@@ -242,7 +264,7 @@ impl Image {
     /// wrong guess does no harm.
     #[inline]
     pub fn prefetch_data(&self, block: u64, inside: usize, length: usize) {
-        if block >= self.layout.blocks {
+        if block >= self.layout.blocks() {
             return;
         }
         self.region
@@ -275,12 +297,17 @@ impl Image {
     /// Whether the block was verified or written by this process.
     #[inline]
     pub fn is_verified(&self, block: u64) -> bool {
-        self.verified[block as usize / 64].load(Ordering::Relaxed) >> (block % 64) & 1 != 0
+        self.verified
+            .at(block as usize / 64)
+            .load(Ordering::Relaxed)
+            >> (block % 64)
+            & 1
+            != 0
     }
 
     /// Notes that the block's contents are known to match its checksum.
     pub fn set_verified(&self, block: u64) {
-        let (word, bit) = (&self.verified[block as usize / 64], 1 << (block % 64));
+        let (word, bit) = (self.verified.at(block as usize / 64), 1 << (block % 64));
         if word.load(Ordering::Relaxed) & bit == 0 {
             word.fetch_or(bit, Ordering::Relaxed);
         }

@@ -32,8 +32,6 @@ const LINKS_MAX: u32 = 65_000;
 const SET_GROUP: u32 = 0o2000;
 /// Longest target of a symbolic link, in bytes.
 const TARGET_MAX: usize = BLOCK - 1;
-/// Extents that are freed in the same record as the inode; with more, the inode becomes an orphan first.
-const EXTENTS_AT_ONCE: usize = 4;
 
 /// What a new file is to be.
 #[derive(Clone, Copy, Debug)]
@@ -424,6 +422,7 @@ impl Store {
         let mut contents = [0; BLOCK];
         image.read_block(block, &mut contents);
         if image.data_checksums && crc32c(&contents) != image.data_crc(block) {
+            self.lost_data.tell(node.number(), 0, block);
             return Err(Error::Corrupt {
                 what: "a symbolic link's target",
                 block,
@@ -579,8 +578,9 @@ impl Store {
             change.orphan(node.number(), true);
             return Ok(!held);
         }
+        // No more extents than the root has, so that they can go in one record; with more, the inode is an orphan first.
         if has_tree(inode) {
-            Tree::new(change, node.number(), inode).remove(0, u64::MAX, EXTENTS_AT_ONCE)?;
+            Tree::new(change, node.number(), inode).remove(0, u64::MAX)?;
         }
         free_inode(change, node.number(), inode);
         Ok(false)
@@ -664,7 +664,10 @@ impl Removal<'_> {
         if file.mode == 0 {
             store.nodes.remove(named.node);
         } else if unfinished {
-            store.reclaim(named.node, &mut named.state)?;
+            let node = named.node.clone();
+            // Nobody waits for the directory meanwhile.
+            drop(self);
+            store.reclaim_unused(&node)?;
         }
         Ok(())
     }

@@ -22,7 +22,10 @@ use crate::ring::{Ring, RingReader, records_aside, write_ring_state};
 use crate::sequence::Sequence;
 use crate::store::Options;
 
-/// Reads the superblock: the first copy that is valid, else why the first is not.
+/// Reads the superblock of a pool: the first copy that is valid.
+///
+/// # Errors
+/// Why the first is not, if none is.
 pub fn read_superblock(region: &Region) -> Result<Superblock> {
     if region.length() < RING_OFFSET {
         return Err(Error::NotAPool);
@@ -37,11 +40,6 @@ pub fn read_superblock(region: &Region) -> Result<Superblock> {
         // Of two bad copies the better one tells more.
         [Err(Error::NotAPool), Err(error)] | [Err(error), Err(_)] => Err(error),
     }
-}
-
-/// Bytes of the pool in a region, as its superblock has it.
-pub fn pool_length(region: &Region) -> Result<u64> {
-    read_superblock(region).map(|superblock| superblock.pool_length)
 }
 
 /// Where recovery starts: the furthest of the two copies that are valid.

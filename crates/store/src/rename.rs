@@ -138,7 +138,7 @@ impl Store {
         check_name(name)?;
         check_name(new_name)?;
         // Only one rename at a time moves between directories, so that no two make a cycle together.
-        let _guard = (from.number() != to.number()).then(|| self.renames.lock());
+        let guard = (from.number() != to.number()).then(|| self.renames.lock());
         let (hash, new_hash) = (self.hash(name), self.hash(new_name));
         if from.number() == to.number()
             && matches!(mode, RenameMode::Replace | RenameMode::NoReplace)
@@ -192,7 +192,12 @@ impl Store {
                 source,
                 target,
             };
-            return rename.carry_out(set, mode);
+            let leaves_blocks = rename.carry_out(set, mode)?;
+            drop(guard);
+            return match target.filter(|_| leaves_blocks) {
+                Some(target) => self.reclaim_unused(&target.node),
+                None => Ok(()),
+            };
         }
     }
 
@@ -287,14 +292,17 @@ struct Rename<'a> {
 }
 
 impl Rename<'_> {
-    fn carry_out(&self, mut set: LockedSet<'_>, mode: RenameMode) -> Result<()> {
+    /// Says whether something that was replaced has blocks left, to be freed when nothing is locked any more.
+    fn carry_out(&self, mut set: LockedSet<'_>, mode: RenameMode) -> Result<bool> {
         match (mode, self.target) {
             // Two names of one file: nothing happens.
-            (_, Some(target)) if target.node.number() == self.source.node.number() => Ok(()),
+            (_, Some(target)) if target.node.number() == self.source.node.number() => Ok(false),
             (mode, target) => {
                 self.check_flags(&mut set)?;
                 match (mode, target) {
-                    (RenameMode::Exchange, Some(target)) => self.exchange(set, target),
+                    (RenameMode::Exchange, Some(target)) => {
+                        self.exchange(set, target).map(|()| false)
+                    }
                     _ => self.replace(set, mode == RenameMode::Whiteout),
                 }
             }
@@ -312,7 +320,7 @@ impl Rename<'_> {
         check_unguarded(&set.get(target.node.number()).state)
     }
 
-    fn replace(&self, mut set: LockedSet<'_>, leaves_whiteout: bool) -> Result<()> {
+    fn replace(&self, mut set: LockedSet<'_>, leaves_whiteout: bool) -> Result<bool> {
         let (store, now) = (self.store, self.store.now_ns());
         let number = self.source.node.number();
         let source = &set.get(number).state;
@@ -359,15 +367,12 @@ impl Rename<'_> {
                 .nodes
                 .insert(Node::new(number, Inode { version, ..inode }));
         }
-        if let Some(Found { node, .. }) = self.target {
-            let state = &mut set.get(node.number()).state;
-            if state.mode == 0 {
-                store.nodes.remove(node);
-            } else if unfinished {
-                store.reclaim(node, state)?;
-            }
+        if let Some(Found { node, .. }) = self.target
+            && set.get(node.number()).state.mode == 0
+        {
+            store.nodes.remove(node);
         }
-        Ok(())
+        Ok(unfinished)
     }
 
     /// What takes the old name.

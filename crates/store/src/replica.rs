@@ -209,7 +209,7 @@ impl Store {
 
     /// Lets the pool follow another one from now on. No operation may be under way.
     pub fn into_replica(self) -> Replica {
-        let superblock = *self.superblock();
+        let superblock = self.superblock();
         let tail = self.tail();
         let (ring, defects) = (self.shared.ring.taking_aside(false), self.shared.defects);
         // A new one: which blocks this process verified does not matter to who follows.

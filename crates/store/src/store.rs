@@ -12,6 +12,7 @@ use crate::defects::Defects;
 use crate::directory::hash_name;
 use crate::error::{Error, Result};
 use crate::layout::superblock::Superblock;
+use crate::lost::LostDataTold;
 use crate::node::{Node, NodeTable};
 use crate::order::{Ordered, Rank};
 use crate::recover::recover;
@@ -61,7 +62,10 @@ pub struct Store {
     pub(crate) renames: Ordered<Mutex<()>>,
     /// Longest write that is one record, in bytes: 1 MiB, less with a ring shorter than that.
     pub(crate) atomic_write_max: usize,
-    superblock: Superblock,
+    pub(crate) lost_data: LostDataTold,
+    /// Locked for as long as the pool grows.
+    pub(crate) superblock: Mutex<Superblock>,
+    hash_key: [u8; 16],
     clock: Clock,
 }
 
@@ -89,7 +93,9 @@ impl Store {
             subdirectories: Subdirectories::new(),
             renames: Ordered::mutex(Rank::Renames, ()),
             atomic_write_max: ATOMIC_WRITE_MAX.min(superblock.ring_length as usize),
-            superblock,
+            lost_data: LostDataTold::default(),
+            hash_key: superblock.hash_key,
+            superblock: Mutex::new(superblock),
             clock: options.clock,
         };
         for number in store.shared.allocator.orphans() {
@@ -108,8 +114,8 @@ impl Store {
     }
 
     /// The pool's superblock.
-    pub fn superblock(&self) -> &Superblock {
-        &self.superblock
+    pub fn superblock(&self) -> Superblock {
+        *self.superblock.lock()
     }
 
     /// The region that holds the pool.
@@ -157,6 +163,11 @@ impl Store {
         if node.state.read().links > 0 {
             return Ok(());
         }
+        self.reclaim_unused(node)
+    }
+
+    /// Frees an inode that has neither a name nor a holder. Nothing else is locked, so that nobody waits for it.
+    pub(crate) fn reclaim_unused(&self, node: &Arc<Node>) -> Result<()> {
         let mut state = node.state.write();
         if state.mode != 0 && state.links == 0 && !node.is_held() {
             return self.reclaim(node, &mut state);
@@ -167,7 +178,7 @@ impl Store {
     /// Figures of the whole pool.
     pub fn statistics(&self) -> Statistics {
         let (layout, allocator) = (&self.shared.image.layout, &self.shared.allocator);
-        let blocks = (0..layout.groups)
+        let blocks = (0..layout.groups())
             .map(|group| layout.data_blocks(group))
             .map(|data| data.end - data.start)
             .sum();
@@ -184,7 +195,7 @@ impl Store {
     }
 
     pub(crate) fn hash(&self, name: &[u8]) -> u64 {
-        hash_name(&self.superblock.hash_key, name)
+        hash_name(&self.hash_key, name)
     }
 
     pub(crate) fn now_ns(&self) -> i64 {

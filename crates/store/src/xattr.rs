@@ -207,7 +207,7 @@ fn entry_size(name: &[u8], value: &[u8]) -> usize {
 }
 
 /// The block of these attributes but for its checksum.
-fn encode(number: u64, inode: &Inode, all: &Xattrs) -> Result<Block> {
+pub(crate) fn encode(number: u64, inode: &Inode, all: &Xattrs) -> Result<Block> {
     let size = |(name, value): &(Vec<u8>, Vec<u8>)| entry_size(name, value);
     let end = ENTRIES + all.iter().map(size).sum::<usize>();
     if end > BLOCK {

@@ -4,6 +4,7 @@ use zerocopy::IntoBytes;
 
 use super::Checker;
 use crate::BLOCK;
+use crate::acl::settle;
 use crate::attributes::FileKind;
 use crate::layout::extent::Extent;
 use crate::layout::inode::{INLINE_TARGET_MAX, Inode};
@@ -114,7 +115,10 @@ impl Checker<'_> {
         let read = self.image.metadata(block, what, MAGIC, &mut contents);
         match parse(&contents).filter(|_| read.is_ok()) {
             None => self.block_finding(number, block, what),
-            Some((header, _)) => {
+            Some((header, mut all)) => {
+                if let (_, Some(wrong)) = settle(&mut all, inode.mode) {
+                    self.block_finding(number, block, wrong);
+                }
                 if (header.owner, header.generation) != (number, inode.generation) {
                     let what = "the block of extended attributes belongs to another file";
                     self.block_finding(number, block, what);

@@ -5,6 +5,7 @@ use zerocopy::FromBytes;
 use super::Checker;
 use crate::attributes::FileKind;
 use crate::file::SIZE_MAX;
+use crate::flags::possible;
 use crate::layout::extent::{DEPTH_MAX, Extent};
 use crate::layout::inode::{
     FLAG_GRANT, FLAGS_KNOWN, INLINE_TARGET_MAX, INODE, Inode, KIND_MASK, ROOT_ENTRIES,
@@ -40,7 +41,7 @@ pub struct Live {
 impl Checker<'_> {
     /// Reads and checks the inode tables of all groups.
     pub(super) fn scan_inodes(&mut self) {
-        let layout = self.image.layout;
+        let layout = &self.image.layout;
         for block in 0..layout.inodes() / (BLOCK / INODE) as u64 {
             let first = block * (BLOCK / INODE) as u64;
             let mut table = [0; BLOCK];
@@ -124,6 +125,10 @@ impl Checker<'_> {
             (
                 inode.flags & !FLAGS_KNOWN != 0,
                 "the inode has unknown flags",
+            ),
+            (
+                inode.flags & FLAGS_KNOWN & !possible(kind) != 0,
+                "the inode has a flag that none of its kind has",
             ),
             (
                 inode.size > SIZE_MAX,

@@ -10,8 +10,8 @@ const LINE: usize = LINE_BITS as usize / 8;
 impl Checker<'_> {
     /// Reads and checks the headers and bitmaps of all groups.
     pub(super) fn load_maps(&mut self) {
-        let layout = self.image.layout;
-        for group in 0..layout.groups {
+        let layout = &self.image.layout;
+        for group in 0..layout.groups() {
             let start = layout.header(group) / BLOCK as u64;
             self.claimed
                 .claim(start, layout.data_blocks(group).start - start);
@@ -83,8 +83,8 @@ impl Checker<'_> {
 
     /// Compares the block bitmap with the blocks that something leads to: both ways, exactly.
     pub(super) fn compare_blocks(&mut self) {
-        let layout = self.image.layout;
-        for group in 0..layout.groups {
+        let layout = &self.image.layout;
+        for group in 0..layout.groups() {
             let first = group * layout.blocks_per_group;
             let words = self
                 .used_blocks

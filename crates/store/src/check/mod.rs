@@ -120,8 +120,8 @@ pub fn check(region: &Region, options: &CheckOptions) -> Result<Report> {
     let image = Image::new(region.clone(), &superblock);
     let end = pool::replay_ring(region, &superblock, &image, &mut report);
     let layout = &image.layout;
-    let inode_bits = || Bits::new(layout.groups, layout.inodes_per_group);
-    let block_bits = || Bits::new(layout.groups, layout.blocks_per_group);
+    let inode_bits = || Bits::new(layout.groups(), layout.inodes_per_group);
+    let block_bits = || Bits::new(layout.groups(), layout.blocks_per_group);
     let mut checker = Checker {
         image: &image,
         superblock: &superblock,

@@ -107,6 +107,18 @@ impl Superblock {
         side_length(self.side_rings, self.side_places)
     }
 
+    /// Whether the image may become another one than other pools have. A pool of a unit names its cluster.
+    ///
+    /// # Errors
+    /// [`Error::OfUnit`]
+    pub fn check_alone(&self) -> Result<()> {
+        if self.cluster == [0; 16] {
+            Ok(())
+        } else {
+            Err(Error::OfUnit)
+        }
+    }
+
     /// Whether data blocks carry checksums.
     pub fn data_checksums(&self) -> bool {
         self.read_only_compatible & FEATURE_DATA_CHECKSUMS != 0

@@ -6,8 +6,9 @@ use super::flips::mend_inode;
 use super::{File, NONE, Repairer};
 use crate::attributes::FileKind;
 use crate::file::SIZE_MAX;
+use crate::flags::possible;
 use crate::layout::group::Map;
-use crate::layout::inode::{CHANGING, FLAG_GRANT, Inode, KIND_MASK};
+use crate::layout::inode::{CHANGING, Inode, KIND_MASK};
 use crate::{ROOT, SYSTEM, is_root};
 
 impl Repairer<'_> {
@@ -121,7 +122,7 @@ impl Repairer<'_> {
     fn normalise(&mut self, number: u64, inode: &mut Inode, kind: FileKind) {
         let old = *inode;
         inode.mode &= KIND_MASK | 0o7777;
-        inode.flags &= FLAG_GRANT;
+        inode.flags &= possible(kind);
         inode.size = inode.size.min(SIZE_MAX);
         if kind != FileKind::Directory {
             (inode.parent, inode.entries) = (0, 0);

@@ -72,7 +72,8 @@ impl Notes {
 /// Repairs a pool that is not open; one without damage is only recovered.
 ///
 /// # Errors
-/// Those of opening a pool that has no valid superblock and none that could be mended.
+/// Those of opening a pool that has no valid superblock and none that could be mended; [`crate::Error::OfUnit`]: the others of
+/// its unit have the right bytes.
 pub fn repair(region: &Region) -> Result<Repair> {
     let mut notes = Notes::default();
     let superblock = pool::superblock(region, &mut notes)?;
@@ -89,7 +90,7 @@ pub fn repair(region: &Region) -> Result<Repair> {
         index: vec![NONE; layout.inodes() as usize],
         cleared: BTreeMap::new(),
         names: Vec::new(),
-        claimed: Bits::new(layout.groups, layout.blocks_per_group),
+        claimed: Bits::new(layout.groups(), layout.blocks_per_group),
         next_free: 0,
         fresh: BTreeSet::new(),
         unreadable: BTreeSet::new(),

@@ -37,6 +37,7 @@ pub fn superblock(region: &Region, notes: &mut Notes) -> Result<Superblock> {
         Ok(superblock) => superblock,
         Err(error) => flipped_superblock(region).ok_or(error)?,
     };
+    found.check_alone()?;
     let mut superblock = found;
     superblock.reserved_blocks = found.reserved_blocks.min(found.image_length / BLOCK as u64);
     superblock.crc = superblock.checksum();

@@ -120,8 +120,8 @@ impl Repairer<'_> {
     /// Blocks in use when all is written.
     fn blocks_at_last(&self) -> Bits {
         let layout = &self.image.layout;
-        let mut used = Bits::new(layout.groups, layout.blocks_per_group);
-        for group in 0..layout.groups {
+        let mut used = Bits::new(layout.groups(), layout.blocks_per_group);
+        for group in 0..layout.groups() {
             let start = group * layout.blocks_per_group;
             used.claim(start, layout.data_blocks(group).start - start);
         }
@@ -141,7 +141,7 @@ impl Repairer<'_> {
 
     fn inode_bits(&self, is_set: impl Fn(&File) -> bool) -> Bits {
         let layout = &self.image.layout;
-        let mut bits = Bits::new(layout.groups, layout.inodes_per_group);
+        let mut bits = Bits::new(layout.groups(), layout.inodes_per_group);
         let files = self.files.iter().filter(|file| !file.is_gone);
         for file in files.filter(|file| is_set(file)) {
             bits.claim(file.number, 1);
@@ -210,7 +210,7 @@ impl Repairer<'_> {
     /// Notes which maps differ from what they must be. True: one does.
     fn notes_of_maps(&mut self, maps: &[&Bits; 3]) -> bool {
         let mut differs = false;
-        for group in 0..self.image.layout.groups {
+        for group in 0..self.image.layout.groups() {
             let block = self.image.layout.header(group) / BLOCK as u64;
             let header = self.image.group_header(group);
             let is_header_right = header.as_ref().is_ok_and(|it| it.reserved == [0; 6]);
@@ -254,7 +254,7 @@ impl Repairer<'_> {
     }
 
     fn write_maps(&self, writer: &mut Writer<'_>, maps: &[&Bits; 3]) {
-        for group in 0..self.image.layout.groups {
+        for group in 0..self.image.layout.groups() {
             let header = self.image.group_header(group);
             if header.is_err() || header.is_ok_and(|header| header.reserved != [0; 6]) {
                 let mut bytes = [0; LINE_CRCS as usize];

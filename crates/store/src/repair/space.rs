@@ -46,8 +46,8 @@ impl Repairer<'_> {
 
     /// Takes a block that nothing leads to.
     pub(super) fn take_block(&mut self) -> Option<u64> {
-        let layout = self.image.layout;
-        while self.next_free < layout.blocks {
+        let layout = &self.image.layout;
+        while self.next_free < layout.blocks() {
             let block = self.next_free;
             self.next_free += 1;
             let is_data = layout.is_data_run(block, 1);
@@ -63,7 +63,7 @@ impl Repairer<'_> {
     fn has_free(&self, limit: u64) -> bool {
         let is_free =
             |block: &u64| self.image.layout.is_data_run(*block, 1) && !self.claimed.get(*block);
-        let free = (self.next_free..self.image.layout.blocks).filter(is_free);
+        let free = (self.next_free..self.image.layout.blocks()).filter(is_free);
         free.take(limit as usize).count() as u64 == limit
     }
 

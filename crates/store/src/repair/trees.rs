@@ -11,6 +11,7 @@ use zerocopy::IntoBytes;
 use super::flips::mend;
 use super::{File, Repairer};
 use crate::BLOCK;
+use crate::acl;
 use crate::attributes::FileKind;
 use crate::checksum::crc32c;
 use crate::image::Block;
@@ -19,7 +20,7 @@ use crate::layout::inode::{FLAG_GRANT, INLINE_TARGET_MAX, Inode, ROOT_ENTRIES};
 use crate::layout::xattr;
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
 use crate::tree::{entries_are_valid, parse_node};
-use crate::xattr::parse;
+use crate::xattr::{encode, parse};
 
 /// Entries of one node, and where lookups expect them.
 struct Level<'a> {
@@ -46,8 +47,8 @@ impl File {
 impl Repairer<'_> {
     /// Walks through the trees of all inodes in use, and gives out metadata blocks.
     pub(super) fn walk_trees(&mut self) {
-        let layout = self.image.layout;
-        for group in 0..layout.groups {
+        let layout = &self.image.layout;
+        for group in 0..layout.groups() {
             let start = group * layout.blocks_per_group;
             self.claimed
                 .claim(start, layout.data_blocks(group).start - start);
@@ -87,18 +88,34 @@ impl Repairer<'_> {
             return;
         }
         let own = (number, file.inode.generation);
-        let is_there = self.image.layout.is_data_run(block, 1)
-            && !self.claimed.get(block)
-            && self.read_mended(number, block, xattr::MAGIC, |contents| {
-                let (header, _) = parse(contents)?;
-                ((header.owner, header.generation) == own).then_some(())
-            }) == Some(());
-        if is_there {
-            self.claimed.claim(block, 1);
-        } else {
+        let is_free = self.image.layout.is_data_run(block, 1) && !self.claimed.get(block);
+        let read = |contents: &Block| {
+            let (header, all) = parse(contents)?;
+            ((header.owner, header.generation) == own).then_some(all)
+        };
+        let found = is_free.then(|| self.read_mended(number, block, xattr::MAGIC, read));
+        let Some(mut all) = found.flatten() else {
             file.inode.attributes = 0;
             self.note_block(number, block, "the extended attributes are lost");
+            return;
+        };
+        let (mode, wrong) = acl::settle(&mut all, file.inode.mode);
+        if wrong.is_some() {
+            file.inode.mode = mode;
+            let what = "mode and access control lists now allow what both of them did";
+            self.note_block(number, block, what);
+            if all.is_empty() {
+                file.inode.attributes = 0;
+                return;
+            }
+            // None of them got longer.
+            if let Ok(mut contents) = encode(number, &file.inode, &all) {
+                let crc = crc32c(&contents[BLOCK_CRC_FROM..]);
+                contents[BLOCK_CRC..BLOCK_CRC + 4].copy_from_slice(&crc.to_le_bytes());
+                self.fixes.insert(block, Box::new(contents));
+            }
         }
+        self.claimed.claim(block, 1);
     }
 
     fn walk_root(&mut self, file: &mut File) {
@@ -150,11 +167,11 @@ impl Repairer<'_> {
 
     fn walk_node(&mut self, file: &mut File, block: u64, level: u16, keys: Range<u64>) {
         let (number, generation) = (file.number, file.inode.generation);
-        let layout = self.image.layout;
+        let layout = &self.image.layout;
         let node = match self.claimed.get(block) {
             true => None,
             false => self.read_mended(number, block, MAGIC, |contents| {
-                parse_node(contents, &layout).filter(|(header, _)| {
+                parse_node(contents, layout).filter(|(header, _)| {
                     (header.level, header.owner, header.generation) == (level, number, generation)
                 })
             }),

@@ -96,7 +96,7 @@ fn a_replica_with_a_shorter_ring_is_filled_and_follows() {
     let mut unit = Unit::new(POOL, &Geometry::for_length(POOL));
     work(&unit.primary, 0);
     let region = Region::memory(POOL, false).unwrap();
-    Replica::format(&region, unit.primary.superblock(), 128 << 10).unwrap();
+    Replica::format(&region, &unit.primary.superblock(), 128 << 10).unwrap();
     let mut replica = Replica::open(region, Options::default()).unwrap();
     let mut bytes = vec![0; unit.primary.image_length() as usize];
     unit.primary.read_image(0, &mut bytes).unwrap();
@@ -110,7 +110,7 @@ fn a_replica_with_a_shorter_ring_is_filled_and_follows() {
     }
     assert_same_files(&unit.primary, unit.replica.region(), 100);
     let small = Region::memory(1 << 20, false).unwrap();
-    let refused = Replica::format(&small, unit.primary.superblock(), 64 << 10);
+    let refused = Replica::format(&small, &unit.primary.superblock(), 64 << 10);
     assert!(matches!(refused, Err(Error::BadGeometry(_))));
 }
 

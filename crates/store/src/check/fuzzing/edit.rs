@@ -195,7 +195,7 @@ impl PoolBytes {
     /// Offset in the pool of the nth block of the image that begins with `magic`.
     fn block_with(&self, magic: u32, index: u16) -> Option<usize> {
         let (layout, base) = self.layout()?;
-        let mut blocks = (0..layout.groups).flat_map(|group| layout.data_blocks(group));
+        let mut blocks = (0..layout.groups()).flat_map(|group| layout.data_blocks(group));
         let is_right = |block: &u64| self.read::<u32>(base + block * BLOCK as u64) == Some(magic);
         blocks
             .by_ref()
@@ -221,7 +221,7 @@ impl PoolBytes {
             ),
             Place::Record => self.records().nth(index as usize)?,
             Place::Header => (
-                start(layout.header(number % layout.groups)),
+                start(layout.header(number % layout.groups())),
                 LINE_CRCS as usize + 3 * 64 * 4,
             ),
             Place::Bitmap => (
@@ -229,7 +229,7 @@ impl PoolBytes {
                 BLOCK,
             ),
             Place::Inode => (start(layout.inode(number % layout.inodes())), INODE),
-            Place::Block => (start(number % layout.blocks * BLOCK as u64), BLOCK),
+            Place::Block => (start(number % layout.blocks() * BLOCK as u64), BLOCK),
             Place::Node => (self.block_with(extent::MAGIC, index)?, BLOCK),
             Place::Leaf => (self.block_with(directory::MAGIC, index)?, BLOCK),
             Place::Xattrs => (self.block_with(xattr::MAGIC, index)?, BLOCK),
@@ -338,7 +338,7 @@ impl PoolBytes {
         let Some((layout, base)) = self.layout() else {
             return;
         };
-        for group in 0..layout.groups {
+        for group in 0..layout.groups() {
             self.seal_group(&layout, base, group, kinds);
         }
     }

@@ -6,6 +6,7 @@ use pmem::Region;
 use zerocopy::IntoBytes;
 
 use super::edit::PoolBytes;
+use crate::acl::{ACCESS, DEFAULT};
 use crate::layout::superblock::SUPERBLOCKS;
 use crate::{
     Clock, Fallocate, FileKind, Geometry, NewInode, Node, Options, ROOT, RenameMode, SYSTEM,
@@ -133,14 +134,8 @@ fn fill(store: &Store) -> crate::error::Result<()> {
         (&b"short"[..], &b"directory/deep"[..]),
         (b"long", &[b'x'; 300]),
     ] {
-        store.create(
-            &root,
-            name,
-            &NewInode {
-                target,
-                ..new(FileKind::Symlink)
-            },
-        )?;
+        let link = new(FileKind::Symlink);
+        store.create(&root, name, &NewInode { target, ..link })?;
     }
     store.create(&directory, b"pipe", &new(FileKind::Fifo))?;
     store.create(
@@ -178,7 +173,27 @@ fn fill(store: &Store) -> crate::error::Result<()> {
     ] {
         store.set_xattr(&allocated, name, value, XattrMode::Create)?;
     }
-    store.set_xattr(&deep, b"user.name", &[b'v'; 900], XattrMode::Set)
+    store.set_xattr(&deep, b"user.name", &[b'v'; 900], XattrMode::Set)?;
+    for (node, name) in [(&deep, DEFAULT), (&every_second, ACCESS)] {
+        store.set_xattr(node, name, &list(), XattrMode::Set)?;
+    }
+    Ok(())
+}
+
+/// An access control list that names a user.
+fn list() -> Vec<u8> {
+    let entry = |tag: u8, permissions: u8, number: [u8; 4]| {
+        [&[tag, 0, permissions, 0][..], &number].concat()
+    };
+    let nobody = [255; 4];
+    let entries = [
+        entry(1, 6, nobody),
+        entry(2, 5, [9, 0, 0, 0]),
+        entry(4, 4, nobody),
+        entry(16, 5, nobody),
+        entry(32, 0, nobody),
+    ];
+    [&[2, 0, 0, 0], &entries.concat()[..]].concat()
 }
 
 /// Every second block, so that each is an extent of its own.

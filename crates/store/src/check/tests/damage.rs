@@ -122,6 +122,10 @@ fn damage_of_inodes_is_found() {
         Inode SMALL, [at!(Inode.mode), 4] = 0 => "the inode is free, but not cleared";
         Inode SMALL, [at!(Inode.flags), 4] = 8 => "unknown flags";
         Inode SMALL, [at!(Inode.flags), 4] = 1 => "only a file in the system directory can be";
+        Inode PIPE, [at!(Inode.flags), 4] = 2 => "a flag that none of its kind has";
+        Inode LONG, [at!(Inode.flags), 4] = 4 => "a flag that none of its kind has";
+        Inode DEEP, [at!(Inode.flags), 4] = 1 => "a flag that none of its kind has";
+        Inode SPARSE, [at!(Inode.mode), 4] = 0o100_600 => "does not say what the mode says";
         Inode SMALL, [at!(Inode.attributes), 8] = 1 << 40 => "extended attributes is in use elsewhere";
         Inode SMALL, [at!(Inode.attributes), 8] = 90 => "block of extended attributes is damaged";
         Inode DEEP, [at!(Inode.attributes), 8] = 0 => "but it holds";
@@ -213,7 +217,7 @@ fn damage_of_trees_is_found() {
         Node 0, [at!(NodeHeader.level), 2] = 1 => "a node of the extent tree is damaged";
         Node 0, [at!(NodeHeader.count), 2] = 0 => "a node of the extent tree is damaged";
         Node 0, [at!(NodeHeader.count), 2] = 127 => "a node of the extent tree is damaged";
-        Node 0, [at!(NodeHeader.count), 2] = 6 => "says that it holds 8 blocks, but it holds 7";
+        Node 0, [at!(NodeHeader.count), 2] = 6 => "says that it holds 9 blocks, but it holds 8";
         Node 0, [at!(NodeHeader.block), 8] = 50 => "a node of the extent tree is damaged";
         Node 0, [at!(NodeHeader.owner), 8] = 5 => "belongs to another file";
         Node 0, [at!(NodeHeader.generation), 4] = 5 => "belongs to another file";

@@ -1,0 +1,109 @@
+//! The channel to the process that serves a mount: what is asked of a pool that this process has open.
+//!
+//! A socket in the abstract namespace, whose name is that of the pool's file to the kernel, device and inode: it goes with its
+//! process, and a copy of a pool has another. One line is asked and one answered. Only root and the user who mounted may
+//! ask, and nobody else is asked.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use client::FileSystem;
+use rustix::net::sockopt::socket_peercred;
+use rustix::process::geteuid;
+
+use crate::failure::Failure;
+
+/// Longest line that is asked, in bytes; one is a word and a number.
+const ASKED_MAX: u64 = 64;
+/// Longest line that is answered.
+const ANSWERED_MAX: u64 = 4096;
+/// How long who asks may take to say what.
+const ASKING_MAX: Duration = Duration::from_secs(5);
+const GROW: &str = "grow ";
+const DONE: &str = "done";
+
+fn address(pool: &Path) -> io::Result<SocketAddr> {
+    let found = fs::metadata(pool)?;
+    SocketAddr::from_abstract_name(format!("tako/pool/{}/{}", found.dev(), found.ino()))
+}
+
+/// Whether it is root or this user who is at the other end.
+fn is_trusted(stream: &UnixStream) -> bool {
+    socket_peercred(stream).is_ok_and(|peer| peer.uid.is_root() || peer.uid == geteuid())
+}
+
+/// Answers what is asked of the pool, on a thread that sleeps until somebody asks.
+pub fn serve(pool: &Path, file_system: FileSystem) -> io::Result<()> {
+    let listener = UnixListener::bind_addr(&address(pool)?)?;
+    let answer = move || {
+        for stream in listener.incoming() {
+            match stream {
+                // Who does not wait for the answer does without it.
+                Ok(stream) if is_trusted(&stream) => drop(answer(stream, &file_system)),
+                Ok(_) => {}
+                // Nobody can ask any more, who asks is told so, and the mount goes on.
+                Err(_) => return,
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("tako-channel".into())
+        .spawn(answer)
+        .map(drop)
+}
+
+fn answer(mut stream: UnixStream, file_system: &FileSystem) -> io::Result<()> {
+    stream.set_read_timeout(Some(ASKING_MAX))?;
+    stream.set_write_timeout(Some(ASKING_MAX))?;
+    let mut asked = String::new();
+    BufReader::new(Read::take(&stream, ASKED_MAX)).read_line(&mut asked)?;
+    let length = asked
+        .strip_suffix('\n')
+        .and_then(|it| it.strip_prefix(GROW));
+    let answer = match length.and_then(|length| length.parse().ok()) {
+        Some(length) => match file_system.grow(length) {
+            Ok(()) => DONE.to_owned(),
+            Err(error) => error.to_string(),
+        },
+        None => "this is not understood; use the program that made the mount".to_owned(),
+    };
+    stream.write_all(format!("{}\n", answer.replace('\n', " ")).as_bytes())
+}
+
+/// Has the process that serves a mount of the pool make it longer. `None`: none does.
+pub fn ask_to_grow(pool: &Path, length: u64) -> Result<Option<()>, Failure> {
+    let connect = || UnixStream::connect_addr(&address(pool)?);
+    let mut stream = match connect() {
+        Ok(stream) => stream,
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
+        Err(error) => return Err(failed(pool, &error)),
+    };
+    if !is_trusted(&stream) {
+        let sentence = "it is another user who has it mounted; ask that user, or root";
+        return Err(Failure::Failed(format!("{}: {sentence}", pool.display())));
+    }
+    let mut answer = String::new();
+    let asked = stream.write_all(format!("{GROW}{length}\n").as_bytes());
+    asked.map_err(|error| failed(pool, &error))?;
+    let read = BufReader::new(Read::take(&stream, ANSWERED_MAX)).read_line(&mut answer);
+    read.map_err(|error| failed(pool, &error))?;
+    match answer.trim_end() {
+        DONE => Ok(Some(())),
+        "" => {
+            let sentence =
+                "the process that has it mounted did not answer; see whether it still runs";
+            Err(Failure::Failed(format!("{}: {sentence}", pool.display())))
+        }
+        refusal => Err(Failure::Failed(format!("{}: {refusal}", pool.display()))),
+    }
+}
+
+fn failed(pool: &Path, error: &io::Error) -> Failure {
+    Failure::host("ask the process that has mounted", pool, error)
+}

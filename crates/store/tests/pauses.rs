@@ -1,0 +1,151 @@
+//! How long what is done to a huge file can keep others waiting: by counts, since times say little on a busy machine.
+
+use std::sync::Arc;
+use std::thread;
+
+use pmem::Region;
+use store::layout::record::{HEADER, RecordHeader};
+use store::{
+    Fallocate, FileKind, Geometry, NewInode, Node, Options, RenameMode, SetAttributes, Store,
+};
+use zerocopy::FromBytes;
+
+const BLOCK: u64 = store::BLOCK as u64;
+/// Whoever comes later waits for a record of so many bytes at most.
+const RECORD_MAX: u64 = 64 << 10;
+const FILE: NewInode<'static> = NewInode::new(FileKind::Regular, 0o600);
+const KEEP: Fallocate = Fallocate::Allocate { keep_size: false };
+
+/// A pool in memory, of which only what is written is ever touched, with a ring that holds all that a test does.
+fn open(length: u64) -> Store {
+    let region = Region::memory(length, false).unwrap();
+    let geometry = Geometry {
+        ring_length: 64 << 20,
+        ..Geometry::for_length(length)
+    };
+    Store::format(&region, &geometry).unwrap();
+    Store::open(region, Options::default()).unwrap()
+}
+
+/// The lengths of the records that `work` makes, in bytes.
+fn records(store: &Store, work: impl FnOnce()) -> Vec<u64> {
+    let mut at = store.tail().number;
+    work();
+    let mut lengths = Vec::new();
+    while at < store.tail().number {
+        let mut bytes = Vec::new();
+        let end = store.read_records(at, HEADER, &mut bytes).unwrap();
+        let header = RecordHeader::read_from_prefix(&bytes).unwrap().0;
+        assert_eq!(u64::from(header.length), end - at);
+        lengths.push(end - at);
+        at = end;
+    }
+    lengths
+}
+
+/// A file whose every second block is a hole, so that each block is an extent.
+fn sieve(store: &Store, name: &[u8], extents: u64) -> Arc<Node> {
+    let file = store.create(&store.root(), name, &FILE).unwrap();
+    store
+        .fallocate(&file, KEEP, 0, 2 * extents * BLOCK)
+        .unwrap();
+    for index in 0..extents {
+        let at = 2 * index * BLOCK;
+        store
+            .fallocate(&file, Fallocate::PunchHole, at, BLOCK)
+            .unwrap();
+    }
+    file
+}
+
+/// What is done to a huge file; another file is there to replace it.
+type Deed = (&'static str, fn(&Store, &Arc<Node>));
+
+const DEEDS: [Deed; 5] = [
+    ("unlink", |store, _| {
+        store.unlink(&store.root(), b"huge").unwrap()
+    }),
+    ("replace", |store, _| {
+        let root = store.root();
+        let mode = RenameMode::Replace;
+        store.rename(&root, b"other", &root, b"huge", mode).unwrap();
+    }),
+    ("truncate", |store, file| {
+        let size = Some(5000);
+        let change = SetAttributes {
+            size,
+            ..SetAttributes::default()
+        };
+        store.set_attributes(file, &change).unwrap();
+    }),
+    ("punch", |store, file| {
+        let size = store.attributes(file).size;
+        store
+            .fallocate(file, Fallocate::PunchHole, 0, size)
+            .unwrap();
+    }),
+    ("zero", |store, file| {
+        let (size, mode) = (
+            store.attributes(file).size,
+            Fallocate::ZeroRange { keep_size: true },
+        );
+        store.fallocate(file, mode, 0, size).unwrap();
+    }),
+];
+
+#[test]
+fn what_is_done_to_a_huge_file_is_done_in_short_records() {
+    let dense = 8 << 30;
+    for (what, deed) in DEEDS {
+        let store = open(9 << 30);
+        let free = store.statistics().blocks_free;
+        store.create(&store.root(), b"other", &FILE).unwrap();
+        let file = store.create(&store.root(), b"huge", &FILE).unwrap();
+        let made = records(&store, || store.fallocate(&file, KEEP, 0, dense).unwrap());
+        let done = records(&store, || deed(&store, &file));
+        for (what, lengths) in [("allocate", made), (what, done)] {
+            let longest = lengths.iter().max().unwrap();
+            assert!(*longest <= RECORD_MAX, "{what}: {longest} bytes");
+            assert!(lengths.len() >= 64, "{what}: {} records", lengths.len());
+        }
+        if what != "zero" {
+            assert!(free - store.statistics().blocks_free <= 4, "{what}");
+        }
+    }
+    for (what, deed) in DEEDS {
+        let store = open(1 << 30);
+        store.create(&store.root(), b"other", &FILE).unwrap();
+        let file = sieve(&store, b"huge", 20_000);
+        let longest = records(&store, || deed(&store, &file)).into_iter().max();
+        assert!(longest.unwrap() <= RECORD_MAX, "{what}: {longest:?} bytes");
+    }
+}
+
+/// Others do not wait for the whole of a file to be freed, not even in the same directory.
+#[test]
+fn a_directory_is_not_locked_while_a_huge_file_in_it_is_freed() {
+    let store = open(1 << 30);
+    for (what, deed) in &DEEDS[..2] {
+        let was_between = (0..50).any(|attempt| {
+            let _ = store.create(&store.root(), b"other", &FILE);
+            sieve(&store, b"huge", 20_000);
+            let before = store.tail().number;
+            let name = format!("{what}-{attempt}");
+            thread::scope(|scope| {
+                let removing = scope.spawn(|| deed(&store, &store.root()));
+                // The name goes first.
+                while store.tail().number == before {
+                    std::hint::spin_loop();
+                }
+                store.create(&store.root(), name.as_bytes(), &FILE).unwrap();
+                let free = store.statistics().blocks_free;
+                removing.join().unwrap();
+                // Of 20 000 blocks more than a record's were still to be freed.
+                let was_between = store.statistics().blocks_free > free + 1000;
+                let _ = store.unlink(&store.root(), b"huge");
+                was_between
+            })
+        });
+        assert!(was_between, "{what}");
+    }
+}
