@@ -272,6 +272,8 @@ impl FileSystem {
     }
 
     fn stat_once(&self, path: &[u8], follow: bool) -> Result<Attributes, Cause> {
+        let last = path.rsplit(|byte| *byte == b'/').next();
+        self.store().expect(last.unwrap_or_default());
         let mut walk = Walk::new(self.store());
         let last = walk.approach(path)?;
         walk.attributes(last, follow)

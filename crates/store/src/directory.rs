@@ -1,7 +1,11 @@
 //! Names in a directory: leaves of hashed entries, found through the directory's extent tree.
 
-use std::hash::Hasher;
+mod patch;
 
+use std::hash::Hasher;
+use std::ops::Range;
+
+use pmem::LINE;
 use siphasher::sip::SipHasher13;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -9,15 +13,17 @@ use crate::BLOCK;
 use crate::allocator::Run;
 use crate::attributes::FileKind;
 use crate::change::Change;
-use crate::checksum::replace_words;
 use crate::edit::Contents;
 use crate::error::{Error, Result};
+use crate::hints::{Hint, Hints};
 use crate::image::{Block, Image};
-use crate::layout::BLOCK_CRC;
 use crate::layout::directory::*;
-use crate::layout::inode::Inode;
-use crate::layout::record::{EDIT_MAX, Kind, Operation, part, parts};
+use crate::layout::inode::{INODE, Inode};
+use crate::leaves::Leaves;
 use crate::tree::{Lookup, Tree};
+
+pub use patch::Patch;
+use patch::slot_place;
 
 const WHAT: &str = "a directory leaf";
 /// Cookies of what comes before the first stored entry: after `.` and after `..`.
@@ -25,7 +31,7 @@ const COOKIE_DOT: u64 = 1;
 const COOKIE_DOT_DOT: u64 = 2;
 
 /// Bytes of a leaf that are fetched at once: the header, and most slots of one that is half full.
-const FETCHED: usize = 256;
+pub const FETCHED: usize = 256;
 
 /// One name as it is read from a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +82,8 @@ pub fn hash_name(key: &[u8; 16], name: &[u8]) -> u64 {
     hasher.finish() >> (64 - HASH_BITS)
 }
 
-fn prefix(hash: u64) -> u64 {
+/// The bits of a hash that choose the leaf.
+pub fn prefix(hash: u64) -> u64 {
     hash >> (HASH_BITS - PREFIX_BITS)
 }
 
@@ -158,6 +165,10 @@ pub struct Reader<'a> {
     pub number: u64,
     /// Its inode.
     pub inode: &'a Inode,
+    /// Where its leaves are known to be.
+    pub leaves: &'a Leaves,
+    /// What names may lead to.
+    pub hints: &'a Hints,
 }
 
 impl<'a> Reader<'a> {
@@ -167,6 +178,28 @@ impl<'a> Reader<'a> {
 
     /// The verified leaf for a hash prefix, and its logical block.
     fn leaf(&self, prefix: u64) -> Result<Option<(u64, u64)>> {
+        // The leaves of a removed directory may be freed already.
+        if self.inode.links == 0 {
+            return self.leaf_by_tree(prefix);
+        }
+        let leaves = self.inode.size / BLOCK as u64;
+        if let Some(block) = self.leaves.get(leaves, prefix) {
+            self.image.prefetch(block * BLOCK as u64, FETCHED);
+            let leaf = Contents::new(self.image, block, None);
+            let logical = leaf.word(LOGICAL);
+            if range(logical, shape(leaf).depth).contains(&prefix) {
+                debug_assert_eq!(self.leaf_by_tree(prefix)?, Some((block, logical)));
+                return Ok(Some((block, logical)));
+            }
+        }
+        let found = self.leaf_by_tree(prefix)?;
+        if let Some((block, _)) = found {
+            self.leaves.remember(leaves, prefix, block);
+        }
+        Ok(found)
+    }
+
+    fn leaf_by_tree(&self, prefix: u64) -> Result<Option<(u64, u64)>> {
         let Some(extent) = self.tree().floor(prefix)? else {
             return Ok(None);
         };
@@ -174,43 +207,54 @@ impl<'a> Reader<'a> {
         let logical = prefix.min(extent.end() - 1);
         let block = extent.physical + (logical - extent.logical);
         self.image.prefetch(block * BLOCK as u64, FETCHED);
-        self.verify(block, logical)?;
+        verify(self.image, self.number, block, logical)?;
         Ok(Some((block, logical)))
-    }
-
-    fn verify(&self, block: u64, logical: u64) -> Result<()> {
-        if !self.image.is_verified(block) {
-            let mut contents = [0; BLOCK];
-            self.image.metadata(block, WHAT, MAGIC, &mut contents)?;
-            parse_leaf(&contents).ok_or(Error::Corrupt { what: WHAT, block })?;
-            self.image.set_verified(block);
-        }
-        let base = block * BLOCK as u64;
-        let [owner, own_logical] = [8, 24].map(|at| self.image.load(base + at));
-        let right = owner == self.number && own_logical == logical;
-        if right {
-            Ok(())
-        } else {
-            Err(Error::Corrupt { what: WHAT, block })
-        }
     }
 
     /// Looks a name up.
     pub fn find(&self, hash: u64, name: &[u8]) -> Result<Option<Stored>> {
+        let hint = self.hints.get(self.number, hash);
+        if let Some(hint) = hint {
+            self.prefetch(hint, prefix(hash));
+        }
         let Some((block, logical)) = self.leaf(prefix(hash))? else {
             return Ok(None);
         };
         let leaf = Contents::new(self.image, block, None);
-        let found = Search::new(leaf, shape(leaf), hash, name).found;
-        let stored = |found: Found| {
-            Ok(Stored {
-                target: target(&found.entry, block)?,
-                block,
-                logical,
-                found,
-            })
+        let shape = shape(leaf);
+        let hinted = hint.and_then(|hint| Search::at(leaf, shape, hint.slot, hash, name));
+        let Some(found) = hinted.or_else(|| Search::new(leaf, shape, hash, name).found) else {
+            return Ok(None);
         };
-        found.map(stored).transpose()
+        let right = Hint {
+            number: found.entry.number,
+            slot: found.slot,
+            line: found.offset / LINE,
+        };
+        if hint != Some(right) {
+            self.hints.set(self.number, hash, right);
+        }
+        Ok(Some(Stored {
+            target: target(&found.entry, block)?,
+            block,
+            logical,
+            found,
+        }))
+    }
+
+    /// Has fetched what a name probably leads to, and its entry.
+    #[inline]
+    fn prefetch(&self, hint: Hint, prefix: u64) {
+        let layout = &self.image.layout;
+        if hint.number < layout.inodes() {
+            self.image.prefetch(layout.inode(hint.number), INODE);
+        }
+        if let Some(block) = self.leaves.guess(prefix) {
+            let leaf = block * BLOCK as u64;
+            self.image.prefetch(leaf, FETCHED);
+            let entry = leaf + (hint.line * LINE) as u64;
+            self.image.prefetch(entry, LINE);
+        }
     }
 
     /// Room for a name in the leaf where it belongs, `None` when there is none; [`Error::Exists`] when it is there.
@@ -269,6 +313,28 @@ impl<'a> Reader<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether a block is the directory's leaf at a logical block.
+fn verify(image: &Image, directory: u64, block: u64, logical: u64) -> Result<()> {
+    if !image.is_verified(block) {
+        let mut contents = [0; BLOCK];
+        image.metadata(block, WHAT, MAGIC, &mut contents)?;
+        parse_leaf(&contents).ok_or(Error::Corrupt { what: WHAT, block })?;
+        image.set_verified(block);
+    }
+    let leaf = Contents::new(image, block, None);
+    if [leaf.word(OWNER), leaf.word(LOGICAL)] == [directory, logical] {
+        Ok(())
+    } else {
+        Err(Error::Corrupt { what: WHAT, block })
+    }
+}
+
+/// The prefixes whose names belong into the leaf at a logical block.
+fn range(logical: u64, depth: u16) -> Range<u64> {
+    let bits = PREFIX_BITS.saturating_sub(depth.into());
+    logical..logical.saturating_add(1 << bits)
 }
 
 /// What an entry leads to; media could say anything.
@@ -337,6 +403,24 @@ impl Search {
         search
     }
 
+    /// The name's entry if it is that of a slot.
+    #[inline]
+    fn at(leaf: Contents<'_>, shape: Shape, slot: usize, hash: u64, name: &[u8]) -> Option<Found> {
+        if slot >= (shape.count as usize).min(SLOTS_MAX) {
+            return None;
+        }
+        let (at, shift) = slot_place(slot);
+        let found: Slot = zerocopy::transmute!((leaf.word(at) >> shift) as u32);
+        let mut search = Search {
+            found: None,
+            taken: 0,
+        };
+        if found.tag == tag(hash) {
+            search.look_at(leaf, slot, found.offset as usize, hash, name);
+        }
+        search.found
+    }
+
     fn look_at(&mut self, leaf: Contents<'_>, slot: usize, offset: usize, hash: u64, name: &[u8]) {
         let mut bytes = [0; ENTRY];
         leaf.copy(offset, &mut bytes);
@@ -400,6 +484,16 @@ impl Room {
     pub fn insertion(&self, image: &Image, name: &[u8], target: Target) -> Patch {
         let leaf = Contents::new(image, self.block, None);
         self.insertion_at(leaf, self.shape.count as usize, name, target)
+    }
+
+    /// What the name is to lead to, and where its entry will be.
+    pub fn hint(&self, number: u64, name: &[u8]) -> Hint {
+        let offset = self.shape.heap as usize - entry_size(name.len());
+        Hint {
+            number,
+            slot: self.shape.count as usize,
+            line: offset / LINE,
+        }
     }
 
     /// Whether the room is in the leaf where this is stored.
@@ -474,98 +568,6 @@ fn removal_from(leaf: Contents<'_>, stored: &Stored) -> Patch {
     patch
 }
 
-/// The word that a slot is in, and its lowest bit there.
-fn slot_place(index: usize) -> (usize, usize) {
-    (SLOTS + index / 2 * 2 * SLOT, index % 2 * 8 * SLOT)
-}
-
-/// What one name's coming or going changes in a leaf.
-pub struct Patch {
-    block: u64,
-    /// As in a record.
-    payload: [u8; EDIT_MAX],
-    length: usize,
-    count: usize,
-}
-
-impl Patch {
-    fn new(block: u64, shape: Shape) -> Patch {
-        let mut patch = Patch {
-            block,
-            payload: [0; EDIT_MAX],
-            length: 8,
-            count: 0,
-        };
-        patch
-            .push(SHAPE, size_of::<Shape>())
-            .copy_from_slice(shape.as_bytes());
-        patch
-    }
-
-    /// Adds a part of whole words, and gives its bytes to be filled in.
-    fn push(&mut self, at: usize, length: usize) -> &mut [u8] {
-        let field = 2 * self.count..2 * self.count + 2;
-        self.payload[field].copy_from_slice(&part(at, length).to_le_bytes());
-        self.count += 1;
-        let start = self.length;
-        self.length += length;
-        &mut self.payload[start..start + length]
-    }
-
-    fn push_slot(&mut self, leaf: Contents<'_>, index: usize, slot: Slot) {
-        let (at, shift) = slot_place(index);
-        let slot: u32 = zerocopy::transmute!(slot);
-        let others = leaf.word(at) & !(u64::from(u32::MAX) << shift);
-        let word = others | u64::from(slot) << shift;
-        self.push(at, 8).copy_from_slice(&word.to_le_bytes());
-    }
-
-    /// Offsets in the block, and bytes.
-    pub fn parts(&self) -> impl Iterator<Item = (usize, &[u8])> {
-        let list = self.payload[..8].try_into().expect("eight bytes");
-        let mut rest = &self.payload[8..];
-        parts(u64::from_le_bytes(list)).map(move |(at, length)| {
-            let (bytes, behind) = rest.split_at(length);
-            rest = behind;
-            (at, bytes)
-        })
-    }
-
-    /// The leaf has no name left.
-    pub fn empties_leaf(&self) -> bool {
-        let shape: Shape =
-            zerocopy::transmute!(*self.payload[8..].first_chunk::<8>().expect("the shape"));
-        shape.count == 0
-    }
-
-    /// As an operation, for a leaf as it is in the image.
-    pub fn operation(&self, image: &Image) -> Operation<'_> {
-        let target = self.block * BLOCK as u64;
-        let stored = (image.load(target) >> (8 * BLOCK_CRC)) as u32;
-        // From the old checksum and the difference: damage elsewhere in the block stays detectable.
-        let crc = self.parts().fold(stored, |crc, (at, bytes)| {
-            let after = BLOCK - at - bytes.len();
-            let start = target + at as u64;
-            if bytes.len() == 8 {
-                let mut old = [image.load(start)];
-                return replace_words(crc, &mut old, bytes, after);
-            }
-            let mut old = [0; EDIT_MAX / 8];
-            let old = &mut old[..bytes.len() / 8];
-            image.read(start, old.as_mut_bytes());
-            replace_words(crc, old, bytes, after)
-        });
-        Operation {
-            kind: Kind::Edit,
-            target,
-            length: self.length as u32,
-            crc,
-            touch: None,
-            payload: &self.payload[..self.length],
-        }
-    }
-}
-
 /// A directory being changed. The caller holds its lock and puts the inode into the change.
 pub struct Writer<'a, 's> {
     /// The change that carries it.
@@ -574,6 +576,8 @@ pub struct Writer<'a, 's> {
     pub number: u64,
     /// Its inode.
     pub inode: &'a mut Inode,
+    /// Where its leaves are known to be.
+    pub leaves: &'a Leaves,
 }
 
 impl<'s> Writer<'_, 's> {
@@ -589,12 +593,7 @@ impl<'s> Writer<'_, 's> {
         let logical = prefix(hash).min(extent.end() - 1);
         let block = extent.physical + (logical - extent.logical);
         if !self.change.is_edited(block) {
-            Reader {
-                image: self.change.image(),
-                number: self.number,
-                inode: self.inode,
-            }
-            .verify(block, logical)?;
+            verify(self.change.image(), self.number, block, logical)?;
         }
         Ok(Some((block, logical)))
     }
@@ -621,6 +620,7 @@ impl<'s> Writer<'_, 's> {
         };
         self.change.put_value(block, 0, &header);
         self.tree().add(logical, Run { block, length: 1 })?;
+        self.leaves.forget(range(logical, depth));
         self.inode.size = self.inode.size.saturating_add(BLOCK as u64);
         Ok(block)
     }
@@ -740,7 +740,7 @@ impl<'s> Writer<'_, 's> {
     /// Lets the neighbour of the same depth, if there is one, take over the range of an empty leaf.
     fn merge(&mut self, block: u64, logical: u64, shape: Shape) -> Result<()> {
         if shape.depth == 0 {
-            return self.drop_leaf(block, logical);
+            return self.drop_leaf(block, logical, 0);
         }
         let bit = 1 << (PREFIX_BITS - u32::from(shape.depth));
         let wanted = logical ^ bit;
@@ -756,18 +756,19 @@ impl<'s> Writer<'_, 's> {
             // The lower place stays: the upper one's entries move into it.
             let entries = self.change.contents(buddy).whole();
             self.rewrite(block, depth, &entries, |_| true);
-            self.drop_leaf(buddy, buddy_logical)
+            self.drop_leaf(buddy, buddy_logical, buddy_shape.depth)
         } else {
             let shape = Shape {
                 depth,
                 ..buddy_shape
             };
             self.put_shape(buddy, shape);
-            self.drop_leaf(block, logical)
+            self.drop_leaf(block, logical, buddy_shape.depth)
         }
     }
 
-    fn drop_leaf(&mut self, block: u64, logical: u64) -> Result<()> {
+    fn drop_leaf(&mut self, block: u64, logical: u64, depth: u16) -> Result<()> {
+        self.leaves.forget(range(logical, depth));
         debug_assert_eq!(
             self.tree().lookup().find(logical)?.map(|(block, _)| block),
             Some(block)
@@ -777,6 +778,3 @@ impl<'s> Writer<'_, 's> {
         Ok(())
     }
 }
-
-// A patch has room for the list, the shape, a word of slots and the longest entry.
-const _: () = assert!(8 + 8 + 8 + entry_size(crate::NAME_LENGTH_MAX) <= EDIT_MAX);

@@ -93,7 +93,7 @@ impl Store {
     /// For changing the names in a directory, whose lock the caller holds.
     pub(crate) fn writer<'a, 's>(
         change: &'a mut Change<'s>,
-        directory: &Node,
+        directory: &'a Node,
         inode: &'a mut Inode,
     ) -> Writer<'a, 's> {
         directory.note_edit();
@@ -101,25 +101,28 @@ impl Store {
             change,
             number: directory.number(),
             inode,
+            leaves: &directory.leaves,
         }
     }
 
     pub(crate) fn find(
         &self,
-        number: u64,
+        directory: &Node,
         inode: &Inode,
         hash: u64,
         name: &[u8],
     ) -> Result<Option<Stored>> {
         check_directory(inode)?;
-        self.reader(number, inode).find(hash, name)
+        self.reader(directory, inode).find(hash, name)
     }
 
-    pub(crate) fn reader<'a>(&'a self, number: u64, inode: &'a Inode) -> Reader<'a> {
+    pub(crate) fn reader<'a>(&'a self, directory: &'a Node, inode: &'a Inode) -> Reader<'a> {
         Reader {
             image: &self.shared.image,
-            number,
+            number: directory.number(),
             inode,
+            leaves: &directory.leaves,
+            hints: &self.hints,
         }
     }
 
@@ -129,10 +132,24 @@ impl Store {
             .get(directory.number(), self.hash(name), name)
     }
 
+    /// Has fetched what is known of a name that is about to be looked up, in whichever directory.
+    #[inline]
+    pub fn expect(&self, name: &[u8]) {
+        self.hints.prefetch(self.hash(name));
+    }
+
+    /// Has fetched where a name is looked for, or will be put, before its directory is locked.
+    #[inline]
+    pub(crate) fn prefetch_name(&self, directory: &Node, hash: u64) {
+        self.hints.prefetch(hash);
+        directory.prefetch_leaf(&self.shared.image, hash);
+    }
+
     /// Looks a name up. `.` and `..` are names too.
     pub fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Arc<Node>> {
-        let state = directory.state.read();
         let hash = self.hash(name);
+        self.prefetch_name(directory, hash);
+        let state = directory.state.read();
         let (number, kind) = self.find_any(directory, &state, hash, name)?;
         // Still under the lock: while the name is there its inode cannot be freed, nor its number be used again.
         let node = self.node(number)?;
@@ -145,8 +162,10 @@ impl Store {
 
     /// The attributes of what a name, also `.` or `..`, leads to; [`Error::Stale`] when it loses its last name meanwhile.
     pub fn attributes_of(&self, directory: &Node, name: &[u8]) -> Result<Attributes> {
+        let hash = self.hash(name);
+        self.prefetch_name(directory, hash);
         let state = directory.state.read();
-        let (number, _) = self.find_any(directory, &state, self.hash(name), name)?;
+        let (number, _) = self.find_any(directory, &state, hash, name)?;
         // Still under the lock, as in `lookup`. But who has a live inode locked may be waiting for the directory.
         let attributes = match self.nodes.look(&self.shared.image, number)? {
             Looked::AtRest(attributes) => attributes,
@@ -174,7 +193,7 @@ impl Store {
             b".." if state.is_directory() => Ok((state.parent, None)),
             _ if name.len() > crate::NAME_LENGTH_MAX => Err(Error::NameTooLong),
             _ => {
-                let found = self.find(directory.number(), state, hash, name)?;
+                let found = self.find(directory, state, hash, name)?;
                 let target = found.ok_or(Error::NotFound)?.target;
                 Ok((target.number, Some(target.kind)))
             }
@@ -201,23 +220,24 @@ impl Store {
         holds: u64,
     ) -> Result<Arc<Node>> {
         check_name(name)?;
+        let hash = self.hash(name);
+        self.prefetch_name(directory, hash);
         let mut parent = directory.state.write();
         check_directory(&parent)?;
         if parent.links == 0 {
             return Err(Error::NotFound);
         }
-        let hash = self.hash(name);
-        let room = self.reader(directory.number(), &parent).room(hash, name)?;
+        let room = self.reader(directory, &parent).room(hash, name)?;
         if let Err(guarded) = check_growable(&parent) {
             // That the name is there comes first, as in Linux.
-            let found = self.find(directory.number(), &parent, hash, name)?;
+            let found = self.find(directory, &parent, hash, name)?;
             return Err(found.map_or(guarded, |_| Error::Exists));
         }
         // A directory without attributes has no default list to hand on.
         let is_bare = new.target.len() <= INLINE_TARGET_MAX && parent.attributes == 0;
         let node = match room {
             Some(room) if is_bare && self.shared.takes_short_ways() => {
-                self.create_in(&room, directory, &mut parent, name, new)?
+                self.create_in(&room, directory, &mut parent, (hash, name), new)?
             }
             _ => self.create_anywhere(directory, &mut parent, hash, name, new)?,
         };
@@ -303,7 +323,7 @@ impl Store {
         room: &Room,
         directory: &Node,
         parent: &mut Inode,
-        name: &[u8],
+        (hash, name): (u64, &[u8]),
         new: &NewInode<'_>,
     ) -> Result<Arc<Node>> {
         check_target(new)?;
@@ -326,6 +346,8 @@ impl Store {
         parent.crc = parent.checksum();
         let patch = room.insertion(&shared.image, name, target_of(number, &inode));
         directory.note_edit();
+        let hint = room.hint(number, name);
+        self.hints.set(directory.number(), hash, hint);
         let has_same_root = old.root.as_bytes() == inode.root.as_bytes();
         inode.version = shared.one_name(&OneName {
             patch: &patch,
@@ -446,7 +468,7 @@ impl Store {
                 Error::NotADirectory
             });
         }
-        self.reader(directory.number(), &state).read(cookie, visit)
+        self.reader(directory, &state).read(cookie, visit)
     }
 
     /// Gives a file another name.
@@ -455,7 +477,7 @@ impl Store {
         let hash = self.hash(name);
         let mut set = LockedSet::lock(&[node, directory]);
         let state = &set.get(directory.number()).state;
-        if self.find(directory.number(), state, hash, name)?.is_some() {
+        if self.find(directory, state, hash, name)?.is_some() {
             return Err(Error::Exists);
         }
         // In the order in which Linux finds objections.
@@ -527,9 +549,10 @@ impl Store {
         name: &[u8],
         work: impl FnOnce(Named<'_>) -> T,
     ) -> Result<Option<T>> {
+        self.prefetch_name(directory, hash);
         loop {
             let mut parent = directory.state.write();
-            let stored = self.find(directory.number(), &parent, hash, name)?;
+            let stored = self.find(directory, &parent, hash, name)?;
             let stored = stored.ok_or(Error::NotFound)?;
             let node = self.node(stored.target.number)?;
             if Arc::ptr_eq(&node, directory) {

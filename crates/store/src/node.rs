@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
+use crate::BLOCK;
 use crate::attributes::{Attributes, attributes};
+use crate::directory::{FETCHED, prefix};
 use crate::error::{Error, Result};
 use crate::image::{Image, Layout};
 use crate::layout::extent::DEPTH_MAX;
 use crate::layout::inode::{INLINE_TARGET_MAX, INODE, Inode, ROOT_ENTRIES};
+use crate::leaves::Leaves;
 use crate::order::{Ordered, Rank};
 use crate::tree::entries_are_valid;
 
@@ -31,6 +34,8 @@ pub struct Node {
     /// Blocks from where the last overwrite was in the file to where it was in the image: a guess at where the next one
     /// will be, read without the lock.
     pub(crate) shift: AtomicU64,
+    /// Where a directory's leaves are.
+    pub(crate) leaves: Leaves,
 }
 
 impl Node {
@@ -42,6 +47,7 @@ impl Node {
             holds: AtomicU64::new(0),
             may_be_named: AtomicBool::new(false),
             shift: AtomicU64::new(0),
+            leaves: Leaves::default(),
         })
     }
 
@@ -54,6 +60,14 @@ impl Node {
     pub(crate) fn note_edit(&self) {
         let edits = self.edits.load(Ordering::Relaxed);
         self.edits.store(edits + 1, Ordering::Relaxed);
+    }
+
+    /// Has the leaf of a hash fetched, if it is known: a guess, without the lock.
+    #[inline]
+    pub(crate) fn prefetch_leaf(&self, image: &Image, hash: u64) {
+        if let Some(block) = self.leaves.guess(prefix(hash)) {
+            image.prefetch(block * BLOCK as u64, FETCHED);
+        }
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -184,7 +198,9 @@ fn load(image: &Image, number: u64) -> Result<Inode> {
 fn insert(shard: &mut Shard, node: Arc<Node>) {
     if shard.len() >= SHARD_NODES_MAX && shard.len().is_power_of_two() {
         // Holds are counted in the node: one that is held must stay the one that everybody finds.
-        shard.retain(|_, node| Arc::strong_count(node) > 1 || node.is_held());
+        shard.retain(|_, node| {
+            Arc::strong_count(node) > 1 || node.is_held() || node.leaves.take_used()
+        });
     }
     shard.insert(node.number, node);
 }

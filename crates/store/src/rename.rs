@@ -112,7 +112,7 @@ impl Store {
     /// Looks up a name that is to be changed, before the locks for that are taken.
     fn look_ahead(&self, directory: &Node, hash: u64, name: &[u8]) -> Result<Known> {
         let state = directory.state.read();
-        let found = match self.find(directory.number(), &state, hash, name)? {
+        let found = match self.find(directory, &state, hash, name)? {
             // Still under the lock, as in `lookup`.
             Some(stored) => Some(Found {
                 node: self.node(stored.target.number)?,
@@ -209,9 +209,10 @@ impl Store {
         (hash, name): (u64, &[u8]),
         (new_hash, new_name): (u64, &[u8]),
     ) -> Result<bool> {
+        self.prefetch_name(directory, new_hash);
         let renamed = self.with_name(directory, hash, name, |mut named| {
             let image = &self.shared.image;
-            let reader = self.reader(directory.number(), &named.parent);
+            let reader = self.reader(directory, &named.parent);
             let room = match reader.room(new_hash, new_name) {
                 Ok(Some(room)) if named.parent.links > 0 => room,
                 Ok(_) | Err(Error::Exists) => return Ok(false),
@@ -238,6 +239,8 @@ impl Store {
             (parent.modified_ns, parent.changed_ns, file.changed_ns) = (now, now, now);
             (parent.crc, file.crc) = (parent.checksum(), file.checksum());
             directory.note_edit();
+            let hint = room.hint(named.node.number(), new_name);
+            self.hints.set(directory.number(), new_hash, hint);
             let version = self.shared.one_name(&OneName {
                 patch: &patch,
                 old_patch: old_patch.as_ref(),

@@ -44,6 +44,8 @@ const RECLAIM_STEP: u64 = 128 << 10;
 const AHEAD: u64 = 6;
 /// Longest data, in bytes, that goes into the ring through the caches, where the processor fetches the lines ahead.
 pub const SHORT_MAX: usize = 256;
+/// Longest record, in bytes, of which a reclaim has all lines fetched: those of the commonest changes of names.
+const SHORT_RECORD: u64 = 512;
 /// Longest record, in bytes.
 const RECORD_MAX: u64 = 512 << 10;
 
@@ -334,14 +336,14 @@ impl Ring {
         self.region
             .read(self.offset + (position & (self.length - 1)), &mut line);
         let (header, _) = RecordHeader::read_from_prefix(&line).expect("a line holds a header");
-        // Neighbouring records tend to have one length; they lie too far apart for the processor to guess. A short one
-        // may have a second operation in its second line.
+        // Neighbouring records tend to have one length; they lie too far apart for the processor to guess. The operations
+        // of a short one are in all of its lines, those of one with data behind it in the first.
         let length = u64::from(header.length);
         let ahead = position + 4 * length;
-        let lines = if length > ALIGN as u64 + SHORT_MAX as u64 {
+        let lines = if length > SHORT_RECORD {
             1
         } else {
-            2
+            length / ALIGN as u64
         };
         for line in 0..lines {
             let at = (ahead + line * ALIGN as u64) & (self.length - 1);

@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::defects::Defects;
 use crate::directory::hash_name;
 use crate::error::{Error, Result};
+use crate::hints::Hints;
 use crate::layout::superblock::Superblock;
 use crate::lost::LostDataTold;
 use crate::node::{Node, NodeTable};
@@ -58,6 +59,7 @@ pub struct Store {
     root: Arc<Node>,
     system: Arc<Node>,
     pub(crate) subdirectories: Subdirectories,
+    pub(crate) hints: Hints,
     /// Serialises renames between directories.
     pub(crate) renames: Ordered<Mutex<()>>,
     /// Longest write that is one record, in bytes: 1 MiB, less with a ring shorter than that.
@@ -85,12 +87,14 @@ impl Store {
         let nodes = NodeTable::new();
         let root = root_directory(&nodes, &shared, ROOT, "the root directory")?;
         let system = root_directory(&nodes, &shared, SYSTEM, "the system directory")?;
+        let inodes = shared.image.layout.inodes();
         let store = Store {
             shared,
             nodes,
             root,
             system,
             subdirectories: Subdirectories::new(),
+            hints: Hints::new(inodes),
             renames: Ordered::mutex(Rank::Renames, ()),
             atomic_write_max: ATOMIC_WRITE_MAX.min(superblock.ring_length as usize),
             lost_data: LostDataTold::default(),

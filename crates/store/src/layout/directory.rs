@@ -53,6 +53,10 @@ pub struct LeafHeader {
     pub padding: [u64; 2],
 }
 
+/// Offset of a leaf's owner in its header.
+pub const OWNER: usize = std::mem::offset_of!(LeafHeader, owner);
+/// Offset of a leaf's logical block in its header.
+pub const LOGICAL: usize = std::mem::offset_of!(LeafHeader, logical);
 /// Offset of a leaf's [`Shape`] in its header.
 pub const SHAPE: usize = std::mem::offset_of!(LeafHeader, depth);
 
