@@ -1,12 +1,15 @@
 //! What the length of a file, and the number of files, cost.
 
 use std::fs;
+use std::hint::black_box;
 use std::path::Path;
+use std::time::Duration;
 
 use client::{File, OpenFlags, ROOT};
+use pmem::Region;
 
 use crate::error::whole;
-use crate::harness::{Random, interleave, repeated};
+use crate::harness::{Random, Side, interleave, repeated};
 use crate::report::{Quantity, Row};
 use crate::setup::{
     Bench, NEW_DIRECTORY, NEW_FILE, bytes, empty_file, format_and_open, full_file, nameless_pool,
@@ -17,17 +20,20 @@ pub const LENGTHS: [Workload; 2] = [
     Workload {
         name: "4 KiB overwrite by length of the file",
         measure: |bench, _| {
-            by_length(bench, "overwrite", |file, page, offset| {
-                file.write_at(page, offset)
-            })
+            let in_memory = |memory: &Region, page: &mut [u8], offset| {
+                memory.write_flushed(offset, page);
+                memory.fence();
+            };
+            let overwrite = |file: &File, page: &mut [u8], offset| file.write_at(page, offset);
+            by_length(bench, "overwrite", overwrite, in_memory)
         },
     },
     Workload {
         name: "4 KiB read by length of the file",
         measure: |bench, _| {
-            by_length(bench, "read", |file, page, offset| {
-                file.read_at(page, offset)
-            })
+            let in_memory = |memory: &Region, page: &mut [u8], offset| memory.read(offset, page);
+            let read = |file: &File, page: &mut [u8], offset| file.read_at(page, offset);
+            by_length(bench, "read", read, in_memory)
         },
     },
 ];
@@ -45,11 +51,13 @@ const SPARSE: u64 = 16 << 30;
 const FLAT: f64 = 0.8;
 
 /// Random pages of a file of 1 MiB, beside those of longer ones: one as long as half the pool, and one with holes,
-/// whose pages are apart, so that each is an extent.
+/// whose pages are apart, so that each is an extent. And the same in as much memory, which says what the processor's
+/// caches are worth.
 fn by_length(
     bench: &Bench,
     verb: &str,
     operation: impl Fn(&File, &mut [u8], u64) -> Result<usize, client::Error>,
+    in_memory: impl Fn(&Region, &mut [u8], u64),
 ) -> Result<Vec<Row>, Error> {
     let (effort, long) = (bench.scale.effort, bench.scale.pool_length / 2);
     let pages = bench.scale.file_length / PAGE as u64;
@@ -70,13 +78,19 @@ fn by_length(
             whole(operation(file, &mut page, offset)?, PAGE)
         })
     });
-    let measured = interleave(bench.scale.rounds, sides.collect::<Result<_, _>>()?)?;
+    let lengths = [MIB, bench.scale.file_length, long];
+    let limits = lengths.map(|length| memory_side(effort, length, &in_memory));
+    let measured = interleave(
+        bench.scale.rounds,
+        sides.chain(limits).collect::<Result<_, _>>()?,
+    )?;
     let row = |side, name: String, limit, limit_name: &str, bar| {
         let time = |side| Quantity::ns(measured.median(side, 0));
         let ratio = measured.ratio((limit, 0), (side, 0));
         Row::new(&name, time(side)).beside(limit_name, time(limit), ratio, bar)
     };
     let (short, long) = (bench.scale.file_length / MIB, long / MIB);
+    let in_memory = |side, name: &str| row(side, name.to_owned(), 4, "memory of 1 MiB", None);
     Ok(vec![
         row(
             2,
@@ -85,6 +99,7 @@ fn by_length(
             "file of 1 MiB",
             Some(FLAT),
         ),
+        in_memory(6, "  the same in memory"),
         row(
             3,
             format!("4 KiB {verb} in 16 GiB with holes"),
@@ -99,7 +114,24 @@ fn by_length(
             &format!("file of {short} MiB"),
             None,
         ),
+        in_memory(5, "  as many pages in memory"),
     ])
+}
+
+/// The same in memory.
+fn memory_side<'a>(
+    effort: Duration,
+    length: u64,
+    operation: &'a impl Fn(&Region, &mut [u8], u64),
+) -> Result<Side<'a>, Error> {
+    let memory = Region::memory(length, false)?;
+    memory.populate();
+    let (mut random, mut page) = (Random::new(11), bytes(PAGE));
+    repeated(effort, move || {
+        operation(&memory, &mut page, random.offset(length, PAGE));
+        black_box(&mut page);
+        Ok(())
+    })
 }
 
 /// A file of [`SPARSE`] bytes with a page of data every `step` bytes.
