@@ -5,6 +5,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use zerocopy::FromZeros;
+
 /// Most slots.
 const SLOTS_MAX: u64 = 1 << 20;
 /// Bits of what a hint consists of, from the lowest on: what tells names apart, the line, the slot, the number.
@@ -32,8 +34,10 @@ impl Hints {
     /// For a pool of so many inodes.
     pub fn new(inodes: u64) -> Hints {
         let slots = inodes.next_power_of_two().min(SLOTS_MAX);
+        // Pages that no hint was put into yet take no memory.
+        let slots = <[AtomicU64]>::new_box_zeroed_with_elems(slots as usize);
         Hints {
-            slots: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+            slots: slots.expect("8 MiB of memory"),
         }
     }
 
