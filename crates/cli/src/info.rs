@@ -35,6 +35,10 @@ pub struct Info {
     bytes_total: u64,
     bytes_free: u64,
     pub bytes_available: u64,
+    /// Data that several files, or places in them, have in common.
+    bytes_shared: u64,
+    /// What it would take besides if each had its own.
+    bytes_saved: u64,
     inodes: u64,
     pub inodes_free: u64,
 }
@@ -63,7 +67,7 @@ impl Info {
         let file_system = open_to_read(pool)?;
         let store = file_system.store();
         let superblock = store.superblock();
-        let statistics = file_system.statistics();
+        let (statistics, sharing) = (file_system.statistics(), store.sharing());
         let size = |blocks: u64| blocks * u64::from(statistics.block_size);
         Ok(Info {
             pool: pool.display().to_string(),
@@ -88,6 +92,8 @@ impl Info {
             bytes_total: size(statistics.blocks),
             bytes_free: size(statistics.blocks_free),
             bytes_available: size(statistics.blocks_available),
+            bytes_shared: size(sharing.blocks),
+            bytes_saved: size(sharing.saved),
             inodes: statistics.inodes,
             inodes_free: statistics.inodes_free,
         })
@@ -147,6 +153,8 @@ impl Info {
             "space",
             format!("{}, {available} available", show_size(self.bytes_total)),
         )?;
+        let (shared, saved) = (show_size(self.bytes_shared), show_size(self.bytes_saved));
+        line("shared", format!("{shared}, which saves {saved}"))?;
         line(
             "inodes",
             format!("{}, {} free", self.inodes, self.inodes_free),

@@ -447,10 +447,16 @@ pub(crate) fn copy_range(
             "ranges of one file that overlap are not copied; copy to another place",
         ));
     }
-    let mut buffer = vec![0; COPIED_AT_ONCE.min(length) as usize];
-    let mut done = 0;
+    let (mut buffer, mut done) = (Vec::new(), 0);
     loop {
+        let (source, target) = ((from, offset + done), (to, to_offset + done));
+        let shared = store.share(source, target, length - done)?;
+        if shared > 0 {
+            done += shared;
+            continue;
+        }
         let part = (length - done).min(COPIED_AT_ONCE) as usize;
+        buffer.resize(part, 0);
         let read = store.read(from, offset + done, &mut buffer[..part])?;
         if read == 0 {
             return Ok(done);

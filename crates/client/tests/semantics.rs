@@ -92,6 +92,7 @@ fn the_document_and_the_tests_name_each_other() {
         include_str!("semantics.rs"),
         include_str!("full_and_damaged.rs"),
         include_str!("ranges.rs"),
+        include_str!("copies.rs"),
         include_str!("xattrs.rs"),
         include_str!("acls.rs"),
         include_str!("flags.rs"),

@@ -422,11 +422,15 @@ MIB = 1 << 20
 one, other = opened('one'), opened('other')
 data = bytes(range(256)) * (20 * 4096)
 os.pwrite(one, data, 0)
+free = os.statvfs(sys.argv[1]).f_bfree
 # A request is for 16 MiB at most, which shows who copies.
 assert os.copy_file_range(one, other, 20 * MIB, 0, 0) == 16 * MIB
 assert os.copy_file_range(one, other, 20 * MIB, 16 * MIB, 16 * MIB) == 4 * MIB
 assert os.copy_file_range(one, other, 1, 20 * MIB, 0) == 0
 assert os.pread(other, 20 * MIB, 0) == data
+# Blocks are shared.
+assert os.statvfs(sys.argv[1]).f_bfree > free - 256
+assert os.fstat(other).st_blocks == os.fstat(one).st_blocks
 # What is in the page cache is copied, and what is copied is not covered by it.
 with mmap.mmap(one, 4096) as stored, mmap.mmap(other, 8192) as seen:
     stored[0:6] = b'stored'

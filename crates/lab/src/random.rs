@@ -342,7 +342,15 @@ impl Generator {
         let is_large = offset + length as u64 > self.mix.size_max;
         let length = if is_large { 1 } else { length };
         match self.random.below(25) {
-            23.. => Operation::CopyRange {
+            // Half of the time whole blocks are shared.
+            24.. => Operation::CopyRange {
+                path: self.old(false),
+                offset: self.offset() & !4095 | offset & 4095,
+                to: path,
+                to_offset: offset,
+                length: length.max(4096),
+            },
+            23 => Operation::CopyRange {
                 path: self.old(false),
                 offset: self.offset(),
                 to: path,

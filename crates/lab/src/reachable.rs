@@ -89,11 +89,12 @@ impl<'a> Image<'a> {
         self.read(block * BLOCK_U64, BLOCK)
     }
 
-    /// First block of the inode table, and first data block, in a group.
-    fn parts(&self) -> (u64, u64) {
-        let inodes = MAPS + (self.per_group() * 4).div_ceil(BLOCK_U64);
+    /// First block of the counts of owners, of the inode table, and first data block, in a group.
+    fn parts(&self) -> (u64, u64, u64) {
+        let words = (self.per_group() * 4).div_ceil(BLOCK_U64);
+        let (owners, inodes) = (MAPS + words, MAPS + 2 * words);
         let table = u64::from(self.superblock.inodes_per_group) * INODE as u64 / BLOCK_U64;
-        (inodes, inodes + table)
+        (owners, inodes, inodes + table)
     }
 
     fn group_difference(
@@ -105,14 +106,15 @@ impl<'a> Image<'a> {
     ) -> Option<String> {
         let start = group * self.per_group();
         let end = (start + self.per_group()).min(self.superblock.image_length / BLOCK_U64);
-        let (inodes, data) = self.parts();
-        for inside in (0..MAPS).chain(inodes..data) {
+        let (owners, inodes, data) = self.parts();
+        for inside in (0..MAPS).chain(owners..data) {
             let block = start + inside;
             let what = match inside {
                 0 => "the group header",
                 1 => "the bitmap of blocks",
                 2 => "the bitmap of inodes",
                 3 => "the bitmap of orphans",
+                _ if inside < inodes => "the counts of owners",
                 _ => "the inode table",
             };
             if let Some(at) = first_difference(&self.block(block), &other.block(block)) {
@@ -143,7 +145,7 @@ impl<'a> Image<'a> {
     /// The data blocks of such extents; the first argument tells whether one is a grant's.
     fn blocks(&self, is_wanted: fn(bool, &Extent) -> bool) -> BTreeSet<u64> {
         let mut blocks = BTreeSet::new();
-        let (inodes, data) = self.parts();
+        let (_, inodes, data) = self.parts();
         for group in 0..self.groups() {
             let table = (inodes..data).map(|inside| self.block(group * self.per_group() + inside));
             for bytes in table.collect::<Vec<_>>().concat().chunks_exact(INODE) {

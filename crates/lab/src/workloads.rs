@@ -82,6 +82,17 @@ pub fn truncate(path: &str, size: u64) -> Operation {
     }
 }
 
+/// A part of a file copied to a place of another one, or of it.
+pub fn copy((path, offset): (&str, u64), (to, to_offset): (&str, u64), length: usize) -> Operation {
+    Operation::CopyRange {
+        path: path.into(),
+        offset,
+        to: to.into(),
+        to_offset,
+        length,
+    }
+}
+
 /// Blocks of a file allocated, freed or moved.
 pub fn fallocate(path: &str, mode: Fallocate, offset: u64, length: u64) -> Operation {
     Operation::Fallocate {
@@ -232,13 +243,10 @@ fn data() -> Vec<Operation> {
         append("d/f", 20_000),
         write("d/f", 100_000, 10),
         write("n", 0, 700),
-        Operation::CopyRange {
-            path: "a".into(),
-            offset: 100,
-            to: "b".into(),
-            to_offset: 50,
-            length: 9000,
-        },
+        copy(("a", 100), ("b", 50), 9000),
+        copy(("a", 0), ("b", 0), 12_388),
+        copy(("a", 100), ("d/f", 4196), 12_000),
+        copy(("a", 0), ("a", 20_480), 8192),
         truncate("a", 5000),
         truncate("a", 8192),
         truncate("a", 0),
@@ -468,6 +476,7 @@ pub fn stages() -> [Vec<Operation>; 2] {
         unlink("a"),
         rename("a", "n", RenameMode::Replace),
         make("n", FileKind::Regular),
+        copy(("a", 0), ("a", 20_480), 8192),
     ];
     let second = vec![
         write("b", 10, 300),
@@ -477,11 +486,38 @@ pub fn stages() -> [Vec<Operation>; 2] {
         unlink("d/f"),
         make("e/m", FileKind::Directory),
         rename("d/f", "e/m", RenameMode::Replace),
+        copy(("b", 0), ("d/f", 4096), 4096),
     ];
     [first, second]
 }
 
-/// Random operations for two threads, of which neither uses what the other does, but for the directories.
+/// The same for files that share blocks.
+pub fn stages_of_shared_blocks() -> [Vec<Operation>; 2] {
+    let first = vec![
+        write("a", 10, 100),
+        write("a", 0, 12_288),
+        truncate("a", 5000),
+        unlink("a"),
+        fallocate("a", Fallocate::PunchHole, 100, 9000),
+    ];
+    let second = vec![
+        write("b", 10, 300),
+        write("b", 4096, 4096),
+        unlink("d/f"),
+        truncate("b", 0),
+        copy(("b", 0), ("d/f", 4096), 12_388),
+    ];
+    [first, second]
+}
+
+/// What [`preparation`] leaves, with the blocks of one file in two others.
+pub fn preparation_of_shared_blocks() -> Vec<Operation> {
+    let copies = ["b", "d/f"].map(|to| copy(("a", 0), (to, 0), 12_388));
+    [preparation(), copies.to_vec()].concat()
+}
+
+/// Random operations for two threads, of which neither uses what the other does, but for the directories, and blocks
+/// that files of both share.
 pub fn duet(seed: u64, count: usize) -> Duet {
     let mut random = Random::new(seed);
     Duet([
@@ -493,7 +529,7 @@ pub fn duet(seed: u64, count: usize) -> Duet {
 /// One thread's operations: those of a random sequence that succeed in the model.
 fn part(random: &mut Random, count: usize, names: [&str; 5], directory: &str) -> Vec<Operation> {
     let mut model = Model::new(Arc::default());
-    for operation in preparation() {
+    for operation in preparation_of_shared_blocks() {
         // What cannot fail without the bound of a pool does not fail.
         let _ = model.apply(&operation);
     }
@@ -507,7 +543,8 @@ fn part(random: &mut Random, count: usize, names: [&str; 5], directory: &str) ->
         let name = *random.pick(&names);
         let other = *random.pick(&names);
         let offset = [0, 0, 100, 4096][random.below(4)];
-        let operation = match random.below(12) {
+        let operation = match random.below(14) {
+            12.. => copy((name, 0), (other, offset & !4095), 12_288),
             0 => make(name, FileKind::Regular),
             1 => make(directory, FileKind::Directory),
             2 => remove_directory(directory),

@@ -8,7 +8,7 @@ use lab::explorer::{
 };
 use lab::operation::Operation;
 use lab::random::Mix;
-use lab::workloads::{POOL_LENGTH, append, make, preparation, preparation_in_pieces, rename};
+use lab::workloads::{POOL_LENGTH, append, copy, make, preparation, preparation_in_pieces, rename};
 use lab::workloads::{unlink, write};
 use pmem::{Fault, Simulation};
 use store::{BLOCK, Defects, NewInode, Options, Store, WriteAt};
@@ -310,6 +310,28 @@ fn blocks_that_are_not_cleared() {
     expect_objection(defects, |defects| {
         run(defects, &[make("n", FileKind::Regular), append("n", 700)])
     });
+}
+
+#[test]
+fn shared_blocks_that_are_overwritten() {
+    let overwrite_shared = true;
+    let defects = Defects {
+        overwrite_shared,
+        ..Defects::default()
+    };
+    let operations = [copy(("a", 0), ("b", 0), 12_388), write("a", 10, 100)];
+    expect_objection(defects, |defects| run(defects, &operations));
+}
+
+#[test]
+fn owners_that_are_not_counted() {
+    let forget_owners = true;
+    let defects = Defects {
+        forget_owners,
+        ..Defects::default()
+    };
+    let operations = [copy(("a", 0), ("b", 0), 12_388)];
+    expect_objection(defects, |defects| run(defects, &operations));
 }
 
 #[test]

@@ -220,16 +220,33 @@ fn without_data_checksums() {
     explore_on(&prepared, "no data checksums", &sample, Bounds::default());
 }
 
-/// Each of two operations is stopped at each of its fences while the other comes as far as its own.
+fn shared_blocks() -> Prepared {
+    prepare(&workloads::preparation_of_shared_blocks())
+}
+
 #[test]
 fn two_operations_at_once() {
+    let pools = [prepared(), in_pieces()];
+    explore_stages("two operations at once", &pools, workloads::stages());
+}
+
+#[test]
+fn two_operations_on_shared_blocks() {
+    let stages = workloads::stages_of_shared_blocks();
+    explore_stages(
+        "two operations on shared blocks",
+        &[shared_blocks()],
+        stages,
+    );
+}
+
+/// Each of two operations is stopped at each of its fences while the other comes as far as its own.
+fn explore_stages(what: &str, pools: &[Prepared], [first, second]: [Vec<Operation>; 2]) {
     let bounds = Bounds {
         images: 48 * factor(),
         ..Bounds::default()
     };
-    let [first, second] = workloads::stages();
     let start = Instant::now();
-    let pools = [prepared(), in_pieces()];
     let cases: Vec<_> = (pools.iter())
         .flat_map(|pool| first.iter().map(move |one| (pool, one)))
         .flat_map(|(pool, one)| second.iter().map(move |two| (pool, one, two)))
@@ -246,7 +263,7 @@ fn two_operations_at_once() {
         Ok(explorer.counts())
     });
     match counts {
-        Ok(counts) => tell("two operations at once", start, counts, bounds),
+        Ok(counts) => tell(what, start, counts, bounds),
         Err(objection) => panic!("{objection}"),
     }
 }
@@ -258,7 +275,7 @@ fn two_busy_threads() {
         fences_one_in: 5,
         ..Bounds::default()
     };
-    let (start, prepared) = (Instant::now(), prepared());
+    let (start, prepared) = (Instant::now(), shared_blocks());
     let counts = in_parallel(100 * factor(), |index| {
         let seed = index as u64;
         let bounds = Bounds { seed, ..bounds };

@@ -146,6 +146,8 @@ fn targets(pool: &PoolBytes, expected: &Pieces) -> Vec<Target> {
     let xattrs = start(Place::Xattrs, 0).unwrap();
     add("xattr::XattrHeader", xattrs, &[word(xattrs + 8)]);
     add("xattr::XattrEntry", xattrs + 64, &[word(xattrs + 8)]);
+    let shared = start(Place::Inode, 16).unwrap();
+    add("extent::Extent", shared + 128, &[7, 16]);
     for index in 0..5 {
         let leaf = start(Place::Leaf, index).unwrap();
         let entry = leaf + (word(leaf + 64) >> 16) as u16 as usize;
@@ -205,6 +207,34 @@ fn every_field_of_every_structure_is_found_and_repaired() {
         }
     }
     assert!(cases > 1000, "{cases}");
+}
+
+#[test]
+fn counts_of_owners_are_put_right() {
+    let whole = Whole::new(Sample::Closed);
+    let pool = PoolBytes::new(whole.bytes.clone());
+    let (start, length) = pool.locate(Place::Owners, 0).unwrap();
+    let mut random = Random::new(1);
+    for way in 0..200 {
+        let mut damaged = whole.bytes.clone();
+        let block = random.below(length / 4);
+        let count = &mut damaged[start + block * 4..][..4];
+        match way % 2 {
+            0 => change(count, way / 2),
+            // A count that could be right.
+            _ => {
+                let lie = (random.below(4) as u32 + 1) * 0x1_0001;
+                let old = u32::from_le_bytes(count.try_into().unwrap());
+                count.copy_from_slice(&(old ^ lie).to_le_bytes());
+            }
+        }
+        let report = checked(&damaged).expect("the superblock is whole");
+        assert_eq!(report.findings.len(), 1, "block {block}, way {way}");
+        assert_eq!(report.findings[0].block, Some(block as u64));
+        let done = whole.repaired(&damaged, &BTreeSet::new());
+        let done = done.unwrap_or_else(|error| panic!("block {block}, way {way}: {error}"));
+        assert_eq!(done.done.len(), 1);
+    }
 }
 
 /// Fields that nothing else tells of: under a right checksum any value is one.

@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut, Range};
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 use zerocopy::{Immutable, IntoBytes};
 
@@ -20,6 +21,8 @@ use crate::in_flight::{Entered, Place};
 use crate::layout::group::{LINE_BITS, Map};
 use crate::layout::inode::{FIRST_LINE, Inode};
 use crate::layout::record::{ALIGN, HEADER, Kind, OPERATION, Operation, encode};
+use crate::order::Ordered;
+use crate::owners::Owners;
 use crate::rider;
 use crate::ring::Ring;
 
@@ -31,6 +34,8 @@ pub struct Shared {
     pub ring: Ring,
     /// Free blocks and inodes.
     pub allocator: Allocator,
+    /// Turn to change counts of owners.
+    pub owners: Ordered<Mutex<()>>,
     /// What was freed and must not be used yet, if other pools of the unit have a say in that.
     pub held: Option<Held>,
     /// Rules broken on purpose.
@@ -56,6 +61,8 @@ pub struct Change<'s> {
     /// The inode that it puts to use, and its generation.
     taken_inode: Option<(u64, u32)>,
     freed_inode: Option<u64>,
+    /// Counts of owners that it changes.
+    owners: Option<Owners<'s>>,
     /// The change frees space in the end, so it may use the reserve.
     reserve: bool,
 }
@@ -178,6 +185,7 @@ impl<'s> Change<'s> {
             block_count: 0,
             taken_inode: None,
             freed_inode: None,
+            owners: None,
             reserve: false,
         }
     }
@@ -224,6 +232,13 @@ impl<'s> Change<'s> {
             .encode(Kind::Block, block * BLOCK as u64, BLOCK as u32, crc, &[]);
         self.blocks[self.block_count] = bytes;
         self.block_count += 1;
+    }
+
+    /// Makes data persistent that the record is going to name.
+    pub fn fence_data(&self) {
+        if !self.shared.defects.skip_data_fence {
+            self.shared.image.fence();
+        }
     }
 
     /// Names data blocks that were written, and made persistent, before.
@@ -310,6 +325,27 @@ impl<'s> Change<'s> {
             .edits
             .retain(|edit| edit.block != run.block || run.length != 1);
         self.parts.freed.push(run);
+    }
+
+    /// Gives each block of a run one owner more. False, and nothing is changed, if one has as many as can be.
+    pub fn share(&mut self, run: Run) -> Result<bool> {
+        if self.shared.defects.forget_owners {
+            return Ok(true);
+        }
+        self.owners().add(run)
+    }
+
+    /// Takes an owner from each block of a run, and frees those that had no other, once the change is persistent.
+    pub fn release(&mut self, run: Run) -> Result<()> {
+        for freed in self.owners().remove(run)? {
+            self.free(freed);
+        }
+        Ok(())
+    }
+
+    fn owners(&mut self) -> &mut Owners<'s> {
+        let shared = self.shared;
+        self.owners.get_or_insert_with(|| Owners::new(shared))
     }
 
     /// Takes a free inode, which the change will put to use.
@@ -420,6 +456,14 @@ impl<'s> Change<'s> {
         self.shared.image.set_verified(edit.block);
     }
 
+    /// Puts the new counts of owners into the record.
+    fn emit_owners(&mut self) {
+        if let Some(owners) = self.owners.take() {
+            owners.emit(|target, bytes| self.bytes(target, bytes));
+            self.owners = Some(owners);
+        }
+    }
+
     /// Changes the bitmaps, completes the record and gets its place in the order.
     fn sequence(&mut self, entered: Entered) -> (Place, u32) {
         let Parts {
@@ -494,7 +538,8 @@ impl<'s> Change<'s> {
         let lines = runs.map(|run| run.length.div_ceil(LINE_BITS) as usize + 1);
         let lines = lines.sum::<usize>() + self.parts.inode_bits.len();
         let lines = lines * (64 + OPERATION);
-        self.parts.record.len() + edits + lines + bytes <= self.shared.ring.record_max()
+        let owners = self.owners.as_ref().map_or(0, Owners::record_length);
+        self.parts.record.len() + edits + lines + owners + bytes <= self.shared.ring.record_max()
     }
 
     /// Makes the change happen: persistent, then applied. Returns the record's number.
@@ -503,6 +548,7 @@ impl<'s> Change<'s> {
         // Its file stays locked until the record is applied.
         let _locked = rider.as_ref().and_then(|rider| rider.board(self));
         self.emit_edits();
+        self.emit_owners();
         let shared = self.shared;
         if shared.defects.reuse_before_commit {
             for run in &self.parts.freed {
@@ -521,6 +567,8 @@ impl<'s> Change<'s> {
         shared.ring.commit(place, record, crc, &shared.image);
         self.apply(place.number);
         shared.ring.applied(place);
+        // The next turn finds the counts in the image as this change leaves them.
+        self.owners = None;
         if shared.defects.reuse_before_commit {
             self.parts.freed.clear();
         }

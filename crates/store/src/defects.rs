@@ -31,6 +31,10 @@ pub struct Defects {
     pub forget_orphans: bool,
     /// Data is read without checking its checksum.
     pub skip_data_checksum: bool,
+    /// A block that other files have too is overwritten in place.
+    pub overwrite_shared: bool,
+    /// A copy does not count the further owner that its blocks have.
+    pub forget_owners: bool,
     /// A block that a small write starts is not cleared first.
     pub skip_clearing: bool,
 }

@@ -1,5 +1,6 @@
 //! Ranges of a file's blocks: added, removed, cut.
 
+use crate::BLOCK;
 use crate::allocator::Run;
 use crate::error::Result;
 use crate::layout::extent::Extent;
@@ -9,6 +10,12 @@ use crate::tree::Tree;
 pub(crate) const EXTENTS_PER_RECORD: usize = 128;
 /// And blocks: for each 512 of them the record carries a line of a bitmap.
 pub(crate) const BLOCKS_PER_RECORD: u64 = 32_768;
+/// Room that one more extent may need in a record: nodes of the tree that divide.
+pub const EXTENT_ROOM: usize = 4 * BLOCK;
+/// Blocks that may have several owners and are freed in one go.
+const RELEASED_AT_ONCE: u64 = 256;
+/// Room that their counts need in a record.
+const COUNTS_ROOM: usize = 2048;
 
 impl Tree<'_, '_> {
     /// Maps blocks of the file that are holes to a run of the image, joining it to what it continues.
@@ -19,6 +26,11 @@ impl Tree<'_, '_> {
     /// The same, with a run that holds no data yet.
     pub fn add_unwritten(&mut self, logical: u64, run: Run) -> Result<()> {
         self.add_extent(&Extent::unwritten(logical, run.block, run.length))
+    }
+
+    /// The same, with a run that something else has, too.
+    pub fn add_shared(&mut self, logical: u64, run: Run) -> Result<()> {
+        self.add_extent(&Extent::shared(logical, run.block, run.length))
     }
 
     fn add_extent(&mut self, extent: &Extent) -> Result<()> {
@@ -51,10 +63,13 @@ impl Tree<'_, '_> {
 
     /// Puts a run in the place of a whole extent of the same length, whose blocks are freed.
     pub fn exchange(&mut self, old: &Extent, run: Run) -> Result<()> {
-        self.change.free(Run {
-            block: old.physical,
-            length: old.length,
-        });
+        self.free(
+            old,
+            Run {
+                block: old.physical,
+                length: old.length,
+            },
+        )?;
         self.replace(
             old.logical,
             Some(&Extent::new(old.logical, run.block, run.length)),
@@ -81,7 +96,7 @@ impl Tree<'_, '_> {
     ) -> Result<u64> {
         let (mut end, mut blocks_left) = (to, blocks_max);
         for _ in 0..extents_max {
-            if blocks_left == 0 || !self.change.has_room_for(4 * crate::BLOCK) {
+            if blocks_left == 0 {
                 return Ok(end);
             }
             let last = if end > from {
@@ -92,11 +107,18 @@ impl Tree<'_, '_> {
             let Some(extent) = last.filter(|extent| extent.end() > from) else {
                 return Ok(from);
             };
-            let extent_end = extent.end().min(end);
-            let least = extent_end.saturating_sub(blocks_left);
-            let start = extent.logical.max(from).max(least);
-            self.cut(&extent, start, extent_end)?;
-            blocks_left -= extent_end - start;
+            let to = extent.end().min(end);
+            let mut start = extent.logical.max(from).max(to.saturating_sub(blocks_left));
+            let mut room = EXTENT_ROOM;
+            if extent.is_shared() {
+                start = start.max(to.saturating_sub(RELEASED_AT_ONCE));
+                room += COUNTS_ROOM;
+            }
+            if !self.change.has_room_for(room) {
+                return Ok(end);
+            }
+            self.cut(&extent, start, to)?;
+            blocks_left -= to - start;
             end = start;
         }
         Ok(
@@ -111,6 +133,15 @@ impl Tree<'_, '_> {
                 end
             },
         )
+    }
+
+    /// The block behind that of the file's previous block, so that files grow contiguously.
+    pub fn goal(&self, block: u64) -> Result<Option<u64>> {
+        let Some(before) = block.checked_sub(1) else {
+            return Ok(None);
+        };
+        let found = self.lookup().find(before)?;
+        Ok(found.map(|(physical, _)| physical + 1))
     }
 
     /// Divides the extent that reaches over a block of the file, if one does, so that one begins there.
@@ -130,6 +161,14 @@ impl Tree<'_, '_> {
     /// Frees the part `from..to` of an extent.
     fn cut(&mut self, extent: &Extent, from: u64, to: u64) -> Result<()> {
         let run = self.unmap(extent, from, to)?;
+        self.free(extent, run)
+    }
+
+    /// Frees blocks that an extent held.
+    fn free(&mut self, extent: &Extent, run: Run) -> Result<()> {
+        if extent.is_shared() {
+            return self.change.release(run);
+        }
         self.change.free(run);
         Ok(())
     }

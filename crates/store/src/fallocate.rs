@@ -5,17 +5,15 @@ use std::ops::Range;
 use crate::BLOCK;
 use crate::change::Change;
 use crate::error::{Error, Result};
-use crate::extents::{BLOCKS_PER_RECORD, EXTENTS_PER_RECORD};
+use crate::extents::{BLOCKS_PER_RECORD, EXTENT_ROOM, EXTENTS_PER_RECORD};
 use crate::file::{SIZE_MAX, check_regular};
 use crate::flags::{check_growable, check_unguarded};
 use crate::layout::inode::{INODE, Inode};
 use crate::node::Node;
 use crate::store::Store;
-use crate::tree::{Lookup, Tree};
+use crate::tree::{Found, Lookup, Tree};
 
 const BLOCK_U64: u64 = BLOCK as u64;
-/// Room that one more extent may need in a record: nodes of the tree that divide.
-const EXTENT_ROOM: usize = 4 * BLOCK;
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
 /// What becomes of a range of a file.
@@ -165,10 +163,15 @@ impl Store {
         let mut new = *state;
         let mut change = Change::new(&self.shared);
         let mut tree = Tree::new(&mut change, number, &mut new);
+        let mut is_done = true;
         for edge in edges {
-            tree.clear_part(edge)?;
+            match tree.clear_part(edge) {
+                // A block that other files have too is replaced.
+                Err(Error::NoSpace) => is_done = false,
+                result => result?,
+            }
         }
-        let mut is_done = tree.remove_step(blocks.start, blocks.end)? == blocks.start;
+        is_done = is_done && tree.remove_step(blocks.start, blocks.end)? == blocks.start;
         if is_done {
             let end = range.end.div_ceil(BLOCK_U64);
             let filled = tree.fill_holes(range.start / BLOCK_U64, end);
@@ -283,16 +286,21 @@ impl Tree<'_, '_> {
     /// Puts zeros into a range, in bytes, inside one block, if there is data.
     pub(crate) fn clear_part(&mut self, range: Range<u64>) -> Result<()> {
         let (block, inside) = (range.start / BLOCK_U64, (range.start % BLOCK_U64) as usize);
-        if !range.is_empty()
-            && let Some((physical, _)) = self.lookup().find(block)?
-        {
-            let zeros = &ZEROS[..(range.end - range.start) as usize];
-            let image = self.change.image();
-            let target = physical * BLOCK_U64 + inside as u64;
-            // Zeros have no remainder.
-            let old = image.data_remainder(target, zeros.len());
-            let crc = image.changed_crc(physical, inside, zeros.len(), old);
-            self.change.data(target, zeros, crc);
+        if range.is_empty() {
+            return Ok(());
+        }
+        let zeros = &ZEROS[..(range.end - range.start) as usize];
+        match self.lookup().find_to_change(block)? {
+            Found::Hole => {}
+            Found::Shared(old) => self.replace_shared(block, old, inside, zeros)?,
+            Found::Own(physical) => {
+                let image = self.change.image();
+                let target = physical * BLOCK_U64 + inside as u64;
+                // Zeros have no remainder.
+                let old = image.data_remainder(target, zeros.len());
+                let crc = image.changed_crc(physical, inside, zeros.len(), old);
+                self.change.data(target, zeros, crc);
+            }
         }
         Ok(())
     }

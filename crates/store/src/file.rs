@@ -17,7 +17,7 @@ use crate::node::Node;
 use crate::overwrite::GROWTH_MAX;
 use crate::rider;
 use crate::store::Store;
-use crate::tree::{Lookup, Tree};
+use crate::tree::{Found, Lookup, Tree};
 use crate::xattr::free_xattrs;
 use crate::{ATOMIC_WRITE_MAX, BLOCK};
 
@@ -50,11 +50,21 @@ const BLOCK_U64: u64 = BLOCK as u64;
 impl Store {
     /// Reads at most `into.len()` bytes; fewer only at the end of the file.
     pub fn read(&self, node: &Node, offset: u64, into: &mut [u8]) -> Result<usize> {
-        let state = node.state.read();
-        check_regular(&state)?;
+        self.read_locked(node.number(), &node.state.read(), offset, into)
+    }
+
+    /// Reads from a file that is locked.
+    pub(crate) fn read_locked(
+        &self,
+        number: u64,
+        state: &Inode,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize> {
+        check_regular(state)?;
         let length = state.size.saturating_sub(offset).min(into.len() as u64) as usize;
         let into = &mut into[..length];
-        let lookup = Lookup::new(&self.shared.image, node.number(), &state);
+        let lookup = Lookup::new(&self.shared.image, number, state);
         let mut done = 0;
         while done < length {
             let at = offset + done as u64;
@@ -78,7 +88,7 @@ impl Store {
                         // In a run the numbers of blocks grow alike, in the file and in the image.
                         if let Error::Corrupt { block: bad, .. } = *error {
                             let offset = (block + (bad - physical)) * BLOCK_U64;
-                            self.lost_data.tell(node.number(), offset, bad);
+                            self.lost_data.tell(number, offset, bad);
                         }
                     })?;
                 }
@@ -209,7 +219,7 @@ impl Store {
             return Ok(false);
         }
         let lookup = Lookup::new(&self.shared.image, node.number(), state);
-        let Some((physical, _)) = lookup.find(block)? else {
+        let Found::Own(physical) = lookup.find_to_change(block)? else {
             return Ok(false);
         };
         let shift = physical.wrapping_sub(block);
@@ -397,25 +407,31 @@ pub struct FileExtent {
 }
 
 /// Puts written data into a change.
-struct Writer<'a, 'b, 's> {
-    store: &'a Store,
-    tree: Tree<'b, 's>,
+pub(crate) struct Writer<'a, 'b, 's> {
+    pub store: &'a Store,
+    pub tree: Tree<'b, 's>,
     /// No block was added or replaced so far.
-    in_place: bool,
+    pub in_place: bool,
 }
 
 impl<'s> Writer<'_, '_, 's> {
     /// Data in the record: in place where the file has blocks, into new cleared blocks where it has none.
-    fn by_value(&mut self, offset: u64, mut data: &'s [u8]) -> Result<()> {
+    pub fn by_value(&mut self, offset: u64, mut data: &'s [u8]) -> Result<()> {
         let mut at = offset;
         while !data.is_empty() {
             let (block, inside) = (at / BLOCK_U64, (at % BLOCK_U64) as usize);
             let (part, rest) = data.split_at(data.len().min(BLOCK - inside));
-            let found = self
-                .tree
-                .lookup()
-                .find(block)?
-                .map(|(physical, _)| physical);
+            (at, data) = (at + part.len() as u64, rest);
+            let found = match self.tree.lookup().find_to_change(block)? {
+                Found::Hole => None,
+                Found::Own(physical) => Some(physical),
+                Found::Shared(old) if !self.store.shared.defects.overwrite_shared => {
+                    self.in_place = false;
+                    self.tree.replace_shared(block, old, inside, part)?;
+                    continue;
+                }
+                Found::Shared(physical) => Some(physical),
+            };
             let physical = found.map_or_else(|| self.start_block(block, part.len()), Ok)?;
             if part.len() == BLOCK {
                 self.tree.change.block(physical, part, crc32c(part));
@@ -431,7 +447,6 @@ impl<'s> Writer<'_, '_, 's> {
                 };
                 self.tree.change.data(target, part, crc);
             }
-            (at, data) = (at + part.len() as u64, rest);
         }
         Ok(())
     }
@@ -442,7 +457,7 @@ impl<'s> Writer<'_, '_, 's> {
         let run = match self.tree.take_unwritten(block, 1)? {
             Some(run) => run,
             None => {
-                let goal = self.goal(block)?;
+                let goal = self.tree.goal(block)?;
                 self.tree.change.allocate(goal, 1)?
             }
         };
@@ -451,18 +466,6 @@ impl<'s> Writer<'_, '_, 's> {
         }
         self.tree.add(block, run)?;
         Ok(run.block)
-    }
-
-    /// The block behind that of the file's previous block, so that files grow contiguously.
-    fn goal(&self, block: u64) -> Result<Option<u64>> {
-        let Some(before) = block.checked_sub(1) else {
-            return Ok(None);
-        };
-        Ok(self
-            .tree
-            .lookup()
-            .find(before)?
-            .map(|(physical, _)| physical + 1))
     }
 
     /// At most `count` blocks that hold no data, for the file's blocks from `block` on: those that were allocated for it,
@@ -483,7 +486,7 @@ impl<'s> Writer<'_, '_, 's> {
         let image = &self.store.shared.image;
         let mut runs: Vec<Run> = Vec::new();
         let mut crcs: Vec<u32> = Vec::with_capacity(data.len() / BLOCK);
-        let mut goal = self.goal(first)?;
+        let mut goal = self.tree.goal(first)?;
         let mut rest = data;
         while !rest.is_empty() {
             let run = self.fresh_run(first + crcs.len() as u64, goal, rest.len() / BLOCK)?;
@@ -500,9 +503,7 @@ impl<'s> Writer<'_, '_, 's> {
             runs.push(run);
             rest = behind;
         }
-        if !self.store.shared.defects.skip_data_fence {
-            image.fence();
-        }
+        self.tree.change.fence_data();
         let end = first + crcs.len() as u64;
         let replaced = self
             .tree
@@ -527,7 +528,7 @@ impl<'s> Writer<'_, '_, 's> {
     }
 }
 
-fn check_data(found: u32, stored: u32, block: u64) -> Result<()> {
+pub(crate) fn check_data(found: u32, stored: u32, block: u64) -> Result<()> {
     if found == stored {
         Ok(())
     } else {
@@ -538,7 +539,7 @@ fn check_data(found: u32, stored: u32, block: u64) -> Result<()> {
     }
 }
 
-fn check_writable(inode: &Inode, offset: u64, length: usize) -> Result<()> {
+pub(crate) fn check_writable(inode: &Inode, offset: u64, length: usize) -> Result<()> {
     check_regular(inode)?;
     match offset.checked_add(length as u64) {
         Some(end) if end <= SIZE_MAX => Ok(()),

@@ -176,6 +176,7 @@ impl Store {
         let first = adoption.grant_offset / BLOCK_U64;
         let runs = tree.take_out(first, first + adoption.crcs.len() as u64)?;
         self.secure(&runs, adoption, size)?;
+        tree.change.fence_data();
         let mut tree = Tree::new(&mut change, target.number(), &mut new);
         tree.put_in(adoption.offset / BLOCK_U64, &runs, adoption.crcs)?;
         if !change.has_room_for(BLOCK) {
@@ -192,7 +193,7 @@ impl Store {
         Ok(number)
     }
 
-    /// Looks whether the blocks hold what they should, and makes that persistent.
+    /// Looks whether the blocks hold what they should, and has that flushed.
     fn secure(&self, runs: &[Run], adoption: &Adoption<'_>, size: u64) -> Result<()> {
         let image = &self.shared.image;
         let blocks = runs
@@ -213,9 +214,6 @@ impl Store {
         }
         for run in runs {
             image.flush(run.block * BLOCK_U64, u64::from(run.length) * BLOCK_U64);
-        }
-        if !self.shared.defects.skip_data_fence {
-            image.fence();
         }
         Ok(())
     }
@@ -239,12 +237,11 @@ impl Tree<'_, '_> {
         let (mut runs, mut at) = (Vec::new(), from);
         while at < to {
             let extent = self.lookup().floor(at)?;
-            let extent =
-                extent
-                    .filter(|extent| extent.end() > at)
-                    .ok_or(Error::InvalidArgument(
-                        "the grant does not have these blocks",
-                    ))?;
+            let extent = extent
+                .filter(|extent| extent.end() > at && !extent.is_shared())
+                .ok_or(Error::InvalidArgument(
+                    "the grant does not have these blocks",
+                ))?;
             let end = extent.end().min(to);
             runs.push(self.unmap(&extent, at, end)?);
             at = end;
@@ -272,7 +269,7 @@ impl Tree<'_, '_> {
     }
 }
 
-fn is_grant(inode: &Inode) -> bool {
+pub(crate) fn is_grant(inode: &Inode) -> bool {
     inode.flags & FLAG_GRANT != 0
 }
 

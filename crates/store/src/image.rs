@@ -9,7 +9,7 @@ use crate::BLOCK;
 use crate::checksum::{SHORT, append_zeros, crc32c, remainder};
 use crate::error::{Error, Result};
 use crate::growing::Growing;
-use crate::layout::group::{GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, Map};
+use crate::layout::group::{GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, Map, owners};
 use crate::layout::inode::{
     CHANGING, FIRST_LINE, INODE, Inode, STAMP, STAMP_CRC, STAMP_END, stamp_checksum,
 };
@@ -35,6 +35,8 @@ pub struct Layout {
     pub blocks_per_group: u64,
     /// Inodes of a group.
     pub inodes_per_group: u64,
+    /// First block of the counts of owners in a group.
+    owners: u64,
     /// First block of the inode table in a group.
     inode_table: u64,
     /// First data block in a group.
@@ -69,7 +71,9 @@ impl Layout {
             return None;
         }
         let (per_group, inodes) = (u64::from(blocks_per_group), u64::from(inodes_per_group));
-        let inode_table = CHECKSUMS + (per_group * 4).div_ceil(BLOCK as u64);
+        let words = (per_group * 4).div_ceil(BLOCK as u64);
+        let owners = CHECKSUMS + words;
+        let inode_table = owners + words;
         let first_data = inode_table + inodes * INODE as u64 / BLOCK as u64;
         let last = blocks % per_group;
         let blocks = if last < first_data + LAST_GROUP_DATA_MIN {
@@ -81,6 +85,7 @@ impl Layout {
             blocks: AtomicU64::new(blocks),
             blocks_per_group: per_group,
             inodes_per_group: inodes,
+            owners,
             inode_table,
             first_data,
         };
@@ -160,6 +165,12 @@ impl Layout {
         let shift = self.blocks_per_group.trailing_zeros();
         let (group, index) = (block >> shift, block & (self.blocks_per_group - 1));
         self.header(group) + CHECKSUMS * BLOCK as u64 + index * 4
+    }
+
+    /// Offset of the count of a block's owners.
+    #[inline]
+    pub fn owners(&self, block: u64) -> u64 {
+        self.data_crc(block) + (self.owners - CHECKSUMS) * BLOCK as u64
     }
 }
 
@@ -292,6 +303,15 @@ impl Image {
     pub fn data_crc(&self, block: u64) -> u32 {
         self.region
             .load_u32(self.base + self.layout.data_crc(block))
+    }
+
+    /// How many owners a block has beside the first, by the last record that was applied.
+    pub fn owners(&self, block: u64) -> Result<u16> {
+        let offset = self.layout.owners(block);
+        owners(self.region.load_u32(self.base + offset)).ok_or(Error::Corrupt {
+            what: "a count of owners",
+            block: offset / BLOCK as u64,
+        })
     }
 
     /// Whether the block was verified or written by this process.

@@ -5,8 +5,8 @@
 //! replays the ring. See `docs/LAYOUT.md` for the bytes and `docs/ARCHITECTURE.md` for the picture.
 //!
 //! Reading order: [`layout`] (bytes), `image` (where they are), `ring` (the order of changes), `change` (one atomic
-//! change), `overwrite` (the commonest one), `allocator`, `tree` (extents of a file), `directory` (names), then the operations in `file`, `fallocate`,
-//! `names`, `attributes`, `flags`, `xattr` and `acl`, `recover` and [`check`]. Last what a unit of several pools needs: `replica` (a pool that follows another
+//! change), `overwrite` (the commonest one), `allocator`, `tree` (extents of a file), `owners` (of blocks that files share),
+//! `directory` (names), then the operations in `file`, `share`, `fallocate`, `names`, `attributes`, `flags`, `xattr` and `acl`, `recover` and [`check`]. Last what a unit of several pools needs: `replica` (a pool that follows another
 //! one's records), `held`, `rider` and `grant`.
 #![forbid(unsafe_code)]
 
@@ -46,6 +46,7 @@ mod node;
 mod one_name;
 mod order;
 mod overwrite;
+mod owners;
 mod recover;
 mod rename;
 mod repair;
@@ -53,6 +54,7 @@ mod replica;
 mod rider;
 mod ring;
 mod sequence;
+mod share;
 mod store;
 mod subdirectories;
 mod tree;
@@ -75,6 +77,7 @@ pub use layout::superblock::Superblock;
 pub use lost::LostData;
 pub use names::{NewInode, RenameMode};
 pub use node::Node;
+pub use owners::Sharing;
 pub use recover::read_superblock;
 pub use repair::{Repair, repair};
 pub use replica::{Ingested, Replica};

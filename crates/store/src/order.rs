@@ -14,6 +14,8 @@ pub enum Rank {
     Renames,
     /// Of an inode, by number.
     Inode(u64),
+    /// Of the counts of owners.
+    Owners,
     /// Of the file that a change's rider goes to.
     Rider,
     /// Of reclaiming.

@@ -18,6 +18,7 @@ use crate::held::Held;
 use crate::image::Image;
 use crate::layout::record::{Kind, Operation, Operations};
 use crate::layout::superblock::{RING_OFFSET, RING_STATES, RingState, SUPERBLOCKS, Superblock};
+use crate::order::{Ordered, Rank};
 use crate::ring::{Ring, RingReader, records_aside, write_ring_state};
 use crate::sequence::Sequence;
 use crate::store::Options;
@@ -86,6 +87,7 @@ pub fn recover(
             image,
             ring,
             allocator,
+            owners: Ordered::mutex(Rank::Owners, ()),
             held: options.hold_freed.then(Held::default),
             defects,
         },

@@ -11,7 +11,7 @@ use crate::layout::inode::Inode;
 use crate::node::Node;
 use crate::order::{Rank, WriteGuard};
 use crate::store::Store;
-use crate::tree::Lookup;
+use crate::tree::{Found, Lookup};
 
 /// Bytes of a rider: a line.
 pub const RIDER: usize = 64;
@@ -71,7 +71,9 @@ impl Waiting {
         let (block, inside) = place(self.offset);
         let lookup = Lookup::new(image, self.node.number(), &state);
         // Without a block it has no place, and is not carried.
-        let (physical, _) = lookup.find(block).ok().flatten()?;
+        let Ok(Found::Own(physical)) = lookup.find_to_change(block) else {
+            return None;
+        };
         let mut bytes = self.bytes;
         if let Some(((number, generation), at)) = change.taken_inode().zip(self.inode_at)
             && let Some(place) = bytes.get_mut(at..at + IDENTITY)

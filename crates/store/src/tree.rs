@@ -12,7 +12,7 @@ use crate::edit::Contents;
 use crate::error::{Error, Result};
 use crate::image::{Image, Layout};
 use crate::layout::extent::{
-    DEPTH_MAX, ENTRIES, Extent, MAGIC, NODE_ENTRIES, NodeHeader, UNWRITTEN,
+    DEPTH_MAX, ENTRIES, Extent, MAGIC, NODE_ENTRIES, NodeHeader, SHARED, UNWRITTEN,
 };
 use crate::layout::inode::{Inode, ROOT_ENTRIES};
 
@@ -206,6 +206,26 @@ impl<'a> Lookup<'a> {
     /// The image's block that holds the data of a block of the file, and how many follow it in both.
     #[inline]
     pub fn find(&self, block: u64) -> Result<Option<(u64, u64)>> {
+        let extent = self.find_extent(block)?;
+        Ok(extent.map(|extent| (extent.block_of(block), extent.end() - block)))
+    }
+
+    /// Which of the image's blocks holds the data of a block of the file, and whether it may change in place.
+    #[inline]
+    pub fn find_to_change(&self, block: u64) -> Result<Found> {
+        let Some(extent) = self.find_extent(block)? else {
+            return Ok(Found::Hole);
+        };
+        let physical = extent.block_of(block);
+        if extent.is_shared() && self.image.owners(physical)? > 0 {
+            return Ok(Found::Shared(physical));
+        }
+        Ok(Found::Own(physical))
+    }
+
+    /// The extent with data that holds a block of the file.
+    #[inline]
+    fn find_extent(&self, block: u64) -> Result<Option<Extent>> {
         let floor = if self.inode.depth == 0 {
             let root = &self.inode.root[..self.inode.count as usize];
             root.iter()
@@ -215,14 +235,19 @@ impl<'a> Lookup<'a> {
         } else {
             self.floor(block)?
         };
-        let extent = floor.filter(|extent| extent.end() > block && extent.is_written());
-        Ok(extent.map(|extent| {
-            (
-                extent.physical + (block - extent.logical),
-                extent.end() - block,
-            )
-        }))
+        Ok(floor.filter(|extent| extent.end() > block && extent.is_written()))
     }
+}
+
+/// What holds the data of a block of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing.
+    Hole,
+    /// A block that nothing else has. While the inode is locked, nothing else comes to have it.
+    Own(u64),
+    /// A block that something else has, too, or had a moment ago: its bytes stay as they are.
+    Shared(u64),
 }
 
 /// Header and entries of a node if they can be right: sorted, inside the image, not overlapping.
@@ -243,12 +268,10 @@ pub fn parse_node(contents: &[u8; BLOCK], layout: &Layout) -> Option<(NodeHeader
 /// Whether entries of a level are sorted and inside the image.
 pub fn entries_are_valid(entries: &[Extent], level: u16, layout: &Layout) -> bool {
     let inside = |entry: &Extent| {
-        let (length, flags) = if level == 0 {
-            (entry.length, UNWRITTEN)
-        } else {
-            (1, 0)
-        };
-        let plain = entry.class == 0 && entry.encoding == 0 && entry.flags & !flags == 0;
+        let length = if level == 0 { entry.length } else { 1 };
+        let has_flags =
+            entry.flags == 0 || level == 0 && [UNWRITTEN, SHARED].contains(&entry.flags);
+        let plain = entry.class == 0 && entry.encoding == 0 && has_flags;
         plain
             && layout.is_data_run(entry.physical, u64::from(length))
             && entry

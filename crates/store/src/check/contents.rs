@@ -28,7 +28,7 @@ impl Checker<'_> {
                 FileKind::Regular => self.check_file(index, &inode),
                 FileKind::Directory => {
                     let extents = self.check_tree(number, &inode);
-                    self.check_all_written(number, &extents);
+                    self.check_plain(number, &extents);
                     self.check_directory(index, &inode, &extents);
                 }
                 FileKind::Symlink => self.check_symlink(number, &inode),
@@ -48,7 +48,11 @@ impl Checker<'_> {
         if last.is_some_and(is_behind) && !self.live[index].is_orphan {
             self.inode_finding(number, "there are blocks behind the end of the file");
         }
-        if !self.live[index].is_grant {
+        if self.live[index].is_grant {
+            if extents.iter().any(Extent::is_shared) {
+                self.inode_finding(number, "a grant's blocks cannot be shared");
+            }
+        } else {
             self.check_data(number, &extents);
             self.check_tail(number, inode.size, &extents);
         }
@@ -69,7 +73,7 @@ impl Checker<'_> {
             return;
         }
         let extents = self.check_tree(number, inode);
-        self.check_all_written(number, &extents);
+        self.check_plain(number, &extents);
         let [
             Extent {
                 logical: 0,
@@ -127,10 +131,13 @@ impl Checker<'_> {
         }
     }
 
-    /// Only files have blocks without data.
-    fn check_all_written(&mut self, number: u64, extents: &[Extent]) {
+    /// Only files have blocks without data, or share some.
+    fn check_plain(&mut self, number: u64, extents: &[Extent]) {
         if !extents.iter().all(Extent::is_written) {
             self.inode_finding(number, "only a file's blocks can be unwritten");
+        }
+        if extents.iter().any(Extent::is_shared) {
+            self.inode_finding(number, "only a file's blocks can be shared");
         }
     }
 

@@ -6,6 +6,7 @@ use crate::checksum::crc32c;
 use crate::image::Block;
 use crate::layout::extent::Extent;
 
+const LOST: &str = "the data does not match its checksum";
 /// Blocks that are read at once.
 pub const CHUNK_BLOCKS: usize = 16;
 
@@ -19,8 +20,13 @@ impl Checker<'_> {
             let mut block = extent.physical;
             let end = block + u64::from(extent.length);
             while block < end {
-                let count = (end - block).min(CHUNK_BLOCKS as u64);
-                self.check_chunk(number, block, count as usize);
+                let mut count = (end - block).min(CHUNK_BLOCKS as u64);
+                if extent.is_shared() {
+                    count = 1;
+                    self.check_shared(number, block);
+                } else {
+                    self.check_chunk(number, block, count as usize);
+                }
                 block += count;
             }
         }
@@ -38,12 +44,22 @@ impl Checker<'_> {
             .zip(crcs.chunks_exact(4))
         {
             if crc32c(data).to_le_bytes() != crc {
-                self.report.add(
-                    "the data does not match its checksum",
-                    Some(number),
-                    Some(block),
-                );
+                self.report.add(LOST, Some(number), Some(block));
             }
+        }
+    }
+
+    /// Compares a block with its checksum once, however many owners it has; each is told of.
+    fn check_shared(&mut self, number: u64, block: u64) {
+        if self.compared.claim(block, 1) {
+            let mut contents = [0; BLOCK];
+            self.image.read_block(block, &mut contents);
+            if self.is_lost(block, &contents) {
+                self.lost.insert(block);
+            }
+        }
+        if self.lost.contains(&block) {
+            self.report.add(LOST, Some(number), Some(block));
         }
     }
 

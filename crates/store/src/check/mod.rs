@@ -5,7 +5,8 @@
 //! 1. `pool`: both superblocks, both ring states, the ring;
 //! 2. `maps`: group headers and bitmaps; 3. `inodes`: the whole inode table;
 //! 4. `contents` for each inode in use: `tree` (extents, each block claimed once), `data`, `directory`;
-//! 5. `links`: names against link counts, parents, the way from the root; `maps` again: claimed blocks against the bitmap.
+//! 5. `links`: names against link counts, parents, the way from the root; `maps` again: claimed blocks against the bitmap;
+//! 6. `owners`: how many extents lead to a block against the count beside its checksum.
 //!
 //! Any bytes are fine as input: every block is looked at a bounded number of times, and memory grows with the image's
 //! metadata only.
@@ -19,11 +20,14 @@ pub mod fuzzing;
 mod inodes;
 mod links;
 mod maps;
+pub(crate) mod owned;
+mod owners;
 pub(crate) mod pool;
 #[cfg(test)]
 mod tests;
 mod tree;
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use pmem::Region;
@@ -34,6 +38,7 @@ use crate::image::Image;
 use crate::layout::superblock::Superblock;
 use bits::Bits;
 use inodes::Live;
+use owned::Owned;
 
 /// Findings that are listed; a pool with more is a ruin.
 const FINDINGS_MAX: usize = 1000;
@@ -130,6 +135,9 @@ pub fn check(region: &Region, options: &CheckOptions) -> Result<Report> {
         report,
         used_blocks: block_bits(),
         claimed: block_bits(),
+        owned: Owned::new(layout.groups(), layout.blocks_per_group),
+        compared: block_bits(),
+        lost: BTreeSet::new(),
         used_inodes: inode_bits(),
         orphans: inode_bits(),
         live: Vec::new(),
@@ -141,6 +149,7 @@ pub fn check(region: &Region, options: &CheckOptions) -> Result<Report> {
     checker.check_contents();
     checker.check_links();
     checker.compare_blocks();
+    checker.compare_owners();
     Ok(checker.report)
 }
 
@@ -156,6 +165,12 @@ struct Checker<'a> {
     used_blocks: Bits,
     /// Blocks that something leads to.
     claimed: Bits,
+    /// How many extents lead to blocks that may have several owners.
+    owned: Owned,
+    /// Blocks among them whose data was compared with its checksum.
+    compared: Bits,
+    /// Blocks among these that did not match it.
+    lost: BTreeSet<u64>,
     /// The inode bitmaps as they stand in the image.
     used_inodes: Bits,
     /// The orphan bitmaps as they stand in the image.

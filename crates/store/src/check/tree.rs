@@ -103,10 +103,14 @@ impl Checker<'_> {
         }
         walk.end = walk.end.max(extent.end());
         walk.blocks += u64::from(extent.length);
-        if self
-            .claimed
-            .claim(extent.physical, u64::from(extent.length))
-        {
+        let is_free = match extent.is_shared() {
+            true => self.claim_shared(extent),
+            false => {
+                let length = u64::from(extent.length);
+                self.claimed.claim(extent.physical, length)
+            }
+        };
+        if is_free {
             walk.extents.push(*extent);
         } else {
             let what = format!(

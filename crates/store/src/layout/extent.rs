@@ -18,7 +18,7 @@ pub struct Extent {
     pub class: u8,
     /// Encoding of the blocks; 0: as they are, the only one yet.
     pub encoding: u8,
-    /// [`UNWRITTEN`] or 0; in an inner node 0.
+    /// [`UNWRITTEN`], [`SHARED`] or 0; in an inner node 0.
     pub flags: u16,
     /// Sequence of the newest snapshot older than the extent; 0: none.
     pub birth: u64,
@@ -46,10 +46,30 @@ impl Extent {
         }
     }
 
+    /// The extent of blocks that other extents may hold, too.
+    pub fn shared(logical: u64, physical: u64, length: u32) -> Extent {
+        Extent {
+            flags: SHARED,
+            ..Extent::new(logical, physical, length)
+        }
+    }
+
+    /// Whether other extents may hold blocks of it, too: only the counts of their owners tell.
+    #[inline]
+    pub fn is_shared(&self) -> bool {
+        self.flags & SHARED != 0
+    }
+
     /// Whether the blocks hold data of the file.
     #[inline]
     pub fn is_written(&self) -> bool {
         self.flags & UNWRITTEN == 0
+    }
+
+    /// The block of the image that holds this block of the file, which is one of its own.
+    #[inline]
+    pub fn block_of(&self, logical: u64) -> u64 {
+        self.physical + (logical - self.logical)
     }
 
     /// The block behind the last one.
@@ -68,6 +88,8 @@ impl Extent {
 
 /// Flag of an extent: its blocks read as zeros. What is in them, and their checksums, mean nothing.
 pub const UNWRITTEN: u16 = 1;
+/// Flag of an extent with data: each block may have further owners, as many as its count says.
+pub const SHARED: u16 = 2;
 /// Begins every tree node.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TKND");
 /// Most entries in a node.

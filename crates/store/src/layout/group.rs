@@ -1,7 +1,7 @@
 //! A group: a run of blocks with its own bitmaps, checksums and inodes.
 //!
 //! ```text
-//! | header | block bitmap | inode bitmap | orphan bitmap | checksums … | inodes … | data … |
+//! | header | block bitmap | inode bitmap | orphan bitmap | checksums … | owners … | inodes … | data … |
 //! ```
 //! A bitmap is changed by words, and checked by lines of 512 bits. Their checksums are in the header block.
 
@@ -13,6 +13,22 @@ pub const LINE_BITS: u32 = 512;
 pub const LINES_MAX: usize = 64;
 /// Begins every group header.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TKGR");
+
+/// Most owners that a block can have beside the first.
+pub const OWNERS_MAX: u16 = u16::MAX;
+
+/// The number of owners that a block has beside the first, as it stands in the image: twice, so that damage is found.
+#[inline]
+pub const fn owners_word(owners: u16) -> u32 {
+    (owners as u32) << 16 | owners as u32
+}
+
+/// What [`owners_word`] says; `None`: it is damaged.
+#[inline]
+pub fn owners(word: u32) -> Option<u16> {
+    let owners = word as u16;
+    (word == owners_word(owners)).then_some(owners)
+}
 
 /// Which of a group's bitmaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -34,6 +34,7 @@ use pmem::Region;
 
 use crate::attributes::FileKind;
 use crate::check::bits::Bits;
+use crate::check::owned::Owned;
 use crate::check::{CheckOptions, Finding, Report, check};
 use crate::clock::Clock;
 use crate::error::Result;
@@ -91,6 +92,7 @@ pub fn repair(region: &Region) -> Result<Repair> {
         cleared: BTreeMap::new(),
         names: Vec::new(),
         claimed: Bits::new(layout.groups(), layout.blocks_per_group),
+        owned: Owned::new(layout.groups(), layout.blocks_per_group),
         next_free: 0,
         fresh: BTreeSet::new(),
         unreadable: BTreeSet::new(),
@@ -128,6 +130,8 @@ struct Repairer<'a> {
     names: Vec<Name>,
     /// Blocks that something leads to, now or when all is done.
     claimed: Bits,
+    /// How many extents lead to blocks that may have several owners.
+    owned: Owned,
     /// No block before this one is free.
     next_free: u64,
     /// Blocks among the claimed that were free.

@@ -17,7 +17,9 @@ use crate::defects::Defects;
 use crate::error::Result;
 use crate::image::{Block, Image};
 use crate::layout::extent::Extent;
-use crate::layout::group::{GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, MAGIC, Map};
+use crate::layout::group::{
+    GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, MAGIC, Map, OWNERS_MAX, owners_word,
+};
 use crate::layout::inode::{INODE, Inode};
 use crate::layout::record::{ALIGN, HEADER, Kind, Operation, Operations, encode};
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
@@ -80,6 +82,7 @@ impl Repairer<'_> {
         let orphans = self.inode_bits(|file| file.is_orphan());
         let maps = [&used, &inodes, &orphans];
         self.note_inodes();
+        self.note_owners();
         if !self.notes_of_maps(&maps) && self.notes.0.is_empty() {
             return Ok(());
         }
@@ -101,6 +104,9 @@ impl Repairer<'_> {
         self.write_inodes(&mut writer);
         writer.commit();
         self.write_maps(&mut writer, &maps);
+        self.wrong_counts(&mut |_, target, bytes| {
+            writer.put(Kind::Bytes, target, bytes.len(), 0, bytes);
+        });
         writer.commit();
         writer.ring.drain(self.image);
         Ok(())
@@ -227,6 +233,40 @@ impl Repairer<'_> {
             differs |= wrong > 0 || !is_header_right;
         }
         differs
+    }
+
+    /// Notes in which groups counts of owners differ from what they must be.
+    fn note_owners(&mut self) {
+        let mut wrong = BTreeSet::new();
+        self.wrong_counts(&mut |group, _, _| {
+            wrong.insert(group);
+        });
+        for group in wrong {
+            let block = self.image.layout.header(group) / BLOCK as u64;
+            let what = "counts of the group's owners were put right";
+            self.notes.add(what, None, Some(block));
+        }
+    }
+
+    /// Visits each block of counts that is not what it must be: its group, where it is, its bytes.
+    fn wrong_counts(&self, visit: &mut dyn FnMut(u64, u64, &[u8])) {
+        let layout = &self.image.layout;
+        for group in 0..layout.groups() {
+            let counts: Vec<u32> = self.owned.others(group).collect();
+            let mut target = layout.owners(group * layout.blocks_per_group);
+            for counts in counts.chunks(BLOCK / 4) {
+                let (mut found, mut right): (Block, Block) = ([0; BLOCK], [0; BLOCK]);
+                self.image.read_block(target / BLOCK as u64, &mut found);
+                for (bytes, count) in right.chunks_exact_mut(4).zip(counts) {
+                    let count = u16::try_from(*count).unwrap_or(OWNERS_MAX);
+                    bytes.copy_from_slice(&owners_word(count).to_le_bytes());
+                }
+                if found != right {
+                    visit(group, target, &right);
+                }
+                target += BLOCK as u64;
+            }
+        }
     }
 
     /// Visits each bitmap line of a group that is not what it must be: where it is, its bytes, and their checksum.

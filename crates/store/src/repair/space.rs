@@ -127,7 +127,7 @@ impl Repairer<'_> {
         let layout = &self.image.layout;
         match extents.last_mut().filter(|last| {
             (last.end(), last.physical + u64::from(last.length)) == (logical, block)
-                && last.is_written()
+                && last.flags == 0
                 && layout.is_data_run(last.physical, u64::from(last.length) + 1)
         }) {
             Some(last) => last.length += 1,

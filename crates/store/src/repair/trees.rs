@@ -1,7 +1,7 @@
 //! Extent trees, extended attributes, links' targets: which blocks each inode holds. Each block is given to one.
 //!
 //! Metadata says whose it is, so it is given out first. Of several files that hold a block as data, the one that was
-//! changed last has probably written it, and keeps it.
+//! changed last has probably written it, and keeps it; all keep it if each says that it may have other owners.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -16,6 +16,7 @@ use crate::attributes::FileKind;
 use crate::checksum::crc32c;
 use crate::image::Block;
 use crate::layout::extent::{DEPTH_MAX, Extent, MAGIC};
+use crate::layout::group::OWNERS_MAX;
 use crate::layout::inode::{FLAG_GRANT, INLINE_TARGET_MAX, Inode, ROOT_ENTRIES};
 use crate::layout::xattr;
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
@@ -273,8 +274,7 @@ impl Repairer<'_> {
         };
         let mut from = extent.logical;
         while from < extent.end() {
-            let is_taken =
-                |block: u64| self.claimed.get(extent.physical + (block - extent.logical));
+            let is_taken = |block: u64| self.is_taken(extent, extent.block_of(block));
             let taken = is_taken(from);
             let to = (from..extent.end())
                 .find(|block| is_taken(*block) != taken)
@@ -282,6 +282,10 @@ impl Repairer<'_> {
             if !taken {
                 let part = part(from, to);
                 self.claimed.claim(part.physical, to - from);
+                if part.is_shared() {
+                    let end = part.physical + u64::from(part.length);
+                    (part.physical..end).for_each(|block| self.owned.add(block));
+                }
                 kept.push(part);
             } else {
                 // Blocks without data become a hole, which reads the same.
@@ -289,6 +293,13 @@ impl Repairer<'_> {
             }
             from = to;
         }
+    }
+
+    /// Whether an extent cannot have a block because something else has it.
+    fn is_taken(&self, extent: &Extent, block: u64) -> bool {
+        let owners = self.owned.get(block);
+        let is_another = extent.is_shared() && (1..=u32::from(OWNERS_MAX)).contains(&owners);
+        self.claimed.get(block) && !is_another
     }
 
     /// Notes the last block of a file that is not zero behind the file's end.
@@ -332,7 +343,7 @@ impl Repairer<'_> {
             return !target.contains(&0);
         }
         for extent in &mut file.extents {
-            file.keeps_tree &= extent.is_written();
+            file.keeps_tree &= extent.flags == 0;
             extent.flags = 0;
         }
         let [
@@ -366,7 +377,9 @@ fn walk_extent(file: &mut File, extent: &Extent) {
         birth: 0,
         ..*extent
     };
-    if file.kind == FileKind::Directory && !extent.is_written() {
+    if file.kind == FileKind::Directory && extent.flags != 0
+        || file.is_grant() && extent.is_shared()
+    {
         file.keeps_tree = false;
         extent.flags = 0;
     }

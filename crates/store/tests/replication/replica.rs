@@ -24,6 +24,17 @@ fn work(store: &Store, round: u64) {
     store
         .write(&file, at(70_000), &vec![!byte; 20_000])
         .unwrap();
+    let copy = create(store, &root, &format!("c{round}"));
+    for (from, to) in [(&file, &copy), (&copy, &file)] {
+        let shared = store.share((from, 0), (to, 0), 100_000).unwrap();
+        assert_eq!(shared, 100_000);
+        store.write(to, at(12_000), &[byte ^ 7; 5000]).unwrap();
+        store.write(from, at(40_960), &[byte ^ 9; BLOCK]).unwrap();
+    }
+    if let Some(before) = round.checked_sub(3) {
+        let name = format!("c{before}");
+        store.unlink(&root, name.as_bytes()).unwrap();
+    }
     let directory = store
         .create(
             &root,

@@ -37,13 +37,16 @@ pub enum Place {
     Leaf,
     /// The nth block of extended attributes.
     Xattrs,
+    /// The counts of owners of the first group.
+    Owners,
 }
 
 impl Place {
-    const ALL: [Place; 11] = {
+    const ALL: [Place; 12] = {
         use Place::*;
         [
             Pool, Superblock, RingState, Record, Header, Bitmap, Inode, Block, Node, Leaf, Xattrs,
+            Owners,
         ]
     };
 }
@@ -233,6 +236,10 @@ impl PoolBytes {
             Place::Node => (self.block_with(extent::MAGIC, index)?, BLOCK),
             Place::Leaf => (self.block_with(directory::MAGIC, index)?, BLOCK),
             Place::Xattrs => (self.block_with(xattr::MAGIC, index)?, BLOCK),
+            Place::Owners => (
+                start(layout.owners(0)),
+                layout.blocks_per_group as usize * 4,
+            ),
         })
     }
 

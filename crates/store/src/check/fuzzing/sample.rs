@@ -53,7 +53,9 @@ pub fn sample(which: Sample) -> Vec<u8> {
         ..Options::default()
     };
     let store = Store::open(region.clone(), options).expect("a new pool opens");
-    fill(&store).expect("the sample fits into the pool");
+    fill(&store)
+        .and_then(|()| share(&store))
+        .expect("the sample fits into the pool");
     if which == Sample::Orphans {
         leave_orphans(&store).expect("the sample's files can be removed");
     }
@@ -194,6 +196,16 @@ fn list() -> Vec<u8> {
         entry(32, 0, nobody),
     ];
     [&[2, 0, 0, 0], &entries.concat()[..]].concat()
+}
+
+/// Another file, with blocks of a large one, of which it has some twice.
+fn share(store: &Store) -> crate::error::Result<()> {
+    let large = store.lookup(&store.root(), b"moved")?;
+    let shared = store.create(&store.root(), b"shared", &new(FileKind::Regular))?;
+    for to in [0, 2 * crate::BLOCK as u64] {
+        store.share((&large, 0), (&shared, to), 4 * crate::BLOCK as u64)?;
+    }
+    Ok(())
 }
 
 /// Every second block, so that each is an extent of its own.

@@ -152,6 +152,7 @@ impl Work<'_> {
         ] {
             self.note(store.fallocate(node, mode, 0, 3 * BLOCK as u64));
         }
+        self.share(node, all);
         for (name, length) in [(&b"user.a"[..], 100), (b"user.b", 3000), (b"user.a", 500)] {
             self.note(store.set_xattr(node, name, &vec![7; length], XattrMode::Set));
         }
@@ -193,6 +194,18 @@ impl Work<'_> {
         }
         self.note(store.create(node, b"a link", &new(FileKind::Symlink)));
         self.remove_some(node);
+    }
+
+    /// Shares blocks with another inode, and changes them.
+    fn share(&mut self, node: &Arc<Node>, all: &[Arc<Node>]) {
+        let store = self.store;
+        if let Some(other) = all.iter().find(|it| it.number() > node.number()) {
+            for (from, to) in [(node, other), (other, node), (node, node)] {
+                let shared = store.share((from, 0), (to, 9 * BLOCK as u64), 5 * BLOCK as u64);
+                self.note(shared);
+                self.note(store.write(to, WriteAt::Offset(9 * BLOCK as u64 + 1), &[1; 5000]));
+            }
+        }
     }
 
     fn remove_some(&mut self, node: &Arc<Node>) {

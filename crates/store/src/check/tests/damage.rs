@@ -6,7 +6,7 @@ use super::*;
 use crate::check::fuzzing::Place;
 use crate::layout::directory::{EntryHeader, LeafHeader, SLOT, SLOTS, entry_size};
 use crate::layout::extent::{ENTRIES, Extent, NodeHeader};
-use crate::layout::group::GroupHeader;
+use crate::layout::group::{GroupHeader, owners_word};
 use crate::layout::inode::Inode;
 use crate::layout::superblock::RingState;
 use crate::layout::xattr::{self, XattrHeader};
@@ -23,6 +23,7 @@ const EMPTY: u16 = 10;
 const SHORT: u16 = 11;
 const LONG: u16 = 12;
 const PIPE: u16 = 13;
+const SHARED: u16 = 16;
 
 /// Sets a value (of some bytes) in a structure of the closed sample, makes checksums right, and expects words:
 /// `place, index, [offset, width] = value => words;`
@@ -108,6 +109,31 @@ fn damage_of_maps_is_found() {
 }
 
 #[test]
+fn damage_of_counts_of_owners_is_found() {
+    // The first block of a file of which another one has two copies; it has the last one once.
+    let block = closed().inode(LARGE.into()).root[0].physical;
+    let at = |block: u64| block as usize * 4;
+    let (first, last) = (at(block), at(block + 3));
+    let one = owners_word(1);
+    let flags = at!(Inode.root) + at!(Extent.flags);
+    assert!(report_after(Sample::Closed, &[], ALL).is_clean());
+    finds! { ALL;
+        Owners 0, [first, 4] = 0 => "has 2 owners beside the first, but its count says 0";
+        Owners 0, [first, 4] = one.into() => "has 2 owners beside the first, but its count says 1";
+        Owners 0, [first, 1] = 1 => "the count of the block's owners is damaged";
+        Owners 0, [last + 2, 1] = 0 => "the count of the block's owners is damaged";
+        Owners 0, [last, 4] = u32::MAX.into() => "has 1 owners beside the first, but its count says 65535";
+        Owners 0, [0, 4] = one.into() => "block 0: the block has 0 owners beside the first, but";
+        Inode SMALL, [flags, 2] = 4 => "root of the extent tree is damaged";
+        Inode DEEP, [flags, 2] = 2 => "only a file's blocks can be shared";
+        Inode LONG, [flags, 2] = 2 => "only a file's blocks can be shared";
+        Inode LARGE, [flags, 2] = 0 => "are in use elsewhere";
+        Inode SHARED, [flags, 2] = 0 => "are in use elsewhere";
+        Owners 0, [at(511), 4] = one.into() => "block 511: the block has 0 owners beside";
+    }
+}
+
+#[test]
 fn damage_of_inodes_is_found() {
     let root = at!(Inode.root);
     finds! { 0;
@@ -143,7 +169,7 @@ fn damage_of_inodes_is_found() {
         Inode SMALL, [at!(Inode.depth), 2] = 7 => "root of the extent tree is damaged";
         Inode SMALL, [root + 8, 8] = 3 => "root of the extent tree is damaged";
         Inode SMALL, [root + 16, 4] = 200 => "root of the extent tree is damaged";
-        Inode SMALL, [root + 22, 2] = 2 => "root of the extent tree is damaged";
+        Inode SMALL, [root + 22, 2] = 3 => "root of the extent tree is damaged";
         Inode SPARSE, [root + 22, 2] = 1 => "root of the extent tree is damaged";
         Inode DEEP, [root + 22, 2] = 1 => "only a file's blocks can be unwritten";
         Inode LONG, [root + 22, 2] = 1 => "only a file's blocks can be unwritten";
