@@ -123,3 +123,53 @@ fn a_directory_that_grows_and_shrinks() {
     let report = check(&region, &CheckOptions::default()).expect("check");
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
+
+/// Directories that become large and small in turns, so that leaves of one come to be leaves of another, with the same
+/// hashes, while the first may still remember them.
+#[test]
+fn directories_that_take_each_others_leaves() {
+    const DIRECTORIES: u64 = 6;
+    const NAMES: u64 = 600;
+    let region = Region::memory(POOL, false).expect("memory");
+    Store::format(&region, &Geometry::for_length(POOL)).expect("format");
+    let store = Store::open(region.clone(), Options::default()).expect("the pool opens");
+    let new = NewInode::new(FileKind::Directory, 0o700);
+    let make = |number| store.create(&store.root(), &name(number), &new);
+    let directories: Vec<_> = (0..DIRECTORIES)
+        .map(|number| make(number).expect("create"))
+        .collect();
+    let new = NewInode::new(FileKind::Symlink, 0o777);
+    let new = NewInode {
+        target: b"t",
+        ..new
+    };
+    let mut models = vec![BTreeMap::new(); DIRECTORIES as usize];
+    let mut random = Random(77);
+    for step in 0..60_000u64 {
+        let which = random.below(DIRECTORIES) as usize;
+        let (directory, model) = (&directories[which], &mut models[which]);
+        // One after the other shrinks while the others grow.
+        let shrinks = step / 3000 % DIRECTORIES == which as u64;
+        let number = random.below(NAMES);
+        let found = model.get(&number).copied();
+        match random.below(8) {
+            0 => {
+                let looked_up = store.attributes_of(directory, &name(number)).ok();
+                assert_eq!(looked_up.map(|attributes| attributes.number), found);
+            }
+            _ if shrinks => {
+                for number in number..number + 4 {
+                    let removed = store.unlink(directory, &name(number));
+                    assert_eq!(removed.is_ok(), model.remove(&number).is_some());
+                }
+            }
+            _ => match store.create(directory, &name(number), &new) {
+                Ok(node) => assert_eq!(model.insert(number, node.number()), None),
+                Err(error) => assert!(error == Error::Exists && found.is_some()),
+            },
+        }
+    }
+    store.close().expect("close");
+    let report = check(&region, &CheckOptions::default()).expect("check");
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+}
