@@ -6,12 +6,12 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Advice, OFlags, fadvise};
 
 use super::{MEAN, MEDIAN, Mount, bar_of, beside, full_file, named, open, pinned, timed};
+use crate::Error;
 use crate::error::whole;
 use crate::harness::{Random, Side, interleave};
 use crate::report::{Quantity, Row};
 use crate::setup::{Bench, bytes};
 use crate::threads::{one_and_two, scaling};
-use crate::Error;
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
