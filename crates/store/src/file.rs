@@ -489,13 +489,12 @@ impl<'s> Writer<'_, '_, 's> {
             let run = self.fresh_run(first + crcs.len() as u64, goal, rest.len() / BLOCK)?;
             let (part, behind) = rest.split_at(run.length as usize * BLOCK);
             for (block, bytes) in (run.block..).zip(part.chunks_exact(BLOCK)) {
-                // First, so that it drains while the checksum is made of what is in the cache by then.
-                image.write_unreferenced(block * BLOCK_U64, bytes);
                 crcs.push(if image.data_checksums {
                     crc32c(bytes)
                 } else {
                     0
                 });
+                image.write_unreferenced(block * BLOCK_U64, bytes);
             }
             goal = Some(run.block + u64::from(run.length));
             runs.push(run);
