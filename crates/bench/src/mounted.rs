@@ -61,9 +61,10 @@ pub const WORKLOADS: [Workload; 8] = [
 /// Figures of a [`timed`] side.
 const MEDIAN: usize = 0;
 const MEAN: usize = 1;
+const COUNT: usize = 2;
 
 /// A side that repeats an operation for `effort` in each round; its figures are the median and the mean of the real time
-/// of one, in ns. The median is over `batch` operations at a time, as many as hide what reading the clock takes.
+/// of one, in ns, and how many there were. The median is over `batch` operations at a time, as many as hide what reading the clock takes.
 fn timed<'a>(
     effort: Duration,
     batch: u32,
@@ -84,7 +85,8 @@ fn timed<'a>(
         let count = times_ns.len() as f64 * f64::from(batch);
         times_ns.sort_unstable();
         let middle = percentile(&times_ns, 0.5) as f64 / f64::from(batch);
-        Ok(vec![middle, (last - start).as_nanos() as f64 / count])
+        let mean = (last - start).as_nanos() as f64 / count;
+        Ok(vec![middle, mean, count])
     })
 }
 

@@ -295,7 +295,8 @@ fn notes(scale: &Scale, directory: &Path, region: &Region, file_system: &FileSys
         ),
         note(
             "clocks",
-            "processor time for data, names and primitives, so that other load does not count; else real time"
+            "processor time for data, names and primitives (not through the mount), so that other load does not count; \
+             else real time"
                 .to_owned(),
         ),
         note("tmpfs", LIMIT_DIRECTORY.to_owned()),

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{Advice, OFlags, fadvise};
 
-use super::{MEAN, MEDIAN, Mount, bar_of, beside, full_file, named, open, pinned, timed};
+use super::{COUNT, MEAN, MEDIAN, Mount, bar_of, beside, full_file, named, open, pinned, timed};
 use crate::Error;
 use crate::error::whole;
 use crate::harness::{Random, Side, interleave};
@@ -18,6 +18,9 @@ const MIB: usize = 1 << 20;
 
 /// Operations between two looks at the clock where each takes about as long as that.
 const BATCH: u32 = 16;
+
+/// The figure behind those of [`timed`].
+const SLEEPS: usize = 3;
 
 /// At random offsets, persistent, of a file that is in the page cache.
 pub fn write(bench: &Bench, name: &str, size: usize) -> Result<Vec<Row>, Error> {
@@ -58,10 +61,20 @@ pub fn write(bench: &Bench, name: &str, size: usize) -> Result<Vec<Row>, Error> 
             bar_of(side, 4.0),
         ));
     }
+    if size == PAGE {
+        for (side, mount) in mounts.tako.iter().enumerate() {
+            let sleeps = Quantity::new(measured.median(side, SLEEPS), "times");
+            rows.push(Row::new(
+                &named("  the server goes to sleep", mount),
+                sleeps,
+            ));
+        }
+    }
     Ok(rows)
 }
 
-fn writing<'a>(bench: &Bench, mount: &Mount, size: usize) -> Result<Side<'a>, Error> {
+/// Its fourth figure is how often a thread of the server goes to sleep for each write.
+fn writing<'a>(bench: &Bench, mount: &'a Mount, size: usize) -> Result<Side<'a>, Error> {
     let file = match mount.label.ends_with("null") {
         true => open(mount, "data", OFlags::empty())?,
         false => full_file(bench, mount, "data")?,
@@ -74,7 +87,13 @@ fn writing<'a>(bench: &Bench, mount: &Mount, size: usize) -> Result<Side<'a>, Er
             size,
         )
     };
-    Ok(timed(bench.scale.effort, 1, operation))
+    let mut side = timed(bench.scale.effort, 1, operation);
+    Ok(Box::new(move || {
+        let before = mount.sleeps();
+        let mut figures = side()?;
+        figures.push((mount.sleeps() - before) as f64 / figures[COUNT]);
+        Ok(figures)
+    }))
 }
 
 /// At random offsets: around the page cache, and from it.
