@@ -15,8 +15,8 @@ use crate::wire;
 
 /// Room before the data of the longest write.
 const HEAD_ROOM: usize = 4096;
-/// How long inodes that the kernel forgets collect, once there is one, where nothing else comes from the device. To wake
-/// a thread for each costs the program that removes a file more than half of what removing it does.
+/// How long inodes that the kernel forgets collect, once there is one, where nothing else comes from the device. Whoever
+/// removes files is spared from waking a thread for each.
 const COLLECTING: Duration = Duration::from_micros(300);
 
 /// What comes from the device.
