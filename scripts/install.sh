@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests and the demo need and this machine lacks, and with `soak` what that needs; says nothing when all
-# is there.
+# Installs what the tests and the demo need and this machine lacks, and with `soak` or `bench` what these need; says nothing
+# when all is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/sbin:/sbin

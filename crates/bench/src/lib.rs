@@ -63,7 +63,7 @@ struct Workload {
 }
 
 /// What each group of rows is called, and its workloads.
-const GROUPS: [(&str, &[Workload]); 9] = [
+const GROUPS: [(&str, &[Workload]); 10] = [
     ("memory", &sizes::MEMORY),
     ("data", &data::WORKLOADS),
     ("length of a file", &sizes::LENGTHS),

@@ -1,9 +1,9 @@
 //! What is measured: a pool, files in it, and the like on tmpfs.
 
-use std::cell::OnceCell;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use client::{File, FileKind, FileSystem, NewInode, OpenFlags, Store};
@@ -71,7 +71,7 @@ pub struct Bench {
     limits: Scratch,
     notes: Vec<Note>,
     program: Option<PathBuf>,
-    mounts: OnceCell<Mounts>,
+    mounts: OnceLock<Mounts>,
 }
 
 impl Bench {
@@ -90,7 +90,7 @@ impl Bench {
             limits,
             notes,
             program: options.program.clone(),
-            mounts: OnceCell::new(),
+            mounts: OnceLock::new(),
         })
     }
 
