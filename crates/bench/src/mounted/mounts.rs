@@ -62,7 +62,7 @@ impl Mounts {
         fs::create_dir(&on_tmpfs).map_err(Error::at(&on_tmpfs))?;
         let keeper = Command::new("sh")
             .args(["-c", KEEPER, "keeper"])
-            .args([mount_points.path(), pools.path(), &on_tmpfs])
+            .args([mount_points.path(), pools.path(), limits])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
