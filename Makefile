@@ -26,8 +26,10 @@ test: tools ## all checks and tests in bounded form
 demo: tools build ## a mounted pool at real work, killed and verified
 	scripts/demo.sh
 
-bench: build ## every figure beside the raw limit of this machine
+bench: build ## every figure beside the raw limit of this machine, and programs beside tmpfs
+	@scripts/install.sh bench
 	$(TAKO_BIN) bench
+	scripts/programs.sh
 
 soak: tools build ## the tests of the lab, and fsx, with their bounds lifted, and real programs
 	TAKO_SOAK=1 cargo test --profile tests -p tako-lab

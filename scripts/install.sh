@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests and the demo need and this machine lacks, and with `soak` what that needs; says nothing when all
-# is there.
+# Installs what the tests and the demo need and this machine lacks, and with `soak` or `bench` what these need; says nothing
+# when all is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/sbin:/sbin
@@ -16,12 +16,15 @@ needed="
     pkg-config:pkg-config gcc:gcc gcc:libc6-dev make:make setfattr:attr setfacl:acl ps:procps
     python3:python3"
 [ "${1:-}" != soak ] || needed+=" pgbench:postgresql pg_ctlcluster:postgresql rsync:rsync perl:perl setpriv:util-linux"
+[ "${1:-}" != bench ] || needed+=" rg:ripgrep redis-benchmark:redis-tools"
 
 install_packages() {
     local missing="" pair
     for pair in $needed; do
         command -v "${pair%%:*}" >/dev/null || missing+=" ${pair##*:}"
     done
+    # It has no command.
+    [ "${1:-}" != bench ] || pkg-config --exists fuse3 2>/dev/null || missing+=" libfuse3-dev"
     [ -n "$missing" ] || return 0
     command -v apt-get >/dev/null ||
         fail "packages are missing; install what your system calls$missing and try again"
@@ -82,7 +85,7 @@ has_version() {
     [ "$("$1" --version 2>/dev/null)" = "$2" ]
 }
 
-install_packages
+install_packages "$@"
 check_rust
 install_tool fsx 0.3.2
 install_tool pjdfstest 0.2.2

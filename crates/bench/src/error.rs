@@ -32,6 +32,9 @@ pub enum Error {
         /// Bytes it was asked for.
         wanted: usize,
     },
+    /// Nothing can be mounted.
+    #[error("the mount that is measured: {0}")]
+    Mount(String),
     /// Nothing to run.
     #[error("no workload has '{0}' in its name; without a name all of them run")]
     NoWorkload(String),

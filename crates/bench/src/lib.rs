@@ -6,13 +6,15 @@
 //! - [`run`] and its [`Options`]; [`workloads`] names what can be run alone;
 //! - [`Report`]: rows and notes, as a table or as JSON (`report`);
 //! - `harness`: rounds and medians; `setup`: the pool and the files that are measured;
-//! - one module for each family of workloads: `data`, `sizes`, `names`, `threads`, `mount`, `primitives`.
+//! - one module for each family of workloads: `data`, `sizes`, `names`, `threads`, `mount`, `primitives`, and `mounted`
+//!   for what goes through the kernel.
 #![forbid(unsafe_code)]
 
 mod data;
 mod error;
 mod harness;
 mod mount;
+mod mounted;
 mod names;
 mod pauses;
 mod primitives;
@@ -37,8 +39,10 @@ pub struct Options {
     pub quick: bool,
     /// Where the pool is made. (The limits are measured on `/dev/shm`, wherever the pool is.)
     pub directory: PathBuf,
-    /// Only the workloads whose names contain this.
+    /// Only the workloads whose names, or whose group's, contain this.
     pub only: Option<String>,
+    /// The tako program, whose mounts are measured; without it they are left out.
+    pub program: Option<PathBuf>,
 }
 
 impl Default for Options {
@@ -47,6 +51,7 @@ impl Default for Options {
             quick: false,
             directory: PathBuf::from(setup::LIMIT_DIRECTORY),
             only: None,
+            program: None,
         }
     }
 }
@@ -58,12 +63,13 @@ struct Workload {
 }
 
 /// What each group of rows is called, and its workloads.
-const GROUPS: [(&str, &[Workload]); 9] = [
+const GROUPS: [(&str, &[Workload]); 10] = [
     ("memory", &sizes::MEMORY),
     ("data", &data::WORKLOADS),
     ("length of a file", &sizes::LENGTHS),
     ("names", &names::WORKLOADS),
     ("two threads, beside one", &threads::THROUGHPUT),
+    (mounted::GROUP, &mounted::WORKLOADS),
     ("mount after a crash", &mount::WORKLOADS),
     ("waiting in the ring", &threads::LATENCY),
     ("others while a huge file is deleted", &pauses::WORKLOADS),
@@ -90,18 +96,33 @@ pub fn run(options: &Options) -> Result<Report, Error> {
 }
 
 fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
-    let wanted = |workload: &Workload| {
+    let wanted = |group: &str, workload: &Workload| {
         let only = options.only.as_deref();
-        only.is_none_or(|part| workload.name.contains(part))
+        only.is_none_or(|part| workload.name.contains(part) || group.contains(part))
     };
-    if !GROUPS.iter().any(|(_, group)| group.iter().any(wanted)) {
+    let chosen = GROUPS.map(|(group, workloads)| {
+        let workloads = workloads.iter().filter(|workload| wanted(group, workload));
+        (group, workloads.collect::<Vec<_>>())
+    });
+    if chosen.iter().all(|(_, workloads)| workloads.is_empty()) {
         return Err(Error::NoWorkload(options.only.clone().unwrap_or_default()));
     }
-    let bench = Bench::new(&options.directory, scale)?;
-    let notes = bench.notes();
+    let bench = Bench::new(options, scale)?;
+    let mut notes = bench.notes();
     let mut rows = Vec::new();
-    for (group, workloads) in GROUPS {
-        for workload in workloads.iter().filter(|workload| wanted(workload)) {
+    for (group, workloads) in chosen {
+        if group == mounted::GROUP && !workloads.is_empty() {
+            match bench.mounts() {
+                Ok(mounts) => notes.extend(mounts.notes.iter().cloned()),
+                Err(Error::Mount(text)) => {
+                    let name = mounted::GROUP;
+                    notes.push(Note { name, text });
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        for workload in workloads {
             let measured = (workload.measure)(&bench, workload.name)?;
             rows.extend(measured.into_iter().map(|row| Row { group, ..row }));
         }

@@ -3,16 +3,18 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use client::{File, FileKind, FileSystem, NewInode, OpenFlags, Options, Store};
+use client::{File, FileKind, FileSystem, NewInode, OpenFlags, Store};
 use pmem::Region;
 use rustix::fs::{Mode, OFlags};
 use store::Geometry;
 
-use crate::Error;
 use crate::error::whole;
+use crate::mounted::Mounts;
 use crate::report::Note;
+use crate::{Error, Options};
 
 /// Where the limits are measured: tmpfs on every Linux.
 pub const LIMIT_DIRECTORY: &str = "/dev/shm";
@@ -68,11 +70,14 @@ pub struct Bench {
     pub file_system: FileSystem,
     limits: Scratch,
     notes: Vec<Note>,
+    program: Option<PathBuf>,
+    mounts: OnceLock<Mounts>,
 }
 
 impl Bench {
-    /// Makes the pool in `directory` and populates it, so that nothing takes page faults later.
-    pub fn new(directory: &Path, scale: Scale) -> Result<Bench, Error> {
+    /// Makes the pool and populates it, so that nothing takes page faults later.
+    pub fn new(options: &Options, scale: Scale) -> Result<Bench, Error> {
+        let directory = &options.directory;
         let limits = Scratch::new(Path::new(LIMIT_DIRECTORY))?;
         let region = nameless_pool(directory, scale.pool_length)?;
         region.populate();
@@ -84,7 +89,24 @@ impl Bench {
             file_system,
             limits,
             notes,
+            program: options.program.clone(),
+            mounts: OnceLock::new(),
         })
+    }
+
+    /// What is mounted, from the first time on that somebody asks.
+    pub fn mounts(&self) -> Result<&Mounts, Error> {
+        if let Some(mounts) = self.mounts.get() {
+            return Ok(mounts);
+        }
+        let why = "no mount is measured without the tako program";
+        let program = self
+            .program
+            .as_ref()
+            .ok_or_else(|| Error::Mount(why.into()))?;
+        let length = self.scale.pool_length / 2;
+        let mounts = Mounts::new(program, &self.directory, &self.limits.path, length)?;
+        Ok(self.mounts.get_or_init(|| mounts))
     }
 
     /// Machine, pool and method.
@@ -175,7 +197,7 @@ pub fn format_as(region: &Region, geometry: &Geometry) -> Result<FileSystem, Err
 
 /// Opens the pool in a region; if another [`FileSystem`] left it without closing it, this is what follows a crash.
 pub fn open(region: &Region) -> Result<FileSystem, Error> {
-    let file_system = FileSystem::open_region(region.clone(), Options::default())?;
+    let file_system = FileSystem::open_region(region.clone(), client::Options::default())?;
     Ok(file_system)
 }
 
@@ -191,7 +213,11 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    fn new(parent: &Path) -> Result<Scratch, Error> {
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn new(parent: &Path) -> Result<Scratch, Error> {
         let names = (0..).map(|number| format!("tako-bench-{}-{number}", std::process::id()));
         for path in names.map(|name| parent.join(name)) {
             match fs::create_dir(&path) {
@@ -269,7 +295,8 @@ fn notes(scale: &Scale, directory: &Path, region: &Region, file_system: &FileSys
         ),
         note(
             "clocks",
-            "processor time for data, names and primitives, so that other load does not count; else real time"
+            "processor time for data, names and primitives (not through the mount), so that other load does not count; \
+             else real time"
                 .to_owned(),
         ),
         note("tmpfs", LIMIT_DIRECTORY.to_owned()),

@@ -77,7 +77,7 @@ fn throughput(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
 }
 
 /// The row of a side that measured the speed of one thread and of two.
-fn scaling(measured: &Measured, side: usize, name: &str, bar: Option<f64>) -> Row {
+pub fn scaling(measured: &Measured, side: usize, name: &str, bar: Option<f64>) -> Row {
     let speed = |figure| Quantity::new(measured.median(side, figure), "/s");
     let ratio = measured.ratio((side, 1), (side, 0));
     Row::new(name, speed(1)).beside("one thread", speed(0), ratio, bar)
@@ -176,7 +176,7 @@ fn creating<'a>(
 
 /// A side with two figures: operations per second of one thread, and of two together. An operation gets its thread's
 /// number and a random offset of a page in a file.
-fn one_and_two<'a>(
+pub fn one_and_two<'a>(
     bench: &Bench,
     operation: impl Fn(usize, u64) -> Result<(), Error> + Sync + 'a,
 ) -> Result<Side<'a>, Error> {

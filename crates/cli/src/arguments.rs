@@ -185,7 +185,7 @@ pub struct Check {
 /// What to measure.
 #[derive(Args)]
 pub struct Bench {
-    /// Only the measurements with this in their name
+    /// Only the measurements with this in their name or their group's
     pub name: Option<String>,
     /// Print JSON
     #[arg(long)]

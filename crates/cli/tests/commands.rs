@@ -580,6 +580,38 @@ fn benchmarks_run_by_name() {
 }
 
 #[test]
+fn mounts_are_measured_and_taken_away() {
+    let scratch = Scratch::new();
+    let directory = scratch.path("");
+    let mounts = || {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        mounts.matches(&directory).count()
+    };
+    let report = json(&[
+        "bench",
+        "--quick",
+        "--json",
+        "--directory",
+        &directory,
+        "4 KiB write",
+    ]);
+    let rows = report["rows"].as_array().unwrap();
+    let names: Vec<&str> = rows
+        .iter()
+        .map(|row| row["name"].as_str().unwrap())
+        .collect();
+    // One transport is to be had wherever mounts are.
+    assert!(
+        names
+            .iter()
+            .any(|name| name.starts_with("4 KiB write, classic")),
+        "{names:?}"
+    );
+    assert_eq!(mounts(), 0);
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
+}
+
+#[test]
 fn pools_grow_and_do_not_shrink() {
     let scratch = Scratch::new();
     let pool = scratch.pool("a.pool", "2M");

@@ -25,8 +25,13 @@ use crate::wire;
 
 /// Requests that nobody waits for an answer to.
 pub(crate) fn is_unanswered(request: u32) -> bool {
-    use wire::opcode::{BATCH_FORGET, FORGET, INTERRUPT};
-    matches!(request, FORGET | BATCH_FORGET | INTERRUPT)
+    is_forget(request) || request == wire::opcode::INTERRUPT
+}
+
+/// Requests that give inodes back.
+pub(crate) fn is_forget(request: u32) -> bool {
+    use wire::opcode::{BATCH_FORGET, FORGET};
+    matches!(request, FORGET | BATCH_FORGET)
 }
 
 /// How many bytes of an answer were written where the answer belongs, or what is wrong.

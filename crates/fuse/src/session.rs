@@ -14,6 +14,7 @@ use std::thread::{self, JoinHandle};
 use crate::adapter::Adapter;
 use crate::options::Choice;
 use crate::{MountOptions, Notifier};
+use classic::Share;
 pub(crate) use negotiation::Offer;
 use queues::Queues;
 
@@ -102,14 +103,16 @@ impl Session {
         offer.accept(&device, &mut adapter, options, queues.is_some())?;
         let adapter = Arc::new(adapter);
         let mut threads = Vec::new();
-        // The queues bring all but what nobody answers.
-        let readers = if queues.is_some() { 1 } else { options.threads };
+        let (readers, share) = match queues {
+            Some(_) => (1, Share::Unanswered),
+            None => (options.threads, Share::All),
+        };
         if let Some(queues) = queues {
             threads.extend(queues.serve(&adapter));
         }
         let device = Arc::new(device);
         let notifier = Notifier::new(&device);
-        threads.extend(classic::serve(device, readers, &adapter)?);
+        threads.extend(classic::serve(device, readers, share, &adapter)?);
         let server = thread::Builder::new()
             .name("tako-session".into())
             .spawn(move || {

@@ -8,7 +8,10 @@ use crate::tree::Tree;
 const UNSAFE_HOMES: &[&str] = &["crates/pmem", "crates/fuse-device"];
 
 /// Files that may sleep, because no event tells what they wait for.
-const SLEEP_ALLOWED: &[&str] = &[];
+const SLEEP_ALLOWED: &[&str] = &[
+    // It lets forgets collect: to wait for one is what would have it woken for each.
+    "crates/fuse/src/session/classic.rs",
+];
 const SLEEP: &str = "thread::sleep";
 
 const BANNED: &[(&str, &str)] = &[

@@ -18,10 +18,15 @@ const COPY_LENGTH_MAX: u64 = 16 << 20;
 
 impl Adapter {
     pub(super) fn open(&self, body: &mut [u8]) -> Answer {
-        if self.open_unneeded && !self.direct {
+        if self.opens_by_itself() {
             return Err(Errno::NOSYS);
         }
         Ok(put(body, &self.opened()))
+    }
+
+    /// Whether the kernel opens files without asking.
+    pub(super) fn opens_by_itself(&self) -> bool {
+        self.open_unneeded && !self.direct
     }
 
     /// The answer to opening a file.

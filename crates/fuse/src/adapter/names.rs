@@ -40,6 +40,9 @@ impl Adapter {
                 let linked = self.file_system.link(node, header.node, name);
                 return Ok((self.entry(linked)?, None));
             }
+            // Where files are opened without a request, the kernel goes on to make a node and opens that: the same, without
+            // a request when it is closed. The directory is locked meanwhile, so nobody else makes the file in between.
+            Request::Create { .. } if self.opens_by_itself() => return Err(Errno::NOSYS),
             Request::Create { name, new } => {
                 let inode = new_inode(header, FileKind::Regular, new.mode, new.umask);
                 let flags = OpenFlags::from_bits(new.flags as i32);

@@ -1,0 +1,144 @@
+//! What programs get through the mount, from the kernel and by requests to a process of its own.
+//!
+//! The clients here run on any processor, unless a row says otherwise. `null` is a libfuse file system that does nothing
+//! ([`null.c`](mounted/null.c)): on any processor too, or kept on the one that its client is kept on.
+
+mod data;
+mod mounts;
+mod names;
+
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::error::whole;
+use crate::harness::{Measured, Side, percentile};
+use crate::report::{Quantity, Row};
+use crate::setup::{Bench, bytes};
+use crate::{Error, Workload};
+
+pub use mounts::{Mount, Mounts};
+
+pub const GROUP: &str = "through the mount";
+
+pub const WORKLOADS: [Workload; 8] = [
+    Workload {
+        name: "64 B write",
+        measure: |bench, name| data::write(bench, name, 64),
+    },
+    Workload {
+        name: "2 KiB write",
+        measure: |bench, name| data::write(bench, name, 2048),
+    },
+    Workload {
+        name: "4 KiB write",
+        measure: |bench, name| data::write(bench, name, 4096),
+    },
+    Workload {
+        name: "4 KiB read",
+        measure: data::read,
+    },
+    Workload {
+        name: "stat",
+        measure: names::stat,
+    },
+    Workload {
+        name: "create and unlink",
+        measure: names::create,
+    },
+    Workload {
+        name: "two threads, a file each",
+        measure: data::two_threads,
+    },
+    Workload {
+        name: "1 MiB sequential",
+        measure: data::sequential,
+    },
+];
+
+/// Figures of a [`timed`] side.
+const MEDIAN: usize = 0;
+const MEAN: usize = 1;
+const COUNT: usize = 2;
+
+/// A side that repeats an operation for `effort` in each round; its figures are the median and the mean of the real time
+/// of one, in ns, and how many there were. The median is over `batch` operations at a time, as many as hide what reading the clock takes.
+fn timed<'a>(
+    effort: Duration,
+    batch: u32,
+    mut operation: impl FnMut() -> Result<(), Error> + 'a,
+) -> Side<'a> {
+    Box::new(move || {
+        let mut times_ns = Vec::with_capacity(1 << 14);
+        let start = Instant::now();
+        let mut last = start;
+        while last - start < effort {
+            for _ in 0..batch {
+                operation()?;
+            }
+            let now = Instant::now();
+            times_ns.push((now - last).as_nanos() as u64);
+            last = now;
+        }
+        let count = times_ns.len() as f64 * f64::from(batch);
+        times_ns.sort_unstable();
+        let middle = percentile(&times_ns, 0.5) as f64 / f64::from(batch);
+        let mean = (last - start).as_nanos() as f64 / count;
+        Ok(vec![middle, mean, count])
+    })
+}
+
+/// The same side with this thread kept on processor 0 meanwhile, as the file system is.
+fn pinned<'a>(mut side: Side<'a>) -> Side<'a> {
+    Box::new(move || {
+        let everywhere = sched_getaffinity(None)?;
+        let mut first = CpuSet::new();
+        first.set(0);
+        sched_setaffinity(None, &first)?;
+        let figures = side();
+        sched_setaffinity(None, &everywhere)?;
+        figures
+    })
+}
+
+/// A row of a figure, in ns, of one side beside the same of another; the ratio is that of the speeds.
+fn beside(
+    measured: &Measured,
+    figure: usize,
+    (side, limit): (usize, usize),
+    (name, limit_name): (&str, &str),
+    bar: Option<f64>,
+) -> Row {
+    let time = |side| Quantity::ns(measured.median(side, figure));
+    let ratio = measured.ratio((limit, figure), (side, figure));
+    Row::new(name, time(side)).beside(limit_name, time(limit), ratio, bar)
+}
+
+/// The bar of the transport with this number: only the better one, which a mount takes by itself, has one.
+fn bar_of(transport: usize, bar: f64) -> Option<f64> {
+    (transport == 0).then_some(bar)
+}
+
+/// How rows say which transport they are about.
+fn named(name: &str, mount: &Mount) -> String {
+    format!("{name}, {}", mount.label)
+}
+
+/// Opens or makes a file in a mount.
+fn open(mount: &Mount, name: &str, flags: OFlags) -> Result<OwnedFd, Error> {
+    let flags = flags | OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    Ok(rustix::fs::openat(&mount.directory, name, flags, mode)?)
+}
+
+/// A full file in a mount, and in the page cache.
+fn full_file(bench: &Bench, mount: &Mount, name: &str) -> Result<OwnedFd, Error> {
+    let file = open(mount, name, OFlags::empty())?;
+    let piece = bytes(1 << 20);
+    for offset in (0..bench.scale.file_length).step_by(piece.len()) {
+        whole(rustix::io::pwrite(&file, &piece, offset)?, piece.len())?;
+    }
+    Ok(file)
+}

@@ -1,0 +1,174 @@
+#!/usr/bin/env bash
+# Programs at work in a mounted pool, each beside the same work on tmpfs, in turns: unpacking sources, git status, a search
+# through all of them, removing them; Redis with a log that is synced at each change. Where GlusterFS and MooseFS are
+# mounted (scripts/peers.sh), beside them too. Nothing is left behind.
+#
+# What is cached: all that was unpacked is in the page cache of each file system, and git's index is fresh.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export LC_ALL=C.UTF-8 GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null
+
+tako=${TAKO_BIN:-$PWD/target/release/tako}
+readonly rounds=${ROUNDS:-5}
+readonly files_max=3000 mib_max=60
+readonly redis_port=${REDIS_PORT:-7391}
+# Name and directory of each peer.
+readonly peers=("GlusterFS /mnt/gluster" "MooseFS /mnt/mfs")
+
+fail() {
+    echo "programs.sh: $1" >&2
+    exit 1
+}
+
+work=$(mktemp -d /dev/shm/tako-programs-XXXXXX)
+redis=""
+
+clean_up() {
+    trap - EXIT
+    [ -z "$redis" ] || kill -9 "$redis" 2>/dev/null || true
+    "$tako" umount "$work/mounted" 2>/dev/null || fusermount3 -uz "$work/mounted" 2>/dev/null || true
+    local peer
+    for peer in "${peers[@]}"; do
+        ! mountpoint -q "${peer#* }" || rm -rf "${peer#* }/tako-programs"
+    done
+    rm -rf --one-file-system "$work"
+}
+trap clean_up EXIT
+trap 'exit 1' INT TERM HUP
+
+# ---- what is worked on
+
+# Sources of the packages that this project is built from, as a git repository, in an archive.
+make_archive() {
+    local sources=${CARGO_HOME:-$HOME/.cargo}/registry/src tree=$work/tree
+    [ -d "$sources" ] || fail "$sources is missing; build the project first"
+    mkdir "$tree"
+    # The reader may have enough before the list ends.
+    (cd "$sources" && find . -type f -size -64k | sort | head -n "$files_max" || true) >"$work/list"
+    tar -C "$sources" -cf - -T "$work/list" | head -c "${mib_max}M" | tar -C "$tree" -xf - 2>/dev/null || true
+    git -C "$tree" init -q
+    git -C "$tree" add -f .
+    git -C "$tree" -c user.name=bench -c user.email=bench@localhost commit -qm sources
+    tar -C "$work" -cf "$work/tree.tar" tree
+    echo "sources: $(find "$tree" -type f | wc -l) files, $(du -sm --apparent-size "$tree" | cut -f 1) MiB"
+    rm -rf "$tree"
+}
+
+search() {
+    if command -v rg >/dev/null; then
+        rg --no-ignore -c 'unsafe impl' "$1" >/dev/null
+    else
+        grep -r -c 'unsafe impl' "$1" >/dev/null || true
+    fi
+}
+
+# ---- measuring: figures go to one file for each file system and row, a line for each round
+
+now_us() {
+    echo "${EPOCHREALTIME/[.,]/}"
+}
+
+# timed LABEL ROW COMMAND...
+timed() {
+    local file=$work/figures/$1.$2 start
+    start=$(now_us)
+    "${@:3}"
+    echo $(($(now_us) - start)) >>"$file"
+}
+
+# sources_round LABEL DIRECTORY
+sources_round() {
+    timed "$1" untar tar -C "$2" -xf "$work/tree.tar"
+    # The first one looks at all contents, since the files are newer than the index.
+    git -C "$2/tree" status --porcelain >/dev/null
+    timed "$1" git git -C "$2/tree" status --porcelain >"$work/status"
+    timed "$1" search search "$2/tree"
+    timed "$1" remove rm -r "$2/tree"
+}
+
+# redis_round LABEL DIRECTORY
+redis_round() {
+    mkdir "$2/redis"
+    redis-server --port "$redis_port" --bind 127.0.0.1 --dir "$2/redis" --save "" --appendonly yes --appendfsync always \
+        --auto-aof-rewrite-percentage 0 --daemonize no >"$work/redis.log" 2>&1 &
+    redis=$!
+    for _ in $(seq 100); do
+        [ "$(redis-cli -p "$redis_port" ping 2>/dev/null)" != PONG ] || break
+        kill -0 "$redis" || fail "redis-server does not start: $(tail -n 1 "$work/redis.log")"
+        sleep 0.05
+    done
+    local clients
+    for clients in 1 16; do
+        redis-benchmark -p "$redis_port" -t set -n $((2000 + clients * 500)) -c "$clients" -d 64 --csv 2>/dev/null |
+            tail -n 1 | tr -d '"' | cut -d , -f 2 | cut -d . -f 1 >>"$work/figures/$1.redis$clients"
+    done
+    kill "$redis"
+    wait "$redis" || true
+    redis=""
+    rm -rf "$2/redis"
+}
+
+# ---- what came out
+
+median() {
+    sort -n "$1" | awk '{ line[NR] = $1 } END { print line[int((NR + 1) / 2)] }'
+}
+
+# row NAME ROW UNIT MOST: times, or with the unit /s speeds, of which the bar is the least.
+row() {
+    local tako_file=$work/figures/Tako.$2 limit_file=$work/figures/tmpfs.$2 ratio verdict others="" label
+    ratio=$(paste "$tako_file" "$limit_file" | awk '{ print $1 / $2 }' >"$work/ratios" && median "$work/ratios")
+    verdict=$(awk -v ratio="$ratio" -v bar="$4" -v unit="$3" \
+        'BEGIN { print ((unit == "/s" ? ratio >= bar : ratio <= bar) ? "met" : "MISSED") }')
+    for label in "${measured_peers[@]}"; do
+        others+="  $label $(figure "$(median "$work/figures/$label.$2")" "$3")"
+    done
+    printf '  %-26s %11s  %11s  %5.2f  %s %s %s%s\n' "$1" "$(figure "$(median "$tako_file")" "$3")" \
+        "$(figure "$(median "$limit_file")" "$3")" "$ratio" "$([ "$3" = /s ] && echo 'at least' || echo 'at most')" \
+        "$4" "$verdict" "$others"
+}
+
+figure() {
+    case $2 in
+        ms) awk -v us="$1" 'BEGIN { printf "%.1f ms", us / 1000 }' ;;
+        *) echo "$1 $2" ;;
+    esac
+}
+
+# ---- the run
+
+[ -x "$tako" ] || fail "$tako is missing; run \`make build\`"
+for command in git redis-server redis-benchmark; do
+    command -v "$command" >/dev/null || fail "$command is missing; run \`scripts/install.sh bench\`"
+done
+mkdir "$work/figures" "$work/mounted" "$work/tmpfs"
+"$tako" mkfs "$work/pool" --size 2G >/dev/null
+"$tako" mount "$work/pool" "$work/mounted"
+make_archive
+for _ in $(seq "$rounds"); do
+    for round in sources_round redis_round; do
+        $round tmpfs "$work/tmpfs"
+        $round Tako "$work/mounted"
+    done
+done
+measured_peers=()
+for peer in "${peers[@]}"; do
+    label=${peer% *} directory=${peer#* }
+    if ! mountpoint -q "$directory"; then
+        echo "$label: not measured, since nothing is mounted on $directory; \`scripts/peers.sh up\` installs and mounts it"
+        continue
+    fi
+    mkdir "$directory/tako-programs"
+    # Once: it takes long.
+    sources_round "$label" "$directory/tako-programs"
+    redis_round "$label" "$directory/tako-programs"
+    measured_peers+=("$label")
+done
+search_with=$(command -v rg >/dev/null && echo ripgrep || echo "grep -r")
+printf '%-28s %11s  %11s  %5s\n' "programs, $rounds rounds" Tako tmpfs ratio
+row "untar" untar ms 4
+row "git status" git ms 1.3
+row "$search_with" search ms 1.3
+row "rm -r" remove ms 4
+row "Redis SET, 1 client" redis1 /s 0.7
+row "Redis SET, 16 clients" redis16 /s 0.7
