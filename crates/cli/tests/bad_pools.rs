@@ -59,8 +59,8 @@ fn pool_with(scratch: &Scratch, change: impl Fn(&mut Superblock)) -> String {
 #[test]
 fn another_version_is_refused() {
     let scratch = Scratch::new();
-    let pool = pool_with(&scratch, |superblock| superblock.version = 7);
-    expect_refusal(&scratch, &pool, "format version 7");
+    let pool = pool_with(&scratch, |superblock| superblock.version = 99);
+    expect_refusal(&scratch, &pool, "format version 99");
     assert!(
         tako(&["mkfs", &pool, "--size", "8M"])
             .ended(1)
