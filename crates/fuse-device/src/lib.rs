@@ -1,16 +1,18 @@
 //! The kernel's FUSE device, as far as using it takes `unsafe`: further descriptors for threads that read it
 //! ([`clone_descriptor`]), and queues over io_uring, by which the kernel hands each request to a thread of the
-//! processor that made it ([`Queue`]).
+//! processor that made it ([`Queue`]); and which threads run first ([`set_background`]).
 //!
 //! What requests and answers mean, the crate `fuse` knows. Nothing that comes from the kernel is believed here but
 //! the number of bytes it says it wrote, which is bounded.
 
 mod memory;
+mod priority;
 mod queue;
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+pub use priority::set_background;
 pub use queue::{Exchange, Queue};
 
 /// Bytes that hold the head of a request and later that of its answer (`in_out` of `struct fuse_uring_req_header`).

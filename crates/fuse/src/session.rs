@@ -1,5 +1,6 @@
 //! The conversation with the kernel about one mount: what is agreed on at its start, and the threads that answer.
 
+mod background;
 mod classic;
 mod negotiation;
 mod processors;
@@ -108,7 +109,7 @@ impl Session {
             None => (options.threads, Share::All),
         };
         if let Some(queues) = queues {
-            threads.extend(queues.serve(&adapter));
+            threads.extend(queues.serve(&adapter)?);
         }
         let device = Arc::new(device);
         let notifier = Notifier::new(&device);

@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use fuse_device::{Exchange, Queue};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::background::{Answering, Background};
 use super::{DATA_LENGTH_MAX, processors};
 use crate::adapter::Adapter;
 use crate::wire;
@@ -19,6 +20,7 @@ const DEPTH: usize = 4;
 
 /// Threads with a queue each that wait for the session to begin.
 pub(super) struct Queues {
+    background: Arc<Background>,
     workers: Vec<Worker>,
     count: usize,
 }
@@ -42,9 +44,12 @@ impl Queues {
         for (turn, number) in others.enumerate() {
             shares[turn % usable.len()].push(*number);
         }
-        let workers = shares.into_iter().map(|share| Worker::start(device, share));
+        let background = Arc::new(Background::new(shares.len()));
+        let start = |(seat, share)| Worker::start(device, share, background.clone(), seat);
+        let workers = shares.into_iter().enumerate().map(start);
         Ok(Queues {
             workers: workers.collect::<io::Result<_>>()?,
+            background,
             count: possible.len(),
         })
     }
@@ -54,19 +59,34 @@ impl Queues {
     }
 
     /// Begins to answer, when the kernel has been told.
-    pub(super) fn serve(self, adapter: &Arc<Adapter>) -> Vec<JoinHandle<io::Result<()>>> {
+    pub(super) fn serve(
+        self,
+        adapter: &Arc<Adapter>,
+    ) -> io::Result<Vec<JoinHandle<io::Result<()>>>> {
         let begin = |worker: Worker| {
             // A thread that is gone says why when it is joined.
             let _ = worker.begin.send(adapter.clone());
             worker.thread
         };
-        self.workers.into_iter().map(begin).collect()
+        let mut threads: Vec<_> = self.workers.into_iter().map(begin).collect();
+        let background = self.background;
+        let guard = thread::Builder::new().name("tako-guard".into());
+        threads.push(guard.spawn(move || {
+            background.watch();
+            Ok(())
+        })?);
+        Ok(threads)
     }
 }
 
 impl Worker {
     /// Starts a thread on the first of these processors that serves the queues of all of them.
-    fn start(device: &OwnedFd, numbers: Vec<u16>) -> io::Result<Worker> {
+    fn start(
+        device: &OwnedFd,
+        numbers: Vec<u16>,
+        background: Arc<Background>,
+        seat: usize,
+    ) -> io::Result<Worker> {
         let device = device.try_clone()?;
         let (ready, made) = mpsc::channel();
         let (begin, begun) = mpsc::channel();
@@ -78,9 +98,10 @@ impl Worker {
                     .and_then(|()| Queue::new(device, &numbers, DEPTH, DATA_LENGTH_MAX));
                 match queue {
                     Ok(queue) => {
+                        let answering = background.enter(seat);
                         let _ = ready.send(Ok(()));
                         drop(ready);
-                        run(queue, &begun)
+                        run(queue, &begun, &answering)
                     }
                     Err(error) => {
                         let _ = ready.send(Err(error));
@@ -95,13 +116,21 @@ impl Worker {
     }
 }
 
-fn run(mut queue: Queue, begun: &Receiver<Arc<Adapter>>) -> io::Result<()> {
+fn run(
+    mut queue: Queue,
+    begun: &Receiver<Arc<Adapter>>,
+    answering: &Answering<'_>,
+) -> io::Result<()> {
     let Ok(adapter) = begun.recv() else {
         // The session never began.
         return Ok(());
     };
     queue.register()?;
-    queue.serve(|exchange| answer_one(&adapter, exchange))
+    queue.serve(|exchange| {
+        let length = answer_one(&adapter, exchange);
+        answering.answered();
+        length
+    })
 }
 
 /// Answers a request in place, and returns how many bytes of payload the answer has.

@@ -1,0 +1,268 @@
+//! Keeps a client on its processor.
+//!
+//! When a thread answers, the client wakes. As long as that thread runs, the scheduler takes its processor for busy, and
+//! wakes the client on another one that sleeps, which costs more than the request. A processor where only threads of
+//! `SCHED_IDLE` run counts as free: then the client takes over at once, where it was. But such a thread hardly runs beside
+//! any program that computes. So the threads of the queues are in the background only while there are many requests, and
+//! a guard looks whether one of them is kept from running; then none is, for a while.
+
+use std::fs;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use fuse_device::set_background;
+use rustix::process::Pid;
+use rustix::thread::gettid;
+
+/// How often the guard looks while threads are in the background: one that is kept from running waits twice this.
+const TICK: Duration = Duration::from_millis(4);
+/// How often it looks whether there are many requests.
+const LOOK: Duration = Duration::from_millis(100);
+/// So many in that time are many.
+const MANY: u64 = 100;
+/// Looks without the background after a thread was kept from running; doubled each time, up to the second.
+const PAUSE: [u32; 2] = [10, 640];
+/// Looks in the background after which the pause is the first again.
+const CALM: u32 = 100;
+
+/// The threads of a session's queues.
+pub(super) struct Background {
+    seats: Box<[Seat]>,
+    guard: OnceLock<Thread>,
+    /// The guard waits for a request.
+    is_resting: AtomicBool,
+}
+
+/// What is known of a thread. Apart from the others': each writes its own with every request.
+#[derive(Default)]
+#[repr(align(64))]
+struct Seat {
+    /// Its number to the kernel; 0 before it runs, and when it has ended.
+    thread: AtomicI32,
+    answered: AtomicU64,
+}
+
+/// A thread's own side of it.
+pub(super) struct Answering<'a> {
+    background: &'a Background,
+    seat: &'a Seat,
+}
+
+impl Background {
+    /// For so many threads.
+    pub(super) fn new(threads: usize) -> Background {
+        Background {
+            seats: (0..threads).map(|_| Seat::default()).collect(),
+            guard: OnceLock::new(),
+            is_resting: AtomicBool::new(false),
+        }
+    }
+
+    /// This thread answers from now on.
+    pub(super) fn enter(&self, seat: usize) -> Answering<'_> {
+        let seat = &self.seats[seat];
+        seat.thread.store(gettid().as_raw_pid(), Ordering::Release);
+        Answering {
+            background: self,
+            seat,
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(guard) = self.guard.get() {
+            guard.unpark();
+        }
+    }
+
+    fn answered(&self) -> u64 {
+        let answered = |seat: &Seat| seat.answered.load(Ordering::Relaxed);
+        self.seats.iter().map(answered).sum()
+    }
+
+    fn threads(&self) -> impl Iterator<Item = (&Seat, Pid)> {
+        let running = |seat: &'_ Seat| Pid::from_raw(seat.thread.load(Ordering::Acquire));
+        self.seats
+            .iter()
+            .filter_map(move |seat| Some((seat, running(seat)?)))
+    }
+
+    fn set_all(&self, background: bool) {
+        for (_, thread) in self.threads() {
+            // One that has just ended needs nothing.
+            let _ = set_background(thread, background);
+        }
+    }
+
+    /// The guard's work, until all threads have ended. It rests while there are no requests.
+    pub(super) fn watch(&self) {
+        let own = gettid();
+        let may_return = set_background(own, true).and_then(|()| set_background(own, false));
+        if may_return.is_err() {
+            // A thread would have to stay in the background.
+            return;
+        }
+        let _ = self.guard.set(thread::current());
+        let mut pause = PAUSE[0];
+        while self.threads().next().is_some() {
+            if !self.wait_for_many() {
+                continue;
+            }
+            self.set_all(true);
+            let (was_stuck, looks) = self.stay();
+            self.set_all(false);
+            if looks >= CALM {
+                pause = PAUSE[0];
+            }
+            if was_stuck {
+                thread::park_timeout(LOOK * pause);
+                pause = (pause * 2).min(PAUSE[1]);
+            }
+        }
+    }
+
+    /// Waits for many requests; false if the threads are to be looked at again.
+    fn wait_for_many(&self) -> bool {
+        let before = self.answered();
+        thread::park_timeout(LOOK);
+        let answered = self.answered() - before;
+        if answered == 0 {
+            self.is_resting.store(true, Ordering::SeqCst);
+            // Whoever ended before that has not been seen to rest.
+            if self.threads().next().is_some() {
+                thread::park();
+            }
+        }
+        answered >= MANY
+    }
+
+    /// Guards the threads while there are many requests. Returns whether one was kept from running, and after how many
+    /// looks.
+    fn stay(&self) -> (bool, u32) {
+        let ticks = (LOOK.as_micros() / TICK.as_micros()) as u32;
+        let mut was_stuck_before: Vec<Option<u64>> = vec![None; self.seats.len()];
+        for look in 0.. {
+            let before = self.answered();
+            for _ in 0..ticks {
+                thread::park_timeout(TICK);
+                for (number, seat) in self.seats.iter().enumerate() {
+                    let stuck_at = self.stuck_at(seat);
+                    if stuck_at.is_some() && stuck_at == was_stuck_before[number] {
+                        return (true, look);
+                    }
+                    was_stuck_before[number] = stuck_at;
+                }
+            }
+            if self.answered() - before < MANY {
+                return (false, look);
+            }
+        }
+        unreachable!("looks do not end by themselves")
+    }
+
+    /// How many requests a thread has answered, if it wants to run.
+    fn stuck_at(&self, seat: &Seat) -> Option<u64> {
+        let thread = Pid::from_raw(seat.thread.load(Ordering::Acquire))?;
+        let path = format!("/proc/self/task/{}/stat", thread.as_raw_pid());
+        let stat = fs::read(path).ok()?;
+        wants_to_run(&stat).then(|| seat.answered.load(Ordering::Relaxed))
+    }
+}
+
+impl Answering<'_> {
+    /// Notes that a request was answered.
+    pub(super) fn answered(&self) {
+        let answered = &self.seat.answered;
+        answered.store(answered.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let resting = &self.background.is_resting;
+        if resting.load(Ordering::Relaxed) && resting.swap(false, Ordering::SeqCst) {
+            self.background.wake();
+        }
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.seat.thread.store(0, Ordering::SeqCst);
+        self.background.wake();
+    }
+}
+
+/// Whether `/proc/PID/stat` says running, or ready to run. The state follows the name, which may hold anything.
+fn wants_to_run(stat: &[u8]) -> bool {
+    let name_end = stat.iter().rposition(|byte| *byte == b')');
+    name_end.is_some_and(|end| stat.get(end + 2) == Some(&b'R'))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn states_are_read() {
+        assert!(wants_to_run(b"12 (tako) R 1 2 3"));
+        assert!(wants_to_run(b"12 (a) S (b) R 1 2 3"));
+        assert!(!wants_to_run(b"12 (tako R) S 1 2 3"));
+        assert!(!wants_to_run(b"12 (tako)"));
+        assert!(!wants_to_run(b""));
+    }
+
+    #[test]
+    fn the_guard_ends_with_the_threads() {
+        let background = Background::new(2);
+        let answering: Vec<_> = (0..2).map(|seat| background.enter(seat)).collect();
+        thread::scope(|scope| {
+            let guard = scope.spawn(|| background.watch());
+            answering.iter().for_each(Answering::answered);
+            drop(answering);
+            guard.join().unwrap();
+        });
+    }
+
+    /// The policy of this thread, field 41 of its `stat`.
+    fn own_policy() -> i32 {
+        let stat = fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let (_, rest) = stat.rsplit_once(')').unwrap();
+        rest.split_whitespace().nth(38).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_thread_that_is_kept_from_running_leaves_the_background() {
+        let may_return =
+            set_background(gettid(), true).and_then(|()| set_background(gettid(), false));
+        if may_return.is_err() {
+            println!("only who may raise priorities comes back from the background: not tried");
+            return;
+        }
+        let background = Background::new(2);
+        let (answering, is_done) = (background.enter(0), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| background.watch());
+            // Another thread answers many requests, always.
+            scope.spawn(|| {
+                let answering = background.enter(1);
+                while !is_done.load(Ordering::Relaxed) {
+                    answering.answered();
+                }
+            });
+            let start = Instant::now();
+            let changes_from = |policy| loop {
+                let has_changed = own_policy() != policy;
+                if has_changed || start.elapsed() > PATIENCE {
+                    break has_changed;
+                }
+            };
+            let came = changes_from(libc::SCHED_OTHER);
+            // As if this one were kept from running: it wants to, and answers nothing.
+            let left = came && changes_from(libc::SCHED_IDLE);
+            is_done.store(true, Ordering::Relaxed);
+            drop(answering);
+            assert!(came && left, "{came} {left}");
+        });
+    }
+}
