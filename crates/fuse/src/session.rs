@@ -161,7 +161,7 @@ fn choose(
             Queues::prepare(device).map_err(|error| format!("io_uring is not to be had: {error}"))
         }
         _ if switch.is_on => Err("this kernel has no queues (Linux 6.14 brings them)".into()),
-        _ => Err(format!("{PARAMETER} is not on")),
+        _ => Err(format!("{PARAMETER} is not on (root may write Y to it)")),
     };
     match queues {
         Ok(queues) => {
@@ -172,7 +172,8 @@ fn choose(
             Ok((Some(queues), transport))
         }
         Err(why) if options.transport == Choice::Uring => {
-            Err(io::Error::new(io::ErrorKind::Unsupported, why))
+            let sentence = format!("{why}; mount with transport=auto to do without queues");
+            Err(io::Error::new(io::ErrorKind::Unsupported, sentence))
         }
         Err(why) => Ok((None, Transport::Classic(why))),
     }
