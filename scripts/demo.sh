@@ -21,17 +21,7 @@ say() {
     printf '\n%s\n' "$1"
 }
 
-# ---- the place: memory if there is room, else a disk
-
-choose_parent() {
-    local available
-    available=$(df --output=avail -B1 /dev/shm 2>/dev/null | tail -n 1)
-    if [ -w /dev/shm ] && [ "${available:-0}" -ge "$bytes_needed" ]; then
-        echo /dev/shm
-    else
-        echo "${TMPDIR:-/tmp}"
-    fi
-}
+. scripts/place.sh
 
 parent=$(choose_parent)
 work=$(mktemp -d "$parent/tako-demo-XXXXXX")

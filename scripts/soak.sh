@@ -17,17 +17,7 @@ fail() {
     exit 1
 }
 
-# ---- the place, as in the demo: memory if there is room, else a disk
-
-choose_parent() {
-    local available
-    available=$(df --output=avail -B1 /dev/shm 2>/dev/null | tail -n 1)
-    if [ -w /dev/shm ] && [ "${available:-0}" -ge "$bytes_needed" ]; then
-        echo /dev/shm
-    else
-        echo "${TMPDIR:-/tmp}"
-    fi
-}
+. scripts/place.sh
 
 [ "$(id -u)" = 0 ] || fail "PostgreSQL and tar change users; run it as root"
 work=$(mktemp -d "$(choose_parent)/tako-soak-XXXXXX")

@@ -67,6 +67,26 @@ impl Adapter {
         self.file_system.close()
     }
 
+    /// Does what a request asks for, as [`Adapter::serve`], and returns the answer's head and how many bytes follow it.
+    pub(crate) fn answer(
+        &self,
+        header: &wire::InHeader,
+        argument: &[u8],
+        body: &mut [u8],
+        length: usize,
+    ) -> (wire::OutHeader, usize) {
+        let (error, length) = match self.serve(header, argument, body, length) {
+            Ok(length) => (0, length),
+            Err(errno) => (-errno.raw_os_error(), 0),
+        };
+        let head = wire::OutHeader {
+            length: (size_of::<wire::OutHeader>() + length) as u32,
+            error,
+            unique: header.unique,
+        };
+        (head, length)
+    }
+
     /// Does what a request asks for. `body` begins with the `length` bytes that follow the request's fixed part, and
     /// takes the answer's. There is room for the longest read or listing that the kernel may ask for.
     pub(crate) fn serve(

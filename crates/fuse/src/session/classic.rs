@@ -86,19 +86,10 @@ fn answer_one(
     // A request that is cut short has less of a fixed part than it should, and is found wanting where it is decoded.
     let fixed = wire::argument_length(header.opcode).min(length);
     let (argument, body) = rest.split_at_mut(fixed);
-    let answer = adapter.serve(&header, argument, body, length - fixed);
+    let (head, length) = adapter.answer(&header, argument, body, length - fixed);
     if is_unanswered(header.opcode) {
         return Ok(header.opcode);
     }
-    let (error, length) = match answer {
-        Ok(length) => (0, length),
-        Err(errno) => (-errno.raw_os_error(), 0),
-    };
-    let head = wire::OutHeader {
-        length: (size_of::<wire::OutHeader>() + length) as u32,
-        error,
-        unique: header.unique,
-    };
     let parts = [IoSlice::new(head.as_bytes()), IoSlice::new(&body[..length])];
     match rustix::io::writev(device, &parts) {
         // Whoever asked has been killed, or the mount has ended: the next read says which.

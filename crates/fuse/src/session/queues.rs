@@ -144,16 +144,7 @@ fn answer_one(adapter: &Adapter, exchange: Exchange<'_>) -> usize {
     let (header, _) =
         wire::InHeader::read_from_prefix(&*head).expect("a head is shorter than its room");
     let fixed = wire::argument_length(header.opcode);
-    let answer = adapter.serve(&header, &argument[..fixed], payload, length);
-    let (error, length) = match answer {
-        Ok(length) => (0, length),
-        Err(errno) => (-errno.raw_os_error(), 0),
-    };
-    let answered = wire::OutHeader {
-        length: (size_of::<wire::OutHeader>() + length) as u32,
-        error,
-        unique: header.unique,
-    };
+    let (answered, length) = adapter.answer(&header, &argument[..fixed], payload, length);
     head[..size_of::<wire::OutHeader>()].copy_from_slice(answered.as_bytes());
     length
 }
