@@ -103,6 +103,9 @@ pub enum Error {
         /// The device.
         path: PathBuf,
     },
+    /// Simulated memory is this process's own.
+    #[error("simulated memory cannot be shared with another process; use a file or memory")]
+    NotShared,
     /// Any other failure of the system.
     #[error(
         "cannot {what} {}: {source}; check the file system and the kernel's log",

@@ -25,6 +25,7 @@ mod region;
 #[cfg(test)]
 mod scratch;
 mod simulated;
+pub mod socket;
 
 pub use error::Error;
 pub use region::{Access, Kind, Region, Survival};

@@ -1,15 +1,16 @@
 //! Memory of the operating system: files, memory and DAX devices, mapped.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, Mode, OFlags, Timespec};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use rustix::thread::{MembarrierCommand, membarrier};
+use rustix::thread::{MembarrierCommand, futex, membarrier};
 
 use crate::persist::{self, Machine};
 use crate::pool::LENGTH_MAX;
@@ -173,6 +174,62 @@ impl Mapping {
     }
 
     #[inline]
+    pub(crate) fn compare_and_swap(&self, offset: u64, expected: u64, new: u64) -> u64 {
+        let word = self.word(offset);
+        match word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(old) | Err(old) => old,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn fetch_and_add(&self, offset: u64, addend: u64) -> u64 {
+        self.word(offset).fetch_add(addend, Ordering::AcqRel)
+    }
+
+    pub(crate) fn copy_from(&self, offset: u64, from: &Mapping, from_offset: u64, length: usize) {
+        let (to, from) = (self.at(offset, length), from.at(from_offset, length));
+        // SAFETY: `at` checked both ranges. They may be the same memory, mapped twice or not: then the bytes are a
+        // mixture, as in `read`, since `persist::copy` copies plain bytes from lower to higher addresses.
+        unsafe { persist::copy(to, from, length) }
+    }
+
+    pub(crate) fn sleep_while(&self, offset: u64, expected: u32, timeout: Option<Duration>) {
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        // Whoever stored another value before, a signal, or the end of the time: all mean to look again.
+        let _ = futex::wait(
+            self.half_word(offset),
+            futex::Flags::empty(),
+            expected,
+            timeout.as_ref(),
+        );
+    }
+
+    pub(crate) fn wake(&self, offset: u64) {
+        // It fails only for addresses that are not mapped.
+        let _ = futex::wake(
+            self.half_word(offset),
+            futex::Flags::empty(),
+            i32::MAX as u32,
+        );
+    }
+
+    /// See [`crate::Region::share`].
+    pub(crate) fn share(&self, writable: bool) -> Result<OwnedFd, Error> {
+        let mode = if writable {
+            OFlags::RDWR
+        } else {
+            OFlags::RDONLY
+        };
+        // Opened anew: a duplicate would share the lock, and could let it go.
+        let path = format!("/proc/self/fd/{}", self.file.0.as_raw_fd());
+        rustix::fs::open(path, mode | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|errno| Error::from_system(&self.path, "share", errno))
+    }
+
+    #[inline]
     pub(crate) fn store_words<const N: usize>(&self, offset: u64, words: [u64; N]) {
         check_word(offset, 8, self.length());
         let to = self.at(offset, size_of_val(&words)).cast::<u64>();
@@ -252,7 +309,7 @@ impl Mapping {
 
     /// The address of a range inside the mapping.
     #[inline]
-    fn at(&self, offset: u64, length: usize) -> *mut u8 {
+    pub(crate) fn at(&self, offset: u64, length: usize) -> *mut u8 {
         check_range(offset, length, self.length());
         self.pages.base.as_ptr().wrapping_add(offset as usize)
     }

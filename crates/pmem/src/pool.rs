@@ -4,7 +4,9 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Dev, FallocateFlags, FileType, FlockOperation, MemfdFlags, Mode, OFlags, Stat};
+use rustix::fs::{
+    Dev, FallocateFlags, FileType, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags, Stat,
+};
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
 
@@ -129,9 +131,12 @@ pub(crate) fn memory(length: u64, huge_pages: bool) -> Result<Mapping, Error> {
     let (kind, flags) = match huge_pages {
         true => (
             Kind::HugePageMemory,
-            MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB,
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB,
         ),
-        false => (Kind::Memory, MemfdFlags::CLOEXEC),
+        false => (
+            Kind::Memory,
+            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+        ),
     };
     let file = match rustix::fs::memfd_create("tako", flags) {
         Err(Errno::NOENT | Errno::NODEV | Errno::OPNOTSUPP) if huge_pages => {
@@ -142,6 +147,9 @@ pub(crate) fn memory(length: u64, huge_pages: bool) -> Result<Mapping, Error> {
     let mapped = length.next_multiple_of(huge_page(path, &file)?.unwrap_or(1));
     rustix::fs::ftruncate(&file, mapped as u64)
         .map_err(|errno| Error::from_system(path, "set the length of", errno))?;
+    // So that others who map it can rely on its length.
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)
+        .map_err(|errno| Error::from_system(path, "seal", errno))?;
     let pages = match huge_pages {
         true => Pages::map(&file, mapped, MapFlags::SHARED),
         false => Pages::map_growing(&file, mapped, MapFlags::SHARED),
@@ -158,6 +166,58 @@ pub(crate) fn memory(length: u64, huge_pages: bool) -> Result<Mapping, Error> {
         access: Access::ReadWrite,
     };
     Mapping::new(path, pages, pool)
+}
+
+/// See [`crate::Region::attach`].
+pub(crate) fn attach(file: OwnedFd, length: u64, writable: bool) -> Result<Mapping, Error> {
+    let path = Path::new("shared memory");
+    let fits = check_length(path, length)?;
+    let stat = examine(path, &file)?;
+    let (has, kind) = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => (stat.st_size as u64, shared_kind(path, &file)?),
+        FileType::CharacterDevice => {
+            let length = dax_length(&sysfs("char", stat.st_rdev));
+            (length.unwrap_or(0), Kind::DeviceDax)
+        }
+        _ => (0, Kind::File),
+    };
+    if has < length {
+        return Err(Error::NotAPool {
+            path: path.to_owned(),
+            kind: "shorter than it is said to be",
+        });
+    }
+    let mapped = fits.next_multiple_of(huge_page(path, &file)?.unwrap_or(1));
+    // A private mapping of what only others store to shows their stores: no page of it is ever copied.
+    let (access, flags) = match writable {
+        true => (Access::ReadWrite, MapFlags::SHARED),
+        false => (Access::Private, MapFlags::PRIVATE),
+    };
+    let pages =
+        Pages::map(&file, mapped, flags).map_err(|errno| Error::from_system(path, "map", errno))?;
+    let pool = Pool {
+        file,
+        length: fits,
+        kind,
+        survives: Survival::Nothing,
+        access,
+    };
+    Mapping::new(path, pages, pool)
+}
+
+/// What a shared file is: memory, which must be sealed, or a pool's file, which its owner does not shorten.
+fn shared_kind(path: &Path, file: &OwnedFd) -> Result<Kind, Error> {
+    match rustix::fs::fcntl_get_seals(file) {
+        Ok(seals) if seals.contains(SealFlags::SHRINK) => Ok(Kind::Memory),
+        // Files of tmpfs have the seal against seals from the start.
+        Ok(seals) if seals == SealFlags::SEAL => Ok(Kind::File),
+        Err(Errno::INVAL) => Ok(Kind::File),
+        Ok(_) => Err(Error::NotAPool {
+            path: path.to_owned(),
+            kind: "memory that could shrink",
+        }),
+        Err(errno) => Err(Error::from_system(path, "examine", errno)),
+    }
 }
 
 fn map_file(path: &Path, file: OwnedFd, length: u64, access: Access) -> Result<Mapping, Error> {

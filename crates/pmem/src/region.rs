@@ -4,8 +4,10 @@
 mod tests;
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::mapping::Mapping;
 use crate::simulated::Simulation;
@@ -129,6 +131,26 @@ impl Region {
     /// [`Error::NoHugePages`], [`Error::Length`], [`Error::Io`].
     pub fn memory(length: u64, huge_pages: bool) -> Result<Region, Error> {
         pool::memory(length, huge_pages).map(Region::mapped)
+    }
+
+    /// A descriptor by which another process can map the region: for stores too, or only for loads. It holds no lock.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; a simulated region belongs to its process: [`Error::NotShared`].
+    pub fn share(&self, writable: bool) -> Result<OwnedFd, Error> {
+        match &self.0 {
+            Mapped(mapping) => mapping.share(writable),
+            Simulated(_) => Err(Error::NotShared),
+        }
+    }
+
+    /// Maps the first `length` bytes of what another process shares. The descriptor is not trusted: memory must be
+    /// sealed against shrinking (`F_SEAL_SHRINK`) and long enough, or loads from it could kill this process.
+    ///
+    /// # Errors
+    /// [`Error::NotAPool`], [`Error::Length`], [`Error::Io`].
+    pub fn attach(descriptor: OwnedFd, length: u64, writable: bool) -> Result<Region, Error> {
+        pool::attach(descriptor, length, writable).map(Region::mapped)
     }
 
     /// Makes an open file or memory longer, if it is shorter, for all that share the region. The space is reserved. Others
@@ -272,6 +294,64 @@ impl Region {
         match &self.0 {
             Mapped(mapping) => mapping.store_u32(offset, value),
             Simulated(simulation) => simulation.store(offset, value.to_ne_bytes()),
+        }
+    }
+
+    /// Replaces the word at `offset`, a multiple of 8, if it is `expected`, in one piece. Returns what was there.
+    #[inline]
+    pub fn compare_and_swap(&self, offset: u64, expected: u64, new: u64) -> u64 {
+        match &self.0 {
+            Mapped(mapping) => mapping.compare_and_swap(offset, expected, new),
+            Simulated(simulation) => {
+                simulation.exchange(offset, |word| (word == expected).then_some(new))
+            }
+        }
+    }
+
+    /// Adds to the word at `offset`, a multiple of 8, in one piece, wrapping. Returns what was there.
+    #[inline]
+    pub fn fetch_and_add(&self, offset: u64, addend: u64) -> u64 {
+        match &self.0 {
+            Mapped(mapping) => mapping.fetch_and_add(offset, addend),
+            Simulated(simulation) => {
+                simulation.exchange(offset, |word| Some(word.wrapping_add(addend)))
+            }
+        }
+    }
+
+    /// Copies `length` bytes from another region, or from a range of this one that does not overlap, with ordinary
+    /// stores.
+    pub fn copy_from(&self, offset: u64, source: &Region, source_offset: u64, length: usize) {
+        match (&self.0, &source.0) {
+            (Mapped(to), Mapped(from)) => to.copy_from(offset, from, source_offset, length),
+            _ => {
+                let mut bytes = vec![0; length];
+                source.read(source_offset, &mut bytes);
+                self.write(offset, &bytes);
+            }
+        }
+    }
+
+    /// Sleeps while the 4 bytes at `offset`, a multiple of 4, are `expected`, until [`Region::wake`] or for as long as
+    /// `timeout`; may return early. Works between processes. In a simulated region it returns at once.
+    pub fn sleep_while(&self, offset: u64, expected: u32, timeout: Option<Duration>) {
+        if let Mapped(mapping) = &self.0 {
+            mapping.sleep_while(offset, expected, timeout);
+        }
+    }
+
+    /// Wakes all who sleep at `offset`, in whichever process. Store what they shall see first.
+    pub fn wake(&self, offset: u64) {
+        if let Mapped(mapping) = &self.0 {
+            mapping.wake(offset);
+        }
+    }
+
+    /// The mapped address of a range, for system calls and adapters; nothing for a simulated region.
+    pub(crate) fn address(&self, offset: u64, length: usize) -> Option<*mut u8> {
+        match &self.0 {
+            Mapped(mapping) => Some(mapping.at(offset, length)),
+            Simulated(_) => None,
         }
     }
 

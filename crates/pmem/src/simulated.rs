@@ -170,6 +170,18 @@ impl Simulation {
         self.write(offset, &word);
     }
 
+    /// Replaces a word in one piece, if there is something to replace it with. Returns what was there.
+    pub(crate) fn exchange(&self, offset: u64, new: impl FnOnce(u64) -> Option<u64>) -> u64 {
+        check_word(offset, 8, self.length());
+        let mut state = self.state();
+        let at = offset as usize;
+        let old = u64::from_ne_bytes(std::array::from_fn(|index| state.volatile[at + index]));
+        if let Some(new) = new(old) {
+            state.write(offset, &new.to_ne_bytes());
+        }
+        old
+    }
+
     pub(crate) fn store_words(&self, offset: u64, words: &[u64]) {
         check_word(offset, 8, self.length());
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();

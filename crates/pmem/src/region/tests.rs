@@ -404,3 +404,55 @@ fn fences_in_many_threads() {
     });
     assert!((0..4).all(|worker| region.load(worker << 16) == u64::from_ne_bytes([99; 8])));
 }
+
+#[test]
+fn a_shared_region_is_the_same_memory_elsewhere() {
+    let region = Region::memory(8192, false).unwrap();
+    let writable = Region::attach(region.share(true).unwrap(), 8192, true).unwrap();
+    let readable = Region::attach(region.share(false).unwrap(), 4096, false).unwrap();
+    writable.store(64, 7);
+    assert_eq!((region.load(64), readable.load(64)), (7, 7));
+    assert_eq!(readable.length(), 4096);
+    assert_eq!(region.compare_and_swap(64, 8, 9), 7);
+    assert_eq!(writable.compare_and_swap(64, 7, 9), 7);
+    assert_eq!(writable.fetch_and_add(64, u64::MAX), 9);
+    assert_eq!(readable.load(64), 8);
+    region.copy_from(1001, &writable, 64, 8);
+    let mut word = [0; 8];
+    writable.read(1001, &mut word);
+    assert_eq!(word, 8u64.to_ne_bytes());
+}
+
+#[test]
+fn what_could_kill_this_process_is_not_attached() {
+    let region = Region::memory(8192, false).unwrap();
+    let longer = Region::attach(region.share(true).unwrap(), 8193, true);
+    assert!(matches!(longer, Err(Error::NotAPool { .. })), "{longer:?}");
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let unsealed = rustix::fs::memfd_create("test", flags).unwrap();
+    rustix::fs::ftruncate(&unsealed, 8192).unwrap();
+    let shrinking = Region::attach(unsealed, 8192, true);
+    assert!(
+        matches!(shrinking, Err(Error::NotAPool { .. })),
+        "{shrinking:?}"
+    );
+    let (pipe, _) = rustix::pipe::pipe().unwrap();
+    assert!(Region::attach(pipe, 8192, true).is_err());
+    let simulated = Simulation::new(4096).region();
+    assert!(matches!(simulated.share(true), Err(Error::NotShared)));
+}
+
+#[test]
+fn who_sleeps_at_a_word_is_woken() {
+    let region = Region::memory(4096, false).unwrap();
+    let elsewhere = Region::attach(region.share(true).unwrap(), 4096, true).unwrap();
+    let sleeper = std::thread::spawn(move || {
+        while elsewhere.load_u32(128) == 0 {
+            elsewhere.sleep_while(128, 0, None);
+        }
+    });
+    region.store_u32(128, 1);
+    region.wake(128);
+    sleeper.join().unwrap();
+    region.sleep_while(128, 1, Some(std::time::Duration::from_millis(1)));
+}

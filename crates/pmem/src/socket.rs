@@ -1,0 +1,158 @@
+//! Bytes between regions and sockets, copied by the kernel alone.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use smallvec::SmallVec;
+
+use crate::Region;
+
+/// Where bytes come from.
+#[derive(Clone, Copy)]
+pub enum Source<'a> {
+    /// Memory of this process.
+    Bytes(&'a [u8]),
+    /// `length` bytes of a region from `offset` on.
+    Region {
+        /// The region.
+        region: &'a Region,
+        /// Where in it.
+        offset: u64,
+        /// How many bytes.
+        length: usize,
+    },
+}
+
+/// Where bytes go to.
+pub enum Target<'a> {
+    /// Memory of this process.
+    Bytes(&'a mut [u8]),
+    /// `length` bytes of a region from `offset` on.
+    Region {
+        /// The region.
+        region: &'a Region,
+        /// Where in it.
+        offset: u64,
+        /// How many bytes.
+        length: usize,
+    },
+}
+
+type Vectors = SmallVec<[libc::iovec; 16]>;
+
+/// Sends what a connected socket takes without waiting, and returns how many bytes that were.
+///
+/// # Errors
+/// Those of sendmsg(2), `WouldBlock` among them; `Unsupported` for a simulated region.
+pub fn send(socket: BorrowedFd<'_>, sources: &[Source<'_>]) -> io::Result<usize> {
+    let mut vectors = Vectors::new();
+    for source in sources {
+        vectors.push(match *source {
+            Source::Bytes(bytes) => vector(bytes.as_ptr().cast_mut(), bytes.len()),
+            Source::Region {
+                region,
+                offset,
+                length,
+            } => of_region(region, offset, length)?,
+        });
+    }
+    let message = header(&mut vectors);
+    // SAFETY: the vectors point to what `sources` borrows, ranges of regions checked by `address`; the kernel only reads
+    // there. Others may change a region's bytes meanwhile: then a mixture is sent, as with any copy out of a region.
+    let sent = unsafe {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        libc::sendmsg(socket.as_raw_fd(), &message, flags)
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+/// Receives what a connected socket has, without waiting, and returns how many bytes that were: 0 at the end of the
+/// stream.
+///
+/// # Errors
+/// Those of recvmsg(2), `WouldBlock` among them; `Unsupported` for a simulated region.
+pub fn receive(socket: BorrowedFd<'_>, targets: &mut [Target<'_>]) -> io::Result<usize> {
+    let mut vectors = Vectors::new();
+    for target in targets {
+        vectors.push(match target {
+            Target::Bytes(bytes) => vector(bytes.as_mut_ptr(), bytes.len()),
+            Target::Region {
+                region,
+                offset,
+                length,
+            } => of_region(region, *offset, *length)?,
+        });
+    }
+    let mut message = header(&mut vectors);
+    // SAFETY: the vectors point to what `targets` borrows for writing, or into regions, whose ranges are checked and to
+    // whose bytes no references exist. The kernel writes only there.
+    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
+    usize::try_from(received).map_err(|_| io::Error::last_os_error())
+}
+
+fn of_region(region: &Region, offset: u64, length: usize) -> io::Result<libc::iovec> {
+    match region.address(offset, length) {
+        Some(address) => Ok(vector(address, length)),
+        None => Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "simulated memory has no address that the kernel knows; use a file or memory",
+        )),
+    }
+}
+
+fn vector(address: *mut u8, length: usize) -> libc::iovec {
+    libc::iovec {
+        iov_base: address.cast(),
+        iov_len: length,
+    }
+}
+
+fn header(vectors: &mut Vectors) -> libc::msghdr {
+    // SAFETY: `msghdr` is plain data, for which zeros are valid: no name, no control data, no flags.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = vectors.as_mut_ptr();
+    message.msg_iovlen = vectors.len();
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn bytes_go_from_region_to_region() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let region = Region::memory(8192, false).unwrap();
+        region.write(100, b"persistent");
+        let parts = [
+            Source::Bytes(b"head"),
+            Source::Region {
+                region: &region,
+                offset: 100,
+                length: 10,
+            },
+        ];
+        assert_eq!(send(near.as_fd(), &parts).unwrap(), 14);
+        let mut head = [0; 4];
+        let mut targets = [
+            Target::Bytes(&mut head),
+            Target::Region {
+                region: &region,
+                offset: 4000,
+                length: 96,
+            },
+        ];
+        assert_eq!(receive(far.as_fd(), &mut targets).unwrap(), 14);
+        let mut copy = [0; 10];
+        region.read(4000, &mut copy);
+        assert_eq!((&head, &copy), (b"head", b"persistent"));
+        let nothing = receive(far.as_fd(), &mut [Target::Bytes(&mut head)]);
+        assert_eq!(nothing.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        drop(near);
+        let end = receive(far.as_fd(), &mut [Target::Bytes(&mut head)]);
+        assert_eq!(end.unwrap(), 0);
+    }
+}
