@@ -1,0 +1,355 @@
+//! Pools of registered buffers (RBP, rows B1 and B2): memory registered once, cut into blocks of several sizes.
+//!
+//! ```text
+//!  block:  0            64                       256
+//!          ┌────────────┬────────────────────────┬──────────────────────────────┐
+//!          │ descriptor │ request, at its end    │ data                         │
+//!          └────────────┴────────────────────────┴──────────────────────────────┘
+//! ```
+//! A request is written right before the data, so that both are one piece. The descriptor says where the data is, for a
+//! peer that pulls it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use pmem::{LINE, Region};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::{Access, Device, Error, Piece, RegionDescriptor, Registration};
+
+/// Bytes of a block's descriptor area.
+pub const DESCRIPTOR_BYTES: u32 = 64;
+/// Bytes of a block's request area.
+pub const REQUEST_BYTES: u32 = 192;
+const DATA: u64 = (DESCRIPTOR_BYTES + REQUEST_BYTES) as u64;
+
+/// Buffers of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Class {
+    /// Bytes of data that one holds.
+    pub bytes: u32,
+    /// How many there are.
+    pub count: u32,
+}
+
+/// Where a buffer's data is, for a peer; 32 bytes in its descriptor area and in messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferDescriptor {
+    /// The pool's memory.
+    pub region: RegionDescriptor,
+    /// Where the data begins in it.
+    pub offset: u64,
+    /// Bytes of data.
+    pub length: u32,
+}
+
+/// A pool of buffers. Clones share it; any thread may use it.
+#[derive(Clone, Debug)]
+pub struct Pool(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    registration: Registration,
+    classes: Vec<Class>,
+    /// Where each class begins in the memory; one more than there are classes.
+    starts: Vec<u64>,
+    /// Of each block, in the order of the memory: how many have it.
+    users: Vec<AtomicU32>,
+    state: Mutex<State>,
+    freed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Of each class, the blocks that nobody has; the last one given back is the first one taken, since it is in the
+    /// caches.
+    free: Vec<Vec<u32>>,
+    /// Who waits for a class, in order of arrival.
+    turns: Vec<Turns>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Turns {
+    next: u64,
+    served: u64,
+}
+
+impl Pool {
+    /// A pool with these classes. `access` is what peers may do to the data.
+    ///
+    /// # Errors
+    /// [`Error::Region`], [`Error::Memory`], [`Error::System`].
+    ///
+    /// # Panics
+    /// Without classes, or if their sizes do not increase.
+    pub fn new(device: &dyn Device, classes: &[Class], access: Access) -> Result<Pool, Error> {
+        let increase = classes.windows(2).all(|pair| pair[0].bytes < pair[1].bytes);
+        assert!(
+            !classes.is_empty() && increase,
+            "sizes of classes must increase: {classes:?}"
+        );
+        let mut starts = vec![0];
+        for class in classes {
+            let last = starts[starts.len() - 1];
+            starts.push(last + block_bytes(class.bytes) * u64::from(class.count));
+        }
+        let region = Region::memory(starts[classes.len()].max(1), false)?;
+        let registration = device.register(&region, access)?;
+        let mut free = Vec::new();
+        let mut first = 0;
+        for class in classes {
+            free.push((first..first + class.count).rev().collect());
+            first += class.count;
+        }
+        let turns = vec![Turns::default(); classes.len()];
+        Ok(Pool(Arc::new(Inner {
+            registration,
+            classes: classes.to_vec(),
+            starts,
+            users: (0..first).map(|_| AtomicU32::new(0)).collect(),
+            state: Mutex::new(State { free, turns }),
+            freed: Condvar::new(),
+        })))
+    }
+
+    /// The memory.
+    pub fn registration(&self) -> &Registration {
+        &self.0.registration
+    }
+
+    /// The largest amount of data that fits into one buffer.
+    pub fn largest(&self) -> u32 {
+        self.0.classes[self.0.classes.len() - 1].bytes
+    }
+
+    /// Implicit use: a buffer of the smallest class that holds so many bytes, if one is free and nobody has waited longer.
+    ///
+    /// # Panics
+    /// If no class is so large: see [`Pool::largest`].
+    pub fn allocate(&self, bytes: u32) -> Option<Buffer> {
+        let class = self.class(bytes);
+        let mut state = self.0.state.lock();
+        if state.turns[class].next != state.turns[class].served {
+            return None;
+        }
+        let block = state.free[class].pop()?;
+        drop(state);
+        Some(self.buffer(class, block))
+    }
+
+    /// The same, but waits for its turn, so long at most.
+    pub fn allocate_within(&self, bytes: u32, timeout: Duration) -> Option<Buffer> {
+        let class = self.class(bytes);
+        let deadline = Instant::now() + timeout;
+        let mut state = self.0.state.lock();
+        let turn = state.turns[class].next;
+        state.turns[class].next += 1;
+        loop {
+            if state.turns[class].served == turn
+                && let Some(block) = state.free[class].pop()
+            {
+                state.turns[class].served += 1;
+                drop(state);
+                // The next one may have been woken in vain before.
+                self.0.freed.notify_all();
+                return Some(self.buffer(class, block));
+            }
+            let late = self.0.freed.wait_until(&mut state, deadline).timed_out();
+            if late && state.turns[class].served == turn {
+                state.turns[class].served += 1;
+                drop(state);
+                self.0.freed.notify_all();
+                return None;
+            }
+        }
+    }
+
+    /// Explicit use: all buffers of the class that holds so many bytes, for one owner. Nothing if somebody has one.
+    pub fn take(&self, bytes: u32) -> Option<Taken> {
+        let class = self.class(bytes);
+        let mut state = self.0.state.lock();
+        if state.free[class].len() < self.0.classes[class].count as usize {
+            return None;
+        }
+        let blocks = std::mem::take(&mut state.free[class]);
+        drop(state);
+        let buffers = blocks
+            .into_iter()
+            .map(|block| self.buffer(class, block))
+            .collect();
+        Some(Taken { buffers })
+    }
+
+    fn class(&self, bytes: u32) -> usize {
+        let fits = self.0.classes.iter().position(|class| class.bytes >= bytes);
+        fits.unwrap_or_else(|| {
+            panic!(
+                "{bytes} bytes are more than the largest buffer holds: {}",
+                self.largest()
+            )
+        })
+    }
+
+    fn buffer(&self, class: usize, block: u32) -> Buffer {
+        self.0.users[block as usize].store(1, Ordering::Relaxed);
+        Buffer {
+            pool: self.0.clone(),
+            class: class as u32,
+            block,
+        }
+    }
+}
+
+fn block_bytes(data: u32) -> u64 {
+    DATA + u64::from(data).next_multiple_of(LINE as u64)
+}
+
+impl Inner {
+    fn give_back(&self, class: usize, block: u32) {
+        let mut state = self.state.lock();
+        state.free[class].push(block);
+        let waiting = state.turns[class].next != state.turns[class].served;
+        drop(state);
+        if waiting {
+            self.freed.notify_all();
+        }
+    }
+
+    fn start(&self, class: usize, block: u32) -> u64 {
+        let before: u32 = self.classes[..class].iter().map(|class| class.count).sum();
+        self.starts[class] + block_bytes(self.classes[class].bytes) * u64::from(block - before)
+    }
+}
+
+/// The buffers of a class that one owner has taken. Those that are here when it goes are anybody's again.
+#[derive(Debug)]
+pub struct Taken {
+    buffers: Vec<Buffer>,
+}
+
+impl Taken {
+    /// One of them, if one is left: no lock is taken.
+    pub fn allocate(&mut self) -> Option<Buffer> {
+        self.buffers.pop()
+    }
+
+    /// Gives one back to the owner. (One that is dropped instead is anybody's.)
+    pub fn release(&mut self, buffer: Buffer) {
+        self.buffers.push(buffer);
+    }
+}
+
+/// A buffer of a pool, which gets it back when the last clone goes: an operation that it belongs to has one.
+#[derive(Debug)]
+pub struct Buffer {
+    pool: Arc<Inner>,
+    class: u32,
+    block: u32,
+}
+
+impl Buffer {
+    /// Bytes of data that fit.
+    pub fn capacity(&self) -> u32 {
+        self.pool.classes[self.class as usize].bytes
+    }
+
+    /// Copies data into it.
+    ///
+    /// # Panics
+    /// If it does not fit.
+    pub fn write(&self, offset: u32, bytes: &[u8]) {
+        self.check(offset, bytes.len());
+        self.pool
+            .registration
+            .region()
+            .write(self.data() + u64::from(offset), bytes);
+    }
+
+    /// Copies data out of it.
+    ///
+    /// # Panics
+    /// If it has no such range.
+    pub fn read(&self, offset: u32, into: &mut [u8]) {
+        self.check(offset, into.len());
+        self.pool
+            .registration
+            .region()
+            .read(self.data() + u64::from(offset), into);
+    }
+
+    /// Copies a request before the data: at most [`REQUEST_BYTES`].
+    pub fn write_request(&self, request: &[u8]) {
+        assert!(
+            request.len() <= REQUEST_BYTES as usize,
+            "a request of {} bytes",
+            request.len()
+        );
+        let at = self.data() - request.len() as u64;
+        self.pool.registration.region().write(at, request);
+    }
+
+    /// Its data, to be named in a request.
+    pub fn piece(&self, offset: u32, length: u32) -> Piece<'_> {
+        self.check(offset, length as usize);
+        self.pool
+            .registration
+            .piece(self.data() + u64::from(offset), length)
+    }
+
+    /// A request of so many bytes and the data behind it, in one piece.
+    pub fn message(&self, request: u32, length: u32) -> Piece<'_> {
+        assert!(request <= REQUEST_BYTES, "a request of {request} bytes");
+        self.check(0, length as usize);
+        self.pool
+            .registration
+            .piece(self.data() - u64::from(request), request + length)
+    }
+
+    /// Where the first `length` bytes of data are, for a peer that pulls them or pushes them here. It is noted in the
+    /// buffer, too.
+    pub fn describe(&self, length: u32) -> BufferDescriptor {
+        self.check(0, length as usize);
+        let descriptor = BufferDescriptor {
+            region: self.pool.registration.descriptor(),
+            offset: self.data(),
+            length,
+        };
+        let at = self.data() - DATA;
+        let region = self.pool.registration.region();
+        let words = [descriptor.region.key.0, descriptor.offset, length.into()];
+        region.store_words(at, words);
+        descriptor
+    }
+
+    fn data(&self) -> u64 {
+        self.pool.start(self.class as usize, self.block) + DATA
+    }
+
+    fn check(&self, offset: u32, length: usize) {
+        let capacity = self.capacity() as usize;
+        assert!(
+            offset as usize <= capacity && length <= capacity - offset as usize,
+            "offset {offset}, length {length} is outside of a buffer of {capacity} bytes"
+        );
+    }
+}
+
+impl Clone for Buffer {
+    fn clone(&self) -> Buffer {
+        self.pool.users[self.block as usize].fetch_add(1, Ordering::Relaxed);
+        Buffer {
+            pool: self.pool.clone(),
+            ..*self
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // What others did with the buffer comes before whoever gets it next: as for `Arc`.
+        if self.pool.users[self.block as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.pool.give_back(self.class as usize, self.block);
+        }
+    }
+}

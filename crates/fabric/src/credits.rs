@@ -1,0 +1,150 @@
+//! How many messages one side may still send, since the other has buffers for them.
+//!
+//! Both sides count from the beginning, so that a count that is lost or comes twice does no harm: the receiver tells
+//! how many buffers it has given back in all, with every message and, when it has none to send, by itself. Who has
+//! waited too long for that asks; the answer is the same count once more.
+
+use std::time::{Duration, Instant};
+
+/// How long a sender without credits waits before it asks.
+pub const ASK_AFTER: Duration = Duration::from_millis(20);
+
+/// The counts of one endpoint, in both directions. They wrap.
+#[derive(Debug)]
+pub struct Credits {
+    /// How many of our messages the peer can hold.
+    window: u32,
+    sent: u32,
+    /// How many of them the peer has given back the buffers of, as it last told.
+    returned_to_us: u32,
+    /// Since when there is none left and something waits.
+    starved_since: Option<Instant>,
+    /// How many of the peer's messages we can hold.
+    own_window: u32,
+    given_back: u32,
+    told: u32,
+}
+
+impl Credits {
+    /// `window`: how many messages the peer can hold; `own_window`: how many of the peer's this side can.
+    pub fn new(window: u32, own_window: u32) -> Credits {
+        Credits {
+            window,
+            sent: 0,
+            returned_to_us: 0,
+            starved_since: None,
+            own_window,
+            given_back: 0,
+            told: 0,
+        }
+    }
+
+    /// How many messages may be sent.
+    pub fn left(&self) -> u32 {
+        self.window - self.sent.wrapping_sub(self.returned_to_us)
+    }
+
+    /// Takes one for a message. If there is none left, the time begins after which to ask.
+    pub fn take(&mut self, now: impl FnOnce() -> Instant) -> bool {
+        if self.left() == 0 {
+            self.starved_since.get_or_insert_with(now);
+            return false;
+        }
+        self.sent = self.sent.wrapping_add(1);
+        true
+    }
+
+    /// The peer told how many buffers it has given back in all. An older count changes nothing.
+    ///
+    /// # Errors
+    /// Nothing is returned for a count of messages that were never sent.
+    pub fn returned(&mut self, count: u32) -> Option<()> {
+        let news = count.wrapping_sub(self.returned_to_us);
+        if news > u32::MAX / 2 {
+            return Some(());
+        }
+        if news > self.sent.wrapping_sub(self.returned_to_us) {
+            return None;
+        }
+        self.returned_to_us = count;
+        if news > 0 {
+            self.starved_since = None;
+        }
+        Some(())
+    }
+
+    /// Whether it is time to ask the peer for its count; then not again for a while.
+    pub fn asks(&mut self, now: Instant) -> bool {
+        match self.starved_since {
+            Some(since) if now.saturating_duration_since(since) >= ASK_AFTER => {
+                self.starved_since = Some(now);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// When [`Credits::asks`] is to be looked at.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.starved_since.map(|since| since + ASK_AFTER)
+    }
+
+    /// A buffer that held one of the peer's messages is free again.
+    pub fn give_back(&mut self) {
+        self.given_back = self.given_back.wrapping_add(1);
+    }
+
+    /// How many were given back in all: to be told to the peer now.
+    pub fn tell(&mut self) -> u32 {
+        self.told = self.given_back;
+        self.given_back
+    }
+
+    /// Whether the peer should be told by a message of its own: it may have half of its credits left, or fewer.
+    pub fn owes(&self) -> bool {
+        self.given_back.wrapping_sub(self.told) * 2 >= self.own_window.max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credits_come_back_by_counts_and_survive_their_loss() {
+        let start = Instant::now();
+        let (mut near, mut far) = (Credits::new(4, 2), Credits::new(2, 4));
+        for _ in 0..4 {
+            assert!(near.take(|| start));
+        }
+        assert!(!near.take(|| start));
+        far.give_back();
+        assert!(!far.owes());
+        far.give_back();
+        assert!(far.owes());
+        let lost = far.tell();
+        assert!(!far.owes());
+        assert!(!near.asks(start));
+        assert!(near.asks(start + ASK_AFTER) && !near.asks(start + ASK_AFTER));
+        assert_eq!(far.tell(), lost);
+        near.returned(lost).unwrap();
+        assert_eq!(near.left(), 2);
+        near.returned(lost).unwrap();
+        near.returned(lost - 1).unwrap();
+        assert_eq!((near.left(), near.deadline()), (2, None));
+        assert!(near.returned(5).is_none());
+    }
+
+    #[test]
+    fn counts_wrap() {
+        let mut credits = Credits::new(2, 2);
+        for sent in 1..=10u32 {
+            credits.sent = u32::MAX - 5 + sent;
+            credits.returned_to_us = credits.sent;
+            assert!(credits.take(Instant::now) && credits.take(Instant::now));
+            assert_eq!(credits.left(), 0);
+            credits.returned(credits.sent).unwrap();
+            assert_eq!(credits.left(), 2);
+        }
+    }
+}

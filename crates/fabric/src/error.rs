@@ -1,0 +1,76 @@
+//! What can go wrong: while something is set up ([`Error`]), and with a request ([`Failure`]).
+
+use std::io;
+
+use crate::Provider;
+
+/// Why something could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The memory cannot be used by this transport.
+    #[error("{memory} cannot be registered with {provider}: {reason}")]
+    Memory {
+        /// The transport.
+        provider: Provider,
+        /// What the memory is.
+        memory: String,
+        /// Why not, and what to do.
+        reason: &'static str,
+    },
+    /// What the peer sent while the endpoint was set up cannot be.
+    #[error(
+        "the peer's {what} cannot be right; check that both sides run the same version of Tako"
+    )]
+    Peer {
+        /// What was wrong.
+        what: &'static str,
+    },
+    /// There are no buffers left for another endpoint.
+    #[error("the queue has {endpoints} endpoints and no buffers for another; open it with more")]
+    Full {
+        /// How many it has.
+        endpoints: usize,
+    },
+    /// The transport cannot do this at all.
+    #[error("{provider} has no {what}; look at the capabilities first")]
+    Unsupported {
+        /// The transport.
+        provider: Provider,
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// The endpoint is not, or no longer.
+    #[error("there is no such endpoint; it was closed or lost")]
+    NoEndpoint,
+    /// The system refused.
+    #[error("cannot {what}: {source}; {remedy}")]
+    System {
+        /// What was tried, with its object: "listen at 10.0.0.1:7000".
+        what: String,
+        /// What the system said.
+        source: io::Error,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// Memory could not be had.
+    #[error(transparent)]
+    Region(#[from] pmem::Error),
+}
+
+/// Why a request failed. Every failure ends its endpoint, whatever the transport: what was posted after it is
+/// [`Failure::Flushed`], and a new endpoint has to be set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The target refuses: its key is unknown, withdrawn or too weak, or the range is not in its region.
+    #[error("the target refuses access to that memory")]
+    Access,
+    /// The peer does not answer any more, or its process is gone.
+    #[error("the peer is lost")]
+    PeerLost,
+    /// The peer sent what it may not.
+    #[error("the peer broke the rules of the transport")]
+    Violation,
+    /// An earlier request of this endpoint failed, or the endpoint was closed.
+    #[error("an earlier request failed, or the endpoint was closed")]
+    Flushed,
+}

@@ -1,0 +1,56 @@
+//! Transports: one-sided access to the registered memory of peers, and messages.
+//!
+//! ```text
+//!   Queue          one thread's endpoints: what is outstanding, credits, signaling, waiting
+//!     │
+//!   Transport      shm, tcp, verbs, simulated; wrappers in between: trace, delay, fault
+//!     │
+//!   pmem::Region   memory, registered with a Device, reached by Key
+//! ```
+//!
+//! A [`Device`] is a transport as a process has it; its threads have a [`Queue`] each. Two sides become an endpoint over a
+//! control connection: each [`Queue::offer`]s, gives the other what it is told, and [`Queue::accept`]s. Whoever wants to
+//! know what a transport can do, what it costs and what it proves, looks at its [`Capabilities`].
+//!
+//! What holds for all of them:
+//! - Requests of one endpoint end in the order in which they were posted. Successes are told only on demand, failures
+//!   always.
+//! - A failure ends its endpoint. Requests posted after the failed one are [`Failure::Flushed`]; whether they were carried
+//!   out is not known.
+//! - Nothing overflows: a request is held back, at its sender, while too much is outstanding, or while the receiver has no
+//!   buffer for it.
+
+#![forbid(unsafe_code)]
+
+pub mod buffers;
+mod capabilities;
+mod credits;
+mod error;
+mod outstanding;
+mod queue;
+mod registration;
+pub mod transport;
+mod work;
+
+pub use buffers::{Buffer, Pool};
+pub use capabilities::{Capabilities, Copies, Multicast, Order, Placement, Proves, Provider};
+pub use error::{Error, Failure};
+pub use queue::{Counters, Message, Options, Queue};
+pub use registration::{
+    Access, Details, Key, Piece, Proof, RegionDescriptor, Registration, Remote, RemoteRegion, Table,
+};
+pub use transport::{
+    Arrival, Device, Export, GroupAddress, Limits, Origin, Parameters, Peer, Report, Request, Role,
+    Supply, Transport,
+};
+pub use work::{
+    Completion, EndpointId, Event, GroupId, Operation, Refusal, Source, WorkRequest, WrId,
+};
+
+/// 64 bits that nobody can guess.
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(filled, Ok(8), "the kernel gives no random numbers");
+    u64::from_ne_bytes(bytes)
+}

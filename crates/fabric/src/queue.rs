@@ -1,0 +1,503 @@
+//! [`Queue`]: the endpoints of one thread, whatever transport they have.
+
+mod endpoint;
+mod message;
+mod spin;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pmem::{LINE, Region};
+
+use self::endpoint::Endpoint;
+pub use self::message::Message;
+use self::message::Returns;
+use self::spin::Spin;
+use crate::{
+    Access, Capabilities, Completion, Device, EndpointId, Error, Event, Export, Failure,
+    GroupAddress, GroupId, Limits, Parameters, Peer, Refusal, Registration, RemoteRegion, Report,
+    Role, Source, Supply, Transport, WorkRequest, WrId,
+};
+
+/// How a queue is laid out.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Endpoints at once, at most: 65 536.
+    pub endpoints: u32,
+    /// Messages of each peer that can be held at once.
+    pub window: u32,
+    /// Bytes of the longest message.
+    pub message_bytes: u32,
+    /// Requests of each endpoint that can be outstanding.
+    pub outstanding: u32,
+    /// Every so many requests one is signaled (M4), and those whose caller wants to know.
+    pub signal_every: u32,
+    /// Messages of groups that can be held at once; what comes beyond is lost.
+    pub group_buffers: u32,
+    /// How long [`Queue::wait`] looks before it sleeps, at most.
+    pub spin_max: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            endpoints: 64,
+            window: 32,
+            message_bytes: 4096,
+            outstanding: 64,
+            signal_every: 16,
+            group_buffers: 64,
+            spin_max: Duration::from_micros(50),
+        }
+    }
+}
+
+/// How often something happened to a queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Requests taken.
+    pub posted: u64,
+    /// Of those, signaled.
+    pub signaled: u64,
+    /// Requests not taken because too much was outstanding.
+    pub held: u64,
+    /// Credits told by a message of their own.
+    pub credits_told: u64,
+    /// Times that a peer was asked for its count.
+    pub credits_asked: u64,
+    /// Messages that came.
+    pub received: u64,
+    /// Endpoints lost.
+    pub lost: u64,
+    /// Times the thread slept.
+    pub slept: u64,
+}
+
+/// The endpoints of one thread and what comes of their requests.
+///
+/// Set up: [`Queue::offer`], give the peer what it says, [`Queue::accept`] with what the peer said. Use:
+/// [`Queue::post`], then [`Queue::submit`] once for the batch, then [`Queue::poll`] or [`Queue::wait`].
+pub struct Queue {
+    transport: Box<dyn Transport>,
+    options: Options,
+    capabilities: Capabilities,
+    endpoints: Vec<Endpoint>,
+    receive: Registration,
+    returns: Arc<Returns>,
+    reports: Vec<Report>,
+    spin: Spin,
+    counters: Counters,
+    posted: bool,
+    starved: bool,
+}
+
+impl Queue {
+    /// A queue with no endpoints yet.
+    ///
+    /// # Errors
+    /// [`Error::Region`], [`Error::Memory`], [`Error::System`].
+    pub fn open(device: &dyn Device, options: Options) -> Result<Queue, Error> {
+        let transport = device.open()?;
+        Queue::over(device, transport, options)
+    }
+
+    /// The same over an open transport, such as one in wrappers.
+    ///
+    /// # Errors
+    /// As [`Queue::open`].
+    pub fn over(
+        device: &dyn Device,
+        transport: Box<dyn Transport>,
+        options: Options,
+    ) -> Result<Queue, Error> {
+        let capabilities = transport.capabilities().clone();
+        let options = Options {
+            message_bytes: options.message_bytes.min(capabilities.message_bytes),
+            signal_every: options
+                .signal_every
+                .clamp(1, options.outstanding.div_ceil(2)),
+            ..options
+        };
+        let count = u64::from(options.endpoints) * u64::from(options.window)
+            + u64::from(options.group_buffers);
+        let size = message::buffer_bytes(&options, &capabilities);
+        let region = Region::memory((count * size).max(LINE as u64), false)?;
+        let receive = device.register(&region, Access::LOCAL)?;
+        let mut queue = Queue {
+            transport,
+            endpoints: Vec::new(),
+            receive,
+            returns: Arc::new(Returns::default()),
+            reports: Vec::new(),
+            spin: Spin::new(options.spin_max),
+            counters: Counters::default(),
+            posted: false,
+            starved: false,
+            options,
+            capabilities,
+        };
+        for number in 0..options.group_buffers {
+            queue.supply(Supply::Group(number));
+        }
+        Ok(queue)
+    }
+
+    /// What its transport can do.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// How often something happened.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Makes this side of an endpoint. The peer needs what is returned.
+    ///
+    /// # Errors
+    /// [`Error::Full`], [`Error::System`].
+    pub fn offer(&mut self) -> Result<(EndpointId, Parameters), Error> {
+        let place = match self.endpoints.iter().position(Endpoint::is_free) {
+            Some(place) => place,
+            None if self.endpoints.len() < self.options.endpoints as usize => {
+                self.endpoints.push(Endpoint::free());
+                self.endpoints.len() - 1
+            }
+            None => {
+                let endpoints = self.endpoints.len();
+                return Err(Error::Full { endpoints });
+            }
+        };
+        let id = self.endpoints[place].begin(place);
+        let limits = Limits {
+            outstanding: self.options.outstanding,
+            window: self.options.window,
+            message_bytes: self.options.message_bytes,
+        };
+        match self.transport.prepare(id, limits) {
+            Ok(mut parameters) => {
+                endpoint::add_limits(&mut parameters, limits);
+                self.supply_endpoint(place);
+                Ok((id, parameters))
+            }
+            Err(error) => {
+                self.endpoints[place].end();
+                Err(error)
+            }
+        }
+    }
+
+    /// Joins this side to the peer's: requests may be posted from now on.
+    ///
+    /// # Errors
+    /// [`Error::Peer`], [`Error::System`], [`Error::NoEndpoint`]; the endpoint is closed then.
+    pub fn accept(&mut self, id: EndpointId, role: Role, mut peer: Peer) -> Result<(), Error> {
+        let accepted = endpoint::take_limits(&mut peer.parameters).and_then(|limits| {
+            if !self.is_open(id) {
+                return Err(Error::NoEndpoint);
+            }
+            self.transport.establish(id, role, peer)?;
+            let own_window = self.options.window;
+            self.endpoints[id.place()].establish(limits, own_window, self.options.outstanding);
+            Ok(())
+        });
+        if accepted.is_err() {
+            self.close(id);
+        }
+        accepted
+    }
+
+    /// Ends an endpoint. Nothing more is told of it, nor of what it had outstanding.
+    pub fn close(&mut self, id: EndpointId) {
+        if self.is_open(id) {
+            self.transport.close(id);
+            self.endpoints[id.place()].end();
+        }
+    }
+
+    /// What a peer needs to reach memory of this side.
+    ///
+    /// # Errors
+    /// [`Error::NoEndpoint`], [`Error::Memory`], [`Error::System`].
+    pub fn export(&mut self, id: EndpointId, registration: &Registration) -> Result<Export, Error> {
+        if !self.is_open(id) {
+            return Err(Error::NoEndpoint);
+        }
+        self.transport.export(id, registration)
+    }
+
+    /// Takes what the peer exported.
+    ///
+    /// # Errors
+    /// [`Error::NoEndpoint`], [`Error::Peer`], [`Error::System`].
+    pub fn import(&mut self, id: EndpointId, export: Export) -> Result<RemoteRegion, Error> {
+        if !self.is_open(id) {
+            return Err(Error::NoEndpoint);
+        }
+        let (length, access) = (export.descriptor.length, export.descriptor.access);
+        let number = self.transport.import(id, export)?;
+        Ok(RemoteRegion {
+            endpoint: id,
+            number,
+            length,
+            access,
+        })
+    }
+
+    /// How many requests of an endpoint have not ended.
+    pub fn outstanding(&self, id: EndpointId) -> usize {
+        let found = self
+            .endpoints
+            .get(id.place())
+            .filter(|found| found.is_ready(id));
+        found.map_or(0, |endpoint| endpoint.outstanding.length())
+    }
+
+    /// Whether this request of an endpoint has not ended, as far as is known: quiet ones end when a later one does.
+    pub fn is_outstanding(&self, id: EndpointId, request: WrId) -> bool {
+        let found = self
+            .endpoints
+            .get(id.place())
+            .filter(|found| found.is_ready(id));
+        found.is_some_and(|endpoint| endpoint.outstanding.find(request).is_some())
+    }
+
+    /// Takes a request, which may begin only with [`Queue::submit`], or when the queue is polled.
+    ///
+    /// # Errors
+    /// [`Refusal`]; then nothing of it has happened.
+    pub fn post(&mut self, id: EndpointId, request: &WorkRequest<'_>) -> Result<(), Refusal> {
+        let Some(endpoint) = self
+            .endpoints
+            .get_mut(id.place())
+            .filter(|found| found.is_ready(id))
+        else {
+            return Err(Refusal::NoEndpoint);
+        };
+        endpoint.validate(id, &self.capabilities, &request.operation)?;
+        if !endpoint.has_room(&request.operation) {
+            self.counters.held += 1;
+            self.starved |= endpoint.credits.deadline().is_some();
+            return Err(Refusal::Held);
+        }
+        let request = endpoint.take(request, self.options.signal_every);
+        self.counters.posted += 1;
+        self.counters.signaled += u64::from(request.signaled);
+        self.transport.post(id, request);
+        self.posted = true;
+        Ok(())
+    }
+
+    /// Begins all that was posted.
+    pub fn submit(&mut self) {
+        if std::mem::take(&mut self.posted) {
+            self.transport.submit();
+        }
+    }
+
+    /// Adds what has happened to `events` and returns how much that was. Never waits.
+    pub fn poll(&mut self, events: &mut Vec<Event>) -> usize {
+        let before = events.len();
+        self.take_returned();
+        self.submit();
+        let mut reports = std::mem::take(&mut self.reports);
+        self.transport.poll(&mut reports);
+        for report in reports.drain(..) {
+            self.handle(report, events);
+        }
+        self.reports = reports;
+        if self.starved {
+            self.ask_for_credits();
+        }
+        events.len() - before
+    }
+
+    /// Like [`Queue::poll`], but waits until something has happened, so long at most: it looks for a while, shorter the
+    /// less often that helps, and then sleeps.
+    pub fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) -> usize {
+        let count = self.poll(events);
+        if count > 0 || timeout.is_zero() {
+            return count;
+        }
+        let start = Instant::now();
+        let mut looking = self.spin.begin(start);
+        loop {
+            let count = self.poll(events);
+            let now = Instant::now();
+            if count > 0 || now - start >= timeout {
+                self.spin.end(now, count > 0);
+                return count;
+            }
+            looking = looking && self.spin.goes_on(now);
+            if !looking {
+                self.counters.slept += 1;
+                self.transport
+                    .sleep(self.sleep_at_most(now, timeout - (now - start)));
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// Joins a group.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], [`Error::System`].
+    pub fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+        self.transport.join(group, address)
+    }
+
+    /// Leaves a group.
+    pub fn leave(&mut self, group: GroupId) {
+        self.transport.leave(group);
+    }
+
+    /// Sends one message to all members of a group but this one. Nothing tells whether it arrives.
+    ///
+    /// # Errors
+    /// [`Refusal::Invalid`].
+    pub fn send_to_group(
+        &mut self,
+        group: GroupId,
+        from: Source<'_>,
+        immediate: u32,
+    ) -> Result<(), Refusal> {
+        match self.capabilities.multicast {
+            crate::Multicast::Lossy { bytes } if from.length() <= bytes.into() => {
+                self.transport.send_to_group(group, from, immediate);
+                Ok(())
+            }
+            crate::Multicast::Lossy { .. } => {
+                Err(Refusal::Invalid("it is longer than a group takes"))
+            }
+            crate::Multicast::None => Err(Refusal::Invalid("there are no groups")),
+        }
+    }
+
+    fn is_open(&self, id: EndpointId) -> bool {
+        let found = self.endpoints.get(id.place());
+        found.is_some_and(|endpoint| endpoint.is_open(id))
+    }
+
+    /// A sleep must not last longer than a question for credits can wait.
+    fn sleep_at_most(&self, now: Instant, timeout: Duration) -> Duration {
+        if !self.starved {
+            return timeout;
+        }
+        let deadlines = self
+            .endpoints
+            .iter()
+            .filter_map(|endpoint| endpoint.credits.deadline());
+        let first = deadlines.min();
+        first.map_or(timeout, |first| {
+            timeout.min(first.saturating_duration_since(now))
+        })
+    }
+
+    fn handle(&mut self, report: Report, events: &mut Vec<Event>) {
+        match report {
+            Report::Done {
+                endpoint,
+                sequence,
+                value,
+            } if self.has(endpoint, sequence) => {
+                self.complete(endpoint, sequence, Ok(value), events);
+            }
+            Report::Failed {
+                endpoint,
+                sequence,
+                failure,
+            } if self.has(endpoint, sequence) => {
+                self.complete(endpoint, sequence, Err(failure), events);
+                self.lose(endpoint, failure, events);
+            }
+            // The transport cannot speak of others: a peer made it.
+            Report::Done { endpoint, .. } | Report::Failed { endpoint, .. } => {
+                self.lose(endpoint, Failure::Violation, events);
+            }
+            Report::Received {
+                origin,
+                buffer,
+                immediate,
+            } => self.receive(origin, buffer, immediate, events),
+            Report::Credit {
+                endpoint,
+                returned,
+                ask,
+            } => self.credit(endpoint, returned, ask, events),
+            Report::Lost { endpoint, failure } => self.lose(endpoint, failure, events),
+        }
+    }
+
+    fn has(&self, id: EndpointId, sequence: u64) -> bool {
+        self.is_open(id) && self.endpoints[id.place()].outstanding.has(sequence)
+    }
+
+    fn complete(
+        &mut self,
+        id: EndpointId,
+        sequence: u64,
+        outcome: Result<u64, Failure>,
+        events: &mut Vec<Event>,
+    ) {
+        let outstanding = &mut self.endpoints[id.place()].outstanding;
+        while let Some((at, entry)) = outstanding.complete(sequence) {
+            let outcome = if at == sequence { outcome } else { Ok(0) };
+            if entry.notify || outcome.is_err() {
+                events.push(Event::Done(Completion {
+                    endpoint: id,
+                    id: entry.id,
+                    outcome,
+                }));
+            }
+        }
+    }
+
+    /// Tells the end of all that is outstanding, and of the endpoint.
+    fn lose(&mut self, id: EndpointId, failure: Failure, events: &mut Vec<Event>) {
+        if !self.is_open(id) {
+            return;
+        }
+        let outstanding = &mut self.endpoints[id.place()].outstanding;
+        while let Some((_, entry)) = outstanding.complete(u64::MAX) {
+            events.push(Event::Done(Completion {
+                endpoint: id,
+                id: entry.id,
+                outcome: Err(Failure::Flushed),
+            }));
+        }
+        self.counters.lost += 1;
+        self.close(id);
+        events.push(Event::Lost(id, failure));
+    }
+
+    fn credit(&mut self, id: EndpointId, returned: u32, ask: bool, events: &mut Vec<Event>) {
+        if !self.is_open(id) {
+            return;
+        }
+        let credits = &mut self.endpoints[id.place()].credits;
+        if credits.returned(returned).is_none() {
+            self.lose(id, Failure::Violation, events);
+        } else if ask {
+            let told = credits.tell();
+            self.counters.credits_told += 1;
+            self.transport.credit(id, told, false);
+        }
+    }
+
+    fn ask_for_credits(&mut self) {
+        let now = Instant::now();
+        self.starved = false;
+        for (place, endpoint) in self.endpoints.iter_mut().enumerate() {
+            if endpoint.credits.deadline().is_none() {
+                continue;
+            }
+            self.starved = true;
+            if endpoint.credits.asks(now) {
+                self.counters.credits_asked += 1;
+                let told = endpoint.credits.tell();
+                self.transport.credit(endpoint.id(place), told, true);
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! What a queue knows of one endpoint.
+
+use std::time::Instant;
+
+use crate::credits::Credits;
+use crate::outstanding::{Entry, Outstanding};
+use crate::{
+    Capabilities, EndpointId, Error, Limits, Operation, Parameters, Refusal, Request, Source,
+    WorkRequest,
+};
+
+/// One endpoint, or a place for one.
+pub struct Endpoint {
+    generation: u16,
+    state: State,
+    /// Its buffers for messages are with the transport. They stay with the place.
+    pub supplied: bool,
+    /// The longest message that the peer can hold, in bytes.
+    message_bytes: u32,
+    pub outstanding: Outstanding,
+    pub credits: Credits,
+    /// Requests since the last signaled one.
+    unsignaled: u32,
+    /// Messages of the peer that have not been dropped.
+    held: u32,
+}
+
+#[derive(PartialEq, Eq)]
+enum State {
+    Free,
+    Offered,
+    Ready,
+}
+
+impl Endpoint {
+    /// A place without an endpoint.
+    pub fn free() -> Endpoint {
+        Endpoint {
+            generation: 0,
+            state: State::Free,
+            supplied: false,
+            message_bytes: 0,
+            outstanding: Outstanding::new(0),
+            credits: Credits::new(0, 0),
+            unsignaled: 0,
+            held: 0,
+        }
+    }
+
+    /// Whether it can become another endpoint: buffers that are held would be missing there.
+    pub fn is_free(&self) -> bool {
+        self.state == State::Free && self.held == 0
+    }
+
+    pub fn is_open(&self, id: EndpointId) -> bool {
+        self.state != State::Free && id == self.id(id.place())
+    }
+
+    pub fn is_ready(&self, id: EndpointId) -> bool {
+        self.state == State::Ready && id == self.id(id.place())
+    }
+
+    pub fn id(&self, place: usize) -> EndpointId {
+        EndpointId::new(place, self.generation)
+    }
+
+    /// A new endpoint in this place.
+    pub fn begin(&mut self, place: usize) -> EndpointId {
+        self.state = State::Offered;
+        self.generation = self.generation.wrapping_add(1);
+        self.id(place)
+    }
+
+    /// The peer can hold so much.
+    pub fn establish(&mut self, peer: Limits, own_window: u32, outstanding: u32) {
+        self.state = State::Ready;
+        self.message_bytes = peer.message_bytes;
+        self.outstanding = Outstanding::new(outstanding as usize);
+        self.credits = Credits::new(peer.window, own_window);
+        self.unsignaled = 0;
+    }
+
+    /// The place is free again, once the messages that are held have been dropped.
+    pub fn end(&mut self) {
+        self.state = State::Free;
+        self.outstanding = Outstanding::new(0);
+        self.credits = Credits::new(0, 0);
+    }
+
+    /// A message has come; whether the peer had a credit for it.
+    pub fn hold(&mut self, window: u32) -> bool {
+        self.held += 1;
+        self.held <= window
+    }
+
+    /// A message was dropped.
+    pub fn release(&mut self) {
+        self.held = self.held.saturating_sub(1);
+        self.credits.give_back();
+    }
+
+    /// Whether it can be carried out at all.
+    pub fn validate(
+        &self,
+        id: EndpointId,
+        capabilities: &Capabilities,
+        operation: &Operation<'_>,
+    ) -> Result<(), Refusal> {
+        let source = match operation {
+            Operation::Write { from, .. } | Operation::Send { from, .. } => Some(from),
+            _ => None,
+        };
+        let pieces = match (source, operation) {
+            (Some(Source::Pieces(pieces)), _) => pieces.len(),
+            (_, Operation::Read { into, .. }) => into.len(),
+            _ => 0,
+        };
+        if pieces > capabilities.pieces as usize {
+            return Err(Refusal::Invalid("it has too many pieces"));
+        }
+        if let Some(Source::Inline(bytes)) = source
+            && bytes.len() > capabilities.inline_bytes as usize
+        {
+            return Err(Refusal::Invalid("it is too long to be given by value"));
+        }
+        if let Operation::Send { from, .. } = operation
+            && from.length() > self.message_bytes.into()
+        {
+            return Err(Refusal::Invalid("it is longer than the peer's buffers"));
+        }
+        validate_remote(id, capabilities, operation)
+    }
+
+    /// Whether the request can be outstanding now, and if it is a message, received. Nothing is taken if not.
+    pub fn has_room(&mut self, operation: &Operation<'_>) -> bool {
+        !self.outstanding.is_full() && (!operation.is_message() || self.credits.take(Instant::now))
+    }
+
+    /// Adds a request that there is room for.
+    pub fn take<'a>(&mut self, request: &WorkRequest<'a>, signal_every: u32) -> Request<'a> {
+        let operation = request.operation;
+        let returned = match operation {
+            Operation::Send { .. } => self.credits.tell(),
+            _ => 0,
+        };
+        let sequence = self.outstanding.add(Entry {
+            id: request.id,
+            notify: request.notify,
+            _keep: request.keep.cloned(),
+        });
+        self.unsignaled += 1;
+        // A full list must become shorter by itself; and only a signaled atomic tells what it found.
+        let signaled = request.notify
+            || self.unsignaled >= signal_every
+            || self.outstanding.is_full()
+            || matches!(
+                operation,
+                Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. }
+            );
+        if signaled {
+            self.unsignaled = 0;
+        }
+        Request {
+            sequence,
+            signaled,
+            operation,
+            returned,
+        }
+    }
+}
+
+fn validate_remote(
+    id: EndpointId,
+    capabilities: &Capabilities,
+    operation: &Operation<'_>,
+) -> Result<(), Refusal> {
+    let Some((remote, access, length)) = operation.remote() else {
+        return Ok(());
+    };
+    let end = remote.offset.checked_add(length);
+    let atomic = access.allows(crate::Access::ATOMIC);
+    if remote.region.endpoint != id {
+        Err(Refusal::Invalid("the memory is another endpoint's"))
+    } else if !remote.region.access.allows(access) {
+        Err(Refusal::Invalid("the peer does not allow it"))
+    } else if end.is_none_or(|end| end > remote.region.length) {
+        Err(Refusal::Invalid("it is outside of the peer's memory"))
+    } else if length > capabilities.transfer_bytes.into() {
+        Err(Refusal::Invalid("it is too long"))
+    } else if atomic && !capabilities.atomics {
+        Err(Refusal::Invalid("there are no atomics"))
+    } else if atomic && !remote.offset.is_multiple_of(8) {
+        Err(Refusal::Invalid(
+            "an atomic's offset must be a multiple of 8",
+        ))
+    } else {
+        Ok(())
+    }
+}
+
+/// What a queue adds to a transport's parameters: window and longest message, 4 bytes each, least significant first.
+const LIMITS_BYTES: usize = 8;
+/// The largest window and the longest message that make sense.
+const WINDOW_MAX: u32 = 1 << 16;
+const MESSAGE_MAX: u32 = 1 << 24;
+
+/// Adds what the peer has to know of this side's buffers.
+pub fn add_limits(parameters: &mut Parameters, limits: Limits) {
+    parameters.bytes.extend(limits.window.to_le_bytes());
+    parameters.bytes.extend(limits.message_bytes.to_le_bytes());
+}
+
+/// Takes it off again, and validates it.
+pub fn take_limits(parameters: &mut Parameters) -> Result<Limits, Error> {
+    let wrong = Error::Peer {
+        what: "size of buffers",
+    };
+    let Some(start) = parameters.bytes.len().checked_sub(LIMITS_BYTES) else {
+        return Err(wrong);
+    };
+    let limits = parameters.bytes.split_off(start);
+    let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| limits[at + index]));
+    let (window, message_bytes) = (word(0), word(4));
+    if !(1..=WINDOW_MAX).contains(&window) || message_bytes > MESSAGE_MAX {
+        return Err(wrong);
+    }
+    Ok(Limits {
+        outstanding: 0,
+        window,
+        message_bytes,
+    })
+}

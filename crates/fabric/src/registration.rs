@@ -1,0 +1,340 @@
+//! Memory that peers may reach, and the keys by which they do.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::BitOr;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use pmem::Region;
+
+use crate::{EndpointId, Failure};
+
+/// What peers may do with registered memory. The owner may always do all of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Access(u8);
+
+impl Access {
+    /// Nothing: for buffers that only this side names.
+    pub const LOCAL: Access = Access(0);
+    /// Loads.
+    pub const READ: Access = Access(1);
+    /// Stores.
+    pub const WRITE: Access = Access(2);
+    /// Compare-and-swap and fetch-and-add.
+    pub const ATOMIC: Access = Access(4);
+    /// All of these.
+    pub const ALL: Access = Access(7);
+
+    /// Whether this allows all that `other` does.
+    pub fn allows(self, other: Access) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// As one byte of a message.
+    pub fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// What [`Access::bits`] gave; nothing if no access has these bits.
+    pub fn from_bits(bits: u8) -> Option<Access> {
+        (bits <= Access::ALL.0).then_some(Access(bits))
+    }
+}
+
+impl BitOr for Access {
+    type Output = Access;
+    fn bitor(self, other: Access) -> Access {
+        Access(self.0 | other.0)
+    }
+}
+
+/// What names registered memory to peers. Who does not know it can only guess.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Key(pub u64);
+
+/// A registered region. Clones share it. It stays mapped while one is left, also after its key was withdrawn.
+#[derive(Clone)]
+pub struct Registration(Arc<Registered>);
+
+struct Registered {
+    region: Region,
+    access: Access,
+    key: Key,
+    base: u64,
+    local_key: u32,
+    /// What the transport has to keep for as long.
+    _held: Option<Box<dyn Any + Send + Sync>>,
+}
+
+/// What a transport knows of memory it has registered.
+pub struct Details {
+    /// What names it to peers.
+    pub key: Key,
+    /// What peers call its first byte.
+    pub base: u64,
+    /// What names it to the own adapter.
+    pub local_key: u32,
+    /// What is kept until the last clone of the registration goes.
+    pub held: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl Registration {
+    /// For transports.
+    pub fn new(region: &Region, access: Access, details: Details) -> Registration {
+        Registration(Arc::new(Registered {
+            region: region.clone(),
+            access,
+            key: details.key,
+            base: details.base,
+            local_key: details.local_key,
+            _held: details.held,
+        }))
+    }
+
+    /// The memory.
+    pub fn region(&self) -> &Region {
+        &self.0.region
+    }
+
+    /// What peers may do.
+    pub fn access(&self) -> Access {
+        self.0.access
+    }
+
+    /// What names it to peers.
+    pub fn key(&self) -> Key {
+        self.0.key
+    }
+
+    /// What names it to the own adapter.
+    pub fn local_key(&self) -> u32 {
+        self.0.local_key
+    }
+
+    /// What peers call its first byte.
+    pub fn base(&self) -> u64 {
+        self.0.base
+    }
+
+    /// A range of it, to be named in a request.
+    ///
+    /// # Panics
+    /// If the range is not inside.
+    pub fn piece(&self, offset: u64, length: u32) -> Piece<'_> {
+        let end = offset.checked_add(length.into());
+        assert!(
+            end.is_some_and(|end| end <= self.0.region.length()),
+            "offset {offset}, length {length} is outside of {:?}",
+            self.0.region
+        );
+        Piece {
+            registration: self,
+            offset,
+            length,
+        }
+    }
+
+    /// What a peer has to know to reach it.
+    pub fn descriptor(&self) -> RegionDescriptor {
+        RegionDescriptor {
+            key: self.0.key,
+            base: self.0.base,
+            length: self.0.region.length(),
+            access: self.0.access,
+        }
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registration({:?}, {:?})", self.0.region, self.0.access)
+    }
+}
+
+/// A range of registered memory of this side.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// The memory.
+    pub registration: &'a Registration,
+    /// Where in it.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// What a peer has to know to reach registered memory; it travels over the control connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RegionDescriptor {
+    /// What names it.
+    pub key: Key,
+    /// What its first byte is called.
+    pub base: u64,
+    /// Bytes.
+    pub length: u64,
+    /// What may be done.
+    pub access: Access,
+}
+
+/// Memory of a peer, as one endpoint knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RemoteRegion {
+    pub(crate) endpoint: EndpointId,
+    /// The transport's number for it.
+    pub(crate) number: u32,
+    pub(crate) length: u64,
+    pub(crate) access: Access,
+}
+
+impl RemoteRegion {
+    /// Bytes in it.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// A place in it.
+    pub fn at(self, offset: u64) -> Remote {
+        Remote {
+            region: self,
+            offset,
+        }
+    }
+}
+
+/// A place in a peer's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Remote {
+    /// The memory.
+    pub region: RemoteRegion,
+    /// Bytes from its start.
+    pub offset: u64,
+}
+
+/// The proof that nobody reaches memory by this key any more; only transports make it.
+#[derive(Debug)]
+pub struct Proof {
+    key: Key,
+}
+
+impl Proof {
+    /// For transports, once it is so.
+    pub(crate) fn new(key: Key) -> Proof {
+        Proof { key }
+    }
+
+    /// The key that is of no use.
+    pub fn key(&self) -> Key {
+        self.key
+    }
+}
+
+/// Regions by key, for transports whose target checks each access itself.
+#[derive(Default)]
+pub struct Table {
+    slots: RwLock<Vec<Option<Registration>>>,
+}
+
+/// A key is a random number over the number of its slot.
+const SLOT_BITS: u32 = 16;
+
+impl Table {
+    /// Registers a region: 2^16 at a time at most.
+    pub fn insert(&self, region: &Region, access: Access) -> Option<Registration> {
+        let mut slots = self.slots.write();
+        let free = slots.iter().position(Option::is_none);
+        let number = match free {
+            Some(number) => number,
+            None if slots.len() < 1 << SLOT_BITS => {
+                slots.push(None);
+                slots.len() - 1
+            }
+            None => return None,
+        };
+        let details = Details {
+            key: Key(crate::random() << SLOT_BITS | number as u64),
+            base: 0,
+            local_key: 0,
+            held: None,
+        };
+        let registration = Registration::new(region, access, details);
+        slots[number] = Some(registration.clone());
+        Some(registration)
+    }
+
+    /// Withdraws a key. Accesses under way are over when this returns, so it is the proof.
+    pub fn remove(&self, key: Key) -> Proof {
+        let mut slots = self.slots.write();
+        if let Some(slot) = slots.get_mut(slot_number(key))
+            && slot.as_ref().is_some_and(|found| found.key() == key)
+        {
+            *slot = None;
+        }
+        Proof::new(key)
+    }
+
+    /// Does something with a range that a peer named, if it may; the key cannot be withdrawn meanwhile.
+    ///
+    /// # Errors
+    /// [`Failure::Access`].
+    pub fn with<R>(
+        &self,
+        key: Key,
+        access: Access,
+        offset: u64,
+        length: u64,
+        act: impl FnOnce(&Registration) -> R,
+    ) -> Result<R, Failure> {
+        let slots = self.slots.read();
+        let found = slots.get(slot_number(key)).and_then(Option::as_ref);
+        let Some(found) = found.filter(|found| found.key() == key) else {
+            return Err(Failure::Access);
+        };
+        let end = offset.checked_add(length);
+        let inside = end.is_some_and(|end| end <= found.region().length());
+        let aligned = !access.allows(Access::ATOMIC) || offset.is_multiple_of(8);
+        if !found.access().allows(access) || !inside || !aligned {
+            return Err(Failure::Access);
+        }
+        Ok(act(found))
+    }
+}
+
+fn slot_number(key: Key) -> usize {
+    (key.0 & ((1 << SLOT_BITS) - 1)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_open_what_they_should_and_nothing_else() {
+        let region = Region::memory(4096, false).unwrap();
+        let table = Table::default();
+        let both = table
+            .insert(&region, Access::READ | Access::ATOMIC)
+            .unwrap();
+        let other = table.insert(&region, Access::WRITE).unwrap();
+        assert_ne!(both.key(), other.key());
+        let reach = |key, access, offset, length| table.with(key, access, offset, length, |_| ());
+        assert_eq!(reach(both.key(), Access::READ, 4000, 96), Ok(()));
+        assert_eq!(reach(both.key(), Access::ATOMIC, 4088, 8), Ok(()));
+        assert_eq!(reach(other.key(), Access::WRITE, 0, 4096), Ok(()));
+        for (key, access, offset, length) in [
+            (both.key(), Access::WRITE, 0, 8),
+            (both.key(), Access::READ, 4000, 97),
+            (both.key(), Access::READ, u64::MAX, 2),
+            (both.key(), Access::ATOMIC, 4, 8),
+            (other.key(), Access::READ, 0, 8),
+            (Key(both.key().0 ^ 1 << 40), Access::READ, 0, 8),
+            (Key(u64::MAX), Access::READ, 0, 8),
+        ] {
+            assert_eq!(reach(key, access, offset, length), Err(Failure::Access));
+        }
+        assert_eq!(table.remove(both.key()).key(), both.key());
+        assert_eq!(reach(both.key(), Access::READ, 0, 8), Err(Failure::Access));
+        let again = table.insert(&region, Access::ALL).unwrap();
+        assert_eq!(reach(both.key(), Access::READ, 0, 8), Err(Failure::Access));
+        assert_eq!(reach(again.key(), Access::READ, 0, 8), Ok(()));
+    }
+}

@@ -1,0 +1,277 @@
+//! What a transport is: the interface that shared memory, TCP, verbs and the simulation have below
+//! [`Queue`](crate::Queue), and that wrappers put themselves in between.
+
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use pmem::Region;
+
+use crate::{
+    Access, Capabilities, EndpointId, Error, Failure, GroupId, Operation, Piece, Proof,
+    RegionDescriptor, Registration, RemoteRegion, Source,
+};
+
+/// A transport as a process has it, once. Its threads open a [`Transport`] each.
+pub trait Device: Send + Sync {
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Makes memory known: to the own side for all requests, and to peers for what `access` says.
+    ///
+    /// # Errors
+    /// [`Error::Memory`], [`Error::System`].
+    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error>;
+
+    /// Withdraws the key of registered memory; from now on no request of a peer that has not begun is carried out. The
+    /// proof comes once nobody can reach the memory by it any more: ask again until then.
+    fn revoke(&self, registration: &Registration) -> Option<Proof>;
+
+    /// What one thread needs.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    fn open(&self) -> Result<Box<dyn Transport>, Error>;
+}
+
+/// The endpoints of one thread. Nothing here waits, but [`Transport::sleep`], and the set-up for as long as it says.
+///
+/// The [`Queue`](crate::Queue) above keeps these promises, and transports rely on them: no more than the agreed number of
+/// requests is outstanding at an endpoint, no more messages are sent than the receiver has supplied buffers for, and
+/// ranges are inside their registrations and allowed by the descriptor that was imported. Nothing of the kind is
+/// promised of peers.
+pub trait Transport: Send {
+    /// What it can do.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Makes this side of an endpoint, and says what the peer has to know.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    fn prepare(&mut self, endpoint: EndpointId, limits: Limits) -> Result<Parameters, Error>;
+
+    /// Joins this side to the peer's. Requests may be posted from then on. `role` tells the two sides apart.
+    ///
+    /// # Errors
+    /// [`Error::Peer`], [`Error::System`].
+    fn establish(&mut self, endpoint: EndpointId, role: Role, peer: Peer) -> Result<(), Error>;
+
+    /// Ends an endpoint. Nothing more is reported of it; all it had outstanding is forgotten.
+    fn close(&mut self, endpoint: EndpointId);
+
+    /// What a peer needs to reach a registration through this endpoint.
+    ///
+    /// # Errors
+    /// [`Error::Memory`], [`Error::System`].
+    fn export(
+        &mut self,
+        endpoint: EndpointId,
+        registration: &Registration,
+    ) -> Result<Export, Error>;
+
+    /// Takes what a peer exported, and returns the transport's number for it. It goes with the endpoint.
+    ///
+    /// # Errors
+    /// [`Error::Peer`], [`Error::System`].
+    fn import(&mut self, endpoint: EndpointId, export: Export) -> Result<u32, Error>;
+
+    /// Gives a buffer for a message, to be named when one has come: any of the endpoints', or only those of groups.
+    fn supply(&mut self, buffer: Supply, piece: Piece<'_>);
+
+    /// Takes a request. It may begin only with [`Transport::submit`].
+    fn post(&mut self, endpoint: EndpointId, request: Request<'_>);
+
+    /// Tells the peer how many credits it has in all, and asks for its count if `ask`. No request: nothing is
+    /// reported of it, and it may be lost.
+    fn credit(&mut self, endpoint: EndpointId, returned: u32, ask: bool);
+
+    /// Begins all that was posted since.
+    fn submit(&mut self);
+
+    /// Looks at what has happened, and moves on what has to be moved.
+    fn poll(&mut self, reports: &mut Vec<Report>);
+
+    /// Sleeps until there may be something to report, or for so long. May end early.
+    fn sleep(&mut self, timeout: Duration);
+
+    /// Joins a group, so that its messages are received, and sent.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`], [`Error::System`].
+    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+        let _ = (group, address);
+        Err(Error::Unsupported {
+            provider: self.capabilities().provider,
+            what: "groups",
+        })
+    }
+
+    /// Leaves a group.
+    fn leave(&mut self, group: GroupId) {
+        let _ = group;
+    }
+
+    /// Sends one message to all members of a group, this one not. Whether it arrives is not told.
+    fn send_to_group(&mut self, group: GroupId, from: Source<'_>, immediate: u32) {
+        let _ = (group, from, immediate);
+    }
+}
+
+/// Which side of an endpoint this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The one that asked for it.
+    Dialer,
+    /// The one that was asked.
+    Listener,
+}
+
+/// What two sides agree on before a transport makes its side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests outstanding at once, at most.
+    pub outstanding: u32,
+    /// Messages that this side can hold.
+    pub window: u32,
+    /// Bytes of the longest message that this side can hold.
+    pub message_bytes: u32,
+}
+
+/// What one side tells the other over the control connection.
+#[derive(Debug, Default)]
+pub struct Parameters {
+    /// To be validated by who gets them.
+    pub bytes: Vec<u8>,
+    /// Descriptors, on one host.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// What is known of a peer once the control connection has authenticated it.
+#[derive(Debug)]
+pub struct Peer {
+    /// What its transport said.
+    pub parameters: Parameters,
+    /// Where it is, if it came over a network.
+    pub address: Option<IpAddr>,
+    /// Its process, if it is on this host.
+    pub process: Option<OwnedFd>,
+}
+
+/// Registered memory on its way to a peer.
+#[derive(Debug)]
+pub struct Export {
+    /// What names it.
+    pub descriptor: RegionDescriptor,
+    /// The memory itself, on one host.
+    pub memory: Option<OwnedFd>,
+}
+
+/// Where a group meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupAddress {
+    /// A multicast address.
+    pub address: std::net::Ipv4Addr,
+    /// A port, for transports that have some.
+    pub port: u16,
+    /// The address of the interface to use.
+    pub interface: std::net::Ipv4Addr,
+}
+
+/// A buffer that waits for a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Supply {
+    /// From an endpoint.
+    Endpoint(u32),
+    /// From a group.
+    Group(u32),
+}
+
+/// A request as a transport gets it.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// How many were posted to this endpoint before it.
+    pub sequence: u64,
+    /// Whether its end has to be reported; it then says that all before it have ended, too.
+    pub signaled: bool,
+    /// What.
+    pub operation: Operation<'a>,
+    /// For a message: how many credits the peer has in all.
+    pub returned: u32,
+}
+
+impl Request<'_> {
+    /// The transport's number of the peer's memory, the offset there, what is done to it and the bytes.
+    pub fn remote(&self) -> Option<(u32, u64, Access, u64)> {
+        let (remote, access, length) = self.operation.remote()?;
+        let RemoteRegion { number, .. } = remote.region;
+        Some((number, remote.offset, access, length))
+    }
+}
+
+/// Who sent a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// A peer.
+    Endpoint(EndpointId),
+    /// Some member of a group.
+    Group(GroupId),
+}
+
+/// What a transport has to tell its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// A signaled request has ended well, and all before it.
+    Done {
+        /// Whose.
+        endpoint: EndpointId,
+        /// Which.
+        sequence: u64,
+        /// What an atomic found there.
+        value: u64,
+    },
+    /// A request has failed. Those before it have ended well; the endpoint is of no use any more.
+    Failed {
+        /// Whose.
+        endpoint: EndpointId,
+        /// Which.
+        sequence: u64,
+        /// Why.
+        failure: Failure,
+    },
+    /// A message is in a supplied buffer, or one without data has come, which takes none.
+    Received {
+        /// From whom.
+        origin: Origin,
+        /// Where it is.
+        buffer: Option<Arrival>,
+        /// The 32 bits beside it.
+        immediate: Option<u32>,
+    },
+    /// The peer says how many credits it has given back in all, and wants to know the same.
+    Credit {
+        /// Who.
+        endpoint: EndpointId,
+        /// Its count.
+        returned: u32,
+        /// Whether it asks.
+        ask: bool,
+    },
+    /// The endpoint is of no use any more, whatever was outstanding.
+    Lost {
+        /// Which.
+        endpoint: EndpointId,
+        /// Why.
+        failure: Failure,
+    },
+}
+
+/// Where a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    /// The supplied buffer.
+    pub buffer: Supply,
+    /// Where in the buffer it begins.
+    pub start: u32,
+    /// Its bytes.
+    pub length: u32,
+}

@@ -1,0 +1,192 @@
+//! What is asked of a peer, and what comes of it.
+
+use crate::{Buffer, Failure, Message, Piece, Remote};
+
+/// The caller's number of a request: unique among those that are outstanding at one endpoint.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct WrId(pub u64);
+
+/// One peer, as one queue knows it. Numbers are not used again for as long as a queue lives, but after 65 536 others in
+/// the same place.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct EndpointId(pub u32);
+
+impl EndpointId {
+    pub(crate) fn new(place: usize, generation: u16) -> EndpointId {
+        EndpointId(u32::from(generation) << 16 | place as u32)
+    }
+
+    /// Its place among the endpoints of its queue: less than 65 536, used again when it is closed.
+    pub fn place(self) -> usize {
+        (self.0 & 0xffff) as usize
+    }
+}
+
+/// A group that this queue has joined.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct GroupId(pub u32);
+
+/// The data of a request.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// By value: it may be changed as soon as the request is posted. At most `inline_bytes`.
+    Inline(&'a [u8]),
+    /// Registered memory, one piece after the other; it must stay as it is until the request is done.
+    Pieces(&'a [Piece<'a>]),
+}
+
+impl Source<'_> {
+    /// Bytes in all.
+    pub fn length(&self) -> u64 {
+        match self {
+            Source::Inline(bytes) => bytes.len() as u64,
+            Source::Pieces(pieces) => total(pieces),
+        }
+    }
+}
+
+/// Bytes in all pieces.
+pub(crate) fn total(pieces: &[Piece<'_>]) -> u64 {
+    pieces.iter().map(|piece| u64::from(piece.length)).sum()
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug)]
+pub enum Operation<'a> {
+    /// Copies a peer's memory into pieces of one's own.
+    Read {
+        /// Where to.
+        into: &'a [Piece<'a>],
+        /// Where from.
+        from: Remote,
+    },
+    /// Copies into a peer's memory.
+    Write {
+        /// What.
+        from: Source<'a>,
+        /// Where to.
+        to: Remote,
+        /// With it the peer gets a message without data, these 32 bits, after the data (O3: they name node and slot).
+        immediate: Option<u32>,
+    },
+    /// Replaces a word of 8 bytes if it is `expected`; the completion has what was there.
+    CompareAndSwap {
+        /// A multiple of 8.
+        at: Remote,
+        /// What it should be.
+        expected: u64,
+        /// What it shall be.
+        new: u64,
+    },
+    /// Adds to a word of 8 bytes, wrapping; the completion has what was there.
+    FetchAndAdd {
+        /// A multiple of 8.
+        at: Remote,
+        /// What is added.
+        addend: u64,
+    },
+    /// A message.
+    Send {
+        /// Its data: at most `message_bytes`.
+        from: Source<'a>,
+        /// 32 bits beside it.
+        immediate: Option<u32>,
+    },
+}
+
+impl Operation<'_> {
+    /// Whether it takes a buffer of the receiver, and so a credit.
+    pub fn is_message(&self) -> bool {
+        match self {
+            Operation::Send { .. } => true,
+            Operation::Write { immediate, .. } => immediate.is_some(),
+            _ => false,
+        }
+    }
+
+    /// Where in the peer's memory, what is done to it, and how many bytes.
+    pub(crate) fn remote(&self) -> Option<(Remote, crate::Access, u64)> {
+        use crate::Access;
+        match *self {
+            Operation::Read { into, from } => Some((from, Access::READ, total(into))),
+            Operation::Write { from, to, .. } => Some((to, Access::WRITE, from.length())),
+            Operation::CompareAndSwap { at, .. } | Operation::FetchAndAdd { at, .. } => {
+                Some((at, Access::ATOMIC, 8))
+            }
+            Operation::Send { .. } => None,
+        }
+    }
+}
+
+/// One request.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkRequest<'a> {
+    /// The caller's number.
+    pub id: WrId,
+    /// Whether the caller wants to be told when it is done. Failures are always told.
+    pub notify: bool,
+    /// What.
+    pub operation: Operation<'a>,
+    /// A buffer that belongs to the request until it is done.
+    pub keep: Option<&'a Buffer>,
+}
+
+impl<'a> WorkRequest<'a> {
+    /// A request whose end is told.
+    pub fn new(id: u64, operation: Operation<'a>) -> WorkRequest<'a> {
+        WorkRequest {
+            id: WrId(id),
+            notify: true,
+            operation,
+            keep: None,
+        }
+    }
+
+    /// The same, but only a failure is told.
+    pub fn quiet(mut self) -> WorkRequest<'a> {
+        self.notify = false;
+        self
+    }
+
+    /// The same, with a buffer that belongs to it until it is done.
+    pub fn keeping(mut self, buffer: &'a Buffer) -> WorkRequest<'a> {
+        self.keep = Some(buffer);
+        self
+    }
+}
+
+/// Why a request was not taken. Nothing of it has happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// As many requests as allowed are outstanding, or the receiver has no buffer free: poll, and post it again.
+    #[error("too much is outstanding; poll and post it again")]
+    Held,
+    /// The endpoint was closed or lost.
+    #[error("the endpoint was closed or lost; set up a new one")]
+    NoEndpoint,
+    /// It can never be carried out: longer than the capabilities allow, outside of the region, or not allowed there.
+    #[error("the request cannot be: {0}")]
+    Invalid(&'static str),
+}
+
+/// The end of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Whose.
+    pub endpoint: EndpointId,
+    /// Which.
+    pub id: WrId,
+    /// What an atomic found there; 0 for all others.
+    pub outcome: Result<u64, Failure>,
+}
+
+/// What a queue has to tell.
+#[derive(Debug)]
+pub enum Event {
+    /// A request has ended.
+    Done(Completion),
+    /// A message has come.
+    Message(Message),
+    /// The endpoint is no more. All its requests have been told.
+    Lost(EndpointId, Failure),
+}
