@@ -29,8 +29,10 @@ mod error;
 mod outstanding;
 mod queue;
 mod registration;
+pub mod simulated;
 pub mod transport;
 mod work;
+pub mod wrappers;
 
 pub use buffers::{Buffer, Pool};
 pub use capabilities::{Capabilities, Copies, Multicast, Order, Placement, Proves, Provider};

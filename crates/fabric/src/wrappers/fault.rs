@@ -1,0 +1,78 @@
+//! Things go wrong on purpose.
+
+use std::time::Duration;
+
+use super::pass_on;
+use crate::{EndpointId, Failure, Report, Request, Transport};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    /// Of so many counts of credits one arrives; 0: all do.
+    pub credits_one_in: u32,
+    /// After so many requests the endpoint of the next one is lost; 0: never.
+    pub lose_after: u64,
+}
+
+/// Loses counts of credits, and endpoints.
+pub struct Fault {
+    inner: Box<dyn Transport>,
+    faults: Faults,
+    credits: u32,
+    posted: u64,
+    lost: Vec<Report>,
+}
+
+impl Fault {
+    /// Around a transport.
+    pub fn new(inner: Box<dyn Transport>, faults: Faults) -> Fault {
+        Fault {
+            inner,
+            faults,
+            credits: 0,
+            posted: 0,
+            lost: Vec::new(),
+        }
+    }
+}
+
+impl Transport for Fault {
+    pass_on!();
+
+    fn close(&mut self, endpoint: EndpointId) {
+        self.inner.close(endpoint);
+    }
+
+    fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
+        self.posted += 1;
+        if self.posted == self.faults.lose_after {
+            self.inner.close(endpoint);
+            self.lost.push(Report::Lost {
+                endpoint,
+                failure: Failure::PeerLost,
+            });
+        } else {
+            self.inner.post(endpoint, request);
+        }
+    }
+
+    fn credit(&mut self, endpoint: EndpointId, returned: u32, ask: bool) {
+        self.credits += 1;
+        if self.faults.credits_one_in == 0
+            || self.credits.is_multiple_of(self.faults.credits_one_in)
+        {
+            self.inner.credit(endpoint, returned, ask);
+        }
+    }
+
+    fn poll(&mut self, reports: &mut Vec<Report>) {
+        self.inner.poll(reports);
+        reports.append(&mut self.lost);
+    }
+
+    fn sleep(&mut self, timeout: Duration) {
+        if self.lost.is_empty() {
+            self.inner.sleep(timeout);
+        }
+    }
+}
