@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// What a poll takes of the simulated time.
-const POLL_NS: u64 = 100;
+const POLL_NS: u64 = 2_000;
 
 pub struct SimulatedDevice {
     world: Arc<Mutex<World>>,

@@ -1,0 +1,47 @@
+//! One suite over every transport that this machine has, and every wrapper.
+
+mod suite;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric::simulated::{Network, NetworkOptions};
+use fabric::wrappers::{Delay, Trace};
+use fabric::{Device, Transport};
+use suite::Setup;
+use suite::suite;
+
+struct Simulated(Network);
+
+impl Simulated {
+    fn new() -> Simulated {
+        Simulated(Network::new(1, NetworkOptions::default()))
+    }
+}
+
+impl Setup for Simulated {
+    fn device(&self) -> Arc<dyn Device> {
+        self.0.device()
+    }
+}
+
+/// Each report is told later, and all is noted.
+struct Wrapped<S>(S);
+
+impl<S: Setup> Setup for Wrapped<S> {
+    fn device(&self) -> Arc<dyn Device> {
+        self.0.device()
+    }
+
+    fn peer(&self) -> (Option<std::net::IpAddr>, Option<std::os::fd::OwnedFd>) {
+        self.0.peer()
+    }
+
+    fn wrap(&self, inner: Box<dyn Transport>) -> Box<dyn Transport> {
+        let delayed = Delay::new(self.0.wrap(inner), Duration::from_micros(3));
+        Box::new(Trace::new(Box::new(delayed)).0)
+    }
+}
+
+suite!(simulated, Simulated::new());
+suite!(wrapped, Wrapped(Simulated::new()));

@@ -1,0 +1,103 @@
+//! Groups: one send reaches all, or some.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
+
+use fabric::{GroupAddress, GroupId, Multicast, Options, Origin, Source};
+
+use super::{Random, Setup, Side};
+
+const GROUP: GroupId = GroupId(7);
+
+fn address(setup: &dyn Setup) -> GroupAddress {
+    // Tests run at the same time: each run has a group of its own.
+    let number = std::process::id() ^ Instant::now().elapsed().subsec_nanos();
+    let [low, high, ..] = number.to_le_bytes();
+    GroupAddress {
+        address: Ipv4Addr::new(239, 77, high, low),
+        port: 20_000 + (number % 10_000) as u16,
+        interface: setup.interface(),
+    }
+}
+
+pub fn groups_are_reached_by_one_send(setup: &dyn Setup) {
+    let mut sides: Vec<Side> = (0..4)
+        .map(|_| Side::new(setup, Options::default()))
+        .collect();
+    let Multicast::Lossy { bytes: longest } = sides[0].queue.capabilities().multicast else {
+        return;
+    };
+    let address = address(setup);
+    for side in &mut sides {
+        side.queue.join(GROUP, address).unwrap();
+    }
+    let mut random = Random(9);
+    let memory = sides[0].memory(1 << 16, fabric::Access::LOCAL);
+    let bytes = random.bytes(longest as usize);
+    memory.region().write(0, &bytes);
+    let too_long = [memory.piece(0, longest + 1)];
+    let refused = sides[0]
+        .queue
+        .send_to_group(GROUP, Source::Pieces(&too_long), 0);
+    assert!(refused.is_err());
+    let mut received = vec![BTreeSet::new(); 4];
+    let mut sent = 0u32;
+    let start = Instant::now();
+    while received[1..].iter().any(|numbers| numbers.len() < 100) {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{received:?} of {sent}"
+        );
+        let length = 1 + sent * 7919 % longest;
+        let pieces = [memory.piece(0, length)];
+        sides[0]
+            .queue
+            .send_to_group(GROUP, Source::Pieces(&pieces), sent)
+            .unwrap();
+        sent += 1;
+        for (numbers, side) in received.iter_mut().zip(&mut sides) {
+            side.poll();
+            for message in side.messages.drain(..) {
+                assert_eq!(message.origin, Origin::Group(GROUP));
+                let number = message.immediate.unwrap();
+                let length = 1 + number * 7919 % longest;
+                assert!(
+                    message.to_vec() == bytes[..length as usize],
+                    "message {number}"
+                );
+                numbers.insert(number);
+            }
+        }
+    }
+    assert!(received[0].is_empty(), "a sender hears itself");
+    // Who does not look loses, but not more than that.
+    sides[3].queue.leave(GROUP);
+    for _ in 0..1000 {
+        let pieces = [memory.piece(0, 100)];
+        sides[0]
+            .queue
+            .send_to_group(GROUP, Source::Pieces(&pieces), 0)
+            .unwrap();
+    }
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(50) {
+        sides.iter_mut().for_each(|side| {
+            side.poll();
+        });
+    }
+    assert!(sides[3].messages.len() <= 64, "it has left");
+    assert!(!sides[2].messages.is_empty() && sides[2].lost.is_empty());
+}
+
+pub fn without_groups_there_are_none(setup: &dyn Setup) {
+    let mut side = Side::new(setup, Options::default());
+    if side.queue.capabilities().multicast == Multicast::None {
+        assert!(side.queue.join(GROUP, address(setup)).is_err());
+        assert!(
+            side.queue
+                .send_to_group(GROUP, Source::Inline(b"x"), 0)
+                .is_err()
+        );
+    }
+}
