@@ -29,6 +29,7 @@ mod error;
 mod outstanding;
 mod queue;
 mod registration;
+pub mod shm;
 pub mod simulated;
 pub mod transport;
 mod work;

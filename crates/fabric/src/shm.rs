@@ -1,0 +1,217 @@
+//! Transport between threads and processes of one host, over the memory they share.
+//!
+//! - Registered regions are passed by descriptor and mapped by who imports them. One-sided requests are loads and stores of
+//!   the initiator, done when they are posted; the target's threads have no part in it. What may only be read is passed
+//!   so that it can only be mapped for reading.
+//! - Messages go through [rings](ring), one in each direction of an endpoint.
+//! - A thread sleeps at its queue's [bell](bell).
+//! - The end of a peer's process is [noticed](watch) by its descriptor.
+//! - A key cannot be taken back from who has mapped the memory: the proof of revocation is that all those are gone.
+//!   (Whom they passed the memory on to, and what they forked, are theirs to answer for.)
+//!
+//! Order, for [`Capabilities`]: all requests of a queue are carried out by the thread that posts them, in that order.
+//! A read sees the thread's own writes since they are to the same memory, though mapped elsewhere. Each header is stored
+//! with release and loaded with acquire, so who receives a message sees the writes posted before it. A read is followed
+//! by an acquire fence, so the next one is not earlier (on x86-64 loads are in order anyway, and it costs nothing).
+
+mod bell;
+mod header;
+mod ring;
+mod side;
+#[cfg(test)]
+mod tests;
+mod transport;
+mod watch;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pmem::{Kind, Region};
+
+use self::transport::Thread;
+use self::watch::{Process, Watcher};
+use crate::registration::Details;
+use crate::{
+    Access, Capabilities, Copies, Device, Error, Key, Multicast, Order, Placement, Proof, Proves,
+    Provider, Registration, Transport,
+};
+
+/// Shared memory, as a process has it.
+pub struct Shm(Arc<Inner>);
+
+struct Inner {
+    watcher: Watcher,
+    keys: Mutex<HashMap<Key, Arc<Exports>>>,
+    /// See [`bell::NAP`]; tests make it longer.
+    nap: Duration,
+}
+
+/// Who was given a registration's memory.
+#[derive(Default)]
+struct Exports {
+    state: Mutex<ExportsState>,
+}
+
+#[derive(Default)]
+struct ExportsState {
+    is_withdrawn: bool,
+    holders: Vec<Holder>,
+}
+
+/// One of them.
+enum Holder {
+    /// All of another process: what is mapped there cannot be seen.
+    Process(Arc<Process>),
+    /// Another endpoint of this process, which drops what it has mapped before it marks our ring as closed.
+    Endpoint(Region),
+}
+
+impl Holder {
+    fn is_gone(&self) -> bool {
+        match self {
+            Holder::Process(process) => process.is_gone(),
+            Holder::Endpoint(ring) => ring::is_closed(ring),
+        }
+    }
+}
+
+impl Shm {
+    /// The device.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn new() -> Result<Shm, Error> {
+        Shm::with_nap(bell::NAP)
+    }
+
+    fn with_nap(nap: Duration) -> Result<Shm, Error> {
+        Ok(Shm(Arc::new(Inner {
+            watcher: Watcher::new()?,
+            keys: Mutex::default(),
+            nap,
+        })))
+    }
+
+    fn description() -> Capabilities {
+        Capabilities {
+            provider: Provider::Shm,
+            message_bytes: 1 << 20,
+            inline_bytes: 4096,
+            transfer_bytes: 1 << 30,
+            pieces: 64,
+            atomics: true,
+            order: Order {
+                reads: true,
+                writes_before_messages: true,
+                reads_after_writes: true,
+            },
+            multicast: Multicast::None,
+            header_bytes: 0,
+            pins_memory: false,
+            revocation: Proves::PeersGone,
+            copies: Copies {
+                message: 2,
+                write: 1,
+                read: 1,
+            },
+            completed_write: Placement::Visible,
+            passive_target: true,
+            in_message_bytes: 4096,
+        }
+    }
+}
+
+impl Device for Shm {
+    fn capabilities(&self) -> Capabilities {
+        Shm::description()
+    }
+
+    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error> {
+        if access != Access::LOCAL && region.kind() == Kind::Simulated {
+            return Err(refusal(
+                region,
+                "it belongs to this process; use a file or memory",
+            ));
+        }
+        let key = Key(crate::random());
+        self.0.keys.lock().insert(key, Arc::default());
+        let forget = Forget {
+            device: self.0.clone(),
+            key,
+        };
+        let details = Details {
+            key,
+            base: 0,
+            local_key: 0,
+            held: Some(Box::new(forget)),
+        };
+        Ok(Registration::new(region, access, details))
+    }
+
+    fn revoke(&self, registration: &Registration) -> Option<Proof> {
+        let key = registration.key();
+        if let Some(exports) = self.0.exports(key) {
+            let mut state = exports.state.lock();
+            state.is_withdrawn = true;
+            state.holders.retain(|holder| !holder.is_gone());
+            if !state.holders.is_empty() {
+                return None;
+            }
+        }
+        Some(Proof::new(key))
+    }
+
+    fn open(&self) -> Result<Box<dyn Transport>, Error> {
+        Ok(Box::new(Thread::new(self.0.clone())?))
+    }
+}
+
+impl Inner {
+    fn exports(&self, key: Key) -> Option<Arc<Exports>> {
+        self.keys.lock().get(&key).cloned()
+    }
+
+    /// Notes who is given a registration's memory.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if its key was withdrawn.
+    fn note_export(&self, registration: &Registration, holder: Holder) -> Result<(), Error> {
+        let Some(exports) = self.exports(registration.key()) else {
+            let reason = "it is registered with another device";
+            return Err(refusal(registration.region(), reason));
+        };
+        let mut state = exports.state.lock();
+        if state.is_withdrawn {
+            let reason = "its key was withdrawn; register it again";
+            return Err(refusal(registration.region(), reason));
+        }
+        if state.holders.len() == state.holders.capacity() {
+            // Peers come and go: so the list does not become longer than about twice of what it has to be.
+            state.holders.retain(|holder| !holder.is_gone());
+        }
+        state.holders.push(holder);
+        Ok(())
+    }
+}
+
+/// Forgets a key when its registration goes.
+struct Forget {
+    device: Arc<Inner>,
+    key: Key,
+}
+
+impl Drop for Forget {
+    fn drop(&mut self) {
+        self.device.keys.lock().remove(&self.key);
+    }
+}
+
+fn refusal(region: &Region, reason: &'static str) -> Error {
+    Error::Memory {
+        provider: Provider::Shm,
+        memory: format!("{region:?}"),
+        reason,
+    }
+}

@@ -1,0 +1,92 @@
+//! The bell of a queue: by it peers wake a thread that sleeps, and say that something else than a message has come.
+//!
+//! ```text
+//!  line 0   sleeping: 1 from before the thread looks for the last time until it is awake; also what it sleeps at
+//!  line 1   changes: added to after a change of what is beside the messages of a ring
+//! ```
+//! **No wake-up is lost.** The sleeper stores 1, has a full fence, looks at everything, and then sleeps while the word
+//! is 1. The other one stores its news, has a full fence, and then loads the word. One of the two fences is first. If
+//! it is the sleeper's, the other one loads 1, stores 0 and wakes: either before the sleeper sleeps, and then the
+//! kernel finds another word than 1, or after. If it is the other one's, the sleeper sees the news when it looks. (With
+//! release and acquire alone both stores could still be on their way out of the processors when both load.)
+//!
+//! All peers of a queue can store to its bell, also those that lie, and a peer can be killed between its store of 0 and
+//! its wake. So nobody relies on it for more than a [nap](NAP): then everything is looked at anyway.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use pmem::{LINE, Region};
+
+use super::ring;
+use crate::Error;
+
+const SLEEPING: u64 = 0;
+const CHANGES: u64 = LINE as u64;
+const BYTES: u64 = 2 * LINE as u64;
+
+/// The longest sleep without looking at everything.
+pub const NAP: Duration = Duration::from_millis(100);
+
+/// A queue's own bell, or a peer's.
+#[derive(Clone)]
+pub struct Bell(Region);
+
+impl Bell {
+    /// The own one.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn new() -> Result<Bell, Error> {
+        Ok(Bell(Region::memory(BYTES, false)?))
+    }
+
+    /// A peer's.
+    ///
+    /// # Errors
+    /// [`Error::Peer`], [`Error::Region`].
+    pub fn attach(descriptor: OwnedFd) -> Result<Bell, Error> {
+        ring::attach(descriptor, BYTES, "bell").map(Bell)
+    }
+
+    /// A descriptor for a peer.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn share(&self) -> Result<OwnedFd, Error> {
+        Ok(self.0.share(true)?)
+    }
+
+    /// Differs from what it was if there was a change; if a peer lies, it may not.
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.0.load(CHANGES)
+    }
+
+    /// Sleeps until somebody rings, unless `news` finds that something has come meanwhile.
+    pub fn sleep(&self, timeout: Duration, news: impl FnOnce() -> bool) {
+        self.0.store_u32(SLEEPING, 1);
+        fence(Ordering::SeqCst);
+        if !news() {
+            self.0.sleep_while(SLEEPING, 1, Some(timeout));
+        }
+        self.0.store_u32(SLEEPING, 0);
+    }
+
+    /// Says that there was a change, and wakes who sleeps.
+    pub fn change(&self) {
+        self.0.fetch_and_add(CHANGES, 1);
+        fence(Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Wakes who sleeps. A full fence must be between the news and this.
+    #[inline]
+    pub fn wake(&self) {
+        if self.0.load_u32(SLEEPING) == 1 {
+            self.0.store_u32(SLEEPING, 0);
+            self.0.wake(SLEEPING);
+        }
+    }
+}

@@ -1,0 +1,463 @@
+//! A ring: memory of the receiver, shared with one sender, through which one direction of an endpoint's messages goes.
+//!
+//! ```text
+//!  line 0             stored by the sender: its count of credits and its questions for ours; whether it has closed
+//!  line 1             stored by the receiver: whether it has closed
+//!  lines 2..          headers, one line for each message of the window
+//!                      0         8                      16                       64
+//!                      ┌─────────┬───────────┬──────────┬────────────────────────┐
+//!                      │ header  │ immediate │ credits  │ data of up to 48 bytes │
+//!                      └─────────┴───────────┴──────────┴────────────────────────┘
+//!  then               for each message of the window: room for longer data, an odd number of lines
+//! ```
+//! Message `n` has the slot `n % window`. Its header word, with `n + 1` as its tag, is stored last, with release: who
+//! loads it with acquire sees all of the message. Of a short message that is one line, which comes over at once.
+//!
+//! **Nothing but a header is ever taken for one**, and so nothing has to be cleared: headers have lines of their own,
+//! where data never is in the first word, and what is there from the last time around has a tag that is less by
+//! `window`. (Tags wrap after 2^32 messages, which is more than one window.) Memory begins as zeros, and 0 is no tag
+//! that is waited for before the first time around is over.
+//!
+//! **Nothing is overwritten before it was copied out**: message `n` may be sent once the receiver has told that it gave
+//! back more than `n - window` buffers, and it takes messages out in order, each before its buffer can be given back.
+//!
+//! Data is odd numbers of lines apart, so that those of different messages are not all in the same set of a cache.
+//!
+//! Neither side trusts the other, who may store anything at any time: a header is loaded once and validated; lengths
+//! and places come from this side's limits; data is copied, and may be any mixture.
+
+use pmem::{Kind, LINE, Region};
+
+use super::header::Header;
+use crate::{Error, Failure, Source};
+
+const CREDITS: u64 = 0;
+const SENDER_CLOSED: u64 = 8;
+const RECEIVER_CLOSED: u64 = LINE as u64;
+const HEADERS: u64 = 2 * LINE as u64;
+const BESIDE: u64 = 8;
+const SHORT: u64 = 16;
+
+/// The longest data that is in the line of the header, in bytes.
+pub const SHORT_BYTES: u32 = (LINE as u64 - SHORT) as u32;
+/// The largest window, and the longest message in bytes, that a peer may have.
+const WINDOW_MAX: u32 = 1 << 16;
+const MESSAGE_MAX: u32 = 1 << 24;
+
+/// How a ring is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Messages that it holds.
+    pub window: u32,
+    /// Bytes of the longest.
+    pub message_bytes: u32,
+}
+
+impl Layout {
+    /// Nothing if no ring can be like this.
+    pub fn new(window: u32, message_bytes: u32) -> Option<Layout> {
+        let possible = (1..=WINDOW_MAX).contains(&window) && message_bytes <= MESSAGE_MAX;
+        possible.then_some(Layout {
+            window,
+            message_bytes,
+        })
+    }
+
+    fn header(self, slot: u32) -> u64 {
+        HEADERS + u64::from(slot) * LINE as u64
+    }
+
+    fn stride(self) -> u64 {
+        if self.message_bytes <= SHORT_BYTES {
+            return 0;
+        }
+        let lines = u64::from(self.message_bytes).div_ceil(LINE as u64);
+        (lines | 1) * LINE as u64
+    }
+
+    fn bytes(self) -> u64 {
+        self.header(self.window) + u64::from(self.window) * self.stride()
+    }
+
+    /// Where a message's data is.
+    fn data(self, slot: u32, length: u32) -> u64 {
+        if length <= SHORT_BYTES {
+            self.header(slot) + SHORT
+        } else {
+            self.header(self.window) + u64::from(slot) * self.stride()
+        }
+    }
+}
+
+/// A place in a ring that goes around.
+#[derive(Clone, Copy)]
+struct Cursor {
+    /// Messages that went through.
+    count: u32,
+    /// The slot of the next one. (`count % window` would jump where the count wraps.)
+    slot: u32,
+}
+
+impl Cursor {
+    const START: Cursor = Cursor { count: 0, slot: 0 };
+
+    #[inline]
+    fn tag(self) -> u32 {
+        self.count.wrapping_add(1)
+    }
+
+    #[inline]
+    fn next(self, window: u32) -> Cursor {
+        let slot = self.slot + 1;
+        Cursor {
+            count: self.count.wrapping_add(1),
+            slot: if slot == window { 0 } else { slot },
+        }
+    }
+}
+
+/// The receiver's side.
+pub struct Incoming {
+    memory: Region,
+    layout: Layout,
+    cursor: Cursor,
+    /// Where the next header is.
+    at: u64,
+    /// How many buffers the sender was told that it has back.
+    told: u32,
+    /// What the sender last said of credits.
+    credits: u64,
+    returned: u32,
+}
+
+/// A message that has come, not yet copied out.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrived {
+    /// Its header.
+    pub header: Header,
+    /// The 32 bits beside it, if the header says so.
+    pub immediate: u32,
+    /// The sender's count of credits.
+    pub returned: u32,
+}
+
+impl Incoming {
+    /// A ring for a sender.
+    ///
+    /// # Errors
+    /// [`Error::Region`].
+    pub fn new(layout: Layout) -> Result<Incoming, Error> {
+        Ok(Incoming {
+            memory: Region::memory(layout.bytes(), false)?,
+            layout,
+            cursor: Cursor::START,
+            at: layout.header(0),
+            told: 0,
+            credits: 0,
+            returned: 0,
+        })
+    }
+
+    /// The memory.
+    pub fn memory(&self) -> &Region {
+        &self.memory
+    }
+
+    /// How it is laid out.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Whether a message, or what should be one, has come. One load.
+    #[inline]
+    pub fn has_come(&self) -> bool {
+        Header::tag_of(self.memory.load(self.at)) == self.cursor.tag()
+    }
+
+    /// The next message.
+    ///
+    /// # Errors
+    /// [`Failure::Violation`] for a message that cannot be, or for which the sender had no credit.
+    #[inline]
+    pub fn peek(&self) -> Result<Option<Arrived>, Failure> {
+        // The one load; what is stored there later changes nothing.
+        let word = self.memory.load(self.at);
+        if Header::tag_of(word) != self.cursor.tag() {
+            return Ok(None);
+        }
+        let header = Header::of(word, self.layout.message_bytes).ok_or(Failure::Violation)?;
+        if self.cursor.count.wrapping_sub(self.told) >= self.layout.window {
+            return Err(Failure::Violation);
+        }
+        let beside = self.memory.load(self.at + BESIDE);
+        Ok(Some(Arrived {
+            header,
+            immediate: beside as u32,
+            returned: (beside >> 32) as u32,
+        }))
+    }
+
+    /// Copies the message's data out. `arrived` is what [`Incoming::peek`] gave last.
+    #[inline]
+    pub fn copy_out(&self, arrived: &Arrived, into: &Region, offset: u64) {
+        let length = arrived.header.length;
+        let from = self.layout.data(self.cursor.slot, length);
+        into.copy_from(offset, &self.memory, from, length as usize);
+    }
+
+    /// The message has been copied out. Whether its count of credits is a new one.
+    #[inline]
+    pub fn advance(&mut self, arrived: &Arrived) -> bool {
+        self.cursor = self.cursor.next(self.layout.window);
+        self.at = self.layout.header(self.cursor.slot);
+        std::mem::replace(&mut self.returned, arrived.returned) != arrived.returned
+    }
+
+    /// The sender is being told that it has so many buffers back in all.
+    #[inline]
+    pub fn tell(&mut self, returned: u32) {
+        self.told = returned;
+    }
+
+    /// What the sender says of credits, if it said something new, and whether it asks for ours.
+    pub fn credits(&mut self) -> Option<(u32, bool)> {
+        let word = self.memory.load(CREDITS);
+        let before = std::mem::replace(&mut self.credits, word);
+        (word != before).then_some((word as u32, word >> 32 != before >> 32))
+    }
+
+    /// Whether [`Incoming::credits`] or [`Incoming::is_closed`] would tell something.
+    pub fn has_changed(&self) -> bool {
+        self.memory.load(CREDITS) != self.credits || self.is_closed()
+    }
+
+    /// Whether the sender has closed its side, and so nobody there has our memory mapped any more.
+    pub fn is_closed(&self) -> bool {
+        is_closed(&self.memory)
+    }
+
+    /// Tells a sender whom we may never have known that nobody receives.
+    pub fn close(&self) {
+        self.memory.store(RECEIVER_CLOSED, 1);
+    }
+}
+
+/// Whether the sender into this ring has closed its side.
+pub fn is_closed(memory: &Region) -> bool {
+    memory.load(SENDER_CLOSED) != 0
+}
+
+/// The sender's side.
+pub struct Outgoing {
+    memory: Region,
+    layout: Layout,
+    cursor: Cursor,
+    asked: u32,
+}
+
+impl Outgoing {
+    /// Maps a receiver's ring.
+    ///
+    /// # Errors
+    /// [`Error::Peer`], [`Error::Region`].
+    pub fn attach(descriptor: std::os::fd::OwnedFd, layout: Layout) -> Result<Outgoing, Error> {
+        Ok(Outgoing {
+            memory: attach(descriptor, layout.bytes(), "ring")?,
+            layout,
+            cursor: Cursor::START,
+            asked: 0,
+        })
+    }
+
+    /// Stores a message, which the receiver can see from now on.
+    ///
+    /// # Errors
+    /// [`Failure::Violation`] if the receiver's ring is not for messages that long, though it said so elsewhere.
+    #[inline]
+    pub fn send(
+        &mut self,
+        from: Source<'_>,
+        immediate: Option<u32>,
+        returned: u32,
+    ) -> Result<(), Failure> {
+        let length = from.length();
+        if length > u64::from(self.layout.message_bytes) {
+            return Err(Failure::Violation);
+        }
+        let (slot, length) = (self.cursor.slot, length as u32);
+        store(from, &self.memory, self.layout.data(slot, length));
+        let at = self.layout.header(slot);
+        let beside = u64::from(returned) << 32 | u64::from(immediate.unwrap_or(0));
+        self.memory.store(at + BESIDE, beside);
+        let header = Header {
+            tag: self.cursor.tag(),
+            length,
+            immediate: immediate.is_some(),
+        };
+        // Release: what is stored above, and all that this thread wrote to the peer's memory, is seen before.
+        self.memory.store(at, header.word());
+        self.cursor = self.cursor.next(self.layout.window);
+        Ok(())
+    }
+
+    /// Tells the receiver how many buffers it has back in all.
+    pub fn credit(&mut self, returned: u32, ask: bool) {
+        self.asked = self.asked.wrapping_add(ask.into());
+        let word = u64::from(self.asked) << 32 | u64::from(returned);
+        self.memory.store(CREDITS, word);
+    }
+
+    /// Whether nobody receives any more.
+    pub fn is_closed(&self) -> bool {
+        self.memory.load(RECEIVER_CLOSED) != 0
+    }
+
+    /// Nothing more will be sent, and no memory of the receiver is mapped here.
+    pub fn close(&self) {
+        self.memory.store(SENDER_CLOSED, 1);
+    }
+}
+
+/// Copies a request's data to a place in a peer's memory.
+#[inline]
+pub fn store(from: Source<'_>, to: &Region, mut offset: u64) {
+    match from {
+        Source::Inline(bytes) => to.write(offset, bytes),
+        Source::Pieces(pieces) => {
+            for piece in pieces {
+                let region = piece.registration.region();
+                to.copy_from(offset, region, piece.offset, piece.length as usize);
+                offset += u64::from(piece.length);
+            }
+        }
+    }
+}
+
+/// Maps memory of a peer that it cannot take away while it is mapped: a file could shrink, and loads from it would end
+/// this process; or its file system could make them last forever.
+pub fn attach(
+    descriptor: std::os::fd::OwnedFd,
+    bytes: u64,
+    what: &'static str,
+) -> Result<Region, Error> {
+    match Region::attach(descriptor, bytes, true) {
+        Ok(memory) if memory.kind() == Kind::Memory => Ok(memory),
+        Err(error @ pmem::Error::Io { .. }) => Err(Error::Region(error)),
+        _ => Err(Error::Peer { what }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(window: u32, message_bytes: u32) -> (Incoming, Outgoing) {
+        let layout = Layout::new(window, message_bytes).unwrap();
+        let incoming = Incoming::new(layout).unwrap();
+        let descriptor = incoming.memory().share(true).unwrap();
+        (incoming, Outgoing::attach(descriptor, layout).unwrap())
+    }
+
+    fn receive(incoming: &mut Incoming) -> Option<(Vec<u8>, Option<u32>, u32)> {
+        let arrived = incoming.peek().unwrap()?;
+        let into = Region::memory(8192, false).unwrap();
+        incoming.copy_out(&arrived, &into, 0);
+        incoming.advance(&arrived);
+        let mut bytes = vec![0; arrived.header.length as usize];
+        into.read(0, &mut bytes);
+        let immediate = arrived.header.immediate.then_some(arrived.immediate);
+        Some((bytes, immediate, arrived.returned))
+    }
+
+    #[test]
+    fn messages_of_every_length_go_around() {
+        let (mut incoming, mut outgoing) = pair(3, 300);
+        for length in (0..=300).chain([48, 49, 300, 0]) {
+            // What looks like the header that is waited for next, everywhere in the data.
+            let fake = Header {
+                tag: incoming.cursor.tag().wrapping_add(1),
+                length: 5,
+                immediate: true,
+            };
+            let bytes = fake.word().to_ne_bytes().repeat(38);
+            let bytes = &bytes[..length];
+            assert!(!incoming.has_come() && receive(&mut incoming).is_none());
+            let immediate = (length % 3 == 0).then_some(length as u32);
+            outgoing.send(Source::Inline(bytes), immediate, 7).unwrap();
+            assert!(incoming.has_come());
+            let received = receive(&mut incoming).unwrap();
+            assert_eq!(received, (bytes.to_vec(), immediate, 7));
+            incoming.tell(incoming.cursor.count);
+        }
+    }
+
+    #[test]
+    fn counts_of_messages_wrap() {
+        let (mut incoming, mut outgoing) = pair(3, 64);
+        incoming.cursor.count = u32::MAX - 4;
+        outgoing.cursor.count = u32::MAX - 4;
+        incoming.tell(u32::MAX - 4);
+        for number in 0..10u8 {
+            for _ in 0..3 {
+                outgoing
+                    .send(Source::Inline(&[number; 60]), None, 0)
+                    .unwrap();
+            }
+            for _ in 0..3 {
+                assert_eq!(receive(&mut incoming).unwrap().0, [number; 60]);
+            }
+            assert!(!incoming.has_come());
+            incoming.tell(incoming.cursor.count);
+        }
+    }
+
+    #[test]
+    fn who_sends_without_credit_or_too_much_breaks_the_rules() {
+        let (mut incoming, mut outgoing) = pair(2, 64);
+        let long = outgoing.send(Source::Inline(&[0; 65]), None, 0);
+        assert_eq!(long, Err(Failure::Violation));
+        for _ in 0..2 {
+            outgoing.send(Source::Inline(b"in time"), None, 0).unwrap();
+            receive(&mut incoming).unwrap();
+        }
+        outgoing
+            .send(Source::Inline(b"too early"), None, 0)
+            .unwrap();
+        assert_eq!(incoming.peek().unwrap_err(), Failure::Violation);
+        incoming.tell(1);
+        assert_eq!(receive(&mut incoming).unwrap().0, b"too early");
+    }
+
+    #[test]
+    fn credits_and_ends_are_told_beside_the_messages() {
+        let (mut incoming, mut outgoing) = pair(2, 64);
+        assert_eq!((incoming.credits(), incoming.has_changed()), (None, false));
+        outgoing.credit(5, false);
+        assert!(incoming.has_changed());
+        assert_eq!(incoming.credits(), Some((5, false)));
+        outgoing.credit(5, true);
+        assert_eq!(incoming.credits(), Some((5, true)));
+        outgoing.credit(6, false);
+        assert_eq!(
+            (incoming.credits(), incoming.credits()),
+            (Some((6, false)), None)
+        );
+        outgoing.close();
+        assert!(incoming.is_closed() && incoming.has_changed() && !outgoing.is_closed());
+        incoming.close();
+        assert!(outgoing.is_closed());
+    }
+
+    #[test]
+    fn only_memory_that_stays_is_a_ring() {
+        let layout = Layout::new(4, 64).unwrap();
+        let short = Region::memory(layout.bytes() - 1, false).unwrap();
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        for descriptor in [short.share(true).unwrap(), file.into()] {
+            let outcome = Outgoing::attach(descriptor, layout);
+            assert!(matches!(outcome, Err(Error::Peer { what: "ring" })));
+        }
+        assert!(Layout::new(0, 64).is_none() && Layout::new(WINDOW_MAX + 1, 64).is_none());
+        assert!(Layout::new(1, MESSAGE_MAX + 1).is_none());
+    }
+}

@@ -1,0 +1,239 @@
+//! One endpoint: two rings, the peer's bell and the peer's memory.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use pmem::Region;
+
+use super::bell::Bell;
+use super::ring::{self, Incoming, Layout, Outgoing};
+use super::watch::{Process, Watch};
+use crate::{
+    Access, EndpointId, Error, Export, Failure, Operation, Parameters, Piece, Request, Source,
+};
+
+/// What this transport's parameters begin with: it says how rings and bells look.
+const VERSION: u32 = 1;
+/// Version, window and longest message, 4 bytes each, least significant first.
+const PARAMETER_BYTES: usize = 12;
+
+/// What a peer has to know of our ring, and the two descriptors: ring and bell.
+pub fn describe(incoming: &Incoming, bell: &Bell) -> Result<Parameters, Error> {
+    let Layout {
+        window,
+        message_bytes,
+    } = incoming.layout();
+    let words = [VERSION, window, message_bytes];
+    Ok(Parameters {
+        bytes: words.into_iter().flat_map(u32::to_le_bytes).collect(),
+        descriptors: vec![incoming.memory().share(true)?, bell.share()?],
+    })
+}
+
+/// What the peer said of its ring.
+fn layout_of(bytes: &[u8]) -> Option<Layout> {
+    if bytes.len() != PARAMETER_BYTES {
+        return None;
+    }
+    let word = |index: usize| u32::from_le_bytes(std::array::from_fn(|at| bytes[index * 4 + at]));
+    match word(0) {
+        VERSION => Layout::new(word(1), word(2)),
+        _ => None,
+    }
+}
+
+/// Maps the peer's ring and bell.
+pub fn attach(parameters: Parameters) -> Result<(Outgoing, Bell), Error> {
+    let wrong = Error::Peer {
+        what: "description of shared memory",
+    };
+    let Some(layout) = layout_of(&parameters.bytes) else {
+        return Err(wrong);
+    };
+    match <[OwnedFd; 2]>::try_from(parameters.descriptors) {
+        Ok([ring, bell]) => Ok((Outgoing::attach(ring, layout)?, Bell::attach(bell)?)),
+        Err(_) => Err(wrong),
+    }
+}
+
+/// An endpoint that has been joined to its peer's.
+pub struct Side {
+    pub id: EndpointId,
+    pub incoming: Incoming,
+    pub outgoing: Outgoing,
+    /// The peer's.
+    pub bell: Bell,
+    /// The peer has something new, and its bell was not rung yet.
+    pub is_touched: bool,
+    /// How it ends, once all that has come was told.
+    pub end: Option<Failure>,
+    /// The end was told.
+    pub is_over: bool,
+    /// The peer's memory, by the numbers that import gave.
+    pub imports: Vec<Option<Region>>,
+    /// If it is not this one.
+    pub process: Option<(Arc<Process>, Watch)>,
+}
+
+impl Side {
+    /// Maps what the peer exported.
+    pub fn import(&mut self, export: Export) -> Result<u32, Error> {
+        let wrong = Error::Peer { what: "memory" };
+        let access = export.descriptor.access;
+        let memory = match export.memory {
+            None if access == Access::LOCAL => None,
+            None => return Err(wrong),
+            Some(descriptor) => {
+                let writable = access != Access::LOCAL && access != Access::READ;
+                match Region::attach(descriptor, export.descriptor.length, writable) {
+                    Ok(region) => Some(region),
+                    Err(error @ pmem::Error::Io { .. }) => return Err(Error::Region(error)),
+                    Err(_) => return Err(wrong),
+                }
+            }
+        };
+        self.imports.push(memory);
+        Ok(self.imports.len() as u32 - 1)
+    }
+
+    /// Carries a request out and returns what an atomic found.
+    #[inline]
+    pub fn carry_out(&mut self, request: &Request<'_>) -> Result<u64, Failure> {
+        // What the queue has validated: that the range is inside of what was imported, and allowed there.
+        let target = request
+            .remote()
+            .map(|(number, offset, ..)| (number, offset));
+        let remote = |number: u32| self.imports[number as usize].as_ref();
+        match (request.operation, target) {
+            (Operation::Send { from, immediate }, _) => {
+                self.send(from, immediate, request.returned)?;
+                Ok(0)
+            }
+            (Operation::Read { into, .. }, Some((number, offset))) => {
+                load(into, remote(number).ok_or(Failure::Access)?, offset);
+                Ok(0)
+            }
+            (
+                Operation::Write {
+                    from, immediate, ..
+                },
+                Some((number, offset)),
+            ) => {
+                ring::store(from, remote(number).ok_or(Failure::Access)?, offset);
+                if immediate.is_some() {
+                    self.send(Source::Inline(&[]), immediate, request.returned)?;
+                }
+                Ok(0)
+            }
+            (Operation::CompareAndSwap { expected, new, .. }, Some((number, offset))) => {
+                let memory = remote(number).ok_or(Failure::Access)?;
+                Ok(memory.compare_and_swap(offset, expected, new))
+            }
+            (Operation::FetchAndAdd { addend, .. }, Some((number, offset))) => {
+                let memory = remote(number).ok_or(Failure::Access)?;
+                Ok(memory.fetch_and_add(offset, addend))
+            }
+            (_, None) => Err(Failure::Access),
+        }
+    }
+
+    fn send(
+        &mut self,
+        from: Source<'_>,
+        immediate: Option<u32>,
+        returned: u32,
+    ) -> Result<(), Failure> {
+        // Before the peer learns of it, so that what it then sends is never too early.
+        self.incoming.tell(returned);
+        self.outgoing.send(from, immediate, returned)
+    }
+
+    /// Tells the peer of credits, beside the messages.
+    pub fn credit(&mut self, returned: u32, ask: bool) {
+        self.incoming.tell(returned);
+        self.outgoing.credit(returned, ask);
+        self.bell.change();
+    }
+
+    /// Looks at what is beside the messages. Returns the peer's count of credits if it is new, and whether it asks.
+    pub fn inspect(&mut self) -> Option<(u32, bool)> {
+        if self.is_ended() {
+            self.end = Some(Failure::PeerLost);
+        }
+        self.incoming.credits()
+    }
+
+    fn is_ended(&self) -> bool {
+        let process = self.process.as_ref();
+        self.incoming.is_closed()
+            || self.outgoing.is_closed()
+            || process.is_some_and(|(process, _)| process.was_seen_gone())
+    }
+
+    /// Whether there is something that [`Side::inspect`] or a look at the ring would tell.
+    pub fn has_news(&self) -> bool {
+        !self.is_over
+            && (self.incoming.has_come() || self.incoming.has_changed() || self.is_ended())
+    }
+
+    /// Ends it: the peer learns of it, after the last message. Nothing of the peer's but its ring is mapped then.
+    pub fn close(mut self) {
+        self.imports.clear();
+        self.incoming.close();
+        self.outgoing.close();
+        self.bell.change();
+    }
+}
+
+/// Copies from a place in a peer's memory.
+#[inline]
+fn load(into: &[Piece<'_>], from: &Region, mut offset: u64) {
+    for piece in into {
+        let region = piece.registration.region();
+        region.copy_from(piece.offset, from, offset, piece.length as usize);
+        offset += u64::from(piece.length);
+    }
+    // The next read is not earlier.
+    fence(Ordering::Acquire);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_right_description_is_understood() {
+        let bell = Bell::new().unwrap();
+        let incoming = Incoming::new(Layout::new(8, 100).unwrap()).unwrap();
+        let right = describe(&incoming, &bell).unwrap();
+        assert_eq!(layout_of(&right.bytes), Some(incoming.layout()));
+        for length in 0..PARAMETER_BYTES {
+            assert_eq!(layout_of(&right.bytes[..length]), None);
+        }
+        let mut other = right.bytes.clone();
+        other[0] ^= 2;
+        assert_eq!(layout_of(&other), None);
+        assert_eq!(layout_of(&[right.bytes.clone(), vec![0]].concat()), None);
+        let lies = [
+            vec![],
+            right
+                .descriptors
+                .iter()
+                .map(|one| one.try_clone().unwrap())
+                .take(1)
+                .collect(),
+            vec![bell.share().unwrap(), bell.share().unwrap()],
+            vec![
+                std::fs::File::open("/dev/zero").unwrap().into(),
+                bell.share().unwrap(),
+            ],
+        ];
+        for descriptors in lies {
+            let bytes = right.bytes.clone();
+            let outcome = attach(Parameters { bytes, descriptors });
+            assert!(matches!(outcome, Err(Error::Peer { .. })));
+        }
+        assert!(attach(right).is_ok());
+    }
+}

@@ -1,0 +1,404 @@
+//! The endpoints of one thread.
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use super::bell::Bell;
+use super::ring::{Incoming, Layout};
+use super::side::{self, Side};
+use super::watch::Process;
+use super::{Holder, Inner, Shm, refusal};
+use crate::{
+    Access, Arrival, Capabilities, EndpointId, Error, Export, Failure, Limits, Origin, Parameters,
+    Peer, Piece, Registration, Report, Request, Role, Supply, Transport,
+};
+
+/// Messages of one endpoint that are taken before those of the next.
+const TURN: usize = 16;
+/// Every so many polls everything is looked at, whether a peer said that there was a change or not: one that lies could
+/// undo what another has said.
+const LOOK_EVERY: u32 = 256;
+const NOWHERE: u32 = u32::MAX;
+
+/// The endpoints of one thread.
+pub struct Thread {
+    device: Arc<Inner>,
+    capabilities: Capabilities,
+    bell: Bell,
+    /// Its count of changes when they were last looked at.
+    changes: u64,
+    /// Polls since everything was looked at.
+    polls: u32,
+    /// Offered, and not yet joined.
+    prepared: Vec<(EndpointId, Incoming)>,
+    /// Those that are polled, one after the other in memory.
+    sides: Vec<Side>,
+    /// By an endpoint's place: where it is in `sides`, or [`NOWHERE`].
+    places: Vec<u32>,
+    /// Places of those whose peers have something new.
+    touched: Vec<usize>,
+    /// Ends of requests, to be told by the next poll.
+    ended: Vec<Report>,
+    supplies: Supplies,
+}
+
+impl Thread {
+    pub(super) fn new(device: Arc<Inner>) -> Result<Thread, Error> {
+        Ok(Thread {
+            device,
+            capabilities: Shm::description(),
+            bell: Bell::new()?,
+            changes: 0,
+            polls: 0,
+            prepared: Vec::new(),
+            sides: Vec::new(),
+            places: Vec::new(),
+            touched: Vec::new(),
+            ended: Vec::new(),
+            supplies: Supplies::default(),
+        })
+    }
+
+    #[inline]
+    fn side(&mut self, endpoint: EndpointId) -> Option<&mut Side> {
+        let index = *self.places.get(endpoint.place())?;
+        let side = self.sides.get_mut(index as usize)?;
+        (side.id == endpoint).then_some(side)
+    }
+
+    fn side_or_error(&mut self, endpoint: EndpointId) -> Result<&mut Side, Error> {
+        self.side(endpoint).ok_or(Error::NoEndpoint)
+    }
+
+    /// Looks at everything that is beside the messages.
+    #[cold]
+    fn inspect(&mut self, reports: &mut Vec<Report>) {
+        self.polls = 0;
+        for side in &mut self.sides {
+            if let Some((returned, ask)) = side.inspect() {
+                reports.push(Report::Credit {
+                    endpoint: side.id,
+                    returned,
+                    ask,
+                });
+            }
+        }
+    }
+
+    /// Requests end when they are posted; one report serves for all up to an atomic that found something.
+    fn end(&mut self, endpoint: EndpointId, sequence: u64, value: u64) {
+        if let Some(Report::Done {
+            endpoint: last,
+            sequence: through,
+            value: found @ 0,
+        }) = self.ended.last_mut()
+            && *last == endpoint
+        {
+            (*through, *found) = (sequence, value);
+            return;
+        }
+        self.ended.push(Report::Done {
+            endpoint,
+            sequence,
+            value,
+        });
+    }
+}
+
+impl Transport for Thread {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn prepare(&mut self, endpoint: EndpointId, limits: Limits) -> Result<Parameters, Error> {
+        let layout = Layout::new(limits.window, limits.message_bytes).ok_or(Error::Peer {
+            what: "size of buffers",
+        })?;
+        let incoming = Incoming::new(layout)?;
+        let parameters = side::describe(&incoming, &self.bell)?;
+        self.prepared.push((endpoint, incoming));
+        Ok(parameters)
+    }
+
+    fn establish(&mut self, endpoint: EndpointId, _role: Role, peer: Peer) -> Result<(), Error> {
+        let prepared = self.prepared.iter().position(|(id, _)| *id == endpoint);
+        let prepared = prepared.ok_or(Error::NoEndpoint)?;
+        let (outgoing, bell) = side::attach(peer.parameters)?;
+        let process = match peer.process.and_then(Process::other) {
+            Some(process) => {
+                let watch = self.device.watcher.watch(&process, &self.bell)?;
+                Some((process, watch))
+            }
+            None => None,
+        };
+        let (_, incoming) = self.prepared.swap_remove(prepared);
+        if self.places.len() <= endpoint.place() {
+            self.places.resize(endpoint.place() + 1, NOWHERE);
+        }
+        self.places[endpoint.place()] = self.sides.len() as u32;
+        self.sides.push(Side {
+            id: endpoint,
+            incoming,
+            outgoing,
+            bell,
+            is_touched: false,
+            end: None,
+            is_over: false,
+            imports: Vec::new(),
+            process,
+        });
+        Ok(())
+    }
+
+    fn close(&mut self, endpoint: EndpointId) {
+        self.prepared.retain(|(id, incoming)| {
+            let stays = *id != endpoint;
+            if !stays {
+                incoming.close();
+            }
+            stays
+        });
+        if self.side(endpoint).is_none() {
+            return;
+        }
+        let index = std::mem::replace(&mut self.places[endpoint.place()], NOWHERE) as usize;
+        self.sides.swap_remove(index).close();
+        if let Some(moved) = self.sides.get(index) {
+            self.places[moved.id.place()] = index as u32;
+        }
+        self.ended.retain(|report| {
+            !matches!(report, Report::Done { endpoint: of, .. } | Report::Failed { endpoint: of, .. } if *of == endpoint)
+        });
+    }
+
+    fn export(
+        &mut self,
+        endpoint: EndpointId,
+        registration: &Registration,
+    ) -> Result<Export, Error> {
+        let device = self.device.clone();
+        let side = self.side_or_error(endpoint)?;
+        let descriptor = registration.descriptor();
+        if descriptor.access == Access::LOCAL {
+            let memory = None;
+            return Ok(Export { descriptor, memory });
+        }
+        let holder = match &side.process {
+            Some((process, _)) => Holder::Process(process.clone()),
+            None => Holder::Endpoint(side.incoming.memory().clone()),
+        };
+        let memory = match registration
+            .region()
+            .share(descriptor.access != Access::READ)
+        {
+            Ok(memory) => Some(memory),
+            Err(pmem::Error::NotShared) => {
+                let reason = "other processes cannot see it; use a file or memory";
+                return Err(refusal(registration.region(), reason));
+            }
+            Err(error) => return Err(Error::Region(error)),
+        };
+        // Noted before it is given away, and under a lock with withdrawal: whoever has it is known there.
+        device.note_export(registration, holder)?;
+        Ok(Export { descriptor, memory })
+    }
+
+    fn import(&mut self, endpoint: EndpointId, export: Export) -> Result<u32, Error> {
+        self.side_or_error(endpoint)?.import(export)
+    }
+
+    fn supply(&mut self, buffer: Supply, piece: Piece<'_>) {
+        // There are no groups, so their buffers are not wanted.
+        if matches!(buffer, Supply::Endpoint(_)) {
+            self.supplies.add(buffer, piece);
+        }
+    }
+
+    fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
+        let Some(side) = self.side(endpoint) else {
+            return;
+        };
+        let outcome = side.carry_out(&request);
+        if request.operation.is_message() && !std::mem::replace(&mut side.is_touched, true) {
+            self.touched.push(endpoint.place());
+        }
+        let sequence = request.sequence;
+        match outcome {
+            Ok(value) if request.signaled => self.end(endpoint, sequence, value),
+            Ok(_) => {}
+            Err(failure) => self.ended.push(Report::Failed {
+                endpoint,
+                sequence,
+                failure,
+            }),
+        }
+    }
+
+    fn credit(&mut self, endpoint: EndpointId, returned: u32, ask: bool) {
+        if let Some(side) = self.side(endpoint) {
+            side.credit(returned, ask);
+        }
+    }
+
+    fn submit(&mut self) {
+        if self.touched.is_empty() {
+            return;
+        }
+        // Between the headers and the looks at the bells: see there.
+        fence(Ordering::SeqCst);
+        for place in self.touched.drain(..) {
+            let index = self.places[place];
+            if let Some(side) = self.sides.get_mut(index as usize) {
+                side.is_touched = false;
+                side.bell.wake();
+            }
+        }
+    }
+
+    fn poll(&mut self, reports: &mut Vec<Report>) {
+        reports.append(&mut self.ended);
+        let changes = self.bell.changes();
+        self.polls += 1;
+        if changes != self.changes || self.polls >= LOOK_EVERY {
+            self.changes = changes;
+            self.inspect(reports);
+        }
+        for side in &mut self.sides {
+            if side.incoming.has_come() || side.end.is_some() {
+                receive(side, &mut self.supplies, reports);
+            }
+        }
+    }
+
+    fn sleep(&mut self, timeout: Duration) {
+        let Thread { sides, ended, .. } = self;
+        self.bell.sleep(timeout.min(self.device.nap), || {
+            !ended.is_empty() || sides.iter().any(Side::has_news)
+        });
+        // Whatever it was that has come.
+        self.polls = LOOK_EVERY;
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        for (_, incoming) in &self.prepared {
+            incoming.close();
+        }
+        for side in self.sides.drain(..) {
+            side.close();
+        }
+    }
+}
+
+/// Takes messages out of a ring, and tells of its end after the last one.
+fn receive(side: &mut Side, supplies: &mut Supplies, reports: &mut Vec<Report>) {
+    if side.is_over {
+        return;
+    }
+    for _ in 0..TURN {
+        match receive_one(side, supplies, reports) {
+            Ok(true) => {}
+            Ok(false) => {
+                if let Some(failure) = side.end
+                    && !side.incoming.has_come()
+                {
+                    lose(side, failure, reports);
+                }
+                return;
+            }
+            Err(failure) => return lose(side, failure, reports),
+        }
+    }
+}
+
+fn lose(side: &mut Side, failure: Failure, reports: &mut Vec<Report>) {
+    side.is_over = true;
+    reports.push(Report::Lost {
+        endpoint: side.id,
+        failure,
+    });
+}
+
+/// Whether there was one, and a buffer for it.
+#[inline]
+fn receive_one(
+    side: &mut Side,
+    supplies: &mut Supplies,
+    reports: &mut Vec<Report>,
+) -> Result<bool, Failure> {
+    let Some(arrived) = side.incoming.peek()? else {
+        return Ok(false);
+    };
+    let header = arrived.header;
+    let buffer = if header.length == 0 {
+        None
+    } else {
+        let Some(buffer) = supplies.take(&arrived, side) else {
+            return Ok(false);
+        };
+        Some(Arrival {
+            buffer,
+            start: 0,
+            length: header.length,
+        })
+    };
+    if side.incoming.advance(&arrived) {
+        reports.push(Report::Credit {
+            endpoint: side.id,
+            returned: arrived.returned,
+            ask: false,
+        });
+    }
+    reports.push(Report::Received {
+        origin: Origin::Endpoint(side.id),
+        buffer,
+        immediate: header.immediate.then_some(arrived.immediate),
+    });
+    Ok(true)
+}
+
+/// Buffers that wait for messages.
+#[derive(Default)]
+struct Supplies {
+    /// The last one given is the first one used, since it is in the caches.
+    free: Vec<Free>,
+    /// The memory that they are in: not many, and mostly one.
+    memory: Vec<Registration>,
+}
+
+struct Free {
+    buffer: Supply,
+    memory: usize,
+    offset: u64,
+    length: u32,
+}
+
+impl Supplies {
+    fn add(&mut self, buffer: Supply, piece: Piece<'_>) {
+        let key = piece.registration.key();
+        let known = self.memory.iter().position(|memory| memory.key() == key);
+        let memory = known.unwrap_or_else(|| {
+            self.memory.push(piece.registration.clone());
+            self.memory.len() - 1
+        });
+        self.free.push(Free {
+            buffer,
+            memory,
+            offset: piece.offset,
+            length: piece.length,
+        });
+    }
+
+    /// Copies a message into a buffer. There is one for each message that a peer may send; if there is none, the message
+    /// stays where it is.
+    #[inline]
+    fn take(&mut self, arrived: &super::ring::Arrived, side: &Side) -> Option<Supply> {
+        let fits = |free: &Free| free.length >= arrived.header.length;
+        let free = self.free.pop_if(|free| fits(free))?;
+        let into = self.memory[free.memory].region();
+        side.incoming.copy_out(arrived, into, free.offset);
+        Some(free.buffer)
+    }
+}
