@@ -25,6 +25,14 @@ impl Setup for Simulated {
     }
 }
 
+struct Shm;
+
+impl Setup for Shm {
+    fn device(&self) -> Arc<dyn Device> {
+        Arc::new(fabric::shm::Shm::new().unwrap())
+    }
+}
+
 /// Each report is told later, and all is noted.
 struct Wrapped<S>(S);
 
@@ -44,4 +52,5 @@ impl<S: Setup> Setup for Wrapped<S> {
 }
 
 suite!(simulated, Simulated::new());
+suite!(shm, Shm);
 suite!(wrapped, Wrapped(Simulated::new()));
