@@ -32,12 +32,24 @@ pub enum Error {
         /// Bytes it was asked for.
         wanted: usize,
     },
+    /// A transport failed.
+    #[error("the transport that is measured: {0}")]
+    Fabric(String),
+    /// A socket to compare with failed.
+    #[error("a socket, to compare with, failed: {0}")]
+    Socket(#[from] std::io::Error),
     /// Nothing can be mounted.
     #[error("the mount that is measured: {0}")]
     Mount(String),
     /// Nothing to run.
     #[error("no workload has '{0}' in its name; without a name all of them run")]
     NoWorkload(String),
+}
+
+impl From<fabric::Error> for Error {
+    fn from(error: fabric::Error) -> Error {
+        Error::Fabric(error.to_string())
+    }
 }
 
 impl Error {

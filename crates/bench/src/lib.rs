@@ -12,6 +12,7 @@
 
 mod data;
 mod error;
+mod fabric;
 mod harness;
 mod mount;
 mod mounted;
@@ -41,6 +42,8 @@ pub struct Options {
     pub directory: PathBuf,
     /// Only the workloads whose names, or whose group's, contain this.
     pub only: Option<String>,
+    /// Instead: up to which size a payload should travel in its message, for each transport.
+    pub tune: bool,
     /// The tako program, whose mounts are measured; without it they are left out.
     pub program: Option<PathBuf>,
 }
@@ -51,6 +54,7 @@ impl Default for Options {
             quick: false,
             directory: PathBuf::from(setup::LIMIT_DIRECTORY),
             only: None,
+            tune: false,
             program: None,
         }
     }
@@ -63,7 +67,7 @@ struct Workload {
 }
 
 /// What each group of rows is called, and its workloads.
-const GROUPS: [(&str, &[Workload]); 10] = [
+const GROUPS: [(&str, &[Workload]); 11] = [
     ("memory", &sizes::MEMORY),
     ("data", &data::WORKLOADS),
     ("length of a file", &sizes::LENGTHS),
@@ -73,6 +77,7 @@ const GROUPS: [(&str, &[Workload]); 10] = [
     ("mount after a crash", &mount::WORKLOADS),
     ("waiting in the ring", &threads::LATENCY),
     ("others while a huge file is deleted", &pauses::WORKLOADS),
+    (fabric::GROUP, &fabric::WORKLOADS),
     ("primitives", &primitives::WORKLOADS),
 ];
 
@@ -100,6 +105,9 @@ fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
         let only = options.only.as_deref();
         only.is_none_or(|part| workload.name.contains(part) || group.contains(part))
     };
+    if options.tune {
+        return tune(options, scale);
+    }
     let chosen = GROUPS.map(|(group, workloads)| {
         let workloads = workloads.iter().filter(|workload| wanted(group, workload));
         (group, workloads.collect::<Vec<_>>())
@@ -128,4 +136,18 @@ fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
         }
     }
     Ok(Report { rows, notes })
+}
+
+fn tune(options: &Options, scale: Scale) -> Result<Report, Error> {
+    let bench = Bench::new(options, scale)?;
+    let rows = fabric::tune(&bench)?.into_iter();
+    Ok(Report {
+        rows: rows
+            .map(|row| Row {
+                group: fabric::GROUP,
+                ..row
+            })
+            .collect(),
+        notes: bench.notes(),
+    })
 }

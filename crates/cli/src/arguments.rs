@@ -193,6 +193,9 @@ pub struct Bench {
     /// A short run, less exact
     #[arg(long)]
     pub quick: bool,
+    /// Instead: up to which size a payload should travel in its message, for each transport
+    #[arg(long)]
+    pub tune: bool,
     /// Where the pool is made
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
     pub directory: PathBuf,

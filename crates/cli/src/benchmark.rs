@@ -12,6 +12,7 @@ pub fn run(arguments: &Bench, out: &mut dyn Write) -> Outcome {
         quick: arguments.quick,
         directory: arguments.directory.clone(),
         only: arguments.name.clone(),
+        tune: arguments.tune,
         program: std::env::current_exe().ok(),
     };
     let report = bench::run(&options).map_err(|error| Failure::Failed(error.to_string()))?;

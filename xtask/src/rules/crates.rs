@@ -14,8 +14,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("client", &["pmem", "store"]),
     ("fuse-device", &[]),
     ("fuse", &["client", "fuse-device"]),
-    ("bench", &["pmem", "store", "client"]),
-    ("cli", &["pmem", "store", "client", "fuse", "bench"]),
+    ("bench", &["pmem", "fabric", "store", "client"]),
+    (
+        "cli",
+        &["pmem", "fabric", "store", "client", "fuse", "bench"],
+    ),
     (
         "lab",
         &[

@@ -1,0 +1,205 @@
+//! Transports between peers, each beside the plainest loop over the same memory or socket.
+//!
+//! Both peers are threads of this process, with a queue each. What is raw has no frames, no checks, no credits and no
+//! completions: bytes in a socket, words in memory.
+
+mod messages;
+mod ping;
+mod raw;
+mod sizes;
+mod transfers;
+
+pub use sizes::tune;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+use fabric::shm::Shm;
+use fabric::tcp::{Tcp, TcpOptions};
+use fabric::{
+    Access, Device, EndpointId, Event, Options, Parameters, Peer, Provider, Queue, Refusal,
+    Registration, RemoteRegion, Role, WorkRequest,
+};
+use pmem::Region;
+
+use crate::{Error, Workload};
+
+/// What its rows are called together.
+pub const GROUP: &str = "fabric";
+
+pub const WORKLOADS: [Workload; 8] = [
+    Workload {
+        name: "shm ping",
+        measure: ping::shm,
+    },
+    Workload {
+        name: "tcp ping",
+        measure: ping::tcp,
+    },
+    Workload {
+        name: "shm one-sided",
+        measure: transfers::shm,
+    },
+    Workload {
+        name: "tcp one-sided",
+        measure: transfers::tcp,
+    },
+    Workload {
+        name: "shm messages",
+        measure: messages::shm,
+    },
+    Workload {
+        name: "tcp messages",
+        measure: messages::tcp,
+    },
+    Workload {
+        name: "idle connections",
+        measure: messages::idle,
+    },
+    Workload {
+        name: "ways of a payload",
+        measure: sizes::measure,
+    },
+];
+
+/// How long anything may take before the run is given up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A peer's queue, with what it has to tell.
+struct End {
+    queue: Queue,
+    events: Vec<Event>,
+}
+
+/// Two peers and what joins them.
+struct Ends {
+    near: End,
+    far: End,
+    to_far: EndpointId,
+    to_near: EndpointId,
+}
+
+fn device(provider: Provider) -> Result<Box<dyn Device>, Error> {
+    Ok(match provider {
+        Provider::Tcp => Box::new(Tcp::new(TcpOptions {
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            ..TcpOptions::default()
+        })?),
+        _ => Box::new(Shm::new()?),
+    })
+}
+
+impl Ends {
+    fn new(device: &dyn Device, options: Options) -> Result<Ends, Error> {
+        let mut near = End::new(device, options)?;
+        let mut far = End::new(device, options)?;
+        let (to_far, to_near) = join(&mut near, &mut far)?;
+        Ok(Ends {
+            near,
+            far,
+            to_far,
+            to_near,
+        })
+    }
+
+    /// Memory of the far side, as the near side knows it.
+    fn import(&mut self, memory: &Registration) -> Result<RemoteRegion, Error> {
+        let export = self.far.queue.export(self.to_near, memory)?;
+        Ok(self.near.queue.import(self.to_far, export)?)
+    }
+}
+
+impl End {
+    fn new(device: &dyn Device, options: Options) -> Result<End, Error> {
+        Ok(End {
+            queue: Queue::open(device, options)?,
+            events: Vec::new(),
+        })
+    }
+
+    /// Posts, as soon as there is room.
+    fn post(&mut self, endpoint: EndpointId, request: &WorkRequest<'_>) -> Result<(), Error> {
+        let start = Instant::now();
+        loop {
+            match self.queue.post(endpoint, request) {
+                Ok(()) => return Ok(()),
+                Err(Refusal::Held) => self.queue.poll(&mut self.events),
+                Err(refusal) => return Err(Error::Fabric(refusal.to_string())),
+            };
+            if start.elapsed() > PATIENCE {
+                return Err(Error::Fabric("there is never room for a request".into()));
+            }
+        }
+    }
+
+    /// Polls, and counts what has come: ends of requests, and messages.
+    fn count(&mut self) -> Result<(u64, u64), Error> {
+        self.queue.poll(&mut self.events);
+        self.sort()
+    }
+
+    /// The same, but may sleep.
+    fn count_waiting(&mut self) -> Result<(u64, u64), Error> {
+        self.queue.wait(&mut self.events, PATIENCE);
+        self.sort()
+    }
+
+    fn sort(&mut self) -> Result<(u64, u64), Error> {
+        let (mut done, mut messages) = (0, 0);
+        for event in self.events.drain(..) {
+            match event {
+                Event::Message(_) => messages += 1,
+                Event::Done(completion) => match completion.outcome {
+                    Ok(_) => done += 1,
+                    Err(failure) => return Err(Error::Fabric(failure.to_string())),
+                },
+                Event::Lost(_, failure) => return Err(Error::Fabric(failure.to_string())),
+            }
+        }
+        Ok((done, messages))
+    }
+}
+
+fn join(near: &mut End, far: &mut End) -> Result<(EndpointId, EndpointId), Error> {
+    let peer = |parameters: Parameters| Peer {
+        parameters,
+        address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        process: None,
+    };
+    let (to_far, near_parameters) = near.queue.offer()?;
+    let (to_near, far_parameters) = far.queue.offer()?;
+    far.queue
+        .accept(to_near, Role::Listener, peer(near_parameters))?;
+    near.queue
+        .accept(to_far, Role::Dialer, peer(far_parameters))?;
+    Ok((to_far, to_near))
+}
+
+fn memory(device: &dyn Device, bytes: u64, access: Access) -> Result<Registration, Error> {
+    let region = Region::memory(bytes, false)?;
+    region.populate();
+    Ok(device.register(&region, access)?)
+}
+
+/// Options for a benchmark: a thread that looks all the time, or one that sleeps at once.
+fn options(spins: bool) -> Options {
+    Options {
+        spin_max: if spins { PATIENCE } else { Duration::ZERO },
+        ..Options::default()
+    }
+}
+
+/// Runs the far side in a thread for as long as the near side needs it.
+fn with_far<T: Send>(
+    far: impl FnOnce() -> Result<(), Error> + Send,
+    near: impl FnOnce() -> Result<T, Error>,
+) -> Result<T, Error> {
+    std::thread::scope(|scope| {
+        let far = scope.spawn(far);
+        let result = near();
+        let ended = far
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        result.and_then(|value| ended.map(|()| value))
+    })
+}

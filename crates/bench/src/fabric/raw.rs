@@ -1,0 +1,213 @@
+//! The plainest loops over memory and sockets, as limits.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Instant;
+
+use pmem::Region;
+
+use super::with_far;
+use crate::Error;
+
+/// Two words in memory, on lines of their own, that two threads count up in turns.
+pub struct RawMemory(Region);
+
+const THERE: u64 = 0;
+const BACK: u64 = 256;
+
+impl RawMemory {
+    pub fn new() -> Result<RawMemory, Error> {
+        Ok(RawMemory(Region::memory(4096, false)?))
+    }
+
+    /// So many times there and back, in ns.
+    pub fn ping(&self, count: u64, sleeps: bool) -> Result<f64, Error> {
+        let region = &self.0;
+        let set = |at, value: u32| {
+            region.store_u32(at, value);
+            if sleeps {
+                region.wake(at);
+            }
+        };
+        let await_value = |at, value: u32| {
+            loop {
+                let seen = region.load_u32(at);
+                if seen == value {
+                    break;
+                }
+                if sleeps {
+                    region.sleep_while(at, seen, None);
+                } else {
+                    std::hint::spin_loop();
+                }
+            }
+        };
+        set(THERE, 0);
+        set(BACK, 0);
+        let answer = || {
+            for number in 1..=count as u32 {
+                await_value(THERE, number);
+                set(BACK, number);
+            }
+            Ok(())
+        };
+        with_far(answer, || {
+            let start = Instant::now();
+            for number in 1..=count as u32 {
+                set(THERE, number);
+                await_value(BACK, number);
+            }
+            Ok(start.elapsed().as_nanos() as f64)
+        })
+    }
+}
+
+/// A connection over the loopback interface.
+pub struct RawSocket {
+    near: TcpStream,
+    far: TcpStream,
+}
+
+impl RawSocket {
+    /// Whoever waits looks all the time, or sleeps.
+    pub fn new(spins: bool) -> Result<RawSocket, Error> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let near = TcpStream::connect(listener.local_addr()?)?;
+        let (far, _) = listener.accept()?;
+        for stream in [&near, &far] {
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(spins)?;
+        }
+        Ok(RawSocket { near, far })
+    }
+
+    /// So many messages there and back, in ns.
+    pub fn ping(&mut self, count: u64, bytes: usize) -> Result<f64, Error> {
+        let (near, far) = (&mut self.near, &mut self.far);
+        let mut there = vec![0; bytes];
+        let mut back = vec![0; bytes];
+        let answer = || {
+            for _ in 0..count {
+                receive(far, &mut there)?;
+                send(far, &there)?;
+            }
+            Ok(())
+        };
+        with_far(answer, || {
+            let start = Instant::now();
+            for _ in 0..count {
+                send(near, &back)?;
+                receive(near, &mut back)?;
+            }
+            Ok(start.elapsed().as_nanos() as f64)
+        })
+    }
+
+    /// So many requests of 16 bytes, each answered by data; or so much data, each answered by 16 bytes. In ns.
+    pub fn transfer(
+        &mut self,
+        count: u64,
+        data: &mut [u8],
+        other: &mut [u8],
+        reads: bool,
+    ) -> Result<f64, Error> {
+        let (near, far) = (&mut self.near, &mut self.far);
+        let mut request = [0; 16];
+        let mut request_there = [0; 16];
+        let answer = || {
+            for _ in 0..count {
+                if reads {
+                    receive(far, &mut request_there)?;
+                    send(far, other)?;
+                } else {
+                    receive(far, other)?;
+                    send(far, &request_there)?;
+                }
+            }
+            Ok(())
+        };
+        with_far(answer, || {
+            let start = Instant::now();
+            for _ in 0..count {
+                if reads {
+                    send(near, &request)?;
+                    receive(near, data)?;
+                } else {
+                    send(near, data)?;
+                    receive(near, &mut request)?;
+                }
+            }
+            Ok(start.elapsed().as_nanos() as f64)
+        })
+    }
+}
+
+fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> Result<(), Error> {
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(sent) => bytes = &bytes[sent..],
+            Err(error) => look_again(error)?,
+        }
+    }
+    Ok(())
+}
+
+fn receive(stream: &mut TcpStream, mut bytes: &mut [u8]) -> Result<(), Error> {
+    while !bytes.is_empty() {
+        match stream.read(bytes) {
+            Ok(0) => return Err(io::Error::from(ErrorKind::UnexpectedEof).into()),
+            Ok(received) => bytes = &mut bytes[received..],
+            Err(error) => look_again(error)?,
+        }
+    }
+    Ok(())
+}
+
+fn look_again(error: io::Error) -> Result<(), Error> {
+    match error.kind() {
+        ErrorKind::WouldBlock => Ok(()),
+        _ => Err(error.into()),
+    }
+}
+
+/// Messages of one line each from one thread to another, through a ring in memory.
+pub struct RawQueue(Region);
+
+const LINE: u64 = 64;
+const SLOTS: u64 = 1024;
+const HEAD: u64 = SLOTS * LINE;
+
+impl RawQueue {
+    pub fn new() -> Result<RawQueue, Error> {
+        let region = Region::memory(HEAD + 4096, false)?;
+        region.populate();
+        Ok(RawQueue(region))
+    }
+
+    /// Puts the message with this number in, if there is room: the number comes last, and the rest behind it.
+    pub fn put(&self, number: u64, bytes: &[u8; 56], known_head: &mut u64) -> bool {
+        if number - *known_head > SLOTS {
+            *known_head = self.0.load(HEAD);
+            if number - *known_head > SLOTS {
+                return false;
+            }
+        }
+        let at = number % SLOTS * LINE;
+        self.0.write(at + 8, bytes);
+        self.0.store(at, number);
+        true
+    }
+
+    /// Takes the message with this number out, if it is there.
+    pub fn take(&self, number: u64, bytes: &mut [u8; 56]) -> bool {
+        let at = number % SLOTS * LINE;
+        if self.0.load(at) != number {
+            return false;
+        }
+        self.0.read(at + 8, bytes);
+        if number.is_multiple_of(SLOTS / 4) {
+            self.0.store(HEAD, number);
+        }
+        true
+    }
+}
