@@ -31,6 +31,7 @@ mod queue;
 mod registration;
 pub mod shm;
 pub mod simulated;
+pub mod tcp;
 pub mod transport;
 mod work;
 pub mod wrappers;
@@ -40,7 +41,8 @@ pub use capabilities::{Capabilities, Copies, Multicast, Order, Placement, Proves
 pub use error::{Error, Failure};
 pub use queue::{Counters, Message, Options, Queue};
 pub use registration::{
-    Access, Details, Key, Piece, Proof, RegionDescriptor, Registration, Remote, RemoteRegion, Table,
+    Access, Details, Held, Key, Piece, Proof, RegionDescriptor, Registration, Remote, RemoteRegion,
+    Table,
 };
 pub use transport::{
     Arrival, Device, Export, GroupAddress, Limits, Origin, Parameters, Peer, Report, Request, Role,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::BitOr;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockReadGuard};
 use pmem::Region;
 
 use crate::{EndpointId, Failure};
@@ -284,8 +284,36 @@ impl Table {
         length: u64,
         act: impl FnOnce(&Registration) -> R,
     ) -> Result<R, Failure> {
-        let slots = self.slots.read();
-        let found = slots.get(slot_number(key)).and_then(Option::as_ref);
+        let held = self.hold();
+        held.find(key, access, offset, length).map(act)
+    }
+
+    /// For several ranges at once: no key can be withdrawn while what is returned lives.
+    pub fn hold(&self) -> Held<'_> {
+        Held {
+            slots: self.slots.read(),
+        }
+    }
+}
+
+/// A [`Table`] from which nothing is withdrawn.
+pub struct Held<'a> {
+    slots: RwLockReadGuard<'a, Vec<Option<Registration>>>,
+}
+
+impl Held<'_> {
+    /// The memory that a peer named, if it may do that there.
+    ///
+    /// # Errors
+    /// [`Failure::Access`].
+    pub fn find(
+        &self,
+        key: Key,
+        access: Access,
+        offset: u64,
+        length: u64,
+    ) -> Result<&Registration, Failure> {
+        let found = self.slots.get(slot_number(key)).and_then(Option::as_ref);
         let Some(found) = found.filter(|found| found.key() == key) else {
             return Err(Failure::Access);
         };
@@ -295,7 +323,7 @@ impl Table {
         if !found.access().allows(access) || !inside || !aligned {
             return Err(Failure::Access);
         }
-        Ok(act(found))
+        Ok(found)
     }
 }
 

@@ -2,10 +2,12 @@
 
 mod suite;
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use fabric::simulated::{Network, NetworkOptions};
+use fabric::tcp::TcpOptions;
 use fabric::wrappers::{Delay, Trace};
 use fabric::{Device, Transport};
 use suite::Setup;
@@ -33,6 +35,19 @@ impl Setup for Shm {
     }
 }
 
+/// Listens at the loopback address.
+struct Tcp;
+
+impl Setup for Tcp {
+    fn device(&self) -> Arc<dyn Device> {
+        let options = TcpOptions {
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            ..TcpOptions::default()
+        };
+        Arc::new(fabric::tcp::Tcp::new(options))
+    }
+}
+
 /// Each report is told later, and all is noted.
 struct Wrapped<S>(S);
 
@@ -53,4 +68,5 @@ impl<S: Setup> Setup for Wrapped<S> {
 
 suite!(simulated, Simulated::new());
 suite!(shm, Shm);
+suite!(tcp, Tcp);
 suite!(wrapped, Wrapped(Simulated::new()));

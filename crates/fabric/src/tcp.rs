@@ -1,0 +1,189 @@
+//! The transport over TCP: one connection for each endpoint, and groups over UDP multicast.
+//!
+//! Whoever looks at a queue, or sleeps in it, does all there is to do for its connections: sends, receives, and carries out
+//! what peers ask for in registered memory. There are no other threads, so nobody is woken, and nothing happens to the
+//! memory of a process that does not look.
+//!
+//! A connection that is cut is made anew, by the side that asked for the endpoint. Frames are numbered, and kept until the
+//! other side has carried them out, which tells which one it expects: nothing is lost and nothing happens twice.
+
+mod frame;
+mod group;
+mod input;
+mod join;
+mod link;
+mod output;
+mod proof;
+mod requests;
+mod sockets;
+mod transport;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use pmem::{Kind, Region};
+
+use self::transport::TcpTransport;
+use crate::{
+    Access, Capabilities, Copies, Device, Error, Multicast, Order, Placement, Proof, Proves,
+    Provider, Registration, Table, Transport,
+};
+
+/// How endpoints over TCP are made and kept.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpOptions {
+    /// Where to listen, at a port that the system chooses; the unspecified address for everywhere.
+    pub address: IpAddr,
+    /// An endpoint is lost when it has had no connection for so long. A connection is cut when its other side takes
+    /// nothing for so long.
+    pub lost_after: Duration,
+    /// A connection that has not proved for so long what it is for is dropped.
+    pub prove_within: Duration,
+    /// So many connections may be unproved at once; then the oldest is dropped.
+    pub unproved: usize,
+}
+
+impl Default for TcpOptions {
+    fn default() -> TcpOptions {
+        TcpOptions {
+            address: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            lost_after: Duration::from_secs(5),
+            prove_within: Duration::from_secs(2),
+            unproved: 32,
+        }
+    }
+}
+
+/// How often something happened to a process's connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpCounters {
+    /// Connections that became an endpoint's, again or for the first time.
+    pub joined: u64,
+    /// Connections of endpoints that were cut.
+    pub cut: u64,
+    /// Connections that were dropped before they had proved what they were for.
+    pub unproved: u64,
+    /// Endpoints whose other side broke the rules, or asked for what it may not have.
+    pub refused: u64,
+    /// Messages to groups that were dropped for want of a buffer.
+    pub unbuffered: u64,
+    /// Datagrams to groups that were none of ours.
+    pub strange: u64,
+}
+
+#[derive(Default)]
+struct Counts {
+    joined: AtomicU64,
+    cut: AtomicU64,
+    unproved: AtomicU64,
+    refused: AtomicU64,
+    unbuffered: AtomicU64,
+    strange: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// What the threads of a process have together.
+struct Common {
+    options: TcpOptions,
+    table: Table,
+    counts: Counts,
+}
+
+/// TCP as a process has it.
+pub struct Tcp {
+    common: Arc<Common>,
+}
+
+impl Tcp {
+    /// One with no memory registered yet.
+    pub fn new(options: TcpOptions) -> Tcp {
+        Tcp {
+            common: Arc::new(Common {
+                options,
+                table: Table::default(),
+                counts: Counts::default(),
+            }),
+        }
+    }
+
+    /// How often something happened.
+    pub fn counters(&self) -> TcpCounters {
+        let counts = &self.common.counts;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        TcpCounters {
+            joined: read(&counts.joined),
+            cut: read(&counts.cut),
+            unproved: read(&counts.unproved),
+            refused: read(&counts.refused),
+            unbuffered: read(&counts.unbuffered),
+            strange: read(&counts.strange),
+        }
+    }
+}
+
+fn capabilities() -> Capabilities {
+    Capabilities {
+        provider: Provider::Tcp,
+        message_bytes: frame::MESSAGE_MAX,
+        inline_bytes: 256,
+        transfer_bytes: frame::TRANSFER_MAX,
+        pieces: 16,
+        atomics: true,
+        // All frames of a direction are carried out in the order of their numbers; a read takes its data later still.
+        order: Order {
+            reads: true,
+            writes_before_messages: true,
+            reads_after_writes: true,
+        },
+        multicast: Multicast::Lossy {
+            bytes: group::MESSAGE_BYTES as u32,
+        },
+        header_bytes: 0,
+        pins_memory: false,
+        revocation: Proves::Key,
+        // The kernel copies twice: from the sender's memory, and to the receiver's. Messages come into the stage first,
+        // with others, and go from there to their buffers; of long transfers only what came with the heads does.
+        copies: Copies {
+            message: 3,
+            write: 2,
+            read: 2,
+        },
+        completed_write: Placement::Visible,
+        passive_target: false,
+        in_message_bytes: 16 << 10,
+    }
+}
+
+impl Device for Tcp {
+    fn capabilities(&self) -> Capabilities {
+        capabilities()
+    }
+
+    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error> {
+        let refused = |reason| Error::Memory {
+            provider: Provider::Tcp,
+            memory: format!("{region:?}"),
+            reason,
+        };
+        if region.kind() == Kind::Simulated {
+            return Err(refused(
+                "the kernel cannot reach simulated memory; use a file or memory",
+            ));
+        }
+        let registered = self.common.table.insert(region, access);
+        registered.ok_or_else(|| refused("65536 regions are registered; withdraw one first"))
+    }
+
+    fn revoke(&self, registration: &Registration) -> Option<Proof> {
+        Some(self.common.table.remove(registration.key()))
+    }
+
+    fn open(&self) -> Result<Box<dyn Transport>, Error> {
+        Ok(Box::new(TcpTransport::open(self.common.clone())?))
+    }
+}

@@ -1,0 +1,553 @@
+//! What one side of an endpoint has to send: frames, kept until the other side has carried them out.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use pmem::Region;
+use pmem::socket::{self, Source};
+use smallvec::SmallVec;
+
+use super::frame::{self, BAD, Frame, GOOD, HEADS_BYTES, Kind, TRAILER_BYTES, Wrong};
+use crate::registration::Held;
+use crate::{Access, Failure, Key, Piece, Registration, Table};
+
+/// Frames whose heads go out with one system call, at most.
+const BATCH: usize = 32;
+/// Pieces of memory that go out with one system call, at most.
+const SOURCES: usize = 64;
+/// Bytes that are handed to the kernel before others have their turn.
+const TURN_BYTES: u64 = 4 << 20;
+
+static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+
+/// A range of registered memory that is kept registered.
+#[derive(Clone, Debug)]
+pub struct Part {
+    registration: Registration,
+    offset: u64,
+    length: u32,
+}
+
+pub type Parts = SmallVec<[Part; 2]>;
+
+/// Keeps what a request names.
+pub fn parts(pieces: &[Piece<'_>]) -> Parts {
+    let part = |piece: &Piece<'_>| Part {
+        registration: piece.registration.clone(),
+        offset: piece.offset,
+        length: piece.length,
+    };
+    pieces.iter().map(part).collect()
+}
+
+/// What is left of parts when `skip` bytes are done.
+pub fn ranges(parts: &[Part], mut skip: u64) -> impl Iterator<Item = (&Region, u64, usize)> {
+    parts.iter().filter_map(move |part| {
+        let length = u64::from(part.length);
+        let done = skip.min(length);
+        skip -= done;
+        let rest = (length - done) as usize;
+        (rest > 0).then(|| (part.registration.region(), part.offset + done, rest))
+    })
+}
+
+/// Where a frame's data is.
+#[derive(Debug)]
+pub enum Data {
+    None,
+    /// Among [`Output::values`], from this byte on.
+    Value(u64),
+    Parts(Parts),
+    /// Memory that the peer asked for; or not any more.
+    Memory {
+        key: Key,
+        offset: u64,
+        withdrawn: bool,
+    },
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    /// Its number and acknowledgement are filled in when it goes.
+    frame: Frame,
+    data: Data,
+}
+
+impl Outgoing {
+    /// Bytes behind the heads.
+    fn data_bytes(&self) -> u64 {
+        let trailer = match self.data {
+            Data::Memory { .. } => TRAILER_BYTES as u64,
+            _ => 0,
+        };
+        u64::from(self.frame.length) + trailer
+    }
+
+    fn is_answer(&self) -> bool {
+        matches!(self.frame.kind, Kind::ReadAnswer | Kind::AtomicAnswer)
+    }
+}
+
+/// When to acknowledge what has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Due {
+    /// With the next frame, whenever that is.
+    No,
+    /// When the queue is looked at once more: the answer to a message may take it along.
+    Soon,
+    Now,
+}
+
+/// How far sending went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sent {
+    All,
+    /// The connection takes no more for now.
+    Full,
+    /// It takes more, but it is the turn of others.
+    More,
+}
+
+/// The frames of one direction.
+///
+/// ```text
+///   first                first + next
+///     │ sent, kept          │ being sent │ to be sent
+/// ```
+#[derive(Debug)]
+pub struct Output {
+    /// The number of `frames[0]`: so many were carried out by the other side.
+    first: u64,
+    frames: VecDeque<Outgoing>,
+    /// Of the frames, the first one that has not gone as a whole.
+    next: usize,
+    /// Its heads have gone, or are in `carry`; and so much of its data has gone.
+    begun: bool,
+    done: u64,
+    /// The rest of heads that went in part: it has to go as it was begun.
+    carry: SmallVec<[u8; HEADS_BYTES]>,
+    /// Data given by value, of all frames; the first byte's number.
+    values: VecDeque<u8>,
+    values_first: u64,
+    answers: usize,
+    credit: Option<(u32, bool)>,
+    due: Due,
+    /// The last frame was added.
+    closing: bool,
+}
+
+/// Heads of the frames that go out together.
+struct Batch {
+    heads: [[u8; HEADS_BYTES]; BATCH + 1],
+    lengths: [usize; BATCH + 1],
+    count: usize,
+    /// The first of them is a credit or an acknowledgement.
+    control: bool,
+}
+
+impl Batch {
+    fn add(&mut self, frame: &Frame) {
+        self.lengths[self.count] = frame.write(&mut self.heads[self.count]);
+        self.count += 1;
+    }
+}
+
+impl Output {
+    pub fn new() -> Output {
+        Output {
+            first: 0,
+            frames: VecDeque::new(),
+            next: 0,
+            begun: false,
+            done: 0,
+            carry: SmallVec::new(),
+            values: VecDeque::new(),
+            values_first: 0,
+            answers: 0,
+            credit: None,
+            due: Due::No,
+            closing: false,
+        }
+    }
+
+    /// Adds a frame, and returns its number.
+    pub fn push(&mut self, frame: Frame, data: Data) -> u64 {
+        let number = self.first + self.frames.len() as u64;
+        if !self.closing {
+            let outgoing = Outgoing { frame, data };
+            self.answers += usize::from(outgoing.is_answer());
+            self.frames.push_back(outgoing);
+        }
+        number
+    }
+
+    /// Keeps data given by value.
+    pub fn value(&mut self, bytes: &[u8]) -> Data {
+        let start = self.values_first + self.values.len() as u64;
+        self.values.extend(bytes);
+        Data::Value(start)
+    }
+
+    /// Answers that are kept.
+    pub fn answers(&self) -> usize {
+        self.answers
+    }
+
+    pub fn credit(&mut self, returned: u32, ask: bool) {
+        let asked = self.credit.is_some_and(|(_, ask)| ask);
+        self.credit = Some((returned, ask || asked));
+    }
+
+    pub fn acknowledge(&mut self, due: Due) {
+        self.due = self.due.max(due);
+    }
+
+    pub fn due(&self) -> Due {
+        self.due
+    }
+
+    /// Refuses the frame with this number. Nothing more is sent after that.
+    pub fn refuse(&mut self, number: u64, failure: Failure) {
+        self.push(refusal(number, failure), Data::None);
+        self.closing = true;
+    }
+
+    /// Everything has gone, the refusal too.
+    pub fn is_closed(&self) -> bool {
+        self.closing && self.next == self.frames.len() && self.carry.is_empty()
+    }
+
+    pub fn is_closing(&self) -> bool {
+        self.closing
+    }
+
+    /// How many frames the other side has carried out.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// The other side has carried out so many frames in all.
+    ///
+    /// # Errors
+    /// [`Wrong`] if it cannot have.
+    pub fn acknowledged(&mut self, count: u64) -> Result<(), Wrong> {
+        let news = count.checked_sub(self.first).ok_or(Wrong)?;
+        if news > self.next as u64 {
+            return Err(Wrong);
+        }
+        for _ in 0..news {
+            let Some(outgoing) = self.frames.pop_front() else {
+                return Err(Wrong);
+            };
+            self.answers -= usize::from(outgoing.is_answer());
+            if let Data::Value(_) = outgoing.data {
+                self.values.drain(..outgoing.frame.length as usize);
+                self.values_first += u64::from(outgoing.frame.length);
+            }
+            self.next -= 1;
+            self.first += 1;
+        }
+        Ok(())
+    }
+
+    /// Begins on another connection, whose other side has carried out so many frames.
+    ///
+    /// # Errors
+    /// [`Wrong`] if it cannot have.
+    pub fn restart(&mut self, count: u64) -> Result<(), Wrong> {
+        self.begun = false;
+        self.done = 0;
+        self.carry.clear();
+        self.next = self.frames.len();
+        self.acknowledged(count)?;
+        self.next = 0;
+        Ok(())
+    }
+
+    /// Whether there is nothing to send, but acknowledgements that can wait.
+    pub fn is_idle(&self) -> bool {
+        self.next == self.frames.len()
+            && self.carry.is_empty()
+            && self.credit.is_none()
+            && self.due < Due::Now
+    }
+
+    /// Sends what the connection takes. `expected`: how many frames of the other side have been carried out.
+    ///
+    /// # Errors
+    /// Those of sendmsg(2).
+    pub fn transmit(
+        &mut self,
+        connection: BorrowedFd<'_>,
+        table: &Table,
+        expected: u64,
+    ) -> io::Result<Sent> {
+        let mut turn = 0;
+        while !self.is_idle() {
+            // No key is withdrawn between its check and the kernel's copy.
+            let held = table.hold();
+            let batch = self.batch(&held, expected);
+            let sources = self.gather(&batch, &held);
+            let offered: u64 = sources.iter().map(length).sum();
+            let taken = match socket::send(connection, &sources) {
+                Ok(taken) => taken as u64,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Sent::Full),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+                Err(error) => return Err(error),
+            };
+            drop(sources);
+            drop(held);
+            self.advance(taken, &batch);
+            if taken < offered {
+                return Ok(Sent::Full);
+            }
+            turn += taken;
+            if turn >= TURN_BYTES && !self.is_idle() {
+                return Ok(Sent::More);
+            }
+        }
+        Ok(Sent::All)
+    }
+
+    /// The heads of what may go next.
+    fn batch(&mut self, held: &Held<'_>, expected: u64) -> Batch {
+        let mut batch = Batch {
+            heads: [[0; HEADS_BYTES]; BATCH + 1],
+            lengths: [0; BATCH + 1],
+            count: 0,
+            control: false,
+        };
+        if self.begun {
+            self.check(self.next, held);
+        }
+        let start = self.next + usize::from(self.begun);
+        let control = match self.credit {
+            Some((returned, ask)) => Some(Frame {
+                returned,
+                ask,
+                ..Frame::new(Kind::Credit)
+            }),
+            None if start == self.frames.len() && self.due > Due::No => {
+                Some(Frame::new(Kind::Acknowledgement))
+            }
+            None => None,
+        };
+        // Nothing may follow a refusal.
+        if let Some(control) = control.filter(|_| !self.closing) {
+            batch.control = true;
+            batch.add(&Frame {
+                acknowledged: expected,
+                ..control
+            });
+        } else if self.closing {
+            (self.credit, self.due) = (None, Due::No);
+        }
+        let mut bytes = 0;
+        for index in start.. {
+            if index >= self.frames.len() || batch.count > BATCH || bytes > TURN_BYTES / 4 {
+                break;
+            }
+            self.check(index, held);
+            let outgoing = &self.frames[index];
+            let number = match outgoing.frame.kind.is_numbered() {
+                true => self.first + index as u64,
+                false => 0,
+            };
+            batch.add(&Frame {
+                number,
+                acknowledged: expected,
+                ..outgoing.frame
+            });
+            bytes += outgoing.data_bytes();
+        }
+        batch
+    }
+
+    /// Memory that a peer asked for may have been withdrawn: then this is the last frame. If it was begun, it ends with
+    /// zeros and says so.
+    fn check(&mut self, index: usize, held: &Held<'_>) {
+        let begun = self.begun && index == self.next;
+        let done = self.done;
+        let outgoing = &mut self.frames[index];
+        let length = u64::from(outgoing.frame.length);
+        let Data::Memory {
+            key,
+            offset,
+            withdrawn,
+        } = &mut outgoing.data
+        else {
+            return;
+        };
+        let is_read = begun && done >= length;
+        if is_read || *withdrawn || held.find(*key, Access::READ, *offset, length).is_ok() {
+            return;
+        }
+        if begun {
+            *withdrawn = true;
+        } else {
+            outgoing.frame = refusal(outgoing.frame.first, Failure::Access);
+            outgoing.data = Data::None;
+        }
+        self.frames.truncate(index + 1);
+        self.closing = true;
+    }
+
+    /// What goes next, in order.
+    fn gather<'a>(
+        &'a self,
+        batch: &'a Batch,
+        held: &'a Held<'_>,
+    ) -> SmallVec<[Source<'a>; SOURCES]> {
+        let mut sources = SmallVec::new();
+        if !self.carry.is_empty() {
+            sources.push(Source::Bytes(&self.carry));
+        }
+        let mut index = self.next;
+        if self.begun {
+            self.gather_data(index, self.done, held, &mut sources);
+            index += 1;
+        }
+        let mut heads = batch.heads[..batch.count].iter().zip(&batch.lengths);
+        if batch.control
+            && let Some((head, length)) = heads.next()
+        {
+            sources.push(Source::Bytes(&head[..*length]));
+        }
+        for (head, length) in heads {
+            if sources.len() + 1 >= SOURCES {
+                break;
+            }
+            sources.push(Source::Bytes(&head[..*length]));
+            self.gather_data(index, 0, held, &mut sources);
+            index += 1;
+        }
+        sources
+    }
+
+    fn gather_data<'a>(
+        &'a self,
+        index: usize,
+        skip: u64,
+        held: &'a Held<'_>,
+        sources: &mut SmallVec<[Source<'a>; SOURCES]>,
+    ) {
+        let outgoing = &self.frames[index];
+        let length = u64::from(outgoing.frame.length);
+        match &outgoing.data {
+            Data::None => {}
+            Data::Value(start) => {
+                let from = (start + skip - self.values_first) as usize;
+                let to = (start + length - self.values_first) as usize;
+                let (front, back) = self.values.as_slices();
+                let middle = front.len();
+                for (slice, base) in [(front, 0), (back, middle)] {
+                    let (from, to) = (from.max(base), to.min(base + slice.len()));
+                    if from < to {
+                        sources.push(Source::Bytes(&slice[from - base..to - base]));
+                    }
+                }
+            }
+            Data::Parts(parts) => {
+                sources.extend(ranges(parts, skip).map(|(region, offset, length)| {
+                    Source::Region {
+                        region,
+                        offset,
+                        length,
+                    }
+                }));
+            }
+            Data::Memory {
+                key,
+                offset,
+                withdrawn,
+            } => {
+                let mut rest = length.saturating_sub(skip);
+                let trailer = if *withdrawn { &BAD } else { &GOOD };
+                if *withdrawn {
+                    while rest > 0 && sources.len() < SOURCES {
+                        let chunk = (ZEROS.len() as u64).min(rest);
+                        sources.push(Source::Bytes(&ZEROS[..chunk as usize]));
+                        rest -= chunk;
+                    }
+                } else if rest > 0
+                    && let Ok(found) = held.find(*key, Access::READ, *offset, length)
+                {
+                    sources.push(Source::Region {
+                        region: found.region(),
+                        offset: offset + skip,
+                        length: rest as usize,
+                    });
+                    rest = 0;
+                }
+                if rest == 0 {
+                    sources.push(Source::Bytes(
+                        &trailer[skip.saturating_sub(length) as usize..],
+                    ));
+                }
+            }
+        }
+    }
+
+    /// So many bytes of what was gathered have gone.
+    fn advance(&mut self, taken: u64, batch: &Batch) {
+        let mut left = taken as usize;
+        let carried = left.min(self.carry.len());
+        self.carry.drain(..carried);
+        left -= carried;
+        if !self.carry.is_empty() {
+            return;
+        }
+        if self.begun && !self.advance_data(&mut left) {
+            return;
+        }
+        let heads = batch.heads[..batch.count].iter().zip(&batch.lengths);
+        for (place, (head, length)) in heads.enumerate() {
+            if left == 0 {
+                return;
+            }
+            let gone = left.min(*length);
+            left -= gone;
+            self.carry.extend_from_slice(&head[gone..*length]);
+            self.due = Due::No;
+            if batch.control && place == 0 {
+                self.credit = None;
+            } else {
+                self.begun = true;
+            }
+            if !self.carry.is_empty() || self.begun && !self.advance_data(&mut left) {
+                return;
+            }
+        }
+    }
+
+    /// The same for the data of the frame that was begun; whether it has gone as a whole.
+    fn advance_data(&mut self, left: &mut usize) -> bool {
+        let rest = self.frames[self.next].data_bytes() - self.done;
+        let gone = rest.min(*left as u64);
+        *left -= gone as usize;
+        self.done += gone;
+        if gone < rest {
+            return false;
+        }
+        self.next += 1;
+        self.begun = false;
+        self.done = 0;
+        true
+    }
+}
+
+fn refusal(number: u64, failure: Failure) -> Frame {
+    Frame {
+        first: number,
+        second: frame::failure_number(failure),
+        ..Frame::new(Kind::Refusal)
+    }
+}
+
+fn length(source: &Source<'_>) -> u64 {
+    match source {
+        Source::Bytes(bytes) => bytes.len() as u64,
+        Source::Region { length, .. } => *length as u64,
+    }
+}

@@ -1,0 +1,556 @@
+//! The queue's side: connections, and who has to be looked at when.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use zerocopy::IntoBytes;
+
+use super::group::Group;
+use super::input::{End, Shared, Supplied};
+use super::join::Visitor;
+use super::link::{Link, Other, State};
+use super::output::{Due, Sent};
+use super::proof::Introduction;
+use super::sockets::{self, Interest, Poller, Token};
+use super::{Common, capabilities, count};
+use crate::{
+    Capabilities, EndpointId, Error, Export, Failure, GroupAddress, GroupId, Limits, Parameters,
+    Peer, Piece, Registration, Report, Request, Role, Source, Supply, Transport,
+};
+
+/// With so few sockets it is cheaper to try each one than to ask which have news.
+const FEW: usize = 4;
+/// Even then it is asked for news every so many times: somebody may want to connect.
+const ASK_EVERY: u32 = 64;
+/// Memory of a peer that an endpoint may know.
+const IMPORTS_MAX: usize = 1 << 16;
+
+pub struct TcpTransport {
+    pub(super) common: Arc<Common>,
+    capabilities: Capabilities,
+    pub(super) listener: OwnedFd,
+    port: u16,
+    pub(super) poller: Poller,
+    /// By the places of endpoints.
+    links: Vec<Option<Box<Link>>>,
+    pub(super) visitors: Vec<Option<Visitor>>,
+    groups: Vec<Option<Group>>,
+    /// Buffers for messages of endpoints, and of groups.
+    pub(super) free: Vec<Supplied>,
+    free_of_groups: Vec<Supplied>,
+    /// What has not been reported.
+    news: Vec<Report>,
+    /// Places of links that have to send; each is there once.
+    listed: Vec<usize>,
+    spare: Vec<usize>,
+    /// When something is late: connections that are made, proved or left.
+    look_at: Option<Instant>,
+    polls: u32,
+}
+
+impl TcpTransport {
+    pub(super) fn open(common: Arc<Common>) -> Result<TcpTransport, Error> {
+        let address = common.options.address;
+        let (listener, port) = sockets::listen(address).map_err(|source| Error::System {
+            what: format!("listen at {address}"),
+            source,
+            remedy: "give an address of this host",
+        })?;
+        let poller = Poller::new().and_then(|poller| {
+            poller.add(listener.as_fd(), Token::Listener, Interest::Read)?;
+            Ok(poller)
+        });
+        let poller = poller.map_err(|source| Error::System {
+            what: "make an epoll descriptor".to_owned(),
+            source,
+            remedy: "raise the limit of open files",
+        })?;
+        Ok(TcpTransport {
+            common,
+            capabilities: capabilities(),
+            listener,
+            port,
+            poller,
+            links: Vec::new(),
+            visitors: Vec::new(),
+            groups: Vec::new(),
+            free: Vec::new(),
+            free_of_groups: Vec::new(),
+            news: Vec::new(),
+            listed: Vec::new(),
+            spare: Vec::new(),
+            look_at: None,
+            polls: 0,
+        })
+    }
+
+    pub(super) fn link(&mut self, id: EndpointId) -> Option<&mut Link> {
+        let link = self.links.get_mut(id.place())?.as_deref_mut();
+        link.filter(|link| link.id == id)
+    }
+
+    /// Something is to be looked at by then.
+    pub(super) fn look_by(&mut self, then: Instant) {
+        self.look_at = Some(self.look_at.map_or(then, |at| at.min(then)));
+    }
+
+    /// The link has to send, now or at the next look.
+    pub(super) fn list(&mut self, place: usize) {
+        if let Some(Some(link)) = self.links.get_mut(place)
+            && !link.listed
+        {
+            link.listed = true;
+            self.listed.push(place);
+        }
+    }
+
+    pub(super) fn settle(&mut self, id: EndpointId) {
+        let Some(Some(link)) = self.links.get_mut(id.place()) else {
+            return;
+        };
+        if link.id == id {
+            link.settle(&mut self.news);
+        }
+    }
+
+    pub(super) fn lose(&mut self, id: EndpointId, failure: Failure) {
+        let Some(Some(link)) = self.links.get_mut(id.place()) else {
+            return;
+        };
+        if link.id == id {
+            link.lose(failure, &mut self.news);
+            self.free.extend(link.input.restart());
+            if let Some(attempt) = link.attempt.take() {
+                self.dismiss(attempt);
+            }
+        }
+    }
+
+    /// Sends what is listed: all, or not the acknowledgements that an answer may take along yet.
+    fn send_listed(&mut self, all: bool) {
+        if self.listed.is_empty() {
+            return;
+        }
+        let mut places = std::mem::replace(&mut self.listed, std::mem::take(&mut self.spare));
+        for place in places.drain(..) {
+            let Some(Some(link)) = self.links.get_mut(place) else {
+                continue;
+            };
+            link.listed = false;
+            let soon = link.output.due() == Due::Soon;
+            if soon && all {
+                link.output.acknowledge(Due::Now);
+            }
+            if !link.output.is_idle() {
+                self.transmit(place);
+            } else if soon {
+                self.list(place);
+            }
+        }
+        self.spare = places;
+    }
+
+    fn transmit(&mut self, place: usize) {
+        let Some(Some(link)) = self.links.get_mut(place) else {
+            return;
+        };
+        let Some(connection) = &link.connection else {
+            return;
+        };
+        let expected = link.input.expected;
+        let sent = link
+            .output
+            .transmit(connection.as_fd(), &self.common.table, expected);
+        if link.output.is_closing() && link.state == State::Joined {
+            // A key was withdrawn before a peer had read all it had asked for.
+            self.refuse(place);
+        }
+        let Some(Some(link)) = self.links.get_mut(place) else {
+            return;
+        };
+        match sent {
+            Ok(Sent::All) if link.full => self.wait_for_room(place, false),
+            Ok(Sent::All) => {}
+            Ok(Sent::Full) if link.full => {}
+            Ok(Sent::Full) => self.wait_for_room(place, true),
+            Ok(Sent::More) => self.list(place),
+            Err(_) => return self.cut(place),
+        }
+        if let Some(Some(link)) = self.links.get_mut(place)
+            && matches!(link.state, State::Refusing { .. })
+            && link.output.is_closed()
+        {
+            // The queue closes it then; the other side needs the connection to read why.
+            let connection = link.connection.take();
+            link.lose(Failure::Violation, &mut self.news);
+            if let Some(connection) = connection {
+                self.leave_slowly(connection);
+            }
+        }
+    }
+
+    fn wait_for_room(&mut self, place: usize, full: bool) {
+        let Some(Some(link)) = self.links.get_mut(place) else {
+            return;
+        };
+        link.full = full;
+        let interest = match (full, link.state) {
+            (true, State::Joined) => Interest::Both,
+            (true, _) => Interest::Write,
+            (false, State::Joined) => Interest::Read,
+            (false, _) => Interest::End,
+        };
+        if let Some(connection) = &link.connection
+            && self
+                .poller
+                .change(connection, Token::Link(place), interest)
+                .is_err()
+        {
+            self.cut(place);
+        }
+    }
+
+    /// The other side is told that it is refused, and not listened to any more.
+    fn refuse(&mut self, place: usize) {
+        count(&self.common.counts.refused);
+        let until = Instant::now() + self.common.options.lost_after;
+        if let Some(Some(link)) = self.links.get_mut(place) {
+            link.state = State::Refusing { until };
+            let full = link.full;
+            self.wait_for_room(place, full);
+            self.look_by(until);
+            self.list(place);
+        }
+    }
+
+    /// The connection is of no use any more.
+    fn cut(&mut self, place: usize) {
+        let Some(Some(link)) = self.links.get_mut(place) else {
+            return;
+        };
+        link.connection = None;
+        link.full = false;
+        self.free.extend(link.input.restart());
+        match link.state {
+            State::Joined => {
+                count(&self.common.counts.cut);
+                let now = Instant::now();
+                link.state = State::Waiting {
+                    until: now + self.common.options.lost_after,
+                    next: now,
+                    tries: 0,
+                };
+                self.look_by(now);
+            }
+            State::Refusing { .. } => link.lose(Failure::Violation, &mut self.news),
+            _ => {}
+        }
+    }
+
+    fn receive(&mut self, place: usize) {
+        let Some(Some(link)) = self.links.get_mut(place) else {
+            return;
+        };
+        if link.state != State::Joined {
+            return;
+        }
+        let mut shared = Shared {
+            table: &self.common.table,
+            free: &mut self.free,
+            reports: &mut self.news,
+        };
+        let received = link.receive(&mut shared);
+        let has_to_send = !link.output.is_idle() || link.output.due() != Due::No;
+        match received {
+            Ok(_) if has_to_send => self.list(place),
+            Ok(_) => {}
+            Err(End::Cut) => self.cut(place),
+            Err(End::Ended) => {
+                link.connection = None;
+                self.free.extend(link.input.restart());
+            }
+            Err(End::Refuse(number, failure)) => {
+                link.output.refuse(number, failure);
+                self.refuse(place);
+            }
+        }
+    }
+
+    fn receive_from_group(&mut self, place: usize) {
+        if let Some(Some(group)) = self.groups.get(place) {
+            let counts = &self.common.counts;
+            group.receive(&mut self.free_of_groups, counts, &mut self.news);
+        }
+    }
+
+    /// Looks at those that have news, as the last wait found.
+    fn look_at_news(&mut self) {
+        let mut index = 0;
+        while let Some(token) = self.poller.news(index) {
+            index += 1;
+            match token {
+                Token::Listener => self.accept(),
+                Token::Visitor(slot) => self.visit(slot),
+                Token::Link(place) => self.look_at_link(place),
+                Token::Group(place) => self.receive_from_group(place),
+            }
+        }
+        self.poller.forget();
+    }
+
+    fn look_at_link(&mut self, place: usize) {
+        self.receive(place);
+        if let Some(Some(link)) = self.links.get(place)
+            && (link.full || matches!(link.state, State::Refusing { .. }))
+        {
+            self.transmit(place);
+        }
+    }
+
+    /// What is late, and when to look again.
+    fn look_for_late(&mut self) {
+        let Some(at) = self.look_at else {
+            return;
+        };
+        let now = Instant::now();
+        if now < at {
+            return;
+        }
+        self.look_at = None;
+        for place in 0..self.links.len() {
+            let Some(link) = &self.links[place] else {
+                continue;
+            };
+            let (id, attempt) = (link.id, link.attempt);
+            match link.state {
+                State::Waiting { until, .. } if now >= until => self.lose(id, Failure::PeerLost),
+                State::Waiting { until, next, .. } => {
+                    self.look_by(until);
+                    match attempt {
+                        None if now >= next => self.attempt(id, now),
+                        None => self.look_by(next),
+                        // Its end is looked for below; then it is tried again.
+                        Some(_) => {}
+                    }
+                }
+                State::Refusing { until } if now >= until => self.lose(id, Failure::Violation),
+                State::Refusing { until } => self.look_by(until),
+                State::Prepared | State::Joined | State::Ended => {}
+            }
+        }
+        for slot in 0..self.visitors.len() {
+            match self.visitors[slot].as_ref().map(|visitor| visitor.until) {
+                Some(until) if now >= until => self.dismiss_late(slot),
+                Some(until) => self.look_by(until),
+                None => {}
+            }
+        }
+    }
+}
+
+impl Transport for TcpTransport {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn prepare(&mut self, endpoint: EndpointId, limits: Limits) -> Result<Parameters, Error> {
+        let address = match self.common.options.address {
+            IpAddr::V4(address) if address.is_unspecified() => Ipv6Addr::UNSPECIFIED,
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        let told = Introduction::new(self.port, endpoint.0, limits.outstanding, address.octets());
+        let place = endpoint.place();
+        if self.links.len() <= place {
+            self.links.resize_with(place + 1, || None);
+        }
+        self.links[place] = Some(Box::new(Link::new(endpoint, limits, told.secret)));
+        Ok(Parameters {
+            bytes: told.as_bytes().to_vec(),
+            descriptors: Vec::new(),
+        })
+    }
+
+    fn establish(&mut self, endpoint: EndpointId, role: Role, peer: Peer) -> Result<(), Error> {
+        let told = Introduction::parse(&peer.parameters.bytes).ok_or(Error::Peer {
+            what: "description of its endpoint",
+        })?;
+        // Where it listens, or else where it is, or else here.
+        let listens = Ipv6Addr::from(told.address).to_canonical();
+        let address = match peer.address {
+            _ if !listens.is_unspecified() => listens,
+            Some(address) => address,
+            None => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        };
+        let other = Other {
+            role: match role {
+                Role::Dialer => Role::Listener,
+                Role::Listener => Role::Dialer,
+            },
+            address: SocketAddr::new(address, told.port.get()),
+            endpoint: told.endpoint.get(),
+            secret: told.secret,
+            outstanding: told.outstanding.get(),
+        };
+        let now = Instant::now();
+        let until = now + self.common.options.lost_after;
+        let Some(link) = self.link(endpoint) else {
+            return Err(Error::NoEndpoint);
+        };
+        link.other = Some(other);
+        link.state = State::Waiting {
+            until,
+            next: until,
+            tries: 0,
+        };
+        self.look_by(until);
+        match role {
+            Role::Dialer => self.attempt(endpoint, now),
+            Role::Listener => self.unpark(endpoint),
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, endpoint: EndpointId) {
+        let Some(link) = self.link(endpoint) else {
+            return;
+        };
+        let unfinished = link.input.restart();
+        let attempt = link.attempt.take();
+        self.free.extend(unfinished);
+        self.links[endpoint.place()] = None;
+        if let Some(attempt) = attempt {
+            self.dismiss(attempt);
+        }
+    }
+
+    fn export(
+        &mut self,
+        _endpoint: EndpointId,
+        registration: &Registration,
+    ) -> Result<Export, Error> {
+        Ok(Export {
+            descriptor: registration.descriptor(),
+            memory: None,
+        })
+    }
+
+    fn import(&mut self, endpoint: EndpointId, export: Export) -> Result<u32, Error> {
+        let link = self.link(endpoint).ok_or(Error::NoEndpoint)?;
+        if link.imports.len() >= IMPORTS_MAX {
+            return Err(Error::Peer {
+                what: "number of regions",
+            });
+        }
+        link.imports.push(export.descriptor);
+        Ok(link.imports.len() as u32 - 1)
+    }
+
+    fn supply(&mut self, buffer: Supply, piece: Piece<'_>) {
+        let supplied = Supplied {
+            supply: buffer,
+            registration: piece.registration.clone(),
+            offset: piece.offset,
+            length: piece.length,
+        };
+        match buffer {
+            Supply::Endpoint(_) => self.free.push(supplied),
+            Supply::Group(_) => self.free_of_groups.push(supplied),
+        }
+    }
+
+    fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
+        if let Some(link) = self.link(endpoint) {
+            link.post(request);
+            self.list(endpoint.place());
+        }
+    }
+
+    fn credit(&mut self, endpoint: EndpointId, returned: u32, ask: bool) {
+        if let Some(link) = self.link(endpoint) {
+            link.input.told = returned;
+            link.output.credit(returned, ask);
+            self.list(endpoint.place());
+        }
+    }
+
+    fn submit(&mut self) {
+        self.send_listed(false);
+    }
+
+    fn poll(&mut self, reports: &mut Vec<Report>) {
+        // What could have gone with an answer goes by itself now.
+        self.send_listed(true);
+        self.polls = self.polls.wrapping_add(1);
+        let sockets = self.links.len() + self.groups.len();
+        let is_quiet = sockets <= FEW && self.look_at.is_none();
+        if self.poller.has_news() {
+            self.look_at_news();
+        } else if is_quiet && !self.polls.is_multiple_of(ASK_EVERY) {
+            for place in 0..self.links.len() {
+                self.look_at_link(place);
+            }
+            for place in 0..self.groups.len() {
+                self.receive_from_group(place);
+            }
+        } else {
+            self.poller.wait(Duration::ZERO);
+            self.look_at_news();
+        }
+        self.look_for_late();
+        // Answers, and acknowledgements that nothing will take along.
+        self.send_listed(false);
+        reports.append(&mut self.news);
+    }
+
+    fn sleep(&mut self, timeout: Duration) {
+        self.send_listed(true);
+        if !self.news.is_empty() || !self.listed.is_empty() {
+            return;
+        }
+        let timeout = match self.look_at {
+            Some(at) => timeout.min(at.saturating_duration_since(Instant::now())),
+            None => timeout,
+        };
+        self.poller.wait(timeout);
+    }
+
+    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+        let joined = Group::join(group, address).and_then(|joined| {
+            let free = self.groups.iter().position(Option::is_none);
+            let place = free.unwrap_or(self.groups.len());
+            let receiver = joined.receiver.as_fd();
+            self.poller
+                .add(receiver, Token::Group(place), Interest::Read)?;
+            self.leave(group);
+            match free {
+                Some(place) => self.groups[place] = Some(joined),
+                None => self.groups.push(Some(joined)),
+            }
+            io::Result::Ok(())
+        });
+        joined.map_err(|source| Error::System {
+            what: format!("join the group {}:{}", address.address, address.port),
+            source,
+            remedy: "give a multicast address and the address of an interface of this host",
+        })
+    }
+
+    fn leave(&mut self, group: GroupId) {
+        for place in &mut self.groups {
+            if place.as_ref().is_some_and(|found| found.id == group) {
+                *place = None;
+            }
+        }
+    }
+
+    fn send_to_group(&mut self, group: GroupId, from: Source<'_>, immediate: u32) {
+        let found = self.groups.iter().flatten().find(|found| found.id == group);
+        if let Some(group) = found {
+            group.send(&from, immediate);
+        }
+    }
+}
