@@ -103,8 +103,10 @@ pub enum Error {
         /// The device.
         path: PathBuf,
     },
-    /// Simulated memory is this process's own.
-    #[error("simulated memory cannot be shared with another process; use a file or memory")]
+    /// Simulated memory, and the stores to a copy-on-write mapping, are this process's own.
+    #[error(
+        "simulated memory and copy-on-write mappings cannot be shared with another process; use a file or memory"
+    )]
     NotShared,
     /// Any other failure of the system.
     #[error(

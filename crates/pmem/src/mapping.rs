@@ -218,6 +218,10 @@ impl Mapping {
 
     /// See [`crate::Region::share`].
     pub(crate) fn share(&self, writable: bool) -> Result<OwnedFd, Error> {
+        if self.access == Access::Private {
+            // Its stores are nowhere else.
+            return Err(Error::NotShared);
+        }
         let mode = if writable {
             OFlags::RDWR
         } else {

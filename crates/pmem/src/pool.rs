@@ -208,7 +208,10 @@ pub(crate) fn attach(file: OwnedFd, length: u64, writable: bool) -> Result<Mappi
 /// What a shared file is: memory, which must be sealed, or a pool's file, which its owner does not shorten.
 fn shared_kind(path: &Path, file: &OwnedFd) -> Result<Kind, Error> {
     match rustix::fs::fcntl_get_seals(file) {
-        Ok(seals) if seals.contains(SealFlags::SHRINK) => Ok(Kind::Memory),
+        Ok(seals) if seals.contains(SealFlags::SHRINK) => match huge_page(path, file)? {
+            Some(_) => Ok(Kind::HugePageMemory),
+            None => Ok(Kind::Memory),
+        },
         // Files of tmpfs have the seal against seals from the start.
         Ok(seals) if seals == SealFlags::SEAL => Ok(Kind::File),
         Err(Errno::INVAL) => Ok(Kind::File),

@@ -136,7 +136,8 @@ impl Region {
     /// A descriptor by which another process can map the region: for stores too, or only for loads. It holds no lock.
     ///
     /// # Errors
-    /// [`Error::Io`]; a simulated region belongs to its process: [`Error::NotShared`].
+    /// [`Error::Io`]; a simulated region, or one of private access, belongs to its process:
+    /// [`Error::NotShared`].
     pub fn share(&self, writable: bool) -> Result<OwnedFd, Error> {
         match &self.0 {
             Mapped(mapping) => mapping.share(writable),

@@ -134,6 +134,12 @@ impl Watcher {
         })
     }
 
+    /// Whether the thread is there; it goes soon after there is nobody left to watch.
+    #[cfg(test)]
+    pub fn is_running(&self) -> bool {
+        self.0.entries.lock().is_running
+    }
+
     fn tell(&self) {
         // It fails only when it has been told 2^64 times and has not looked.
         let _ = rustix::io::write(&self.0.news, &1u64.to_ne_bytes());

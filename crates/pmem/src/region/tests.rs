@@ -440,6 +440,8 @@ fn what_could_kill_this_process_is_not_attached() {
     assert!(Region::attach(pipe, 8192, true).is_err());
     let simulated = Simulation::new(4096).region();
     assert!(matches!(simulated.share(true), Err(Error::NotShared)));
+    let copied = Region::attach(region.share(false).unwrap(), 8192, false).unwrap();
+    assert!(matches!(copied.share(false), Err(Error::NotShared)));
 }
 
 #[test]
