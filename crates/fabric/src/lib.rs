@@ -24,8 +24,12 @@
 
 pub mod buffers;
 mod capabilities;
+pub mod choice;
+pub mod control;
 mod credits;
 mod error;
+pub mod fuzzing;
+pub mod keys;
 mod outstanding;
 mod queue;
 mod registration;

@@ -138,12 +138,20 @@ pub struct Limits {
 }
 
 /// What one side tells the other over the control connection.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Parameters {
     /// To be validated by who gets them.
     pub bytes: Vec<u8>,
     /// Descriptors, on one host.
     pub descriptors: Vec<OwnedFd>,
+}
+
+/// Not the bytes, which have secrets in them: this may stand in a log.
+impl std::fmt::Debug for Parameters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (bytes, descriptors) = (self.bytes.len(), self.descriptors.len());
+        write!(f, "Parameters({bytes} bytes, {descriptors} descriptors)")
+    }
 }
 
 /// What is known of a peer once the control connection has authenticated it.

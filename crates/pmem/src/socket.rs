@@ -1,7 +1,7 @@
-//! Bytes between regions and sockets, copied by the kernel alone.
+//! Bytes between regions and sockets, copied by the kernel alone; and who is at the other end of a Unix socket.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use smallvec::SmallVec;
 
@@ -90,6 +90,62 @@ pub fn receive(socket: BorrowedFd<'_>, targets: &mut [Target<'_>]) -> io::Result
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
+/// Who connected a Unix socket, or listened at it, as the kernel noted it then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Its process; 0 if that cannot be seen from here.
+    pub process: i32,
+    /// Its effective user.
+    pub user: u32,
+}
+
+/// Who is at the other end of a connected Unix socket.
+///
+/// # Errors
+/// Those of getsockopt(2) for `SO_PEERCRED`.
+pub fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    let mut found = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    option(socket, libc::SO_PEERCRED, &mut found)?;
+    Ok(Credentials {
+        process: found.pid,
+        user: found.uid,
+    })
+}
+
+/// A descriptor of the process at the other end of a connected Unix socket.
+///
+/// # Errors
+/// Those of getsockopt(2) for `SO_PEERPIDFD`: `ENOPROTOOPT` before Linux 6.5.
+pub fn process(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut descriptor: libc::c_int = -1;
+    option(socket, libc::SO_PEERPIDFD, &mut descriptor)?;
+    // SAFETY: the kernel made a descriptor for this call, which nobody else knows of.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// An option of a socket, whose value is plain data.
+fn option<T: Copy>(
+    socket: BorrowedFd<'_>,
+    name: libc::c_int,
+    value: &mut T,
+) -> io::Result<()> {
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to where `value` borrows as many, integers both times.
+    let done = unsafe {
+        let target = std::ptr::from_mut(value).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, target, &mut length)
+    };
+    match done {
+        0 if length as usize == size_of::<T>() => Ok(()),
+        0 => Err(io::ErrorKind::InvalidData.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 fn of_region(region: &Region, offset: u64, length: usize) -> io::Result<libc::iovec> {
     match region.address(offset, length) {
         Some(address) => Ok(vector(address, length)),
@@ -154,5 +210,23 @@ mod tests {
         drop(near);
         let end = receive(far.as_fd(), &mut [Target::Bytes(&mut head)]);
         assert_eq!(end.unwrap(), 0);
+    }
+
+    #[test]
+    fn the_other_end_is_known() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let found = credentials(near.as_fd()).unwrap();
+        assert_eq!(found.process as u32, std::process::id());
+        assert_eq!(found.user, rustix::process::geteuid().as_raw());
+        match process(near.as_fd()) {
+            Ok(descriptor) => {
+                let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
+                let shown = std::fs::read_to_string(path).unwrap();
+                assert!(shown.contains(&format!("Pid:\t{}\n", std::process::id())));
+            }
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOPROTOOPT)),
+        }
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(process(other.as_fd()).is_err());
     }
 }

@@ -1,0 +1,179 @@
+//! Control connections, over which two processes become endpoints of a transport, and tell each other of memory.
+//!
+//! ```text
+//!   dialer                       listener
+//!     │ ◄──── who are you? ────► │     Unix socket: the kernel says. TCP: TLS 1.3, a certificate on both sides.
+//!     │ ◄──────────────── Hello  │     versions, cluster, node, what there is of each transport
+//!     │ Hello, Choice, Offer ──► │     the fastest in common, why no faster one; its transport's parameters
+//!     │ ◄────────── Offer, Ready │     the listener's, which has joined its side
+//!     │ Ready ─────────────────► │
+//!     │ ◄─ Export, Revoked, Released, Goodbye ─►
+//! ```
+//! Before the other has proved who it is, nobody says anything. The bytes are in `message`.
+//!
+//! A process listens with [`Listener`], which waits for all callers at once: one that says nothing, little, or nonsense
+//! holds up nobody. [`Caller::establish`] then joins one to a [`Queue`], without waiting. [`dial`] does the same from the
+//! other side, and waits. Both give a [`Session`].
+
+pub(crate) mod channel;
+mod dial;
+mod error;
+mod identity;
+mod listener;
+pub(crate) mod message;
+mod process;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use self::dial::dial;
+pub use self::error::Error;
+pub use self::identity::Identity;
+pub use self::listener::{Caller, Counters, Listener};
+use self::message::{Hello, VERSIONS};
+pub use self::session::{Note, Session};
+use crate::choice::Offers;
+use crate::{Provider, Queue};
+
+/// Where a process listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// A Unix socket, for processes of the same host.
+    Unix(PathBuf),
+    /// An address of a network, for nodes with keys.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Unix(path) => path.display().fmt(f),
+            Address::Tcp(address) => address.fmt(f),
+        }
+    }
+}
+
+/// This process, as its peers get to know it.
+#[derive(Clone, Debug)]
+pub struct Local {
+    /// Who it is.
+    pub identity: Identity,
+    /// What it has of each transport.
+    pub offers: Offers,
+    /// How patient it is.
+    pub options: Options,
+}
+
+/// How patient a process is with its peers.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// How long a peer may take for each step.
+    pub step_timeout: Duration,
+    /// How many callers may be on their way in at once; for each one more, the one that has been for longest is dropped.
+    pub callers: usize,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            step_timeout: Duration::from_secs(5),
+            callers: 256,
+        }
+    }
+}
+
+/// Who a peer is, proved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerIdentity {
+    /// Its node's name.
+    pub node: String,
+    /// Its process, if it is on this host and connected by a Unix socket: its number, as this process sees it.
+    pub process: Option<u32>,
+    /// Where it is, if it connected over a network.
+    pub address: Option<SocketAddr>,
+}
+
+impl fmt::Display for PeerIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.node)?;
+        match (self.process, self.address) {
+            (Some(process), _) => write!(f, " (process {process})"),
+            (None, Some(address)) => write!(f, " ({address})"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+impl Local {
+    fn hello(&self, socket: Vec<u8>) -> Hello {
+        Hello {
+            versions: VERSIONS,
+            cluster: self.identity.cluster,
+            node: self.identity.node.clone(),
+            boot: process::boot(),
+            instance: self.identity.instance,
+            started: process::started(),
+            socket,
+            offers: self.offers.clone(),
+        }
+    }
+
+    /// Whether this node goes on with a peer that says this, of whom a certificate says that it is `node`.
+    fn judge(&self, who: &str, hello: &Hello, node: Option<&str>) -> Result<(), Error> {
+        let who = who.to_string();
+        if VERSIONS.common(hello.versions).is_none() {
+            return Err(Error::versions(&who, VERSIONS, hello.versions));
+        }
+        if hello.cluster != self.identity.cluster {
+            return Err(Error::Cluster {
+                who,
+                own: crate::keys::show(&self.identity.cluster),
+                theirs: crate::keys::show(&hello.cluster),
+            });
+        }
+        match node {
+            Some(node) if node != hello.node => Err(Error::Stranger {
+                who,
+                reason: format!(
+                    "it says that it is {}, and its certificate {node}",
+                    hello.node
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The node that a certificate is of; its authority was checked before.
+    fn node_in(&self, who: &str, channel: &channel::Channel) -> Result<String, Error> {
+        let names = channel.certificate().and_then(crate::keys::names_in);
+        match names {
+            Some((cluster, Some(node))) if cluster == self.identity.cluster => Ok(node),
+            _ => Err(Error::Stranger {
+                who: who.into(),
+                reason: "its certificate is not a node's of this cluster; issue another with `tako keys issue`".into(),
+            }),
+        }
+    }
+}
+
+/// The queue of a transport.
+fn queue_of<'q>(
+    queues: &'q mut [&mut Queue],
+    provider: Provider,
+    node: &str,
+) -> Result<&'q mut Queue, Error> {
+    let found = queues
+        .iter_mut()
+        .find(|queue| queue.capabilities().provider == provider);
+    match found {
+        Some(queue) => Ok(queue),
+        None => Err(Error::Choice {
+            reason: format!("{node} offered {provider} and has no queue for it here"),
+        }),
+    }
+}
