@@ -13,6 +13,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("server", &["pmem", "protocol", "store"]),
     ("client", &["pmem", "store"]),
     ("fuse-device", &[]),
+    ("verbs", &["pmem"]),
     ("fuse", &["client", "fuse-device"]),
     ("bench", &["pmem", "fabric", "store", "client"]),
     (
