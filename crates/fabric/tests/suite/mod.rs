@@ -257,7 +257,7 @@ macro_rules! suite {
                 reads_see_writes_posted_before_them, reads_are_in_order, a_write_can_announce_itself);
             suite!(@ $setup, flow: quiet_requests_are_told_only_when_they_fail, what_is_outstanding_is_bounded,
                 a_slow_receiver_holds_back_its_sender_alone, credits_come_back_without_messages_to_ride_on,
-                lost_counts_of_credits_are_asked_for, buffers_belong_to_their_requests, a_late_reader_loses_nothing);
+                writes_that_announce_themselves_leave_credits_as_they_are, lost_counts_of_credits_are_asked_for, buffers_belong_to_their_requests, a_late_reader_loses_nothing);
             suite!(@ $setup, errors: requests_that_cannot_be_are_refused_before_they_leave,
                 a_descriptor_that_lies_ends_the_endpoint, a_withdrawn_key_opens_nothing, a_lost_endpoint_is_told_once,
                 a_closed_endpoint_is_lost_to_its_peer, parameters_that_are_junk_are_refused,
