@@ -126,6 +126,13 @@ impl Mapping {
     }
 
     #[inline]
+    pub(crate) fn read_summed(&self, offset: u64, into: &mut [u8], more: usize) -> Option<u32> {
+        let from = self.at(offset, into.len());
+        // SAFETY: as in `read`. What is fetched ahead need not exist.
+        unsafe { checksum::copy(into.as_mut_ptr(), from, into.len(), into.len() + more) }
+    }
+
+    #[inline]
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let to = self.at(offset, bytes.len());
         // SAFETY: `at` checked the range; `bytes` are memory of Rust's, hence outside the mapping.
