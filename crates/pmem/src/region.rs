@@ -219,6 +219,16 @@ impl Region {
         }
     }
 
+    /// Like [`Region::read`], with CRC32C's register (see [`crate::checksum`]), begun with all ones, after the copy. The
+    /// `more` bytes behind are wanted next. `None`, and nothing is copied, where the two cannot be had at once.
+    #[inline]
+    pub fn read_summed(&self, offset: u64, into: &mut [u8], more: usize) -> Option<u32> {
+        match &self.0 {
+            Mapped(mapping) => mapping.read_summed(offset, into, more),
+            Simulated(_) => None,
+        }
+    }
+
     /// Copies `bytes` to `offset` with ordinary stores: persistent only after a flush and a fence.
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) {
