@@ -3,6 +3,7 @@
 use client::{Error, SetAttributes, WriteAt, XattrMode};
 use rustix::io::Errno;
 
+use super::locks::Locks;
 use super::{Adapter, Answer, put_xattr, room};
 use crate::answer::{self, put};
 use crate::flags::FlagsCommand;
@@ -26,7 +27,7 @@ impl Adapter {
 
     /// Whether the kernel opens files without asking.
     pub(super) fn opens_by_itself(&self) -> bool {
-        self.open_unneeded && !self.direct
+        self.open_unneeded && !self.direct && self.locks.is_none()
     }
 
     /// The answer to opening a file.
@@ -37,6 +38,7 @@ impl Adapter {
             opened::KEEP_CACHE
         };
         wire::OpenOut {
+            handle: self.locks.as_ref().map_or(0, Locks::new_handle),
             flags,
             ..wire::OpenOut::default()
         }
