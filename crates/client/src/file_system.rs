@@ -222,6 +222,14 @@ impl FileSystem {
         Ok(self.store.read(&*self.node(number)?, offset, into)?)
     }
 
+    /// The same, and notes it as [`FileSystem::note_read`].
+    pub fn read_noted(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
+        let node = self.node(number)?;
+        let length = self.store.read(&*node, offset, into)?;
+        self.store.note_read(&*node)?;
+        Ok(length)
+    }
+
     /// Notes that somebody read a file or directory: its access time changes if it changed since, or after a day.
     pub fn note_read(&self, number: u64) -> Result<(), Error> {
         Ok(self.store.note_read(&*self.node(number)?)?)
@@ -230,6 +238,19 @@ impl FileSystem {
     /// Writes `data`, persistently; up to 1 MiB whole or not at all.
     pub fn write(&self, number: u64, at: WriteAt, data: &[u8]) -> Result<Written, Error> {
         Ok(self.store.write(&*self.node(number)?, at, data)?)
+    }
+
+    /// The same, after [`FileSystem::drop_privileges`].
+    pub fn write_dropping(
+        &self,
+        number: u64,
+        set_id: bool,
+        at: WriteAt,
+        data: &[u8],
+    ) -> Result<Written, Error> {
+        let node = self.node(number)?;
+        self.store.drop_privileges(&node, set_id)?;
+        Ok(self.store.write(&*node, at, data)?)
     }
 
     /// Copies up to `length` bytes from one file, or one place in it, to another. Returns how many: fewer when the source

@@ -256,13 +256,18 @@ impl Adapter {
     }
 
     /// Notes a read that succeeded, unless access times are not wanted.
-    fn noted<T>(&self, number: u64, flags: u32, result: Result<T, Error>) -> Result<T, Errno> {
+    fn noted<T>(&self, number: u64, result: Result<T, Error>) -> Result<T, Errno> {
         let value = result.map_err(|error| errno(&error))?;
-        if self.access_times && flags & libc::O_NOATIME as u32 == 0 {
+        if self.is_noted(0) {
             let noted = self.file_system.note_read(number);
             noted.map_err(|error| errno(&error))?;
         }
         Ok(value)
+    }
+
+    /// Whether reading through a file that was opened with these flags changes its access time.
+    fn is_noted(&self, flags: u32) -> bool {
+        self.access_times && flags & libc::O_NOATIME as u32 == 0
     }
 
     /// An inode that the kernel forgets cannot fail to be given back in any way that it could act on.
