@@ -225,8 +225,8 @@ impl FileSystem {
     /// The same, and notes it as [`FileSystem::note_read`].
     pub fn read_noted(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
         let node = self.node(number)?;
-        let length = self.store.read(&*node, offset, into)?;
-        self.store.note_read(&*node)?;
+        let length = self.store.read(&node, offset, into)?;
+        self.store.note_read(&node)?;
         Ok(length)
     }
 
@@ -250,7 +250,7 @@ impl FileSystem {
     ) -> Result<Written, Error> {
         let node = self.node(number)?;
         self.store.drop_privileges(&node, set_id)?;
-        Ok(self.store.write(&*node, at, data)?)
+        Ok(self.store.write(&node, at, data)?)
     }
 
     /// Copies up to `length` bytes from one file, or one place in it, to another. Returns how many: fewer when the source
