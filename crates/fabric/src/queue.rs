@@ -378,6 +378,7 @@ impl Queue {
         }
     }
 
+    #[inline]
     fn is_open(&self, id: EndpointId) -> bool {
         let found = self.endpoints.get(id.place());
         found.is_some_and(|endpoint| endpoint.is_open(id))
@@ -398,6 +399,7 @@ impl Queue {
         })
     }
 
+    #[inline]
     fn handle(&mut self, report: Report, events: &mut Vec<Event>) {
         match report {
             Report::Done {
@@ -433,10 +435,12 @@ impl Queue {
         }
     }
 
+    #[inline]
     fn has(&self, id: EndpointId, sequence: u64) -> bool {
         self.is_open(id) && self.endpoints[id.place()].outstanding.has(sequence)
     }
 
+    #[inline]
     fn complete(
         &mut self,
         id: EndpointId,
@@ -475,6 +479,7 @@ impl Queue {
         events.push(Event::Lost(id, failure));
     }
 
+    #[inline]
     fn credit(&mut self, id: EndpointId, returned: u32, ask: bool, events: &mut Vec<Event>) {
         if !self.is_open(id) {
             return;

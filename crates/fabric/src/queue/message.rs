@@ -122,6 +122,7 @@ impl Tickets {
     }
 
     /// One whose message was dropped.
+    #[inline]
     fn dropped(&mut self, from: &mut usize) -> Option<Held> {
         while let Some(held) = self.held.get(*from).copied() {
             let dropped = &self.returns.dropped[held.ticket as usize];
@@ -160,6 +161,7 @@ impl Queue {
         }
     }
 
+    #[inline]
     pub(super) fn supply(&mut self, buffer: Supply) {
         let size = self.buffer_bytes;
         let offset = size * self.index(buffer);
@@ -167,6 +169,7 @@ impl Queue {
         self.transport.supply(buffer, piece);
     }
 
+    #[inline]
     fn index(&self, buffer: Supply) -> u64 {
         match buffer {
             Supply::Group(number) => number.into(),
@@ -174,6 +177,7 @@ impl Queue {
         }
     }
 
+    #[inline]
     pub(super) fn receive(
         &mut self,
         origin: Origin,
@@ -216,6 +220,7 @@ impl Queue {
     }
 
     /// Counts a message of an endpoint; whether it is to be told.
+    #[inline]
     fn admit(&mut self, id: EndpointId, events: &mut Vec<Event>) -> bool {
         let window = self.options.window;
         let Some(endpoint) = self.known(id) else {
@@ -229,6 +234,7 @@ impl Queue {
     }
 
     /// The endpoint, open or closed, unless its place has another one by now.
+    #[inline]
     fn known(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         let found = self.endpoints.get_mut(id.place());
         found.filter(|endpoint| endpoint.id(id.place()) == id)
