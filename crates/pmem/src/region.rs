@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::mapping::Mapping;
 use crate::simulated::Simulation;
-use crate::{Error, LINE, pool};
+use crate::{Error, LINE, Lines, pool};
 
 /// How a pool is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -340,6 +340,14 @@ impl Region {
                 source.read(source_offset, &mut bytes);
                 self.write(offset, &bytes);
             }
+        }
+    }
+
+    /// `count` lines from `offset` on, a multiple of [`LINE`]; nothing of a simulated region.
+    pub fn lines(&self, offset: u64, count: usize) -> Option<Lines> {
+        match &self.0 {
+            Mapped(mapping) => Some(Lines::new(mapping, offset, count)),
+            Simulated(_) => None,
         }
     }
 
