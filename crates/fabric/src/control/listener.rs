@@ -157,6 +157,11 @@ impl Listener {
         self.counters
     }
 
+    /// How many are on their way in.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
     /// The next peer that has said all, if one does in this time.
     ///
     /// # Errors

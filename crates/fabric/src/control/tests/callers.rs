@@ -17,7 +17,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, Server
 use super::*;
 use crate::choice::Choice;
 use crate::control::channel::{Channel, Trouble};
-use crate::control::message::{Hidden, Malformed, Message, Versions};
+use crate::control::message::{Hidden, Message, Versions};
 use crate::{Key, RegionDescriptor};
 
 /// A caller over a Unix socket that says what a test wants.
@@ -45,6 +45,9 @@ impl Raw {
         assert_eq!(sent, bytes.len());
         self
     }
+
+    /// The end of a script.
+    fn end(&mut self) {}
 
     /// What comes next.
     fn hear(&mut self) -> Result<Message, Trouble> {
@@ -95,7 +98,7 @@ fn export(length: u64) -> Message {
 }
 
 fn pipe() -> OwnedFd {
-    rustix::pipe::pipe().unwrap().0
+    io::pipe().unwrap().0.into()
 }
 
 /// The listener takes what there is, and gives nobody out.
@@ -113,9 +116,9 @@ fn somebody_gets_through(listener: &mut Listener, address: &Address, node: &Node
             session.close(&mut queues[0]);
         });
         let caller = listener.accept(LONG).unwrap().expect("a caller");
-        let mut queues = node.queues();
-        establish(caller, &mut queues).unwrap();
+        let session = establish(caller, &mut node.queues()).unwrap();
         dialed.join().unwrap();
+        drop(session);
     });
 }
 
@@ -132,30 +135,42 @@ fn what_comes_out_of_turn_or_is_no_message_is_refused() {
     doubled[8] ^= 1;
     let malformed: Vec<(&str, Script)> = vec![
         (
-            "no such message",
-            Box::new(|raw| drop(raw.say_bytes(b"GET / HTTP/1.1\r\n\r\n"))),
+            "must be zero",
+            Box::new(|raw| raw.say_bytes(b"GET / HTTP/1.1\r\n\r\n").end()),
         ),
         (
             "longer than allowed",
-            Box::new(|raw| drop(raw.say_bytes(&[0xff; 64][..4]).say_bytes(&[1, 0, 0, 0]))),
+            Box::new(|raw| {
+                raw.say_bytes(&[0xff; 64][..4])
+                    .say_bytes(&[1, 0, 0, 0])
+                    .end()
+            }),
         ),
         (
             "not a control connection",
-            Box::new(move |raw| drop(raw.say_bytes(&doubled))),
+            Box::new(move |raw| raw.say_bytes(&doubled).end()),
         ),
-        ("out of turn", Box::new(|raw| drop(raw.say(shm())))),
-        ("out of turn", Box::new(|raw| drop(raw.say(Message::Ready)))),
+        ("out of turn", Box::new(|raw| raw.say(shm()).end())),
+        ("out of turn", Box::new(|raw| raw.say(Message::Ready).end())),
     ];
     let greeted: Vec<(&str, Script)> = vec![
-        ("out of turn", Box::new(|raw| drop(raw.say(offer())))),
+        ("out of turn", Box::new(|raw| raw.say(offer()).end())),
         (
             "out of turn",
-            Box::new(|raw| drop(raw.say(shm()).say(shm()))),
+            Box::new(|raw| raw.say(shm()).say(shm()).end()),
         ),
-        ("out of turn", Box::new(|raw| drop(raw.say(export(1))))),
+        ("out of turn", Box::new(|raw| raw.say(export(1)).end())),
+        (
+            "a message has descriptors",
+            Box::new(|raw| raw.say_with(shm(), vec![pipe()]).end()),
+        ),
         (
             "descriptors came",
-            Box::new(|raw| drop(raw.say_with(shm(), vec![pipe()]))),
+            Box::new(|raw| {
+                let frame = shm().encode(0);
+                send_descriptors(&raw.0, &frame[..1], &[pipe()]);
+                raw.say_bytes(&frame[1..]).end()
+            }),
         ),
     ];
     let greeted = greeted.into_iter().map(|(expected, script)| {
@@ -194,4 +209,543 @@ fn what_comes_out_of_turn_or_is_no_message_is_refused() {
     );
     assert_eq!(listener.counters().unfit, 2);
     somebody_gets_through(&mut listener, &scratch.socket(), &b, &a);
+}
+
+#[test]
+fn more_descriptors_than_any_message_has_are_refused() {
+    let scratch = Scratch::new();
+    let b = Node::on_this_host("b");
+    let mut listener = b.listen(&[scratch.socket()]);
+    let head = offer().encode(16);
+    for (parts, each) in [(1, 17), (2, 9)] {
+        let mut raw = Raw::new(&scratch.socket());
+        for part in 0..parts {
+            let descriptors: Vec<OwnedFd> = (0..each).map(|_| pipe()).collect();
+            send_descriptors(&raw.0, &head[part..part + 1], &descriptors);
+        }
+        serve(&mut listener);
+        assert!(raw.refusal().contains("more descriptors"));
+    }
+    assert_eq!(listener.counters().malformed, 2);
+}
+
+fn send_descriptors(channel: &Channel, bytes: &[u8], descriptors: &[OwnedFd]) {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use std::mem::MaybeUninit;
+    use std::os::fd::AsFd;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let borrowed: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    assert!(control.push(SendAncillaryMessage::ScmRights(&borrowed)));
+    let bytes = [io::IoSlice::new(bytes)];
+    assert_eq!(
+        sendmsg(channel, &bytes, &mut control, SendFlags::empty()),
+        Ok(1)
+    );
+}
+
+#[test]
+fn whoever_goes_leaves_nothing() {
+    let scratch = Scratch::new();
+    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let mut listener = b.listen(&[scratch.socket()]);
+    let script = [Message::Hello(a.local.hello(Vec::new())), shm()];
+    for said in 0..=script.len() {
+        for waits in [false, true] {
+            let mut raw = Raw::new(&scratch.socket());
+            for message in &script[..said] {
+                raw.say(message.clone());
+                if waits {
+                    serve(&mut listener);
+                }
+            }
+            drop(raw);
+            serve(&mut listener);
+        }
+    }
+    assert_eq!(listener.counters().gone, 6);
+    for is_established in [false, true] {
+        let mut raw = Raw::new(&scratch.socket());
+        raw.say(script[0].clone()).say(shm()).say(offer());
+        let caller = listener.accept(LONG).unwrap().expect("a caller");
+        drop(raw);
+        let mut queues = b.queues();
+        if !is_established {
+            drop(caller);
+            continue;
+        }
+        // Its end may be noticed at once, or when the session is asked.
+        if let Ok(mut session) = establish(caller, &mut queues) {
+            let over = session.receive(&mut queues[0], LONG).unwrap_err();
+            assert!(matches!(over, Error::Closed { .. }), "{over}");
+            session.close(&mut queues[0]);
+        }
+    }
+    assert_eq!(b.open(), 0);
+    assert_eq!(listener.pending(), 0);
+}
+
+#[test]
+fn a_session_ends_with_what_breaks_its_rules() {
+    let scratch = Scratch::new();
+    let a = Node::on_this_host("a");
+    let b = Node::on_this_host("b").patient_for(Duration::from_secs(1));
+    let mut listener = b.listen(&[scratch.socket()]);
+    let memory = || {
+        let region = pmem::Region::memory(4096, false).unwrap();
+        vec![region.share(true).unwrap()]
+    };
+    type Script<'a> = Box<dyn Fn(&mut Raw) + 'a>;
+    let table: Vec<(&str, Script<'_>)> = vec![
+        (
+            "out of turn",
+            Box::new(|raw| raw.say_with(export(4096), memory()).end()),
+        ),
+        (
+            "out of turn",
+            Box::new(|raw| raw.say(Message::Ready).say(Message::Ready).end()),
+        ),
+        (
+            "out of turn",
+            Box::new(|raw| raw.say(Message::Ready).say(shm()).end()),
+        ),
+        (
+            "no such message",
+            Box::new(|raw| raw.say(Message::Ready).say_bytes(&[0; 64]).end()),
+        ),
+        (
+            "memory",
+            Box::new(|raw| raw.say(Message::Ready).say(export(4096)).end()),
+        ),
+        (
+            "",
+            Box::new(|raw| {
+                raw.say(Message::Ready)
+                    .say_with(export(4096), vec![pipe()])
+                    .end()
+            }),
+        ),
+        (
+            "",
+            Box::new(|raw| {
+                raw.say(Message::Ready)
+                    .say_with(export(8192), memory())
+                    .end()
+            }),
+        ),
+        (
+            "",
+            Box::new(|raw| raw.say(Message::Ready).say_with(export(0), memory()).end()),
+        ),
+        ("did not join", Box::new(|_| {})),
+    ];
+    for (expected, script) in &table {
+        let mut raw = Raw::new(&scratch.socket());
+        raw.say(Message::Hello(a.local.hello(Vec::new())))
+            .say(shm())
+            .say(offer());
+        let caller = listener.accept(LONG).unwrap().expect("a caller");
+        let mut queues = b.queues();
+        let mut session = establish(caller, &mut queues).unwrap();
+        script(&mut raw);
+        let error = loop {
+            match session.receive(&mut queues[0], LONG) {
+                Ok(note) => assert_eq!(note, Some(Note::Ready)),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!(b.open(), 0, "{error}");
+        assert!(!raw.refusal().is_empty());
+    }
+}
+
+#[test]
+fn a_session_takes_so_much_memory_and_no_more() {
+    let scratch = Scratch::new();
+    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let mut listener = b.listen(&[scratch.socket()]);
+    let tcp = Choice {
+        provider: Provider::Tcp,
+        passed_over: Vec::new(),
+    };
+    let mut raw = Raw::new(&scratch.socket());
+    raw.say(Message::Hello(a.local.hello(Vec::new())))
+        .say(Message::Choice(tcp))
+        .say(offer());
+    let caller = listener.accept(LONG).unwrap().expect("a caller");
+    let mut queues = b.queues();
+    let mut session = establish(caller, &mut queues).unwrap();
+    raw.say(Message::Ready);
+    assert_eq!(
+        session.receive(&mut queues[1], LONG).unwrap(),
+        Some(Note::Ready)
+    );
+    for _ in 0..4096 {
+        raw.say(export(64));
+        let note = session.receive(&mut queues[1], LONG).unwrap();
+        assert!(matches!(note, Some(Note::Exported { .. })), "{note:?}");
+    }
+    raw.say(export(64));
+    let error = session
+        .receive(&mut queues[1], LONG)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("more memory than a session takes"),
+        "{error}"
+    );
+}
+
+#[test]
+fn listeners_that_lie_are_left() {
+    let scratch = Scratch::new();
+    let a = Node::on_this_host("a").patient_for(Duration::from_secs(1));
+    let b = Node::on_this_host("b");
+    let hello = || Message::Hello(b.local.hello(Vec::new()));
+    let socket = UnixListener::bind(scratch.path("socket")).unwrap();
+    let mut later = b.local.hello(Vec::new());
+    later.versions = Versions { min: 2, max: 3 };
+    type Script<'a> = Box<dyn Fn(&mut Raw) + Send + Sync + 'a>;
+    let table: Vec<(&str, Script<'_>)> = vec![
+        ("did not say hello in time", Box::new(|_| {})),
+        (
+            "no such message",
+            Box::new(|raw| raw.say_bytes(&[0; 64]).end()),
+        ),
+        ("out of turn", Box::new(|raw| raw.say(Message::Ready).end())),
+        (
+            "ended the connection",
+            Box::new(|raw| raw.say(Message::Goodbye).end()),
+        ),
+        (
+            "refuses: there is no room",
+            Box::new(|raw| raw.say(Message::Refused("there is no room".into())).end()),
+        ),
+        (
+            "speaks version 2 to 3 of control connections and this node 1;",
+            { Box::new(move |raw| raw.say(Message::Hello(later.clone())).end()) },
+        ),
+        (
+            "did not make its side of an endpoint in time",
+            Box::new(|raw| raw.say(hello()).end()),
+        ),
+        (
+            "out of turn",
+            Box::new(|raw| raw.say(hello()).say(Message::Ready).end()),
+        ),
+        (
+            "out of turn",
+            Box::new(|raw| raw.say(hello()).say(offer()).say(offer()).end()),
+        ),
+        (
+            "did not join its side",
+            Box::new(|raw| raw.say(hello()).say(offer()).end()),
+        ),
+        (
+            "size of buffers",
+            Box::new(|raw| {
+                let nothing = Message::Offer(Hidden(Vec::new()));
+                raw.say(hello()).say(nothing).say(Message::Ready);
+            }),
+        ),
+    ];
+    for (expected, script) in &table {
+        let error = thread::scope(|scope| {
+            let dialed = scope.spawn(|| a.dial(&scratch.socket(), &mut a.queues()).map(|_| ()));
+            let (stream, _) = socket.accept().unwrap();
+            let mut raw = Raw(Channel::unix(stream).unwrap());
+            script(&mut raw);
+            dialed.join().unwrap().unwrap_err().to_string()
+        });
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(a.open(), 0, "{error}");
+    }
+}
+
+/// Does something in a thread of another user. Tests run as root.
+fn as_nobody<R: Send>(act: impl FnOnce() -> R + Send) -> R {
+    assert!(geteuid().is_root(), "run the tests as root");
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let nobody = Uid::from_raw(65534);
+            set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            act()
+        });
+        thread.join().unwrap()
+    })
+}
+
+#[test]
+fn another_user_is_refused() {
+    let scratch = Scratch::new();
+    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let mut listener = b.listen(&[scratch.socket()]);
+    let mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode(&scratch.0, 0o777);
+    let socket = scratch.path("socket");
+    // The file alone keeps them out.
+    let error = as_nobody(|| UnixStream::connect(&socket)).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+    mode(&socket, 0o666);
+    let mut stream = as_nobody(|| UnixStream::connect(&socket)).unwrap();
+    serve(&mut listener);
+    assert_eq!(listener.counters().strangers, 1);
+    // Not a word is said to it.
+    assert_eq!(stream.read(&mut [0; 64]).unwrap(), 0);
+
+    let theirs = scratch.path("theirs");
+    let theirs = as_nobody(|| UnixListener::bind(&theirs).map(|socket| (socket, theirs))).unwrap();
+    let error = a
+        .dial(&Address::Unix(theirs.1), &mut a.queues())
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("is run by user 65534"),
+        "{error}"
+    );
+    let (mut stream, _) = theirs.0.accept().unwrap();
+    assert_eq!(stream.read(&mut [0; 64]).unwrap(), 0);
+    somebody_gets_through(&mut listener, &scratch.socket(), &b, &a);
+}
+
+#[test]
+fn thousands_who_say_nothing_hold_up_nobody() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    setrlimit(Resource::Nofile, raised).unwrap();
+    let scratch = Scratch::new();
+    let [a, b] = scratch.keys("keys").map(Node::new);
+    let b = b.patient_for(Duration::from_secs(2));
+    let mut listener = b.listen(&[scratch.socket(), loopback()]);
+    let Address::Tcp(tcp) = listener.addresses()[1].clone() else {
+        panic!("{:?}", listener.addresses());
+    };
+    let path = scratch.path("socket");
+    let mut silent: Vec<OwnedFd> = Vec::new();
+    thread::scope(|scope| {
+        let connecting = scope.spawn(|| {
+            for _ in 0..1000 {
+                silent.push(UnixStream::connect(&path).unwrap().into());
+                silent.push(TcpStream::connect(tcp).unwrap().into());
+            }
+        });
+        while !connecting.is_finished() {
+            serve(&mut listener);
+        }
+    });
+    assert_eq!(listener.pending(), 16);
+    somebody_gets_through(&mut listener, &scratch.socket(), &b, &a);
+    let end = Instant::now() + LONG;
+    while listener.pending() > 0 {
+        assert!(Instant::now() < end, "{:?}", listener.counters());
+        serve(&mut listener);
+    }
+    let counters = listener.counters();
+    assert_eq!(counters.connected, 2001);
+    assert_eq!(counters.admitted, 1);
+    assert_eq!(counters.crowded_out + counters.silent, 2000, "{counters:?}");
+    assert!(counters.silent >= 15, "{counters:?}");
+}
+
+#[test]
+fn bytes_that_trickle_take_no_longer_than_a_step() {
+    let scratch = Scratch::new();
+    let a = Node::on_this_host("a");
+    let b = Node::on_this_host("b").patient_for(Duration::from_secs(1));
+    let mut listener = b.listen(&[scratch.socket()]);
+    let hello = Message::Hello(a.local.hello(Vec::new())).encode(0);
+    let (idle, _other) = UnixStream::pair().unwrap();
+    thread::scope(|scope| {
+        let path = scratch.path("socket");
+        let trickling = scope.spawn(move || {
+            let mut stream = UnixStream::connect(path).unwrap();
+            let mut hello = hello.iter();
+            // All of it takes three seconds.
+            let step = Duration::from_millis(20);
+            while let Some(byte) = hello.next()
+                && stream.write_all(&[*byte]).is_ok()
+            {
+                process::wait_for(&idle, rustix::event::PollFlags::IN, step).unwrap();
+            }
+            hello.len()
+        });
+        while listener.counters().connected == 0 {
+            serve(&mut listener);
+        }
+        somebody_gets_through(&mut listener, &scratch.socket(), &b, &a);
+        while listener.counters().silent == 0 {
+            assert!(!trickling.is_finished(), "it was let in");
+            serve(&mut listener);
+        }
+        assert!(trickling.join().unwrap() > 0);
+    });
+}
+
+/// A client of TLS with a node's keys, or none, that says nothing: why it was refused.
+fn tls_client(listener: &mut Listener, authority: &Path, node: Option<&Path>) -> String {
+    let roots = roots(authority);
+    let builder =
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots);
+    let config = match node.map(certified) {
+        Some((chain, key)) => builder.with_client_auth_cert(chain, key).unwrap(),
+        None => builder.with_no_client_auth(),
+    };
+    let name = std::fs::read(authority.join("authority.pem")).unwrap();
+    let (cluster, _) = keys::names_in(&CertificateDer::from_pem_slice(&name).unwrap()).unwrap();
+    let name = ServerName::try_from(keys::cluster_name(&cluster)).unwrap();
+    let mut connection = ClientConnection::new(Arc::new(config), name).unwrap();
+    let Address::Tcp(address) = listener.addresses().remove(0) else {
+        panic!("a Unix socket");
+    };
+    thread::scope(|scope| {
+        let client = scope.spawn(move || {
+            let mut socket = TcpStream::connect(address).unwrap();
+            let mut stream = rustls::Stream::new(&mut connection, &mut socket);
+            stream.read(&mut [0; 1]).unwrap_err().to_string()
+        });
+        while !client.is_finished() {
+            serve(listener);
+        }
+        client.join().unwrap()
+    })
+}
+
+fn roots(directory: &Path) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    let authority = CertificateDer::from_pem_file(directory.join("authority.pem")).unwrap();
+    roots.add(authority).unwrap();
+    roots
+}
+
+fn certified(node: &Path) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+    let certificate = CertificateDer::from_pem_file(node.join("node.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(node.join("node.key")).unwrap();
+    (vec![certificate], key)
+}
+
+/// A directory of keys whose time was over an hour ago.
+fn expired(directory: &Path, node: &str) -> PathBuf {
+    let hour = Duration::from_secs(3600);
+    let now = SystemTime::now();
+    let made = keys::issue(directory, node, now - 2 * hour..now - hour).unwrap();
+    made.directory
+}
+
+#[test]
+fn callers_without_a_certificate_of_the_cluster_are_refused() {
+    let scratch = Scratch::new();
+    let [_, b] = scratch.keys("keys").map(Node::new);
+    let [_, _] = scratch.keys("others");
+    let (own, others) = (scratch.path("keys"), scratch.path("others"));
+    let old = expired(&own, "old");
+    let mut listener = b.listen(&[loopback()]);
+    let table = [
+        (None, "CertificateRequired"),
+        (Some(others.join("a")), "UnknownCA"),
+        (Some(old), "CertificateExpired"),
+    ];
+    for (index, (node, alert)) in table.iter().enumerate() {
+        let error = tls_client(&mut listener, &own, node.as_deref());
+        assert!(error.contains(alert), "{error}");
+        assert_eq!(listener.counters().strangers, index as u64 + 1);
+    }
+    // One that does not trust the listener ends the connection itself.
+    let error = tls_client(&mut listener, &others, Some(&others.join("a")));
+    assert!(error.contains("UnknownIssuer"), "{error}");
+    assert_eq!(listener.counters().gone, 1);
+    // One that is well but says nothing is told Hello.
+    assert_eq!(listener.counters().admitted, 0);
+}
+
+#[test]
+fn dialers_notice_who_is_not_of_the_cluster() {
+    let scratch = Scratch::new();
+    let [a, _] = scratch.keys("keys").map(Node::new);
+    let [stranger, _] = scratch.keys("others").map(Node::new);
+    let (own, others) = (scratch.path("keys"), scratch.path("others"));
+    let old = expired(&own, "old");
+    let sentence = "authority did not issue its certificate";
+    for (node, expected) in [(others.join("a"), sentence), (old, "has expired")] {
+        let (chain, key) = certified(&node);
+        let config =
+            ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+                .with_protocol_versions(&[&rustls::version::TLS13])
+                .unwrap()
+                .with_no_client_auth()
+                .with_single_cert(chain, key)
+                .unwrap();
+        let mut connection = ServerConnection::new(Arc::new(config)).unwrap();
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = Address::Tcp(socket.local_addr().unwrap());
+        let error = thread::scope(|scope| {
+            let dialed = scope.spawn(|| a.dial(&address, &mut a.queues()).map(|_| ()));
+            let (mut socket, _) = socket.accept().unwrap();
+            // Nothing was said but why it is not trusted.
+            let mut stream = rustls::Stream::new(&mut connection, &mut socket);
+            assert!(stream.read(&mut [0; 1]).is_err());
+            dialed.join().unwrap().unwrap_err().to_string()
+        });
+        assert!(error.contains(expected), "{error}");
+    }
+    // Both ends are ours: each says what is wrong.
+    let listener = a.listen(&[loopback()]);
+    let address = listener.addresses().remove(0);
+    let (error, counters) = refused_dial(listener, &stranger, &address);
+    assert!(error.contains(sentence), "{error}");
+    assert_eq!(counters.gone, 1);
+}
+
+#[test]
+fn junk_in_place_of_tls_is_dropped() {
+    let scratch = Scratch::new();
+    let [a, b] = scratch.keys("keys").map(Node::new);
+    let mut listener = b.listen(&[loopback()]);
+    let address = listener.addresses().remove(0);
+    let Address::Tcp(socket) = address else {
+        panic!("{address}");
+    };
+    let junk: [&[u8]; 4] = [
+        b"GET / HTTP/1.1\r\nHost: tako\r\n\r\n",
+        &[0; 4096],
+        &[0xff; 4096],
+        // A handshake message that never ends.
+        &[0x16, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff],
+    ];
+    let mut streams: Vec<TcpStream> = Vec::new();
+    for bytes in junk {
+        let mut stream = TcpStream::connect(socket).unwrap();
+        stream.write_all(bytes).unwrap();
+        serve(&mut listener);
+        streams.push(stream);
+    }
+    drop(streams);
+    serve(&mut listener);
+    let counters = listener.counters();
+    assert_eq!(
+        counters.malformed + counters.strangers + counters.gone,
+        4,
+        "{counters:?}"
+    );
+    assert!(counters.malformed >= 2, "{counters:?}");
+    let address = Address::Tcp(socket);
+    let a = a.only(Provider::Tcp);
+    thread::scope(|scope| {
+        let dialed = scope.spawn(|| {
+            let mut queues = a.queues();
+            a.dial(&address, &mut queues).unwrap().close(&mut queues[1]);
+        });
+        let caller = listener.accept(LONG).unwrap().expect("a caller");
+        let session = establish(caller, &mut b.queues()).unwrap();
+        dialed.join().unwrap();
+        drop(session);
+    });
 }
