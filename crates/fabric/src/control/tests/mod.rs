@@ -3,6 +3,7 @@
 mod callers;
 mod fake;
 mod pairs;
+mod strangers;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
