@@ -46,8 +46,8 @@ impl Transports {
         };
         let devices: [Box<dyn Device>; 2] =
             [Box::new(Shm::new().unwrap()), Box::new(Tcp::new(options))];
-        let open = |device: &Box<dyn Device>| Queue::open(&**device, Options::default()).unwrap();
-        let queues = [open(&devices[0]), open(&devices[1])];
+        let open = |device: &dyn Device| Queue::open(device, Options::default()).unwrap();
+        let queues = [open(&*devices[0]), open(&*devices[1])];
         Transports { devices, queues }
     }
 
