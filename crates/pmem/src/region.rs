@@ -347,8 +347,9 @@ impl Region {
         }
     }
 
-    /// The mapped address of a range, for system calls and adapters; nothing for a simulated region.
-    pub(crate) fn address(&self, offset: u64, length: usize) -> Option<*mut u8> {
+    /// The mapped address of a range, for system calls and adapters, which reach memory by themselves: it stays the same for
+    /// as long as the region lives. Nothing for a simulated region. Programs use the other operations.
+    pub fn address(&self, offset: u64, length: usize) -> Option<*mut u8> {
         match &self.0 {
             Mapped(mapping) => Some(mapping.at(offset, length)),
             Simulated(_) => None,
