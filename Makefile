@@ -4,7 +4,7 @@ target := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export TAKO_BIN := $(target)/release/tako
 export PATH := $(abspath target/tools/bin):$(PATH)
 
-.PHONY: help build tools test demo bench soak fuzz clean
+.PHONY: help build tools test lab demo bench soak fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,10 @@ test: tools ## all checks and tests in bounded form
 	cargo run -q --profile tests -p xtask -- tidy
 	cargo test --profile tests --workspace
 	TAKO_TEST_TRANSPORT=classic cargo test --profile tests -p tako-fuse -p tako-cli --test mount --test posix --test lifecycle --test conformance --test programs
+
+lab: ## tests in emulated guests with RDMA and persistent memory
+	@scripts/install.sh lab
+	scripts/lab.sh
 
 demo: tools build ## a mounted pool at real work, killed and verified
 	scripts/demo.sh

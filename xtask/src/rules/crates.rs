@@ -12,6 +12,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("server", &["pmem", "protocol", "store"]),
     ("client", &["pmem", "store"]),
     ("fuse-device", &[]),
+    ("verbs", &["pmem"]),
     ("fuse", &["client", "fuse-device"]),
     ("bench", &["pmem", "store", "client"]),
     ("cli", &["pmem", "store", "client", "fuse", "bench"]),

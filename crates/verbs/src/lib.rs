@@ -1,0 +1,38 @@
+//! RDMA: a thin safe layer over libibverbs and librdmacm. Both libraries are opened when something of them is first needed:
+//! where they are missing, all else works, and [`ports`] says what to install.
+//!
+//! A [`Device`] is opened with a port and an address, chosen and explained. A [`Domain`] of it has [`Registration`]s of
+//! memory, and [`QueuePair`]s: ends of reliable connections, or places for datagrams, which may share a
+//! [`SharedReceiveQueue`]. Requests are posted in batches, and what became of them arrives in a [`CompletionQueue`]. A
+//! [`Group`] is a multicast group.
+//!
+//! What makes this safe:
+//! - Each thing holds what it is made of, so that they go in the right order. The memory of a registration stays mapped
+//!   until the device has let it go, whatever is under way.
+//! - The device reaches only registered memory, which is memory of [`pmem::Region`]s: these expect to be changed by others
+//!   at any time. Requests name it by [`Piece`]s, whose bounds are checked. Inline bytes are copied when they are posted.
+//! - What peers say of themselves ([`Peer`], [`Remote`]) is used by the device only, which refuses what is not so.
+
+mod address;
+mod choice;
+mod completion;
+mod device;
+mod error;
+mod ffi;
+mod memory;
+mod multicast;
+mod queue_pair;
+mod shared;
+mod work;
+
+pub use address::{Address, GRH};
+pub use choice::Wanted;
+pub use completion::{Completion, CompletionQueue, Kind, Status};
+pub use device::{Device, Event, Gid, GidEntry, Limits, Port, PortState, Protocol, ports};
+pub use error::Error;
+pub use ffi::assertions;
+pub use memory::{Domain, Piece, Registration, Remote, Rights};
+pub use multicast::{Attached, GROUP_KEY, GROUP_QUEUE_PAIR, Group};
+pub use queue_pair::{Patience, Peer, QueuePair, Queues, State};
+pub use shared::SharedReceiveQueue;
+pub use work::{Data, Operation, PIECES_MAX, Receive, Request};

@@ -1,0 +1,443 @@
+//! Queue pairs: where requests are posted.
+
+use std::fmt;
+use std::io;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::device::{Gid, mtu_of_bytes};
+use crate::work::{self, PIECES_MAX, Receive, Request};
+use crate::{CompletionQueue, Domain, Error, SharedReceiveQueue, ffi};
+
+/// The queues of a queue pair.
+#[derive(Clone)]
+pub struct Queues {
+    /// Where what it posts completes.
+    pub send: Arc<CompletionQueue>,
+    /// Where what it receives completes. It may be the same.
+    pub receive: Arc<CompletionQueue>,
+    /// Where its receive requests are, if it shares them.
+    pub shared: Option<Arc<SharedReceiveQueue>>,
+    /// Requests of its own to send that can be under way, and as many to receive unless it shares them.
+    pub depth: u32,
+    /// Bytes that requests can have inline, if the device can do so many.
+    pub inline: u32,
+}
+
+/// A connection's end, or a place for datagrams.
+pub struct QueuePair {
+    pub(crate) pointer: *mut ffi::ibv_qp,
+    inline_max: u32,
+    kind: Kind,
+    /// The number of the first packet: another one after each reset, so that old packets are not taken for new ones.
+    first_packet: AtomicU32,
+    domain: Arc<Domain>,
+    // Named for what they keep alive: a pair must go before its queues.
+    _send: Arc<CompletionQueue>,
+    _receive: Arc<CompletionQueue>,
+    _shared: Option<Arc<SharedReceiveQueue>>,
+}
+
+// SAFETY: libibverbs may be used from all threads at once.
+unsafe impl Send for QueuePair {}
+// SAFETY: as above.
+unsafe impl Sync for QueuePair {}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Reliable,
+    Datagram { key: u32 },
+}
+
+/// What a connection's other end must know of this one. The bytes of it go over a connection that is there already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Peer {
+    /// The number of the queue pair.
+    pub queue_pair: u32,
+    /// The number of its first packet, of 24 bits.
+    pub first_packet: u32,
+    /// Bytes that a packet can carry.
+    pub mtu: u32,
+    /// The port's local identifier, which only InfiniBand has.
+    pub lid: u16,
+    /// The port's address.
+    pub gid: Gid,
+}
+
+/// How long a connection waits for its other end.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// An answer is waited for 4.096 µs × 2^this, at least, before the request is sent again. From 1 to 31; devices round up.
+    pub timeout: u8,
+    /// How often it is sent again, from 0 to 7.
+    pub retries: u8,
+    /// How often it is sent again to a peer that has no receive request, from 0 to 6; 7 for ever.
+    pub receiver_retries: u8,
+    /// What a peer is asked to wait before it sends again to where no receive request is: a code of the InfiniBand
+    /// specification, from 1 (0.01 ms) over 12 (0.64 ms) to 31 (491 ms).
+    pub receiver_timer: u8,
+}
+
+impl Default for Patience {
+    /// A peer that does not answer is found out after about half a second.
+    fn default() -> Patience {
+        Patience {
+            timeout: 14,
+            retries: 6,
+            receiver_retries: 6,
+            receiver_timer: 12,
+        }
+    }
+}
+
+/// What a queue pair is ready for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    /// Nothing.
+    Reset,
+    /// Receive requests can be posted.
+    Initial,
+    /// It receives.
+    ReadyToReceive,
+    /// It sends and receives.
+    Ready,
+    /// What was posted is finished, and no more begun.
+    Draining,
+    /// It has failed: all that is posted is flushed.
+    Failed,
+}
+
+/// Reads and atomic operations of one side that a connection carries at once, at most.
+const READS_MAX: u8 = 16;
+
+impl QueuePair {
+    /// An end of a reliable connection, which receive requests can be posted to, and which [`QueuePair::connect`] then connects.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn reliable(domain: &Arc<Domain>, queues: &Queues) -> Result<Arc<QueuePair>, Error> {
+        QueuePair::new(domain, queues, Kind::Reliable).map(Arc::new)
+    }
+
+    /// A place for datagrams, ready for use. It takes those that name this key.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn datagram(
+        domain: &Arc<Domain>,
+        queues: &Queues,
+        key: u32,
+    ) -> Result<Arc<QueuePair>, Error> {
+        let pair = QueuePair::new(domain, queues, Kind::Datagram { key })?;
+        let mut attributes = attributes(ffi::IBV_QPS_RTR);
+        pair.modify(&mut attributes, ffi::IBV_QP_STATE)?;
+        attributes.qp_state = ffi::IBV_QPS_RTS;
+        attributes.sq_psn = pair.first_packet.load(Ordering::Relaxed);
+        pair.modify(&mut attributes, ffi::IBV_QP_STATE | ffi::IBV_QP_SQ_PSN)?;
+        Ok(Arc::new(pair))
+    }
+
+    fn new(domain: &Arc<Domain>, queues: &Queues, kind: Kind) -> Result<QueuePair, Error> {
+        let device = domain.device();
+        let of_device = |queue: &Arc<CompletionQueue>| Arc::ptr_eq(queue.device(), device);
+        assert!(
+            of_device(&queues.send) && of_device(&queues.receive),
+            "a queue pair and its completion queues are of one device"
+        );
+        let pieces = device.limits().pieces.min(PIECES_MAX as u32);
+        let mut wanted = ffi::ibv_qp_init_attr {
+            qp_context: ptr::null_mut(),
+            send_cq: queues.send.pointer,
+            recv_cq: queues.receive.pointer,
+            srq: queues
+                .shared
+                .as_ref()
+                .map_or(ptr::null_mut(), |queue| queue.pointer),
+            cap: ffi::ibv_qp_cap {
+                max_send_wr: queues.depth,
+                max_recv_wr: if queues.shared.is_some() {
+                    0
+                } else {
+                    queues.depth
+                },
+                max_send_sge: pieces,
+                max_recv_sge: if queues.shared.is_some() { 0 } else { pieces },
+                max_inline_data: queues.inline,
+            },
+            qp_type: match kind {
+                Kind::Reliable => ffi::IBV_QPT_RC,
+                Kind::Datagram { .. } => ffi::IBV_QPT_UD,
+            },
+            sq_sig_all: 0,
+        };
+        let capacity = wanted.cap;
+        let pointer = loop {
+            // SAFETY: domain and queues live, and are of the device that the queues' owner opened.
+            let pointer = unsafe { (device.verbs().ibv_create_qp)(domain.pointer, &mut wanted) };
+            if !pointer.is_null() {
+                break pointer;
+            }
+            // No function says how much a device can have inline.
+            let error = io::Error::last_os_error();
+            let inline = wanted.cap.max_inline_data.min(capacity.max_inline_data) / 2;
+            if error.raw_os_error() != Some(libc::EINVAL) || wanted.cap.max_inline_data == 0 {
+                return Err(Error::from_system(
+                    "make a queue pair of",
+                    device.name(),
+                    error,
+                ));
+            }
+            wanted.cap = ffi::ibv_qp_cap {
+                max_inline_data: inline,
+                ..capacity
+            };
+        };
+        let pair = QueuePair {
+            pointer,
+            inline_max: wanted.cap.max_inline_data,
+            kind,
+            first_packet: AtomicU32::new(0),
+            domain: domain.clone(),
+            _send: queues.send.clone(),
+            _receive: queues.receive.clone(),
+            _shared: queues.shared.clone(),
+        };
+        pair.initialize()?;
+        Ok(pair)
+    }
+
+    /// Takes a pair that is reset to where receive requests can be posted.
+    fn initialize(&self) -> Result<(), Error> {
+        self.first_packet
+            .store(random() & 0x00ff_ffff, Ordering::Relaxed);
+        let mut attributes = attributes(ffi::IBV_QPS_INIT);
+        attributes.port_num = self.domain.device().port().number;
+        let mut mask = ffi::IBV_QP_STATE | ffi::IBV_QP_PKEY_INDEX | ffi::IBV_QP_PORT;
+        match self.kind {
+            Kind::Reliable => {
+                // What is allowed where, the registrations say.
+                attributes.qp_access_flags = ffi::IBV_ACCESS_REMOTE_READ
+                    | ffi::IBV_ACCESS_REMOTE_WRITE
+                    | ffi::IBV_ACCESS_REMOTE_ATOMIC;
+                mask |= ffi::IBV_QP_ACCESS_FLAGS;
+            }
+            Kind::Datagram { key } => {
+                attributes.qkey = key;
+                mask |= ffi::IBV_QP_QKEY;
+            }
+        }
+        self.modify(&mut attributes, mask)
+    }
+
+    /// What the other end must know of this one.
+    pub fn peer(&self) -> Peer {
+        let device = self.domain.device();
+        Peer {
+            queue_pair: self.number(),
+            first_packet: self.first_packet.load(Ordering::Relaxed),
+            mtu: device.port().mtu,
+            lid: device.port().lid,
+            gid: device.gid().gid,
+        }
+    }
+
+    /// Connects it with another end, which does the same, and makes it ready. Packets carry as much as both ports can.
+    ///
+    /// # Errors
+    /// [`Error::System`], such as when the other end's address cannot be reached.
+    pub fn connect(&self, peer: &Peer, patience: &Patience) -> Result<(), Error> {
+        let device = self.domain.device();
+        let reads = device.limits().reads.min(READS_MAX);
+        let mut attributes = attributes(ffi::IBV_QPS_RTR);
+        attributes.path_mtu = mtu_of_bytes(device.port().mtu.min(peer.mtu));
+        attributes.dest_qp_num = peer.queue_pair;
+        attributes.rq_psn = peer.first_packet & 0x00ff_ffff;
+        attributes.max_dest_rd_atomic = reads;
+        attributes.min_rnr_timer = patience.receiver_timer;
+        attributes.ah_attr = crate::address::attributes(device, peer.gid, peer.lid);
+        self.modify(
+            &mut attributes,
+            ffi::IBV_QP_STATE
+                | ffi::IBV_QP_AV
+                | ffi::IBV_QP_PATH_MTU
+                | ffi::IBV_QP_DEST_QPN
+                | ffi::IBV_QP_RQ_PSN
+                | ffi::IBV_QP_MAX_DEST_RD_ATOMIC
+                | ffi::IBV_QP_MIN_RNR_TIMER,
+        )?;
+        attributes.qp_state = ffi::IBV_QPS_RTS;
+        attributes.sq_psn = self.first_packet.load(Ordering::Relaxed);
+        attributes.timeout = patience.timeout;
+        attributes.retry_cnt = patience.retries;
+        attributes.rnr_retry = patience.receiver_retries;
+        attributes.max_rd_atomic = reads;
+        self.modify(
+            &mut attributes,
+            ffi::IBV_QP_STATE
+                | ffi::IBV_QP_TIMEOUT
+                | ffi::IBV_QP_RETRY_CNT
+                | ffi::IBV_QP_RNR_RETRY
+                | ffi::IBV_QP_SQ_PSN
+                | ffi::IBV_QP_MAX_QP_RD_ATOMIC,
+        )
+    }
+
+    /// Forgets all requests, those that completed unseen too, and the connection. Then it can be connected again: what
+    /// [`QueuePair::peer`] says has changed.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn reset(&self) -> Result<(), Error> {
+        self.modify(&mut attributes(ffi::IBV_QPS_RESET), ffi::IBV_QP_STATE)?;
+        self.initialize()
+    }
+
+    /// Makes it fail: all that is posted is flushed, and no peer reaches memory through it any more.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn fail(&self) -> Result<(), Error> {
+        self.modify(&mut attributes(ffi::IBV_QPS_ERR), ffi::IBV_QP_STATE)
+    }
+
+    /// What it is ready for.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn state(&self) -> Result<State, Error> {
+        let mut attributes = attributes(ffi::IBV_QPS_RESET);
+        // SAFETY: numbers and pointers, which may be zero.
+        let mut made: ffi::ibv_qp_init_attr = unsafe { std::mem::zeroed() };
+        let verbs = self.domain.device().verbs();
+        let mask = ffi::IBV_QP_STATE as i32;
+        // SAFETY: the pair lives, attributes and the rest are room for them.
+        match unsafe { (verbs.ibv_query_qp)(self.pointer, &mut attributes, mask, &mut made) } {
+            0 => {}
+            errno => return Err(self.failure("query a queue pair of", errno)),
+        }
+        Ok(match attributes.qp_state {
+            ffi::IBV_QPS_RESET => State::Reset,
+            ffi::IBV_QPS_INIT => State::Initial,
+            ffi::IBV_QPS_RTR => State::ReadyToReceive,
+            ffi::IBV_QPS_RTS => State::Ready,
+            ffi::IBV_QPS_SQD | ffi::IBV_QPS_SQE => State::Draining,
+            _ => State::Failed,
+        })
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        // SAFETY: the pair lives.
+        unsafe { (*self.pointer).qp_num }
+    }
+
+    /// Bytes that a request can have inline.
+    pub fn inline_max(&self) -> u32 {
+        self.inline_max
+    }
+
+    /// Posts requests, in this order. Panics if one has more bytes inline than fit, or more pieces than
+    /// [`PIECES_MAX`](crate::PIECES_MAX).
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::System`].
+    #[inline]
+    pub fn post(&self, requests: &[Request<'_>]) -> Result<(), Error> {
+        work::post_all(
+            requests,
+            |request, entry, pieces| work::fill_send(request, self.inline_max, entry, pieces),
+            // SAFETY: the pair lives, the requests are linked, and the memory they name is registered for as long as they
+            // are under way, or refused by the device.
+            |first, refused| unsafe {
+                ((*(*self.pointer).context).ops.post_send)(self.pointer, first, refused)
+            },
+        )
+        .map_err(|(posted, errno)| self.post_failure(posted, errno))
+    }
+
+    /// Posts requests to receive. Panics if the pair shares them.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::System`].
+    #[inline]
+    pub fn post_receives(&self, requests: &[Receive<'_>]) -> Result<(), Error> {
+        assert!(
+            self._shared.is_none(),
+            "a queue pair that shares its receive requests has none of its own"
+        );
+        work::post_all(
+            requests,
+            work::fill_receive,
+            // SAFETY: as in `post`.
+            |first, refused| unsafe {
+                ((*(*self.pointer).context).ops.post_recv)(self.pointer, first, refused)
+            },
+        )
+        .map_err(|(posted, errno)| self.post_failure(posted, errno))
+    }
+
+    pub(crate) fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    fn modify(&self, attributes: &mut ffi::ibv_qp_attr, mask: u32) -> Result<(), Error> {
+        let verbs = self.domain.device().verbs();
+        // SAFETY: the pair lives, the attributes are those that the mask names.
+        match unsafe { (verbs.ibv_modify_qp)(self.pointer, attributes, mask as i32) } {
+            0 => Ok(()),
+            errno => Err(self.failure("change a queue pair of", errno)),
+        }
+    }
+
+    fn failure(&self, what: &'static str, errno: i32) -> Error {
+        Error::returned(what, self.domain.device().name(), errno)
+    }
+
+    #[cold]
+    fn post_failure(&self, posted: usize, errno: i32) -> Error {
+        post_failure(&self.domain, posted, errno)
+    }
+}
+
+pub(crate) fn post_failure(domain: &Domain, posted: usize, errno: i32) -> Error {
+    match errno {
+        libc::ENOMEM => Error::QueueFull { posted },
+        _ => Error::returned("post to a queue of", domain.device().name(), errno),
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "QueuePair({} of {})",
+            self.number(),
+            self.domain.device().name()
+        )
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        let verbs = self.domain.device().verbs();
+        // SAFETY: the pair is this value's own; groups that it belongs to hold it.
+        unsafe { (verbs.ibv_destroy_qp)(self.pointer) };
+    }
+}
+
+fn attributes(state: u32) -> ffi::ibv_qp_attr {
+    // SAFETY: numbers, which may be zero.
+    let mut attributes: ffi::ibv_qp_attr = unsafe { std::mem::zeroed() };
+    attributes.qp_state = state;
+    attributes
+}
+
+/// A number that is another one each time, also in the next process.
+fn random() -> u32 {
+    let mut bytes = [0; 4];
+    let length = bytes.len();
+    // SAFETY: the bytes are room for so many. Where there is no chance, zero will do: it only tells old packets from new.
+    unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), length, 0) };
+    u32::from_ne_bytes(bytes)
+}
