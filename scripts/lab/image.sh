@@ -34,6 +34,8 @@ fail() {
 
 unpack() {
     local package image
+    # Without the right to, with the lists that are there.
+    apt-get update -qq 2>/dev/null || true
     image=$(apt-cache depends --important "$kernel" | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1)
     [ -n "$image" ] || fail "package $kernel is not known here; the lab is made of Debian's packages"
     rm -rf "$lab/packages" "$unpacked"
@@ -115,7 +117,7 @@ build_base() {
 add() {
     local into=$1 root program
     shift
-    root=$(mktemp -d "$lab/add-XXXXXX")
+    root=$(mktemp -d "${into%/*}/add-XXXXXX")
     # It becomes that of the guest's root.
     chmod 755 "$root"
     mkdir -p "$root"/{lab,lib64,"lib/$multiarch"}
