@@ -96,13 +96,6 @@ impl Side {
         ];
         let text = self.sent.to_le_bytes();
         let operation = match kind {
-            0 if reads == 0
-                && self
-                    .queue
-                    .is_outstanding(self.endpoint, fabric::WrId(u64::MAX)) =>
-            {
-                return;
-            }
             // What is under way must stay as it is: a slot is written again only once all is done.
             0 if reads == 0 && self.queue.outstanding(self.endpoint) == 0 => {
                 let bytes = vec![next; SLOT_BYTES as usize];
