@@ -319,26 +319,33 @@ impl Queue {
     /// Like [`Queue::poll`], but waits until something has happened, so long at most: it looks for a while, shorter the
     /// less often that helps, and then sleeps.
     pub fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) -> usize {
-        let count = self.poll(events);
-        if count > 0 || timeout.is_zero() {
-            return count;
+        if timeout.is_zero() || self.spin.looks() {
+            let count = self.poll(events);
+            if count > 0 || timeout.is_zero() {
+                return count;
+            }
+        } else {
+            // Who sleeps is told at once if something is there: a look before costs a system call with some transports.
+            self.take_returned();
+            self.submit();
         }
         let start = Instant::now();
         let mut looking = self.spin.begin(start);
+        let mut now = start;
         loop {
+            looking = looking && self.spin.goes_on(now);
+            if looking {
+                std::hint::spin_loop();
+            } else {
+                self.counters.slept += 1;
+                let most = self.sleep_at_most(now, timeout - (now - start));
+                self.transport.sleep(most);
+            }
             let count = self.poll(events);
-            let now = Instant::now();
+            now = Instant::now();
             if count > 0 || now - start >= timeout {
                 self.spin.end(now, count > 0);
                 return count;
-            }
-            looking = looking && self.spin.goes_on(now);
-            if !looking {
-                self.counters.slept += 1;
-                self.transport
-                    .sleep(self.sleep_at_most(now, timeout - (now - start)));
-            } else {
-                std::hint::spin_loop();
             }
         }
     }

@@ -91,7 +91,8 @@ pub trait Transport: Send {
     /// Looks at what has happened, and moves on what has to be moved.
     fn poll(&mut self, reports: &mut Vec<Report>);
 
-    /// Sleeps until there may be something to report, or for so long. May end early.
+    /// Sleeps until there may be something to report, or for so long. Does not sleep if there is something already, and
+    /// may end early.
     fn sleep(&mut self, timeout: Duration);
 
     /// Joins a group, so that its messages are received, and sent.

@@ -24,10 +24,15 @@ impl Spin {
         }
     }
 
+    /// Whether looking has helped lately.
+    pub fn looks(&self) -> bool {
+        !self.now.is_zero()
+    }
+
     /// Begins to wait; whether to look at all.
     pub fn begin(&mut self, now: Instant) -> bool {
         self.start = Some(now);
-        !self.now.is_zero()
+        self.looks()
     }
 
     /// Whether to go on looking.
