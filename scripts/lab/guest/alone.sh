@@ -2,10 +2,20 @@
 # One guest: three devices on a bridge, persistent memory, and what is said where something is missing.
 . /lab/functions.sh
 
+# The lab itself: a program of others goes from one device to another, over the bridge.
+pingpong() {
+    ibv_rc_pingpong -e -d rxe1 -g 1 -n 50 >/dev/null &
+    until netstat -lnt | grep -q :18515; do :; done
+    ibv_rc_pingpong -e -d rxe2 -g 1 -n 50 10.0.0.1
+    wait $!
+    echo "passed pingpong of ibverbs-utils"
+}
+
 /lab/guest refuses "there is no RDMA device"
 load_rdma
 /lab/guest refuses "there is no RDMA device"
 bridge_of_three
+pingpong
 mv /lib/x86_64-linux-gnu/libibverbs.so.1 /tmp/
 /lab/guest refuses "libibverbs.so.1 cannot be loaded"
 mv /tmp/libibverbs.so.1 /lib/x86_64-linux-gnu/

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use verbs::{
-    Address, Data, Event, GROUP_QUEUE_PAIR, Group, Operation, Patience, QueuePair, Registration,
-    Remote, State, Status,
+    Address, CompletionQueue, Data, Event, GROUP_QUEUE_PAIR, Group, Operation, Patience, QueuePair,
+    Queues, Registration, Remote, State, Status,
 };
 
 use crate::Cases;
@@ -27,6 +27,7 @@ pub fn run(cases: &mut Cases) {
     cases.run("a revoked key", revoked);
     cases.run("a key revoked while it is used", revoked_in_use);
     cases.run("a failed end", failed_end);
+    cases.run("a completion queue that overflows", overflow);
     cases.run("lost packets", loss);
     cases.run("a cut link, and what comes after it", cut);
     cases.run("events of a port", events);
@@ -190,6 +191,28 @@ fn revoked_in_use() {
                 "round {round}: written after the key was revoked"
             );
         });
+    }
+}
+
+fn overflow() {
+    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let few = CompletionQueue::new(&a.device, 4).unwrap();
+    let queues = Queues {
+        send: few,
+        ..a.queues(None)
+    };
+    let near = QueuePair::reliable(&a.domain, &queues).unwrap();
+    let far = b.reliable();
+    connect(&near, &far, &IMPATIENT);
+    let piece = [a.memory.piece(0, 8)];
+    for id in 0..32 {
+        // The pair may have failed already.
+        let _ = near.post(&[write(id, &piece, b.remote(0))]);
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while a.device.next_event().unwrap() != Some(Event::CompletionQueueFailed) {
+        assert!(Instant::now() < deadline, "no event comes");
+        thread::yield_now();
     }
 }
 
