@@ -10,6 +10,9 @@ export LC_ALL=C.UTF-8
 readonly scenes="alone:1:300 joined:3:200"
 lab=$(realpath -m "${CARGO_TARGET_DIR:-target}")/lab
 readonly lab run=$lab/run.$$
+# What the guests run: examples of our crates, in /lab.
+programs=(verbs-guest)
+readonly programs examples=${lab%/lab}/tests/examples
 guests=()
 
 fail() {
@@ -98,7 +101,7 @@ run_scene() {
 
 # The structures and numbers of the crate `verbs` are those of the C headers.
 check_headers() {
-    "$guest" assertions >"$run/assertions.c"
+    "$examples/verbs-guest" assertions >"$run/assertions.c"
     cc -fsyntax-only -I "$lab/unpacked/usr/include" "$run/assertions.c" 2>"$run/headers.log" ||
         fail "the crate verbs and the headers of libibverbs disagree: $(head -n 5 "$run/headers.log")"
 }
@@ -113,10 +116,9 @@ scripts/lab/image.sh
 sweep
 rm -rf "$lab/failed"
 mkdir -p "$run"
-cargo build -q --profile tests -p tako-verbs --example guest
-guest=${lab%/lab}/tests/examples/guest
+cargo build -q --profile tests "${programs[@]/#/--example=}"
 check_headers
-scripts/lab/image.sh add "$run/programs.cpio" "$guest"
+scripts/lab/image.sh add "$run/programs.cpio" "${programs[@]/#/$examples/}"
 cat "$lab/base.cpio" "$run/programs.cpio" >"$run/guest.cpio"
 passed=0 failed=0
 for scene in $scenes; do

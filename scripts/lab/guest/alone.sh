@@ -11,23 +11,23 @@ pingpong() {
     echo "passed pingpong of ibverbs-utils"
 }
 
-/lab/guest refuses "there is no RDMA device"
+/lab/verbs-guest refuses "there is no RDMA device"
 load_rdma
-/lab/guest refuses "there is no RDMA device"
+/lab/verbs-guest refuses "there is no RDMA device"
 bridge_of_three
 pingpong
 mv /lib/x86_64-linux-gnu/libibverbs.so.1 /tmp/
-/lab/guest refuses "libibverbs.so.1 cannot be loaded"
+/lab/verbs-guest refuses "libibverbs.so.1 cannot be loaded"
 mv /tmp/libibverbs.so.1 /lib/x86_64-linux-gnu/
 mv /lib/x86_64-linux-gnu/librdmacm.so.1 /tmp/
-/lab/guest joins-not "librdmacm.so.1 cannot be loaded"
+/lab/verbs-guest joins-not "librdmacm.so.1 cannot be loaded"
 mv /tmp/librdmacm.so.1 /lib/x86_64-linux-gnu/
 chmod 600 /dev/infiniband/*
-su user -c '/lab/guest refuses "permission to use"'
+su user -c '/lab/verbs-guest refuses "permission to use"'
 chmod 666 /dev/infiniband/*
-su user -c "ulimit -l 64; /lab/guest limit"
+su user -c "ulimit -l 64; /lab/verbs-guest limit"
 persistent_memory
 ended=0
-/lab/guest memory || ended=1
-/lab/guest alone || ended=1
+/lab/verbs-guest memory || ended=1
+/lab/verbs-guest alone || ended=1
 exit $ended
