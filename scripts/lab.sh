@@ -7,9 +7,12 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8
 
 # Each scene, how many guests it takes, and how many seconds at most.
-readonly scenes="pingpong:1:60 alone:1:240 joined:3:120"
+readonly scenes="alone:1:300 joined:3:200"
 lab=$(realpath -m "${CARGO_TARGET_DIR:-target}")/lab
 readonly lab run=$lab/run.$$
+# What the guests run: examples of our crates, in /lab.
+programs=(verbs-guest)
+readonly programs examples=${lab%/lab}/tests/examples
 guests=()
 
 fail() {
@@ -68,7 +71,9 @@ run_scene() {
         boot "$1" "$guest"
     done
     for guest in "${guests[@]}"; do
-        timeout "$((deadline > SECONDS ? deadline - SECONDS : 1))" tail -s 0.1 --pid="$guest" -f /dev/null || true
+        # In the background, since a signal would have to wait for the end of what is not.
+        timeout "$((deadline > SECONDS ? deadline - SECONDS : 1))" tail -s 0.1 --pid="$guest" -f /dev/null &
+        wait $! || true
     done
     end_guests
     for ((guest = 1; guest <= $2; guest++)); do
@@ -96,7 +101,7 @@ run_scene() {
 
 # The structures and numbers of the crate `verbs` are those of the C headers.
 check_headers() {
-    "$guest" assertions >"$run/assertions.c"
+    "$examples/verbs-guest" assertions >"$run/assertions.c"
     cc -fsyntax-only -I "$lab/unpacked/usr/include" "$run/assertions.c" 2>"$run/headers.log" ||
         fail "the crate verbs and the headers of libibverbs disagree: $(head -n 5 "$run/headers.log")"
 }
@@ -111,10 +116,9 @@ scripts/lab/image.sh
 sweep
 rm -rf "$lab/failed"
 mkdir -p "$run"
-cargo build -q --profile tests -p tako-verbs --example guest
-guest=${lab%/lab}/tests/examples/guest
+cargo build -q --profile tests "${programs[@]/#/--example=}"
 check_headers
-scripts/lab/image.sh add "$run/programs.cpio" "$guest"
+scripts/lab/image.sh add "$run/programs.cpio" "${programs[@]/#/$examples/}"
 cat "$lab/base.cpio" "$run/programs.cpio" >"$run/guest.cpio"
 passed=0 failed=0
 for scene in $scenes; do

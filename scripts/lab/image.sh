@@ -115,7 +115,7 @@ build_base() {
 add() {
     local into=$1 root program
     shift
-    root=$(mktemp -d "$lab/add-XXXXXX")
+    root=$(mktemp -d "${into%/*}/add-XXXXXX")
     # It becomes that of the guest's root.
     chmod 755 "$root"
     mkdir -p "$root"/{lab,lib64,"lib/$multiarch"}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::device::{Gid, mtu_of_bytes};
-use crate::work::{self, PIECES_MAX, Receive, Request};
+use crate::work::{self, Operation, PIECES_MAX, Receive, Request};
 use crate::{CompletionQueue, Domain, Error, SharedReceiveQueue, ffi};
 
 /// The queues of a queue pair.
@@ -129,21 +129,19 @@ impl QueuePair {
         queues: &Queues,
         key: u32,
     ) -> Result<Arc<QueuePair>, Error> {
-        let pair = QueuePair::new(domain, queues, Kind::Datagram { key })?;
-        let mut attributes = attributes(ffi::IBV_QPS_RTR);
-        pair.modify(&mut attributes, ffi::IBV_QP_STATE)?;
-        attributes.qp_state = ffi::IBV_QPS_RTS;
-        attributes.sq_psn = pair.first_packet.load(Ordering::Relaxed);
-        pair.modify(&mut attributes, ffi::IBV_QP_STATE | ffi::IBV_QP_SQ_PSN)?;
-        Ok(Arc::new(pair))
+        QueuePair::new(domain, queues, Kind::Datagram { key }).map(Arc::new)
     }
 
     fn new(domain: &Arc<Domain>, queues: &Queues, kind: Kind) -> Result<QueuePair, Error> {
         let device = domain.device();
         let of_device = |queue: &Arc<CompletionQueue>| Arc::ptr_eq(queue.device(), device);
+        let shares_of_device =
+            |queue: &Arc<SharedReceiveQueue>| Arc::ptr_eq(queue.device(), device);
         assert!(
-            of_device(&queues.send) && of_device(&queues.receive),
-            "a queue pair and its completion queues are of one device"
+            of_device(&queues.send)
+                && of_device(&queues.receive)
+                && queues.shared.as_ref().is_none_or(shares_of_device),
+            "a queue pair and its queues are of one device"
         );
         let pieces = device.limits().pieces.min(PIECES_MAX as u32);
         let mut wanted = ffi::ibv_qp_init_attr {
@@ -207,7 +205,7 @@ impl QueuePair {
         Ok(pair)
     }
 
-    /// Takes a pair that is reset to where receive requests can be posted.
+    /// Takes a pair that is reset to where receive requests can be posted, and one for datagrams to where it is ready.
     fn initialize(&self) -> Result<(), Error> {
         self.first_packet
             .store(random() & 0x00ff_ffff, Ordering::Relaxed);
@@ -227,7 +225,15 @@ impl QueuePair {
                 mask |= ffi::IBV_QP_QKEY;
             }
         }
-        self.modify(&mut attributes, mask)
+        self.modify(&mut attributes, mask)?;
+        if matches!(self.kind, Kind::Reliable) {
+            return Ok(());
+        }
+        attributes.qp_state = ffi::IBV_QPS_RTR;
+        self.modify(&mut attributes, ffi::IBV_QP_STATE)?;
+        attributes.qp_state = ffi::IBV_QPS_RTS;
+        attributes.sq_psn = self.first_packet.load(Ordering::Relaxed);
+        self.modify(&mut attributes, ffi::IBV_QP_STATE | ffi::IBV_QP_SQ_PSN)
     }
 
     /// What the other end must know of this one.
@@ -283,8 +289,8 @@ impl QueuePair {
         )
     }
 
-    /// Forgets all requests, those that completed unseen too, and the connection. Then it can be connected again: what
-    /// [`QueuePair::peer`] says has changed.
+    /// Forgets all requests and the connection. Then it can be connected again: what [`QueuePair::peer`] says has changed.
+    /// One for datagrams is ready again. Completions that are in their queue already stay there.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -338,7 +344,8 @@ impl QueuePair {
     }
 
     /// Posts requests, in this order. Panics if one has more bytes inline than fit, or more pieces than
-    /// [`PIECES_MAX`](crate::PIECES_MAX).
+    /// [`PIECES_MAX`](crate::PIECES_MAX), or if it is not for this kind of pair: those for datagrams take
+    /// [`Operation::SendTo`], and they only.
     ///
     /// # Errors
     /// [`Error::QueueFull`], [`Error::System`].
@@ -346,7 +353,16 @@ impl QueuePair {
     pub fn post(&self, requests: &[Request<'_>]) -> Result<(), Error> {
         work::post_all(
             requests,
-            |request, entry, pieces| work::fill_send(request, self.inline_max, entry, pieces),
+            |request, entry, pieces| {
+                // The library takes from a request what its pair's kind has there, such as an address.
+                let is_datagram = matches!(request.operation, Operation::SendTo { .. });
+                assert_eq!(
+                    is_datagram,
+                    matches!(self.kind, Kind::Datagram { .. }),
+                    "a request is not for this kind of queue pair"
+                );
+                work::fill_send(request, self.inline_max, entry, pieces);
+            },
             // SAFETY: the pair lives, the requests are linked, and the memory they name is registered for as long as they
             // are under way, or refused by the device.
             |first, refused| unsafe {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::queue_pair::post_failure;
 use crate::work::{self, PIECES_MAX, Receive};
-use crate::{Domain, Error, ffi};
+use crate::{Device, Domain, Error, ffi};
 
 /// A queue of receive requests, from which each message takes one, whichever of its queue pairs it comes to.
 pub struct SharedReceiveQueue {
@@ -42,6 +42,10 @@ impl SharedReceiveQueue {
             pointer,
             domain: domain.clone(),
         }))
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        self.domain.device()
     }
 
     /// Posts requests to receive.

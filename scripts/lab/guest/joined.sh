@@ -7,4 +7,4 @@ load_rdma
 ip link set lo up
 # shellcheck disable=SC2154 # init knows it
 address eth0 "10.0.0.$guest" rxe0
-/lab/guest joined "$guest"
+/lab/verbs-guest joined "$guest"

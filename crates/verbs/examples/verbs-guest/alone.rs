@@ -9,6 +9,7 @@ use verbs::{
 };
 
 use crate::Cases;
+use crate::faults::system;
 use crate::side::{KEY, Side, connect, connected, pattern, request, send, write};
 
 pub fn run(cases: &mut Cases) {
@@ -22,6 +23,7 @@ pub fn run(cases: &mut Cases) {
     cases.run("batches longer than the queue", full);
     cases.run("a shared receive queue of two pairs", shared);
     cases.run("waiting for a completion", waiting);
+    cases.run("ports with packets of unlike length", packets);
     cases.run("datagrams", datagrams);
     cases.run("multicast to two", multicast);
 }
@@ -129,6 +131,29 @@ fn write_with_word() {
         b.bytes(64, 5000) == pattern(3, 5000),
         "the word came before the bytes"
     );
+}
+
+/// Packets carry what the smaller port can.
+fn packets() {
+    system("/bin/ip link set port3 mtu 1500");
+    let (a, c) = (Side::new("rxe1"), Side::new("rxe3"));
+    assert_eq!((a.device.port().mtu, c.device.port().mtu), (4096, 1024));
+    for (from, to) in [(&a, &c), (&c, &a)] {
+        let (near, _far) = connected(from, to);
+        from.fill(0, &pattern(9, 20_000));
+        near.post(&[write(
+            1,
+            &[from.memory.piece(0, 20_000)],
+            to.remote(100_000),
+        )])
+        .unwrap();
+        from.succeed(1);
+        assert!(
+            to.bytes(100_000, 20_000) == pattern(9, 20_000),
+            "what was written is something else"
+        );
+    }
+    system("/bin/ip link set port3 mtu 4200");
 }
 
 fn atomics() {
@@ -326,6 +351,11 @@ fn datagrams() {
     );
     assert_eq!(received.length(), 1000 + GRH);
     assert_eq!(b.bytes(GRH.into(), 1000), pattern(6, 1000));
+    near.reset().unwrap();
+    b.receive_datagram(&far, 4, 0, 4096);
+    near.post(&[request(2, operation)]).unwrap();
+    a.succeed(2);
+    b.succeed(4);
     // The header of IPv4 ends with who sent it and to whom.
     assert_eq!(b.bytes(u64::from(GRH) - 8, 8), [10, 0, 0, 1, 10, 0, 0, 2]);
 }

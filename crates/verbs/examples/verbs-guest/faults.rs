@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use verbs::{
-    Address, Data, Event, GROUP_QUEUE_PAIR, Group, Operation, Patience, QueuePair, Registration,
-    Remote, State, Status,
+    Address, CompletionQueue, Data, Event, GROUP_QUEUE_PAIR, Group, Operation, Patience, QueuePair,
+    Queues, Registration, Remote, State, Status,
 };
 
 use crate::Cases;
@@ -27,6 +27,7 @@ pub fn run(cases: &mut Cases) {
     cases.run("a revoked key", revoked);
     cases.run("a key revoked while it is used", revoked_in_use);
     cases.run("a failed end", failed_end);
+    cases.run("a completion queue that overflows", overflow);
     cases.run("lost packets", loss);
     cases.run("a cut link, and what comes after it", cut);
     cases.run("events of a port", events);
@@ -193,6 +194,28 @@ fn revoked_in_use() {
     }
 }
 
+fn overflow() {
+    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let few = CompletionQueue::new(&a.device, 4).unwrap();
+    let queues = Queues {
+        send: few,
+        ..a.queues(None)
+    };
+    let near = QueuePair::reliable(&a.domain, &queues).unwrap();
+    let far = b.reliable();
+    connect(&near, &far, &IMPATIENT);
+    let piece = [a.memory.piece(0, 8)];
+    for id in 0..32 {
+        // The pair may have failed already.
+        let _ = near.post(&[write(id, &piece, b.remote(0))]);
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while a.device.next_event().unwrap() != Some(Event::CompletionQueueFailed) {
+        assert!(Instant::now() < deadline, "no event comes");
+        thread::yield_now();
+    }
+}
+
 fn failed_end() {
     let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
     let (near, far) = (a.reliable(), b.reliable());
@@ -209,52 +232,58 @@ fn failed_end() {
 
 fn loss() {
     let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
-    let (near, _far) = connected(&a, &b);
+    let (near, far) = (a.reliable(), b.reliable());
+    let patient = Patience {
+        retries: 7,
+        ..Patience::default()
+    };
+    connect(&near, &far, &patient);
+    system("/bin/tc qdisc add dev port1 root netem loss 5%");
+    for id in 0..60 {
+        a.fill(0, &pattern(id, 8000));
+        let pieces = [a.memory.piece(0, 8000)];
+        near.post(&[write(id, &pieces, b.remote(65_536))]).unwrap();
+        a.succeed(id);
+        let is_same = b.bytes(65_536, 8000) == pattern(id, 8000);
+        assert!(is_same, "write {id} is another one");
+    }
+    system("/bin/tc qdisc change dev port1 root netem loss 20%");
+    let arrived = datagrams(&a, &b, 60);
+    system("/bin/tc qdisc del dev port1 root");
+    assert!((60..120).contains(&arrived), "{arrived} of 120 arrived");
+    assert_eq!(datagrams(&a, &b, 10), 20);
+}
+
+/// Sends so many datagrams to one, and as many to a group that it belongs to. Returns how many arrive.
+fn datagrams(a: &Side, b: &Side, count: u64) -> usize {
     let (sender, receiver) = (a.datagram(), b.datagram());
     let address = Address::new(&a.domain, b.device.gid().gid, 0).unwrap();
     let name = Ipv4Addr::new(239, 1, 2, 4);
-    let groups = [&a, &b].map(|side| Group::join(&side.domain, name, 10_000).unwrap());
+    let groups = [a, b].map(|side| Group::join(&side.domain, name, 10_000).unwrap());
     let _attached = groups[1].attach(&receiver).unwrap();
-    system("/bin/tc qdisc add dev port1 root netem loss 5%");
-    let count = 60;
-    for id in 0..count {
-        a.fill(0, &pattern(id, 8000));
-        near.post(&[write(id, &[a.memory.piece(0, 8000)], b.remote(65_536))])
-            .unwrap();
-        a.succeed(id);
-        assert!(
-            b.bytes(65_536, 8000) == pattern(id, 8000),
-            "write {id} is another one"
-        );
-    }
-    // A datagram to one, and one to all: each is lost for itself.
-    let data = Data::Inline(b"datagram");
     let to = |address, queue_pair| Operation::SendTo {
-        data,
+        data: Data::Inline(b"datagram"),
         immediate: None,
         address,
         queue_pair,
         key: KEY,
     };
+    let ways = [
+        to(&address, receiver.number()),
+        to(groups[0].address(), GROUP_QUEUE_PAIR),
+    ];
     let mut arrived = 0;
     for id in 0..count {
-        for operation in [
-            to(&address, receiver.number()),
-            to(groups[0].address(), GROUP_QUEUE_PAIR),
-        ] {
+        for way in ways {
             b.receive_datagram(&receiver, id, 0, 64);
-            sender.post(&[request(id, operation)]).unwrap();
+            sender.post(&[request(id, way)]).unwrap();
             a.succeed(id);
         }
         while b.complete_within(Duration::from_millis(20)).is_some() {
             arrived += 1;
         }
     }
-    system("/bin/tc qdisc del dev port1 root");
-    assert!(
-        (60..120).contains(&arrived),
-        "{arrived} of 120 datagrams arrived"
-    );
+    arrived
 }
 
 fn cut() {

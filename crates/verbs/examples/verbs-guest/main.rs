@@ -1,5 +1,7 @@
 //! What the lab runs in its guests: the crate against RDMA in software. It prints `passed` or `failed` and a name for each case.
 
+#![forbid(unsafe_code)]
+
 mod alone;
 mod faults;
 mod joined;
