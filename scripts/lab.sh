@@ -7,11 +7,11 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8
 
 # Each scene, how many guests it takes, and how many seconds at most.
-readonly scenes="alone:1:300 joined:3:200"
+readonly scenes="alone:1:300 fabric:1:300 joined:3:200"
 lab=$(realpath -m "${CARGO_TARGET_DIR:-target}")/lab
 readonly lab run=$lab/run.$$
 # What the guests run: examples of our crates, in /lab.
-programs=(verbs-guest)
+programs=(verbs-guest fabric-guest)
 readonly programs examples=${lab%/lab}/tests/examples
 guests=()
 

@@ -118,8 +118,9 @@ impl Queue {
                 .clamp(1, options.outstanding.div_ceil(2)),
             ..options
         };
-        let count = u64::from(options.endpoints) * u64::from(options.window)
-            + u64::from(options.group_buffers);
+        let each = message::endpoint_buffers(&options, &capabilities);
+        let count =
+            u64::from(options.endpoints) * u64::from(each) + u64::from(options.group_buffers);
         let size = message::buffer_bytes(&options, &capabilities);
         let region = Region::memory((count * size).max(LINE as u64), false)?;
         let receive = device.register(&region, Access::LOCAL)?;

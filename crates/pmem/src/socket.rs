@@ -128,16 +128,18 @@ pub fn process(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 /// An option of a socket, whose value is plain data.
-fn option<T: Copy>(
-    socket: BorrowedFd<'_>,
-    name: libc::c_int,
-    value: &mut T,
-) -> io::Result<()> {
+fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> io::Result<()> {
     let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes to where `value` borrows as many, integers both times.
     let done = unsafe {
         let target = std::ptr::from_mut(value).cast();
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, target, &mut length)
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            target,
+            &mut length,
+        )
     };
     match done {
         0 if length as usize == size_of::<T>() => Ok(()),

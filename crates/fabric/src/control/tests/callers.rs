@@ -131,17 +131,32 @@ fn what_comes_out_of_turn_or_is_no_message_is_refused() {
     let mut doubled = hello().encode(0);
     doubled[8] ^= 1;
     let malformed: Vec<(&str, Script)> = vec![
-        ("no such message", Box::new(|raw| drop(raw.say_bytes(b"GET / HTTP/1.1\r\n\r\n")))),
-        ("longer than allowed", Box::new(|raw| drop(raw.say_bytes(&[0xff; 64][..4]).say_bytes(&[1, 0, 0, 0])))),
-        ("not a control connection", Box::new(move |raw| drop(raw.say_bytes(&doubled)))),
+        (
+            "no such message",
+            Box::new(|raw| drop(raw.say_bytes(b"GET / HTTP/1.1\r\n\r\n"))),
+        ),
+        (
+            "longer than allowed",
+            Box::new(|raw| drop(raw.say_bytes(&[0xff; 64][..4]).say_bytes(&[1, 0, 0, 0]))),
+        ),
+        (
+            "not a control connection",
+            Box::new(move |raw| drop(raw.say_bytes(&doubled))),
+        ),
         ("out of turn", Box::new(|raw| drop(raw.say(shm())))),
         ("out of turn", Box::new(|raw| drop(raw.say(Message::Ready)))),
     ];
     let greeted: Vec<(&str, Script)> = vec![
         ("out of turn", Box::new(|raw| drop(raw.say(offer())))),
-        ("out of turn", Box::new(|raw| drop(raw.say(shm()).say(shm())))),
+        (
+            "out of turn",
+            Box::new(|raw| drop(raw.say(shm()).say(shm()))),
+        ),
         ("out of turn", Box::new(|raw| drop(raw.say(export(1))))),
-        ("descriptors came", Box::new(|raw| drop(raw.say_with(shm(), vec![pipe()])))),
+        (
+            "descriptors came",
+            Box::new(|raw| drop(raw.say_with(shm(), vec![pipe()]))),
+        ),
     ];
     let greeted = greeted.into_iter().map(|(expected, script)| {
         let hello = hello();
@@ -162,7 +177,10 @@ fn what_comes_out_of_turn_or_is_no_message_is_refused() {
     raw.say(Message::Hello(later));
     serve(&mut listener);
     let reason = raw.refusal();
-    assert!(reason.contains("speaks version 7 to 9 of control connections and this node 1;"), "{reason}");
+    assert!(
+        reason.contains("speaks version 7 to 9 of control connections and this node 1;"),
+        "{reason}"
+    );
     let mut tcp = Raw::new(&scratch.socket());
     let verbs = Choice {
         provider: Provider::Verbs,
@@ -170,7 +188,10 @@ fn what_comes_out_of_turn_or_is_no_message_is_refused() {
     };
     tcp.say(hello()).say(Message::Choice(verbs));
     serve(&mut listener);
-    assert!(tcp.refusal().contains("chose verbs, but b: libibverbs is not installed"));
+    assert!(
+        tcp.refusal()
+            .contains("chose verbs, but b: libibverbs is not installed")
+    );
     assert_eq!(listener.counters().unfit, 2);
     somebody_gets_through(&mut listener, &scratch.socket(), &b, &a);
 }
