@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use fabric::shm::Shm;
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{
-    Access, Device, EndpointId, Event, Options, Parameters, Peer, Provider, Queue, Refusal,
-    Registration, RemoteRegion, Role, WorkRequest,
+    Access, Device, EndpointId, Event, Failure, Options, Parameters, Peer, Provider, Queue,
+    Refusal, Registration, RemoteRegion, Role, WorkRequest,
 };
 use pmem::Region;
 
@@ -84,7 +84,7 @@ fn device(provider: Provider) -> Result<Box<dyn Device>, Error> {
         Provider::Tcp => Box::new(Tcp::new(TcpOptions {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             ..TcpOptions::default()
-        })?),
+        })),
         _ => Box::new(Shm::new()?),
     })
 }
@@ -151,6 +151,8 @@ impl End {
                 Event::Message(_) => messages += 1,
                 Event::Done(completion) => match completion.outcome {
                     Ok(_) => done += 1,
+                    // Why is told when the endpoint is.
+                    Err(Failure::Flushed) => {}
                     Err(failure) => return Err(Error::Fabric(failure.to_string())),
                 },
                 Event::Lost(_, failure) => return Err(Error::Fabric(failure.to_string())),

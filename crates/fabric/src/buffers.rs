@@ -9,12 +9,16 @@
 //! A request is written right before the data, so that both are one piece. The descriptor says where the data is, for a
 //! peer that pulls it.
 
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use pmem::{LINE, Region};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{Access, Device, Error, Piece, RegionDescriptor, Registration};
 
@@ -65,14 +69,10 @@ struct State {
     /// Of each class, the blocks that nobody has; the last one given back is the first one taken, since it is in the
     /// caches.
     free: Vec<Vec<u32>>,
-    /// Who waits for a class, in order of arrival.
-    turns: Vec<Turns>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Turns {
+    /// Of each class, who waits for one of its buffers, in order of arrival.
+    waiting: Vec<VecDeque<u64>>,
+    /// The number of the next one who waits.
     next: u64,
-    served: u64,
 }
 
 impl Pool {
@@ -102,13 +102,17 @@ impl Pool {
             free.push((first..first + class.count).rev().collect());
             first += class.count;
         }
-        let turns = vec![Turns::default(); classes.len()];
+        let waiting = vec![VecDeque::new(); classes.len()];
         Ok(Pool(Arc::new(Inner {
             registration,
             classes: classes.to_vec(),
             starts,
             users: (0..first).map(|_| AtomicU32::new(0)).collect(),
-            state: Mutex::new(State { free, turns }),
+            state: Mutex::new(State {
+                free,
+                waiting,
+                next: 0,
+            }),
             freed: Condvar::new(),
         })))
     }
@@ -130,7 +134,7 @@ impl Pool {
     pub fn allocate(&self, bytes: u32) -> Option<Buffer> {
         let class = self.class(bytes);
         let mut state = self.0.state.lock();
-        if state.turns[class].next != state.turns[class].served {
+        if !state.waiting[class].is_empty() {
             return None;
         }
         let block = state.free[class].pop()?;
@@ -143,25 +147,23 @@ impl Pool {
         let class = self.class(bytes);
         let deadline = Instant::now() + timeout;
         let mut state = self.0.state.lock();
-        let turn = state.turns[class].next;
-        state.turns[class].next += 1;
+        let turn = state.next;
+        state.next += 1;
+        state.waiting[class].push_back(turn);
+        let mut late = false;
         loop {
-            if state.turns[class].served == turn
-                && let Some(block) = state.free[class].pop()
-            {
-                state.turns[class].served += 1;
+            let block = match state.waiting[class].front() == Some(&turn) {
+                true => state.free[class].pop(),
+                false => None,
+            };
+            if block.is_some() || late {
+                state.waiting[class].retain(|&waiting| waiting != turn);
                 drop(state);
                 // The next one may have been woken in vain before.
                 self.0.freed.notify_all();
-                return Some(self.buffer(class, block));
+                return block.map(|block| self.buffer(class, block));
             }
-            let late = self.0.freed.wait_until(&mut state, deadline).timed_out();
-            if late && state.turns[class].served == turn {
-                state.turns[class].served += 1;
-                drop(state);
-                self.0.freed.notify_all();
-                return None;
-            }
+            late = self.0.freed.wait_until(&mut state, deadline).timed_out();
         }
     }
 
@@ -209,9 +211,9 @@ impl Inner {
     fn give_back(&self, class: usize, block: u32) {
         let mut state = self.state.lock();
         state.free[class].push(block);
-        let waiting = state.turns[class].next != state.turns[class].served;
+        let is_awaited = !state.waiting[class].is_empty();
         drop(state);
-        if waiting {
+        if is_awaited {
             self.freed.notify_all();
         }
     }

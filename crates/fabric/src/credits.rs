@@ -100,6 +100,11 @@ impl Credits {
         self.given_back
     }
 
+    /// What the peer was told last.
+    pub fn told(&self) -> u32 {
+        self.told
+    }
+
     /// Whether the peer should be told by a message of its own: it may have half of its credits left, or fewer.
     pub fn owes(&self) -> bool {
         self.given_back.wrapping_sub(self.told) * 2 >= self.own_window.max(1)

@@ -203,7 +203,7 @@ pub struct Request<'a> {
     pub signaled: bool,
     /// What.
     pub operation: Operation<'a>,
-    /// For a message: how many credits the peer has in all.
+    /// How many credits the peer has in all: news with every [`Operation::Send`], else what it was told before.
     pub returned: u32,
 }
 

@@ -101,11 +101,12 @@ struct Ways {
 impl Ways {
     fn new(provider: Provider) -> Result<Ways, Error> {
         let device = device(provider)?;
-        let options = Options {
+        let spinning = Options {
             message_bytes: LARGEST,
-            ..Options::default()
+            // A wake-up takes longer than any of the ways.
+            ..super::options(true)
         };
-        let mut ends = Ends::new(&*device, options)?;
+        let mut ends = Ends::new(&*device, spinning)?;
         let near = memory(&*device, LARGEST.into(), Access::READ)?;
         let far = memory(&*device, LARGEST.into(), Access::WRITE)?;
         let far_for_near = ends.import(&far)?;

@@ -18,6 +18,12 @@ use fabric::wrappers::{Delay, Trace};
 use fabric::{Device, Transport};
 use suite::Setup;
 
+macro_rules! list {
+    ([] $($group:ident: $($test:ident),+;)+) => {
+        &[$($((stringify!($test), suite::$group::$test as fn(&dyn Setup)),)+)+]
+    };
+}
+
 const ALL: &[(&str, fn(&dyn Setup))] = suite::all!(list []);
 
 /// Sides have one of two adapters in turns, so that the near one of a pair has another one than the far one.

@@ -137,6 +137,37 @@ pub fn credits_come_back_without_messages_to_ride_on(setup: &dyn Setup) {
     );
 }
 
+/// A write that announces itself takes a credit, but may have no room to say what it gives back.
+pub fn writes_that_announce_themselves_leave_credits_as_they_are(setup: &dyn Setup) {
+    let mut pair = Pair::with(setup, few(), few());
+    let far = pair.far.memory(4096, Access::WRITE);
+    let remote = pair.import(&far);
+    let write = Operation::Write {
+        from: Source::Inline(b"announced"),
+        to: remote.at(0),
+        immediate: Some(1),
+    };
+    let to_near = pair.to_near;
+    for round in 0..100 {
+        let there = if round % 3 == 0 { NOTE } else { write };
+        pair.post(WorkRequest::new(round, there).quiet());
+        pair.await_messages(1);
+        pair.far.messages.clear();
+        let back = WorkRequest::new(round, NOTE).quiet();
+        let mut answered = false;
+        pair.until("an answer", |near, far| {
+            if !std::mem::replace(&mut answered, true) {
+                far.queue.post(to_near, &back).unwrap();
+            }
+            near.messages.pop().is_some()
+        });
+        assert!(
+            pair.near.lost.is_empty() && pair.far.lost.is_empty(),
+            "round {round}"
+        );
+    }
+}
+
 /// The far side loses three counts of four.
 pub fn lost_counts_of_credits_are_asked_for(setup: &dyn Setup) {
     struct Lossy<'a>(&'a dyn Setup);

@@ -248,7 +248,7 @@ impl Random {
 #[rustfmt::skip]
 macro_rules! all {
     ($then:ident [$($first:tt)*]) => {
-        $crate::suite::$then! {
+        $then! {
             [$($first)*]
             transfer: messages_of_every_length_arrive_whole, messages_are_gathered_from_pieces,
                 immediates_arrive_with_and_without_data, messages_arrive_in_order, both_sides_send_at_once,
@@ -258,7 +258,8 @@ macro_rules! all {
                 reads_see_writes_posted_before_them, reads_are_in_order, a_write_can_announce_itself;
             flow: quiet_requests_are_told_only_when_they_fail, what_is_outstanding_is_bounded,
                 a_slow_receiver_holds_back_its_sender_alone, credits_come_back_without_messages_to_ride_on,
-                lost_counts_of_credits_are_asked_for, buffers_belong_to_their_requests, a_late_reader_loses_nothing;
+                writes_that_announce_themselves_leave_credits_as_they_are, lost_counts_of_credits_are_asked_for,
+                buffers_belong_to_their_requests, a_late_reader_loses_nothing;
             errors: requests_that_cannot_be_are_refused_before_they_leave,
                 a_descriptor_that_lies_ends_the_endpoint, a_withdrawn_key_opens_nothing, a_lost_endpoint_is_told_once,
                 a_closed_endpoint_is_lost_to_its_peer, parameters_that_are_junk_are_refused,
@@ -270,36 +271,4 @@ macro_rules! all {
     };
 }
 
-/// The whole suite as tests of one module.
-#[allow(unused_macros)]
-macro_rules! suite {
-    ($name:ident, $setup:expr) => {
-        mod $name {
-            use super::*;
-            crate::suite::all!(tests[$setup]);
-        }
-    };
-}
-
-#[allow(unused_macros)]
-macro_rules! tests {
-    ([$setup:expr] $($group:ident: $($test:ident),+;)+) => {
-        $($(
-            #[test]
-            fn $test() {
-                crate::suite::$group::$test(&$setup);
-            }
-        )+)+
-    };
-}
-
-/// The whole suite as names and functions.
-#[allow(unused_macros)]
-macro_rules! list {
-    ([] $($group:ident: $($test:ident),+;)+) => {
-        &[$($((stringify!($test), crate::suite::$group::$test as fn(&dyn crate::suite::Setup)),)+)+]
-    };
-}
-
-#[allow(unused_imports)]
-pub(crate) use {all, list, suite, tests};
+pub(crate) use all;
