@@ -104,6 +104,7 @@ check_headers() {
     "$examples/verbs-guest" assertions >"$run/assertions.c"
     cc -fsyntax-only -I "$lab/unpacked/usr/include" "$run/assertions.c" 2>"$run/headers.log" ||
         fail "the crate verbs and the headers of libibverbs disagree: $(head -n 5 "$run/headers.log")"
+    passed=$((passed + 1))
 }
 
 trap clean_up EXIT
@@ -117,10 +118,10 @@ sweep
 rm -rf "$lab/failed"
 mkdir -p "$run"
 cargo build -q --profile tests "${programs[@]/#/--example=}"
+passed=0 failed=0
 check_headers
 scripts/lab/image.sh add "$run/programs.cpio" "${programs[@]/#/$examples/}"
 cat "$lab/base.cpio" "$run/programs.cpio" >"$run/guest.cpio"
-passed=0 failed=0
 for scene in $scenes; do
     IFS=: read -r name count seconds <<<"$scene"
     [ $# = 0 ] || [[ $wanted == *" $name "* ]] || continue

@@ -34,6 +34,8 @@ fail() {
 
 unpack() {
     local package image
+    # Without the right to, with the lists that are there.
+    apt-get update -qq 2>/dev/null || true
     image=$(apt-cache depends --important "$kernel" | sed -n 's/^ *Depends: \(linux-image-.*\)/\1/p' | head -n 1)
     [ -n "$image" ] || fail "package $kernel is not known here; the lab is made of Debian's packages"
     rm -rf "$lab/packages" "$unpacked"

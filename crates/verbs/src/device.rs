@@ -528,3 +528,20 @@ pub(crate) fn mtu_of_bytes(bytes: u32) -> u32 {
         .find(|mtu| bytes_of_mtu(*mtu) <= bytes)
         .unwrap_or(ffi::IBV_MTU_256)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_have_five_lengths() {
+        let lengths: Vec<u32> = (1..=5).map(bytes_of_mtu).collect();
+        assert_eq!(lengths, [256, 512, 1024, 2048, 4096]);
+        // Nothing else is believed, nor is more than fits.
+        assert_eq!([0, 6, u32::MAX].map(bytes_of_mtu), [256; 3]);
+        assert_eq!(
+            [0, 256, 1023, 1024, 9000].map(mtu_of_bytes),
+            [1, 1, 2, 3, 5]
+        );
+    }
+}

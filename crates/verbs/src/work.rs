@@ -106,6 +106,9 @@ pub struct Receive<'a> {
     pub into: &'a [Piece<'a>],
 }
 
+/// If not all requests were posted, how many were, and the number of the error.
+pub(crate) type Posted = Result<(), (usize, i32)>;
+
 pub(crate) type Pieces = [ffi::ibv_sge; PIECES_MAX];
 const NO_PIECE: ffi::ibv_sge = ffi::ibv_sge {
     addr: 0,
@@ -143,12 +146,12 @@ impl Entry for ffi::ibv_recv_wr {
 }
 
 /// Posts requests in batches, linked as the device wants them. `post` is given the first one of a batch; it returns zero, or
-/// the number of an error and the first request that was not posted. If not all are, says how many were, and that number.
+/// the number of an error and the first request that was not posted.
 pub(crate) fn post_all<R, E: Entry>(
     requests: &[R],
     fill: impl Fn(&R, &mut E, &mut Pieces),
     post: impl Fn(*mut E, *mut *mut E) -> i32,
-) -> Result<(), (usize, i32)> {
+) -> Posted {
     let mut posted = 0;
     for batch in requests.chunks(BATCH) {
         let mut pieces = [const { MaybeUninit::<Pieces>::uninit() }; BATCH];
@@ -328,4 +331,55 @@ fn fill_word(into: Piece<'_>, pieces: &mut Pieces) -> i32 {
         into.length()
     );
     fill_pieces(&[into], pieces)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// Posts so many requests; `accept` says how many of each batch are taken. Returns the identities that were, batch by
+    /// batch, and how it ended.
+    fn post(count: u64, accept: usize) -> (Vec<Vec<u64>>, Posted) {
+        let requests: Vec<_> = (0..count).map(|id| Receive { id, into: &[] }).collect();
+        let batches = RefCell::new(Vec::new());
+        let result = post_all(&requests, fill_receive, |first, refused| {
+            let mut batch = Vec::new();
+            let mut next = first;
+            // SAFETY: the entries are linked, the last one to nothing; the place for the refused one is there.
+            while let Some(entry) = unsafe { next.as_ref() } {
+                if batch.len() == accept {
+                    // SAFETY: as above.
+                    unsafe { *refused = next };
+                    batches.borrow_mut().push(batch);
+                    return libc::ENOMEM;
+                }
+                batch.push(entry.wr_id);
+                next = entry.next;
+            }
+            batches.borrow_mut().push(batch);
+            0
+        });
+        (batches.into_inner(), result)
+    }
+
+    #[test]
+    fn requests_are_linked_in_batches() {
+        let (batches, result) = post(BATCH as u64 * 2 + 3, usize::MAX);
+        assert_eq!(result, Ok(()));
+        let lengths: Vec<usize> = batches.iter().map(Vec::len).collect();
+        assert_eq!(lengths, [BATCH, BATCH, 3]);
+        assert!(batches.concat().into_iter().eq(0..BATCH as u64 * 2 + 3));
+        assert_eq!(post(0, 0), (Vec::new(), Ok(())));
+    }
+
+    #[test]
+    fn what_is_refused_is_counted() {
+        for taken in [0, 1, BATCH - 1] {
+            let (batches, result) = post(BATCH as u64 * 2, taken);
+            assert_eq!(result, Err((taken, libc::ENOMEM)));
+            assert_eq!(batches.len(), 1);
+        }
+    }
 }

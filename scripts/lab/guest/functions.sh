@@ -16,14 +16,13 @@ load() {
 
 load_rdma() {
     load crc32_generic ib_core ib_uverbs ib_cm iw_cm configfs rdma_cm rdma_ucm udp_tunnel ip6_udp_tunnel rdma_rxe
-    mkdir -p /dev/infiniband
 }
 
 # Gives interface $1 the address $2 and makes it the RDMA device $3.
 address() {
     ip addr add "$2/24" dev "$1"
     ip link set "$1" mtu 4200 up
-    [ -z "${3:-}" ] || rdma link add "$3" type rxe netdev "$1"
+    rdma link add "$3" type rxe netdev "$1"
 }
 
 # Three interfaces port1 to port3, each the one end of a cable whose other end is plugged into a bridge. They belong to one
