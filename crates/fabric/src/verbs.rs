@@ -23,7 +23,7 @@ mod group;
 mod link;
 mod supplies;
 mod transport;
-mod wire;
+pub(crate) mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +37,6 @@ use parking_lot::Mutex;
 use pmem::Region;
 
 use self::transport::VerbsTransport;
-pub use self::wire::{parse_header, parse_parameters};
 use crate::registration::Details;
 use crate::{
     Access, Capabilities, Copies, Device, Error, Key, Multicast, Order, Placement, Proof, Proves,
@@ -50,10 +49,11 @@ pub const PROBE_EVERY: Duration = Duration::from_millis(250);
 /// The longest payload by value: what adapters usually can, with the header.
 const INLINE_BYTES: u32 = 256;
 
-/// Between 0.13 s and four times that, and eight tries; and no limit for a receiver without buffers, who has them late.
+/// Seven tries of 0.13 s to four times that. (More retries than six, and rdma_rxe never gives up.) No limit for a receiver
+/// without buffers, who will have some.
 const PATIENCE: Patience = Patience {
     timeout: 15,
-    retries: 7,
+    retries: 6,
     receiver_retries: 7,
     receiver_timer: 12,
 };

@@ -70,7 +70,7 @@ macro_rules! suite {
     ($name:ident, $setup:expr) => {
         mod $name {
             use super::*;
-            suite::all!(tests [$setup]);
+            suite::all!(tests[$setup]);
         }
     };
 }

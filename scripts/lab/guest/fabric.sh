@@ -8,4 +8,5 @@ bridge_of_three
 export TAKO_TEST_OPERATIONS=3000
 ended=0
 /lab/fabric-guest suite || ended=1
+/lab/fabric-guest faults || ended=1
 exit $ended

@@ -3,6 +3,8 @@
 
 #![forbid(unsafe_code)]
 
+mod faults;
+mod liar;
 #[path = "../../tests/suite/mod.rs"]
 mod suite;
 
@@ -88,6 +90,11 @@ fn main() -> ExitCode {
             let text = Verbs::open(&VerbsOptions::default()).map(drop).unwrap_err();
             assert!(text.to_string().starts_with(beginning), "{text}");
         }),
+        ["faults"] => {
+            liar::run(&mut cases);
+            faults::run(&mut cases);
+        }
+        ["victim"] => faults::victim(),
         ["suite", ref names @ ..] => {
             println!("fabric: {}", open("rxe1").explanation());
             cases.run_suite("verbs", names, Adapters::new);
@@ -96,7 +103,7 @@ fn main() -> ExitCode {
             cases.run_suite("verbs wrapped", names, || Wrapped(Adapters::new()));
         }
         _ => {
-            eprintln!("give `suite TEST...`, `wrapped TEST...` or `refuses TEXT`");
+            eprintln!("give `suite TEST...`, `wrapped TEST...`, `faults` or `refuses TEXT`");
             return ExitCode::FAILURE;
         }
     }
@@ -108,7 +115,7 @@ fn main() -> ExitCode {
 
 /// Runs cases and counts those that fail.
 #[derive(Default)]
-struct Cases {
+pub struct Cases {
     failed: usize,
 }
 
