@@ -108,6 +108,30 @@ mod tests {
         }
     }
 
+    /// What was right, with some bytes changed, and anything else.
+    #[test]
+    fn nothing_that_peers_say_is_too_much() {
+        let mut valid = MAGIC.to_vec();
+        valid.extend([7, 0, 0, 0, 9, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+        valid.extend([5; 16]);
+        assert!(parse_parameters(&valid).is_some());
+        crate::fuzzing::verbs(&valid);
+        for _ in 0..20_000 {
+            let [at, value, length, ..] = crate::random().to_le_bytes();
+            let mut bytes = valid.clone();
+            bytes[usize::from(at) % PARAMETERS_BYTES] = value;
+            crate::fuzzing::verbs(&bytes);
+            let length = usize::from(length) % 50;
+            let bytes: Vec<u8> = crate::random()
+                .to_le_bytes()
+                .into_iter()
+                .cycle()
+                .take(length)
+                .collect();
+            crate::fuzzing::verbs(&bytes);
+        }
+    }
+
     #[test]
     fn parameters_are_as_drawn_and_others_are_refused() {
         let peer = Peer {
