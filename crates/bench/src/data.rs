@@ -7,7 +7,7 @@ use rustix::fs::OFlags;
 use crate::error::whole;
 use crate::harness::{Random, interleave, repeated};
 use crate::report::Row;
-use crate::setup::{Bench, bytes, empty_file};
+use crate::setup::{Bench, bytes, empty_file, nameless_pool};
 use crate::{Error, Workload};
 
 const MIB: usize = 1 << 20;
@@ -192,7 +192,7 @@ fn sequential_read(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
 
 /// Memory as long as a file, in pages like the pool's.
 fn memory(bench: &Bench) -> Result<Region, Error> {
-    let region = Region::memory(bench.scale.file_length, false)?;
+    let region = nameless_pool(&bench.directory, bench.scale.file_length)?;
     region.populate();
     Ok(region)
 }

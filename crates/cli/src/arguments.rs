@@ -44,6 +44,11 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Make the keys by which the nodes of a cluster know each other
+    Keys {
+        #[command(subcommand)]
+        command: Keys,
+    },
     /// List directories in a pool; times are UTC
     Ls {
         /// One line of attributes for each
@@ -148,6 +153,27 @@ pub struct Grow {
     /// Bytes of the pool then, with K, M, G or T for their multiples by 1024; a device is taken whole
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
+}
+
+/// Which keys to make.
+#[derive(Subcommand)]
+pub enum Keys {
+    /// Make a new cluster's authority, and keys for its first node
+    Init {
+        /// The directory to make
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+        /// What the first node is called [default: the name of this host]
+        name: Option<String>,
+    },
+    /// Make keys for another node
+    Issue {
+        /// What `tako keys init` made
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+        /// What the node is called
+        name: String,
+    },
 }
 
 /// How to mount.

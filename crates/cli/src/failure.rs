@@ -77,6 +77,12 @@ impl From<client::Error> for Failure {
     }
 }
 
+impl From<fabric::keys::Error> for Failure {
+    fn from(error: fabric::keys::Error) -> Failure {
+        Failure::Failed(error.to_string())
+    }
+}
+
 impl From<pmem::Error> for Failure {
     fn from(error: pmem::Error) -> Failure {
         Failure::Failed(error.to_string())

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
+use fabric::keys::show_identity;
 use pmem::{Access, Region};
 use serde::Serialize;
 use store::layout::superblock::{RING_STATES, RingState};
@@ -178,19 +179,6 @@ fn ring_start(region: &Region) -> u64 {
     states
         .max_by_key(|state| (state.epoch, state.start))
         .map_or(0, |state| state.start)
-}
-
-/// An identity as RFC 9562 writes it.
-fn show_identity(bytes: &[u8; 16]) -> String {
-    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    let parts = [
-        &digits[..8],
-        &digits[8..12],
-        &digits[12..16],
-        &digits[16..20],
-        &digits[20..],
-    ];
-    parts.join("-")
 }
 
 pub fn run(pool: &Path, json: bool, out: &mut dyn Write) -> Outcome {

@@ -15,6 +15,7 @@ mod failure;
 mod figures;
 mod grow;
 mod info;
+mod keys;
 mod list;
 mod log;
 mod mkfs;
@@ -61,6 +62,7 @@ fn run(command: &Command, out: &mut dyn Write) -> Outcome {
         Command::Check(arguments) => check::run(arguments, out),
         Command::Grow(arguments) => grow::run(arguments, out),
         Command::Info { pool, json } => info::run(pool, *json, out),
+        Command::Keys { command } => keys::run(command, out),
         Command::Ls { long, places } => list::ls(places, *long, out),
         Command::Stat { places } => list::stat(places, out),
         Command::Cat { places } => copy::cat(places, out),

@@ -635,3 +635,53 @@ fn pools_grow_and_do_not_shrink() {
     assert!(failed(&["grow", &other, "--size", "20M"]).contains("not a Tako pool"));
     assert_eq!(fs::read(&other).unwrap(), b"no pool");
 }
+
+#[test]
+fn a_cluster_gets_an_authority_and_keys_for_its_nodes() {
+    let scratch = Scratch::new();
+    let directory = scratch.path("keys");
+    let said = done(&["keys", "init", &directory, "n1"]);
+    assert!(
+        said.starts_with("cluster ") && said.contains("authority.key"),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!("node n1: give it the directory {directory}/n1")),
+        "{said}"
+    );
+    let said = done(&["keys", "issue", &directory, "n2"]);
+    assert!(
+        said.contains("good for 729 days") || said.contains("good for 730 days"),
+        "{said}"
+    );
+    for key in ["authority.key", "n1/node.key", "n2/node.key"] {
+        let metadata = fs::metadata(format!("{directory}/{key}")).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o7777, 0o600, "{key}");
+    }
+    let said = failed(&["keys", "init", &directory, "n1"]);
+    assert!(said.contains("exists already"), "{said}");
+    let said = failed(&["keys", "issue", &directory, "n2"]);
+    assert!(said.contains("exists already"), "{said}");
+    let said = failed(&["keys", "issue", &directory, "No Name"]);
+    assert!(said.contains("cannot be a node's name"), "{said}");
+    let said = failed(&["keys", "issue", &scratch.path("none"), "n3"]);
+    assert!(said.contains("is missing"), "{said}");
+}
+
+#[test]
+fn the_first_node_is_called_as_its_host() {
+    let scratch = Scratch::new();
+    let directory = scratch.path("keys");
+    let run = tako(&["keys", "init", &directory]);
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy().to_lowercase();
+    let name = host.split('.').next().unwrap();
+    match run.code {
+        Some(0) => assert!(Path::new(&format!("{directory}/{name}/node.pem")).exists()),
+        code => assert!(
+            code == Some(2) && run.err.contains("cannot be a node's"),
+            "{}",
+            run.err
+        ),
+    }
+}

@@ -9,7 +9,8 @@ use store::{
     RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
 };
 
-use crate::{Cause, Error, File, OpenFlags};
+use crate::locks::LockTable;
+use crate::{Cause, Error, File, LockUser, OpenFlags};
 
 /// The root directory's inode number.
 pub const ROOT: u64 = store::ROOT;
@@ -18,6 +19,7 @@ pub const ROOT: u64 = store::ROOT;
 #[derive(Clone)]
 pub struct FileSystem {
     store: Arc<Store>,
+    locks: Arc<LockTable>,
 }
 
 /// Pools: making, opening, closing.
@@ -46,15 +48,14 @@ impl FileSystem {
 
     /// Opens the pool in `region`: for labs and benchmarks.
     pub fn open_region(region: Region, options: Options) -> Result<FileSystem, Error> {
-        Ok(FileSystem {
-            store: Arc::new(Store::open(region, options)?),
-        })
+        Ok(FileSystem::of_store(Store::open(region, options)?))
     }
 
     /// The file system in a store that is open: for whoever opened it in an epoch of its own.
     pub fn of_store(store: Store) -> FileSystem {
         FileSystem {
             store: Arc::new(store),
+            locks: Arc::default(),
         }
     }
 
@@ -62,9 +63,7 @@ impl FileSystem {
         let region = Region::open(path, access)?;
         let store =
             Store::open(region, Options::default()).map_err(|error| Error::at(path, error))?;
-        Ok(FileSystem {
-            store: Arc::new(store),
-        })
+        Ok(FileSystem::of_store(store))
     }
 
     /// Leaves the pool so that the next opening has nothing to replay. Without it nothing is lost.
@@ -90,6 +89,11 @@ impl FileSystem {
     /// How large the file system is and how much of it is free.
     pub fn statistics(&self) -> Statistics {
         self.store.statistics()
+    }
+
+    /// Enters as one who locks files, beside all others who do.
+    pub fn lock_user(&self) -> LockUser {
+        self.locks.user()
     }
 
     /// The store underneath.
@@ -218,6 +222,14 @@ impl FileSystem {
         Ok(self.store.read(&*self.node(number)?, offset, into)?)
     }
 
+    /// The same, and notes it as [`FileSystem::note_read`].
+    pub fn read_noted(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
+        let node = self.node(number)?;
+        let length = self.store.read(&node, offset, into)?;
+        self.store.note_read(&node)?;
+        Ok(length)
+    }
+
     /// Notes that somebody read a file or directory: its access time changes if it changed since, or after a day.
     pub fn note_read(&self, number: u64) -> Result<(), Error> {
         Ok(self.store.note_read(&*self.node(number)?)?)
@@ -226,6 +238,19 @@ impl FileSystem {
     /// Writes `data`, persistently; up to 1 MiB whole or not at all.
     pub fn write(&self, number: u64, at: WriteAt, data: &[u8]) -> Result<Written, Error> {
         Ok(self.store.write(&*self.node(number)?, at, data)?)
+    }
+
+    /// The same, after [`FileSystem::drop_privileges`].
+    pub fn write_dropping(
+        &self,
+        number: u64,
+        set_id: bool,
+        at: WriteAt,
+        data: &[u8],
+    ) -> Result<Written, Error> {
+        let node = self.node(number)?;
+        self.store.drop_privileges(&node, set_id)?;
+        Ok(self.store.write(&node, at, data)?)
     }
 
     /// Copies up to `length` bytes from one file, or one place in it, to another. Returns how many: fewer when the source

@@ -7,6 +7,7 @@
 //!   (`by_path`, over the path walk in `walk`);
 //! - [`File`]: an open file with its shared position;
 //! - [`OpenFlags`]: how to open it;
+//! - [`Lock`]: what users of a file ask each other to respect (`locks`);
 //! - [`Error`]: what went wrong and where, and its errno.
 
 #![forbid(unsafe_code)]
@@ -15,12 +16,14 @@ mod by_path;
 mod error;
 mod file;
 mod file_system;
+mod locks;
 mod open_flags;
 mod walk;
 
 pub use error::{Cause, Error};
 pub use file::File;
 pub use file_system::{FileSystem, ROOT};
+pub use locks::{Deadlock, LOCK_END, Lock, LockKind, LockSpace, LockTicket, LockUser, LockWake};
 pub use open_flags::OpenFlags;
 pub use pmem::Region;
 pub use store::{

@@ -77,12 +77,13 @@ fn the_document_and_the_tests_name_each_other() {
         include_str!("../../fuse/tests/mount.rs"),
         include_str!("../../fuse/tests/posix.rs"),
         include_str!("../../fuse/tests/caches.rs"),
+        include_str!("../../fuse/tests/ends.rs"),
     );
     for name in &mount {
         let is_there = mount_tests.contains(&format!("#[test]\nfn {name}()"));
         assert!(
             is_there,
-            "crates/fuse/tests/{{mount,posix}}.rs have no test {name}"
+            "crates/fuse/tests/{{mount,posix,caches,ends}}.rs have no test {name}"
         );
     }
     let own = |name: &&str| !mount.contains(name);
@@ -97,6 +98,7 @@ fn the_document_and_the_tests_name_each_other() {
         include_str!("acls.rs"),
         include_str!("flags.rs"),
         include_str!("unnamed.rs"),
+        include_str!("locks.rs"),
     ];
     let tests: BTreeSet<&str> = files
         .into_iter()

@@ -132,8 +132,8 @@ impl Local {
         if hello.cluster != self.identity.cluster {
             return Err(Error::Cluster {
                 who,
-                own: crate::keys::show(&self.identity.cluster),
-                theirs: crate::keys::show(&hello.cluster),
+                own: crate::keys::show_identity(&self.identity.cluster),
+                theirs: crate::keys::show_identity(&hello.cluster),
             });
         }
         match node {

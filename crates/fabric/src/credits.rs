@@ -40,11 +40,13 @@ impl Credits {
     }
 
     /// How many messages may be sent.
+    #[inline]
     pub fn left(&self) -> u32 {
         self.window - self.sent.wrapping_sub(self.returned_to_us)
     }
 
     /// Takes one for a message. If there is none left, the time begins after which to ask.
+    #[inline]
     pub fn take(&mut self, now: impl FnOnce() -> Instant) -> bool {
         if self.left() == 0 {
             self.starved_since.get_or_insert_with(now);
@@ -58,6 +60,7 @@ impl Credits {
     ///
     /// # Errors
     /// Nothing is returned for a count of messages that were never sent.
+    #[inline]
     pub fn returned(&mut self, count: u32) -> Option<()> {
         let news = count.wrapping_sub(self.returned_to_us);
         if news > u32::MAX / 2 {
@@ -90,11 +93,13 @@ impl Credits {
     }
 
     /// A buffer that held one of the peer's messages is free again.
+    #[inline]
     pub fn give_back(&mut self) {
         self.given_back = self.given_back.wrapping_add(1);
     }
 
     /// How many were given back in all: to be told to the peer now.
+    #[inline]
     pub fn tell(&mut self) -> u32 {
         self.told = self.given_back;
         self.given_back
@@ -106,6 +111,7 @@ impl Credits {
     }
 
     /// Whether the peer should be told by a message of its own: it may have half of its credits left, or fewer.
+    #[inline]
     pub fn owes(&self) -> bool {
         self.given_back.wrapping_sub(self.told) * 2 >= self.own_window.max(1)
     }

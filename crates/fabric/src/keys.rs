@@ -22,8 +22,6 @@ use rcgen::{
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 
-use crate::control::message::is_node_name;
-
 /// How long an authority's certificate is valid.
 const AUTHORITY_DAYS: u64 = 20 * 365;
 /// How long a node's is.
@@ -33,6 +31,9 @@ const CLOCKS_DIFFER: Duration = DAY;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Longer files hold no key.
 const FILE_MAX: u64 = 64 << 10;
+
+/// The longest name of a node, in bytes.
+pub(crate) const NODE_MAX: usize = 63;
 
 const AUTHORITY: &str = "authority.pem";
 const AUTHORITY_KEY: &str = "authority.key";
@@ -140,6 +141,15 @@ pub struct Made {
     pub directory: PathBuf,
     /// When its certificate ends.
     pub until: SystemTime,
+}
+
+/// Whether a node can be called so: it stands in certificates, paths and logs.
+pub fn is_node_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=NODE_MAX).contains(&name.len())
+        && name.bytes().all(allowed)
+        && !name.starts_with('-')
+        && !name.ends_with('-')
 }
 
 /// How long a node's certificate is valid that is issued now.
@@ -255,11 +265,11 @@ pub(crate) fn load(directory: &Path) -> Result<Keys, Error> {
 
 /// The name by which any node of a cluster is known as one.
 pub(crate) fn cluster_name(cluster: &[u8; 16]) -> String {
-    format!("{}.tako", show(cluster))
+    format!("{}.tako", show_identity(cluster))
 }
 
 /// An identity as RFC 9562 writes it.
-pub fn show(identity: &[u8; 16]) -> String {
+pub fn show_identity(identity: &[u8; 16]) -> String {
     let mut text = String::new();
     for (index, byte) in identity.iter().enumerate() {
         if matches!(index, 4 | 6 | 8 | 10) {
@@ -308,7 +318,7 @@ fn parse(text: &str) -> Option<[u8; 16]> {
     let digits: String = text.chars().filter(|found| *found != '-').collect();
     let number = u128::from_str_radix(&digits, 16).ok()?;
     let identity = number.to_be_bytes();
-    (show(&identity) == text).then_some(identity)
+    (show_identity(&identity) == text).then_some(identity)
 }
 
 /// Whether the authority issued the certificate for a node, for now.
@@ -348,7 +358,7 @@ fn judged(error: webpki::Error, path: &Path, authority: &Path) -> Error {
 
 fn authority(cluster: [u8; 16]) -> Result<CertificateParams, Error> {
     let mut params = CertificateParams::new([cluster_name(&cluster)])?;
-    let name = format!("Tako cluster {}", show(&cluster));
+    let name = format!("Tako cluster {}", show_identity(&cluster));
     params.distinguished_name.push(DnType::CommonName, name);
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
@@ -467,3 +477,6 @@ fn certificate(path: &Path, pem: &[u8]) -> Result<CertificateDer<'static>, Error
         what: "certificate",
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -36,16 +36,19 @@ impl Outstanding {
     }
 
     /// How many there are.
+    #[inline]
     pub fn length(&self) -> usize {
         self.entries.len()
     }
 
     /// Whether another one has to wait (M5).
+    #[inline]
     pub fn is_full(&self) -> bool {
         self.entries.len() >= self.bound
     }
 
     /// The sequence that the next one gets.
+    #[inline]
     pub fn next(&self) -> u64 {
         self.first + self.entries.len() as u64
     }
@@ -54,6 +57,7 @@ impl Outstanding {
     ///
     /// # Panics
     /// If the list is full.
+    #[inline]
     pub fn add(&mut self, entry: Entry) -> u64 {
         assert!(!self.is_full(), "{} requests are outstanding", self.bound);
         self.entries.push_back(entry);
@@ -66,6 +70,7 @@ impl Outstanding {
     }
 
     /// Takes the first one out if its sequence is not beyond `sequence`: call it until it gives nothing.
+    #[inline]
     pub fn complete(&mut self, sequence: u64) -> Option<(u64, Entry)> {
         if self.first > sequence {
             return None;
@@ -76,6 +81,7 @@ impl Outstanding {
     }
 
     /// Whether a transport may speak of this one: it is outstanding.
+    #[inline]
     pub fn has(&self, sequence: u64) -> bool {
         (self.first..self.next()).contains(&sequence)
     }

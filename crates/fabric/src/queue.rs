@@ -4,14 +4,13 @@ mod endpoint;
 mod message;
 mod spin;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pmem::{LINE, Region};
 
 use self::endpoint::Endpoint;
 pub use self::message::Message;
-use self::message::Returns;
+use self::message::Tickets;
 use self::spin::Spin;
 use crate::{
     Access, Capabilities, Completion, Device, EndpointId, Error, Event, Export, Failure,
@@ -82,8 +81,11 @@ pub struct Queue {
     options: Options,
     capabilities: Capabilities,
     endpoints: Vec<Endpoint>,
-    receive: Registration,
-    returns: Arc<Returns>,
+    tickets: Tickets,
+    /// Bytes of a buffer for messages.
+    buffer_bytes: u64,
+    /// Kept from one poll to the next, like `reports`: who may have to be told of credits.
+    owing: Vec<EndpointId>,
     reports: Vec<Report>,
     spin: Spin,
     counters: Counters,
@@ -119,16 +121,18 @@ impl Queue {
             ..options
         };
         let each = message::endpoint_buffers(&options, &capabilities);
-        let count =
-            u64::from(options.endpoints) * u64::from(each) + u64::from(options.group_buffers);
-        let size = message::buffer_bytes(&options, &capabilities);
-        let region = Region::memory((count * size).max(LINE as u64), false)?;
+        let count = options.endpoints.saturating_mul(each);
+        let count = count.saturating_add(options.group_buffers);
+        let buffer_bytes = message::buffer_bytes(&options, &capabilities);
+        let bytes = (u64::from(count) * buffer_bytes).max(LINE as u64);
+        let region = Region::memory(bytes, false)?;
         let receive = device.register(&region, Access::LOCAL)?;
         let mut queue = Queue {
             transport,
             endpoints: Vec::new(),
-            receive,
-            returns: Arc::new(Returns::default()),
+            tickets: Tickets::new(receive, count),
+            buffer_bytes,
+            owing: Vec::new(),
             reports: Vec::new(),
             spin: Spin::new(options.spin_max),
             counters: Counters::default(),
@@ -375,6 +379,7 @@ impl Queue {
         }
     }
 
+    #[inline]
     fn is_open(&self, id: EndpointId) -> bool {
         let found = self.endpoints.get(id.place());
         found.is_some_and(|endpoint| endpoint.is_open(id))
@@ -395,6 +400,7 @@ impl Queue {
         })
     }
 
+    #[inline]
     fn handle(&mut self, report: Report, events: &mut Vec<Event>) {
         match report {
             Report::Done {
@@ -430,10 +436,12 @@ impl Queue {
         }
     }
 
+    #[inline]
     fn has(&self, id: EndpointId, sequence: u64) -> bool {
         self.is_open(id) && self.endpoints[id.place()].outstanding.has(sequence)
     }
 
+    #[inline]
     fn complete(
         &mut self,
         id: EndpointId,
@@ -472,6 +480,7 @@ impl Queue {
         events.push(Event::Lost(id, failure));
     }
 
+    #[inline]
     fn credit(&mut self, id: EndpointId, returned: u32, ask: bool, events: &mut Vec<Event>) {
         if !self.is_open(id) {
             return;

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pmem::{Kind, Region};
+use pmem::{Kind, Lines, Region};
 
 use self::transport::Thread;
 use self::watch::{Process, Watcher};
@@ -65,14 +65,14 @@ enum Holder {
     /// All of another process: what is mapped there cannot be seen.
     Process(Arc<Process>),
     /// Another endpoint of this process, which drops what it has mapped before it marks our ring as closed.
-    Endpoint(Region),
+    Endpoint(Lines),
 }
 
 impl Holder {
     fn is_gone(&self) -> bool {
         match self {
             Holder::Process(process) => process.is_gone(),
-            Holder::Endpoint(ring) => ring::is_closed(ring),
+            Holder::Endpoint(head) => ring::is_closed(head),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One suite over every transport that this machine has, and every wrapper.
 
+mod cut;
 mod suite;
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -47,6 +48,19 @@ impl Setup for Tcp {
     }
 }
 
+/// The same, but all connections are cut again and again.
+struct Cut;
+
+impl Setup for Cut {
+    fn device(&self) -> Arc<dyn Device> {
+        Arc::new(fabric::tcp::Tcp::new(cut::options()))
+    }
+
+    fn wrap(&self, inner: Box<dyn Transport>) -> Box<dyn Transport> {
+        Box::new(cut::Cut::new(inner, Arc::default()))
+    }
+}
+
 /// Each report is told later, and all is noted.
 struct Wrapped<S>(S);
 
@@ -89,4 +103,6 @@ macro_rules! tests {
 suite!(simulated, Simulated::new());
 suite!(shm, Shm);
 suite!(tcp, Tcp);
+suite!(tcp_cut, Cut);
+suite!(tcp_wrapped, Wrapped(Tcp));
 suite!(wrapped, Wrapped(Simulated::new()));

@@ -12,14 +12,21 @@
 //!           +-----------------+-----------------+--------------+--------+---------------------+
 //! ```
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::{ManuallyDrop, offset_of, size_of};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::ptr::NonNull;
 use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use io_uring::opcode::UringCmd80;
+use io_uring::opcode::{PollAdd, Statx, UringCmd80};
 use io_uring::squeue::Entry128;
 use io_uring::{IoUring, cqueue, types};
+use rustix::event::{EventfdFlags, eventfd};
 
 use crate::memory::Memory;
 use crate::{ARGUMENT, HEADER};
@@ -27,6 +34,15 @@ use crate::{ARGUMENT, HEADER};
 /// Commands of `enum fuse_uring_cmd`.
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
+
+/// What the completion of the bell's poll is known by; those of slots are by their indices.
+const BELL: u64 = u64::MAX;
+/// The same of nudges.
+const NUDGE: u64 = u64::MAX - 1;
+/// Nudges under way for which the kernel has threads.
+const NUDGES_MAX: u32 = 4096;
+/// Bytes for a path, and for attributes.
+const PATH_ROOM: usize = 4096;
 
 /// Where the payload of a slot begins: behind the page that has the rest.
 const PAYLOAD: usize = 4096;
@@ -67,19 +83,115 @@ pub struct Exchange<'a> {
     pub payload: &'a mut [u8],
     /// Bytes of the payload that came.
     pub length: usize,
+    /// By which it can be answered later instead.
+    pub place: Place<'a>,
 }
+
+/// Where a request is.
+pub struct Place<'a> {
+    slot: usize,
+    may_stay: bool,
+    desk: &'a Arc<Desk>,
+}
+
+/// An answer that is still to come, from any thread.
+pub struct Later {
+    slot: usize,
+    desk: Arc<Desk>,
+}
+
+/// Where other threads leave word for that of a queue.
+struct Desk {
+    answers: Mutex<Vec<(usize, Vec<u8>)>>,
+    is_stopped: AtomicBool,
+    /// Wakes the thread.
+    bell: OwnedFd,
+}
+
+/// Ends the service of a queue.
+#[derive(Clone)]
+pub struct Stop(Arc<Desk>);
 
 /// The queues of some processors, served by the one thread that made this.
 pub struct Queue {
     ring: IoUring<Entry128, cqueue::Entry>,
     device: OwnedFd,
-    /// Not dropped by itself: see [`Queue::drop`].
-    memory: ManuallyDrop<Memory>,
+    slots: Vec<Slot>,
+    /// How many there were at first.
+    first: usize,
     payload_length: usize,
-    /// For each slot the number of its queue, which is that of a processor.
-    numbers: Vec<u16>,
+    depth: usize,
+    /// Slots whose requests are answered later.
+    staying: usize,
     /// Slots that are ours for good.
     ended: usize,
+    /// Completions that came while slots were given to the kernel.
+    unread: VecDeque<(usize, i32)>,
+    desk: Arc<Desk>,
+}
+
+/// A request of our own, made by a thread of the kernel on this thread's processor, so that nobody here waits for it.
+struct Nudge {
+    /// The path, and behind it room for the attributes.
+    memory: ManuallyDrop<Memory>,
+    under_way: usize,
+}
+
+/// Room for a request. Of these each queue has as many as it takes before the first is answered, and some more while
+/// requests stay.
+struct Slot {
+    /// Not dropped by itself: see [`Slot::drop`].
+    memory: ManuallyDrop<Memory>,
+    /// The number of its queue, which is that of a processor.
+    number: u16,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Ours: the kernel has no command for it, before the beginning and after the end.
+    Ours,
+    /// The kernel's, which may write to it.
+    Kernels,
+    /// Ours until its request is answered.
+    Stays,
+}
+
+impl Place<'_> {
+    /// By which the request is answered later. None if too few slots would be left for others.
+    pub fn later(&self) -> Option<Later> {
+        self.may_stay.then(|| Later {
+            slot: self.slot,
+            desk: self.desk.clone(),
+        })
+    }
+}
+
+impl Later {
+    /// Answers with a head that nothing follows.
+    pub fn answer(self, head: &[u8]) {
+        self.desk.lock().push((self.slot, head.to_vec()));
+        self.desk.ring();
+    }
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, Vec<(usize, Vec<u8>)>> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        // It fails only when the bell has rung very often, and nobody has come yet.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+}
+
+impl Stop {
+    /// Has the queue's thread end soon, whatever the kernel says.
+    pub fn stop(&self) {
+        self.0.is_stopped.store(true, Ordering::Release);
+        self.0.ring();
+    }
 }
 
 impl Queue {
@@ -91,80 +203,157 @@ impl Queue {
         depth: usize,
         payload_length: usize,
     ) -> io::Result<Queue> {
-        let numbers: Vec<u16> = numbers
+        let slots = numbers
             .iter()
             .flat_map(|number| std::iter::repeat_n(*number, depth))
-            .collect();
+            .map(|number| Slot::new(number, payload_length))
+            .collect::<io::Result<Vec<Slot>>>()?;
         // Work of the kernel for this thread waits until the thread asks for it, and never interrupts an answer.
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
-            .build(numbers.len().next_power_of_two() as u32)?;
-        let memory = Memory::new(numbers.len() * (PAYLOAD + payload_length))?;
+            .build((slots.len() + 1).next_power_of_two() as u32)?;
+        let desk = Desk {
+            answers: Mutex::default(),
+            is_stopped: AtomicBool::new(false),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        };
         Ok(Queue {
             ring,
             device,
-            memory: ManuallyDrop::new(memory),
+            first: slots.len(),
+            ended: slots.len(),
+            slots,
             payload_length,
-            ended: numbers.len(),
-            numbers,
+            depth,
+            staying: 0,
+            unread: VecDeque::new(),
+            desk: Arc::new(desk),
         })
+    }
+
+    /// By which other threads end the service.
+    pub fn stop(&self) -> Stop {
+        Stop(self.desk.clone())
     }
 
     /// Gives all slots to the kernel. When each processor of the machine has one, all requests come this way, apart
     /// from those that nobody answers (forget, interrupt), which still have to be read from the device.
+    ///
+    /// # Errors
+    /// The kernel refuses. Then requests may come this way nevertheless, if it has taken some slots.
     pub fn register(&mut self) -> io::Result<()> {
-        let count = self.numbers.len();
-        let vectors: Vec<[libc::iovec; 2]> = (0..count).map(|slot| self.vectors(slot)).collect();
-        for (slot, vector) in vectors.iter().enumerate() {
-            let entry = self.entry(slot, REGISTER, 0, Some(vector));
-            self.push(&entry);
+        self.listen()?;
+        for slot in 0..self.slots.len() {
+            self.give(slot)?;
         }
-        self.ended = 0;
-        // The kernel has read the vectors when this returns.
-        let submitted = self.ring.submit()?;
-        if submitted == count {
-            Ok(())
-        } else {
-            Err(io::ErrorKind::Interrupted.into())
+        // What it refuses, it does at once.
+        let mut refusal = None;
+        let mut unread = VecDeque::new();
+        while let Some((slot, result)) = self.completion() {
+            if slot < self.slots.len() && result < 0 {
+                self.end(slot);
+                refusal = Some(io::Error::from_raw_os_error(-result));
+            } else {
+                unread.push_back((slot, result));
+            }
         }
+        self.unread = unread;
+        refusal.map_or(Ok(()), Err)
     }
 
-    /// Answers requests until the session ends. `answer` returns the bytes of payload of its answer; whether it may
-    /// still write to the exchange then, the borrow says.
-    pub fn serve(&mut self, mut answer: impl FnMut(Exchange<'_>) -> usize) -> io::Result<()> {
+    /// Gives a slot to the kernel for the first time.
+    fn give(&mut self, slot: usize) -> io::Result<()> {
+        let vectors = self.vectors(slot);
+        let entry = self.entry(slot, REGISTER, 0, Some(&vectors));
+        self.push(&entry)?;
+        self.slots[slot].state = State::Kernels;
+        self.ended -= 1;
+        // The kernel has read the vectors when this returns.
+        self.ring.submit()?;
+        Ok(())
+    }
+
+    /// Asks for word when the bell rings.
+    fn listen(&mut self) -> io::Result<()> {
+        let bell = types::Fd(self.desk.bell.as_raw_fd());
+        let poll = PollAdd::new(bell, libc::POLLIN as u32).build();
+        self.push(&Entry128::from(poll.user_data(BELL)))
+    }
+
+    /// Answers requests until the session ends, or another thread stops it. `answer` returns the bytes of payload of its
+    /// answer, or None if the answer comes later, by [`Place::later`].
+    ///
+    /// When requests stay, further ones of their queue may wait in the kernel for a slot that is given back: a new slot does
+    /// not move them, nor would anything if all others stay. So after that there is one more request, from this processor,
+    /// for the attributes of `directory`, where the mount is ([`Nudge`]): its answer moves the next one.
+    pub fn serve(
+        &mut self,
+        mut answer: impl FnMut(Exchange<'_>) -> Option<usize>,
+        directory: &Path,
+    ) -> io::Result<()> {
         let mut failure = None;
-        while self.ended < self.numbers.len() {
-            match self.ring.submit_and_wait(1) {
-                Err(error) if error.raw_os_error() != Some(libc::EINTR) => return Err(error),
+        let mut nudge = None;
+        while self.ended + self.staying < self.slots.len() {
+            let wanted = usize::from(self.unread.is_empty());
+            match self.ring.submit_and_wait(wanted) {
+                Err(error) if !is_passing(&error) => return Err(error),
                 _ => {}
             }
+            let mut has_stayed = false;
             while let Some((slot, result)) = self.completion() {
-                if result < 0 {
-                    self.ended += 1;
+                if slot as u64 == NUDGE {
+                    nudge.as_mut().map(Nudge::returned);
+                } else if slot as u64 == BELL {
+                    // Whoever rings after this is heard by the next poll.
+                    let _ = rustix::io::read(&self.desk.bell, &mut [0; 8]);
+                    self.listen()?;
+                } else if result < 0 {
+                    self.end(slot);
                     let end = [libc::ENOTCONN, libc::ECONNABORTED, libc::ECANCELED];
-                    if !end.contains(&-result) {
+                    // A slot that was added is no loss if the kernel does not take it.
+                    if !end.contains(&-result) && slot < self.first {
                         failure = Some(io::Error::from_raw_os_error(-result));
                     }
-                    continue;
+                } else if let Some(id) = self.exchange(slot, &mut answer) {
+                    self.commit(slot, id)?;
+                } else {
+                    self.stay(slot)?;
+                    has_stayed = true;
                 }
-                let id = self.exchange(slot, &mut answer);
-                let entry = self.entry(slot, COMMIT_AND_FETCH, id, None);
-                self.push(&entry);
             }
+            if has_stayed {
+                if nudge.is_none() {
+                    nudge = Some(Nudge::new(&self.ring, directory)?);
+                }
+                let entry = nudge.as_mut().map(Nudge::entry);
+                entry.map_or(Ok(()), |entry| self.push(&entry))?;
+            }
+            if self.desk.is_stopped.load(Ordering::Acquire) {
+                return Err(io::Error::other("the queue was stopped"));
+            }
+            self.answer_staying()?;
         }
         failure.map_or(Ok(()), Err)
     }
 
     fn completion(&mut self) -> Option<(usize, i32)> {
+        if let Some(unread) = self.unread.pop_front() {
+            return Some(unread);
+        }
         let completion = self.ring.completion().next()?;
         Some((completion.user_data() as usize, completion.result()))
     }
 
-    /// Has the request in a slot answered there, and returns its identity.
-    fn exchange(&mut self, slot: usize, answer: &mut impl FnMut(Exchange<'_>) -> usize) -> u64 {
-        let mut head = self.head(slot).cast::<Head>();
-        let payload = self.payload(slot);
+    /// Has the request in a slot answered there, and returns its identity; None if it is answered later.
+    fn exchange(
+        &mut self,
+        slot: usize,
+        answer: &mut impl FnMut(Exchange<'_>) -> Option<usize>,
+    ) -> Option<u64> {
+        let may_stay = self.staying == 0 || self.free_beside(slot) > 0;
+        let mut head = self.slots[slot].head().cast::<Head>();
+        let payload = self.slots[slot].payload(self.payload_length);
         // SAFETY: a completion has given the slot to us, and it goes back only after this function; its head and its
         // payload do not overlap, are aligned to pages, and any bytes are a head.
         let (head, payload) = unsafe {
@@ -180,9 +369,68 @@ impl Queue {
             argument: &head.argument,
             payload,
             length,
-        });
+            place: Place {
+                slot,
+                may_stay,
+                desk: &self.desk,
+            },
+        })?;
         head.entry.payload_length = answered.min(self.payload_length) as u32;
-        id
+        Some(id)
+    }
+
+    fn commit(&mut self, slot: usize, id: u64) -> io::Result<()> {
+        let entry = self.entry(slot, COMMIT_AND_FETCH, id, None);
+        self.push(&entry)
+    }
+
+    /// How many other slots of the same queue are free for requests.
+    fn free_beside(&self, slot: usize) -> usize {
+        let number = self.slots[slot].number;
+        let is_free = |(other, candidate): &(usize, &Slot)| {
+            *other != slot && candidate.number == number && candidate.state == State::Kernels
+        };
+        self.slots.iter().enumerate().filter(is_free).count()
+    }
+
+    /// Keeps a slot until its request is answered, and adds another one in its place if too few are left.
+    fn stay(&mut self, slot: usize) -> io::Result<()> {
+        self.slots[slot].state = State::Stays;
+        self.staying += 1;
+        if self.free_beside(slot) < self.depth
+            && let Ok(further) = Slot::new(self.slots[slot].number, self.payload_length)
+        {
+            // The kernel gives requests to the slot that came back last: this one is little used later.
+            self.slots.push(further);
+            self.ended += 1;
+            self.give(self.slots.len() - 1)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the answers that have come for requests that stayed.
+    fn answer_staying(&mut self) -> io::Result<()> {
+        if self.staying == 0 {
+            return Ok(());
+        }
+        let answers = std::mem::take(&mut *self.desk.lock());
+        for (slot, head) in answers {
+            let mut place = self.slots[slot].head().cast::<Head>();
+            // SAFETY: as in `exchange`: the slot is ours while it stays.
+            let place = unsafe { place.as_mut() };
+            place.in_out[..head.len()].copy_from_slice(&head);
+            place.entry.payload_length = 0;
+            let id = place.entry.commit_id;
+            self.slots[slot].state = State::Kernels;
+            self.staying -= 1;
+            self.commit(slot, id)?;
+        }
+        Ok(())
+    }
+
+    fn end(&mut self, slot: usize) {
+        self.slots[slot].state = State::Ours;
+        self.ended += 1;
     }
 
     fn entry(
@@ -194,7 +442,7 @@ impl Queue {
     ) -> Entry128 {
         let mut bytes = [0; 80];
         bytes[COMMIT_ID].copy_from_slice(&commit_id.to_ne_bytes());
-        bytes[QUEUE].copy_from_slice(&self.numbers[slot].to_ne_bytes());
+        bytes[QUEUE].copy_from_slice(&self.slots[slot].number.to_ne_bytes());
         let device = types::Fd(self.device.as_raw_fd());
         let build = UringCmd80::new(device, command).cmd(bytes);
         let Some(vectors) = vectors else {
@@ -204,46 +452,120 @@ impl Queue {
         with_length(build.build().user_data(slot as u64), 2)
     }
 
-    fn push(&mut self, entry: &Entry128) {
-        // SAFETY: the descriptor and the slot's memory outlive the ring (see `drop`), vectors their submission. Each
-        // slot has one command at a time and the ring room for one of each.
-        let pushed = unsafe { self.ring.submission().push(entry) };
-        pushed.expect("room for a command of each slot");
+    fn push(&mut self, entry: &Entry128) -> io::Result<()> {
+        // SAFETY: the descriptors and the slot's memory outlive the ring (see `Slot::drop`), vectors their submission. Each
+        // slot has one command at a time.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.ring.submit()?;
+        }
+        Ok(())
     }
 
     fn vectors(&self, slot: usize) -> [libc::iovec; 2] {
+        let slot = &self.slots[slot];
         [
             libc::iovec {
-                iov_base: self.head(slot).as_ptr().cast(),
+                iov_base: slot.head().as_ptr().cast(),
                 iov_len: size_of::<Head>(),
             },
             libc::iovec {
-                iov_base: self.payload(slot).as_ptr().cast(),
+                iov_base: slot.payload(self.payload_length).as_ptr().cast(),
                 iov_len: self.payload_length,
             },
         ]
     }
+}
 
-    fn head(&self, slot: usize) -> std::ptr::NonNull<u8> {
-        self.memory
-            .at(slot * (PAYLOAD + self.payload_length), PAYLOAD)
+impl Nudge {
+    fn new(ring: &IoUring<Entry128, cqueue::Entry>, directory: &Path) -> io::Result<Nudge> {
+        let processors = rustix::thread::sched_getaffinity(None)?;
+        // SAFETY: a set of processors is plain bits, of which none is set.
+        let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        for number in 0..rustix::thread::CpuSet::MAX_CPU {
+            if processors.is_set(number) {
+                // SAFETY: the number is within the set.
+                unsafe { libc::CPU_SET(number, &mut set) };
+            }
+        }
+        ring.submitter().register_iowq_aff(&set)?;
+        // A nudge that waits must not keep the next one from being made.
+        ring.submitter()
+            .register_iowq_max_workers(&mut [NUDGES_MAX; 2])?;
+        let memory = Memory::new(2 * PATH_ROOM)?;
+        let path = directory.as_os_str().as_bytes();
+        let room = memory.at(0, PATH_ROOM);
+        let length = path.len().min(PATH_ROOM - 1);
+        // SAFETY: the room is ours, as long as that, and zeros, one of which ends the path.
+        unsafe { room.copy_from_nonoverlapping(NonNull::from(path).cast(), length) };
+        Ok(Nudge {
+            memory: ManuallyDrop::new(memory),
+            under_way: 0,
+        })
     }
 
-    fn payload(&self, slot: usize) -> std::ptr::NonNull<u8> {
-        let start = slot * (PAYLOAD + self.payload_length) + PAYLOAD;
-        self.memory.at(start, self.payload_length)
+    fn entry(&mut self) -> Entry128 {
+        self.under_way += 1;
+        let path = self.memory.at(0, PATH_ROOM);
+        let found = self.memory.at(PATH_ROOM, PATH_ROOM);
+        let current = types::Fd(libc::AT_FDCWD);
+        let ask = Statx::new(current, path.as_ptr().cast(), found.as_ptr().cast())
+            .flags(libc::AT_STATX_FORCE_SYNC)
+            .mask(libc::STATX_BASIC_STATS);
+        Entry128::from(ask.build().user_data(NUDGE))
+    }
+
+    fn returned(&mut self) {
+        self.under_way -= 1;
     }
 }
 
-impl Drop for Queue {
+impl Drop for Nudge {
+    fn drop(&mut self) {
+        // SAFETY: it is not used after this.
+        let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
+        // What is found may still be written there.
+        if self.under_way > 0 {
+            memory.leak();
+        }
+    }
+}
+
+impl Slot {
+    fn new(number: u16, payload_length: usize) -> io::Result<Slot> {
+        let memory = Memory::new(PAYLOAD + payload_length)?;
+        Ok(Slot {
+            memory: ManuallyDrop::new(memory),
+            number,
+            state: State::Ours,
+        })
+    }
+
+    fn head(&self) -> NonNull<u8> {
+        self.memory.at(0, PAYLOAD)
+    }
+
+    fn payload(&self, length: usize) -> NonNull<u8> {
+        self.memory.at(PAYLOAD, length)
+    }
+}
+
+impl Drop for Slot {
     fn drop(&mut self) {
         // SAFETY: it is not used after this.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
         // A slot that the kernel has may still be written to until the process ends.
-        if self.ended < self.numbers.len() {
+        if self.state == State::Kernels {
             memory.leak();
         }
     }
+}
+
+/// Whether the same call may succeed when it is made again.
+fn is_passing(error: &io::Error) -> bool {
+    let passing = [libc::EINTR, libc::EAGAIN, libc::EBUSY];
+    error
+        .raw_os_error()
+        .is_some_and(|errno| passing.contains(&errno))
 }
 
 /// The same command with the number of its vectors, which the library has no word for.

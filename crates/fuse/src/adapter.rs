@@ -2,14 +2,18 @@
 //!
 //! Nothing is kept per open file: every request names its inode, the kernel checks access and says with each write
 //! whether it appends, and an unlinked file lives as long as the kernel remembers its inode ([`FileSystem::hold`]).
-//! So the kernel is told that opening, flushing and syncing need no requests at all.
+//! So the kernel is told that opening, flushing and syncing need no requests at all, unless locks are kept here (`locks`).
 //!
-//! Whoever reads the request answers it, on the same thread: nothing here waits for anything but the store.
+//! Whoever reads the request answers it, on the same thread: nothing here waits for anything but the store. A request that
+//! waits for a lock is answered later, by whoever frees it.
 
 mod directories;
 mod files;
+mod locks;
 mod names;
 
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use client::{Error, FileSystem};
@@ -18,10 +22,11 @@ use zerocopy::FromBytes;
 
 use crate::MountOptions;
 use crate::answer::{self, put};
-use crate::options::Cache;
+use crate::options::{self, Cache};
 use crate::request::Request;
 use crate::translate::errno;
 use crate::wire;
+use locks::Locks;
 
 /// Requests that nobody waits for an answer to.
 pub(crate) fn is_unanswered(request: u32) -> bool {
@@ -34,8 +39,17 @@ pub(crate) fn is_forget(request: u32) -> bool {
     matches!(request, FORGET | BATCH_FORGET)
 }
 
+/// Requests that take locks away, or waits for them.
+fn is_of_locks(request: u32) -> bool {
+    use wire::opcode::{FLUSH, INTERRUPT, RELEASE, SETLK};
+    matches!(request, FLUSH | INTERRUPT | RELEASE | SETLK)
+}
+
 /// How many bytes of an answer were written where the answer belongs, or what is wrong.
 type Answer = Result<usize, Errno>;
+
+/// By which a request is answered after its thread has gone on: with a head alone.
+pub(crate) type Later = Box<dyn FnOnce(wire::OutHeader) + Send>;
 
 pub(crate) struct Adapter {
     file_system: FileSystem,
@@ -45,6 +59,9 @@ pub(crate) struct Adapter {
     direct: bool,
     /// Reading changes access times.
     access_times: bool,
+    /// None if the kernel keeps them.
+    locks: Option<Locks>,
+    has_failed: AtomicBool,
     /// The kernel goes without requests for opening files, and for opening directories.
     pub(crate) open_unneeded: bool,
     pub(crate) open_directory_unneeded: bool,
@@ -52,7 +69,10 @@ pub(crate) struct Adapter {
 
 impl Adapter {
     pub(crate) fn new(file_system: FileSystem, options: &MountOptions) -> Adapter {
+        let shares_locks = options.locks == options::Locks::Shared;
         Adapter {
+            locks: shares_locks.then(|| Locks::new(file_system.lock_user())),
+            has_failed: AtomicBool::new(false),
             file_system,
             cache: options.cache_time,
             direct: options.cache == Cache::None,
@@ -67,24 +87,50 @@ impl Adapter {
         self.file_system.close()
     }
 
-    /// Does what a request asks for, as [`Adapter::serve`], and returns the answer's head and how many bytes follow it.
+    /// Does what a request asks for, as [`Adapter::serve`], and returns the answer's head and how many bytes follow it. None
+    /// if it is answered by what `later` returns; if that is nothing, the request cannot wait.
     pub(crate) fn answer(
         &self,
         header: &wire::InHeader,
         argument: &[u8],
         body: &mut [u8],
         length: usize,
-    ) -> (wire::OutHeader, usize) {
-        let (error, length) = match self.serve(header, argument, body, length) {
-            Ok(length) => (0, length),
-            Err(errno) => (-errno.raw_os_error(), 0),
+        later: &dyn Fn() -> Option<Later>,
+    ) -> Option<(wire::OutHeader, usize)> {
+        let answer = match (&self.locks, header.opcode) {
+            (Some(locks), wire::opcode::SETLKW) => {
+                match Request::decode(header.opcode, argument, &[]) {
+                    Ok(Request::WaitForLock(asked)) => locks.set_or_wait(header, &asked, later)?,
+                    _ => Err(Errno::INVAL),
+                }
+            }
+            _ => self.serve_guarded(header, argument, body, length),
         };
-        let head = wire::OutHeader {
-            length: (size_of::<wire::OutHeader>() + length) as u32,
-            error,
-            unique: header.unique,
-        };
-        (head, length)
+        Some((head(header.unique, answer), answer.unwrap_or(0)))
+    }
+
+    /// The same as [`Adapter::serve`]. After a panic nothing is done any more, apart from locks, which others wait for.
+    fn serve_guarded(
+        &self,
+        header: &wire::InHeader,
+        argument: &[u8],
+        body: &mut [u8],
+        length: usize,
+    ) -> Answer {
+        if self.has_failed() && !is_of_locks(header.opcode) {
+            return Err(Errno::IO);
+        }
+        // What a panic leaves half done, nobody looks at.
+        let serve = AssertUnwindSafe(|| self.serve(header, argument, body, length));
+        panic::catch_unwind(serve).unwrap_or_else(|_| {
+            self.has_failed.store(true, Ordering::Relaxed);
+            Err(Errno::IO)
+        })
+    }
+
+    /// Whether a request ended in a panic.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
     }
 
     /// Does what a request asks for. `body` begins with the `length` bytes that follow the request's fixed part, and
@@ -121,8 +167,7 @@ impl Adapter {
                 self.release_all(list);
                 Ok(0)
             }
-            // Nothing waits here, so there is nothing to interrupt.
-            Request::Interrupt | Request::Destroy => Ok(0),
+            Request::Destroy => Ok(0),
             // Everything was persistent when it was answered, and nothing is kept for an open file. The kernel takes this
             // for success, for all time.
             Request::Nothing => Err(Errno::NOSYS),
@@ -173,6 +218,12 @@ impl Adapter {
                 let answer = self.ioctl(node, command, data)?;
                 put_ioctl(&answer, out_size, body)
             }
+            Request::TestLock(_)
+            | Request::Lock(_)
+            | Request::WaitForLock(_)
+            | Request::Flush(_)
+            | Request::Release(_)
+            | Request::Interrupt { .. } => self.serve_locks(header, argument, body),
             request => {
                 let (entry, opened) = self.make(header, request)?;
                 let length = put(body, &entry);
@@ -184,18 +235,39 @@ impl Adapter {
         }
     }
 
+    /// What has to do with locks. Without locks of ours nothing is kept for an open file, and nothing waits.
+    fn serve_locks(&self, header: &wire::InHeader, argument: &[u8], body: &mut [u8]) -> Answer {
+        let locks = self.locks.as_ref().ok_or(Errno::NOSYS)?;
+        match Request::decode(header.opcode, argument, &[])? {
+            Request::TestLock(asked) => return locks.test(header.node, &asked, body),
+            Request::Lock(asked) | Request::WaitForLock(asked) => {
+                return locks.set(header.node, &asked);
+            }
+            Request::Flush(asked) => locks.flush(header.node, &asked),
+            Request::Release(asked) => locks.release(header.node, &asked),
+            Request::Interrupt { unique } => locks.interrupt(unique),
+            _ => return Err(Errno::NOSYS),
+        }
+        Ok(0)
+    }
+
     fn done(&self, result: Result<(), Error>) -> Answer {
         result.map(|()| 0).map_err(|error| errno(&error))
     }
 
     /// Notes a read that succeeded, unless access times are not wanted.
-    fn noted<T>(&self, number: u64, flags: u32, result: Result<T, Error>) -> Result<T, Errno> {
+    fn noted<T>(&self, number: u64, result: Result<T, Error>) -> Result<T, Errno> {
         let value = result.map_err(|error| errno(&error))?;
-        if self.access_times && flags & libc::O_NOATIME as u32 == 0 {
+        if self.is_noted(0) {
             let noted = self.file_system.note_read(number);
             noted.map_err(|error| errno(&error))?;
         }
         Ok(value)
+    }
+
+    /// Whether reading through a file that was opened with these flags changes its access time.
+    fn is_noted(&self, flags: u32) -> bool {
+        self.access_times && flags & libc::O_NOATIME as u32 == 0
     }
 
     /// An inode that the kernel forgets cannot fail to be given back in any way that it could act on.
@@ -209,6 +281,19 @@ impl Adapter {
                 self.release(one.node, one.count);
             }
         }
+    }
+}
+
+/// The head of an answer to request `unique`.
+fn head(unique: u64, answer: Answer) -> wire::OutHeader {
+    let (error, length) = match answer {
+        Ok(length) => (0, length),
+        Err(errno) => (-errno.raw_os_error(), 0),
+    };
+    wire::OutHeader {
+        length: (size_of::<wire::OutHeader>() + length) as u32,
+        error,
+        unique,
     }
 }
 
@@ -237,4 +322,40 @@ fn put_ioctl(data: &[u8], out_size: u32, body: &mut [u8]) -> Answer {
     let length = put(body, &wire::IoctlOut::default());
     body[length..][..data.len()].copy_from_slice(data);
     Ok(length + data.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use client::{Geometry, Options, Region, Store};
+
+    use super::*;
+
+    /// A request that panics is answered, and so is what comes after it: nobody hangs, and nothing is done.
+    #[test]
+    fn after_a_panic_all_is_refused() {
+        let region = Region::memory(32 << 20, false).unwrap();
+        Store::format(&region, &Geometry::for_length(32 << 20)).unwrap();
+        let file_system = FileSystem::open_region(region, Options::default()).unwrap();
+        let adapter = Adapter::new(file_system, &MountOptions::default());
+        let ask = |opcode, room: usize| {
+            let header = wire::InHeader {
+                opcode,
+                node: client::ROOT,
+                unique: 8,
+                ..wire::InHeader::default()
+            };
+            let mut body = vec![0; room];
+            let (head, length) = adapter
+                .answer(&header, &[0; 24], &mut body, 0, &|| None)
+                .unwrap();
+            (head.unique, -head.error, length > 0)
+        };
+        let get = wire::opcode::GETATTR;
+        assert_eq!(ask(get, 4096), (8, 0, true));
+        // There is always room for an answer; without it, this is the easiest panic.
+        assert_eq!(ask(get, 1), (8, libc::EIO, false));
+        assert_eq!(ask(get, 4096), (8, libc::EIO, false));
+        assert_eq!(ask(wire::opcode::FLUSH, 4096), (8, libc::ENOSYS, false));
+        assert!(adapter.has_failed());
+    }
 }

@@ -6,11 +6,11 @@
 use client::{FileSystem, Geometry, Options, Region, Store};
 use rustix::io::Errno;
 
-use crate::MountOptions;
 use crate::adapter::Adapter;
 use crate::request::Request;
 use crate::session::{DATA_LENGTH_MAX, Offer};
 use crate::wire;
+use crate::{Locks, MountOptions};
 
 const POOL_LENGTH: u64 = 32 << 20;
 /// The first error that the kernel keeps to itself (`ERESTARTSYS`).
@@ -37,7 +37,11 @@ pub fn requests(input: &[u8]) {
     let region = Region::memory(POOL_LENGTH, false).expect("memory");
     Store::format(&region, &Geometry::for_length(POOL_LENGTH)).expect("a pool");
     let file_system = FileSystem::open_region(region, Options::default()).expect("a file system");
-    let adapter = Adapter::new(file_system, &MountOptions::default());
+    let options = MountOptions {
+        locks: Locks::Shared,
+        ..MountOptions::default()
+    };
+    let adapter = Adapter::new(file_system, &options);
     let mut body = vec![0; DATA_LENGTH_MAX];
     let mut rest = input;
     while let [code, node, fixed, length, bytes @ ..] = rest {

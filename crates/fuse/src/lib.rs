@@ -30,5 +30,5 @@ pub use error::Error;
 pub use kernel::unmount;
 pub use mount::{Mount, mount};
 pub use notify::Notifier;
-pub use options::{Cache, Choice, MountOptions};
+pub use options::{Cache, Choice, Locks, MountOptions};
 pub use session::Transport;

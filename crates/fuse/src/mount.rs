@@ -44,7 +44,7 @@ pub fn mount(
     let switch = session::switch(options);
     let device = kernel::attach(&directory, options)?;
     let adapter = Adapter::new(file_system, options);
-    let session = Session::start(device, adapter, options, switch);
+    let session = Session::start(device, adapter, options, switch, &directory);
     let session = match session {
         Ok(session) => session,
         Err(source) => {

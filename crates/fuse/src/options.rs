@@ -9,7 +9,7 @@ use crate::Error;
 /// The options that [`MountOptions::from_str`] understands, for its error message.
 pub(crate) const KNOWN: &str = "ro, rw, allow_other, private, suid, nosuid, dev, nodev, exec, noexec, relatime, \
                                 noatime, threads=COUNT, cache=strict|writeback|none, cache_time=SECONDS, \
-                                transport=auto|uring|classic, switch, noswitch, fsname=NAME";
+                                locks=kernel|shared, transport=auto|uring|classic, switch, noswitch, fsname=NAME";
 
 /// How to mount. The default suits a pool that one process owns; `-o` text is parsed with [`FromStr`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct MountOptions {
     pub cache: Cache,
     /// How long the kernel may keep names and attributes without asking. `cache_time=SECONDS`
     pub cache_time: Duration,
+    /// Who keeps the locks of files. `locks=kernel|shared`
+    pub locks: Locks,
     /// How requests come. `transport=auto|uring|classic`
     pub transport: Choice,
     /// Where the kernel has queues and its module's parameter keeps them off, root may switch it on, for the whole
@@ -52,6 +54,16 @@ pub enum Cache {
     None,
 }
 
+/// Who keeps the locks that users of files ask each other to respect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Locks {
+    /// The kernel, for those who use this mount.
+    Kernel,
+    /// The file system, for them and for those who use it beside the mount ([`client::FileSystem::lock_user`]). Opening and
+    /// closing a file then takes three requests.
+    Shared,
+}
+
 /// Which way requests come from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
@@ -70,6 +82,7 @@ impl Default for MountOptions {
             threads: std::thread::available_parallelism().map_or(2, NonZero::get),
             cache: Cache::Strict,
             cache_time: Duration::from_secs(3600),
+            locks: Locks::Kernel,
             transport: Choice::Auto,
             switch: true,
             read_only: false,
@@ -128,6 +141,8 @@ impl MountOptions {
             ("cache_time", Some(seconds)) => {
                 self.cache_time = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?
             }
+            ("locks", Some("kernel")) => self.locks = Locks::Kernel,
+            ("locks", Some("shared")) => self.locks = Locks::Shared,
             ("transport", Some("auto")) => self.transport = Choice::Auto,
             ("transport", Some("uring")) => self.transport = Choice::Uring,
             ("transport", Some("classic")) => self.transport = Choice::Classic,
@@ -163,13 +178,14 @@ mod tests {
     #[test]
     fn options_are_understood() {
         let options: MountOptions =
-            "ro,threads=3,cache=none,cache_time=0.5,transport=classic,noswitch,private,suid,dev,noexec,noatime,,nofail,x-systemd.automount"
+            "ro,threads=3,cache=none,cache_time=0.5,locks=shared,transport=classic,noswitch,private,suid,dev,noexec,noatime,,nofail,x-systemd.automount"
                 .parse()
                 .unwrap();
         let expected = MountOptions {
             threads: 3,
             cache: Cache::None,
             cache_time: Duration::from_millis(500),
+            locks: Locks::Shared,
             transport: Choice::Classic,
             switch: false,
             read_only: true,
@@ -195,6 +211,7 @@ mod tests {
             "cache_time=-1",
             "cache_time=nan",
             "transport=",
+            "locks=none",
             "ro=1",
         ] {
             let error = format!("rw,{wrong}").parse::<MountOptions>().unwrap_err();

@@ -63,7 +63,7 @@ pub enum Request<'a> {
         at: wire::WriteIn,
         data: &'a [u8],
     },
-    /// Something that is done already, whenever it is asked for: flush, fsync, release of what has no handle.
+    /// Something that is done already, whenever it is asked for: fsync, release of what has no handle.
     Nothing,
     ReadDirectory {
         offset: u64,
@@ -97,7 +97,19 @@ pub enum Request<'a> {
     Fallocate(wire::FallocateIn),
     Seek(wire::LseekIn),
     CopyRange(wire::CopyFileRangeIn),
-    Interrupt,
+    /// What is in the way of this lock.
+    TestLock(wire::LockIn),
+    /// To take a lock or to give it back, without waiting.
+    Lock(wire::LockIn),
+    /// The same, and to wait for it.
+    WaitForLock(wire::LockIn),
+    /// A process has closed a file.
+    Flush(wire::FlushIn),
+    /// Nobody has a file open any more.
+    Release(wire::ReleaseIn),
+    Interrupt {
+        unique: u64,
+    },
     Destroy,
 }
 
@@ -130,8 +142,14 @@ impl<'a> Request<'a> {
             opcode::OPENDIR => Request::OpenDirectory,
             opcode::READDIR | opcode::READDIRPLUS => read_directory(opcode, argument)?,
             opcode::STATFS => Request::Statistics,
-            opcode::FLUSH | opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS => Request::Nothing,
-            opcode::RELEASE | opcode::RELEASEDIR => Request::Nothing,
+            opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS | opcode::RELEASEDIR => {
+                Request::Nothing
+            }
+            opcode::FLUSH => Request::Flush(fixed(argument)?),
+            opcode::RELEASE => Request::Release(fixed(argument)?),
+            opcode::GETLK => Request::TestLock(lock(argument)?),
+            opcode::SETLK => Request::Lock(lock(argument)?),
+            opcode::SETLKW => Request::WaitForLock(lock(argument)?),
             opcode::IOCTL => ioctl(argument, payload)?,
             opcode::FALLOCATE => Request::Fallocate(fixed(argument)?),
             opcode::LSEEK => Request::Seek(fixed(argument)?),
@@ -142,7 +160,9 @@ impl<'a> Request<'a> {
             opcode::TMPFILE => Request::MakeUnnamed {
                 new: fixed(argument)?,
             },
-            opcode::INTERRUPT => Request::Interrupt,
+            opcode::INTERRUPT => Request::Interrupt {
+                unique: fixed::<wire::InterruptIn>(argument)?.unique,
+            },
             opcode::DESTROY => Request::Destroy,
             opcode::SETXATTR..=opcode::REMOVEXATTR => xattr(opcode, argument, payload)?,
             _ => names(opcode, argument, payload)?,
@@ -231,6 +251,19 @@ fn xattr<'a>(opcode: u32, argument: &[u8], payload: &'a [u8]) -> Result<Request<
             name: text(payload)?.0,
         },
     })
+}
+
+/// A lock of a kind and range that there are.
+fn lock(argument: &[u8]) -> Result<wire::LockIn, Errno> {
+    let asked: wire::LockIn = fixed(argument)?;
+    let wire::FileLock {
+        start, end, kind, ..
+    } = asked.lock;
+    let known = [libc::F_RDLCK, libc::F_WRLCK, libc::F_UNLCK].map(|kind| kind as u32);
+    if start > end || end > client::LOCK_END || !known.contains(&kind) {
+        return Err(Errno::INVAL);
+    }
+    Ok(asked)
 }
 
 fn batch_forget<'a>(argument: &[u8], payload: &'a [u8]) -> Result<Request<'a>, Errno> {

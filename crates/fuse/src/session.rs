@@ -1,5 +1,6 @@
 //! The conversation with the kernel about one mount: what is agreed on at its start, and the threads that answer.
 
+mod alarm;
 mod background;
 mod classic;
 mod negotiation;
@@ -9,7 +10,9 @@ mod queues;
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
 use crate::adapter::Adapter;
@@ -17,7 +20,7 @@ use crate::options::Choice;
 use crate::{MountOptions, Notifier};
 use classic::Share;
 pub(crate) use negotiation::Offer;
-use queues::Queues;
+use queues::{Queues, Serving};
 
 /// Longest read or write in one request, in bytes: what the store writes atomically.
 pub(crate) const DATA_LENGTH_MAX: usize = 1 << 20;
@@ -83,6 +86,8 @@ pub(crate) struct Session {
     pub(crate) notifier: Notifier,
     /// Ends when the mount has.
     server: JoinHandle<End>,
+    #[cfg(test)]
+    alarm: Option<Arc<alarm::Alarm>>,
 }
 
 /// How a session ended: the conversation, and the file system's closing.
@@ -92,41 +97,59 @@ pub(crate) struct End {
 }
 
 impl Session {
-    /// Agrees with the kernel and starts to answer.
+    /// Agrees with the kernel about the mount at `directory` and starts to answer. If that fails, no thread stays that keeps the device or the file system.
     pub(crate) fn start(
+        device: OwnedFd,
+        adapter: Adapter,
+        options: &MountOptions,
+        switch: Switch,
+        directory: &Path,
+    ) -> io::Result<Session> {
+        Session::start_with(device, adapter, options, switch, directory, DATA_LENGTH_MAX)
+    }
+
+    /// The same, with payloads of this length in the queues.
+    fn start_with(
         device: OwnedFd,
         mut adapter: Adapter,
         options: &MountOptions,
         switch: Switch,
+        directory: &Path,
+        payload_length: usize,
     ) -> io::Result<Session> {
         let offer = Offer::receive(&device)?;
-        let (queues, transport) = choose(&device, &offer, options, switch)?;
+        let (queues, mut transport) = choose(&device, &offer, options, switch, payload_length)?;
         offer.accept(&device, &mut adapter, options, queues.is_some())?;
         let adapter = Arc::new(adapter);
-        let mut threads = Vec::new();
-        let (readers, share) = match queues {
-            Some(_) => (1, Share::Unanswered),
-            None => (options.threads, Share::All),
-        };
-        if let Some(queues) = queues {
-            threads.extend(queues.serve(&adapter)?);
+        let (server, hand_over) = server()?;
+        let serving = queues
+            .map(|queues| queues.serve(&adapter, directory))
+            .transpose()?;
+        let (mut readers, mut share) = (options.threads, Share::All);
+        if let Some(serving) = &serving {
+            match &serving.refusal {
+                None => (readers, share) = (1, Share::Unanswered(serving.alarm.clone())),
+                // What came by the queues it took would go on to come.
+                Some(refusal) => {
+                    transport =
+                        without_queues(options, format!("the kernel took no queues: {refusal}"))?;
+                }
+            }
         }
         let device = Arc::new(device);
         let notifier = Notifier::new(&device);
-        threads.extend(classic::serve(device, readers, share, &adapter)?);
-        let server = thread::Builder::new()
-            .name("tako-session".into())
-            .spawn(move || {
-                let ended: Vec<io::Result<()>> = threads.into_iter().map(join).collect();
-                End {
-                    session: ended.into_iter().collect(),
-                    closed: adapter.close(),
-                }
-            })?;
+        let mut threads = classic::serve(device, readers, &share, &adapter)?;
+        #[cfg(test)]
+        let alarm = serving.as_ref().map(|serving| serving.alarm.clone());
+        threads.extend(serving.into_iter().flat_map(Serving::into_threads));
+        // It waits for nothing else.
+        let _ = hand_over.send((threads, adapter));
         Ok(Session {
             transport,
             notifier,
             server,
+            #[cfg(test)]
+            alarm,
         })
     }
 
@@ -139,13 +162,45 @@ impl Session {
     }
 }
 
+/// The threads that answer, and what they answer from.
+type Answering = (Vec<JoinHandle<io::Result<()>>>, Arc<Adapter>);
+
+/// Starts the thread that waits for those that answer, once they are sent to it, and then closes the file system.
+fn server() -> io::Result<(JoinHandle<End>, mpsc::Sender<Answering>)> {
+    let (hand_over, handed_over) = mpsc::channel::<Answering>();
+    let server = thread::Builder::new()
+        .name("tako-session".into())
+        .spawn(move || {
+            let Ok((threads, adapter)) = handed_over.recv() else {
+                // The session never began.
+                return End {
+                    session: Ok(()),
+                    closed: Ok(()),
+                };
+            };
+            let ended: Vec<io::Result<()>> = threads.into_iter().map(join).collect();
+            let ended: io::Result<()> = ended.into_iter().collect();
+            match adapter.has_failed() {
+                // What was answered is in the pool. What the file system looks like in memory, nobody knows.
+                true => End {
+                    session: ended.and_then(|()| Err(panicked())),
+                    closed: Ok(()),
+                },
+                false => End {
+                    session: ended,
+                    closed: adapter.close(),
+                },
+            }
+        })?;
+    Ok((server, hand_over))
+}
+
+fn panicked() -> io::Error {
+    io::Error::other("a thread that answers requests has panicked")
+}
+
 fn join(thread: JoinHandle<io::Result<()>>) -> io::Result<()> {
-    let panicked = |_| {
-        Err(io::Error::other(
-            "a thread that answers requests has panicked",
-        ))
-    };
-    thread.join().unwrap_or_else(panicked)
+    thread.join().unwrap_or_else(|_| Err(panicked()))
 }
 
 /// Prepares queues, if they are wanted and to be had.
@@ -154,11 +209,13 @@ fn choose(
     offer: &Offer,
     options: &MountOptions,
     switch: Switch,
+    payload_length: usize,
 ) -> io::Result<(Option<Queues>, Transport)> {
     let queues = match options.transport {
         Choice::Classic => Err("it was asked for".into()),
         _ if offer.has_queues() => {
-            Queues::prepare(device).map_err(|error| format!("io_uring is not to be had: {error}"))
+            let queues = Queues::prepare(device, payload_length);
+            queues.map_err(|error| format!("io_uring is not to be had: {error}"))
         }
         _ if switch.is_on => Err("this kernel has no queues (Linux 6.14 brings them)".into()),
         _ => Err(format!("{PARAMETER} is not on (root may write Y to it)")),
@@ -171,17 +228,29 @@ fn choose(
             };
             Ok((Some(queues), transport))
         }
-        Err(why) if options.transport == Choice::Uring => {
-            let sentence = format!("{why}; mount with transport=auto to do without queues");
-            Err(io::Error::new(io::ErrorKind::Unsupported, sentence))
-        }
-        Err(why) => Ok((None, Transport::Classic(why))),
+        Err(why) => Ok((None, without_queues(options, why)?)),
     }
+}
+
+/// Does without queues, for this reason, unless they were insisted on.
+fn without_queues(options: &MountOptions, why: String) -> io::Result<Transport> {
+    if options.transport == Choice::Uring {
+        let sentence = format!("{why}; mount with transport=auto to do without queues");
+        return Err(io::Error::new(io::ErrorKind::Unsupported, sentence));
+    }
+    Ok(Transport::Classic(why))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+    use std::time::{Duration, Instant};
+
+    use client::{FileSystem, Geometry, LockUser, Options, Region, Store};
+
     use super::*;
+    use crate::Locks;
+    use crate::kernel::{self, Leave};
 
     /// Without queues there is the device, unless queues were insisted on; either way it is said why.
     #[test]
@@ -197,7 +266,7 @@ mod tests {
                 is_on,
                 switched_on: false,
             };
-            choose(&device, &offer, &options, switch).map(|(queues, transport)| {
+            choose(&device, &offer, &options, switch, DATA_LENGTH_MAX).map(|(queues, transport)| {
                 assert!(queues.is_none());
                 transport.to_string()
             })
@@ -213,5 +282,141 @@ mod tests {
         assert!(said.contains("asked for"), "{said}");
         let refused = choose(Choice::Uring, false).unwrap_err();
         assert!(refused.to_string().contains("enable_uring"), "{refused}");
+    }
+
+    /// A mount in a session that the test looks into. Needs root and /dev/fuse.
+    struct Place(PathBuf, LockUser);
+
+    /// More than a queue has room for.
+    const WAITING: usize = 20;
+    const WORKING: usize = 6;
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    impl Place {
+        fn start(
+            name: &str,
+            transport: Choice,
+            payload_length: usize,
+        ) -> (Place, io::Result<Session>) {
+            let directory =
+                std::env::temp_dir().join(format!("tako-session-{}-{name}", std::process::id()));
+            fs::create_dir(&directory).unwrap();
+            let region = Region::memory(32 << 20, false).unwrap();
+            Store::format(&region, &Geometry::for_length(32 << 20)).unwrap();
+            let file_system = FileSystem::open_region(region, Options::default()).unwrap();
+            let options = MountOptions {
+                transport,
+                locks: Locks::Shared,
+                ..MountOptions::default()
+            };
+            let locks = file_system.lock_user();
+            let switch = switch(&options);
+            let device = kernel::attach(&directory, &options).unwrap();
+            let adapter = Adapter::new(file_system, &options);
+            let session = Session::start_with(
+                device,
+                adapter,
+                &options,
+                switch,
+                &directory,
+                payload_length,
+            );
+            (Place(directory, locks), session)
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = kernel::detach(&self.0, Leave::AtOnce);
+            let _ = fs::remove_dir(&self.0);
+        }
+    }
+
+    /// Waits until this process has so many threads whose names begin with this. They get their names when they run, and
+    /// are there for a moment after they were waited for.
+    fn wait_for_threads(name: &str, count: usize) {
+        let is_one = |task: io::Result<fs::DirEntry>| {
+            let found = fs::read_to_string(task.ok()?.path().join("comm")).ok()?;
+            found.starts_with(name).then_some(())
+        };
+        let found = || {
+            let tasks = fs::read_dir("/proc/self/task").unwrap();
+            tasks.filter_map(is_one).count()
+        };
+        let start = Instant::now();
+        while found() != count {
+            assert!(
+                start.elapsed() < PATIENCE,
+                "{name}: {} and not {count}",
+                found()
+            );
+            thread::yield_now();
+        }
+    }
+
+    fn no_thread_stays() {
+        for name in ["tako-queue", "tako-guard", "tako-device"] {
+            wait_for_threads(name, 0);
+        }
+    }
+
+    /// One after the other: they count the threads of the process.
+    #[test]
+    fn sessions_fail_whole() {
+        if !switch(&MountOptions::default()).is_on {
+            println!("the kernel has no queues: not tried");
+            return;
+        }
+        // The kernel takes no payload that is too short for it. All is read from the device then, by as many threads as ever.
+        let (place, session) = Place::start("refused", Choice::Auto, DATA_LENGTH_MAX / 2);
+        let session = session.unwrap();
+        let said = session.transport.to_string();
+        assert!(
+            said.contains("/dev/fuse: the kernel took no queues"),
+            "{said}"
+        );
+        wait_for_threads("tako-device", MountOptions::default().threads);
+        fs::write(place.0.join("file"), vec![7; 3 << 20]).unwrap();
+        assert_eq!(fs::read(place.0.join("file")).unwrap(), vec![7; 3 << 20]);
+        drop(place);
+        session.join().session.unwrap();
+        no_thread_stays();
+        // Who insists on queues gets an error, and no thread stays.
+        let (place, session) = Place::start("insisted", Choice::Uring, DATA_LENGTH_MAX / 2);
+        assert!(session.is_err());
+        no_thread_stays();
+        drop(place);
+        // A thread that fails takes the session with it: who asks is told, and who waits for a lock, and nobody hangs.
+        let (place, session) = Place::start("failed", Choice::Uring, DATA_LENGTH_MAX);
+        let session = session.unwrap();
+        let path = place.0.join("file");
+        fs::write(&path, "data").unwrap();
+        let held = fs::File::open(&path).unwrap();
+        held.lock().unwrap();
+        let alarm = session.alarm.clone().unwrap();
+        thread::scope(|scope| {
+            let wait = |_| scope.spawn(|| fs::File::open(&path).unwrap().lock());
+            let waiting: Vec<_> = (0..WAITING).map(wait).collect();
+            let work = |number: usize| {
+                let path = place.0.join(number.to_string());
+                scope.spawn(move || while fs::write(&path, "data").is_ok() {})
+            };
+            let working: Vec<_> = (0..WORKING).map(work).collect();
+            while place.1.waits() < WAITING {
+                thread::yield_now();
+            }
+            let failed = alarm.guard(|| Err(io::Error::other("a queue fails")));
+            assert!(failed.is_err());
+            for waits in waiting {
+                assert!(waits.join().unwrap().is_err());
+            }
+            working.into_iter().for_each(|works| works.join().unwrap());
+        });
+        assert!(session.join().session.is_err());
+        let dead = fs::read_dir(&place.0).map(|_| ()).unwrap_err();
+        let dead = rustix::io::Errno::from_io_error(&dead).unwrap();
+        assert!(kernel::is_dead(dead), "{dead}");
+        no_thread_stays();
+        assert_eq!(place.1.waits(), 0);
     }
 }

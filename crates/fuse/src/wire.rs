@@ -40,6 +40,9 @@ pub mod opcode {
     pub const READDIR: u32 = 28;
     pub const RELEASEDIR: u32 = 29;
     pub const FSYNCDIR: u32 = 30;
+    pub const GETLK: u32 = 31;
+    pub const SETLK: u32 = 32;
+    pub const SETLKW: u32 = 33;
     pub const CREATE: u32 = 35;
     pub const INTERRUPT: u32 = 36;
     pub const DESTROY: u32 = 38;
@@ -59,8 +62,10 @@ pub mod opcode {
 /// What kernel and server agree on; those above bit 31 travel in a word of their own.
 pub mod capability {
     pub const ASYNC_READ: u64 = 1 << 0;
+    pub const POSIX_LOCKS: u64 = 1 << 1;
     pub const BIG_WRITES: u64 = 1 << 5;
     pub const DONT_MASK: u64 = 1 << 6;
+    pub const FLOCK_LOCKS: u64 = 1 << 10;
     pub const HAS_IOCTL_DIR: u64 = 1 << 11;
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
@@ -115,6 +120,12 @@ pub mod notice {
     pub const STORE: i32 = 4;
 }
 
+/// Flags of a request for a lock.
+pub mod locked {
+    /// It is one of flock(2).
+    pub const WHOLE: u32 = 1 << 0;
+}
+
 /// Declares structures of the protocol, each a plain sequence of bytes.
 macro_rules! structures {
     ($($(#[$about:meta])* $name:ident { $($member:ident: $kind:ty,)* })*) => {$(
@@ -165,6 +176,10 @@ structures! {
     }
     StatxIn { flags: u32, reserved: u32, handle: u64, sync_flags: u32, mask: u32, }
     InterruptIn { unique: u64, }
+    FlushIn { handle: u64, unused: u32, padding: u32, lock_owner: u64, }
+    ReleaseIn { handle: u64, flags: u32, release_flags: u32, lock_owner: u64, }
+    FileLock { start: u64, end: u64, kind: u32, process: u32, }
+    LockIn { handle: u64, owner: u64, lock: FileLock, flags: u32, padding: u32, }
 
     Attr {
         number: u64, size: u64, blocks: u64, accessed: u64, modified: u64, changed: u64,
@@ -227,6 +242,9 @@ pub fn argument_length(opcode: u32) -> usize {
         COPY_FILE_RANGE | COPY_FILE_RANGE_64 => size_of::<CopyFileRangeIn>(),
         STATX => size_of::<StatxIn>(),
         INTERRUPT => size_of::<InterruptIn>(),
+        FLUSH => size_of::<FlushIn>(),
+        RELEASE => size_of::<ReleaseIn>(),
+        GETLK | SETLK | SETLKW => size_of::<LockIn>(),
         _ => 0,
     }
 }
@@ -254,6 +272,9 @@ mod tests {
             (size_of::<LseekIn>(), 24),
             (size_of::<CopyFileRangeIn>(), 56),
             (size_of::<StatxIn>(), 24),
+            (size_of::<FlushIn>(), 24),
+            (size_of::<ReleaseIn>(), 24),
+            (size_of::<LockIn>(), 48),
             (size_of::<Attr>(), 88),
             (size_of::<AttrOut>(), 104),
             (size_of::<EntryOut>(), 128),

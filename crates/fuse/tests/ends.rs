@@ -4,7 +4,7 @@
 mod common;
 mod mounted;
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-use client::{FileSystem, OpenFlags};
+use client::{FileSystem, LOCK_END, Lock, LockKind, LockSpace, OpenFlags};
 use common::{apart, options, run};
 use mounted::{Directory, Mounted, errno};
 
@@ -163,10 +163,70 @@ fn a_mount_in_use_ends_when_its_last_user_has() {
     );
 }
 
+/// A lock of the whole file.
+fn whole(owner: u64) -> Lock {
+    Lock {
+        space: LockSpace::Whole,
+        kind: LockKind::Write,
+        start: 0,
+        end: LOCK_END,
+        owner,
+        handle: owner,
+        process: 0,
+    }
+}
+
+/// Shared locks keep out who uses the file system beside the mount, and go with the mount, also where somebody waits.
+#[test]
+fn shared_locks_go_with_the_mount() {
+    for transport in ["auto", "classic"] {
+        let file_system = mounted::file_system();
+        let beside = file_system.lock_user();
+        let directory = Directory::new();
+        let options = format!("locks=shared,transport={transport}")
+            .parse()
+            .unwrap();
+        let mount = fuse::mount(file_system, &directory.0, &options).unwrap();
+        let open = || File::create(directory.0.join("file")).unwrap();
+        let (file, other) = (open(), open());
+        let number = file.metadata().unwrap().ino();
+        assert!(beside.take(number, &whole(1)));
+        assert!(matches!(file.try_lock(), Err(TryLockError::WouldBlock)));
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| file.lock());
+            while beside.waits() == 0 {
+                thread::yield_now();
+            }
+            beside.give_back(number, &whole(1));
+            waits.join().unwrap().unwrap();
+            assert!(!beside.take(number, &whole(1)));
+            let waits = scope.spawn(|| other.lock());
+            while beside.waits() == 0 {
+                thread::yield_now();
+            }
+            abort(&directory.0);
+            assert!(waits.join().unwrap().is_err(), "{transport}");
+        });
+        mount.wait().unwrap();
+        assert!(beside.take(number, &whole(1)) && beside.waits() == 0);
+        drop((file, other));
+        apart(|| fuse::unmount(&directory.0)).unwrap();
+    }
+}
+
 /// Processes that are killed while their requests are answered leave no file, lock or handle behind.
 #[test]
 fn killed_clients_leave_nothing_behind() {
-    let mounted = Mounted::new("");
+    kill_clients("locks=kernel");
+}
+
+#[test]
+fn killed_clients_leave_no_shared_locks_behind() {
+    kill_clients("locks=shared");
+}
+
+fn kill_clients(options: &str) {
+    let mounted = Mounted::new(options);
     let free = || rustix::fs::statfs(&mounted.directory.0).unwrap().f_ffree;
     let before = free();
     let script = "

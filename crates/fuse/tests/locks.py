@@ -1,4 +1,4 @@
-"""Locks on a file of a mount, tried by processes. Usage: locks.py FILE"""
+"""Locks on a file of a mount, tried by processes. Usage: locks.py FILE kernel|shared"""
 
 import errno
 import fcntl
@@ -9,6 +9,8 @@ import struct
 import sys
 
 PATH = sys.argv[1]
+# Whether the file system keeps the locks, and not the kernel.
+SHARED = sys.argv[2] == "shared"
 FLOCK = "hhqqi4x"
 
 
@@ -90,12 +92,30 @@ def holder(kind, start, length):
     return found
 
 
+def is_blocked(pid):
+    """Whether a process sleeps in a lock: the kernel lists those who wait for its own, and what call one is in."""
+    if SHARED:
+        with open("/proc/%d/syscall" % pid) as call:
+            # fcntl and flock.
+            return call.read().split()[0] in ("72", "73")
+    with open("/proc/locks") as locks:
+        return any(" -> " in line and " %d " % pid in line for line in locks)
+
+
 def wait_until_blocked(pid):
-    """Until a process sleeps in a lock: the kernel lists those who wait."""
-    while True:
-        with open("/proc/locks") as locks:
-            if any(" -> " in line and " %d " % pid in line for line in locks):
-                return
+    wait_until(lambda: is_blocked(pid))
+
+
+def wait_until(condition):
+    while not condition():
+        os.sched_yield()
+
+
+def soon(condition):
+    """Whether it is so after a file was closed. Who keeps shared locks is told of that, but not waited for."""
+    if SHARED:
+        wait_until(condition)
+    return condition()
 
 
 def ranges():
@@ -133,7 +153,7 @@ def open_file_descriptions():
     os.close(one)
     assert set_(fcntl.F_RDLCK, 5, 1, other) == errno.EAGAIN
     os.close(copy)
-    assert isinstance(set_(fcntl.F_RDLCK, 5, 1, other), tuple)
+    assert soon(lambda: isinstance(set_(fcntl.F_RDLCK, 5, 1, other), tuple))
     os.close(other)
 
 
@@ -145,16 +165,24 @@ def deadlock():
         own = opened()
         assert take(fcntl.F_WRLCK, 1, 1, own)
         say(b"1")
-        fcntl.lockf(own, fcntl.LOCK_EX, 1, 0)
-        say(b"2")
+        # The later of the two is told. When a request arrives cannot be seen, so that this may be the one.
+        if call(fcntl.F_SETLKW, fcntl.F_WRLCK, 0, 1, own) == errno.EDEADLK:
+            assert SHARED
+            say(b"D")
+        else:
+            say(b"2")
 
     child = Child(work)
     assert child.word() == b"1"
     wait_until_blocked(child.pid)
-    assert call(fcntl.F_SETLKW, fcntl.F_WRLCK, 1, 1, file) == errno.EDEADLK
-    assert child.is_silent()
-    assert take(fcntl.F_UNLCK, 0, 1, file)
-    assert child.word() == b"2"
+    refused = call(fcntl.F_SETLKW, fcntl.F_WRLCK, 1, 1, file)
+    if refused == errno.EDEADLK:
+        assert child.is_silent()
+        assert take(fcntl.F_UNLCK, 0, 1, file)
+        assert child.word() == b"2"
+    else:
+        word = child.word()
+        assert word == b"D", (word, refused)
     child.end()
     os.close(file)
 
@@ -228,12 +256,80 @@ def death():
     child.end(kill=True)
     assert free(fcntl.F_WRLCK, 0, 0)
     file = opened()
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert soon(lambda: takes_whole(file))
+    os.close(file)
+
+
+def takes_whole(file):
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+
+
+def crowd():
+    """Many more wait than a queue has room for: others go on, those who are killed go, and the rest get the lock."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    file = opened()
+    assert take(fcntl.F_WRLCK, 0, 1, file)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    start, go = os.pipe()
+
+    def waits_for(lock):
+        def work(say):
+            os.close(go)
+            own = opened()
+            # All at once.
+            os.read(start, 1)
+            lock(own)
+            say(b"1")
+            # At once, so that the next one gets it.
+            os._exit(0)
+        return Child(work)
+
+    def asks(number):
+        def work(say):
+            os.close(go)
+            os.read(start, 1)
+            name = "%s-%d" % (PATH, number)
+            with open(name, "w") as made:
+                made.write("x" * 9000)
+            os.unlink(name)
+            say(b"1")
+            os._exit(0)
+        return Child(work)
+
+    waiters, askers = [], []
+    for number in range(50):
+        waiters.append(waits_for(lambda own: fcntl.lockf(own, fcntl.LOCK_EX, 1, 0)))
+        waiters.append(waits_for(lambda own: fcntl.flock(own, fcntl.LOCK_EX)))
+        askers.append(asks(number))
+    os.close(start)
+    os.close(go)
+    for asker in askers:
+        assert asker.word() == b"1"
+        asker.end()
+    for waiter in waiters:
+        wait_until_blocked(waiter.pid)
+    for waiter in waiters[:40]:
+        waiter.end(kill=True)
+    rest = waiters[40:]
+    assert all(waiter.is_silent() for waiter in rest)
+    asks_now = Child(lambda say: say(b"1" if os.stat(PATH).st_size == 0 else b"0"))
+    assert asks_now.word() == b"1"
+    asks_now.end()
+    assert take(fcntl.F_UNLCK, 0, 1, file)
+    fcntl.flock(file, fcntl.LOCK_UN)
+    for waiter in rest:
+        assert waiter.word() == b"1"
+        waiter.end()
+    assert free(fcntl.F_WRLCK, 0, 0)
     os.close(file)
 
 
 signal.alarm(60)
-for part in (ranges, open_file_descriptions, deadlock, interruption, whole_files, death):
+for part in (ranges, open_file_descriptions, deadlock, interruption, whole_files, death, crowd):
     try:
         part()
     except BaseException:

@@ -174,17 +174,26 @@ user::rw-\ngroup::r--\nother::r--\n\n";
     mounted.end();
 }
 
-/// One kernel sees all that use the mount, so it keeps the locks: ranges, open file descriptions, deadlocks, interruption,
-/// whole files, death.
-#[test]
-fn locks_are_kept_by_the_kernel() {
-    let mounted = Mounted::new("");
+/// Ranges, open file descriptions, deadlocks, interruption, whole files, death, and more who wait than a queue has room for.
+fn locks_are_kept(by: &str) {
+    let mounted = Mounted::new(&format!("locks={by}"));
     let path = mounted.path("file");
     fs::write(&path, b"").unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/locks.py");
-    let output = run(Command::new("python3").arg(script).arg(&path));
+    let output = run(Command::new("python3").arg(script).arg(&path).arg(by));
     assert!(output.status.success(), "{output:?}");
     mounted.end();
+}
+
+/// One kernel sees all that use the mount, so it can keep the locks.
+#[test]
+fn locks_are_kept_by_the_kernel() {
+    locks_are_kept("kernel");
+}
+
+#[test]
+fn locks_are_kept_by_the_file_system() {
+    locks_are_kept("shared");
 }
 
 /// `chattr` and `lsattr`, by root alone.

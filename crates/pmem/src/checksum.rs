@@ -1,13 +1,20 @@
-//! CRC32C by the processor's own instructions, for what is too short for vectors to pay.
+//! CRC32C by the processor's own instructions, and by its vectors if they are wide.
 //!
 //! All of this works on the *register* of a checksum. A checksum begins with all ones in it and ends with its
 //! complement. Begun with zero, the register is a linear function of the bytes.
+
+#[cfg(target_arch = "x86_64")]
+mod wide;
 
 use crate::LINE;
 
 #[cfg(not(target_arch = "x86_64"))]
 mod machine {
     pub fn has_instructions() -> bool {
+        false
+    }
+
+    pub fn has_vectors() -> bool {
         false
     }
 
@@ -24,21 +31,40 @@ mod machine {
     /// checksum.
     #[inline(always)]
     pub fn has_instructions() -> bool {
+        found() >= INSTRUCTIONS
+    }
+
+    /// Whether it also has the vectors of [`super::wide`].
+    #[inline(always)]
+    pub fn has_vectors() -> bool {
+        found() == VECTORS
+    }
+
+    #[inline(always)]
+    fn found() -> u8 {
         match FOUND.load(Ordering::Relaxed) {
-            YES => true,
-            NO => false,
-            _ => find(),
+            UNKNOWN => find(),
+            known => known,
         }
     }
 
-    static FOUND: AtomicU8 = AtomicU8::new(0);
-    const YES: u8 = 1;
-    const NO: u8 = 2;
+    static FOUND: AtomicU8 = AtomicU8::new(UNKNOWN);
+    const UNKNOWN: u8 = 0;
+    const NOTHING: u8 = 1;
+    const INSTRUCTIONS: u8 = 2;
+    const VECTORS: u8 = 3;
 
     #[cold]
-    fn find() -> bool {
-        let found = is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq");
-        FOUND.store(if found { YES } else { NO }, Ordering::Relaxed);
+    fn find() -> u8 {
+        let instructions =
+            is_x86_feature_detected!("sse4.2") && is_x86_feature_detected!("pclmulqdq");
+        let vectors = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("vpclmulqdq");
+        let found = match (instructions, vectors) {
+            (true, true) => VECTORS,
+            (true, false) => INSTRUCTIONS,
+            (false, _) => NOTHING,
+        };
+        FOUND.store(found, Ordering::Relaxed);
         found
     }
 
@@ -82,6 +108,12 @@ mod machine {
     }
 }
 
+/// Whether long bytes are checksummed here as fast as by any other means.
+#[inline]
+pub fn has_vectors() -> bool {
+    machine::has_vectors()
+}
+
 /// The register after these words.
 #[inline]
 pub fn words(register: u32, words: &[u64]) -> u32 {
@@ -109,11 +141,48 @@ pub fn bytes(register: u32, bytes: &[u8]) -> u32 {
 pub(crate) unsafe fn at(register: u32, from: *const u8, length: usize) -> u32 {
     // SAFETY: the caller's promise.
     unsafe {
+        #[cfg(target_arch = "x86_64")]
+        if length >= wide::STEP && has_vectors() {
+            let long = length / wide::STEP * wide::STEP;
+            let register = wide::sum::<false>(register, from, std::ptr::null_mut(), long, 0);
+            return short(register, from.add(long), length - long);
+        }
+        short(register, from, length)
+    }
+}
+
+/// # Safety
+/// As for [`at`].
+#[inline(always)]
+unsafe fn short(register: u32, from: *const u8, length: usize) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe {
         match machine::has_instructions() {
             true => stepped(register, from, length, machine::step, machine::step_byte),
             false => stepped(register, from, length, software::step, software::step_byte),
         }
     }
+}
+
+/// Copies `length` bytes and gives the register, begun with all ones, after the copy; of `wanted` bytes from `from` on,
+/// those behind are fetched ahead. `None`, and nothing is copied, where the processor cannot do both at once.
+///
+/// # Safety
+/// The bytes must be readable at `from` and writable at `to`. Others may write them meanwhile, at `from`.
+#[inline]
+pub(crate) unsafe fn copy(
+    to: *mut u8,
+    from: *const u8,
+    length: usize,
+    wanted: usize,
+) -> Option<u32> {
+    #[cfg(target_arch = "x86_64")]
+    if length.is_multiple_of(wide::STEP) && length > 0 && has_vectors() {
+        // SAFETY: the caller's promise, and the processor was asked.
+        return Some(unsafe { wide::sum::<true>(!0, from, to, length, wanted) });
+    }
+    let _ = (to, from, length, wanted);
+    None
 }
 
 /// # Safety
@@ -159,6 +228,9 @@ pub fn product(a: u32, b: u32) -> u32 {
     }
 }
 
+/// Without its highest power, in the order of the register.
+const POLYNOMIAL: u32 = 0x82f6_3b78;
+
 /// For other processors.
 mod software {
     #[inline(never)]
@@ -175,8 +247,6 @@ mod software {
         step(0, (0..32).fold(0, |sum, bit| sum ^ shifted(bit))) as u32
     }
 
-    const POLYNOMIAL: u32 = 0x82f6_3b78;
-
     /// What becomes of a register that holds a byte.
     static BYTES: [u32; 256] = {
         let mut table = [0; 256];
@@ -184,7 +254,7 @@ mod software {
         while byte < 256 {
             let (mut register, mut bit) = (byte as u32, 0);
             while bit < 8 {
-                register = (register >> 1) ^ (POLYNOMIAL & (register & 1).wrapping_neg());
+                register = (register >> 1) ^ (super::POLYNOMIAL & (register & 1).wrapping_neg());
                 bit += 1;
             }
             table[byte] = register;
@@ -210,8 +280,46 @@ mod tests {
             let (a, b) = (by_byte(1), by_byte(2));
             assert_eq!(product(a, b), software::product(a, b));
         }
+        let long: Vec<u8> = (0..5000_u32)
+            .map(|index| (index * index % 251) as u8)
+            .collect();
+        for (start, length) in [
+            (0, 256),
+            (1, 511),
+            (7, 768),
+            (64, 1024),
+            (3, 4096),
+            (9, 4991),
+        ] {
+            let text = &long[start..start + length];
+            for register in [0, 7, u64::from(u32::MAX)] {
+                let by_byte = text.iter().copied();
+                let by_byte = by_byte.fold(register, software::step_byte) as u32;
+                assert_eq!(bytes(register as u32, text), by_byte, "{length} bytes");
+            }
+        }
         let sequence = [1, u64::MAX, 0x0123_4567_89ab_cdef];
         let expected = sequence.into_iter().fold(5, software::step);
         assert_eq!(u64::from(words(5, &sequence)), expected);
+    }
+
+    #[test]
+    fn copies_are_checksummed_on_the_way() {
+        let text: Vec<u8> = (0..9000_u32)
+            .map(|index| (index * index % 251) as u8)
+            .collect();
+        for (start, length) in [(0, 256), (64, 4096), (5, 8192)] {
+            let mut copied = vec![0xee; length + 1];
+            // SAFETY: the bytes are all there, with those that are wanted next.
+            let register =
+                unsafe { copy(copied.as_mut_ptr(), text[start..].as_ptr(), length, 8192) };
+            if has_vectors() {
+                let text = &text[start..start + length];
+                assert_eq!(register, Some(bytes(!0, text)), "{length} bytes");
+                assert!(copied[..length] == *text && copied[length] == 0xee);
+            } else {
+                assert_eq!(register, None);
+            }
+        }
     }
 }

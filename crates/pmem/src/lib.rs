@@ -18,6 +18,7 @@
 
 pub mod checksum;
 mod error;
+mod lines;
 mod mapping;
 mod persist;
 mod pool;
@@ -28,6 +29,7 @@ mod simulated;
 pub mod socket;
 
 pub use error::Error;
+pub use lines::Lines;
 pub use region::{Access, Kind, Region, Survival};
 pub use simulated::{Fault, Moment, Observer, Simulation};
 

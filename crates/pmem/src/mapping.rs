@@ -126,6 +126,13 @@ impl Mapping {
     }
 
     #[inline]
+    pub(crate) fn read_summed(&self, offset: u64, into: &mut [u8], more: usize) -> Option<u32> {
+        let from = self.at(offset, into.len());
+        // SAFETY: as in `read`. What is fetched ahead need not exist.
+        unsafe { checksum::copy(into.as_mut_ptr(), from, into.len(), into.len() + more) }
+    }
+
+    #[inline]
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let to = self.at(offset, bytes.len());
         // SAFETY: `at` checked the range; `bytes` are memory of Rust's, hence outside the mapping.
@@ -372,9 +379,54 @@ impl Pages {
         let reach = length
             .saturating_mul(REACH)
             .clamp(REACH_MIN, LENGTH_MAX as usize);
-        Pages::map(file, reach.max(length), flags).or_else(|_| Pages::map(file, length, flags))
+        Pages::map_aligned(file, reach.max(length), flags)
+            .or_else(|_| Pages::map(file, length, flags))
+    }
+
+    /// Like [`Pages::map`], at an address that lets the kernel map [large pages](LARGE_PAGE).
+    pub(crate) fn map_aligned(
+        file: &OwnedFd,
+        length: usize,
+        flags: MapFlags,
+    ) -> rustix::io::Result<Pages> {
+        let room = Pages::reserve(length.checked_add(LARGE_PAGE).ok_or(Errno::NOMEM)?)?;
+        let before = room.base.as_ptr().align_offset(LARGE_PAGE);
+        // SAFETY: both are inside the room, which is longer by a large page.
+        let (base, end) = unsafe { (room.base.add(before), room.base.add(before + length)) };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = flags | MapFlags::FIXED;
+        // SAFETY: what it replaces is the room's, which nobody uses.
+        unsafe { rustix::mm::mmap(base.as_ptr().cast(), length, protection, flags, file, 0) }?;
+        let own = |base, length| Pages { base, length };
+        drop([own(room.base, before), own(end, LARGE_PAGE - before)]);
+        std::mem::forget(room);
+        Ok(own(base, length))
+    }
+
+    /// Addresses with nothing there.
+    fn reserve(length: usize) -> rustix::io::Result<Pages> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let protection = ProtFlags::empty();
+        // SAFETY: the kernel chooses the address, so the mapping overlaps nothing that exists.
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), length, protection, flags) }?;
+        let base = NonNull::new(base.cast()).ok_or(Errno::FAULT)?;
+        Ok(Pages { base, length })
+    }
+
+    /// Asks for a large page in place of the small ones at `offset`, a multiple of its length. No byte changes. At least one
+    /// of the small pages exists. False: there is none to be had.
+    pub(crate) fn enlarge(&self, offset: usize) -> bool {
+        assert!(offset.is_multiple_of(LARGE_PAGE) && offset + LARGE_PAGE <= self.length);
+        let page = self.base.as_ptr().wrapping_add(offset);
+        // SAFETY: the range is inside the pages, and its bytes stay as they are.
+        let result = unsafe { libc::madvise(page.cast(), LARGE_PAGE, libc::MADV_COLLAPSE) };
+        result == 0
     }
 }
+
+/// Bytes of a page that saves the processor 512 entries in its tables.
+pub(crate) const LARGE_PAGE: usize = 2 << 20;
 
 /// How many times its length a pool can grow to while it is mapped, and how far any can.
 const REACH: usize = 64;

@@ -10,11 +10,13 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
 
-use crate::mapping::{Mapping, Pages, Pool};
+use crate::mapping::{LARGE_PAGE, Mapping, Pages, Pool};
 use crate::{Access, Error, Kind, Survival};
 
 /// `f_type` of hugetlbfs, from `linux/magic.h`.
 const HUGETLBFS: u64 = 0x9584_58f6;
+/// That of tmpfs.
+const TMPFS: u64 = 0x0102_1994;
 /// The largest pool: half of what a process can address.
 pub(crate) const LENGTH_MAX: u64 = 1 << 46;
 /// What the pages of DAX devices are usually aligned to.
@@ -67,6 +69,8 @@ pub(crate) fn lengthen(path: &Path, length: u64) -> Result<Mapping, Error> {
 
 fn fill(path: &Path, file: OwnedFd, length: u64) -> Result<Mapping, Error> {
     lock(path, &file)?;
+    // What there are no large pages for is filled with small ones.
+    let _ = fill_with_large_pages(&file, length);
     let length = reserve(path, &file, length)?;
     let mapping = map_file(path, file, length, Access::ReadWrite)?;
     if mapping.kind() == Kind::FileDax {
@@ -84,6 +88,26 @@ fn fill(path: &Path, file: OwnedFd, length: u64) -> Result<Mapping, Error> {
             })?;
     }
     Ok(mapping)
+}
+
+/// Fills a new file on tmpfs with large pages as far as there are any. tmpfs has them where it was mounted with `huge=`, or
+/// where a program asks for one page after the other. They take no longer to fill than small ones.
+fn fill_with_large_pages(file: &OwnedFd, length: u64) -> rustix::io::Result<()> {
+    let system = rustix::fs::fstatfs(file)?;
+    let free = system.f_bavail as u64 * system.f_bsize as u64;
+    if system.f_type as u64 != TMPFS || free < length || length < LARGE_PAGE as u64 {
+        return Ok(());
+    }
+    rustix::fs::ftruncate(file, length)?;
+    let pages = Pages::map_aligned(file, length as usize, MapFlags::SHARED)?;
+    for offset in (0..=length as usize - LARGE_PAGE).step_by(LARGE_PAGE) {
+        // The kernel makes no large page out of nothing.
+        rustix::fs::fallocate(file, FallocateFlags::empty(), offset as u64, 1)?;
+        if !pages.enlarge(offset) {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// See [`crate::Region::open`].

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::mapping::Mapping;
 use crate::simulated::Simulation;
-use crate::{Error, LINE, pool};
+use crate::{Error, LINE, Lines, pool};
 
 /// How a pool is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -219,6 +219,16 @@ impl Region {
         }
     }
 
+    /// Like [`Region::read`], with CRC32C's register (see [`crate::checksum`]), begun with all ones, after the copy. The
+    /// `more` bytes behind are wanted next. `None`, and nothing is copied, where the two cannot be had at once.
+    #[inline]
+    pub fn read_summed(&self, offset: u64, into: &mut [u8], more: usize) -> Option<u32> {
+        match &self.0 {
+            Mapped(mapping) => mapping.read_summed(offset, into, more),
+            Simulated(_) => None,
+        }
+    }
+
     /// Copies `bytes` to `offset` with ordinary stores: persistent only after a flush and a fence.
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) {
@@ -330,6 +340,14 @@ impl Region {
                 source.read(source_offset, &mut bytes);
                 self.write(offset, &bytes);
             }
+        }
+    }
+
+    /// `count` lines from `offset` on, a multiple of [`LINE`]; nothing of a simulated region.
+    pub fn lines(&self, offset: u64, count: usize) -> Option<Lines> {
+        match &self.0 {
+            Mapped(mapping) => Some(Lines::new(mapping, offset, count)),
+            Simulated(_) => None,
         }
     }
 

@@ -9,9 +9,13 @@ pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
     pub(crate) fn new() -> Scratch {
+        Scratch::within(&env::temp_dir())
+    }
+
+    pub(crate) fn within(parent: &Path) -> Scratch {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let path = env::temp_dir().join(format!("tako-pmem-{}-{number}", process::id()));
+        let path = parent.join(format!("tako-pmem-{}-{number}", process::id()));
         fs::create_dir(&path).unwrap();
         Scratch(path)
     }

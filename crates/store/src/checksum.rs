@@ -6,13 +6,19 @@ use zerocopy::IntoBytes;
 
 use crate::BLOCK;
 
-/// Up to this length the processor's instructions are faster than vectors, which take long to begin.
-pub const SHORT: usize = 256;
+/// Up to this length the processor's instructions are faster than the vectors of another crate, which take long to begin.
+const SHORT: usize = 256;
+
+/// Whether bytes of this length are best checksummed by [`pmem::checksum`].
+#[inline]
+pub fn is_own(length: usize) -> bool {
+    length <= SHORT || checksum::has_vectors()
+}
 
 /// CRC32C of `bytes`.
 #[inline]
 pub fn crc32c(bytes: &[u8]) -> u32 {
-    if bytes.len() <= SHORT {
+    if is_own(bytes.len()) {
         !checksum::bytes(!0, bytes)
     } else {
         crc32c_long(bytes)
@@ -28,7 +34,7 @@ fn crc32c_long(bytes: &[u8]) -> u32 {
 /// What at most a block of bytes makes of a register of zeros. It is a linear function of them.
 #[inline]
 pub fn remainder(bytes: &[u8]) -> u32 {
-    if bytes.len() <= SHORT {
+    if is_own(bytes.len()) {
         checksum::bytes(0, bytes)
     } else {
         !crc32c_long(bytes) ^ append_zeros(!0, bytes.len())
@@ -105,13 +111,10 @@ mod tests {
     fn known_answers() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; BLOCK]), ZERO_BLOCK);
-        let text: Vec<u8> = (0..=255).collect();
-        for length in [0, 1, 64, SHORT] {
-            assert_eq!(
-                crc32c(&text[..length]),
-                crc32_iscsi(&text[..length]),
-                "{length} bytes"
-            );
+        let text: Vec<u8> = (0..5000_u32).map(|index| (index % 251) as u8).collect();
+        for length in [0, 1, 64, SHORT, 1000, BLOCK, 5000] {
+            let text = &text[..length];
+            assert_eq!(crc32c(text), crc32_iscsi(text), "{length} bytes");
         }
     }
 

@@ -130,13 +130,11 @@ impl Store {
             image.read(first * BLOCK_U64, into);
             return Ok(());
         }
-        let last = first + (into.len() / BLOCK) as u64 - 1;
+        let mut more = into.len() / BLOCK;
         for (block, bytes) in (first..).zip(into.chunks_exact_mut(BLOCK)) {
-            image.read(block * BLOCK_U64, bytes);
-            if block < last {
-                image.prefetch_block(block + 1);
-            }
-            check_data(crc32c(bytes), image.data_crc(block), block)?;
+            more -= 1;
+            let crc = image.read_data(block, bytes, more);
+            check_data(crc, image.data_crc(block), block)?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use pmem::{LINE, Region};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::BLOCK;
-use crate::checksum::{SHORT, append_zeros, crc32c, remainder};
+use crate::checksum::{append_zeros, crc32c, is_own, remainder};
 use crate::error::{Error, Result};
 use crate::growing::Growing;
 use crate::layout::group::{GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, Map, owners};
@@ -233,6 +233,23 @@ impl Image {
         self.region.read(self.base + offset, into);
     }
 
+    /// Copies a data block out and gives its checksum; of `more` blocks behind it the next is wanted soon.
+    #[inline]
+    pub fn read_data(&self, block: u64, into: &mut [u8], more: usize) -> u32 {
+        let offset = block * BLOCK as u64;
+        let summed = self
+            .region
+            .read_summed(self.base + offset, into, more * BLOCK);
+        if let Some(register) = summed {
+            return !register;
+        }
+        self.read(offset, into);
+        if more > 0 {
+            self.prefetch_block(block + 1);
+        }
+        crc32c(into)
+    }
+
     /// Loads 8 bytes; `offset` is a multiple of 8.
     #[inline]
     pub fn load(&self, offset: u64) -> u64 {
@@ -291,7 +308,7 @@ impl Image {
     /// Hints that a data block is wanted next: its first half, whose lines bring the processor to fetch the rest itself.
     /// Otherwise it fetches nothing while the block before is checksummed (docs/PERFORMANCE.md).
     #[inline]
-    pub fn prefetch_block(&self, block: u64) {
+    fn prefetch_block(&self, block: u64) {
         let start = self.base + block * BLOCK as u64;
         for line in 0..BLOCK as u64 / 2 / LINE as u64 {
             self.region.prefetch(start + line * LINE as u64);
@@ -444,7 +461,7 @@ impl Image {
     pub fn data_remainder(&self, offset: u64, length: usize) -> u32 {
         if length == BLOCK || !self.data_checksums {
             0
-        } else if length <= SHORT {
+        } else if is_own(length) {
             self.region.remainder(self.base + offset, length)
         } else {
             self.long_remainder(offset, length)

@@ -5,6 +5,8 @@
 
 use zerocopy::FromZeros;
 
+use pmem::LINE;
+
 use crate::BLOCK;
 use crate::allocator::Run;
 use crate::change::Change;
@@ -17,6 +19,8 @@ use crate::layout::extent::{
 use crate::layout::inode::{Inode, ROOT_ENTRIES};
 
 const ENTRY: usize = size_of::<Extent>();
+/// In a node with more entries a search by halves has its lines fetched.
+const FETCHED_MIN: usize = 16;
 const WHAT: &str = "a node of an extent tree";
 
 /// A place that holds entries.
@@ -107,6 +111,13 @@ impl<'a> Lookup<'a> {
         };
         let contents = self.contents(block);
         let is_below = |index: usize| contents.word(ENTRIES + index * ENTRY) <= key;
+        // A step would wait for the line of its entry, in a node that is in no near cache. So all lines that the first
+        // three may need are fetched at once, and then all that are left.
+        let fetch = |index: usize| contents.prefetch(ENTRIES + index * ENTRY);
+        let last_steps = match count > FETCHED_MIN {
+            true => first_steps(count, fetch),
+            false => 0,
+        };
         // The number is at least `low` and at most `low + left`. No branch depends on the keys: those of hashes are
         // impossible to predict.
         let (mut low, mut left) = (0, count);
@@ -114,6 +125,9 @@ impl<'a> Lookup<'a> {
             let half = left / 2;
             low += usize::from(is_below(low + half - 1)) * half;
             left -= half;
+            if left == last_steps {
+                (low..low + left).step_by(LINE / ENTRY).for_each(fetch);
+            }
         }
         low + usize::from(left == 1 && is_below(low))
     }
@@ -288,6 +302,21 @@ pub fn entries_are_valid(entries: &[Extent], level: u16, layout: &Layout) -> boo
         pair[0].logical + length <= pair[1].logical
     };
     entries.iter().all(inside) && entries.windows(2).all(sorted)
+}
+
+/// Hands out which of `count` entries the first three steps of a search by halves may look at. Returns how many are left
+/// after them.
+fn first_steps(count: usize, visit: impl Fn(usize)) -> usize {
+    let (mut left, mut halves) = (count, [0; 3]);
+    for step in 0..halves.len() {
+        halves[step] = left / 2;
+        for taken in 0..1 << step {
+            let steps = (0..step).filter(|step| taken >> step & 1 != 0);
+            visit(steps.map(|step| halves[step]).sum::<usize>() + halves[step] - 1);
+        }
+        left -= halves[step];
+    }
+    left
 }
 
 /// Changes the tree of one inode.
@@ -545,5 +574,35 @@ impl<'a, 's> Tree<'a, 's> {
             self.free_node(block);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn the_first_steps_of_every_search_are_fetched() {
+        for count in [FETCHED_MIN + 1, 64, 100, NODE_ENTRIES] {
+            let fetched = RefCell::new(Vec::new());
+            let left_after = first_steps(count, |index| fetched.borrow_mut().push(index));
+            for number in 0..=count {
+                let (mut low, mut left) = (0, count);
+                for _ in 0..3 {
+                    let half = left / 2;
+                    let looked_at = low + half - 1;
+                    assert!(
+                        fetched.borrow().contains(&looked_at),
+                        "{looked_at} of {count}"
+                    );
+                    low += usize::from(looked_at < number) * half;
+                    left -= half;
+                }
+                assert_eq!(left, left_after);
+                assert!((low..=low + left).contains(&number));
+            }
+        }
     }
 }

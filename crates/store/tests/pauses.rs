@@ -121,6 +121,45 @@ fn what_is_done_to_a_huge_file_is_done_in_short_records() {
     }
 }
 
+/// Nor does it depend on how many extents it has.
+#[test]
+fn a_file_of_a_million_extents_is_removed_in_short_records() {
+    let store = open(9 << 30);
+    let free = store.statistics().blocks_free;
+    sieve(&store, b"huge", 1_000_000);
+    let lengths = records(&store, || store.unlink(&store.root(), b"huge").unwrap());
+    let longest = lengths.iter().max().unwrap();
+    assert!(*longest <= RECORD_MAX, "{longest} bytes");
+    assert!(free - store.statistics().blocks_free <= 4);
+}
+
+/// In a huge directory each name comes and goes by one record, whatever becomes of leaves and nodes.
+#[test]
+fn names_in_a_huge_directory_come_and_go_by_one_short_record_each() {
+    const NAMES: usize = 60_000;
+    let store = open(1 << 30);
+    let new = NewInode::new(FileKind::Directory, 0o700);
+    let directory = store.create(&store.root(), b"huge", &new).unwrap();
+    let name = |number: usize| format!("a-name-of-some-length-{number:08}").into_bytes();
+    let added = records(&store, || {
+        (0..NAMES).for_each(|number| {
+            store.create(&directory, &name(number), &FILE).unwrap();
+        });
+    });
+    let removed = records(&store, || {
+        (0..NAMES).for_each(|number| store.unlink(&directory, &name(number)).unwrap());
+    });
+    for (what, lengths) in [("create", added), ("unlink", removed)] {
+        let longest = lengths.iter().max().unwrap();
+        assert_eq!(lengths.len(), NAMES, "{what}");
+        assert!(*longest <= RECORD_MAX / 4, "{what}: {longest} bytes");
+    }
+    let emptied = records(&store, || {
+        store.remove_directory(&store.root(), b"huge").unwrap();
+    });
+    assert!(emptied.iter().max().unwrap() <= &RECORD_MAX);
+}
+
 /// Others do not wait for the whole of a file to be freed, not even in the same directory.
 #[test]
 fn a_directory_is_not_locked_while_a_huge_file_in_it_is_freed() {

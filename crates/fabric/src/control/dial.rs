@@ -270,7 +270,7 @@ fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
 fn authenticate(channel: &mut Channel, who: &str, timeout: Duration) -> Result<(), Error> {
     let step = "prove who it is";
     let of = |trouble| Error::of(trouble, who, step);
-    let deadline = Instant::now() + timeout;
+    let deadline = process::deadline(timeout);
     loop {
         channel.flush().map_err(of)?;
         if channel.authenticate().map_err(of)? {
@@ -288,7 +288,7 @@ fn wait(
     step: &'static str,
 ) -> Result<(Message, Vec<OwnedFd>), Error> {
     let of = |trouble| Error::of(trouble, who, step);
-    let deadline = Instant::now() + timeout;
+    let deadline = process::deadline(timeout);
     loop {
         channel.flush().map_err(of)?;
         match channel.next().map_err(of)? {
@@ -313,7 +313,7 @@ pub(super) fn send(
 ) -> Result<(), Error> {
     let step = "take a message";
     let of = |trouble| Error::of(trouble, who, step);
-    let deadline = Instant::now() + timeout;
+    let deadline = process::deadline(timeout);
     channel.send(message, descriptors).map_err(of)?;
     while !channel.flush().map_err(of)? {
         let left = left(deadline, who, step)?;

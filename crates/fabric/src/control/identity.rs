@@ -8,8 +8,7 @@ use rustls::pki_types::ServerName;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use super::message::is_node_name;
-use crate::keys::{self, Keys};
+use crate::keys::{self, Keys, is_node_name};
 
 /// Who this process is. Clones are the same one.
 #[derive(Clone, Debug)]

@@ -157,12 +157,17 @@ impl Listener {
         self.counters
     }
 
+    /// How many are on their way in.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
     /// The next peer that has said all, if one does in this time.
     ///
     /// # Errors
     /// [`Error::System`]: this process cannot take connections. What callers do wrong is only counted.
     pub fn accept(&mut self, timeout: Duration) -> Result<Option<Caller>, Error> {
-        let end = Instant::now() + timeout;
+        let end = process::deadline(timeout);
         loop {
             self.let_in()?;
             if let Some(caller) = self.advance() {
@@ -356,7 +361,7 @@ impl Socket {
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
             _ => Err(error.into()),
         };
-        let deadline = Instant::now() + local.options.step_timeout;
+        let deadline = process::deadline(local.options.step_timeout);
         let node = String::new();
         Ok(Some(match self {
             Socket::Unix { socket, .. } => {
@@ -440,7 +445,7 @@ impl Pending {
 
     fn begin(&mut self, step: Step, local: &Local) {
         self.step = step;
-        self.deadline = Instant::now() + local.options.step_timeout;
+        self.deadline = process::deadline(local.options.step_timeout);
     }
 
     fn take(
@@ -570,7 +575,7 @@ impl Caller {
             refuse(&mut self.channel, error);
         }
         let endpoint = joined?;
-        let ready_by = Instant::now() + self.step_timeout;
+        let ready_by = process::deadline(self.step_timeout);
         Ok(Session::new(
             self.channel,
             (self.peer, self.who),

@@ -15,6 +15,7 @@ mod tests;
 use std::fmt;
 
 use crate::choice::{Choice, Offers, PREFERENCE};
+use crate::keys::{NODE_MAX, is_node_name};
 use crate::{Access, Key, Provider, RegionDescriptor};
 
 /// The longest frame, in bytes, with its head.
@@ -33,7 +34,6 @@ pub const REASON_MAX: usize = 512;
 const MAGIC: [u8; 8] = *b"takoctl\n";
 /// As `sockaddr_un` has it.
 const PATH_MAX: usize = 107;
-const NODE_MAX: usize = 63;
 
 /// Why bytes are no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -250,15 +250,6 @@ impl Message {
             Message::Refused(_) => KIND_REFUSED,
         }
     }
-}
-
-/// Whether a node can be called so: it stands in certificates, paths and logs.
-pub fn is_node_name(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    (1..=NODE_MAX).contains(&name.len())
-        && name.bytes().all(allowed)
-        && !name.starts_with('-')
-        && !name.ends_with('-')
 }
 
 fn encode_hello(hello: &Hello, frame: &mut Vec<u8>) {

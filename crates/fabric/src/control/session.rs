@@ -145,7 +145,7 @@ impl Session {
     }
 
     fn next(&mut self, queue: &mut Queue, timeout: Duration) -> Result<Option<Note>, Error> {
-        let end = Instant::now() + timeout;
+        let end = process::deadline(timeout);
         loop {
             self.channel.flush().map_err(|trouble| self.over(trouble))?;
             let next = self.channel.next().map_err(|trouble| self.over(trouble))?;

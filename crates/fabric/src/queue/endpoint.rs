@@ -52,14 +52,17 @@ impl Endpoint {
         self.state == State::Free && self.held == 0
     }
 
+    #[inline]
     pub fn is_open(&self, id: EndpointId) -> bool {
         self.state != State::Free && id == self.id(id.place())
     }
 
+    #[inline]
     pub fn is_ready(&self, id: EndpointId) -> bool {
         self.state == State::Ready && id == self.id(id.place())
     }
 
+    #[inline]
     pub fn id(&self, place: usize) -> EndpointId {
         EndpointId::new(place, self.generation)
     }
@@ -88,18 +91,21 @@ impl Endpoint {
     }
 
     /// A message has come; whether the peer had a credit for it.
+    #[inline]
     pub fn hold(&mut self, window: u32) -> bool {
         self.held += 1;
         self.held <= window
     }
 
     /// A message was dropped.
+    #[inline]
     pub fn release(&mut self) {
         self.held = self.held.saturating_sub(1);
         self.credits.give_back();
     }
 
     /// Whether it can be carried out at all.
+    #[inline]
     pub fn validate(
         &self,
         id: EndpointId,
@@ -132,11 +138,13 @@ impl Endpoint {
     }
 
     /// Whether the request can be outstanding now, and if it is a message, received. Nothing is taken if not.
+    #[inline]
     pub fn has_room(&mut self, operation: &Operation<'_>) -> bool {
         !self.outstanding.is_full() && (!operation.is_message() || self.credits.take(Instant::now))
     }
 
     /// Adds a request that there is room for.
+    #[inline]
     pub fn take<'a>(&mut self, request: &WorkRequest<'a>, signal_every: u32) -> Request<'a> {
         let operation = request.operation;
         let returned = match operation {

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
 use pmem::LINE;
 
 use super::endpoint::Endpoint;
@@ -17,21 +17,16 @@ pub struct Message {
     pub origin: Origin,
     /// The 32 bits beside it.
     pub immediate: Option<u32>,
-    place: Option<Place>,
-    returns: Arc<Returns>,
-}
-
-struct Place {
-    memory: Registration,
-    buffer: Supply,
     offset: u64,
     length: u32,
+    ticket: u32,
+    returns: Arc<Returns>,
 }
 
 impl Message {
     /// Its bytes.
     pub fn length(&self) -> u32 {
-        self.place.as_ref().map_or(0, |place| place.length)
+        self.length
     }
 
     /// Copies bytes out of it.
@@ -45,12 +40,8 @@ impl Message {
             "offset {offset} and {} bytes are outside of {self:?}",
             into.len()
         );
-        if let Some(place) = &self.place {
-            place
-                .memory
-                .region()
-                .read(place.offset + u64::from(offset), into);
-        }
+        let region = self.returns.memory.region();
+        region.read(self.offset + u64::from(offset), into);
     }
 
     /// All of it, copied.
@@ -62,8 +53,7 @@ impl Message {
 
     /// It, to be named in a request; nothing if it has no data.
     pub fn piece(&self) -> Option<Piece<'_>> {
-        let place = self.place.as_ref()?;
-        Some(place.memory.piece(place.offset, place.length))
+        (self.length > 0).then(|| self.returns.memory.piece(self.offset, self.length))
     }
 }
 
@@ -80,15 +70,72 @@ impl fmt::Debug for Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        let buffer = self.place.as_ref().map(|place| place.buffer);
-        self.returns.messages.lock().push((self.origin, buffer));
+        // In this order for everybody: who sees the second, or one that another thread stored over it, sees the first.
+        // (The processors that Tako runs on show a store to all others at once, so that the release is enough.)
+        self.returns.dropped[self.ticket as usize].store(true, Ordering::Release);
+        self.returns.some.store(true, Ordering::Release);
     }
 }
 
-/// Messages whose readers are done with them.
-#[derive(Default)]
+/// What messages share: where they are, and how their readers say that they are done with them. A message is known by
+/// its *ticket*. No lock is taken, and nothing is locked in the caches, for each of them.
 pub struct Returns {
-    messages: Mutex<Vec<(Origin, Option<Supply>)>>,
+    memory: Registration,
+    /// By ticket: its message was dropped.
+    dropped: Box<[AtomicBool]>,
+    /// Whether there may be one.
+    some: AtomicBool,
+}
+
+/// The queue's side of it.
+pub struct Tickets {
+    returns: Arc<Returns>,
+    free: Vec<u32>,
+    /// Those that messages have.
+    held: Vec<Held>,
+}
+
+#[derive(Clone, Copy)]
+struct Held {
+    ticket: u32,
+    origin: Origin,
+    buffer: Option<Supply>,
+}
+
+impl Tickets {
+    /// For so many messages at once, in this memory.
+    pub fn new(memory: Registration, count: u32) -> Tickets {
+        Tickets {
+            returns: Arc::new(Returns {
+                memory,
+                dropped: (0..count).map(|_| AtomicBool::new(false)).collect(),
+                some: AtomicBool::new(false),
+            }),
+            free: (0..count).rev().collect(),
+            held: Vec::new(),
+        }
+    }
+
+    /// The memory for messages.
+    pub fn memory(&self) -> &Registration {
+        &self.returns.memory
+    }
+
+    /// One whose message was dropped.
+    #[inline]
+    fn dropped(&mut self, from: &mut usize) -> Option<Held> {
+        while let Some(held) = self.held.get(*from).copied() {
+            let dropped = &self.returns.dropped[held.ticket as usize];
+            if dropped.load(Ordering::Acquire) {
+                dropped.store(false, Ordering::Relaxed);
+                self.held.swap_remove(*from);
+                self.free.push(held.ticket);
+                return Some(held);
+            }
+            *from += 1;
+        }
+        None
+    }
 }
 
 /// Buffers that each endpoint has: those of its window, and those that counts of credits may be in.
@@ -120,13 +167,15 @@ impl Queue {
         }
     }
 
+    #[inline]
     pub(super) fn supply(&mut self, buffer: Supply) {
-        let size = buffer_bytes(&self.options, &self.capabilities);
+        let size = self.buffer_bytes;
         let offset = size * self.index(buffer);
-        let piece = self.receive.piece(offset, size as u32);
+        let piece = self.tickets.memory().piece(offset, size as u32);
         self.transport.supply(buffer, piece);
     }
 
+    #[inline]
     fn index(&self, buffer: Supply) -> u64 {
         match buffer {
             Supply::Group(number) => number.into(),
@@ -134,6 +183,7 @@ impl Queue {
         }
     }
 
+    #[inline]
     pub(super) fn receive(
         &mut self,
         origin: Origin,
@@ -142,71 +192,98 @@ impl Queue {
         events: &mut Vec<Event>,
     ) {
         self.counters.received += 1;
-        let size = buffer_bytes(&self.options, &self.capabilities);
-        let place = arrival.map(|arrival| Place {
-            memory: self.receive.clone(),
-            buffer: arrival.buffer,
-            offset: size * self.index(arrival.buffer) + u64::from(arrival.start),
-            length: arrival.length,
+        let buffer = arrival.map(|arrival| arrival.buffer);
+        let is_wanted = match origin {
+            Origin::Endpoint(id) => self.admit(id, events),
+            Origin::Group(_) => true,
+        };
+        // There is a ticket for each message that all peers may send.
+        let ticket = if is_wanted {
+            self.tickets.free.pop()
+        } else {
+            None
+        };
+        let Some(ticket) = ticket else {
+            return self.take_back(origin, buffer);
+        };
+        self.tickets.held.push(Held {
+            ticket,
+            origin,
+            buffer,
         });
-        // From here on its buffer comes back by itself, whatever becomes of the message.
-        let message = Message {
+        let (offset, length) = arrival.map_or((0, 0), |arrival| {
+            let start = self.buffer_bytes * self.index(arrival.buffer);
+            (start + u64::from(arrival.start), arrival.length)
+        });
+        events.push(Event::Message(Message {
             origin,
             immediate,
-            place,
-            returns: self.returns.clone(),
+            offset,
+            length,
+            ticket,
+            returns: self.tickets.returns.clone(),
+        }));
+    }
+
+    /// Counts a message of an endpoint; whether it is to be told.
+    #[inline]
+    fn admit(&mut self, id: EndpointId, events: &mut Vec<Event>) -> bool {
+        let window = self.options.window;
+        let Some(endpoint) = self.known(id) else {
+            return false;
         };
-        if let Origin::Endpoint(id) = origin {
-            let window = self.options.window;
-            let Some(endpoint) = self.known(id) else {
-                return;
-            };
-            let had_credit = endpoint.hold(window);
-            if !self.is_open(id) {
-                return;
-            }
-            if !had_credit {
-                return self.lose(id, Failure::Violation, events);
-            }
+        let had_credit = endpoint.hold(window);
+        if !had_credit {
+            self.lose(id, Failure::Violation, events);
         }
-        events.push(Event::Message(message));
+        had_credit && self.is_open(id)
     }
 
     /// The endpoint, open or closed, unless its place has another one by now.
+    #[inline]
     fn known(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         let found = self.endpoints.get_mut(id.place());
         found.filter(|endpoint| endpoint.id(id.place()) == id)
     }
 
+    /// A message is done with: its buffer is the transport's again.
+    fn take_back(&mut self, origin: Origin, buffer: Option<Supply>) {
+        if let Some(buffer) = buffer {
+            self.supply(buffer);
+        }
+        if let Origin::Endpoint(id) = origin
+            && let Some(endpoint) = self.known(id)
+        {
+            endpoint.release();
+        }
+    }
+
     /// Gives the buffers of messages that were dropped back to the transport, and their credits to the senders.
+    #[inline]
     pub(super) fn take_returned(&mut self) {
-        let returned = {
-            let mut messages = self.returns.messages.lock();
-            if messages.is_empty() {
-                return;
-            }
-            std::mem::take(&mut *messages)
-        };
-        for (origin, buffer) in &returned {
-            if let Some(buffer) = *buffer {
-                self.supply(buffer);
-            }
-            let Origin::Endpoint(id) = *origin else {
-                continue;
-            };
-            if let Some(endpoint) = self.known(id) {
-                endpoint.release();
+        // Taken first, and then looked for: who drops one later sets it again.
+        let some = &self.tickets.returns.some;
+        if some.load(Ordering::Relaxed) && some.swap(false, Ordering::AcqRel) {
+            self.take_dropped();
+        }
+    }
+
+    fn take_dropped(&mut self) {
+        let mut from = 0;
+        while let Some(held) = self.tickets.dropped(&mut from) {
+            self.take_back(held.origin, held.buffer);
+            if let Origin::Endpoint(id) = held.origin {
+                self.owing.push(id);
             }
         }
-        for (origin, _) in &returned {
-            if let Origin::Endpoint(id) = *origin
-                && self.is_open(id)
-                && self.endpoints[id.place()].credits.owes()
-            {
+        let mut owing = std::mem::take(&mut self.owing);
+        for id in owing.drain(..) {
+            if self.is_open(id) && self.endpoints[id.place()].credits.owes() {
                 let told = self.endpoints[id.place()].credits.tell();
                 self.counters.credits_told += 1;
                 self.transport.credit(id, told, false);
             }
         }
+        self.owing = owing;
     }
 }

@@ -17,21 +17,27 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use pmem::{LINE, Region};
+use pmem::{LINE, Lines, Region};
 
 use super::ring;
 use crate::Error;
 
-const SLEEPING: u64 = 0;
-const CHANGES: u64 = LINE as u64;
-const BYTES: u64 = 2 * LINE as u64;
+/// Two lines, of which the first word counts.
+const SLEEPING: usize = 0;
+const CHANGES: usize = 1;
+const LINES: usize = 2;
+/// What is stored when somebody sleeps: 1 in whichever half of the word the kernel looks at.
+const ASLEEP: u64 = 1 << 32 | 1;
 
 /// The longest sleep without looking at everything.
 pub const NAP: Duration = Duration::from_millis(100);
 
 /// A queue's own bell, or a peer's.
 #[derive(Clone)]
-pub struct Bell(Region);
+pub struct Bell {
+    lines: Lines,
+    memory: Region,
+}
 
 impl Bell {
     /// The own one.
@@ -39,7 +45,7 @@ impl Bell {
     /// # Errors
     /// [`Error::Region`].
     pub fn new() -> Result<Bell, Error> {
-        Ok(Bell(Region::memory(BYTES, false)?))
+        Ok(Bell::over(Region::memory((LINES * LINE) as u64, false)?))
     }
 
     /// A peer's.
@@ -47,7 +53,14 @@ impl Bell {
     /// # Errors
     /// [`Error::Peer`], [`Error::Region`].
     pub fn attach(descriptor: OwnedFd) -> Result<Bell, Error> {
-        ring::attach(descriptor, BYTES, "bell").map(Bell)
+        ring::attach(descriptor, (LINES * LINE) as u64, "bell").map(Bell::over)
+    }
+
+    fn over(memory: Region) -> Bell {
+        Bell {
+            lines: ring::lines(&memory, LINES),
+            memory,
+        }
     }
 
     /// A descriptor for a peer.
@@ -55,28 +68,28 @@ impl Bell {
     /// # Errors
     /// [`Error::Region`].
     pub fn share(&self) -> Result<OwnedFd, Error> {
-        Ok(self.0.share(true)?)
+        Ok(self.memory.share(true)?)
     }
 
     /// Differs from what it was if there was a change; if a peer lies, it may not.
     #[inline]
     pub fn changes(&self) -> u64 {
-        self.0.load(CHANGES)
+        self.lines.load(CHANGES, 0)
     }
 
     /// Sleeps until somebody rings, unless `news` finds that something has come meanwhile.
     pub fn sleep(&self, timeout: Duration, news: impl FnOnce() -> bool) {
-        self.0.store_u32(SLEEPING, 1);
+        self.lines.store(SLEEPING, 0, ASLEEP);
         fence(Ordering::SeqCst);
         if !news() {
-            self.0.sleep_while(SLEEPING, 1, Some(timeout));
+            self.memory.sleep_while(0, 1, Some(timeout));
         }
-        self.0.store_u32(SLEEPING, 0);
+        self.lines.store(SLEEPING, 0, 0);
     }
 
     /// Says that there was a change, and wakes who sleeps.
     pub fn change(&self) {
-        self.0.fetch_and_add(CHANGES, 1);
+        self.memory.fetch_and_add((CHANGES * LINE) as u64, 1);
         fence(Ordering::SeqCst);
         self.wake();
     }
@@ -84,9 +97,9 @@ impl Bell {
     /// Wakes who sleeps. A full fence must be between the news and this.
     #[inline]
     pub fn wake(&self) {
-        if self.0.load_u32(SLEEPING) == 1 {
-            self.0.store_u32(SLEEPING, 0);
-            self.0.wake(SLEEPING);
+        if self.lines.load(SLEEPING, 0) != 0 {
+            self.lines.store(SLEEPING, 0, 0);
+            self.memory.wake(0);
         }
     }
 }

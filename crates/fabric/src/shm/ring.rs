@@ -26,20 +26,23 @@
 //! Neither side trusts the other, who may store anything at any time: a header is loaded once and validated; lengths
 //! and places come from this side's limits; data is copied, and may be any mixture.
 
-use pmem::{Kind, LINE, Region};
+use pmem::{Kind, LINE, Lines, Region};
 
 use super::header::Header;
 use crate::{Error, Failure, Source};
 
-const CREDITS: u64 = 0;
-const SENDER_CLOSED: u64 = 8;
-const RECEIVER_CLOSED: u64 = LINE as u64;
-const HEADERS: u64 = 2 * LINE as u64;
-const BESIDE: u64 = 8;
-const SHORT: u64 = 16;
+/// Lines and words of what is beside the messages.
+const CREDITS: (usize, usize) = (0, 0);
+const SENDER_CLOSED: (usize, usize) = (0, 1);
+const RECEIVER_CLOSED: (usize, usize) = (1, 0);
+/// The line of the first header, and the words of a header's line.
+const HEADERS: usize = 2;
+const HEADER: usize = 0;
+const BESIDE: usize = 1;
+const SHORT: usize = 2;
 
 /// The longest data that is in the line of the header, in bytes.
-pub const SHORT_BYTES: u32 = (LINE as u64 - SHORT) as u32;
+pub const SHORT_BYTES: u32 = (LINE - SHORT * 8) as u32;
 /// The largest window, and the longest message in bytes, that a peer may have.
 const WINDOW_MAX: u32 = 1 << 16;
 const MESSAGE_MAX: u32 = 1 << 24;
@@ -63,8 +66,9 @@ impl Layout {
         })
     }
 
-    fn header(self, slot: u32) -> u64 {
-        HEADERS + u64::from(slot) * LINE as u64
+    /// Lines before the data.
+    fn head(self) -> usize {
+        HEADERS + self.window as usize
     }
 
     fn stride(self) -> u64 {
@@ -76,16 +80,12 @@ impl Layout {
     }
 
     fn bytes(self) -> u64 {
-        self.header(self.window) + u64::from(self.window) * self.stride()
+        self.data(self.window)
     }
 
-    /// Where a message's data is.
-    fn data(self, slot: u32, length: u32) -> u64 {
-        if length <= SHORT_BYTES {
-            self.header(slot) + SHORT
-        } else {
-            self.header(self.window) + u64::from(slot) * self.stride()
-        }
+    /// Where the data of a long message is.
+    fn data(self, slot: u32) -> u64 {
+        (self.head() * LINE) as u64 + u64::from(slot) * self.stride()
     }
 }
 
@@ -118,16 +118,14 @@ impl Cursor {
 
 /// The receiver's side.
 pub struct Incoming {
-    memory: Region,
-    layout: Layout,
+    head: Lines,
     cursor: Cursor,
-    /// Where the next header is.
-    at: u64,
+    layout: Layout,
     /// How many buffers the sender was told that it has back.
     told: u32,
-    /// What the sender last said of credits.
+    memory: Region,
+    /// What the sender last said of credits beside its messages.
     credits: u64,
-    returned: u32,
 }
 
 /// A message that has come, not yet copied out.
@@ -141,20 +139,28 @@ pub struct Arrived {
     pub returned: u32,
 }
 
+/// Memory that messages are copied to.
+pub struct Target {
+    /// What it is in.
+    pub region: Region,
+    /// Its lines, if it has some.
+    pub lines: Option<Lines>,
+}
+
 impl Incoming {
     /// A ring for a sender.
     ///
     /// # Errors
     /// [`Error::Region`].
     pub fn new(layout: Layout) -> Result<Incoming, Error> {
+        let memory = Region::memory(layout.bytes(), false)?;
         Ok(Incoming {
-            memory: Region::memory(layout.bytes(), false)?,
-            layout,
+            head: lines(&memory, layout.head()),
             cursor: Cursor::START,
-            at: layout.header(0),
+            layout,
             told: 0,
+            memory,
             credits: 0,
-            returned: 0,
         })
     }
 
@@ -168,10 +174,15 @@ impl Incoming {
         self.layout
     }
 
+    #[inline]
+    fn line(&self) -> usize {
+        HEADERS + self.cursor.slot as usize
+    }
+
     /// Whether a message, or what should be one, has come. One load.
     #[inline]
     pub fn has_come(&self) -> bool {
-        Header::tag_of(self.memory.load(self.at)) == self.cursor.tag()
+        Header::tag_of(self.head.load(self.line(), HEADER)) == self.cursor.tag()
     }
 
     /// The next message.
@@ -181,7 +192,7 @@ impl Incoming {
     #[inline]
     pub fn peek(&self) -> Result<Option<Arrived>, Failure> {
         // The one load; what is stored there later changes nothing.
-        let word = self.memory.load(self.at);
+        let word = self.head.load(self.line(), HEADER);
         if Header::tag_of(word) != self.cursor.tag() {
             return Ok(None);
         }
@@ -189,7 +200,7 @@ impl Incoming {
         if self.cursor.count.wrapping_sub(self.told) >= self.layout.window {
             return Err(Failure::Violation);
         }
-        let beside = self.memory.load(self.at + BESIDE);
+        let beside = self.head.load(self.line(), BESIDE);
         Ok(Some(Arrived {
             header,
             immediate: beside as u32,
@@ -197,20 +208,35 @@ impl Incoming {
         }))
     }
 
-    /// Copies the message's data out. `arrived` is what [`Incoming::peek`] gave last.
+    /// Copies the message's data out, to `room` bytes at `offset`: at least as many as the message has. `arrived` is
+    /// what [`Incoming::peek`] gave last.
     #[inline]
-    pub fn copy_out(&self, arrived: &Arrived, into: &Region, offset: u64) {
+    pub fn copy_out(&self, arrived: &Arrived, into: &Target, offset: u64, room: u32) {
         let length = arrived.header.length;
-        let from = self.layout.data(self.cursor.slot, length);
-        into.copy_from(offset, &self.memory, from, length as usize);
+        if length > SHORT_BYTES {
+            let from = self.layout.data(self.cursor.slot);
+            into.region
+                .copy_from(offset, &self.memory, from, length as usize);
+            return;
+        }
+        let words = length.div_ceil(8);
+        if let Some(lines) = &into.lines
+            && offset.is_multiple_of(LINE as u64)
+            && words * 8 <= room
+        {
+            let line = offset as usize / LINE;
+            lines.copy_from((line, 0), &self.head, (self.line(), SHORT), words as usize);
+        } else {
+            let from = self.line() * LINE + SHORT * 8;
+            into.region
+                .copy_from(offset, &self.memory, from as u64, length as usize);
+        }
     }
 
-    /// The message has been copied out. Whether its count of credits is a new one.
+    /// The message has been copied out.
     #[inline]
-    pub fn advance(&mut self, arrived: &Arrived) -> bool {
+    pub fn advance(&mut self) {
         self.cursor = self.cursor.next(self.layout.window);
-        self.at = self.layout.header(self.cursor.slot);
-        std::mem::replace(&mut self.returned, arrived.returned) != arrived.returned
     }
 
     /// The sender is being told that it has so many buffers back in all.
@@ -221,37 +247,48 @@ impl Incoming {
 
     /// What the sender says of credits, if it said something new, and whether it asks for ours.
     pub fn credits(&mut self) -> Option<(u32, bool)> {
-        let word = self.memory.load(CREDITS);
+        let word = self.head.load(CREDITS.0, CREDITS.1);
         let before = std::mem::replace(&mut self.credits, word);
         (word != before).then_some((word as u32, word >> 32 != before >> 32))
     }
 
     /// Whether [`Incoming::credits`] or [`Incoming::is_closed`] would tell something.
     pub fn has_changed(&self) -> bool {
-        self.memory.load(CREDITS) != self.credits || self.is_closed()
+        self.head.load(CREDITS.0, CREDITS.1) != self.credits || self.is_closed()
     }
 
     /// Whether the sender has closed its side, and so nobody there has our memory mapped any more.
     pub fn is_closed(&self) -> bool {
-        is_closed(&self.memory)
+        is_closed(&self.head)
+    }
+
+    /// By which [`is_closed`] tells the same when this is gone.
+    pub fn head(&self) -> Lines {
+        self.head.clone()
     }
 
     /// Tells a sender whom we may never have known that nobody receives.
     pub fn close(&self) {
-        self.memory.store(RECEIVER_CLOSED, 1);
+        self.head.store(RECEIVER_CLOSED.0, RECEIVER_CLOSED.1, 1);
     }
 }
 
-/// Whether the sender into this ring has closed its side.
-pub fn is_closed(memory: &Region) -> bool {
-    memory.load(SENDER_CLOSED) != 0
+/// Whether the sender into the ring with this head has closed its side.
+pub fn is_closed(head: &Lines) -> bool {
+    head.load(SENDER_CLOSED.0, SENDER_CLOSED.1) != 0
+}
+
+/// The first lines of memory that is mapped, as rings and bells are.
+pub fn lines(memory: &Region, count: usize) -> Lines {
+    memory.lines(0, count).expect("memory that was just mapped")
 }
 
 /// The sender's side.
 pub struct Outgoing {
-    memory: Region,
-    layout: Layout,
+    head: Lines,
     cursor: Cursor,
+    layout: Layout,
+    memory: Region,
     asked: u32,
 }
 
@@ -261,12 +298,26 @@ impl Outgoing {
     /// # Errors
     /// [`Error::Peer`], [`Error::Region`].
     pub fn attach(descriptor: std::os::fd::OwnedFd, layout: Layout) -> Result<Outgoing, Error> {
+        let memory = attach(descriptor, layout.bytes(), "ring")?;
         Ok(Outgoing {
-            memory: attach(descriptor, layout.bytes(), "ring")?,
-            layout,
+            head: lines(&memory, layout.head()),
             cursor: Cursor::START,
+            layout,
+            memory,
             asked: 0,
         })
+    }
+
+    /// How many messages were sent; it wraps.
+    #[inline]
+    pub fn sent(&self) -> u32 {
+        self.cursor.count
+    }
+
+    /// How many messages it holds.
+    #[inline]
+    pub fn window(&self) -> u32 {
+        self.layout.window
     }
 
     /// Stores a message, which the receiver can see from now on.
@@ -285,17 +336,21 @@ impl Outgoing {
             return Err(Failure::Violation);
         }
         let (slot, length) = (self.cursor.slot, length as u32);
-        store(from, &self.memory, self.layout.data(slot, length));
-        let at = self.layout.header(slot);
+        let line = HEADERS + slot as usize;
+        match from {
+            _ if length > SHORT_BYTES => store(from, &self.memory, self.layout.data(slot)),
+            Source::Inline(bytes) => self.head.write(line, SHORT, bytes),
+            Source::Pieces(_) => store(from, &self.memory, (line * LINE + SHORT * 8) as u64),
+        }
         let beside = u64::from(returned) << 32 | u64::from(immediate.unwrap_or(0));
-        self.memory.store(at + BESIDE, beside);
+        self.head.store(line, BESIDE, beside);
         let header = Header {
             tag: self.cursor.tag(),
             length,
             immediate: immediate.is_some(),
         };
         // Release: what is stored above, and all that this thread wrote to the peer's memory, is seen before.
-        self.memory.store(at, header.word());
+        self.head.store(line, HEADER, header.word());
         self.cursor = self.cursor.next(self.layout.window);
         Ok(())
     }
@@ -304,17 +359,17 @@ impl Outgoing {
     pub fn credit(&mut self, returned: u32, ask: bool) {
         self.asked = self.asked.wrapping_add(ask.into());
         let word = u64::from(self.asked) << 32 | u64::from(returned);
-        self.memory.store(CREDITS, word);
+        self.head.store(CREDITS.0, CREDITS.1, word);
     }
 
     /// Whether nobody receives any more.
     pub fn is_closed(&self) -> bool {
-        self.memory.load(RECEIVER_CLOSED) != 0
+        self.head.load(RECEIVER_CLOSED.0, RECEIVER_CLOSED.1) != 0
     }
 
     /// Nothing more will be sent, and no memory of the receiver is mapped here.
     pub fn close(&self) {
-        self.memory.store(SENDER_CLOSED, 1);
+        self.head.store(SENDER_CLOSED.0, SENDER_CLOSED.1, 1);
     }
 }
 
@@ -360,11 +415,18 @@ mod tests {
 
     fn receive(incoming: &mut Incoming) -> Option<(Vec<u8>, Option<u32>, u32)> {
         let arrived = incoming.peek().unwrap()?;
-        let into = Region::memory(8192, false).unwrap();
-        incoming.copy_out(&arrived, &into, 0);
-        incoming.advance(&arrived);
-        let mut bytes = vec![0; arrived.header.length as usize];
-        into.read(0, &mut bytes);
+        let region = Region::memory(8192, false).unwrap();
+        // By words, and where there is no room for whole ones.
+        let length = arrived.header.length;
+        let (offset, room) = [(64, 4096), (64, length), (33, length)][length as usize % 3];
+        let into = Target {
+            lines: region.lines(0, 8192 / LINE),
+            region,
+        };
+        incoming.copy_out(&arrived, &into, offset, room);
+        incoming.advance();
+        let mut bytes = vec![0; length as usize];
+        into.region.read(offset, &mut bytes);
         let immediate = arrived.header.immediate.then_some(arrived.immediate);
         Some((bytes, immediate, arrived.returned))
     }

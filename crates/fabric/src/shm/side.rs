@@ -10,7 +10,8 @@ use super::bell::Bell;
 use super::ring::{self, Incoming, Layout, Outgoing};
 use super::watch::{Process, Watch};
 use crate::{
-    Access, EndpointId, Error, Export, Failure, Operation, Parameters, Piece, Request, Source,
+    Access, EndpointId, Error, Export, Failure, Operation, Parameters, Piece, Report, Request,
+    Source,
 };
 
 /// What this transport's parameters begin with: it says how rings and bells look.
@@ -57,6 +58,39 @@ pub fn attach(parameters: Parameters) -> Result<(Outgoing, Bell), Error> {
     }
 }
 
+/// How many buffers the peer has given back in all.
+///
+/// It says so in every message. The queue is told when it may have used half of its credits, as far as it knows: so it
+/// is never held back by what it was not told, and mostly does not have to be told.
+#[derive(Clone, Copy, Default)]
+pub struct Returned {
+    latest: u32,
+    told: u32,
+}
+
+impl Returned {
+    /// The peer says so; an older count changes nothing.
+    #[inline]
+    pub fn hear(&mut self, returned: u32) {
+        if returned.wrapping_sub(self.latest) <= u32::MAX / 2 {
+            self.latest = returned;
+        }
+    }
+
+    /// What the queue has to know, after `sent` messages into a `window`.
+    #[inline]
+    pub fn tell(&mut self, sent: u32, window: u32) -> Option<u32> {
+        let used = sent.wrapping_sub(self.told);
+        (self.latest != self.told && used >= window / 2).then(|| self.tell_all())
+    }
+
+    /// The same, if it is to be told anyway.
+    pub fn tell_all(&mut self) -> u32 {
+        self.told = self.latest;
+        self.latest
+    }
+}
+
 /// An endpoint that has been joined to its peer's.
 pub struct Side {
     pub id: EndpointId,
@@ -64,6 +98,8 @@ pub struct Side {
     pub outgoing: Outgoing,
     /// The peer's.
     pub bell: Bell,
+    /// What the peer says of credits.
+    pub credits: Returned,
     /// The peer has something new, and its bell was not rung yet.
     pub is_touched: bool,
     /// How it ends, once all that has come was told.
@@ -156,12 +192,30 @@ impl Side {
         self.bell.change();
     }
 
-    /// Looks at what is beside the messages. Returns the peer's count of credits if it is new, and whether it asks.
-    pub fn inspect(&mut self) -> Option<(u32, bool)> {
+    /// What the queue has to be told of credits now.
+    #[inline]
+    pub fn news_of_credits(&mut self) -> Option<Report> {
+        let (sent, window) = (self.outgoing.sent(), self.outgoing.window());
+        let returned = self.credits.tell(sent, window)?;
+        Some(Report::Credit {
+            endpoint: self.id,
+            returned,
+            ask: false,
+        })
+    }
+
+    /// Looks at what is beside the messages.
+    pub fn inspect(&mut self) -> Option<Report> {
         if self.is_ended() {
             self.end = Some(Failure::PeerLost);
         }
-        self.incoming.credits()
+        let (returned, ask) = self.incoming.credits()?;
+        self.credits.hear(returned);
+        Some(Report::Credit {
+            endpoint: self.id,
+            returned: self.credits.tell_all(),
+            ask,
+        })
     }
 
     fn is_ended(&self) -> bool {

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use pmem::LINE;
+
 use super::bell::Bell;
-use super::ring::{Incoming, Layout};
-use super::side::{self, Side};
+use super::ring::{Arrived, Incoming, Layout, Target};
+use super::side::{self, Returned, Side};
 use super::watch::Process;
 use super::{Holder, Inner, Shm, refusal};
 use crate::{
-    Access, Arrival, Capabilities, EndpointId, Error, Export, Failure, Limits, Origin, Parameters,
-    Peer, Piece, Registration, Report, Request, Role, Supply, Transport,
+    Access, Arrival, Capabilities, EndpointId, Error, Export, Failure, Key, Limits, Origin,
+    Parameters, Peer, Piece, Registration, Report, Request, Role, Supply, Transport,
 };
 
 /// Messages of one endpoint that are taken before those of the next.
@@ -75,15 +77,8 @@ impl Thread {
     #[cold]
     fn inspect(&mut self, reports: &mut Vec<Report>) {
         self.polls = 0;
-        for side in &mut self.sides {
-            if let Some((returned, ask)) = side.inspect() {
-                reports.push(Report::Credit {
-                    endpoint: side.id,
-                    returned,
-                    ask,
-                });
-            }
-        }
+        let news = self.sides.iter_mut().filter_map(Side::inspect);
+        reports.extend(news);
     }
 
     /// Requests end when they are posted; one report serves for all up to an atomic that found something.
@@ -142,6 +137,7 @@ impl Transport for Thread {
             incoming,
             outgoing,
             bell,
+            credits: Returned::default(),
             is_touched: false,
             end: None,
             is_over: false,
@@ -186,7 +182,7 @@ impl Transport for Thread {
         }
         let holder = match &side.process {
             Some((process, _)) => Holder::Process(process.clone()),
-            None => Holder::Endpoint(side.incoming.memory().clone()),
+            None => Holder::Endpoint(side.incoming.head()),
         };
         let memory = match registration
             .region()
@@ -220,8 +216,12 @@ impl Transport for Thread {
             return;
         };
         let outcome = side.carry_out(&request);
-        if request.operation.is_message() && !std::mem::replace(&mut side.is_touched, true) {
-            self.touched.push(endpoint.place());
+        if request.operation.is_message() {
+            let news = side.news_of_credits();
+            if !std::mem::replace(&mut side.is_touched, true) {
+                self.touched.push(endpoint.place());
+            }
+            self.ended.extend(news);
         }
         let sequence = request.sequence;
         match outcome {
@@ -306,11 +306,12 @@ fn receive(side: &mut Side, supplies: &mut Supplies, reports: &mut Vec<Report>) 
                 {
                     lose(side, failure, reports);
                 }
-                return;
+                break;
             }
             Err(failure) => return lose(side, failure, reports),
         }
     }
+    reports.extend(side.news_of_credits());
 }
 
 fn lose(side: &mut Side, failure: Failure, reports: &mut Vec<Report>) {
@@ -344,13 +345,8 @@ fn receive_one(
             length: header.length,
         })
     };
-    if side.incoming.advance(&arrived) {
-        reports.push(Report::Credit {
-            endpoint: side.id,
-            returned: arrived.returned,
-            ask: false,
-        });
-    }
+    side.incoming.advance();
+    side.credits.hear(arrived.returned);
     reports.push(Report::Received {
         origin: Origin::Endpoint(side.id),
         buffer,
@@ -365,7 +361,7 @@ struct Supplies {
     /// The last one given is the first one used, since it is in the caches.
     free: Vec<Free>,
     /// The memory that they are in: not many, and mostly one.
-    memory: Vec<Registration>,
+    memory: Vec<(Key, Target)>,
 }
 
 struct Free {
@@ -378,9 +374,11 @@ struct Free {
 impl Supplies {
     fn add(&mut self, buffer: Supply, piece: Piece<'_>) {
         let key = piece.registration.key();
-        let known = self.memory.iter().position(|memory| memory.key() == key);
+        let known = self.memory.iter().position(|(of, _)| *of == key);
         let memory = known.unwrap_or_else(|| {
-            self.memory.push(piece.registration.clone());
+            let region = piece.registration.region().clone();
+            let lines = region.lines(0, region.length() as usize / LINE);
+            self.memory.push((key, Target { region, lines }));
             self.memory.len() - 1
         });
         self.free.push(Free {
@@ -394,11 +392,12 @@ impl Supplies {
     /// Copies a message into a buffer. There is one for each message that a peer may send; if there is none, the message
     /// stays where it is.
     #[inline]
-    fn take(&mut self, arrived: &super::ring::Arrived, side: &Side) -> Option<Supply> {
+    fn take(&mut self, arrived: &Arrived, side: &Side) -> Option<Supply> {
         let fits = |free: &Free| free.length >= arrived.header.length;
         let free = self.free.pop_if(|free| fits(free))?;
-        let into = self.memory[free.memory].region();
-        side.incoming.copy_out(arrived, into, free.offset);
+        let (_, into) = &self.memory[free.memory];
+        side.incoming
+            .copy_out(arrived, into, free.offset, free.length);
         Some(free.buffer)
     }
 }

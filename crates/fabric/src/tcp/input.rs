@@ -332,43 +332,8 @@ impl Link {
                 found.map_err(refuse)?;
                 self.await_data(Place::Memory { key, offset }, frame, shared)
             }
-            Kind::Read => {
-                self.owe_answer()?;
-                let (offset, length) = (frame.offset, frame.first);
-                let found = shared.table.with(key, Access::READ, offset, length, |_| ());
-                found.map_err(refuse)?;
-                let answer = Frame {
-                    length: length as u32,
-                    // It does not go out: the request, should it be refused yet.
-                    first: frame.number,
-                    ..Frame::new(Kind::ReadAnswer)
-                };
-                let withdrawn = false;
-                let data = Data::Memory {
-                    key,
-                    offset,
-                    withdrawn,
-                };
-                self.answer(answer, data);
-                Ok(())
-            }
-            Kind::CompareAndSwap | Kind::FetchAndAdd => {
-                self.owe_answer()?;
-                let act = |found: &Registration| match frame.kind {
-                    Kind::CompareAndSwap => {
-                        let region = found.region();
-                        region.compare_and_swap(frame.offset, frame.first, frame.second)
-                    }
-                    _ => found.region().fetch_and_add(frame.offset, frame.first),
-                };
-                let found = shared.table.with(key, Access::ATOMIC, frame.offset, 8, act);
-                let answer = Frame {
-                    first: found.map_err(refuse)?,
-                    ..Frame::new(Kind::AtomicAnswer)
-                };
-                self.answer(answer, Data::None);
-                Ok(())
-            }
+            Kind::Read => self.begin_read(frame, shared.table),
+            Kind::CompareAndSwap | Kind::FetchAndAdd => self.begin_atomic(frame, shared.table),
             Kind::ReadAnswer => match self.requests.awaited_read() {
                 Some((_, bytes)) if bytes == frame.length => {
                     let trailer = [0; TRAILER_BYTES];
@@ -388,6 +353,47 @@ impl Link {
                 Err(End::Ended)
             }
         }
+    }
+
+    /// The answer takes its data from memory when it goes.
+    fn begin_read(&mut self, frame: &Frame, table: &Table) -> Result<(), End> {
+        self.owe_answer()?;
+        let (key, offset, length) = (Key(frame.key), frame.offset, frame.first);
+        let found = table.with(key, Access::READ, offset, length, |_| ());
+        found.map_err(|failure| End::Refuse(frame.number, failure))?;
+        let answer = Frame {
+            length: length as u32,
+            // It does not go out: the request, should it be refused yet.
+            first: frame.number,
+            ..Frame::new(Kind::ReadAnswer)
+        };
+        let withdrawn = false;
+        let data = Data::Memory {
+            key,
+            offset,
+            withdrawn,
+        };
+        self.answer(answer, data);
+        Ok(())
+    }
+
+    /// It is carried out now; the answer is kept until it is known to have come.
+    fn begin_atomic(&mut self, frame: &Frame, table: &Table) -> Result<(), End> {
+        self.owe_answer()?;
+        let (key, offset) = (Key(frame.key), frame.offset);
+        let found = table.with(key, Access::ATOMIC, offset, 8, |found| match frame.kind {
+            Kind::CompareAndSwap => {
+                let region = found.region();
+                region.compare_and_swap(offset, frame.first, frame.second)
+            }
+            _ => found.region().fetch_and_add(offset, frame.first),
+        });
+        let answer = Frame {
+            first: found.map_err(|failure| End::Refuse(frame.number, failure))?,
+            ..Frame::new(Kind::AtomicAnswer)
+        };
+        self.answer(answer, Data::None);
+        Ok(())
     }
 
     fn begin_message(&mut self, frame: &Frame, shared: &mut Shared<'_>) -> Result<(), End> {

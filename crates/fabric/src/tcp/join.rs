@@ -305,11 +305,16 @@ impl TcpTransport {
         if net::getpeername(&visitor.socket).is_err() {
             return Next::Stays;
         }
-        let endpoint = self.link(id).and_then(|link| link.other.as_ref());
-        let Some(endpoint) = endpoint.map(|other| other.endpoint) else {
+        let Some(link) = self.link(id) else {
             return Next::Goes;
         };
-        let hello = Hello::new(endpoint, probe);
+        let Some(other) = &link.other else {
+            return Next::Goes;
+        };
+        if !probe {
+            link.attempts += 1;
+        }
+        let hello = Hello::new(other.endpoint, probe, link.attempts);
         let token = Token::Visitor(slot);
         let changed = self.poller.change(&visitor.socket, token, Interest::Read);
         if changed.is_err() || !visitor.send(hello.as_bytes()) {
@@ -349,6 +354,7 @@ impl TcpTransport {
                 let about = About {
                     dialer: other.endpoint,
                     listener: id.0,
+                    attempt: hello.attempt.get(),
                     dialer_nonce: hello.nonce,
                     listener_nonce: random(),
                 };
@@ -403,6 +409,11 @@ impl TcpTransport {
         if !about.is_proved(Prover::Dialer, &link.secret, expected, &proof.proof) {
             return Next::Rejected;
         }
+        if about.attempt <= link.attempts {
+            // It was given up, and has come late.
+            return Next::Goes;
+        }
+        link.attempts = about.attempt;
         let welcome = Welcome {
             expected: link.input.expected.into(),
         };
@@ -433,6 +444,7 @@ impl TcpTransport {
         let about = About {
             dialer: id.0,
             listener: other.endpoint,
+            attempt: hello.attempt.get(),
             dialer_nonce: hello.nonce,
             listener_nonce: challenge.nonce,
         };

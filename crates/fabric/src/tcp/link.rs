@@ -58,6 +58,8 @@ pub struct Link {
     pub connection: Option<OwnedFd>,
     /// The set-up that goes on for it: its place among the visitors.
     pub attempt: Option<usize>,
+    /// Attempts to connect that were begun; at the listener, the one that has the connection.
+    pub attempts: u32,
     /// It waits for the connection to take more.
     pub full: bool,
     /// It is in the list of those that have to send.
@@ -78,6 +80,7 @@ impl Link {
             state: State::Prepared,
             connection: None,
             attempt: None,
+            attempts: 0,
             full: false,
             listed: false,
             output: Output::new(),

@@ -14,7 +14,7 @@
 //!    │◀───────────────────────────────────────────│
 //! ```
 //! Both secrets went over the control connection, which was authenticated. A proof is HMAC-SHA256 with the *other's*
-//! secret over who proves it, both endpoints, both nonces, and what the message says: it is good for one connection, one
+//! secret over who proves it, both endpoints, the attempt, both nonces, and what the message says: it is good for one connection, one
 //! direction, and these two endpoints.
 
 use ring::hmac;
@@ -52,7 +52,8 @@ pub struct Hello {
     /// 1: the sender only wants to know whether the endpoint still is.
     pub probe: U16,
     pub endpoint: U32,
-    pub zero: U32,
+    /// How many attempts to connect this endpoint's dialer has begun; an older one must not take the place of a newer.
+    pub attempt: U32,
     pub nonce: [u8; 32],
 }
 
@@ -106,13 +107,13 @@ impl Introduction {
 }
 
 impl Hello {
-    pub fn new(endpoint: u32, probe: bool) -> Hello {
+    pub fn new(endpoint: u32, probe: bool, attempt: u32) -> Hello {
         Hello {
             magic: MAGIC.into(),
             version: VERSION.into(),
             probe: u16::from(probe).into(),
             endpoint: endpoint.into(),
-            zero: U32::ZERO,
+            attempt: attempt.into(),
             nonce: random(),
         }
     }
@@ -120,10 +121,8 @@ impl Hello {
     /// Nothing if it cannot be.
     pub fn parse(bytes: &[u8]) -> Option<Hello> {
         let hello = Hello::read_from_bytes(bytes).ok()?;
-        let fits = hello.magic.get() == MAGIC
-            && hello.version.get() == VERSION
-            && hello.probe.get() <= 1
-            && hello.zero.get() == 0;
+        let fits =
+            hello.magic.get() == MAGIC && hello.version.get() == VERSION && hello.probe.get() <= 1;
         fits.then_some(hello)
     }
 }
@@ -133,6 +132,7 @@ impl Hello {
 pub struct About {
     pub dialer: u32,
     pub listener: u32,
+    pub attempt: u32,
     pub dialer_nonce: [u8; 32],
     pub listener_nonce: [u8; 32],
 }
@@ -153,6 +153,7 @@ impl About {
         let mut bytes = name.to_vec();
         bytes.extend(self.dialer.to_le_bytes());
         bytes.extend(self.listener.to_le_bytes());
+        bytes.extend(self.attempt.to_le_bytes());
         bytes.extend(self.dialer_nonce);
         bytes.extend(self.listener_nonce);
         bytes.extend(says.to_le_bytes());
@@ -191,6 +192,7 @@ mod tests {
         let about = About {
             dialer: 1,
             listener: 2,
+            attempt: 4,
             dialer_nonce: random(),
             listener_nonce: random(),
         };
@@ -204,6 +206,10 @@ mod tests {
             About { dialer: 3, ..about },
             About {
                 listener: 3,
+                ..about
+            },
+            About {
+                attempt: 5,
                 ..about
             },
             About {
@@ -230,9 +236,9 @@ mod tests {
             wrong[at] ^= 0x40;
             assert!(Introduction::parse(&wrong).is_none(), "byte {at}");
         }
-        let hello = Hello::new(1, false);
+        let hello = Hello::new(1, false, 1);
         assert!(Hello::parse(hello.as_bytes()).is_some());
-        for at in [0, 4, 7, 12] {
+        for at in [0, 4, 7] {
             let mut wrong = hello.as_bytes().to_vec();
             wrong[at] ^= 0x40;
             assert!(Hello::parse(&wrong).is_none(), "byte {at}");

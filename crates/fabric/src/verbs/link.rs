@@ -137,24 +137,59 @@ impl Link {
     /// Hands a request to the adapter; whether it took it.
     pub fn post(&mut self, request: &Request<'_>) -> bool {
         self.newest = request.sequence;
-        let place = request.sequence % self.outstanding;
-        let found_at = (self.outstanding + place) * PLACE;
-        let remote = request.remote().map(|(number, offset, ..)| {
-            // The queue knows what was imported.
-            let Import { key, base } = self.imports[number as usize];
-            ::verbs::Remote { address: base, key }.plus(offset)
-        });
+        match request.operation {
+            Operation::Send { from, immediate } => self.post_message(request, from, immediate),
+            _ => self.post_one_sided(request),
+        }
+    }
+
+    fn post_message(
+        &self,
+        request: &Request<'_>,
+        from: Source<'_>,
+        immediate: Option<u32>,
+    ) -> bool {
+        let header = header(Kind::Message, request.returned);
         let mut bytes = [0; (HEADER_BYTES + INLINE_BYTES) as usize];
         let mut parts: Parts<'_> = SmallVec::new();
-        let (operation, remote) = (request.operation, remote.unwrap_or(NOWHERE));
-        let work = match operation {
-            Operation::Read { into, .. } => {
-                if !add_parts(&mut parts, into) {
-                    return false;
-                }
-                let into = &parts[..];
-                Work::Read { into, remote }
+        let data = match from {
+            Source::Inline(data) if self.pair.inline_max() >= HEADER_BYTES => {
+                let end = header.len() + data.len();
+                bytes[..header.len()].copy_from_slice(&header);
+                bytes[header.len()..end].copy_from_slice(data);
+                Data::Inline(&bytes[..end])
             }
+            _ => {
+                let at = request.sequence % self.outstanding * PLACE;
+                self.places.region().write(at, &header);
+                parts.push(self.places.piece(at, HEADER_BYTES));
+                match from {
+                    Source::Pieces(pieces) if !add_parts(&mut parts, pieces) => return false,
+                    // What is given by value is empty where nothing can be.
+                    _ => Data::Pieces(&parts),
+                }
+            }
+        };
+        self.post_as(request, Work::Send { data, immediate })
+    }
+
+    fn post_one_sided(&self, request: &Request<'_>) -> bool {
+        let Some((number, offset, ..)) = request.remote() else {
+            return false;
+        };
+        // The queue knows what was imported.
+        let Import { key, base } = self.imports[number as usize];
+        let remote = ::verbs::Remote { address: base, key }.plus(offset);
+        let found = || {
+            let place = self.outstanding + request.sequence % self.outstanding;
+            self.places.piece(place * PLACE, PLACE as u32)
+        };
+        let mut parts: Parts<'_> = SmallVec::new();
+        let work = match request.operation {
+            Operation::Read { into, .. } if add_parts(&mut parts, into) => Work::Read {
+                into: &parts,
+                remote,
+            },
             Operation::Write {
                 from, immediate, ..
             } => {
@@ -171,49 +206,28 @@ impl Link {
                 }
             }
             Operation::CompareAndSwap { expected, new, .. } => Work::CompareAndSwap {
-                into: self.places.piece(found_at, PLACE as u32),
+                into: found(),
                 remote,
                 expected,
                 new,
             },
             Operation::FetchAndAdd { addend, .. } => Work::FetchAndAdd {
-                into: self.places.piece(found_at, PLACE as u32),
+                into: found(),
                 remote,
                 add: addend,
             },
-            Operation::Send { from, immediate } => {
-                let header = header(Kind::Message, request.returned);
-                let data = match from {
-                    Source::Inline(data) if self.pair.inline_max() >= HEADER_BYTES => {
-                        let end = header.len() + data.len();
-                        bytes[..header.len()].copy_from_slice(&header);
-                        bytes[header.len()..end].copy_from_slice(data);
-                        Data::Inline(&bytes[..end])
-                    }
-                    // An adapter that takes nothing by value: then there is no data, either.
-                    Source::Inline(_) => {
-                        self.places.region().write(place * PLACE, &header);
-                        parts.push(self.places.piece(place * PLACE, HEADER_BYTES));
-                        Data::Pieces(&parts)
-                    }
-                    Source::Pieces(pieces) => {
-                        self.places.region().write(place * PLACE, &header);
-                        parts.push(self.places.piece(place * PLACE, HEADER_BYTES));
-                        if !add_parts(&mut parts, pieces) {
-                            return false;
-                        }
-                        Data::Pieces(&parts)
-                    }
-                };
-                Work::Send { data, immediate }
-            }
+            Operation::Read { .. } | Operation::Send { .. } => return false,
         };
+        self.post_as(request, work)
+    }
+
+    fn post_as(&self, request: &Request<'_>, operation: Work<'_>) -> bool {
         let entry = Entry {
             id: identity(self.id, Tag::Request, request.sequence),
             signaled: request.signaled,
             // What an atomic or a read brings, nothing behind it reads.
             fenced: false,
-            operation: work,
+            operation,
         };
         self.pair.post(&[entry]).is_ok()
     }

@@ -150,9 +150,12 @@ pub fn one_queue_has_many_endpoints(setup: &dyn Setup) {
                 from: Source::Inline(&bytes),
                 immediate: Some(round),
             };
-            side.queue
-                .post(*to_far, &WorkRequest::new(round.into(), send))
-                .unwrap();
+            // The count of credits may be under way.
+            pair.until("room for a message", |_, _| {
+                side.poll();
+                let request = WorkRequest::new(round.into(), send);
+                side.queue.post(*to_far, &request).is_ok()
+            });
             side.queue.submit();
         }
         pair.until("a message of each", |_, far| {

@@ -3,6 +3,7 @@
 use client::{Error, SetAttributes, WriteAt, XattrMode};
 use rustix::io::Errno;
 
+use super::locks::Locks;
 use super::{Adapter, Answer, put_xattr, room};
 use crate::answer::{self, put};
 use crate::flags::FlagsCommand;
@@ -26,7 +27,7 @@ impl Adapter {
 
     /// Whether the kernel opens files without asking.
     pub(super) fn opens_by_itself(&self) -> bool {
-        self.open_unneeded && !self.direct
+        self.open_unneeded && !self.direct && self.locks.is_none()
     }
 
     /// The answer to opening a file.
@@ -37,6 +38,7 @@ impl Adapter {
             opened::KEEP_CACHE
         };
         wire::OpenOut {
+            handle: self.locks.as_ref().map_or(0, Locks::new_handle),
             flags,
             ..wire::OpenOut::default()
         }
@@ -98,10 +100,13 @@ impl Adapter {
     }
 
     pub(super) fn read(&self, number: u64, at: &wire::ReadIn, body: &mut [u8]) -> Answer {
-        let read = self
-            .file_system
-            .read(number, at.offset, room(body, at.size)?);
-        self.noted(number, at.flags, read)
+        let room = room(body, at.size)?;
+        let read = if self.is_noted(at.flags) {
+            self.file_system.read_noted(number, at.offset, room)
+        } else {
+            self.file_system.read(number, at.offset, room)
+        };
+        read.map_err(|error| errno(&error))
     }
 
     pub(super) fn write(
@@ -118,8 +123,7 @@ impl Adapter {
             WriteAt::Offset(at.offset)
         };
         let set_id = at.write_flags & written::KILL_SUIDGID != 0;
-        let dropped = self.file_system.drop_privileges(number, set_id);
-        let written = dropped.and_then(|()| self.file_system.write(number, place, data));
+        let written = self.file_system.write_dropping(number, set_id, place, data);
         let size = written.map_err(|error| errno(&error))?.length as u32;
         Ok(wire::WriteOut { size, padding: 0 })
     }
@@ -159,7 +163,7 @@ impl Adapter {
             self.file_system
                 .copy_range((from, asked.offset), (to, asked.to_offset), length)
         };
-        let copied = self.noted(from, 0, copy())?;
+        let copied = self.noted(from, copy())?;
         // The older request has a word of 32 bits in its answer, the newer one of 64: both begin alike.
         Ok(if header.opcode == wire::opcode::COPY_FILE_RANGE {
             let size = copied as u32;

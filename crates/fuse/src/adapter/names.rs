@@ -110,7 +110,7 @@ impl Adapter {
     }
 
     pub(super) fn read_link(&self, number: u64, body: &mut [u8]) -> Answer {
-        let target = self.noted(number, 0, self.file_system.read_link(number))?;
+        let target = self.noted(number, self.file_system.read_link(number))?;
         room(body, target.len() as u32)?.copy_from_slice(&target);
         Ok(target.len())
     }

@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use parking_lot::RwLock;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::DATA_LENGTH_MAX;
-use crate::adapter::{Adapter, is_forget, is_unanswered};
+use super::alarm::Alarm;
+use crate::adapter::{Adapter, Later, is_forget, is_unanswered};
 use crate::wire;
 
 /// Room before the data of the longest write.
@@ -20,43 +23,70 @@ const HEAD_ROOM: usize = 4096;
 const COLLECTING: Duration = Duration::from_micros(300);
 
 /// What comes from the device.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone)]
 pub(super) enum Share {
     /// All requests.
     All,
-    /// What nobody answers: queues bring the others.
-    Unanswered,
+    /// What nobody answers: queues bring the others, and it ends when one of them fails.
+    Unanswered(Arc<Alarm>),
 }
 
-/// Starts threads that answer what comes from `device`, each through a descriptor of its own.
+/// Starts threads that answer what comes from `device`, each through a descriptor of its own. If one cannot be started,
+/// none stays.
 pub(super) fn serve(
     device: Arc<OwnedFd>,
     count: usize,
-    share: Share,
+    share: &Share,
     adapter: &Arc<Adapter>,
 ) -> io::Result<Vec<JoinHandle<io::Result<()>>>> {
+    if matches!(share, Share::Unanswered(_)) {
+        rustix::fs::fcntl_setfl(&*device, OFlags::NONBLOCK)?;
+    }
     let mut descriptors = vec![device];
     for _ in 1..count {
         let further = fuse_device::clone_descriptor(&descriptors[0])?;
         descriptors.push(Arc::new(further));
     }
-    let start = |(number, device): (usize, Arc<OwnedFd>)| {
-        let adapter = adapter.clone();
-        thread::Builder::new()
+    let gate = Arc::new(RwLock::new(false));
+    let mut has_begun = gate.write();
+    let mut threads = Vec::new();
+    for (number, device) in descriptors.into_iter().enumerate() {
+        let (adapter, share, gate) = (adapter.clone(), share.clone(), gate.clone());
+        let thread = thread::Builder::new()
             .name(format!("tako-device-{number}"))
-            .spawn(move || answer_all(&device, share, &adapter))
-    };
-    descriptors.into_iter().enumerate().map(start).collect()
+            .spawn(move || match (*gate.read(), &share) {
+                (false, _) => Ok(()),
+                (true, Share::All) => answer_all(&device, None, &adapter),
+                (true, Share::Unanswered(alarm)) => {
+                    alarm.guard(|| answer_all(&device, Some(alarm), &adapter))
+                }
+            });
+        match thread {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                drop(has_begun);
+                threads.into_iter().for_each(|thread| drop(thread.join()));
+                return Err(error);
+            }
+        }
+    }
+    *has_begun = true;
+    Ok(threads)
 }
 
-/// Answers until the mount has ended.
-fn answer_all(device: &OwnedFd, share: Share, adapter: &Adapter) -> io::Result<()> {
+/// Answers until the mount has ended, or an alarm is raised.
+fn answer_all(device: &Arc<OwnedFd>, alarm: Option<&Alarm>, adapter: &Adapter) -> io::Result<()> {
     let mut buffer = vec![0; HEAD_ROOM + DATA_LENGTH_MAX];
     loop {
+        if let Some(alarm) = alarm
+            && !alarm.wait_for(device)?
+        {
+            return Ok(());
+        }
         match rustix::io::read(device, &mut buffer) {
             Ok(length) => {
                 let opcode = answer_one(device, adapter, &mut buffer, length)?;
-                if share == Share::Unanswered && is_forget(opcode) {
+                if alarm.is_some() && is_forget(opcode) {
                     thread::sleep(COLLECTING);
                 }
             }
@@ -70,7 +100,7 @@ fn answer_all(device: &OwnedFd, share: Share, adapter: &Adapter) -> io::Result<(
 
 /// Answers a request and says which it was.
 fn answer_one(
-    device: &OwnedFd,
+    device: &Arc<OwnedFd>,
     adapter: &Adapter,
     buffer: &mut [u8],
     length: usize,
@@ -86,14 +116,32 @@ fn answer_one(
     // A request that is cut short has less of a fixed part than it should, and is found wanting where it is decoded.
     let fixed = wire::argument_length(header.opcode).min(length);
     let (argument, body) = rest.split_at_mut(fixed);
-    let (head, length) = adapter.answer(&header, argument, body, length - fixed);
-    if is_unanswered(header.opcode) {
-        return Ok(header.opcode);
+    let later = || Some(later(device));
+    let answer = adapter.answer(&header, argument, body, length - fixed, &later);
+    if let Some((head, length)) = answer
+        && !is_unanswered(header.opcode)
+    {
+        send(device, &head, &body[..length])?;
     }
-    let parts = [IoSlice::new(head.as_bytes()), IoSlice::new(&body[..length])];
-    match rustix::io::writev(device, &parts) {
+    Ok(header.opcode)
+}
+
+/// By which a request that came from `device` is answered later.
+fn later(device: &Arc<OwnedFd>) -> Later {
+    // Not kept open for this: when all who answer are gone, the kernel is to know.
+    let device = Arc::downgrade(device);
+    Box::new(move |head| {
+        if let Some(device) = device.upgrade() {
+            // The kernel takes such an answer, or has ended the session.
+            let _ = send(&device, &head, &[]);
+        }
+    })
+}
+
+fn send(device: &OwnedFd, head: &wire::OutHeader, body: &[u8]) -> io::Result<()> {
+    match rustix::io::writev(device, &[IoSlice::new(head.as_bytes()), IoSlice::new(body)]) {
         // Whoever asked has been killed, or the mount has ended: the next read says which.
-        Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::INTR) => Ok(header.opcode),
+        Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::INTR) => Ok(()),
         // The kernel does not take such an answer, and no other one comes.
         Err(errno) => Err(errno.into()),
     }

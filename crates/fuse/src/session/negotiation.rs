@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::DATA_LENGTH_MAX;
 use crate::MountOptions;
 use crate::adapter::Adapter;
-use crate::options::Cache;
+use crate::options::{Cache, Locks};
 use crate::wire::{self, capability};
 
 /// Read-ahead and asynchronous direct requests that the kernel may have under way.
@@ -110,6 +110,9 @@ impl Offer {
         }
         if options.cache == Cache::Writeback {
             wanted |= capability::WRITEBACK_CACHE;
+        }
+        if options.locks == Locks::Shared {
+            wanted |= capability::POSIX_LOCKS | capability::FLOCK_LOCKS;
         }
         let taken = wanted & self.capabilities;
         adapter.open_unneeded = taken & capability::NO_OPEN_SUPPORT != 0;

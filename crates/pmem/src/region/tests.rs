@@ -198,6 +198,28 @@ fn a_file_keeps_its_contents_and_its_length() {
     assert_eq!(format!("{region:?}"), "Region(file, 10000 bytes)");
 }
 
+/// On tmpfs it gets large pages, if the kernel has any.
+#[test]
+fn a_file_in_memory_is_filled_to_its_end() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = Scratch::within(Path::new("/dev/shm"));
+    let path = pool(&directory);
+    let length = (5 << 20) + 10_000;
+    let region = Region::create(&path, length).unwrap();
+    assert!(contents(&region).iter().all(|byte| *byte == 0));
+    region.write(length - 10, b"0123456789");
+    region.grow(9 << 20).unwrap();
+    region.write((9 << 20) - 3, b"end");
+    drop(region);
+    let metadata = fs::metadata(&path).unwrap();
+    assert_eq!(metadata.len(), 9 << 20);
+    assert!(metadata.blocks() * 512 >= 9 << 20);
+    let region = Region::open(&path, Access::ReadWrite).unwrap();
+    let contents = contents(&region);
+    assert_eq!(contents[length as usize - 10..][..10], *b"0123456789");
+    assert!(contents.ends_with(b"end"));
+}
+
 #[test]
 fn private_stores_never_reach_the_file() {
     let directory = Scratch::new();

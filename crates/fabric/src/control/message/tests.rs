@@ -187,23 +187,3 @@ fn secrets_are_not_shown() {
     assert_eq!(format!("{:?}", Hidden(vec![0x5e; 3])), "3 bytes");
     assert!(!format!("{:?}", export()).contains("Key("));
 }
-
-#[test]
-fn names_of_nodes() {
-    for name in ["a", "n1", "node-7", &"x".repeat(63)] {
-        assert!(is_node_name(name), "{name}");
-    }
-    for name in [
-        "",
-        "-a",
-        "a-",
-        "A",
-        "a.b",
-        "a_b",
-        "a/b",
-        "ä",
-        &"x".repeat(64),
-    ] {
-        assert!(!is_node_name(name), "{name}");
-    }
-}

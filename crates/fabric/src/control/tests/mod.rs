@@ -3,6 +3,7 @@
 mod callers;
 mod fake;
 mod pairs;
+mod strangers;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,8 +18,6 @@ use crate::keys;
 const CLUSTER: [u8; 16] = [3; 16];
 /// Nothing that works takes so long.
 const LONG: Duration = Duration::from_secs(30);
-/// What does not come is not waited for longer.
-const SHORT: Duration = Duration::from_millis(300);
 
 /// A directory that goes with all that is in it.
 struct Scratch(PathBuf);

@@ -163,6 +163,26 @@ fn on_the_same_host_a_unix_socket_takes_the_place_of_the_network() {
 }
 
 #[test]
+fn waiting_for_ever_is_waiting_for_long() {
+    let scratch = Scratch::new();
+    let a = Node::on_this_host("a").patient_for(Duration::MAX);
+    let b = Node::on_this_host("b").patient_for(Duration::MAX);
+    let mut listener = b.listen(&[scratch.socket()]);
+    thread::scope(|scope| {
+        let dialed = scope.spawn(|| {
+            let mut queues = a.queues();
+            (a.dial(&scratch.socket(), &mut queues).unwrap(), queues)
+        });
+        let caller = listener.accept(Duration::MAX).unwrap().expect("a caller");
+        let mut queues = b.queues();
+        let mut session = establish(caller, &mut queues).unwrap();
+        let note = session.receive(&mut queues[0], Duration::MAX).unwrap();
+        assert_eq!(note, Some(Note::Ready));
+        drop(dialed.join().unwrap());
+    });
+}
+
+#[test]
 fn what_is_forced_is_used_or_nothing() {
     let scratch = Scratch::new();
     let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));

@@ -1,0 +1,417 @@
+//! Locks that users of files ask each other to respect: of ranges of bytes, as fcntl(2) has them, and of whole files, as
+//! flock(2) has them. The two kinds do not know each other, and neither keeps anybody from reading or writing.
+//!
+//! A file system has one table. Whoever locks enters it as a user ([`LockUser`]): a mount, or a program beside it. A wait
+//! holds up no thread: what becomes of it is told to a function, by the thread that ends it.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+/// The last byte that a lock may hold.
+pub const LOCK_END: u64 = i64::MAX as u64;
+
+/// What a lock is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockSpace {
+    /// Bytes. An owner's lock replaces what it has of the same bytes, all at once; waits that would wait for each other
+    /// are refused.
+    Ranges,
+    /// The whole file. An owner that asks for the other kind first loses what it has.
+    Whole,
+}
+
+/// Whom a lock keeps out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockKind {
+    /// Those who want [`LockKind::Write`].
+    Read,
+    /// All others.
+    Write,
+}
+
+/// A lock of a file, held or wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lock {
+    /// What it is of.
+    pub space: LockSpace,
+    /// Whom it keeps out.
+    pub kind: LockKind,
+    /// Its first byte.
+    pub start: u64,
+    /// Its last byte, at most [`LOCK_END`].
+    pub end: u64,
+    /// Whose it is: a process or an open file, by a number of the user's choice.
+    pub owner: u64,
+    /// The open file by which it was taken, by a number of the user's choice.
+    pub handle: u64,
+    /// The process that took it, for those who ask.
+    pub process: u32,
+}
+
+/// The wait would never end: whoever is in the way waits for its owner.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Deadlock;
+
+/// Names a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LockTicket(u64);
+
+/// Is called when a wait ends: with whether the lock is held now.
+pub type LockWake = Box<dyn FnOnce(bool) + Send>;
+
+/// The locks of a file system.
+#[derive(Default)]
+pub(crate) struct LockTable {
+    state: Mutex<State>,
+    users: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    /// By number of the inode; files without locks and waits have none.
+    files: HashMap<u64, FileLocks>,
+    /// In the order in which they came.
+    waits: BTreeMap<LockTicket, Wait>,
+    tickets: u64,
+}
+
+#[derive(Default)]
+struct FileLocks {
+    /// Those of one owner and space are apart, or differ in kind.
+    held: Vec<Held>,
+    waits: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Held {
+    user: u64,
+    lock: Lock,
+}
+
+struct Wait {
+    number: u64,
+    wanted: Held,
+    wake: LockWake,
+}
+
+/// One who locks. When it is dropped, its locks are gone, and its waits end without one.
+pub struct LockUser {
+    table: Arc<LockTable>,
+    user: u64,
+}
+
+impl Lock {
+    fn overlaps(&self, other: &Lock) -> bool {
+        self.start <= other.end && other.start <= self.end
+    }
+}
+
+impl Held {
+    /// Whether both are the same owner's, and of the same space.
+    fn is_of(&self, other: &Held) -> bool {
+        (self.user, self.lock.owner) == (other.user, other.lock.owner)
+            && self.lock.space == other.lock.space
+    }
+
+    fn conflicts(&self, other: &Held) -> bool {
+        self.lock.space == other.lock.space
+            && !self.is_of(other)
+            && (self.lock.kind == LockKind::Write || other.lock.kind == LockKind::Write)
+            && self.lock.overlaps(&other.lock)
+    }
+
+    /// Whether one continues the other.
+    fn joins(&self, other: &Held) -> bool {
+        let follows = |end: u64, start: u64| end.checked_add(1) == Some(start);
+        self.is_of(other)
+            && self.lock.kind == other.lock.kind
+            && (follows(self.lock.end, other.lock.start)
+                || follows(other.lock.end, self.lock.start))
+    }
+}
+
+impl FileLocks {
+    /// The first that is in the way, by its first byte.
+    fn in_the_way(&self, wanted: &Held) -> Option<&Held> {
+        let conflicts = self.held.iter().filter(|held| held.conflicts(wanted));
+        conflicts.min_by_key(|held| held.lock.start)
+    }
+
+    /// Takes the bytes of `range` from what its owner has.
+    fn cut(&mut self, range: &Held) {
+        let mut rests = Vec::new();
+        self.held.retain(|held| {
+            if !held.is_of(range) || !held.lock.overlaps(&range.lock) {
+                return true;
+            }
+            if held.lock.start < range.lock.start {
+                let mut before = *held;
+                before.lock.end = range.lock.start - 1;
+                rests.push(before);
+            }
+            if held.lock.end > range.lock.end {
+                let mut after = *held;
+                after.lock.start = range.lock.end + 1;
+                rests.push(after);
+            }
+            false
+        });
+        self.held.append(&mut rests);
+    }
+
+    /// Enters a lock that nobody is in the way of.
+    fn enter(&mut self, wanted: &Held) {
+        self.cut(wanted);
+        let mut whole = *wanted;
+        self.held.retain(|held| {
+            let joins = held.joins(wanted);
+            if joins {
+                whole.lock.start = whole.lock.start.min(held.lock.start);
+                whole.lock.end = whole.lock.end.max(held.lock.end);
+            }
+            !joins
+        });
+        self.held.push(whole);
+    }
+}
+
+impl State {
+    /// Takes a lock if nobody is in the way.
+    fn take(&mut self, number: u64, wanted: &Held) -> bool {
+        let file = self.files.entry(number).or_default();
+        if wanted.lock.space == LockSpace::Whole {
+            let same = |held: &Held| held.is_of(wanted) && held.lock.kind == wanted.lock.kind;
+            if file.held.iter().any(same) {
+                return true;
+            }
+            file.cut(wanted);
+        }
+        let is_free = file.in_the_way(wanted).is_none();
+        if is_free {
+            file.enter(wanted);
+        }
+        is_free
+    }
+
+    /// Whether who is in the way of `wanted` waits for its owner, directly or by others.
+    fn would_wait_for_itself(&self, number: u64, wanted: &Held) -> bool {
+        if wanted.lock.space == LockSpace::Whole {
+            return false;
+        }
+        let mut seen = HashSet::new();
+        let mut to_visit = vec![(number, *wanted)];
+        while let Some((number, wanted_next)) = to_visit.pop() {
+            let Some(file) = self.files.get(&number) else {
+                continue;
+            };
+            for held in file.held.iter().filter(|held| held.conflicts(&wanted_next)) {
+                if held.is_of(wanted) {
+                    return true;
+                }
+                if seen.insert((held.user, held.lock.owner)) {
+                    let waits = self.waits.values().filter(|wait| wait.wanted.is_of(held));
+                    to_visit.extend(waits.map(|wait| (wait.number, wait.wanted)));
+                }
+            }
+        }
+        false
+    }
+
+    /// Gives a file's locks to those who wait, in the order in which they came, as far as they are free.
+    fn grant(&mut self, number: u64, ended: &mut Vec<LockWake>) {
+        let Some(file) = self.files.get_mut(&number) else {
+            return;
+        };
+        // A lock that replaces a stronger one lets in others, who may have come before.
+        let mut has_changed = file.waits > 0;
+        while mem::take(&mut has_changed) {
+            let is_free = |wait: &Wait| {
+                let free = wait.number == number && file.in_the_way(&wait.wanted).is_none();
+                if free {
+                    file.enter(&wait.wanted);
+                    file.waits -= 1;
+                }
+                free
+            };
+            for (_, wait) in extract(&mut self.waits, is_free) {
+                has_changed = file.waits > 0;
+                ended.push(wait.wake);
+            }
+        }
+        if file.held.is_empty() && file.waits == 0 {
+            self.files.remove(&number);
+        }
+    }
+
+    /// Takes away what `goes` says of a file, and gives it to others.
+    fn remove(&mut self, number: u64, goes: impl Fn(&Held) -> bool, ended: &mut Vec<LockWake>) {
+        let Some(file) = self.files.get_mut(&number) else {
+            return;
+        };
+        let before = file.held.len();
+        file.held.retain(|held| !goes(held));
+        if file.held.len() < before {
+            self.grant(number, ended);
+        }
+    }
+
+    fn end_wait(&mut self, ticket: LockTicket) -> Option<Wait> {
+        let wait = self.waits.remove(&ticket)?;
+        if let Some(file) = self.files.get_mut(&wait.number) {
+            file.waits -= 1;
+            if file.held.is_empty() && file.waits == 0 {
+                self.files.remove(&wait.number);
+            }
+        }
+        Some(wait)
+    }
+}
+
+/// Takes the waits for which `wanted` holds out of the list, in their order.
+fn extract(
+    waits: &mut BTreeMap<LockTicket, Wait>,
+    mut wanted: impl FnMut(&Wait) -> bool,
+) -> Vec<(LockTicket, Wait)> {
+    waits.extract_if(.., |_, wait| wanted(wait)).collect()
+}
+
+impl LockTable {
+    pub(crate) fn user(self: &Arc<LockTable>) -> LockUser {
+        LockUser {
+            table: self.clone(),
+            user: self.users.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+}
+
+impl LockUser {
+    fn held(&self, lock: &Lock) -> Held {
+        Held {
+            user: self.user,
+            lock: *lock,
+        }
+    }
+
+    /// Changes the table, and then tells those whose waits have ended, when it is free again.
+    fn change<T>(&self, work: impl FnOnce(&mut State, &mut Vec<LockWake>) -> T) -> T {
+        let mut ended = Vec::new();
+        let result = work(&mut self.table.state.lock(), &mut ended);
+        ended.into_iter().for_each(|wake| wake(true));
+        result
+    }
+
+    /// The first lock that is in the way of this one, by its first byte.
+    pub fn in_the_way(&self, number: u64, wanted: &Lock) -> Option<Lock> {
+        let state = self.table.state.lock();
+        let file = state.files.get(&number)?;
+        file.in_the_way(&self.held(wanted)).map(|held| held.lock)
+    }
+
+    /// Takes a lock of file `number`; false if somebody is in the way.
+    pub fn take(&self, number: u64, wanted: &Lock) -> bool {
+        self.change(|state, ended| {
+            let is_taken = state.take(number, &self.held(wanted));
+            state.grant(number, ended);
+            is_taken
+        })
+    }
+
+    /// Takes a lock, or waits for it: then `wake` is called once, by the thread that ends the wait, maybe before this
+    /// returns.
+    ///
+    /// # Errors
+    /// Whoever is in the way waits for the same owner's locks.
+    pub fn take_or_wait(
+        &self,
+        number: u64,
+        wanted: &Lock,
+        wake: LockWake,
+    ) -> Result<Option<LockTicket>, Deadlock> {
+        let wanted = self.held(wanted);
+        self.change(|state, ended| {
+            let is_taken = state.take(number, &wanted);
+            // A whole file's other kind is lost by now.
+            state.grant(number, ended);
+            if is_taken {
+                return Ok(None);
+            }
+            if state.would_wait_for_itself(number, &wanted) {
+                return Err(Deadlock);
+            }
+            state.tickets += 1;
+            let ticket = LockTicket(state.tickets);
+            let wait = Wait {
+                number,
+                wanted,
+                wake,
+            };
+            state.waits.insert(ticket, wait);
+            state.files.entry(number).or_default().waits += 1;
+            Ok(Some(ticket))
+        })
+    }
+
+    /// Ends a wait without the lock; not if it has ended already.
+    pub fn cancel(&self, ticket: LockTicket) {
+        let wait = self.table.state.lock().end_wait(ticket);
+        if let Some(wait) = wait {
+            (wait.wake)(false);
+        }
+    }
+
+    /// Gives back the bytes of `range` that its owner holds; its kind means nothing.
+    pub fn give_back(&self, number: u64, range: &Lock) {
+        self.change(|state, ended| {
+            if let Some(file) = state.files.get_mut(&number) {
+                file.cut(&self.held(range));
+                state.grant(number, ended);
+            }
+        });
+    }
+
+    /// Gives back all ranges of a file that an owner holds: it has closed the file.
+    pub fn give_back_ranges(&self, number: u64, owner: u64) {
+        let goes = |held: &Held| {
+            (held.user, held.lock.owner) == (self.user, owner)
+                && held.lock.space == LockSpace::Ranges
+        };
+        self.change(|state, ended| state.remove(number, goes, ended));
+    }
+
+    /// Gives back all that was taken by an open file: nobody has it open any more.
+    pub fn close(&self, number: u64, handle: u64) {
+        let goes = |held: &Held| (held.user, held.lock.handle) == (self.user, handle);
+        self.change(|state, ended| state.remove(number, goes, ended));
+    }
+
+    /// How many wait for locks, of all users.
+    pub fn waits(&self) -> usize {
+        self.table.state.lock().waits.len()
+    }
+}
+
+impl Drop for LockUser {
+    fn drop(&mut self) {
+        let mut dropped = Vec::new();
+        self.change(|state, ended| {
+            let own = |wait: &Wait| wait.wanted.user == self.user;
+            for (_, wait) in extract(&mut state.waits, own) {
+                if let Some(file) = state.files.get_mut(&wait.number) {
+                    file.waits -= 1;
+                }
+                dropped.push(wait.wake);
+            }
+            let numbers: Vec<u64> = state.files.keys().copied().collect();
+            for number in numbers {
+                let goes = |held: &Held| held.user == self.user;
+                state.remove(number, goes, ended);
+                state.grant(number, ended);
+            }
+        });
+        dropped.into_iter().for_each(|wake| wake(false));
+    }
+}

@@ -1,0 +1,320 @@
+//! Peers in other processes, and on other hosts as far as a network namespace is one.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use fabric::tcp::{Tcp, TcpOptions};
+use fabric::{
+    Event, Failure, GroupAddress, GroupId, Options, Origin, Parameters, Peer, Queue, Role, Source,
+};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use super::{PATIENCE, message, open_with, options, peer, until};
+
+const CHILD: &str = "TAKO_TEST_TCP_CHILD";
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn bytes(text: &str) -> Vec<u8> {
+    let digits = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+    (0..text.len() / 2).map(|index| digits(2 * index)).collect()
+}
+
+fn parameters(bytes: Vec<u8>) -> Parameters {
+    Parameters {
+        bytes,
+        descriptors: Vec::new(),
+    }
+}
+
+/// The other process: sends a message, and then waits to be killed.
+fn child(role: Role) {
+    let (_device, mut queue) = open_with(options(), Options::default());
+    let (endpoint, own) = queue.offer().unwrap();
+    println!("parameters {}", hexadecimal(&own.bytes));
+    let line = std::io::stdin().lines().next().unwrap().unwrap();
+    queue
+        .accept(endpoint, role, peer(parameters(bytes(&line))))
+        .unwrap();
+    queue.post(endpoint, &message(1, b"here I am")).unwrap();
+    let mut events = Vec::new();
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        queue.wait(&mut events, Duration::from_secs(1));
+    }
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// How long it takes to notice that the process of a peer in this role was killed.
+fn kill_a_peer(role: Role, name: &str) -> Duration {
+    let patient = TcpOptions {
+        lost_after: Duration::from_secs(20),
+        ..options()
+    };
+    let (_device, mut queue) = open_with(patient, Options::default());
+    let (endpoint, own) = queue.offer().unwrap();
+    let mut other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(CHILD, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map(Killed)
+        .unwrap();
+    let lines = BufReader::new(other.0.stdout.take().unwrap()).lines();
+    let line = lines
+        .map_while(Result::ok)
+        .find_map(|line| Some(line.split_once("parameters ")?.1.to_owned()))
+        .unwrap();
+    let mut input = other.0.stdin.take().unwrap();
+    writeln!(input, "{}", hexadecimal(&own.bytes)).unwrap();
+    let own_role = match role {
+        Role::Dialer => Role::Listener,
+        Role::Listener => Role::Dialer,
+    };
+    let told = peer(parameters(bytes(&line)));
+    queue.accept(endpoint, own_role, told).unwrap();
+    until("a message", &mut [&mut queue], |_, event| match event {
+        Event::Message(message) => message.to_vec() == b"here I am",
+        other => panic!("{other:?}"),
+    });
+    queue.post(endpoint, &message(1, b"and you?")).unwrap();
+    drop(other);
+    let killed = Instant::now();
+    let mut events = Vec::new();
+    loop {
+        queue.wait(&mut events, PATIENCE);
+        for event in events.drain(..) {
+            match event {
+                Event::Done(done) => assert_eq!(done.outcome, Err(Failure::Flushed)),
+                Event::Lost(id, failure) => {
+                    assert_eq!((id, failure), (endpoint, Failure::PeerLost));
+                    return killed.elapsed();
+                }
+                Event::Message(message) => panic!("{message:?}"),
+            }
+        }
+        assert!(killed.elapsed() < PATIENCE);
+    }
+}
+
+#[test]
+fn a_killed_listener_is_noticed_at_once() {
+    if std::env::var_os(CHILD).is_some() {
+        return child(Role::Listener);
+    }
+    let took = kill_a_peer(
+        Role::Listener,
+        "hosts::a_killed_listener_is_noticed_at_once",
+    );
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+#[test]
+fn a_killed_dialer_is_noticed_at_once() {
+    if std::env::var_os(CHILD).is_some() {
+        return child(Role::Dialer);
+    }
+    let took = kill_a_peer(Role::Dialer, "hosts::a_killed_dialer_is_noticed_at_once");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+/// Two network namespaces with a link between them; their addresses are 10.77.0.1 and 10.77.0.2.
+struct Hosts {
+    names: [String; 2],
+}
+
+const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2)];
+
+fn ip(arguments: &str) -> bool {
+    let status = Command::new("ip")
+        .args(arguments.split(' '))
+        .stderr(Stdio::null())
+        .status();
+    status.is_ok_and(|status| status.success())
+}
+
+impl Hosts {
+    fn new(test: &str) -> Hosts {
+        let name = |side: &str| format!("tako-{test}-{}-{side}", std::process::id());
+        let hosts = Hosts {
+            names: [name("a"), name("b")],
+        };
+        for name in &hosts.names {
+            assert!(
+                ip(&format!("netns add {name}")),
+                "cannot make a network namespace; run as root with iproute2"
+            );
+        }
+        let [a, b] = &hosts.names;
+        assert!(ip(&format!(
+            "link add veth netns {a} type veth peer name veth netns {b}"
+        )));
+        for (name, address) in hosts.names.iter().zip(ADDRESSES) {
+            assert!(ip(&format!("-n {name} address add {address}/24 dev veth")));
+            assert!(ip(&format!("-n {name} link set veth up")));
+            assert!(ip(&format!("-n {name} link set lo up")));
+        }
+        hosts
+    }
+
+    fn link(&self, state: &str) {
+        assert!(ip(&format!("-n {} link set veth {state}", self.names[0])));
+    }
+
+    /// The calling thread is on this host from now on: its new sockets are.
+    fn enter(&self, side: usize) {
+        let file = File::open(format!("/run/netns/{}", self.names[side])).unwrap();
+        let kind = Some(LinkNameSpaceType::Network);
+        move_into_link_name_space(file.as_fd(), kind).unwrap();
+    }
+
+    fn open(&self, side: usize) -> (Tcp, Queue) {
+        self.enter(side);
+        let device = Tcp::new(TcpOptions {
+            address: IpAddr::V4(ADDRESSES[side]),
+            ..options()
+        });
+        let queue = Queue::open(&device, Options::default()).unwrap();
+        (device, queue)
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in &self.names {
+            ip(&format!("netns delete {name}"));
+        }
+    }
+}
+
+type Told = (Sender<Vec<u8>>, Receiver<Vec<u8>>);
+
+/// Joins two hosts, each in a thread of its own.
+fn join_hosts(queue: &mut Queue, side: usize, (tell, told): &Told) -> fabric::EndpointId {
+    let (endpoint, own) = queue.offer().unwrap();
+    tell.send(own.bytes).unwrap();
+    let role = [Role::Dialer, Role::Listener][side];
+    let other = Peer {
+        address: Some(IpAddr::V4(ADDRESSES[1 - side])),
+        ..peer(parameters(told.recv().unwrap()))
+    };
+    queue.accept(endpoint, role, other).unwrap();
+    endpoint
+}
+
+fn on_two_hosts(hosts: &Hosts, act: impl Fn(usize, Told) + Sync) {
+    let (tell_b, told_b) = channel();
+    let (tell_a, told_a) = channel();
+    let told = [(tell_b, told_a), (tell_a, told_b)];
+    std::thread::scope(|scope| {
+        for (side, told) in told.into_iter().enumerate() {
+            let act = &act;
+            scope.spawn(move || {
+                hosts.enter(side);
+                act(side, told);
+            });
+        }
+    });
+}
+
+#[test]
+fn messages_and_groups_reach_another_host() {
+    let hosts = Hosts::new("reach");
+    on_two_hosts(&hosts, |side, told| {
+        let (_device, mut queue) = hosts.open(side);
+        let group = GroupId(3);
+        let meets = GroupAddress {
+            address: Ipv4Addr::new(239, 77, 0, 1),
+            port: 7077,
+            interface: ADDRESSES[side],
+        };
+        queue.join(group, meets).unwrap();
+        let endpoint = join_hosts(&mut queue, side, &told);
+        queue.post(endpoint, &message(1, b"over the link")).unwrap();
+        let mut rest = 2;
+        until("both", &mut [&mut queue], |_, event| {
+            match event {
+                Event::Message(message) => assert_eq!(message.to_vec(), b"over the link"),
+                Event::Done(done) => assert_eq!(done.outcome, Ok(0)),
+                Event::Lost(_, failure) => panic!("{failure}"),
+            }
+            rest -= 1;
+            rest == 0
+        });
+        // Both are members now.
+        told.0.send(Vec::new()).unwrap();
+        told.1.recv().unwrap();
+        queue
+            .send_to_group(group, Source::Inline(b"to all"), side as u32)
+            .unwrap();
+        until("a message of the group", &mut [&mut queue], |_, event| {
+            match event {
+                Event::Message(message) => {
+                    assert_eq!(message.origin, Origin::Group(group));
+                    assert_eq!(message.immediate, Some(1 - side as u32));
+                    assert_eq!(message.to_vec(), b"to all");
+                }
+                other => panic!("{other:?}"),
+            }
+            true
+        });
+        // Who is done first must not go before the other is.
+        told.0.send(Vec::new()).unwrap();
+        told.1.recv().unwrap();
+    });
+}
+
+#[test]
+fn a_host_that_is_cut_off_is_lost_by_both_within_bounds() {
+    let hosts = Hosts::new("cut");
+    on_two_hosts(&hosts, |side, told| {
+        let (_device, mut queue) = hosts.open(side);
+        let endpoint = join_hosts(&mut queue, side, &told);
+        queue.post(endpoint, &message(1, b"before")).unwrap();
+        let mut rest = 2;
+        until("both", &mut [&mut queue], |_, event| {
+            assert!(!matches!(event, Event::Lost(..)), "{event:?}");
+            rest -= 1;
+            rest == 0
+        });
+        told.0.send(Vec::new()).unwrap();
+        told.1.recv().unwrap();
+        if side == 0 {
+            hosts.link("down");
+        }
+        told.0.send(Vec::new()).unwrap();
+        told.1.recv().unwrap();
+        let cut = Instant::now();
+        // One side has something to say, the other only listens.
+        if side == 0 {
+            queue.post(endpoint, &message(2, b"after")).unwrap();
+            queue.submit();
+        }
+        let mut events = Vec::new();
+        loop {
+            queue.wait(&mut events, PATIENCE);
+            let lost = |event: &Event| matches!(event, Event::Lost(_, Failure::PeerLost));
+            if events.iter().any(lost) {
+                break;
+            }
+            assert!(cut.elapsed() < PATIENCE, "{events:?}");
+        }
+        assert!(cut.elapsed() < Duration::from_secs(10), "{cut:?}");
+    });
+}

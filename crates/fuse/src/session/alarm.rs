@@ -1,0 +1,54 @@
+//! Ends the threads of a session when one of them fails. Then nobody has the device open any more, and the kernel tells
+//! everybody who waits for an answer that there is none.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use fuse_device::Stop;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+pub(super) struct Alarm {
+    queues: Vec<Stop>,
+    bell: OwnedFd,
+}
+
+/// Raises the alarm when it is dropped, as it is when a thread panics.
+struct Guard<'a>(&'a Alarm);
+
+impl Alarm {
+    /// For the threads of these queues, and whoever listens.
+    pub(super) fn new(queues: Vec<Stop>) -> io::Result<Alarm> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC)?;
+        Ok(Alarm { queues, bell })
+    }
+
+    pub(super) fn raise(&self) {
+        self.queues.iter().for_each(Stop::stop);
+        // It stays raised, however often it is.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// Does what a thread is for, and raises the alarm if that fails.
+    pub(super) fn guard(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let guard = Guard(self);
+        work()?;
+        std::mem::forget(guard);
+        Ok(())
+    }
+
+    /// Waits until `device` can be read; false if the alarm is raised.
+    pub(super) fn wait_for(&self, device: &OwnedFd) -> io::Result<bool> {
+        let mut waited = [
+            PollFd::new(device, PollFlags::IN),
+            PollFd::new(&self.bell, PollFlags::IN),
+        ];
+        rustix::io::retry_on_intr(|| poll(&mut waited, None))?;
+        Ok(waited[1].revents().is_empty())
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        self.0.raise();
+    }
+}
