@@ -1,18 +1,14 @@
 //! A peer that is no transport: a queue pair that says and asks what it likes. Its endpoint ends; others go on.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::{
     EndpointId, Event, Failure, Operation, Options, Parameters, Peer, Queue, Role, Source,
     WorkRequest,
 };
-use pmem::Region;
-use verbs::{
-    CompletionQueue, Data, Device, Domain, Operation as Work, Patience, QueuePair, Queues,
-    Registration, Remote, Request, Rights, Wanted,
-};
+use verbs::{Data, Operation as Work, Patience, Remote};
 
+use crate::raw::RawEnd;
 use crate::{Cases, open};
 
 const LONG: Duration = Duration::from_secs(30);
@@ -91,9 +87,7 @@ struct Target {
     ids: [EndpointId; 2],
     lost: Vec<(EndpointId, Failure)>,
     liar: EndpointId,
-    pair: Arc<QueuePair>,
-    completions: Arc<CompletionQueue>,
-    memory: Arc<Registration>,
+    end: RawEnd,
 }
 
 fn peer(parameters: Parameters) -> Peer {
@@ -120,26 +114,10 @@ impl Target {
             .unwrap();
         honest.accept(to_target, Role::Dialer, peer(ours)).unwrap();
 
-        let wanted = Wanted {
-            device: Some("rxe1".to_owned()),
-            ..Wanted::default()
-        };
-        let device = Device::open(&wanted).unwrap();
-        let domain = Domain::new(&device).unwrap();
-        let completions = CompletionQueue::new(&device, 512).unwrap();
-        let queues = Queues {
-            send: completions.clone(),
-            receive: completions.clone(),
-            shared: None,
-            depth: 16,
-            inline: 16,
-        };
-        let pair = QueuePair::reliable(&domain, &queues).unwrap();
-        let region = Region::memory(8192, false).unwrap();
-        let memory = Registration::new(&domain, &region, 0, 8192, Rights::LOCAL).unwrap();
+        let end = RawEnd::new("rxe1");
         let (liar, theirs) = queue.offer().unwrap();
         let limits = theirs.bytes[theirs.bytes.len() - 8..].to_vec();
-        let own = pair.peer();
+        let own = end.pair.peer();
         let mut bytes = b"tkverbs1".to_vec();
         bytes.extend(own.queue_pair.to_le_bytes());
         bytes.extend(own.first_packet.to_le_bytes());
@@ -160,22 +138,20 @@ impl Target {
             lid: 0,
             gid: verbs::Gid(theirs.bytes[24..40].try_into().unwrap()),
         };
-        pair.connect(&other, &Patience::default()).unwrap();
+        end.pair.connect(&other, &Patience::default()).unwrap();
         Target {
             queue,
             honest,
             ids: [to_target, to_honest],
             lost: Vec::new(),
             liar,
-            pair,
-            completions,
-            memory,
+            end,
         }
     }
 
     fn say(&mut self, message: &[u8]) {
-        self.memory.region().write(0, message);
-        let memory = self.memory.clone();
+        let memory = self.end.memory.clone();
+        memory.region().write(0, message);
         let piece = [memory.piece(0, message.len() as u32)];
         let data = match message {
             [] => Data::Pieces(&[]),
@@ -189,16 +165,10 @@ impl Target {
 
     /// Posts, and waits for the end, while the target does not look.
     fn post(&mut self, operation: Work<'_>) {
-        let request = Request {
-            id: 1,
-            signaled: true,
-            fenced: false,
-            operation,
-        };
-        self.pair.post(&[request]).unwrap();
+        self.end.post(true, operation);
         let mut room = [verbs::Completion::default()];
         let start = Instant::now();
-        while self.completions.poll(&mut room).unwrap().is_empty() {
+        while self.end.completions.poll(&mut room).unwrap().is_empty() {
             assert!(start.elapsed() < LONG, "a request does not end");
         }
     }

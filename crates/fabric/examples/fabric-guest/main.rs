@@ -5,6 +5,8 @@
 
 mod faults;
 mod liar;
+mod measure;
+mod raw;
 #[path = "../../tests/suite/mod.rs"]
 mod suite;
 
@@ -26,7 +28,9 @@ macro_rules! list {
     };
 }
 
-const ALL: &[(&str, fn(&dyn Setup))] = suite::all!(list []);
+type Test = (&'static str, fn(&dyn Setup));
+
+const ALL: &[Test] = suite::all!(list []);
 
 /// Sides have one of two adapters in turns, so that the near one of a pair has another one than the far one.
 struct Adapters {
@@ -94,6 +98,7 @@ fn main() -> ExitCode {
             liar::run(&mut cases);
             faults::run(&mut cases);
         }
+        ["measure"] => measure::run(&Adapters::new()),
         ["victim"] => faults::victim(),
         ["suite", ref names @ ..] => {
             println!("fabric: {}", open("rxe1").explanation());
@@ -103,7 +108,9 @@ fn main() -> ExitCode {
             cases.run_suite("verbs wrapped", names, || Wrapped(Adapters::new()));
         }
         _ => {
-            eprintln!("give `suite TEST...`, `wrapped TEST...`, `faults` or `refuses TEXT`");
+            eprintln!(
+                "give `suite TEST...`, `wrapped TEST...`, `faults`, `measure` or `refuses TEXT`"
+            );
             return ExitCode::FAILURE;
         }
     }
