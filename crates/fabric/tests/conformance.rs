@@ -57,7 +57,7 @@ impl Setup for Cut {
     }
 
     fn wrap(&self, inner: Box<dyn Transport>) -> Box<dyn Transport> {
-        Box::new(cut::Cut::new(inner, Arc::default()))
+        Box::new(cut::Cut::new(inner, 40_000_000, Arc::default()))
     }
 }
 

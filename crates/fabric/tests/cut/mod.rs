@@ -23,8 +23,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// To this port of the loopback address. `cuts` counts them.
-    pub fn new(target: u16, cuts: Arc<AtomicU64>) -> Proxy {
+    /// To this port of the loopback address, so many bytes at most at a time. `cuts` counts them.
+    pub fn new(target: u16, longest: i64, cuts: Arc<AtomicU64>) -> Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let ends = Arc::new(AtomicBool::new(false));
@@ -38,7 +38,7 @@ impl Proxy {
                     }
                     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, target));
                     if let (Ok(near), Ok(far)) = (near, TcpStream::connect(address)) {
-                        pass(near, far, budget(&mut state), &cuts);
+                        pass(near, far, budget(&mut state, longest), &cuts);
                     }
                 }
             })
@@ -64,16 +64,16 @@ impl Drop for Proxy {
 }
 
 /// Bytes of a connection: often so few that it does not live to be proved.
-fn budget(state: &mut u64) -> i64 {
+fn budget(state: &mut u64, longest: i64) -> i64 {
     *state = state
         .wrapping_mul(6_364_136_223_846_793_005)
         .wrapping_add(1_442_695_040_888_963_407);
     let random = (*state >> 33) as i64;
     match random % 5 {
         0 => random % 300,
-        // The longest transfers of the suite pass, too.
-        1 => random % 40_000_000,
-        _ => random % 2_000_000,
+        // The longest transfers pass, too.
+        1 => random % longest,
+        _ => random % (longest / 20),
     }
 }
 
@@ -128,14 +128,17 @@ pub fn options() -> fabric::tcp::TcpOptions {
 /// A transport whose peers are told the port of a proxy.
 pub struct Cut {
     inner: Box<dyn Transport>,
+    longest: i64,
     cuts: Arc<AtomicU64>,
     proxy: Option<Proxy>,
 }
 
 impl Cut {
-    pub fn new(inner: Box<dyn Transport>, cuts: Arc<AtomicU64>) -> Cut {
+    /// No connection passes on more than `longest` bytes, and most by far fewer.
+    pub fn new(inner: Box<dyn Transport>, longest: i64, cuts: Arc<AtomicU64>) -> Cut {
         Cut {
             inner,
+            longest,
             cuts,
             proxy: None,
         }
@@ -150,10 +153,10 @@ impl Transport for Cut {
     fn prepare(&mut self, endpoint: EndpointId, limits: Limits) -> Result<Parameters, Error> {
         let mut parameters = self.inner.prepare(endpoint, limits)?;
         let port = parameters.bytes[PORT].try_into().unwrap();
-        let cuts = self.cuts.clone();
+        let (longest, cuts) = (self.longest, self.cuts.clone());
         let proxy = self
             .proxy
-            .get_or_insert_with(|| Proxy::new(u16::from_le_bytes(port), cuts));
+            .get_or_insert_with(|| Proxy::new(u16::from_le_bytes(port), longest, cuts));
         parameters.bytes[PORT].copy_from_slice(&proxy.port.to_le_bytes());
         Ok(parameters)
     }

@@ -17,6 +17,8 @@ use super::{PATIENCE, join};
 
 /// Operations of each side.
 const COUNT: u64 = 50_000;
+/// Bytes that a connection lives for, at most.
+const LONGEST: i64 = 4_000_000;
 /// Memory of each side: slots that are written and read, and one word that is counted.
 const SLOTS: u64 = 32;
 const SLOT_BYTES: u64 = 16 << 10;
@@ -44,7 +46,7 @@ struct Side {
 impl Side {
     fn new(cuts: &Arc<AtomicU64>) -> Side {
         let device = Tcp::new(cut::options());
-        let transport = Cut::new(device.open().unwrap(), cuts.clone());
+        let transport = Cut::new(device.open().unwrap(), LONGEST, cuts.clone());
         let queue = Queue::over(&device, Box::new(transport), Options::default()).unwrap();
         let memory = |bytes, access| {
             let region = Region::memory(bytes, false).unwrap();
@@ -94,13 +96,6 @@ impl Side {
         ];
         let text = self.sent.to_le_bytes();
         let operation = match kind {
-            0 if reads == 0
-                && self
-                    .queue
-                    .is_outstanding(self.endpoint, fabric::WrId(u64::MAX)) =>
-            {
-                return;
-            }
             // What is under way must stay as it is: a slot is written again only once all is done.
             0 if reads == 0 && self.queue.outstanding(self.endpoint) == 0 => {
                 let bytes = vec![next; SLOT_BYTES as usize];
@@ -227,7 +222,7 @@ fn nothing_is_lost_and_nothing_happens_twice_when_connections_are_cut() {
     }
     let (cuts, counters) = (cuts.load(Ordering::Relaxed), near.device.counters());
     assert!(
-        cuts > 20 && counters.cut > 10 && counters.joined > counters.cut,
+        cuts > 20 && counters.cut > 10 && counters.joined >= counters.cut,
         "{cuts} cuts, {counters:?}"
     );
 }
