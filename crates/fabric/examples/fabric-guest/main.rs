@@ -12,6 +12,7 @@ mod suite;
 
 use std::net::Ipv4Addr;
 use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,7 +20,8 @@ use std::time::{Duration, Instant};
 
 use fabric::verbs::{Verbs, VerbsOptions};
 use fabric::wrappers::{Delay, Trace};
-use fabric::{Device, Transport};
+use fabric::{Access, Device, Transport};
+use pmem::Region;
 use suite::Setup;
 
 macro_rules! list {
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
             liar::run(&mut cases);
             faults::run(&mut cases);
         }
+        ["memory"] => cases.run("fabric: a DAX device, and a file that is refused", memory),
         ["measure"] => measure::run(&Adapters::new()),
         ["victim"] => faults::victim(),
         ["suite", ref names @ ..] => {
@@ -109,7 +112,7 @@ fn main() -> ExitCode {
         }
         _ => {
             eprintln!(
-                "give `suite TEST...`, `wrapped TEST...`, `faults`, `measure` or `refuses TEXT`"
+                "give `suite TEST...`, `wrapped TEST...`, `faults`, `memory`, `measure` or `refuses TEXT`"
             );
             return ExitCode::FAILURE;
         }
@@ -118,6 +121,23 @@ fn main() -> ExitCode {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     }
+}
+
+/// Pages of a file may move, those of a DAX device never do.
+fn memory() {
+    let device = open("rxe1");
+    let dax = Region::open(Path::new("/dev/dax0.0"), pmem::Access::ReadWrite).unwrap();
+    let registration = device.register(&dax, Access::ALL).unwrap();
+    let proof = device.revoke(&registration).unwrap();
+    assert_eq!(proof.key(), registration.key());
+    let file = Region::create(Path::new("/mnt/pool"), 4 << 20).unwrap();
+    let refusal = device
+        .register(&file, Access::READ)
+        .unwrap_err()
+        .to_string();
+    let beginning =
+        "a DAX file cannot be registered with rxe1: its pages may move; use a DAX device";
+    assert!(refusal.starts_with(beginning), "{refusal}");
 }
 
 /// Runs cases and counts those that fail.
