@@ -386,6 +386,7 @@ impl Transport for VerbsTransport {
         })
     }
 
+    /// May wait while the kernel looks for the peer's address: some seconds if nobody answers there.
     fn establish(&mut self, endpoint: EndpointId, _role: Role, peer: Peer) -> Result<(), Error> {
         let wrong = Error::Peer { what: "queue pair" };
         let peer = parse_parameters(&peer.parameters.bytes).ok_or(wrong)?;
