@@ -7,11 +7,13 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8
 
 # Each scene, how many guests it takes, and how many seconds at most.
-readonly scenes="alone:1:300 joined:3:200"
+readonly scenes="alone:1:300 fabric:1:300 joined:3:200"
+# Those that are run only if they are named: they measure, and test nothing.
+readonly figures="measure:1:200"
 lab=$(realpath -m "${CARGO_TARGET_DIR:-target}")/lab
 readonly lab run=$lab/run.$$
 # What the guests run: examples of our crates, in /lab.
-programs=(verbs-guest)
+programs=(verbs-guest fabric-guest)
 readonly programs examples=${lab%/lab}/tests/examples
 guests=()
 
@@ -90,7 +92,7 @@ run_scene() {
             echo "failed $1: guest $guest $how" | tee -a "$log"
             failures=1
         else
-            sed -n "s/^failed /failed $1: guest $guest: /p" "$log"
+            sed -n "s/^failed /failed $1: guest $guest: /p; s/^figure //p" "$log"
         fi
         passed=$((passed + passes))
         failed=$((failed + failures))
@@ -111,7 +113,7 @@ trap clean_up EXIT
 trap 'exit 1' INT TERM HUP
 wanted=" $* "
 for name in "$@"; do
-    [[ " $scenes" == *" $name:"* ]] || fail "there is no scene $name; this file names those that are"
+    [[ " $scenes $figures" == *" $name:"* ]] || fail "there is no scene $name; this file names those that are"
 done
 scripts/lab/image.sh
 sweep
@@ -122,7 +124,8 @@ passed=0 failed=0
 check_headers
 scripts/lab/image.sh add "$run/programs.cpio" "${programs[@]/#/$examples/}"
 cat "$lab/base.cpio" "$run/programs.cpio" >"$run/guest.cpio"
-for scene in $scenes; do
+[ $# = 0 ] || scenes_to_run="$scenes $figures"
+for scene in ${scenes_to_run:-$scenes}; do
     IFS=: read -r name count seconds <<<"$scene"
     [ $# = 0 ] || [[ $wanted == *" $name "* ]] || continue
     run_scene "$name" "$count" "$seconds"

@@ -19,8 +19,11 @@ pub struct Capabilities {
     pub order: Order,
     /// What one send to a group does.
     pub multicast: Multicast,
-    /// Bytes of the receiver's buffer that are lost in front of a message from a group (verbs: the global route header).
+    /// Bytes of the receiver's buffer that may be lost in front of a message (verbs: the global route header).
     pub header_bytes: u32,
+    /// How many buffers more than its window the transport needs for each endpoint: counts of credits take one until the
+    /// queue is polled, and must not take those of messages.
+    pub credit_buffers: u32,
     /// Whether memory is pinned and made known to an adapter when it is registered, which takes time.
     pub pins_memory: bool,
     /// What proves that a key is of no use any more.

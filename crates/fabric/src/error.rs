@@ -52,6 +52,9 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
+    /// An RDMA adapter, or its library, refused.
+    #[error(transparent)]
+    Verbs(#[from] ::verbs::Error),
     /// Memory could not be had.
     #[error(transparent)]
     Region(#[from] pmem::Error),

@@ -7,6 +7,19 @@ use std::os::unix::net::UnixStream;
 
 use crate::control::channel::{Channel, Trouble};
 use crate::control::message::{HEAD_BYTES, Head, Message};
+use crate::verbs::wire::{header, parameters, parse_header, parse_parameters};
+
+/// What a peer says to the transport over RDMA: parameters, and the header of a message.
+pub fn verbs(input: &[u8]) {
+    if let Some(peer) = parse_parameters(input) {
+        assert_eq!(parameters(&peer), input);
+    }
+    if let Some(bytes) = input.first_chunk()
+        && let Some((kind, returned)) = parse_header(*bytes, input.len() as u32)
+    {
+        assert_eq!(header(kind, returned), *bytes);
+    }
+}
 
 /// Frames of a control connection: one as it is, and all of them as a channel takes them.
 pub fn control(input: &[u8]) {

@@ -120,7 +120,8 @@ impl Queue {
                 .clamp(1, options.outstanding.div_ceil(2)),
             ..options
         };
-        let count = options.endpoints.saturating_mul(options.window);
+        let each = message::endpoint_buffers(&options, &capabilities);
+        let count = options.endpoints.saturating_mul(each);
         let count = count.saturating_add(options.group_buffers);
         let buffer_bytes = message::buffer_bytes(&options, &capabilities);
         let bytes = (u64::from(count) * buffer_bytes).max(LINE as u64);

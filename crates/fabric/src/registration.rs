@@ -71,7 +71,7 @@ struct Registered {
     base: u64,
     local_key: u32,
     /// What the transport has to keep for as long.
-    _held: Option<Box<dyn Any + Send + Sync>>,
+    held: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// What a transport knows of memory it has registered.
@@ -95,7 +95,7 @@ impl Registration {
             key: details.key,
             base: details.base,
             local_key: details.local_key,
-            _held: details.held,
+            held: details.held,
         }))
     }
 
@@ -140,6 +140,11 @@ impl Registration {
             offset,
             length,
         }
+    }
+
+    /// What the transport keeps with it, if it is of this type.
+    pub(crate) fn held<T: Any>(&self) -> Option<&T> {
+        self.0.held.as_deref()?.downcast_ref()
     }
 
     /// What a peer has to know to reach it.

@@ -109,6 +109,7 @@ impl Shm {
             },
             multicast: Multicast::None,
             header_bytes: 0,
+            credit_buffers: 0,
             pins_memory: false,
             revocation: Proves::PeersGone,
             copies: Copies {

@@ -144,6 +144,7 @@ fn capabilities() -> Capabilities {
             bytes: group::MESSAGE_BYTES as u32,
         },
         header_bytes: 0,
+        credit_buffers: 0,
         pins_memory: false,
         revocation: Proves::Key,
         // The kernel copies twice: from the sender's memory, and to the receiver's. Messages come into the stage first,

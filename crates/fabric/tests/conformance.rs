@@ -12,7 +12,6 @@ use fabric::tcp::TcpOptions;
 use fabric::wrappers::{Delay, Trace};
 use fabric::{Device, Transport};
 use suite::Setup;
-use suite::suite;
 
 struct Simulated(Network);
 
@@ -78,6 +77,27 @@ impl<S: Setup> Setup for Wrapped<S> {
         let delayed = Delay::new(self.0.wrap(inner), Duration::from_micros(3));
         Box::new(Trace::new(Box::new(delayed)).0)
     }
+}
+
+/// The whole suite as tests of one module.
+macro_rules! suite {
+    ($name:ident, $setup:expr) => {
+        mod $name {
+            use super::*;
+            suite::all!(tests[$setup]);
+        }
+    };
+}
+
+macro_rules! tests {
+    ([$setup:expr] $($group:ident: $($test:ident),+;)+) => {
+        $($(
+            #[test]
+            fn $test() {
+                suite::$group::$test(&$setup);
+            }
+        )+)+
+    };
 }
 
 suite!(simulated, Simulated::new());

@@ -78,6 +78,8 @@ pub struct Port {
     pub state: PortState,
     /// Bytes of a packet's payload, from 256 to 4096.
     pub mtu: u32,
+    /// Bytes of the longest transfer or message.
+    pub message_max: u32,
     /// Its local identifier, which only InfiniBand has.
     pub lid: u16,
     /// Its addresses.
@@ -449,6 +451,7 @@ impl Opened {
                 _ => PortState::Down,
             },
             mtu: bytes_of_mtu(attributes.active_mtu),
+            message_max: attributes.max_msg_sz,
             lid: attributes.lid,
             gids: self.gids(number)?,
         })

@@ -7,7 +7,7 @@ use crate::tree::{Crate, Dependency, Tree};
 /// too. They point down only, and none points at `lab`, `cli` or `xtask`.
 const ARROWS: &[(&str, &[&str])] = &[
     ("pmem", &[]),
-    ("fabric", &["pmem"]),
+    ("fabric", &["pmem", "verbs"]),
     ("store", &["pmem"]),
     ("protocol", &[]),
     ("server", &["pmem", "protocol", "store"]),

@@ -138,6 +138,11 @@ impl Tickets {
     }
 }
 
+/// Buffers that each endpoint has: those of its window, and those that counts of credits may be in.
+pub fn endpoint_buffers(options: &Options, capabilities: &Capabilities) -> u32 {
+    options.window + capabilities.credit_buffers
+}
+
 /// Bytes that a buffer takes in the memory for messages: whole lines.
 pub fn buffer_bytes(options: &Options, capabilities: &Capabilities) -> u64 {
     let group = match capabilities.multicast {
@@ -155,8 +160,9 @@ impl Queue {
         if std::mem::replace(&mut endpoint.supplied, true) {
             return;
         }
-        let first = place as u32 * self.options.window;
-        for number in first..first + self.options.window {
+        let count = endpoint_buffers(&self.options, &self.capabilities);
+        let first = place as u32 * count;
+        for number in first..first + count {
             self.supply(Supply::Endpoint(number));
         }
     }

@@ -46,6 +46,7 @@ fn capabilities() -> Capabilities {
         },
         multicast: Multicast::Lossy { bytes: 8192 },
         header_bytes: 0,
+        credit_buffers: 0,
         pins_memory: false,
         revocation: Proves::Key,
         copies: Copies {

@@ -244,36 +244,31 @@ impl Random {
     }
 }
 
-/// The whole suite as tests of one module.
-macro_rules! suite {
-    ($name:ident, $setup:expr) => {
-        mod $name {
-            use super::*;
-            suite!(@ $setup, transfer: messages_of_every_length_arrive_whole, messages_are_gathered_from_pieces,
+/// All tests, for another macro, which gets what is in the brackets in front of them.
+#[rustfmt::skip]
+macro_rules! all {
+    ($then:ident [$($first:tt)*]) => {
+        $then! {
+            [$($first)*]
+            transfer: messages_of_every_length_arrive_whole, messages_are_gathered_from_pieces,
                 immediates_arrive_with_and_without_data, messages_arrive_in_order, both_sides_send_at_once,
-                one_queue_has_many_endpoints);
-            suite!(@ $setup, one_sided: writes_and_reads_of_every_length, pieces_are_scattered_and_gathered,
+                one_queue_has_many_endpoints;
+            one_sided: writes_and_reads_of_every_length, pieces_are_scattered_and_gathered,
                 atomics_are_carried_out_once, who_receives_a_message_sees_the_writes_before_it,
-                reads_see_writes_posted_before_them, reads_are_in_order, a_write_can_announce_itself);
-            suite!(@ $setup, flow: quiet_requests_are_told_only_when_they_fail, what_is_outstanding_is_bounded,
+                reads_see_writes_posted_before_them, reads_are_in_order, a_write_can_announce_itself;
+            flow: quiet_requests_are_told_only_when_they_fail, what_is_outstanding_is_bounded,
                 a_slow_receiver_holds_back_its_sender_alone, credits_come_back_without_messages_to_ride_on,
-                writes_that_announce_themselves_leave_credits_as_they_are, lost_counts_of_credits_are_asked_for, buffers_belong_to_their_requests, a_late_reader_loses_nothing);
-            suite!(@ $setup, errors: requests_that_cannot_be_are_refused_before_they_leave,
+                writes_that_announce_themselves_leave_credits_as_they_are, lost_counts_of_credits_are_asked_for,
+                buffers_belong_to_their_requests, a_late_reader_loses_nothing;
+            errors: requests_that_cannot_be_are_refused_before_they_leave,
                 a_descriptor_that_lies_ends_the_endpoint, a_withdrawn_key_opens_nothing, a_lost_endpoint_is_told_once,
                 a_closed_endpoint_is_lost_to_its_peer, parameters_that_are_junk_are_refused,
-                an_endpoint_lost_under_load_tells_every_request, places_are_used_again);
-            suite!(@ $setup, groups: groups_are_reached_by_one_send, without_groups_there_are_none);
-            suite!(@ $setup, pools: data_is_pushed_and_pulled_through_pools);
-            suite!(@ $setup, mixed: mixed_operations_leave_what_they_should);
+                an_endpoint_lost_under_load_tells_every_request, places_are_used_again;
+            groups: groups_are_reached_by_one_send, without_groups_there_are_none;
+            pools: data_is_pushed_and_pulled_through_pools;
+            mixed: mixed_operations_leave_what_they_should;
         }
     };
-    (@ $setup:expr, $group:ident: $($test:ident),+) => {
-        $(
-            #[test]
-            fn $test() {
-                crate::suite::$group::$test(&$setup);
-            }
-        )+
-    };
 }
-pub(crate) use suite;
+
+pub(crate) use all;

@@ -18,6 +18,7 @@ fn port(device: &str, state: PortState) -> Port {
         number: 1,
         state,
         mtu: 4096,
+        message_max: 1 << 30,
         lid: 0,
         gids: vec![
             gid(0, LINK_LOCAL, Protocol::RoceV1),

@@ -86,6 +86,7 @@ impl Device for Fake {
             },
             multicast: Multicast::None,
             header_bytes: 0,
+            credit_buffers: 0,
             pins_memory: false,
             revocation: Proves::Key,
             copies: Copies {

@@ -1,0 +1,294 @@
+//! What one thread alone cannot show: sleep, peers that die or lie, and networks that break.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{Cases, open};
+use fabric::{
+    Access, EndpointId, Error, Event, Export, Failure, Key, Operation, Options, Parameters, Peer,
+    Queue, RegionDescriptor, Role, Source, WorkRequest,
+};
+
+/// No event takes longer, however busy the machine.
+const LONG: Duration = Duration::from_secs(60);
+/// In which the end of a peer must be noticed: a quarter of a second until the next probe, and seven tries of up to half a
+/// second.
+const NOTICED_WITHIN: Duration = Duration::from_secs(8);
+
+pub fn run(cases: &mut Cases) {
+    cases.run("fabric: who sleeps is woken", sleep_and_wake);
+    cases.run("fabric: a killed peer is noticed while idle", || {
+        killed(false);
+    });
+    cases.run("fabric: a killed peer is noticed under load", || {
+        killed(true);
+    });
+    cases.run(
+        "fabric: a cut link is noticed, and a new endpoint works",
+        cut,
+    );
+    cases.run("fabric: a peer that asks for too much while idle", || {
+        refused_while_idle();
+    });
+}
+
+/// A queue, and the parameters of its endpoint.
+struct End {
+    queue: Queue,
+    id: EndpointId,
+    parameters: Option<Parameters>,
+    events: Vec<Event>,
+}
+
+impl End {
+    fn new(device: &str, options: Options) -> End {
+        let mut queue = Queue::open(&open(device), options).unwrap();
+        let (id, parameters) = queue.offer().unwrap();
+        End {
+            queue,
+            id,
+            parameters: Some(parameters),
+            events: Vec::new(),
+        }
+    }
+
+    fn accept(&mut self, role: Role, parameters: Parameters) -> Result<(), Error> {
+        let peer = Peer {
+            parameters,
+            address: None,
+            process: None,
+        };
+        self.queue.accept(self.id, role, peer)
+    }
+
+    /// Waits for the next thing that happens.
+    fn next(&mut self) -> Event {
+        let start = Instant::now();
+        while self.events.is_empty() {
+            assert!(start.elapsed() < LONG, "nothing happens");
+            self.queue.wait(&mut self.events, LONG);
+        }
+        self.events.remove(0)
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        let send = Operation::Send {
+            from: Source::Inline(bytes),
+            immediate: None,
+        };
+        let request = WorkRequest::new(1, send).quiet();
+        self.queue.post(self.id, &request).unwrap();
+        self.queue.submit();
+    }
+
+    /// Waits for the end of the endpoint.
+    fn lost(&mut self) -> Failure {
+        loop {
+            if let Event::Lost(_, failure) = self.next() {
+                return failure;
+            }
+        }
+    }
+}
+
+fn pair(near: Options, far: Options) -> (End, End) {
+    try_pair(near, far).unwrap()
+}
+
+fn try_pair(near: Options, far: Options) -> Result<(End, End), Error> {
+    let (mut near, mut far) = (End::new("rxe1", near), End::new("rxe2", far));
+    far.accept(Role::Listener, near.parameters.take().unwrap())?;
+    near.accept(Role::Dialer, far.parameters.take().unwrap())?;
+    Ok((near, far))
+}
+
+fn sleepy() -> Options {
+    Options {
+        spin_max: Duration::ZERO,
+        ..Options::default()
+    }
+}
+
+fn sleep_and_wake() {
+    const ROUNDS: u32 = 200;
+    let (mut near, mut far) = pair(sleepy(), sleepy());
+    let slept = thread::scope(|scope| {
+        let echo = scope.spawn(move || {
+            for _ in 0..ROUNDS {
+                match far.next() {
+                    Event::Message(message) => far.send(&message.to_vec()),
+                    event => panic!("{event:?}"),
+                }
+            }
+            assert_eq!(far.lost(), Failure::PeerLost);
+            far.queue.counters().slept
+        });
+        let start = Instant::now();
+        for round in 0..ROUNDS {
+            near.send(&round.to_le_bytes());
+            match near.next() {
+                Event::Message(message) => assert_eq!(message.to_vec(), round.to_le_bytes()),
+                event => panic!("{event:?}"),
+            }
+        }
+        // Who is not woken sleeps until the next probe.
+        let took = start.elapsed();
+        assert!(took < fabric::verbs::PROBE_EVERY / 4 * ROUNDS, "{took:?}");
+        near.queue.close(near.id);
+        drop(near);
+        echo.join().unwrap()
+    });
+    assert!(slept >= u64::from(ROUNDS) / 2, "it slept {slept} times");
+}
+
+/// A process with the other end, until it is killed.
+struct Victim {
+    process: Child,
+    says: BufReader<ChildStdout>,
+    hears: ChildStdin,
+}
+
+impl Victim {
+    fn start() -> Victim {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .arg("victim")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Victim {
+            says: BufReader::new(process.stdout.take().unwrap()),
+            hears: process.stdin.take().unwrap(),
+            process,
+        }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.hears, "{line}").unwrap();
+    }
+
+    fn hear(&mut self) -> String {
+        let mut line = String::new();
+        self.says.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The other process: says its parameters, and looks.
+pub fn victim() {
+    let mut far = End::new("rxe2", Options::default());
+    println!("{}", to_hex(&far.parameters.take().unwrap().bytes));
+    let mut lines = std::io::stdin().lines();
+    let bytes = from_hex(&lines.next().unwrap().unwrap());
+    let descriptors = Vec::new();
+    let parameters = Parameters { bytes, descriptors };
+    far.accept(Role::Listener, parameters).unwrap();
+    println!("accepted");
+    // It looks until it is killed.
+    loop {
+        far.next();
+    }
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Vec<u8> {
+    let pairs = text.as_bytes().chunks(2);
+    pairs
+        .map(|pair| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap())
+        .collect()
+}
+
+/// A process is there, and from one moment to the next it is not.
+fn killed(under_load: bool) {
+    let mut victim = Victim::start();
+    let mut near = End::new("rxe1", sleepy());
+    let bytes = from_hex(&victim.hear());
+    victim.tell(&to_hex(&near.parameters.take().unwrap().bytes));
+    assert_eq!(victim.hear(), "accepted");
+    let descriptors = Vec::new();
+    let parameters = Parameters { bytes, descriptors };
+    near.accept(Role::Dialer, parameters).unwrap();
+    near.send(b"alive");
+    if under_load {
+        for _ in 0..20 {
+            near.send(&[7; 200]);
+        }
+    }
+    victim.process.kill().unwrap();
+    let start = Instant::now();
+    victim.process.wait().unwrap();
+    assert_eq!(near.lost(), Failure::PeerLost);
+    let took = start.elapsed();
+    assert!(took < NOTICED_WITHIN, "{took:?}");
+    println!("noticed after {} ms", took.as_millis());
+}
+
+fn system(line: &str) {
+    let mut words = line.split(' ');
+    let status = Command::new(words.next().unwrap()).args(words).status();
+    assert!(status.unwrap().success(), "{line}");
+}
+
+fn cut() {
+    let (mut near, mut far) = pair(sleepy(), sleepy());
+    near.send(b"before");
+    assert!(matches!(far.next(), Event::Message(_)));
+    system("/bin/ip link set plug2 down");
+    let start = Instant::now();
+    assert_eq!(near.lost(), Failure::PeerLost);
+    assert_eq!(far.lost(), Failure::PeerLost);
+    let took = start.elapsed();
+    assert!(took < NOTICED_WITHIN, "{took:?}");
+    system("/bin/ip link set plug2 up");
+    // The bridge takes its time: until then the other side's address is not found, or nothing arrives.
+    let deadline = Instant::now() + LONG;
+    loop {
+        assert!(Instant::now() < deadline, "no new endpoint works");
+        let Ok((mut near, mut far)) = try_pair(sleepy(), sleepy()) else {
+            continue;
+        };
+        near.send(b"after");
+        if let Event::Message(message) = far.next() {
+            assert_eq!(message.to_vec(), b"after");
+            break;
+        }
+    }
+}
+
+/// The target only sleeps, and learns all the same that its adapter has refused something.
+fn refused_while_idle() {
+    let (mut near, mut far) = pair(sleepy(), sleepy());
+    let lie = Export {
+        descriptor: RegionDescriptor {
+            key: Key(0x00be_ef00),
+            base: 0x1000,
+            length: 4096,
+            access: Access::ALL,
+        },
+        memory: None,
+    };
+    let remote = near.queue.import(near.id, lie).unwrap();
+    let write = Operation::Write {
+        from: Source::Inline(b"forbidden"),
+        to: remote.at(0),
+        immediate: None,
+    };
+    near.queue
+        .post(near.id, &WorkRequest::new(1, write))
+        .unwrap();
+    near.queue.submit();
+    assert_eq!(near.lost(), Failure::Access);
+    assert_eq!(far.lost(), Failure::Violation);
+}

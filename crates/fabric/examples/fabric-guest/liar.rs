@@ -1,0 +1,221 @@
+//! A peer that is no transport: a queue pair that says and asks what it likes. Its endpoint ends; others go on.
+
+use std::time::{Duration, Instant};
+
+use fabric::{
+    EndpointId, Event, Failure, Operation, Options, Parameters, Peer, Queue, Role, Source,
+    WorkRequest,
+};
+use verbs::{Data, Operation as Work, Patience, Remote};
+
+use crate::raw::RawEnd;
+use crate::{Cases, open};
+
+const LONG: Duration = Duration::from_secs(30);
+const NOWHERE: Remote = Remote {
+    address: 0x1000,
+    key: 0x00be_ef00,
+};
+
+pub fn run(cases: &mut Cases) {
+    let lies: [(&str, &[&[u8]]); 8] = [
+        ("a message without a header", &[b""]),
+        ("half a header", &[b"1234567"]),
+        ("a kind that is none", &[&[0, 0, 0, 0, 4, 0, 0, 0]]),
+        ("what should be zero", &[&[0, 0, 0, 0, 0, 0, 0, 1, 7]]),
+        ("a count with data", &[&[0, 0, 0, 0, 1, 0, 0, 0, 7]]),
+        (
+            "credits for what was never sent",
+            &[&[9, 0, 0, 0, 1, 0, 0, 0]],
+        ),
+        ("a message too long", &[&[0; 8000]]),
+        (
+            "more messages than there are buffers",
+            &[&[0u8; 9] as &[u8]; 9],
+        ),
+    ];
+    for (name, messages) in lies {
+        cases.run(&format!("fabric: {name}"), || {
+            let mut target = Target::new();
+            for message in messages {
+                target.say(message);
+            }
+            target.must_refuse();
+        });
+    }
+    let asks = |operation| {
+        move || {
+            let mut target = Target::new();
+            target.post(operation);
+            target.must_refuse();
+        }
+    };
+    cases.run(
+        "fabric: a write to nowhere",
+        asks(Work::Write {
+            data: Data::Inline(b"forbidden"),
+            remote: NOWHERE,
+            immediate: Some(1),
+        }),
+    );
+    cases.run("fabric: announcements without end", || {
+        let mut target = Target::new();
+        for _ in 0..9 {
+            target.post(Work::Write {
+                data: Data::Pieces(&[]),
+                remote: NOWHERE,
+                immediate: Some(1),
+            });
+        }
+        target.must_refuse();
+    });
+    cases.run("fabric: questions without end hold nobody up", || {
+        let mut target = Target::new();
+        for _ in 0..200 {
+            target.say(&[0, 0, 0, 0, 2, 0, 0, 0]);
+            target.poll();
+        }
+        target.others_go_on();
+        assert!(target.lost.is_empty());
+    });
+}
+
+/// A queue with an honest peer, and one that lies.
+struct Target {
+    queue: Queue,
+    honest: Queue,
+    ids: [EndpointId; 2],
+    lost: Vec<(EndpointId, Failure)>,
+    liar: EndpointId,
+    end: RawEnd,
+}
+
+fn peer(parameters: Parameters) -> Peer {
+    Peer {
+        parameters,
+        address: None,
+        process: None,
+    }
+}
+
+impl Target {
+    fn new() -> Target {
+        let options = Options {
+            window: 8,
+            message_bytes: 4000,
+            ..Options::default()
+        };
+        let mut queue = Queue::open(&open("rxe2"), options).unwrap();
+        let mut honest = Queue::open(&open("rxe1"), options).unwrap();
+        let (to_honest, ours) = queue.offer().unwrap();
+        let (to_target, theirs) = honest.offer().unwrap();
+        queue
+            .accept(to_honest, Role::Listener, peer(theirs))
+            .unwrap();
+        honest.accept(to_target, Role::Dialer, peer(ours)).unwrap();
+
+        let end = RawEnd::new("rxe1");
+        let (liar, theirs) = queue.offer().unwrap();
+        let limits = theirs.bytes[theirs.bytes.len() - 8..].to_vec();
+        let own = end.pair.peer();
+        let mut bytes = b"tkverbs1".to_vec();
+        bytes.extend(own.queue_pair.to_le_bytes());
+        bytes.extend(own.first_packet.to_le_bytes());
+        bytes.extend(own.mtu.to_le_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(own.gid.0);
+        bytes.extend(limits);
+        let descriptors = Vec::new();
+        let parameters = Parameters { bytes, descriptors };
+        queue
+            .accept(liar, Role::Listener, peer(parameters))
+            .unwrap();
+        let word = |at: usize| u32::from_le_bytes(theirs.bytes[at..at + 4].try_into().unwrap());
+        let other = verbs::Peer {
+            queue_pair: word(8),
+            first_packet: word(12),
+            mtu: word(16),
+            lid: 0,
+            gid: verbs::Gid(theirs.bytes[24..40].try_into().unwrap()),
+        };
+        end.pair.connect(&other, &Patience::default()).unwrap();
+        Target {
+            queue,
+            honest,
+            ids: [to_target, to_honest],
+            lost: Vec::new(),
+            liar,
+            end,
+        }
+    }
+
+    fn say(&mut self, message: &[u8]) {
+        let memory = self.end.memory.clone();
+        memory.region().write(0, message);
+        let piece = [memory.piece(0, message.len() as u32)];
+        let data = match message {
+            [] => Data::Pieces(&[]),
+            _ => Data::Pieces(&piece),
+        };
+        self.post(Work::Send {
+            data,
+            immediate: None,
+        });
+    }
+
+    /// Posts, and waits for the end, while the target does not look.
+    fn post(&mut self, operation: Work<'_>) {
+        self.end.post(true, operation);
+        let mut room = [verbs::Completion::default()];
+        let start = Instant::now();
+        while self.end.completions.poll(&mut room).unwrap().is_empty() {
+            assert!(start.elapsed() < LONG, "a request does not end");
+        }
+    }
+
+    fn poll(&mut self) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.queue.poll(&mut events);
+        for event in &events {
+            if let Event::Lost(id, failure) = event {
+                self.lost.push((*id, *failure));
+            }
+        }
+        events
+    }
+
+    fn must_refuse(&mut self) {
+        let start = Instant::now();
+        let mut kept = Vec::new();
+        while self.lost.is_empty() {
+            assert!(start.elapsed() < LONG, "the lie is not found");
+            kept.extend(self.poll());
+        }
+        assert_eq!(self.lost, [(self.liar, Failure::Violation)]);
+        drop(kept);
+        self.others_go_on();
+        assert_eq!(self.lost.len(), 1);
+    }
+
+    fn others_go_on(&mut self) {
+        let [to_target, to_honest] = self.ids;
+        let send = Operation::Send {
+            from: Source::Inline(b"honest"),
+            immediate: None,
+        };
+        for (queue, id) in [(&mut self.honest, to_target), (&mut self.queue, to_honest)] {
+            queue.post(id, &WorkRequest::new(1, send)).unwrap();
+            queue.submit();
+        }
+        let (mut ours, mut theirs) = (false, false);
+        let start = Instant::now();
+        while !(ours && theirs) {
+            assert!(start.elapsed() < LONG, "the others are held up");
+            let is_message = |event: &Event| matches!(event, Event::Message(_));
+            ours |= self.poll().iter().any(is_message);
+            let mut events = Vec::new();
+            self.honest.poll(&mut events);
+            theirs |= events.iter().any(is_message);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What the lab runs in its guests: the suite of transports, over two adapters in software. It prints `passed` or `failed`
+//! and a name for each test.
+
+#![forbid(unsafe_code)]
+
+mod faults;
+mod liar;
+mod measure;
+mod raw;
+#[path = "../../tests/suite/mod.rs"]
+mod suite;
+
+use std::net::Ipv4Addr;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use fabric::verbs::{Verbs, VerbsOptions};
+use fabric::wrappers::{Delay, Trace};
+use fabric::{Access, Device, Transport};
+use pmem::Region;
+use suite::Setup;
+
+macro_rules! list {
+    ([] $($group:ident: $($test:ident),+;)+) => {
+        &[$($((stringify!($test), suite::$group::$test as fn(&dyn Setup)),)+)+]
+    };
+}
+
+type Test = (&'static str, fn(&dyn Setup));
+
+const ALL: &[Test] = suite::all!(list []);
+
+/// Sides have one of two adapters in turns, so that the near one of a pair has another one than the far one.
+struct Adapters {
+    devices: [Arc<Verbs>; 2],
+    sides: AtomicUsize,
+}
+
+impl Adapters {
+    fn new() -> Adapters {
+        Adapters {
+            devices: ["rxe1", "rxe2"].map(|name| Arc::new(open(name))),
+            sides: AtomicUsize::new(0),
+        }
+    }
+}
+
+fn open(name: &str) -> Verbs {
+    let options = VerbsOptions {
+        device: Some(name.to_owned()),
+        ..VerbsOptions::default()
+    };
+    Verbs::open(&options).unwrap()
+}
+
+impl Setup for Adapters {
+    fn device(&self) -> Arc<dyn Device> {
+        let number = self.sides.fetch_add(1, Ordering::Relaxed);
+        self.devices[number % 2].clone()
+    }
+
+    fn interface(&self) -> Ipv4Addr {
+        Ipv4Addr::UNSPECIFIED
+    }
+}
+
+/// Each report is told later, and all is noted.
+struct Wrapped(Adapters);
+
+impl Setup for Wrapped {
+    fn device(&self) -> Arc<dyn Device> {
+        self.0.device()
+    }
+
+    fn interface(&self) -> Ipv4Addr {
+        self.0.interface()
+    }
+
+    fn wrap(&self, inner: Box<dyn Transport>) -> Box<dyn Transport> {
+        let delayed = Delay::new(inner, Duration::from_micros(3));
+        Box::new(Trace::new(Box::new(delayed)).0)
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut cases = Cases::default();
+    match arguments[..] {
+        // The error that opening the transport gives must begin like this.
+        ["refuses", beginning] => cases.run("fabric: no device", || {
+            let text = Verbs::open(&VerbsOptions::default()).map(drop).unwrap_err();
+            assert!(text.to_string().starts_with(beginning), "{text}");
+        }),
+        ["faults"] => {
+            liar::run(&mut cases);
+            faults::run(&mut cases);
+        }
+        ["memory"] => cases.run("fabric: a DAX device, and a file that is refused", memory),
+        ["measure"] => measure::run(&Adapters::new()),
+        ["victim"] => faults::victim(),
+        ["suite", ref names @ ..] => {
+            println!("fabric: {}", open("rxe1").explanation());
+            cases.run_suite("verbs", names, Adapters::new);
+        }
+        ["wrapped", ref names @ ..] => {
+            cases.run_suite("verbs wrapped", names, || Wrapped(Adapters::new()));
+        }
+        _ => {
+            eprintln!(
+                "give `suite TEST...`, `wrapped TEST...`, `faults`, `memory`, `measure` or `refuses TEXT`"
+            );
+            return ExitCode::FAILURE;
+        }
+    }
+    match cases.failed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+/// Pages of a file may move, those of a DAX device never do.
+fn memory() {
+    let device = open("rxe1");
+    let dax = Region::open(Path::new("/dev/dax0.0"), pmem::Access::ReadWrite).unwrap();
+    let registration = device.register(&dax, Access::ALL).unwrap();
+    let proof = device.revoke(&registration).unwrap();
+    assert_eq!(proof.key(), registration.key());
+    let file = Region::create(Path::new("/mnt/pool"), 4 << 20).unwrap();
+    let refusal = device
+        .register(&file, Access::READ)
+        .unwrap_err()
+        .to_string();
+    let beginning =
+        "a DAX file cannot be registered with rxe1: its pages may move; use a DAX device";
+    assert!(refusal.starts_with(beginning), "{refusal}");
+}
+
+/// Runs cases and counts those that fail.
+#[derive(Default)]
+pub struct Cases {
+    failed: usize,
+}
+
+impl Cases {
+    /// These tests, or all.
+    fn run_suite<S: Setup>(&mut self, prefix: &str, names: &[&str], setup: impl Fn() -> S) {
+        let wanted = |name: &str| names.is_empty() || names.contains(&name);
+        for (name, test) in ALL.iter().filter(|(name, _)| wanted(name)) {
+            self.run(&format!("{prefix}: {name}"), || test(&setup()));
+        }
+    }
+
+    /// A case fails by panicking.
+    fn run(&mut self, name: &str, case: impl FnOnce()) {
+        let start = Instant::now();
+        // What a case has left half done, no other one uses.
+        match panic::catch_unwind(AssertUnwindSafe(case)) {
+            Ok(()) => println!("passed {name} ({} ms)", start.elapsed().as_millis()),
+            Err(reason) => {
+                let text = reason.downcast_ref::<String>().map(String::as_str);
+                let text = text.or(reason.downcast_ref::<&str>().copied());
+                println!("failed {name}: {}", text.unwrap_or("panic"));
+                self.failed += 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The transport beside the plainest use of the same adapters, and its ways beside each other. Emulated: only ratios say
+//! anything. One thread drives both sides.
+
+use std::time::Instant;
+
+use fabric::{
+    Access, GroupAddress, GroupId, Operation, Options, Registration, Remote, Source, WorkRequest,
+};
+use verbs::Operation as Work;
+
+use crate::raw::{self, RawEnd};
+use crate::suite::{Pair, Setup, Side, join};
+
+/// Rounds of each of two ways, by turns, of which the median counts.
+const ROUNDS: usize = 9;
+
+pub fn run(setup: &dyn Setup) {
+    reads(setup);
+    pings(setup);
+    bandwidth(setup);
+    signals(setup);
+    inline(setup);
+    multicast(setup);
+}
+
+/// Nanoseconds of one of `count`, by turns, and what they are to each other.
+fn compare(name: &str, count: u64, names: [&str; 2], mut ways: [&mut dyn FnMut(u64); 2]) {
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..=ROUNDS {
+        for (way, times) in ways.iter_mut().zip(&mut times) {
+            let start = Instant::now();
+            way(count);
+            // The first round warms up.
+            if round > 0 {
+                times.push(start.elapsed().as_nanos() as f64 / count as f64);
+            }
+        }
+    }
+    let [one, other] = times.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        times[ROUNDS / 2] / 1000.0
+    });
+    let [first, second] = names;
+    println!(
+        "figure {name}: {first} {one:.1} us, {second} {other:.1} us, {:.2}",
+        one / other
+    );
+}
+
+struct Ends {
+    pair: Pair,
+    near: Registration,
+    far: Registration,
+}
+
+impl Ends {
+    fn new(setup: &dyn Setup, options: Options) -> Ends {
+        let pair = Pair::with(setup, options, options);
+        let near = pair.near.memory(raw::LENGTH, Access::ALL);
+        let far = pair.far.memory(raw::LENGTH, Access::ALL);
+        Ends { pair, near, far }
+    }
+
+    fn remote(&mut self) -> Remote {
+        self.pair.import(&self.far).at(0)
+    }
+
+    /// Polls the near side until so many requests have ended.
+    fn finish(&mut self, count: usize) {
+        while self.pair.near.done.len() < count {
+            self.pair.near.poll();
+        }
+        assert!(
+            self.pair
+                .near
+                .done
+                .drain(..)
+                .all(|done| done.outcome.is_ok())
+        );
+    }
+}
+
+fn finish(end: &mut RawEnd, count: u64) {
+    let mut done = 0;
+    while done < count {
+        done += end.poll().0;
+    }
+}
+
+fn reads(setup: &dyn Setup) {
+    let mut ends = Ends::new(setup, Options::default());
+    let (mut near, far) = raw::connected();
+    let from = ends.remote();
+    let memory = ends.near.clone();
+    let mut tako = |count| {
+        for id in 0..count {
+            let into = [memory.piece(0, 4096)];
+            let read = Operation::Read { into: &into, from };
+            ends.pair.post(WorkRequest::new(id, read));
+            ends.finish(1);
+        }
+    };
+    let mut raw = |count| {
+        for _ in 0..count {
+            let into = [near.memory.piece(0, 4096)];
+            let remote = far.memory.remote(0);
+            near.post(
+                true,
+                Work::Read {
+                    into: &into,
+                    remote,
+                },
+            );
+            finish(&mut near, 1);
+        }
+    };
+    compare("4 KiB read", 300, ["tako", "raw"], [&mut tako, &mut raw]);
+}
+
+fn pings(setup: &dyn Setup) {
+    let mut ends = Ends::new(setup, Options::default());
+    let there = ends.remote();
+    let pair = &mut ends.pair;
+    let export = pair.near.queue.export(pair.to_far, &ends.near).unwrap();
+    let back = pair.far.queue.import(pair.to_near, export).unwrap().at(0);
+    let (to_far, to_near) = (pair.to_far, pair.to_near);
+    let memories = [ends.near.clone(), ends.far.clone()];
+    let ping = |side: &mut Side, other: &mut Side, endpoint, memory: &Registration, to| {
+        let pieces = [memory.piece(0, 8)];
+        let write = Operation::Write {
+            from: Source::Pieces(&pieces),
+            to,
+            immediate: Some(1),
+        };
+        let request = WorkRequest::new(1, write).quiet();
+        side.queue.post(endpoint, &request).unwrap();
+        side.queue.submit();
+        while other.messages.is_empty() {
+            other.poll();
+        }
+        other.messages.clear();
+        side.poll();
+    };
+    let mut tako = |count| {
+        for _ in 0..count {
+            ping(&mut pair.near, &mut pair.far, to_far, &memories[0], there);
+            ping(&mut pair.far, &mut pair.near, to_near, &memories[1], back);
+        }
+    };
+    let (mut near, mut far) = raw::connected();
+    for _ in 0..8 {
+        near.receive();
+        far.receive();
+    }
+    let ping = |side: &mut RawEnd, other: &mut RawEnd| {
+        side.write(8, other, Some(1));
+        while other.poll().1 == 0 {}
+        other.receive();
+        side.poll();
+    };
+    let mut raw = |count| {
+        for _ in 0..count {
+            ping(&mut near, &mut far);
+            ping(&mut far, &mut near);
+        }
+    };
+    let ways: [&mut dyn FnMut(u64); 2] = [&mut tako, &mut raw];
+    compare(
+        "write with immediate, there and back",
+        300,
+        ["tako", "raw"],
+        ways,
+    );
+}
+
+fn bandwidth(setup: &dyn Setup) {
+    let mut ends = Ends::new(setup, Options::default());
+    let (mut near, far) = raw::connected();
+    let to = ends.remote();
+    let memory = ends.near.clone();
+    let mut tako = |count| {
+        for id in 0..count {
+            let pieces = [memory.piece(0, raw::LENGTH as u32)];
+            let write = Operation::Write {
+                from: Source::Pieces(&pieces),
+                to,
+                immediate: None,
+            };
+            ends.pair.post(WorkRequest::new(id, write));
+        }
+        ends.finish(count as usize);
+    };
+    let mut raw = |count| {
+        for _ in 0..count {
+            near.write(raw::LENGTH as u32, &far, None);
+        }
+        finish(&mut near, count);
+    };
+    compare(
+        "1 MiB writes, 8 at once",
+        8,
+        ["tako", "raw"],
+        [&mut tako, &mut raw],
+    );
+}
+
+fn signals(setup: &dyn Setup) {
+    let options = |signal_every| Options {
+        signal_every,
+        outstanding: 128,
+        ..Options::default()
+    };
+    let way = |signal_every| {
+        let mut ends = Ends::new(setup, options(signal_every));
+        let to = ends.remote();
+        move |count| {
+            for id in 0..count {
+                let write = Operation::Write {
+                    from: Source::Inline(b"12345678"),
+                    to,
+                    immediate: None,
+                };
+                let request = WorkRequest::new(id, write);
+                let request = if id + 1 < count {
+                    request.quiet()
+                } else {
+                    request
+                };
+                while ends
+                    .pair
+                    .near
+                    .queue
+                    .post(ends.pair.to_far, &request)
+                    .is_err()
+                {
+                    ends.pair.near.poll();
+                }
+            }
+            ends.finish(1);
+        }
+    };
+    let names = ["every 64th", "every"];
+    compare(
+        "8-byte writes, signaled",
+        1000,
+        names,
+        [&mut way(64), &mut way(1)],
+    );
+}
+
+fn inline(setup: &dyn Setup) {
+    let way = |by_value: bool| {
+        let mut ends = Ends::new(setup, Options::default());
+        move |count| {
+            let memory = ends.near.clone();
+            for id in 0..count {
+                let pieces = [memory.piece(0, 64)];
+                let from = match by_value {
+                    true => Source::Inline(&[7; 64]),
+                    false => Source::Pieces(&pieces),
+                };
+                let immediate = None;
+                let send = Operation::Send { from, immediate };
+                ends.pair.post(WorkRequest::new(id, send).quiet());
+                while ends.pair.far.messages.is_empty() {
+                    ends.pair.far.poll();
+                }
+                ends.pair.far.messages.clear();
+            }
+        }
+    };
+    let names = ["by value", "from memory"];
+    compare(
+        "64-byte messages",
+        300,
+        names,
+        [&mut way(true), &mut way(false)],
+    );
+}
+
+fn multicast(setup: &dyn Setup) {
+    const GROUP: GroupId = GroupId(1);
+    let mut sender = Side::new(setup, Options::default());
+    let mut receivers: Vec<Side> = (0..3)
+        .map(|_| Side::new(setup, Options::default()))
+        .collect();
+    let address = GroupAddress {
+        address: "239.9.9.9".parse().unwrap(),
+        port: 0,
+        interface: setup.interface(),
+    };
+    let mut ids = Vec::new();
+    for receiver in &mut receivers {
+        receiver.queue.join(GROUP, address).unwrap();
+        ids.push(join(setup, &mut sender, receiver).0);
+    }
+    sender.queue.join(GROUP, address).unwrap();
+    let ends = std::cell::RefCell::new((sender, receivers));
+    let data = Source::Inline(&[7; 200]);
+    let await_all = |sender: &mut Side, receivers: &mut [Side]| {
+        for receiver in receivers {
+            while receiver.messages.is_empty() {
+                receiver.poll();
+            }
+            receiver.messages.clear();
+        }
+        sender.poll();
+    };
+    let mut once = |count| {
+        let (sender, receivers) = &mut *ends.borrow_mut();
+        for _ in 0..count {
+            sender.queue.send_to_group(GROUP, data, 1).unwrap();
+            await_all(sender, receivers);
+        }
+    };
+    let mut thrice = |count| {
+        let (sender, receivers) = &mut *ends.borrow_mut();
+        for _ in 0..count {
+            for id in &ids {
+                let send = Operation::Send {
+                    from: data,
+                    immediate: Some(1),
+                };
+                sender
+                    .queue
+                    .post(*id, &WorkRequest::new(1, send).quiet())
+                    .unwrap();
+            }
+            await_all(sender, receivers);
+        }
+    };
+    let names = ["one multicast", "three sends"];
+    compare("200 bytes to three", 200, names, [&mut once, &mut thrice]);
+}

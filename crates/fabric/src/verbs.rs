@@ -1,0 +1,283 @@
+//! The transport over RDMA: one reliable connection (RC) for each endpoint, datagrams (UD) for groups.
+//!
+//! - One-sided requests are the adapters'. The target's processor has no part in them.
+//! - Messages go into buffers that all endpoints of a queue share (a shared receive queue), behind a [header](wire). The
+//!   credits above see to it that there is one for each; if counts of credits have taken too many, the sender's adapter
+//!   waits and tries again, for ever.
+//! - A peer that is gone is noticed by requests that nobody acknowledges. While there are none, a [probe](link) is sent every
+//!   [`PROBE_EVERY`]: a write of no bytes. So it takes no longer than that and the adapter's retries, a second or so,
+//!   which a slow link doubles. Who closes an endpoint says so.
+//! - An adapter that refuses what a peer asked for ends the connection, on both sides. Its owner learns that by an event, if
+//!   the adapter gives one, or by the next probe.
+//!
+//! Order, for [`Capabilities`]: the target's adapter carries out the requests of one connection in the order in which they
+//! were posted (InfiniBand Architecture Specification, volume 1, 9.5), and they end in this order.
+//!
+//! Atomics are atomic with respect to others of the same adapter. Those of processors may come between.
+//!
+//! What a registration costs: memory that peers may reach is registered twice, for them and for this side, so that
+//! withdrawing the one leaves the other. It counts twice against the memory that may be locked.
+
+mod closing;
+mod group;
+mod link;
+mod supplies;
+mod transport;
+pub(crate) mod wire;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ::verbs::{
+    CompletionQueue, Device as Adapter, Domain, Event, GRH, PIECES_MAX, Patience, QueuePair,
+    Queues, Rights, Wanted,
+};
+use parking_lot::Mutex;
+use pmem::Region;
+
+use self::transport::VerbsTransport;
+use crate::registration::Details;
+use crate::{
+    Access, Capabilities, Copies, Device, Error, Key, Multicast, Order, Placement, Proof, Proves,
+    Provider, Registration, Transport,
+};
+
+/// How often an endpoint that is idle is looked after.
+pub const PROBE_EVERY: Duration = Duration::from_millis(250);
+
+/// The longest payload by value: what adapters usually can, with the header.
+const INLINE_BYTES: u32 = 256;
+
+/// Seven tries of 0.13 s to four times that. (More retries than six, and rdma_rxe never gives up.) No limit for a receiver
+/// without buffers, who will have some.
+const PATIENCE: Patience = Patience {
+    timeout: 15,
+    retries: 6,
+    receiver_retries: 7,
+    receiver_timer: 12,
+};
+
+/// Which adapter is used. What is left open is chosen, and [`Verbs::explanation`] says how.
+#[derive(Clone, Debug, Default)]
+pub struct VerbsOptions {
+    /// The adapter's name, as `rdma link` shows it.
+    pub device: Option<String>,
+    /// The number of its port, from 1.
+    pub port: Option<u8>,
+    /// The place of its address in the port's table.
+    pub gid_index: Option<u8>,
+}
+
+/// How often something happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VerbsCounters {
+    /// Endpoints whose other side broke the rules, or asked for what it may not have.
+    pub refused: u64,
+    /// Messages to groups that could not be sent for want of room.
+    pub unsent: u64,
+    /// Datagrams to groups that were none of ours.
+    pub strange: u64,
+}
+
+#[derive(Default)]
+struct Counts {
+    refused: AtomicU64,
+    unsent: AtomicU64,
+    strange: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// What the threads of a process have together.
+struct Common {
+    domain: Arc<Domain>,
+    capabilities: Capabilities,
+    counts: Counts,
+    failed: Mutex<Vec<u32>>,
+    /// How often `failed` has become longer, so that nobody has to look there for nothing.
+    failures: AtomicU64,
+}
+
+impl Common {
+    fn adapter(&self) -> &Arc<Adapter> {
+        self.domain.device()
+    }
+
+    /// Reads what has happened to the adapter. One thread reads it for all.
+    fn read_events(&self) {
+        while let Ok(Some(event)) = self.adapter().next_event() {
+            if let Event::QueuePairFailed(number) = event {
+                self.failed.lock().push(number);
+                self.failures.fetch_add(1, Ordering::Release);
+            }
+        }
+    }
+}
+
+/// An RDMA adapter, as a process has it.
+pub struct Verbs(Arc<Common>);
+
+impl Verbs {
+    /// Opens an adapter. The error is one sentence that says what is missing and what to do: fit for
+    /// [`Offers::without`](crate::choice::Offers::without).
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn open(options: &VerbsOptions) -> Result<Verbs, Error> {
+        let adapter = Adapter::open(&Wanted {
+            device: options.device.clone(),
+            port: options.port,
+            gid_index: options.gid_index,
+        })?;
+        let domain = Domain::new(&adapter)?;
+        let capabilities = capabilities(&domain)?;
+        Ok(Verbs(Arc::new(Common {
+            domain,
+            capabilities,
+            counts: Counts::default(),
+            failed: Mutex::default(),
+            failures: AtomicU64::new(0),
+        })))
+    }
+
+    /// Which adapter, port and address are used, and why, in one sentence.
+    pub fn explanation(&self) -> &str {
+        self.0.adapter().explanation()
+    }
+
+    /// The address of IPv4 that groups meet at, if the adapter has one.
+    pub fn address(&self) -> Option<std::net::Ipv4Addr> {
+        self.0.adapter().gid().gid.ipv4()
+    }
+
+    /// How often something happened.
+    pub fn counters(&self) -> VerbsCounters {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counts = &self.0.counts;
+        VerbsCounters {
+            refused: read(&counts.refused),
+            unsent: read(&counts.unsent),
+            strange: read(&counts.strange),
+        }
+    }
+}
+
+fn capabilities(domain: &Arc<Domain>) -> Result<Capabilities, Error> {
+    let adapter = domain.device();
+    let (limits, port) = (adapter.limits(), adapter.port());
+    // How much may be given by value, only a queue pair tells.
+    let completions = CompletionQueue::new(adapter, 1)?;
+    let queues = Queues {
+        send: completions.clone(),
+        receive: completions,
+        shared: None,
+        depth: 1,
+        inline: INLINE_BYTES + wire::HEADER_BYTES,
+    };
+    let inline = QueuePair::reliable(domain, &queues)?.inline_max();
+    let copies = if is_software(adapter.name()) { 2 } else { 0 };
+    Ok(Capabilities {
+        provider: Provider::Verbs,
+        message_bytes: port.message_max.min(1 << 20) - wire::HEADER_BYTES,
+        inline_bytes: inline.saturating_sub(wire::HEADER_BYTES).min(INLINE_BYTES),
+        transfer_bytes: port.message_max.min(1 << 30),
+        // One is the header's.
+        pieces: limits.pieces.min(PIECES_MAX as u32) - 1,
+        atomics: limits.atomics,
+        order: Order {
+            reads: true,
+            writes_before_messages: true,
+            reads_after_writes: true,
+        },
+        multicast: match limits.groups {
+            0 => Multicast::None,
+            _ => Multicast::Lossy { bytes: port.mtu },
+        },
+        header_bytes: GRH,
+        credit_buffers: link::OWN_MAX,
+        pins_memory: true,
+        revocation: Proves::Key,
+        copies: Copies {
+            message: copies,
+            write: copies,
+            read: copies,
+        },
+        // The acknowledgement says that the target's adapter has the data, not that it has reached the memory (RBP). A
+        // read behind the write proves that, and so does a message behind it to who receives it.
+        completed_write: Placement::Sent,
+        passive_target: true,
+        in_message_bytes: 4096,
+    })
+}
+
+/// Whether the kernel plays the adapter: then there is no device behind it.
+fn is_software(name: &str) -> bool {
+    let class = std::path::Path::new("/sys/class/infiniband").join(name);
+    !class.join("device").exists()
+}
+
+/// What a registration of memory keeps.
+struct Memory {
+    /// For this side's requests.
+    local: Arc<::verbs::Registration>,
+    /// For peers, until it is withdrawn.
+    remote: Mutex<Option<Arc<::verbs::Registration>>>,
+}
+
+impl Memory {
+    fn is_withdrawn(&self, access: Access) -> bool {
+        access != Access::LOCAL && self.remote.lock().is_none()
+    }
+}
+
+fn rights(access: Access) -> Rights {
+    let table = [
+        (Access::READ, Rights::READ),
+        (Access::WRITE, Rights::WRITE),
+        (Access::ATOMIC, Rights::ATOMIC),
+    ];
+    let allowed = table.into_iter().filter(|(one, _)| access.allows(*one));
+    allowed.fold(Rights::LOCAL, |all, (_, right)| all | right)
+}
+
+impl Device for Verbs {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities.clone()
+    }
+
+    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error> {
+        let register =
+            |rights| ::verbs::Registration::new(&self.0.domain, region, 0, region.length(), rights);
+        let local = register(Rights::LOCAL)?;
+        let remote = match access {
+            Access::LOCAL => None,
+            _ => Some(register(rights(access))?),
+        };
+        let named = remote.as_ref().unwrap_or(&local).remote(0);
+        let details = Details {
+            key: Key(named.key.into()),
+            base: named.address,
+            local_key: 0,
+            held: Some(Box::new(Memory {
+                local,
+                remote: Mutex::new(remote),
+            })),
+        };
+        Ok(Registration::new(region, access, details))
+    }
+
+    fn revoke(&self, registration: &Registration) -> Option<Proof> {
+        let memory = registration.held::<Memory>()?;
+        // When it has gone, the adapter works at nothing with this key any more: see there. A second call waits here.
+        let mut remote = memory.remote.lock();
+        drop(remote.take());
+        Some(Proof::new(registration.key()))
+    }
+
+    fn open(&self) -> Result<Box<dyn Transport>, Error> {
+        Ok(Box::new(VerbsTransport::open(self.0.clone())?))
+    }
+}

@@ -1,0 +1,219 @@
+//! Groups: a queue pair for datagrams for each. What is lost stays lost.
+
+use std::sync::Arc;
+
+use ::verbs::{
+    Attached, Completion, Data, GRH, GROUP_QUEUE_PAIR, Gid, Group, Operation as Work, QueuePair,
+    Queues, Request as Entry, Rights,
+};
+use pmem::Region;
+
+use super::link::{Tag, identity};
+use super::{Common, INLINE_BYTES, count};
+use crate::{EndpointId, Error, GroupAddress, GroupId, Source};
+
+/// Datagrams of all groups that are on their way to the network at once, at most.
+pub const SENDS: u32 = 64;
+
+/// How long the network may take to let a port into a group.
+const JOIN_WITHIN_MS: u32 = 5000;
+
+#[derive(Default)]
+pub struct Groups {
+    members: Vec<Member>,
+    outgoing: Option<Outgoing>,
+}
+
+struct Member {
+    id: GroupId,
+    /// Goes first.
+    _attached: Attached,
+    group: Arc<Group>,
+    pair: Arc<QueuePair>,
+}
+
+/// Copies of what is sent, since nobody is told when it has gone.
+struct Outgoing {
+    memory: Arc<::verbs::Registration>,
+    bytes: u32,
+    /// The queue pair that sends it, for each place.
+    senders: Vec<Option<u32>>,
+}
+
+impl Groups {
+    pub fn join(
+        &mut self,
+        common: &Common,
+        queues: &Queues,
+        id: GroupId,
+        address: GroupAddress,
+    ) -> Result<(), Error> {
+        self.leave(id);
+        if self.outgoing.is_none() {
+            self.outgoing = Some(Outgoing::new(common)?);
+        }
+        let group = Group::join(&common.domain, address.address, JOIN_WITHIN_MS)?;
+        let queues = Queues {
+            depth: SENDS,
+            inline: INLINE_BYTES,
+            ..queues.clone()
+        };
+        let pair = QueuePair::datagram(&common.domain, &queues, group.key())?;
+        self.members.push(Member {
+            id,
+            _attached: group.attach(&pair)?,
+            group,
+            pair,
+        });
+        Ok(())
+    }
+
+    pub fn leave(&mut self, id: GroupId) {
+        let Some(at) = self.members.iter().position(|member| member.id == id) else {
+            return;
+        };
+        let number = self.members.swap_remove(at).pair.number();
+        // The queue pair is no more, so that nobody reads these places.
+        let senders = self.outgoing.iter_mut().flat_map(|all| &mut all.senders);
+        for sender in senders.filter(|sender| **sender == Some(number)) {
+            *sender = None;
+        }
+    }
+
+    /// Whether there is room for another datagram.
+    pub fn has_room(&self) -> bool {
+        let outgoing = self.outgoing.as_ref();
+        outgoing.is_some_and(|outgoing| outgoing.senders.contains(&None))
+    }
+
+    /// Sends a message to a group, if there is room and the adapter takes it.
+    pub fn send(&mut self, common: &Common, id: GroupId, from: Source<'_>, immediate: u32) {
+        let member = self.members.iter().find(|member| member.id == id);
+        let (Some(member), Some(outgoing)) = (member, &mut self.outgoing) else {
+            return;
+        };
+        let Some(place) = outgoing.senders.iter().position(Option::is_none) else {
+            return count(&common.counts.unsent);
+        };
+        let pieces;
+        let data = match from {
+            Source::Inline(bytes) if bytes.len() <= member.pair.inline_max() as usize => {
+                Data::Inline(bytes)
+            }
+            _ => {
+                pieces = [outgoing.fill(place, from)];
+                Data::Pieces(&pieces)
+            }
+        };
+        let operation = Work::SendTo {
+            data,
+            immediate: Some(immediate),
+            address: member.group.address(),
+            queue_pair: GROUP_QUEUE_PAIR,
+            key: member.group.key(),
+        };
+        let number = member.pair.number();
+        let entry = Entry {
+            id: identity(EndpointId(number), Tag::Group, place as u64),
+            signaled: true,
+            fenced: false,
+            operation,
+        };
+        match member.pair.post(&[entry]) {
+            Ok(()) => outgoing.senders[place] = Some(number),
+            Err(_) => count(&common.counts.unsent),
+        }
+    }
+
+    /// A datagram has gone.
+    pub fn sent(&mut self, sender: EndpointId, place: u32) {
+        let senders = self.outgoing.as_mut().map(|outgoing| &mut outgoing.senders);
+        if let Some(found) = senders.and_then(|all| all.get_mut(place as usize))
+            && *found == Some(sender.0)
+        {
+            *found = None;
+        }
+    }
+
+    /// The group that a datagram was sent to, the bytes of its message and the word beside it; nothing if it was sent
+    /// from here, or is none of ours. `header` is what stands before it.
+    pub fn receive(
+        &self,
+        common: &Common,
+        completion: &Completion,
+        header: &[u8; GRH as usize],
+    ) -> Option<(GroupId, u32, u32)> {
+        let number = completion.queue_pair();
+        let mut members = self.members.iter();
+        let member = members.find(|member| member.pair.number() == number)?;
+        let own = common.adapter().gid().gid;
+        if completion.source() == number && comes_from(header, own) {
+            return None;
+        }
+        let length = completion.length().checked_sub(GRH);
+        match (length, completion.immediate(), completion.has_header()) {
+            (Some(length), Some(immediate), true) => Some((member.id, length, immediate)),
+            _ => {
+                count(&common.counts.strange);
+                None
+            }
+        }
+    }
+}
+
+impl Outgoing {
+    fn new(common: &Common) -> Result<Outgoing, Error> {
+        let bytes = common.adapter().port().mtu;
+        let region = Region::memory(u64::from(SENDS) * u64::from(bytes), false)?;
+        let length = region.length();
+        Ok(Outgoing {
+            memory: ::verbs::Registration::new(&common.domain, &region, 0, length, Rights::LOCAL)?,
+            bytes,
+            senders: vec![None; SENDS as usize],
+        })
+    }
+
+    fn fill(&self, place: usize, from: Source<'_>) -> ::verbs::Piece<'_> {
+        let start = place as u64 * u64::from(self.bytes);
+        let region = self.memory.region();
+        let mut at = start;
+        match from {
+            Source::Inline(bytes) => region.write(at, bytes),
+            Source::Pieces(pieces) => {
+                for piece in pieces {
+                    let source = piece.registration.region();
+                    region.copy_from(at, source, piece.offset, piece.length as usize);
+                    at += u64::from(piece.length);
+                }
+            }
+        }
+        self.memory.piece(start, from.length() as u32)
+    }
+}
+
+/// Whether a header says that a datagram comes from this address: its source stands in the header of IPv6, which is that of
+/// InfiniBand, or in that of IPv4, which are the last 20 bytes.
+fn comes_from(header: &[u8; GRH as usize], gid: Gid) -> bool {
+    match gid.ipv4() {
+        Some(address) => header[32..36] == address.octets(),
+        None => header[8..24] == gid.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_source_of_a_datagram_is_found() {
+        let mut header = [0; GRH as usize];
+        header[32..36].copy_from_slice(&[10, 0, 0, 1]);
+        let address = |last| Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, last]);
+        assert!(comes_from(&header, address(1)));
+        assert!(!comes_from(&header, address(2)));
+        let other = Gid(*b"\xfe\x80\0\0\0\0\0\0\0\0\0\0\0\0\0\x01");
+        assert!(!comes_from(&header, other));
+        header[8..24].copy_from_slice(&other.0);
+        assert!(comes_from(&header, other));
+    }
+}

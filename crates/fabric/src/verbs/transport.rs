@@ -1,0 +1,532 @@
+//! The queue's side: completions, and what follows from them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ::verbs::{Completion, CompletionQueue, GRH, Kind as Done, QueuePair, Queues, Status};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::closing::Closing;
+use super::group::{self, Groups};
+use super::link::{self, Import, Link, State, Tag, parse_identity};
+use super::supplies::Supplies;
+use super::wire::{HEADER_BYTES, Kind, parse_header, parse_parameters};
+use super::{Common, INLINE_BYTES, Memory, PROBE_EVERY, count};
+use crate::{
+    Arrival, Capabilities, EndpointId, Error, Export, Failure, GroupAddress, GroupId, Limits,
+    Operation, Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Source,
+    Supply, Transport,
+};
+
+/// Completions that the queue of the adapter has room for, at most.
+const COMPLETIONS_MAX: u32 = 1 << 16;
+/// Buffers that the adapter holds, at most.
+const BUFFERS_MAX: u32 = 1 << 13;
+const GROUP_BUFFERS_MAX: u32 = 1 << 10;
+/// Completions that are taken at once, and how often before others have their turn.
+const BATCH: usize = 32;
+const BATCHES: usize = 8;
+/// The clock is looked at every so many polls.
+const LOOK_EVERY: u32 = 64;
+/// Memory of a peer that an endpoint may know.
+const IMPORTS_MAX: usize = 1 << 16;
+/// How long goodbyes are waited for when the whole transport ends.
+const LEAVE_WITHIN: Duration = Duration::from_millis(100);
+
+pub struct VerbsTransport {
+    common: Arc<Common>,
+    completions: Arc<CompletionQueue>,
+    buffers: Supplies,
+    group_buffers: Supplies,
+    /// By the places of endpoints.
+    links: Vec<Option<Link>>,
+    /// Which endpoint each queue pair is, by the numbers of these.
+    numbers: Vec<(u32, EndpointId)>,
+    closing: Closing,
+    groups: Groups,
+    /// Completions that there is room for, beside those that may come.
+    room: u32,
+    news: Vec<Report>,
+    batch: Vec<Completion>,
+    polls: u32,
+    /// When links are to be looked after.
+    look_at: Instant,
+    failures: u64,
+}
+
+impl VerbsTransport {
+    pub(super) fn open(common: Arc<Common>) -> Result<VerbsTransport, Error> {
+        let adapter = common.adapter();
+        let depth = adapter.limits().completions.min(COMPLETIONS_MAX);
+        let completions = CompletionQueue::new(adapter, depth)?;
+        let buffers = Supplies::new(&common, false, BUFFERS_MAX)?;
+        let group_buffers = Supplies::new(&common, true, GROUP_BUFFERS_MAX)?;
+        let others = BUFFERS_MAX + GROUP_BUFFERS_MAX + group::SENDS;
+        Ok(VerbsTransport {
+            completions,
+            buffers,
+            group_buffers,
+            links: Vec::new(),
+            numbers: Vec::new(),
+            closing: Closing::default(),
+            groups: Groups::default(),
+            room: depth.saturating_sub(others),
+            news: Vec::new(),
+            batch: vec![Completion::default(); BATCH],
+            polls: 0,
+            look_at: Instant::now() + PROBE_EVERY,
+            failures: common.failures.load(Ordering::Acquire),
+            common,
+        })
+    }
+
+    fn queues(&self, buffers: &Supplies, depth: u32) -> Queues {
+        Queues {
+            send: self.completions.clone(),
+            receive: self.completions.clone(),
+            shared: Some(buffers.queue.clone()),
+            depth,
+            inline: INLINE_BYTES + HEADER_BYTES,
+        }
+    }
+
+    fn link(&mut self, id: EndpointId) -> Option<&mut Link> {
+        let link = self.links.get_mut(id.place())?.as_mut();
+        link.filter(|link| link.id == id)
+    }
+
+    /// The link, if it is joined to its peer and has not failed.
+    fn ready(&mut self, id: EndpointId) -> Option<&mut Link> {
+        self.link(id).filter(|link| link.state == State::Ready)
+    }
+
+    fn lose(&mut self, endpoint: EndpointId, failure: Failure) {
+        if let Some(link) = self.ready(endpoint) {
+            link.state = State::Over;
+            if failure == Failure::Violation {
+                // It may do nothing more. If the pair has failed already, this does nothing.
+                let _ = link.pair.fail();
+                count(&self.common.counts.refused);
+            }
+            self.news.push(Report::Lost { endpoint, failure });
+        }
+    }
+
+    /// Takes what the adapter has completed; whether that was all.
+    fn reap(&mut self) -> bool {
+        let mut batch = std::mem::take(&mut self.batch);
+        let mut drained = false;
+        for _ in 0..BATCHES {
+            let Ok(taken) = self.completions.poll(&mut batch).map(<[_]>::len) else {
+                // The queue has failed, and all pairs with it.
+                let ids: Vec<EndpointId> =
+                    self.links.iter().flatten().map(|link| link.id).collect();
+                ids.into_iter()
+                    .for_each(|id| self.lose(id, Failure::PeerLost));
+                break;
+            };
+            for completion in &batch[..taken] {
+                self.complete(completion);
+            }
+            drained = taken < BATCH;
+            if drained {
+                break;
+            }
+        }
+        self.batch = batch;
+        drained
+    }
+
+    fn complete(&mut self, completion: &Completion) {
+        let (endpoint, tag, number) = parse_identity(completion.id());
+        match tag {
+            Tag::Request => self.ended(endpoint, number, completion),
+            Tag::Own => self.own_ended(endpoint, completion.status()),
+            Tag::Group => self.groups.sent(endpoint, number),
+            Tag::Buffer if endpoint == EndpointId(0) => self.received(number, completion),
+            Tag::Buffer => self.received_of_group(number, completion),
+        }
+    }
+
+    fn ended(&mut self, endpoint: EndpointId, number: u32, completion: &Completion) {
+        let Some(link) = self.ready(endpoint) else {
+            return;
+        };
+        let sequence = link.sequence(number);
+        match completion.status() {
+            Status::Success => {
+                link.heard = true;
+                let value = match completion.kind() {
+                    Done::Atomic => link.found(sequence),
+                    _ => 0,
+                };
+                self.news.push(Report::Done {
+                    endpoint,
+                    sequence,
+                    value,
+                });
+            }
+            // No request of ours has failed: the adapter has refused one of the peer's.
+            Status::Flushed => self.lose(endpoint, Failure::Violation),
+            status => {
+                link.state = State::Over;
+                self.news.push(Report::Failed {
+                    endpoint,
+                    sequence,
+                    failure: failure(status),
+                });
+            }
+        }
+    }
+
+    fn own_ended(&mut self, endpoint: EndpointId, status: Status) {
+        let Some(link) = self.link(endpoint) else {
+            return self.closing.own_ended(endpoint);
+        };
+        match status {
+            Status::Success => {
+                link.heard = true;
+                link.own_ended();
+            }
+            Status::Flushed => self.lose(endpoint, Failure::Violation),
+            status => self.lose(endpoint, failure(status)),
+        }
+    }
+
+    fn received(&mut self, number: u32, completion: &Completion) {
+        self.buffers.taken();
+        let pair = completion.queue_pair();
+        let found = self.numbers.binary_search_by_key(&pair, |(pair, _)| *pair);
+        let endpoint = found.map(|at| self.numbers[at].1).ok();
+        let Some(endpoint) = endpoint.filter(|id| self.ready(*id).is_some()) else {
+            return self.buffers.post(number);
+        };
+        if completion.status() != Status::Success {
+            self.buffers.post(number);
+            return self.lose(endpoint, Failure::Violation);
+        }
+        let origin = Origin::Endpoint(endpoint);
+        let immediate = completion.immediate();
+        let mut buffer = None;
+        if completion.kind() != Done::Written {
+            let length = completion.length();
+            let mut header = [0; HEADER_BYTES as usize];
+            self.buffers.read(number, 0, &mut header);
+            match parse_header(header, length) {
+                Some((Kind::Message, returned)) => {
+                    self.news.push(Report::Credit {
+                        endpoint,
+                        returned,
+                        ask: false,
+                    });
+                    buffer = (length > HEADER_BYTES).then(|| Arrival {
+                        buffer: self.buffers.name(number),
+                        start: HEADER_BYTES,
+                        length: length - HEADER_BYTES,
+                    });
+                }
+                other => {
+                    self.buffers.post(number);
+                    return self.told(endpoint, other);
+                }
+            }
+        }
+        if buffer.is_none() {
+            self.buffers.post(number);
+        }
+        if let Some(link) = self.link(endpoint) {
+            link.answered();
+        }
+        self.news.push(Report::Received {
+            origin,
+            buffer,
+            immediate,
+        });
+    }
+
+    /// The peer's transport has said something by itself.
+    fn told(&mut self, endpoint: EndpointId, what: Option<(Kind, u32)>) {
+        match what {
+            Some((kind @ (Kind::Credit | Kind::Ask), returned)) => {
+                if let Some(link) = self.link(endpoint) {
+                    link.answered();
+                }
+                self.news.push(Report::Credit {
+                    endpoint,
+                    returned,
+                    ask: kind == Kind::Ask,
+                });
+            }
+            Some((Kind::Goodbye, _)) => self.lose(endpoint, Failure::PeerLost),
+            Some((Kind::Message, _)) | None => self.lose(endpoint, Failure::Violation),
+        }
+    }
+
+    fn received_of_group(&mut self, number: u32, completion: &Completion) {
+        self.group_buffers.taken();
+        let mut header = [0; GRH as usize];
+        self.group_buffers.read(number, 0, &mut header);
+        let received = match completion.status() {
+            Status::Success => self.groups.receive(&self.common, completion, &header),
+            _ => None,
+        };
+        let buffer = received.and_then(|(_, length, _)| {
+            (length > 0).then(|| Arrival {
+                buffer: self.group_buffers.name(number),
+                start: GRH,
+                length,
+            })
+        });
+        if buffer.is_none() {
+            self.group_buffers.post(number);
+        }
+        if let Some((group, _, immediate)) = received {
+            self.news.push(Report::Received {
+                origin: Origin::Group(group),
+                buffer,
+                immediate: Some(immediate),
+            });
+        }
+    }
+
+    /// Looks after links that say nothing, and those that are closed.
+    fn look(&mut self, now: Instant, drained: bool) {
+        if now >= self.look_at {
+            self.look_at = now + PROBE_EVERY;
+            self.common.read_events();
+            for link in self.links.iter_mut().flatten() {
+                if link.state == State::Ready {
+                    link.probe();
+                }
+            }
+        }
+        let room = &mut self.room;
+        self.closing
+            .proceed(now, drained, |link| *room += link.depth());
+    }
+
+    /// Adapters say which queue pairs have failed, if they say it, to the whole process.
+    fn take_failures(&mut self) {
+        let failures = self.common.failures.load(Ordering::Acquire);
+        if std::mem::replace(&mut self.failures, failures) == failures {
+            return;
+        }
+        // Why, a completion may know better.
+        self.reap();
+        let mut own = Vec::new();
+        let numbers = &self.numbers;
+        self.common.failed.lock().retain(|number| {
+            let found = numbers.binary_search_by_key(number, |(pair, _)| *pair);
+            own.extend(found.map(|at| numbers[at].1).ok());
+            found.is_err()
+        });
+        for id in own {
+            self.lose(id, Failure::Violation);
+        }
+    }
+
+    /// Waits until the adapter has something to say.
+    fn wait(&self, timeout: Duration) {
+        let (channel, events) = (self.completions.channel(), self.common.adapter().events());
+        let mut ready = [
+            PollFd::new(&channel, PollFlags::IN),
+            PollFd::new(&events, PollFlags::IN),
+        ];
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        if rustix::event::poll(&mut ready, Some(&timeout)).is_ok_and(|count| count > 0) {
+            if !ready[0].revents().is_empty() {
+                // If the queue has failed, the next poll finds out.
+                let _ = self.completions.take_event();
+            }
+            if !ready[1].revents().is_empty() {
+                self.common.read_events();
+            }
+        }
+    }
+}
+
+fn failure(status: Status) -> Failure {
+    match status {
+        Status::RemoteAccess | Status::RemoteInvalid | Status::RemoteOperation => Failure::Access,
+        _ => Failure::PeerLost,
+    }
+}
+
+impl Transport for VerbsTransport {
+    fn capabilities(&self) -> &Capabilities {
+        &self.common.capabilities
+    }
+
+    fn prepare(&mut self, endpoint: EndpointId, limits: Limits) -> Result<Parameters, Error> {
+        let depth = Link::depth_of(limits.outstanding);
+        let Some(room) = self.room.checked_sub(depth) else {
+            let endpoints = self.numbers.len();
+            return Err(Error::Full { endpoints });
+        };
+        let queues = self.queues(&self.buffers, depth);
+        let pair = QueuePair::reliable(&self.common.domain, &queues)?;
+        let link = Link::new(&self.common, endpoint, pair, limits.outstanding)?;
+        let bytes = link.parameters();
+        let number = link.pair.number();
+        let at = self.numbers.partition_point(|(pair, _)| *pair < number);
+        self.numbers.insert(at, (number, endpoint));
+        let place = endpoint.place();
+        if self.links.len() <= place {
+            self.links.resize_with(place + 1, || None);
+        }
+        self.links[place] = Some(link);
+        self.room = room;
+        Ok(Parameters {
+            bytes,
+            descriptors: Vec::new(),
+        })
+    }
+
+    /// May wait while the kernel looks for the peer's address: some seconds if nobody answers there.
+    fn establish(&mut self, endpoint: EndpointId, _role: Role, peer: Peer) -> Result<(), Error> {
+        let wrong = Error::Peer { what: "queue pair" };
+        let peer = parse_parameters(&peer.parameters.bytes).ok_or(wrong)?;
+        let link = self.link(endpoint).ok_or(Error::NoEndpoint)?;
+        link.connect(&peer)
+    }
+
+    fn close(&mut self, endpoint: EndpointId) {
+        if self.link(endpoint).is_none() {
+            return;
+        }
+        self.numbers.retain(|(_, id)| *id != endpoint);
+        if let Some(link) = self.links[endpoint.place()].take() {
+            self.closing.add(link);
+        }
+    }
+
+    fn export(&mut self, _: EndpointId, registration: &Registration) -> Result<Export, Error> {
+        let refused = |reason| Error::Memory {
+            provider: crate::Provider::Verbs,
+            memory: format!("{:?}", registration.region()),
+            reason,
+        };
+        let Some(memory) = registration.held::<Memory>() else {
+            return Err(refused("it is registered with another device"));
+        };
+        if memory.is_withdrawn(registration.access()) {
+            return Err(refused("its key was withdrawn; register it again"));
+        }
+        Ok(Export {
+            descriptor: registration.descriptor(),
+            memory: None,
+        })
+    }
+
+    fn import(&mut self, endpoint: EndpointId, export: Export) -> Result<u32, Error> {
+        let link = self.link(endpoint).ok_or(Error::NoEndpoint)?;
+        let descriptor = export.descriptor;
+        let end = descriptor.base.checked_add(descriptor.length);
+        match u32::try_from(descriptor.key.0) {
+            Ok(key) if end.is_some() && link.imports.len() < IMPORTS_MAX => {
+                let base = descriptor.base;
+                link.imports.push(Import { key, base });
+                Ok(link.imports.len() as u32 - 1)
+            }
+            _ => Err(Error::Peer { what: "memory" }),
+        }
+    }
+
+    fn supply(&mut self, buffer: Supply, piece: Piece<'_>) {
+        match buffer {
+            Supply::Endpoint(number) => self.buffers.supply(number, piece),
+            Supply::Group(number) => self.group_buffers.supply(number, piece),
+        }
+    }
+
+    fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
+        let sequence = request.sequence;
+        if let Some(link) = self.ready(endpoint)
+            && !link.post(&request)
+        {
+            link.state = State::Over;
+            let failure = match request.operation {
+                Operation::Send { .. } => Failure::PeerLost,
+                _ => Failure::Access,
+            };
+            self.news.push(Report::Failed {
+                endpoint,
+                sequence,
+                failure,
+            });
+        }
+    }
+
+    fn credit(&mut self, endpoint: EndpointId, returned: u32, ask: bool) {
+        if let Some(link) = self.ready(endpoint) {
+            link.credit(returned, ask);
+        }
+    }
+
+    /// Requests were handed over as they were posted.
+    fn submit(&mut self) {}
+
+    fn poll(&mut self, reports: &mut Vec<Report>) {
+        let drained = self.reap();
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(LOOK_EVERY) {
+            self.look(Instant::now(), drained);
+        }
+        self.take_failures();
+        reports.append(&mut self.news);
+    }
+
+    fn sleep(&mut self, timeout: Duration) {
+        // What completes from here on wakes; what has completed is found.
+        if self.completions.arm().is_err() {
+            return;
+        }
+        let drained = self.reap();
+        let now = Instant::now();
+        self.look(now, drained);
+        self.take_failures();
+        if self.news.is_empty() && drained {
+            let until = self
+                .closing
+                .deadline()
+                .map_or(self.look_at, |at| at.min(self.look_at));
+            self.wait(timeout.min(until.saturating_duration_since(now)));
+        }
+    }
+
+    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+        let queues = self.queues(&self.group_buffers, group::SENDS);
+        self.groups.join(&self.common, &queues, group, address)
+    }
+
+    fn leave(&mut self, group: GroupId) {
+        self.groups.leave(group);
+    }
+
+    fn send_to_group(&mut self, group: GroupId, from: Source<'_>, immediate: u32) {
+        if !self.groups.has_room() {
+            self.reap();
+        }
+        self.groups.send(&self.common, group, from, immediate);
+    }
+}
+
+/// Peers are told, if that is quickly done. They find out all the same.
+impl Drop for VerbsTransport {
+    fn drop(&mut self) {
+        for link in self.links.iter_mut().filter_map(Option::take) {
+            self.closing.add(link);
+        }
+        let start = Instant::now();
+        while !self.closing.has_left() && start.elapsed() < LEAVE_WITHIN {
+            self.reap();
+            std::thread::yield_now();
+        }
+    }
+}
+
+const _: () = assert!(link::OWN_MAX >= 3);
