@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 use fabric::shm::Shm;
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{
-    Access, Device, EndpointId, Event, Failure, Options, Parameters, Peer, Provider, Queue,
-    Refusal, Registration, RemoteRegion, Role, WorkRequest,
+    Access, Device, EndpointId, Event, Failure, Operation, Options, Parameters, Peer, Provider,
+    Queue, Refusal, Registration, RemoteRegion, Role, Source, WorkRequest,
 };
 use pmem::Region;
 
@@ -174,6 +174,21 @@ fn join(near: &mut End, far: &mut End) -> Result<(EndpointId, EndpointId), Error
         .accept(to_near, Role::Listener, peer(near_parameters))?;
     near.queue
         .accept(to_far, Role::Dialer, peer(far_parameters))?;
+    // Setting up goes on while both look: it is over when a message has come.
+    let note = Operation::Send {
+        from: Source::Inline(b""),
+        immediate: None,
+    };
+    near.post(to_far, &WorkRequest::new(0, note))?;
+    let start = Instant::now();
+    let (mut is_done, mut has_come) = (false, false);
+    while !(is_done && has_come) {
+        is_done |= near.count()?.0 > 0;
+        has_come |= far.count()?.1 > 0;
+        if start.elapsed() > PATIENCE {
+            return Err(Error::Fabric("an endpoint cannot be set up".into()));
+        }
+    }
     Ok((to_far, to_near))
 }
 

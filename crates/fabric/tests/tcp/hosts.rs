@@ -218,6 +218,15 @@ fn join_hosts(queue: &mut Queue, side: usize, (tell, told): &Told) -> fabric::En
     endpoint
 }
 
+/// Waits for the other host. Who stops looking looks once more, so that what it owes the other is sent.
+fn meet(queue: &mut Queue, (tell, told): &Told) {
+    let mut events = Vec::new();
+    queue.poll(&mut events);
+    assert!(events.is_empty(), "{events:?}");
+    tell.send(Vec::new()).unwrap();
+    told.recv().unwrap();
+}
+
 fn on_two_hosts(hosts: &Hosts, act: impl Fn(usize, Told) + Sync) {
     let (tell_b, told_b) = channel();
     let (tell_a, told_a) = channel();
@@ -258,8 +267,7 @@ fn messages_and_groups_reach_another_host() {
             rest == 0
         });
         // Both are members now.
-        told.0.send(Vec::new()).unwrap();
-        told.1.recv().unwrap();
+        meet(&mut queue, &told);
         queue
             .send_to_group(group, Source::Inline(b"to all"), side as u32)
             .unwrap();
@@ -275,8 +283,7 @@ fn messages_and_groups_reach_another_host() {
             true
         });
         // Who is done first must not go before the other is.
-        told.0.send(Vec::new()).unwrap();
-        told.1.recv().unwrap();
+        meet(&mut queue, &told);
     });
 }
 
@@ -293,13 +300,11 @@ fn a_host_that_is_cut_off_is_lost_by_both_within_bounds() {
             rest -= 1;
             rest == 0
         });
-        told.0.send(Vec::new()).unwrap();
-        told.1.recv().unwrap();
+        meet(&mut queue, &told);
         if side == 0 {
             hosts.link("down");
         }
-        told.0.send(Vec::new()).unwrap();
-        told.1.recv().unwrap();
+        meet(&mut queue, &told);
         let cut = Instant::now();
         // One side has something to say, the other only listens.
         if side == 0 {
