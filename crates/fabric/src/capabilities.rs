@@ -35,8 +35,8 @@ pub struct Capabilities {
     /// Whether one-sided requests are carried out while the target's process looks after something else. Otherwise they
     /// wait until it polls its queue.
     pub passive_target: bool,
-    /// Largest payload up to which a message is at least as fast as a one-sided transfer, in bytes; measured by
-    /// `tako bench fabric --tune`.
+    /// Largest payload that should travel in its message, in bytes: up to it the one-sided ways are at most a tenth faster,
+    /// as measured by `tako bench fabric --tune`.
     pub in_message_bytes: u32,
 }
 

@@ -119,7 +119,8 @@ impl Shm {
             },
             completed_write: Placement::Visible,
             passive_target: true,
-            in_message_bytes: 4096,
+            // 1.73 µs beside 1.63 pushed; 1 KiB 1.94 beside 1.65.
+            in_message_bytes: 256,
         }
     }
 }

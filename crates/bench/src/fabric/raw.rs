@@ -66,6 +66,8 @@ impl RawMemory {
 pub struct RawSocket {
     near: TcpStream,
     far: TcpStream,
+    /// Which piece of its memory the far side used last.
+    place: usize,
 }
 
 impl RawSocket {
@@ -78,7 +80,11 @@ impl RawSocket {
             stream.set_nodelay(true)?;
             stream.set_nonblocking(spins)?;
         }
-        Ok(RawSocket { near, far })
+        Ok(RawSocket {
+            near,
+            far,
+            place: 0,
+        })
     }
 
     /// So many messages there and back, in ns.
@@ -103,7 +109,8 @@ impl RawSocket {
         })
     }
 
-    /// So many requests of 16 bytes, each answered by data; or so much data, each answered by 16 bytes. In ns.
+    /// So many requests of 16 bytes, each answered by data; or so much data, each answered by 16 bytes. In ns. The far side
+    /// goes through its memory, a piece as long as the data after the other.
     pub fn transfer(
         &mut self,
         count: u64,
@@ -114,13 +121,17 @@ impl RawSocket {
         let (near, far) = (&mut self.near, &mut self.far);
         let mut request = [0; 16];
         let mut request_there = [0; 16];
+        let size = data.len();
+        let (place, pieces) = (&mut self.place, other.len() / size);
         let answer = || {
             for _ in 0..count {
+                *place = (*place + 1) % pieces;
+                let piece = &mut other[*place * size..][..size];
                 if reads {
                     receive(far, &mut request_there)?;
-                    send(far, other)?;
+                    send(far, piece)?;
                 } else {
-                    receive(far, other)?;
+                    receive(far, piece)?;
                     send(far, &request_there)?;
                 }
             }

@@ -107,7 +107,7 @@ pub fn tcp(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
                 Ok(vec![took / count as f64])
             }),
             Box::new(|| {
-                let took = raw.transfer(count, &mut data[..size], &mut other[..size], reads)?;
+                let took = raw.transfer(count, &mut data[..size], &mut other, reads)?;
                 Ok(vec![took / count as f64])
             }),
         ];
