@@ -96,6 +96,8 @@ struct Directory(PathBuf);
 
 impl Drop for Directory {
     fn drop(&mut self) {
+        // What has become immutable stays otherwise.
+        let _ = MountedSystem::empty(self.0.clone());
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
