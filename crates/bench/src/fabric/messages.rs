@@ -69,14 +69,21 @@ struct Many {
 
 impl Many {
     fn new(provider: Provider, count: usize) -> Result<Many, Error> {
-        let device = device(provider)?;
-        let few = Options {
-            endpoints: count as u32,
+        let busy = Options {
             window: 256,
             outstanding: 256,
             signal_every: 64,
             message_bytes: 256,
             ..options(true)
+        };
+        Many::with(provider, count, busy)
+    }
+
+    fn with(provider: Provider, count: usize, options: Options) -> Result<Many, Error> {
+        let device = device(provider)?;
+        let few = Options {
+            endpoints: count as u32,
+            ..options
         };
         let mut far = End::new(&*device, few)?;
         let mut peers = Vec::new();
@@ -234,24 +241,7 @@ pub fn idle(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     const IDLE: usize = 100;
     let mut rows = Vec::new();
     for provider in [Provider::Shm, Provider::Tcp] {
-        let device = device(provider)?;
-        let few = Options {
-            endpoints: IDLE as u32,
-            ..Options::default()
-        };
-        let mut far = End::new(&*device, few)?;
-        let mut peers = Vec::new();
-        for _ in 0..IDLE {
-            let mut near = End::new(
-                &*device,
-                Options {
-                    endpoints: 1,
-                    ..few
-                },
-            )?;
-            let (to_far, _) = join(&mut near, &mut far)?;
-            peers.push((near, to_far));
-        }
+        let Many { mut peers, mut far } = Many::with(provider, IDLE, Options::default())?;
         // What has to be said at the beginning is said.
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(50) {

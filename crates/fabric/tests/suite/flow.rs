@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fabric::buffers::Class;
 use fabric::wrappers::{Fault, Faults};
-use fabric::{Access, Device, Operation, Options, Pool, Queue, Refusal, Source, WorkRequest};
+use fabric::{Access, Device, Operation, Options, Pool, Refusal, Source, WorkRequest};
 
 use super::{Pair, Setup, Side, join};
 
@@ -256,10 +256,8 @@ pub fn a_late_reader_loses_nothing(setup: &dyn Setup) {
     }
     assert_eq!(posted, 8);
     pair.await_messages(8);
-    let mut queue: Vec<Queue> = Vec::new();
     let Pair { near, far, .. } = pair;
-    queue.push(near.queue);
-    drop(queue);
+    drop(near);
     // Messages outlive their endpoint, and their queue.
     let messages = far.messages;
     drop(far.queue);

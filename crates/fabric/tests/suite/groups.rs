@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use fabric::{GroupAddress, GroupId, Multicast, Options, Origin, Source};
@@ -11,8 +12,9 @@ use super::{Random, Setup, Side};
 const GROUP: GroupId = GroupId(7);
 
 fn address(setup: &dyn Setup) -> GroupAddress {
-    // Tests run at the same time: each run has a group of its own.
-    let number = std::process::id() ^ Instant::now().elapsed().subsec_nanos();
+    // Tests run at the same time, in this process and in others: each has a group of its own.
+    static GROUPS: AtomicU32 = AtomicU32::new(0);
+    let number = std::process::id() * 16 + GROUPS.fetch_add(1, Ordering::Relaxed);
     let [low, high, ..] = number.to_le_bytes();
     GroupAddress {
         address: Ipv4Addr::new(239, 77, high, low),
