@@ -17,7 +17,7 @@ use store::Defects;
 /// TAKO_SOAK multiplies the bounds by this.
 fn factor() -> usize {
     if std::env::var_os("TAKO_SOAK").is_some() {
-        20
+        5
     } else {
         1
     }
