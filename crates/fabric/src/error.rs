@@ -2,6 +2,8 @@
 
 use std::io;
 
+use rustix::io::Errno;
+
 use crate::Provider;
 
 /// Why something could not be set up.
@@ -58,6 +60,12 @@ pub enum Error {
     /// Memory could not be had.
     #[error(transparent)]
     Region(#[from] pmem::Error),
+}
+
+/// Whether the process or the system has no descriptor left.
+pub(crate) fn out_of_descriptors(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE))
 }
 
 /// Why a request failed. Every failure ends its endpoint, whatever the transport: what was posted after it is

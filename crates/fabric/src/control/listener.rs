@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::io::Errno;
 
 use super::channel::{Channel, Trouble};
 use super::message::{Hello, Hidden, Malformed, Message};
 use super::process::{self, Process};
 use super::{Address, Error, Local, PeerIdentity, Session, queue_of};
 use crate::choice::{Choice, Reach, Side, obstacle};
+use crate::error::out_of_descriptors;
 use crate::{Parameters, Peer, Queue, Role};
 
 /// Callers that are let in before those that are in are looked at again.
@@ -312,13 +312,6 @@ pub(super) fn refuse(channel: &mut Channel, error: &Error) {
         let _ = channel.send(&Message::Refused(told), Vec::new());
     }
     channel.end();
-}
-
-fn out_of_descriptors(error: &io::Error) -> bool {
-    let raw = error.raw_os_error();
-    [Errno::MFILE, Errno::NFILE]
-        .iter()
-        .any(|errno| raw == Some(errno.raw_os_error()))
 }
 
 fn bind_unix(path: &Path) -> io::Result<Socket> {

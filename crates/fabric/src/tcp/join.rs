@@ -12,6 +12,7 @@ use super::link::State;
 use super::proof::{About, Challenge, Hello, LONGEST, Proof, Prover, Welcome, random};
 use super::sockets::{self, Interest, Token};
 use super::transport::TcpTransport;
+use crate::error::out_of_descriptors;
 use crate::{EndpointId, Failure, Role};
 
 /// The first and the longest time between two attempts to connect.
@@ -122,26 +123,70 @@ impl TcpTransport {
     /// Takes the connections that were made to this side.
     pub(super) fn accept(&mut self) {
         for _ in 0..TURNS {
-            let Ok(socket) = sockets::accept(self.listener.as_fd()) else {
-                return;
-            };
-            let accepted = |visitor: &Visitor| visitor.stage.is_accepted();
-            let present = self
-                .visitors
-                .iter()
-                .flatten()
-                .filter(|found| accepted(found));
-            if present.count() >= self.common.options.unproved.max(1) {
-                let oldest = (0..self.visitors.len())
-                    .filter(|slot| self.visitors[*slot].as_ref().is_some_and(accepted))
-                    .min_by_key(|slot| self.visitors[*slot].as_ref().map(|found| found.until));
-                if let Some(oldest) = oldest {
-                    count(&self.common.counts.unproved);
-                    self.dismiss(oldest);
+            let socket = match sockets::accept(self.listener.as_fd()) {
+                Ok(socket) => socket,
+                Err(error) if out_of_descriptors(&error) => {
+                    if self.dismiss_oldest() {
+                        continue;
+                    }
+                    return self.rest();
                 }
+                Err(_) => return,
+            };
+            let present = self.visitors.iter().flatten();
+            let accepted = present.filter(|found| found.stage.is_accepted());
+            if accepted.count() >= self.common.options.unproved.max(1) {
+                self.dismiss_oldest();
             }
             let until = Instant::now() + self.common.options.prove_within;
             self.admit(socket, Stage::Hello, until, Interest::Read);
+        }
+    }
+
+    /// Whoever came first of those that have not proved themselves makes room. Whether there is one.
+    fn dismiss_oldest(&mut self) -> bool {
+        let accepted = |slot: &usize| {
+            let visitor = self.visitors[*slot].as_ref();
+            visitor.is_some_and(|found| found.stage.is_accepted())
+        };
+        let oldest = (0..self.visitors.len())
+            .filter(accepted)
+            .min_by_key(|slot| self.visitors[*slot].as_ref().map(|found| found.until));
+        let Some(oldest) = oldest else {
+            return false;
+        };
+        count(&self.common.counts.unproved);
+        self.dismiss(oldest);
+        true
+    }
+
+    /// The system has no descriptor for who came. They stay in the listener's queue, and to look there before some time
+    /// has gone would only keep the processor busy.
+    fn rest(&mut self) {
+        let until = Instant::now() + RETRY_MAX;
+        let listener = self.listener.as_fd();
+        let changed = self.poller.change(listener, Token::Listener, Interest::End);
+        if changed.is_ok() {
+            self.rests_until = Some(until);
+            self.look_by(until);
+        }
+    }
+
+    /// Takes connections again, if it is time.
+    pub(super) fn resume(&mut self, now: Instant) {
+        let Some(until) = self.rests_until else {
+            return;
+        };
+        let listener = self.listener.as_fd();
+        if now >= until
+            && self
+                .poller
+                .change(listener, Token::Listener, Interest::Read)
+                .is_ok()
+        {
+            self.rests_until = None;
+        } else {
+            self.look_by(until.max(now + RETRY_MIN));
         }
     }
 

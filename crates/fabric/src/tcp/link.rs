@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// What is known of the other side.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Other {
     pub role: Role,
     pub address: SocketAddr,

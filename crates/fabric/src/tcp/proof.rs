@@ -28,7 +28,9 @@ const MAGIC: u32 = u32::from_le_bytes(*b"Tako");
 pub type Secret = [u8; 32];
 
 /// What one side tells the other over the control connection.
-#[derive(Clone, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+///
+/// Without `Debug`, so that no log tells the secret.
+#[derive(Clone, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Introduction {
     pub magic: U32,

@@ -48,6 +48,8 @@ pub struct TcpTransport {
     spare: Vec<usize>,
     /// When something is late: connections that are made, proved or left.
     look_at: Option<Instant>,
+    /// Until when no connections are taken, since the system has no descriptors.
+    pub(super) rests_until: Option<Instant>,
     polls: u32,
 }
 
@@ -83,6 +85,7 @@ impl TcpTransport {
             listed: Vec::new(),
             spare: Vec::new(),
             look_at: None,
+            rests_until: None,
             polls: 0,
         })
     }
@@ -320,6 +323,7 @@ impl TcpTransport {
             return;
         }
         self.look_at = None;
+        self.resume(now);
         for place in 0..self.links.len() {
             let Some(link) = &self.links[place] else {
                 continue;
