@@ -160,7 +160,7 @@ impl File {
     }
 
     /// Copies up to `length` bytes at `offset` into another file, or another place of this one. Returns how many: fewer
-    /// when this file ends or the pool becomes full.
+    /// when this file ends, the pool becomes full, or up to 1 MiB are too many for one change.
     pub fn copy_range(
         &self,
         offset: u64,

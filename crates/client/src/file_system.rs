@@ -254,7 +254,7 @@ impl FileSystem {
     }
 
     /// Copies up to `length` bytes from one file, or one place in it, to another. Returns how many: fewer when the source
-    /// ends or the pool becomes full.
+    /// ends, the pool becomes full, or up to 1 MiB are too many for one change.
     pub fn copy_range(
         &self,
         (from, offset): (u64, u64),
@@ -478,6 +478,10 @@ pub(crate) fn copy_range(
         let shared = store.share(source, target, length - done)?;
         if shared > 0 {
             done += shared;
+            // One change has no room for more: up to 1 MiB stays one.
+            if length <= COPIED_AT_ONCE {
+                return Ok(done);
+            }
             continue;
         }
         let part = (length - done).min(COPIED_AT_ONCE) as usize;

@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""Puts the tables of runs into docs/PERFORMANCE.md, and draws the plots in docs/plots.
+
+performance.py FILE...    each FILE is what `tako bench`, `tako bench fabric --tune` or `scripts/programs.sh` printed
+
+A table stands behind a comment that names it: `<!-- table: fabric -->`. Prose is not touched; whoever runs this reads it again.
+"""
+
+import math
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DOCUMENT = ROOT / "docs" / "PERFORMANCE.md"
+PLOTS = ROOT / "docs" / "plots"
+# The groups of `tako bench` that have a table of their own.
+APART = ["through the mount", "fabric"]
+HEAD = ["", "Tako", "limit", "which is", "ratio", "at least"]
+UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "/s": 1.0, "k/s": 1e3, "M/s": 1e6, "G/s": 1e9}
+
+
+def fail(message):
+    sys.exit(f"performance.py: {message}")
+
+
+# ---- reading
+
+
+def cells(line, head):
+    """A row's six cells. Numbers end where their head ends, names begin where theirs begins."""
+    tako, limit = head.index("Tako") + 4, head.index("limit") + 5
+    which, ratio = head.index("which is"), head.index("ratio") + 5
+    # Names that belong to the one above are set in further.
+    name, _, value = line[2:tako].rstrip().rpartition("  ")
+    return [name.rstrip(), value.strip(), line[tako:limit].strip(), line[which : ratio - 5].strip(),
+            line[ratio - 5 : ratio].strip(), line[ratio:].strip()]  # fmt: skip
+
+
+def read(text):
+    """The groups of a run, each with its rows, and the notes behind them."""
+    head, *lines = text.strip("\n").split("\n")
+    groups, notes = {}, []
+    for index, line in enumerate(lines):
+        if not line:
+            notes = [note for note in lines[index + 1 :] if not note.endswith("bars met")]
+            break
+        if line.startswith("  "):
+            rows.append(cells(line, head))
+        else:
+            rows = groups.setdefault(line, [])
+    return groups, notes
+
+
+def number(quantity):
+    """A quantity in seconds, or by the second."""
+    value, _, unit = quantity.rpartition(" ")
+    if unit not in UNITS:
+        fail(f"'{quantity}' has a unit that no plot knows")
+    return float(value) * UNITS[unit]
+
+
+# ---- tables
+
+
+def render(groups, notes):
+    rows = [HEAD] + [row for group in groups.values() for row in group]
+    widths = [max(len(row[column]) for row in rows) for column in range(6)]
+
+    def line(row):
+        name, tako, limit, which, ratio, bar = row
+        text = f"  {name:<{widths[0]}}  {tako:>{widths[1]}}  {limit:>{widths[2]}}  {which:<{widths[3]}}  {ratio:>{widths[4]}}  {bar}"
+        return text.rstrip()
+
+    lines = [line(HEAD)]
+    for name, group in groups.items():
+        lines += [name] + [line(row) for row in group]
+    return "\n".join(lines + ([""] + notes if notes else []))
+
+
+def replace(document, name, table):
+    """The document with the block behind the comment that names it replaced."""
+    pattern = re.compile(rf"(<!-- table: {re.escape(name)} -->\n```\n).*?(\n```\n)", re.S)
+    document, count = pattern.subn(lambda found: found[1] + table + found[2], document)
+    if count != 1:
+        fail(f"there are {count} tables '{name}' in {DOCUMENT.name}, not one")
+    return document
+
+
+# ---- plots
+
+
+def ticks(low, high):
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    return [10.0**power for power in range(first, last + 1)]
+
+
+def quantity(value, unit):
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")):
+        if value >= factor * 0.999:
+            return f"{value / factor:g} {prefix}{unit}"
+    return f"{value:g} {unit}"
+
+
+def plot(path, title, across, unit, lines):
+    """Lines over logarithmic axes: each a name, and points of a number and a value."""
+    width, height, left, top, right, bottom = 720, 420, 80, 40, 200, 50
+    colours = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]
+    points = [point for _, line in lines for point in line]
+    columns = sorted({x for x, _ in points})
+    marks = ticks(min(y for _, y in points), max(y for _, y in points))
+    span_x = math.log(columns[-1] / columns[0]) or 1
+    span_y = math.log(marks[-1] / marks[0]) or 1
+
+    def at(x, y):
+        return (left + (width - left - right) * math.log(x / columns[0]) / span_x,
+                height - bottom - (height - top - bottom) * math.log(y / marks[0]) / span_y)  # fmt: skip
+
+    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
+           '<rect width="100%" height="100%" fill="white"/>',
+           f'<text x="{left}" y="22" font-size="15">{title}</text>']  # fmt: skip
+    for value in marks:
+        _, y = at(columns[0], value)
+        svg.append(f'<path d="M{left} {y:.1f}H{width - right}" stroke="#ddd"/>')
+        svg.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{quantity(value, unit)}</text>')
+    for value in columns:
+        x, _ = at(value, marks[0])
+        svg.append(f'<path d="M{x:.1f} {top}V{height - bottom}" stroke="#eee"/>')
+        svg.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle">{value}</text>')
+    svg.append(f'<text x="{(left + width - right) / 2}" y="{height - 10}" text-anchor="middle">{across}</text>')
+    for index, (name, line) in enumerate(lines):
+        colour = colours[index % len(colours)]
+        path_data = "L".join("{:.1f} {:.1f}".format(*at(x, y)) for x, y in line)
+        svg.append(f'<path d="M{path_data}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        y = top + 14 + 20 * index
+        svg.append(f'<path d="M{width - right + 14} {y - 4}h20" stroke="{colour}" stroke-width="2"/>')
+        svg.append(f'<text x="{width - right + 40}" y="{y}">{name}</text>')
+    PLOTS.mkdir(exist_ok=True)
+    (PLOTS / path).write_text("\n".join(svg + ["</svg>"]) + "\n")
+
+
+def plot_messages(rows):
+    lines, limits = {}, {}
+    name = ""
+    for row in rows:
+        found = re.fullmatch(r"(shm|tcp) messages from (\d+) peers?", row[0])
+        if found:
+            name, peers = found[1], int(found[2])
+            lines.setdefault(name, []).append((peers, number(row[1])))
+            limits.setdefault(f"{name}: {row[3]}", []).append((peers, number(row[2])))
+        elif row[0].strip() == "16 at a time" and name:
+            lines.setdefault(f"{name}, 16 at a time", []).append((peers, number(row[1])))
+    plot("messages.svg", "Small messages per second", "peers", "/s", [*lines.items(), *limits.items()])
+
+
+def plot_sizes(rows):
+    lines = {}
+    for row in rows:
+        found = re.fullmatch(r"(shm|tcp): (\d+) B in the message", row[0])
+        if found:
+            lines.setdefault(f"{found[1]}, in the message", []).append((int(found[2]), number(row[1])))
+            lines.setdefault(f"{found[1]}, {row[3]}", []).append((int(found[2]), number(row[2])))
+    plot("sizes.svg", "A payload and the news of it, until it has arrived", "bytes", "s", list(lines.items()))
+
+
+# ---- one run after the other
+
+
+def main():
+    if len(sys.argv) < 2:
+        fail(__doc__)
+    document = DOCUMENT.read_text()
+    for name in sys.argv[1:]:
+        text = pathlib.Path(name).read_text()
+        if text.startswith("programs,"):
+            document = replace(document, "programs", text.rstrip())
+            continue
+        groups, notes = read(text)
+        fabric = groups.get("fabric", [])
+        if any("in the message up to" in row[0] for row in fabric):
+            document = replace(document, "fabric --tune", render(groups, []))
+            plot_sizes(fabric)
+            continue
+        rest = {name: rows for name, rows in groups.items() if name not in APART}
+        if rest:
+            document = replace(document, "tako bench", render(rest, notes))
+        for group in APART:
+            if group in groups:
+                document = replace(document, group, render({group: groups[group]}, []))
+        if fabric:
+            plot_messages(fabric)
+    DOCUMENT.write_text(document)
+
+
+main()
