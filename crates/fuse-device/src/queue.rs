@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io_uring::opcode::{PollAdd, Statx, UringCmd80};
 use io_uring::squeue::Entry128;
-use io_uring::{IoUring, cqueue, types};
+use io_uring::{EnterFlags, IoUring, cqueue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::memory::Memory;
@@ -296,7 +296,7 @@ impl Queue {
         let mut nudge = None;
         while self.ended + self.staying < self.slots.len() {
             let wanted = usize::from(self.unread.is_empty());
-            match self.ring.submit_and_wait(wanted) {
+            match self.submit_and_wait(wanted) {
                 Err(error) if !is_passing(&error) => return Err(error),
                 _ => {}
             }
@@ -335,6 +335,20 @@ impl Queue {
             self.answer_staying()?;
         }
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Hands over what was pushed, and waits for so many completions.
+    fn submit_and_wait(&mut self, wanted: usize) -> io::Result<usize> {
+        let mut flags = EnterFlags::GETEVENTS;
+        // A request that has not come is no disk that is slow: without this, the kernel says of all processors that they
+        // wait for I/O while nobody uses the mount.
+        if self.ring.params().is_feature_no_iowait() {
+            flags |= EnterFlags::NO_IOWAIT;
+        }
+        let pushed = self.ring.submission().len() as u32;
+        let submitter = self.ring.submitter();
+        // SAFETY: these flags take no argument, and there are as many commands as that.
+        unsafe { submitter.enter::<libc::sigset_t>(pushed, wanted as u32, flags.bits(), None) }
     }
 
     fn completion(&mut self) -> Option<(usize, i32)> {

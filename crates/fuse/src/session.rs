@@ -291,6 +291,10 @@ mod tests {
     const WAITING: usize = 20;
     const WORKING: usize = 6;
     const PATIENCE: Duration = Duration::from_secs(20);
+    /// How often the machine is looked at before something is tried.
+    const LOOKS: usize = 10_000;
+    /// Held by tests that count the threads of the process, or have some that are counted.
+    static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
     impl Place {
         fn start(
@@ -354,6 +358,46 @@ mod tests {
         }
     }
 
+    /// Processes that wait for I/O, in the whole machine, and so processors that say so when they are idle.
+    fn waiting_for_disks() -> usize {
+        let stat = fs::read_to_string("/proc/stat").unwrap();
+        let blocked = stat
+            .lines()
+            .find_map(|line| line.strip_prefix("procs_blocked "));
+        blocked.unwrap().parse().unwrap()
+    }
+
+    /// Whether io_uring lets who waits for it say that this is no I/O: from Linux 6.15 on.
+    fn may_wait_without_disks() -> bool {
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut numbers = release
+            .split(['.', '-', '\n'])
+            .map_while(|part| part.parse::<u32>().ok());
+        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        version >= (6, 15)
+    }
+
+    #[test]
+    fn an_idle_mount_waits_for_no_disk() {
+        if !switch(&MountOptions::default()).is_on || !may_wait_without_disks() {
+            println!("the kernel has no queues, or waiting for them is I/O: not tried");
+            return;
+        }
+        let _alone = ALONE.lock();
+        // Others' I/O comes and goes, or may stay.
+        let others = (0..LOOKS).map(|_| waiting_for_disks()).min().unwrap();
+        let (place, session) = Place::start("idle", Choice::Uring, DATA_LENGTH_MAX);
+        let session = session.unwrap();
+        fs::write(place.0.join("file"), "data").unwrap();
+        let start = Instant::now();
+        while waiting_for_disks() > others {
+            assert!(start.elapsed() < PATIENCE, "{}", waiting_for_disks());
+            thread::yield_now();
+        }
+        drop(place);
+        session.join().session.unwrap();
+    }
+
     fn no_thread_stays() {
         for name in ["tako-queue", "tako-guard", "tako-device"] {
             wait_for_threads(name, 0);
@@ -363,6 +407,7 @@ mod tests {
     /// One after the other: they count the threads of the process.
     #[test]
     fn sessions_fail_whole() {
+        let _alone = ALONE.lock();
         if !switch(&MountOptions::default()).is_on {
             println!("the kernel has no queues: not tried");
             return;
