@@ -175,16 +175,19 @@ impl Default for Completion {
 
 impl Completion {
     /// The request's identity, as it was posted.
+    #[inline]
     pub fn id(&self) -> u64 {
         self.0.wr_id
     }
 
     /// How it went.
+    #[inline]
     pub fn status(&self) -> Status {
         Status::from_ffi(self.0.status)
     }
 
     /// What it was. Nothing can be said of a request that failed.
+    #[inline]
     pub fn kind(&self) -> Kind {
         match self.0.opcode {
             ffi::IBV_WC_SEND => Kind::Send,
@@ -198,16 +201,19 @@ impl Completion {
     }
 
     /// Bytes that were received, with the 40 of [`GRH`](crate::GRH) if it was a datagram.
+    #[inline]
     pub fn length(&self) -> u32 {
         self.0.byte_len
     }
 
     /// The word that came with what was received.
+    #[inline]
     pub fn immediate(&self) -> Option<u32> {
         (self.0.wc_flags & ffi::IBV_WC_WITH_IMM != 0).then(|| u32::from_be(self.0.imm_data))
     }
 
     /// The number of the queue pair here.
+    #[inline]
     pub fn queue_pair(&self) -> u32 {
         self.0.qp_num
     }
@@ -284,6 +290,7 @@ pub enum Status {
 }
 
 impl Status {
+    #[inline]
     fn from_ffi(status: u32) -> Status {
         match status {
             ffi::IBV_WC_SUCCESS => Status::Success,

@@ -3,8 +3,8 @@
 //!
 //! A [`Device`] is opened with a port and an address, chosen and explained. A [`Domain`] of it has [`Registration`]s of
 //! memory, and [`QueuePair`]s: ends of reliable connections, or places for datagrams, which may share a
-//! [`SharedReceiveQueue`]. Requests are posted in batches, and what became of them arrives in a [`CompletionQueue`]. A
-//! [`Group`] is a multicast group.
+//! [`SharedReceiveQueue`]. Requests are posted in batches, or collected in a [`SendList`] or [`ReceiveList`] that is posted
+//! by one call, and what became of them arrives in a [`CompletionQueue`]. A [`Group`] is a multicast group.
 //!
 //! What makes this safe:
 //! - Each thing holds what it is made of, so that they go in the right order. The memory of a registration stays mapped
@@ -19,6 +19,7 @@ mod completion;
 mod device;
 mod error;
 mod ffi;
+mod list;
 mod memory;
 mod multicast;
 mod queue_pair;
@@ -31,6 +32,7 @@ pub use completion::{Completion, CompletionQueue, Kind, Status};
 pub use device::{Device, Event, Gid, GidEntry, Limits, Port, PortState, Protocol, ports};
 pub use error::Error;
 pub use ffi::assertions;
+pub use list::{ReceiveList, SendList};
 pub use memory::{Domain, Piece, Registration, Remote, Rights};
 pub use multicast::{Attached, GROUP_KEY, GROUP_QUEUE_PAIR, Group};
 pub use queue_pair::{Patience, Peer, QueuePair, Queues, State};

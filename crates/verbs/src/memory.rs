@@ -160,6 +160,7 @@ impl Registration {
     }
 
     /// A part of it for a request. Panics if the range is not registered.
+    #[inline]
     pub fn piece(&self, offset: u64, length: u32) -> Piece<'_> {
         self.address_of(offset, u64::from(length));
         Piece {
@@ -169,6 +170,7 @@ impl Registration {
         }
     }
 
+    #[inline]
     pub(crate) fn address_of(&self, offset: u64, length: u64) -> u64 {
         let end = offset.checked_add(length);
         let is_inside =
@@ -216,6 +218,7 @@ pub struct Remote {
 
 impl Remote {
     /// The memory `bytes` further on.
+    #[inline]
     pub fn plus(self, bytes: u64) -> Remote {
         Remote {
             address: self.address.wrapping_add(bytes),
@@ -238,6 +241,7 @@ impl Piece<'_> {
         self.length
     }
 
+    #[inline]
     pub(crate) fn to_ffi(self) -> ffi::ibv_sge {
         ffi::ibv_sge {
             addr: self

@@ -339,6 +339,7 @@ impl QueuePair {
     }
 
     /// Bytes that a request can have inline.
+    #[inline]
     pub fn inline_max(&self) -> u32 {
         self.inline_max
     }
@@ -410,8 +411,13 @@ impl QueuePair {
         Error::returned(what, self.domain.device().name(), errno)
     }
 
+    #[inline]
+    pub(crate) fn is_reliable(&self) -> bool {
+        matches!(self.kind, Kind::Reliable)
+    }
+
     #[cold]
-    fn post_failure(&self, posted: usize, errno: i32) -> Error {
+    pub(crate) fn post_failure(&self, posted: usize, errno: i32) -> Error {
         post_failure(&self.domain, posted, errno)
     }
 }

@@ -62,7 +62,12 @@ impl SharedReceiveQueue {
                 ((*(*self.pointer).context).ops.post_srq_recv)(self.pointer, first, refused)
             },
         )
-        .map_err(|(posted, errno)| post_failure(&self.domain, posted, errno))
+        .map_err(|(posted, errno)| self.post_failure(posted, errno))
+    }
+
+    #[cold]
+    pub(crate) fn post_failure(&self, posted: usize, errno: i32) -> Error {
+        post_failure(&self.domain, posted, errno)
     }
 }
 

@@ -110,7 +110,7 @@ pub struct Receive<'a> {
 pub(crate) type Posted = Result<(), (usize, i32)>;
 
 pub(crate) type Pieces = [ffi::ibv_sge; PIECES_MAX];
-const NO_PIECE: ffi::ibv_sge = ffi::ibv_sge {
+pub(crate) const NO_PIECE: ffi::ibv_sge = ffi::ibv_sge {
     addr: 0,
     length: 0,
     lkey: 0,
@@ -120,7 +120,8 @@ const NO_PIECE: ffi::ibv_sge = ffi::ibv_sge {
 pub(crate) trait Entry: Copy {
     /// One that asks for nothing.
     fn empty() -> Self;
-    fn set_next(&mut self, next: *mut Self);
+    fn link(&mut self, pieces: *mut ffi::ibv_sge, next: *mut Self);
+    fn identity(&self) -> u64;
 }
 
 impl Entry for ffi::ibv_send_wr {
@@ -129,8 +130,13 @@ impl Entry for ffi::ibv_send_wr {
         unsafe { std::mem::zeroed() }
     }
 
-    fn set_next(&mut self, next: *mut Self) {
+    fn link(&mut self, pieces: *mut ffi::ibv_sge, next: *mut Self) {
+        self.sg_list = pieces;
         self.next = next;
+    }
+
+    fn identity(&self) -> u64 {
+        self.wr_id
     }
 }
 
@@ -140,8 +146,13 @@ impl Entry for ffi::ibv_recv_wr {
         unsafe { std::mem::zeroed() }
     }
 
-    fn set_next(&mut self, next: *mut Self) {
+    fn link(&mut self, pieces: *mut ffi::ibv_sge, next: *mut Self) {
+        self.sg_list = pieces;
         self.next = next;
+    }
+
+    fn identity(&self) -> u64 {
+        self.wr_id
     }
 }
 
@@ -159,10 +170,13 @@ pub(crate) fn post_all<R, E: Entry>(
         let first: *mut E = entries.as_mut_ptr().cast();
         for (index, (request, pieces)) in batch.iter().zip(&mut pieces).enumerate() {
             let mut entry = E::empty();
-            fill(request, &mut entry, pieces.write([NO_PIECE; PIECES_MAX]));
-            if index + 1 < batch.len() {
-                entry.set_next(first.wrapping_add(index + 1));
-            }
+            let pieces = pieces.write([NO_PIECE; PIECES_MAX]);
+            fill(request, &mut entry, pieces);
+            let next = match index + 1 < batch.len() {
+                true => first.wrapping_add(index + 1),
+                false => ptr::null_mut(),
+            };
+            entry.link(pieces.as_mut_ptr(), next);
             // SAFETY: a batch has at most as many requests as there are entries.
             unsafe { first.add(index).write(entry) };
         }
@@ -175,6 +189,7 @@ pub(crate) fn post_all<R, E: Entry>(
     Ok(())
 }
 
+#[inline]
 pub(crate) fn fill_receive(
     request: &Receive<'_>,
     entry: &mut ffi::ibv_recv_wr,
@@ -182,15 +197,15 @@ pub(crate) fn fill_receive(
 ) {
     entry.wr_id = request.id;
     entry.num_sge = fill_pieces(request.into, pieces);
-    entry.sg_list = pieces.as_mut_ptr();
 }
 
-fn index_of<T>(first: *const T, refused: *const T, count: usize) -> usize {
+pub(crate) fn index_of<T>(first: *const T, refused: *const T, count: usize) -> usize {
     let distance = (refused as usize).wrapping_sub(first as usize) / size_of::<T>();
     // What is no request of the batch says nothing: then none is taken to be posted.
     if distance < count { distance } else { 0 }
 }
 
+#[inline]
 pub(crate) fn fill_send(
     request: &Request<'_>,
     inline_max: u32,
@@ -205,7 +220,6 @@ pub(crate) fn fill_send(
     if request.fenced {
         entry.send_flags |= ffi::IBV_SEND_FENCE;
     }
-    entry.sg_list = pieces.as_mut_ptr();
     match request.operation {
         Operation::Send { data, immediate } => {
             entry.opcode = with_immediate(entry, ffi::IBV_WR_SEND, immediate);
@@ -258,6 +272,7 @@ pub(crate) fn fill_send(
     }
 }
 
+#[inline]
 fn rdma(remote: Remote) -> ffi::Target {
     ffi::Target {
         rdma: ffi::Rdma {
@@ -291,6 +306,7 @@ fn with_immediate(entry: &mut ffi::ibv_send_wr, plain: u32, immediate: Option<u3
     }
 }
 
+#[inline]
 fn fill_data(data: Data<'_>, inline_max: u32, entry: &mut ffi::ibv_send_wr, pieces: &mut Pieces) {
     match data {
         Data::Pieces(data) => entry.num_sge = fill_pieces(data, pieces),
@@ -312,6 +328,7 @@ fn fill_data(data: Data<'_>, inline_max: u32, entry: &mut ffi::ibv_send_wr, piec
     }
 }
 
+#[inline]
 fn fill_pieces(from: &[Piece<'_>], into: &mut Pieces) -> i32 {
     assert!(
         from.len() <= into.len(),

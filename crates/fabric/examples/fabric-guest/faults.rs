@@ -6,16 +6,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::{Cases, open};
+use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{
-    Access, EndpointId, Error, Event, Export, Failure, Key, Operation, Options, Parameters, Peer,
-    Queue, RegionDescriptor, Role, Source, WorkRequest,
+    Access, Device, EndpointId, Error, Event, Export, Failure, Key, Operation, Options, Parameters,
+    Peer, Queue, RegionDescriptor, Role, Source, WorkRequest,
 };
+use pmem::Region;
 
 /// No event takes longer, however busy the machine.
-const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(60);
 /// In which the end of a peer must be noticed: a quarter of a second until the next probe, and seven tries of up to half a
 /// second.
-const NOTICED_WITHIN: Duration = Duration::from_secs(8);
+pub const NOTICED_WITHIN: Duration = Duration::from_secs(8);
 
 pub fn run(cases: &mut Cases) {
     cases.run("fabric: who sleeps is woken", sleep_and_wake);
@@ -32,6 +34,7 @@ pub fn run(cases: &mut Cases) {
     cases.run("fabric: a peer that asks for too much while idle", || {
         refused_while_idle();
     });
+    cases.run("fabric: memory of another transport", foreign_memory);
 }
 
 /// A queue, and the parameters of its endpoint.
@@ -235,7 +238,7 @@ fn killed(under_load: bool) {
     println!("noticed after {} ms", took.as_millis());
 }
 
-fn system(line: &str) {
+pub fn system(line: &str) {
     let mut words = line.split(' ');
     let status = Command::new(words.next().unwrap()).args(words).status();
     assert!(status.unwrap().success(), "{line}");
@@ -291,4 +294,40 @@ fn refused_while_idle() {
     near.queue.submit();
     assert_eq!(near.lost(), Failure::Access);
     assert_eq!(far.lost(), Failure::Violation);
+}
+
+/// A request that cannot be handed to the adapter ends the endpoint. Of those before it nobody says that they have ended well:
+/// they were on their way.
+fn foreign_memory() {
+    let (mut near, mut far) = pair(sleepy(), sleepy());
+    let region = Region::memory(4096, false).unwrap();
+    let ours = open("rxe2").register(&region, Access::ALL).unwrap();
+    let foreign = Tcp::new(TcpOptions::default());
+    let foreign = foreign.register(&region, Access::ALL).unwrap();
+    let export = far.queue.export(far.id, &ours).unwrap();
+    let to = near.queue.import(near.id, export).unwrap().at(0);
+    let piece = [foreign.piece(0, 8)];
+    let sources = [
+        Source::Inline(b"1"),
+        Source::Inline(b"2"),
+        Source::Pieces(&piece),
+    ];
+    for (id, from) in (0..).zip(sources) {
+        let immediate = None;
+        let write = Operation::Write {
+            from,
+            to,
+            immediate,
+        };
+        let request = WorkRequest::new(id, write).quiet();
+        near.queue.post(near.id, &request).unwrap();
+    }
+    near.queue.submit();
+    for id in 0..3 {
+        match near.next() {
+            Event::Done(done) => assert_eq!((done.id.0, done.outcome), (id, Err(Failure::Flushed))),
+            event => panic!("{event:?}"),
+        }
+    }
+    assert_eq!(near.lost(), Failure::Access);
 }

@@ -86,6 +86,6 @@ impl Closing {
 
 fn drain(link: &Link, now: Instant) -> Stage {
     // If this is refused, the pair ends with its link all the same.
-    let _ = link.pair.fail();
+    let _ = link.pair().fail();
     Stage::Draining { until: now + DRAIN }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::verbs::{Data, Operation as Work, Piece as Part, QueuePair, Request as Entry};
+use ::verbs::{Data, Operation as Work, Piece as Part, QueuePair, Request as Entry, SendList};
 use pmem::Region;
 use smallvec::SmallVec;
 
@@ -15,6 +15,9 @@ use crate::{EndpointId, Error, Operation, Piece, Request, Source};
 /// Requests of the transport's own that are outstanding at an endpoint, at most: counts of credits, probes, the goodbye.
 /// So many buffers of the peer they can take before it polls.
 pub const OWN_MAX: u32 = 4;
+
+/// Requests that are handed to the adapter by one call, at most.
+pub const BATCH: usize = 16;
 
 /// Bytes of a place in the link's own memory: a header, or what an atomic found.
 const PLACE: u64 = 8;
@@ -65,10 +68,32 @@ pub struct Import {
     pub base: u64,
 }
 
+/// What is to be handed to the adapter.
+struct Outbox {
+    list: SendList,
+    /// The adapter has not taken all.
+    refused: bool,
+}
+
+impl Outbox {
+    fn push(&mut self, request: &Entry<'_>) {
+        if self.list.is_full() {
+            self.hand_over();
+        }
+        self.list.push(request);
+    }
+
+    /// Room is kept for all that may be outstanding: an adapter that does not take something has failed.
+    fn hand_over(&mut self) -> bool {
+        self.refused |= self.list.post(|_| ()).is_err();
+        !self.refused
+    }
+}
+
 pub struct Link {
     pub id: EndpointId,
-    pub pair: Arc<QueuePair>,
     pub state: State,
+    outbox: Outbox,
     pub imports: Vec<Import>,
     /// Places for the headers of messages, then for what atomics find, by the sequence of the request; then for headers of
     /// own messages. Requests end in order, so that a place is free when its turn comes again.
@@ -92,7 +117,7 @@ impl Link {
     pub fn new(
         common: &Common,
         id: EndpointId,
-        pair: Arc<QueuePair>,
+        pair: &Arc<QueuePair>,
         outstanding: u32,
     ) -> Result<Link, Error> {
         let outstanding = u64::from(outstanding.max(1));
@@ -103,8 +128,11 @@ impl Link {
             ::verbs::Registration::new(&common.domain, &region, 0, region.length(), rights)?;
         Ok(Link {
             id,
-            pair,
             state: State::Made,
+            outbox: Outbox {
+                list: SendList::new(pair, BATCH),
+                refused: false,
+            },
             imports: Vec::new(),
             places,
             outstanding,
@@ -128,13 +156,27 @@ impl Link {
         self.outstanding as u32 + OWN_MAX
     }
 
+    pub fn pair(&self) -> &QueuePair {
+        self.outbox.list.pair()
+    }
+
     pub fn connect(&mut self, peer: &::verbs::Peer) -> Result<(), Error> {
-        self.pair.connect(peer, &PATIENCE)?;
+        self.pair().connect(peer, &PATIENCE)?;
         self.state = State::Ready;
         Ok(())
     }
 
-    /// Hands a request to the adapter; whether it took it.
+    /// Whether nothing is to be handed over.
+    pub fn is_idle(&self) -> bool {
+        self.outbox.list.is_empty()
+    }
+
+    /// Hands all to the adapter, by one call; whether it has taken everything so far.
+    pub fn hand_over(&mut self) -> bool {
+        self.outbox.hand_over()
+    }
+
+    /// Takes a request, to be handed over; not one with memory that is not registered here.
     pub fn post(&mut self, request: &Request<'_>) -> bool {
         self.newest = request.sequence;
         match request.operation {
@@ -144,7 +186,7 @@ impl Link {
     }
 
     fn post_message(
-        &self,
+        &mut self,
         request: &Request<'_>,
         from: Source<'_>,
         immediate: Option<u32>,
@@ -153,7 +195,7 @@ impl Link {
         let mut bytes = [0; (HEADER_BYTES + INLINE_BYTES) as usize];
         let mut parts: Parts<'_> = SmallVec::new();
         let data = match from {
-            Source::Inline(data) if self.pair.inline_max() >= HEADER_BYTES => {
+            Source::Inline(data) if self.pair().inline_max() >= HEADER_BYTES => {
                 let end = header.len() + data.len();
                 bytes[..header.len()].copy_from_slice(&header);
                 bytes[header.len()..end].copy_from_slice(data);
@@ -170,10 +212,12 @@ impl Link {
                 }
             }
         };
-        self.post_as(request, Work::Send { data, immediate })
+        let work = Work::Send { data, immediate };
+        self.outbox.push(&entry_of(self.id, request, work));
+        true
     }
 
-    fn post_one_sided(&self, request: &Request<'_>) -> bool {
+    fn post_one_sided(&mut self, request: &Request<'_>) -> bool {
         let Some((number, offset, ..)) = request.remote() else {
             return false;
         };
@@ -218,18 +262,8 @@ impl Link {
             },
             Operation::Read { .. } | Operation::Send { .. } => return false,
         };
-        self.post_as(request, work)
-    }
-
-    fn post_as(&self, request: &Request<'_>, operation: Work<'_>) -> bool {
-        let entry = Entry {
-            id: identity(self.id, Tag::Request, request.sequence),
-            signaled: request.signaled,
-            // What an atomic or a read brings, nothing behind it reads.
-            fenced: false,
-            operation,
-        };
-        self.pair.post(&[entry]).is_ok()
+        self.outbox.push(&entry_of(self.id, request, work));
+        true
     }
 
     /// The whole sequence of a request of which the last bits are known: it is among those posted last.
@@ -243,7 +277,7 @@ impl Link {
         self.places.region().load(place * PLACE)
     }
 
-    /// Tells the peer a count of credits, at once or as soon as there is room: a later count says all that an earlier one
+    /// Tells the peer a count of credits, as soon as there is room: a later count says all that an earlier one
     /// does. Nothing gets lost on the way, so a peer that does not answer is asked less and less often: each question takes
     /// a buffer of its until it polls.
     pub fn credit(&mut self, returned: u32, ask: bool) {
@@ -278,10 +312,11 @@ impl Link {
         }
     }
 
-    /// Says that this side is closed.
+    /// Says that this side is closed, behind all that was posted.
     pub fn send_goodbye(&mut self) -> bool {
         self.pending = None;
-        self.send_own(Kind::Goodbye, 0)
+        self.send_own(Kind::Goodbye, 0);
+        self.hand_over()
     }
 
     /// Looks whether the peer is there, unless there is an answer to be expected, or was one.
@@ -297,30 +332,33 @@ impl Link {
         }
     }
 
-    fn send_own(&mut self, kind: Kind, returned: u32) -> bool {
-        let number = 2 * self.outstanding + self.own_posted % u64::from(OWN_MAX);
+    fn send_own(&mut self, kind: Kind, returned: u32) {
+        let header = header(kind, returned);
         let places = self.places.clone();
-        places
-            .region()
-            .write(number * PLACE, &header(kind, returned));
-        let data = Data::Pieces(&[places.piece(number * PLACE, HEADER_BYTES)]);
+        let piece;
+        let data = if self.pair().inline_max() >= HEADER_BYTES {
+            Data::Inline(&header)
+        } else {
+            let number = 2 * self.outstanding + self.own_posted % u64::from(OWN_MAX);
+            places.region().write(number * PLACE, &header);
+            piece = [places.piece(number * PLACE, HEADER_BYTES)];
+            Data::Pieces(&piece)
+        };
         self.post_own(Work::Send {
             data,
             immediate: None,
-        })
+        });
     }
 
-    fn post_own(&mut self, operation: Work<'_>) -> bool {
-        let entry = Entry {
+    fn post_own(&mut self, operation: Work<'_>) {
+        self.outbox.push(&Entry {
             id: identity(self.id, Tag::Own, self.own_posted),
             signaled: true,
             fenced: false,
             operation,
-        };
-        let posted = self.pair.post(&[entry]).is_ok();
-        self.own_outstanding += u32::from(posted);
-        self.own_posted += u64::from(posted);
-        posted
+        });
+        self.own_outstanding += 1;
+        self.own_posted += 1;
     }
 
     /// An own request has ended; whether none is left.
@@ -334,7 +372,17 @@ impl Link {
 
     /// What the peer must know.
     pub fn parameters(&self) -> Vec<u8> {
-        wire::parameters(&self.pair.peer())
+        wire::parameters(&self.pair().peer())
+    }
+}
+
+fn entry_of<'a>(id: EndpointId, request: &Request<'_>, operation: Work<'a>) -> Entry<'a> {
+    Entry {
+        id: identity(id, Tag::Request, request.sequence),
+        signaled: request.signaled,
+        // What an atomic or a read brings, nothing behind it reads.
+        fenced: false,
+        operation,
     }
 }
 

@@ -3,14 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use ::verbs::{Receive, SharedReceiveQueue};
+use ::verbs::{Receive, ReceiveList, SharedReceiveQueue};
 
-use super::link::{Tag, identity};
+use super::link::{BATCH, Tag, identity, parse_identity};
 use super::{Common, Memory};
 use crate::{EndpointId, Error, Piece, Registration, Supply};
 
 pub struct Supplies {
-    pub queue: Arc<SharedReceiveQueue>,
+    /// What is to be handed to the adapter.
+    list: ReceiveList,
     groups: bool,
     /// By their numbers. A buffer's memory is kept for as long as the adapter may write there: until this goes.
     known: Vec<Option<Known>>,
@@ -28,8 +29,9 @@ impl Supplies {
     /// The adapter holds so many at most; others wait here for their turn.
     pub fn new(common: &Common, groups: bool, depth: u32) -> Result<Supplies, Error> {
         let depth = common.adapter().limits().shared_depth.min(depth);
+        let queue = SharedReceiveQueue::new(&common.domain, depth)?;
         Ok(Supplies {
-            queue: SharedReceiveQueue::new(&common.domain, depth)?,
+            list: ReceiveList::new(&queue, BATCH),
             groups,
             known: Vec::new(),
             room: depth,
@@ -37,7 +39,12 @@ impl Supplies {
         })
     }
 
-    /// Gives a buffer to the adapter.
+    /// Where the adapter finds them.
+    pub fn queue(&self) -> &Arc<SharedReceiveQueue> {
+        self.list.queue()
+    }
+
+    /// Takes a buffer, to be handed over.
     pub fn supply(&mut self, number: u32, piece: Piece<'_>) {
         let index = number as usize;
         if self.known.len() <= index {
@@ -60,7 +67,7 @@ impl Supplies {
         }
     }
 
-    /// Gives a buffer to the adapter again.
+    /// Takes a buffer that is free again, to be handed over.
     pub fn post(&mut self, number: u32) {
         let Some(Some(known)) = self.known.get(number as usize) else {
             return;
@@ -71,15 +78,32 @@ impl Supplies {
         if self.room == 0 {
             return self.waiting.push_back(number);
         }
+        self.room -= 1;
         let into = [memory.local.piece(known.offset, known.length)];
-        let receive = Receive {
+        self.list.push(&Receive {
             id: identity(EndpointId(self.groups.into()), Tag::Buffer, number.into()),
             into: &into,
-        };
-        match self.queue.post(&[receive]) {
-            Ok(()) => self.room -= 1,
-            Err(_) => self.waiting.push_back(number),
+        });
+        if self.list.is_full() {
+            self.post_list();
         }
+    }
+
+    /// Hands all to the adapter, by one call. What it does not take waits.
+    #[inline]
+    pub fn hand_over(&mut self) {
+        if !self.list.is_empty() {
+            self.post_list();
+        }
+    }
+
+    fn post_list(&mut self) {
+        let (room, waiting) = (&mut self.room, &mut self.waiting);
+        // Those that are refused are told one by one.
+        let _ = self.list.post(|refused| {
+            *room += 1;
+            waiting.push_back(parse_identity(refused).2);
+        });
     }
 
     /// What is in a buffer.

@@ -15,8 +15,8 @@ use super::wire::{HEADER_BYTES, Kind, parse_header, parse_parameters};
 use super::{Common, INLINE_BYTES, Memory, PROBE_EVERY, count};
 use crate::{
     Arrival, Capabilities, EndpointId, Error, Export, Failure, GroupAddress, GroupId, Limits,
-    Operation, Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Source,
-    Supply, Transport,
+    Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Source, Supply,
+    Transport,
 };
 
 /// Completions that the queue of the adapter has room for, at most.
@@ -45,6 +45,8 @@ pub struct VerbsTransport {
     numbers: Vec<(u32, EndpointId)>,
     closing: Closing,
     groups: Groups,
+    /// Links with something to be handed to the adapter.
+    waiting: Vec<EndpointId>,
     /// Completions that there is room for, beside those that may come.
     room: u32,
     news: Vec<Report>,
@@ -71,6 +73,7 @@ impl VerbsTransport {
             numbers: Vec::new(),
             closing: Closing::default(),
             groups: Groups::default(),
+            waiting: Vec::new(),
             room: depth.saturating_sub(others),
             news: Vec::new(),
             batch: vec![Completion::default(); BATCH],
@@ -85,7 +88,7 @@ impl VerbsTransport {
         Queues {
             send: self.completions.clone(),
             receive: self.completions.clone(),
-            shared: Some(buffers.queue.clone()),
+            shared: Some(buffers.queue().clone()),
             depth,
             inline: INLINE_BYTES + HEADER_BYTES,
         }
@@ -106,10 +109,35 @@ impl VerbsTransport {
             link.state = State::Over;
             if failure == Failure::Violation {
                 // It may do nothing more. If the pair has failed already, this does nothing.
-                let _ = link.pair.fail();
+                let _ = link.pair().fail();
                 count(&self.common.counts.refused);
             }
             self.news.push(Report::Lost { endpoint, failure });
+        }
+    }
+
+    /// Hands over what waits at a link.
+    fn hand_over(&mut self, id: EndpointId) {
+        if let Some(link) = self.ready(id)
+            && !link.hand_over()
+        {
+            self.give_up(id, Failure::PeerLost);
+        }
+    }
+
+    /// A request cannot be handed over. What became of those before it, the adapter says, or nobody knows.
+    #[cold]
+    fn give_up(&mut self, id: EndpointId, failure: Failure) {
+        self.reap();
+        self.lose(id, failure);
+    }
+
+    /// Hands everything to the adapter.
+    fn hand_over_all(&mut self) {
+        self.buffers.hand_over();
+        self.group_buffers.hand_over();
+        while let Some(id) = self.waiting.pop() {
+            self.hand_over(id);
         }
     }
 
@@ -188,6 +216,7 @@ impl VerbsTransport {
             Status::Success => {
                 link.heard = true;
                 link.own_ended();
+                self.hand_over(endpoint);
             }
             Status::Flushed => self.lose(endpoint, Failure::Violation),
             status => self.lose(endpoint, failure(status)),
@@ -295,9 +324,13 @@ impl VerbsTransport {
         if now >= self.look_at {
             self.look_at = now + PROBE_EVERY;
             self.common.read_events();
-            for link in self.links.iter_mut().flatten() {
-                if link.state == State::Ready {
+            for place in 0..self.links.len() {
+                if let Some(link) = &mut self.links[place]
+                    && link.state == State::Ready
+                {
                     link.probe();
+                    let id = link.id;
+                    self.hand_over(id);
                 }
             }
         }
@@ -369,9 +402,9 @@ impl Transport for VerbsTransport {
         };
         let queues = self.queues(&self.buffers, depth);
         let pair = QueuePair::reliable(&self.common.domain, &queues)?;
-        let link = Link::new(&self.common, endpoint, pair, limits.outstanding)?;
+        let link = Link::new(&self.common, endpoint, &pair, limits.outstanding)?;
         let bytes = link.parameters();
-        let number = link.pair.number();
+        let number = pair.number();
         let at = self.numbers.partition_point(|(pair, _)| *pair < number);
         self.numbers.insert(at, (number, endpoint));
         let place = endpoint.place();
@@ -390,6 +423,7 @@ impl Transport for VerbsTransport {
     fn establish(&mut self, endpoint: EndpointId, _role: Role, peer: Peer) -> Result<(), Error> {
         let wrong = Error::Peer { what: "queue pair" };
         let peer = parse_parameters(&peer.parameters.bytes).ok_or(wrong)?;
+        self.buffers.hand_over();
         let link = self.link(endpoint).ok_or(Error::NoEndpoint)?;
         link.connect(&peer)
     }
@@ -444,43 +478,48 @@ impl Transport for VerbsTransport {
     }
 
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
-        let sequence = request.sequence;
-        if let Some(link) = self.ready(endpoint)
-            && !link.post(&request)
-        {
-            link.state = State::Over;
-            let failure = match request.operation {
-                Operation::Send { .. } => Failure::PeerLost,
-                _ => Failure::Access,
-            };
-            self.news.push(Report::Failed {
-                endpoint,
-                sequence,
-                failure,
-            });
+        let Some(link) = self.ready(endpoint) else {
+            return;
+        };
+        let is_first = link.is_idle();
+        if !link.post(&request) {
+            // Memory that is not registered here. Those before it go first.
+            link.hand_over();
+            self.give_up(endpoint, Failure::Access);
+        } else if is_first {
+            self.waiting.push(endpoint);
         }
     }
 
+    /// At once, with all that waits: who has no credits cannot go on.
     fn credit(&mut self, endpoint: EndpointId, returned: u32, ask: bool) {
+        // The peer may send as soon as it knows.
+        self.buffers.hand_over();
         if let Some(link) = self.ready(endpoint) {
             link.credit(returned, ask);
+            self.hand_over(endpoint);
         }
     }
 
-    /// Requests were handed over as they were posted.
-    fn submit(&mut self) {}
+    fn submit(&mut self) {
+        self.hand_over_all();
+    }
 
     fn poll(&mut self, reports: &mut Vec<Report>) {
+        self.hand_over_all();
         let drained = self.reap();
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(LOOK_EVERY) {
             self.look(Instant::now(), drained);
         }
         self.take_failures();
+        self.buffers.hand_over();
+        self.group_buffers.hand_over();
         reports.append(&mut self.news);
     }
 
     fn sleep(&mut self, timeout: Duration) {
+        self.hand_over_all();
         // What completes from here on wakes; what has completed is found.
         if self.completions.arm().is_err() {
             return;
