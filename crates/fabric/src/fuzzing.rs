@@ -7,9 +7,16 @@ use std::os::unix::net::UnixStream;
 
 use crate::control::channel::{Channel, Trouble};
 use crate::control::message::{HEAD_BYTES, Head, Message};
-use crate::verbs::wire::{header, parameters, parse_header, parse_parameters};
+use crate::verbs::wire::{comes_from, header, parameters, parse_header, parse_parameters};
 
-/// What a peer says to the transport over RDMA: parameters, and the header of a message.
+/// What peers say to the transport over TCP: heads of frames, parameters, greetings and datagrams; and all frames of a
+/// connection.
+pub fn tcp(input: &[u8]) {
+    crate::tcp::fuzzing::heads(input);
+    crate::tcp::fuzzing::connection(input);
+}
+
+/// What a peer says to the transport over RDMA: parameters, the header of a message, and the one in front of a datagram.
 pub fn verbs(input: &[u8]) {
     if let Some(peer) = parse_parameters(input) {
         assert_eq!(parameters(&peer), input);
@@ -18,6 +25,17 @@ pub fn verbs(input: &[u8]) {
         && let Some((kind, returned)) = parse_header(*bytes, input.len() as u32)
     {
         assert_eq!(header(kind, returned), *bytes);
+    }
+    if let Some((header, rest)) = input.split_first_chunk()
+        && let Some(gid) = rest.first_chunk()
+    {
+        let gid = ::verbs::Gid(*gid);
+        let place = match gid.ipv4() {
+            Some(_) => 32..36,
+            None => 8..24,
+        };
+        let source = &header[place];
+        assert_eq!(comes_from(header, gid), gid.0.ends_with(source));
     }
 }
 

@@ -8,6 +8,7 @@
 //! other side has carried them out, which tells which one it expects: nothing is lost and nothing happens twice.
 
 mod frame;
+pub(crate) mod fuzzing;
 mod group;
 mod input;
 mod join;

@@ -52,3 +52,13 @@ fn run(target: &str, entry_point: fn(&[u8])) {
 fn control_connections() {
     run("control", fabric::fuzzing::control);
 }
+
+#[test]
+fn connections_of_tcp() {
+    run("tcp", fabric::fuzzing::tcp);
+}
+
+#[test]
+fn what_is_said_over_verbs() {
+    run("verbs", fabric::fuzzing::verbs);
+}

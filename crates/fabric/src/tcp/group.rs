@@ -26,7 +26,7 @@ use crate::{GroupAddress, GroupId, Origin, Report};
 pub const MESSAGE_BYTES: usize = 1440;
 /// Raised with the format.
 const MAGIC: u32 = u32::from_le_bytes(*b"Tak1");
-const HEAD_BYTES: usize = size_of::<Head>();
+pub const HEAD_BYTES: usize = size_of::<Head>();
 /// Datagrams that are taken before others have their turn.
 const TURNS: usize = 32;
 
@@ -40,7 +40,7 @@ struct Head {
 }
 
 /// The immediate and the sender of a datagram. Nothing if it is none of ours.
-fn parse(bytes: &[u8]) -> Option<(u32, u64)> {
+pub fn parse(bytes: &[u8]) -> Option<(u32, u64)> {
     let (head, data) = Head::ref_from_prefix(bytes).ok()?;
     let fits = head.magic.get() == MAGIC && data.len() <= MESSAGE_BYTES;
     fits.then_some((head.immediate.get(), head.sender.get()))

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use ::verbs::{
-    Attached, Completion, Data, GRH, GROUP_QUEUE_PAIR, Gid, Group, Operation as Work, QueuePair,
-    Queues, Request as Entry, Rights,
+    Attached, Completion, Data, GRH, GROUP_QUEUE_PAIR, Group, Operation as Work, QueuePair, Queues,
+    Request as Entry, Rights,
 };
 use pmem::Region;
 
 use super::link::{Tag, identity};
+use super::wire::comes_from;
 use super::{Common, INLINE_BYTES, count};
 use crate::{EndpointId, Error, GroupAddress, GroupId, Source};
 
@@ -188,32 +189,5 @@ impl Outgoing {
             }
         }
         self.memory.piece(start, from.length() as u32)
-    }
-}
-
-/// Whether a header says that a datagram comes from this address: its source stands in the header of IPv6, which is that of
-/// InfiniBand, or in that of IPv4, which are the last 20 bytes.
-fn comes_from(header: &[u8; GRH as usize], gid: Gid) -> bool {
-    match gid.ipv4() {
-        Some(address) => header[32..36] == address.octets(),
-        None => header[8..24] == gid.0,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_source_of_a_datagram_is_found() {
-        let mut header = [0; GRH as usize];
-        header[32..36].copy_from_slice(&[10, 0, 0, 1]);
-        let address = |last| Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, last]);
-        assert!(comes_from(&header, address(1)));
-        assert!(!comes_from(&header, address(2)));
-        let other = Gid(*b"\xfe\x80\0\0\0\0\0\0\0\0\0\0\0\0\0\x01");
-        assert!(!comes_from(&header, other));
-        header[8..24].copy_from_slice(&other.0);
-        assert!(comes_from(&header, other));
     }
 }

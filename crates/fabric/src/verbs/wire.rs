@@ -1,7 +1,7 @@
 //! What one side says to the other's: parameters, over the control connection, and the header in front of messages.
 //! All of it comes from a peer, and is validated. Numbers have their least significant byte first.
 
-use ::verbs::{Gid, Peer};
+use ::verbs::{GRH, Gid, Peer};
 
 /// What stands in front of each message. How many credits are returned in all, and what it is:
 ///
@@ -87,6 +87,15 @@ pub fn parse_parameters(bytes: &[u8]) -> Option<Peer> {
     is_right.then_some(peer)
 }
 
+/// Whether a header says that a datagram comes from this address: its source stands in the header of IPv6, which is that of
+/// InfiniBand, or in that of IPv4, which are the last 20 bytes.
+pub fn comes_from(header: &[u8; GRH as usize], gid: Gid) -> bool {
+    match gid.ipv4() {
+        Some(address) => header[32..36] == address.octets(),
+        None => header[8..24] == gid.0,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,5 +165,18 @@ mod tests {
             assert_eq!(parse_parameters(&wrong), None, "byte {at}");
         }
         assert_eq!(parse_parameters(&[&bytes[..24], &[0; 16]].concat()), None);
+    }
+
+    #[test]
+    fn the_source_of_a_datagram_is_found() {
+        let mut header = [0; GRH as usize];
+        header[32..36].copy_from_slice(&[10, 0, 0, 1]);
+        let address = |last| Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, last]);
+        assert!(comes_from(&header, address(1)));
+        assert!(!comes_from(&header, address(2)));
+        let other = Gid(*b"\xfe\x80\0\0\0\0\0\0\0\0\0\0\0\0\0\x01");
+        assert!(!comes_from(&header, other));
+        header[8..24].copy_from_slice(&other.0);
+        assert!(comes_from(&header, other));
     }
 }
