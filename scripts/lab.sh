@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8
 
 # Each scene, how many guests it takes, and how many seconds at most.
-readonly scenes="alone:1:300 fabric:1:300 joined:3:200"
+readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200"
 # Those that are run only if they are named: they measure, and test nothing.
 readonly figures="measure:1:200"
 lab=$(realpath -m "${CARGO_TARGET_DIR:-target}")/lab
@@ -122,7 +122,8 @@ mkdir -p "$run"
 cargo build -q --profile tests "${programs[@]/#/--example=}"
 passed=0 failed=0
 check_headers
-scripts/lab/image.sh add "$run/programs.cpio" "${programs[@]/#/$examples/}"
+"$examples/fabric-guest" keys "$run/keys"
+scripts/lab/image.sh add "$run/programs.cpio" "${programs[@]/#/$examples/}" "$run/keys"
 cat "$lab/base.cpio" "$run/programs.cpio" >"$run/guest.cpio"
 [ $# = 0 ] || scenes_to_run="$scenes $figures"
 for scene in ${scenes_to_run:-$scenes}; do

@@ -2,7 +2,7 @@
 # Builds what the guests of the lab boot from, of Debian packages that are downloaded and unpacked but not installed: a kernel
 # (`vmlinux`) and a small system with RDMA in software (`base.cpio`), in target/lab. What is there already stays, unless this
 # file has changed. `image.sh add FILE PROGRAM...` writes a cpio to go behind the other one: what is in scripts/lab for the
-# guests, and programs of this machine in /lab, with the libraries they are linked to.
+# guests, and programs of this machine in /lab, with the libraries they are linked to; directories as they are.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -124,6 +124,7 @@ add() {
     cp scripts/lab/guest/init "$root/init"
     cp scripts/lab/guest/*.sh "$root/lab/"
     for program in "$@"; do
+        [ ! -d "$program" ] || { cp -r "$program" "$root/lab/" && continue; }
         strip -o "$root/lab/${program##*/}" "$program"
         copy_libraries "$root" "$program"
     done

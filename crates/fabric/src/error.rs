@@ -41,6 +41,14 @@ pub enum Error {
         /// What was asked for.
         what: &'static str,
     },
+    /// The transport that must be used is not there.
+    #[error("{provider} was asked for and cannot be used: {source}")]
+    Forced {
+        /// The transport.
+        provider: Provider,
+        /// Why not, and what to do.
+        source: Box<Error>,
+    },
     /// The endpoint is not, or no longer.
     #[error("there is no such endpoint; it was closed or lost")]
     NoEndpoint,

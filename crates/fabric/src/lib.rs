@@ -37,6 +37,7 @@ pub mod shm;
 pub mod simulated;
 pub mod tcp;
 pub mod transport;
+pub mod transports;
 pub mod verbs;
 mod work;
 pub mod wrappers;

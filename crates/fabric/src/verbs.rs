@@ -121,8 +121,8 @@ impl Common {
 pub struct Verbs(Arc<Common>);
 
 impl Verbs {
-    /// Opens an adapter. The error is one sentence that says what is missing and what to do: fit for
-    /// [`Offers::without`](crate::choice::Offers::without).
+    /// Opens an adapter. The error is one sentence that says what is missing and what to do: peers are told it
+    /// ([`Transports`](crate::transports::Transports)).
     ///
     /// # Errors
     /// [`Error::Verbs`].

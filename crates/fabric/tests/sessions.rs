@@ -7,13 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use fabric::choice::Offers;
 use fabric::control::{self, Address, Identity, Listener, Local, Note, Session, dial};
-use fabric::shm::Shm;
-use fabric::tcp::{Tcp, TcpOptions};
+use fabric::tcp::TcpOptions;
+use fabric::transports::{Transports, Wanted};
 use fabric::{
-    Access, Device, Event, Failure, Operation, Options, Provider, Queue, Registration,
-    RemoteRegion, Source, WorkRequest, keys,
+    Access, Event, Failure, Operation, Provider, Queue, Registration, RemoteRegion, Source,
+    WorkRequest, keys,
 };
 use pmem::Region;
 
@@ -31,48 +30,30 @@ impl Drop for Scratch {
     }
 }
 
-/// The transports of a process, and a queue for each.
-struct Transports {
-    devices: [Box<dyn Device>; 2],
-    queues: [Queue; 2],
-}
-
-impl Transports {
-    fn new() -> Transports {
-        let options = TcpOptions {
+/// What a process has here, or one of it only.
+fn transports(only: Option<Provider>) -> Transports {
+    Transports::open(&Wanted {
+        only,
+        tcp: TcpOptions {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             lost_after: Duration::from_secs(1),
             ..TcpOptions::default()
-        };
-        let devices: [Box<dyn Device>; 2] =
-            [Box::new(Shm::new().unwrap()), Box::new(Tcp::new(options))];
-        let open = |device: &dyn Device| Queue::open(device, Options::default()).unwrap();
-        let queues = [open(&*devices[0]), open(&*devices[1])];
-        Transports { devices, queues }
-    }
-
-    fn place(session: &Session) -> usize {
-        usize::from(session.choice().provider == Provider::Tcp)
-    }
-
-    fn memory(&self, session: &Session) -> Registration {
-        let region = Region::memory(LENGTH, false).unwrap();
-        let device = &self.devices[Transports::place(session)];
-        device.register(&region, Access::ALL).unwrap()
-    }
-
-    fn queue(&mut self, session: &Session) -> &mut Queue {
-        &mut self.queues[Transports::place(session)]
-    }
+        },
+        ..Wanted::default()
+    })
+    .unwrap()
 }
 
-fn local(keys: &Path) -> Local {
+fn memory(transports: &Transports, session: &Session) -> Registration {
+    let region = Region::memory(LENGTH, false).unwrap();
+    let device = transports.device(session.choice().provider).unwrap();
+    device.register(&region, Access::ALL).unwrap()
+}
+
+fn local(keys: &Path, transports: &Transports) -> Local {
     Local {
         identity: Identity::load(keys).unwrap(),
-        offers: Offers::new()
-            .with(Provider::Shm)
-            .without(Provider::Verbs, "there is no adapter; put one in")
-            .with(Provider::Tcp),
+        offers: transports.offers().clone(),
         options: control::Options::default(),
     }
 }
@@ -83,19 +64,19 @@ fn contents() -> Vec<u8> {
 
 /// Listens, exports memory to whoever comes, and serves it until it is killed.
 fn serve(place: &Path) {
-    let mut transports = Transports::new();
+    let mut transports = transports(None);
     let addresses = [
         Address::Unix(place.join("socket")),
         Address::Tcp("127.0.0.1:0".parse().unwrap()),
     ];
-    let mut listener = Listener::bind(&addresses, local(&place.join("keys/b"))).unwrap();
+    let mut listener =
+        Listener::bind(&addresses, local(&place.join("keys/b"), &transports)).unwrap();
     println!("\nlistens {}", listener.addresses()[1]);
     let caller = listener.accept(LONG).unwrap().expect("a caller");
-    let [shm, tcp] = &mut transports.queues;
-    let mut session = caller.establish(&mut [shm, tcp]).unwrap();
-    let memory = transports.memory(&session);
+    let mut session = caller.establish(&mut transports.queues()).unwrap();
+    let memory = memory(&transports, &session);
     memory.region().write(0, &contents());
-    let queue = transports.queue(&session);
+    let queue = transports.queue(session.choice().provider).unwrap();
     assert_eq!(session.receive(queue, LONG).unwrap(), Some(Note::Ready));
     session.export(queue, 5, &memory).unwrap();
     let end = Instant::now() + LONG;
@@ -193,17 +174,13 @@ fn between_processes(test: &str, provider: Provider) {
     keys::issue(&directory, "b", keys::usual_validity()).unwrap();
     let (mut server, address) = Server::new(test, &scratch.0);
 
-    let mut transports = Transports::new();
-    let mut local = local(&directory.join("a"));
-    if provider != Provider::Shm {
-        local.offers = local.offers.only(provider);
-    }
-    let [shm, tcp] = &mut transports.queues;
-    let mut session = dial(&address, Some("b"), &local, &mut [shm, tcp]).unwrap();
+    let mut transports = transports(Some(provider).filter(|only| *only != Provider::Shm));
+    let local = local(&directory.join("a"), &transports);
+    let mut session = dial(&address, Some("b"), &local, &mut transports.queues()).unwrap();
     assert_eq!(session.choice().provider, provider);
     assert_eq!(session.peer().process.is_some(), provider == Provider::Shm);
-    let own = transports.memory(&session);
-    let queue = transports.queue(&session);
+    let own = memory(&transports, &session);
+    let queue = transports.queue(session.choice().provider).unwrap();
     let note = session.receive(queue, LONG).unwrap();
     let Some(Note::Exported { name: 5, region }) = note else {
         panic!("{note:?}");

@@ -46,6 +46,23 @@ bridge_of_three() {
     done
 }
 
+# All ports of the bridge, `up` or `down`.
+ports() {
+    local number
+    for number in 1 2 3; do
+        ip link set "port$number" "$1"
+    done
+}
+
+# The interface of one of several guests, as an RDMA device.
+on_network() {
+    load virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci failover net_failover virtio_net
+    load_rdma
+    ip link set lo up
+    # shellcheck disable=SC2154 # init knows it
+    address eth0 "10.0.0.$guest" rxe0
+}
+
 # Of the two modules of persistent memory the first becomes a DAX device, the second a DAX file system at /mnt.
 persistent_memory() {
     load libnvdimm nfit nd_btt nd_pmem dax_pmem device_dax crc32c_generic jbd2 mbcache crc16 ext4

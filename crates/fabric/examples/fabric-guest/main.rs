@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod faults;
+mod joined;
 mod liar;
 mod measure;
 mod raw;
@@ -18,9 +19,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use fabric::choice::{Reach, Side, choose};
+use fabric::transports::{Transports, Wanted};
 use fabric::verbs::{Verbs, VerbsOptions};
 use fabric::wrappers::{Delay, Trace};
-use fabric::{Access, Device, Transport};
+use fabric::{Access, Device, Provider, Transport};
 use pmem::Region;
 use suite::Setup;
 
@@ -91,17 +94,20 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let mut cases = Cases::default();
     match arguments[..] {
-        // The error that opening the transport gives must begin like this.
-        ["refuses", beginning] => cases.run("fabric: no device", || {
-            let text = Verbs::open(&VerbsOptions::default()).map(drop).unwrap_err();
-            assert!(text.to_string().starts_with(beginning), "{text}");
-        }),
+        // What there is without an adapter, and that the reason begins like this.
+        ["refuses", beginning] => {
+            cases.run(&format!("fabric: no verbs: {beginning}"), || {
+                refuses(beginning);
+            });
+        }
         ["faults"] => {
             liar::run(&mut cases);
             faults::run(&mut cases);
         }
         ["memory"] => cases.run("fabric: a DAX device, and a file that is refused", memory),
-        ["measure"] => measure::run(&Adapters::new()),
+        ["measure", ref names @ ..] => measure::run(&Adapters::new(), names),
+        ["keys", directory] => joined::make_keys(Path::new(directory)),
+        ["joined", number] => joined::run(&mut cases, number.parse().unwrap()),
         ["victim"] => faults::victim(),
         ["suite", ref names @ ..] => {
             println!("fabric: {}", open("rxe1").explanation());
@@ -112,7 +118,8 @@ fn main() -> ExitCode {
         }
         _ => {
             eprintln!(
-                "give `suite TEST...`, `wrapped TEST...`, `faults`, `memory`, `measure` or `refuses TEXT`"
+                "give `suite TEST...`, `wrapped TEST...`, `faults`, `memory`, `measure NAME...`, `keys DIRECTORY`, \
+                 `joined NUMBER` or `refuses TEXT`"
             );
             return ExitCode::FAILURE;
         }
@@ -121,6 +128,27 @@ fn main() -> ExitCode {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     }
+}
+
+/// A process goes on without an adapter, and says why; one that must use it does not.
+fn refuses(beginning: &str) {
+    let wanted = |only| Wanted {
+        only,
+        ..Wanted::default()
+    };
+    let transports = Transports::open(&wanted(None)).unwrap();
+    let side = Side {
+        node: "a",
+        offers: transports.offers(),
+    };
+    let away = Reach::Network("it is away".into());
+    let choice = choose(&away, side, side).unwrap().to_string();
+    let text = format!("tcp (not shm: it is away; not verbs: a: {beginning}");
+    assert!(choice.starts_with(&text), "{choice}");
+    let error = Transports::open(&wanted(Some(Provider::Verbs))).map(drop);
+    let error = error.unwrap_err().to_string();
+    let text = format!("verbs was asked for and cannot be used: {beginning}");
+    assert!(error.starts_with(&text), "{error}");
 }
 
 /// Pages of a file may move, those of a DAX device never do.

@@ -14,13 +14,21 @@ use crate::suite::{Pair, Setup, Side, join};
 /// Rounds of each of two ways, by turns, of which the median counts.
 const ROUNDS: usize = 9;
 
-pub fn run(setup: &dyn Setup) {
-    reads(setup);
-    pings(setup);
-    bandwidth(setup);
-    signals(setup);
-    inline(setup);
-    multicast(setup);
+/// Those of these names, or all.
+pub fn run(setup: &dyn Setup, names: &[&str]) {
+    let all: [(&str, fn(&dyn Setup)); 6] = [
+        ("reads", reads),
+        ("pings", pings),
+        ("bandwidth", bandwidth),
+        ("signals", signals),
+        ("inline", inline),
+        ("multicast", multicast),
+    ];
+    for (name, figure) in all {
+        if names.is_empty() || names.contains(&name) {
+            figure(setup);
+        }
+    }
 }
 
 /// Nanoseconds of one of `count`, by turns, and what they are to each other.
@@ -262,6 +270,7 @@ fn inline(setup: &dyn Setup) {
                 let immediate = None;
                 let send = Operation::Send { from, immediate };
                 ends.pair.post(WorkRequest::new(id, send).quiet());
+                ends.pair.near.queue.submit();
                 while ends.pair.far.messages.is_empty() {
                     ends.pair.far.poll();
                 }
@@ -326,6 +335,7 @@ fn multicast(setup: &dyn Setup) {
                     .post(*id, &WorkRequest::new(1, send).quiet())
                     .unwrap();
             }
+            sender.queue.submit();
             await_all(sender, receivers);
         }
     };
