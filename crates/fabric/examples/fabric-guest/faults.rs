@@ -299,13 +299,10 @@ fn refused_while_idle() {
 /// A request that cannot be handed to the adapter ends the endpoint. Of those before it nobody says that they have ended well:
 /// they were on their way.
 fn foreign_memory() {
-    let (mut near, mut far) = pair(sleepy(), sleepy());
+    let (mut near, _far) = pair(sleepy(), sleepy());
     let region = Region::memory(4096, false).unwrap();
-    let ours = open("rxe2").register(&region, Access::ALL).unwrap();
     let foreign = Tcp::new(TcpOptions::default());
-    let foreign = foreign.register(&region, Access::ALL).unwrap();
-    let export = far.queue.export(far.id, &ours).unwrap();
-    let to = near.queue.import(near.id, export).unwrap().at(0);
+    let foreign = foreign.register(&region, Access::LOCAL).unwrap();
     let piece = [foreign.piece(0, 8)];
     let sources = [
         Source::Inline(b"1"),
@@ -314,12 +311,8 @@ fn foreign_memory() {
     ];
     for (id, from) in (0..).zip(sources) {
         let immediate = None;
-        let write = Operation::Write {
-            from,
-            to,
-            immediate,
-        };
-        let request = WorkRequest::new(id, write).quiet();
+        let send = Operation::Send { from, immediate };
+        let request = WorkRequest::new(id, send).quiet();
         near.queue.post(near.id, &request).unwrap();
     }
     near.queue.submit();
