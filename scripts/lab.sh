@@ -8,13 +8,17 @@ export LC_ALL=C.UTF-8
 
 # Each scene, how many guests it takes, and how many seconds at most.
 readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200"
-# Those that are run only if they are named: they measure, and test nothing.
-readonly figures="measure:1:200"
+# Those that are run only if they are named: they measure, and test nothing. In `counted` the guest's clock counts
+# instructions, one a nanosecond, so that nothing else on this machine changes a figure.
+readonly figures="measure:1:200 counted:1:200"
 lab=$(realpath -m "${CARGO_TARGET_DIR:-target}")/lab
 readonly lab run=$lab/run.$$
 # What the guests run: examples of our crates, in /lab.
 programs=(verbs-guest fabric-guest)
-readonly programs examples=${lab%/lab}/tests/examples
+profile=tests
+# What is measured is the program as it is released.
+[[ " $* " != *" measure "* && " $* " != *" counted "* ]] || profile=release
+readonly programs profile examples=${lab%/lab}/$profile/examples
 guests=()
 
 fail() {
@@ -48,7 +52,8 @@ sweep() {
 # Starts guest $2 of scene $1. The guests of a run are on a network of their own, which is a multicast group of this machine's
 # loopback device; QEMU ends with this script.
 boot() {
-    local group number modules=()
+    local group number modules=() processor=(-accel "tcg,thread=multi")
+    [ "$1" != counted ] || processor=(-accel "tcg,thread=single" -icount "shift=0,sleep=off")
     # Files without blocks: what is written to them is a few megabytes.
     for number in 0 1; do
         truncate -s 64M "$run/$1.$2.$number"
@@ -56,7 +61,7 @@ boot() {
             -device "nvdimm,memdev=m$number")
     done
     group=239.$(($$ >> 16 & 255)).$(($$ >> 8 & 255)).$(($$ & 255)):18515
-    setpriv --pdeathsig KILL qemu-system-x86_64 -accel tcg,thread=multi -cpu max -machine q35,nvdimm=on \
+    setpriv --pdeathsig KILL qemu-system-x86_64 "${processor[@]}" -cpu max -machine q35,nvdimm=on \
         -m 512M,slots=2,maxmem=2G "${modules[@]}" -nodefaults -nographic -no-reboot -serial "file:$run/$1.$2.log" \
         -netdev "socket,id=net,mcast=$group,localaddr=127.0.0.1" \
         -device "virtio-net-pci,netdev=net,mac=52:54:00:00:00:0$2,romfile=" \
@@ -119,7 +124,7 @@ scripts/lab/image.sh
 sweep
 rm -rf "$lab/failed"
 mkdir -p "$run"
-cargo build -q --profile tests "${programs[@]/#/--example=}"
+cargo build -q --profile "$profile" "${programs[@]/#/--example=}"
 passed=0 failed=0
 check_headers
 "$examples/fabric-guest" keys "$run/keys"

@@ -14,9 +14,11 @@ use crate::suite::{Pair, Setup, Side, join};
 /// Rounds of each of two ways, by turns, of which the median counts.
 const ROUNDS: usize = 9;
 
+type Figure = (&'static str, fn(&dyn Setup));
+
 /// Those of these names, or all.
 pub fn run(setup: &dyn Setup, names: &[&str]) {
-    let all: [(&str, fn(&dyn Setup)); 6] = [
+    let all: [Figure; 6] = [
         ("reads", reads),
         ("pings", pings),
         ("bandwidth", bandwidth),
