@@ -84,8 +84,7 @@ impl FileSystem {
     /// Takes away a name of anything but a directory.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.at(path.as_ref(), |bytes| {
-            let mut walk = Walk::new(self.store());
-            let last = walk.approach(bytes)?;
+            let (walk, last) = Walk::along(self.store(), bytes)?;
             let Part::Name(name) = &last.part else {
                 return Err(StoreError::IsADirectory.into());
             };
@@ -103,8 +102,7 @@ impl FileSystem {
     /// Removes an empty directory.
     pub fn remove_directory_at(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.at(path.as_ref(), |bytes| {
-            let mut walk = Walk::new(self.store());
-            let last = walk.approach(bytes)?;
+            let (walk, last) = Walk::along(self.store(), bytes)?;
             match last.part {
                 Part::Name(name) => Ok(self.store().remove_directory(walk.directory(), &name)?),
                 Part::Up => Err(StoreError::NotEmpty.into()),
@@ -125,6 +123,9 @@ impl FileSystem {
         mode: RenameMode,
     ) -> Result<(), Error> {
         let (from, to) = (from.as_ref(), to.as_ref());
+        for path in [from, to] {
+            self.expect(path.as_os_str().as_bytes());
+        }
         let (old_directory, old_name, slash) = self.at(from, |bytes| self.old_name(bytes))?;
         let (new_directory, new_name, new_slash) = self.at(to, |bytes| self.old_name(bytes))?;
         self.at(from, |_| {
@@ -272,23 +273,25 @@ impl FileSystem {
     }
 
     fn stat_once(&self, path: &[u8], follow: bool) -> Result<Attributes, Cause> {
-        let last = path.rsplit(|byte| *byte == b'/').next();
-        self.store().expect(last.unwrap_or_default());
-        let mut walk = Walk::new(self.store());
-        let last = walk.approach(path)?;
+        self.expect(path);
+        let (mut walk, last) = Walk::along(self.store(), path)?;
         walk.attributes(last, follow)
     }
 
+    /// Has fetched what is known of a path's last name, before the way there is walked.
+    fn expect(&self, path: &[u8]) {
+        let last = path.rsplit(|byte| *byte == b'/').next();
+        self.store().expect(last.unwrap_or_default());
+    }
+
     fn resolve(&self, path: &[u8], follow: bool) -> Result<Arc<Node>, Cause> {
-        let mut walk = Walk::new(self.store());
-        let last = walk.approach(path)?;
+        let (mut walk, last) = Walk::along(self.store(), path)?;
         walk.resolve(last, follow)
     }
 
     /// Where a new name goes: its directory, the name, and whether a slash comes after it.
     fn new_name<'p>(&self, path: &'p [u8]) -> Result<Named<'p>, Cause> {
-        let mut walk = Walk::new(self.store());
-        let Last { part, slash } = walk.approach(path)?;
+        let (walk, Last { part, slash }) = Walk::along(self.store(), path)?;
         match part {
             Part::Name(name) => Ok((walk.directory().clone(), name, slash)),
             Part::Here | Part::Up => Err(StoreError::Exists.into()),
@@ -297,8 +300,7 @@ impl FileSystem {
 
     /// Where a name is that is to be moved or replaced.
     fn old_name<'p>(&self, path: &'p [u8]) -> Result<Named<'p>, Cause> {
-        let mut walk = Walk::new(self.store());
-        let Last { part, slash } = walk.approach(path)?;
+        let (walk, Last { part, slash }) = Walk::along(self.store(), path)?;
         match part {
             Part::Name(name) => Ok((walk.directory().clone(), name, slash)),
             Part::Here | Part::Up => Err(Cause::FixedName),
@@ -307,8 +309,7 @@ impl FileSystem {
 
     /// One attempt to open: it fails with `Exists` when another thread creates the file in between.
     fn open_once(&self, path: &[u8], flags: OpenFlags, permissions: u32) -> Result<File, Cause> {
-        let mut walk = Walk::new(self.store());
-        let mut last = walk.approach(path)?;
+        let (mut walk, mut last) = Walk::along(self.store(), path)?;
         loop {
             let Part::Name(name) = &last.part else {
                 return self.open_node(walk.resolve(last, true)?, flags);

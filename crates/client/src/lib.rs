@@ -19,6 +19,7 @@ mod file_system;
 mod locks;
 mod open_flags;
 mod walk;
+mod way;
 
 pub use error::{Cause, Error};
 pub use file::File;

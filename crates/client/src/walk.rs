@@ -3,22 +3,21 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use smallvec::{SmallVec, smallvec};
 use store::{Attributes, FileKind, Node, Store};
 
 use crate::error::Cause;
 use crate::file_system::named;
+use crate::way::Lent;
 
 /// Symbolic links that one path may lead through, as in Linux.
 pub(crate) const LINKS_MAX: u32 = 40;
 /// Longest path in bytes: `PATH_MAX` counts a final zero byte that paths do not have here.
 pub(crate) const PATH_LENGTH_MAX: usize = 4095;
 
-/// Where a walk stands: the directories entered on the way, the root first, so that `..` leads back the way that
-/// was really taken.
+/// Where a walk stands.
 pub(crate) struct Walk<'a> {
     store: &'a Store,
-    entered: SmallVec<[Arc<Node>; 8]>,
+    way: Lent,
     links: u32,
 }
 
@@ -50,22 +49,36 @@ impl<'p> Part<'p> {
 }
 
 impl<'a> Walk<'a> {
-    /// A walk that starts at the root.
-    pub(crate) fn new(store: &'a Store) -> Walk<'a> {
-        Walk {
-            store,
-            entered: smallvec![store.root()],
-            links: 0,
+    /// A walk from the root along all of `path` but its last part.
+    pub(crate) fn along<'p>(
+        store: &'a Store,
+        path: &'p [u8],
+    ) -> Result<(Walk<'a>, Last<'p>), Cause> {
+        let slash = path.iter().rposition(|byte| *byte == b'/');
+        let (begin, name) = path.split_at(slash.map_or(0, |at| at + 1));
+        let is_short = !name.is_empty() && path.len() <= PATH_LENGTH_MAX;
+        let begin = is_short.then_some(begin);
+        let (way, is_known) = Lent::for_path(store, begin);
+        let links = 0;
+        let mut walk = Walk { store, way, links };
+        if is_known {
+            let part = Part::of(name);
+            return Ok((walk, Last { part, slash: false }));
         }
+        let last = walk.approach(path)?;
+        if let Some(begin) = begin {
+            walk.way.keep(begin);
+        }
+        Ok((walk, last))
     }
 
     /// The directory where the walk stands.
     pub(crate) fn directory(&self) -> &Arc<Node> {
-        self.entered.last().expect("the root is never left")
+        self.way.directory()
     }
 
-    /// Walks all of `path` but its last part.
-    pub(crate) fn approach<'p>(&mut self, path: &'p [u8]) -> Result<Last<'p>, Cause> {
+    /// Walks all of `path` but its last part, from where the walk stands.
+    fn approach<'p>(&mut self, path: &'p [u8]) -> Result<Last<'p>, Cause> {
         if path.is_empty() {
             return Err(store::Error::NotFound.into());
         }
@@ -73,7 +86,7 @@ impl<'a> Walk<'a> {
             return Err(Cause::PathTooLong);
         }
         if path[0] == b'/' {
-            self.entered.truncate(1);
+            self.way.restart();
         }
         let slash = path.ends_with(b"/");
         let mut parts = path
@@ -134,6 +147,7 @@ impl<'a> Walk<'a> {
     /// Walks along the target of the symbolic link `link`, all but its last part.
     pub(crate) fn follow(&mut self, link: &Node) -> Result<Last<'static>, Cause> {
         self.links += 1;
+        self.way.turn();
         if self.links > LINKS_MAX {
             return Err(Cause::TooManySymbolicLinks);
         }
@@ -157,19 +171,18 @@ impl<'a> Walk<'a> {
         match part {
             Part::Here => Ok(()),
             Part::Up => {
-                let depth = self.entered.len().saturating_sub(1).max(1);
-                self.entered.truncate(depth);
+                self.way.leave();
                 Ok(())
             }
             Part::Name(name) => {
                 if let Some(node) = self.store.known_subdirectory(self.directory(), &name) {
-                    self.entered.push(node);
+                    self.way.enter(node);
                     return Ok(());
                 }
                 let node = self.store.lookup(self.directory(), &name)?;
                 match self.kind(&node)? {
                     FileKind::Directory => {
-                        self.entered.push(node);
+                        self.way.enter(node);
                         Ok(())
                     }
                     FileKind::Symlink => {

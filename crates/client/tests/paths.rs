@@ -2,7 +2,7 @@
 
 mod common;
 
-use client::{FileKind, OpenFlags, RenameMode, SetAttributes};
+use client::{FileKind, FileSystem, OpenFlags, RenameMode, SetAttributes};
 use common::{contents, errno, file_system, make_file};
 
 const CREATE: OpenFlags = OpenFlags {
@@ -323,4 +323,102 @@ fn a_path_follows_each_change_of_its_directories() {
     fs.remove_file("c").unwrap();
     fs.make_directory("c", 0o755).unwrap();
     assert_eq!(errno(fs.stat("c/d/file")), libc::ENOENT);
+}
+
+/// What is in `directory/file`, asked by this thread, which has gone that way before.
+#[track_caller]
+fn assert_leads(fs: &FileSystem, path: &str, wanted: &[u8]) {
+    for _ in 0..2 {
+        assert_eq!(contents(fs, path), wanted, "{path}");
+    }
+}
+
+#[test]
+fn a_way_taken_before_leads_where_its_names_lead_now() {
+    let fs = file_system();
+    for (directory, text) in [("a", b"in a"), ("b", b"in b")] {
+        fs.make_directory(directory, 0o755).unwrap();
+        fs.make_directory(format!("{directory}/sub"), 0o755)
+            .unwrap();
+        make_file(&fs, &format!("{directory}/sub/file"), text);
+    }
+    assert_leads(&fs, "a/sub/file", b"in a");
+    fs.rename_path("a", "b", RenameMode::Exchange).unwrap();
+    assert_leads(&fs, "a/sub/file", b"in b");
+    fs.rename_path("a/sub", "c", RenameMode::Replace).unwrap();
+    assert_eq!(errno(fs.stat("a/sub/file")), libc::ENOENT);
+    assert_leads(&fs, "c/file", b"in b");
+    // Another directory, and then a link, of the same name.
+    fs.make_directory("a/sub", 0o755).unwrap();
+    assert_eq!(errno(fs.stat("a/sub/file")), libc::ENOENT);
+    make_file(&fs, "a/sub/file", b"new");
+    assert_leads(&fs, "a/sub/file", b"new");
+    fs.remove_file("a/sub/file").unwrap();
+    fs.remove_directory_at("a/sub").unwrap();
+    assert_eq!(errno(fs.stat("a/sub/file")), libc::ENOENT);
+    fs.symlink("../c", "a/sub").unwrap();
+    assert_leads(&fs, "a/sub/file", b"in b");
+    // A link is no directory, so that nothing but its own name tells when it goes.
+    fs.remove_file("a/sub").unwrap();
+    fs.symlink("../b/sub", "a/sub").unwrap();
+    assert_leads(&fs, "a/sub/file", b"in a");
+}
+
+#[test]
+fn a_way_taken_before_goes_on_from_its_end_only() {
+    let fs = file_system();
+    fs.make_directory("a", 0o755).unwrap();
+    fs.make_directory("a/b", 0o755).unwrap();
+    make_file(&fs, "a/file", b"a");
+    make_file(&fs, "a/b/file", b"b");
+    let number = |path: &str| fs.stat(path).unwrap().number;
+    let (a, b) = (number("a"), number("a/b"));
+    assert_ne!(a, b);
+    for _ in 0..2 {
+        assert_leads(&fs, "a/b/file", b"b");
+        assert_eq!(number("a/b/.."), a);
+        assert_eq!(number("a/b/."), b);
+        assert_eq!(number("a/b/"), b);
+        assert_leads(&fs, "/a/b/file", b"b");
+        assert_leads(&fs, "a/b/../file", b"a");
+        assert_leads(&fs, "a/file", b"a");
+        assert_eq!(number(".."), client::ROOT);
+    }
+    // A link goes on from the directory where it is, and leads elsewhere.
+    fs.symlink("b/file", "a/link").unwrap();
+    fs.symlink("/a/b", "a/absolute").unwrap();
+    for _ in 0..2 {
+        assert_leads(&fs, "a/link", b"b");
+        assert_leads(&fs, "a/file", b"a");
+        assert_leads(&fs, "a/absolute/file", b"b");
+        assert_eq!(number("a/absolute/.."), a);
+    }
+}
+
+#[test]
+fn a_way_taken_before_is_of_one_file_system() {
+    let (one, other) = (file_system(), file_system());
+    for (fs, text) in [(&one, b"one"), (&other, b"two")] {
+        fs.make_directory("a", 0o755).unwrap();
+        make_file(fs, "a/file", text);
+    }
+    for _ in 0..2 {
+        assert_leads(&one, "a/file", b"one");
+        assert_leads(&other, "a/file", b"two");
+    }
+}
+
+#[test]
+fn a_way_taken_before_ends_when_another_thread_moves_it() {
+    let fs = file_system();
+    fs.make_directory("a", 0o755).unwrap();
+    make_file(&fs, "a/file", b"here");
+    for _ in 0..100 {
+        assert_leads(&fs, "a/file", b"here");
+        let moved = || fs.rename_path("a", "b", RenameMode::Replace).unwrap();
+        std::thread::scope(|scope| scope.spawn(moved).join().unwrap());
+        assert_eq!(errno(fs.stat("a/file")), libc::ENOENT);
+        let back = || fs.rename_path("b", "a", RenameMode::Replace).unwrap();
+        std::thread::scope(|scope| scope.spawn(back).join().unwrap());
+    }
 }

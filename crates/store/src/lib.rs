@@ -84,6 +84,7 @@ pub use replica::{Ingested, Replica};
 pub use rider::Rider;
 pub use sequence::Sequence;
 pub use store::{Options, Statistics, Store};
+pub use subdirectories::DirectoryNames;
 pub use xattr::XattrMode;
 
 /// Bytes in a block, the unit of allocation and of data checksums.

@@ -23,6 +23,7 @@ use crate::one_name::OneName;
 use crate::order::WriteGuard;
 use crate::rename::LockedSet;
 use crate::store::Store;
+use crate::subdirectories::DirectoryNames;
 use crate::tree::{Lookup, Tree};
 use crate::xattr::{self, Xattrs};
 
@@ -130,6 +131,13 @@ impl Store {
     pub fn known_subdirectory(&self, directory: &Node, name: &[u8]) -> Option<Arc<Node>> {
         self.subdirectories
             .get(directory.number(), self.hash(name), name)
+    }
+
+    /// How the names of directories stand. A path that led through directories since then leads through the same ones for
+    /// as long as this stays equal.
+    #[inline]
+    pub fn directory_names(&self) -> DirectoryNames {
+        self.subdirectories.names()
     }
 
     /// Has fetched what is known of a name that is about to be looked up, in whichever directory.

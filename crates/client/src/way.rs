@@ -1,0 +1,137 @@
+//! The way that a walk took through directories. Each thread keeps its last one: paths that come one after the other
+//! mostly lead through the same directories, and then nothing is looked up, counted or locked on the way.
+
+use std::cell::Cell;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use smallvec::{SmallVec, smallvec};
+use store::{DirectoryNames, Node, Store};
+
+/// Longest beginning of a path that is kept, in bytes.
+const KEPT_MAX: usize = 256;
+
+/// Directories entered, the root first, so that `..` leads back the way that was really taken.
+pub(crate) struct Way {
+    entered: SmallVec<[Arc<Node>; 8]>,
+    /// How names of directories stood before the first was looked up.
+    names: DirectoryNames,
+    /// Directories were entered by their own names only.
+    is_plain: bool,
+    /// The beginning of a path that leads this way.
+    path: SmallVec<[u8; 64]>,
+    /// It does, and the way is to be used again.
+    is_kept: bool,
+}
+
+impl Way {
+    fn at_root(store: &Store) -> Way {
+        Way {
+            names: store.directory_names(),
+            entered: smallvec![store.root()],
+            is_plain: true,
+            path: SmallVec::new(),
+            is_kept: false,
+        }
+    }
+
+    /// Makes it the way of nothing, at the root of `store`.
+    fn begin(&mut self, store: &Store) {
+        self.names = store.directory_names();
+        self.entered.clear();
+        self.entered.push(store.root());
+        (self.is_plain, self.is_kept) = (true, false);
+    }
+
+    /// The directory where it ends.
+    pub(crate) fn directory(&self) -> &Arc<Node> {
+        self.entered.last().expect("the root is never left")
+    }
+
+    /// Goes on, by the own name of a directory.
+    pub(crate) fn enter(&mut self, directory: Arc<Node>) {
+        self.is_kept = false;
+        self.entered.push(directory);
+    }
+
+    /// Goes back a step.
+    pub(crate) fn leave(&mut self) {
+        let depth = self.entered.len().saturating_sub(1).max(1);
+        self.entered.truncate(depth);
+        self.turn();
+    }
+
+    /// Goes back to the root.
+    pub(crate) fn restart(&mut self) {
+        self.entered.truncate(1);
+        self.is_kept = false;
+    }
+
+    /// A step was made that is no directory's own name.
+    pub(crate) fn turn(&mut self) {
+        (self.is_plain, self.is_kept) = (false, false);
+    }
+
+    /// Whether the whole of this beginning of a path, up to a slash, leads this way in `store` now. Names of directories
+    /// come and do no harm; one that goes or changes makes all ways be walked again.
+    fn is_of(&self, store: &Store, path: &[u8]) -> bool {
+        self.is_kept && self.path[..] == *path && self.names == store.directory_names()
+    }
+
+    /// Keeps the way, if it can be, as that of a beginning of a path.
+    pub(crate) fn keep(&mut self, path: &[u8]) {
+        self.is_kept = self.is_plain && path.len() <= KEPT_MAX;
+        if self.is_kept {
+            self.path.clear();
+            self.path.extend_from_slice(path);
+        }
+    }
+}
+
+thread_local! {
+    static LAST: Cell<Option<Box<Way>>> = const { Cell::new(None) };
+}
+
+/// A thread's way, lent to a walk.
+pub(crate) struct Lent(Option<Box<Way>>);
+
+impl Lent {
+    /// The thread's last way if it is that of this beginning of a path, which it tells; else one that is at the root.
+    pub(crate) fn for_path(store: &Store, path: Option<&[u8]>) -> (Lent, bool) {
+        // A thread that is ending has none.
+        let Some(mut last) = LAST.try_with(Cell::take).ok().flatten() else {
+            return (Lent(Some(Box::new(Way::at_root(store)))), false);
+        };
+        let is_of = path.is_some_and(|path| last.is_of(store, path));
+        if !is_of {
+            last.begin(store);
+        }
+        (Lent(Some(last)), is_of)
+    }
+}
+
+impl Deref for Lent {
+    type Target = Way;
+
+    #[inline]
+    fn deref(&self) -> &Way {
+        self.0.as_deref().expect("the way is there until the drop")
+    }
+}
+
+impl DerefMut for Lent {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Way {
+        self.0
+            .as_deref_mut()
+            .expect("the way is there until the drop")
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let way = self.0.take();
+        // A thread that is ending keeps nothing.
+        let _ = LAST.try_with(|last| last.set(way));
+    }
+}
