@@ -253,7 +253,9 @@ impl<'a> Reader<'a> {
             let leaf = block * BLOCK as u64;
             self.image.prefetch(leaf, FETCHED);
             let entry = leaf + (hint.line * LINE) as u64;
-            self.image.prefetch(entry, LINE);
+            // Every other entry reaches into the next line.
+            let lines = (BLOCK / LINE - hint.line).min(2);
+            self.image.prefetch(entry, lines * LINE);
         }
     }
 
@@ -467,7 +469,10 @@ impl Room {
     /// The room in this leaf, `None` when it is too full; [`Error::Exists`] when the name is there already.
     fn find(leaf: Contents<'_>, block: u64, hash: u64, name: &[u8]) -> Result<Option<Room>> {
         let shape = shape(leaf);
-        leaf.prefetch((shape.heap as usize).saturating_sub(entry_size(name.len())));
+        // The lines where the entry will begin and end, which are to be checksummed as they are.
+        for from_heap in [entry_size(name.len()), 1] {
+            leaf.prefetch((shape.heap as usize).saturating_sub(from_heap));
+        }
         let search = Search::new(leaf, shape, hash, name);
         if search.found.is_some() {
             return Err(Error::Exists);
