@@ -12,10 +12,13 @@
 //! - [`Region::survives`] says what the contents outlive. Memory is never called durable: flushes
 //!   on it cost what they cost and prove nothing.
 //!
+//! [`BiasedLock`], whose readers share no line, is here for its `unsafe` only.
+//!
 //! This is the crate where `unsafe` lives. No Rust reference to mapped bytes ever leaves it: other
 //! threads, other processes and network adapters may change them at any time, so bytes are copied
 //! in and out through raw pointers.
 
+mod biased;
 pub mod checksum;
 mod error;
 mod lines;
@@ -28,6 +31,7 @@ mod scratch;
 mod simulated;
 pub mod socket;
 
+pub use biased::{BiasedLock, ReadGuard};
 pub use error::Error;
 pub use lines::Lines;
 pub use region::{Access, Kind, Region, Survival};

@@ -5,7 +5,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
+use pmem::BiasedLock;
 
 use crate::BLOCK;
 use crate::attributes::{Attributes, attributes};
@@ -23,7 +24,7 @@ use crate::tree::entries_are_valid;
 pub struct Node {
     number: u64,
     /// The inode as of its last applied record.
-    pub(crate) state: Ordered<RwLock<Inode>>,
+    pub(crate) state: Ordered<BiasedLock<Inode>>,
     /// Counts the changes of the names in a directory, under its lock: where a name was found, it still is as long as
     /// this stays the same.
     pub(crate) edits: AtomicU64,

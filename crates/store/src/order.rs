@@ -5,7 +5,8 @@
 
 use std::ops::{Deref, DerefMut};
 
-use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, MutexGuard, RwLockWriteGuard};
+use pmem::BiasedLock;
 
 /// Where a lock is in the order. Who holds one may wait for later ones only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,7 +44,7 @@ pub struct Guard<G> {
 }
 
 /// An inode that is locked for reading.
-pub type ReadGuard<'a, T> = Guard<RwLockReadGuard<'a, T>>;
+pub type ReadGuard<'a, T> = Guard<pmem::ReadGuard<'a, T>>;
 /// What is locked for writing.
 pub type WriteGuard<'a, T> = Guard<RwLockWriteGuard<'a, T>>;
 /// What only one can reach.
@@ -77,10 +78,10 @@ impl<L> Ordered<L> {
     }
 }
 
-impl<T> Ordered<RwLock<T>> {
+impl<T> Ordered<BiasedLock<T>> {
     /// A lock that several may have for reading.
-    pub fn rw_lock(rank: Rank, value: T) -> Ordered<RwLock<T>> {
-        Ordered::with(RwLock::new(value), rank)
+    pub fn rw_lock(rank: Rank, value: T) -> Ordered<BiasedLock<T>> {
+        Ordered::with(BiasedLock::new(value), rank)
     }
 
     /// Waits for it, for reading.
