@@ -148,7 +148,11 @@ fn sparse_file(bench: &Bench, step: u64) -> Result<File, Error> {
 /// Memory that something else gave back would be used again and not seen, so this is measured first.
 fn memory(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let region = nameless_pool(&bench.directory, bench.scale.pool_length)?;
+    // What carries the data is there at each count, so that it is in no difference.
+    let mut piece = bytes(MIB as usize);
+    let closed = own_memory()?;
     let file_system = format_and_open(&region)?;
+    let opened = own_memory()?;
     let parent = file_system
         .create(ROOT, b"directory", &NEW_DIRECTORY)?
         .number;
@@ -169,9 +173,12 @@ fn memory(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     }
     let with_cold = own_memory()?;
     let length = bench.scale.pool_length / 2;
-    let file = full_file(&file_system, length)?;
-    let mut piece = bytes(MIB as usize);
-    for offset in (0..length).step_by(piece.len()) {
+    let pieces = (0..length).step_by(piece.len());
+    let file = empty_file(&file_system, OpenFlags::READ_WRITE)?;
+    for offset in pieces.clone() {
+        whole(file.write_at(&piece, offset)?, piece.len())?;
+    }
+    for offset in pieces {
         whole(file.read_at(&mut piece, offset)?, piece.len())?;
     }
     let with_data = own_memory()?;
@@ -186,7 +193,14 @@ fn memory(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     Ok(vec![
         row("a closed file", with_open, with_cold, cold as f64, 200.0),
         row("an open file", start, with_open, open as f64, 1024.0),
-        row("a GiB of data", with_cold, with_data, gibibytes, MIB as f64),
+        // What a pool takes from the start, for data or not, is counted with it.
+        row(
+            "a GiB of data",
+            with_cold,
+            with_data + opened.saturating_sub(closed),
+            gibibytes,
+            MIB as f64,
+        ),
     ])
 }
 

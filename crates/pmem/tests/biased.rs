@@ -26,7 +26,7 @@ fn biased<T>(value: T) -> BiasedLock<T> {
 fn writers_are_alone_and_readers_see_what_they_left() {
     let lock = BiasedLock::new([0_u64; 32]);
     let written = AtomicUsize::new(0);
-    let (writers, readers, rounds) = (2, 3, 20_000);
+    let (writers, readers, rounds) = (2, 3, 5_000);
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
         let writing = (0..writers).map(|_| {
