@@ -239,16 +239,20 @@ impl Ring {
         let half = (0..count.div_ceil(2)).map(|ahead| &side.notes[(place + ahead) % count]);
         let highest = half.map(|note| note.number.load(Ordering::Relaxed)).max();
         let highest = highest.unwrap_or(NONE);
-        loop {
-            {
-                let _guard = self.reclaiming.lock();
-                self.reclaim_to(highest + 1, image);
+        let is_free = || self.start.load(Ordering::Acquire) > highest;
+        let mut spins = 0;
+        // Whoever is at it takes a few microseconds, to be put to sleep and woken many more; and may do it for this one.
+        while !is_free() {
+            let Some(guard) = self.reclaiming.try_lock() else {
+                spins = pause(spins);
+                continue;
+            };
+            self.reclaim_to(highest + 1, image);
+            drop(guard);
+            if !is_free() {
+                // The start stays before the last record, which numbers aside are counted from: there must be another one.
+                self.append_nothing(image);
             }
-            if self.start.load(Ordering::Acquire) > highest {
-                return;
-            }
-            // The start stays before the last record, which numbers aside are counted from: there must be another one.
-            self.append_nothing(image);
         }
     }
 
