@@ -78,9 +78,7 @@ pub struct ReadGuard<'a, T> {
 /// How it is read.
 enum Held<'a, T> {
     Noted(&'static AtomicUsize),
-    Locked {
-        _guard: RwLockReadGuard<'a, T>,
-    },
+    Locked { _guard: RwLockReadGuard<'a, T> },
 }
 
 impl<T> BiasedLock<T> {
@@ -174,7 +172,11 @@ impl<T> BiasedLock<T> {
         if was_on {
             self.bias.end();
         }
-        let used = if was_on { USED.load(Ordering::SeqCst) } else { 0 };
+        let used = if was_on {
+            USED.load(Ordering::SeqCst)
+        } else {
+            0
+        };
         let key = self.key();
         READERS[..used].iter().flat_map(move |line| line.names(key))
     }

@@ -87,12 +87,14 @@ fn a_writer_waits_for_each_reader() {
             *lock.write() += 1;
             send.send(()).expect("somebody waits");
         });
-        for reader in [first, second] {
-            assert!(receive.recv_timeout(MOMENT).is_err());
-            assert_eq!(*reader, 0);
-        }
-        assert!(receive.recv_timeout(MOMENT).is_err());
+        let waits = || receive.recv_timeout(MOMENT).is_err();
+        let for_two = waits() && *first == 0;
+        drop(first);
+        let for_one = waits() && *second == 0;
+        drop(second);
+        let for_the_other = waits();
         leave.wait();
+        assert!(for_two && for_one && for_the_other);
         receive.recv().expect("the writer writes");
     });
     assert_eq!(*lock.read(), 1);
