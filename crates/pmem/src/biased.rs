@@ -7,7 +7,6 @@ use std::hint::spin_loop;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -182,15 +181,12 @@ impl<T> BiasedLock<T> {
     }
 }
 
-/// Waits a moment: on the processor at first, then by letting others run, and then asleep, since who reads may read long,
-/// or may be kept from running by who waits.
+/// Waits a moment: on the processor at first, then by letting others run, who may be those that are waited for.
 fn pause(rounds: u32) -> u32 {
-    const SPINS: u32 = 200;
-    const UNTIL_SLEEP: u32 = SPINS + 50;
-    match rounds {
-        ..SPINS => spin_loop(),
-        SPINS..UNTIL_SLEEP => thread::yield_now(),
-        _ => thread::sleep(Duration::from_micros(50)),
+    if rounds < 200 {
+        spin_loop();
+    } else {
+        thread::yield_now();
     }
     rounds.saturating_add(1)
 }
