@@ -21,6 +21,7 @@
 mod biased;
 pub mod checksum;
 mod error;
+mod lend;
 mod lines;
 mod mapping;
 mod persist;
@@ -33,6 +34,7 @@ pub mod socket;
 
 pub use biased::{BiasedLock, ReadGuard};
 pub use error::Error;
+pub use lend::{Lender, Loan};
 pub use lines::Lines;
 pub use region::{Access, Kind, Region, Survival};
 pub use simulated::{Fault, Moment, Observer, Simulation};

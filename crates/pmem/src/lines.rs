@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::LINE;
 use crate::mapping::Mapping;
+use crate::persist;
 
 /// Words in a line.
 const WORDS: usize = LINE / 8;
@@ -78,6 +79,13 @@ impl Lines {
         self.words(line, word, 1)(0).store(value, Ordering::Release);
     }
 
+    /// Hints that a line will be stored to soon.
+    #[inline]
+    pub fn prefetch_to_store(&self, line: usize) {
+        let words = self.words(line, 0, 1);
+        persist::prefetch_to_store(words(0).as_ptr().cast());
+    }
+
     /// Stores bytes from a word on, in whole words: the last one is filled up with zeros.
     #[inline]
     pub fn write(&self, line: usize, word: usize, bytes: &[u8]) {
@@ -122,6 +130,7 @@ mod tests {
         let lines = region.lines(128, 2).unwrap();
         lines.store(1, 7, 9);
         assert_eq!((lines.load(1, 7), region.load(128 + 120)), (9, 9));
+        lines.prefetch_to_store(1);
         for length in 0..=48 {
             region.write(128, &[0xff; 64]);
             let bytes: Vec<u8> = (1..=length).collect();
@@ -137,7 +146,8 @@ mod tests {
             assert_eq!(line, expected);
         }
         type Operation = fn(&super::Lines);
-        let outside: [Operation; 5] = [
+        let outside: [Operation; 6] = [
+            |lines| lines.prefetch_to_store(2),
             |lines| lines.store(2, 0, 1),
             |lines| {
                 lines.load(0, 8);

@@ -12,7 +12,7 @@ use aarch64 as machine;
 #[cfg(target_arch = "x86_64")]
 use x86_64 as machine;
 
-pub(crate) use machine::{Machine, fence, prefetch};
+pub(crate) use machine::{Machine, fence, prefetch, prefetch_to_store};
 
 use crate::LINE;
 

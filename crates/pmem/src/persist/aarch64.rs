@@ -83,3 +83,10 @@ pub(crate) fn prefetch(line: *const u8) {
     // SAFETY: a hint: it touches no memory that a program can see and takes no fault.
     unsafe { asm!("prfm pldl1keep, [{}]", in(reg) line, options(nostack, preserves_flags)) }
 }
+
+/// Hints that a line will be stored to soon.
+#[inline]
+pub(crate) fn prefetch_to_store(line: *mut u8) {
+    // SAFETY: as in `prefetch`.
+    unsafe { asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags)) }
+}
