@@ -119,14 +119,14 @@ impl End {
 
     /// Posts, as soon as there is room.
     fn post(&mut self, endpoint: EndpointId, request: &WorkRequest<'_>) -> Result<(), Error> {
-        let start = Instant::now();
+        let mut since = None;
         loop {
             match self.queue.post(endpoint, request) {
                 Ok(()) => return Ok(()),
                 Err(Refusal::Held) => self.queue.poll(&mut self.events),
                 Err(refusal) => return Err(Error::Fabric(refusal.to_string())),
             };
-            if start.elapsed() > PATIENCE {
+            if since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
                 return Err(Error::Fabric("there is never room for a request".into()));
             }
         }

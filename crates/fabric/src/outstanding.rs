@@ -4,53 +4,60 @@ use std::collections::VecDeque;
 
 use crate::{Buffer, WrId};
 
-/// One of them.
-#[derive(Debug)]
-pub struct Entry {
-    /// The caller's number.
-    pub id: WrId,
-    /// Whether the caller is told of success.
-    pub notify: bool,
-    /// Given back when the entry goes.
-    pub _keep: Option<Buffer>,
-}
-
 /// Requests end in the order in which they were posted, so each is known by how many were posted before it: its
 /// *sequence*, which the transport carries.
+///
+/// Of one that nobody wants to be told of, only its number is kept: it is added by a store, and any number of them end
+/// at once.
 #[derive(Debug)]
 pub struct Outstanding {
-    entries: VecDeque<Entry>,
-    /// The sequence of the first entry.
+    /// The callers' numbers, by sequence: a power of two of places.
+    ids: Box<[WrId]>,
+    /// Those of which there is more to know, oldest first.
+    marked: VecDeque<Marked>,
+    /// The sequence of the oldest one, and of the next one.
     first: u64,
-    bound: usize,
+    next: u64,
+    bound: u64,
+}
+
+/// A request whose end is not nobody's business.
+#[derive(Debug)]
+struct Marked {
+    sequence: u64,
+    /// Whether the caller is told of success.
+    notify: bool,
+    /// Given back when this goes.
+    _keep: Option<Buffer>,
 }
 
 impl Outstanding {
     /// A list of `bound` requests at most.
     pub fn new(bound: usize) -> Outstanding {
         Outstanding {
-            entries: VecDeque::with_capacity(bound),
+            ids: vec![WrId(0); bound.next_power_of_two()].into_boxed_slice(),
+            marked: VecDeque::new(),
             first: 0,
-            bound,
+            next: 0,
+            bound: bound as u64,
         }
     }
 
     /// How many there are.
     #[inline]
     pub fn length(&self) -> usize {
-        self.entries.len()
+        (self.next - self.first) as usize
     }
 
     /// Whether another one has to wait (M5).
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.entries.len() >= self.bound
+        self.next - self.first >= self.bound
     }
 
-    /// The sequence that the next one gets.
     #[inline]
-    pub fn next(&self) -> u64 {
-        self.first + self.entries.len() as u64
+    fn place(&self, sequence: u64) -> usize {
+        sequence as usize & (self.ids.len() - 1)
     }
 
     /// Adds one and returns its sequence.
@@ -58,32 +65,59 @@ impl Outstanding {
     /// # Panics
     /// If the list is full.
     #[inline]
-    pub fn add(&mut self, entry: Entry) -> u64 {
+    pub fn add(&mut self, id: WrId, notify: bool, keep: Option<&Buffer>) -> u64 {
         assert!(!self.is_full(), "{} requests are outstanding", self.bound);
-        self.entries.push_back(entry);
-        self.next() - 1
+        let sequence = self.next;
+        let place = self.place(sequence);
+        self.ids[place] = id;
+        self.next += 1;
+        if notify || keep.is_some() {
+            self.marked.push_back(Marked {
+                sequence,
+                notify,
+                _keep: keep.cloned(),
+            });
+        }
+        sequence
     }
 
-    /// The one with the caller's number.
-    pub fn find(&self, id: WrId) -> Option<&Entry> {
-        self.entries.iter().find(|entry| entry.id == id)
+    /// Whether there is one with the caller's number.
+    pub fn contains(&self, id: WrId) -> bool {
+        let mut all = self.first..self.next;
+        all.any(|sequence| self.ids[self.place(sequence)] == id)
     }
 
-    /// Takes the first one out if its sequence is not beyond `sequence`: call it until it gives nothing.
+    /// All through this sequence have ended well: the next one whose caller is to be told. Call it until it gives
+    /// nothing; then all of them are out.
     #[inline]
-    pub fn complete(&mut self, sequence: u64) -> Option<(u64, Entry)> {
-        if self.first > sequence {
+    pub fn complete(&mut self, through: u64) -> Option<(u64, WrId)> {
+        while let Some(marked) = self
+            .marked
+            .pop_front_if(|marked| marked.sequence <= through)
+        {
+            if marked.notify {
+                return Some((marked.sequence, self.ids[self.place(marked.sequence)]));
+            }
+        }
+        self.first = self.first.max(self.next.min(through + 1));
+        None
+    }
+
+    /// Takes the first one out, which has failed.
+    pub fn fail(&mut self) -> Option<WrId> {
+        if self.first == self.next {
             return None;
         }
-        let entry = self.entries.pop_front()?;
+        let first = self.first;
         self.first += 1;
-        Some((self.first - 1, entry))
+        self.marked.pop_front_if(|marked| marked.sequence == first);
+        Some(self.ids[self.place(first)])
     }
 
     /// Whether a transport may speak of this one: it is outstanding.
     #[inline]
     pub fn has(&self, sequence: u64) -> bool {
-        (self.first..self.next()).contains(&sequence)
+        (self.first..self.next).contains(&sequence)
     }
 }
 
@@ -91,34 +125,48 @@ impl Outstanding {
 mod tests {
     use super::*;
 
-    fn entry(id: u64) -> Entry {
-        Entry {
-            id: WrId(id),
-            notify: true,
-            _keep: None,
-        }
-    }
-
     #[test]
     fn requests_end_in_order_and_never_exceed_the_bound() {
         let mut list = Outstanding::new(3);
         for (sequence, id) in [70, 50, 60].into_iter().enumerate() {
             assert!(!list.is_full());
-            assert_eq!(list.add(entry(id)), sequence as u64);
+            assert_eq!(list.add(WrId(id), true, None), sequence as u64);
         }
         assert!(list.is_full());
-        assert!(list.find(WrId(60)).is_some() && list.find(WrId(61)).is_none());
-        assert_eq!(
-            list.complete(1).map(|(at, entry)| (at, entry.id)),
-            Some((0, WrId(70)))
-        );
-        assert_eq!(
-            list.complete(1).map(|(at, entry)| (at, entry.id)),
-            Some((1, WrId(50)))
-        );
+        assert!(list.contains(WrId(60)) && !list.contains(WrId(61)));
+        assert_eq!(list.complete(1), Some((0, WrId(70))));
+        assert_eq!(list.complete(1), Some((1, WrId(50))));
         assert!(list.complete(1).is_none());
         assert!(!list.has(1) && list.has(2) && !list.has(3));
-        assert_eq!(list.add(entry(80)), 3);
+        assert!(!list.contains(WrId(70)));
+        assert_eq!(list.add(WrId(80), true, None), 3);
         assert_eq!(list.length(), 2);
+    }
+
+    #[test]
+    fn of_quiet_ones_only_failures_are_told() {
+        let mut list = Outstanding::new(5);
+        for round in 0..4 {
+            let first = round * 5;
+            for sequence in first..first + 5 {
+                let loud = sequence % 5 == 2;
+                assert_eq!(list.add(WrId(100 + sequence), loud, None), sequence);
+            }
+            assert!(list.is_full());
+            assert_eq!(
+                list.complete(first + 3),
+                Some((first + 2, WrId(102 + first)))
+            );
+            assert_eq!((list.complete(first + 3), list.length()), (None, 1));
+            // Once more, and of what was never posted.
+            assert_eq!((list.complete(first + 1), list.length()), (None, 1));
+            assert_eq!((list.complete(u64::MAX - 1), list.length()), (None, 0));
+        }
+        for (id, loud) in [(7, false), (8, true), (9, false)] {
+            list.add(WrId(id), loud, None);
+        }
+        let failed: Vec<WrId> = std::iter::from_fn(|| list.fail()).collect();
+        assert_eq!(failed, [WrId(7), WrId(8), WrId(9)]);
+        assert!(list.complete(u64::MAX - 1).is_none() && list.length() == 0);
     }
 }

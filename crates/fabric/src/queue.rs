@@ -51,6 +51,9 @@ impl Default for Options {
     }
 }
 
+/// How often who waits looks before it reads the clock.
+const LOOKS: u32 = 16;
+
 /// How often something happened to a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -130,7 +133,7 @@ impl Queue {
         let mut queue = Queue {
             transport,
             endpoints: Vec::new(),
-            tickets: Tickets::new(receive, count),
+            tickets: Tickets::new(receive, count, options.group_buffers),
             buffer_bytes,
             owing: Vec::new(),
             reports: Vec::new(),
@@ -264,7 +267,7 @@ impl Queue {
             .endpoints
             .get(id.place())
             .filter(|found| found.is_ready(id));
-        found.is_some_and(|endpoint| endpoint.outstanding.find(request).is_some())
+        found.is_some_and(|endpoint| endpoint.outstanding.contains(request))
     }
 
     /// Takes a request, which may begin only with [`Queue::submit`], or when the queue is polled.
@@ -327,7 +330,7 @@ impl Queue {
             }
         } else {
             // Who sleeps is told at once if something is there: a look before costs a system call with some transports.
-            self.take_returned();
+            self.take_all_returned();
             self.submit();
         }
         let start = Instant::now();
@@ -336,13 +339,18 @@ impl Queue {
         loop {
             looking = looking && self.spin.goes_on(now);
             if looking {
-                std::hint::spin_loop();
+                self.transport.look(LOOKS);
             } else {
+                self.take_all_returned();
                 self.counters.slept += 1;
                 let most = self.sleep_at_most(now, timeout - (now - start));
                 self.transport.sleep(most);
             }
             let count = self.poll(events);
+            if count > 0 && looking && self.spin.is_longest() {
+                // There is nothing to learn from how long it took.
+                return count;
+            }
             now = Instant::now();
             if count > 0 || now - start >= timeout {
                 self.spin.end(now, count > 0);
@@ -415,15 +423,14 @@ impl Queue {
                 sequence,
                 value,
             } if self.has(endpoint, sequence) => {
-                self.complete(endpoint, sequence, Ok(value), events);
+                self.complete(endpoint, sequence, value, events);
             }
             Report::Failed {
                 endpoint,
                 sequence,
                 failure,
             } if self.has(endpoint, sequence) => {
-                self.complete(endpoint, sequence, Err(failure), events);
-                self.lose(endpoint, failure, events);
+                self.fail(endpoint, sequence, failure, events);
             }
             // The transport cannot speak of others: a peer made it.
             Report::Done { endpoint, .. } | Report::Failed { endpoint, .. } => {
@@ -448,25 +455,24 @@ impl Queue {
         self.is_open(id) && self.endpoints[id.place()].outstanding.has(sequence)
     }
 
+    /// All requests through this one have ended well.
     #[inline]
-    fn complete(
-        &mut self,
-        id: EndpointId,
-        sequence: u64,
-        outcome: Result<u64, Failure>,
-        events: &mut Vec<Event>,
-    ) {
+    fn complete(&mut self, id: EndpointId, through: u64, value: u64, events: &mut Vec<Event>) {
         let outstanding = &mut self.endpoints[id.place()].outstanding;
-        while let Some((at, entry)) = outstanding.complete(sequence) {
-            let outcome = if at == sequence { outcome } else { Ok(0) };
-            if entry.notify || outcome.is_err() {
-                events.push(Event::Done(Completion {
-                    endpoint: id,
-                    id: entry.id,
-                    outcome,
-                }));
-            }
+        while let Some((at, request)) = outstanding.complete(through) {
+            let value = if at == through { value } else { 0 };
+            events.push(ended(id, request, Ok(value)));
         }
+    }
+
+    /// One has failed, after those before it ended well.
+    fn fail(&mut self, id: EndpointId, sequence: u64, failure: Failure, events: &mut Vec<Event>) {
+        if let Some(before) = sequence.checked_sub(1) {
+            self.complete(id, before, 0, events);
+        }
+        let failed = self.endpoints[id.place()].outstanding.fail();
+        events.extend(failed.map(|request| ended(id, request, Err(failure))));
+        self.lose(id, failure, events);
     }
 
     /// Tells the end of all that is outstanding, and of the endpoint.
@@ -475,12 +481,8 @@ impl Queue {
             return;
         }
         let outstanding = &mut self.endpoints[id.place()].outstanding;
-        while let Some((_, entry)) = outstanding.complete(u64::MAX) {
-            events.push(Event::Done(Completion {
-                endpoint: id,
-                id: entry.id,
-                outcome: Err(Failure::Flushed),
-            }));
+        while let Some(request) = outstanding.fail() {
+            events.push(ended(id, request, Err(Failure::Flushed)));
         }
         self.counters.lost += 1;
         self.close(id);
@@ -517,4 +519,12 @@ impl Queue {
             }
         }
     }
+}
+
+fn ended(endpoint: EndpointId, id: WrId, outcome: Result<u64, Failure>) -> Event {
+    Event::Done(Completion {
+        endpoint,
+        id,
+        outcome,
+    })
 }

@@ -100,6 +100,7 @@ impl Registration {
     }
 
     /// The memory.
+    #[inline]
     pub fn region(&self) -> &Region {
         &self.0.region
     }
@@ -110,6 +111,7 @@ impl Registration {
     }
 
     /// What names it to peers.
+    #[inline]
     pub fn key(&self) -> Key {
         self.0.key
     }
@@ -128,6 +130,7 @@ impl Registration {
     ///
     /// # Panics
     /// If the range is not inside.
+    #[inline]
     pub fn piece(&self, offset: u64, length: u32) -> Piece<'_> {
         let end = offset.checked_add(length.into());
         assert!(
@@ -235,6 +238,7 @@ impl Proof {
     }
 
     /// The key that is of no use.
+    #[inline]
     pub fn key(&self) -> Key {
         self.key
     }

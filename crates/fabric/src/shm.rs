@@ -44,6 +44,8 @@ pub struct Shm(Arc<Inner>);
 struct Inner {
     watcher: Watcher,
     keys: Mutex<HashMap<Key, Arc<Exports>>>,
+    /// See [`bell`].
+    has_barriers: bool,
     /// See [`bell::NAP`]; tests make it longer.
     nap: Duration,
 }
@@ -83,13 +85,14 @@ impl Shm {
     /// # Errors
     /// [`Error::System`].
     pub fn new() -> Result<Shm, Error> {
-        Shm::with_nap(bell::NAP)
+        Shm::with(bell::NAP, bell::has_barriers())
     }
 
-    fn with_nap(nap: Duration) -> Result<Shm, Error> {
+    fn with(nap: Duration, has_barriers: bool) -> Result<Shm, Error> {
         Ok(Shm(Arc::new(Inner {
             watcher: Watcher::new()?,
             keys: Mutex::default(),
+            has_barriers,
             nap,
         })))
     }

@@ -34,7 +34,7 @@ pub trait Device: Send + Sync {
     fn open(&self) -> Result<Box<dyn Transport>, Error>;
 }
 
-/// The endpoints of one thread. Nothing here waits, but [`Transport::sleep`], and the set-up for as long as it says.
+/// The endpoints of one thread. Nothing here waits, but [`Transport::look`], [`Transport::sleep`], and the set-up for as long as it says.
 ///
 /// The [`Queue`](crate::Queue) above keeps these promises, and transports rely on them: no more than the agreed number of
 /// requests is outstanding at an endpoint, no more messages are sent than the receiver has supplied buffers for, and
@@ -90,6 +90,13 @@ pub trait Transport: Send {
 
     /// Looks at what has happened, and moves on what has to be moved.
     fn poll(&mut self, reports: &mut Vec<Report>);
+
+    /// Looks, so many times at most, whether there may be something to report: as cheaply as it can be seen.
+    fn look(&mut self, times: u32) -> bool {
+        let _ = times;
+        std::hint::spin_loop();
+        true
+    }
 
     /// Sleeps until there may be something to report, or for so long. Does not sleep if there is something already, and
     /// may end early.
@@ -203,7 +210,7 @@ pub struct Request<'a> {
     /// Whether its end has to be reported; it then says that all before it have ended, too.
     pub signaled: bool,
     /// What.
-    pub operation: Operation<'a>,
+    pub operation: &'a Operation<'a>,
     /// How many credits the peer has in all: news with every [`Operation::Send`], else what it was told before.
     pub returned: u32,
 }

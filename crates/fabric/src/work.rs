@@ -17,6 +17,7 @@ impl EndpointId {
     }
 
     /// Its place among the endpoints of its queue: less than 65 536, used again when it is closed.
+    #[inline]
     pub fn place(self) -> usize {
         (self.0 & 0xffff) as usize
     }
@@ -37,6 +38,7 @@ pub enum Source<'a> {
 
 impl Source<'_> {
     /// Bytes in all.
+    #[inline]
     pub fn length(&self) -> u64 {
         match self {
             Source::Inline(bytes) => bytes.len() as u64,
@@ -96,6 +98,7 @@ pub enum Operation<'a> {
 
 impl Operation<'_> {
     /// Whether it takes a buffer of the receiver, and so a credit.
+    #[inline]
     pub fn is_message(&self) -> bool {
         match self {
             Operation::Send { .. } => true,
@@ -105,6 +108,7 @@ impl Operation<'_> {
     }
 
     /// Where in the peer's memory, what is done to it, and how many bytes.
+    #[inline]
     pub(crate) fn remote(&self) -> Option<(Remote, crate::Access, u64)> {
         use crate::Access;
         match *self {
@@ -133,6 +137,7 @@ pub struct WorkRequest<'a> {
 
 impl<'a> WorkRequest<'a> {
     /// A request whose end is told.
+    #[inline]
     pub fn new(id: u64, operation: Operation<'a>) -> WorkRequest<'a> {
         WorkRequest {
             id: WrId(id),
@@ -143,12 +148,14 @@ impl<'a> WorkRequest<'a> {
     }
 
     /// The same, but only a failure is told.
+    #[inline]
     pub fn quiet(mut self) -> WorkRequest<'a> {
         self.notify = false;
         self
     }
 
     /// The same, with a buffer that belongs to it until it is done.
+    #[inline]
     pub fn keeping(mut self, buffer: &'a Buffer) -> WorkRequest<'a> {
         self.keep = Some(buffer);
         self

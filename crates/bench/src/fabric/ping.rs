@@ -24,7 +24,7 @@ pub fn shm(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let count = count(bench, true);
     let few = self::count(bench, false);
     let sides: Vec<Side<'_>> = vec![
-        Box::new(|| per_ping(count, ping(&mut spinning, count, false))),
+        Box::new(|| per_ping(count, ping(&mut spinning, count))),
         Box::new(|| per_ping(count, raw.ping(count, false))),
     ];
     let measured = interleave(bench.scale.rounds, sides)?;
@@ -35,7 +35,7 @@ pub fn shm(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         Some(1.0 / 1.3),
     )];
     let sides: Vec<Side<'_>> = vec![
-        Box::new(|| per_ping(few, ping(&mut sleeping, few, true))),
+        Box::new(|| per_ping(few, ping(&mut sleeping, few))),
         Box::new(|| per_ping(few, raw_sleeping.ping(few, true))),
     ];
     let measured = interleave(bench.scale.rounds, sides)?;
@@ -54,7 +54,7 @@ pub fn tcp(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         let mut raw = RawSocket::new(!sleeps)?;
         let count = count(bench, !sleeps);
         let sides: Vec<Side<'_>> = vec![
-            Box::new(|| per_ping(count, ping(&mut ends, count, sleeps))),
+            Box::new(|| per_ping(count, ping(&mut ends, count))),
             Box::new(|| per_ping(count, raw.ping(count, BYTES))),
         ];
         let measured = interleave(bench.scale.rounds, sides)?;
@@ -73,8 +73,8 @@ fn per_ping(count: u64, took_ns: Result<f64, Error>) -> Result<Vec<f64>, Error> 
     took_ns.map(|took| vec![took / count as f64])
 }
 
-/// So many messages there and back, in ns.
-fn ping(ends: &mut Ends, count: u64, sleeps: bool) -> Result<f64, Error> {
+/// So many messages there and back, in ns. Both sides wait, in which way the options of their queues say.
+fn ping(ends: &mut Ends, count: u64) -> Result<f64, Error> {
     let Ends {
         near,
         far,
@@ -86,11 +86,7 @@ fn ping(ends: &mut Ends, count: u64, sleeps: bool) -> Result<f64, Error> {
         immediate: None,
     };
     let await_message = |end: &mut End| loop {
-        let (_, messages) = if sleeps {
-            end.count_waiting()?
-        } else {
-            end.count()?
-        };
+        let (_, messages) = end.count_waiting()?;
         if messages > 0 {
             return Ok::<(), Error>(());
         }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::credits::Credits;
-use crate::outstanding::{Entry, Outstanding};
+use crate::outstanding::Outstanding;
 use crate::{
     Capabilities, EndpointId, Error, Limits, Operation, Parameters, Refusal, Request, Source,
     WorkRequest,
@@ -145,18 +145,15 @@ impl Endpoint {
 
     /// Adds a request that there is room for.
     #[inline]
-    pub fn take<'a>(&mut self, request: &WorkRequest<'a>, signal_every: u32) -> Request<'a> {
-        let operation = request.operation;
+    pub fn take<'a>(&mut self, request: &'a WorkRequest<'a>, signal_every: u32) -> Request<'a> {
+        let operation = &request.operation;
         let returned = match operation {
             Operation::Send { .. } => self.credits.tell(),
             // Not every transport can say it beside a write: what was said before does no harm.
             _ => self.credits.told(),
         };
-        let sequence = self.outstanding.add(Entry {
-            id: request.id,
-            notify: request.notify,
-            _keep: request.keep.cloned(),
-        });
+        let (id, notify) = (request.id, request.notify);
+        let sequence = self.outstanding.add(id, notify, request.keep);
         self.unsignaled += 1;
         // A full list must become shorter by itself; and only a signaled atomic tells what it found.
         let signaled = request.notify

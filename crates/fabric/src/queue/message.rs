@@ -1,10 +1,8 @@
 //! Messages that have come, and the buffers they are in.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use pmem::LINE;
+use pmem::{LINE, Lender, Loan};
 
 use super::endpoint::Endpoint;
 use super::{Options, Queue};
@@ -19,8 +17,8 @@ pub struct Message {
     pub immediate: Option<u32>,
     offset: u64,
     length: u32,
-    ticket: u32,
-    returns: Arc<Returns>,
+    /// The memory for messages, under the message's *ticket*: who drops it says so by a store.
+    memory: Loan<Registration>,
 }
 
 impl Message {
@@ -40,7 +38,7 @@ impl Message {
             "offset {offset} and {} bytes are outside of {self:?}",
             into.len()
         );
-        let region = self.returns.memory.region();
+        let region = self.memory.region();
         region.read(self.offset + u64::from(offset), into);
     }
 
@@ -53,7 +51,7 @@ impl Message {
 
     /// It, to be named in a request; nothing if it has no data.
     pub fn piece(&self) -> Option<Piece<'_>> {
-        (self.length > 0).then(|| self.returns.memory.piece(self.offset, self.length))
+        (self.length > 0).then(|| self.memory.piece(self.offset, self.length))
     }
 }
 
@@ -68,71 +66,88 @@ impl fmt::Debug for Message {
     }
 }
 
-impl Drop for Message {
-    fn drop(&mut self) {
-        // In this order for everybody: who sees the second, or one that another thread stored over it, sees the first.
-        // (The processors that Tako runs on show a store to all others at once, so that the release is enough.)
-        self.returns.dropped[self.ticket as usize].store(true, Ordering::Release);
-        self.returns.some.store(true, Ordering::Release);
-    }
-}
+/// How many messages that are still held are looked at in a poll. Who holds many waits a few polls for one to be taken back.
+const LOOKS: usize = 16;
 
-/// What messages share: where they are, and how their readers say that they are done with them. A message is known by
-/// its *ticket*. No lock is taken, and nothing is locked in the caches, for each of them.
-pub struct Returns {
-    memory: Registration,
-    /// By ticket: its message was dropped.
-    dropped: Box<[AtomicBool]>,
-    /// Whether there may be one.
-    some: AtomicBool,
-}
-
-/// The queue's side of it.
+/// The messages that there can be at once. Each is known by its *ticket*: the place of its buffer in the memory, and beyond
+/// these a number of its own if it has none.
 pub struct Tickets {
-    returns: Arc<Returns>,
-    free: Vec<u32>,
+    memory: Lender<Registration>,
+    /// How many buffers there are, of which these are for groups.
+    buffers: u32,
+    group_buffers: u32,
+    /// Tickets for messages without a buffer.
+    bare: Vec<u32>,
     /// Those that messages have.
     held: Vec<Held>,
+    /// Where to look next among them.
+    next: usize,
 }
 
 #[derive(Clone, Copy)]
 struct Held {
     ticket: u32,
     origin: Origin,
-    buffer: Option<Supply>,
 }
 
 impl Tickets {
-    /// For so many messages at once, in this memory.
-    pub fn new(memory: Registration, count: u32) -> Tickets {
+    /// For as many messages at once as there are buffers, and as many without.
+    pub fn new(memory: Registration, buffers: u32, group_buffers: u32) -> Tickets {
         Tickets {
-            returns: Arc::new(Returns {
-                memory,
-                dropped: (0..count).map(|_| AtomicBool::new(false)).collect(),
-                some: AtomicBool::new(false),
-            }),
-            free: (0..count).rev().collect(),
-            held: Vec::new(),
+            memory: Lender::new(memory, buffers * 2),
+            buffers,
+            group_buffers,
+            bare: (buffers..buffers * 2).rev().collect(),
+            held: Vec::with_capacity(buffers as usize),
+            next: 0,
         }
     }
 
-    /// The memory for messages.
-    pub fn memory(&self) -> &Registration {
-        &self.returns.memory
+    #[inline]
+    fn ticket(&self, buffer: Supply) -> u32 {
+        match buffer {
+            Supply::Group(number) => number,
+            Supply::Endpoint(number) => self.group_buffers + number,
+        }
     }
 
-    /// One whose message was dropped.
     #[inline]
-    fn dropped(&mut self, from: &mut usize) -> Option<Held> {
-        while let Some(held) = self.held.get(*from).copied() {
-            let dropped = &self.returns.dropped[held.ticket as usize];
-            if dropped.load(Ordering::Acquire) {
-                dropped.store(false, Ordering::Relaxed);
-                self.held.swap_remove(*from);
-                self.free.push(held.ticket);
+    fn buffer(&self, ticket: u32) -> Option<Supply> {
+        if ticket >= self.buffers {
+            None
+        } else if ticket < self.group_buffers {
+            Some(Supply::Group(ticket))
+        } else {
+            Some(Supply::Endpoint(ticket - self.group_buffers))
+        }
+    }
+
+    /// How many have to be looked at to find all that were dropped.
+    #[inline]
+    fn all(&self) -> usize {
+        self.held.len()
+    }
+
+    /// One whose message was dropped. `looks` is how many that are still held may be looked at.
+    #[inline]
+    fn dropped(&mut self, looks: &mut usize) -> Option<Held> {
+        while *looks > 0 {
+            let Some(&held) = self.held.get(self.next) else {
+                if self.held.is_empty() {
+                    return None;
+                }
+                self.next = 0;
+                continue;
+            };
+            if !self.memory.is_lent(held.ticket) {
+                self.held.swap_remove(self.next);
+                if held.ticket >= self.buffers {
+                    self.bare.push(held.ticket);
+                }
                 return Some(held);
             }
-            *from += 1;
+            self.next += 1;
+            *looks -= 1;
         }
         None
     }
@@ -170,17 +185,9 @@ impl Queue {
     #[inline]
     pub(super) fn supply(&mut self, buffer: Supply) {
         let size = self.buffer_bytes;
-        let offset = size * self.index(buffer);
-        let piece = self.tickets.memory().piece(offset, size as u32);
+        let offset = size * u64::from(self.tickets.ticket(buffer));
+        let piece = self.tickets.memory.piece(offset, size as u32);
         self.transport.supply(buffer, piece);
-    }
-
-    #[inline]
-    fn index(&self, buffer: Supply) -> u64 {
-        match buffer {
-            Supply::Group(number) => number.into(),
-            Supply::Endpoint(number) => u64::from(self.options.group_buffers) + u64::from(number),
-        }
     }
 
     #[inline]
@@ -192,36 +199,35 @@ impl Queue {
         events: &mut Vec<Event>,
     ) {
         self.counters.received += 1;
-        let buffer = arrival.map(|arrival| arrival.buffer);
         let is_wanted = match origin {
             Origin::Endpoint(id) => self.admit(id, events),
             Origin::Group(_) => true,
         };
-        // There is a ticket for each message that all peers may send.
-        let ticket = if is_wanted {
-            self.tickets.free.pop()
-        } else {
-            None
+        let ticket = match &arrival {
+            Some(arrival) => Some(self.tickets.ticket(arrival.buffer)),
+            // There is one for each message that all peers may send.
+            None => self.tickets.bare.pop(),
         };
-        let Some(ticket) = ticket else {
-            return self.take_back(origin, buffer);
+        let Some(ticket) = ticket.filter(|_| is_wanted) else {
+            self.tickets
+                .bare
+                .extend(ticket.filter(|_| arrival.is_none()));
+            return self.take_back(origin, arrival.map(|arrival| arrival.buffer));
         };
-        self.tickets.held.push(Held {
-            ticket,
-            origin,
-            buffer,
-        });
-        let (offset, length) = arrival.map_or((0, 0), |arrival| {
-            let start = self.buffer_bytes * self.index(arrival.buffer);
-            (start + u64::from(arrival.start), arrival.length)
-        });
+        self.tickets.held.push(Held { ticket, origin });
+        let (offset, length) = match &arrival {
+            Some(arrival) => {
+                let start = self.buffer_bytes * u64::from(ticket);
+                (start + u64::from(arrival.start), arrival.length)
+            }
+            None => (0, 0),
+        };
         events.push(Event::Message(Message {
             origin,
             immediate,
             offset,
             length,
-            ticket,
-            returns: self.tickets.returns.clone(),
+            memory: self.tickets.memory.lend(ticket),
         }));
     }
 
@@ -247,6 +253,7 @@ impl Queue {
     }
 
     /// A message is done with: its buffer is the transport's again.
+    #[inline]
     fn take_back(&mut self, origin: Origin, buffer: Option<Supply>) {
         if let Some(buffer) = buffer {
             self.supply(buffer);
@@ -258,21 +265,27 @@ impl Queue {
         }
     }
 
-    /// Gives the buffers of messages that were dropped back to the transport, and their credits to the senders.
+    /// Gives the buffers of messages that were dropped back to the transport, and their credits to the senders: of some
+    /// of them, if there are many.
     #[inline]
     pub(super) fn take_returned(&mut self) {
-        // Taken first, and then looked for: who drops one later sets it again.
-        let some = &self.tickets.returns.some;
-        if some.load(Ordering::Relaxed) && some.swap(false, Ordering::AcqRel) {
-            self.take_dropped();
+        let looks = self.tickets.all().min(LOOKS);
+        if looks > 0 {
+            self.take_dropped(looks);
         }
     }
 
-    fn take_dropped(&mut self) {
-        let mut from = 0;
-        while let Some(held) = self.tickets.dropped(&mut from) {
-            self.take_back(held.origin, held.buffer);
-            if let Origin::Endpoint(id) = held.origin {
+    /// The same of all of them.
+    pub(super) fn take_all_returned(&mut self) {
+        self.take_dropped(self.tickets.all());
+    }
+
+    fn take_dropped(&mut self, mut looks: usize) {
+        while let Some(held) = self.tickets.dropped(&mut looks) {
+            self.take_back(held.origin, self.tickets.buffer(held.ticket));
+            if let Origin::Endpoint(id) = held.origin
+                && self.owing.last() != Some(&id)
+            {
                 self.owing.push(id);
             }
         }

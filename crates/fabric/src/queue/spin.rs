@@ -29,6 +29,11 @@ impl Spin {
         !self.now.is_zero()
     }
 
+    /// Whether it looks for as long as it may: what comes while it looks changes nothing then.
+    pub fn is_longest(&self) -> bool {
+        self.now == self.most
+    }
+
     /// Begins to wait; whether to look at all.
     pub fn begin(&mut self, now: Instant) -> bool {
         self.start = Some(now);

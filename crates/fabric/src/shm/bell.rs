@@ -10,6 +10,15 @@
 //! kernel finds another word than 1, or after. If it is the other one's, the sleeper sees the news when it looks. (With
 //! release and acquire alone both stores could still be on their way out of the processors when both load.)
 //!
+//! **Who has news needs no fence where both sides have barriers.** A fence with each message waits until its line has come
+//! over, which takes longer than all the rest. So it is the sleeper that pays: its fence is `membarrier`, by which the
+//! kernel runs one in each thread that runs in a process that has registered for it
+//! (`MEMBARRIER_CMD_GLOBAL_EXPEDITED`); a thread that does not run has had one when it was stopped. Wherever in the other
+//! one's instructions that fence comes, it is after the news, or before the load of the word, or both: they are in this
+//! order for the compiler. So it stands for the other one's fence. A process says that it has registered, and looks in this
+//! way before it sleeps, when an endpoint is set up; a peer that lies about it misses wake-ups of its own, or is looked
+//! at late. Where the kernel has no such barriers there are fences on both sides.
+//!
 //! All peers of a queue can store to its bell, also those that lie, and a peer can be killed between its store of 0 and
 //! its wake. So nobody relies on it for more than a [nap](NAP): then everything is looked at anyway.
 
@@ -18,6 +27,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use pmem::{LINE, Lines, Region};
+use rustix::thread::{MembarrierCommand, membarrier};
 
 use super::ring;
 use crate::Error;
@@ -31,6 +41,14 @@ const ASLEEP: u64 = 1 << 32 | 1;
 
 /// The longest sleep without looking at everything.
 pub const NAP: Duration = Duration::from_millis(100);
+/// The same where a barrier has failed, though it was there before.
+const SHORT_NAP: Duration = Duration::from_millis(1);
+
+/// Registers this process for the barriers of others; whether it has them.
+pub fn has_barriers() -> bool {
+    membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
+        && membarrier(MembarrierCommand::GlobalExpedited).is_ok()
+}
 
 /// A queue's own bell, or a peer's.
 #[derive(Clone)]
@@ -77,10 +95,14 @@ impl Bell {
         self.lines.load(CHANGES, 0)
     }
 
-    /// Sleeps until somebody rings, unless `news` finds that something has come meanwhile.
-    pub fn sleep(&self, timeout: Duration, news: impl FnOnce() -> bool) {
+    /// Sleeps until somebody rings, unless `news` finds that something has come meanwhile. `barrier`: peers may have news
+    /// without a fence.
+    pub fn sleep(&self, mut timeout: Duration, barrier: bool, news: impl FnOnce() -> bool) {
         self.lines.store(SLEEPING, 0, ASLEEP);
         fence(Ordering::SeqCst);
+        if barrier && membarrier(MembarrierCommand::GlobalExpedited).is_err() {
+            timeout = timeout.min(SHORT_NAP);
+        }
         if !news() {
             self.memory.sleep_while(0, 1, Some(timeout));
         }
@@ -94,7 +116,8 @@ impl Bell {
         self.wake();
     }
 
-    /// Wakes who sleeps. A full fence must be between the news and this.
+    /// Wakes who sleeps. A full fence must be between the news and this, or where both sides have barriers, one for the
+    /// compiler.
     #[inline]
     pub fn wake(&self) {
         if self.lines.load(SLEEPING, 0) != 0 {

@@ -4,10 +4,11 @@
 //!  line 0             stored by the sender: its count of credits and its questions for ours; whether it has closed
 //!  line 1             stored by the receiver: whether it has closed
 //!  lines 2..          headers, one line for each message of the window
-//!                      0         8                      16                       64
-//!                      ┌─────────┬───────────┬──────────┬────────────────────────┐
-//!                      │ header  │ immediate │ credits  │ data of up to 48 bytes │
-//!                      └─────────┴───────────┴──────────┴────────────────────────┘
+//!                      0         8                                  56          64
+//!                      ┌─────────┬───────────────────────────────────┬───────────┐
+//!                      │ header  │ data of up to 48 bytes            │ immediate │
+//!                      └─────────┴───────────────────────────────────┴───────────┘
+//!                     without an immediate, data of up to 56 bytes
 //!  then               for each message of the window: room for longer data, an odd number of lines
 //! ```
 //! Message `n` has the slot `n % window`. Its header word, with `n + 1` as its tag, is stored last, with release: who
@@ -38,11 +39,18 @@ const RECEIVER_CLOSED: (usize, usize) = (1, 0);
 /// The line of the first header, and the words of a header's line.
 const HEADERS: usize = 2;
 const HEADER: usize = 0;
-const BESIDE: usize = 1;
-const SHORT: usize = 2;
+const SHORT: usize = 1;
+const IMMEDIATE: usize = 7;
 
 /// The longest data that is in the line of the header, in bytes.
-pub const SHORT_BYTES: u32 = (LINE - SHORT * 8) as u32;
+#[inline]
+fn short_bytes(immediate: bool) -> u32 {
+    let end = if immediate { IMMEDIATE } else { LINE / 8 };
+    (end - SHORT) as u32 * 8
+}
+
+/// The sender gets the lines of headers so many messages before it stores to them.
+const AHEAD: u32 = 4;
 /// The largest window, and the longest message in bytes, that a peer may have.
 const WINDOW_MAX: u32 = 1 << 16;
 const MESSAGE_MAX: u32 = 1 << 24;
@@ -71,8 +79,20 @@ impl Layout {
         HEADERS + self.window as usize
     }
 
+    /// The line of the header so many messages after one: fewer, if the window is smaller.
+    #[inline]
+    fn header_ahead(self, cursor: Cursor, ahead: u32) -> usize {
+        let slot = cursor.slot + ahead.min(self.window);
+        let slot = if slot >= self.window {
+            slot - self.window
+        } else {
+            slot
+        };
+        HEADERS + slot as usize
+    }
+
     fn stride(self) -> u64 {
-        if self.message_bytes <= SHORT_BYTES {
+        if self.message_bytes <= short_bytes(true) {
             return 0;
         }
         let lines = u64::from(self.message_bytes).div_ceil(LINE as u64);
@@ -133,10 +153,8 @@ pub struct Incoming {
 pub struct Arrived {
     /// Its header.
     pub header: Header,
-    /// The 32 bits beside it, if the header says so.
-    pub immediate: u32,
-    /// The sender's count of credits.
-    pub returned: u32,
+    /// The 32 bits beside it.
+    pub immediate: Option<u32>,
 }
 
 /// Memory that messages are copied to.
@@ -200,12 +218,11 @@ impl Incoming {
         if self.cursor.count.wrapping_sub(self.told) >= self.layout.window {
             return Err(Failure::Violation);
         }
-        let beside = self.head.load(self.line(), BESIDE);
-        Ok(Some(Arrived {
-            header,
-            immediate: beside as u32,
-            returned: (beside >> 32) as u32,
-        }))
+        let immediate = match header.immediate {
+            true => Some(self.head.load(self.line(), IMMEDIATE) as u32),
+            false => None,
+        };
+        Ok(Some(Arrived { header, immediate }))
     }
 
     /// Copies the message's data out, to `room` bytes at `offset`: at least as many as the message has. `arrived` is
@@ -213,19 +230,20 @@ impl Incoming {
     #[inline]
     pub fn copy_out(&self, arrived: &Arrived, into: &Target, offset: u64, room: u32) {
         let length = arrived.header.length;
-        if length > SHORT_BYTES {
+        if length > short_bytes(arrived.header.immediate) {
             let from = self.layout.data(self.cursor.slot);
             into.region
                 .copy_from(offset, &self.memory, from, length as usize);
             return;
         }
-        let words = length.div_ceil(8);
+        const WORDS: usize = LINE / 8 - SHORT;
         if let Some(lines) = &into.lines
             && offset.is_multiple_of(LINE as u64)
-            && words * 8 <= room
+            && room as usize >= WORDS * 8
         {
+            // As many as there can be, whatever the length: nobody is shown those beyond.
             let line = offset as usize / LINE;
-            lines.copy_from((line, 0), &self.head, (self.line(), SHORT), words as usize);
+            lines.copy_from((line, 0), &self.head, (self.line(), SHORT), WORDS);
         } else {
             let from = self.line() * LINE + SHORT * 8;
             into.region
@@ -239,6 +257,12 @@ impl Incoming {
         self.cursor = self.cursor.next(self.layout.window);
     }
 
+    /// Whether a quarter of its window was given back since the sender was told.
+    #[inline]
+    pub fn is_to_be_told(&self, returned: u32) -> bool {
+        returned.wrapping_sub(self.told) >= (self.layout.window / 4).max(1)
+    }
+
     /// The sender is being told that it has so many buffers back in all.
     #[inline]
     pub fn tell(&mut self, returned: u32) {
@@ -250,6 +274,12 @@ impl Incoming {
         let word = self.head.load(CREDITS.0, CREDITS.1);
         let before = std::mem::replace(&mut self.credits, word);
         (word != before).then_some((word as u32, word >> 32 != before >> 32))
+    }
+
+    /// How many buffers the sender says that it has given back in all.
+    #[inline]
+    pub fn returned(&self) -> u32 {
+        self.head.load(CREDITS.0, CREDITS.1) as u32
     }
 
     /// Whether [`Incoming::credits`] or [`Incoming::is_closed`] would tell something.
@@ -320,30 +350,29 @@ impl Outgoing {
         self.layout.window
     }
 
-    /// Stores a message, which the receiver can see from now on.
+    /// Stores a message, which the receiver can see from now on. (`from` is not copied: where it was just stored in narrower
+    /// pieces, a wide load of it waits for all stores before, and so for lines to come over, as a fence does.)
     ///
     /// # Errors
     /// [`Failure::Violation`] if the receiver's ring is not for messages that long, though it said so elsewhere.
     #[inline]
-    pub fn send(
-        &mut self,
-        from: Source<'_>,
-        immediate: Option<u32>,
-        returned: u32,
-    ) -> Result<(), Failure> {
+    pub fn send(&mut self, from: &Source<'_>, immediate: Option<u32>) -> Result<(), Failure> {
         let length = from.length();
         if length > u64::from(self.layout.message_bytes) {
             return Err(Failure::Violation);
         }
         let (slot, length) = (self.cursor.slot, length as u32);
         let line = HEADERS + slot as usize;
-        match from {
-            _ if length > SHORT_BYTES => store(from, &self.memory, self.layout.data(slot)),
+        match *from {
+            _ if length > short_bytes(immediate.is_some()) => {
+                store(from, &self.memory, self.layout.data(slot))
+            }
             Source::Inline(bytes) => self.head.write(line, SHORT, bytes),
             Source::Pieces(_) => store(from, &self.memory, (line * LINE + SHORT * 8) as u64),
         }
-        let beside = u64::from(returned) << 32 | u64::from(immediate.unwrap_or(0));
-        self.head.store(line, BESIDE, beside);
+        if let Some(immediate) = immediate {
+            self.head.store(line, IMMEDIATE, immediate.into());
+        }
         let header = Header {
             tag: self.cursor.tag(),
             length,
@@ -351,6 +380,9 @@ impl Outgoing {
         };
         // Release: what is stored above, and all that this thread wrote to the peer's memory, is seen before.
         self.head.store(line, HEADER, header.word());
+        // It is the receiver's until then, and to get it takes longer than to make a message.
+        let ahead = self.layout.header_ahead(self.cursor, AHEAD);
+        self.head.prefetch_to_store(ahead);
         self.cursor = self.cursor.next(self.layout.window);
         Ok(())
     }
@@ -375,8 +407,8 @@ impl Outgoing {
 
 /// Copies a request's data to a place in a peer's memory.
 #[inline]
-pub fn store(from: Source<'_>, to: &Region, mut offset: u64) {
-    match from {
+pub fn store(from: &Source<'_>, to: &Region, mut offset: u64) {
+    match *from {
         Source::Inline(bytes) => to.write(offset, bytes),
         Source::Pieces(pieces) => {
             for piece in pieces {
@@ -413,7 +445,7 @@ mod tests {
         (incoming, Outgoing::attach(descriptor, layout).unwrap())
     }
 
-    fn receive(incoming: &mut Incoming) -> Option<(Vec<u8>, Option<u32>, u32)> {
+    fn receive(incoming: &mut Incoming) -> Option<(Vec<u8>, Option<u32>)> {
         let arrived = incoming.peek().unwrap()?;
         let region = Region::memory(8192, false).unwrap();
         // By words, and where there is no room for whole ones.
@@ -427,14 +459,13 @@ mod tests {
         incoming.advance();
         let mut bytes = vec![0; length as usize];
         into.region.read(offset, &mut bytes);
-        let immediate = arrived.header.immediate.then_some(arrived.immediate);
-        Some((bytes, immediate, arrived.returned))
+        Some((bytes, arrived.immediate))
     }
 
     #[test]
     fn messages_of_every_length_go_around() {
         let (mut incoming, mut outgoing) = pair(3, 300);
-        for length in (0..=300).chain([48, 49, 300, 0]) {
+        for length in (0..=300).chain([49, 55, 300, 0]) {
             // What looks like the header that is waited for next, everywhere in the data.
             let fake = Header {
                 tag: incoming.cursor.tag().wrapping_add(1),
@@ -444,11 +475,11 @@ mod tests {
             let bytes = fake.word().to_ne_bytes().repeat(38);
             let bytes = &bytes[..length];
             assert!(!incoming.has_come() && receive(&mut incoming).is_none());
-            let immediate = (length % 3 == 0).then_some(length as u32);
-            outgoing.send(Source::Inline(bytes), immediate, 7).unwrap();
+            let immediate = (length % 2 == 0).then_some(length as u32);
+            outgoing.send(&Source::Inline(bytes), immediate).unwrap();
             assert!(incoming.has_come());
             let received = receive(&mut incoming).unwrap();
-            assert_eq!(received, (bytes.to_vec(), immediate, 7));
+            assert_eq!(received, (bytes.to_vec(), immediate));
             incoming.tell(incoming.cursor.count);
         }
     }
@@ -461,9 +492,7 @@ mod tests {
         incoming.tell(u32::MAX - 4);
         for number in 0..10u8 {
             for _ in 0..3 {
-                outgoing
-                    .send(Source::Inline(&[number; 60]), None, 0)
-                    .unwrap();
+                outgoing.send(&Source::Inline(&[number; 60]), None).unwrap();
             }
             for _ in 0..3 {
                 assert_eq!(receive(&mut incoming).unwrap().0, [number; 60]);
@@ -476,15 +505,13 @@ mod tests {
     #[test]
     fn who_sends_without_credit_or_too_much_breaks_the_rules() {
         let (mut incoming, mut outgoing) = pair(2, 64);
-        let long = outgoing.send(Source::Inline(&[0; 65]), None, 0);
+        let long = outgoing.send(&Source::Inline(&[0; 65]), None);
         assert_eq!(long, Err(Failure::Violation));
         for _ in 0..2 {
-            outgoing.send(Source::Inline(b"in time"), None, 0).unwrap();
+            outgoing.send(&Source::Inline(b"in time"), None).unwrap();
             receive(&mut incoming).unwrap();
         }
-        outgoing
-            .send(Source::Inline(b"too early"), None, 0)
-            .unwrap();
+        outgoing.send(&Source::Inline(b"too early"), None).unwrap();
         assert_eq!(incoming.peek().unwrap_err(), Failure::Violation);
         incoming.tell(1);
         assert_eq!(receive(&mut incoming).unwrap().0, b"too early");

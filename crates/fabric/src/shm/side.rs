@@ -10,57 +10,61 @@ use super::bell::Bell;
 use super::ring::{self, Incoming, Layout, Outgoing};
 use super::watch::{Process, Watch};
 use crate::{
-    Access, EndpointId, Error, Export, Failure, Operation, Parameters, Piece, Report, Request,
-    Source,
+    Access, EndpointId, Error, Export, Failure, Operation, Parameters, Piece, Remote, Report,
+    Request, Source,
 };
 
 /// What this transport's parameters begin with: it says how rings and bells look.
-const VERSION: u32 = 1;
-/// Version, window and longest message, 4 bytes each, least significant first.
-const PARAMETER_BYTES: usize = 12;
+const VERSION: u32 = 2;
+/// Version, window, longest message and whether this side has [barriers](super::bell), 4 bytes each, least significant
+/// first.
+const PARAMETER_BYTES: usize = 16;
 
 /// What a peer has to know of our ring, and the two descriptors: ring and bell.
-pub fn describe(incoming: &Incoming, bell: &Bell) -> Result<Parameters, Error> {
+pub fn describe(incoming: &Incoming, bell: &Bell, has_barriers: bool) -> Result<Parameters, Error> {
     let Layout {
         window,
         message_bytes,
     } = incoming.layout();
-    let words = [VERSION, window, message_bytes];
+    let words = [VERSION, window, message_bytes, has_barriers.into()];
     Ok(Parameters {
         bytes: words.into_iter().flat_map(u32::to_le_bytes).collect(),
         descriptors: vec![incoming.memory().share(true)?, bell.share()?],
     })
 }
 
-/// What the peer said of its ring.
-fn layout_of(bytes: &[u8]) -> Option<Layout> {
+/// What the peer said of its ring, and whether it has barriers.
+fn layout_of(bytes: &[u8]) -> Option<(Layout, bool)> {
     if bytes.len() != PARAMETER_BYTES {
         return None;
     }
     let word = |index: usize| u32::from_le_bytes(std::array::from_fn(|at| bytes[index * 4 + at]));
-    match word(0) {
-        VERSION => Layout::new(word(1), word(2)),
+    match (word(0), word(3)) {
+        (VERSION, barriers @ 0..=1) => Some((Layout::new(word(1), word(2))?, barriers == 1)),
         _ => None,
     }
 }
 
-/// Maps the peer's ring and bell.
-pub fn attach(parameters: Parameters) -> Result<(Outgoing, Bell), Error> {
+/// Maps the peer's ring and bell, and says whether it has barriers.
+pub fn attach(parameters: Parameters) -> Result<(Outgoing, Bell, bool), Error> {
     let wrong = Error::Peer {
         what: "description of shared memory",
     };
-    let Some(layout) = layout_of(&parameters.bytes) else {
+    let Some((layout, has_barriers)) = layout_of(&parameters.bytes) else {
         return Err(wrong);
     };
     match <[OwnedFd; 2]>::try_from(parameters.descriptors) {
-        Ok([ring, bell]) => Ok((Outgoing::attach(ring, layout)?, Bell::attach(bell)?)),
+        Ok([ring, bell]) => {
+            let outgoing = Outgoing::attach(ring, layout)?;
+            Ok((outgoing, Bell::attach(bell)?, has_barriers))
+        }
         Err(_) => Err(wrong),
     }
 }
 
 /// How many buffers the peer has given back in all.
 ///
-/// It says so in every message. The queue is told when it may have used half of its credits, as far as it knows: so it
+/// It says so in a word beside its messages, whenever a quarter of the window has come together. The queue is told when it may have used half of its credits, as far as it knows: so it
 /// is never held back by what it was not told, and mostly does not have to be told.
 #[derive(Clone, Copy, Default)]
 pub struct Returned {
@@ -77,11 +81,16 @@ impl Returned {
         }
     }
 
-    /// What the queue has to know, after `sent` messages into a `window`.
+    /// Whether the queue may have used half of its credits, after `sent` messages into a `window`.
     #[inline]
-    pub fn tell(&mut self, sent: u32, window: u32) -> Option<u32> {
-        let used = sent.wrapping_sub(self.told);
-        (self.latest != self.told && used >= window / 2).then(|| self.tell_all())
+    pub fn is_wanted(&self, sent: u32, window: u32) -> bool {
+        sent.wrapping_sub(self.told) >= window / 2
+    }
+
+    /// What the queue does not know yet.
+    #[inline]
+    pub fn tell(&mut self) -> Option<u32> {
+        (self.latest != self.told).then(|| self.tell_all())
     }
 
     /// The same, if it is to be told anyway.
@@ -98,6 +107,8 @@ pub struct Side {
     pub outgoing: Outgoing,
     /// The peer's.
     pub bell: Bell,
+    /// Whether there must be a fence between news and a look at its bell, since one side has no barriers.
+    pub needs_fence: bool,
     /// What the peer says of credits.
     pub credits: Returned,
     /// The peer has something new, and its bell was not rung yet.
@@ -133,56 +144,60 @@ impl Side {
         Ok(self.imports.len() as u32 - 1)
     }
 
-    /// Carries a request out and returns what an atomic found.
+    /// Carries a request out and returns what an atomic found. The queue has validated that the range is inside of what was
+    /// imported, and allowed there.
     #[inline]
     pub fn carry_out(&mut self, request: &Request<'_>) -> Result<u64, Failure> {
-        // What the queue has validated: that the range is inside of what was imported, and allowed there.
-        let target = request
-            .remote()
-            .map(|(number, offset, ..)| (number, offset));
-        let remote = |number: u32| self.imports[number as usize].as_ref();
-        match (request.operation, target) {
-            (Operation::Send { from, immediate }, _) => {
+        match *request.operation {
+            Operation::Send {
+                ref from,
+                immediate,
+            } => {
                 self.send(from, immediate, request.returned)?;
                 Ok(0)
             }
-            (Operation::Read { into, .. }, Some((number, offset))) => {
-                load(into, remote(number).ok_or(Failure::Access)?, offset);
+            Operation::Read { into, from } => {
+                load(into, self.memory(&from)?, from.offset);
                 Ok(0)
             }
-            (
-                Operation::Write {
-                    from, immediate, ..
-                },
-                Some((number, offset)),
-            ) => {
-                ring::store(from, remote(number).ok_or(Failure::Access)?, offset);
+            Operation::Write {
+                ref from,
+                to,
+                immediate,
+            } => {
+                ring::store(from, self.memory(&to)?, to.offset);
                 if immediate.is_some() {
-                    self.send(Source::Inline(&[]), immediate, request.returned)?;
+                    self.send(&Source::Inline(&[]), immediate, request.returned)?;
                 }
                 Ok(0)
             }
-            (Operation::CompareAndSwap { expected, new, .. }, Some((number, offset))) => {
-                let memory = remote(number).ok_or(Failure::Access)?;
-                Ok(memory.compare_and_swap(offset, expected, new))
+            Operation::CompareAndSwap { at, expected, new } => {
+                Ok(self.memory(&at)?.compare_and_swap(at.offset, expected, new))
             }
-            (Operation::FetchAndAdd { addend, .. }, Some((number, offset))) => {
-                let memory = remote(number).ok_or(Failure::Access)?;
-                Ok(memory.fetch_and_add(offset, addend))
+            Operation::FetchAndAdd { at, addend } => {
+                Ok(self.memory(&at)?.fetch_and_add(at.offset, addend))
             }
-            (_, None) => Err(Failure::Access),
         }
     }
 
+    fn memory(&self, remote: &Remote) -> Result<&Region, Failure> {
+        let imported = self.imports.get(remote.region.number as usize);
+        imported.and_then(Option::as_ref).ok_or(Failure::Access)
+    }
+
+    #[inline]
     fn send(
         &mut self,
-        from: Source<'_>,
+        from: &Source<'_>,
         immediate: Option<u32>,
         returned: u32,
     ) -> Result<(), Failure> {
-        // Before the peer learns of it, so that what it then sends is never too early.
-        self.incoming.tell(returned);
-        self.outgoing.send(from, immediate, returned)
+        if self.incoming.is_to_be_told(returned) {
+            // Before the peer learns of it, so that what it then sends is never too early.
+            self.incoming.tell(returned);
+            self.outgoing.credit(returned, false);
+        }
+        self.outgoing.send(from, immediate)
     }
 
     /// Tells the peer of credits, beside the messages.
@@ -196,7 +211,11 @@ impl Side {
     #[inline]
     pub fn news_of_credits(&mut self) -> Option<Report> {
         let (sent, window) = (self.outgoing.sent(), self.outgoing.window());
-        let returned = self.credits.tell(sent, window)?;
+        if !self.credits.is_wanted(sent, window) {
+            return None;
+        }
+        self.credits.hear(self.incoming.returned());
+        let returned = self.credits.tell()?;
         Some(Report::Credit {
             endpoint: self.id,
             returned,
@@ -260,13 +279,16 @@ mod tests {
     fn only_a_right_description_is_understood() {
         let bell = Bell::new().unwrap();
         let incoming = Incoming::new(Layout::new(8, 100).unwrap()).unwrap();
-        let right = describe(&incoming, &bell).unwrap();
-        assert_eq!(layout_of(&right.bytes), Some(incoming.layout()));
+        let right = describe(&incoming, &bell, true).unwrap();
+        assert_eq!(layout_of(&right.bytes), Some((incoming.layout(), true)));
         for length in 0..PARAMETER_BYTES {
             assert_eq!(layout_of(&right.bytes[..length]), None);
         }
         let mut other = right.bytes.clone();
         other[0] ^= 2;
+        assert_eq!(layout_of(&other), None);
+        other.clone_from(&right.bytes);
+        other[12] = 2;
         assert_eq!(layout_of(&other), None);
         assert_eq!(layout_of(&[right.bytes.clone(), vec![0]].concat()), None);
         let lies = [

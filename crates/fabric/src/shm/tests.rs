@@ -121,7 +121,7 @@ fn ping(queue: &mut Queue, to: EndpointId, count: u64) {
 
 #[test]
 fn no_wake_up_is_lost_between_processes() {
-    let device = Shm::with_nap(NO_NAP).unwrap();
+    let device = Shm::with(NO_NAP, bell::has_barriers()).unwrap();
     let mut queue = Queue::open(&device, sleeping()).unwrap();
     if let Some(mut link) = Link::to_parent() {
         link.join(&mut queue, Role::Listener);
@@ -135,21 +135,64 @@ fn no_wake_up_is_lost_between_processes() {
     other.ends();
 }
 
+/// With barriers where the kernel has them, and with fences where one of the two has none.
 #[test]
 fn no_wake_up_is_lost_between_threads_that_look_for_a_while() {
-    let device = Shm::with_nap(NO_NAP).unwrap();
+    let has_barriers = bell::has_barriers();
+    for barriers in [(true, true), (true, false), (false, true), (false, false)] {
+        let [near, far] = [barriers.0, barriers.1]
+            .map(|barriers| Shm::with(NO_NAP, barriers && has_barriers).unwrap());
+        let options = Options {
+            spin_max: Duration::from_micros(3),
+            ..Options::default()
+        };
+        let mut near = Queue::open(&near, options).unwrap();
+        let mut far = Queue::open(&far, options).unwrap();
+        let (to_far, _) = join(&mut near, &mut far);
+        std::thread::scope(|scope| {
+            scope.spawn(|| echo(&mut far, 1));
+            ping(&mut near, to_far, 20_000);
+            near.close(to_far);
+        });
+    }
+}
+
+#[test]
+fn what_is_dropped_among_many_that_are_held_comes_back() {
+    let device = Shm::new().unwrap();
     let options = Options {
-        spin_max: Duration::from_micros(3),
-        ..Options::default()
+        window: 64,
+        ..sleeping()
     };
     let mut near = Queue::open(&device, options).unwrap();
     let mut far = Queue::open(&device, options).unwrap();
     let (to_far, _) = join(&mut near, &mut far);
-    std::thread::scope(|scope| {
-        scope.spawn(|| echo(&mut far, 1));
-        ping(&mut near, to_far, 50_000);
-        near.close(to_far);
-    });
+    let mut messages = Vec::new();
+    for number in 0..64u64 {
+        let bytes = number.to_le_bytes();
+        post(
+            &mut near,
+            to_far,
+            &WorkRequest::new(number, send(&bytes)).quiet(),
+        );
+        far.poll(&mut messages);
+    }
+    assert_eq!(messages.len(), 64);
+    let more = WorkRequest::new(64, send(b"more")).quiet();
+    near.poll(&mut Vec::new());
+    assert_eq!(near.post(to_far, &more), Err(Refusal::Held));
+    // Those behind many that stay: a few polls find them, and who sleeps has found them all.
+    messages.truncate(32);
+    let mut events = Vec::new();
+    for _ in 0..4 {
+        far.poll(&mut events);
+    }
+    near.poll(&mut events);
+    assert_eq!(near.post(to_far, &more), Ok(()));
+    messages.clear();
+    let before = far.counters().credits_told;
+    assert_eq!(far.wait(&mut events, PATIENCE), 1, "{events:?}");
+    assert!(far.counters().credits_told > before);
 }
 
 /// What the process does that is to be killed.
@@ -190,7 +233,7 @@ fn be_killed(link: &mut Link, queue: &mut Queue) {
 
 #[test]
 fn a_peer_that_is_killed_is_noticed_whatever_it_did() {
-    let device = Shm::with_nap(NO_NAP).unwrap();
+    let device = Shm::with(NO_NAP, bell::has_barriers()).unwrap();
     if let Some(mut link) = Link::to_parent() {
         let mut queue = Queue::open(&device, Options::default()).unwrap();
         return be_killed(&mut link, &mut queue);

@@ -1,7 +1,8 @@
 //! The endpoints of one thread.
 
+use std::hint::spin_loop;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{Ordering, compiler_fence, fence};
 use std::time::Duration;
 
 use pmem::LINE;
@@ -40,6 +41,8 @@ pub struct Thread {
     places: Vec<u32>,
     /// Places of those whose peers have something new.
     touched: Vec<usize>,
+    /// Whether one of them needs a fence.
+    needs_fence: bool,
     /// Ends of requests, to be told by the next poll.
     ended: Vec<Report>,
     supplies: Supplies,
@@ -57,6 +60,7 @@ impl Thread {
             sides: Vec::new(),
             places: Vec::new(),
             touched: Vec::new(),
+            needs_fence: false,
             ended: Vec::new(),
             supplies: Supplies::default(),
         })
@@ -111,7 +115,7 @@ impl Transport for Thread {
             what: "size of buffers",
         })?;
         let incoming = Incoming::new(layout)?;
-        let parameters = side::describe(&incoming, &self.bell)?;
+        let parameters = side::describe(&incoming, &self.bell, self.device.has_barriers)?;
         self.prepared.push((endpoint, incoming));
         Ok(parameters)
     }
@@ -119,7 +123,7 @@ impl Transport for Thread {
     fn establish(&mut self, endpoint: EndpointId, _role: Role, peer: Peer) -> Result<(), Error> {
         let prepared = self.prepared.iter().position(|(id, _)| *id == endpoint);
         let prepared = prepared.ok_or(Error::NoEndpoint)?;
-        let (outgoing, bell) = side::attach(peer.parameters)?;
+        let (outgoing, bell, peer_has_barriers) = side::attach(peer.parameters)?;
         let process = match peer.process.and_then(Process::other) {
             Some(process) => {
                 let watch = self.device.watcher.watch(&process, &self.bell)?;
@@ -137,6 +141,7 @@ impl Transport for Thread {
             incoming,
             outgoing,
             bell,
+            needs_fence: !(self.device.has_barriers && peer_has_barriers),
             credits: Returned::default(),
             is_touched: false,
             end: None,
@@ -206,8 +211,8 @@ impl Transport for Thread {
 
     fn supply(&mut self, buffer: Supply, piece: Piece<'_>) {
         // There are no groups, so their buffers are not wanted.
-        if matches!(buffer, Supply::Endpoint(_)) {
-            self.supplies.add(buffer, piece);
+        if let Supply::Endpoint(number) = buffer {
+            self.supplies.add(number, piece);
         }
     }
 
@@ -219,7 +224,9 @@ impl Transport for Thread {
         if request.operation.is_message() {
             let news = side.news_of_credits();
             if !std::mem::replace(&mut side.is_touched, true) {
+                let needs_fence = side.needs_fence;
                 self.touched.push(endpoint.place());
+                self.needs_fence |= needs_fence;
             }
             self.ended.extend(news);
         }
@@ -246,7 +253,11 @@ impl Transport for Thread {
             return;
         }
         // Between the headers and the looks at the bells: see there.
-        fence(Ordering::SeqCst);
+        if std::mem::take(&mut self.needs_fence) {
+            fence(Ordering::SeqCst);
+        } else {
+            compiler_fence(Ordering::SeqCst);
+        }
         for place in self.touched.drain(..) {
             let index = self.places[place];
             if let Some(side) = self.sides.get_mut(index as usize) {
@@ -271,9 +282,24 @@ impl Transport for Thread {
         }
     }
 
+    fn look(&mut self, times: u32) -> bool {
+        for _ in 0..times {
+            let has_come = |side: &Side| side.incoming.has_come();
+            if self.sides.iter().any(has_come)
+                || !self.ended.is_empty()
+                || self.bell.changes() != self.changes
+            {
+                return true;
+            }
+            spin_loop();
+        }
+        false
+    }
+
     fn sleep(&mut self, timeout: Duration) {
         let Thread { sides, ended, .. } = self;
-        self.bell.sleep(timeout.min(self.device.nap), || {
+        let timeout = timeout.min(self.device.nap);
+        self.bell.sleep(timeout, self.device.has_barriers, || {
             !ended.is_empty() || sides.iter().any(Side::has_news)
         });
         // Whatever it was that has come.
@@ -346,11 +372,10 @@ fn receive_one(
         })
     };
     side.incoming.advance();
-    side.credits.hear(arrived.returned);
     reports.push(Report::Received {
         origin: Origin::Endpoint(side.id),
         buffer,
-        immediate: header.immediate.then_some(arrived.immediate),
+        immediate: arrived.immediate,
     });
     Ok(true)
 }
@@ -358,46 +383,61 @@ fn receive_one(
 /// Buffers that wait for messages.
 #[derive(Default)]
 struct Supplies {
-    /// The last one given is the first one used, since it is in the caches.
-    free: Vec<Free>,
+    /// Their numbers. The last one given is the first one used, since it is in the caches.
+    free: Vec<u32>,
+    /// By number.
+    places: Vec<Place>,
     /// The memory that they are in: not many, and mostly one.
     memory: Vec<(Key, Target)>,
 }
 
-struct Free {
-    buffer: Supply,
-    memory: usize,
-    offset: u64,
+/// Where a buffer is.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    memory: u32,
     length: u32,
+    offset: u64,
 }
 
 impl Supplies {
-    fn add(&mut self, buffer: Supply, piece: Piece<'_>) {
+    #[inline]
+    fn add(&mut self, number: u32, piece: Piece<'_>) {
         let key = piece.registration.key();
         let known = self.memory.iter().position(|(of, _)| *of == key);
-        let memory = known.unwrap_or_else(|| {
-            let region = piece.registration.region().clone();
-            let lines = region.lines(0, region.length() as usize / LINE);
-            self.memory.push((key, Target { region, lines }));
-            self.memory.len() - 1
-        });
-        self.free.push(Free {
-            buffer,
-            memory,
-            offset: piece.offset,
+        let memory = known.unwrap_or_else(|| self.add_memory(piece.registration));
+        if self.places.len() <= number as usize {
+            self.places.resize(number as usize + 1, Place::default());
+        }
+        self.places[number as usize] = Place {
+            memory: memory as u32,
             length: piece.length,
-        });
+            offset: piece.offset,
+        };
+        self.free.push(number);
+    }
+
+    #[cold]
+    fn add_memory(&mut self, registration: &Registration) -> usize {
+        let region = registration.region().clone();
+        let lines = region.lines(0, region.length() as usize / LINE);
+        let target = Target { region, lines };
+        self.memory.push((registration.key(), target));
+        self.memory.len() - 1
     }
 
     /// Copies a message into a buffer. There is one for each message that a peer may send; if there is none, the message
     /// stays where it is.
     #[inline]
     fn take(&mut self, arrived: &Arrived, side: &Side) -> Option<Supply> {
-        let fits = |free: &Free| free.length >= arrived.header.length;
-        let free = self.free.pop_if(|free| fits(free))?;
-        let (_, into) = &self.memory[free.memory];
-        side.incoming
-            .copy_out(arrived, into, free.offset, free.length);
-        Some(free.buffer)
+        let number = *self.free.last()?;
+        let place = &self.places[number as usize];
+        if place.length < arrived.header.length {
+            return None;
+        }
+        self.free.pop();
+        let (_, into) = &self.memory[place.memory as usize];
+        let (offset, room) = (place.offset, place.length);
+        side.incoming.copy_out(arrived, into, offset, room);
+        Some(Supply::Endpoint(number))
     }
 }

@@ -166,7 +166,7 @@ impl Transport for SimulatedTransport {
             let descriptor = &side.imports[number as usize];
             (descriptor.key, offset)
         });
-        let asked = match request.operation {
+        let asked = match *request.operation {
             Operation::Read { into, .. } => {
                 let target = into
                     .iter()

@@ -129,7 +129,7 @@ fn joined(memory: &Registration) -> Link {
         link.post(Request {
             sequence,
             signaled: true,
-            operation,
+            operation: &operation,
             returned: 0,
         });
     }

@@ -107,7 +107,7 @@ impl Link {
             offset,
             ..Frame::new(kind)
         };
-        let (frame, data, wait) = match request.operation {
+        let (frame, data, wait) = match *request.operation {
             Operation::Read { into, .. } => {
                 let bytes = total(into) as u32;
                 let mut frame = frame(Kind::Read);

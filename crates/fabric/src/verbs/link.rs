@@ -179,7 +179,7 @@ impl Link {
     /// Takes a request, to be handed over; not one with memory that is not registered here.
     pub fn post(&mut self, request: &Request<'_>) -> bool {
         self.newest = request.sequence;
-        match request.operation {
+        match *request.operation {
             Operation::Send { from, immediate } => self.post_message(request, from, immediate),
             _ => self.post_one_sided(request),
         }
@@ -229,7 +229,7 @@ impl Link {
             self.places.piece(place * PLACE, PLACE as u32)
         };
         let mut parts: Parts<'_> = SmallVec::new();
-        let work = match request.operation {
+        let work = match *request.operation {
             Operation::Read { into, .. } if add_parts(&mut parts, into) => Work::Read {
                 into: &parts,
                 remote,
