@@ -21,6 +21,7 @@ use fabric::{
     Queue, Refusal, Registration, RemoteRegion, Role, Source, WorkRequest,
 };
 use pmem::Region;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::{Error, Workload};
 
@@ -206,17 +207,49 @@ fn options(spins: bool) -> Options {
     }
 }
 
+/// Where the two sides run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Placement {
+    /// Each has a processor of its own, if there are two. Where those who spin share one for a while, as the system lets them,
+    /// all that is measured is whose turn it is.
+    Apart,
+    /// Where the system has them.
+    Anywhere,
+}
+
 /// Runs the far side in a thread for as long as the near side needs it.
 fn with_far<T: Send>(
+    place: Placement,
     far: impl FnOnce() -> Result<(), Error> + Send,
     near: impl FnOnce() -> Result<T, Error>,
 ) -> Result<T, Error> {
-    std::thread::scope(|scope| {
-        let far = scope.spawn(far);
-        let result = near();
+    let everywhere = sched_getaffinity(None)?;
+    let mut processors = (0..CpuSet::MAX_CPU).filter(|number| everywhere.is_set(*number));
+    let (first, second) = match place {
+        Placement::Apart => (processors.next(), processors.next()),
+        Placement::Anywhere => (None, None),
+    };
+    let result = std::thread::scope(|scope| {
+        let far = scope.spawn(move || {
+            stay_on(second)?;
+            far()
+        });
+        let result = stay_on(second.and(first)).and_then(|()| near());
         let ended = far
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         result.and_then(|value| ended.map(|()| value))
-    })
+    });
+    sched_setaffinity(None, &everywhere)?;
+    result
+}
+
+/// Keeps this thread on a processor.
+fn stay_on(processor: Option<usize>) -> Result<(), Error> {
+    let Some(processor) = processor else {
+        return Ok(());
+    };
+    let mut only = CpuSet::new();
+    only.set(processor);
+    Ok(sched_setaffinity(None, &only)?)
 }

@@ -10,7 +10,7 @@ use rustix::event::epoll;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::raw::RawQueue;
-use super::{End, device, join, options, with_far};
+use super::{End, Placement, device, join, options, with_far};
 use crate::Error;
 use crate::harness::{Side, interleave};
 use crate::report::{Quantity, Row};
@@ -117,7 +117,7 @@ impl Many {
             immediate: None,
         };
         let start = Instant::now();
-        with_far(hear, || {
+        with_far(Placement::Apart, hear, || {
             let mut sent = 0;
             while sent < count {
                 for (near, to_far) in peers.iter_mut() {
@@ -194,7 +194,7 @@ fn memory(queues: &[RawQueue], before: u64, each: u64) -> Result<(), Error> {
         }
         Ok(())
     };
-    with_far(hear, || {
+    with_far(Placement::Apart, hear, || {
         let mut heads = vec![before; queues.len()];
         for number in before + 1..=before + each {
             for (queue, head) in queues.iter().zip(&mut heads) {
@@ -230,7 +230,7 @@ fn sockets(near: &mut [TcpStream], far: &mut [TcpStream], count: u64) -> Result<
         }
         Ok(())
     };
-    with_far(hear, || {
+    with_far(Placement::Apart, hear, || {
         let peers = near.len();
         for number in 0..count as usize {
             rustix::io::write(&near[number % peers], &[7; BYTES])?;

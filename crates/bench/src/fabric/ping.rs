@@ -5,7 +5,7 @@ use std::time::Instant;
 use fabric::{Operation, Provider, Source, WorkRequest};
 
 use super::raw::{RawMemory, RawSocket};
-use super::{End, Ends, device, options, with_far};
+use super::{End, Ends, Placement, device, options, with_far};
 use crate::Error;
 use crate::harness::{Side, interleave};
 use crate::report::Row;
@@ -24,7 +24,7 @@ pub fn shm(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let count = count(bench, true);
     let few = self::count(bench, false);
     let sides: Vec<Side<'_>> = vec![
-        Box::new(|| per_ping(count, ping(&mut spinning, count))),
+        Box::new(|| per_ping(count, ping(&mut spinning, count, Placement::Apart))),
         Box::new(|| per_ping(count, raw.ping(count, false))),
     ];
     let measured = interleave(bench.scale.rounds, sides)?;
@@ -35,7 +35,7 @@ pub fn shm(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         Some(1.0 / 1.3),
     )];
     let sides: Vec<Side<'_>> = vec![
-        Box::new(|| per_ping(few, ping(&mut sleeping, few))),
+        Box::new(|| per_ping(few, ping(&mut sleeping, few, Placement::Anywhere))),
         Box::new(|| per_ping(few, raw_sleeping.ping(few, true))),
     ];
     let measured = interleave(bench.scale.rounds, sides)?;
@@ -52,10 +52,15 @@ pub fn tcp(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     ] {
         let mut ends = Ends::new(&*device, options(!sleeps))?;
         let mut raw = RawSocket::new(!sleeps)?;
+        let place = if sleeps {
+            Placement::Anywhere
+        } else {
+            Placement::Apart
+        };
         let count = count(bench, !sleeps);
         let sides: Vec<Side<'_>> = vec![
-            Box::new(|| per_ping(count, ping(&mut ends, count))),
-            Box::new(|| per_ping(count, raw.ping(count, BYTES))),
+            Box::new(|| per_ping(count, ping(&mut ends, count, place))),
+            Box::new(|| per_ping(count, raw.ping(count, BYTES, place))),
         ];
         let measured = interleave(bench.scale.rounds, sides)?;
         rows.push(measured.row(0, &title, "the socket alone", Some(1.0 / 1.15)));
@@ -74,7 +79,7 @@ fn per_ping(count: u64, took_ns: Result<f64, Error>) -> Result<Vec<f64>, Error> 
 }
 
 /// So many messages there and back, in ns. Both sides wait, in which way the options of their queues say.
-fn ping(ends: &mut Ends, count: u64) -> Result<f64, Error> {
+fn ping(ends: &mut Ends, count: u64, place: Placement) -> Result<f64, Error> {
     let Ends {
         near,
         far,
@@ -99,7 +104,7 @@ fn ping(ends: &mut Ends, count: u64) -> Result<f64, Error> {
         }
         Ok(())
     };
-    with_far(answer, || {
+    with_far(place, answer, || {
         let start = Instant::now();
         for id in 0..count {
             near.post(*to_far, &WorkRequest::new(id, note).quiet())?;

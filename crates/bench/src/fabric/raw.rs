@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use pmem::Region;
 
-use super::with_far;
+use super::{Placement, with_far};
 use crate::Error;
 
 /// Two words in memory, on lines of their own, that two threads count up in turns.
@@ -51,7 +51,12 @@ impl RawMemory {
             }
             Ok(())
         };
-        with_far(answer, || {
+        let place = if sleeps {
+            Placement::Anywhere
+        } else {
+            Placement::Apart
+        };
+        with_far(place, answer, || {
             let start = Instant::now();
             for number in 1..=count as u32 {
                 set(THERE, number);
@@ -88,7 +93,7 @@ impl RawSocket {
     }
 
     /// So many messages there and back, in ns.
-    pub fn ping(&mut self, count: u64, bytes: usize) -> Result<f64, Error> {
+    pub fn ping(&mut self, count: u64, bytes: usize, place: Placement) -> Result<f64, Error> {
         let (near, far) = (&mut self.near, &mut self.far);
         let mut there = vec![0; bytes];
         let mut back = vec![0; bytes];
@@ -99,7 +104,7 @@ impl RawSocket {
             }
             Ok(())
         };
-        with_far(answer, || {
+        with_far(place, answer, || {
             let start = Instant::now();
             for _ in 0..count {
                 send(near, &back)?;
@@ -137,7 +142,7 @@ impl RawSocket {
             }
             Ok(())
         };
-        with_far(answer, || {
+        with_far(Placement::Apart, answer, || {
             let start = Instant::now();
             for _ in 0..count {
                 if reads {

@@ -9,7 +9,7 @@ use fabric::{
     Access, Operation, Options, Pool, Provider, Registration, RemoteRegion, Source, WorkRequest,
 };
 
-use super::{End, Ends, device, memory, with_far};
+use super::{End, Ends, Placement, device, memory, with_far};
 use crate::Error;
 use crate::harness::{Measured, Side, interleave};
 use crate::report::{Quantity, Row};
@@ -185,7 +185,7 @@ impl Ways {
             }
             Ok(())
         };
-        with_far(serve, || {
+        with_far(Placement::Apart, serve, || {
             let start = Instant::now();
             for id in 0..COUNT {
                 near.post(*to_far, &WorkRequest::new(id, there).quiet())?;

@@ -8,7 +8,7 @@ use fabric::{
 };
 
 use super::raw::RawSocket;
-use super::{End, Ends, device, memory, options, with_far};
+use super::{End, Ends, Placement, device, memory, options, with_far};
 use crate::Error;
 use crate::harness::{Random, Side, interleave, repeated};
 use crate::report::Row;
@@ -179,7 +179,7 @@ pub fn served<T: Send>(
         }
         Ok(())
     };
-    with_far(serve, || {
+    with_far(Placement::Apart, serve, || {
         let result = act(near);
         stop.store(true, Ordering::Release);
         // So that it wakes.
