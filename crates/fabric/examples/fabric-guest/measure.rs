@@ -18,13 +18,14 @@ type Figure = (&'static str, fn(&dyn Setup));
 
 /// Those of these names, or all.
 pub fn run(setup: &dyn Setup, names: &[&str]) {
-    let all: [Figure; 6] = [
+    let all: [Figure; 7] = [
         ("reads", reads),
         ("pings", pings),
         ("bandwidth", bandwidth),
         ("signals", signals),
         ("inline", inline),
         ("multicast", multicast),
+        ("payloads", payloads),
     ];
     for (name, figure) in all {
         if names.is_empty() || names.contains(&name) {
@@ -343,4 +344,47 @@ fn multicast(setup: &dyn Setup) {
     };
     let names = ["one multicast", "three sends"];
     compare("200 bytes to three", 200, names, [&mut once, &mut thrice]);
+}
+
+/// Up to which size a payload should travel in its message ([`fabric::Capabilities::in_message_bytes`]).
+fn payloads(setup: &dyn Setup) {
+    let options = Options {
+        endpoints: 1,
+        message_bytes: 64 << 10,
+        ..Options::default()
+    };
+    let way = |length: u32, in_message: bool| {
+        let mut ends = Ends::new(setup, options);
+        let to = ends.remote();
+        move |count| {
+            // All of it, the far side's memory too.
+            let ends = &mut ends;
+            let memory = ends.near.clone();
+            for id in 0..count {
+                let pieces = [memory.piece(0, length)];
+                let from = Source::Pieces(&pieces);
+                let immediate = Some(1);
+                let operation = match in_message {
+                    true => Operation::Send { from, immediate },
+                    false => Operation::Write {
+                        from,
+                        to,
+                        immediate,
+                    },
+                };
+                ends.pair.post(WorkRequest::new(id, operation).quiet());
+                ends.pair.near.queue.submit();
+                while ends.pair.far.messages.is_empty() {
+                    ends.pair.far.poll();
+                }
+                ends.pair.far.messages.clear();
+            }
+        }
+    };
+    for length in [64, 256, 1024, 4096, 8192, 16_384, 32_768, 65_536] {
+        let (mut message, mut pushed) = (way(length, true), way(length, false));
+        let ways: [&mut dyn FnMut(u64); 2] = [&mut message, &mut pushed];
+        let names = ["in the message", "pushed"];
+        compare(&format!("{length} bytes"), 50, names, ways);
+    }
 }
