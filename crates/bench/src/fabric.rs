@@ -217,6 +217,16 @@ enum Placement {
     Anywhere,
 }
 
+impl Placement {
+    /// For sides that sleep while they wait, or spin.
+    fn of(sleeps: bool) -> Placement {
+        match sleeps {
+            true => Placement::Anywhere,
+            false => Placement::Apart,
+        }
+    }
+}
+
 /// Runs the far side in a thread for as long as the near side needs it.
 fn with_far<T: Send>(
     place: Placement,

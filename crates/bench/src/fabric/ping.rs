@@ -52,11 +52,7 @@ pub fn tcp(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     ] {
         let mut ends = Ends::new(&*device, options(!sleeps))?;
         let mut raw = RawSocket::new(!sleeps)?;
-        let place = if sleeps {
-            Placement::Anywhere
-        } else {
-            Placement::Apart
-        };
+        let place = Placement::of(sleeps);
         let count = count(bench, !sleeps);
         let sides: Vec<Side<'_>> = vec![
             Box::new(|| per_ping(count, ping(&mut ends, count, place))),

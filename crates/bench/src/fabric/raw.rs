@@ -51,11 +51,7 @@ impl RawMemory {
             }
             Ok(())
         };
-        let place = if sleeps {
-            Placement::Anywhere
-        } else {
-            Placement::Apart
-        };
+        let place = Placement::of(sleeps);
         with_far(place, answer, || {
             let start = Instant::now();
             for number in 1..=count as u32 {
