@@ -84,7 +84,7 @@ fn features_that_may_be_ignored_are() {
 }
 
 #[test]
-fn a_pool_of_a_unit_is_neither_repaired_nor_grown() {
+fn a_pool_of_a_unit_is_neither_opened_nor_repaired_nor_grown() {
     let scratch = Scratch::new();
     let pool = pool_with(&scratch, |superblock| superblock.cluster = [7; 16]);
     tako(&["check", &pool]).ended(0);
@@ -92,9 +92,14 @@ fn a_pool_of_a_unit_is_neither_repaired_nor_grown() {
     let mut bytes = fs::read(&pool).unwrap();
     bytes[SUPERBLOCKS[1] as usize + 60] ^= 1;
     fs::write(&pool, &bytes).unwrap();
+    let place = scratch.path("mounted");
+    fs::create_dir(&place).unwrap();
     for arguments in [
         &["check", "--repair", &pool][..],
         &["grow", &pool, "--size", "9M"],
+        &["mkdir", &format!("{pool}:/d")],
+        &["ls", &format!("{pool}:/")],
+        &["mount", &pool, &place],
     ] {
         let sentence = tako(arguments).ended(1);
         assert!(

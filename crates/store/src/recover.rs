@@ -57,6 +57,9 @@ pub fn read_ring_state(region: &Region) -> Result<RingState> {
 }
 
 /// Replays the ring of a pool and makes it ready for work, in the given epoch or else the next one.
+///
+/// A pool of a unit is opened in an epoch that the unit agreed on: one that a pool gave itself would stand for records that
+/// the others do not have.
 pub fn recover(
     region: Region,
     options: &Options,
@@ -64,6 +67,9 @@ pub fn recover(
 ) -> Result<(Superblock, Shared)> {
     let defects = options.defects;
     let superblock = read_superblock(&region)?;
+    if epoch.is_none() {
+        superblock.check_alone()?;
+    }
     let state = read_ring_state(&region)?;
     let mut image = Image::new(region.clone(), &superblock);
     image.is_read_outside = options.hold_freed;

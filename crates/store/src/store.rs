@@ -73,6 +73,9 @@ pub struct Store {
 
 impl Store {
     /// Opens a pool: checks it, replays its ring and reclaims its orphans.
+    ///
+    /// # Errors
+    /// [`Error::OfUnit`]: such a pool is opened in an epoch of its unit. Or it is no pool, or a damaged one.
     pub fn open(region: Region, options: Options) -> Result<Store> {
         Store::open_as(region, options, None)
     }
