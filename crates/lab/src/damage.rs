@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use pmem::Region;
+use pmem::{Random, Region};
 use store::{CheckOptions, Defects};
 
 use crate::embedded::Embedded;
 use crate::explorer::{Prepared, guarded};
 use crate::pool::options;
-use crate::random::Random;
 use crate::tree::{Tree, snapshot};
 
 const LINE: usize = 64;

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use client::Geometry;
-use pmem::{Fault, Moment, Region, Simulation};
+use pmem::{Fault, Moment, Random, Region, Simulation};
 use store::Defects;
 
 pub use format::explore_format;
@@ -30,7 +30,7 @@ use crate::embedded::Embedded;
 use crate::model::Model;
 use crate::operation::{Errno, Operation, System};
 use crate::pool::{format, options};
-use crate::random::{Generator, Mix, Random};
+use crate::random::{Generator, Mix};
 use crate::runner::compare_answers;
 use crate::tree::{Tree, snapshot};
 

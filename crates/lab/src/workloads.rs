@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use client::{Fallocate, FileFlags, FileKind, OpenFlags, RenameMode, XattrMode};
+use pmem::Random;
 
 use crate::explorer::{Duet, Workload};
 use crate::model::Model;
 use crate::operation::{Acl, At, Operation, System};
-use crate::random::Random;
 
 /// Bytes of the pool that the workloads run on: some 45 blocks are free, so that they are soon used again.
 pub const POOL_LENGTH: u64 = 384 << 10;

@@ -11,7 +11,7 @@ use client::{
 };
 use lab::cluster::history::{History, Id, Key, Operation, Outcome};
 use lab::pool::Pool;
-use lab::random::Random;
+use pmem::Random;
 
 const THREADS: u32 = 4;
 /// Of the files, each of which is always written and read as a whole: bytes in a record, a block, blocks by value, blocks

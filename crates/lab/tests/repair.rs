@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use client::FileKind;
 use lab::pieces::{Piece, Pieces};
-use lab::random::Random;
-use pmem::{Region, Simulation};
+use pmem::{Random, Region, Simulation};
 use store::fuzzing::{Place, PoolBytes, SAMPLE_LENGTH, Sample, sample};
 use store::layout::superblock::RING_OFFSET;
 use store::{CheckOptions, Repair, Report, check, repair};

@@ -26,6 +26,7 @@ mod lines;
 mod mapping;
 mod persist;
 mod pool;
+mod random;
 mod region;
 #[cfg(test)]
 mod scratch;
@@ -36,6 +37,7 @@ pub use biased::{BiasedLock, ReadGuard};
 pub use error::Error;
 pub use lend::{Lender, Loan};
 pub use lines::Lines;
+pub use random::Random;
 pub use region::{Access, Kind, Region, Survival};
 pub use simulated::{Fault, Moment, Observer, Simulation};
 

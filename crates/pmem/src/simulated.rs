@@ -1,7 +1,6 @@
 //! Persistent memory that remembers which stores a power failure could still undo.
 
 mod moment;
-mod random;
 #[cfg(test)]
 mod tests;
 

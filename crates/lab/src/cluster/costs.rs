@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
-use pmem::Region;
+use pmem::{Random, Region};
 use protocol::client::{Client, Event as Told, Ticket, Transfer, TransferKind, TransferOutcome};
 use protocol::member::Completion;
 use protocol::wire::active::BLOCK;
@@ -23,7 +23,6 @@ use super::node::Machine;
 use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
 use super::workload::ROOT;
 use super::world::FIRST_CLIENT;
-use crate::random::Random;
 
 /// What every message takes.
 const DELAY: Time = 10 * MICROSECOND;

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use pmem::Random;
+
 use super::time::{MICROSECOND, MILLISECOND, Time};
-use crate::random::Random;
 
 /// How a fabric treats messages. Each has its own delay, so later ones overtake earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use pmem::Random;
+
 use super::time::{MILLISECOND, Time};
-use crate::random::Random;
 
 /// Shortest and longest usual way to or from the service.
 const DELAY_NS: (Time, Time) = (MILLISECOND / 5, 3 * MILLISECOND);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pmem::{Moment, Simulation};
+use pmem::{Moment, Random, Simulation};
 use protocol::client::{Transfer, TransferKind, TransferOutcome};
 use protocol::defects::Defect;
 use protocol::member::{Completion, Intent, NamedData, SessionRecord};
@@ -13,7 +13,6 @@ use protocol::{Defects, Member, Options, Transmit, UnitMap};
 use server::UnitPool;
 
 use super::time::{Clock, Time};
-use crate::random::Random;
 
 /// Images among which a crash chooses.
 const IMAGES: usize = 8;

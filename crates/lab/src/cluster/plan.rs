@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use pmem::Random;
+
 use super::time::{MICROSECOND, MILLISECOND, SECOND, Time, milliseconds};
-use crate::random::Random;
 use crate::runner;
 
 mod aimed;

@@ -130,8 +130,9 @@ fn saturated(value: u128) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use pmem::Random;
+
     use super::*;
-    use crate::random::Random;
 
     #[test]
     fn events_come_by_time_and_then_in_order() {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use pmem::Random;
 use protocol::client::{Client, Event, Ticket, Transfer};
 use protocol::wire::{Acknowledge, FileId, Operation, Outcome, Status};
 use protocol::{Defects, Mode, Options, UnitMap};
@@ -9,7 +10,6 @@ use protocol::{Defects, Mode, Options, UnitMap};
 use super::history::{History, Id, Key, Operation as Asked, Outcome as Answered};
 use super::time::{Clock, MILLISECOND, Time};
 use super::world::FIRST_CLIENT;
-use crate::random::Random;
 
 /// Files whose blocks are written and read, and which are locked.
 pub const FILES: usize = 3;

@@ -10,6 +10,7 @@ mod faults;
 mod onesided;
 mod replace;
 
+use pmem::Random;
 use protocol::client::Client;
 use protocol::wire::Message;
 use protocol::{Defects, Member, NOBODY, Options, Transmit, UnitMap};
@@ -21,7 +22,6 @@ use super::node::Machine;
 use super::plan::{Cue, Plan};
 use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
 use super::workload::{Lost, Worker, pause};
-use crate::random::Random;
 use checks::Watch;
 use onesided::{Flight, Ways};
 use replace::{OPERATOR, Replacement};

@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
 use client::{FileFlags, FileKind, ROOT};
-use pmem::{Moment, Region, Simulation};
+use pmem::{Moment, Random, Region, Simulation};
 use store::{CheckOptions, Defects};
 
 use super::{Bounds, Counts, Recorder};
 use crate::embedded::Embedded;
 use crate::operation::{At, Errno, Operation, System};
 use crate::pool::options;
-use crate::random::Random;
 use crate::tree::{Tree, snapshot};
 
 /// Recovers crash images, in a memory that is used again for each.

@@ -5,8 +5,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::random::Random;
 use crate::LINE;
+use crate::Random;
 use crate::persist::piece;
 
 /// How often a random image is drawn again because it came up before.

@@ -1,11 +1,12 @@
 use std::collections::BTreeSet;
 
+use pmem::Random;
+
 use super::super::linear::{explain_part, since, starts_of, unmade, until};
 use super::Operation::*;
 use super::Outcome::*;
 use super::tests::{BLOCK, ENTRY, Expiration, LOCK, PLACE, Step, history, is_right, step};
 use super::*;
-use crate::random::Random;
 
 /// A history of many operations on one key: each has its effect at a random instant of its interval.
 fn long_history(seed: u64, key: Key, count: usize, clients: u32) -> Vec<Step> {

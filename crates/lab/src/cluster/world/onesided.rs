@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
+use pmem::Random;
 use protocol::client::{Transfer, TransferKind, TransferOutcome};
 
 use super::super::time::{MILLISECOND, SECOND, Time};
 use super::{Event, FIRST_CLIENT, World};
-use crate::random::Random;
 use crate::reachable::Part;
 
 const BLOCK: u32 = store::BLOCK as u32;

@@ -1,12 +1,12 @@
 //! A member's machine that is gone for good, or taken for gone, and the spare that takes its place.
 
+use pmem::Random;
 use protocol::UnitMap;
 
 use super::{Event, FIRST_CLIENT, Machine, World, clock};
 use crate::cluster::plan::Cue;
 use crate::cluster::template;
 use crate::cluster::time::{MILLISECOND, SECOND, Time};
-use crate::random::Random;
 
 /// Who proposes a map with the spare in it. Nothing but the membership service hears of it.
 pub(super) const OPERATOR: u32 = FIRST_CLIENT - 1;
