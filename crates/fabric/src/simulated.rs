@@ -1,10 +1,12 @@
 //! A network in memory, with a clock of its own and seeded faults: the same seed and the same calls give the same run.
 //!
 //! Time goes on only while somebody polls, a little, or sleeps, to the next thing that happens. Endpoints lose nothing
-//! and keep their order, as connections do; groups lose, repeat and reorder. A cut between two nodes holds everything
-//! up, and ends their endpoints if it lasts too long.
+//! and keep their order, as connections do; groups lose, repeat and reorder. A cut holds everything up, and ends the
+//! endpoints if it lasts too long. What becomes of a message on its way, [`Links`] say: the simulation of a whole cluster
+//! sends through the same.
 
 mod device;
+mod links;
 mod world;
 
 use std::sync::Arc;
@@ -15,15 +17,13 @@ use self::device::SimulatedDevice;
 use self::world::World;
 use crate::Device;
 
+pub use self::links::{Count, Delivery, LinkOptions, Links};
+
 /// How the network treats what is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkOptions {
-    /// Shortest and longest delay.
-    pub delay_ns: (u64, u64),
-    /// How many of a thousand messages to groups are lost, for each member.
-    pub loss_permille: u32,
-    /// How many of a thousand arrive twice.
-    pub duplication_permille: u32,
+    /// The links. What is lost, damaged or doubled is what is sent to groups, for each member.
+    pub links: LinkOptions,
     /// After how long without an answer an endpoint is lost.
     pub dead_after_ns: u64,
 }
@@ -31,9 +31,12 @@ pub struct NetworkOptions {
 impl Default for NetworkOptions {
     fn default() -> NetworkOptions {
         NetworkOptions {
-            delay_ns: (1_000, 50_000),
-            loss_permille: 20,
-            duplication_permille: 20,
+            links: LinkOptions {
+                delay_ns: (1_000, 50_000),
+                loss_permille: 20,
+                duplication_permille: 20,
+                ..LinkOptions::usual()
+            },
             dead_after_ns: 1_000_000_000,
         }
     }
@@ -54,9 +57,10 @@ impl Network {
         Arc::new(SimulatedDevice::new(self.0.clone()))
     }
 
-    /// From now on nothing arrives between these two nodes (in the order in which they were made), or does again.
-    pub fn cut(&self, one: usize, other: usize, is_cut: bool) {
-        self.0.lock().cut(one, other, is_cut);
+    /// Makes links worse, or well again. Nodes count from 0 in the order in which they were made. `change` gets the present
+    /// instant, too.
+    pub fn change(&self, change: impl FnOnce(&mut Links, u64)) {
+        self.0.lock().change(change);
     }
 
     /// The node's process ends: its memory cannot be reached any more.

@@ -1,6 +1,7 @@
 //! One suite over every transport that this machine has, and every wrapper.
 
 mod cut;
+mod network;
 mod suite;
 
 use std::net::{IpAddr, Ipv4Addr};

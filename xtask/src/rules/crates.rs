@@ -23,7 +23,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "lab",
         &[
-            "pmem", "store", "protocol", "server", "client", "fuse", "bench",
+            "pmem", "fabric", "store", "protocol", "server", "client", "fuse", "bench",
         ],
     ),
     ("xtask", &[]),

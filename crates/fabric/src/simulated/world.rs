@@ -1,9 +1,10 @@
 //! What happens in the network, and when.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::NetworkOptions;
+use super::links::Links;
 use crate::{
     Access, Arrival, EndpointId, Failure, GroupId, Key, Origin, Piece, RegionDescriptor,
     Registration, Report, Supply, Table,
@@ -65,6 +66,25 @@ enum Happening {
         data: Vec<u8>,
         immediate: u32,
     },
+    /// A cut that held up what goes to this side may be over.
+    Healed(SideId),
+}
+
+impl Happening {
+    /// Bytes of data.
+    fn length(&self) -> usize {
+        match self {
+            Happening::Flight(_, flight) => match &flight.asked {
+                Asked::Write { data, .. } | Asked::Send { data, .. } => data.len(),
+                _ => 0,
+            },
+            Happening::Answer(_, answer) => {
+                answer.outcome.as_ref().map_or(0, |(_, data)| data.len())
+            }
+            Happening::ToGroup { data, .. } => data.len(),
+            Happening::Healed(_) => 0,
+        }
+    }
 }
 
 /// Memory that a read's answer is to be copied to.
@@ -103,29 +123,27 @@ struct QueueState {
 }
 
 pub struct World {
-    options: NetworkOptions,
-    state: u64,
+    links: Links,
+    dead_after_ns: u64,
     now: u64,
     order: u64,
     happenings: BTreeMap<(u64, u64), Happening>,
     nodes: Vec<Node>,
     queues: Vec<QueueState>,
     sides: BTreeMap<SideId, Side>,
-    cuts: BTreeSet<(usize, usize)>,
 }
 
 impl World {
     pub fn new(seed: u64, options: NetworkOptions) -> World {
         World {
-            options,
-            state: seed,
+            links: Links::new(seed, options.links),
+            dead_after_ns: options.dead_after_ns,
             now: 0,
             order: 0,
             happenings: BTreeMap::new(),
             nodes: Vec::new(),
             queues: Vec::new(),
             sides: BTreeMap::new(),
-            cuts: BTreeSet::new(),
         }
     }
 
@@ -233,20 +251,21 @@ impl World {
             let Some(&group) = self.queues[queue].groups.get(&address) else {
                 continue;
             };
-            if queue == from || self.is_cut(self.queues[from].node, self.queues[queue].node) {
+            if queue == from {
                 continue;
             }
-            let lost = self.chance(self.options.loss_permille);
-            let copies = 1 + u32::from(self.chance(self.options.duplication_permille));
-            for _ in 0..if lost { 0 } else { copies } {
-                let happening = Happening::ToGroup {
-                    queue,
-                    group,
-                    data: data.to_vec(),
-                    immediate,
-                };
-                let at = self.now + self.delay();
-                self.at(at, happening);
+            let (near, far) = (self.queues[from].node, self.queues[queue].node);
+            for delivery in self.links.send(self.now, near as u32, far as u32, data) {
+                // What is damaged on the way does not get past an adapter's checksum.
+                if delivery.bytes == data {
+                    let happening = Happening::ToGroup {
+                        queue,
+                        group,
+                        data: delivery.bytes,
+                        immediate,
+                    };
+                    self.at(delivery.at, happening);
+                }
             }
         }
     }
@@ -260,13 +279,16 @@ impl World {
     }
 
     fn along(&mut self, from: SideId, happening: Happening) {
-        let delay = self.delay();
-        let now = self.now;
+        let peer = self.sides.get(&from).and_then(|side| side.peer);
+        let Some((near, far)) = peer.and_then(|peer| self.nodes_of(from, peer)) else {
+            return;
+        };
+        let arrival = self.links.convey(self.now, near, far, happening.length());
         let Some(side) = self.sides.get_mut(&from) else {
             return;
         };
-        let at = side.last_arrival.max(now + delay);
-        side.last_arrival = at;
+        side.last_arrival = side.last_arrival.max(arrival);
+        let at = side.last_arrival;
         self.at(at, happening);
     }
 
@@ -275,24 +297,44 @@ impl World {
         self.happenings.insert((time, self.order), happening);
     }
 
-    pub fn cut(&mut self, one: usize, other: usize, is_cut: bool) {
-        let pair = (one.min(other), one.max(other));
-        if is_cut {
-            self.cuts.insert(pair);
+    /// Makes links worse, or well again.
+    pub fn change(&mut self, change: impl FnOnce(&mut Links, u64)) {
+        change(&mut self.links, self.now);
+        let ids: Vec<SideId> = self.sides.keys().copied().collect();
+        for id in ids {
+            self.release(id);
+        }
+    }
+
+    /// Carries out what a cut held up, in its order, unless there still is one.
+    fn release(&mut self, id: SideId) {
+        let cut = self.cut_until(id);
+        let Some(side) = self.sides.get_mut(&id).filter(|side| !side.held.is_empty()) else {
             return;
+        };
+        match cut {
+            Some(until) => self.look_again(id, until),
+            None => {
+                side.held_since = None;
+                for happening in std::mem::take(&mut side.held) {
+                    self.happen(happening);
+                }
+            }
         }
-        self.cuts.remove(&pair);
-        for side in self.sides.values_mut() {
-            side.held_since = None;
+    }
+
+    /// Looks whether the cut is over when it should be; a cut without an end is ended by a change.
+    fn look_again(&mut self, id: SideId, until: u64) {
+        if until < u64::MAX {
+            self.at(until, Happening::Healed(id));
         }
-        let held: Vec<Happening> = self
-            .sides
-            .values_mut()
-            .flat_map(|side| side.held.drain(..))
-            .collect();
-        for happening in held {
-            self.at(self.now, happening);
-        }
+    }
+
+    /// Until when what goes to this side from its peer is held up, if it is.
+    fn cut_until(&self, id: SideId) -> Option<u64> {
+        let peer = self.sides.get(&id)?.peer?;
+        let (near, far) = self.nodes_of(peer, id)?;
+        self.links.cut_until(self.now, near, far)
     }
 
     pub fn kill(&mut self, node: usize) {
@@ -308,10 +350,6 @@ impl World {
         }
     }
 
-    fn is_cut(&self, one: usize, other: usize) -> bool {
-        self.cuts.contains(&(one.min(other), one.max(other)))
-    }
-
     /// Lets time go on to the next happening, or by so much if that is earlier.
     pub fn advance(&mut self, most_ns: u64) {
         let until = self.now.saturating_add(most_ns);
@@ -320,7 +358,7 @@ impl World {
             .first_key_value()
             .map(|(&(time, _), _)| time);
         let held = self.sides.values().filter_map(|side| side.held_since);
-        let dead = held.map(|since| since + self.options.dead_after_ns).min();
+        let dead = held.map(|since| since + self.dead_after_ns).min();
         let first = next.unwrap_or(until).min(dead.unwrap_or(until)).min(until);
         self.now = self.now.max(first);
         self.settle();
@@ -335,7 +373,7 @@ impl World {
             let happening = entry.remove();
             self.happen(happening);
         }
-        let dead_after = self.options.dead_after_ns;
+        let dead_after = self.dead_after_ns;
         let late = |side: &Side| {
             side.held_since
                 .is_some_and(|since| self.now >= since + dead_after)
@@ -359,32 +397,35 @@ impl World {
         let to = match &happening {
             Happening::Flight(to, _) | Happening::Answer(to, _) => *to,
             Happening::ToGroup { .. } => return self.arrive_at_group(happening),
+            Happening::Healed(id) => return self.release(*id),
         };
         let Some(peer) = self.sides.get(&to).and_then(|side| side.peer) else {
             return;
         };
-        if let Some((near, far)) = self.nodes_of(to, peer)
-            && self.is_cut(near, far)
+        let cut = self.cut_until(to);
+        let now = self.now;
+        if let Some(side) = self.sides.get_mut(&to)
+            && (cut.is_some() || !side.held.is_empty())
         {
-            let now = self.now;
-            if let Some(side) = self.sides.get_mut(&to) {
-                side.held_since.get_or_insert(now);
-                side.held.push_back(happening);
-            }
-            return;
+            side.held_since.get_or_insert(now);
+            side.held.push_back(happening);
+            return match cut {
+                Some(until) => self.look_again(to, until),
+                // It waits behind what was held up.
+                None => self.release(to),
+            };
         }
         match happening {
             Happening::Flight(to, flight) => self.arrive(to, peer, flight),
             Happening::Answer(to, answer) => self.answered(to, answer),
-            Happening::ToGroup { .. } => {}
+            Happening::ToGroup { .. } | Happening::Healed(_) => {}
         }
     }
 
-    fn nodes_of(&self, one: SideId, other: SideId) -> Option<(usize, usize)> {
+    fn nodes_of(&self, one: SideId, other: SideId) -> Option<(u32, u32)> {
         let node = |id| {
-            self.sides
-                .get(&id)
-                .map(|side: &Side| self.queues[side.queue].node)
+            let side = self.sides.get(&id);
+            side.map(|side: &Side| self.queues[side.queue].node as u32)
         };
         Some((node(one)?, node(other)?))
     }
@@ -568,6 +609,7 @@ impl World {
         };
         side.ended = true;
         side.held_since = None;
+        side.held.clear();
         let (queue, endpoint) = (side.queue, side.endpoint);
         self.queues[queue]
             .reports
@@ -580,23 +622,6 @@ impl World {
 
     pub fn has_reports(&self, queue: usize) -> bool {
         !self.queues[queue].reports.is_empty()
-    }
-
-    fn delay(&mut self) -> u64 {
-        let (low, high) = self.options.delay_ns;
-        low + self.number() % (high - low + 1)
-    }
-
-    fn chance(&mut self, permille: u32) -> bool {
-        self.number() % 1000 < permille.into()
-    }
-
-    /// SplitMix64 (Steele, Lea and Flood, 2014).
-    fn number(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
     }
 }
 

@@ -10,6 +10,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
+use fabric::simulated::{LinkOptions, Links};
 use pmem::{Random, Region};
 use protocol::client::{Client, Event as Told, Ticket, Transfer, TransferKind, TransferOutcome};
 use protocol::member::Completion;
@@ -18,7 +19,6 @@ use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome, Sta
 use protocol::{Defects, EpochStart, Member, Mode, NOBODY, Options, Sequence, Transmit, UnitMap};
 use store::{Geometry, Store};
 
-use super::fabric::{self, Fabric};
 use super::node::Machine;
 use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
 use super::workload::ROOT;
@@ -78,7 +78,7 @@ enum Event {
 /// A unit with one client.
 struct Unit {
     queue: Queue<Event>,
-    fabric: Fabric,
+    links: Links,
     machines: Vec<Machine>,
     client: Client,
     client_timer: Option<Time>,
@@ -141,7 +141,7 @@ impl Unit {
         let client = Client::new(FIRST_CLIENT, options.clone(), Defects::default(), 1 << 32);
         let mut unit = Unit {
             queue: Queue::new(),
-            fabric: Fabric::new(1, fabric::Options::steady(DELAY)),
+            links: Links::new(1, LinkOptions::steady(DELAY)),
             machines: all.into_iter().map(machine).collect(),
             client: client.with_mode(mode),
             client_timer: None,
@@ -314,12 +314,12 @@ impl Unit {
             self.transmit(now, FIRST_CLIENT, &transmit);
         }
         while let Some(transfer) = self.client.poll_transfer() {
-            self.fabric.set_label(&self.label);
+            self.links.set_label(&self.label);
             let data: &[u8] = match &transfer.kind {
                 TransferKind::Write(bytes) => bytes,
                 TransferKind::Read(_) => &[],
             };
-            for delivery in self.fabric.send(now, FIRST_CLIENT, transfer.to, data) {
+            for delivery in self.links.send(now, FIRST_CLIENT, transfer.to, data) {
                 self.queue.add(delivery.at, Event::Land(transfer.clone()));
             }
         }
@@ -336,12 +336,12 @@ impl Unit {
         let Some(outcome) = self.machines[to as usize].land(transfer, true)? else {
             return Ok(());
         };
-        self.fabric.set_label(&self.label);
+        self.links.set_label(&self.label);
         let data: &[u8] = match &outcome {
             TransferOutcome::Read(bytes) => bytes,
             _ => &[],
         };
-        for delivery in self.fabric.send(now, to, FIRST_CLIENT, data) {
+        for delivery in self.links.send(now, to, FIRST_CLIENT, data) {
             let outcome = outcome.clone();
             self.queue
                 .add(delivery.at, Event::Landed { wr_id, outcome });
@@ -358,9 +358,9 @@ impl Unit {
             Ok(Body::Heartbeat { .. } | Body::Lease { .. } | Body::KeepAlive | Body::Alive { .. })
         );
         let label = if is_background { "" } else { &self.label };
-        self.fabric.set_label(label);
+        self.links.set_label(label);
         for to in &transmit.to {
-            for delivery in self.fabric.send(now, from, *to, &transmit.bytes) {
+            for delivery in self.links.send(now, from, *to, &transmit.bytes) {
                 let (to, bytes) = (*to, delivery.bytes);
                 self.queue.add(delivery.at, Event::Deliver { to, bytes });
             }
@@ -425,7 +425,7 @@ impl Unit {
                 "{label} waited for more than messages: {elapsed} ns"
             ));
         }
-        let counted = self.fabric.count_of(label);
+        let counted = self.links.count_of(label);
         let cost = Cost {
             ways: elapsed / DELAY,
             messages: counted.messages,
@@ -556,9 +556,9 @@ pub struct Latency {
 /// clients never pause.
 pub fn during_a_refill() -> Result<(Latency, Latency, Time), String> {
     let mut unit = Unit::new(3, None, false, Mode::ServerActive)?;
-    unit.fabric.set_options(fabric::Options {
+    unit.links.set_options(LinkOptions {
         bytes_per_us: WIDTH,
-        ..fabric::Options::steady(DELAY)
+        ..LinkOptions::steady(DELAY)
     });
     let (directory, name) = (ROOT, b"file".to_vec());
     let create = Operation::Create { directory, name };

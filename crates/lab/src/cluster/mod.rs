@@ -1,7 +1,7 @@
 //! A seeded simulation of a cluster: one thread, virtual time, the same run for the same seed.
+//! What is sent goes through [`fabric::simulated::Links`], which delay, lose, double, damage, reorder and cut.
 //!
 //! - [`time`]: virtual time, the queue of events, and clocks that drift;
-//! - [`fabric`]: a network that delays, loses, doubles, damages, reorders and cuts;
 //! - [`membership`]: the service that keeps the cluster map;
 //! - [`plan`]: which faults happen, and when; shrinking a plan;
 //! - [`history`]: what clients did and saw, and whether one order of operations explains it;
@@ -10,7 +10,6 @@
 //! - [`costs`]: what operations cost, in round trips, messages and bytes.
 
 pub mod costs;
-pub mod fabric;
 pub mod history;
 mod linear;
 pub mod membership;

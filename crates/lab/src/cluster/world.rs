@@ -10,12 +10,12 @@ mod faults;
 mod onesided;
 mod replace;
 
+use fabric::simulated::{LinkOptions, Links};
 use pmem::Random;
 use protocol::client::Client;
 use protocol::wire::Message;
 use protocol::{Defects, Member, NOBODY, Options, Transmit, UnitMap};
 
-use super::fabric::{self, Fabric};
 use super::history::History;
 use super::membership::{Membership, Notice};
 use super::node::Machine;
@@ -152,16 +152,16 @@ impl Event {
 }
 
 /// Fast networks, and slow ones, on which much is under way at any time.
-fn fabric_options(random: &mut Random) -> fabric::Options {
+fn link_options(random: &mut Random) -> LinkOptions {
     let delay_ns = *random.pick(&[
         (5 * MICROSECOND, 50 * MICROSECOND),
         (50 * MICROSECOND, 2 * MILLISECOND),
         (MILLISECOND, 15 * MILLISECOND),
     ]);
-    fabric::Options {
+    LinkOptions {
         delay_ns,
         slow_ns: 40 * MILLISECOND,
-        ..fabric::Options::usual()
+        ..LinkOptions::usual()
     }
 }
 
@@ -175,7 +175,7 @@ fn clock(random: &mut Random) -> Clock {
 pub struct World {
     setup: Setup,
     queue: Queue<Event>,
-    fabric: Fabric,
+    links: Links,
     membership: Membership<UnitMap>,
     machines: Vec<Machine>,
     workers: Vec<Worker>,
@@ -229,7 +229,7 @@ impl World {
         let (setup_members, setup_clients) = (setup.members, setup.clients);
         let mut world = World {
             queue: Queue::new(),
-            fabric: Fabric::new(random.next_number(), fabric_options(&mut random)),
+            links: Links::new(random.next_number(), link_options(&mut random)),
             membership: Membership::new(random.next_number(), map),
             machines,
             workers,
@@ -309,7 +309,7 @@ impl World {
     /// Ends all faults; whatever is down starts again.
     fn heal(&mut self) {
         let now = self.queue.now();
-        self.fabric.heal_all();
+        self.links.heal_all();
         self.map_lag.clear();
         self.membership.heal();
         for member in 0..self.machines.len() {
@@ -515,7 +515,7 @@ impl World {
 
     fn transmit(&mut self, now: Time, from: u32, transmit: Transmit) {
         for to in transmit.to {
-            for delivery in self.fabric.send(now, from, to, &transmit.bytes) {
+            for delivery in self.links.send(now, from, to, &transmit.bytes) {
                 let bytes = delivery.bytes;
                 self.queue.add(delivery.at, Event::Deliver { to, bytes });
             }

@@ -405,7 +405,7 @@ impl World {
             epochs: self.membership.valid().epoch,
             gave_up: checked.gave_up.len(),
             time: self.queue.now(),
-            messages: self.fabric.count_all().messages,
+            messages: self.links.count_all().messages,
         })
     }
 }

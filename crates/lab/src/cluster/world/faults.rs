@@ -56,7 +56,7 @@ impl World {
             }
             Fault::Isolate { node, for_ns } => {
                 for node in self.who(node, subject) {
-                    self.fabric.isolate(node, now + for_ns);
+                    self.links.isolate(node, now + for_ns);
                 }
             }
             Fault::MembershipOutage { for_ns } => self.membership.fail(now + for_ns),
@@ -80,9 +80,9 @@ impl World {
                     self.look(now, node);
                 }
             }
-            Fault::Loss { permille, for_ns } => self.fabric.lose(now, permille, now + for_ns),
+            Fault::Loss { permille, for_ns } => self.links.lose(now, permille, now + for_ns),
             Fault::Corruption { permille, for_ns } => {
-                self.fabric.corrupt(now, permille, now + for_ns);
+                self.links.corrupt(now, permille, now + for_ns);
             }
             Fault::Cut { from, to, .. }
             | Fault::StuckWay { from, to, .. }
@@ -99,14 +99,14 @@ impl World {
     }
 
     fn fault_of_link(&mut self, now: Time, from: u32, to: u32, fault: Fault) {
-        let fabric = &mut self.fabric;
+        let links = &mut self.links;
         match fault {
-            Fault::Cut { for_ns, .. } => fabric.cut(from, to, now + for_ns),
+            Fault::Cut { for_ns, .. } => links.cut(from, to, now + for_ns),
             Fault::SlowLink { factor, for_ns, .. } => {
-                fabric.slow(now, from, to, factor, now + for_ns);
+                links.slow(now, from, to, factor, now + for_ns);
             }
             Fault::LateLink { by_ms, for_ns, .. } => {
-                fabric.delay_by(now, from, to, by_ms, now + for_ns);
+                links.delay_by(now, from, to, by_ms, now + for_ns);
             }
             Fault::StuckWay { for_ns, .. } => {
                 let client = (from - FIRST_CLIENT) as usize;

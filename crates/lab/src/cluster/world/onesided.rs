@@ -120,7 +120,7 @@ impl World {
         };
         let from = FIRST_CLIENT + sender.client as u32;
         let stuck_until = self.stuck_until(now, sender, transfer.to);
-        for delivery in self.fabric.send(now, from, transfer.to, bytes) {
+        for delivery in self.links.send(now, from, transfer.to, bytes) {
             let at = match stuck_until {
                 Some(until) => delivery.at.max(until) + self.ways.random.between(0, MILLISECOND),
                 None => delivery.at,
@@ -181,7 +181,7 @@ impl World {
                 kind: TransferKind::Read((length - at).min(BLOCK)),
                 ..transfer.clone()
             };
-            for delivery in self.fabric.send(now, from, transfer.to, &[]) {
+            for delivery in self.links.send(now, from, transfer.to, &[]) {
                 let last = self.ways.last_read.entry((sender.client, transfer.to));
                 let last = last.or_default();
                 let at = if transfer.is_ordered {
@@ -244,7 +244,7 @@ impl World {
             TransferOutcome::Read(bytes) => bytes.as_slice(),
             _ => &[],
         };
-        for delivery in self.fabric.send(now, member, to, bytes) {
+        for delivery in self.links.send(now, member, to, bytes) {
             let outcome = match &outcome {
                 TransferOutcome::Read(_) => TransferOutcome::Read(delivery.bytes),
                 other => other.clone(),

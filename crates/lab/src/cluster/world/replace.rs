@@ -55,7 +55,7 @@ impl World {
             self.membership.unwatch(gone);
         } else {
             let until = now + random.between(AWAY_NS.0, AWAY_NS.1);
-            self.fabric.isolate(gone, until.min(self.plan.end()));
+            self.links.isolate(gone, until.min(self.plan.end()));
         }
         let starts_at = now + random.between(0, 3 * SECOND);
         self.queue

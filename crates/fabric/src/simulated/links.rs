@@ -1,14 +1,18 @@
-//! A simulated network with seeded faults, which counts what goes through it.
+//! What becomes of what nodes send each other: seeded delays and faults, and counts.
 
 use std::collections::BTreeMap;
 
 use pmem::Random;
 
-use super::time::{MICROSECOND, MILLISECOND, Time};
+/// An instant or a span of virtual time, in nanoseconds.
+type Time = u64;
 
-/// How a fabric treats messages. Each has its own delay, so later ones overtake earlier ones.
+const MICROSECOND: Time = 1_000;
+const MILLISECOND: Time = 1_000_000;
+
+/// How links treat messages. Each has its own delay, so later ones overtake earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct LinkOptions {
     /// Shortest and longest usual delay.
     pub delay_ns: (Time, Time),
     /// How many of a thousand messages take longer than usual, and how long at most.
@@ -25,10 +29,10 @@ pub struct Options {
     pub corruption_permille: u32,
 }
 
-impl Options {
+impl LinkOptions {
     /// A bit of everything.
-    pub fn usual() -> Options {
-        Options {
+    pub fn usual() -> LinkOptions {
+        LinkOptions {
             delay_ns: (5 * MICROSECOND, 50 * MICROSECOND),
             slow_permille: 3,
             slow_ns: 4 * MILLISECOND,
@@ -41,8 +45,8 @@ impl Options {
 
     /// Nothing goes wrong, and every message takes the same time: what an operation took, divided by twice
     /// the delay, is its number of round trips.
-    pub fn steady(delay_ns: Time) -> Options {
-        Options {
+    pub fn steady(delay_ns: Time) -> LinkOptions {
+        LinkOptions {
             delay_ns: (delay_ns, delay_ns),
             slow_permille: 0,
             slow_ns: delay_ns,
@@ -82,12 +86,12 @@ pub struct Delivery {
     pub bytes: Vec<u8>,
 }
 
-/// The network between all nodes.
+/// The links between all nodes, which have numbers.
 ///
 /// Every fault lasts until an instant (`Time::MAX`: until it is healed). Of faults that overlap the longest and the
 /// worst counts. A cut stops what is sent from then on, not what is on its way.
-pub struct Fabric {
-    options: Options,
+pub struct Links {
+    options: LinkOptions,
     random: Random,
     cuts: BTreeMap<Direction, Time>,
     isolated: BTreeMap<u32, Time>,
@@ -129,10 +133,10 @@ fn prolong(until: &mut Time, at: Time) {
     *until = at.max(*until);
 }
 
-impl Fabric {
-    /// A whole network. What it does to messages depends on the seed and on what is sent, in which order.
-    pub fn new(seed: u64, options: Options) -> Fabric {
-        Fabric {
+impl Links {
+    /// Links on which nothing is wrong yet. What they do to messages depends on the seed and on what is sent, in which order.
+    pub fn new(seed: u64, options: LinkOptions) -> Links {
+        Links {
             options,
             random: Random::new(seed),
             cuts: BTreeMap::new(),
@@ -149,27 +153,19 @@ impl Fabric {
     }
 
     /// Treats messages differently from now on.
-    pub fn set_options(&mut self, options: Options) {
+    pub fn set_options(&mut self, options: LinkOptions) {
         self.options = options;
     }
 
     /// Sends a message: it arrives never, once or twice.
     pub fn send(&mut self, now: Time, from: u32, to: u32, bytes: &[u8]) -> Vec<Delivery> {
-        let count = Count {
-            messages: 1,
-            bytes: bytes.len() as u64,
-        };
         let direction = (from, to);
-        let counted = self.counts.entry((self.label, direction)).or_default();
-        counted.add(count);
+        self.note(direction, bytes.len());
         let loss = self.loss.level(now, self.options.loss_permille);
         if self.is_cut(now, from, to) || self.random.chance(loss) {
             return Vec::new();
         }
-        let sending = self.sending.entry(from).or_default();
-        let takes = bytes.len() as u64 * MICROSECOND / self.options.bytes_per_us;
-        *sending = now.max(*sending) + takes;
-        let sent = *sending;
+        let sent = self.sent(now, from, bytes.len());
         let twice = self.random.chance(self.options.duplication_permille);
         (0..1 + usize::from(twice))
             .map(|_| Delivery {
@@ -177,6 +173,29 @@ impl Fabric {
                 bytes: self.transmitted(now, bytes),
             })
             .collect()
+    }
+
+    /// Sends as a connection does, which repeats what is lost: when it arrives, if no cut holds it up.
+    pub fn convey(&mut self, now: Time, from: u32, to: u32, length: usize) -> Time {
+        self.note((from, to), length);
+        let sent = self.sent(now, from, length);
+        sent.saturating_add(self.delay(now, (from, to)))
+    }
+
+    fn note(&mut self, direction: Direction, length: usize) {
+        let counted = self.counts.entry((self.label, direction)).or_default();
+        counted.add(Count {
+            messages: 1,
+            bytes: length as u64,
+        });
+    }
+
+    /// When so many bytes have left, behind all that the node has sent before.
+    fn sent(&mut self, now: Time, from: u32, length: usize) -> Time {
+        let sending = self.sending.entry(from).or_default();
+        let takes = length as u64 * MICROSECOND / self.options.bytes_per_us;
+        *sending = now.max(*sending) + takes;
+        *sending
     }
 
     fn delay(&mut self, now: Time, direction: Direction) -> Time {
@@ -207,10 +226,15 @@ impl Fabric {
 
     /// Whether what is sent now in this direction is lost for sure.
     pub fn is_cut(&self, now: Time, from: u32, to: u32) -> bool {
-        let lasts = |until: Option<&Time>| until.is_some_and(|until| now < *until);
-        lasts(self.cuts.get(&(from, to)))
-            || lasts(self.isolated.get(&from))
-            || lasts(self.isolated.get(&to))
+        self.cut_until(now, from, to).is_some()
+    }
+
+    /// Until when this direction is cut, if it is.
+    pub fn cut_until(&self, now: Time, from: u32, to: u32) -> Option<Time> {
+        let cut = self.cuts.get(&(from, to));
+        let isolated = [from, to].map(|node| self.isolated.get(&node));
+        let ends = isolated.into_iter().chain([cut]).flatten().copied();
+        ends.filter(|until| now < *until).max()
     }
 
     /// Cuts one direction.
@@ -302,16 +326,16 @@ mod tests {
 
     const FOREVER: Time = Time::MAX;
 
-    fn arrives(fabric: &mut Fabric, now: Time, from: u32, to: u32) -> bool {
-        !fabric.send(now, from, to, b"x").is_empty()
+    fn arrives(links: &mut Links, now: Time, from: u32, to: u32) -> bool {
+        !links.send(now, from, to, b"x").is_empty()
     }
 
     #[test]
     fn the_same_seed_does_the_same() {
         let run = |seed| {
-            let mut fabric = Fabric::new(seed, Options::usual());
+            let mut links = Links::new(seed, LinkOptions::usual());
             let messages = (0..5000_u32).map(|index| (index % 3, index.to_le_bytes()));
-            let send = |(to, bytes): (u32, [u8; 4])| fabric.send(100, 7, to, &bytes);
+            let send = |(to, bytes): (u32, [u8; 4])| links.send(100, 7, to, &bytes);
             messages.flat_map(send).collect::<Vec<_>>()
         };
         assert_eq!(run(1), run(1));
@@ -320,11 +344,11 @@ mod tests {
 
     #[test]
     fn the_usual_faults_all_happen_and_are_rare() {
-        let mut fabric = Fabric::new(3, Options::usual());
+        let mut links = Links::new(3, LinkOptions::usual());
         let (mut lost, mut twice, mut damaged, mut slow, mut overtaken) = (0, 0, 0, 0, 0);
         let mut last = 0;
         for now in (0..20_000).map(|index| index * 1000) {
-            let deliveries = fabric.send(now, 0, 1, &[0; 64]);
+            let deliveries = links.send(now, 0, 1, &[0; 64]);
             lost += usize::from(deliveries.is_empty());
             twice += usize::from(deliveries.len() == 2);
             for Delivery { at, bytes } in deliveries {
@@ -346,10 +370,10 @@ mod tests {
     }
 
     #[test]
-    fn a_steady_fabric_only_delays() {
-        let mut fabric = Fabric::new(0, Options::steady(10));
+    fn steady_links_only_delay() {
+        let mut links = Links::new(0, LinkOptions::steady(10));
         for now in 0..3000 {
-            let deliveries = fabric.send(now, 0, 1, b"abc");
+            let deliveries = links.send(now, 0, 1, b"abc");
             let bytes = b"abc".to_vec();
             assert_eq!(
                 deliveries,
@@ -363,68 +387,68 @@ mod tests {
 
     #[test]
     fn a_cut_is_one_way_and_ends() {
-        let mut fabric = Fabric::new(0, Options::steady(10));
-        fabric.cut(0, 1, 100);
-        fabric.cut(0, 1, 50);
-        assert!(!arrives(&mut fabric, 99, 0, 1));
-        assert!(arrives(&mut fabric, 99, 1, 0));
-        assert!(arrives(&mut fabric, 100, 0, 1));
-        fabric.cut(0, 1, FOREVER);
-        assert!(!arrives(&mut fabric, 1 << 60, 0, 1));
-        fabric.heal(0, 1);
-        assert!(arrives(&mut fabric, 100, 0, 1));
+        let mut links = Links::new(0, LinkOptions::steady(10));
+        links.cut(0, 1, 100);
+        links.cut(0, 1, 50);
+        assert!(!arrives(&mut links, 99, 0, 1));
+        assert!(arrives(&mut links, 99, 1, 0));
+        assert!(arrives(&mut links, 100, 0, 1));
+        links.cut(0, 1, FOREVER);
+        assert!(!arrives(&mut links, 1 << 60, 0, 1));
+        links.heal(0, 1);
+        assert!(arrives(&mut links, 100, 0, 1));
     }
 
     #[test]
     fn an_isolated_node_is_cut_from_all() {
-        let mut fabric = Fabric::new(0, Options::steady(10));
-        fabric.isolate(1, 100);
-        fabric.cut(2, 3, FOREVER);
-        fabric.heal(0, 1);
+        let mut links = Links::new(0, LinkOptions::steady(10));
+        links.isolate(1, 100);
+        links.cut(2, 3, FOREVER);
+        links.heal(0, 1);
         for (from, to) in [(0, 1), (1, 0), (1, 2), (2, 3)] {
-            assert!(!arrives(&mut fabric, 5, from, to));
+            assert!(!arrives(&mut links, 5, from, to));
         }
-        assert!(arrives(&mut fabric, 5, 0, 2));
-        assert!(arrives(&mut fabric, 100, 0, 1));
-        fabric.heal_all();
-        assert!(arrives(&mut fabric, 5, 0, 1));
-        assert!(arrives(&mut fabric, 5, 2, 3));
+        assert!(arrives(&mut links, 5, 0, 2));
+        assert!(arrives(&mut links, 100, 0, 1));
+        links.heal_all();
+        assert!(arrives(&mut links, 5, 0, 1));
+        assert!(arrives(&mut links, 5, 2, 3));
     }
 
     #[test]
     fn bursts_and_slow_links_end() {
-        let mut fabric = Fabric::new(0, Options::steady(10));
-        fabric.lose(0, 1000, 100);
-        assert!(!arrives(&mut fabric, 99, 0, 1));
-        assert!(arrives(&mut fabric, 100, 0, 1));
-        fabric.corrupt(100, 1000, 200);
-        assert_ne!(fabric.send(199, 0, 1, &[0; 100])[0].bytes, [0; 100]);
-        assert_eq!(fabric.send(200, 0, 1, &[0; 100])[0].bytes, [0; 100]);
-        fabric.slow(0, 0, 1, 9, 200);
-        fabric.slow(200, 0, 1, 7, 300);
-        assert_eq!(fabric.send(299, 0, 1, b"")[0].at, 299 + 70);
-        assert_eq!(fabric.send(299, 1, 0, b"")[0].at, 299 + 10);
-        assert_eq!(fabric.send(300, 0, 1, b"")[0].at, 300 + 10);
+        let mut links = Links::new(0, LinkOptions::steady(10));
+        links.lose(0, 1000, 100);
+        assert!(!arrives(&mut links, 99, 0, 1));
+        assert!(arrives(&mut links, 100, 0, 1));
+        links.corrupt(100, 1000, 200);
+        assert_ne!(links.send(199, 0, 1, &[0; 100])[0].bytes, [0; 100]);
+        assert_eq!(links.send(200, 0, 1, &[0; 100])[0].bytes, [0; 100]);
+        links.slow(0, 0, 1, 9, 200);
+        links.slow(200, 0, 1, 7, 300);
+        assert_eq!(links.send(299, 0, 1, b"")[0].at, 299 + 70);
+        assert_eq!(links.send(299, 1, 0, b"")[0].at, 299 + 10);
+        assert_eq!(links.send(300, 0, 1, b"")[0].at, 300 + 10);
     }
 
     #[test]
     fn counts_are_kept_by_label_and_direction() {
-        let mut fabric = Fabric::new(0, Options::steady(10));
-        fabric.send(0, 0, 1, b"before");
-        fabric.set_label("write");
-        fabric.send(0, 0, 1, b"abc");
-        fabric.send(0, 0, 2, b"abcd");
-        fabric.set_label("read");
-        fabric.cut(0, 1, FOREVER);
-        fabric.send(0, 0, 1, b"lost ones count");
-        fabric.set_label("write");
-        fabric.send(0, 0, 1, b"");
+        let mut links = Links::new(0, LinkOptions::steady(10));
+        links.send(0, 0, 1, b"before");
+        links.set_label("write");
+        links.send(0, 0, 1, b"abc");
+        links.send(0, 0, 2, b"abcd");
+        links.set_label("read");
+        links.cut(0, 1, FOREVER);
+        links.send(0, 0, 1, b"lost ones count");
+        links.set_label("write");
+        links.send(0, 0, 1, b"");
         let count = |messages, bytes| Count { messages, bytes };
-        assert_eq!(fabric.count("write", 0, 1), count(2, 3));
-        assert_eq!(fabric.count("write", 1, 0), count(0, 0));
-        assert_eq!(fabric.count_of("write"), count(3, 7));
-        assert_eq!(fabric.count_of("read"), count(1, 15));
-        assert_eq!(fabric.count_of("other"), count(0, 0));
-        assert_eq!(fabric.count_all(), count(5, 28));
+        assert_eq!(links.count("write", 0, 1), count(2, 3));
+        assert_eq!(links.count("write", 1, 0), count(0, 0));
+        assert_eq!(links.count_of("write"), count(3, 7));
+        assert_eq!(links.count_of("read"), count(1, 15));
+        assert_eq!(links.count_of("other"), count(0, 0));
+        assert_eq!(links.count_all(), count(5, 28));
     }
 }
