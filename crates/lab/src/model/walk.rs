@@ -8,6 +8,8 @@ use crate::operation::Errno;
 /// Symbolic links that a path may lead through.
 const LINKS_MAX: u32 = 40;
 const NAME_LENGTH_MAX: usize = 255;
+/// Without the zero that ends it in C.
+const PATH_LENGTH_MAX: usize = libc::PATH_MAX as usize - 1;
 
 /// Where a path leads.
 pub(super) struct Place {
@@ -24,6 +26,9 @@ impl Model {
     pub(super) fn walk(&self, path: &str, follow: bool) -> Result<Place> {
         if path.is_empty() {
             return Err(Errno(libc::ENOENT));
+        }
+        if path.len() > PATH_LENGTH_MAX {
+            return Err(Errno(libc::ENAMETOOLONG));
         }
         let mut rest: VecDeque<String> = parts(path).collect();
         let (mut at, mut links) = (ROOT, 0);
