@@ -86,6 +86,11 @@ pub enum Failure {
     /// The peer does not answer any more, or its process is gone.
     #[error("the peer is lost")]
     PeerLost,
+    /// The peer's memory is mapped here, and is not there any more: what was read or written is nothing.
+    #[error(
+        "the peer's memory is gone: its file was shortened, or its device failed; the peer has to lend other memory"
+    )]
+    MemoryGone,
     /// The peer sent what it may not.
     #[error("the peer broke the rules of the transport")]
     Violation,

@@ -6,6 +6,8 @@
 //! - Messages go through [rings](ring), one in each direction of an endpoint.
 //! - A thread sleeps at its queue's [bell](bell).
 //! - The end of a peer's process is [noticed](watch) by its descriptor.
+//! - Memory that a peer lends may be a file, which it can shorten meanwhile. An access to what is gone ends no process, but
+//!   its endpoint, with [`Failure::MemoryGone`](crate::Failure::MemoryGone). Rings and bells are never files.
 //! - A key cannot be taken back from who has mapped the memory: the proof of revocation is that all those are gone.
 //!   (Whom they passed the memory on to, and what they forked, are theirs to answer for.)
 //!

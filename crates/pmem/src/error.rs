@@ -103,6 +103,11 @@ pub enum Error {
         /// The device.
         path: PathBuf,
     },
+    /// Memory of another process that it could shorten while it is mapped here.
+    #[error(
+        "shared memory is not sealed against shrinking, so it could go away while it is used; its owner has to seal it (F_SEAL_SHRINK)"
+    )]
+    Unsealed,
     /// Simulated memory, and the stores to a copy-on-write mapping, are this process's own.
     #[error(
         "simulated memory and copy-on-write mappings cannot be shared with another process; use a file or memory"

@@ -20,6 +20,7 @@
 
 mod biased;
 pub mod checksum;
+mod cut;
 mod error;
 mod lend;
 mod lines;

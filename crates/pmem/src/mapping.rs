@@ -12,12 +12,15 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::{MembarrierCommand, futex, membarrier};
 
+use crate::cut::Watched;
 use crate::persist::{self, Machine};
 use crate::pool::LENGTH_MAX;
 use crate::{Access, Error, Kind, LINE, Survival, check_range, check_word, checksum};
 
 /// A pool, mapped whole.
 pub(crate) struct Mapping {
+    /// If others can take the pages away. It goes before them.
+    watched: Option<Watched>,
     pages: Pages,
     /// It only grows, up to that of the pages.
     length: AtomicUsize,
@@ -69,6 +72,7 @@ impl Mapping {
             pages.length
         );
         Ok(Mapping {
+            watched: None,
             pages,
             length: AtomicUsize::new(length),
             kind,
@@ -78,6 +82,25 @@ impl Mapping {
             file: LockedFile(file),
             path: path.to_owned(),
         })
+    }
+
+    /// The same, of pages that others can take away.
+    pub(crate) fn watched(path: &Path, pages: Pages, pool: Pool) -> Result<Mapping, Error> {
+        let mut mapping = Mapping::new(path, pages, pool)?;
+        let Pages { base, length } = mapping.pages;
+        let watched = Watched::new(base, length).map_err(|source| Error::Io {
+            path: path.to_owned(),
+            what: "watch",
+            source,
+        })?;
+        mapping.watched = Some(watched);
+        Ok(mapping)
+    }
+
+    /// See [`crate::Region::is_cut`].
+    #[inline]
+    pub(crate) fn is_cut(&self) -> bool {
+        self.watched.as_ref().is_some_and(Watched::is_cut)
     }
 
     #[inline]

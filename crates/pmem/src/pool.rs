@@ -226,10 +226,14 @@ pub(crate) fn attach(file: OwnedFd, length: u64, writable: bool) -> Result<Mappi
         survives: Survival::Nothing,
         access,
     };
-    Mapping::new(path, pages, pool)
+    match kind {
+        // It stays, whatever its owner does: a hole in it is zeros.
+        Kind::Memory => Mapping::new(path, pages, pool),
+        _ => Mapping::watched(path, pages, pool),
+    }
 }
 
-/// What a shared file is: memory, which must be sealed, or a pool's file, which its owner does not shorten.
+/// What a shared file is: memory, which must be sealed, or a pool's file, which cannot be.
 fn shared_kind(path: &Path, file: &OwnedFd) -> Result<Kind, Error> {
     match rustix::fs::fcntl_get_seals(file) {
         Ok(seals) if seals.contains(SealFlags::SHRINK) => match huge_page(path, file)? {
@@ -239,10 +243,7 @@ fn shared_kind(path: &Path, file: &OwnedFd) -> Result<Kind, Error> {
         // Files of tmpfs have the seal against seals from the start.
         Ok(seals) if seals == SealFlags::SEAL => Ok(Kind::File),
         Err(Errno::INVAL) => Ok(Kind::File),
-        Ok(_) => Err(Error::NotAPool {
-            path: path.to_owned(),
-            kind: "memory that could shrink",
-        }),
+        Ok(_) => Err(Error::Unsealed),
         Err(errno) => Err(Error::from_system(path, "examine", errno)),
     }
 }

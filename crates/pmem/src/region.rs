@@ -146,12 +146,25 @@ impl Region {
     }
 
     /// Maps the first `length` bytes of what another process shares. The descriptor is not trusted: memory must be
-    /// sealed against shrinking (`F_SEAL_SHRINK`) and long enough, or loads from it could kill this process.
+    /// sealed against shrinking (`F_SEAL_SHRINK`) and long enough. A file may be shortened all the same, and a device may
+    /// go: see [`Region::is_cut`].
     ///
     /// # Errors
-    /// [`Error::NotAPool`], [`Error::Length`], [`Error::Io`].
+    /// [`Error::Unsealed`], [`Error::NotAPool`], [`Error::Length`], [`Error::Io`].
     pub fn attach(descriptor: OwnedFd, length: u64, writable: bool) -> Result<Region, Error> {
         pool::attach(descriptor, length, writable).map(Region::mapped)
+    }
+
+    /// Whether attached memory was found to be gone, by any access that ended before this: its file was shortened, or its
+    /// device or module failed. From then on all of the region is zeros, which nobody else sees. So what was read counts,
+    /// and what was written is there, only if this is false afterwards. A region that was not attached is never cut: to
+    /// lose it ends the process.
+    #[inline]
+    pub fn is_cut(&self) -> bool {
+        match &self.0 {
+            Mapped(mapping) => mapping.is_cut(),
+            Simulated(_) => false,
+        }
     }
 
     /// Makes an open file or memory longer, if it is shorter, for all that share the region. The space is reserved. Others

@@ -420,8 +420,8 @@ pub fn store(from: &Source<'_>, to: &Region, mut offset: u64) {
     }
 }
 
-/// Maps memory of a peer that it cannot take away while it is mapped: a file could shrink, and loads from it would end
-/// this process; or its file system could make them last forever.
+/// Maps memory of a peer that it cannot take away while it is mapped: a file could shrink, and what goes through it would
+/// have to be asked for again and again ([`Region::is_cut`]); or its file system could make loads last forever.
 pub fn attach(
     descriptor: std::os::fd::OwnedFd,
     bytes: u64,
@@ -429,7 +429,7 @@ pub fn attach(
 ) -> Result<Region, Error> {
     match Region::attach(descriptor, bytes, true) {
         Ok(memory) if memory.kind() == Kind::Memory => Ok(memory),
-        Err(error @ pmem::Error::Io { .. }) => Err(Error::Region(error)),
+        Err(error @ (pmem::Error::Io { .. } | pmem::Error::Unsealed)) => Err(Error::Region(error)),
         _ => Err(Error::Peer { what }),
     }
 }

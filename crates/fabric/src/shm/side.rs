@@ -135,7 +135,9 @@ impl Side {
                 let writable = access != Access::LOCAL && access != Access::READ;
                 match Region::attach(descriptor, export.descriptor.length, writable) {
                     Ok(region) => Some(region),
-                    Err(error @ pmem::Error::Io { .. }) => return Err(Error::Region(error)),
+                    Err(error @ (pmem::Error::Io { .. } | pmem::Error::Unsealed)) => {
+                        return Err(Error::Region(error));
+                    }
                     Err(_) => return Err(wrong),
                 }
             }
@@ -157,25 +159,32 @@ impl Side {
                 Ok(0)
             }
             Operation::Read { into, from } => {
-                load(into, self.memory(&from)?, from.offset);
-                Ok(0)
+                let memory = self.memory(&from)?;
+                load(into, memory, from.offset);
+                unless_cut(memory, 0)
             }
             Operation::Write {
                 ref from,
                 to,
                 immediate,
             } => {
-                ring::store(from, self.memory(&to)?, to.offset);
+                let memory = self.memory(&to)?;
+                ring::store(from, memory, to.offset);
+                unless_cut(memory, 0)?;
                 if immediate.is_some() {
                     self.send(&Source::Inline(&[]), immediate, request.returned)?;
                 }
                 Ok(0)
             }
             Operation::CompareAndSwap { at, expected, new } => {
-                Ok(self.memory(&at)?.compare_and_swap(at.offset, expected, new))
+                let memory = self.memory(&at)?;
+                let found = memory.compare_and_swap(at.offset, expected, new);
+                unless_cut(memory, found)
             }
             Operation::FetchAndAdd { at, addend } => {
-                Ok(self.memory(&at)?.fetch_and_add(at.offset, addend))
+                let memory = self.memory(&at)?;
+                let found = memory.fetch_and_add(at.offset, addend);
+                unless_cut(memory, found)
             }
         }
     }
@@ -256,6 +265,15 @@ impl Side {
         self.incoming.close();
         self.outgoing.close();
         self.bell.change();
+    }
+}
+
+/// What an access to a peer's memory found, if the memory was there.
+#[inline]
+fn unless_cut(memory: &Region, found: u64) -> Result<u64, Failure> {
+    match memory.is_cut() {
+        false => Ok(found),
+        true => Err(Failure::MemoryGone),
     }
 }
 

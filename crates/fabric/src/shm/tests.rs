@@ -1,5 +1,6 @@
 //! What takes two threads or two processes, or somebody who lies.
 
+mod cut;
 mod link;
 
 use std::time::{Duration, Instant};

@@ -1,0 +1,264 @@
+//! Memory of others that goes away while it is mapped.
+//!
+//! Who shares a file can shorten it whenever he likes, and a device can go or fail. The next access to what is gone ends in
+//! the signal SIGBUS, which ends the process. For [watched](Watched) pages it does not: the first access that fails marks
+//! them as cut and finds zeros in place of all of them. So whoever accesses them asks afterwards
+//! ([`Watched::is_cut`]): if they are not cut, the access met the memory that it meant.
+//!
+//! There is one handler of the signal for the process, set when the first pages are watched. What is none of ours it passes
+//! on to the handler that was there before.
+//!
+//! **The handler** runs in the thread whose access failed, at that instruction, and so must not rely on anything that the
+//! thread may be in the middle of: it takes no lock, allocates nothing, and makes one plain system call, `mmap`. It looks the
+//! address up in a table that never shrinks or moves: a list of chunks of slots.
+//!
+//! **A slot is looked at without a lock.** Its `turn` is odd while it is changed, so who loads the same even turn before and
+//! after its range has a range that was there as a whole (a sequence lock). A slot that is just being changed can be passed
+//! over: it is not that of the pages that are accessed. Those were entered before anybody could access them, and stay until
+//! nobody does any more, since they belong to the value that is unmapped after that.
+//!
+//! **Nobody sees zeros without the mark.** It is stored before the zeros are mapped. The thread itself sees it since the
+//! handler ran in it. Another thread that finds zeros has entered the kernel for them: they were mapped there under a lock
+//! that its own page fault took later, so the store of the mark happened before the end of that fault; and the instruction
+//! that failed is begun anew after it, with all that follows. (An access that still goes by the old tables of the
+//! processor meets the old pages, as if it had come earlier: the kernel takes these tables from all processors before it
+//! gives pages back.)
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::{io, mem};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Pages of a mapping that may go away.
+pub(crate) struct Watched(&'static Slot);
+
+impl Watched {
+    /// The mapping that begins at `base`, all of it. Nothing there has been accessed yet, and it is unmapped after this has
+    /// gone.
+    ///
+    /// # Errors
+    /// Those of sigaction(2).
+    pub(crate) fn new(base: NonNull<u8>, length: usize) -> io::Result<Watched> {
+        install()?;
+        let _changes = changes();
+        let slot = free_slot();
+        slot.set(base.as_ptr() as usize, length);
+        Ok(Watched(slot))
+    }
+
+    /// Whether an access before this may have met zeros in place of the memory.
+    #[inline]
+    pub(crate) fn is_cut(&self) -> bool {
+        // For the compiler: the accesses are over before the load of the mark. For the processor: reads are, too. A write
+        // that failed was begun anew, and everything behind it.
+        compiler_fence(Ordering::SeqCst);
+        fence(Ordering::Acquire);
+        self.0.cut.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let _changes = changes();
+        self.0.set(0, 0);
+    }
+}
+
+/// What is held by who changes the table. The handler never takes it.
+fn changes() -> impl Drop {
+    static CHANGES: Mutex<()> = Mutex::new(());
+    CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct Slot {
+    /// Odd while it is changed.
+    turn: AtomicUsize,
+    base: AtomicUsize,
+    /// 0 if it is free.
+    length: AtomicUsize,
+    cut: AtomicBool,
+}
+
+impl Slot {
+    const fn free() -> Slot {
+        Slot {
+            turn: AtomicUsize::new(0),
+            base: AtomicUsize::new(0),
+            length: AtomicUsize::new(0),
+            cut: AtomicBool::new(false),
+        }
+    }
+
+    /// By one thread at a time.
+    fn set(&self, base: usize, length: usize) {
+        let turn = self.turn.load(Ordering::Relaxed);
+        self.turn.store(turn.wrapping_add(1), Ordering::Relaxed);
+        // Who loads one of the new values and then the turn finds it odd, or a later one.
+        fence(Ordering::Release);
+        self.base.store(base, Ordering::Relaxed);
+        self.length.store(length, Ordering::Relaxed);
+        self.cut.store(false, Ordering::Relaxed);
+        self.turn.store(turn.wrapping_add(2), Ordering::Release);
+    }
+
+    /// Its range, if it has one.
+    fn range(&self) -> Option<(usize, usize)> {
+        let turn = self.turn.load(Ordering::Acquire);
+        let base = self.base.load(Ordering::Relaxed);
+        let length = self.length.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        let is_whole = turn.is_multiple_of(2) && self.turn.load(Ordering::Relaxed) == turn;
+        (is_whole && length > 0).then_some((base, length))
+    }
+}
+
+const SLOTS: usize = 64;
+
+/// They are never freed.
+struct Chunk {
+    slots: [Slot; SLOTS],
+    next: AtomicPtr<Chunk>,
+}
+
+impl Chunk {
+    const fn empty() -> Chunk {
+        Chunk {
+            slots: [const { Slot::free() }; SLOTS],
+            next: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    fn next(&self) -> Option<&'static Chunk> {
+        // SAFETY: null, or a chunk that was leaked, and whole before the pointer was stored with release.
+        unsafe { self.next.load(Ordering::Acquire).as_ref() }
+    }
+}
+
+static TABLE: Chunk = Chunk::empty();
+
+/// All slots.
+fn slots() -> impl Iterator<Item = &'static Slot> {
+    std::iter::successors(Some(&TABLE), |chunk| chunk.next()).flat_map(|chunk| &chunk.slots)
+}
+
+/// One that is free, made if there is none. By one thread at a time.
+fn free_slot() -> &'static Slot {
+    if let Some(slot) = slots().find(|slot| slot.length.load(Ordering::Relaxed) == 0) {
+        return slot;
+    }
+    let mut last = &TABLE;
+    while let Some(next) = last.next() {
+        last = next;
+    }
+    let chunk: &'static mut Chunk = Box::leak(Box::new(Chunk::empty()));
+    let chunk = ptr::from_mut(chunk);
+    last.next.store(chunk, Ordering::Release);
+    // SAFETY: it was just leaked, and nobody makes a `&mut` of it any more.
+    unsafe { &(*chunk).slots[0] }
+}
+
+/// What was there before the handler.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// Sets the handler, once.
+fn install() -> io::Result<()> {
+    static INSTALLED: Mutex<bool> = Mutex::new(false);
+    let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    if *installed {
+        return Ok(());
+    }
+    // Asked for first, so that the handler knows it whenever it runs.
+    let before = action(None)?;
+    BEFORE.get_or_init(|| before);
+    // SAFETY: plain data, for which zeros are valid: no mask, no flags.
+    let mut own: libc::sigaction = unsafe { mem::zeroed() };
+    own.sa_sigaction = handle as *const () as usize;
+    // On the stack for signals, if the thread has one, as the handler has that Rust sets: it may be called from here.
+    own.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    action(Some(&own))?;
+    *installed = true;
+    Ok(())
+}
+
+/// What is done about the signal; sets it, if told what.
+fn action(new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
+    let new = new.map_or(ptr::null(), ptr::from_ref);
+    let mut old = MaybeUninit::uninit();
+    // SAFETY: `new` is null or a whole action, whose handler may run in any thread at any time; `old` has room for one.
+    match unsafe { libc::sigaction(libc::SIGBUS, new, old.as_mut_ptr()) } {
+        // SAFETY: the call has filled it.
+        0 => Ok(unsafe { old.assume_init() }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel gives a whole one to a handler that was set with `SA_SIGINFO`.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    // Not an address that is not aligned, and not a signal that somebody sent: `info` has no address then.
+    let is_gone = matches!(
+        code,
+        libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR
+    );
+    if !(is_gone && cut(address)) {
+        pass_on(signal, info, context, code > 0);
+    }
+}
+
+/// Marks the pages that have this address and puts zeros in their place, if they are watched.
+fn cut(address: usize) -> bool {
+    let found = slots().find_map(|slot| {
+        let (base, length) = slot.range()?;
+        let is_inside = (base..base.saturating_add(length)).contains(&address);
+        is_inside.then_some((slot, base, length))
+    });
+    let Some((slot, base, length)) = found else {
+        return false;
+    };
+    slot.cut.store(true, Ordering::Release);
+    let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: what is replaced are the watched pages, all of them, so that those of huge pages are replaced as wholes. They
+    // stay mapped for as long as they are watched, and this thread is just accessing them. What others find there was never
+    // theirs to rely on, and they ask for the mark.
+    unsafe { rustix::mm::mmap_anonymous(base as *mut c_void, length, protection, flags) }.is_ok()
+}
+
+/// Does what was done before there was this handler.
+fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, by_kernel: bool) {
+    let (handler, flags) = match BEFORE.get() {
+        Some(before) => (before.sa_sigaction, before.sa_flags),
+        None => (libc::SIG_DFL, 0),
+    };
+    match handler {
+        libc::SIG_IGN if !by_kernel => {}
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: zeros are an action without a mask and flags, and the default one. It takes the signal once this
+            // returns: it is blocked while this runs.
+            unsafe {
+                let mut default: libc::sigaction = mem::zeroed();
+                default.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal, &default, ptr::null_mut());
+                libc::raise(signal);
+            }
+        }
+        _ if flags & libc::SA_SIGINFO != 0 => {
+            type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
+            // SAFETY: it was set as a handler of this kind, and gets what the kernel would give it.
+            let handler = unsafe { mem::transmute::<usize, Handler>(handler) };
+            handler(signal, info, context);
+        }
+        _ => {
+            // SAFETY: as above, of the other kind.
+            let handler = unsafe { mem::transmute::<usize, extern "C" fn(c_int)>(handler) };
+            handler(signal);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
