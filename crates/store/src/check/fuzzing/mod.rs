@@ -10,7 +10,7 @@ mod work;
 use std::cell::RefCell;
 
 use pmem::Region;
-use zerocopy::IntoBytes;
+use zerocopy::{FromZeros, IntoBytes};
 
 pub use edit::{Edit, Place, PoolBytes};
 pub use sample::{SAMPLE_LENGTH, Sample, sample};
@@ -19,7 +19,9 @@ use super::{CheckOptions, Report, check};
 use crate::change::Shared;
 use crate::directory::{check_name, leaf_entries, parse_leaf};
 use crate::image::{Block, Layout};
-use crate::layout::record::{Operations, encode};
+use crate::layout::record::{
+    HEADER, OPERATION, Operation, Operations, RecordHeader, encode, first_line,
+};
 use crate::recover::recover;
 use crate::tree::parse_node;
 use crate::{BLOCK, Clock, Error, Options, Store, repair};
@@ -118,11 +120,9 @@ pub fn record(body: &[u8]) {
     };
     /// What operations that name whole blocks find behind them.
     static BLOCKS: [u8; 4 * crate::BLOCK] = [0xa5; 4 * crate::BLOCK];
-    let mut again = Vec::new();
     for operation in Operations::of(body, &BLOCKS, image.length()).flatten() {
-        let start = again.len();
-        encode(&mut again, &operation);
-        let decoded = Operations::of(&again[start..], operation.payload, image.length()).next();
+        let again = encoded(&operation);
+        let decoded = Operations::of(&again, operation.payload, image.length()).next();
         assert_eq!(
             decoded,
             Some(Some(operation)),
@@ -133,6 +133,21 @@ pub fn record(body: &[u8]) {
             image.cached_ranges(&operation, |at, length| image.flush(at, length));
         }
     }
+}
+
+/// An operation as those who make records encode it: what touches an inode begins in a record's first line.
+fn encoded(operation: &Operation<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let touches_none = Operation {
+        touch: None,
+        ..*operation
+    };
+    encode(&mut bytes, &touches_none);
+    if let Some(touch) = operation.touch {
+        let line = first_line(RecordHeader::new_zeroed(), operation, touch);
+        bytes.splice(..OPERATION, line.as_bytes()[HEADER..].iter().copied());
+    }
+    bytes
 }
 
 /// A block that may be a node of an extent tree, or a directory leaf.
