@@ -5,7 +5,9 @@
 //! memory of a process that does not look.
 //!
 //! A connection that is cut is made anew, by the side that asked for the endpoint. Frames are numbered, and kept until the
-//! other side has carried them out, which tells which one it expects: nothing is lost and nothing happens twice.
+//! other side has carried them out, which tells which one it expects: nothing is lost and nothing happens twice. A refusal,
+//! the last frame, is kept, too, though the endpoint has ended with it: who did not read it asks for the endpoint again, and
+//! is told why it ended.
 
 mod frame;
 pub(crate) mod fuzzing;
@@ -13,6 +15,7 @@ mod group;
 mod input;
 mod join;
 mod link;
+mod links;
 mod output;
 mod proof;
 mod requests;

@@ -57,10 +57,6 @@ impl Setup for Cut {
         Arc::new(fabric::tcp::Tcp::new(cut::options()))
     }
 
-    fn loses_reasons(&self) -> bool {
-        true
-    }
-
     fn wrap(&self, inner: Box<dyn Transport>) -> Box<dyn Transport> {
         Box::new(cut::Cut::new(inner, 40_000_000, Arc::default()))
     }

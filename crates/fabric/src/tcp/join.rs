@@ -1,4 +1,4 @@
-//! Connections on their way to an endpoint: see [`super::proof`] for what is said. And those on their way out.
+//! Connections on their way to an endpoint: see [`super::proof`] for what is said.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -18,8 +18,6 @@ use crate::{EndpointId, Failure, Role};
 /// The first and the longest time between two attempts to connect.
 const RETRY_MIN: Duration = Duration::from_millis(10);
 const RETRY_MAX: Duration = Duration::from_millis(500);
-/// How long the other side may take to read why it was refused.
-const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 /// Connections that are accepted before others have their turn.
 const TURNS: usize = 16;
 
@@ -41,8 +39,6 @@ enum Stage {
     Connecting(EndpointId, bool),
     Challenge(EndpointId, Hello),
     Welcome(EndpointId),
-    /// The other side has been refused and reads why.
-    Leaving,
 }
 
 impl Stage {
@@ -52,7 +48,7 @@ impl Stage {
             Stage::Proof(..) => size_of::<Proof>(),
             Stage::Challenge(..) => size_of::<Challenge>(),
             Stage::Welcome(_) => size_of::<Welcome>(),
-            Stage::Parked(_) | Stage::Connecting(..) | Stage::Leaving => LONGEST,
+            Stage::Parked(_) | Stage::Connecting(..) => LONGEST,
         }
     }
 
@@ -85,20 +81,6 @@ impl Visitor {
         // The first bytes in this direction always find room.
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         net::send(&self.socket, bytes, flags) == Ok(bytes.len())
-    }
-
-    /// Reads what nobody wants to know.
-    fn discard(&self) -> Next {
-        let mut bytes = [0; 16 << 10];
-        for _ in 0..TURNS {
-            match net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return Next::Goes,
-                Ok(_) => {}
-                Err(Errno::AGAIN | Errno::INTR) => return Next::Stays,
-                Err(_) => return Next::Goes,
-            }
-        }
-        Next::Stays
     }
 
     /// What has come, once it is all that was waited for.
@@ -295,9 +277,6 @@ impl TcpTransport {
         if let Stage::Connecting(id, probe) = visitor.stage {
             return self.connected(visitor, slot, id, probe);
         }
-        if let Stage::Leaving = visitor.stage {
-            return visitor.discard();
-        }
         let bytes = match visitor.receive() {
             Ok(Some(bytes)) => bytes,
             Ok(None) => return Next::Stays,
@@ -328,7 +307,7 @@ impl TcpTransport {
                 Err(_) => Next::Rejected,
             },
             // These have nothing to say.
-            Stage::Parked(_) | Stage::Connecting(..) | Stage::Leaving => Next::Rejected,
+            Stage::Parked(_) | Stage::Connecting(..) => Next::Rejected,
         }
     }
 
@@ -510,12 +489,12 @@ impl TcpTransport {
 
     /// A proved connection takes the place of the one before, if it was not known to be cut yet.
     fn join(&mut self, id: EndpointId, visitor: Visitor, expected: u64) {
+        let Some(place) = self.place_of(id) else {
+            return;
+        };
         let Some(link) = self.link(id).filter(|link| link.state != State::Ended) else {
             return;
         };
-        if link.output.is_closing() {
-            return self.lose(id, Failure::Violation);
-        }
         link.connection = None;
         link.full = false;
         let unfinished = link.input.restart();
@@ -524,42 +503,23 @@ impl TcpTransport {
         if restarted.is_err() {
             return self.lose(id, Failure::Violation);
         }
-        let token = Token::Link(id.place());
+        let token = Token::Link(place);
         let changed = self.poller.change(&visitor.socket, token, Interest::Read);
         let Some(link) = self.link(id).filter(|_| changed.is_ok()) else {
             return;
         };
         link.connection = Some(visitor.socket);
-        link.state = State::Joined;
+        link.state = match link.state {
+            // What it was refused for before is told again.
+            State::Refusing { until } | State::Waiting { until, .. }
+                if link.output.is_closing() =>
+            {
+                State::Refusing { until }
+            }
+            _ => State::Joined,
+        };
         count(&self.common.counts.joined);
         self.settle(id);
-        self.list(id.place());
-    }
-
-    /// Lets the other side read why it was refused: to close while something is unread would take it away again.
-    pub(super) fn leave_slowly(&mut self, connection: OwnedFd) {
-        if net::shutdown(&connection, net::Shutdown::Write).is_err() {
-            return;
-        }
-        let until = Instant::now() + LEAVE_WITHIN;
-        // A connection is registered once: this one was the endpoint's.
-        let free = self.visitors.iter().position(Option::is_none);
-        let slot = free.unwrap_or(self.visitors.len());
-        let token = Token::Visitor(slot);
-        let changed = self.poller.change(&connection, token, Interest::Read);
-        if changed.is_err() {
-            return;
-        }
-        let visitor = Some(Visitor {
-            socket: connection,
-            until,
-            input: Vec::new(),
-            stage: Stage::Leaving,
-        });
-        match free {
-            Some(slot) => self.visitors[slot] = visitor,
-            None => self.visitors.push(visitor),
-        }
-        self.look_by(until);
+        self.list(place);
     }
 }

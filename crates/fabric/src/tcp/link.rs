@@ -26,10 +26,13 @@ pub struct Other {
 }
 
 /// ```text
-///  Prepared ──establish──▶ Waiting ──proved──▶ Joined ──it lies──▶ Refusing ──told──▶ Ended
-///                             ▲ └──too long───────│──────────────────────────────────▶ │
-///                             └────cut────────────┘                                    │
+///  Prepared ──establish──▶ Waiting ──proved──▶ Joined ──it lies──▶ Refusing ──too long──▶ Ended
+///                             ▲ └──too long, or the other side has none─│─────────────────▶ │
+///                             └────cut────────────┴─────────────────────┘
 /// ```
+/// Who has refused tells the queue as soon as that is sent, and goes on until the other side knows: when that has closed the
+/// connection, or it was cut, whoever makes connections asks for the endpoint once more. If it is there yet, it is told
+/// again; mostly it is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// The other side is not known yet.
@@ -41,7 +44,7 @@ pub enum State {
         tries: u32,
     },
     Joined,
-    /// The other side broke the rules; it is told so, until then.
+    /// The other side broke the rules, or asked for what it may not have; it is told so, until then.
     Refusing {
         until: Instant,
     },
@@ -64,6 +67,8 @@ pub struct Link {
     pub full: bool,
     /// It is in the list of those that have to send.
     pub listed: bool,
+    /// The queue has been told of its end; the other side may not know yet.
+    pub is_told: bool,
     pub output: Output,
     pub input: Input,
     pub imports: Vec<RegionDescriptor>,
@@ -83,6 +88,7 @@ impl Link {
             attempts: 0,
             full: false,
             listed: false,
+            is_told: false,
             output: Output::new(),
             input: Input::new(),
             imports: Vec::new(),
@@ -176,9 +182,24 @@ impl Link {
         self.state = State::Ended;
     }
 
+    /// The endpoint has ended for the queue; the other side has been sent why, and may ask for it once more.
+    pub fn tell_refused(&mut self, reports: &mut Vec<Report>) {
+        if !std::mem::replace(&mut self.is_told, true) {
+            reports.push(Report::Lost {
+                endpoint: self.id,
+                failure: Failure::Violation,
+            });
+        }
+    }
+
     /// The endpoint is of no use any more.
     pub fn lose(&mut self, failure: Failure, reports: &mut Vec<Report>) {
-        if self.state != State::Ended {
+        if self.state != State::Ended && !self.is_told {
+            // Whatever it is that ends it now.
+            let failure = match self.output.is_closing() {
+                true => Failure::Violation,
+                false => failure,
+            };
             reports.push(Report::Lost {
                 endpoint: self.id,
                 failure,

@@ -213,6 +213,31 @@ impl Output {
         self.closing = true;
     }
 
+    /// The endpoint is closed, and callers may use their memory again: nothing that is there goes out any more, nor what was
+    /// to go behind it. The refusal stays, to be sent on another connection.
+    pub fn keep_refusal(&mut self) {
+        (self.begun, self.done) = (false, 0);
+        self.carry.clear();
+        let is_theirs = |outgoing: &Outgoing| matches!(outgoing.data, Data::Parts(_));
+        if let Some(from) = self.frames.iter().position(is_theirs)
+            && let Some(last) = self.frames.pop_back()
+        {
+            self.frames.truncate(from);
+            let last = match last.frame.kind {
+                // Without those before it, it would have another number.
+                Kind::ReadAnswer => refusal(last.frame.first, Failure::Access),
+                _ => last.frame,
+            };
+            self.frames.push_back(Outgoing {
+                frame: last,
+                data: Data::None,
+            });
+            let answers = self.frames.iter().filter(|outgoing| outgoing.is_answer());
+            self.answers = answers.count();
+        }
+        self.next = self.frames.len();
+    }
+
     /// Everything has gone, the refusal too.
     pub fn is_closed(&self) -> bool {
         self.closing && self.next == self.frames.len() && self.carry.is_empty()
@@ -256,6 +281,11 @@ impl Output {
     /// # Errors
     /// [`Wrong`] if it cannot have.
     pub fn restart(&mut self, count: u64) -> Result<(), Wrong> {
+        // What was to go before a refusal may not be there any more; the refusal goes in any case.
+        let count = match self.closing {
+            true => count.min(self.first + self.frames.len().saturating_sub(1) as u64),
+            false => count,
+        };
         self.begun = false;
         self.done = 0;
         self.carry.clear();

@@ -8,13 +8,16 @@ use std::time::Duration;
 
 use rustix::event::epoll;
 use rustix::event::epoll::EventFlags;
-use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType, sockopt};
 use rustix::time::Timespec;
 
 use super::TcpOptions;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 const BACKLOG: i32 = 128;
+/// Receptions of what nobody wants before others have their turn.
+const DISCARD_TURNS: usize = 16;
 /// Events that are taken at once.
 const EVENTS: usize = 64;
 
@@ -43,7 +46,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 pub fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
     let socket = net::socket_with(family(address.ip()), SocketType::STREAM, FLAGS, None)?;
     match net::connect(&socket, &address) {
-        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(socket),
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error.into()),
     }
 }
@@ -69,6 +72,23 @@ pub fn prepare(connection: BorrowedFd<'_>, options: &TcpOptions) -> io::Result<(
     sockopt::set_tcp_keepintvl(connection, Duration::from_secs(1))?;
     sockopt::set_tcp_keepcnt(connection, 3)?;
     sockopt::set_socket_keepalive(connection, true)?;
+    Ok(())
+}
+
+/// Reads what nobody wants to know, as far as it is the turn of this connection.
+///
+/// # Errors
+/// Those of recv(2), and `ConnectionReset` at the end.
+pub fn discard(connection: BorrowedFd<'_>) -> io::Result<()> {
+    let mut bytes = [0; 16 << 10];
+    for _ in 0..DISCARD_TURNS {
+        match net::recv(connection, &mut bytes, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Ok(_) => {}
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
     Ok(())
 }
 

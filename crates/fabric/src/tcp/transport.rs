@@ -6,14 +6,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::net;
 use zerocopy::IntoBytes;
 
 use super::group::Group;
 use super::input::{End, Shared, Supplied};
 use super::join::Visitor;
 use super::link::{Link, Other, State};
+use super::links::Links;
 use super::output::{Due, Sent};
 use super::proof::Introduction;
+use super::requests::Requests;
 use super::sockets::{self, Interest, Poller, Token};
 use super::{Common, capabilities, count};
 use crate::{
@@ -34,8 +37,7 @@ pub struct TcpTransport {
     pub(super) listener: OwnedFd,
     port: u16,
     pub(super) poller: Poller,
-    /// By the places of endpoints.
-    links: Vec<Option<Box<Link>>>,
+    links: Links,
     pub(super) visitors: Vec<Option<Visitor>>,
     groups: Vec<Option<Group>>,
     /// Buffers for messages of endpoints, and of groups.
@@ -76,7 +78,7 @@ impl TcpTransport {
             listener,
             port,
             poller,
-            links: Vec::new(),
+            links: Links::default(),
             visitors: Vec::new(),
             groups: Vec::new(),
             free: Vec::new(),
@@ -91,8 +93,11 @@ impl TcpTransport {
     }
 
     pub(super) fn link(&mut self, id: EndpointId) -> Option<&mut Link> {
-        let link = self.links.get_mut(id.place())?.as_deref_mut();
-        link.filter(|link| link.id == id)
+        self.links.find(id)
+    }
+
+    pub(super) fn place_of(&self, id: EndpointId) -> Option<usize> {
+        self.links.place_of(id)
     }
 
     /// Something is to be looked at by then.
@@ -102,7 +107,7 @@ impl TcpTransport {
 
     /// The link has to send, now or at the next look.
     pub(super) fn list(&mut self, place: usize) {
-        if let Some(Some(link)) = self.links.get_mut(place)
+        if let Some(link) = self.links.get_mut(place)
             && !link.listed
         {
             link.listed = true;
@@ -111,24 +116,51 @@ impl TcpTransport {
     }
 
     pub(super) fn settle(&mut self, id: EndpointId) {
-        let Some(Some(link)) = self.links.get_mut(id.place()) else {
+        let Some(link) = self.links.find(id) else {
             return;
         };
-        if link.id == id {
-            link.settle(&mut self.news);
-        }
+        link.settle(&mut self.news);
     }
 
     pub(super) fn lose(&mut self, id: EndpointId, failure: Failure) {
-        let Some(Some(link)) = self.links.get_mut(id.place()) else {
+        let Some(place) = self.links.place_of(id) else {
             return;
         };
-        if link.id == id {
-            link.lose(failure, &mut self.news);
-            self.free.extend(link.input.restart());
-            if let Some(attempt) = link.attempt.take() {
-                self.dismiss(attempt);
-            }
+        let Some(link) = self.links.get_mut(place) else {
+            return;
+        };
+        link.lose(failure, &mut self.news);
+        self.free.extend(link.input.restart());
+        let attempt = link.attempt.take();
+        if Links::is_ended(place) {
+            self.links.remove(place);
+        }
+        if let Some(attempt) = attempt {
+            self.dismiss(attempt);
+        }
+    }
+
+    /// The endpoint is closed, but the other side may not know that it is refused.
+    fn keep(&mut self, mut link: Box<Link>) {
+        let was_sent = link.output.is_closed();
+        link.output.keep_refusal();
+        link.requests = Requests::default();
+        link.listed = false;
+        let (place, oldest) = self.links.room();
+        if let Some(oldest) = oldest {
+            self.lose(oldest, Failure::Violation);
+        }
+        let interest = interest(link.full);
+        let changed = match &link.connection {
+            Some(connection) => self
+                .poller
+                .change(connection, Token::Link(place), interest)
+                .is_ok(),
+            None => true,
+        };
+        self.links.keep(place, link);
+        if !(changed && was_sent) {
+            self.cut(place);
         }
     }
 
@@ -139,7 +171,7 @@ impl TcpTransport {
         }
         let mut places = std::mem::replace(&mut self.listed, std::mem::take(&mut self.spare));
         for place in places.drain(..) {
-            let Some(Some(link)) = self.links.get_mut(place) else {
+            let Some(link) = self.links.get_mut(place) else {
                 continue;
             };
             link.listed = false;
@@ -157,7 +189,7 @@ impl TcpTransport {
     }
 
     fn transmit(&mut self, place: usize) {
-        let Some(Some(link)) = self.links.get_mut(place) else {
+        let Some(link) = self.links.get_mut(place) else {
             return;
         };
         let Some(connection) = &link.connection else {
@@ -171,7 +203,7 @@ impl TcpTransport {
             // A key was withdrawn before a peer had read all it had asked for.
             self.refuse(place);
         }
-        let Some(Some(link)) = self.links.get_mut(place) else {
+        let Some(link) = self.links.get_mut(place) else {
             return;
         };
         match sent {
@@ -182,30 +214,25 @@ impl TcpTransport {
             Ok(Sent::More) => self.list(place),
             Err(_) => return self.cut(place),
         }
-        if let Some(Some(link)) = self.links.get_mut(place)
-            && matches!(link.state, State::Refusing { .. })
+        if let Some(link) = self.links.get_mut(place)
+            && let (State::Refusing { .. }, Some(connection)) = (link.state, &link.connection)
             && link.output.is_closed()
         {
-            // The queue closes it then; the other side needs the connection to read why.
-            let connection = link.connection.take();
-            link.lose(Failure::Violation, &mut self.news);
-            if let Some(connection) = connection {
-                self.leave_slowly(connection);
+            // To close it while something is unread would take away what was sent.
+            let shut = net::shutdown(connection, net::Shutdown::Write);
+            link.tell_refused(&mut self.news);
+            if shut.is_err() {
+                self.cut(place);
             }
         }
     }
 
     fn wait_for_room(&mut self, place: usize, full: bool) {
-        let Some(Some(link)) = self.links.get_mut(place) else {
+        let Some(link) = self.links.get_mut(place) else {
             return;
         };
         link.full = full;
-        let interest = match (full, link.state) {
-            (true, State::Joined) => Interest::Both,
-            (true, _) => Interest::Write,
-            (false, State::Joined) => Interest::Read,
-            (false, _) => Interest::End,
-        };
+        let interest = interest(full);
         if let Some(connection) = &link.connection
             && self
                 .poller
@@ -220,10 +247,8 @@ impl TcpTransport {
     fn refuse(&mut self, place: usize) {
         count(&self.common.counts.refused);
         let until = Instant::now() + self.common.options.lost_after;
-        if let Some(Some(link)) = self.links.get_mut(place) {
+        if let Some(link) = self.links.get_mut(place) {
             link.state = State::Refusing { until };
-            let full = link.full;
-            self.wait_for_room(place, full);
             self.look_by(until);
             self.list(place);
         }
@@ -231,32 +256,40 @@ impl TcpTransport {
 
     /// The connection is of no use any more.
     fn cut(&mut self, place: usize) {
-        let Some(Some(link)) = self.links.get_mut(place) else {
+        let Some(link) = self.links.get_mut(place) else {
             return;
         };
         link.connection = None;
         link.full = false;
         self.free.extend(link.input.restart());
-        match link.state {
+        let now = Instant::now();
+        let until = match link.state {
             State::Joined => {
                 count(&self.common.counts.cut);
-                let now = Instant::now();
-                link.state = State::Waiting {
-                    until: now + self.common.options.lost_after,
-                    next: now,
-                    tries: 0,
-                };
-                self.look_by(now);
+                now + self.common.options.lost_after
             }
-            State::Refusing { .. } => link.lose(Failure::Violation, &mut self.news),
-            _ => {}
-        }
+            // It does not begin anew with each connection.
+            State::Refusing { until } => until,
+            _ => return,
+        };
+        link.state = State::Waiting {
+            until,
+            next: now,
+            tries: 0,
+        };
+        self.look_by(now);
     }
 
     fn receive(&mut self, place: usize) {
-        let Some(Some(link)) = self.links.get_mut(place) else {
+        let Some(link) = self.links.get_mut(place) else {
             return;
         };
+        if let (State::Refusing { .. }, Some(connection)) = (link.state, &link.connection) {
+            if sockets::discard(connection.as_fd()).is_err() {
+                self.cut(place);
+            }
+            return;
+        }
         if link.state != State::Joined {
             return;
         }
@@ -306,7 +339,7 @@ impl TcpTransport {
 
     fn look_at_link(&mut self, place: usize) {
         self.receive(place);
-        if let Some(Some(link)) = self.links.get(place)
+        if let Some(link) = self.links.get_mut(place)
             && (link.full || matches!(link.state, State::Refusing { .. }))
         {
             self.transmit(place);
@@ -324,8 +357,8 @@ impl TcpTransport {
         }
         self.look_at = None;
         self.resume(now);
-        for place in 0..self.links.len() {
-            let Some(link) = &self.links[place] else {
+        for place in self.links.places() {
+            let Some(link) = self.links.get_mut(place) else {
                 continue;
             };
             let (id, attempt) = (link.id, link.attempt);
@@ -355,6 +388,14 @@ impl TcpTransport {
     }
 }
 
+/// What a connection is asked for.
+fn interest(full: bool) -> Interest {
+    match full {
+        true => Interest::Both,
+        false => Interest::Read,
+    }
+}
+
 impl Transport for TcpTransport {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
@@ -367,11 +408,7 @@ impl Transport for TcpTransport {
             IpAddr::V6(address) => address,
         };
         let told = Introduction::new(self.port, endpoint.0, limits.outstanding, address.octets());
-        let place = endpoint.place();
-        if self.links.len() <= place {
-            self.links.resize_with(place + 1, || None);
-        }
-        self.links[place] = Some(Box::new(Link::new(endpoint, limits, told.secret)));
+        self.links.insert(Link::new(endpoint, limits, told.secret));
         Ok(Parameters {
             bytes: told.as_bytes().to_vec(),
             descriptors: Vec::new(),
@@ -419,13 +456,22 @@ impl Transport for TcpTransport {
     }
 
     fn close(&mut self, endpoint: EndpointId) {
-        let Some(link) = self.link(endpoint) else {
+        let place = self.links.place_of(endpoint);
+        let Some(place) = place.filter(|place| !Links::is_ended(*place)) else {
             return;
         };
-        let unfinished = link.input.restart();
-        let attempt = link.attempt.take();
-        self.free.extend(unfinished);
-        self.links[endpoint.place()] = None;
+        let Some(mut link) = self.links.remove(place) else {
+            return;
+        };
+        self.free.extend(link.input.restart());
+        let is_refused = link.is_told && link.state != State::Ended;
+        let attempt = match is_refused {
+            true => None,
+            false => link.attempt.take(),
+        };
+        if is_refused {
+            self.keep(link);
+        }
         if let Some(attempt) = attempt {
             self.dismiss(attempt);
         }

@@ -15,7 +15,10 @@ use fabric::{
 /// Where an introduction says at which port its side listens.
 const PORT: std::ops::Range<usize> = 6..8;
 
-/// Passes on what comes to its port, and cuts every connection.
+/// How many bytes the next connection lives for.
+pub type Budget = Box<dyn FnMut() -> i64 + Send>;
+
+/// Passes on what comes to its port, and cuts connections.
 pub struct Proxy {
     port: u16,
     ends: Arc<AtomicBool>,
@@ -23,14 +26,13 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// To this port of the loopback address, so many bytes at most at a time. `cuts` counts them.
-    pub fn new(target: u16, longest: i64, cuts: Arc<AtomicU64>) -> Proxy {
+    /// To this port of the loopback address; `budget` says how many bytes each connection lives for. `cuts` counts them.
+    pub fn new(target: u16, mut budget: Budget, cuts: Arc<AtomicU64>) -> Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let ends = Arc::new(AtomicBool::new(false));
         let acceptor = {
             let ends = ends.clone();
-            let mut state = u64::from(port) << 16 | 1;
             std::thread::spawn(move || {
                 for near in listener.incoming() {
                     if ends.load(Ordering::Relaxed) {
@@ -38,7 +40,7 @@ impl Proxy {
                     }
                     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, target));
                     if let (Ok(near), Ok(far)) = (near, TcpStream::connect(address)) {
-                        pass(near, far, budget(&mut state, longest), &cuts);
+                        pass(near, far, budget(), &cuts);
                     }
                 }
             })
@@ -64,7 +66,7 @@ impl Drop for Proxy {
 }
 
 /// Bytes of a connection: often so few that it does not live to be proved.
-fn budget(state: &mut u64, longest: i64) -> i64 {
+fn random_budget(state: &mut u64, longest: i64) -> i64 {
     *state = state
         .wrapping_mul(6_364_136_223_846_793_005)
         .wrapping_add(1_442_695_040_888_963_407);
@@ -128,7 +130,7 @@ pub fn options() -> fabric::tcp::TcpOptions {
 /// A transport whose peers are told the port of a proxy.
 pub struct Cut {
     inner: Box<dyn Transport>,
-    longest: i64,
+    budget: Option<Budget>,
     cuts: Arc<AtomicU64>,
     proxy: Option<Proxy>,
 }
@@ -136,9 +138,17 @@ pub struct Cut {
 impl Cut {
     /// No connection passes on more than `longest` bytes, and most by far fewer.
     pub fn new(inner: Box<dyn Transport>, longest: i64, cuts: Arc<AtomicU64>) -> Cut {
+        static SEED: AtomicU64 = AtomicU64::new(1);
+        let mut state = SEED.fetch_add(2, Ordering::Relaxed);
+        let budget = Box::new(move || random_budget(&mut state, longest));
+        Cut::with(inner, budget, cuts)
+    }
+
+    /// Its connections live for so long.
+    pub fn with(inner: Box<dyn Transport>, budget: Budget, cuts: Arc<AtomicU64>) -> Cut {
         Cut {
             inner,
-            longest,
+            budget: Some(budget),
             cuts,
             proxy: None,
         }
@@ -153,10 +163,11 @@ impl Transport for Cut {
     fn prepare(&mut self, endpoint: EndpointId, limits: Limits) -> Result<Parameters, Error> {
         let mut parameters = self.inner.prepare(endpoint, limits)?;
         let port = parameters.bytes[PORT].try_into().unwrap();
-        let (longest, cuts) = (self.longest, self.cuts.clone());
-        let proxy = self
-            .proxy
-            .get_or_insert_with(|| Proxy::new(u16::from_le_bytes(port), longest, cuts));
+        let cuts = self.cuts.clone();
+        let proxy = self.proxy.get_or_insert_with(|| {
+            let budget = self.budget.take().expect("it is for the one proxy");
+            Proxy::new(u16::from_le_bytes(port), budget, cuts)
+        });
         parameters.bytes[PORT].copy_from_slice(&proxy.port.to_le_bytes());
         Ok(parameters)
     }

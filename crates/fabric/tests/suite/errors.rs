@@ -111,12 +111,7 @@ pub fn a_descriptor_that_lies_ends_the_endpoint(setup: &dyn Setup) {
         };
         let _ = pair.near.queue.post(to_far, &WorkRequest::new(2, behind));
         pair.until("the endpoint's end", |near, _| !near.lost.is_empty());
-        match pair.near.outcome(to_far, 1) {
-            Some(Err(Failure::Flushed)) if setup.loses_reasons() => {
-                assert_eq!(pair.near.lost, [(to_far, Failure::PeerLost)]);
-            }
-            outcome => assert_eq!(outcome, Some(Err(Failure::Access))),
-        }
+        assert_eq!(pair.near.outcome(to_far, 1), Some(Err(Failure::Access)));
         assert_ne!(pair.near.outcome(to_far, 2), Some(Ok(0)));
         pair.until("the other side's end", |_, far| !far.lost.is_empty());
         let mut word = [1; 8];
@@ -141,11 +136,7 @@ pub fn a_withdrawn_key_opens_nothing(setup: &dyn Setup) {
         Proves::Key => {
             assert_eq!(proof.map(|proof| proof.key()), Some(far.key()));
             let refused = pair.carry_out(2, write(remote.at(8)));
-            let without_reason = setup.loses_reasons() && refused == Err(Failure::Flushed);
-            assert!(
-                without_reason || refused == Err(Failure::Access),
-                "{refused:?}"
-            );
+            assert_eq!(refused, Err(Failure::Access));
         }
         Proves::PeersGone => {
             assert!(proof.is_none(), "the peer has it mapped");

@@ -37,12 +37,6 @@ pub trait Setup {
         inner
     }
 
-    /// Whether a refusal can be lost with the connection that carried it. The target has ended the endpoint then, and
-    /// nobody is left to say why.
-    fn loses_reasons(&self) -> bool {
-        false
-    }
-
     /// The interface that groups meet at.
     fn interface(&self) -> std::net::Ipv4Addr {
         std::net::Ipv4Addr::LOCALHOST

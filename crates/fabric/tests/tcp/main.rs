@@ -6,6 +6,7 @@ mod cut;
 mod cuts;
 mod hosts;
 mod liars;
+mod refusals;
 mod slow;
 mod threads;
 
