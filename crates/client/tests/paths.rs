@@ -2,8 +2,12 @@
 
 mod common;
 
-use client::{FileKind, FileSystem, OpenFlags, RenameMode, SetAttributes};
+use client::{
+    FileKind, FileSystem, Geometry, OpenFlags, Options, Region, RenameMode, SetAttributes, Store,
+};
 use common::{contents, errno, file_system, make_file};
+use store::fuzzing::{Edit, Place, PoolBytes};
+use store::layout::directory::{ENTRY, EntryHeader};
 
 const CREATE: OpenFlags = OpenFlags {
     create: true,
@@ -420,5 +424,96 @@ fn a_way_taken_before_ends_when_another_thread_moves_it() {
         assert_eq!(errno(fs.stat("a/file")), libc::ENOENT);
         let back = || fs.rename_path("b", "a", RenameMode::Replace).unwrap();
         std::thread::scope(|scope| scope.spawn(back).join().unwrap());
+    }
+}
+
+/// A directory `sub`, in which there is a file, a file `text`, and a directory `other`. The entry of one of these names was
+/// damaged, with a right checksum, so that it says another kind than the inode.
+fn with_wrong_kind(name: &str, kind: FileKind) -> FileSystem {
+    let length = 4 << 20;
+    let region = Region::memory(length, false).unwrap();
+    Store::format(&region, &Geometry::for_length(length)).unwrap();
+    let open = || FileSystem::open_region(region.clone(), Options::default()).unwrap();
+    let fs = open();
+    for directory in ["sub", "other"] {
+        fs.make_directory(directory, 0o755).unwrap();
+    }
+    make_file(&fs, "sub/file", b"old");
+    make_file(&fs, "text", b"text");
+    fs.close().unwrap();
+    drop(fs);
+    let mut bytes = vec![0; length as usize];
+    region.read(0, &mut bytes);
+    let mut pool = PoolBytes::new(bytes);
+    let entry = (0..).find_map(|leaf| {
+        let (start, length) = pool
+            .locate(Place::Leaf, leaf)
+            .expect("a leaf with the name");
+        let block = &pool.bytes[start..start + length];
+        let at = |at: &usize| block[*at..].starts_with(name.as_bytes());
+        (0..length).find(at).map(|at| (leaf, at - ENTRY))
+    });
+    let (leaf, entry) = entry.expect("an entry");
+    let at = entry + std::mem::offset_of!(EntryHeader, kind);
+    let old = if name == "text" {
+        FileKind::Regular
+    } else {
+        FileKind::Directory
+    };
+    let byte = |kind: FileKind| (kind.bits() >> 12) as u8;
+    let (start, _) = pool.locate(Place::Leaf, leaf).unwrap();
+    assert_eq!(pool.bytes[start + at], byte(old));
+    pool.apply(&Edit::set(Place::Leaf, leaf, at, 1, byte(kind).into()));
+    pool.seal(PoolBytes::BLOCKS);
+    region.write(0, &pool.bytes);
+    open()
+}
+
+/// Ways to take a name away.
+const TAKINGS: [fn(&FileSystem, &str); 4] = [
+    |fs, name| fs.rename_path(name, "new", RenameMode::Replace).unwrap(),
+    |fs, name| {
+        fs.rename_path(name, "other/new", RenameMode::Replace)
+            .unwrap()
+    },
+    |fs, name| {
+        make_file(fs, "new", b"");
+        fs.rename_path(name, "new", RenameMode::Exchange).unwrap();
+        fs.remove_file(name).unwrap();
+    },
+    |fs, name| match name {
+        "text" => fs.remove_file(name).unwrap(),
+        _ => {
+            fs.remove_file("sub/file").unwrap();
+            fs.remove_directory_at(name).unwrap();
+        }
+    },
+];
+
+#[test]
+fn a_way_taken_before_ends_with_its_name_whatever_kind_is_damaged() {
+    // By another thread, which leaves this one's way alone.
+    let take = |fs: &FileSystem, name, take: fn(&FileSystem, &str)| {
+        std::thread::scope(|scope| scope.spawn(|| take(fs, name)).join().unwrap());
+        let path = format!("{name}/file");
+        assert_eq!(errno(fs.stat(&path)), libc::ENOENT);
+        let make = || {
+            fs.make_directory(name, 0o755).unwrap();
+            make_file(fs, &path, b"new");
+        };
+        std::thread::scope(|scope| scope.spawn(make).join().unwrap());
+        assert_leads(fs, &path, b"new");
+    };
+    for taking in TAKINGS {
+        // By its inode it is a directory: a path leads through it.
+        let fs = with_wrong_kind("sub", FileKind::Regular);
+        assert_leads(&fs, "sub/file", b"old");
+        take(&fs, "sub", taking);
+        // By its entry only: none does, but it may be remembered.
+        let fs = with_wrong_kind("text", FileKind::Directory);
+        for _ in 0..2 {
+            assert_eq!(errno(fs.stat("text/file")), libc::ENOTDIR);
+        }
+        take(&fs, "text", taking);
     }
 }

@@ -133,6 +133,20 @@ impl Store {
             .get(directory.number(), self.hash(name), name)
     }
 
+    /// Forgets, before the record that changes it, a name that leads to a directory, by its entry or by the inode: where
+    /// damage made these differ, one or the other may have led a path there. The directory of the name is locked.
+    pub(crate) fn forget_subdirectory(
+        &self,
+        directory: &Node,
+        hash: u64,
+        target: &Target,
+        inode: &Inode,
+    ) {
+        if target.kind == FileKind::Directory || inode.is_directory() {
+            self.subdirectories.forget(directory.number(), hash);
+        }
+    }
+
     /// How the names of directories stand. A path that led through directories since then leads through the same ones for
     /// as long as this stays equal.
     #[inline]
@@ -536,9 +550,7 @@ impl Store {
             check_unguarded(&named.parent)?;
             check_unguarded(&named.state)?;
             check_removable(&named.state, is_directory)?;
-            if is_directory {
-                self.subdirectories.forget(directory.number(), hash);
-            }
+            self.forget_subdirectory(directory, hash, &named.stored.target, &named.state);
             let store = self;
             Removal { store, named }.carry_out()
         })?;

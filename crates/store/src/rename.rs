@@ -172,15 +172,16 @@ impl Store {
             }
             let mut nodes: SmallVec<[_; 4]> = SmallVec::from_slice(&[from, to, &source.node]);
             nodes.extend(target.map(|target| &target.node));
-            let set = LockedSet::lock(&nodes);
+            let mut set = LockedSet::lock(&nodes);
             if !known.is_right(from) || !new_known.is_right(to) {
                 continue;
             }
             for (directory, hash, found) in
                 [(from, hash, known.found.as_ref()), (to, new_hash, target)]
             {
-                if found.is_some_and(|found| found.stored.target.kind == FileKind::Directory) {
-                    self.subdirectories.forget(directory.number(), hash);
+                if let Some(Found { node, stored }) = found {
+                    let inode = &set.get(node.number()).state;
+                    self.forget_subdirectory(directory, hash, &stored.target, inode);
                 }
             }
             let rename = Rename {
@@ -230,9 +231,7 @@ impl Store {
             if old_patch.as_ref().is_some_and(Patch::empties_leaf) {
                 return Ok(false);
             }
-            if named.state.is_directory() {
-                self.subdirectories.forget(directory.number(), hash);
-            }
+            self.forget_subdirectory(directory, hash, &named.stored.target, &named.state);
             // From here on nothing fails, and nobody sees the inodes before their locks are free.
             let (parent, file) = (&mut *named.parent, &mut *named.state);
             let now = self.now_ns();
