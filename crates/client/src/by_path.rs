@@ -317,7 +317,7 @@ impl FileSystem {
             let may_create = !last.slash && !flags.directory;
             let create = || {
                 let new = new_inode(FileKind::Regular, permissions, b"");
-                Ok(self.create_file(walk.directory(), name, &new, flags)?)
+                Ok(self.create_file(walk.directory(), name, &new, flags)?.0)
             };
             if flags.create && flags.exclusive && may_create {
                 // It finds out by itself whether the name is there.

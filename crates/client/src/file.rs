@@ -4,8 +4,9 @@ use std::io::{IoSlice, IoSliceMut, SeekFrom};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use store::{Attributes, Fallocate, FileExtent, Node, SetAttributes, Store, WriteAt, Written};
+use store::{Attributes, Fallocate, FileExtent, Node, SetAttributes, WriteAt, Written};
 
+use crate::counted::Counted;
 use crate::file_system::{copy_range, next_hole};
 use crate::{Cause, Error, OpenFlags};
 
@@ -14,7 +15,7 @@ use crate::{Cause, Error, OpenFlags};
 /// Calls with an offset take no lock here. Calls without one share the file's position and are atomic with respect
 /// to it, as POSIX asks.
 pub struct File {
-    store: Arc<Store>,
+    store: Arc<Counted>,
     node: Arc<Node>,
     flags: OpenFlags,
     position: Mutex<u64>,
@@ -22,7 +23,7 @@ pub struct File {
 
 impl File {
     pub(crate) fn open(
-        store: &Arc<Store>,
+        store: Arc<Counted>,
         node: Arc<Node>,
         flags: OpenFlags,
     ) -> Result<File, Cause> {
@@ -31,9 +32,9 @@ impl File {
     }
 
     /// Takes over a hold of the node.
-    pub(crate) fn held(store: &Arc<Store>, node: Arc<Node>, flags: OpenFlags) -> File {
+    pub(crate) fn held(store: Arc<Counted>, node: Arc<Node>, flags: OpenFlags) -> File {
         File {
-            store: store.clone(),
+            store,
             node,
             flags,
             position: Mutex::new(0),

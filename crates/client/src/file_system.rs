@@ -9,6 +9,7 @@ use store::{
     RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
 };
 
+use crate::counted::Counts;
 use crate::locks::LockTable;
 use crate::{Cause, Error, File, LockUser, OpenFlags};
 
@@ -19,6 +20,7 @@ pub const ROOT: u64 = store::ROOT;
 #[derive(Clone)]
 pub struct FileSystem {
     store: Arc<Store>,
+    counts: Counts,
     locks: Arc<LockTable>,
 }
 
@@ -53,8 +55,10 @@ impl FileSystem {
 
     /// The file system in a store that is open: for whoever opened it in an epoch of its own.
     pub fn of_store(store: Store) -> FileSystem {
+        let store = Arc::new(store);
         FileSystem {
-            store: Arc::new(store),
+            counts: Counts::new(&store),
+            store,
             locks: Arc::default(),
         }
     }
@@ -318,8 +322,8 @@ impl FileSystem {
         flags: OpenFlags,
     ) -> Result<(Attributes, File), Error> {
         let directory = self.node(directory)?;
-        let file = settle(|| match self.create_file(&directory, name, new, flags) {
-            Ok(file) => Ok(file),
+        settle(|| match self.create_file(&directory, name, new, flags) {
+            Ok((file, attributes)) => Ok((attributes, file)),
             Err(store::Error::Exists) if !flags.exclusive => {
                 // If it is gone by now, the next attempt creates it.
                 let found = self.store.lookup(&directory, name);
@@ -330,11 +334,12 @@ impl FileSystem {
                         error
                     }
                 };
-                self.open_node(found.map_err(gone)?, flags)
+                let file = self.open_node(found.map_err(gone)?, flags)?;
+                Ok((self.store.attributes(file.node()), file))
             }
             Err(error) => Err(error.into()),
-        })?;
-        Ok((file.attributes()?, file))
+        })
+        .map_err(Error::from)
     }
 
     /// Keeps a file that loses its last name until [`FileSystem::release`].
@@ -360,9 +365,9 @@ impl FileSystem {
         name: &[u8],
         new: &NewInode,
         flags: OpenFlags,
-    ) -> Result<File, store::Error> {
-        let node = self.store.create_held(directory, name, new, 1)?;
-        Ok(File::held(&self.store, node, flags))
+    ) -> Result<(File, Attributes), store::Error> {
+        let (node, attributes) = self.store.create_held(directory, name, new, 1)?;
+        Ok((File::held(self.counts.count(), node, flags), attributes))
     }
 
     pub(crate) fn open_unnamed_in(
@@ -379,7 +384,7 @@ impl FileSystem {
         let node = self
             .store
             .create_unnamed(directory, new, !flags.exclusive)?;
-        Ok(File::held(&self.store, node, flags))
+        Ok(File::held(self.counts.count(), node, flags))
     }
 
     /// Opens a file that was there before.
@@ -401,7 +406,7 @@ impl FileSystem {
             }
         }
         check_flags(attributes.flags, flags)?;
-        let file = File::open(&self.store, node, flags)?;
+        let file = File::open(self.counts.count(), node, flags)?;
         if flags.truncate {
             file.cut(0)?;
         }

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod by_path;
+mod counted;
 mod error;
 mod file;
 mod file_system;

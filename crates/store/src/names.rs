@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 use crate::BLOCK;
 use crate::acl;
-use crate::attributes::{Attributes, FileKind};
+use crate::attributes::{Attributes, FileKind, attributes};
 use crate::change::Change;
 use crate::checksum::crc32c;
 use crate::directory::{Entry, Reader, Room, Stored, Target, Writer, check_name, removal};
@@ -18,7 +18,7 @@ use crate::file::{free_inode, has_tree};
 use crate::flags::{check_growable, check_unguarded};
 use crate::layout::group::Map;
 use crate::layout::inode::{FIRST_LINE, INLINE_TARGET_MAX, INODE, Inode};
-use crate::node::{Looked, Node};
+use crate::node::{self, Looked, Node};
 use crate::one_name::OneName;
 use crate::order::WriteGuard;
 use crate::rename::LockedSet;
@@ -230,17 +230,17 @@ impl Store {
         name: &[u8],
         new: &NewInode<'_>,
     ) -> Result<Arc<Node>> {
-        self.create_held(directory, name, new, 0)
+        Ok(self.create_held(directory, name, new, 0)?.0)
     }
 
-    /// Like [`Store::create`], with so many [holds](Store::hold) from the start.
+    /// Like [`Store::create`], with so many [holds](Store::hold) from the start, and the attributes that it has then.
     pub fn create_held(
         &self,
         directory: &Arc<Node>,
         name: &[u8],
         new: &NewInode<'_>,
         holds: u64,
-    ) -> Result<Arc<Node>> {
+    ) -> Result<(Arc<Node>, Attributes)> {
         check_name(name)?;
         let hash = self.hash(name);
         self.prefetch_name(directory, hash);
@@ -257,7 +257,7 @@ impl Store {
         }
         // A directory without attributes has no default list to hand on.
         let is_bare = new.target.len() <= INLINE_TARGET_MAX && parent.attributes == 0;
-        let node = match room {
+        let (node, attributes) = match room {
             Some(room) if is_bare && self.shared.takes_short_ways() => {
                 self.create_in(&room, directory, &mut parent, (hash, name), new)?
             }
@@ -265,7 +265,7 @@ impl Store {
         };
         node.holds.store(holds, Ordering::Relaxed);
         self.nodes.insert(node.clone());
-        Ok(node)
+        Ok((node, attributes))
     }
 
     /// Makes a file without a name, held once. With the last hold it is gone, unless it `may_be_named` and
@@ -347,7 +347,7 @@ impl Store {
         parent: &mut Inode,
         (hash, name): (u64, &[u8]),
         new: &NewInode<'_>,
-    ) -> Result<Arc<Node>> {
+    ) -> Result<(Arc<Node>, Attributes)> {
         check_target(new)?;
         let shared = &self.shared;
         let number = shared.allocator.take_inode()?;
@@ -369,18 +369,25 @@ impl Store {
         let patch = room.insertion(&shared.image, name, target_of(number, &inode));
         directory.note_edit();
         let hint = room.hint(number, name);
-        self.hints.set(directory.number(), hash, hint);
         let has_same_root = old.root.as_bytes() == inode.root.as_bytes();
-        inode.version = shared.one_name(&OneName {
+        let change = OneName {
             patch: &patch,
             old_patch: None,
             directory: (directory.number(), parent),
             file: (number, &inode),
             file_length: if has_same_root { INODE / 2 } else { INODE },
             bit: Some((Map::Inodes, true)),
+        };
+        let (node, attributes) = shared.one_name(&change, |version| {
+            self.hints.set(directory.number(), hash, hint);
+            // Probably the next one that is made.
+            node::prefetch(&shared.image, number + 1);
+            let mut inode = inode;
+            inode.version = version;
+            (Node::new(number, inode), attributes(number, &inode))
         });
-        parent.version = inode.version;
-        Ok(Node::new(number, inode))
+        parent.version = attributes.version;
+        Ok((node, attributes))
     }
 
     /// Makes anything, changing as many leaves and nodes as that takes.
@@ -391,7 +398,7 @@ impl Store {
         hash: u64,
         name: &[u8],
         new: &NewInode<'_>,
-    ) -> Result<Arc<Node>> {
+    ) -> Result<(Arc<Node>, Attributes)> {
         let mut change = Change::new(&self.shared);
         let (number, mut inode) =
             self.add_inode(&mut change, directory.number(), parent, new, |_| {})?;
@@ -404,7 +411,7 @@ impl Store {
         inode.version = change.commit();
         parent_new.version = inode.version;
         *parent = parent_new;
-        Ok(Node::new(number, inode))
+        Ok((Node::new(number, inode), attributes(number, &inode)))
     }
 
     fn new_inode(&self, directory: u64, parent: &Inode, new: &NewInode<'_>, old: &Inode) -> Inode {
@@ -674,14 +681,15 @@ impl Removal<'_> {
         (parent.crc, file.crc) = (parent.checksum(), file.checksum());
         named.directory.note_edit();
         let is_noted = !self.store.shared.defects.forget_orphans;
-        let version = self.store.shared.one_name(&OneName {
+        let change = OneName {
             patch: &patch,
             old_patch: None,
             directory: (named.directory.number(), parent),
             file: (named.node.number(), file),
             file_length: FIRST_LINE,
             bit: bit.filter(|(map, _)| *map == Map::Inodes || is_noted),
-        });
+        };
+        let version = self.store.shared.one_name(&change, |version| version);
         (parent.version, file.version) = (version, version);
         if file.mode == 0 {
             self.store.nodes.remove(named.node);

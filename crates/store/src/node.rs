@@ -1,6 +1,7 @@
 //! Live inodes and the table that finds them by number.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -84,8 +85,14 @@ pub enum Looked {
     AtRest(Attributes),
 }
 
-/// A part of the table, by number.
-type Shard = HashMap<u64, Arc<Node>, BuildHasherDefault<NumberHasher>>;
+/// A part of the table.
+#[derive(Default)]
+struct Shard {
+    /// By number.
+    nodes: HashMap<u64, Arc<Node>, BuildHasherDefault<NumberHasher>>,
+    /// Numbers in the order in which it is looked whether somebody uses their nodes. Some of these are gone.
+    turns: VecDeque<u64>,
+}
 
 /// Hashes an inode number. The allocator gives numbers out, so nobody can choose those that collide.
 #[derive(Default)]
@@ -109,8 +116,12 @@ impl Hasher for NumberHasher {
 }
 
 const SHARDS: usize = 64;
-/// Nodes in a shard before those that nobody uses are dropped.
-const SHARD_NODES_MAX: usize = 64;
+/// Nodes in a shard from which on those that nobody uses are dropped.
+const SHARD_NODES_MAX: usize = 32;
+/// How many are looked at when one comes: more than come, so that those that nobody uses become no more than the others.
+/// Of many that went at once, most would not be kept at hand by the thread's memory allocator, but go back to where
+/// threads wait for each other.
+const LOOKS: usize = 2;
 
 /// Finds live inodes, and makes inodes of the image live.
 pub struct NodeTable {
@@ -134,11 +145,11 @@ impl NodeTable {
     pub fn get(&self, image: &Image, number: u64) -> Result<Arc<Node>> {
         prefetch(image, number);
         let mut shard = self.shard(number).lock();
-        if let Some(node) = shard.get(&number) {
+        if let Some(node) = shard.nodes.get(&number) {
             return Ok(node.clone());
         }
         let node = Node::new(number, load(image, number)?);
-        insert(&mut shard, node.clone());
+        shard.insert(node.clone());
         Ok(node)
     }
 
@@ -146,7 +157,7 @@ impl NodeTable {
     pub fn look(&self, image: &Image, number: u64) -> Result<Looked> {
         prefetch(image, number);
         let shard = self.shard(number).lock();
-        Ok(match shard.get(&number) {
+        Ok(match shard.nodes.get(&number) {
             Some(node) => Looked::Live(node.clone()),
             None => Looked::AtRest(attributes(number, &load(image, number)?)),
         })
@@ -154,23 +165,28 @@ impl NodeTable {
 
     /// Enters an inode that was just made.
     pub fn insert(&self, node: Arc<Node>) {
-        insert(&mut self.shard(node.number).lock(), node);
+        self.shard(node.number).lock().insert(node);
     }
 
     /// Forgets an inode that was freed. Its number may be in use again already: the new one stays.
     pub fn remove(&self, node: &Arc<Node>) {
         let mut shard = self.shard(node.number).lock();
         if shard
+            .nodes
             .get(&node.number)
             .is_some_and(|found| Arc::ptr_eq(found, node))
         {
-            shard.remove(&node.number);
+            shard.nodes.remove(&node.number);
+            // Mostly it came for this.
+            if shard.turns.back() == Some(&node.number) {
+                shard.turns.pop_back();
+            }
         }
     }
 }
 
-/// Has an inode fetched before the lock, behind which nothing is.
-fn prefetch(image: &Image, number: u64) {
+/// Has an inode fetched, if there is one of this number: before a lock, since behind that nothing is.
+pub fn prefetch(image: &Image, number: u64) {
     if number < image.layout.inodes() {
         image.prefetch(image.layout.inode(number), INODE);
     }
@@ -196,14 +212,32 @@ fn load(image: &Image, number: u64) -> Result<Inode> {
     Ok(inode)
 }
 
-fn insert(shard: &mut Shard, node: Arc<Node>) {
-    if shard.len() >= SHARD_NODES_MAX && shard.len().is_power_of_two() {
-        // Holds are counted in the node: one that is held must stay the one that everybody finds.
-        shard.retain(|_, node| {
-            Arc::strong_count(node) > 1 || node.is_held() || node.leaves.take_used()
-        });
+impl Shard {
+    fn insert(&mut self, node: Arc<Node>) {
+        for _ in 0..LOOKS {
+            if self.turns.len() >= SHARD_NODES_MAX {
+                self.look();
+            }
+        }
+        self.turns.push_back(node.number);
+        self.nodes.insert(node.number, node);
     }
-    shard.insert(node.number, node);
+
+    /// Looks at the node whose turn it is, and drops it if nobody uses it.
+    fn look(&mut self) {
+        let Some(number) = self.turns.pop_front() else {
+            return;
+        };
+        if let Entry::Occupied(entry) = self.nodes.entry(number) {
+            let node = entry.get();
+            // Holds are counted in the node: one that is held must stay the one that everybody finds.
+            if Arc::strong_count(node) > 1 || node.is_held() || node.leaves.take_used() {
+                self.turns.push_back(number);
+            } else {
+                entry.remove();
+            }
+        }
+    }
 }
 
 /// Whether an inode in use can be right, so that what it points to is safe to follow.
@@ -228,5 +262,56 @@ pub fn is_valid(inode: &Inode, layout: &Layout) -> bool {
             tree && count == 1 && inode.depth == 0 && inode.size < crate::BLOCK as u64
         }
         _ => count == 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(number: u64) -> Arc<Node> {
+        Node::new(number, Inode::FREE)
+    }
+
+    #[test]
+    fn only_nodes_that_somebody_uses_stay() {
+        let mut shard = Shard::default();
+        let (kept, held) = (node(1), node(2));
+        held.holds.store(1, Ordering::Relaxed);
+        shard.insert(kept.clone());
+        shard.insert(held);
+        for number in 3..1000 {
+            let new = node(number);
+            shard.insert(new.clone());
+            assert!(Arc::ptr_eq(&shard.nodes[&number], &new));
+            assert!(shard.nodes.len() <= SHARD_NODES_MAX + 2);
+        }
+        assert!(Arc::ptr_eq(&shard.nodes[&1], &kept));
+        assert!(shard.nodes[&2].is_held());
+        // A directory whose leaves are known goes when its turn comes again and they were not used between.
+        let directory = node(1000);
+        directory.leaves.remember(1000, 0, 1);
+        assert_eq!(directory.leaves.get(1000, 0), Some(1));
+        shard.insert(directory);
+        let turns = |shard: &mut Shard, first: u64| {
+            let numbers = first..first + SHARD_NODES_MAX as u64 * 3 / 2;
+            numbers.for_each(|number| shard.insert(node(number)));
+            shard.nodes.contains_key(&1000)
+        };
+        assert!(turns(&mut shard, 2000));
+        assert!(!turns(&mut shard, 3000));
+    }
+
+    #[test]
+    fn turns_of_nodes_that_are_gone_do_not_collect() {
+        let mut shard = Shard::default();
+        let used: Vec<_> = (0..500).map(node).collect();
+        used.iter().for_each(|node| shard.insert(node.clone()));
+        for number in 500..5000 {
+            shard.insert(node(number));
+            shard.nodes.remove(&number);
+            assert!(shard.turns.len() <= 2 * used.len());
+        }
+        assert_eq!(shard.nodes.len(), used.len());
     }
 }

@@ -33,8 +33,9 @@ pub struct OneName<'a> {
 }
 
 impl Shared {
-    /// Makes the change happen: persistent, then applied. Returns the record's number.
-    pub fn one_name(&self, change: &OneName<'_>) -> u64 {
+    /// Makes the change happen: persistent, then applied. Gives what `meanwhile` makes of the record's number: that is done
+    /// while the fence is under way, for which the next locked instruction waits.
+    pub fn one_name<T>(&self, change: &OneName<'_>, meanwhile: impl FnOnce(u64) -> T) -> T {
         let (image, ring, allocator) = (&self.image, &self.ring, &self.allocator);
         let leaf = change.patch.operation(image);
         let old_leaf = change.old_patch.map(|patch| patch.operation(image));
@@ -58,24 +59,25 @@ impl Shared {
         let place = ring.reserve(entered, length);
         // The place is taken while the group is locked: its line is right only in this order.
         let line = bit.map(|(_group, line)| line);
-        let apply = || {
-            for operation in operations() {
-                image.apply(operation, place.number);
-            }
+        let apply = || operations().for_each(|operation| image.apply(operation, place.number));
+        let apply_line = || {
             let line = line.as_ref();
             line.map(|line| allocator.apply_line(image, line, place.number))
         };
         if self.defects.apply_before_commit {
-            drop(apply());
+            apply();
+            drop(apply_line());
         }
         ring.commit(place, record, crc, image);
-        let group = apply();
+        apply();
+        let made = meanwhile(place.number);
+        let group = apply_line();
         if let (Some(mut group), Some((Map::Inodes, false))) = (group, change.bit) {
             // Its freeing is persistent, so the number may be used again.
             group.give_back_inode(allocator.inode_bit(change.file.0).1);
         }
         ring.applied(place);
-        place.number
+        made
     }
 }
 

@@ -240,14 +240,15 @@ impl Store {
             directory.note_edit();
             let hint = room.hint(named.node.number(), new_name);
             self.hints.set(directory.number(), new_hash, hint);
-            let version = self.shared.one_name(&OneName {
+            let change = OneName {
                 patch: &patch,
                 old_patch: old_patch.as_ref(),
                 directory: (directory.number(), parent),
                 file: (named.node.number(), file),
                 file_length: FIRST_LINE,
                 bit: None,
-            });
+            };
+            let version = self.shared.one_name(&change, |version| version);
             (parent.version, file.version) = (version, version);
             Ok(true)
         })?;

@@ -1,0 +1,77 @@
+//! A store that many files refer to, without all of them counting on one line.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use store::Store;
+
+/// How many lines there are to count on.
+const COUNTS: usize = 16;
+
+/// A store, with a count of references of its own on a line that it shares with nothing (two: processors fetch them in
+/// pairs).
+#[repr(align(128))]
+pub(crate) struct Counted(Arc<Store>);
+
+impl Deref for Counted {
+    type Target = Store;
+
+    #[inline]
+    fn deref(&self) -> &Store {
+        &self.0
+    }
+}
+
+/// References to a store, of which each thread takes always the same one: what it opens and closes is counted where few
+/// others count.
+#[derive(Clone)]
+pub(crate) struct Counts(Arc<[Arc<Counted>]>);
+
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static OWN: usize = THREADS.fetch_add(1, Ordering::Relaxed) % COUNTS;
+}
+
+impl Counts {
+    pub(crate) fn new(store: &Arc<Store>) -> Counts {
+        let counted = |_| Arc::new(Counted(store.clone()));
+        Counts((0..COUNTS).map(counted).collect())
+    }
+
+    /// One more reference.
+    #[inline]
+    pub(crate) fn count(&self) -> Arc<Counted> {
+        // A thread that is ending has lost its number.
+        let own = OWN.try_with(|own| *own).unwrap_or(0);
+        self.0[own].clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pmem::Region;
+    use store::{Geometry, Options};
+
+    use super::*;
+
+    #[test]
+    fn threads_count_apart() {
+        let region = Region::memory(2 << 20, false).expect("memory");
+        Store::format(&region, &Geometry::small()).expect("a pool");
+        let store = Store::open(region, Options::default()).expect("a store");
+        let counts = Counts::new(&Arc::new(store));
+        let own = counts.count();
+        assert!(Arc::ptr_eq(&own, &counts.count()));
+        let others =
+            (0..8).map(|_| std::thread::scope(|scope| scope.spawn(|| counts.count()).join()));
+        let others: Vec<_> = others
+            .map(|other| other.expect("the thread ends"))
+            .collect();
+        assert!(others.iter().all(|other| std::ptr::eq(&***other, &**own)));
+        let line = |counted: &Arc<Counted>| Arc::as_ptr(counted).addr() / 128;
+        // Others may have come between, so that one or another has the same line.
+        assert!(others.iter().any(|other| line(other) != line(&own)));
+    }
+}
