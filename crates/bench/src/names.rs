@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use client::{OpenFlags, ROOT, RenameMode};
-use pmem::Region;
+use pmem::{LINE, Region};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use store::Geometry;
 
@@ -148,25 +148,38 @@ const BATCH: u64 = 100;
 const BATCHES: u64 = 20;
 
 /// In a directory with many files, beside one with few: names that were not there before come, and go again, and those
-/// that stay are looked at.
+/// that stay are looked at. And lines of as much memory, which say what the processor's caches are worth.
 fn flat(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
     let [few, many] = bench.scale.flat_files;
-    let sides = [few, many].map(|files| flat_side(bench.scale.pool_length, files));
-    let [few_side, many_side] = sides;
-    let measured = interleave(bench.scale.rounds, vec![few_side?, many_side?])?;
-    let row = |(figure, name): (usize, &str)| {
-        let [limit, tako] = [0, 1].map(|side| Quantity::ns(measured.median(side, figure)));
-        let ratio = measured.ratio((0, figure), (1, figure));
-        let name = format!("{name} beside {many} files");
-        Row::new(&name, tako).beside(&format!("{few} files"), limit, ratio, Some(FLAT_MIN))
+    let sides = [few, many].map(|files| flat_sides(bench.scale.pool_length, files));
+    let [few_sides, many_sides] = sides;
+    let ((few_side, few_memory), (many_side, many_memory)) = (few_sides?, many_sides?);
+    let sides = vec![few_side, many_side, few_memory, many_memory];
+    let measured = interleave(bench.scale.rounds, sides)?;
+    let row = |name: &str, sides: [usize; 2], figure, bar| {
+        let [limit, tako] = sides.map(|side| Quantity::ns(measured.median(side, figure)));
+        let ratio = measured.ratio((sides[0], figure), (sides[1], figure));
+        Row::new(name, tako).beside(&format!("{few} files"), limit, ratio, bar)
     };
-    Ok((0..).zip(["create", "unlink", "stat"]).map(row).collect())
+    let ours = |figure, verb: &str| {
+        let name = format!("{verb} beside {many} files");
+        row(&name, [0, 1], figure, Some(FLAT_MIN))
+    };
+    let in_memory = |figure| row("  as many lines of memory", [2, 3], figure, None);
+    Ok(vec![
+        ours(0, "create"),
+        in_memory(0),
+        ours(1, "unlink"),
+        ours(2, "stat"),
+        in_memory(1),
+    ])
 }
 
 /// The least speed with many files, of that with few: an operation takes 25 % longer.
 const FLAT_MIN: f64 = 0.8;
 
-fn flat_side(pool_length: u64, files: u64) -> Result<Side<'static>, Error> {
+/// A directory with so many files, and as much memory as its names and inodes take.
+fn flat_sides(pool_length: u64, files: u64) -> Result<(Side<'static>, Side<'static>), Error> {
     let region = Region::memory(pool_length, false)?;
     let geometry = Geometry {
         blocks_per_group: 8192,
@@ -180,8 +193,9 @@ fn flat_side(pool_length: u64, files: u64) -> Result<Side<'static>, Error> {
     for number in 0..files {
         file_system.create(directory, format!("file-{number:08}").as_bytes(), &NEW_FILE)?;
     }
+    let memory = memory_side(file_system.attributes(directory)?.size, files)?;
     let (mut random, mut fresh) = (Random::new(4), 0);
-    Ok(Box::new(move || {
+    let side: Side<'_> = Box::new(move || {
         let mut spans = [Duration::ZERO; 3];
         for _ in 0..BATCHES {
             fresh += BATCH;
@@ -208,6 +222,53 @@ fn flat_side(pool_length: u64, files: u64) -> Result<Side<'static>, Error> {
         }
         let each = |span: Duration| span.as_nanos() as f64 / (BATCH * BATCHES) as f64;
         Ok(spans.map(each).to_vec())
+    });
+    Ok((side, memory))
+}
+
+/// The lines that a create and a stat cannot do without, in plain memory: random ones, of as many bytes as leaves and
+/// inodes take. A create reads a line of a leaf, and one whose place only that tells; flushes six lines behind the last
+/// ones; and stores to the former and to an inode behind the last one. A stat reads a word in as many as there are files,
+/// and then the lines that this tells of: two of a leaf and two of an inode.
+fn memory_side(leaves_length: u64, files: u64) -> Result<Side<'static>, Error> {
+    const LEAF: u64 = 4096;
+    const LINES: u64 = LEAF / LINE as u64;
+    const INODE: u64 = 256;
+    const RING: u64 = 16 << 20;
+    let inodes = leaves_length;
+    let hints = inodes + (files + BATCH) * INODE;
+    let memory = Region::memory(hints + files * 8, false)?;
+    let ring = Region::memory(RING, false)?;
+    memory.populate();
+    ring.populate();
+    let (mut random, mut end, record) = (Random::new(4), 0, [1; 6 * LINE]);
+    Ok(Box::new(move || {
+        // All words are zero: each is added to the addresses that are known only when it is there.
+        let mut last = 0;
+        let mut below = |bound| random.below(bound);
+        let start = thread_time();
+        for number in 0..BATCH * BATCHES {
+            let leaf = below(leaves_length / LEAF) * LEAF + last;
+            let entry = leaf + below(LINES) * LINE as u64 + memory.load(leaf);
+            last = memory.load(entry);
+            ring.write_flushed(end, &record);
+            ring.fence();
+            end = (end + record.len() as u64) % (RING - record.len() as u64);
+            memory.store(leaf, last);
+            memory.store(entry, last);
+            let fresh = inodes + (files + number % BATCH) * INODE;
+            memory.write(fresh, &[0; INODE as usize / 2]);
+        }
+        let created = thread_time();
+        for _ in 0..BATCH * BATCHES {
+            let hint = memory.load(hints + below(files) * 8 + last);
+            let leaf = below(leaves_length / LEAF) * LEAF + hint;
+            let entry = leaf + below(LINES) * LINE as u64;
+            let inode = inodes + below(files) * INODE + hint;
+            let lines = [leaf, entry, inode, inode + LINE as u64];
+            last = lines.iter().fold(0, |all, at| all | memory.load(*at));
+        }
+        Ok(ns_each(start, created, (BATCH * BATCHES) as f64))
     }))
 }
 

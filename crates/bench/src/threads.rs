@@ -18,7 +18,7 @@ use crate::report::{Quantity, Row};
 use crate::setup::{Bench, NEW_DIRECTORY, NEW_FILE, bytes, format_and_open, full_file};
 use crate::{Error, Workload};
 
-pub const THROUGHPUT: [Workload; 3] = [
+pub const THROUGHPUT: [Workload; 4] = [
     Workload {
         name: "two threads, a file each, 4 KiB",
         measure: throughput,
@@ -29,7 +29,11 @@ pub const THROUGHPUT: [Workload; 3] = [
     },
     Workload {
         name: "two threads create in a directory",
-        measure: creates,
+        measure: |bench, name| creates(bench, name, [0, 0], Some(1.3)),
+    },
+    Workload {
+        name: "two threads create in a directory each",
+        measure: |bench, name| creates(bench, name, [0, 1], None),
     },
 ];
 
@@ -112,19 +116,25 @@ fn reads(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     ])
 }
 
-/// Two threads that create files in one directory beside one. Removing them again is not measured.
-fn creates(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
-    const DIRECTORY: &str = "together";
+/// Two threads that create files, each in one of two directories, beside one. Removing them again is not measured.
+fn creates(
+    bench: &Bench,
+    name: &str,
+    directories: [usize; 2],
+    bar: Option<f64>,
+) -> Result<Vec<Row>, Error> {
+    const DIRECTORIES: [&str; 2] = ["first", "second"];
     let names = |thread: usize| {
         let names = (0..bench.scale.names / 2).map(|number| format!("file-{thread}-{number:08}"));
         names.collect::<Vec<String>>()
     };
     let names = [names(0), names(1)];
     let file_system = &bench.file_system;
-    let parent = file_system
-        .create(ROOT, DIRECTORY.as_bytes(), &NEW_DIRECTORY)?
-        .number;
-    let (_scratch, limit) = bench.limit_directory()?;
+    let make = |name: &str| file_system.create(ROOT, name.as_bytes(), &NEW_DIRECTORY);
+    let parents = [make(DIRECTORIES[0])?.number, make(DIRECTORIES[1])?.number];
+    let parents = directories.map(|index| parents[index]);
+    let limits = [bench.limit_directory()?, bench.limit_directory()?];
+    let limits = directories.map(|index| &limits[index].1);
     let flags = OpenFlags {
         exclusive: true,
         ..OpenFlags::READ_WRITE
@@ -132,25 +142,30 @@ fn creates(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let sides = vec![
         creating(
             &names,
-            |name| {
-                file_system.create_open(parent, name.as_bytes(), &NEW_FILE, flags)?;
+            |thread, name| {
+                file_system.create_open(parents[thread], name.as_bytes(), &NEW_FILE, flags)?;
                 Ok(())
             },
-            |name| Ok(file_system.unlink(parent, name.as_bytes())?),
+            |thread, name| Ok(file_system.unlink(parents[thread], name.as_bytes())?),
         ),
         creating(
             &names,
-            |name| {
-                drop(rustix::fs::openat(&limit, name, CREATE, OWNER)?);
+            |thread, name| {
+                drop(rustix::fs::openat(limits[thread], name, CREATE, OWNER)?);
                 Ok(())
             },
-            |name| Ok(rustix::fs::unlinkat(&limit, name, AtFlags::empty())?),
+            |thread, name| {
+                let flags = AtFlags::empty();
+                Ok(rustix::fs::unlinkat(limits[thread], name, flags)?)
+            },
         ),
     ];
     let measured = interleave(bench.scale.rounds, sides)?;
-    file_system.remove_directory(ROOT, DIRECTORY.as_bytes())?;
+    for name in DIRECTORIES {
+        file_system.remove_directory(ROOT, name.as_bytes())?;
+    }
     Ok(vec![
-        scaling(&measured, 0, name, Some(1.3)),
+        scaling(&measured, 0, name, bar),
         scaling(&measured, 1, "  the same on tmpfs", None),
     ])
 }
@@ -158,18 +173,21 @@ fn creates(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
 /// A side like those of [`one_and_two`]: each thread creates files, of names of its own; then they go again.
 fn creating<'a>(
     names: &'a [Vec<String>; 2],
-    create: impl Fn(&str) -> Result<(), Error> + Sync + 'a,
-    remove: impl Fn(&str) -> Result<(), Error> + 'a,
+    create: impl Fn(usize, &str) -> Result<(), Error> + Sync + 'a,
+    remove: impl Fn(usize, &str) -> Result<(), Error> + 'a,
 ) -> Side<'a> {
     let speed = move |threads: usize| {
         let spans = at_once(threads, |thread| {
             let start = Instant::now();
-            names[thread].iter().try_for_each(|name| create(name))?;
+            let mut names = names[thread].iter();
+            names.try_for_each(|name| create(thread, name))?;
             Ok((start, Instant::now()))
         })?;
-        let names = || names[..threads].iter().flatten();
-        names().try_for_each(|name| remove(name))?;
-        Ok::<_, Error>(names().count() as f64 / longest(&spans).as_secs_f64())
+        for (thread, names) in names[..threads].iter().enumerate() {
+            names.iter().try_for_each(|name| remove(thread, name))?;
+        }
+        let count = names[..threads].iter().flatten().count();
+        Ok::<_, Error>(count as f64 / longest(&spans).as_secs_f64())
     };
     Box::new(move || Ok(vec![speed(1)?, speed(2)?]))
 }
