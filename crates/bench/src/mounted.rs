@@ -103,6 +103,58 @@ fn pinned<'a>(mut side: Side<'a>) -> Side<'a> {
     })
 }
 
+/// A side for each of Tako's mounts and, where they are to be had, for the nulls: the one on any processor, and the one
+/// on the processor of its client.
+fn with_nulls<'a>(
+    mounts: &'a Mounts,
+    side: impl FnMut(&'a Mount) -> Result<Side<'a>, Error>,
+) -> Result<Vec<Side<'a>>, Error> {
+    let measured = mounts.tako.iter().chain(mounts.null.iter().flatten());
+    let mut sides = measured.map(side).collect::<Result<Vec<_>, Error>>()?;
+    if mounts.null.is_some()
+        && let Some(side) = sides.pop()
+    {
+        sides.push(pinned(side));
+    }
+    Ok(sides)
+}
+
+/// The rows of a figure of such sides: Tako's beside the null, and last the most that this machine allows. Without nulls,
+/// Tako's alone.
+fn beside_null(
+    measured: &Measured,
+    mounts: &Mounts,
+    figure: usize,
+    name: &str,
+    bar: f64,
+) -> Vec<Row> {
+    let null = mounts.tako.len();
+    let row = |(side, mount)| {
+        let name = named(name, mount);
+        match mounts.null.is_some() {
+            true => beside(
+                measured,
+                figure,
+                (side, null),
+                (&name, "null, mean"),
+                bar_of(side, bar),
+            ),
+            false => Row::new(&name, Quantity::ns(measured.median(side, figure))),
+        }
+    };
+    let rows = mounts.tako.iter().enumerate().map(row);
+    rows.chain(null_alone(measured, mounts, figure)).collect()
+}
+
+/// A request that does nothing, where nobody on another processor is woken, beside one where somebody may be: who answers
+/// requests with two switches between processes cannot be further ahead of it.
+fn null_alone(measured: &Measured, mounts: &Mounts, figure: usize) -> Option<Row> {
+    let null = mounts.tako.len();
+    let names = ("  null, one processor, mean", "null, mean");
+    let row = || beside(measured, figure, (null + 1, null), names, None);
+    mounts.null.is_some().then(row)
+}
+
 /// A row of a figure, in ns, of one side beside the same of another; the ratio is that of the speeds.
 fn beside(
     measured: &Measured,

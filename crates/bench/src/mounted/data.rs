@@ -5,7 +5,10 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{Advice, OFlags, fadvise};
 
-use super::{COUNT, MEAN, MEDIAN, Mount, bar_of, beside, full_file, named, open, pinned, timed};
+use super::{
+    COUNT, MEAN, MEDIAN, Mount, bar_of, beside, beside_null, full_file, named, null_alone, open,
+    timed, with_nulls,
+};
 use crate::Error;
 use crate::error::whole;
 use crate::harness::{Random, Side, interleave};
@@ -25,16 +28,7 @@ const SLEEPS: usize = 3;
 /// At random offsets, persistent, of a file that is in the page cache.
 pub fn write(bench: &Bench, name: &str, size: usize) -> Result<Vec<Row>, Error> {
     let mounts = bench.mounts()?;
-    let mut sides = Vec::new();
-    for mount in mounts.tako.iter().chain(mounts.null.iter().flatten()) {
-        sides.push(writing(bench, mount, size)?);
-    }
-    // The last one is the null that is kept on a processor.
-    if mounts.null.is_some()
-        && let Some(side) = sides.pop()
-    {
-        sides.push(pinned(side));
-    }
+    let sides = with_nulls(mounts, |mount| writing(bench, mount, size))?;
     let measured = interleave(bench.scale.rounds, sides)?;
     let count = mounts.tako.len();
     let mut rows = Vec::new();
@@ -61,6 +55,7 @@ pub fn write(bench: &Bench, name: &str, size: usize) -> Result<Vec<Row>, Error> 
             bar_of(side, 4.0),
         ));
     }
+    rows.extend(null_alone(&measured, mounts, MEAN));
     if size == PAGE {
         for (side, mount) in mounts.tako.iter().enumerate() {
             let sleeps = Quantity::new(measured.median(side, SLEEPS), "times");
@@ -75,7 +70,7 @@ pub fn write(bench: &Bench, name: &str, size: usize) -> Result<Vec<Row>, Error> 
 
 /// Its fourth figure is how often a thread of the server goes to sleep for each write.
 fn writing<'a>(bench: &Bench, mount: &'a Mount, size: usize) -> Result<Side<'a>, Error> {
-    let file = match mount.label.ends_with("null") {
+    let file = match mount.is_null() {
         true => open(mount, "data", OFlags::empty())?,
         false => full_file(bench, mount, "data")?,
     };
@@ -99,33 +94,15 @@ fn writing<'a>(bench: &Bench, mount: &'a Mount, size: usize) -> Result<Side<'a>,
 /// At random offsets: around the page cache, and from it.
 pub fn read(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let mounts = bench.mounts()?;
-    let mut sides = Vec::new();
-    for mount in mounts
-        .tako
-        .iter()
-        .chain(mounts.null.iter().flatten().take(1))
-    {
-        if !mount.label.ends_with("null") {
+    let sides = with_nulls(mounts, |mount| {
+        if !mount.is_null() {
             full_file(bench, mount, "data")?;
         }
-        sides.push(reading(bench, open(mount, "data", OFlags::DIRECT)?, 1));
-    }
+        Ok(reading(bench, open(mount, "data", OFlags::DIRECT)?, 1))
+    })?;
     let measured = interleave(bench.scale.rounds, sides)?;
-    let mut rows = Vec::new();
-    let null = mounts.tako.len();
-    for (side, mount) in mounts.tako.iter().enumerate() {
-        let name = named(&format!("{name}, O_DIRECT"), mount);
-        rows.push(match mounts.null.is_some() {
-            true => beside(
-                &measured,
-                MEAN,
-                (side, null),
-                (&name, "null, mean"),
-                bar_of(side, 4.0),
-            ),
-            false => Row::new(&name, Quantity::ns(measured.median(side, MEAN))),
-        });
-    }
+    let direct = format!("{name}, O_DIRECT");
+    let mut rows = beside_null(&measured, mounts, MEAN, &direct, 4.0);
     let sides = vec![
         reading(bench, full_file(bench, &mounts.tako[0], "data")?, BATCH),
         reading(bench, full_file(bench, &mounts.tmpfs, "data")?, BATCH),

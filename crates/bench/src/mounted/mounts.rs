@@ -175,6 +175,11 @@ impl Mount {
         })
     }
 
+    /// Whether it is served by what does nothing.
+    pub fn is_null(&self) -> bool {
+        self.label.ends_with("null")
+    }
+
     /// How often threads of the server went to sleep until now.
     pub fn sleeps(&self) -> u64 {
         let Some(server) = &self.server else {

@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
-use super::{MEAN, MEDIAN, Mount, bar_of, beside, named, open, timed};
+use super::{MEAN, MEDIAN, Mount, beside, beside_null, open, timed, with_nulls};
 use crate::Error;
 use crate::harness::{Side, interleave};
 use crate::names::{CREATE, OWNER};
-use crate::report::{Quantity, Row};
+use crate::report::Row;
 use crate::setup::Bench;
 
 /// Looks at the attributes between two at the clock.
@@ -41,15 +41,10 @@ pub fn stat(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         Some(0.8),
     )];
 
-    let mut sides = Vec::new();
-    for mount in mounts
-        .tako
-        .iter()
-        .chain(mounts.null.iter().flatten().take(1))
-    {
+    let sides = with_nulls(mounts, |mount| {
         let file = open(mount, "looked-at", OFlags::empty())?;
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-        sides.push(timed(effort, 1, move || {
+        Ok(timed(effort, 1, move || {
             black_box(rustix::fs::statx(
                 &file,
                 "",
@@ -57,23 +52,11 @@ pub fn stat(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
                 StatxFlags::BASIC_STATS,
             )?);
             Ok(())
-        }));
-    }
+        }))
+    })?;
     let measured = interleave(bench.scale.rounds, sides)?;
-    let limit = mounts.tako.len();
-    for (side, mount) in mounts.tako.iter().enumerate() {
-        let title = named(&format!("{name}, asked"), mount);
-        rows.push(match mounts.null.is_some() {
-            true => beside(
-                &measured,
-                MEAN,
-                (side, limit),
-                (&title, "null, mean"),
-                bar_of(side, 4.0),
-            ),
-            false => Row::new(&title, Quantity::ns(measured.median(side, MEAN))),
-        });
-    }
+    let title = format!("{name}, asked");
+    rows.extend(beside_null(&measured, mounts, MEAN, &title, 4.0));
     Ok(rows)
 }
 
@@ -83,34 +66,18 @@ const FILES: usize = 200;
 /// New files are opened and closed, and then removed.
 pub fn create(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
     let mounts = bench.mounts()?;
-    let null = mounts.null.iter().flatten().take(1);
-    let sides = mounts.tako.iter().chain(null).chain([&mounts.tmpfs]);
-    let measured = interleave(bench.scale.rounds, sides.map(creating).collect())?;
-    let count = mounts.tako.len();
-    let mut rows = Vec::new();
-    for (figure, title) in ["create and close", "unlink"].into_iter().enumerate() {
-        for (side, mount) in mounts.tako.iter().enumerate() {
-            let title = named(title, mount);
-            rows.push(match mounts.null.is_some() {
-                true => beside(
-                    &measured,
-                    figure,
-                    (side, count),
-                    (&title, "null, mean"),
-                    bar_of(side, 3.0),
-                ),
-                false => beside(&measured, figure, (side, count), (&title, "tmpfs"), None),
-            });
-        }
-    }
-    Ok(rows)
+    let sides = with_nulls(mounts, |mount| Ok(creating(mount)))?;
+    let measured = interleave(bench.scale.rounds, sides)?;
+    let titles = ["create and close", "unlink"].into_iter().enumerate();
+    let rows = titles.map(|(figure, title)| beside_null(&measured, mounts, figure, title, 3.0));
+    Ok(rows.flatten().collect())
 }
 
 /// In the file system that does nothing no name that begins with `new` exists, and all others do.
 fn creating(mount: &Mount) -> Side<'_> {
-    let removed = match mount.label {
-        "null" => "old",
-        _ => "new",
+    let removed = match mount.is_null() {
+        true => "old",
+        false => "new",
     };
     let names = |start: &str| -> Vec<String> {
         (0..FILES)
