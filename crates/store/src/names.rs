@@ -660,8 +660,11 @@ impl Removal<'_> {
         image.prefetch(image.layout.inode(named.node.number()), FIRST_LINE);
         let patch = removal(image, named.stored);
         let is_short = self.store.shared.takes_short_ways();
+        // Looked at once: whoever gives the last hold back from here on waits for the lock, and then frees the inode.
+        let is_held = named.node.is_held();
         let has_blocks = has_tree(&named.state) || named.state.attributes != 0;
-        if has_blocks || patch.empties_leaf() || !is_short {
+        let frees_blocks = has_blocks && !is_held && is_last_link(&named.state);
+        if frees_blocks || patch.empties_leaf() || !is_short {
             return self.with_blocks(now);
         }
         // From here on nothing fails, and nobody sees the inodes before their locks are free.
@@ -671,7 +674,7 @@ impl Removal<'_> {
         add_links(parent, -i32::from(file.is_directory()));
         drop_one_link(file, now);
         let bit = match file.links {
-            0 if named.node.is_held() => Some((Map::Orphans, true)),
+            0 if is_held => Some((Map::Orphans, true)),
             0 => Some((Map::Inodes, false)),
             _ => None,
         };
@@ -724,11 +727,16 @@ impl Removal<'_> {
     }
 }
 
+/// Whether an inode is left without a link when one goes.
+fn is_last_link(inode: &Inode) -> bool {
+    inode.is_directory() || inode.links <= 1
+}
+
 /// Takes one link from an inode, a directory: all.
 fn drop_one_link(inode: &mut Inode, now_ns: i64) {
-    inode.links = match inode.is_directory() {
+    inode.links = match is_last_link(inode) {
         true => 0,
-        false => inode.links.saturating_sub(1),
+        false => inode.links - 1,
     };
     inode.changed_ns = now_ns;
 }
