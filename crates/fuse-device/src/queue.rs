@@ -87,6 +87,15 @@ pub struct Exchange<'a> {
     pub place: Place<'a>,
 }
 
+/// How the thread of a queue goes about its work.
+pub trait Pace {
+    /// Whether whoever an answer wakes runs at once, in this thread's place.
+    fn stands_back(&self) -> bool;
+
+    /// Nothing is asked: the thread goes to sleep.
+    fn sleeps(&self);
+}
+
 /// Where a request is.
 pub struct Place<'a> {
     slot: usize,
@@ -208,10 +217,11 @@ impl Queue {
             .flat_map(|number| std::iter::repeat_n(*number, depth))
             .map(|number| Slot::new(number, payload_length))
             .collect::<io::Result<Vec<Slot>>>()?;
-        // Work of the kernel for this thread waits until the thread asks for it, and never interrupts an answer.
+        // Work of the kernel for this thread waits until the thread next leaves the kernel, and never interrupts an answer:
+        // so whoever stands back finds requests without asking for them.
         let ring = IoUring::builder()
             .setup_single_issuer()
-            .setup_defer_taskrun()
+            .setup_coop_taskrun()
             .build((slots.len() + 1).next_power_of_two() as u32)?;
         let desk = Desk {
             answers: Mutex::default(),
@@ -290,13 +300,13 @@ impl Queue {
     pub fn serve(
         &mut self,
         mut answer: impl FnMut(Exchange<'_>) -> Option<usize>,
+        pace: &impl Pace,
         directory: &Path,
     ) -> io::Result<()> {
         let mut failure = None;
         let mut nudge = None;
         while self.ended + self.staying < self.slots.len() {
-            let wanted = usize::from(self.unread.is_empty());
-            match self.submit_and_wait(wanted) {
+            match self.hand_over(pace) {
                 Err(error) if !is_passing(&error) => return Err(error),
                 _ => {}
             }
@@ -337,18 +347,39 @@ impl Queue {
         failure.map_or(Ok(()), Err)
     }
 
+    /// Hands over what was pushed, and waits for a completion unless there is one.
+    fn hand_over(&mut self, pace: &impl Pace) -> io::Result<()> {
+        if !self.unread.is_empty() {
+            return self.enter(0);
+        }
+        if pace.stands_back() && !self.ring.submission().is_empty() {
+            // Whoever the answer wakes runs before this returns. What they ask next is then here, and nobody had to wake
+            // this thread, nor put it to sleep.
+            self.enter(0)?;
+            if !self.ring.completion().is_empty() {
+                return Ok(());
+            }
+        }
+        pace.sleeps();
+        self.enter(1)
+    }
+
     /// Hands over what was pushed, and waits for so many completions.
-    fn submit_and_wait(&mut self, wanted: usize) -> io::Result<usize> {
-        let mut flags = EnterFlags::GETEVENTS;
-        // A request that has not come is no disk that is slow: without this, the kernel says of all processors that they
-        // wait for I/O while nobody uses the mount.
-        if self.ring.params().is_feature_no_iowait() {
-            flags |= EnterFlags::NO_IOWAIT;
+    fn enter(&mut self, wanted: u32) -> io::Result<()> {
+        let mut flags = EnterFlags::empty();
+        if wanted > 0 {
+            flags |= EnterFlags::GETEVENTS;
+            // A request that has not come is no disk that is slow: without this, the kernel says of all processors that
+            // they wait for I/O while nobody uses the mount.
+            if self.ring.params().is_feature_no_iowait() {
+                flags |= EnterFlags::NO_IOWAIT;
+            }
         }
         let pushed = self.ring.submission().len() as u32;
         let submitter = self.ring.submitter();
         // SAFETY: these flags take no argument, and there are as many commands as that.
-        unsafe { submitter.enter::<libc::sigset_t>(pushed, wanted as u32, flags.bits(), None) }
+        unsafe { submitter.enter::<libc::sigset_t>(pushed, wanted, flags.bits(), None) }?;
+        Ok(())
     }
 
     fn completion(&mut self) -> Option<(usize, i32)> {

@@ -5,6 +5,10 @@
 //! `SCHED_IDLE` run counts as free: then the client takes over at once, where it was. But such a thread hardly runs beside
 //! any program that computes. So the threads of the queues are in the background only while there are many requests, and
 //! a guard looks whether one of them is kept from running; then none is, for a while.
+//!
+//! A thread in the background does not sleep while its client runs: it stands back, and is there when the client waits for
+//! the next answer. So it may want to run for long without being asked anything, while the client computes. Which of both
+//! it is, the guard learns by bringing that thread back alone: it goes to sleep, or it answers.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -12,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use fuse_device::set_background;
+use fuse_device::{Pace, set_background};
 use rustix::process::Pid;
 use rustix::thread::gettid;
 
@@ -36,6 +40,8 @@ pub(super) struct Background {
     guard: OnceLock<Thread>,
     /// The guard waits for a request.
     is_resting: AtomicBool,
+    /// The threads are in the background.
+    is_on: AtomicBool,
 }
 
 /// What is known of a thread. Apart from the others': each writes its own with every request.
@@ -45,6 +51,8 @@ struct Seat {
     /// Its number to the kernel; 0 before it runs, and when it has ended.
     thread: AtomicI32,
     answered: AtomicU64,
+    /// How many it had answered when it last went to sleep.
+    slept_at: AtomicU64,
 }
 
 /// A thread's own side of it.
@@ -60,6 +68,7 @@ impl Background {
             seats: (0..threads).map(|_| Seat::default()).collect(),
             guard: OnceLock::new(),
             is_resting: AtomicBool::new(false),
+            is_on: AtomicBool::new(false),
         }
     }
 
@@ -85,13 +94,12 @@ impl Background {
     }
 
     fn threads(&self) -> impl Iterator<Item = (&Seat, Pid)> {
-        let running = |seat: &'_ Seat| Pid::from_raw(seat.thread.load(Ordering::Acquire));
-        self.seats
-            .iter()
-            .filter_map(move |seat| Some((seat, running(seat)?)))
+        let running = |seat| Some((seat, Seat::pid(seat)?));
+        self.seats.iter().filter_map(running)
     }
 
     fn set_all(&self, background: bool) {
+        self.is_on.store(background, Ordering::Relaxed);
         for (_, thread) in self.threads() {
             // One that has just ended needs nothing.
             let _ = set_background(thread, background);
@@ -158,7 +166,10 @@ impl Background {
                 thread::park_timeout(TICK);
                 for (number, seat) in self.seats.iter().enumerate() {
                     let stuck_at = self.stuck_at(seat);
-                    if stuck_at.is_some() && stuck_at == was_stuck_before[number] {
+                    if let Some(answered) = stuck_at
+                        && was_stuck_before[number] == stuck_at
+                        && self.is_kept_from_answering(seat, answered)
+                    {
                         return (true, look);
                     }
                     was_stuck_before[number] = stuck_at;
@@ -171,12 +182,42 @@ impl Background {
         unreachable!("looks do not end by themselves")
     }
 
+    /// Whether a thread that wants to run since it has answered so many requests would answer one. If it does not, it has
+    /// stood back.
+    fn is_kept_from_answering(&self, seat: &Seat, answered: u64) -> bool {
+        let slept_at = || seat.slept_at.load(Ordering::Relaxed);
+        // Then somebody has woken it.
+        if slept_at() == answered {
+            return true;
+        }
+        let Some(thread) = seat.pid() else {
+            return false;
+        };
+        if set_background(thread, false).is_err() {
+            return true;
+        }
+        thread::park_timeout(TICK);
+        let has_stood_back = slept_at() == answered;
+        if has_stood_back {
+            // One that has just ended needs nothing.
+            let _ = set_background(thread, true);
+        }
+        !has_stood_back
+    }
+
     /// How many requests a thread has answered, if it wants to run.
     fn stuck_at(&self, seat: &Seat) -> Option<u64> {
-        let thread = Pid::from_raw(seat.thread.load(Ordering::Acquire))?;
+        let thread = seat.pid()?;
         let path = format!("/proc/self/task/{}/stat", thread.as_raw_pid());
         let stat = fs::read(path).ok()?;
         wants_to_run(&stat).then(|| seat.answered.load(Ordering::Relaxed))
+    }
+}
+
+impl Seat {
+    /// The thread, while it runs.
+    fn pid(&self) -> Option<Pid> {
+        Pid::from_raw(self.thread.load(Ordering::Acquire))
     }
 }
 
@@ -194,6 +235,17 @@ impl Answering<'_> {
         if resting.load(Ordering::Relaxed) && resting.swap(false, Ordering::SeqCst) {
             self.background.wake();
         }
+    }
+}
+
+impl Pace for Answering<'_> {
+    fn stands_back(&self) -> bool {
+        self.background.is_on.load(Ordering::Relaxed)
+    }
+
+    fn sleeps(&self) {
+        let answered = self.seat.answered.load(Ordering::Relaxed);
+        self.seat.slept_at.store(answered, Ordering::Relaxed);
     }
 }
 
@@ -271,12 +323,70 @@ mod tests {
         rest.split_whitespace().nth(38).unwrap().parse().unwrap()
     }
 
+    /// Whether a thread may leave the background, which the tests of that take.
+    fn may_return() -> bool {
+        let tried = set_background(gettid(), true).and_then(|()| set_background(gettid(), false));
+        if tried.is_err() {
+            println!("only who may raise priorities comes back from the background: not tried");
+        }
+        tried.is_ok()
+    }
+
+    #[test]
+    fn a_thread_that_has_stood_back_is_brought_back_alone() {
+        if !may_return() {
+            return;
+        }
+        let background = Background::new(2);
+        let (answering, is_done) = (background.enter(0), AtomicBool::new(false));
+        let departures = AtomicU64::new(0);
+        thread::scope(|scope| {
+            scope.spawn(|| background.watch());
+            // Another thread answers many requests, always, and sees when all leave.
+            scope.spawn(|| {
+                let answering = background.enter(1);
+                let mut policy = own_policy();
+                while !is_done.load(Ordering::Relaxed) {
+                    answering.answered();
+                    let last = std::mem::replace(&mut policy, own_policy());
+                    if (last, policy) == (libc::SCHED_IDLE, libc::SCHED_OTHER) {
+                        departures.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+            let start = Instant::now();
+            let changes_from = |policy| loop {
+                let has_changed = own_policy() != policy;
+                if has_changed || start.elapsed() > PATIENCE {
+                    break has_changed;
+                }
+                // With a request now and then it is kept from nothing.
+                if policy == libc::SCHED_OTHER {
+                    answering.answered();
+                }
+            };
+            // On a busy machine it may be late, and all leave, but not each time.
+            let is_alone = loop {
+                let came = changes_from(libc::SCHED_OTHER);
+                let before = departures.load(Ordering::Relaxed);
+                // It has answered, and wants to run.
+                let left = came && changes_from(libc::SCHED_IDLE);
+                answering.sleeps();
+                let returned = left && changes_from(libc::SCHED_OTHER);
+                let is_alone = returned && departures.load(Ordering::Relaxed) == before;
+                if is_alone || start.elapsed() > PATIENCE {
+                    break is_alone;
+                }
+            };
+            is_done.store(true, Ordering::Relaxed);
+            drop(answering);
+            assert!(is_alone);
+        });
+    }
+
     #[test]
     fn a_thread_that_is_kept_from_running_leaves_the_background() {
-        let may_return =
-            set_background(gettid(), true).and_then(|()| set_background(gettid(), false));
-        if may_return.is_err() {
-            println!("only who may raise priorities comes back from the background: not tried");
+        if !may_return() {
             return;
         }
         let background = Background::new(2);

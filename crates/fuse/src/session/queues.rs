@@ -189,7 +189,7 @@ fn run(mut queue: Queue, begin: &Begin, answering: &Answering<'_>) -> io::Result
         answering.answered();
         length
     };
-    queue.serve(answer, &begin.directory)
+    queue.serve(answer, answering, &begin.directory)
 }
 
 /// Answers a request in place, and returns how many bytes of payload the answer has; None if it is answered later.
