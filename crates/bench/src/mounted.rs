@@ -119,8 +119,8 @@ fn with_nulls<'a>(
     Ok(sides)
 }
 
-/// The rows of a figure of such sides: Tako's beside the null, and last the most that this machine allows. Without nulls,
-/// Tako's alone.
+/// The rows of a figure of such sides: Tako's beside the null, and last the null's on one processor. Without nulls, Tako's
+/// alone.
 fn beside_null(
     measured: &Measured,
     mounts: &Mounts,
@@ -146,8 +146,8 @@ fn beside_null(
     rows.chain(null_alone(measured, mounts, figure)).collect()
 }
 
-/// A request that does nothing, where nobody on another processor is woken, beside one where somebody may be: who answers
-/// requests with two switches between processes cannot be further ahead of it.
+/// A request that does nothing, where nobody on another processor is woken, beside one where somebody may be: so far ahead
+/// the null would be of itself.
 fn null_alone(measured: &Measured, mounts: &Mounts, figure: usize) -> Option<Row> {
     let null = mounts.tako.len();
     let names = ("  null, one processor, mean", "null, mean");
