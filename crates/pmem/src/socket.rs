@@ -46,9 +46,12 @@ type Vectors = SmallVec<[libc::iovec; 16]>;
 /// # Errors
 /// Those of sendmsg(2), `WouldBlock` among them; `Unsupported` for a simulated region.
 pub fn send(socket: BorrowedFd<'_>, sources: &[Source<'_>]) -> io::Result<usize> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    if let [Source::Bytes(bytes)] = sources {
+        return Ok(rustix::net::send(socket, bytes, flags)?);
+    }
     let mut short = [0; SHORT_BYTES];
     if let Some(length) = gather(sources, &mut short) {
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         return Ok(rustix::net::send(socket, &short[..length], flags)?);
     }
     let mut vectors = Vectors::new();

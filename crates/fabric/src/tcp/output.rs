@@ -16,6 +16,8 @@ use crate::{Access, Failure, Key, Piece, Registration, Table};
 const BATCH: usize = 32;
 /// Pieces of memory that go out with one system call, at most.
 const SOURCES: usize = 64;
+/// Data by value up to so many bytes is sent in one piece with its heads.
+const SHORT_BYTES: usize = 192;
 /// Bytes that are handed to the kernel before others have their turn.
 const TURN_BYTES: u64 = 4 << 20;
 
@@ -135,21 +137,39 @@ pub struct Output {
     due: Due,
     /// The last frame was added.
     closing: bool,
+    /// Kept from one sending to the next.
+    batch: Batch,
 }
 
 /// Heads of the frames that go out together.
+#[derive(Debug, Default)]
 struct Batch {
-    heads: [[u8; HEADS_BYTES]; BATCH + 1],
-    lengths: [usize; BATCH + 1],
-    count: usize,
+    heads: Vec<Heads>,
     /// The first of them is a credit or an acknowledgement.
     control: bool,
 }
 
+#[derive(Debug)]
+struct Heads {
+    bytes: [u8; HEADS_BYTES],
+    length: usize,
+}
+
+impl Heads {
+    fn of(frame: &Frame) -> Heads {
+        let mut bytes = [0; HEADS_BYTES];
+        let length = frame.write(&mut bytes);
+        Heads { bytes, length }
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
 impl Batch {
     fn add(&mut self, frame: &Frame) {
-        self.lengths[self.count] = frame.write(&mut self.heads[self.count]);
-        self.count += 1;
+        self.heads.push(Heads::of(frame));
     }
 }
 
@@ -168,6 +188,7 @@ impl Output {
             credit: None,
             due: Due::No,
             closing: false,
+            batch: Batch::default(),
         }
     }
 
@@ -313,12 +334,16 @@ impl Output {
         table: &Table,
         expected: u64,
     ) -> io::Result<Sent> {
+        if let Some(sent) = self.transmit_short(connection, expected)? {
+            return Ok(sent);
+        }
         let mut turn = 0;
         while !self.is_idle() {
             // No key is withdrawn between its check and the kernel's copy.
             let held = table.hold();
             let batch = self.batch(&held, expected);
-            let sources = self.gather(&batch, &held);
+            let mut sources = SmallVec::new();
+            self.gather(&batch, &held, &mut sources);
             let offered: u64 = sources.iter().map(length).sum();
             let taken = match socket::send(connection, &sources) {
                 Ok(taken) => taken as u64,
@@ -329,6 +354,7 @@ impl Output {
             drop(sources);
             drop(held);
             self.advance(taken, &batch);
+            self.batch = batch;
             if taken < offered {
                 return Ok(Sent::Full);
             }
@@ -340,14 +366,78 @@ impl Output {
         Ok(Sent::All)
     }
 
+    /// Sends what is left if that is one short frame with data by value, the commonest: it is put together in one place, and
+    /// nobody's memory is looked up.
+    fn transmit_short(
+        &mut self,
+        connection: BorrowedFd<'_>,
+        expected: u64,
+    ) -> io::Result<Option<Sent>> {
+        let is_alone = self.next + 1 == self.frames.len() && self.credit.is_none();
+        if !is_alone || self.begun || !self.carry.is_empty() || self.closing {
+            return Ok(None);
+        }
+        let outgoing = &self.frames[self.next];
+        let data = match &outgoing.data {
+            Data::None => Some(&[][..]),
+            Data::Value(start) => self.value_in_one(*start, outgoing.frame.length),
+            Data::Parts(_) | Data::Memory { .. } => None,
+        };
+        let Some(data) = data.filter(|data| data.len() <= SHORT_BYTES) else {
+            return Ok(None);
+        };
+        let frame = Frame {
+            number: match outgoing.frame.kind.is_numbered() {
+                true => self.first + self.next as u64,
+                false => 0,
+            },
+            acknowledged: expected,
+            ..outgoing.frame
+        };
+        let heads = Heads::of(&frame);
+        let heads = heads.as_bytes();
+        let mut bytes: SmallVec<[u8; HEADS_BYTES + SHORT_BYTES]> = SmallVec::new();
+        bytes.extend_from_slice(heads);
+        bytes.extend_from_slice(data);
+        let taken = match socket::send(connection, &[Source::Bytes(&bytes)]) {
+            Ok(taken) => taken,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Some(Sent::Full)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let left = bytes.len() - taken;
+        Ok(Some(self.advance_short(heads, taken, left)))
+    }
+
+    /// So many bytes of a short frame have gone, and so many not.
+    fn advance_short(&mut self, heads: &[u8], taken: usize, left: usize) -> Sent {
+        self.due = Due::No;
+        if left == 0 {
+            self.next += 1;
+            return Sent::All;
+        }
+        self.begun = true;
+        let gone = taken.min(heads.len());
+        self.carry.extend_from_slice(&heads[gone..]);
+        self.done = (taken - gone) as u64;
+        Sent::Full
+    }
+
+    /// Data that was given by value, if it is not in two parts.
+    fn value_in_one(&self, start: u64, length: u32) -> Option<&[u8]> {
+        let from = (start - self.values_first) as usize;
+        let (front, back) = self.values.as_slices();
+        match from.checked_sub(front.len()) {
+            Some(from) => back.get(from..from + length as usize),
+            None => front.get(from..from + length as usize),
+        }
+    }
+
     /// The heads of what may go next.
     fn batch(&mut self, held: &Held<'_>, expected: u64) -> Batch {
-        let mut batch = Batch {
-            heads: [[0; HEADS_BYTES]; BATCH + 1],
-            lengths: [0; BATCH + 1],
-            count: 0,
-            control: false,
-        };
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.heads.clear();
+        batch.control = false;
         if self.begun {
             self.check(self.next, held);
         }
@@ -375,7 +465,7 @@ impl Output {
         }
         let mut bytes = 0;
         for index in start.. {
-            if index >= self.frames.len() || batch.count > BATCH || bytes > TURN_BYTES / 4 {
+            if index >= self.frames.len() || batch.heads.len() > BATCH || bytes > TURN_BYTES / 4 {
                 break;
             }
             self.check(index, held);
@@ -428,31 +518,30 @@ impl Output {
         &'a self,
         batch: &'a Batch,
         held: &'a Held<'_>,
-    ) -> SmallVec<[Source<'a>; SOURCES]> {
-        let mut sources = SmallVec::new();
+        sources: &mut SmallVec<[Source<'a>; SOURCES]>,
+    ) {
         if !self.carry.is_empty() {
             sources.push(Source::Bytes(&self.carry));
         }
         let mut index = self.next;
         if self.begun {
-            self.gather_data(index, self.done, held, &mut sources);
+            self.gather_data(index, self.done, held, sources);
             index += 1;
         }
-        let mut heads = batch.heads[..batch.count].iter().zip(&batch.lengths);
+        let mut heads = batch.heads.iter();
         if batch.control
-            && let Some((head, length)) = heads.next()
+            && let Some(heads) = heads.next()
         {
-            sources.push(Source::Bytes(&head[..*length]));
+            sources.push(Source::Bytes(heads.as_bytes()));
         }
-        for (head, length) in heads {
+        for heads in heads {
             if sources.len() + 1 >= SOURCES {
                 break;
             }
-            sources.push(Source::Bytes(&head[..*length]));
-            self.gather_data(index, 0, held, &mut sources);
+            sources.push(Source::Bytes(heads.as_bytes()));
+            self.gather_data(index, 0, held, sources);
             index += 1;
         }
-        sources
     }
 
     fn gather_data<'a>(
@@ -531,14 +620,14 @@ impl Output {
         if self.begun && !self.advance_data(&mut left) {
             return;
         }
-        let heads = batch.heads[..batch.count].iter().zip(&batch.lengths);
-        for (place, (head, length)) in heads.enumerate() {
+        for (place, heads) in batch.heads.iter().enumerate() {
             if left == 0 {
                 return;
             }
-            let gone = left.min(*length);
+            let bytes = heads.as_bytes();
+            let gone = left.min(bytes.len());
             left -= gone;
-            self.carry.extend_from_slice(&head[gone..*length]);
+            self.carry.extend_from_slice(&bytes[gone..]);
             self.due = Due::No;
             if batch.control && place == 0 {
                 self.credit = None;
@@ -579,5 +668,51 @@ fn length(source: &Source<'_>) -> u64 {
     match source {
         Source::Bytes(bytes) => bytes.len() as u64,
         Source::Region { length, .. } => *length as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// All that goes out of a message, when so many bytes of it have gone before.
+    fn rest_after(taken: usize) -> Vec<u8> {
+        let mut output = Output::new();
+        let data = output.value(b"a short message");
+        let frame = Frame {
+            length: 15,
+            ..Frame::new(Kind::Send)
+        };
+        output.push(frame, data);
+        if taken > 0 {
+            let heads = Heads::of(&Frame {
+                acknowledged: 3,
+                ..frame
+            });
+            let whole = heads.length + 15;
+            let sent = output.advance_short(heads.as_bytes(), taken, whole - taken);
+            assert_eq!(sent == Sent::All, taken == whole);
+        }
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let sent = output.transmit(near.as_fd(), &Table::default(), 3).unwrap();
+        assert!(sent == Sent::All && output.is_idle());
+        drop(near);
+        let mut rest = Vec::new();
+        far.read_to_end(&mut rest).unwrap();
+        rest
+    }
+
+    #[test]
+    fn a_short_frame_goes_on_where_the_connection_took_no_more() {
+        let all = rest_after(0);
+        assert_eq!(all.len(), frame::HEAD_BYTES + 15);
+        assert!(all.ends_with(b"a short message"));
+        for taken in 1..=all.len() {
+            assert_eq!(rest_after(taken), all[taken..], "after {taken} bytes");
+        }
     }
 }
