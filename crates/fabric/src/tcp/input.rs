@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
 use pmem::socket::{self, Target};
 use smallvec::SmallVec;
@@ -72,6 +73,8 @@ struct Incoming {
     /// Bytes of data, a trailer included, and how many of them have come.
     length: u64,
     done: u64,
+    /// How long it was waited for to no purpose.
+    in_vain: Duration,
 }
 
 pub struct Input {
@@ -107,6 +110,25 @@ impl Input {
             start: 0,
             end: 0,
             current: None,
+        }
+    }
+
+    /// How many bytes of long data are still to come, if some has come.
+    pub fn missing(&self) -> u64 {
+        let long = self.current.as_ref().filter(|it| it.length > LONG_BYTES);
+        long.map_or(0, Incoming::rest)
+    }
+
+    /// Whether the rest of long data comes soon, as far as was seen.
+    pub fn is_worth_waiting(&self, in_vain_max: Duration) -> bool {
+        let current = self.current.as_ref();
+        self.missing() > 0 && current.is_some_and(|it| it.in_vain < in_vain_max)
+    }
+
+    /// The rest was waited for and did not come, or only a little of it.
+    pub fn waited_in_vain(&mut self, time: Duration) {
+        if let Some(current) = &mut self.current {
+            current.in_vain += time;
         }
     }
 
@@ -475,6 +497,7 @@ impl Link {
             immediate: frame.immediate,
             length: u64::from(frame.length) + trailer,
             done: 0,
+            in_vain: Duration::ZERO,
         };
         if incoming.length == 0 {
             return self.finish(incoming, shared);

@@ -271,6 +271,8 @@ impl TcpTransport {
         if let Some(link) = attempt_of.and_then(|id| self.link(id)) {
             link.attempt = None;
         }
+        // Who is gone cannot be late any more, and if nobody else can, nothing is looked for.
+        self.look_by(Instant::now());
     }
 
     fn hear(&mut self, visitor: &mut Visitor, slot: usize) -> Next {
@@ -521,5 +523,7 @@ impl TcpTransport {
         count(&self.common.counts.joined);
         self.settle(id);
         self.list(place);
+        // It is not waited for any more.
+        self.look_by(Instant::now());
     }
 }

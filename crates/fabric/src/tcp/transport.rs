@@ -28,6 +28,13 @@ use crate::{
 const FEW: usize = 4;
 /// Even then it is asked for news every so many times: somebody may want to connect.
 const ASK_EVERY: u32 = 64;
+/// Long data that comes in pieces is looked for so long after the last one before the thread sleeps: about what a wake-up
+/// takes. So long in vain, for a transfer in all.
+const PIECE_AFTER: Duration = Duration::from_micros(20);
+/// Pieces that are shorter come more slowly than it is worth to look for them.
+const PIECE_BYTES: u64 = 16 << 10;
+/// Bytes of pieces before others have their turn.
+const PIECES_BYTES: u64 = 4 << 20;
 /// Memory of a peer that an endpoint may know.
 const IMPORTS_MAX: usize = 1 << 16;
 
@@ -53,6 +60,10 @@ pub struct TcpTransport {
     /// Until when no connections are taken, since the system has no descriptors.
     pub(super) rests_until: Option<Instant>,
     polls: u32,
+    /// The link whose long data came in part when it was looked at last.
+    coming: Option<usize>,
+    /// Something has come that no poll has told of.
+    has_come: bool,
 }
 
 impl TcpTransport {
@@ -89,6 +100,8 @@ impl TcpTransport {
             look_at: None,
             rests_until: None,
             polls: 0,
+            coming: None,
+            has_come: false,
         })
     }
 
@@ -281,6 +294,9 @@ impl TcpTransport {
     }
 
     fn receive(&mut self, place: usize) {
+        if self.coming == Some(place) {
+            self.coming = None;
+        }
         let Some(link) = self.links.get_mut(place) else {
             return;
         };
@@ -299,6 +315,9 @@ impl TcpTransport {
             reports: &mut self.news,
         };
         let received = link.receive(&mut shared);
+        if link.input.is_worth_waiting(PIECE_AFTER) {
+            self.coming = Some(place);
+        }
         let has_to_send = !link.output.is_idle() || link.output.due() != Due::No;
         match received {
             Ok(_) if has_to_send => self.list(place),
@@ -313,6 +332,42 @@ impl TcpTransport {
                 self.refuse(place);
             }
         }
+    }
+
+    /// Takes the pieces of long data while they come; whether there is something to tell or to send then. To be woken for
+    /// each of them takes longer, and so does sending them to who has to be woken.
+    fn receive_pieces(&mut self) -> bool {
+        let mut bytes = 0;
+        let mut last = Instant::now();
+        while let Some(place) = self.coming {
+            let before = self.missing(place);
+            self.receive(place);
+            if !self.news.is_empty() || !self.listed.is_empty() {
+                return true;
+            }
+            let came = before.saturating_sub(self.missing(place));
+            let now = Instant::now();
+            let waited = now - last;
+            if came == 0 && waited < PIECE_AFTER {
+                continue;
+            }
+            if came < PIECE_BYTES
+                && let Some(link) = self.links.get_mut(place)
+            {
+                link.input.waited_in_vain(waited);
+            }
+            bytes += came;
+            last = now;
+            if came == 0 || bytes >= PIECES_BYTES {
+                break;
+            }
+        }
+        false
+    }
+
+    fn missing(&mut self, place: usize) -> u64 {
+        let link = self.links.get_mut(place);
+        link.map_or(0, |link| link.input.missing())
     }
 
     fn receive_from_group(&mut self, place: usize) {
@@ -335,6 +390,20 @@ impl TcpTransport {
             }
         }
         self.poller.forget();
+    }
+
+    /// Whether each socket can be tried instead of asking which have news.
+    fn has_few(&self) -> bool {
+        self.links.len() + self.groups.len() <= FEW && self.look_at.is_none()
+    }
+
+    fn look_at_all(&mut self) {
+        for place in 0..self.links.len() {
+            self.look_at_link(place);
+        }
+        for place in 0..self.groups.len() {
+            self.receive_from_group(place);
+        }
     }
 
     fn look_at_link(&mut self, place: usize) {
@@ -532,23 +601,21 @@ impl Transport for TcpTransport {
     }
 
     fn poll(&mut self, reports: &mut Vec<Report>) {
-        // What could have gone with an answer goes by itself now.
-        self.send_listed(true);
-        self.polls = self.polls.wrapping_add(1);
-        let sockets = self.links.len() + self.groups.len();
-        let is_quiet = sockets <= FEW && self.look_at.is_none();
-        if self.poller.has_news() {
-            self.look_at_news();
-        } else if is_quiet && !self.polls.is_multiple_of(ASK_EVERY) {
-            for place in 0..self.links.len() {
-                self.look_at_link(place);
-            }
-            for place in 0..self.groups.len() {
-                self.receive_from_group(place);
-            }
+        if std::mem::take(&mut self.has_come) {
+            // An answer to it may take along what waits for one.
+            self.send_listed(false);
         } else {
-            self.poller.wait(Duration::ZERO);
-            self.look_at_news();
+            // What could have gone with an answer goes by itself now.
+            self.send_listed(true);
+            self.polls = self.polls.wrapping_add(1);
+            if self.poller.has_news() {
+                self.look_at_news();
+            } else if self.has_few() && !self.polls.is_multiple_of(ASK_EVERY) {
+                self.look_at_all();
+            } else {
+                self.poller.wait(Duration::ZERO);
+                self.look_at_news();
+            }
         }
         self.look_for_late();
         // Answers, and acknowledgements that nothing will take along.
@@ -556,9 +623,32 @@ impl Transport for TcpTransport {
         reports.append(&mut self.news);
     }
 
+    fn look(&mut self, times: u32) -> bool {
+        for _ in 0..times {
+            if self.poller.has_news()
+                || !self.has_few()
+                || !self.listed.is_empty()
+                || self.polls.wrapping_add(1).is_multiple_of(ASK_EVERY)
+            {
+                std::hint::spin_loop();
+                return true;
+            }
+            self.polls = self.polls.wrapping_add(1);
+            self.look_at_all();
+            if !self.news.is_empty() || !self.listed.is_empty() {
+                self.has_come = true;
+                return true;
+            }
+        }
+        false
+    }
+
     fn sleep(&mut self, timeout: Duration) {
         self.send_listed(true);
         if !self.news.is_empty() || !self.listed.is_empty() {
+            return;
+        }
+        if self.receive_pieces() {
             return;
         }
         let timeout = match self.look_at {
@@ -602,5 +692,98 @@ impl Transport for TcpTransport {
         if let Some(group) = found {
             group.send(&from, immediate);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Tcp, TcpOptions};
+    use super::*;
+    use crate::Operation;
+
+    const LATE: Duration = Duration::from_secs(60);
+    const END: EndpointId = EndpointId(0);
+
+    fn side() -> (TcpTransport, Peer) {
+        let device = Tcp::new(TcpOptions {
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            lost_after: LATE,
+            prove_within: LATE,
+            ..TcpOptions::default()
+        });
+        let mut side = TcpTransport::open(device.common).unwrap();
+        let limits = Limits {
+            outstanding: 4,
+            window: 4,
+            message_bytes: 64,
+        };
+        let parameters = side.prepare(END, limits).unwrap();
+        let peer = Peer {
+            parameters,
+            address: None,
+            process: None,
+        };
+        (side, peer)
+    }
+
+    /// Two sides that have been joined.
+    fn sides() -> [TcpTransport; 2] {
+        let ((mut near, to_near), (mut far, to_far)) = (side(), side());
+        far.establish(END, Role::Listener, to_near).unwrap();
+        near.establish(END, Role::Dialer, to_far).unwrap();
+        let mut sides = [near, far];
+        let is_joined = |side: &mut TcpTransport| side.link(END).unwrap().state == State::Joined;
+        let start = Instant::now();
+        while !sides.iter_mut().all(is_joined) {
+            sides.iter_mut().for_each(|side| side.poll(&mut Vec::new()));
+            assert!(start.elapsed() < LATE / 2, "they do not meet");
+        }
+        sides
+    }
+
+    #[test]
+    fn who_is_joined_cannot_be_late() {
+        let mut sides = sides();
+        let start = Instant::now();
+        // A second attempt may have been begun before the first one was known to have come.
+        while !sides.iter().all(TcpTransport::has_few) {
+            sides.iter_mut().for_each(|side| side.poll(&mut Vec::new()));
+            assert!(start.elapsed() < LATE / 2, "somebody is looked for");
+        }
+    }
+
+    #[test]
+    fn what_a_look_found_is_told_before_it_is_acknowledged() {
+        let [mut near, mut far] = sides();
+        far.poll(&mut Vec::new());
+        let operation = Operation::Send {
+            from: Source::Inline(b""),
+            immediate: Some(7),
+        };
+        let request = Request {
+            sequence: 0,
+            signaled: true,
+            operation: &operation,
+            returned: 0,
+        };
+        near.post(END, request);
+        near.submit();
+        let mut reports = Vec::new();
+        let start = Instant::now();
+        while reports.is_empty() {
+            far.look(16);
+            far.poll(&mut reports);
+            assert!(start.elapsed() < LATE / 2, "it does not come");
+        }
+        assert!(matches!(reports[..], [Report::Received { .. }]));
+        assert_eq!(far.link(END).unwrap().output.due(), Due::Soon);
+        // Nothing takes it along.
+        let mut ends = Vec::new();
+        while ends.is_empty() {
+            far.poll(&mut reports);
+            near.poll(&mut ends);
+            assert!(start.elapsed() < LATE / 2, "it does not end");
+        }
+        assert!(matches!(ends[..], [Report::Done { sequence: 0, .. }]));
     }
 }
