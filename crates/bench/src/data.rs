@@ -1,12 +1,12 @@
 //! Reading and writing.
 
 use client::OpenFlags;
-use pmem::Region;
+use pmem::{LINE, Region};
 use rustix::fs::OFlags;
 
 use crate::error::whole;
-use crate::harness::{Random, interleave, repeated};
-use crate::report::Row;
+use crate::harness::{Measured, Random, Side, interleave, repeated};
+use crate::report::{Quantity, Row};
 use crate::setup::{Bench, bytes, empty_file, nameless_pool};
 use crate::{Error, Workload};
 
@@ -23,7 +23,7 @@ pub const WORKLOADS: [Workload; 9] = [
     },
     Workload {
         name: "64 B overwrite",
-        measure: |bench, name| overwrite(bench, name, 64, Some(2.0)),
+        measure: small_overwrite,
     },
     Workload {
         name: "100 B append and fsync",
@@ -53,22 +53,61 @@ pub const WORKLOADS: [Workload; 9] = [
 
 /// At random offsets, persistent.
 fn overwrite(bench: &Bench, name: &str, size: usize, bar: Option<f64>) -> Result<Vec<Row>, Error> {
+    let measured = interleave(bench.scale.rounds, overwrite_sides(bench, size)?)?;
+    Ok(vec![measured.row(0, name, "tmpfs pwrite", bar)])
+}
+
+fn overwrite_sides(bench: &Bench, size: usize) -> Result<Vec<Side<'_>>, Error> {
     let (tako, limit) = (bench.tako_file()?, bench.limit_file()?);
     let (effort, length) = (bench.scale.effort, bench.scale.file_length);
     let data = bytes(size);
+    let same_data = data.clone();
     let (mut random, mut same_random) = (Random::new(1), Random::new(1));
-    let sides = vec![
-        repeated(effort, || {
+    Ok(vec![
+        repeated(effort, move || {
             let offset = random.offset(length, size);
             whole(tako.write_at(&data, offset)?, size)
         })?,
-        repeated(effort, || {
+        repeated(effort, move || {
             let offset = same_random.offset(length, size);
-            whole(rustix::io::pwrite(&limit, &data, offset)?, size)
+            whole(rustix::io::pwrite(&limit, &same_data, offset)?, size)
         })?,
-    ];
+    ])
+}
+
+/// Its record is two lines: what they take alone is what the machine leaves.
+fn small_overwrite(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
+    let mut sides = overwrite_sides(bench, 64)?;
+    sides.push(flushed_lines(bench, 2)?);
     let measured = interleave(bench.scale.rounds, sides)?;
-    Ok(vec![measured.row(0, name, "tmpfs pwrite", bar)])
+    Ok(vec![
+        measured.row(0, name, "tmpfs pwrite", Some(2.0)),
+        alone(&measured, 2, "tmpfs pwrite"),
+    ])
+}
+
+/// So many lines written behind the last ones, as records are, flushed and fenced, and nothing else.
+fn flushed_lines<'a>(bench: &Bench, lines: usize) -> Result<Side<'a>, Error> {
+    let length = 16 << 20;
+    let region = nameless_pool(&bench.directory, length)?;
+    region.populate();
+    let (data, mut at) = (bytes(lines * LINE), 0);
+    repeated(bench.scale.effort, move || {
+        region.write_flushed(at, &data);
+        region.fence();
+        at += data.len() as u64;
+        if at + data.len() as u64 > length {
+            at = 0;
+        }
+        Ok(())
+    })
+}
+
+/// The row of [`flushed_lines`], the third side.
+fn alone(measured: &Measured, lines: usize, limit_name: &str) -> Row {
+    let [limit, took] = [1, 2].map(|side| Quantity::ns(measured.median(side, 0)));
+    let name = format!("  {lines} lines flushed and fenced, no more");
+    Row::new(&name, took).beside(limit_name, limit, measured.ratio((1, 0), (2, 0)), None)
 }
 
 /// At random offsets.
@@ -124,9 +163,13 @@ fn append(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
             }
             Ok(())
         })?,
+        flushed_lines(bench, 4)?,
     ];
     let measured = interleave(bench.scale.rounds, sides)?;
-    Ok(vec![measured.row(0, name, "tmpfs write, fsync", Some(2.0))])
+    Ok(vec![
+        measured.row(0, name, "tmpfs write, fsync", Some(2.0)),
+        alone(&measured, 4, "tmpfs write, fsync"),
+    ])
 }
 
 fn attributes(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
