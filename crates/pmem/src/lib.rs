@@ -12,12 +12,14 @@
 //! - [`Region::survives`] says what the contents outlive. Memory is never called durable: flushes
 //!   on it cost what they cost and prove nothing.
 //!
-//! [`BiasedLock`], whose readers share no line, is here for its `unsafe` only.
+//! [`BiasedLock`], whose readers share no line and whose only writer has no locked instruction, is here for its `unsafe`
+//! only, and [`BiasedCounter`] beside it.
 //!
 //! This is the crate where `unsafe` lives. No Rust reference to mapped bytes ever leaves it: other
 //! threads, other processes and network adapters may change them at any time, so bytes are copied
 //! in and out through raw pointers.
 
+mod barrier;
 mod biased;
 pub mod checksum;
 mod cut;
@@ -34,7 +36,7 @@ mod scratch;
 mod simulated;
 pub mod socket;
 
-pub use biased::{BiasedLock, ReadGuard};
+pub use biased::{BiasedCounter, BiasedLock, ReadGuard, WriteGuard};
 pub use error::Error;
 pub use lend::{Lender, Loan};
 pub use lines::Lines;

@@ -3,19 +3,18 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags, Timespec};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use rustix::thread::{MembarrierCommand, futex, membarrier};
+use rustix::thread::{futex, membarrier};
 
 use crate::cut::Watched;
 use crate::persist::{self, Machine};
 use crate::pool::LENGTH_MAX;
-use crate::{Access, Error, Kind, LINE, Survival, check_range, check_word, checksum};
+use crate::{Access, Error, Kind, LINE, Survival, barrier, check_range, check_word, checksum};
 
 /// A pool, mapped whole.
 pub(crate) struct Mapping {
@@ -56,7 +55,7 @@ impl Mapping {
     /// Joins a pool and its pages. `path` is for messages only.
     pub(crate) fn new(path: &Path, pages: Pages, pool: Pool) -> Result<Mapping, Error> {
         // A kernel that refuses is found out here, so that `fence_everywhere` cannot fail later.
-        membarrier(barrier()).map_err(|errno| {
+        membarrier(barrier::command()).map_err(|errno| {
             Error::from_system(path, "order the stores of all threads to", errno)
         })?;
         let Pool {
@@ -313,11 +312,7 @@ impl Mapping {
         // locked instructions drain write-combining buffers and wait for flushes as `sfence` does
         // (Intel SDM volume 1, 10.4.6.2; volume 3, "Buffering of Write Combining Memory Locations";
         // volume 2, CLWB).
-        let result = membarrier(barrier());
-        assert!(
-            result.is_ok(),
-            "membarrier worked when the region was made and now says {result:?}"
-        );
+        barrier::everywhere();
         persist::fence();
     }
 
@@ -461,20 +456,6 @@ impl Drop for Pages {
         // its owner. It can only fail for a range that is not a mapping.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
     }
-}
-
-/// The command that runs a barrier in every thread of this process, registered once per process
-/// (and inherited by `fork`).
-fn barrier() -> MembarrierCommand {
-    static BARRIER: OnceLock<MembarrierCommand> = OnceLock::new();
-    *BARRIER.get_or_init(
-        || match membarrier(MembarrierCommand::RegisterPrivateExpedited) {
-            Ok(()) => MembarrierCommand::PrivateExpedited,
-            // Kernels before 4.14 have only the one that waits, for milliseconds, until every
-            // processor has switched.
-            Err(_) => MembarrierCommand::Global,
-        },
-    )
 }
 
 #[cfg(test)]

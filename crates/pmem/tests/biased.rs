@@ -1,4 +1,4 @@
-//! The lock whose readers share no line, by threads.
+//! The lock whose readers share no line and whose only writer owns it, by threads.
 #![forbid(unsafe_code)]
 
 use std::sync::Barrier;
@@ -20,6 +20,102 @@ fn biased<T>(value: T) -> BiasedLock<T> {
         drop(lock.read());
     }
     lock
+}
+
+/// As above, of writes: more than it takes for their thread to own the lock.
+fn write_often(lock: &BiasedLock<u64>) {
+    for _ in 0..MANY {
+        *lock.write() += 1;
+    }
+}
+
+#[test]
+fn nobody_is_beside_the_owner() {
+    let lock = BiasedLock::new(0);
+    write_often(&lock);
+    let mut held = lock.write();
+    assert!(lock.try_write().is_none());
+    thread::scope(|scope| {
+        let (send, receive) = channel();
+        for reads in [false, true] {
+            let (lock, send) = (&lock, send.clone());
+            scope.spawn(move || {
+                if reads {
+                    assert!(*lock.read() > MANY as u64);
+                } else {
+                    *lock.write() += 1;
+                }
+                send.send(()).expect("somebody waits");
+            });
+        }
+        let tried = scope.spawn(|| lock.try_write().is_none());
+        assert!(tried.join().expect("it ends"));
+        assert!(receive.recv_timeout(MOMENT).is_err());
+        *held += 1;
+        drop(held);
+        for _ in 0..2 {
+            receive.recv().expect("they have it now");
+        }
+    });
+    assert_eq!(*lock.read(), MANY as u64 + 2);
+}
+
+#[test]
+fn an_owner_reads_and_others_come_who_do_not_wait() {
+    let lock = BiasedLock::new(0);
+    write_often(&lock);
+    let read = lock.read();
+    thread::scope(|scope| {
+        let tried = scope.spawn(|| lock.try_write().is_none());
+        assert!(tried.join().expect("it ends"));
+    });
+    assert_eq!(*read, MANY as u64);
+    drop(read);
+    thread::scope(|scope| {
+        scope.spawn(|| *lock.try_write().expect("nobody has it") += 1);
+    });
+    write_often(&lock);
+    assert_eq!(*lock.read(), 2 * MANY as u64 + 1);
+}
+
+#[test]
+fn an_owner_of_more_locks_than_it_can_note() {
+    let locks: Vec<_> = (0..12).map(|_| BiasedLock::new(0)).collect();
+    locks.iter().for_each(write_often);
+    for _ in 0..3 {
+        let mut guards: Vec<_> = locks.iter().map(BiasedLock::write).collect();
+        guards.iter_mut().for_each(|value| **value += 1);
+        thread::scope(|scope| {
+            let taken = || locks.iter().filter(|lock| lock.try_write().is_none());
+            let other = scope.spawn(move || taken().count());
+            assert_eq!(other.join().expect("it ends"), locks.len());
+        });
+    }
+    assert!(locks.iter().all(|lock| *lock.read() == MANY as u64 + 3));
+}
+
+#[test]
+fn owners_come_and_go() {
+    let lock = BiasedLock::new([0_u64; 32]);
+    let (rounds, often) = (40, 3_000);
+    let write = || {
+        let mut value = lock.write();
+        let next = value[0] + 1;
+        assert_eq!([value[0]; 32], *value);
+        value.iter_mut().for_each(|word| *word = next);
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| (0..rounds * often).for_each(|_| write()));
+        scope.spawn(|| {
+            for _ in 0..rounds {
+                thread::yield_now();
+                (0..10).for_each(|_| write());
+                let value = lock.read();
+                assert_eq!([value[0]; 32], *value);
+            }
+        });
+    });
+    assert_eq!(lock.read()[0], rounds * (often + 10));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! once when they get their place, and after their fence only if a record before theirs was not persistent then. So a
 //! thread that works alone shares nothing, and of two each waits for one line, that of the word which gives out places.
 //!
-//! A lane announces a lower bound of its number *before* the number is reserved by an atomic addition. Whoever reserves
+//! A lane announces a lower bound of its number *before* the number is reserved by an addition. Whoever reserves
 //! a later number therefore sees the bound, or what came after it: the addition releases the bound, and the later
 //! addition acquires it.
 
@@ -12,6 +12,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
+use pmem::BiasedCounter;
 
 /// No record under way.
 const IDLE: u64 = u64::MAX;
@@ -73,7 +74,7 @@ pub struct Place {
 
 /// All records under way.
 pub struct InFlight {
-    next: Contended,
+    next: BiasedCounter,
     lanes: Box<[Lane]>,
     /// Lanes from here on were never used.
     used: AtomicUsize,
@@ -135,7 +136,7 @@ impl InFlight {
             thread: AtomicUsize::new(0),
         };
         InFlight {
-            next: Contended(AtomicU64::new(next)),
+            next: BiasedCounter::new(next, OWNED + SHARED),
             lanes: (0..OWNED + SHARED).map(lane).collect(),
             used: AtomicUsize::new(0),
             persisted: AtomicU64::new(next),
@@ -144,7 +145,7 @@ impl InFlight {
 
     /// The number that the next record will have.
     pub fn next(&self) -> u64 {
-        self.next.load(Ordering::Acquire)
+        self.next.get()
     }
 
     /// Takes a lane: the thread's own, if it has one.
@@ -250,7 +251,7 @@ impl InFlight {
     pub fn reserve(&self, entered: Entered, length: usize) -> Place {
         let lane = &self.lanes[entered.lane];
         lane.unpersisted.store(entered.bound, Ordering::Relaxed);
-        let number = self.next.fetch_add(length as u64, Ordering::AcqRel);
+        let number = self.next.add(entered.lane, length as u64);
         let end = number + length as u64;
         lane.unpersisted.store(number, Ordering::Release);
         lane.unapplied.store(number, Ordering::Release);

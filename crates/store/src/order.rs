@@ -5,7 +5,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use parking_lot::{Mutex, MutexGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, MutexGuard};
 use pmem::BiasedLock;
 
 /// Where a lock is in the order. Who holds one may wait for later ones only.
@@ -46,7 +46,7 @@ pub struct Guard<G> {
 /// An inode that is locked for reading.
 pub type ReadGuard<'a, T> = Guard<pmem::ReadGuard<'a, T>>;
 /// What is locked for writing.
-pub type WriteGuard<'a, T> = Guard<RwLockWriteGuard<'a, T>>;
+pub type WriteGuard<'a, T> = Guard<pmem::WriteGuard<'a, T>>;
 /// What only one can reach.
 pub type LockGuard<'a, T> = Guard<MutexGuard<'a, T>>;
 

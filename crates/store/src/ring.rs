@@ -1,7 +1,7 @@
 //! The record ring: the one order of changes.
 //!
 //! Positions count bytes since the pool was made; a record's number is its position. A thread
-//! 1. reserves its place by one atomic addition (this is the order),
+//! 1. reserves its place by one addition, atomic unless it alone appends (this is the order),
 //! 2. copies its record there, flushes it and fences,
 //! 3. marks it persistent and waits until all before it are: it is committed,
 //! 4. applies it to the image and marks it applied.
@@ -58,6 +58,7 @@ pub struct Ring {
     in_flight: InFlight,
     side: SideRings,
     takes_aside: bool,
+    is_read_outside: bool,
     start: Contended,
     reclaiming: Ordered<Mutex<()>>,
     defects: Defects,
@@ -80,6 +81,7 @@ impl Ring {
             in_flight: InFlight::new(position),
             side: SideRings::new(superblock),
             takes_aside: false,
+            is_read_outside: false,
             start: Contended(AtomicU64::new(position)),
             reclaiming: Ordered::mutex(Rank::Reclaiming, ()),
             defects,
@@ -218,6 +220,11 @@ impl Ring {
     /// Notes that the record was applied to the image.
     #[inline]
     pub fn applied(&self, place: Place) {
+        if self.is_read_outside {
+            // What was stored around the caches is not ordered with the end of the inode's lock, and other processes have no
+            // part in that.
+            self.region.order_stores();
+        }
         self.in_flight.applied(place);
     }
 

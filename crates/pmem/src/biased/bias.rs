@@ -5,7 +5,9 @@
 //! is seen by all, so at least one of them sees the other: the reader goes the slow way, or the writer waits. The bias
 //! comes back only under the underlying lock, which a writer has for itself.
 
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use crate::barrier;
 
 /// A word, by what its loads and stores have to promise.
 pub trait Word {
@@ -19,6 +21,11 @@ pub trait Word {
     fn put(&self, value: Self::Value);
     /// Stores it, so that all see it before anything after it is done.
     fn announce(&self, value: Self::Value);
+    /// Stores it before anything after it is done, for who looks after a [`Word::announce_everywhere`].
+    fn note(&self, value: Self::Value);
+    /// Stores it, so that all see it before anything after it is done; of each other thread, what it did before a moment
+    /// between is seen, and what it does after it sees this.
+    fn announce_everywhere(&self, value: Self::Value);
 }
 
 macro_rules! word {
@@ -46,11 +53,23 @@ macro_rules! word {
                 // One locked instruction, where a store and a fence would be two.
                 self.swap(value, Ordering::SeqCst);
             }
+
+            #[inline]
+            fn note(&self, value: $value) {
+                self.store(value, Ordering::Relaxed);
+                barrier::here();
+            }
+
+            fn announce_everywhere(&self, value: $value) {
+                self.store(value, Ordering::SeqCst);
+                barrier::everywhere();
+            }
         }
     };
 }
 
 word!(AtomicU32, u32);
+word!(AtomicU64, u64);
 word!(AtomicUsize, usize);
 
 /// Locks that a thread can have noted at the same time.
@@ -89,7 +108,7 @@ impl<F: Word<Value = u32>> Bias<F> {
         if !self.is_on() {
             return None;
         }
-        let slot = own.0.iter().find(|slot| slot.peek() == 0)?;
+        let slot = own.free()?;
         slot.announce(key);
         if self.0.look() != 0 {
             return Some(slot);
@@ -116,6 +135,12 @@ pub fn leave<W: Word<Value = usize>>(slot: &W) {
 }
 
 impl<W: Word<Value = usize>> Line<W> {
+    /// A word in which nothing is noted; for the thread whose line it is.
+    #[inline]
+    pub fn free(&self) -> Option<&W> {
+        self.0.iter().find(|slot| slot.peek() == 0)
+    }
+
     /// The words in which the thread may have noted itself: whoever ended the bias waits at each of them until it is
     /// another one than the key. Later ones that hold the key are of readers who see that the bias is over.
     pub fn names(&self, key: usize) -> impl Iterator<Item = &W> {
@@ -124,4 +149,4 @@ impl<W: Word<Value = usize>> Line<W> {
 }
 
 #[cfg(test)]
-mod tests;
+pub mod tests;

@@ -119,8 +119,10 @@ impl SideRings {
 }
 
 impl Ring {
-    /// Records may stand aside from now on, or no more. In a unit all are in the ring, for the other members.
+    /// Records may stand aside from now on, or no more. In a unit all are in the ring, for the other members, and the image may
+    /// be read from outside.
     pub fn taking_aside(mut self, takes_aside: bool) -> Ring {
+        self.is_read_outside = !takes_aside;
         self.takes_aside = takes_aside && !self.side.rings.is_empty();
         self
     }

@@ -8,7 +8,7 @@ use loom::thread;
 
 /// A word of the model, which knows of fences what the language promises. `FENCED`: as it should be.
 #[derive(Default)]
-struct Modelled<A, const FENCED: bool>(A);
+pub struct Modelled<A, const FENCED: bool>(pub A);
 
 macro_rules! modelled {
     ($atomic:ty, $value:ty) => {
@@ -33,17 +33,33 @@ macro_rules! modelled {
                     fence(Ordering::SeqCst);
                 }
             }
+
+            // It is the other side's barrier that stands for this fence.
+            fn note(&self, value: $value) {
+                self.0.store(value, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+            }
+
+            fn announce_everywhere(&self, value: $value) {
+                self.announce(value);
+            }
         }
     };
 }
 
 modelled!(loom::sync::atomic::AtomicU32, u32);
 modelled!(loom::sync::atomic::AtomicUsize, usize);
+modelled!(loom::sync::atomic::AtomicU64, u64);
 
-type Slot<const FENCED: bool> = Modelled<loom::sync::atomic::AtomicUsize, FENCED>;
-type Flag<const FENCED: bool> = Modelled<loom::sync::atomic::AtomicU32, FENCED>;
+pub type Slot<const FENCED: bool> = Modelled<loom::sync::atomic::AtomicUsize, FENCED>;
+pub type Flag<const FENCED: bool> = Modelled<loom::sync::atomic::AtomicU32, FENCED>;
 
 const KEY: usize = 1;
+
+/// Of two threads.
+pub fn lines<const FENCED: bool>() -> [Line<Slot<FENCED>>; 2] {
+    [Line(Default::default()), Line(Default::default())]
+}
 
 /// A lock as `BiasedLock` is, of what must never be read while it is written: the model ends in a panic then.
 struct Scene<const FENCED: bool, const WAITS: bool> {
@@ -61,7 +77,7 @@ impl<const FENCED: bool, const WAITS: bool> Scene<FENCED, WAITS> {
         }
         Scene {
             bias,
-            lines: [Line(Default::default()), Line(Default::default())],
+            lines: lines(),
             lock: RwLock::new(()),
             value: UnsafeCell::new(0),
         }
