@@ -284,7 +284,7 @@ impl<T> BiasedLock<T> {
             self.writes.store(0, Ordering::Relaxed);
             return false;
         }
-        let writes = self.writes.load(Ordering::Relaxed) + 1;
+        let writes = self.writes.load(Ordering::Relaxed).saturating_add(1);
         self.writes.store(writes, Ordering::Relaxed);
         writes >= WRITES << self.ends.load(Ordering::Relaxed).min(ENDS_MAX)
     }
