@@ -86,6 +86,11 @@ pub enum Failure {
     /// The peer does not answer any more, or its process is gone.
     #[error("the peer is lost")]
     PeerLost,
+    /// The adapter of this node has failed.
+    #[error(
+        "the adapter of this node has failed; connect again by another transport, or when it is back"
+    )]
+    AdapterFailed,
     /// The peer's memory is mapped here, and is not there any more: what was read or written is nothing.
     #[error(
         "the peer's memory is gone: its file was shortened, or its device failed; the peer has to lend other memory"

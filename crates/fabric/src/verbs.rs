@@ -7,6 +7,7 @@
 //! - A peer that is gone is noticed by requests that nobody acknowledges. While there are none, a [probe](link) is sent every
 //!   [`PROBE_EVERY`]: a write of no bytes. So it takes no longer than that and the adapter's retries, a second or so,
 //!   which a slow link doubles. Who closes an endpoint says so.
+//! - An adapter that fails as a whole says so by an event; all its endpoints are lost then, and it takes no new ones.
 //! - An adapter that refuses what a peer asked for ends the connection, on both sides. Its owner learns that by an event, if
 //!   the adapter gives one, or by the next probe.
 //!
@@ -23,6 +24,7 @@ mod group;
 mod link;
 mod supplies;
 mod transport;
+mod trouble;
 pub(crate) mod wire;
 
 use std::sync::Arc;
@@ -37,6 +39,7 @@ use parking_lot::Mutex;
 use pmem::Region;
 
 use self::transport::VerbsTransport;
+use self::trouble::Trouble;
 use crate::registration::Details;
 use crate::{
     Access, Capabilities, Copies, Device, Error, Key, Multicast, Order, Placement, Proof, Proves,
@@ -96,9 +99,7 @@ struct Common {
     domain: Arc<Domain>,
     capabilities: Capabilities,
     counts: Counts,
-    failed: Mutex<Vec<u32>>,
-    /// How often `failed` has become longer, so that nobody has to look there for nothing.
-    failures: AtomicU64,
+    trouble: Trouble,
 }
 
 impl Common {
@@ -109,11 +110,22 @@ impl Common {
     /// Reads what has happened to the adapter. One thread reads it for all.
     fn read_events(&self) {
         while let Ok(Some(event)) = self.adapter().next_event() {
-            if let Event::QueuePairFailed(number) = event {
-                self.failed.lock().push(number);
-                self.failures.fetch_add(1, Ordering::Release);
-            }
+            self.trouble.note(event);
         }
+    }
+
+    /// # Errors
+    /// [`Error::System`] if the adapter has failed.
+    fn check_adapter(&self) -> Result<(), Error> {
+        if !self.trouble.is_adapter() {
+            return Ok(());
+        }
+        Err(Error::System {
+            what: format!("use the RDMA adapter {}", self.adapter().name()),
+            source: rustix::io::Errno::IO.into(),
+            remedy: "it has failed, and the kernel's log may say why; start this process again when it is back, or use \
+                     another transport",
+        })
     }
 }
 
@@ -138,8 +150,7 @@ impl Verbs {
             domain,
             capabilities,
             counts: Counts::default(),
-            failed: Mutex::default(),
-            failures: AtomicU64::new(0),
+            trouble: Trouble::default(),
         })))
     }
 
@@ -151,6 +162,11 @@ impl Verbs {
     /// The address of IPv4 that groups meet at, if the adapter has one.
     pub fn address(&self) -> Option<std::net::Ipv4Addr> {
         self.0.adapter().gid().gid.ipv4()
+    }
+
+    /// Gives the adapter up, as if it had said that it has failed: its endpoints are lost, and there will be no others.
+    pub fn give_up(&self) {
+        self.0.trouble.note(Event::DeviceFailed);
     }
 
     /// How often something happened.

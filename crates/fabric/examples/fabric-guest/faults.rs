@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::{Cases, open};
 use fabric::tcp::{Tcp, TcpOptions};
+use fabric::verbs::Verbs;
 use fabric::{
     Access, Device, EndpointId, Error, Event, Export, Failure, Key, Operation, Options, Parameters,
     Peer, Queue, RegionDescriptor, Role, Source, WorkRequest,
@@ -31,6 +32,7 @@ pub fn run(cases: &mut Cases) {
         "fabric: a cut link is noticed, and a new endpoint works",
         cut,
     );
+    cases.run("fabric: an adapter that has failed is told", given_up);
     cases.run("fabric: a peer that asks for too much while idle", || {
         refused_while_idle();
     });
@@ -47,7 +49,11 @@ struct End {
 
 impl End {
     fn new(device: &str, options: Options) -> End {
-        let mut queue = Queue::open(&open(device), options).unwrap();
+        End::over(&open(device), options)
+    }
+
+    fn over(device: &Verbs, options: Options) -> End {
+        let mut queue = Queue::open(device, options).unwrap();
         let (id, parameters) = queue.offer().unwrap();
         End {
             queue,
@@ -102,9 +108,13 @@ fn pair(near: Options, far: Options) -> (End, End) {
 
 fn try_pair(near: Options, far: Options) -> Result<(End, End), Error> {
     let (mut near, mut far) = (End::new("rxe1", near), End::new("rxe2", far));
-    far.accept(Role::Listener, near.parameters.take().unwrap())?;
-    near.accept(Role::Dialer, far.parameters.take().unwrap())?;
+    join(&mut near, &mut far)?;
     Ok((near, far))
+}
+
+fn join(near: &mut End, far: &mut End) -> Result<(), Error> {
+    far.accept(Role::Listener, near.parameters.take().unwrap())?;
+    near.accept(Role::Dialer, far.parameters.take().unwrap())
 }
 
 fn sleepy() -> Options {
@@ -242,6 +252,29 @@ pub fn system(line: &str) {
     let mut words = line.split(' ');
     let status = Command::new(words.next().unwrap()).args(words).status();
     assert!(status.unwrap().success(), "{line}");
+}
+
+/// The software adapters of a guest do not fail, so they are given up.
+fn given_up() {
+    let adapter = open("rxe1");
+    let mut near = End::over(&adapter, sleepy());
+    let mut far = End::new("rxe2", sleepy());
+    join(&mut near, &mut far).unwrap();
+    near.send(b"before");
+    assert!(matches!(far.next(), Event::Message(_)));
+    adapter.give_up();
+    assert_eq!(near.lost(), Failure::AdapterFailed);
+    let refusal = near.queue.offer().unwrap_err().to_string();
+    assert!(
+        refusal.contains("use the RDMA adapter rxe1") && refusal.contains("it has failed"),
+        "{refusal}"
+    );
+    drop(near);
+    assert_eq!(far.lost(), Failure::PeerLost);
+    // Opened anew it works.
+    let (mut near, mut far) = pair(sleepy(), sleepy());
+    near.send(b"after");
+    assert!(matches!(far.next(), Event::Message(_)));
 }
 
 fn cut() {

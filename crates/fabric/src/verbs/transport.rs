@@ -1,7 +1,6 @@
 //! The queue's side: completions, and what follows from them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use ::verbs::{Completion, CompletionQueue, GRH, Kind as Done, QueuePair, Queues, Status};
@@ -79,7 +78,7 @@ impl VerbsTransport {
             batch: vec![Completion::default(); BATCH],
             polls: 0,
             look_at: Instant::now() + PROBE_EVERY,
-            failures: common.failures.load(Ordering::Acquire),
+            failures: common.trouble.count(),
             common,
         })
     }
@@ -116,6 +115,14 @@ impl VerbsTransport {
         }
     }
 
+    /// Nothing of this thread's goes on.
+    fn lose_all(&mut self, failure: Failure) {
+        let links = self.links.iter().flatten();
+        for id in links.map(|link| link.id).collect::<Vec<_>>() {
+            self.lose(id, failure);
+        }
+    }
+
     /// Hands over what waits at a link.
     fn hand_over(&mut self, id: EndpointId) {
         if let Some(link) = self.ready(id)
@@ -148,10 +155,7 @@ impl VerbsTransport {
         for _ in 0..BATCHES {
             let Ok(taken) = self.completions.poll(&mut batch).map(<[_]>::len) else {
                 // The queue has failed, and all pairs with it.
-                let ids: Vec<EndpointId> =
-                    self.links.iter().flatten().map(|link| link.id).collect();
-                ids.into_iter()
-                    .for_each(|id| self.lose(id, Failure::PeerLost));
+                self.lose_all(Failure::AdapterFailed);
                 break;
             };
             for completion in &batch[..taken] {
@@ -341,21 +345,22 @@ impl VerbsTransport {
 
     /// Adapters say which queue pairs have failed, if they say it, to the whole process.
     fn take_failures(&mut self) {
-        let failures = self.common.failures.load(Ordering::Acquire);
+        let failures = self.common.trouble.count();
         if std::mem::replace(&mut self.failures, failures) == failures {
             return;
         }
         // Why, a completion may know better.
         self.reap();
-        let mut own = Vec::new();
         let numbers = &self.numbers;
-        self.common.failed.lock().retain(|number| {
-            let found = numbers.binary_search_by_key(number, |(pair, _)| *pair);
-            own.extend(found.map(|at| numbers[at].1).ok());
-            found.is_err()
+        let own = self.common.trouble.take(|number| {
+            let found = numbers.binary_search_by_key(&number, |(pair, _)| *pair);
+            found.map(|at| numbers[at].1).ok()
         });
         for id in own {
             self.lose(id, Failure::Violation);
+        }
+        if self.common.trouble.is_adapter() {
+            self.lose_all(Failure::AdapterFailed);
         }
     }
 
@@ -395,6 +400,7 @@ impl Transport for VerbsTransport {
     }
 
     fn prepare(&mut self, endpoint: EndpointId, limits: Limits) -> Result<Parameters, Error> {
+        self.common.check_adapter()?;
         let depth = Link::depth_of(limits.outstanding);
         let Some(room) = self.room.checked_sub(depth) else {
             let endpoints = self.numbers.len();
@@ -421,6 +427,7 @@ impl Transport for VerbsTransport {
 
     /// May wait while the kernel looks for the peer's address: some seconds if nobody answers there.
     fn establish(&mut self, endpoint: EndpointId, _role: Role, peer: Peer) -> Result<(), Error> {
+        self.common.check_adapter()?;
         let wrong = Error::Peer { what: "queue pair" };
         let peer = parse_parameters(&peer.parameters.bytes).ok_or(wrong)?;
         self.buffers.hand_over();

@@ -1,0 +1,93 @@
+//! What an adapter says has failed, to the whole process: each thread looks what of it is its own.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use ::verbs::Event;
+use parking_lot::Mutex;
+
+/// Queue pairs that have failed, or the whole adapter.
+#[derive(Default)]
+pub struct Trouble {
+    pairs: Mutex<Vec<u32>>,
+    is_adapter: AtomicBool,
+    /// How often something failed, so that nobody has to look for nothing.
+    count: AtomicU64,
+}
+
+impl Trouble {
+    /// Notes it, if it is any.
+    pub fn note(&self, event: Event) {
+        match event {
+            Event::QueuePairFailed(number) => self.pairs.lock().push(number),
+            // Of a queue of completions it is not said whose it is, and without one nobody learns how requests end.
+            Event::DeviceFailed | Event::CompletionQueueFailed => {
+                self.is_adapter.store(true, Ordering::Release);
+            }
+            _ => return,
+        }
+        self.count.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often there was any.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// Whether the adapter has failed. It does not work again before it is opened anew.
+    pub fn is_adapter(&self) -> bool {
+        self.is_adapter.load(Ordering::Acquire)
+    }
+
+    /// Takes out the queue pairs that belong to somebody: whose they are.
+    pub fn take<T>(&self, owner: impl Fn(u32) -> Option<T>) -> Vec<T> {
+        let mut own = Vec::new();
+        self.pairs.lock().retain(|number| {
+            let found = owner(*number);
+            let stays = found.is_none();
+            own.extend(found);
+            stays
+        });
+        own
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_takes_its_own_queue_pairs() {
+        let trouble = Trouble::default();
+        for number in [3, 5, 4] {
+            trouble.note(Event::QueuePairFailed(number));
+        }
+        assert_eq!((trouble.count(), trouble.is_adapter()), (3, false));
+        let even = |number: u32| number.is_multiple_of(2).then_some(number);
+        assert_eq!(trouble.take(even), [4]);
+        assert_eq!(trouble.take(even), []);
+        assert_eq!(trouble.take(Some), [3, 5]);
+    }
+
+    #[test]
+    fn a_failed_adapter_is_told_and_remembered() {
+        for event in [Event::DeviceFailed, Event::CompletionQueueFailed] {
+            let trouble = Trouble::default();
+            trouble.note(event);
+            assert_eq!((trouble.count(), trouble.is_adapter()), (1, true));
+        }
+    }
+
+    #[test]
+    fn what_is_no_failure_is_not_noted() {
+        let trouble = Trouble::default();
+        for event in [
+            Event::PortDown(1),
+            Event::PortActive(1),
+            Event::LastReceive(3),
+        ] {
+            trouble.note(event);
+        }
+        assert_eq!((trouble.count(), trouble.is_adapter()), (0, false));
+        assert_eq!(trouble.take(Some), []);
+    }
+}
