@@ -27,6 +27,14 @@ impl From<client::Error> for Errno {
     }
 }
 
+/// The answer of a path for one of the number that it led to: another thread may have removed the file since.
+fn gone(error: client::Error) -> Errno {
+    match error.errno() {
+        libc::ESTALE => Errno(libc::ENOENT),
+        errno => Errno(errno),
+    }
+}
+
 /// Entries that are read at a time, so that reading goes on from cookies.
 const BATCH: usize = 5;
 
@@ -66,7 +74,8 @@ impl Embedded {
                     gid: rustix::process::getegid().as_raw(),
                     ..NewInode::new(kind, permissions)
                 };
-                fs.create(fs.stat(parent)?.number, name.as_bytes(), &new)?;
+                fs.create(fs.stat(parent)?.number, name.as_bytes(), &new)
+                    .map_err(gone)?;
             }
         }
         Ok(())
@@ -105,7 +114,8 @@ impl Embedded {
                 taken
             };
             self.file_system
-                .read_directory(number, cookie, &mut visit)?;
+                .read_directory(number, cookie, &mut visit)
+                .map_err(gone)?;
             let Some(last) = batch.last() else { break };
             cookie = last.cookie;
             entries.append(&mut batch);
@@ -126,14 +136,10 @@ impl Embedded {
     fn stat(&self, path: &str) -> Answer {
         let attributes = self.file_system.symlink_stat(path)?;
         let mut facts = facts(&attributes);
-        // Another thread may have removed the file since, or an attribute.
-        let gone = |error: client::Error| match error.errno() {
-            libc::ESTALE => Errno(libc::ENOENT),
-            errno => Errno(errno),
-        };
         let fs = &self.file_system;
         for name in fs.xattr_names(attributes.number).map_err(gone)? {
             match fs.xattr(attributes.number, &name).map_err(gone) {
+                // Another thread may have removed the attribute since.
                 Err(Errno(libc::ENODATA)) => {}
                 value => {
                     let name = String::from_utf8_lossy(&name).into_owned();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use client::{FileSystem, Geometry};
+use client::{FileKind, FileSystem, Geometry};
 use lab::embedded::Embedded;
 use lab::operation::{Errno, Operation, System};
 use lab::pool::Pool;
@@ -192,4 +192,42 @@ fn many_names() {
 #[test]
 fn many_pieces() {
     run(&Mix::pieces(), 8 << 20, geometry());
+}
+
+/// A path and the number that it led to are two questions: between them, the directory may go.
+#[test]
+fn a_directory_that_goes_while_it_is_used() {
+    const ROUNDS: usize = 20_000;
+    let pool = Pool::new(2 << 20, &Geometry::small(), &Arc::default()).unwrap();
+    let file_system = pool.file_system().unwrap();
+    let path = || "d".to_owned();
+    let comes_and_goes = [
+        Operation::Make {
+            path: path(),
+            kind: FileKind::Directory,
+            permissions: 0o755,
+        },
+        Operation::RemoveDirectory { path: path() },
+    ];
+    let used = [
+        Operation::List { path: path() },
+        Operation::Stat { path: path() },
+        Operation::Make {
+            path: "d/pipe".into(),
+            kind: FileKind::Fifo,
+            permissions: 0o644,
+        },
+        Operation::Unlink {
+            path: "d/pipe".into(),
+        },
+    ];
+    thread::scope(|scope| {
+        for hand in [&comes_and_goes[..], &used] {
+            let mut system = Embedded::new(file_system.clone());
+            scope.spawn(move || {
+                let counts = (0..ROUNDS).map(|_| work_on(&mut system, hand).unwrap());
+                assert!(counts.sum::<usize>() > 0, "nothing succeeds");
+            });
+        }
+    });
 }
