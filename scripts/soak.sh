@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Real programs on a mounted pool: a large C project and a Rust project are built, PostgreSQL and SQLite are killed at
-# work, and so is the mount; git, rsync and tar copy to and fro. What each says it did must be there afterwards, and the
-# check must find nothing. `soak.sh NAME...` runs only these. Nothing is left behind.
+# work, and so is the mount; git, rsync and tar copy to and fro; stress-ng asks all that it knows to ask of files. What each
+# says it did must be there afterwards, and the check must find nothing. `soak.sh NAME...` runs only these. Nothing is left behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8
 
-readonly all="c rust postgresql sqlite git rsync tar names"
+readonly all="c rust postgresql sqlite git rsync tar names stress"
 tako=${TAKO_BIN:-$PWD/target/release/tako}
 readonly bytes_needed=$((7 << 30))
 readonly openssl_src=300.6.1 ripgrep=15.2.0
@@ -347,6 +347,21 @@ assert os.listdir() == []
 os.chdir("/")
 os.rmdir(directory)
 PYTHON
+}
+
+# What stress-ng knows to ask of files, descriptors and mapped memory, and verifies: each from two processes, for a while.
+stress() {
+    local stressor
+    mkdir -p "$mounted/stress"
+    for stressor in access aio chattr chdir chmod chown copy-file dentry dir dirdeep dirmany dnotify dup fallocate fcntl \
+        file-ioctl filename flock fpunch fsize fstat getdent handle hdd inode-flags inotify io iomix ioprio lease link locka \
+        lockf lockofd madvise mknod mmap mmapfixed mmapmany mremap msync msyncmany open readahead rename seek sendfile \
+        splice symlink sync-file touch utime xattr; do
+        stress-ng --temp-path "$mounted/stress" --"$stressor" 2 --timeout 4s --verify >"$work/stress.log" 2>&1 ||
+            fail "stress-ng, $stressor: $(grep -m 3 fail "$work/stress.log")"
+    done
+    [ -z "$(ls -A "$mounted/stress")" ] || fail "stress-ng leaves $(ls -A "$mounted/stress")"
+    kill_mount
 }
 
 # ---- one after the other
