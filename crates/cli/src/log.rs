@@ -29,13 +29,23 @@ impl Log {
     }
 }
 
-/// Sends a line to a daemon that keeps a log.
-fn send(socket: &Path, line: impl Display) -> std::io::Result<()> {
+/// A way to the daemon that keeps the system's log. What is written there at once is a line, of no facility.
+pub fn daemon() -> std::io::Result<UnixDatagram> {
+    reach(Path::new(SYSTEM_LOG))
+}
+
+fn reach(socket: &Path) -> std::io::Result<UnixDatagram> {
     let sender = UnixDatagram::unbound()?;
     sender.set_nonblocking(true)?;
+    sender.connect(socket)?;
+    Ok(sender)
+}
+
+/// Sends a line to a daemon that keeps a log.
+fn send(socket: &Path, line: impl Display) -> std::io::Result<()> {
     let process = std::process::id();
     let message = format!("<{DAEMON_ERROR}>tako[{process}]: {line}");
-    sender.send_to(message.as_bytes(), socket).map(drop)
+    reach(socket)?.send(message.as_bytes()).map(drop)
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use fuse::MountOptions;
 use crate::arguments::Mount;
 use crate::channel;
 use crate::failure::{Failure, Outcome};
-use crate::log::Log;
+use crate::log::{self, Log};
 
 pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
     if arguments
@@ -99,7 +99,7 @@ fn cannot(what: &str, error: impl Into<io::Error>) -> Failure {
     Failure::Failed(format!("cannot {what}: {error}; try --foreground"))
 }
 
-/// Leaves standard input and output to whoever else has them.
+/// Leaves standard input and output to whoever else has them. What is said of an end by itself goes to the system's log.
 fn let_go_of_streams() -> io::Result<()> {
     let nowhere = OpenOptions::new()
         .read(true)
@@ -107,7 +107,10 @@ fn let_go_of_streams() -> io::Result<()> {
         .open("/dev/null")?;
     rustix::stdio::dup2_stdin(&nowhere)?;
     rustix::stdio::dup2_stdout(&nowhere)?;
-    rustix::stdio::dup2_stderr(&nowhere)?;
+    match log::daemon() {
+        Ok(daemon) => rustix::stdio::dup2_stderr(daemon)?,
+        Err(_) => rustix::stdio::dup2_stderr(&nowhere)?,
+    }
     Ok(())
 }
 

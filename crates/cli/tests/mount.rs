@@ -8,7 +8,8 @@ use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::process::{Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::{Scratch, tako};
@@ -484,14 +485,8 @@ fn lost_data_is_told_of_in_the_log() {
     bytes[at + 100] ^= 1;
     fs::write(&pool, &bytes).unwrap();
 
-    let log = fs::File::create(scratch.path("log")).unwrap();
     fs::create_dir(&directory).unwrap();
-    let mut mount = common::command(&["mount", "--foreground", &pool, &directory]);
-    let mut child = mount.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
+    let mut child = in_foreground(&pool, &directory, &scratch.path("log"));
     for _ in 0..3 {
         let read = fs::read(format!("{directory}/file")).map_err(|error| error.raw_os_error());
         assert_eq!(read, Err(Some(rustix::io::Errno::IO.raw_os_error())));
@@ -505,4 +500,37 @@ fn lost_data_is_told_of_in_the_log() {
         "{log}"
     );
     assert_eq!(log.lines().count(), 1, "{log}");
+}
+
+#[test]
+fn a_mount_whose_pool_is_shortened_says_why_it_ends() {
+    let place = Background::new();
+    fs::write(place.scratch.path("file"), [7; 5000]).unwrap();
+    let file = format!("{}:/file", place.pool);
+    tako(&["cp", &place.scratch.path("file"), &file]).ended(0);
+    let log = place.scratch.path("log");
+    let mut child = in_foreground(&place.pool, &place.directory, &log);
+    let pool = fs::File::options().write(true).open(&place.pool).unwrap();
+    pool.set_len(64 << 10).unwrap();
+    fs::read(format!("{}/file", place.directory)).unwrap_err();
+    let status = child.wait().unwrap();
+    assert_eq!(status.signal(), Some(Signal::BUS.as_raw()), "{status}");
+    let log = fs::read_to_string(log).unwrap();
+    let begin = format!("tako: {}: memory of the pool is gone", place.pool);
+    assert!(log.starts_with(&begin) && log.lines().count() == 1, "{log}");
+    assert_eq!(tako(&["umount", &place.directory]).ended(0), "");
+    let said = tako(&["check", &place.pool]).ended(1);
+    assert!(said.contains("it was truncated"), "{said}");
+}
+
+/// Starts a process that serves a mount and writes its log to a file.
+fn in_foreground(pool: &str, directory: &str, log: &str) -> Child {
+    let log = fs::File::create(log).unwrap();
+    let mut mount = common::command(&["mount", "--foreground", pool, directory]);
+    let mut child = mount.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    child
 }

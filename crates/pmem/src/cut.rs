@@ -5,11 +5,14 @@
 //! them as cut and finds zeros in place of all of them. So whoever accesses them asks afterwards
 //! ([`Watched::is_cut`]): if they are not cut, the access met the memory that it meant.
 //!
+//! A pool of the process's own is not to be replaced by zeros: what is stored there would be told as kept. The process ends
+//! as it would without a handler, but it says why: a sentence that was prepared goes to standard error first.
+//!
 //! There is one handler of the signal for the process, set when the first pages are watched. What is none of ours it passes
 //! on to the handler that was there before.
 //!
 //! **The handler** runs in the thread whose access failed, at that instruction, and so must not rely on anything that the
-//! thread may be in the middle of: it takes no lock, allocates nothing, and makes one plain system call, `mmap`. It looks the
+//! thread may be in the middle of: it takes no lock, allocates nothing, and makes one plain system call, `mmap` or `write`. It looks the
 //! address up in a table that never shrinks or moves: a list of chunks of slots.
 //!
 //! **A slot is looked at without a lock.** Its `turn` is odd while it is changed, so who loads the same even turn before and
@@ -34,20 +37,38 @@ use std::{io, mem};
 use rustix::mm::{MapFlags, ProtFlags};
 
 /// Pages of a mapping that may go away.
-pub(crate) struct Watched(&'static Slot);
+pub(crate) struct Watched {
+    slot: &'static Slot,
+    /// Where the slot leads to.
+    _last_words: Option<Box<LastWords>>,
+}
+
+/// What is said before the process ends.
+struct LastWords(String);
 
 impl Watched {
     /// The mapping that begins at `base`, all of it. Nothing there has been accessed yet, and it is unmapped after this has
     /// gone.
     ///
+    /// With last words, the process says them and ends when it accesses what is gone.
+    ///
     /// # Errors
     /// Those of sigaction(2).
-    pub(crate) fn new(base: NonNull<u8>, length: usize) -> io::Result<Watched> {
+    pub(crate) fn new(
+        base: NonNull<u8>,
+        length: usize,
+        last_words: Option<String>,
+    ) -> io::Result<Watched> {
         install()?;
+        let last_words = last_words.map(|words| Box::new(LastWords(words)));
+        let words = last_words.as_deref().map_or(ptr::null(), ptr::from_ref);
         let _changes = changes();
         let slot = free_slot();
-        slot.set(base.as_ptr() as usize, length);
-        Ok(Watched(slot))
+        slot.set(base.as_ptr() as usize, length, words);
+        Ok(Watched {
+            slot,
+            _last_words: last_words,
+        })
     }
 
     /// Whether an access before this may have met zeros in place of the memory.
@@ -57,14 +78,14 @@ impl Watched {
         // that failed was begun anew, and everything behind it.
         compiler_fence(Ordering::SeqCst);
         fence(Ordering::Acquire);
-        self.0.cut.load(Ordering::Relaxed)
+        self.slot.cut.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Watched {
     fn drop(&mut self) {
         let _changes = changes();
-        self.0.set(0, 0);
+        self.slot.set(0, 0, ptr::null());
     }
 }
 
@@ -80,7 +101,16 @@ struct Slot {
     base: AtomicUsize,
     /// 0 if it is free.
     length: AtomicUsize,
+    /// Null if the pages are replaced by zeros.
+    last_words: AtomicPtr<LastWords>,
     cut: AtomicBool,
+}
+
+/// What a slot says of pages.
+struct Found {
+    base: usize,
+    length: usize,
+    last_words: *const LastWords,
 }
 
 impl Slot {
@@ -89,30 +119,38 @@ impl Slot {
             turn: AtomicUsize::new(0),
             base: AtomicUsize::new(0),
             length: AtomicUsize::new(0),
+            last_words: AtomicPtr::new(ptr::null_mut()),
             cut: AtomicBool::new(false),
         }
     }
 
     /// By one thread at a time.
-    fn set(&self, base: usize, length: usize) {
+    fn set(&self, base: usize, length: usize, last_words: *const LastWords) {
         let turn = self.turn.load(Ordering::Relaxed);
         self.turn.store(turn.wrapping_add(1), Ordering::Relaxed);
         // Who loads one of the new values and then the turn finds it odd, or a later one.
         fence(Ordering::Release);
         self.base.store(base, Ordering::Relaxed);
         self.length.store(length, Ordering::Relaxed);
+        self.last_words
+            .store(last_words.cast_mut(), Ordering::Relaxed);
         self.cut.store(false, Ordering::Relaxed);
         self.turn.store(turn.wrapping_add(2), Ordering::Release);
     }
 
-    /// Its range, if it has one.
-    fn range(&self) -> Option<(usize, usize)> {
+    /// Its pages, if it has some.
+    fn pages(&self) -> Option<Found> {
         let turn = self.turn.load(Ordering::Acquire);
         let base = self.base.load(Ordering::Relaxed);
         let length = self.length.load(Ordering::Relaxed);
+        let last_words = self.last_words.load(Ordering::Relaxed);
         fence(Ordering::Acquire);
         let is_whole = turn.is_multiple_of(2) && self.turn.load(Ordering::Relaxed) == turn;
-        (is_whole && length > 0).then_some((base, length))
+        (is_whole && length > 0).then_some(Found {
+            base,
+            length,
+            last_words,
+        })
     }
 }
 
@@ -209,16 +247,22 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     }
 }
 
-/// Marks the pages that have this address and puts zeros in their place, if they are watched.
+/// Marks the pages that have this address and puts zeros in their place, if they are watched and there are no last words.
 fn cut(address: usize) -> bool {
     let found = slots().find_map(|slot| {
-        let (base, length) = slot.range()?;
-        let is_inside = (base..base.saturating_add(length)).contains(&address);
-        is_inside.then_some((slot, base, length))
+        let found = slot.pages()?;
+        let pages = found.base..found.base.saturating_add(found.length);
+        pages.contains(&address).then_some((slot, found))
     });
-    let Some((slot, base, length)) = found else {
+    let Some((slot, found)) = found else {
         return false;
     };
+    // SAFETY: null, or what belongs to the value that watches these pages, which stays while they are accessed.
+    if let Some(words) = unsafe { found.last_words.as_ref() } {
+        say(&words.0);
+        return false;
+    }
+    let Found { base, length, .. } = found;
     slot.cut.store(true, Ordering::Release);
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -226,6 +270,12 @@ fn cut(address: usize) -> bool {
     // stay mapped for as long as they are watched, and this thread is just accessing them. What others find there was never
     // theirs to rely on, and they ask for the mark.
     unsafe { rustix::mm::mmap_anonymous(base as *mut c_void, length, protection, flags) }.is_ok()
+}
+
+/// Writes to standard error as far as that takes it.
+fn say(words: &str) {
+    // SAFETY: the bytes are all there. The call may be made by a handler of signals.
+    unsafe { libc::write(libc::STDERR_FILENO, words.as_ptr().cast(), words.len()) };
 }
 
 /// Does what was done before there was this handler.

@@ -18,7 +18,7 @@ use crate::{Access, Error, Kind, LINE, Survival, barrier, check_range, check_wor
 
 /// A pool, mapped whole.
 pub(crate) struct Mapping {
-    /// If others can take the pages away. It goes before them.
+    /// If the pages may go away. It goes before them.
     watched: Option<Watched>,
     pages: Pages,
     /// It only grows, up to that of the pages.
@@ -83,17 +83,16 @@ impl Mapping {
         })
     }
 
-    /// The same, of pages that others can take away.
-    pub(crate) fn watched(path: &Path, pages: Pages, pool: Pool) -> Result<Mapping, Error> {
-        let mut mapping = Mapping::new(path, pages, pool)?;
-        let Pages { base, length } = mapping.pages;
-        let watched = Watched::new(base, length).map_err(|source| Error::Io {
-            path: path.to_owned(),
+    /// The same, when its pages may go away: if they do, it is cut, or the process says its last words and ends.
+    pub(crate) fn watched(mut self, last_words: Option<String>) -> Result<Mapping, Error> {
+        let Pages { base, length } = self.pages;
+        let watched = Watched::new(base, length, last_words).map_err(|source| Error::Io {
+            path: self.path.clone(),
             what: "watch",
             source,
         })?;
-        mapping.watched = Some(watched);
-        Ok(mapping)
+        self.watched = Some(watched);
+        Ok(self)
     }
 
     /// See [`crate::Region::is_cut`].

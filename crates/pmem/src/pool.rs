@@ -229,7 +229,7 @@ pub(crate) fn attach(file: OwnedFd, length: u64, writable: bool) -> Result<Mappi
     match kind {
         // It stays, whatever its owner does: a hole in it is zeros.
         Kind::Memory => Mapping::new(path, pages, pool),
-        _ => Mapping::watched(path, pages, pool),
+        _ => Mapping::new(path, pages, pool)?.watched(None),
     }
 }
 
@@ -291,7 +291,8 @@ fn map_file(path: &Path, file: OwnedFd, length: u64, access: Access) -> Result<M
             survives,
             access,
         },
-    )
+    )?
+    .watched(Some(last_words(path)))
 }
 
 fn map_device(path: &Path, file: OwnedFd, length: u64, access: Access) -> Result<Mapping, Error> {
@@ -314,6 +315,16 @@ fn map_device(path: &Path, file: OwnedFd, length: u64, access: Access) -> Result
             survives,
             access,
         },
+    )?
+    .watched(Some(last_words(path)))
+}
+
+/// What is said when an access to an own pool fails, before the process ends. A write that cannot be kept has no answer.
+fn last_words(path: &Path) -> String {
+    format!(
+        "tako: {}: memory of the pool is gone, since its file was made shorter or its device failed, so this process ends; \
+         `tako check` tells what is left\n",
+        path.display()
     )
 }
 

@@ -158,7 +158,7 @@ impl Region {
     /// Whether attached memory was found to be gone, by any access that ended before this: its file was shortened, or its
     /// device or module failed. From then on all of the region is zeros, which nobody else sees. So what was read counts,
     /// and what was written is there, only if this is false afterwards. A region that was not attached is never cut: to
-    /// lose it ends the process.
+    /// lose it ends the process, which says so on standard error.
     #[inline]
     pub fn is_cut(&self) -> bool {
         match &self.0 {

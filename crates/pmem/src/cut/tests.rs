@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
@@ -29,13 +30,19 @@ fn shorten(path: &Path, length: u64) {
 
 /// Runs a test in another process, where [`in_other`] is something.
 fn run(test: &str) -> ExitStatus {
+    run_telling(test).0
+}
+
+/// The same; and what the process says on standard error.
+fn run_telling(test: &str) -> (ExitStatus, String) {
     let scratch = Scratch::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", &format!("cut::tests::{test}")]);
     let output = command.env(OTHER, scratch.path()).output().unwrap();
     // Shown if this test fails.
     print!("{}", String::from_utf8_lossy(&output.stdout));
-    output.status
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status, told)
 }
 
 fn in_other() -> Option<PathBuf> {
@@ -166,10 +173,12 @@ fn others_come_and_go_meanwhile() {
 }
 
 #[test]
-fn what_is_none_of_a_peers_ends_the_process_as_ever() {
+fn an_own_pool_that_goes_ends_the_process_which_says_why() {
     let Some(directory) = in_other() else {
-        let status = run("what_is_none_of_a_peers_ends_the_process_as_ever");
-        return assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
+        let (status, told) = run_telling("an_own_pool_that_goes_ends_the_process_which_says_why");
+        assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
+        assert!(told.contains("own: memory of the pool is gone"), "{told}");
+        return;
     };
     let _watched = peer(&directory.join("peer"), true);
     let path = directory.join("own");
@@ -178,6 +187,29 @@ fn what_is_none_of_a_peers_ends_the_process_as_ever() {
     let own = Region::open(&path, Access::ReadWrite).unwrap();
     shorten(&path, 0);
     own.load(0);
+    unreachable!("there is no such memory");
+}
+
+#[test]
+fn memory_that_nobody_watches_ends_the_process_as_ever() {
+    let Some(directory) = in_other() else {
+        let (status, told) = run_telling("memory_that_nobody_watches_ends_the_process_as_ever");
+        assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
+        assert_eq!(told, "");
+        return;
+    };
+    let _watched = peer(&directory.join("peer"), true);
+    let path = directory.join("other");
+    let own = Region::create(&path, BYTES).unwrap();
+    let file = File::open(&path).unwrap();
+    drop(own);
+    let flags = rustix::mm::MapFlags::SHARED;
+    let protection = rustix::mm::ProtFlags::READ;
+    // SAFETY: a new mapping, which nothing else knows of.
+    let at = unsafe { rustix::mm::mmap(ptr::null_mut(), 4096, protection, flags, &file, 0) };
+    shorten(&path, 0);
+    // SAFETY: it is mapped; that the load fails is what is tried.
+    unsafe { at.unwrap().cast::<u8>().read_volatile() };
     unreachable!("there is no such memory");
 }
 
