@@ -43,6 +43,7 @@ impl Setup for Tcp {
     fn device(&self) -> Arc<dyn Device> {
         let options = TcpOptions {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            lost_after: cut::LOST_AFTER,
             ..TcpOptions::default()
         };
         Arc::new(fabric::tcp::Tcp::new(options))

@@ -36,7 +36,8 @@ fn transports(only: Option<Provider>) -> Transports {
         only,
         tcp: TcpOptions {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-            lost_after: Duration::from_secs(1),
+            lost_after: LONG,
+            prove_within: LONG,
             ..TcpOptions::default()
         },
         ..Wanted::default()
@@ -54,7 +55,10 @@ fn local(keys: &Path, transports: &Transports) -> Local {
     Local {
         identity: Identity::load(keys).unwrap(),
         offers: transports.offers().clone(),
-        options: control::Options::default(),
+        options: control::Options {
+            step_timeout: LONG,
+            ..control::Options::default()
+        },
     }
 }
 

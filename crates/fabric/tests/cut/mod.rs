@@ -15,6 +15,9 @@ use fabric::{
 /// Where an introduction says at which port its side listens.
 const PORT: std::ops::Range<usize> = 6..8;
 
+/// Longer than a busy machine holds anybody up, and short enough to wait for.
+pub const LOST_AFTER: Duration = Duration::from_secs(10);
+
 /// How many bytes the next connection lives for.
 pub type Budget = Box<dyn FnMut() -> i64 + Send>;
 
@@ -122,7 +125,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, left: &AtomicI64, cuts: &AtomicU
 pub fn options() -> fabric::tcp::TcpOptions {
     fabric::tcp::TcpOptions {
         address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-        lost_after: Duration::from_secs(5),
+        lost_after: LOST_AFTER,
         ..Default::default()
     }
 }

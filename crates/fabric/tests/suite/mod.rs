@@ -20,7 +20,7 @@ use fabric::{
 use pmem::Region;
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A transport, to be tested.
 pub trait Setup {

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use fabric::tcp::Tcp;
+use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{
     Access, Device, EndpointId, Event, Failure, GroupAddress, GroupId, Options, Queue, Role, Source,
 };
@@ -277,7 +277,11 @@ fn who_does_not_know_the_secret_is_not_let_in() {
 
 #[test]
 fn connections_that_prove_nothing_are_dropped_and_hold_up_nobody() {
-    let (device, mut queue) = open();
+    let soon = TcpOptions {
+        prove_within: Duration::from_secs(1),
+        ..options()
+    };
+    let (device, mut queue) = open_with(soon, Options::default());
     let port = {
         let (id, told) = queue.offer().unwrap();
         queue.close(id);

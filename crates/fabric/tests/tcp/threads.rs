@@ -1,5 +1,6 @@
 //! Two threads, each with a queue.
 
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use fabric::{Event, Failure, Operation, Options, Queue, Source, WorkRequest};
@@ -48,7 +49,19 @@ fn rally(spin_max: Duration) -> (Queue, Queue) {
         }
     }
     near.close(to_far);
-    (near, echo.join().unwrap())
+    let far = look_until_the_end(&mut near, echo);
+    (near, far)
+}
+
+/// Looks until the other side's thread has ended, which asks whether an endpoint still is.
+fn look_until_the_end<T>(queue: &mut Queue, other: JoinHandle<T>) -> T {
+    let mut events = Vec::new();
+    while !other.is_finished() {
+        queue.poll(&mut events);
+        assert!(events.is_empty(), "{events:?}");
+        std::thread::yield_now();
+    }
+    other.join().unwrap()
 }
 
 #[test]
@@ -116,5 +129,5 @@ fn who_sleeps_carries_out_what_peers_ask_for_and_is_told_nothing() {
         assert_eq!(found, bytes);
     }
     near.close(to_far);
-    sleeper.join().unwrap();
+    look_until_the_end(&mut near, sleeper);
 }

@@ -349,7 +349,7 @@ fn breaches() -> Vec<(&'static str, Script<'static>)> {
 fn a_session_ends_with_what_breaks_its_rules() {
     let scratch = Scratch::new();
     let a = Node::on_this_host("a");
-    let b = Node::on_this_host("b").patient_for(Duration::from_secs(1));
+    let b = Node::on_this_host("b").patient_for(SHORT);
     let mut listener = b.listen(&[scratch.socket()]);
     for (expected, script) in breaches() {
         let mut raw = Raw::new(&scratch.socket());
@@ -412,7 +412,7 @@ fn a_session_takes_so_much_memory_and_no_more() {
 #[test]
 fn listeners_that_lie_are_left() {
     let scratch = Scratch::new();
-    let a = Node::on_this_host("a").patient_for(Duration::from_secs(1));
+    let a = Node::on_this_host("a").patient_for(SHORT);
     let b = Node::on_this_host("b");
     let hello = || Message::Hello(b.local.hello(Vec::new()));
     let socket = UnixListener::bind(scratch.path("socket")).unwrap();
@@ -485,7 +485,7 @@ fn thousands_who_say_nothing_hold_up_nobody() {
     setrlimit(Resource::Nofile, raised).unwrap();
     let scratch = Scratch::new();
     let [a, b] = scratch.keys("keys").map(Node::new);
-    let b = b.patient_for(Duration::from_secs(2));
+    let b = b.patient_for(SHORT);
     let mut listener = b.listen(&[scratch.socket(), loopback()]);
     let Address::Tcp(tcp) = listener.addresses()[1].clone() else {
         panic!("{:?}", listener.addresses());
@@ -526,7 +526,7 @@ fn thousands_who_say_nothing_hold_up_nobody() {
 fn bytes_that_trickle_take_no_longer_than_a_step() {
     let scratch = Scratch::new();
     let a = Node::on_this_host("a");
-    let b = Node::on_this_host("b").patient_for(Duration::from_secs(1));
+    let b = Node::on_this_host("b").patient_for(SHORT);
     let mut listener = b.listen(&[scratch.socket()]);
     let hello = Message::Hello(a.local.hello(Vec::new())).encode(0);
     let (idle, _other) = UnixStream::pair().unwrap();
@@ -535,8 +535,8 @@ fn bytes_that_trickle_take_no_longer_than_a_step() {
         let trickling = scope.spawn(move || {
             let mut stream = UnixStream::connect(path).unwrap();
             let mut hello = hello.iter();
-            // All of it takes three seconds.
-            let step = Duration::from_millis(20);
+            // All of it takes three times as long.
+            let step = SHORT * 3 / hello.len() as u32;
             while let Some(byte) = hello.next()
                 && stream.write_all(&[*byte]).is_ok()
             {
