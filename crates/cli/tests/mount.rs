@@ -325,6 +325,37 @@ fn a_signal_unmounts() {
     );
 }
 
+/// umount(8) returns before the process that served the mount has closed the pool.
+#[test]
+fn a_pool_that_is_closed_soon_is_waited_for() {
+    let place = Background::new();
+    let held = pmem::Region::open(place.pool.as_ref(), pmem::Access::ReadWrite).unwrap();
+    let options = transport::options();
+    let arguments = ["mount", "--foreground", "-o", &options];
+    let mut child = common::command(&arguments)
+        .args([&place.pool, &place.directory])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let process = format!(" {} ", child.id());
+    let waits = |line: &str| line.contains(" -> FLOCK ") && line.contains(&process);
+    while !fs::read_to_string("/proc/locks")
+        .unwrap()
+        .lines()
+        .any(waits)
+    {
+        assert_eq!(child.try_wait().unwrap(), None, "it did not wait");
+        std::thread::yield_now();
+    }
+    drop(held);
+    let mut line = String::new();
+    let said = child.stdout.take().unwrap();
+    BufReader::new(said).read_line(&mut line).unwrap();
+    assert!(line.contains(" is mounted on "), "{line}");
+    place.unmount();
+    assert!(child.wait().unwrap().success());
+}
+
 /// By `mount -t tako` and by a line of fstab, in a mount namespace where the helper stands where mount(8) looks for it.
 #[test]
 fn the_system_mounts_by_its_helper() {

@@ -18,7 +18,7 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::process::{getgid, getuid};
 
-use crate::mountinfo::{self, FILE_SYSTEM_TYPE, Found};
+use crate::mountinfo::{self, FILE_SYSTEM_TYPE};
 use crate::{Error, MountOptions};
 
 const DEVICE: &str = "/dev/fuse";
@@ -27,6 +27,8 @@ const HELPER: &str = "fusermount3";
 const READ_LENGTH_MAX: u32 = 1 << 20;
 /// How long the serving process may take to close its pool.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(30);
+/// The same, if it is not known whether there is such a process.
+const GUESSED_CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Whether a mount goes away only when nobody uses it, or at once for new users and later for the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,16 +42,37 @@ pub(crate) enum Leave {
 pub fn unmount(directory: &Path) -> Result<(), Error> {
     let mount = mountinfo::find(directory)?.ok_or_else(|| Error::NotMounted(directory.into()))?;
     detach(&mount.directory, Leave::WhenUnused)?;
-    wait_for_pool(mount)
+    match File::open(&mount.source) {
+        Ok(pool) if mount.source.is_absolute() => match is_closed_within(CLOSE_TIME_MAX, pool) {
+            true => Ok(()),
+            false => Err(Error::PoolHeld {
+                directory: mount.directory,
+                pool: mount.source,
+            }),
+        },
+        // A mount whose name is not that of its pool has nothing to wait for.
+        _ => Ok(()),
+    }
 }
 
-/// Waits for the process that served the mount to close the pool, whose lock it holds until it has.
-fn wait_for_pool(mount: Found) -> Result<(), Error> {
-    let pool = match File::open(&mount.source) {
-        Ok(pool) if mount.source.is_absolute() => pool,
-        // A mount whose name is not that of its pool has nothing to wait for.
-        _ => return Ok(()),
-    };
+/// Waits until a pool can be opened that was mounted until now: umount(8) does not wait for that. A pool that still is
+/// mounted is not waited for, and of any other that somebody holds it is not known why.
+pub fn wait_for_close(pool: &Path) {
+    let found = pool.canonicalize().and_then(|path| {
+        let is_mounted = mountinfo::is_mounted(&path)?;
+        Ok((!is_mounted).then_some(File::open(path)?))
+    });
+    // What is wrong with it, whoever opens it will say.
+    if let Ok(Some(pool)) = found {
+        is_closed_within(GUESSED_CLOSE_TIME_MAX, pool);
+    }
+}
+
+/// Waits until the process that serves a pool has closed it, whose lock it holds until then.
+fn is_closed_within(limit: Duration, pool: File) -> bool {
+    if rustix::fs::flock(&pool, FlockOperation::NonBlockingLockShared) != Err(Errno::WOULDBLOCK) {
+        return true;
+    }
     let (sender, receiver) = mpsc::channel();
     // In another thread, because a lock cannot be waited for with a limit.
     thread::spawn(move || {
@@ -57,13 +80,7 @@ fn wait_for_pool(mount: Found) -> Result<(), Error> {
         drop(pool);
         let _ = sender.send(locked);
     });
-    match receiver.recv_timeout(CLOSE_TIME_MAX) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(Error::PoolHeld {
-            directory: mount.directory,
-            pool: mount.source,
-        }),
-    }
+    receiver.recv_timeout(limit).is_ok()
 }
 
 /// Checks that `directory` can be mounted on and returns its absolute path. What a killed process left mounted there

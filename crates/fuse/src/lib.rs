@@ -27,7 +27,7 @@ mod translate;
 mod wire;
 
 pub use error::Error;
-pub use kernel::unmount;
+pub use kernel::{unmount, wait_for_close};
 pub use mount::{Mount, mount};
 pub use notify::Notifier;
 pub use options::{Cache, Choice, Locks, MountOptions};

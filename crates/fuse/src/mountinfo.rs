@@ -61,14 +61,27 @@ fn find_in(table: &[u8], directory: PathBuf) -> Option<Found> {
     let line = table
         .split(|byte| *byte == b'\n')
         .rfind(|line| field(line, 4).is_some_and(|at| at == directory))?;
+    let source = source(line)?;
+    Some(Found { directory, source })
+}
+
+/// Whether there is a mount of this name.
+pub(crate) fn is_mounted(name: &Path) -> std::io::Result<bool> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    Ok(names(&table).any(|found| found == name))
+}
+
+fn names(table: &[u8]) -> impl Iterator<Item = PathBuf> {
+    table.split(|byte| *byte == b'\n').filter_map(source)
+}
+
+/// The name of the mount that a line is about, if it is one of ours.
+fn source(line: &[u8]) -> Option<PathBuf> {
     // Between the sixth field and the dash are a varying number of others.
     let dash = line.windows(3).position(|window| window == b" - ")?;
     let rest = &line[dash + 3..];
     let ours = field(rest, 0)?.as_os_str() == FILE_SYSTEM_TYPE;
-    ours.then_some(Found {
-        directory,
-        source: field(rest, 1)?,
-    })
+    ours.then_some(field(rest, 1)?)
 }
 
 /// The field `index` of a line, unescaped.
@@ -117,6 +130,12 @@ mod tests {
                 source: "/var/a\\b.pool".into()
             })
         );
+    }
+
+    #[test]
+    fn all_names_are_found() {
+        let found: Vec<_> = names(TABLE).collect();
+        assert_eq!(found, ["/var/a\\b.pool", "/var/c.pool"].map(PathBuf::from));
     }
 
     #[test]
