@@ -4,13 +4,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use client::FileSystem;
-use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
 use crate::adapter::Adapter;
 use crate::kernel::{self, Leave};
-use crate::mountinfo;
 use crate::session::{self, Session, Transport};
 use crate::{Error, MountOptions, Notifier};
 
@@ -133,17 +131,10 @@ impl Mount {
         if let Some(signals) = self.signals.take() {
             signals.close();
         }
-        let directory = &self.place.directory;
-        match ended.session {
-            // The end of a mount that is gone already came while a request was read: fuse_dev_do_read in the kernel.
-            Err(error)
-                if Errno::from_io_error(&error) == Some(Errno::CONNABORTED)
-                    && matches!(mountinfo::find(directory), Ok(None)) => {}
-            ended => ended.map_err(|source| Error::Session {
-                directory: directory.clone(),
-                source,
-            })?,
-        }
+        ended.session.map_err(|source| Error::Session {
+            directory: self.place.directory.clone(),
+            source,
+        })?;
         ended.closed.map_err(Error::Close)
     }
 }

@@ -90,7 +90,8 @@ fn answer_all(device: &Arc<OwnedFd>, alarm: Option<&Alarm>, adapter: &Adapter) -
                     thread::sleep(COLLECTING);
                 }
             }
-            Err(Errno::NODEV) => return Ok(()),
+            // The latter if the end came while a request was read: fuse_dev_do_read in the kernel.
+            Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
             // A request that was withdrawn while it was read, or a signal.
             Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
             Err(errno) => return Err(errno.into()),
