@@ -290,7 +290,7 @@ mod tests {
     /// More than a queue has room for.
     const WAITING: usize = 20;
     const WORKING: usize = 6;
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const PATIENCE: Duration = Duration::from_secs(60);
     /// How often the machine is looked at before something is tried.
     const LOOKS: usize = 10_000;
     /// Held by tests that count the threads of the process, or have some that are counted.
