@@ -5,10 +5,13 @@ mod counter;
 mod owner;
 
 use std::fmt;
+use std::hint::spin_loop;
 use std::marker::PhantomData;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use parking_lot::lock_api::{GuardNoSend, RawRwLock as _};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
@@ -29,6 +32,15 @@ const READS_PER_LINE: u32 = 16;
 const WRITES: u32 = 512;
 /// After each end it takes twice as many, up to this power of two as many.
 const ENDS_MAX: u32 = 7;
+/// How long a writer stays away from a lock that another one uses, each time before it looks: in all for about ten changes
+/// of names.
+const RESTS: [Duration; 5] = {
+    const SHORT: Duration = Duration::from_micros(1);
+    const LONG: Duration = Duration::from_micros(3);
+    [SHORT, LONG, LONG, LONG, LONG]
+};
+/// How often it looks then, at once again, before it may be put to sleep.
+const LOOKS: u32 = 300;
 
 static READERS: [Line<AtomicUsize>; LINES] = [const { Line::new() }; LINES];
 /// Lines from here on were never used.
@@ -228,7 +240,10 @@ impl<T> BiasedLock<T> {
     /// Takes the underlying lock, which is given back by [`WriteGuard`], or becomes the owner, as whom it has the lock.
     #[inline]
     fn write_slowly(&self) -> Option<&'static AtomicUsize> {
-        let guard = self.lock.write();
+        let guard = match self.lock.try_write() {
+            Some(guard) => guard,
+            None => self.write_behind(),
+        };
         self.end_owner();
         let was_read = self.was_read();
         if was_read {
@@ -248,6 +263,39 @@ impl<T> BiasedLock<T> {
         }
         mem::forget(guard);
         None
+    }
+
+    /// Waits for the underlying lock, which somebody has.
+    #[cold]
+    fn write_behind(&self) -> RwLockWriteGuard<'_, T> {
+        let taken = match self.lock.is_locked_exclusive() {
+            true => self.let_write(rest_for).or_else(|| self.look_often()),
+            // Readers may follow one another without end: who queues comes between them.
+            false => None,
+        };
+        taken.unwrap_or_else(|| self.lock.write())
+    }
+
+    /// Lets another thread that writes again and again do so for a while, and takes the lock if it pauses. If each took it
+    /// from the other after one write, all lines that both write would change processors for each.
+    fn let_write(&self, rest_for: impl Fn(Duration)) -> Option<RwLockWriteGuard<'_, T>> {
+        let written = || [&self.writer, &self.writes].map(|word| word.load(Ordering::Relaxed));
+        let mut before = written();
+        RESTS.into_iter().find_map(|rest| {
+            rest_for(rest);
+            let now = written();
+            let pauses = now == mem::replace(&mut before, now);
+            pauses.then(|| self.lock.try_write()).flatten()
+        })
+    }
+
+    /// Takes the lock if it is free soon: to be put to sleep and woken takes longer.
+    fn look_often(&self) -> Option<RwLockWriteGuard<'_, T>> {
+        (0..LOOKS).find_map(|_| {
+            spin_loop();
+            let is_free = !self.lock.is_locked();
+            is_free.then(|| self.lock.try_write()).flatten()
+        })
     }
 
     /// Takes it for writing, if nobody has it.
@@ -363,6 +411,14 @@ impl<T> BiasedLock<T> {
     }
 }
 
+/// Lets time pass, and others run, who may have the lock and want the processor.
+fn rest_for(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        thread::yield_now();
+    }
+}
+
 /// The line of this thread; one that is ending has lost it.
 #[inline]
 fn own() -> Option<usize> {
@@ -459,3 +515,6 @@ impl<T: fmt::Debug> fmt::Debug for BiasedLock<T> {
         self.lock.fmt(f)
     }
 }
+
+#[cfg(test)]
+mod tests;

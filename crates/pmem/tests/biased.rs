@@ -119,6 +119,25 @@ fn owners_come_and_go() {
 }
 
 #[test]
+fn a_writer_waits_for_one_that_stays() {
+    let lock = BiasedLock::new(0);
+    let mut held = lock.write();
+    thread::scope(|scope| {
+        let (send, receive) = channel();
+        let lock = &lock;
+        scope.spawn(move || {
+            *lock.write() += 1;
+            send.send(()).expect("somebody waits");
+        });
+        assert!(receive.recv_timeout(MOMENT).is_err());
+        *held += 1;
+        drop(held);
+        receive.recv().expect("the writer writes");
+    });
+    assert_eq!(*lock.read(), 2);
+}
+
+#[test]
 fn writers_are_alone_and_readers_see_what_they_left() {
     let lock = BiasedLock::new([0_u64; 32]);
     let written = AtomicUsize::new(0);
