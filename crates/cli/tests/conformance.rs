@@ -40,7 +40,7 @@ fn run(command: &mut Command) -> (bool, String) {
     for (name, value) in command.get_envs() {
         limited.env(name, value.unwrap_or_default());
     }
-    let output = limited.output().unwrap();
+    let output = common::run(&mut limited);
     let mut said = [output.stdout, output.stderr].concat();
     if output.status.code() == Some(ENDED) {
         said.extend(format!("it was ended after {SECONDS_MAX} s").bytes());

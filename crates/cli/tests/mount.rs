@@ -12,7 +12,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{Scratch, tako};
+use common::{Scratch, apart, tako};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -83,10 +83,8 @@ impl Drop for Background {
             let _ = kill_process(server, Signal::KILL);
         }
         let mut helper = Command::new("fusermount3");
-        let _ = helper
-            .args(["-uz", &self.directory])
-            .stderr(Stdio::null())
-            .status();
+        helper.args(["-uz", &self.directory]).stderr(Stdio::null());
+        let _ = apart(|| helper.status());
     }
 }
 
@@ -240,7 +238,8 @@ fn options_are_kept() {
     let script = format!("{}/script", place.directory);
     fs::write(&script, "#!/bin/sh\n").unwrap();
     fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    assert!(Command::new(&script).status().unwrap().success());
+    let run_script = || apart(|| Command::new(&script).status());
+    assert!(run_script().unwrap().success());
     place.unmount();
 
     let line = mount(&["-o", "ro,noexec", "-o", "threads=1"]);
@@ -248,7 +247,7 @@ fn options_are_kept() {
     let error = fs::write(format!("{}/new", place.directory), "").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);
     assert_eq!(
-        Command::new(&script).status().unwrap_err().kind(),
+        run_script().unwrap_err().kind(),
         ErrorKind::PermissionDenied
     );
     place.unmount();
@@ -278,10 +277,8 @@ fn relative_paths_are_those_of_whoever_mounts() {
     let place = Background::new();
     let run = |arguments: &[&str]| {
         let mut command = common::command(arguments);
-        let output = command
-            .current_dir(place.scratch.path(""))
-            .output()
-            .unwrap();
+        let command = command.current_dir(place.scratch.path(""));
+        let output = apart(|| command.output()).unwrap();
         assert!(
             output.status.success(),
             "{}",
@@ -332,11 +329,9 @@ fn a_pool_that_is_closed_soon_is_waited_for() {
     let held = pmem::Region::open(place.pool.as_ref(), pmem::Access::ReadWrite).unwrap();
     let options = transport::options();
     let arguments = ["mount", "--foreground", "-o", &options];
-    let mut child = common::command(&arguments)
-        .args([&place.pool, &place.directory])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut mount = common::command(&arguments);
+    let mount = mount.args([&place.pool, &place.directory]);
+    let mut child = common::start(mount.stdout(Stdio::piped()));
     let process = format!(" {} ", child.id());
     let waits = |line: &str| line.contains(" -> FLOCK ") && line.contains(&process);
     while !fs::read_to_string("/proc/locks")
@@ -378,12 +373,12 @@ fn the_system_mounts_by_its_helper() {
         ! mount -t tako \"$3\" \"$3\" -o sideways 2>/mnt/error
         grep sideways /mnt/error";
     let program = common::command(&[]);
-    let output = Command::new("unshare")
+    let mut unshare = Command::new("unshare");
+    let unshare = unshare
         .args(["--mount", "sh", "-c", script, "sh"])
         .arg(program.get_program())
-        .args([&place.pool, &place.directory])
-        .output()
-        .unwrap();
+        .args([&place.pool, &place.directory]);
+    let output = common::run(unshare);
     assert!(output.status.success(), "{output:?}");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(said.contains("contents\n"), "{said}");
@@ -414,11 +409,9 @@ fn the_service_manager_is_told() {
             &place.pool,
             &place.directory,
         ];
-        let mut child = common::command(&arguments)
-            .env("NOTIFY_SOCKET", &name)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut mount = common::command(&arguments);
+        let mount = mount.env("NOTIFY_SOCKET", &name).stdout(Stdio::null());
+        let mut child = common::start(mount);
         let mut said = [0; 64];
         let length = socket.recv(&mut said).unwrap();
         assert_eq!(&said[..length], b"READY=1\n");
@@ -444,10 +437,7 @@ except (BrokenPipeError, ConnectionResetError):
 ";
     let user = user.to_string();
     let mut python = Command::new("python3");
-    let output = python
-        .args(["-c", SCRIPT, pool, line, &user])
-        .output()
-        .unwrap();
+    let output = common::run(python.args(["-c", SCRIPT, pool, line, &user]));
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     String::from_utf8(output.stdout).unwrap()
@@ -558,7 +548,7 @@ fn a_mount_whose_pool_is_shortened_says_why_it_ends() {
 fn in_foreground(pool: &str, directory: &str, log: &str) -> Child {
     let log = fs::File::create(log).unwrap();
     let mut mount = common::command(&["mount", "--foreground", pool, directory]);
-    let mut child = mount.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+    let mut child = common::start(mount.stdout(Stdio::piped()).stderr(log));
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap())
         .read_line(&mut line)

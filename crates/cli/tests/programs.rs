@@ -14,7 +14,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Scratch, tako};
+use common::{Scratch, apart, tako};
 use mounted::Mounted;
 
 /// How long a step may take at most.
@@ -102,7 +102,7 @@ impl Running {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        let mut child = command.spawn().unwrap_or_else(|error| {
+        let mut child = apart(|| command.spawn()).unwrap_or_else(|error| {
             panic!(
                 "{:?} cannot be run ({error}); run scripts/install.sh",
                 command.get_program()
@@ -146,7 +146,7 @@ fn succeed(command: &mut Command) -> String {
         status,
         stdout,
         stderr,
-    } = command.stdin(Stdio::null()).output().unwrap();
+    } = common::run(command.stdin(Stdio::null()));
     let said = String::from_utf8_lossy(&stderr);
     assert!(
         status.success(),
@@ -239,8 +239,8 @@ fn git_keeps_its_commits() {
         }
         move |number: u64| {
             let quietly = |arguments: &[&str]| {
-                let output = git(&repository).args(arguments).output();
-                output.is_ok_and(|output| output.status.success())
+                let output = common::run(git(&repository).args(arguments));
+                output.status.success()
             };
             let file = format!("{repository}/{}", number % 10);
             fs::write(file, text_of(number)).is_ok()

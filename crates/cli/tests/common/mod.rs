@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::StatVfs;
 
@@ -55,9 +56,34 @@ pub struct Run {
     pub err: String,
 }
 
+/// A process that is being started has copies of this one's open files until it runs its own program. Whoever unmounts
+/// meanwhile finds the mount in use.
+static APART: Mutex<()> = Mutex::new(());
+
+/// Unmounts, or starts a process, while no other test does the other.
+pub fn apart<T>(work: impl FnOnce() -> T) -> T {
+    let _guard = APART.lock().unwrap_or_else(PoisonError::into_inner);
+    work()
+}
+
+/// Starts a process that may go on beside a test that unmounts.
+pub fn start(command: &mut Command) -> Child {
+    apart(|| command.spawn()).unwrap()
+}
+
+/// Runs a process to its end.
+pub fn run(command: &mut Command) -> Output {
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    start(command).wait_with_output().unwrap()
+}
+
 /// Runs the program to its end.
 pub fn tako(arguments: &[&str]) -> Run {
-    let output = command(arguments).output().unwrap();
+    let mut command = command(arguments);
+    let output = match arguments.first() {
+        Some(&"umount") => apart(|| command.output()).unwrap(),
+        _ => run(&mut command),
+    };
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Run {
         code: output.status.code(),

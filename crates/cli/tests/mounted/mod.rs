@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use crate::common::{command, tako};
+use crate::common::{apart, command, start, tako};
 use crate::transport;
 
 /// A mount that is served by a child of this process.
@@ -19,7 +19,7 @@ impl Mounted {
         std::fs::create_dir_all(directory).unwrap();
         let options = transport::options();
         let arguments = ["mount", "--foreground", "-o", &options, pool, directory];
-        let mut child = command(&arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = start(command(&arguments).stdout(Stdio::piped()));
         let stdout = child.stdout.take().unwrap();
         let mounted = Mounted {
             directory: directory.into(),
@@ -52,9 +52,7 @@ impl Drop for Mounted {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let mut helper = Command::new("fusermount3");
-        let _ = helper
-            .args(["-uz", &self.directory])
-            .stderr(Stdio::null())
-            .status();
+        helper.args(["-uz", &self.directory]).stderr(Stdio::null());
+        let _ = apart(|| helper.status());
     }
 }
