@@ -92,10 +92,10 @@ impl Credits {
         self.starved_since.map(|since| since + ASK_AFTER)
     }
 
-    /// A buffer that held one of the peer's messages is free again.
+    /// So many buffers that held the peer's messages are free again.
     #[inline]
-    pub fn give_back(&mut self) {
-        self.given_back = self.given_back.wrapping_add(1);
+    pub fn give_back(&mut self, count: u32) {
+        self.given_back = self.given_back.wrapping_add(count);
     }
 
     /// How many were given back in all: to be told to the peer now.
@@ -129,9 +129,9 @@ mod tests {
             assert!(near.take(|| start));
         }
         assert!(!near.take(|| start));
-        far.give_back();
+        far.give_back(1);
         assert!(!far.owes());
-        far.give_back();
+        far.give_back(1);
         assert!(far.owes());
         let lost = far.tell();
         assert!(!far.owes());

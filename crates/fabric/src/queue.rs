@@ -90,6 +90,8 @@ pub struct Queue {
     /// Kept from one poll to the next, like `reports`: who may have to be told of credits.
     owing: Vec<EndpointId>,
     reports: Vec<Report>,
+    /// The same: buffers whose messages were dropped.
+    emptied: Vec<u32>,
     spin: Spin,
     counters: Counters,
     posted: bool,
@@ -137,6 +139,7 @@ impl Queue {
             buffer_bytes,
             owing: Vec::new(),
             reports: Vec::new(),
+            emptied: Vec::new(),
             spin: Spin::new(options.spin_max),
             counters: Counters::default(),
             posted: false,
@@ -205,8 +208,7 @@ impl Queue {
                 return Err(Error::NoEndpoint);
             }
             self.transport.establish(id, role, peer)?;
-            let own_window = self.options.window;
-            self.endpoints[id.place()].establish(limits, own_window, self.options.outstanding);
+            self.endpoints[id.place()].establish(limits, &self.options, &self.capabilities);
             Ok(())
         });
         if accepted.is_err() {
@@ -310,9 +312,18 @@ impl Queue {
         self.submit();
         let mut reports = std::mem::take(&mut self.reports);
         self.transport.poll(&mut reports);
-        for report in reports.drain(..) {
-            self.handle(report, events);
+        for report in &reports {
+            match *report {
+                // Apart from the others, since it is by far the commonest.
+                Report::Received {
+                    origin,
+                    ref buffer,
+                    immediate,
+                } => self.receive(origin, buffer.as_ref(), immediate, events),
+                _ => self.handle(report, events),
+            }
         }
+        reports.clear();
         self.reports = reports;
         if self.starved {
             self.ask_for_credits();
@@ -415,9 +426,9 @@ impl Queue {
         })
     }
 
-    #[inline]
-    fn handle(&mut self, report: Report, events: &mut Vec<Event>) {
-        match report {
+    #[inline(never)]
+    fn handle(&mut self, report: &Report, events: &mut Vec<Event>) {
+        match *report {
             Report::Done {
                 endpoint,
                 sequence,
@@ -438,9 +449,9 @@ impl Queue {
             }
             Report::Received {
                 origin,
-                buffer,
+                ref buffer,
                 immediate,
-            } => self.receive(origin, buffer, immediate, events),
+            } => self.receive(origin, buffer.as_ref(), immediate, events),
             Report::Credit {
                 endpoint,
                 returned,

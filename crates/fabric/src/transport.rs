@@ -78,6 +78,13 @@ pub trait Transport: Send {
     /// Gives a buffer for a message, to be named when one has come: any of the endpoints', or only those of groups.
     fn supply(&mut self, buffer: Supply, piece: Piece<'_>);
 
+    /// Gives buffers of endpoints back, each in the piece that it was given in first.
+    fn supply_again<'a>(&mut self, numbers: &[u32], piece: &'a dyn Fn(u32) -> Piece<'a>) {
+        for &number in numbers {
+            self.supply(Supply::Endpoint(number), piece(number));
+        }
+    }
+
     /// Takes a request. It may begin only with [`Transport::submit`].
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>);
 

@@ -39,7 +39,7 @@ pub mod socket;
 pub use biased::{BiasedCounter, BiasedLock, ReadGuard, WriteGuard};
 pub use error::Error;
 pub use lend::{Lender, Loan};
-pub use lines::Lines;
+pub use lines::{Line, Lines};
 pub use random::Random;
 pub use region::{Access, Kind, Region, Survival};
 pub use simulated::{Fault, Moment, Observer, Simulation};

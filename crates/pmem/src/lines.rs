@@ -1,5 +1,6 @@
 //! [`Lines`]: words of a mapped region, with the checks done once.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,50 +47,82 @@ impl Lines {
         self.count
     }
 
-    /// `count` words of a line from one on.
+    /// One of them.
     #[inline]
-    fn words<'a>(
-        &'a self,
-        line: usize,
-        word: usize,
-        count: usize,
-    ) -> impl Fn(usize) -> &'a AtomicU64 {
-        assert!(
-            line < self.count && word <= WORDS && count <= WORDS - word,
-            "words of a line that is not there"
-        );
-        let start = self.first.wrapping_add(line * LINE + word * 8);
-        move |index| {
-            debug_assert!(index < count);
-            // SAFETY: the range was checked: when this was made, and just now. Mappings do not become shorter. As in
-            // `Mapping::word`, the reference lives for one operation and is to an atomic.
-            unsafe { AtomicU64::from_ptr(start.wrapping_add(index * 8).cast()) }
+    pub fn line(&self, line: usize) -> Line<'_> {
+        assert!(line < self.count, "a line that is not there");
+        Line {
+            start: self.first.wrapping_add(line * LINE),
+            _lines: PhantomData,
         }
     }
 
     /// A word; nothing after it is read earlier (acquire).
     #[inline]
     pub fn load(&self, line: usize, word: usize) -> u64 {
-        self.words(line, word, 1)(0).load(Ordering::Acquire)
+        self.line(line).load(word)
     }
 
     /// Stores a word; nothing before it is seen later (release).
     #[inline]
     pub fn store(&self, line: usize, word: usize, value: u64) {
-        self.words(line, word, 1)(0).store(value, Ordering::Release);
+        self.line(line).store(word, value);
+    }
+}
+
+/// One line of [`Lines`]: where it is has been checked, and words that are known when the program is made cost no check.
+#[derive(Clone, Copy)]
+pub struct Line<'a> {
+    start: *mut u8,
+    _lines: PhantomData<&'a Lines>,
+}
+
+impl<'a> Line<'a> {
+    /// `count` words from one on.
+    #[inline]
+    fn words(self, word: usize, count: usize) -> impl Fn(usize) -> &'a AtomicU64 {
+        assert!(
+            word <= WORDS && count <= WORDS - word,
+            "words of a line that are not there"
+        );
+        let start = self.start.wrapping_add(word * 8);
+        move |index| {
+            debug_assert!(index < count);
+            // SAFETY: the range was checked: the line when it was asked for, its words just now. Mappings do not become
+            // shorter, and the lines, which this is borrowed from, keep theirs. As in `Mapping::word`, the reference
+            // lives for one operation and is to an atomic.
+            unsafe { AtomicU64::from_ptr(start.wrapping_add(index * 8).cast()) }
+        }
     }
 
-    /// Hints that a line will be stored to soon.
+    /// A word; nothing after it is read earlier (acquire).
     #[inline]
-    pub fn prefetch_to_store(&self, line: usize) {
-        let words = self.words(line, 0, 1);
-        persist::prefetch_to_store(words(0).as_ptr().cast());
+    pub fn load(self, word: usize) -> u64 {
+        self.words(word, 1)(0).load(Ordering::Acquire)
+    }
+
+    /// Stores a word; nothing before it is seen later (release).
+    #[inline]
+    pub fn store(self, word: usize, value: u64) {
+        self.words(word, 1)(0).store(value, Ordering::Release);
+    }
+
+    /// Hints that it will be stored to soon.
+    #[inline]
+    pub fn prefetch_to_store(self) {
+        persist::prefetch_to_store(self.start);
+    }
+
+    /// Hints that it will be loaded from soon.
+    #[inline]
+    pub fn prefetch(self) {
+        persist::prefetch(self.start);
     }
 
     /// Stores bytes from a word on, in whole words: the last one is filled up with zeros.
     #[inline]
-    pub fn write(&self, line: usize, word: usize, bytes: &[u8]) {
-        let words = self.words(line, word, bytes.len().div_ceil(8));
+    pub fn write(self, word: usize, bytes: &[u8]) {
+        let words = self.words(word, bytes.len().div_ceil(8));
         let (whole, rest) = bytes.as_chunks::<8>();
         for (index, bytes) in whole.iter().enumerate() {
             words(index).store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
@@ -103,20 +136,24 @@ impl Lines {
         }
     }
 
-    /// Copies words of another line.
+    /// Stores so many words from a word on.
     #[inline]
-    pub fn copy_from(
-        &self,
-        (line, word): (usize, usize),
-        from: &Lines,
-        (from_line, from_word): (usize, usize),
-        count: usize,
-    ) {
-        let to = self.words(line, word, count);
-        let from = from.words(from_line, from_word, count);
-        for index in 0..count {
-            to(index).store(from(index).load(Ordering::Relaxed), Ordering::Relaxed);
+    pub fn write_words<const N: usize>(self, word: usize, values: &[[u8; 8]; N]) {
+        let words = self.words(word, N);
+        for (index, value) in values.iter().enumerate() {
+            words(index).store(u64::from_ne_bytes(*value), Ordering::Relaxed);
         }
+    }
+
+    /// Copies another line from its second word on to the beginning of this one, by the widest pieces that every processor
+    /// has: who soon reads it by such pieces does not wait for narrower ones. The last word stays as it is.
+    #[inline]
+    pub fn copy_all_but_first(self, from: Line<'_>) {
+        assert!(self.start != from.start, "a line is copied to itself");
+        // SAFETY: both are whole lines that stay mapped, as in `words`, and not the same one, so that they do not meet. Others
+        // may store to either meanwhile: of plain words every mixture is valid, as in `Mapping::read`.
+        unsafe { persist::copy(self.start, from.start.add(8).cast_const(), LINE - 16) };
+        self.store(WORDS - 2, from.load(WORDS - 1));
     }
 }
 
@@ -130,24 +167,36 @@ mod tests {
         let lines = region.lines(128, 2).unwrap();
         lines.store(1, 7, 9);
         assert_eq!((lines.load(1, 7), region.load(128 + 120)), (9, 9));
-        lines.prefetch_to_store(1);
+        lines.line(1).prefetch_to_store();
+        lines.line(1).prefetch();
         for length in 0..=48 {
             region.write(128, &[0xff; 64]);
             let bytes: Vec<u8> = (1..=length).collect();
-            lines.write(0, 2, &bytes);
+            lines.line(0).write(2, &bytes);
             let mut expected = [0xff; 64];
             expected[16..16 + bytes.len().next_multiple_of(8)].fill(0);
             expected[16..16 + bytes.len()].copy_from_slice(&bytes);
             let mut line = [0; 64];
             region.read(128, &mut line);
             assert_eq!(line, expected);
-            lines.copy_from((1, 0), &lines, (0, 2), 6);
-            region.read(192, &mut line[16..]);
-            assert_eq!(line, expected);
+            lines.store(1, 7, 9);
+            lines.line(1).copy_all_but_first(lines.line(0));
+            let mut copy = [0; 64];
+            region.read(192, &mut copy);
+            assert_eq!((&copy[..56], lines.load(1, 7)), (&expected[8..], 9));
         }
+        lines
+            .line(1)
+            .write_words(1, &std::array::from_fn::<_, 7, _>(|word| [word as u8; 8]));
+        lines.line(0).copy_all_but_first(lines.line(1));
+        for word in 0..7 {
+            assert_eq!(lines.load(0, word), word as u64 * 0x0101_0101_0101_0101);
+            assert_eq!(lines.load(1, word + 1), word as u64 * 0x0101_0101_0101_0101);
+        }
+        lines.store(1, 7, 9);
         type Operation = fn(&super::Lines);
-        let outside: [Operation; 6] = [
-            |lines| lines.prefetch_to_store(2),
+        let outside: [Operation; 7] = [
+            |lines| lines.line(2).prefetch_to_store(),
             |lines| lines.store(2, 0, 1),
             |lines| {
                 lines.load(0, 8);
@@ -155,8 +204,9 @@ mod tests {
             |lines| {
                 lines.load(usize::MAX, usize::MAX);
             },
-            |lines| lines.write(1, 7, &[0; 9]),
-            |lines| lines.copy_from((0, 0), lines, (1, 4), 5),
+            |lines| lines.line(1).write(7, &[0; 9]),
+            |lines| lines.line(0).write_words(2, &[[0; 8]; 7]),
+            |lines| lines.line(0).copy_all_but_first(lines.line(0)),
         ];
         for operation in outside {
             let act = std::panic::AssertUnwindSafe(|| operation(&lines));

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::Options;
 use crate::credits::Credits;
 use crate::outstanding::Outstanding;
 use crate::{
@@ -17,6 +18,8 @@ pub struct Endpoint {
     pub supplied: bool,
     /// The longest message that the peer can hold, in bytes.
     message_bytes: u32,
+    /// The longest that can be given by value, too.
+    inline_bytes: usize,
     pub outstanding: Outstanding,
     pub credits: Credits,
     /// Requests since the last signaled one.
@@ -40,6 +43,7 @@ impl Endpoint {
             state: State::Free,
             supplied: false,
             message_bytes: 0,
+            inline_bytes: 0,
             outstanding: Outstanding::new(0),
             credits: Credits::new(0, 0),
             unsignaled: 0,
@@ -75,9 +79,11 @@ impl Endpoint {
     }
 
     /// The peer can hold so much.
-    pub fn establish(&mut self, peer: Limits, own_window: u32, outstanding: u32) {
+    pub fn establish(&mut self, peer: Limits, options: &Options, capabilities: &Capabilities) {
+        let (own_window, outstanding) = (options.window, options.outstanding);
         self.state = State::Ready;
         self.message_bytes = peer.message_bytes;
+        self.inline_bytes = peer.message_bytes.min(capabilities.inline_bytes) as usize;
         self.outstanding = Outstanding::new(outstanding as usize);
         self.credits = Credits::new(peer.window, own_window);
         self.unsignaled = 0;
@@ -97,16 +103,32 @@ impl Endpoint {
         self.held <= window
     }
 
-    /// A message was dropped.
+    /// So many messages were dropped.
     #[inline]
-    pub fn release(&mut self) {
-        self.held = self.held.saturating_sub(1);
-        self.credits.give_back();
+    pub fn release(&mut self, count: u32) {
+        self.held = self.held.saturating_sub(count);
+        self.credits.give_back(count);
     }
 
     /// Whether it can be carried out at all.
     #[inline]
     pub fn validate(
+        &self,
+        id: EndpointId,
+        capabilities: &Capabilities,
+        operation: &Operation<'_>,
+    ) -> Result<(), Refusal> {
+        match operation {
+            Operation::Send {
+                from: Source::Inline(bytes),
+                ..
+            } if bytes.len() <= self.inline_bytes => Ok(()),
+            _ => self.validate_any(id, capabilities, operation),
+        }
+    }
+
+    #[inline(never)]
+    fn validate_any(
         &self,
         id: EndpointId,
         capabilities: &Capabilities,

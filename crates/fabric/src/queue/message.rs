@@ -122,6 +122,13 @@ impl Tickets {
         }
     }
 
+    /// Where a buffer is, if each has so many bytes.
+    #[inline]
+    fn piece(&self, buffer: Supply, bytes: u64) -> Piece<'_> {
+        let offset = bytes * u64::from(self.ticket(buffer));
+        self.memory.piece(offset, bytes as u32)
+    }
+
     /// How many have to be looked at to find all that were dropped.
     #[inline]
     fn all(&self) -> usize {
@@ -184,9 +191,7 @@ impl Queue {
 
     #[inline]
     pub(super) fn supply(&mut self, buffer: Supply) {
-        let size = self.buffer_bytes;
-        let offset = size * u64::from(self.tickets.ticket(buffer));
-        let piece = self.tickets.memory.piece(offset, size as u32);
+        let piece = self.tickets.piece(buffer, self.buffer_bytes);
         self.transport.supply(buffer, piece);
     }
 
@@ -194,7 +199,7 @@ impl Queue {
     pub(super) fn receive(
         &mut self,
         origin: Origin,
-        arrival: Option<Arrival>,
+        arrival: Option<&Arrival>,
         immediate: Option<u32>,
         events: &mut Vec<Event>,
     ) {
@@ -203,7 +208,7 @@ impl Queue {
             Origin::Endpoint(id) => self.admit(id, events),
             Origin::Group(_) => true,
         };
-        let ticket = match &arrival {
+        let ticket = match arrival {
             Some(arrival) => Some(self.tickets.ticket(arrival.buffer)),
             // There is one for each message that all peers may send.
             None => self.tickets.bare.pop(),
@@ -215,7 +220,7 @@ impl Queue {
             return self.take_back(origin, arrival.map(|arrival| arrival.buffer));
         };
         self.tickets.held.push(Held { ticket, origin });
-        let (offset, length) = match &arrival {
+        let (offset, length) = match arrival {
             Some(arrival) => {
                 let start = self.buffer_bytes * u64::from(ticket);
                 (start + u64::from(arrival.start), arrival.length)
@@ -238,11 +243,11 @@ impl Queue {
         let Some(endpoint) = self.known(id) else {
             return false;
         };
-        let had_credit = endpoint.hold(window);
-        if !had_credit {
+        if !endpoint.hold(window) {
             self.lose(id, Failure::Violation, events);
+            return false;
         }
-        had_credit && self.is_open(id)
+        endpoint.is_open(id)
     }
 
     /// The endpoint, open or closed, unless its place has another one by now.
@@ -250,6 +255,16 @@ impl Queue {
     fn known(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         let found = self.endpoints.get_mut(id.place());
         found.filter(|endpoint| endpoint.id(id.place()) == id)
+    }
+
+    /// So many messages of an endpoint were dropped.
+    #[inline]
+    fn release(&mut self, run: Option<(EndpointId, u32)>) {
+        let Some((id, count)) = run else { return };
+        if let Some(endpoint) = self.known(id) {
+            endpoint.release(count);
+        }
+        self.owing.push(id);
     }
 
     /// A message is done with: its buffer is the transport's again.
@@ -261,7 +276,7 @@ impl Queue {
         if let Origin::Endpoint(id) = origin
             && let Some(endpoint) = self.known(id)
         {
-            endpoint.release();
+            endpoint.release(1);
         }
     }
 
@@ -281,14 +296,28 @@ impl Queue {
     }
 
     fn take_dropped(&mut self, mut looks: usize) {
+        // Mostly one comes after the other from the same endpoint.
+        let mut run: Option<(EndpointId, u32)> = None;
         while let Some(held) = self.tickets.dropped(&mut looks) {
-            self.take_back(held.origin, self.tickets.buffer(held.ticket));
-            if let Origin::Endpoint(id) = held.origin
-                && self.owing.last() != Some(&id)
-            {
-                self.owing.push(id);
+            match self.tickets.buffer(held.ticket) {
+                Some(Supply::Endpoint(number)) => self.emptied.push(number),
+                Some(buffer) => self.supply(buffer),
+                None => {}
+            }
+            match (held.origin, &mut run) {
+                (Origin::Endpoint(id), Some((of, count))) if *of == id => *count += 1,
+                (Origin::Endpoint(id), _) => {
+                    let before = run.replace((id, 1));
+                    self.release(before);
+                }
+                (Origin::Group(_), _) => {}
             }
         }
+        self.release(run);
+        let (tickets, size) = (&self.tickets, self.buffer_bytes);
+        let piece = |number| tickets.piece(Supply::Endpoint(number), size);
+        self.transport.supply_again(&self.emptied, &piece);
+        self.emptied.clear();
         let mut owing = std::mem::take(&mut self.owing);
         for id in owing.drain(..) {
             if self.is_open(id) && self.endpoints[id.place()].credits.owes() {

@@ -15,7 +15,8 @@
 //! kernel runs one in each thread that runs in a process that has registered for it
 //! (`MEMBARRIER_CMD_GLOBAL_EXPEDITED`); a thread that does not run has had one when it was stopped. Wherever in the other
 //! one's instructions that fence comes, it is after the news, or before the load of the word, or both: they are in this
-//! order for the compiler. So it stands for the other one's fence. A process says that it has registered, and looks in this
+//! order for the compiler. So it stands for the other one's fence. (The other one looks after each message, and wakes who slept at
+//! the end of the batch.) A process says that it has registered, and looks in this
 //! way before it sleeps, when an endpoint is set up; a peer that lies about it misses wake-ups of its own, or is looked
 //! at late. Where the kernel has no such barriers there are fences on both sides.
 //!
@@ -116,11 +117,17 @@ impl Bell {
         self.wake();
     }
 
+    /// Whether somebody sleeps: what must be between the news and this is the same as for [`Bell::wake`].
+    #[inline]
+    pub fn is_asleep(&self) -> bool {
+        self.lines.load(SLEEPING, 0) != 0
+    }
+
     /// Wakes who sleeps. A full fence must be between the news and this, or where both sides have barriers, one for the
     /// compiler.
     #[inline]
     pub fn wake(&self) {
-        if self.lines.load(SLEEPING, 0) != 0 {
+        if self.is_asleep() {
             self.lines.store(SLEEPING, 0, 0);
             self.memory.wake(0);
         }

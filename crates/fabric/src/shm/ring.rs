@@ -27,7 +27,7 @@
 //! Neither side trusts the other, who may store anything at any time: a header is loaded once and validated; lengths
 //! and places come from this side's limits; data is copied, and may be any mixture.
 
-use pmem::{Kind, LINE, Lines, Region};
+use pmem::{Kind, LINE, Line, Lines, Region};
 
 use super::header::Header;
 use crate::{Error, Failure, Source};
@@ -41,6 +41,8 @@ const HEADERS: usize = 2;
 const HEADER: usize = 0;
 const SHORT: usize = 1;
 const IMMEDIATE: usize = 7;
+/// Bytes of data that fit into the line of the header at most.
+const SHORT_MAX: usize = LINE - SHORT * 8;
 
 /// The longest data that is in the line of the header, in bytes.
 #[inline]
@@ -193,14 +195,14 @@ impl Incoming {
     }
 
     #[inline]
-    fn line(&self) -> usize {
-        HEADERS + self.cursor.slot as usize
+    fn line(&self) -> Line<'_> {
+        self.head.line(HEADERS + self.cursor.slot as usize)
     }
 
     /// Whether a message, or what should be one, has come. One load.
     #[inline]
     pub fn has_come(&self) -> bool {
-        Header::tag_of(self.head.load(self.line(), HEADER)) == self.cursor.tag()
+        Header::tag_of(self.line().load(HEADER)) == self.cursor.tag()
     }
 
     /// The next message.
@@ -210,7 +212,8 @@ impl Incoming {
     #[inline]
     pub fn peek(&self) -> Result<Option<Arrived>, Failure> {
         // The one load; what is stored there later changes nothing.
-        let word = self.head.load(self.line(), HEADER);
+        let line = self.line();
+        let word = line.load(HEADER);
         if Header::tag_of(word) != self.cursor.tag() {
             return Ok(None);
         }
@@ -219,7 +222,7 @@ impl Incoming {
             return Err(Failure::Violation);
         }
         let immediate = match header.immediate {
-            true => Some(self.head.load(self.line(), IMMEDIATE) as u32),
+            true => Some(line.load(IMMEDIATE) as u32),
             false => None,
         };
         Ok(Some(Arrived { header, immediate }))
@@ -236,18 +239,26 @@ impl Incoming {
                 .copy_from(offset, &self.memory, from, length as usize);
             return;
         }
-        const WORDS: usize = LINE / 8 - SHORT;
         if let Some(lines) = &into.lines
             && offset.is_multiple_of(LINE as u64)
-            && room as usize >= WORDS * 8
+            && room as usize >= SHORT_MAX
         {
             // As many as there can be, whatever the length: nobody is shown those beyond.
-            let line = offset as usize / LINE;
-            lines.copy_from((line, 0), &self.head, (self.line(), SHORT), WORDS);
+            let line = lines.line(offset as usize / LINE);
+            line.copy_all_but_first(self.line());
         } else {
-            let from = self.line() * LINE + SHORT * 8;
+            let from = (HEADERS + self.cursor.slot as usize) * LINE + SHORT * 8;
             into.region
                 .copy_from(offset, &self.memory, from as u64, length as usize);
+        }
+    }
+
+    /// Fetches the headers of so many messages that will be taken next.
+    #[inline]
+    pub fn prefetch(&self, count: u32) {
+        for ahead in 0..count {
+            let line = self.layout.header_ahead(self.cursor, ahead);
+            self.head.line(line).prefetch();
         }
     }
 
@@ -362,16 +373,22 @@ impl Outgoing {
             return Err(Failure::Violation);
         }
         let (slot, length) = (self.cursor.slot, length as u32);
-        let line = HEADERS + slot as usize;
+        let number = HEADERS + slot as usize;
+        let line = self.head.line(number);
         match *from {
+            Source::Inline(bytes) if immediate.is_none() && bytes.len() == SHORT_MAX => {
+                // The commonest length for who has more to say than fits.
+                let (words, _) = bytes.as_chunks();
+                line.write_words::<{ SHORT_MAX / 8 }>(SHORT, words.try_into().expect("a line"));
+            }
             _ if length > short_bytes(immediate.is_some()) => {
                 store(from, &self.memory, self.layout.data(slot))
             }
-            Source::Inline(bytes) => self.head.write(line, SHORT, bytes),
-            Source::Pieces(_) => store(from, &self.memory, (line * LINE + SHORT * 8) as u64),
+            Source::Inline(bytes) => line.write(SHORT, bytes),
+            Source::Pieces(_) => store(from, &self.memory, (number * LINE + SHORT * 8) as u64),
         }
         if let Some(immediate) = immediate {
-            self.head.store(line, IMMEDIATE, immediate.into());
+            line.store(IMMEDIATE, immediate.into());
         }
         let header = Header {
             tag: self.cursor.tag(),
@@ -379,10 +396,10 @@ impl Outgoing {
             immediate: immediate.is_some(),
         };
         // Release: what is stored above, and all that this thread wrote to the peer's memory, is seen before.
-        self.head.store(line, HEADER, header.word());
+        line.store(HEADER, header.word());
         // It is the receiver's until then, and to get it takes longer than to make a message.
         let ahead = self.layout.header_ahead(self.cursor, AHEAD);
-        self.head.prefetch_to_store(ahead);
+        self.head.line(ahead).prefetch_to_store();
         self.cursor = self.cursor.next(self.layout.window);
         Ok(())
     }

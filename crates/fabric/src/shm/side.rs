@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{Ordering, compiler_fence, fence};
 
 use pmem::Region;
 
@@ -111,7 +111,7 @@ pub struct Side {
     pub needs_fence: bool,
     /// What the peer says of credits.
     pub credits: Returned,
-    /// The peer has something new, and its bell was not rung yet.
+    /// The peer has something new, may sleep, and its bell was not rung yet.
     pub is_touched: bool,
     /// How it ends, once all that has come was told.
     pub end: Option<Failure>,
@@ -148,7 +148,7 @@ impl Side {
 
     /// Carries a request out and returns what an atomic found. The queue has validated that the range is inside of what was
     /// imported, and allowed there.
-    #[inline]
+    #[inline(never)]
     pub fn carry_out(&mut self, request: &Request<'_>) -> Result<u64, Failure> {
         match *request.operation {
             Operation::Send {
@@ -195,7 +195,7 @@ impl Side {
     }
 
     #[inline]
-    fn send(
+    pub fn send(
         &mut self,
         from: &Source<'_>,
         immediate: Option<u32>,
@@ -207,6 +207,14 @@ impl Side {
             self.outgoing.credit(returned, false);
         }
         self.outgoing.send(from, immediate)
+    }
+
+    /// After a message: whether the peer may have to be woken, at the end of the batch.
+    #[inline]
+    pub fn may_sleep(&self) -> bool {
+        // Between the header and the look at the bell: see there.
+        compiler_fence(Ordering::SeqCst);
+        self.needs_fence || self.bell.is_asleep()
     }
 
     /// Tells the peer of credits, beside the messages.

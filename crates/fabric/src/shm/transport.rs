@@ -13,8 +13,8 @@ use super::side::{self, Returned, Side};
 use super::watch::Process;
 use super::{Holder, Inner, Shm, refusal};
 use crate::{
-    Access, Arrival, Capabilities, EndpointId, Error, Export, Failure, Key, Limits, Origin,
-    Parameters, Peer, Piece, Registration, Report, Request, Role, Supply, Transport,
+    Access, Arrival, Capabilities, EndpointId, Error, Export, Failure, Key, Limits, Operation,
+    Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Supply, Transport,
 };
 
 /// Messages of one endpoint that are taken before those of the next.
@@ -22,6 +22,9 @@ const TURN: usize = 16;
 /// Every so many polls everything is looked at, whether a peer said that there was a change or not: one that lies could
 /// undo what another has said.
 const LOOK_EVERY: u32 = 256;
+/// Endpoints of which lines are fetched ahead. With more, it lasts until one's turn comes again, and by then they may have
+/// gone, or have been fetched before their senders stored to them, who would have to get them back.
+const PREFETCHED: usize = 8;
 const NOWHERE: u32 = u32::MAX;
 
 /// The endpoints of one thread.
@@ -39,7 +42,7 @@ pub struct Thread {
     sides: Vec<Side>,
     /// By an endpoint's place: where it is in `sides`, or [`NOWHERE`].
     places: Vec<u32>,
-    /// Places of those whose peers have something new.
+    /// Places of those whose peers have something new and may sleep.
     touched: Vec<usize>,
     /// Whether one of them needs a fence.
     needs_fence: bool,
@@ -216,19 +219,31 @@ impl Transport for Thread {
         }
     }
 
+    fn supply_again<'a>(&mut self, numbers: &[u32], _piece: &'a dyn Fn(u32) -> Piece<'a>) {
+        self.supplies.free.extend_from_slice(numbers);
+    }
+
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
         let Some(side) = self.side(endpoint) else {
             return;
         };
-        let outcome = side.carry_out(&request);
+        let outcome = match *request.operation {
+            Operation::Send {
+                ref from,
+                immediate,
+            } => side.send(from, immediate, request.returned).map(|()| 0),
+            _ => side.carry_out(&request),
+        };
         if request.operation.is_message() {
             let news = side.news_of_credits();
-            if !std::mem::replace(&mut side.is_touched, true) {
+            if side.may_sleep() && !std::mem::replace(&mut side.is_touched, true) {
                 let needs_fence = side.needs_fence;
                 self.touched.push(endpoint.place());
                 self.needs_fence |= needs_fence;
             }
-            self.ended.extend(news);
+            if let Some(news) = news {
+                self.ended.push(news);
+            }
         }
         let sequence = request.sequence;
         match outcome {
@@ -252,7 +267,7 @@ impl Transport for Thread {
         if self.touched.is_empty() {
             return;
         }
-        // Between the headers and the looks at the bells: see there.
+        // Between the headers and the looks at the bells.
         if std::mem::take(&mut self.needs_fence) {
             fence(Ordering::SeqCst);
         } else {
@@ -275,9 +290,10 @@ impl Transport for Thread {
             self.changes = changes;
             self.inspect(reports);
         }
+        let prefetches = self.sides.len() <= PREFETCHED;
         for side in &mut self.sides {
             if side.incoming.has_come() || side.end.is_some() {
-                receive(side, &mut self.supplies, reports);
+                receive(side, &mut self.supplies, reports, prefetches);
             }
         }
     }
@@ -319,13 +335,14 @@ impl Drop for Thread {
 }
 
 /// Takes messages out of a ring, and tells of its end after the last one.
-fn receive(side: &mut Side, supplies: &mut Supplies, reports: &mut Vec<Report>) {
+fn receive(side: &mut Side, supplies: &mut Supplies, reports: &mut Vec<Report>, prefetches: bool) {
     if side.is_over {
         return;
     }
-    for _ in 0..TURN {
+    let mut taken = 0;
+    while taken < TURN {
         match receive_one(side, supplies, reports) {
-            Ok(true) => {}
+            Ok(true) => taken += 1,
             Ok(false) => {
                 if let Some(failure) = side.end
                     && !side.incoming.has_come()
@@ -337,7 +354,13 @@ fn receive(side: &mut Side, supplies: &mut Supplies, reports: &mut Vec<Report>) 
             Err(failure) => return lose(side, failure, reports),
         }
     }
-    reports.extend(side.news_of_credits());
+    if taken == TURN && prefetches {
+        // There are probably more: their lines come over while these are looked at.
+        side.incoming.prefetch(TURN as u32);
+    }
+    if let Some(news) = side.news_of_credits() {
+        reports.push(news);
+    }
 }
 
 fn lose(side: &mut Side, failure: Failure, reports: &mut Vec<Report>) {
