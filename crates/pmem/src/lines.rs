@@ -136,15 +136,6 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Stores so many words from a word on.
-    #[inline]
-    pub fn write_words<const N: usize>(self, word: usize, values: &[[u8; 8]; N]) {
-        let words = self.words(word, N);
-        for (index, value) in values.iter().enumerate() {
-            words(index).store(u64::from_ne_bytes(*value), Ordering::Relaxed);
-        }
-    }
-
     /// Copies another line from its second word on to the beginning of this one, by the widest pieces that every processor
     /// has: who soon reads it by such pieces does not wait for narrower ones. The last word stays as it is.
     #[inline]
@@ -185,9 +176,9 @@ mod tests {
             region.read(192, &mut copy);
             assert_eq!((&copy[..56], lines.load(1, 7)), (&expected[8..], 9));
         }
-        lines
-            .line(1)
-            .write_words(1, &std::array::from_fn::<_, 7, _>(|word| [word as u8; 8]));
+        for word in 0..7 {
+            lines.store(1, word + 1, word as u64 * 0x0101_0101_0101_0101);
+        }
         lines.line(0).copy_all_but_first(lines.line(1));
         for word in 0..7 {
             assert_eq!(lines.load(0, word), word as u64 * 0x0101_0101_0101_0101);
@@ -195,7 +186,7 @@ mod tests {
         }
         lines.store(1, 7, 9);
         type Operation = fn(&super::Lines);
-        let outside: [Operation; 7] = [
+        let outside: [Operation; 6] = [
             |lines| lines.line(2).prefetch_to_store(),
             |lines| lines.store(2, 0, 1),
             |lines| {
@@ -205,7 +196,6 @@ mod tests {
                 lines.load(usize::MAX, usize::MAX);
             },
             |lines| lines.line(1).write(7, &[0; 9]),
-            |lines| lines.line(0).write_words(2, &[[0; 8]; 7]),
             |lines| lines.line(0).copy_all_but_first(lines.line(0)),
         ];
         for operation in outside {

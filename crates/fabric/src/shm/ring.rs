@@ -376,11 +376,6 @@ impl Outgoing {
         let number = HEADERS + slot as usize;
         let line = self.head.line(number);
         match *from {
-            Source::Inline(bytes) if immediate.is_none() && bytes.len() == SHORT_MAX => {
-                // The commonest length for who has more to say than fits.
-                let (words, _) = bytes.as_chunks();
-                line.write_words::<{ SHORT_MAX / 8 }>(SHORT, words.try_into().expect("a line"));
-            }
             _ if length > short_bytes(immediate.is_some()) => {
                 store(from, &self.memory, self.layout.data(slot))
             }
