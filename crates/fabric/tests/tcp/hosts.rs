@@ -118,7 +118,7 @@ fn a_killed_listener_is_noticed_at_once() {
         Role::Listener,
         "hosts::a_killed_listener_is_noticed_at_once",
     );
-    assert!(took < options().lost_after / 2, "{took:?}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_killed_dialer_is_noticed_at_once() {
         return child(Role::Dialer);
     }
     let took = kill_a_peer(Role::Dialer, "hosts::a_killed_dialer_is_noticed_at_once");
-    assert!(took < options().lost_after / 2, "{took:?}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
 /// Two network namespaces with a link between them; their addresses are 10.77.0.1 and 10.77.0.2.
@@ -334,5 +334,6 @@ fn a_host_that_is_cut_off_is_lost_by_both_within_bounds() {
             }
             assert!(cut.elapsed() < PATIENCE, "{events:?}");
         }
+        assert!(cut.elapsed() < Duration::from_secs(10), "{cut:?}");
     });
 }
