@@ -114,7 +114,8 @@ impl End {
     fn new(device: &dyn Device, options: Options) -> Result<End, Error> {
         Ok(End {
             queue: Queue::open(device, options)?,
-            events: Vec::new(),
+            // Not in one line with the other thread's.
+            events: Vec::with_capacity(64),
         })
     }
 

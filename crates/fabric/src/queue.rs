@@ -51,6 +51,9 @@ impl Default for Options {
     }
 }
 
+/// Places of the small lists that are kept from one poll to the next: so long that the first ones, which are used all the
+/// time, are not in one line with those of another thread's list.
+pub(crate) const KEPT: usize = 64;
 /// How often who waits looks before it reads the clock.
 const LOOKS: u32 = 16;
 
@@ -79,6 +82,11 @@ pub struct Counters {
 ///
 /// Set up: [`Queue::offer`], give the peer what it says, [`Queue::accept`] with what the peer said. Use:
 /// [`Queue::post`], then [`Queue::submit`] once for the batch, then [`Queue::poll`] or [`Queue::wait`].
+///
+/// What a thread stores to with each message has lines of its own, two by two as processors fetch them: queues that were made one
+/// after the other are next to each other in memory, and each store to a line that another thread has takes longer than
+/// all that a message needs.
+#[repr(align(128))]
 pub struct Queue {
     transport: Box<dyn Transport>,
     options: Options,
@@ -137,9 +145,9 @@ impl Queue {
             endpoints: Vec::new(),
             tickets: Tickets::new(receive, count, options.group_buffers),
             buffer_bytes,
-            owing: Vec::new(),
-            reports: Vec::new(),
-            emptied: Vec::new(),
+            owing: Vec::with_capacity(KEPT),
+            reports: Vec::with_capacity(KEPT),
+            emptied: Vec::with_capacity(KEPT),
             spin: Spin::new(options.spin_max),
             counters: Counters::default(),
             posted: false,

@@ -10,7 +10,8 @@ use crate::{
     WorkRequest,
 };
 
-/// One endpoint, or a place for one.
+/// One endpoint, or a place for one. Its lines are its own, as its queue's are.
+#[repr(align(128))]
 pub struct Endpoint {
     generation: u16,
     state: State,

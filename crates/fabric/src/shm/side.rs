@@ -100,7 +100,8 @@ impl Returned {
     }
 }
 
-/// An endpoint that has been joined to its peer's.
+/// An endpoint that has been joined to its peer's. Its lines are its own, as a [`Queue`](crate::Queue)'s are.
+#[repr(align(128))]
 pub struct Side {
     pub id: EndpointId,
     pub incoming: Incoming,

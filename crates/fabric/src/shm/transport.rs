@@ -12,6 +12,7 @@ use super::ring::{Arrived, Incoming, Layout, Target};
 use super::side::{self, Returned, Side};
 use super::watch::Process;
 use super::{Holder, Inner, Shm, refusal};
+use crate::queue::KEPT;
 use crate::{
     Access, Arrival, Capabilities, EndpointId, Error, Export, Failure, Key, Limits, Operation,
     Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Supply, Transport,
@@ -27,7 +28,8 @@ const LOOK_EVERY: u32 = 256;
 const PREFETCHED: usize = 8;
 const NOWHERE: u32 = u32::MAX;
 
-/// The endpoints of one thread.
+/// The endpoints of one thread. Its lines are its own, as a [`Queue`](crate::Queue)'s are.
+#[repr(align(128))]
 pub struct Thread {
     device: Arc<Inner>,
     capabilities: Capabilities,
@@ -62,9 +64,9 @@ impl Thread {
             prepared: Vec::new(),
             sides: Vec::new(),
             places: Vec::new(),
-            touched: Vec::new(),
+            touched: Vec::with_capacity(KEPT),
             needs_fence: false,
-            ended: Vec::new(),
+            ended: Vec::with_capacity(KEPT),
             supplies: Supplies::default(),
         })
     }

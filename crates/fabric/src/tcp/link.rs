@@ -52,6 +52,8 @@ pub enum State {
     Ended,
 }
 
+/// Its lines are its own, as a [`Queue`](crate::Queue)'s are.
+#[repr(align(128))]
 pub struct Link {
     pub id: EndpointId,
     pub limits: Limits,

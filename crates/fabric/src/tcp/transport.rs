@@ -19,6 +19,7 @@ use super::proof::Introduction;
 use super::requests::Requests;
 use super::sockets::{self, Interest, Poller, Token};
 use super::{Common, capabilities, count};
+use crate::queue::KEPT;
 use crate::{
     Capabilities, EndpointId, Error, Export, Failure, GroupAddress, GroupId, Limits, Parameters,
     Peer, Piece, Registration, Report, Request, Role, Source, Supply, Transport,
@@ -38,6 +39,8 @@ const PIECES_BYTES: u64 = 4 << 20;
 /// Memory of a peer that an endpoint may know.
 const IMPORTS_MAX: usize = 1 << 16;
 
+/// Its lines are its own, as a [`Queue`](crate::Queue)'s are.
+#[repr(align(128))]
 pub struct TcpTransport {
     pub(super) common: Arc<Common>,
     capabilities: Capabilities,
@@ -94,9 +97,9 @@ impl TcpTransport {
             groups: Vec::new(),
             free: Vec::new(),
             free_of_groups: Vec::new(),
-            news: Vec::new(),
-            listed: Vec::new(),
-            spare: Vec::new(),
+            news: Vec::with_capacity(KEPT),
+            listed: Vec::with_capacity(KEPT),
+            spare: Vec::with_capacity(KEPT),
             look_at: None,
             rests_until: None,
             polls: 0,
