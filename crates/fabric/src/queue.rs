@@ -285,6 +285,21 @@ impl Queue {
     /// # Errors
     /// [`Refusal`]; then nothing of it has happened.
     pub fn post(&mut self, id: EndpointId, request: &WorkRequest<'_>) -> Result<(), Refusal> {
+        // A short message that nobody wants to hear of again, apart from the others: it takes a third of what they do.
+        if let Some(endpoint) = self.endpoints.get_mut(id.place())
+            && endpoint.is_ready(id)
+            && let Some(request) = endpoint.take_quiet(request, self.options.signal_every)
+        {
+            self.counters.posted += 1;
+            self.posted = true;
+            self.transport.post(id, request);
+            return Ok(());
+        }
+        self.post_any(id, request)
+    }
+
+    #[inline(never)]
+    fn post_any(&mut self, id: EndpointId, request: &WorkRequest<'_>) -> Result<(), Refusal> {
         let Some(endpoint) = self
             .endpoints
             .get_mut(id.place())
@@ -292,17 +307,18 @@ impl Queue {
         else {
             return Err(Refusal::NoEndpoint);
         };
-        endpoint.validate(id, &self.capabilities, &request.operation)?;
-        if !endpoint.has_room(&request.operation) {
+        let kind = endpoint.validate(id, &self.capabilities, &request.operation)?;
+        let Some(request) = endpoint.take(request, kind, self.options.signal_every) else {
             self.counters.held += 1;
-            self.starved |= endpoint.credits.deadline().is_some();
+            self.starved |= endpoint.is_starved(kind);
             return Err(Refusal::Held);
-        }
-        let request = endpoint.take(request, self.options.signal_every);
+        };
         self.counters.posted += 1;
-        self.counters.signaled += u64::from(request.signaled);
-        self.transport.post(id, request);
+        if request.signaled {
+            self.counters.signaled += 1;
+        }
         self.posted = true;
+        self.transport.post(id, request);
         Ok(())
     }
 
@@ -320,15 +336,15 @@ impl Queue {
         self.submit();
         let mut reports = std::mem::take(&mut self.reports);
         self.transport.poll(&mut reports);
-        for report in &reports {
-            match *report {
-                // Apart from the others, since it is by far the commonest.
-                Report::Received {
-                    origin,
-                    ref buffer,
-                    immediate,
-                } => self.receive(origin, buffer.as_ref(), immediate, events),
-                _ => self.handle(report, events),
+        let mut rest = &reports[..];
+        while let Some((report, behind)) = rest.split_first() {
+            // Apart from the others, since they are by far the commonest.
+            let run = self.receive_run(rest, events);
+            if run > 0 {
+                rest = &rest[run..];
+            } else {
+                self.handle(report, events);
+                rest = behind;
             }
         }
         reports.clear();
