@@ -54,7 +54,7 @@ fn serve(arguments: &Mount, options: MountOptions, out: &mut dyn Write) -> Outco
         alone.map_err(|errno| cannot("leave the session", errno))?;
     }
     fuse::wait_for_close(&arguments.source);
-    let file_system = FileSystem::open_pool(&arguments.source)?;
+    let file_system = FileSystem::open_pool_for_requests(&arguments.source)?;
     let log = match arguments.detached {
         true => Log::System,
         false => Log::Terminal,

@@ -40,12 +40,21 @@ impl FileSystem {
 
     /// Opens the pool at `path` for this process alone.
     pub fn open_pool(path: &Path) -> Result<FileSystem, Error> {
-        FileSystem::open_path(path, Access::ReadWrite)
+        FileSystem::open_path(path, Access::ReadWrite, Options::default())
+    }
+
+    /// The same for who answers requests of the kernel, each between two system calls.
+    pub fn open_pool_for_requests(path: &Path) -> Result<FileSystem, Error> {
+        let options = Options {
+            between_system_calls: true,
+            ..Options::default()
+        };
+        FileSystem::open_path(path, Access::ReadWrite, options)
     }
 
     /// Looks into the pool at `path` without ever writing to it: changes stay in this process.
     pub fn open_pool_private(path: &Path) -> Result<FileSystem, Error> {
-        FileSystem::open_path(path, Access::Private)
+        FileSystem::open_path(path, Access::Private, Options::default())
     }
 
     /// Opens the pool in `region`: for labs and benchmarks.
@@ -63,10 +72,9 @@ impl FileSystem {
         }
     }
 
-    fn open_path(path: &Path, access: Access) -> Result<FileSystem, Error> {
+    fn open_path(path: &Path, access: Access, options: Options) -> Result<FileSystem, Error> {
         let region = Region::open(path, access)?;
-        let store =
-            Store::open(region, Options::default()).map_err(|error| Error::at(path, error))?;
+        let store = Store::open(region, options).map_err(|error| Error::at(path, error))?;
         Ok(FileSystem::of_store(store))
     }
 

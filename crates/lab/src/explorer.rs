@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use client::Geometry;
+use client::{Geometry, Options};
 use pmem::{Fault, Moment, Random, Region, Simulation};
 use store::Defects;
 
@@ -281,7 +281,11 @@ impl<'a> Run<'a> {
     ) -> Result<Run<'a>, String> {
         let simulation = Simulation::from_image(image);
         let recorder = Recorder::new(&simulation);
-        let options = options(&explorer.clock, explorer.defects);
+        let options = Options {
+            // Either way, by turns.
+            between_system_calls: explorer.inspector.bounds.seed.is_multiple_of(2),
+            ..options(&explorer.clock, explorer.defects)
+        };
         let system = Embedded::open(simulation.region(), options)
             .map_err(|error| format!("the pool does not open: {error}"))?;
         simulation.break_flushes(explorer.fault);

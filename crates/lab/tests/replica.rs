@@ -38,6 +38,7 @@ fn options(defects: Defects) -> Options {
         clock: store::Clock::Manual(Arc::default()),
         hold_freed: true,
         defects,
+        ..Options::default()
     }
 }
 

@@ -20,7 +20,7 @@ use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
 /// A 4 KiB block in ordinary memory.
 pub type Block = [u8; BLOCK];
 
-/// Payloads from this length are written around the cache: they need no flush later, only a fence everywhere.
+/// Payloads from this length are written around the caches: they need no flush later, only a fence everywhere.
 const STREAM_MIN: usize = 1024;
 
 /// How much is copied out in one go to be checksummed.
@@ -184,6 +184,8 @@ pub struct Image {
     pub data_checksums: bool,
     /// Whether somebody else may read the image meanwhile: a pool of a unit.
     pub is_read_outside: bool,
+    /// Payloads from this length are written around the caches.
+    stream_min: usize,
     /// One bit for each block whose checksum was verified, or which was written, by this process.
     verified: Growing<AtomicU64>,
 }
@@ -200,8 +202,21 @@ impl Image {
             layout,
             data_checksums: superblock.data_checksums(),
             is_read_outside: false,
+            stream_min: STREAM_MIN,
             verified,
         }
+    }
+
+    /// The same; with `in_caches`, only whole blocks are applied around the caches, and no parts: see
+    /// [`Options::between_system_calls`](crate::Options::between_system_calls).
+    pub fn with_parts_in_caches(mut self, in_caches: bool) -> Image {
+        self.stream_min = if in_caches { BLOCK } else { STREAM_MIN };
+        self
+    }
+
+    /// Whether they are.
+    pub fn has_parts_in_caches(&self) -> bool {
+        self.stream_min == BLOCK
     }
 
     /// Bytes of the image.
@@ -606,7 +621,7 @@ impl Image {
 
     #[inline]
     fn put(&self, offset: u64, bytes: &[u8]) {
-        if bytes.len() < STREAM_MIN {
+        if bytes.len() < self.stream_min {
             self.region.write(self.base + offset, bytes);
         } else {
             self.region.write_flushed(self.base + offset, bytes);
@@ -614,9 +629,9 @@ impl Image {
     }
 
     fn put_zeros(&self, offset: u64, length: u32) {
-        if (length as usize) < STREAM_MIN {
+        if (length as usize) < self.stream_min {
             self.region
-                .write(self.base + offset, &[0; STREAM_MIN][..length as usize]);
+                .write(self.base + offset, &[0; BLOCK][..length as usize]);
         } else {
             self.region
                 .zero_flushed(self.base + offset, u64::from(length));
@@ -630,7 +645,7 @@ impl Image {
         let (target, length) = (operation.target, u64::from(operation.length));
         let data_crc = self.layout.data_crc(target / BLOCK as u64);
         let mut covered = |at, length| {
-            if length < STREAM_MIN as u64 {
+            if length < self.stream_min as u64 {
                 visit(at, length);
             }
         };

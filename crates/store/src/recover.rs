@@ -71,7 +71,8 @@ pub fn recover(
         superblock.check_alone()?;
     }
     let state = read_ring_state(&region)?;
-    let mut image = Image::new(region.clone(), &superblock);
+    let mut image =
+        Image::new(region.clone(), &superblock).with_parts_in_caches(options.between_system_calls);
     image.is_read_outside = options.hold_freed;
     let tail = replay(&region, &superblock, &image, state, defects)?;
     let next = tail.epoch.checked_add(1).ok_or(Error::DamagedRing)?;

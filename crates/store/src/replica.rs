@@ -213,7 +213,10 @@ impl Store {
         let tail = self.tail();
         let (ring, defects) = (self.shared.ring.taking_aside(false), self.shared.defects);
         // A new one: which blocks this process verified does not matter to who follows.
-        let mut image = Image::new(self.shared.image.region().clone(), &superblock);
+        let old = &self.shared.image;
+        let mut image = Image::new(old.region().clone(), &superblock)
+            // What it has to flush was applied by the old one.
+            .with_parts_in_caches(old.has_parts_in_caches());
         image.is_read_outside = true;
         Replica {
             image,

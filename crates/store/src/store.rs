@@ -28,6 +28,9 @@ pub struct Options {
     /// The pool is one of a unit. Blocks and inodes that a record frees stay out of use until [`Store::release_freed`]:
     /// other pools may not have the record yet. And the image may be read from outside.
     pub hold_freed: bool,
+    /// Each call stands between two system calls, as those of a mount do, and the second waits for what was stored around the
+    /// caches. So parts of blocks go through the caches, and are flushed later.
+    pub between_system_calls: bool,
     /// Rules to break, for tests.
     pub defects: Defects,
 }

@@ -228,8 +228,8 @@ impl Machine {
     pub fn store_options(now: Time) -> store::Options {
         store::Options {
             clock: store::Clock::Manual(Arc::new(AtomicI64::new(now as i64))),
-            defects: store::Defects::default(),
             hold_freed: true,
+            ..store::Options::default()
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicI64;
 use pmem::Region;
 use protocol::EpochStart;
 use protocol::wire::FileId;
-use store::{BLOCK, Defects, FileKind, Geometry, NewInode, Node, Options, Replica, Store, WriteAt};
+use store::{BLOCK, FileKind, Geometry, NewInode, Node, Options, Replica, Store, WriteAt};
 
 use super::workload::FILES;
 
@@ -60,8 +60,7 @@ fn make(is_full: bool) -> Result<Template, String> {
     crate::pool::format(&region, &geometry)?;
     let options = Options {
         clock: store::Clock::Manual(Arc::new(AtomicI64::new(1))),
-        defects: Defects::default(),
-        hold_freed: false,
+        ..Options::default()
     };
     let formatted = Replica::open(region.clone(), options.clone()).map_err(text)?;
     let formatted = formatted.tail();

@@ -1,7 +1,7 @@
 //! A pool that follows another one.
 
 use crate::common::{Unit, create, new_inode, read_all};
-use pmem::Region;
+use pmem::{Region, Simulation};
 use store::{
     BLOCK, CheckOptions, Error, FileKind, Geometry, Options, RenameMode, Replica, Sequence, Store,
     WriteAt,
@@ -170,6 +170,54 @@ fn a_replica_takes_over_and_the_old_primary_rejoins() {
     unit.follow();
     assert_eq!(unit.replica.tail(), unit.primary.tail());
     assert_same_files(&unit.primary, unit.replica.region(), 100);
+}
+
+/// What a primary has left in the caches, it flushes as a replica, before it takes ring space again.
+#[test]
+fn what_is_in_the_caches_of_a_primary_is_flushed_when_it_follows() {
+    let simulation = Simulation::new(1 << 20);
+    Store::format(&simulation.region(), &Geometry::small()).unwrap();
+    let region = crate::common::copy_of(&simulation.region());
+    let options = Options {
+        between_system_calls: true,
+        ..Options::default()
+    };
+    let mut unit = Unit {
+        replica: Replica::open(region.clone(), Options::default()).unwrap(),
+        primary: Store::open(simulation.region(), options).unwrap(),
+        region,
+    };
+    let file = create(&unit.primary, &unit.primary.root(), "file");
+    let mut expected = vec![1; BLOCK];
+    let write = |store: &Store, node, offset: usize, data: &[u8]| {
+        let at = WriteAt::Offset(offset as u64);
+        store.write(node, at, data).unwrap();
+    };
+    write(&unit.primary, &file, 0, &expected);
+    expected[1024..][..2048].fill(2);
+    write(&unit.primary, &file, 1024, &expected[1024..][..2048]);
+    unit.follow();
+    let (number, epoch) = (file.number(), unit.replica.tail().epoch + 1);
+    let mut unit = Unit {
+        replica: unit.primary.into_replica(),
+        primary: unit.replica.into_store(epoch, Options::default()).unwrap(),
+        region: simulation.region(),
+    };
+    let other = create(&unit.primary, &unit.primary.root(), "other");
+    for round in 0..2000_u64 {
+        write(&unit.primary, &other, 0, &round.to_le_bytes());
+        if round % 100 == 99 {
+            unit.follow();
+        }
+    }
+    for image in simulation.moment().images(20, 1) {
+        let region = Simulation::from_image(image).region();
+        let store = Store::open_in_epoch(region, epoch + 1, Options::default()).unwrap();
+        let mut found = vec![0; BLOCK];
+        let file = store.node(number).unwrap();
+        store.read(&file, 0, &mut found).unwrap();
+        assert!(found == expected);
+    }
 }
 
 #[test]
@@ -389,7 +437,6 @@ fn what_is_freed_waits() {
     let file = create(&store, &root, "a");
     store.write(&file, at(0), &[1; 16 * BLOCK]).unwrap();
     let with_file = store.statistics();
-    drop(file);
     let freed_at = store.tail().number;
     store.unlink(&root, b"a").unwrap();
     assert_eq!(store.statistics(), with_file);
