@@ -54,6 +54,19 @@ impl Measured {
         Row::new(name, Quantity::ns(tako)).beside(limit_name, Quantity::ns(limit), ratio, bar)
     }
 
+    /// Like [`Measured::row`] of two figures of one side.
+    pub fn row_of_figures(
+        &self,
+        (tako, limit): (usize, usize),
+        name: &str,
+        limit_name: &str,
+        bar: Option<f64>,
+    ) -> Row {
+        let time = |figure| Quantity::ns(self.median(0, figure));
+        let ratio = self.ratio((0, limit), (0, tako));
+        Row::new(name, time(tako)).beside(limit_name, time(limit), ratio, bar)
+    }
+
     /// Like [`Measured::row`] of operations on `bytes` bytes, as bytes per second.
     pub fn throughput_row(&self, bytes: usize, name: &str, limit_name: &str, bar: f64) -> Row {
         let speed = |side| Quantity::new(bytes as f64 * 1e9 / self.median(side, 0), "bytes/s");

@@ -90,6 +90,36 @@ fn timed<'a>(
     })
 }
 
+/// A side in which two of the same kind take turns, `batch` operations each; its figures are the medians of both. What the
+/// processor's caches keep of the data is then shared alike: where each has a round to itself, the one that is faster reads
+/// more, and so has more of it kept.
+fn in_turns<'a>(
+    effort: Duration,
+    batch: u32,
+    mut operations: [impl FnMut() -> Result<(), Error> + 'a; 2],
+) -> Side<'a> {
+    Box::new(move || {
+        let mut times_ns = [const { Vec::new() }; 2];
+        let start = Instant::now();
+        let mut last = start;
+        while last - start < 2 * effort {
+            for (operation, times_ns) in operations.iter_mut().zip(&mut times_ns) {
+                for _ in 0..batch {
+                    operation()?;
+                }
+                let now = Instant::now();
+                times_ns.push((now - last).as_nanos() as u64);
+                last = now;
+            }
+        }
+        let medians = times_ns.map(|mut times_ns: Vec<u64>| {
+            times_ns.sort_unstable();
+            percentile(&times_ns, 0.5) as f64 / f64::from(batch)
+        });
+        Ok(medians.to_vec())
+    })
+}
+
 /// The same side with this thread kept on processor 0 meanwhile, as the file system is.
 fn pinned<'a>(mut side: Side<'a>) -> Side<'a> {
     Box::new(move || {

@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Advice, OFlags, fadvise};
 
 use super::{
-    COUNT, MEAN, MEDIAN, Mount, bar_of, beside, beside_null, full_file, named, null_alone, open,
-    timed, with_nulls,
+    COUNT, MEAN, MEDIAN, Mount, bar_of, beside, beside_null, full_file, in_turns, named,
+    null_alone, open, timed, with_nulls,
 };
 use crate::Error;
 use crate::error::whole;
@@ -98,37 +98,30 @@ pub fn read(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         if !mount.is_null() {
             full_file(bench, mount, "data")?;
         }
-        Ok(reading(bench, open(mount, "data", OFlags::DIRECT)?, 1))
+        let file = open(mount, "data", OFlags::DIRECT)?;
+        Ok(timed(bench.scale.effort, 1, reading(bench, file)))
     })?;
     let measured = interleave(bench.scale.rounds, sides)?;
     let direct = format!("{name}, O_DIRECT");
     let mut rows = beside_null(&measured, mounts, MEAN, &direct, 4.0);
-    let sides = vec![
-        reading(bench, full_file(bench, &mounts.tako[0], "data")?, BATCH),
-        reading(bench, full_file(bench, &mounts.tmpfs, "data")?, BATCH),
-    ];
-    let measured = interleave(bench.scale.rounds, sides)?;
+    let tako = reading(bench, full_file(bench, &mounts.tako[0], "data")?);
+    let tmpfs = reading(bench, full_file(bench, &mounts.tmpfs, "data")?);
+    let both = in_turns(bench.scale.effort, BATCH, [tako, tmpfs]);
+    let measured = interleave(bench.scale.rounds, vec![both])?;
     let name = format!("{name}, from the page cache");
-    rows.push(beside(
-        &measured,
-        MEDIAN,
-        (0, 1),
-        (&name, "tmpfs"),
-        Some(0.9),
-    ));
+    rows.push(measured.row_of_figures((0, 1), &name, "tmpfs", Some(0.9)));
     Ok(rows)
 }
 
-fn reading<'a>(bench: &Bench, file: OwnedFd, batch: u32) -> Side<'a> {
+fn reading(bench: &Bench, file: OwnedFd) -> impl FnMut() -> Result<(), Error> + use<> {
     let length = bench.scale.file_length;
     let mut random = Random::new(2);
     let mut into = Aligned([0; PAGE]);
-    let operation = move || {
+    move || {
         let done = rustix::io::pread(&file, &mut into.0[..], random.offset(length, PAGE))?;
         black_box(&into);
         whole(done, PAGE)
-    };
-    timed(bench.scale.effort, batch, operation)
+    }
 }
 
 /// As `O_DIRECT` wants memory.
