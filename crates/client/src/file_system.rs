@@ -124,6 +124,12 @@ impl FileSystem {
         })?)
     }
 
+    /// The same, and keeps it when it loses its last name, as [`FileSystem::hold`].
+    pub fn lookup_held(&self, directory: u64, name: &[u8]) -> Result<Attributes, Error> {
+        let directory = self.node(directory)?;
+        Ok(settle(|| Ok(self.store.lookup_held(&directory, name)?))?)
+    }
+
     /// The attributes of a file.
     pub fn attributes(&self, number: u64) -> Result<Attributes, Error> {
         Ok(self.store.attributes(&*self.node(number)?))
@@ -144,6 +150,19 @@ impl FileSystem {
     pub fn create(&self, directory: u64, name: &[u8], new: &NewInode) -> Result<Attributes, Error> {
         let node = self.store.create(&self.node(directory)?, name, new)?;
         Ok(self.store.attributes(&node))
+    }
+
+    /// The same, and keeps it when it loses its last name, as [`FileSystem::hold`].
+    pub fn create_held(
+        &self,
+        directory: u64,
+        name: &[u8],
+        new: &NewInode,
+    ) -> Result<Attributes, Error> {
+        let created = self
+            .store
+            .create_held(&self.node(directory)?, name, new, 1)?;
+        Ok(created.1)
     }
 
     /// Gives a file one more name.

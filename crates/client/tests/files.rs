@@ -202,13 +202,23 @@ fn many_held_files_outlive_their_names() {
     let name = |index: usize| format!("file{index}").into_bytes();
     let new = NewInode::new(FileKind::Regular, 0o600);
     let hold = |index| {
-        let number = fs.create(ROOT, &name(index), &new).unwrap().number;
-        fs.hold(number).unwrap();
+        // Later, from the start, and with looking it up.
+        let made = match index % 3 {
+            1 => fs.create_held(ROOT, &name(index), &new),
+            _ => fs.create(ROOT, &name(index), &new),
+        };
+        let number = made.unwrap().number;
+        match index % 3 {
+            0 => fs.hold(number).unwrap(),
+            1 => {}
+            _ => assert_eq!(fs.lookup_held(ROOT, &name(index)).unwrap().number, number),
+        }
         number
     };
     let numbers: Vec<u64> = (0..FILES).map(hold).collect();
     for index in 0..FILES {
         fs.unlink(ROOT, &name(index)).unwrap();
+        assert_eq!(errno(fs.lookup_held(ROOT, &name(index))), libc::ENOENT);
     }
     for number in numbers {
         assert_eq!(fs.attributes(number).unwrap().links, 0);

@@ -203,7 +203,7 @@ impl Store {
     }
 
     /// The inode number that a name in a directory, which is locked, leads to, and what kind the directory says it is.
-    fn find_any(
+    pub(crate) fn find_any(
         &self,
         directory: &Node,
         state: &Inode,

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::Mutex;
 use pmem::Region;
 
+use crate::attributes::{Attributes, attributes};
 use crate::change::Shared;
 use crate::clock::Clock;
 use crate::defects::Defects;
@@ -163,6 +164,25 @@ impl Store {
         // Under the lock: whoever removes the last name either sees this hold or has freed the inode already.
         node.holds.fetch_add(1, Ordering::AcqRel);
         Ok(())
+    }
+
+    /// Like [`Store::attributes_of`], and [holds](Store::hold) it.
+    pub fn lookup_held(&self, directory: &Node, name: &[u8]) -> Result<Attributes> {
+        let hash = self.hash(name);
+        self.prefetch_name(directory, hash);
+        let node = {
+            let state = directory.state.read();
+            let (number, _) = self.find_any(directory, &state, hash, name)?;
+            // Still under the lock, as in `lookup`.
+            self.node(number)?
+        };
+        let state = node.state.read();
+        if state.links == 0 {
+            return Err(Error::Stale);
+        }
+        // Under the lock, as in `hold`.
+        node.holds.fetch_add(1, Ordering::AcqRel);
+        Ok(attributes(node.number(), &state))
     }
 
     /// Ends `count` holds. The last one of an inode without a name frees it.

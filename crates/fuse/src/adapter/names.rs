@@ -11,15 +11,20 @@ use crate::wire;
 
 impl Adapter {
     pub(super) fn lookup(&self, directory: u64, name: &[u8]) -> Result<wire::EntryOut, Errno> {
-        match self.file_system.lookup(directory, name) {
+        match self.file_system.lookup_held(directory, name) {
             Err(error) if error.errno() == libc::ENOENT => Ok(answer::nothing_there(self.cache)),
-            result => self.entry(result),
+            result => self.answered(result),
         }
     }
 
     /// Answers with a file that the kernel will remember until it says forget.
     fn entry(&self, result: Result<Attributes, Error>) -> Result<wire::EntryOut, Errno> {
-        let attributes = self.held(result).map_err(|error| errno(&error))?;
+        self.answered(self.held(result))
+    }
+
+    /// The same with one that is held already.
+    fn answered(&self, held: Result<Attributes, Error>) -> Result<wire::EntryOut, Errno> {
+        let attributes = held.map_err(|error| errno(&error))?;
         Ok(answer::entry(&attributes, self.cache))
     }
 
@@ -69,8 +74,8 @@ impl Adapter {
             }
             _ => return Err(Errno::NOSYS),
         };
-        let created = self.file_system.create(header.node, name, &inode);
-        Ok((self.entry(created)?, None))
+        let created = self.file_system.create_held(header.node, name, &inode);
+        Ok((self.answered(created)?, None))
     }
 
     /// Opens a file without a name (`O_TMPFILE`). It lives as long as the kernel remembers it.
