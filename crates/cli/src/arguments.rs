@@ -174,6 +174,14 @@ pub enum Keys {
         /// What the node is called
         name: String,
     },
+    /// Take back all keys that were made for a node until now
+    Revoke {
+        /// What `tako keys init` made
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+        /// What the node is called
+        name: String,
+    },
 }
 
 /// How to mount.

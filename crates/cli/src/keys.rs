@@ -29,6 +29,16 @@ pub fn run(command: &Keys, out: &mut dyn Write) -> Outcome {
             let made = keys::issue(directory, name, keys::usual_validity())?;
             tell(&made, name, out)
         }
+        Keys::Revoke { directory, name } => {
+            let revoked = keys::revoke(directory, name)?;
+            let (list, count) = (revoked.list.display(), revoked.certificates);
+            writeln!(
+                out,
+                "node {name}: certificates revoked: {count}; copy {list} to the directories of all other nodes, which look at it \
+                 before each connection"
+            )?;
+            Ok(())
+        }
     }
 }
 

@@ -666,6 +666,15 @@ fn a_cluster_gets_an_authority_and_keys_for_its_nodes() {
     assert!(said.contains("cannot be a node's name"), "{said}");
     let said = failed(&["keys", "issue", &scratch.path("none"), "n3"]);
     assert!(said.contains("is missing"), "{said}");
+    let said = done(&["keys", "revoke", &directory, "n2"]);
+    let list = format!("copy {directory}/revoked.pem to the directories of all other nodes");
+    assert!(
+        said.contains("revoked: 1") && said.contains(&list),
+        "{said}"
+    );
+    assert!(Path::new(&format!("{directory}/n1/revoked.pem")).exists());
+    let said = failed(&["keys", "revoke", &directory, "n3"]);
+    assert!(said.contains("check the node's name"), "{said}");
 }
 
 #[test]

@@ -4,9 +4,13 @@
 //!  DIR/authority.pem, authority.key         the cluster's authority; its key issues certificates and stays here
 //!  DIR/NODE/authority.pem                   what the node NODE gets, as a directory: the authority,
 //!           node.pem, node.key              its certificate and the key of it
+//!  DIR/issued.txt                           what was issued, and revoked
+//!  DIR/revoked.pem, DIR/NODE/revoked.pem    the authority's list of revoked certificates, once there are some
 //! ```
 //! A certificate has two names: `CLUSTER.tako`, by which any node of the cluster is known as one, and `NODE.CLUSTER.tako`.
 //! The cluster is a random identity, made with the authority.
+
+mod revocation;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -17,10 +21,12 @@ use std::time::{Duration, SystemTime};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    KeyUsagePurpose, PublicKeyData,
 };
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
+
+pub use self::revocation::{Revoked, revoke};
 
 /// How long an authority's certificate is valid.
 const AUTHORITY_DAYS: u64 = 20 * 365;
@@ -29,8 +35,8 @@ const NODE_DAYS: u64 = 2 * 365;
 /// How far the clocks of nodes may be apart.
 const CLOCKS_DIFFER: Duration = DAY;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// Longer files hold no key.
-const FILE_MAX: u64 = 64 << 10;
+/// Longer files hold no key, and no list of some ten thousand certificates.
+const FILE_MAX: u64 = 1 << 20;
 
 /// The longest name of a node, in bytes.
 pub(crate) const NODE_MAX: usize = 63;
@@ -39,6 +45,9 @@ const AUTHORITY: &str = "authority.pem";
 const AUTHORITY_KEY: &str = "authority.key";
 const NODE: &str = "node.pem";
 const NODE_KEY: &str = "node.key";
+const REVOKED: &str = "revoked.pem";
+/// All that a node has.
+pub(crate) const FILES: [&str; 4] = [AUTHORITY, NODE, NODE_KEY, REVOKED];
 
 /// Why keys could not be made or used.
 #[derive(Debug, thiserror::Error)]
@@ -99,6 +108,26 @@ pub enum Error {
     #[error("the certificate {path} is not valid yet; check the clock of this host")]
     Early {
         /// Where it is.
+        path: PathBuf,
+    },
+    /// The authority has taken the certificate back.
+    #[error("the certificate {path} was revoked; issue another with `tako keys issue`")]
+    Revoked {
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// No certificate was issued for a node.
+    #[error("{path} says of no certificate that it was issued for '{node}'; check the node's name")]
+    Unknown {
+        /// The list of what was issued.
+        path: PathBuf,
+        /// The node.
+        node: String,
+    },
+    /// A process cannot become another node.
+    #[error("{path} holds keys of another node now; start this one anew to use them")]
+    Changed {
+        /// The directory.
         path: PathBuf,
     },
     /// A key and a certificate are not of one pair.
@@ -192,21 +221,19 @@ fn init_in(directory: &Path, node: &str) -> Result<Made, Error> {
 /// nothing is left behind.
 pub fn issue(directory: &Path, node: &str, valid: Range<SystemTime>) -> Result<Made, Error> {
     check_name(node)?;
-    let (path, key_path) = (directory.join(AUTHORITY), directory.join(AUTHORITY_KEY));
-    let authority_pem = read(&path, false)?;
-    let (cluster, _) = names(&certificate(&path, &authority_pem)?, &path)?;
-    let text = String::from_utf8(read(&key_path, true)?).ok();
-    let key = text.and_then(|text| KeyPair::from_pem(&text).ok());
-    let key = key.ok_or(Error::Contents {
-        path: key_path,
-        what: "key",
-    })?;
-    let issuer = Issuer::new(authority(cluster)?, key);
+    let Authority {
+        cluster,
+        pem,
+        issuer,
+    } = load_authority(directory)?;
     let (node_key, until) = (KeyPair::generate()?, valid.end);
-    let issued = node_certificate(cluster, node, valid)?.signed_by(&node_key, &issuer)?;
+    let params = node_certificate(cluster, node, valid)?;
+    let issued = params.signed_by(&node_key, &issuer)?;
     let made = directory.join(node);
     make_directory(&made)?;
-    let written = write_bytes(&made.join(AUTHORITY), &authority_pem)
+    let written = revocation::note_issued(directory, node, &params)
+        .and_then(|()| revocation::give_list(directory, &made))
+        .and_then(|()| write_bytes(&made.join(AUTHORITY), &pem))
         .and_then(|()| write(&made.join(NODE), &issued.pem()))
         .and_then(|()| write(&made.join(NODE_KEY), &node_key.serialize_pem()));
     if let Err(error) = written {
@@ -220,6 +247,41 @@ pub fn issue(directory: &Path, node: &str, valid: Range<SystemTime>) -> Result<M
     })
 }
 
+/// Who issues certificates, and lists of those that were taken back.
+struct Authority {
+    cluster: [u8; 16],
+    /// Its certificate, as the file has it.
+    pem: Vec<u8>,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// The authority in a directory.
+fn load_authority(directory: &Path) -> Result<Authority, Error> {
+    let (path, key_path) = (directory.join(AUTHORITY), directory.join(AUTHORITY_KEY));
+    let pem = read(&path, false)?;
+    let own = certificate(&path, &pem)?;
+    let (cluster, _) = names(&own, &path)?;
+    let text = String::from_utf8(read(&key_path, true)?).ok();
+    let key = text.and_then(|text| KeyPair::from_pem(&text).ok());
+    let key = key.ok_or_else(|| Error::Contents {
+        path: key_path.clone(),
+        what: "key",
+    })?;
+    let public = webpki::EndEntityCert::try_from(&own).map(|own| own.subject_public_key_info());
+    if !public.is_ok_and(|public| *public == *key.subject_public_key_info()) {
+        return Err(Error::Pair {
+            key: key_path,
+            certificate: path,
+        });
+    }
+    let issuer = Issuer::new(authority(cluster)?, key);
+    Ok(Authority {
+        cluster,
+        pem,
+        issuer,
+    })
+}
+
 /// What a node has.
 pub(crate) struct Keys {
     pub cluster: [u8; 16],
@@ -227,6 +289,8 @@ pub(crate) struct Keys {
     pub authority: CertificateDer<'static>,
     pub certificate: CertificateDer<'static>,
     pub key: PrivateKeyDer<'static>,
+    /// The authority's list of revoked certificates.
+    pub revoked: Option<CertificateRevocationListDer<'static>>,
 }
 
 /// A node's keys from the directory made for it. All is checked that peers will check.
@@ -239,7 +303,8 @@ pub(crate) fn load(directory: &Path) -> Result<Keys, Error> {
         path: path.clone(),
         what: "node's certificate",
     })?;
-    verify(&authority, &own).map_err(|error| judged(error, &path, &authority_path))?;
+    verify(&authority, &own, None).map_err(|error| judged(error, &path, &authority_path))?;
+    let revoked = revocation::load(directory, &authority, &own)?;
     let key_path = directory.join(NODE_KEY);
     let key = PrivateKeyDer::from_pem_slice(&read(&key_path, true)?);
     let key = key.map_err(|_| Error::Contents {
@@ -260,6 +325,7 @@ pub(crate) fn load(directory: &Path) -> Result<Keys, Error> {
         authority,
         certificate: own,
         key,
+        revoked,
     })
 }
 
@@ -321,10 +387,11 @@ fn parse(text: &str) -> Option<[u8; 16]> {
     (show_identity(&identity) == text).then_some(identity)
 }
 
-/// Whether the authority issued the certificate for a node, for now.
+/// Whether the authority issued the certificate for a node, for now, and has not taken it back.
 fn verify(
     authority: &CertificateDer<'_>,
     certificate: &CertificateDer<'_>,
+    revocation: Option<webpki::RevocationOptions<'_>>,
 ) -> Result<(), webpki::Error> {
     let anchors = [webpki::anchor_from_trusted_cert(authority)?];
     let parsed = webpki::EndEntityCert::try_from(certificate)?;
@@ -334,7 +401,7 @@ fn verify(
         &[],
         UnixTime::now(),
         webpki::KeyUsage::client_auth(),
-        None,
+        revocation,
         None,
     )?;
     Ok(())
@@ -361,7 +428,7 @@ fn authority(cluster: [u8; 16]) -> Result<CertificateParams, Error> {
     let name = format!("Tako cluster {}", show_identity(&cluster));
     params.distinguished_name.push(DnType::CommonName, name);
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     set_validity(&mut params, days(AUTHORITY_DAYS));
     Ok(params)
 }
@@ -375,6 +442,7 @@ fn node_certificate(
     let of_node = format!("{node}.{of_cluster}");
     let mut params = CertificateParams::new([of_cluster, of_node])?;
     params.distinguished_name.push(DnType::CommonName, node);
+    params.serial_number = Some(revocation::serial());
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![
         ExtendedKeyUsagePurpose::ServerAuth,

@@ -246,7 +246,7 @@ fn connect(address: &Address, local: &Local) -> Result<(Channel, Option<Process>
             Ok((Channel::unix(socket).map_err(unreachable)?, Some(process)))
         }
         Address::Tcp(address) => {
-            let Some(tls) = &local.identity.tls else {
+            let Some(tls) = local.identity.tls() else {
                 return Err(Error::NoKeys { address: who });
             };
             let socket = TcpStream::connect_timeout(address, timeout).map_err(unreachable)?;

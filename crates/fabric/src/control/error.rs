@@ -182,6 +182,9 @@ fn tls(error: rustls::Error, who: String) -> Error {
         Tls::InvalidCertificate(Wrong::NotValidYet | Wrong::NotValidYetContext { .. }) => {
             "its certificate is not valid yet; check the clocks of both hosts".into()
         }
+        Tls::InvalidCertificate(Wrong::Revoked) => {
+            "its certificate was revoked; issue another with `tako keys issue` if it is to come back".into()
+        }
         Tls::InvalidCertificate(_) => {
             "this cluster's authority did not issue its certificate; check the address and its keys"
                 .into()
@@ -194,7 +197,7 @@ fn tls(error: rustls::Error, who: String) -> Error {
                 who,
                 reason: format!(
                     "it does not take this node's certificate ({alert:?}); check that both have keys of one \
-                     authority, which have not expired"
+                     authority, which have not expired and were not revoked"
                 ),
             };
         }

@@ -1,11 +1,14 @@
 //! Who this process is, to its peers.
 
-use std::path::Path;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::client::Resumption;
+use parking_lot::Mutex;
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::pki_types::ServerName;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::{NoServerSessionStorage, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::keys::{self, Keys, is_node_name};
@@ -17,8 +20,19 @@ pub struct Identity {
     pub(super) node: String,
     /// Tells processes apart.
     pub(super) instance: u64,
-    pub(super) tls: Option<Tls>,
+    keys: Option<Arc<Mutex<Loaded>>>,
 }
+
+/// The keys of a directory, as it was when they were read.
+#[derive(Debug)]
+struct Loaded {
+    directory: PathBuf,
+    stamps: Vec<Stamp>,
+    tls: Tls,
+}
+
+/// Differs if a file is another one, or was changed; nothing if it is not there.
+type Stamp = Option<(u64, u64, i64, i64)>;
 
 /// How connections over a network are authenticated: TLS 1.3 with certificates on both sides, each time anew.
 #[derive(Clone, Debug)]
@@ -35,17 +49,56 @@ impl Identity {
     /// # Errors
     /// [`keys::Error`]: they are missing, expired, do not belong together, or others may use them.
     pub fn load(directory: &Path) -> Result<Identity, keys::Error> {
+        // First, so that a change meanwhile is one later.
+        let stamps = stamps(directory);
         let keys = keys::load(directory)?;
-        let (cluster, node) = (keys.cluster, keys.node.clone());
-        let contents = |what| keys::Error::Contents {
-            path: directory.into(),
-            what,
+        let identity = Identity::local(keys.cluster, &keys.node)?;
+        let loaded = Loaded {
+            directory: directory.into(),
+            stamps,
+            tls: usable(directory, keys)?,
         };
-        let tls = tls(keys).map_err(|_| contents("usable keys"))?;
         Ok(Identity {
-            tls: Some(tls),
-            ..Identity::local(cluster, &node)?
+            keys: Some(Arc::new(Mutex::new(loaded))),
+            ..identity
         })
+    }
+
+    /// Uses other keys, or another list of revoked certificates, if there are some in the directory by now; whether there
+    /// were. This is done by itself before each connection over a network; what cannot be used changes nothing there.
+    ///
+    /// # Errors
+    /// [`keys::Error`]: as [`Identity::load`], and [`keys::Error::Changed`]. What was loaded before stays in use.
+    pub fn refresh(&self) -> Result<bool, keys::Error> {
+        let Some(loaded) = &self.keys else {
+            return Ok(false);
+        };
+        let mut loaded = loaded.lock();
+        let stamps = stamps(&loaded.directory);
+        if stamps == loaded.stamps {
+            return Ok(false);
+        }
+        let keys = keys::load(&loaded.directory)?;
+        if (keys.cluster, &keys.node) != (self.cluster, &self.node) {
+            let path = loaded.directory.clone();
+            return Err(keys::Error::Changed { path });
+        }
+        loaded.tls = usable(&loaded.directory, keys)?;
+        loaded.stamps = stamps;
+        Ok(true)
+    }
+
+    /// By what it proves who it is, and judges others, over a network.
+    pub(super) fn tls(&self) -> Option<Tls> {
+        let loaded = self.keys.as_ref()?;
+        // Half of what is being replaced may be there: what was loaded before is good until all of it is.
+        let _ = self.refresh();
+        Some(loaded.lock().tls.clone())
+    }
+
+    /// Whether it has keys.
+    pub(super) fn has_keys(&self) -> bool {
+        self.keys.is_some()
     }
 
     /// A node without keys, which connects to processes of its own host only.
@@ -60,7 +113,7 @@ impl Identity {
             cluster,
             node: node.into(),
             instance: crate::random(),
-            tls: None,
+            keys: None,
         })
     }
 
@@ -75,6 +128,21 @@ impl Identity {
     }
 }
 
+fn stamps(directory: &Path) -> Vec<Stamp> {
+    let stamp = |name: &&str| {
+        let found = fs::metadata(directory.join(name)).ok()?;
+        Some((found.ino(), found.size(), found.ctime(), found.ctime_nsec()))
+    };
+    keys::FILES.iter().map(stamp).collect()
+}
+
+fn usable(directory: &Path, keys: Keys) -> Result<Tls, keys::Error> {
+    tls(keys).map_err(|_| keys::Error::Contents {
+        path: directory.into(),
+        what: "usable keys",
+    })
+}
+
 fn tls(keys: Keys) -> Result<Tls, rustls::Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let versions = &[&rustls::version::TLS13];
@@ -82,21 +150,29 @@ fn tls(keys: Keys) -> Result<Tls, rustls::Error> {
     roots.add(keys.authority)?;
     let roots = Arc::new(roots);
     let chain = vec![keys.certificate];
-    let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+    let general = |error: VerifierBuilderError| rustls::Error::General(error.to_string());
+    let callers = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+        .with_crls(keys.revoked.clone())
+        .only_check_end_entity_revocation()
         // Strangers are not told whose certificates would do.
         .clear_root_hint_subjects()
         .build()
-        .map_err(|error| rustls::Error::General(error.to_string()))?;
+        .map_err(general)?;
+    let listeners = WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
+        .with_crls(keys.revoked)
+        .only_check_end_entity_revocation()
+        .build()
+        .map_err(general)?;
     let mut server = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(versions)?
-        .with_client_cert_verifier(verifier)
+        .with_client_cert_verifier(callers)
         .with_single_cert(chain.clone(), keys.key.clone_key())?;
     // Whoever comes back proves again who it is: its certificate may have expired.
     server.send_tls13_tickets = 0;
     server.session_storage = Arc::new(NoServerSessionStorage {});
     let mut client = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(versions)?
-        .with_root_certificates(roots)
+        .with_webpki_verifier(listeners)
         .with_client_auth_cert(chain, keys.key)?;
     client.resumption = Resumption::disabled();
     // The name would be readable by all.

@@ -124,7 +124,7 @@ impl Listener {
         };
         for address in addresses {
             let bound = match address {
-                Address::Tcp(_) if listener.local.identity.tls.is_none() => {
+                Address::Tcp(_) if !listener.local.identity.has_keys() => {
                     let address = address.to_string();
                     return Err(Error::NoKeys { address });
                 }
@@ -382,7 +382,7 @@ impl Socket {
                     Ok(accepted) => accepted,
                     Err(error) => return nothing(error),
                 };
-                let tls = local.identity.tls.as_ref().expect("checked by bind");
+                let tls = local.identity.tls().expect("checked by bind");
                 Pending {
                     channel: Channel::listening(stream, &tls.server)?,
                     who: address.to_string(),

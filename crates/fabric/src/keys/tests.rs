@@ -95,6 +95,11 @@ fn nothing_is_overwritten_and_nothing_half_made_is_left() {
     );
     fs::write(directory.join(AUTHORITY_KEY), "no key").unwrap();
     assert!(sentence(issue(&directory, "c", usual_validity())).contains("holds no key"));
+    // What the authority of another cluster signs, nobody would take.
+    init(&scratch.0.join("others"), "a").unwrap();
+    let strange = fs::read(scratch.0.join("others").join(AUTHORITY_KEY)).unwrap();
+    fs::write(directory.join(AUTHORITY_KEY), strange).unwrap();
+    assert!(sentence(issue(&directory, "c", usual_validity())).contains("is not the key of"));
     assert!(!directory.join("c").exists());
 }
 
@@ -150,4 +155,59 @@ fn keys_that_are_not_right_are_refused_in_one_sentence() {
     // An authority is no node.
     fs::write(node.join(NODE), fs::read(node.join(AUTHORITY)).unwrap()).unwrap();
     assert!(sentence(load(&node)).contains("holds no node's certificate"));
+}
+
+#[test]
+fn what_was_revoked_is_known_to_all_nodes_that_are_there_or_come() {
+    let scratch = Scratch::new("revoked");
+    let directory = scratch.0.join("keys");
+    init(&directory, "a").unwrap();
+    issue(&directory, "b", usual_validity()).unwrap();
+    let unknown = sentence(revoke(&directory, "c"));
+    assert!(
+        unknown.contains("issued for 'c'; check the node's name"),
+        "{unknown}"
+    );
+    assert!(!directory.join(REVOKED).exists());
+    // The node has its keys, and this directory has them no more.
+    let gone = scratch.0.join("b");
+    fs::rename(directory.join("b"), &gone).unwrap();
+    let expected = Revoked {
+        list: directory.join(REVOKED),
+        certificates: 1,
+    };
+    for _ in 0..2 {
+        assert_eq!(revoke(&directory, "b").unwrap(), expected);
+    }
+    let other = issue(&directory, "b", usual_validity()).unwrap().directory;
+    for node in [directory.join("a"), other.clone()] {
+        assert!(load(&node).unwrap().revoked.is_some());
+    }
+    assert!(load(&gone).unwrap().revoked.is_none());
+    fs::copy(directory.join(REVOKED), gone.join(REVOKED)).unwrap();
+    assert!(sentence(load(&gone)).contains("was revoked; issue another with `tako keys issue`"));
+    assert_eq!(revoke(&directory, "b").unwrap().certificates, 2);
+    assert!(sentence(load(&other)).contains("was revoked"));
+
+    // Who was revoked would come in again.
+    let journal = directory.join("issued.txt");
+    let whole = fs::read_to_string(&journal).unwrap();
+    fs::write(&journal, "").unwrap();
+    assert!(sentence(revoke(&directory, "a")).contains("issued.txt holds no list of all"));
+    fs::write(&journal, whole).unwrap();
+    revoke(&directory, "a").unwrap();
+
+    // The list of another cluster says nothing here; nor does one that was changed.
+    let others = scratch.0.join("others");
+    init(&others, "a").unwrap();
+    revoke(&others, "a").unwrap();
+    let list = directory.join("a").join(REVOKED);
+    fs::copy(others.join(REVOKED), &list).unwrap();
+    assert!(sentence(load(&directory.join("a"))).contains("holds no list of the cluster's"));
+    fs::write(directory.join("issued.txt"), "issued 12 a\nnonsense\n").unwrap();
+    let sentence = sentence(revoke(&directory, "a"));
+    assert!(
+        sentence.contains("issued.txt holds no list of what was issued"),
+        "{sentence}"
+    );
 }

@@ -180,6 +180,77 @@ fn dialers_notice_who_is_not_of_the_cluster() {
     assert_eq!(counters.gone, 1);
 }
 
+/// What somebody has who took a node's keys before they were revoked.
+fn stolen(scratch: &Scratch, node: &Path) -> PathBuf {
+    let stolen = scratch.path("stolen");
+    std::fs::create_dir(&stolen).unwrap();
+    for name in ["authority.pem", "node.pem", "node.key"] {
+        std::fs::copy(node.join(name), stolen.join(name)).unwrap();
+    }
+    stolen
+}
+
+#[test]
+fn who_was_revoked_is_refused_from_then_on_and_comes_back_with_other_keys() {
+    let scratch = Scratch::new();
+    let [a, b] = scratch
+        .keys("keys")
+        .map(|identity| Node::new(identity).only(Provider::Tcp));
+    let own = scratch.path("keys");
+    let stolen = stolen(&scratch, &own.join("a"));
+    let mut listener = b.listen(&[loopback()]);
+    let address = listener.addresses().remove(0);
+    somebody_gets_through(&mut listener, &address, &b, &a);
+
+    keys::revoke(&own, "a").unwrap();
+    let refused = tls_client(&mut listener, &own, Some(&stolen));
+    assert!(refused.contains("CertificateRevoked"), "{refused}");
+    assert_eq!(listener.counters().strangers, 1);
+    let thief = Node::new(Identity::load(&stolen).unwrap());
+    let theirs = thief.listen(&[loopback()]);
+    let their_address = theirs.addresses().remove(0);
+    let dialer = Node::new(b.local.identity.clone());
+    let (error, counters) = refused_dial(theirs, &dialer, &their_address);
+    assert!(error.contains("its certificate was revoked"), "{error}");
+    assert_eq!((counters.gone, counters.admitted), (1, 0));
+
+    // What is no list changes nothing.
+    let list = own.join("b/revoked.pem");
+    let right = std::fs::read(&list).unwrap();
+    std::fs::write(&list, "no list").unwrap();
+    let error = b.local.identity.refresh().unwrap_err().to_string();
+    assert!(error.contains("holds no list of the cluster's"), "{error}");
+    let refused = tls_client(&mut listener, &own, Some(&stolen));
+    assert!(refused.contains("CertificateRevoked"), "{refused}");
+    std::fs::write(&list, right).unwrap();
+
+    // Nobody starts anew: not the listener, and not the node that gets other keys.
+    let error = a.local.identity.refresh().unwrap_err().to_string();
+    assert!(
+        error.contains("node.pem was revoked; issue another"),
+        "{error}"
+    );
+    std::fs::rename(own.join("a"), scratch.path("old")).unwrap();
+    keys::issue(&own, "a", keys::usual_validity()).unwrap();
+    somebody_gets_through(&mut listener, &address, &b, &a);
+    let refused = tls_client(&mut listener, &own, Some(&stolen));
+    assert!(refused.contains("CertificateRevoked"), "{refused}");
+}
+
+#[test]
+fn a_process_does_not_become_another_node() {
+    let scratch = Scratch::new();
+    let [a, _] = scratch.keys("keys");
+    let own = scratch.path("keys");
+    assert!(!a.refresh().unwrap());
+    for name in ["node.pem", "node.key"] {
+        std::fs::copy(own.join("b").join(name), own.join("a").join(name)).unwrap();
+    }
+    let error = a.refresh().unwrap_err().to_string();
+    assert!(error.contains("holds keys of another node now"), "{error}");
+    assert!(!Identity::local(CLUSTER, "a").unwrap().refresh().unwrap());
+}
+
 #[test]
 fn junk_in_place_of_tls_is_dropped() {
     let scratch = Scratch::new();
