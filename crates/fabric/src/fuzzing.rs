@@ -16,6 +16,11 @@ pub fn tcp(input: &[u8]) {
     crate::tcp::fuzzing::connection(input);
 }
 
+/// What a peer stores into memory that it shares with the transport: headers and counts of a ring, and a bell.
+pub fn shm(input: &[u8]) {
+    crate::shm::fuzzing::memory(input);
+}
+
 /// What a peer says to the transport over RDMA: parameters, the header of a message, and the one in front of a datagram.
 pub fn verbs(input: &[u8]) {
     if let Some(peer) = parse_parameters(input) {

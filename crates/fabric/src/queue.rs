@@ -74,6 +74,8 @@ pub struct Counters {
     pub received: u64,
     /// Endpoints lost.
     pub lost: u64,
+    /// Of those, because the peer broke the rules.
+    pub violations: u64,
     /// Times the thread slept.
     pub slept: u64,
 }
@@ -520,6 +522,7 @@ impl Queue {
             events.push(ended(id, request, Err(Failure::Flushed)));
         }
         self.counters.lost += 1;
+        self.counters.violations += u64::from(failure == Failure::Violation);
         self.close(id);
         events.push(Event::Lost(id, failure));
     }

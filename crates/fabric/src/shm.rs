@@ -8,7 +8,8 @@
 //! - The end of a peer's process is [noticed](watch) by its descriptor.
 //! - Memory that a peer lends may be a file, which it can shorten meanwhile. An access to what is gone ends no process, but
 //!   its endpoint, with [`Failure::MemoryGone`](crate::Failure::MemoryGone). Rings and bells are never files.
-//! - A key cannot be taken back from who has mapped the memory: the proof of revocation is that all those are gone.
+//! - A key cannot be taken back from who has mapped the memory: the proof of revocation is that all those are gone. Until
+//!   then they can go on to load and store there, as they were allowed to; nobody new is given the memory.
 //!   (Whom they passed the memory on to, and what they forked, are theirs to answer for.)
 //!
 //! Order, for [`Capabilities`]: all requests of a queue are carried out by the thread that posts them, in that order.
@@ -17,6 +18,7 @@
 //! by an acquire fence, so the next one is not earlier (on x86-64 loads are in order anyway, and it costs nothing).
 
 mod bell;
+pub(crate) mod fuzzing;
 mod header;
 mod ring;
 mod side;

@@ -59,6 +59,11 @@ fn connections_of_tcp() {
 }
 
 #[test]
+fn memory_that_is_shared_with_peers() {
+    run("shm", fabric::fuzzing::shm);
+}
+
+#[test]
 fn what_is_said_over_verbs() {
     run("verbs", fabric::fuzzing::verbs);
 }

@@ -447,7 +447,7 @@ fn lies_end_their_own_endpoint_at_most() {
     let mut queue = Queue::open(&device, options).unwrap();
     let mut honest = Queue::open(&device, options).unwrap();
     let (to_honest, _) = join(&mut queue, &mut honest);
-    let (mut lost, mut held) = (0, Vec::new());
+    let (mut lost, mut violations, mut held) = (0, 0, Vec::new());
     let lies = |seed| {
         let mut stranger = Queue::open(&device, options).unwrap();
         let (id, given) = queue.offer().unwrap();
@@ -469,7 +469,10 @@ fn lies_end_their_own_endpoint_at_most() {
                         assert!(message.length() <= BYTES);
                         held.push(message);
                     }
-                    Event::Lost(lost, _) => is_lost |= lost == id,
+                    Event::Lost(lost, failure) => {
+                        is_lost |= lost == id;
+                        violations += u64::from(failure == Failure::Violation);
+                    }
                     Event::Done(done) => assert_eq!(done.endpoint, id),
                 }
             }
@@ -496,6 +499,8 @@ fn lies_end_their_own_endpoint_at_most() {
         (500..2000).contains(&lost),
         "{lost} of 2000 liars were found out"
     );
+    assert!(violations > 0);
+    assert_eq!(queue.counters().violations, violations);
 }
 
 #[test]
