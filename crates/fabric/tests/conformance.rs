@@ -1,6 +1,8 @@
 //! One suite over every transport that this machine has, and every wrapper.
 
+mod between;
 mod cut;
+mod namespaces;
 mod network;
 mod suite;
 
@@ -10,7 +12,7 @@ use std::time::Duration;
 
 use fabric::simulated::{Network, NetworkOptions};
 use fabric::tcp::TcpOptions;
-use fabric::wrappers::{Delay, Trace};
+use fabric::wrappers::{Delay, Fault, Faults, Trace};
 use fabric::{Device, Transport};
 use suite::Setup;
 
@@ -63,7 +65,7 @@ impl Setup for Cut {
     }
 }
 
-/// Each report is told later, and all is noted.
+/// Each report is told later, counts of credits are lost now and then, and all is noted.
 struct Wrapped<S>(S);
 
 impl<S: Setup> Setup for Wrapped<S> {
@@ -76,7 +78,12 @@ impl<S: Setup> Setup for Wrapped<S> {
     }
 
     fn wrap(&self, inner: Box<dyn Transport>) -> Box<dyn Transport> {
-        let delayed = Delay::new(self.0.wrap(inner), Duration::from_micros(3));
+        let faults = Faults {
+            credits_but_one_in: 500,
+            ..Faults::default()
+        };
+        let faulty = Fault::new(self.0.wrap(inner), faults);
+        let delayed = Delay::new(Box::new(faulty), Duration::from_micros(3));
         Box::new(Trace::new(Box::new(delayed)).0)
     }
 }
@@ -104,7 +111,9 @@ macro_rules! tests {
 
 suite!(simulated, Simulated::new());
 suite!(shm, Shm);
+suite!(shm_wrapped, Wrapped(Shm));
 suite!(tcp, Tcp);
+suite!(tcp_between_hosts, between::Between::new());
 suite!(tcp_cut, Cut);
 suite!(tcp_wrapped, Wrapped(Tcp));
 suite!(wrapped, Wrapped(Simulated::new()));

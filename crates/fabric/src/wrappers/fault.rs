@@ -10,8 +10,12 @@ use crate::{EndpointId, Failure, Report, Request, Transport};
 pub struct Faults {
     /// Of so many counts of credits one arrives; 0: all do.
     pub credits_one_in: u32,
+    /// Of so many counts of credits one is lost; 0: none is.
+    pub credits_but_one_in: u32,
     /// After so many requests the endpoint of the next one is lost; 0: never.
     pub lose_after: u64,
+    /// Each message without data comes twice, as from a peer that sends more than it may.
+    pub messages_twice: bool,
 }
 
 /// Loses counts of credits, and endpoints.
@@ -58,15 +62,26 @@ impl Transport for Fault {
 
     fn credit(&mut self, endpoint: EndpointId, returned: u32, ask: bool) {
         self.credits += 1;
-        if self.faults.credits_one_in == 0
-            || self.credits.is_multiple_of(self.faults.credits_one_in)
-        {
+        let Faults {
+            credits_one_in: kept,
+            credits_but_one_in: lost,
+            ..
+        } = self.faults;
+        let is_lost = lost != 0 && self.credits.is_multiple_of(lost);
+        if !is_lost && (kept == 0 || self.credits.is_multiple_of(kept)) {
             self.inner.credit(endpoint, returned, ask);
         }
     }
 
     fn poll(&mut self, reports: &mut Vec<Report>) {
+        let before = reports.len();
         self.inner.poll(reports);
+        if self.faults.messages_twice {
+            let is_bare =
+                |report: &&Report| matches!(report, Report::Received { buffer: None, .. });
+            let again: Vec<Report> = reports[before..].iter().filter(is_bare).copied().collect();
+            reports.extend(again);
+        }
         reports.append(&mut self.lost);
     }
 

@@ -1,11 +1,11 @@
 //! What must not be, and what ends.
 
-use fabric::wrappers::{Fault, Faults};
+use fabric::wrappers::Faults;
 use fabric::{
     Access, Failure, Operation, Options, Parameters, Proves, Refusal, Role, Source, WorkRequest,
 };
 
-use super::{Pair, Random, Setup, peer};
+use super::{Faulty, Pair, Random, Setup, peer};
 
 fn write(to: fabric::Remote) -> Operation<'static> {
     Operation::Write {
@@ -152,23 +152,11 @@ pub fn a_withdrawn_key_opens_nothing(setup: &dyn Setup) {
 }
 
 pub fn a_lost_endpoint_is_told_once(setup: &dyn Setup) {
-    struct Losing<'a>(&'a dyn Setup);
-    impl Setup for Losing<'_> {
-        fn device(&self) -> std::sync::Arc<dyn fabric::Device> {
-            self.0.device()
-        }
-        fn peer(&self) -> (Option<std::net::IpAddr>, Option<std::os::fd::OwnedFd>) {
-            self.0.peer()
-        }
-        fn wrap(&self, inner: Box<dyn fabric::Transport>) -> Box<dyn fabric::Transport> {
-            let faults = Faults {
-                lose_after: 10,
-                ..Faults::default()
-            };
-            Box::new(Fault::new(self.0.wrap(inner), faults))
-        }
-    }
-    let mut pair = Pair::new(&Losing(setup));
+    let faults = Faults {
+        lose_after: 10,
+        ..Faults::default()
+    };
+    let mut pair = Pair::new(&Faulty(setup, faults));
     let note = Operation::Send {
         from: Source::Inline(b"note"),
         immediate: None,
@@ -201,6 +189,33 @@ pub fn a_lost_endpoint_is_told_once(setup: &dyn Setup) {
         pair.near.queue.post(pair.to_far, &request),
         Err(Refusal::NoEndpoint)
     );
+}
+
+/// The far side gets more messages than it said it would hold.
+pub fn a_peer_that_sends_more_than_it_may_is_lost(setup: &dyn Setup) {
+    let faults = Faults {
+        messages_twice: true,
+        ..Faults::default()
+    };
+    let options = Options {
+        window: 8,
+        ..Options::default()
+    };
+    let mut pair = Pair::with(&Faulty(setup, faults), Options::default(), options);
+    let bare = Operation::Send {
+        from: Source::Inline(b""),
+        immediate: Some(1),
+    };
+    for id in 0..4 {
+        pair.post(WorkRequest::new(id, bare).quiet());
+    }
+    pair.await_messages(8);
+    assert!(pair.far.lost.is_empty());
+    pair.post(WorkRequest::new(4, bare).quiet());
+    pair.until("the end", |_, far| !far.lost.is_empty());
+    assert_eq!(pair.far.lost, [(pair.to_near, Failure::Violation)]);
+    assert_eq!(pair.far.queue.counters().violations, 1);
+    assert_eq!(pair.far.messages.len(), 8);
 }
 
 pub fn a_closed_endpoint_is_lost_to_its_peer(setup: &dyn Setup) {

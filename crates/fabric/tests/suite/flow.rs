@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use fabric::buffers::Class;
-use fabric::wrappers::{Fault, Faults};
-use fabric::{Access, Device, Operation, Options, Pool, Refusal, Source, WorkRequest};
+use fabric::wrappers::Faults;
+use fabric::{Access, Operation, Options, Pool, Refusal, Source, WorkRequest};
 
-use super::{Pair, Setup, Side, join};
+use super::{Faulty, Pair, Setup, Side, join};
 
 const NOTE: Operation<'_> = Operation::Send {
     from: Source::Inline(b"note"),
@@ -170,23 +170,11 @@ pub fn writes_that_announce_themselves_leave_credits_as_they_are(setup: &dyn Set
 
 /// The far side loses three counts of four.
 pub fn lost_counts_of_credits_are_asked_for(setup: &dyn Setup) {
-    struct Lossy<'a>(&'a dyn Setup);
-    impl Setup for Lossy<'_> {
-        fn device(&self) -> std::sync::Arc<dyn Device> {
-            self.0.device()
-        }
-        fn peer(&self) -> (Option<std::net::IpAddr>, Option<std::os::fd::OwnedFd>) {
-            self.0.peer()
-        }
-        fn wrap(&self, inner: Box<dyn fabric::Transport>) -> Box<dyn fabric::Transport> {
-            let faults = Faults {
-                credits_one_in: 4,
-                ..Faults::default()
-            };
-            Box::new(Fault::new(self.0.wrap(inner), faults))
-        }
-    }
-    let mut pair = Pair::with(&Lossy(setup), Options::default(), few());
+    let faults = Faults {
+        credits_one_in: 4,
+        ..Faults::default()
+    };
+    let mut pair = Pair::with(&Faulty(setup, faults), Options::default(), few());
     let mut received = 0;
     for id in 0..60 {
         pair.post_meanwhile(WorkRequest::new(id, NOTE).quiet(), |far| {

@@ -13,6 +13,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use fabric::wrappers::{Fault, Faults};
 use fabric::{
     Access, Completion, Device, EndpointId, Event, Failure, Message, Operation, Options,
     Parameters, Peer, Queue, Refusal, Registration, RemoteRegion, Role, Transport, WorkRequest,
@@ -40,6 +41,27 @@ pub trait Setup {
     /// The interface that groups meet at.
     fn interface(&self) -> std::net::Ipv4Addr {
         std::net::Ipv4Addr::LOCALHOST
+    }
+}
+
+/// The same with faults.
+pub struct Faulty<'a>(pub &'a dyn Setup, pub Faults);
+
+impl Setup for Faulty<'_> {
+    fn device(&self) -> Arc<dyn Device> {
+        self.0.device()
+    }
+
+    fn peer(&self) -> (Option<IpAddr>, Option<OwnedFd>) {
+        self.0.peer()
+    }
+
+    fn wrap(&self, inner: Box<dyn Transport>) -> Box<dyn Transport> {
+        Box::new(Fault::new(self.0.wrap(inner), self.1))
+    }
+
+    fn interface(&self) -> std::net::Ipv4Addr {
+        self.0.interface()
     }
 }
 
@@ -262,7 +284,7 @@ macro_rules! all {
                 buffers_belong_to_their_requests, a_late_reader_loses_nothing;
             errors: requests_that_cannot_be_are_refused_before_they_leave,
                 a_descriptor_that_lies_ends_the_endpoint, a_withdrawn_key_opens_nothing, a_lost_endpoint_is_told_once,
-                a_closed_endpoint_is_lost_to_its_peer, parameters_that_are_junk_are_refused,
+                a_peer_that_sends_more_than_it_may_is_lost, a_closed_endpoint_is_lost_to_its_peer, parameters_that_are_junk_are_refused,
                 an_endpoint_lost_under_load_tells_every_request, places_are_used_again;
             groups: groups_are_reached_by_one_send, without_groups_there_are_none;
             pools: data_is_pushed_and_pulled_through_pools;

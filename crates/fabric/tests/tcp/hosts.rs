@@ -1,9 +1,7 @@
 //! Peers in other processes, and on other hosts as far as a network namespace is one.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -12,8 +10,8 @@ use fabric::tcp::{Tcp, TcpOptions};
 use fabric::{
     Event, Failure, GroupAddress, GroupId, Options, Origin, Parameters, Peer, Queue, Role, Source,
 };
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use super::namespaces::{ADDRESSES, Hosts, ip};
 use super::{PATIENCE, hasty, message, open_with, options, peer, until};
 
 const CHILD: &str = "TAKO_TEST_TCP_CHILD";
@@ -130,91 +128,14 @@ fn a_killed_dialer_is_noticed_at_once() {
     assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
-/// Two network namespaces with a link between them; their addresses are 10.77.0.1 and 10.77.0.2.
-struct Hosts {
-    names: [String; 2],
-}
-
-const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2)];
-
-fn ip(arguments: &str) -> bool {
-    let status = Command::new("ip")
-        .args(arguments.split(' '))
-        .stderr(Stdio::null())
-        .status();
-    status.is_ok_and(|status| status.success())
-}
-
-impl Hosts {
-    fn new(test: &str) -> Hosts {
-        let name = |side: &str| format!("tako-{test}-{}-{side}", std::process::id());
-        let hosts = Hosts {
-            names: [name("a"), name("b")],
-        };
-        for name in &hosts.names {
-            assert!(
-                ip(&format!("netns add {name}")),
-                "cannot make a network namespace; run as root with iproute2"
-            );
-        }
-        let [a, b] = &hosts.names;
-        assert!(ip(&format!(
-            "link add veth netns {a} type veth peer name veth netns {b}"
-        )));
-        for (name, address) in hosts.names.iter().zip(ADDRESSES) {
-            assert!(ip(&format!("-n {name} address add {address}/24 dev veth")));
-            assert!(ip(&format!("-n {name} link set veth up")));
-            assert!(ip(&format!("-n {name} link set lo up")));
-        }
-        hosts.meet();
-        hosts
-    }
-
-    /// Waits until the link carries something, which takes the kernel a while, and drops what is sent before.
-    fn meet(&self) {
-        let (tell, told) = channel();
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                self.enter(1);
-                let listener = TcpListener::bind((ADDRESSES[1], 0)).unwrap();
-                tell.send(listener.local_addr().unwrap()).unwrap();
-                listener.accept().unwrap();
-            });
-            scope.spawn(move || {
-                self.enter(0);
-                TcpStream::connect(told.recv().unwrap()).unwrap();
-            });
-        });
-    }
-
-    fn link(&self, state: &str) {
-        assert!(ip(&format!("-n {} link set veth {state}", self.names[0])));
-    }
-
-    /// The calling thread is on this host from now on: its new sockets are.
-    fn enter(&self, side: usize) {
-        let file = File::open(format!("/run/netns/{}", self.names[side])).unwrap();
-        let kind = Some(LinkNameSpaceType::Network);
-        move_into_link_name_space(file.as_fd(), kind).unwrap();
-    }
-
-    fn open(&self, side: usize) -> (Tcp, Queue) {
-        self.enter(side);
-        let device = Tcp::new(TcpOptions {
-            address: IpAddr::V4(ADDRESSES[side]),
-            ..hasty()
-        });
-        let queue = Queue::open(&device, Options::default()).unwrap();
-        (device, queue)
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for name in &self.names {
-            ip(&format!("netns delete {name}"));
-        }
-    }
+fn open_on(hosts: &Hosts, side: usize) -> (Tcp, Queue) {
+    hosts.enter(side);
+    let device = Tcp::new(TcpOptions {
+        address: IpAddr::V4(ADDRESSES[side]),
+        ..hasty()
+    });
+    let queue = Queue::open(&device, Options::default()).unwrap();
+    (device, queue)
 }
 
 type Told = (Sender<Vec<u8>>, Receiver<Vec<u8>>);
@@ -260,7 +181,7 @@ fn on_two_hosts(hosts: &Hosts, act: impl Fn(usize, Told) + Sync) {
 fn messages_and_groups_reach_another_host() {
     let hosts = Hosts::new("reach");
     on_two_hosts(&hosts, |side, told| {
-        let (_device, mut queue) = hosts.open(side);
+        let (_device, mut queue) = open_on(&hosts, side);
         let group = GroupId(3);
         let meets = GroupAddress {
             address: Ipv4Addr::new(239, 77, 0, 1),
@@ -305,7 +226,7 @@ fn messages_and_groups_reach_another_host() {
 fn a_host_that_is_cut_off_is_lost_by_both_within_bounds() {
     let hosts = Hosts::new("cut");
     on_two_hosts(&hosts, |side, told| {
-        let (_device, mut queue) = hosts.open(side);
+        let (_device, mut queue) = open_on(&hosts, side);
         let endpoint = join_hosts(&mut queue, side, &told);
         queue.post(endpoint, &message(1, b"before")).unwrap();
         let mut rest = 2;
@@ -316,7 +237,7 @@ fn a_host_that_is_cut_off_is_lost_by_both_within_bounds() {
         });
         meet(&mut queue, &told);
         if side == 0 {
-            hosts.link("down");
+            assert!(ip(&format!("-n {} link set veth down", hosts.names[0])));
         }
         meet(&mut queue, &told);
         let cut = Instant::now();

@@ -6,6 +6,8 @@ mod cut;
 mod cuts;
 mod hosts;
 mod liars;
+#[path = "../namespaces/mod.rs"]
+mod namespaces;
 mod refusals;
 mod slow;
 mod threads;
