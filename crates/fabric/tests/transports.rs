@@ -1,6 +1,8 @@
 //! What a process has of each transport, on whatever machine this runs.
 #![forbid(unsafe_code)]
 
+use std::process::Command;
+
 use fabric::choice::{Reach, Side, choose};
 use fabric::transports::{Transports, Wanted};
 use fabric::verbs::VerbsOptions;
@@ -66,6 +68,35 @@ fn a_process_offers_what_it_has_and_says_why_it_lacks_the_rest() {
     }
     assert!(transports.queue(Provider::Verbs).is_none());
     assert_eq!(transports.queues().len(), 2);
+}
+
+/// Set for the process that has no library of RDMA.
+const BARE: &str = "TAKO_TEST_BARE";
+
+/// Hides the libraries, if there are some, from the program that it runs.
+const HIDE: &str = r#"
+for library in $(ldconfig -p | sed -n 's/.*lib\(ibverbs\|rdmacm\)\.so.* => //p'); do
+    mount --bind /dev/null "$(readlink -f "$library")" || exit
+done
+exec "$@""#;
+
+#[test]
+fn without_libraries_of_rdma_all_else_is_there() {
+    if std::env::var_os(BARE).is_some() {
+        let error = Transports::open(&wanted(Some(Provider::Verbs))).map(drop);
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains(".so.1 cannot be loaded ("), "{text}");
+        return a_process_offers_what_it_has_and_says_why_it_lacks_the_rest();
+    }
+    let test = "without_libraries_of_rdma_all_else_is_there";
+    let bare = Command::new("unshare")
+        .args(["--mount", "sh", "-c", HIDE, "sh"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test])
+        .env(BARE, "")
+        .output()
+        .expect("unshare(1)");
+    assert!(bare.status.success(), "run the tests as root: {bare:?}");
 }
 
 #[test]
