@@ -336,8 +336,18 @@ impl Queue {
         let before = events.len();
         self.take_returned();
         self.submit();
+        self.transport.poll(&mut self.reports);
+        if !self.reports.is_empty() {
+            self.handle_all(events);
+        }
+        if self.starved {
+            self.ask_for_credits();
+        }
+        events.len() - before
+    }
+
+    fn handle_all(&mut self, events: &mut Vec<Event>) {
         let mut reports = std::mem::take(&mut self.reports);
-        self.transport.poll(&mut reports);
         let mut rest = &reports[..];
         while let Some((report, behind)) = rest.split_first() {
             // Apart from the others, since they are by far the commonest.
@@ -351,10 +361,6 @@ impl Queue {
         }
         reports.clear();
         self.reports = reports;
-        if self.starved {
-            self.ask_for_credits();
-        }
-        events.len() - before
     }
 
     /// Like [`Queue::poll`], but waits until something has happened, so long at most: it looks for a while, shorter the

@@ -68,7 +68,7 @@ impl CompletionQueue {
         };
         match usize::try_from(count) {
             Ok(count) => Ok(&into[..count]),
-            Err(_) => Err(self.failure("poll a completion queue of", io::ErrorKind::Other.into())),
+            Err(_) => Err(self.poll_failure()),
         }
     }
 
@@ -134,6 +134,11 @@ impl CompletionQueue {
 
     pub(crate) fn device(&self) -> &Arc<Device> {
         &self.device
+    }
+
+    #[cold]
+    fn poll_failure(&self) -> Error {
+        self.failure("poll a completion queue of", io::ErrorKind::Other.into())
     }
 
     fn failure(&self, what: &'static str, error: io::Error) -> Error {

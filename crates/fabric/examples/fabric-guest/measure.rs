@@ -5,10 +5,12 @@ use std::thread;
 use std::time::Instant;
 
 use fabric::{
-    Access, GroupAddress, GroupId, Operation, Options, Registration, Remote, Source, WorkRequest,
+    Access, Event, GroupAddress, GroupId, Operation, Options, Queue, Registration, Remote, Source,
+    WorkRequest,
 };
 use verbs::Operation as Work;
 
+use crate::faults::LONG;
 use crate::raw::{self, RawEnd};
 use crate::suite::{Pair, Setup, Side, join};
 
@@ -19,7 +21,8 @@ type Figure = (&'static str, fn(&dyn Setup));
 
 /// Those of these names, or all.
 pub fn run(setup: &dyn Setup, names: &[&str]) {
-    let all: [Figure; 7] = [
+    let all: [Figure; 8] = [
+        ("looks", looks),
         ("reads", reads),
         ("pings", pings),
         ("bandwidth", bandwidth),
@@ -53,8 +56,9 @@ fn compare(name: &str, count: u64, names: [&str; 2], mut ways: [&mut dyn FnMut(u
         times[ROUNDS / 2] / 1000.0
     });
     let [first, second] = names;
+    let digits = if one < 10.0 { 3 } else { 1 };
     println!(
-        "figure {name}: {first} {one:.1} us, {second} {other:.1} us, {:.2}",
+        "figure {name}: {first} {one:.digits$} us, {second} {other:.digits$} us, {:.2}",
         one / other
     );
 }
@@ -79,17 +83,20 @@ impl Ends {
 
     /// Polls the near side until so many requests have ended.
     fn finish(&mut self, count: usize) {
-        while self.pair.near.done.len() < count {
-            self.pair.near.poll();
-        }
-        assert!(
-            self.pair
-                .near
-                .done
-                .drain(..)
-                .all(|done| done.outcome.is_ok())
-        );
+        finish_with(count, |events| {
+            self.pair.near.queue.poll(events);
+        });
     }
+}
+
+/// Looks until so many requests have ended.
+fn finish_with(count: usize, mut look: impl FnMut(&mut Vec<Event>)) {
+    let mut events = Vec::with_capacity(count);
+    while events.len() < count {
+        look(&mut events);
+    }
+    let ended_well = |event: &Event| matches!(event, Event::Done(done) if done.outcome.is_ok());
+    assert!(events.iter().all(ended_well));
 }
 
 fn finish(end: &mut RawEnd, count: u64) {
@@ -97,6 +104,26 @@ fn finish(end: &mut RawEnd, count: u64) {
     while done < count {
         done += end.poll().0;
     }
+}
+
+/// What a look costs that finds nothing.
+fn looks(setup: &dyn Setup) {
+    let mut ends = Ends::new(setup, Options::default());
+    let (mut near, _far) = raw::connected();
+    let mut events = Vec::new();
+    let mut tako = |count| {
+        for _ in 0..count {
+            assert_eq!(ends.pair.near.queue.poll(&mut events), 0);
+        }
+    };
+    let mut raw = |count| {
+        for _ in 0..count {
+            assert_eq!(near.poll(), (0, 0));
+        }
+    };
+    let names = ["tako", "raw"];
+    let ways: [&mut dyn FnMut(u64); 2] = [&mut tako, &mut raw];
+    compare("a look in vain", 20_000, names, ways);
 }
 
 fn reads(setup: &dyn Setup) {
@@ -137,7 +164,8 @@ fn pings(setup: &dyn Setup) {
     let back = pair.far.queue.import(pair.to_near, export).unwrap().at(0);
     let (to_far, to_near) = (pair.to_far, pair.to_near);
     let memories = [ends.near.clone(), ends.far.clone()];
-    let ping = |side: &mut Side, other: &mut Side, endpoint, memory: &Registration, to| {
+    let mut events = Vec::new();
+    let mut ping = |side: &mut Queue, other: &mut Queue, endpoint, memory: &Registration, to| {
         let pieces = [memory.piece(0, 8)];
         let write = Operation::Write {
             from: Source::Pieces(&pieces),
@@ -145,18 +173,30 @@ fn pings(setup: &dyn Setup) {
             immediate: Some(1),
         };
         let request = WorkRequest::new(1, write).quiet();
-        side.queue.post(endpoint, &request).unwrap();
-        side.queue.submit();
-        while other.messages.is_empty() {
-            other.poll();
+        side.post(endpoint, &request).unwrap();
+        side.submit();
+        while other.poll(&mut events) == 0 {}
+        for event in events.drain(..) {
+            assert!(matches!(event, Event::Message(_)));
         }
-        other.messages.clear();
-        side.poll();
+        assert_eq!(side.poll(&mut events), 0);
     };
     let mut tako = |count| {
         for _ in 0..count {
-            ping(&mut pair.near, &mut pair.far, to_far, &memories[0], there);
-            ping(&mut pair.far, &mut pair.near, to_near, &memories[1], back);
+            ping(
+                &mut pair.near.queue,
+                &mut pair.far.queue,
+                to_far,
+                &memories[0],
+                there,
+            );
+            ping(
+                &mut pair.far.queue,
+                &mut pair.near.queue,
+                to_near,
+                &memories[1],
+                back,
+            );
         }
     };
     let (mut near, mut far) = raw::connected();
@@ -185,7 +225,32 @@ fn pings(setup: &dyn Setup) {
     );
 }
 
+/// Who polls leaves the processor after each look: the kernel's threads, which are the adapters here, have no other one. Who
+/// waits leaves it until something has ended.
 fn bandwidth(setup: &dyn Setup) {
+    let poll = |queue: &mut Queue, events: &mut Vec<Event>| {
+        queue.poll(events);
+        thread::yield_now();
+    };
+    let poll_raw = |end: &mut RawEnd| {
+        let done = end.poll().0;
+        thread::yield_now();
+        done
+    };
+    writes(setup, "polled", poll, poll_raw);
+    let wait = |queue: &mut Queue, events: &mut Vec<Event>| {
+        queue.wait(events, LONG);
+    };
+    let wait_raw = |end: &mut RawEnd| end.wait(LONG);
+    writes(setup, "waited for", wait, wait_raw);
+}
+
+fn writes(
+    setup: &dyn Setup,
+    how: &str,
+    look: impl Fn(&mut Queue, &mut Vec<Event>),
+    look_raw: impl Fn(&mut RawEnd) -> u64,
+) {
     // Of two raw pairs one may be a fifth faster than the other, so there are several, each in its turn.
     const PAIRS: usize = 5;
     let mut pairs: Vec<_> = (0..PAIRS)
@@ -205,13 +270,8 @@ fn bandwidth(setup: &dyn Setup) {
             };
             ends.pair.post(WorkRequest::new(id, write));
         }
-        let side = &mut ends.pair.near;
-        while side.done.len() < count as usize {
-            side.poll();
-            // The kernel's threads, which are the adapters here, have only this processor.
-            thread::yield_now();
-        }
-        assert!(side.done.drain(..).all(|done| done.outcome.is_ok()));
+        let queue = &mut ends.pair.near.queue;
+        finish_with(count as usize, |events| look(queue, events));
     };
     let mut raw = |count| {
         raws.rotate_left(1);
@@ -221,16 +281,11 @@ fn bandwidth(setup: &dyn Setup) {
         }
         let mut done = 0;
         while done < count {
-            done += near.poll().0;
-            thread::yield_now();
+            done += look_raw(near);
         }
     };
-    compare(
-        "1 MiB writes, 8 at once",
-        8,
-        ["tako", "raw"],
-        [&mut tako, &mut raw],
-    );
+    let name = format!("1 MiB writes, 8 at once, {how}");
+    compare(&name, 8, ["tako", "raw"], [&mut tako, &mut raw]);
 }
 
 fn signals(setup: &dyn Setup) {

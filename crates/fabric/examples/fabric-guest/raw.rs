@@ -1,6 +1,7 @@
 //! The plainest use of queue pairs: a limit for the transport, and a peer that may say what it likes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pmem::Region;
 use verbs::{
@@ -73,6 +74,20 @@ impl RawEnd {
             }
         }
         (done, come)
+    }
+
+    /// The same, and if there is nothing, sleeps until there is.
+    pub fn wait(&mut self, most: Duration) -> u64 {
+        let done = self.poll().0;
+        if done > 0 {
+            return done;
+        }
+        self.completions.arm().unwrap();
+        let done = self.poll().0;
+        if done == 0 {
+            self.completions.wait(most.as_millis() as u32).unwrap();
+        }
+        done
     }
 
     pub fn write(&self, length: u32, to: &RawEnd, immediate: Option<u32>) {

@@ -20,7 +20,10 @@ pub struct Supplies {
 }
 
 struct Known {
+    /// Keeps the memory.
     registration: Registration,
+    /// The adapter's name for it.
+    local: Arc<::verbs::Registration>,
     offset: u64,
     length: u32,
 }
@@ -50,8 +53,12 @@ impl Supplies {
         if self.known.len() <= index {
             self.known.resize_with(index + 1, || None);
         }
+        let Some(memory) = piece.registration.held::<Memory>() else {
+            return;
+        };
         let known = Known {
             registration: piece.registration.clone(),
+            local: memory.local.clone(),
             offset: piece.offset,
             length: piece.length,
         };
@@ -72,14 +79,11 @@ impl Supplies {
         let Some(Some(known)) = self.known.get(number as usize) else {
             return;
         };
-        let Some(memory) = known.registration.held::<Memory>() else {
-            return;
-        };
         if self.room == 0 {
             return self.waiting.push_back(number);
         }
         self.room -= 1;
-        let into = [memory.local.piece(known.offset, known.length)];
+        let into = [known.local.piece(known.offset, known.length)];
         self.list.push(&Receive {
             id: identity(EndpointId(self.groups.into()), Tag::Buffer, number.into()),
             into: &into,

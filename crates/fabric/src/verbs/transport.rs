@@ -26,7 +26,8 @@ const GROUP_BUFFERS_MAX: u32 = 1 << 10;
 /// Completions that are taken at once, and how often before others have their turn.
 const BATCH: usize = 32;
 const BATCHES: usize = 8;
-/// The clock is looked at every so many polls.
+/// The clock, and what has failed, are looked at every so many polls: one that finds nothing must cost next to nothing, since
+/// whoever polls may have the processor that an adapter in software works on.
 const LOOK_EVERY: u32 = 64;
 /// Memory of a peer that an endpoint may know.
 const IMPORTS_MAX: usize = 1 << 16;
@@ -46,6 +47,8 @@ pub struct VerbsTransport {
     groups: Groups,
     /// Links with something to be handed to the adapter.
     waiting: Vec<EndpointId>,
+    /// There may be something to be handed over, of links or buffers.
+    is_unsent: bool,
     /// Completions that there is room for, beside those that may come.
     room: u32,
     news: Vec<Report>,
@@ -73,6 +76,7 @@ impl VerbsTransport {
             closing: Closing::default(),
             groups: Groups::default(),
             waiting: Vec::new(),
+            is_unsent: false,
             room: depth.saturating_sub(others),
             news: Vec::new(),
             batch: vec![Completion::default(); BATCH],
@@ -140,7 +144,16 @@ impl VerbsTransport {
     }
 
     /// Hands everything to the adapter.
+    #[inline]
     fn hand_over_all(&mut self) {
+        if self.is_unsent {
+            self.hand_over_unsent();
+        }
+    }
+
+    #[inline(never)]
+    fn hand_over_unsent(&mut self) {
+        self.is_unsent = false;
         self.buffers.hand_over();
         self.group_buffers.hand_over();
         while let Some(id) = self.waiting.pop() {
@@ -149,24 +162,37 @@ impl VerbsTransport {
     }
 
     /// Takes what the adapter has completed; whether that was all.
+    #[inline]
     fn reap(&mut self) -> bool {
+        match self.completions.poll(&mut self.batch).map(<[_]>::len) {
+            Ok(0) => true,
+            first => self.reap_from(first.ok()),
+        }
+    }
+
+    /// The same, once it is known how many come first, or that the queue has failed, and all pairs with it.
+    #[inline(never)]
+    fn reap_from(&mut self, mut taken: Option<usize>) -> bool {
         let mut batch = std::mem::take(&mut self.batch);
         let mut drained = false;
-        for _ in 0..BATCHES {
-            let Ok(taken) = self.completions.poll(&mut batch).map(<[_]>::len) else {
-                // The queue has failed, and all pairs with it.
+        for turn in 1..=BATCHES {
+            let Some(count) = taken else {
                 self.lose_all(Failure::AdapterFailed);
                 break;
             };
-            for completion in &batch[..taken] {
+            for completion in &batch[..count] {
                 self.complete(completion);
             }
-            drained = taken < BATCH;
-            if drained {
+            drained = count < BATCH;
+            if drained || turn == BATCHES {
                 break;
             }
+            taken = self.completions.poll(&mut batch).map(<[_]>::len).ok();
         }
         self.batch = batch;
+        // Buffers are free again.
+        self.buffers.hand_over();
+        self.group_buffers.hand_over();
         drained
     }
 
@@ -323,8 +349,9 @@ impl VerbsTransport {
         }
     }
 
-    /// Looks after links that say nothing, and those that are closed.
-    fn look(&mut self, now: Instant, drained: bool) {
+    /// Looks after links that say nothing, those that are closed, and those that have failed.
+    #[inline(never)]
+    fn look_after_all(&mut self, now: Instant, drained: bool) {
         if now >= self.look_at {
             self.look_at = now + PROBE_EVERY;
             self.common.read_events();
@@ -341,6 +368,7 @@ impl VerbsTransport {
         let room = &mut self.room;
         self.closing
             .proceed(now, drained, |link| *room += link.depth());
+        self.take_failures();
     }
 
     /// Adapters say which queue pairs have failed, if they say it, to the whole process.
@@ -478,9 +506,17 @@ impl Transport for VerbsTransport {
     }
 
     fn supply(&mut self, buffer: Supply, piece: Piece<'_>) {
+        self.is_unsent = true;
         match buffer {
             Supply::Endpoint(number) => self.buffers.supply(number, piece),
             Supply::Group(number) => self.group_buffers.supply(number, piece),
+        }
+    }
+
+    fn supply_again<'a>(&mut self, numbers: &[u32], _piece: &'a dyn Fn(u32) -> Piece<'a>) {
+        self.is_unsent = true;
+        for &number in numbers {
+            self.buffers.post(number);
         }
     }
 
@@ -495,6 +531,7 @@ impl Transport for VerbsTransport {
             self.give_up(endpoint, Failure::Access);
         } else if is_first {
             self.waiting.push(endpoint);
+            self.is_unsent = true;
         }
     }
 
@@ -517,12 +554,11 @@ impl Transport for VerbsTransport {
         let drained = self.reap();
         self.polls = self.polls.wrapping_add(1);
         if self.polls.is_multiple_of(LOOK_EVERY) {
-            self.look(Instant::now(), drained);
+            self.look_after_all(Instant::now(), drained);
         }
-        self.take_failures();
-        self.buffers.hand_over();
-        self.group_buffers.hand_over();
-        reports.append(&mut self.news);
+        if !self.news.is_empty() {
+            reports.append(&mut self.news);
+        }
     }
 
     fn sleep(&mut self, timeout: Duration) {
@@ -533,8 +569,7 @@ impl Transport for VerbsTransport {
         }
         let drained = self.reap();
         let now = Instant::now();
-        self.look(now, drained);
-        self.take_failures();
+        self.look_after_all(now, drained);
         if self.news.is_empty() && drained {
             let until = self
                 .closing
