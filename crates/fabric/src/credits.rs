@@ -23,6 +23,8 @@ pub struct Credits {
     own_window: u32,
     given_back: u32,
     told: u32,
+    /// What `sent` was then.
+    sent_when_told: u32,
 }
 
 impl Credits {
@@ -36,6 +38,7 @@ impl Credits {
             own_window,
             given_back: 0,
             told: 0,
+            sent_when_told: 0,
         }
     }
 
@@ -106,6 +109,7 @@ impl Credits {
     #[inline]
     pub fn tell(&mut self) -> u32 {
         self.told = self.given_back;
+        self.sent_when_told = self.sent;
         self.given_back
     }
 
@@ -114,10 +118,19 @@ impl Credits {
         self.told
     }
 
-    /// Whether the peer should be told by a message of its own: it may have half of its credits left, or fewer.
+    /// Whether the peer should be told by a message of its own: it may have half of its credits left, or fewer. A peer that has
+    /// been answered each time waits for answers, and has few messages on their way: a quarter is enough for it. `alone`: none of
+    /// its is held.
     #[inline]
-    pub fn owes(&self) -> bool {
-        self.given_back.wrapping_sub(self.told) * 2 >= self.own_window.max(1)
+    pub fn owes(&self, alone: bool) -> bool {
+        let news = self.given_back.wrapping_sub(self.told);
+        let window = self.own_window.max(1);
+        if news * 2 < window {
+            return false;
+        }
+        let answers = self.sent.wrapping_sub(self.sent_when_told);
+        let waits = alone && answers + 1 >= news;
+        !waits || news * 4 >= window * 3
     }
 }
 
@@ -135,11 +148,11 @@ mod tests {
         assert!(!near.take());
         near.starve(|| start);
         far.give_back(1);
-        assert!(!far.owes());
+        assert!(!far.owes(false));
         far.give_back(1);
-        assert!(far.owes());
+        assert!(far.owes(false));
         let lost = far.tell();
-        assert!(!far.owes());
+        assert!(!far.owes(false));
         assert!(!near.asks(start));
         assert!(near.asks(start + ASK_AFTER) && !near.asks(start + ASK_AFTER));
         assert_eq!(far.tell(), lost);
@@ -149,6 +162,23 @@ mod tests {
         near.returned(lost - 1).unwrap();
         assert_eq!((near.left(), near.deadline()), (2, None));
         assert!(near.returned(5).is_none());
+    }
+
+    #[test]
+    fn who_waits_for_answers_is_told_later_than_who_does_not() {
+        let told_at = |answers: bool, alone: bool| {
+            let mut credits = Credits::new(100, 16);
+            let told = (1..).find(|_| {
+                assert!(!answers || credits.take());
+                credits.give_back(1);
+                credits.owes(alone)
+            });
+            credits.tell();
+            assert!(!credits.owes(alone));
+            told.unwrap()
+        };
+        assert_eq!((told_at(true, true), told_at(true, false)), (12, 8));
+        assert_eq!((told_at(false, true), told_at(false, false)), (8, 8));
     }
 
     #[test]

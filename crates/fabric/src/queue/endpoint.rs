@@ -142,6 +142,12 @@ impl Endpoint {
         self.credits.give_back(count);
     }
 
+    /// Whether the peer should be told by a message of its own what it may send.
+    #[inline]
+    pub fn owes(&self) -> bool {
+        self.credits.owes(self.held == 0)
+    }
+
     /// Whether it can be carried out at all.
     #[inline]
     pub fn validate(

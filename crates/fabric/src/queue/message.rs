@@ -350,13 +350,22 @@ impl Queue {
         for number in of_groups {
             self.supply(Supply::Group(number));
         }
-        let (tickets, size) = (&self.tickets, self.buffer_bytes);
-        let piece = |number| tickets.piece(Supply::Endpoint(number), size);
-        self.transport.supply_again(&self.emptied, &piece);
-        self.emptied.clear();
+        if !self.emptied.is_empty() {
+            let (tickets, size) = (&self.tickets, self.buffer_bytes);
+            let piece = |number| tickets.piece(Supply::Endpoint(number), size);
+            self.transport.supply_again(&self.emptied, &piece);
+            self.emptied.clear();
+        }
+        if !self.owing.is_empty() {
+            self.tell_owing();
+        }
+    }
+
+    /// Those that may have too few credits left.
+    fn tell_owing(&mut self) {
         let mut owing = std::mem::take(&mut self.owing);
         for id in owing.drain(..) {
-            if self.is_open(id) && self.endpoints[id.place()].credits.owes() {
+            if self.is_open(id) && self.endpoints[id.place()].owes() {
                 let told = self.endpoints[id.place()].credits.tell();
                 self.counters.credits_told += 1;
                 self.transport.credit(id, told, false);
@@ -383,6 +392,8 @@ fn release(
     let Some((id, count)) = run else { return };
     if let Some(endpoint) = known(endpoints, id) {
         endpoint.release(count);
+        if endpoint.owes() {
+            owing.push(id);
+        }
     }
-    owing.push(id);
 }

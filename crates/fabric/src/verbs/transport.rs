@@ -265,7 +265,6 @@ impl VerbsTransport {
             self.buffers.post(number);
             return self.lose(endpoint, Failure::Violation);
         }
-        let origin = Origin::Endpoint(endpoint);
         let immediate = completion.immediate();
         let mut buffer = None;
         if completion.kind() != Done::Written {
@@ -298,7 +297,7 @@ impl VerbsTransport {
             link.answered();
         }
         self.news.push(Report::Received {
-            origin,
+            origin: Origin::Endpoint(endpoint),
             buffer,
             immediate,
         });
