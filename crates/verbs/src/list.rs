@@ -189,6 +189,12 @@ impl ReceiveList {
         self.list.length == self.list.entries.len()
     }
 
+    /// How many wait to be posted.
+    #[inline]
+    pub fn length(&self) -> usize {
+        self.list.length
+    }
+
     /// Adds a request. Panics if there is no room, or if it has more than [`PIECES_MAX`] pieces.
     #[inline]
     pub fn push(&mut self, request: &Receive<'_>) {

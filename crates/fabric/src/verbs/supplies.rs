@@ -9,6 +9,9 @@ use super::link::{BATCH, Tag, identity, parse_identity};
 use super::{Common, Memory};
 use crate::{EndpointId, Error, Piece, Registration, Supply};
 
+/// So many buffers are handed over by one call, if there is time.
+const MANY: usize = 8;
+
 pub struct Supplies {
     /// What is to be handed to the adapter.
     list: ReceiveList,
@@ -93,7 +96,17 @@ impl Supplies {
         }
     }
 
-    /// Hands all to the adapter, by one call. What it does not take waits.
+    /// Hands them to the adapter if they are many. Others can wait as long as no peer knows that they are free: see
+    /// [`Supplies::hand_over`].
+    #[inline]
+    pub fn hand_over_many(&mut self) {
+        if self.list.length() >= MANY.min(self.known.len() / 4 + 1) {
+            self.post_list();
+        }
+    }
+
+    /// Hands all to the adapter, by one call: before peers are told of it, and before this thread sleeps. What it does not
+    /// take waits.
     #[inline]
     pub fn hand_over(&mut self) {
         if !self.list.is_empty() {

@@ -14,8 +14,8 @@ use super::wire::{HEADER_BYTES, Kind, parse_header, parse_parameters};
 use super::{Common, INLINE_BYTES, Memory, PROBE_EVERY, count};
 use crate::{
     Arrival, Capabilities, EndpointId, Error, Export, Failure, GroupAddress, GroupId, Limits,
-    Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Source, Supply,
-    Transport,
+    Operation, Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Source,
+    Supply, Transport,
 };
 
 /// Completions that the queue of the adapter has room for, at most.
@@ -47,7 +47,7 @@ pub struct VerbsTransport {
     groups: Groups,
     /// Links with something to be handed to the adapter.
     waiting: Vec<EndpointId>,
-    /// There may be something to be handed over, of links or buffers.
+    /// There may be some, or buffers of groups.
     is_unsent: bool,
     /// Completions that there is room for, beside those that may come.
     room: u32,
@@ -143,7 +143,7 @@ impl VerbsTransport {
         self.lose(id, failure);
     }
 
-    /// Hands everything to the adapter.
+    /// Hands to the adapter what cannot wait.
     #[inline]
     fn hand_over_all(&mut self) {
         if self.is_unsent {
@@ -154,7 +154,6 @@ impl VerbsTransport {
     #[inline(never)]
     fn hand_over_unsent(&mut self) {
         self.is_unsent = false;
-        self.buffers.hand_over();
         self.group_buffers.hand_over();
         while let Some(id) = self.waiting.pop() {
             self.hand_over(id);
@@ -190,8 +189,7 @@ impl VerbsTransport {
             taken = self.completions.poll(&mut batch).map(<[_]>::len).ok();
         }
         self.batch = batch;
-        // Buffers are free again.
-        self.buffers.hand_over();
+        self.buffers.hand_over_many();
         self.group_buffers.hand_over();
         drained
     }
@@ -286,6 +284,8 @@ impl VerbsTransport {
                 }
                 other => {
                     self.buffers.post(number);
+                    // These peers send without credits.
+                    self.buffers.hand_over();
                     return self.told(endpoint, other);
                 }
             }
@@ -368,6 +368,7 @@ impl VerbsTransport {
         self.closing
             .proceed(now, drained, |link| *room += link.depth());
         self.take_failures();
+        self.buffers.hand_over();
     }
 
     /// Adapters say which queue pairs have failed, if they say it, to the whole process.
@@ -505,21 +506,27 @@ impl Transport for VerbsTransport {
     }
 
     fn supply(&mut self, buffer: Supply, piece: Piece<'_>) {
-        self.is_unsent = true;
         match buffer {
             Supply::Endpoint(number) => self.buffers.supply(number, piece),
-            Supply::Group(number) => self.group_buffers.supply(number, piece),
+            Supply::Group(number) => {
+                self.group_buffers.supply(number, piece);
+                self.is_unsent = true;
+            }
         }
     }
 
     fn supply_again<'a>(&mut self, numbers: &[u32], _piece: &'a dyn Fn(u32) -> Piece<'a>) {
-        self.is_unsent = true;
         for &number in numbers {
             self.buffers.post(number);
         }
+        self.buffers.hand_over_many();
     }
 
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
+        if let Operation::Send { .. } = request.operation {
+            // It tells credits.
+            self.buffers.hand_over();
+        }
         let Some(link) = self.ready(endpoint) else {
             return;
         };
