@@ -40,19 +40,19 @@ pub fn run(cases: &mut Cases) {
 }
 
 /// A queue, and the parameters of its endpoint.
-struct End {
-    queue: Queue,
-    id: EndpointId,
+pub struct End {
+    pub queue: Queue,
+    pub id: EndpointId,
     parameters: Option<Parameters>,
     events: Vec<Event>,
 }
 
 impl End {
-    fn new(device: &str, options: Options) -> End {
+    pub fn new(device: &str, options: Options) -> End {
         End::over(&open(device), options)
     }
 
-    fn over(device: &Verbs, options: Options) -> End {
+    pub fn over(device: &Verbs, options: Options) -> End {
         let mut queue = Queue::open(device, options).unwrap();
         let (id, parameters) = queue.offer().unwrap();
         End {
@@ -61,6 +61,19 @@ impl End {
             parameters: Some(parameters),
             events: Vec::new(),
         }
+    }
+
+    /// Makes another endpoint, and goes on with that.
+    pub fn offer(&mut self) {
+        let (id, parameters) = self.queue.offer().unwrap();
+        self.id = id;
+        self.parameters = Some(parameters);
+    }
+
+    /// The same, in place of the one there was.
+    pub fn renew(&mut self) {
+        self.queue.close(self.id);
+        self.offer();
     }
 
     fn accept(&mut self, role: Role, parameters: Parameters) -> Result<(), Error> {
@@ -73,13 +86,18 @@ impl End {
     }
 
     /// Waits for the next thing that happens.
-    fn next(&mut self) -> Event {
+    pub fn next(&mut self) -> Event {
         let start = Instant::now();
         while self.events.is_empty() {
             assert!(start.elapsed() < LONG, "nothing happens");
-            self.queue.wait(&mut self.events, LONG);
+            self.wait();
         }
         self.events.remove(0)
+    }
+
+    /// Waits until there is more to be told.
+    pub fn wait(&mut self) {
+        self.queue.wait(&mut self.events, LONG);
     }
 
     fn send(&mut self, bytes: &[u8]) {
@@ -112,7 +130,7 @@ fn try_pair(near: Options, far: Options) -> Result<(End, End), Error> {
     Ok((near, far))
 }
 
-fn join(near: &mut End, far: &mut End) -> Result<(), Error> {
+pub fn join(near: &mut End, far: &mut End) -> Result<(), Error> {
     far.accept(Role::Listener, near.parameters.take().unwrap())?;
     near.accept(Role::Dialer, far.parameters.take().unwrap())
 }
@@ -157,14 +175,14 @@ fn sleep_and_wake() {
 }
 
 /// A process with the other end, until it is killed.
-struct Victim {
+pub struct Victim {
     process: Child,
     says: BufReader<ChildStdout>,
     hears: ChildStdin,
 }
 
 impl Victim {
-    fn start() -> Victim {
+    pub fn start() -> Victim {
         let mut process = Command::new(std::env::current_exe().unwrap())
             .arg("victim")
             .stdin(Stdio::piped())
@@ -176,6 +194,25 @@ impl Victim {
             hears: process.stdin.take().unwrap(),
             process,
         }
+    }
+
+    /// Joins its end to this one.
+    pub fn join(&mut self, near: &mut End) {
+        let bytes = from_hex(&self.hear());
+        self.tell(&to_hex(&near.parameters.take().unwrap().bytes));
+        assert_eq!(self.hear(), "accepted");
+        let descriptors = Vec::new();
+        let parameters = Parameters { bytes, descriptors };
+        near.accept(Role::Dialer, parameters).unwrap();
+    }
+
+    /// What it says has come next; nothing once it is dead and all is heard.
+    pub fn number(&mut self) -> Option<u64> {
+        self.hear().parse().ok()
+    }
+
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
     }
 
     fn tell(&mut self, line: &str) {
@@ -208,7 +245,11 @@ pub fn victim() {
     println!("accepted");
     // It looks until it is killed.
     loop {
-        far.next();
+        if let Event::Message(message) = far.next()
+            && let Ok(bytes) = message.to_vec().try_into()
+        {
+            println!("{}", u64::from_le_bytes(bytes));
+        }
     }
 }
 
@@ -227,19 +268,14 @@ fn from_hex(text: &str) -> Vec<u8> {
 fn killed(under_load: bool) {
     let mut victim = Victim::start();
     let mut near = End::new("rxe1", sleepy());
-    let bytes = from_hex(&victim.hear());
-    victim.tell(&to_hex(&near.parameters.take().unwrap().bytes));
-    assert_eq!(victim.hear(), "accepted");
-    let descriptors = Vec::new();
-    let parameters = Parameters { bytes, descriptors };
-    near.accept(Role::Dialer, parameters).unwrap();
+    victim.join(&mut near);
     near.send(b"alive");
     if under_load {
         for _ in 0..20 {
             near.send(&[7; 200]);
         }
     }
-    victim.process.kill().unwrap();
+    victim.kill();
     let start = Instant::now();
     victim.process.wait().unwrap();
     assert_eq!(near.lost(), Failure::PeerLost);

@@ -6,7 +6,7 @@ use fabric::{
     EndpointId, Event, Failure, Operation, Options, Parameters, Peer, Queue, Role, Source,
     WorkRequest,
 };
-use verbs::{Data, Operation as Work, Patience, Remote};
+use verbs::{Data, Operation as Work, Patience, Receive, Remote};
 
 use crate::raw::RawEnd;
 use crate::{Cases, open};
@@ -69,6 +69,10 @@ pub fn run(cases: &mut Cases) {
         }
         target.must_refuse();
     });
+    cases.run(
+        "fabric: a receiver without buffers holds up its sender, and nothing is lost",
+        without_buffers,
+    );
     cases.run("fabric: questions without end hold nobody up", || {
         let mut target = Target::new();
         for _ in 0..200 {
@@ -78,6 +82,56 @@ pub fn run(cases: &mut Cases) {
         target.others_go_on();
         assert!(target.lost.is_empty());
     });
+}
+
+/// The adapter tries again for as long as it takes, and others go on meanwhile.
+fn without_buffers() {
+    const COUNT: u64 = 5;
+    let mut target = Target::new();
+    for id in 0..COUNT {
+        let bytes = id.to_le_bytes();
+        let send = Operation::Send {
+            from: Source::Inline(&bytes),
+            immediate: None,
+        };
+        let request = WorkRequest::new(id, send);
+        target.queue.post(target.liar, &request).unwrap();
+    }
+    target.queue.submit();
+    // As long as a finite number of tries takes.
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(50) {
+        let events = target.poll();
+        assert!(events.is_empty(), "{events:?}");
+    }
+    target.others_go_on();
+    let memory = target.end.memory.clone();
+    for id in 0..COUNT {
+        let into = [memory.piece(64 * id, 64)];
+        let receive = Receive { id, into: &into };
+        target.end.pair.post_receives(&[receive]).unwrap();
+    }
+    let mut ended = Vec::new();
+    let start = Instant::now();
+    while ended.len() < COUNT as usize {
+        assert!(start.elapsed() < LONG, "messages do not end");
+        for event in target.poll() {
+            match event {
+                Event::Done(done) => ended.push((done.id.0, done.outcome)),
+                event => panic!("{event:?}"),
+            }
+        }
+    }
+    assert!(ended.into_iter().eq((0..COUNT).map(|id| (id, Ok(0)))));
+    let mut room = vec![verbs::Completion::default(); 2 * COUNT as usize];
+    let came = target.end.completions.poll(&mut room).unwrap();
+    assert!(came.iter().map(|one| one.id()).eq(0..COUNT), "{came:?}");
+    for id in 0..COUNT {
+        let mut number = [0; 8];
+        // Behind the transport's header.
+        memory.region().read(64 * id + 8, &mut number);
+        assert_eq!(u64::from_le_bytes(number), id);
+    }
 }
 
 /// A queue with an honest peer, and one that lies.

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod again;
 mod faults;
 mod joined;
 mod liar;
@@ -103,6 +104,7 @@ fn main() -> ExitCode {
         ["faults"] => {
             liar::run(&mut cases);
             faults::run(&mut cases);
+            again::run(&mut cases);
         }
         ["memory"] => cases.run("fabric: a DAX device, and a file that is refused", memory),
         ["measure", ref names @ ..] => measure::run(&Adapters::new(), names),

@@ -139,7 +139,7 @@ impl VerbsTransport {
     /// A request cannot be handed over. What became of those before it, the adapter says, or nobody knows.
     #[cold]
     fn give_up(&mut self, id: EndpointId, failure: Failure) {
-        self.reap();
+        self.reap_all();
         self.lose(id, failure);
     }
 
@@ -192,6 +192,12 @@ impl VerbsTransport {
         self.buffers.hand_over_many();
         self.group_buffers.hand_over();
         drained
+    }
+
+    /// Takes all that was completed before this, however much it is.
+    fn reap_all(&mut self) {
+        let turns = COMPLETIONS_MAX as usize / (BATCH * BATCHES);
+        let _ = (0..turns).find(|_| self.reap());
     }
 
     fn complete(&mut self, completion: &Completion) {
@@ -377,8 +383,8 @@ impl VerbsTransport {
         if std::mem::replace(&mut self.failures, failures) == failures {
             return;
         }
-        // Why, a completion may know better.
-        self.reap();
+        // Why, a completion may know better; and what came before is told.
+        self.reap_all();
         let numbers = &self.numbers;
         let own = self.common.trouble.take(|number| {
             let found = numbers.binary_search_by_key(&number, |(pair, _)| *pair);
