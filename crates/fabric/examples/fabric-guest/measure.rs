@@ -39,9 +39,19 @@ pub fn run(setup: &dyn Setup, names: &[&str]) {
 }
 
 /// Nanoseconds of one of `count`, by turns, and what they are to each other.
-fn compare(name: &str, count: u64, names: [&str; 2], mut ways: [&mut dyn FnMut(u64); 2]) {
+fn compare(name: &str, count: u64, names: [&str; 2], ways: [&mut dyn FnMut(u64); 2]) {
+    compare_in(ROUNDS, name, count, names, ways);
+}
+
+fn compare_in(
+    rounds: usize,
+    name: &str,
+    count: u64,
+    names: [&str; 2],
+    mut ways: [&mut dyn FnMut(u64); 2],
+) {
     let mut times = [Vec::new(), Vec::new()];
-    for round in 0..=ROUNDS {
+    for round in 0..=rounds {
         for (way, times) in ways.iter_mut().zip(&mut times) {
             let start = Instant::now();
             way(count);
@@ -53,7 +63,7 @@ fn compare(name: &str, count: u64, names: [&str; 2], mut ways: [&mut dyn FnMut(u
     }
     let [one, other] = times.map(|mut times| {
         times.sort_by(f64::total_cmp);
-        times[ROUNDS / 2] / 1000.0
+        times[rounds / 2] / 1000.0
     });
     let [first, second] = names;
     let digits = if one < 10.0 { 3 } else { 1 };
@@ -251,8 +261,9 @@ fn writes(
     look: impl Fn(&mut Queue, &mut Vec<Event>),
     look_raw: impl Fn(&mut RawEnd) -> u64,
 ) {
-    // Of two raw pairs one may be a fifth faster than the other, so there are several, each in its turn.
+    // Of two raw pairs one may be a fifth faster than the other, so there are several, each in its turns.
     const PAIRS: usize = 5;
+    const ROUNDS: usize = 5 * PAIRS;
     let mut pairs: Vec<_> = (0..PAIRS)
         .map(|_| (Ends::new(setup, Options::default()), raw::connected()))
         .collect();
@@ -285,7 +296,8 @@ fn writes(
         }
     };
     let name = format!("1 MiB writes, 8 at once, {how}");
-    compare(&name, 8, ["tako", "raw"], [&mut tako, &mut raw]);
+    let ways: [&mut dyn FnMut(u64); 2] = [&mut tako, &mut raw];
+    compare_in(ROUNDS, &name, 8, ["tako", "raw"], ways);
 }
 
 fn signals(setup: &dyn Setup) {
