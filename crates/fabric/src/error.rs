@@ -99,7 +99,8 @@ pub enum Failure {
     /// The peer sent what it may not.
     #[error("the peer broke the rules of the transport")]
     Violation,
-    /// An earlier request of this endpoint failed, or the endpoint was closed.
+    /// An earlier request of this endpoint failed, or the endpoint was closed. Whether the target has carried this one out, nobody
+    /// says; not more than once.
     #[error("an earlier request failed, or the endpoint was closed")]
     Flushed,
 }

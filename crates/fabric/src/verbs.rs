@@ -7,6 +7,8 @@
 //! - A peer that is gone is noticed by requests that nobody acknowledges. While there are none, a [probe](link) is sent every
 //!   [`PROBE_EVERY`]: a write of no bytes. So it takes no longer than that and the adapter's retries, a second or so,
 //!   which a slow link doubles. Who closes an endpoint says so.
+//! - What has ended well, the target's adapter has; of what has failed, nobody knows. So nothing is repeated here: the endpoint
+//!   ends, and who uses it sets up a new one (`docs/decisions/0013-lost-endpoints.md`).
 //! - An adapter that fails as a whole says so by an event; all its endpoints are lost then, and it takes no new ones.
 //! - An adapter that refuses what a peer asked for ends the connection, on both sides. Its owner learns that by an event, if
 //!   the adapter gives one, or by the next probe.
