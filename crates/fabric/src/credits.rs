@@ -48,19 +48,15 @@ impl Credits {
         self.window - self.sent.wrapping_sub(self.returned_to_us)
     }
 
-    /// Takes one for a message, if there is one left.
+    /// Takes one for a message. If there is none left, the time begins after which to ask.
     #[inline]
-    pub fn take(&mut self) -> bool {
+    pub fn take(&mut self, now: impl FnOnce() -> Instant) -> bool {
         if self.left() == 0 {
+            self.starved_since.get_or_insert_with(now);
             return false;
         }
         self.sent = self.sent.wrapping_add(1);
         true
-    }
-
-    /// There was none left for a message: the time begins after which to ask.
-    pub fn starve(&mut self, now: impl FnOnce() -> Instant) {
-        self.starved_since.get_or_insert_with(now);
     }
 
     /// The peer told how many buffers it has given back in all. An older count changes nothing.
@@ -143,10 +139,9 @@ mod tests {
         let start = Instant::now();
         let (mut near, mut far) = (Credits::new(4, 2), Credits::new(2, 4));
         for _ in 0..4 {
-            assert!(near.take());
+            assert!(near.take(|| start));
         }
-        assert!(!near.take());
-        near.starve(|| start);
+        assert!(!near.take(|| start));
         far.give_back(1);
         assert!(!far.owes(false));
         far.give_back(1);
@@ -169,7 +164,7 @@ mod tests {
         let told_at = |answers: bool, alone: bool| {
             let mut credits = Credits::new(100, 16);
             let told = (1..).find(|_| {
-                assert!(!answers || credits.take());
+                assert!(!answers || credits.take(Instant::now));
                 credits.give_back(1);
                 credits.owes(alone)
             });
@@ -187,7 +182,7 @@ mod tests {
         for sent in 1..=10u32 {
             credits.sent = u32::MAX - 5 + sent;
             credits.returned_to_us = credits.sent;
-            assert!(credits.take() && credits.take() && !credits.take());
+            assert!(credits.take(Instant::now) && credits.take(Instant::now));
             assert_eq!(credits.left(), 0);
             credits.returned(credits.sent).unwrap();
             assert_eq!(credits.left(), 2);

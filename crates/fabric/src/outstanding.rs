@@ -49,16 +49,10 @@ impl Outstanding {
         (self.next - self.first) as usize
     }
 
-    /// How many more there can be.
-    #[inline]
-    pub fn room(&self) -> u64 {
-        self.bound - (self.next - self.first)
-    }
-
     /// Whether another one has to wait (M5).
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.room() == 0
+        self.next - self.first >= self.bound
     }
 
     #[inline]
@@ -72,7 +66,11 @@ impl Outstanding {
     /// If the list is full.
     #[inline]
     pub fn add(&mut self, id: WrId, notify: bool, keep: Option<&Buffer>) -> u64 {
-        let sequence = self.add_quiet(id);
+        assert!(!self.is_full(), "{} requests are outstanding", self.bound);
+        let sequence = self.next;
+        let place = self.place(sequence);
+        self.ids[place] = id;
+        self.next += 1;
         if notify || keep.is_some() {
             self.marked.push_back(Marked {
                 sequence,
@@ -80,20 +78,6 @@ impl Outstanding {
                 _keep: keep.cloned(),
             });
         }
-        sequence
-    }
-
-    /// The same for one of which nobody wants to be told.
-    ///
-    /// # Panics
-    /// If the list is full.
-    #[inline]
-    pub fn add_quiet(&mut self, id: WrId) -> u64 {
-        assert!(!self.is_full(), "there is no room for a request");
-        let sequence = self.next;
-        let place = self.place(sequence);
-        self.ids[place] = id;
-        self.next += 1;
         sequence
     }
 

@@ -287,21 +287,6 @@ impl Queue {
     /// # Errors
     /// [`Refusal`]; then nothing of it has happened.
     pub fn post(&mut self, id: EndpointId, request: &WorkRequest<'_>) -> Result<(), Refusal> {
-        // A short message that nobody wants to hear of again, apart from the others: it takes a third of what they do.
-        if let Some(endpoint) = self.endpoints.get_mut(id.place())
-            && endpoint.is_ready(id)
-            && let Some(request) = endpoint.take_quiet(request, self.options.signal_every)
-        {
-            self.counters.posted += 1;
-            self.posted = true;
-            self.transport.post(id, request);
-            return Ok(());
-        }
-        self.post_any(id, request)
-    }
-
-    #[inline(never)]
-    fn post_any(&mut self, id: EndpointId, request: &WorkRequest<'_>) -> Result<(), Refusal> {
         let Some(endpoint) = self
             .endpoints
             .get_mut(id.place())
@@ -309,18 +294,17 @@ impl Queue {
         else {
             return Err(Refusal::NoEndpoint);
         };
-        let kind = endpoint.validate(id, &self.capabilities, &request.operation)?;
-        let Some(request) = endpoint.take(request, kind, self.options.signal_every) else {
+        endpoint.validate(id, &self.capabilities, &request.operation)?;
+        if !endpoint.has_room(&request.operation) {
             self.counters.held += 1;
-            self.starved |= endpoint.is_starved(kind);
+            self.starved |= endpoint.credits.deadline().is_some();
             return Err(Refusal::Held);
-        };
-        self.counters.posted += 1;
-        if request.signaled {
-            self.counters.signaled += 1;
         }
-        self.posted = true;
+        let request = endpoint.take(request, self.options.signal_every);
+        self.counters.posted += 1;
+        self.counters.signaled += u64::from(request.signaled);
         self.transport.post(id, request);
+        self.posted = true;
         Ok(())
     }
 
@@ -348,15 +332,15 @@ impl Queue {
 
     fn handle_all(&mut self, events: &mut Vec<Event>) {
         let mut reports = std::mem::take(&mut self.reports);
-        let mut rest = &reports[..];
-        while let Some((report, behind)) = rest.split_first() {
-            // Apart from the others, since they are by far the commonest.
-            let run = self.receive_run(rest, events);
-            if run > 0 {
-                rest = &rest[run..];
-            } else {
-                self.handle(report, events);
-                rest = behind;
+        for report in &reports {
+            match *report {
+                // Apart from the others, since it is by far the commonest.
+                Report::Received {
+                    origin,
+                    ref buffer,
+                    immediate,
+                } => self.receive(origin, buffer.as_ref(), immediate, events),
+                _ => self.handle(report, events),
             }
         }
         reports.clear();

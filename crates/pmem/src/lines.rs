@@ -57,26 +57,6 @@ impl Lines {
         }
     }
 
-    /// The same, or nothing if there is no such line.
-    #[inline]
-    pub fn get(&self, line: usize) -> Option<Line<'_>> {
-        (line < self.count).then(|| self.line(line))
-    }
-
-    /// Hints that a line will be stored to soon, if it is one of them.
-    #[inline]
-    pub fn prefetch_to_store(&self, line: usize) {
-        // It need not be one: nothing is accessed.
-        persist::prefetch_to_store(self.first.wrapping_add(line * LINE));
-    }
-
-    /// Hints that a line will be loaded from soon, if it is one of them.
-    #[inline]
-    pub fn prefetch(&self, line: usize) {
-        // The same.
-        persist::prefetch(self.first.wrapping_add(line * LINE));
-    }
-
     /// A word; nothing after it is read earlier (acquire).
     #[inline]
     pub fn load(&self, line: usize, word: usize) -> u64 {
@@ -127,27 +107,32 @@ impl<'a> Line<'a> {
         self.words(word, 1)(0).store(value, Ordering::Release);
     }
 
+    /// Hints that it will be stored to soon.
+    #[inline]
+    pub fn prefetch_to_store(self) {
+        persist::prefetch_to_store(self.start);
+    }
+
+    /// Hints that it will be loaded from soon.
+    #[inline]
+    pub fn prefetch(self) {
+        persist::prefetch(self.start);
+    }
+
     /// Stores bytes from a word on, in whole words: the last one is filled up with zeros.
     #[inline]
     pub fn write(self, word: usize, bytes: &[u8]) {
         let words = self.words(word, bytes.len().div_ceil(8));
         let (whole, rest) = bytes.as_chunks::<8>();
-        let store = |index: usize| {
-            if let Some(bytes) = whole.get(index) {
-                words(index).store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
-            }
-        };
-        // Not by a loop, which would be the longer part for so few words.
-        store(0);
-        store(1);
-        store(2);
-        store(3);
-        store(4);
-        store(5);
-        store(6);
-        store(7);
+        for (index, bytes) in whole.iter().enumerate() {
+            words(index).store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+        }
         if !rest.is_empty() {
-            words(whole.len()).store(ragged(rest), Ordering::Relaxed);
+            let mut last = [0; 8];
+            for (to, from) in last.iter_mut().zip(rest) {
+                *to = *from;
+            }
+            words(whole.len()).store(u64::from_ne_bytes(last), Ordering::Relaxed);
         }
     }
 
@@ -163,14 +148,6 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Fewer bytes than a word's, and zeros.
-#[cold]
-fn ragged(bytes: &[u8]) -> u64 {
-    let word = bytes.iter().rev();
-    word.fold(0, |word: u64, byte| word << 8 | u64::from(*byte))
-        .to_le()
-}
-
 #[cfg(test)]
 mod tests {
     use crate::{Region, Simulation};
@@ -181,10 +158,8 @@ mod tests {
         let lines = region.lines(128, 2).unwrap();
         lines.store(1, 7, 9);
         assert_eq!((lines.load(1, 7), region.load(128 + 120)), (9, 9));
-        lines.prefetch_to_store(1);
-        lines.prefetch_to_store(2);
-        lines.prefetch(1);
-        lines.prefetch(2);
+        lines.line(1).prefetch_to_store();
+        lines.line(1).prefetch();
         for length in 0..=48 {
             region.write(128, &[0xff; 64]);
             let bytes: Vec<u8> = (1..=length).collect();
@@ -201,15 +176,6 @@ mod tests {
             region.read(192, &mut copy);
             assert_eq!((&copy[..56], lines.load(1, 7)), (&expected[8..], 9));
         }
-        let bytes: [u8; 64] = std::array::from_fn(|at| at as u8);
-        for length in [7, 8, 56, 63, 64] {
-            region.write(128, &[0xff; 64]);
-            lines.line(0).write(0, &bytes[..length]);
-            let mut line = [0; 64];
-            region.read(128, &mut line);
-            assert_eq!(line[..length], bytes[..length]);
-        }
-        assert!(lines.get(1).is_some() && lines.get(2).is_none());
         for word in 0..7 {
             lines.store(1, word + 1, word as u64 * 0x0101_0101_0101_0101);
         }
@@ -221,9 +187,7 @@ mod tests {
         lines.store(1, 7, 9);
         type Operation = fn(&super::Lines);
         let outside: [Operation; 6] = [
-            |lines| {
-                lines.line(2);
-            },
+            |lines| lines.line(2).prefetch_to_store(),
             |lines| lines.store(2, 0, 1),
             |lines| {
                 lines.load(0, 8);

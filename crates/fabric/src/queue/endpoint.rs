@@ -36,32 +36,6 @@ enum State {
     Ready,
 }
 
-/// What there is to know of a request before it is taken: asked for once.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    Send,
-    /// A write that the peer is told of.
-    Notice,
-    Atomic,
-    Other,
-}
-
-impl Kind {
-    fn of(operation: &Operation<'_>) -> Kind {
-        match operation {
-            Operation::Send { .. } => Kind::Send,
-            Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. } => Kind::Atomic,
-            _ if operation.is_message() => Kind::Notice,
-            _ => Kind::Other,
-        }
-    }
-
-    #[inline]
-    fn is_message(self) -> bool {
-        matches!(self, Kind::Send | Kind::Notice)
-    }
-}
-
 impl Endpoint {
     /// A place without an endpoint.
     pub fn free() -> Endpoint {
@@ -123,16 +97,11 @@ impl Endpoint {
         self.credits = Credits::new(0, 0);
     }
 
-    /// For how many messages the peer has credits at most.
+    /// A message has come; whether the peer had a credit for it.
     #[inline]
-    pub fn room_to_hold(&self, window: u32) -> u32 {
-        window.saturating_sub(self.held)
-    }
-
-    /// So many messages have come.
-    #[inline]
-    pub fn hold(&mut self, count: u32) {
-        self.held += count;
+    pub fn hold(&mut self, window: u32) -> bool {
+        self.held += 1;
+        self.held <= window
     }
 
     /// So many messages were dropped.
@@ -155,12 +124,12 @@ impl Endpoint {
         id: EndpointId,
         capabilities: &Capabilities,
         operation: &Operation<'_>,
-    ) -> Result<Kind, Refusal> {
+    ) -> Result<(), Refusal> {
         match operation {
             Operation::Send {
                 from: Source::Inline(bytes),
                 ..
-            } if bytes.len() <= self.inline_bytes => Ok(Kind::Send),
+            } if bytes.len() <= self.inline_bytes => Ok(()),
             _ => self.validate_any(id, capabilities, operation),
         }
     }
@@ -171,7 +140,7 @@ impl Endpoint {
         id: EndpointId,
         capabilities: &Capabilities,
         operation: &Operation<'_>,
-    ) -> Result<Kind, Refusal> {
+    ) -> Result<(), Refusal> {
         let source = match operation {
             Operation::Write { from, .. } | Operation::Send { from, .. } => Some(from),
             _ => None,
@@ -194,59 +163,21 @@ impl Endpoint {
         {
             return Err(Refusal::Invalid("it is longer than the peer's buffers"));
         }
-        validate_remote(id, capabilities, operation)?;
-        Ok(Kind::of(operation))
+        validate_remote(id, capabilities, operation)
     }
 
-    /// Adds a request, if it is a message by value of which only a failure is told, and there is room, and it has not to be
-    /// signaled.
+    /// Whether the request can be outstanding now, and if it is a message, received. Nothing is taken if not.
     #[inline]
-    pub fn take_quiet<'a>(
-        &mut self,
-        request: &'a WorkRequest<'a>,
-        signal_every: u32,
-    ) -> Option<Request<'a>> {
-        let Operation::Send {
-            from: Source::Inline(bytes),
-            ..
-        } = &request.operation
-        else {
-            return None;
-        };
-        let is_quiet = !request.notify && request.keep.is_none();
-        let unsignaled = self.unsignaled + 1;
-        if !is_quiet
-            || bytes.len() > self.inline_bytes
-            || unsignaled >= signal_every
-            || self.outstanding.room() <= 1
-            || !self.credits.take()
-        {
-            return None;
-        }
-        self.unsignaled = unsignaled;
-        Some(Request {
-            sequence: self.outstanding.add_quiet(request.id),
-            signaled: false,
-            operation: &request.operation,
-            returned: self.credits.tell(),
-        })
+    pub fn has_room(&mut self, operation: &Operation<'_>) -> bool {
+        !self.outstanding.is_full() && (!operation.is_message() || self.credits.take(Instant::now))
     }
 
-    /// Adds a request, if it can be outstanding now, and if it is a message, received. Nothing is taken if not.
+    /// Adds a request that there is room for.
     #[inline]
-    pub fn take<'a>(
-        &mut self,
-        request: &'a WorkRequest<'a>,
-        kind: Kind,
-        signal_every: u32,
-    ) -> Option<Request<'a>> {
-        let room = self.outstanding.room();
-        if room == 0 || kind.is_message() && !self.credits.take() {
-            return None;
-        }
+    pub fn take<'a>(&mut self, request: &'a WorkRequest<'a>, signal_every: u32) -> Request<'a> {
         let operation = &request.operation;
-        let returned = match kind {
-            Kind::Send => self.credits.tell(),
+        let returned = match operation {
+            Operation::Send { .. } => self.credits.tell(),
             // Not every transport can say it beside a write: what was said before does no harm.
             _ => self.credits.told(),
         };
@@ -254,26 +185,22 @@ impl Endpoint {
         let sequence = self.outstanding.add(id, notify, request.keep);
         self.unsignaled += 1;
         // A full list must become shorter by itself; and only a signaled atomic tells what it found.
-        let signaled =
-            request.notify || self.unsignaled >= signal_every || room == 1 || kind == Kind::Atomic;
+        let signaled = request.notify
+            || self.unsignaled >= signal_every
+            || self.outstanding.is_full()
+            || matches!(
+                operation,
+                Operation::CompareAndSwap { .. } | Operation::FetchAndAdd { .. }
+            );
         if signaled {
             self.unsignaled = 0;
         }
-        Some(Request {
+        Request {
             sequence,
             signaled,
             operation,
             returned,
-        })
-    }
-
-    /// A request was not taken; whether that is for want of credits.
-    pub fn is_starved(&mut self, kind: Kind) -> bool {
-        let starved = !self.outstanding.is_full() && kind.is_message();
-        if starved {
-            self.credits.starve(Instant::now);
         }
-        self.credits.deadline().is_some()
     }
 }
 

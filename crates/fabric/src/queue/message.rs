@@ -3,14 +3,11 @@
 use std::fmt;
 
 use pmem::{LINE, Lender, Loan};
-use smallvec::SmallVec;
 
 use super::endpoint::Endpoint;
 use super::{Options, Queue};
 use crate::transport::Arrival;
-use crate::{
-    Capabilities, EndpointId, Event, Failure, Origin, Piece, Registration, Report, Supply,
-};
+use crate::{Capabilities, EndpointId, Event, Failure, Origin, Piece, Registration, Supply};
 
 /// A message. Its buffer is the queue's again, and its sender has a credit more, once it is dropped, in whichever thread.
 pub struct Message {
@@ -114,6 +111,17 @@ impl Tickets {
         }
     }
 
+    #[inline]
+    fn buffer(&self, ticket: u32) -> Option<Supply> {
+        if ticket >= self.buffers {
+            None
+        } else if ticket < self.group_buffers {
+            Some(Supply::Group(ticket))
+        } else {
+            Some(Supply::Endpoint(ticket - self.group_buffers))
+        }
+    }
+
     /// Where a buffer is, if each has so many bytes.
     #[inline]
     fn piece(&self, buffer: Supply, bytes: u64) -> Piece<'_> {
@@ -127,35 +135,28 @@ impl Tickets {
         self.held.len()
     }
 
-    /// Goes through those that are held, but not through more than `looks` whose messages are still there, and gives those
-    /// whose messages were dropped to `returned`.
+    /// One whose message was dropped. `looks` is how many that are still held may be looked at.
     #[inline]
-    fn take_dropped(&mut self, mut looks: usize, mut returned: impl FnMut(Held)) {
-        if self.next >= self.held.len() {
-            self.next = 0;
-        }
-        // Those before `kept` are held, those from there to `at` are not.
-        let (mut kept, mut at) = (self.next, self.next);
-        while looks > 0
-            && let Some(&held) = self.held.get(at)
-        {
-            if self.memory.is_lent(held.ticket) {
-                self.held[kept] = held;
-                kept += 1;
-                looks -= 1;
-            } else {
+    fn dropped(&mut self, looks: &mut usize) -> Option<Held> {
+        while *looks > 0 {
+            let Some(&held) = self.held.get(self.next) else {
+                if self.held.is_empty() {
+                    return None;
+                }
+                self.next = 0;
+                continue;
+            };
+            if !self.memory.is_lent(held.ticket) {
+                self.held.swap_remove(self.next);
                 if held.ticket >= self.buffers {
                     self.bare.push(held.ticket);
                 }
-                returned(held);
+                return Some(held);
             }
-            at += 1;
+            self.next += 1;
+            *looks -= 1;
         }
-        // The places of those that are not held any more go to the last ones.
-        let last = self.held.len() - (at - kept).min(self.held.len() - at);
-        self.held.copy_within(last.., kept);
-        self.held.truncate(self.held.len() - (at - kept));
-        self.next = kept;
+        None
     }
 }
 
@@ -194,51 +195,7 @@ impl Queue {
         self.transport.supply(buffer, piece);
     }
 
-    /// Takes messages from the beginning of `reports`, as far as they are one endpoint's, have data, and are to be told; and
-    /// says how many.
-    #[inline(never)]
-    pub(super) fn receive_run(&mut self, reports: &[Report], events: &mut Vec<Event>) -> usize {
-        let Some(&Report::Received { origin, .. }) = reports.first() else {
-            return 0;
-        };
-        let Origin::Endpoint(id) = origin else {
-            return 0;
-        };
-        let found = self.endpoints.get_mut(id.place());
-        let Some(endpoint) = found.filter(|endpoint| endpoint.is_open(id)) else {
-            return 0;
-        };
-        let room = endpoint.room_to_hold(self.options.window);
-        let (tickets, size) = (&mut self.tickets, self.buffer_bytes);
-        let mut run = 0;
-        for report in reports.iter().take(room as usize) {
-            let Report::Received {
-                origin: Origin::Endpoint(of),
-                buffer: Some(arrival),
-                immediate,
-            } = report
-            else {
-                break;
-            };
-            if *of != id {
-                break;
-            }
-            let ticket = tickets.ticket(arrival.buffer);
-            tickets.held.push(Held { ticket, origin });
-            events.push(Event::Message(Message {
-                origin,
-                immediate: *immediate,
-                offset: size * u64::from(ticket) + u64::from(arrival.start),
-                length: arrival.length,
-                memory: tickets.memory.lend(ticket),
-            }));
-            run += 1;
-        }
-        endpoint.hold(run);
-        self.counters.received += u64::from(run);
-        run as usize
-    }
-
+    #[inline]
     pub(super) fn receive(
         &mut self,
         origin: Origin,
@@ -283,16 +240,33 @@ impl Queue {
     #[inline]
     fn admit(&mut self, id: EndpointId, events: &mut Vec<Event>) -> bool {
         let window = self.options.window;
-        let Some(endpoint) = known(&mut self.endpoints, id) else {
+        let Some(endpoint) = self.known(id) else {
             return false;
         };
-        let has_room = endpoint.room_to_hold(window) > 0;
-        endpoint.hold(1);
-        if !has_room {
+        if !endpoint.hold(window) {
             self.lose(id, Failure::Violation, events);
             return false;
         }
         endpoint.is_open(id)
+    }
+
+    /// The endpoint, open or closed, unless its place has another one by now.
+    #[inline]
+    fn known(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+        let found = self.endpoints.get_mut(id.place());
+        found.filter(|endpoint| endpoint.id(id.place()) == id)
+    }
+
+    /// So many messages of an endpoint were dropped.
+    #[inline]
+    fn release(&mut self, run: Option<(EndpointId, u32)>) {
+        let Some((id, count)) = run else { return };
+        if let Some(endpoint) = self.known(id) {
+            endpoint.release(count);
+            if endpoint.owes() {
+                self.owing.push(id);
+            }
+        }
     }
 
     /// A message is done with: its buffer is the transport's again.
@@ -302,7 +276,7 @@ impl Queue {
             self.supply(buffer);
         }
         if let Origin::Endpoint(id) = origin
-            && let Some(endpoint) = known(&mut self.endpoints, id)
+            && let Some(endpoint) = self.known(id)
         {
             endpoint.release(1);
         }
@@ -320,36 +294,28 @@ impl Queue {
 
     /// The same of all of them.
     pub(super) fn take_all_returned(&mut self) {
-        self.tickets.next = 0;
         self.take_dropped(self.tickets.all());
     }
 
-    fn take_dropped(&mut self, looks: usize) {
+    fn take_dropped(&mut self, mut looks: usize) {
         // Mostly one comes after the other from the same endpoint.
         let mut run: Option<(EndpointId, u32)> = None;
-        let mut of_groups = SmallVec::<[u32; 4]>::new();
-        let (group_buffers, buffers) = (self.tickets.group_buffers, self.tickets.buffers);
-        let (emptied, endpoints) = (&mut self.emptied, &mut self.endpoints);
-        let owing = &mut self.owing;
-        self.tickets.take_dropped(looks, |held| {
-            if held.ticket < group_buffers {
-                of_groups.push(held.ticket);
-            } else if held.ticket < buffers {
-                emptied.push(held.ticket - group_buffers);
+        while let Some(held) = self.tickets.dropped(&mut looks) {
+            match self.tickets.buffer(held.ticket) {
+                Some(Supply::Endpoint(number)) => self.emptied.push(number),
+                Some(buffer) => self.supply(buffer),
+                None => {}
             }
             match (held.origin, &mut run) {
                 (Origin::Endpoint(id), Some((of, count))) if *of == id => *count += 1,
                 (Origin::Endpoint(id), _) => {
                     let before = run.replace((id, 1));
-                    release(endpoints, owing, before);
+                    self.release(before);
                 }
                 (Origin::Group(_), _) => {}
             }
-        });
-        release(endpoints, owing, run);
-        for number in of_groups {
-            self.supply(Supply::Group(number));
         }
+        self.release(run);
         if !self.emptied.is_empty() {
             let (tickets, size) = (&self.tickets, self.buffer_bytes);
             let piece = |number| tickets.piece(Supply::Endpoint(number), size);
@@ -372,28 +338,5 @@ impl Queue {
             }
         }
         self.owing = owing;
-    }
-}
-
-/// The endpoint, open or closed, unless its place has another one by now.
-#[inline]
-fn known(endpoints: &mut [Endpoint], id: EndpointId) -> Option<&mut Endpoint> {
-    let found = endpoints.get_mut(id.place());
-    found.filter(|endpoint| endpoint.id(id.place()) == id)
-}
-
-/// So many messages of an endpoint were dropped.
-#[inline]
-fn release(
-    endpoints: &mut [Endpoint],
-    owing: &mut Vec<EndpointId>,
-    run: Option<(EndpointId, u32)>,
-) {
-    let Some((id, count)) = run else { return };
-    if let Some(endpoint) = known(endpoints, id) {
-        endpoint.release(count);
-        if endpoint.owes() {
-            owing.push(id);
-        }
     }
 }

@@ -46,9 +46,7 @@ impl Header {
             length: (word & LENGTH) as u32,
             immediate: word & IMMEDIATE != 0,
         };
-        // One comparison: what is between the length and the mark would make it longer than any message.
-        let length = word as u32 & !(IMMEDIATE as u32);
-        (length <= message_bytes.min(LENGTH as u32)).then_some(header)
+        (header.word() == word && header.length <= message_bytes).then_some(header)
     }
 }
 

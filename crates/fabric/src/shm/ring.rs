@@ -42,7 +42,7 @@ const HEADER: usize = 0;
 const SHORT: usize = 1;
 const IMMEDIATE: usize = 7;
 /// Bytes of data that fit into the line of the header at most.
-pub const SHORT_MAX: usize = LINE - SHORT * 8;
+const SHORT_MAX: usize = LINE - SHORT * 8;
 
 /// The longest data that is in the line of the header, in bytes.
 #[inline]
@@ -81,10 +81,10 @@ impl Layout {
         HEADERS + self.window as usize
     }
 
-    /// The line of the header so many messages after one; with a window that is smaller it may be none.
+    /// The line of the header so many messages after one: fewer, if the window is smaller.
     #[inline]
     fn header_ahead(self, cursor: Cursor, ahead: u32) -> usize {
-        let slot = cursor.slot + ahead;
+        let slot = cursor.slot + ahead.min(self.window);
         let slot = if slot >= self.window {
             slot - self.window
         } else {
@@ -143,9 +143,8 @@ pub struct Incoming {
     head: Lines,
     cursor: Cursor,
     layout: Layout,
-    /// How many buffers the sender was told that it has back, and after how many more it is told again.
+    /// How many buffers the sender was told that it has back.
     told: u32,
-    told_every: u32,
     memory: Region,
     /// What the sender last said of credits beside its messages.
     credits: u64,
@@ -160,14 +159,12 @@ pub struct Arrived {
     pub immediate: Option<u32>,
 }
 
-impl Arrived {
-    /// Whether it has data, all in the line of its header.
-    #[inline]
-    fn has_short_data(&self) -> bool {
-        let most = short_bytes(self.header.immediate);
-        // One comparison for both.
-        self.header.length.wrapping_sub(1) < most
-    }
+/// Memory that messages are copied to.
+pub struct Target {
+    /// What it is in.
+    pub region: Region,
+    /// Its lines, if it has some.
+    pub lines: Option<Lines>,
 }
 
 impl Incoming {
@@ -182,7 +179,6 @@ impl Incoming {
             cursor: Cursor::START,
             layout,
             told: 0,
-            told_every: (layout.window / 4).max(1),
             memory,
             credits: 0,
         })
@@ -209,30 +205,22 @@ impl Incoming {
         Header::tag_of(self.line().load(HEADER)) == self.cursor.tag()
     }
 
-    /// How many messages the sender may have sent that were not taken.
-    #[inline]
-    pub fn left(&self) -> u32 {
-        let taken = self.cursor.count.wrapping_sub(self.told);
-        self.layout.window.saturating_sub(taken)
-    }
-
-    /// The next message, if one is [left](Incoming::left).
+    /// The next message.
     ///
     /// # Errors
-    /// [`Failure::Violation`] for a message that cannot be.
+    /// [`Failure::Violation`] for a message that cannot be, or for which the sender had no credit.
     #[inline]
     pub fn peek(&self) -> Result<Option<Arrived>, Failure> {
-        self.look_at(self.cursor, self.line())
-    }
-
-    #[inline]
-    fn look_at(&self, cursor: Cursor, line: Line<'_>) -> Result<Option<Arrived>, Failure> {
         // The one load; what is stored there later changes nothing.
+        let line = self.line();
         let word = line.load(HEADER);
-        if Header::tag_of(word) != cursor.tag() {
+        if Header::tag_of(word) != self.cursor.tag() {
             return Ok(None);
         }
         let header = Header::of(word, self.layout.message_bytes).ok_or(Failure::Violation)?;
+        if self.cursor.count.wrapping_sub(self.told) >= self.layout.window {
+            return Err(Failure::Violation);
+        }
         let immediate = match header.immediate {
             true => Some(line.load(IMMEDIATE) as u32),
             false => None,
@@ -240,45 +228,37 @@ impl Incoming {
         Ok(Some(Arrived { header, immediate }))
     }
 
-    /// Takes messages whose data is in the line of their header, up to the first one that is anything else or that `take`
-    /// does not copy, and so many at most, which must be [left](Incoming::left). Returns how many.
-    #[inline(always)]
-    pub fn take_short(
-        &mut self,
-        most: u32,
-        mut take: impl FnMut(&Arrived, Line<'_>) -> bool,
-    ) -> u32 {
-        let mut cursor = self.cursor;
-        let mut taken = 0;
-        while taken < most {
-            let line = self.head.line(HEADERS + cursor.slot as usize);
-            match self.look_at(cursor, line) {
-                Ok(Some(arrived)) if arrived.has_short_data() && take(&arrived, line) => {}
-                _ => break,
-            }
-            cursor = cursor.next(self.layout.window);
-            taken += 1;
-        }
-        self.cursor = cursor;
-        taken
-    }
-
-    /// Copies the message's data out to `offset`. `arrived` is what [`Incoming::peek`] gave last.
-    pub fn copy_out(&self, arrived: &Arrived, into: &Region, offset: u64) {
+    /// Copies the message's data out, to `room` bytes at `offset`: at least as many as the message has. `arrived` is
+    /// what [`Incoming::peek`] gave last.
+    #[inline]
+    pub fn copy_out(&self, arrived: &Arrived, into: &Target, offset: u64, room: u32) {
         let length = arrived.header.length;
-        let from = match length > short_bytes(arrived.header.immediate) {
-            true => self.layout.data(self.cursor.slot),
-            false => ((HEADERS + self.cursor.slot as usize) * LINE + SHORT * 8) as u64,
-        };
-        into.copy_from(offset, &self.memory, from, length as usize);
+        if length > short_bytes(arrived.header.immediate) {
+            let from = self.layout.data(self.cursor.slot);
+            into.region
+                .copy_from(offset, &self.memory, from, length as usize);
+            return;
+        }
+        if let Some(lines) = &into.lines
+            && offset.is_multiple_of(LINE as u64)
+            && room as usize >= SHORT_MAX
+        {
+            // As many as there can be, whatever the length: nobody is shown those beyond.
+            let line = lines.line(offset as usize / LINE);
+            line.copy_all_but_first(self.line());
+        } else {
+            let from = (HEADERS + self.cursor.slot as usize) * LINE + SHORT * 8;
+            into.region
+                .copy_from(offset, &self.memory, from as u64, length as usize);
+        }
     }
 
     /// Fetches the headers of so many messages that will be taken next.
     #[inline]
     pub fn prefetch(&self, count: u32) {
         for ahead in 0..count {
-            self.head
-                .prefetch(self.layout.header_ahead(self.cursor, ahead));
+            let line = self.layout.header_ahead(self.cursor, ahead);
+            self.head.line(line).prefetch();
         }
     }
 
@@ -291,7 +271,7 @@ impl Incoming {
     /// Whether a quarter of its window was given back since the sender was told.
     #[inline]
     pub fn is_to_be_told(&self, returned: u32) -> bool {
-        returned.wrapping_sub(self.told) >= self.told_every
+        returned.wrapping_sub(self.told) >= (self.layout.window / 4).max(1)
     }
 
     /// The sender is being told that it has so many buffers back in all.
@@ -349,8 +329,6 @@ pub struct Outgoing {
     head: Lines,
     cursor: Cursor,
     layout: Layout,
-    /// Bytes of data and 8 of an immediate that [`Outgoing::send_short`] takes.
-    short_max: usize,
     memory: Region,
     asked: u32,
 }
@@ -366,7 +344,6 @@ impl Outgoing {
             head: lines(&memory, layout.head()),
             cursor: Cursor::START,
             layout,
-            short_max: SHORT_MAX.min(layout.message_bytes as usize),
             memory,
             asked: 0,
         })
@@ -397,38 +374,14 @@ impl Outgoing {
         }
         let (slot, length) = (self.cursor.slot, length as u32);
         let number = HEADERS + slot as usize;
+        let line = self.head.line(number);
         match *from {
             _ if length > short_bytes(immediate.is_some()) => {
                 store(from, &self.memory, self.layout.data(slot))
             }
-            Source::Inline(bytes) => self.line().write(SHORT, bytes),
+            Source::Inline(bytes) => line.write(SHORT, bytes),
             Source::Pieces(_) => store(from, &self.memory, (number * LINE + SHORT * 8) as u64),
         }
-        self.publish(length, immediate);
-        Ok(())
-    }
-
-    /// The same for one that is given by value and fits into the line of its header; whether it is.
-    #[inline]
-    pub fn send_short(&mut self, bytes: &[u8], immediate: Option<u32>) -> bool {
-        let beside = if immediate.is_some() { 8 } else { 0 };
-        if bytes.len() + beside > self.short_max {
-            return false;
-        }
-        self.line().write(SHORT, bytes);
-        self.publish(bytes.len() as u32, immediate);
-        true
-    }
-
-    #[inline]
-    fn line(&self) -> Line<'_> {
-        self.head.line(HEADERS + self.cursor.slot as usize)
-    }
-
-    /// The data is where it belongs: shows the message to the receiver.
-    #[inline]
-    fn publish(&mut self, length: u32, immediate: Option<u32>) {
-        let line = self.line();
         if let Some(immediate) = immediate {
             line.store(IMMEDIATE, immediate.into());
         }
@@ -441,8 +394,9 @@ impl Outgoing {
         line.store(HEADER, header.word());
         // It is the receiver's until then, and to get it takes longer than to make a message.
         let ahead = self.layout.header_ahead(self.cursor, AHEAD);
-        self.head.prefetch_to_store(ahead);
+        self.head.line(ahead).prefetch_to_store();
         self.cursor = self.cursor.next(self.layout.window);
+        Ok(())
     }
 
     /// Tells the receiver how many buffers it has back in all.
@@ -506,30 +460,17 @@ mod tests {
     fn receive(incoming: &mut Incoming) -> Option<(Vec<u8>, Option<u32>)> {
         let arrived = incoming.peek().unwrap()?;
         let region = Region::memory(8192, false).unwrap();
+        // By words, and where there is no room for whole ones.
         let length = arrived.header.length;
-        // As a whole line, if it is one, or by as many bytes as it has.
-        let lines = region.lines(0, 8192 / LINE).unwrap();
-        let offset = match length % 3 {
-            0 => 64,
-            _ => 33,
+        let (offset, room) = [(64, 4096), (64, length), (33, length)][length as usize % 3];
+        let into = Target {
+            lines: region.lines(0, 8192 / LINE),
+            region,
         };
-        let by_line = incoming.take_short(1, |short, line| {
-            assert_eq!(
-                (short.header, short.immediate),
-                (arrived.header, arrived.immediate)
-            );
-            let is_wanted = length % 3 == 0;
-            if is_wanted {
-                lines.line(1).copy_all_but_first(line);
-            }
-            is_wanted
-        });
-        if by_line == 0 {
-            incoming.copy_out(&arrived, &region, offset);
-            incoming.advance();
-        }
+        incoming.copy_out(&arrived, &into, offset, room);
+        incoming.advance();
         let mut bytes = vec![0; length as usize];
-        region.read(offset, &mut bytes);
+        into.region.read(offset, &mut bytes);
         Some((bytes, arrived.immediate))
     }
 
@@ -583,9 +524,8 @@ mod tests {
             receive(&mut incoming).unwrap();
         }
         outgoing.send(&Source::Inline(b"too early"), None).unwrap();
-        assert_eq!((incoming.left(), incoming.has_come()), (0, true));
+        assert_eq!(incoming.peek().unwrap_err(), Failure::Violation);
         incoming.tell(1);
-        assert_eq!(incoming.left(), 1);
         assert_eq!(receive(&mut incoming).unwrap().0, b"too early");
     }
 

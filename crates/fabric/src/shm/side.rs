@@ -149,6 +149,7 @@ impl Side {
 
     /// Carries a request out and returns what an atomic found. The queue has validated that the range is inside of what was
     /// imported, and allowed there.
+    #[inline(never)]
     pub fn carry_out(&mut self, request: &Request<'_>) -> Result<u64, Failure> {
         match *request.operation {
             Operation::Send {
@@ -194,7 +195,8 @@ impl Side {
         imported.and_then(Option::as_ref).ok_or(Failure::Access)
     }
 
-    fn send(
+    #[inline]
+    pub fn send(
         &mut self,
         from: &Source<'_>,
         immediate: Option<u32>,
@@ -206,19 +208,6 @@ impl Side {
             self.outgoing.credit(returned, false);
         }
         self.outgoing.send(from, immediate)
-    }
-
-    /// Sends a message that is given by value, if it is short and nothing has to be told before; whether that was so.
-    #[inline]
-    pub fn send_short(&mut self, bytes: &[u8], immediate: Option<u32>, returned: u32) -> bool {
-        !self.incoming.is_to_be_told(returned) && self.outgoing.send_short(bytes, immediate)
-    }
-
-    /// After a message: whether there is something to be told of credits, or to the peer.
-    #[inline]
-    pub fn has_more_to_do(&self) -> bool {
-        let (sent, window) = (self.outgoing.sent(), self.outgoing.window());
-        self.may_sleep() || self.credits.is_wanted(sent, window)
     }
 
     /// After a message: whether the peer may have to be woken, at the end of the batch.

@@ -5,22 +5,21 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence, fence};
 use std::time::Duration;
 
-use pmem::{LINE, Lines, Region};
+use pmem::LINE;
 
 use super::bell::Bell;
-use super::ring::{Arrived, Incoming, Layout, SHORT_MAX};
+use super::ring::{Arrived, Incoming, Layout, Target};
 use super::side::{self, Returned, Side};
 use super::watch::Process;
 use super::{Holder, Inner, Shm, refusal};
 use crate::queue::KEPT;
 use crate::{
     Access, Arrival, Capabilities, EndpointId, Error, Export, Failure, Key, Limits, Operation,
-    Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Source, Supply,
-    Transport,
+    Origin, Parameters, Peer, Piece, Registration, Report, Request, Role, Supply, Transport,
 };
 
 /// Messages of one endpoint that are taken before those of the next.
-const TURN: u32 = 16;
+const TURN: usize = 16;
 /// Every so many polls everything is looked at, whether a peer said that there was a change or not: one that lies could
 /// undo what another has said.
 const LOOK_EVERY: u32 = 256;
@@ -89,42 +88,6 @@ impl Thread {
         self.polls = 0;
         let news = self.sides.iter_mut().filter_map(Side::inspect);
         reports.extend(news);
-    }
-
-    #[inline(never)]
-    fn post_any(&mut self, endpoint: EndpointId, request: &Request<'_>) {
-        let Some(side) = self.side(endpoint) else {
-            return;
-        };
-        let sequence = request.sequence;
-        match side.carry_out(request) {
-            Ok(_) if request.operation.is_message() => self.end_message(endpoint, request),
-            Ok(value) if request.signaled => self.end(endpoint, sequence, value),
-            Ok(_) => {}
-            Err(failure) => self.ended.push(Report::Failed {
-                endpoint,
-                sequence,
-                failure,
-            }),
-        }
-    }
-
-    /// What there is to do after a message was sent.
-    #[inline(never)]
-    fn end_message(&mut self, endpoint: EndpointId, request: &Request<'_>) {
-        let Some(side) = self.side(endpoint) else {
-            return;
-        };
-        let news = side.news_of_credits();
-        if side.may_sleep() && !std::mem::replace(&mut side.is_touched, true) {
-            let needs_fence = side.needs_fence;
-            self.touched.push(endpoint.place());
-            self.needs_fence |= needs_fence;
-        }
-        self.ended.extend(news);
-        if request.signaled {
-            self.end(endpoint, request.sequence, 0);
-        }
     }
 
     /// Requests end when they are posted; one report serves for all up to an atomic that found something.
@@ -263,19 +226,36 @@ impl Transport for Thread {
     }
 
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
-        // Apart from the others, since it is by far the commonest and much shorter than what any of them takes.
-        if let Operation::Send {
-            from: Source::Inline(bytes),
-            immediate,
-        } = *request.operation
-            && let Some(side) = self.side(endpoint)
-            && side.send_short(bytes, immediate, request.returned)
-        {
-            if request.signaled || side.has_more_to_do() {
-                self.end_message(endpoint, &request);
+        let Some(side) = self.side(endpoint) else {
+            return;
+        };
+        let outcome = match *request.operation {
+            Operation::Send {
+                ref from,
+                immediate,
+            } => side.send(from, immediate, request.returned).map(|()| 0),
+            _ => side.carry_out(&request),
+        };
+        if request.operation.is_message() {
+            let news = side.news_of_credits();
+            if side.may_sleep() && !std::mem::replace(&mut side.is_touched, true) {
+                let needs_fence = side.needs_fence;
+                self.touched.push(endpoint.place());
+                self.needs_fence |= needs_fence;
             }
-        } else {
-            self.post_any(endpoint, &request);
+            if let Some(news) = news {
+                self.ended.push(news);
+            }
+        }
+        let sequence = request.sequence;
+        match outcome {
+            Ok(value) if request.signaled => self.end(endpoint, sequence, value),
+            Ok(_) => {}
+            Err(failure) => self.ended.push(Report::Failed {
+                endpoint,
+                sequence,
+                failure,
+            }),
         }
     }
 
@@ -361,32 +341,24 @@ fn receive(side: &mut Side, supplies: &mut Supplies, reports: &mut Vec<Report>, 
     if side.is_over {
         return;
     }
-    let left = side.incoming.left();
-    let most = TURN.min(left);
     let mut taken = 0;
-    while taken < most {
-        taken += receive_short(side, supplies, reports, most - taken);
-        if taken == most {
-            break;
-        }
+    while taken < TURN {
         match receive_one(side, supplies, reports) {
             Ok(true) => taken += 1,
-            Ok(false) => break,
+            Ok(false) => {
+                if let Some(failure) = side.end
+                    && !side.incoming.has_come()
+                {
+                    lose(side, failure, reports);
+                }
+                break;
+            }
             Err(failure) => return lose(side, failure, reports),
         }
     }
-    if taken == TURN {
-        if prefetches {
-            // There are probably more: their lines come over while these are looked at.
-            side.incoming.prefetch(TURN);
-        }
-    } else if taken == left && side.incoming.has_come() {
-        // The sender had no credit for it.
-        return lose(side, Failure::Violation, reports);
-    } else if let Some(failure) = side.end
-        && !side.incoming.has_come()
-    {
-        return lose(side, failure, reports);
+    if taken == TURN && prefetches {
+        // There are probably more: their lines come over while these are looked at.
+        side.incoming.prefetch(TURN as u32);
     }
     if let Some(news) = side.news_of_credits() {
         reports.push(news);
@@ -401,48 +373,6 @@ fn lose(side: &mut Side, failure: Failure, reports: &mut Vec<Report>) {
     });
 }
 
-/// Takes messages whose data is in the lines of their headers, so many at most, and says how many. What is anything else
-/// than the usual it leaves to [`receive_one`]: so it is short, and all that it needs is in registers.
-#[inline(never)]
-fn receive_short(
-    side: &mut Side,
-    supplies: &mut Supplies,
-    reports: &mut Vec<Report>,
-    most: u32,
-) -> u32 {
-    let Supplies {
-        free,
-        lines,
-        memory_by_lines: Some(memory),
-        ..
-    } = supplies
-    else {
-        return 0;
-    };
-    let origin = Origin::Endpoint(side.id);
-    side.incoming.take_short(most, |arrived, line| {
-        let into = free.last().and_then(|&number| {
-            let line = *lines.get(number as usize)?;
-            Some((number, memory.get(line as usize)?))
-        });
-        let Some((number, into)) = into else {
-            return false;
-        };
-        free.pop();
-        into.copy_all_but_first(line);
-        reports.push(Report::Received {
-            origin,
-            buffer: Some(Arrival {
-                buffer: Supply::Endpoint(number),
-                start: 0,
-                length: arrived.header.length,
-            }),
-            immediate: arrived.immediate,
-        });
-        true
-    })
-}
-
 /// Whether there was one, and a buffer for it.
 #[inline]
 fn receive_one(
@@ -453,17 +383,18 @@ fn receive_one(
     let Some(arrived) = side.incoming.peek()? else {
         return Ok(false);
     };
-    let length = arrived.header.length;
-    let buffer = match length {
-        0 => None,
-        _ => match supplies.take(&arrived, side) {
-            Some(buffer) => Some(Arrival {
-                buffer,
-                start: 0,
-                length,
-            }),
-            None => return Ok(false),
-        },
+    let header = arrived.header;
+    let buffer = if header.length == 0 {
+        None
+    } else {
+        let Some(buffer) = supplies.take(&arrived, side) else {
+            return Ok(false);
+        };
+        Some(Arrival {
+            buffer,
+            start: 0,
+            length: header.length,
+        })
     };
     side.incoming.advance();
     reports.push(Report::Received {
@@ -482,11 +413,7 @@ struct Supplies {
     /// By number.
     places: Vec<Place>,
     /// The memory that they are in: not many, and mostly one.
-    memory: Vec<(Key, Region)>,
-    /// The lines of the first one, if it has some.
-    memory_by_lines: Option<Lines>,
-    /// By number: its line there, or [`NOWHERE`] if it has not room for all that a line has.
-    lines: Vec<u32>,
+    memory: Vec<(Key, Target)>,
 }
 
 /// Where a buffer is.
@@ -498,26 +425,18 @@ struct Place {
 }
 
 impl Supplies {
+    #[inline]
     fn add(&mut self, number: u32, piece: Piece<'_>) {
         let key = piece.registration.key();
         let known = self.memory.iter().position(|(of, _)| *of == key);
         let memory = known.unwrap_or_else(|| self.add_memory(piece.registration));
-        let place = number as usize;
-        if self.places.len() <= place {
-            self.places.resize(place + 1, Place::default());
-            self.lines.resize(place + 1, NOWHERE);
+        if self.places.len() <= number as usize {
+            self.places.resize(number as usize + 1, Place::default());
         }
-        self.places[place] = Place {
+        self.places[number as usize] = Place {
             memory: memory as u32,
             length: piece.length,
             offset: piece.offset,
-        };
-        let is_lines = memory == 0
-            && piece.offset.is_multiple_of(LINE as u64)
-            && piece.length as usize >= SHORT_MAX;
-        self.lines[place] = match u32::try_from(piece.offset / LINE as u64) {
-            Ok(line) if is_lines => line,
-            _ => NOWHERE,
         };
         self.free.push(number);
     }
@@ -525,15 +444,15 @@ impl Supplies {
     #[cold]
     fn add_memory(&mut self, registration: &Registration) -> usize {
         let region = registration.region().clone();
-        if self.memory.is_empty() {
-            self.memory_by_lines = region.lines(0, region.length() as usize / LINE);
-        }
-        self.memory.push((registration.key(), region));
+        let lines = region.lines(0, region.length() as usize / LINE);
+        let target = Target { region, lines };
+        self.memory.push((registration.key(), target));
         self.memory.len() - 1
     }
 
     /// Copies a message into a buffer. There is one for each message that a peer may send; if there is none, the message
     /// stays where it is.
+    #[inline]
     fn take(&mut self, arrived: &Arrived, side: &Side) -> Option<Supply> {
         let number = *self.free.last()?;
         let place = &self.places[number as usize];
@@ -542,7 +461,8 @@ impl Supplies {
         }
         self.free.pop();
         let (_, into) = &self.memory[place.memory as usize];
-        side.incoming.copy_out(arrived, into, place.offset);
+        let (offset, room) = (place.offset, place.length);
+        side.incoming.copy_out(arrived, into, offset, room);
         Some(Supply::Endpoint(number))
     }
 }
