@@ -42,7 +42,7 @@ pub struct Written {
 /// Largest size of a file, in bytes.
 pub const SIZE_MAX: u64 = 1 << 62;
 /// Writes up to this length ride in the record. By value each byte is written twice around the cache, by reference
-/// once, but with a second fence and changes of the extent tree (docs/PERFORMANCE.md has the crossing point).
+/// once, but with a second fence and changes of the extent tree (docs/performance/pool.md has the crossing point).
 const BY_VALUE_MAX: usize = 8192;
 
 const BLOCK_U64: u64 = BLOCK as u64;

@@ -321,7 +321,7 @@ impl Image {
     }
 
     /// Hints that a data block is wanted next: its first half, whose lines bring the processor to fetch the rest itself.
-    /// Otherwise it fetches nothing while the block before is checksummed (docs/PERFORMANCE.md).
+    /// Otherwise it fetches nothing while the block before is checksummed (docs/performance/pool.md).
     #[inline]
     fn prefetch_block(&self, block: u64) {
         let start = self.base + block * BLOCK as u64;

@@ -16,7 +16,7 @@ use crate::LINE;
 /// Bytes of a step. All lengths are multiples of it.
 pub const STEP: usize = VECTORS * LINE;
 const VECTORS: usize = 4;
-/// How far ahead a copy fetches, in bytes (docs/PERFORMANCE.md).
+/// How far ahead a copy fetches, in bytes (docs/performance/pool.md).
 const AHEAD: usize = 1024;
 
 /// The constants for registers whose bytes lie so many vectors ahead.
