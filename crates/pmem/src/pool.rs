@@ -198,7 +198,11 @@ pub(crate) fn attach(file: OwnedFd, length: u64, writable: bool) -> Result<Mappi
     let fits = check_length(path, length)?;
     let stat = examine(path, &file)?;
     let (has, kind) = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => (stat.st_size as u64, shared_kind(path, &file)?),
+        FileType::RegularFile => {
+            let kind = shared_kind(path, &file)?;
+            // Asked for once it is sealed: its owner may have shortened it just before.
+            (examine(path, &file)?.st_size as u64, kind)
+        }
         FileType::CharacterDevice => {
             let length = dax_length(&sysfs("char", stat.st_rdev));
             (length.unwrap_or(0), Kind::DeviceDax)

@@ -463,6 +463,32 @@ fn what_could_kill_this_process_is_not_attached() {
     assert!(matches!(copied.share(false), Err(Error::NotShared)));
 }
 
+/// Who shortens memory and then seals it is not believed the length that it had before.
+#[test]
+fn memory_that_shrinks_while_it_is_attached_is_refused_or_long_enough() {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+    for round in 0..2000 {
+        let memory = rustix::fs::memfd_create("test", flags).unwrap();
+        rustix::fs::ftruncate(&memory, 8192).unwrap();
+        let given = rustix::io::fcntl_dupfd_cloexec(&memory, 0).unwrap();
+        let begun = AtomicBool::new(false);
+        let attached = thread::scope(|scope| {
+            scope.spawn(|| {
+                begun.store(true, Ordering::Release);
+                (0..round % 200).for_each(|_| std::hint::spin_loop());
+                rustix::fs::ftruncate(&memory, 0).unwrap();
+                rustix::fs::fcntl_add_seals(&memory, rustix::fs::SealFlags::SHRINK).unwrap();
+            });
+            while !begun.load(Ordering::Acquire) {
+                std::hint::spin_loop();
+            }
+            Region::attach(given, 8192, true)
+        });
+        let length = rustix::fs::fstat(&memory).unwrap().st_size;
+        assert!(attached.is_err() || length == 8192, "{length} bytes");
+    }
+}
+
 #[test]
 fn who_sleeps_at_a_word_is_woken() {
     let region = Region::memory(4096, false).unwrap();
