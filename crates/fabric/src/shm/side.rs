@@ -116,7 +116,7 @@ pub struct Side {
     pub is_touched: bool,
     /// How it ends, once all that has come was told.
     pub end: Option<Failure>,
-    /// The end was told.
+    /// The end was told, or will be by the next poll, since a request has failed.
     pub is_over: bool,
     /// The peer's memory, by the numbers that import gave.
     pub imports: Vec<Option<Region>>,

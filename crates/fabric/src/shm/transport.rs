@@ -226,7 +226,8 @@ impl Transport for Thread {
     }
 
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
-        let Some(side) = self.side(endpoint) else {
+        // Nothing behind a request that has failed is carried out.
+        let Some(side) = self.side(endpoint).filter(|side| !side.is_over) else {
             return;
         };
         let outcome = match *request.operation {
@@ -236,6 +237,7 @@ impl Transport for Thread {
             } => side.send(from, immediate, request.returned).map(|()| 0),
             _ => side.carry_out(&request),
         };
+        side.is_over = outcome.is_err();
         if request.operation.is_message() {
             let news = side.news_of_credits();
             if side.may_sleep() && !std::mem::replace(&mut side.is_touched, true) {
