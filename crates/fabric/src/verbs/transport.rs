@@ -370,9 +370,14 @@ impl VerbsTransport {
                 }
             }
         }
-        let room = &mut self.room;
-        self.closing
-            .proceed(now, drained, |link| *room += link.depth());
+        let (room, trouble) = (&mut self.room, &self.common.trouble);
+        self.closing.proceed(now, drained, |link| {
+            *room += link.depth();
+            let number = link.pair().number();
+            // With the pair go the events of it that nobody has read.
+            drop(link);
+            trouble.forget(number);
+        });
         self.take_failures();
         self.buffers.hand_over();
     }
@@ -445,6 +450,7 @@ impl Transport for VerbsTransport {
         let link = Link::new(&self.common, endpoint, &pair, limits.outstanding)?;
         let bytes = link.parameters();
         let number = pair.number();
+        self.common.trouble.forget(number);
         let at = self.numbers.partition_point(|(pair, _)| *pair < number);
         self.numbers.insert(at, (number, endpoint));
         let place = endpoint.place();

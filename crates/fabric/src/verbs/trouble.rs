@@ -49,6 +49,11 @@ impl Trouble {
         });
         own
     }
+
+    /// Whatever was said of this queue pair was said of one that is gone: adapters use numbers again.
+    pub fn forget(&self, gone: u32) {
+        self.pairs.lock().retain(|number| *number != gone);
+    }
 }
 
 #[cfg(test)]
@@ -66,6 +71,16 @@ mod tests {
         assert_eq!(trouble.take(even), [4]);
         assert_eq!(trouble.take(even), []);
         assert_eq!(trouble.take(Some), [3, 5]);
+    }
+
+    #[test]
+    fn who_gets_a_number_again_has_not_failed() {
+        let trouble = Trouble::default();
+        for number in [3, 4, 3] {
+            trouble.note(Event::QueuePairFailed(number));
+        }
+        trouble.forget(3);
+        assert_eq!(trouble.take(Some), [4]);
     }
 
     #[test]
