@@ -405,15 +405,20 @@ impl VerbsTransport {
 
     /// Waits until the adapter has something to say.
     fn wait(&self, timeout: Duration) {
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        if self.common.trouble.is_adapter() {
+            // It says nothing more; of one that was taken out both descriptors are ready for ever.
+            let _ = rustix::event::poll(&mut [], Some(&timeout));
+            return;
+        }
         let (channel, events) = (self.completions.channel(), self.common.adapter().events());
         let mut ready = [
             PollFd::new(&channel, PollFlags::IN),
             PollFd::new(&events, PollFlags::IN),
         ];
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
         if rustix::event::poll(&mut ready, Some(&timeout)).is_ok_and(|count| count > 0) {
             if !ready[0].revents().is_empty() {
                 // If the queue has failed, the next poll finds out.
