@@ -27,8 +27,8 @@ pub struct Groups {
 
 struct Member {
     id: GroupId,
-    /// Goes first.
-    _attached: Attached,
+    /// Goes first. Nothing once it leaves.
+    attached: Option<Attached>,
     group: Arc<Group>,
     pair: Arc<QueuePair>,
 }
@@ -49,7 +49,6 @@ impl Groups {
         id: GroupId,
         address: GroupAddress,
     ) -> Result<(), Error> {
-        self.leave(id);
         if self.outgoing.is_none() {
             self.outgoing = Some(Outgoing::new(common)?);
         }
@@ -62,13 +61,22 @@ impl Groups {
         let pair = QueuePair::datagram(&common.domain, &queues, group.key())?;
         self.members.push(Member {
             id,
-            _attached: group.attach(&pair)?,
+            attached: Some(group.attach(&pair)?),
             group,
             pair,
         });
         Ok(())
     }
 
+    /// Receives nothing any more.
+    pub fn detach(&mut self, id: GroupId) {
+        if let Some(member) = self.members.iter_mut().find(|member| member.id == id) {
+            member.attached = None;
+        }
+    }
+
+    /// Some adapters take what has completed away with the queue pair, and so the buffers that it is in: first
+    /// [`Groups::detach`], and take all completions.
     pub fn leave(&mut self, id: GroupId) {
         let Some(at) = self.members.iter().position(|member| member.id == id) else {
             return;

@@ -603,11 +603,14 @@ impl Transport for VerbsTransport {
     }
 
     fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+        self.leave(group);
         let queues = self.queues(&self.group_buffers, group::SENDS);
         self.groups.join(&self.common, &queues, group, address)
     }
 
     fn leave(&mut self, group: GroupId) {
+        self.groups.detach(group);
+        self.reap_all();
         self.groups.leave(group);
     }
 
