@@ -80,12 +80,15 @@ impl Outbox {
         if self.list.is_full() {
             self.hand_over();
         }
-        self.list.push(request);
+        if !self.refused {
+            self.list.push(request);
+        }
     }
 
-    /// Room is kept for all that may be outstanding: an adapter that does not take something has failed.
+    /// Room is kept for all that may be outstanding: an adapter that does not take something has failed. What is behind that
+    /// is not handed over: nothing in the middle may be missing.
     fn hand_over(&mut self) -> bool {
-        self.refused |= self.list.post(|_| ()).is_err();
+        self.refused = self.refused || self.list.post(|_| ()).is_err();
         !self.refused
     }
 }
