@@ -97,6 +97,19 @@ impl VerbsTransport {
         }
     }
 
+    /// A deep queue may have less room by value than was promised.
+    fn check_inline(&self, pair: &QueuePair) -> Result<(), Error> {
+        let room = pair.inline_max().saturating_sub(HEADER_BYTES);
+        if room >= self.common.capabilities.inline_bytes {
+            return Ok(());
+        }
+        Err(Error::System {
+            what: format!("make a queue pair of {}", self.common.adapter().name()),
+            source: rustix::io::Errno::INVAL.into(),
+            remedy: "fewer requests outstanding leave room for more by value",
+        })
+    }
+
     fn link(&mut self, id: EndpointId) -> Option<&mut Link> {
         let link = self.links.get_mut(id.place())?.as_mut();
         link.filter(|link| link.id == id)
@@ -452,6 +465,7 @@ impl Transport for VerbsTransport {
         };
         let queues = self.queues(&self.buffers, depth);
         let pair = QueuePair::reliable(&self.common.domain, &queues)?;
+        self.check_inline(&pair)?;
         let link = Link::new(&self.common, endpoint, &pair, limits.outstanding)?;
         let bytes = link.parameters();
         let number = pair.number();
