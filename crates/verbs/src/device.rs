@@ -275,6 +275,8 @@ pub enum Event {
     LastReceive(u32),
     /// A completion queue has overflowed, or failed otherwise.
     CompletionQueueFailed,
+    /// A shared receive queue has failed.
+    SharedReceiveQueueFailed,
     /// The device has failed.
     DeviceFailed,
     /// Something else, as `enum ibv_event_type` numbers it.
@@ -304,6 +306,7 @@ impl Event {
             }
             ffi::IBV_EVENT_QP_LAST_WQE_REACHED => Event::LastReceive(queue_pair()),
             ffi::IBV_EVENT_CQ_ERR => Event::CompletionQueueFailed,
+            ffi::IBV_EVENT_SRQ_ERR => Event::SharedReceiveQueueFailed,
             ffi::IBV_EVENT_DEVICE_FATAL => Event::DeviceFailed,
             other => Event::Other(other),
         }

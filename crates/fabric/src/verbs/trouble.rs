@@ -19,8 +19,11 @@ impl Trouble {
     pub fn note(&self, event: Event) {
         match event {
             Event::QueuePairFailed(number) => self.pairs.lock().push(number),
-            // Of a queue of completions it is not said whose it is, and without one nobody learns how requests end.
-            Event::DeviceFailed | Event::CompletionQueueFailed => {
+            // Of a queue of completions, or one for buffers, it is not said whose it is. Without the one nobody learns how
+            // requests end, without the other nothing is received.
+            Event::DeviceFailed
+            | Event::CompletionQueueFailed
+            | Event::SharedReceiveQueueFailed => {
                 self.is_adapter.store(true, Ordering::Release);
             }
             _ => return,
@@ -85,7 +88,11 @@ mod tests {
 
     #[test]
     fn a_failed_adapter_is_told_and_remembered() {
-        for event in [Event::DeviceFailed, Event::CompletionQueueFailed] {
+        for event in [
+            Event::DeviceFailed,
+            Event::CompletionQueueFailed,
+            Event::SharedReceiveQueueFailed,
+        ] {
             let trouble = Trouble::default();
             trouble.note(event);
             assert_eq!((trouble.count(), trouble.is_adapter()), (1, true));
