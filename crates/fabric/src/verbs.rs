@@ -240,6 +240,8 @@ fn is_software(name: &str) -> bool {
 
 /// What a registration of memory keeps.
 struct Memory {
+    /// Bytes that the adapter knows: the region may have grown since.
+    length: u64,
     /// For this side's requests.
     local: Arc<::verbs::Registration>,
     /// For peers, until it is withdrawn.
@@ -268,8 +270,9 @@ impl Device for Verbs {
     }
 
     fn register(&self, region: &Region, access: Access) -> Result<Registration, Error> {
+        let length = region.length();
         let register =
-            |rights| ::verbs::Registration::new(&self.0.domain, region, 0, region.length(), rights);
+            |rights| ::verbs::Registration::new(&self.0.domain, region, 0, length, rights);
         let local = register(Rights::LOCAL)?;
         let remote = match access {
             Access::LOCAL => None,
@@ -281,6 +284,7 @@ impl Device for Verbs {
             base: named.address,
             local_key: 0,
             held: Some(Box::new(Memory {
+                length,
                 local,
                 remote: Mutex::new(remote),
             })),

@@ -396,7 +396,9 @@ type Parts<'a> = SmallVec<[Part<'a>; ::verbs::PIECES_MAX]>;
 /// Adds pieces of memory, but for empty ones, which adapters take for very long ones. Whether all are registered here.
 pub fn add_parts<'a>(parts: &mut Parts<'a>, pieces: &[Piece<'a>]) -> bool {
     for piece in pieces.iter().filter(|piece| piece.length > 0) {
-        let Some(memory) = piece.registration.held::<Memory>() else {
+        let end = piece.offset.saturating_add(piece.length.into());
+        let held = piece.registration.held::<Memory>();
+        let Some(memory) = held.filter(|memory| end <= memory.length) else {
             return false;
         };
         parts.push(memory.local.piece(piece.offset, piece.length));

@@ -516,8 +516,10 @@ impl Transport for VerbsTransport {
         if memory.is_withdrawn(registration.access()) {
             return Err(refused("its key was withdrawn; register it again"));
         }
+        let mut descriptor = registration.descriptor();
+        descriptor.length = memory.length;
         Ok(Export {
-            descriptor: registration.descriptor(),
+            descriptor,
             memory: None,
         })
     }
