@@ -78,6 +78,8 @@ pub struct Tickets {
     group_buffers: u32,
     /// Tickets for messages without a buffer.
     bare: Vec<u32>,
+    /// How many of these groups may have. The others are for endpoints, which lose nothing.
+    bare_for_groups: u32,
     /// Those that messages have.
     held: Vec<Held>,
     /// Where to look next among them.
@@ -98,6 +100,7 @@ impl Tickets {
             buffers,
             group_buffers,
             bare: (buffers..buffers * 2).rev().collect(),
+            bare_for_groups: group_buffers,
             held: Vec::with_capacity(buffers as usize),
             next: 0,
         }
@@ -149,7 +152,7 @@ impl Tickets {
             if !self.memory.is_lent(held.ticket) {
                 self.held.swap_remove(self.next);
                 if held.ticket >= self.buffers {
-                    self.bare.push(held.ticket);
+                    self.give_back(held.ticket, held.origin);
                 }
                 return Some(held);
             }
@@ -157,6 +160,19 @@ impl Tickets {
             *looks -= 1;
         }
         None
+    }
+
+    /// A ticket for a message without a buffer.
+    fn take_bare(&mut self, origin: Origin) -> Option<u32> {
+        if let Origin::Group(_) = origin {
+            self.bare_for_groups = self.bare_for_groups.checked_sub(1)?;
+        }
+        self.bare.pop()
+    }
+
+    fn give_back(&mut self, bare: u32, origin: Origin) {
+        self.bare_for_groups += u32::from(matches!(origin, Origin::Group(_)));
+        self.bare.push(bare);
     }
 }
 
@@ -211,12 +227,12 @@ impl Queue {
         let ticket = match arrival {
             Some(arrival) => Some(self.tickets.ticket(arrival.buffer)),
             // There is one for each message that all peers may send.
-            None => self.tickets.bare.pop(),
+            None => self.tickets.take_bare(origin),
         };
         let Some(ticket) = ticket.filter(|_| is_wanted) else {
-            self.tickets
-                .bare
-                .extend(ticket.filter(|_| arrival.is_none()));
+            if let Some(bare) = ticket.filter(|_| arrival.is_none()) {
+                self.tickets.give_back(bare, origin);
+            }
             return self.take_back(origin, arrival.map(|arrival| arrival.buffer));
         };
         self.tickets.held.push(Held { ticket, origin });

@@ -5,9 +5,9 @@ use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use fabric::{GroupAddress, GroupId, Multicast, Options, Origin, Source};
+use fabric::{GroupAddress, GroupId, Multicast, Operation, Options, Origin, Source};
 
-use super::{Random, Setup, Side};
+use super::{Pair, Random, Setup, Side};
 
 const GROUP: GroupId = GroupId(7);
 
@@ -90,6 +90,43 @@ pub fn groups_are_reached_by_one_send(setup: &dyn Setup) {
     }
     assert!(sides[3].messages.len() <= 64, "it has left");
     assert!(!sides[2].messages.is_empty() && sides[2].lost.is_empty());
+}
+
+pub fn empty_messages_of_groups_take_nothing_from_endpoints(setup: &dyn Setup) {
+    let few = Options {
+        endpoints: 1,
+        window: 2,
+        group_buffers: 2,
+        ..Options::default()
+    };
+    let mut pair = Pair::with(setup, few, few);
+    if pair.near.queue.capabilities().multicast == Multicast::None {
+        return;
+    }
+    let address = address(setup);
+    pair.near.queue.join(GROUP, address).unwrap();
+    pair.far.queue.join(GROUP, address).unwrap();
+    for number in 0..200 {
+        let queue = &mut pair.near.queue;
+        queue
+            .send_to_group(GROUP, Source::Inline(&[]), number)
+            .unwrap();
+        pair.near.poll();
+        pair.far.poll();
+    }
+    pair.linger();
+    let held = pair.far.messages.len();
+    assert!((1..=2).contains(&held), "{held} of a group are held");
+    let note = Operation::Send {
+        from: Source::Inline(&[]),
+        immediate: Some(9),
+    };
+    assert_eq!(pair.carry_out(1, note), Ok(0));
+    pair.await_messages(held + 1);
+    assert_eq!(
+        pair.far.messages[held].origin,
+        Origin::Endpoint(pair.to_near)
+    );
 }
 
 pub fn without_groups_there_are_none(setup: &dyn Setup) {
