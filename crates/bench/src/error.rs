@@ -42,7 +42,7 @@ pub enum Error {
     #[error("the mount that is measured: {0}")]
     Mount(String),
     /// Nothing to run.
-    #[error("no workload has '{0}' in its name; without a name all of them run")]
+    #[error("no measurement has '{0}' in its name or its group's; without a name all of them run")]
     NoWorkload(String),
 }
 

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -207,9 +209,14 @@ pub fn nameless_pool(directory: &Path, length: u64) -> Result<Region, Error> {
     Ok(Region::create(&scratch.path.join("pool"), length)?)
 }
 
-/// A directory that is removed, with all that is in it, when this is dropped.
+/// What removes a directory when this process ends, however it does.
+const KEEPER: &str = r#"read -r _; exec rm -rf --one-file-system -- "$1""#;
+
+/// A directory that is removed, with all that is in it, when this is dropped, or when this process is killed.
 pub struct Scratch {
     path: PathBuf,
+    /// None where there is no shell: then only who is killed leaves the directory behind.
+    keeper: Option<Child>,
 }
 
 impl Scratch {
@@ -222,17 +229,38 @@ impl Scratch {
         for path in names.map(|name| parent.join(name)) {
             match fs::create_dir(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                result => return result.map_err(Error::at(&path)).map(|()| Scratch { path }),
+                result => {
+                    result.map_err(Error::at(&path))?;
+                    let keeper = keep(&path);
+                    return Ok(Scratch { path, keeper });
+                }
             }
         }
         unreachable!("there are more numbers than directories");
     }
 }
 
+fn keep(path: &Path) -> Option<Child> {
+    Command::new("sh")
+        .args(["-c", KEEPER, "keeper"])
+        .arg(path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        // Ctrl-C is not for it.
+        .process_group(0)
+        .spawn()
+        .ok()
+}
+
 impl Drop for Scratch {
     fn drop(&mut self) {
         // There is nobody to tell.
         let _ = fs::remove_dir_all(&self.path);
+        if let Some(mut keeper) = self.keeper.take() {
+            // The end of its input is what it waits for.
+            drop(keeper.stdin.take());
+            let _ = keeper.wait();
+        }
     }
 }
 

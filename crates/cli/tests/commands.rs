@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{Scratch, command, tako};
+use common::{Scratch, command, start, tako};
 
 /// Runs a command that must succeed, and returns what it prints.
 fn done(arguments: &[&str]) -> String {
@@ -577,6 +577,30 @@ fn benchmarks_run_by_name() {
         0,
         "a pool was left behind"
     );
+}
+
+#[test]
+fn benchmarks_that_are_killed_leave_no_pool() {
+    let scratch = Scratch::new();
+    let directory = scratch.path("");
+    let mut command = command(&["bench", "--quick", "--directory", &directory]);
+    let mut bench = start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
+    let has_pool = || {
+        let mut entries = fs::read_dir(&directory).unwrap();
+        entries.any(|entry| entry.unwrap().path().join("pool").exists())
+    };
+    // Its name is there while its memory is made.
+    while !has_pool() && bench.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    // What removes it has the same standard error, and ends after that.
+    let mut said = String::new();
+    let mut stderr = bench.stderr.take().unwrap();
+    stderr.read_to_string(&mut said).unwrap();
+    assert_eq!(said, "");
+    assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
 }
 
 #[test]
