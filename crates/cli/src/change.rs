@@ -81,8 +81,16 @@ pub fn mv(places: &[PoolPlace]) -> Outcome {
         for place in from {
             let name = last_name(&place.path).filter(|_| is_directory);
             let target = name.map_or(to.path.clone(), |name| to.path.join(name));
-            let renamed = file_system.rename_path(&place.path, target, RenameMode::Replace);
-            renamed.map_err(|error| Failure::at(place, &error))?;
+            let renamed = file_system.rename_path(&place.path, &target, RenameMode::Replace);
+            renamed.map_err(|error| {
+                // What is there was not looked for in vain.
+                let is_there = file_system.symlink_stat(&place.path).is_ok();
+                let missing = matches!(error.cause(), Cause::Store(store::Error::NotFound));
+                match is_there && missing {
+                    true => Failure::at(to.with_path(&target), &error),
+                    false => Failure::at(place, &error),
+                }
+            })?;
         }
         Ok(())
     })

@@ -21,7 +21,10 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
     let pool = &arguments.pool;
     let there = match Region::open(pool, Access::ReadWrite) {
         Ok(region) => Some(region),
-        Err(pmem::Error::NotFound { .. }) => None,
+        Err(pmem::Error::NotFound { .. }) => {
+            check_place(pool)?;
+            None
+        }
         Err(error) => return Err(error.into()),
     };
     let is_device = there
@@ -51,6 +54,18 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
         }
     }
     describe(pool, out)
+}
+
+/// Checks that there is a directory to make a pool file in.
+fn check_place(pool: &Path) -> Outcome {
+    let parent = pool.parent().unwrap_or(pool);
+    if parent.as_os_str().is_empty() || parent.is_dir() {
+        return Ok(());
+    }
+    let (pool, parent) = (pool.display(), parent.display());
+    Err(Failure::Failed(format!(
+        "cannot make {pool}: the directory {parent} does not exist; make it first or choose another path"
+    )))
 }
 
 /// Whether there is a pool, of whatever version and state.

@@ -74,8 +74,10 @@ fn mkfs_takes_sizes_and_refuses_others() {
         !Path::new(&pool).exists(),
         "a failure left something behind"
     );
+    let missing = scratch.path("none");
     assert!(
-        failed(&["mkfs", &scratch.path("none/a.pool"), "--size", "8M"]).contains("does not exist")
+        failed(&["mkfs", &format!("{missing}/a.pool"), "--size", "8M"])
+            .contains(&format!("the directory {missing} does not exist"))
     );
 
     let said = done(&[
@@ -467,6 +469,8 @@ fn names_are_made_moved_and_removed() {
         MOVED
     );
     assert!(failed(&["mv", &inside("/none"), &inside("/b")]).contains("/none"));
+    assert!(failed(&["mv", &inside("/none"), &inside("/no/g")]).contains("/none"));
+    assert!(failed(&["mv", &inside("/g"), &inside("/no/g")]).contains("/no/g"));
     assert!(failed(&["mv", &inside("/"), &inside("/b")]).contains("root"));
     assert!(failed(&["mv", &inside("/b"), &inside("/b/b/x")]).contains("/b"));
     assert!(

@@ -39,7 +39,10 @@ pub enum Error {
     )]
     NoHelper(io::Error),
     /// The same, refusing.
-    #[error("{}: {message}", directory.display())]
+    #[error(
+        "{}: {message}; do it as root, or as the user whose directory and mount it is",
+        directory.display()
+    )]
     Helper {
         /// The mount point.
         directory: PathBuf,
@@ -58,7 +61,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Any other refusal by the system.
-    #[error("cannot {what} {}: {source}", directory.display())]
+    #[error("cannot {what} {}: {source}; check the directory, and the kernel's log", directory.display())]
     System {
         /// What was tried, as a verb.
         what: &'static str,

@@ -148,7 +148,7 @@ impl MountOptions {
             ("transport", Some("classic")) => self.transport = Choice::Classic,
             ("switch", None) => self.switch = true,
             ("noswitch", None) => self.switch = false,
-            ("fsname", Some(name)) => self.name = name.into(),
+            ("fsname", Some(name)) if !name.is_empty() => self.name = name.into(),
             // True of every mount here, or for the programs that read /etc/fstab.
             (
                 "default_permissions"
@@ -211,6 +211,7 @@ mod tests {
             "cache_time=-1",
             "cache_time=nan",
             "transport=",
+            "fsname=",
             "locks=none",
             "ro=1",
         ] {

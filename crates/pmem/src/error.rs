@@ -9,7 +9,7 @@ use rustix::io::Errno;
 pub enum Error {
     /// Another process, or another region of this process, holds the pool.
     #[error(
-        "pool {} is in use; stop the process that holds it (`fuser` names it) and try again",
+        "pool {} is in use; unmount it, or stop the process that holds it (`fuser` names it), and try again",
         path.display()
     )]
     Busy {

@@ -117,8 +117,8 @@ impl Journal {
     }
 
     /// A list that is made from this must not lack what the last one has: it would let it in again.
-    fn must_know(&self, list: &Path) -> Result<(), Error> {
-        let pem = match read(list, false) {
+    fn must_know(&self, path: &Path) -> Result<(), Error> {
+        let pem = match read(path, false) {
             Ok(pem) => pem,
             Err(Error::Missing { .. }) => return Ok(()),
             Err(error) => return Err(error),
@@ -132,13 +132,12 @@ impl Journal {
             }
             Some(serials)
         });
-        match parsed {
-            Some(serials) if serials.iter().all(|serial| self.is_revoked(serial)) => Ok(()),
-            _ => Err(Error::Contents {
-                path: self.path.clone(),
-                what: "list of all that was revoked",
-            }),
-        }
+        let (path, what) = match parsed {
+            Some(serials) if serials.iter().all(|serial| self.is_revoked(serial)) => return Ok(()),
+            Some(_) => (self.path.clone(), "list of all that was revoked"),
+            None => (path.into(), "list of revoked certificates"),
+        };
+        Err(Error::Contents { path, what })
     }
 
     fn is_revoked(&self, serial: &[u8]) -> bool {

@@ -195,6 +195,11 @@ fn what_was_revoked_is_known_to_all_nodes_that_are_there_or_come() {
     fs::write(&journal, "").unwrap();
     assert!(sentence(revoke(&directory, "a")).contains("issued.txt holds no list of all"));
     fs::write(&journal, whole).unwrap();
+    let (list, garbage) = (directory.join(REVOKED), "no list");
+    let signed = fs::read(&list).unwrap();
+    fs::write(&list, garbage).unwrap();
+    assert!(sentence(revoke(&directory, "a")).contains("revoked.pem holds no list of revoked"));
+    fs::write(&list, signed).unwrap();
     revoke(&directory, "a").unwrap();
 
     // The list of another cluster says nothing here; nor does one that was changed.
