@@ -41,7 +41,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Two minutes at most.
+    /// What the documents show.
     pub const FULL: Scale = Scale {
         rounds: 31,
         effort: Duration::from_millis(20),
@@ -52,7 +52,7 @@ impl Scale {
         flat_files: [1_000, 1_000_000],
     };
 
-    /// Less than 20 seconds.
+    /// Less than a minute.
     pub const QUICK: Scale = Scale {
         rounds: 7,
         effort: Duration::from_millis(8),

@@ -3,9 +3,12 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::thread;
 
 use client::{FileSystem, Geometry};
 use pmem::{Access, Kind, Region};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
 use store::Store;
 use store::layout::superblock::{MAGIC, SUPERBLOCKS};
 
@@ -24,6 +27,10 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
         Err(pmem::Error::NotFound { .. }) => {
             check_place(pool)?;
             None
+        }
+        // An empty file is no device.
+        Err(pmem::Error::NotAPool { .. }) if pool.is_file() => {
+            return check_overwriting(pool, false, false, arguments.force);
         }
         Err(error) => return Err(error.into()),
     };
@@ -50,10 +57,29 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
                 fs::remove_file(pool).map_err(|error| Failure::host("remove", pool, &error))?;
             }
             drop(there);
-            FileSystem::format_pool(pool, size, Some(geometry))?;
+            let interrupted = remove_when_interrupted(pool)?;
+            let made = FileSystem::format_pool(pool, size, Some(geometry));
+            interrupted.close();
+            made?;
         }
     }
     describe(pool, out)
+}
+
+/// Removes what is there of a pool if this process is asked to end before it is made.
+fn remove_when_interrupted(pool: &Path) -> Result<Handle, Failure> {
+    let signals = Signals::new([SIGINT, SIGTERM]);
+    let mut signals =
+        signals.map_err(|error| Failure::host("wait for signals at", pool, &error))?;
+    let (handle, pool) = (signals.handle(), pool.to_owned());
+    thread::spawn(move || {
+        for signal in signals.forever() {
+            // There is nobody to tell.
+            let _ = fs::remove_file(&pool);
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+    });
+    Ok(handle)
 }
 
 /// Checks that there is a directory to make a pool file in.

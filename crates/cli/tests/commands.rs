@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use common::{Scratch, command, start, tako};
+use rustix::process::{Pid, Signal};
 
 /// Runs a command that must succeed, and returns what it prints.
 fn done(arguments: &[&str]) -> String {
@@ -119,6 +120,22 @@ fn mkfs_overwrites_nothing_unasked() {
     assert_eq!(fs::read(other).unwrap(), b"Dear");
     let _held = pmem::Region::open(pool.as_ref(), pmem::Access::ReadWrite).unwrap();
     assert!(failed(&["mkfs", &pool, "--size", "8M", "--force"]).contains("in use"));
+}
+
+#[test]
+fn a_pool_that_is_half_made_goes_with_who_makes_it() {
+    let scratch = Scratch::new();
+    let pool = scratch.path("a.pool");
+    let mut mkfs = command(&["mkfs", &pool, "--size", "2G"]);
+    let mut mkfs = start(mkfs.stdout(Stdio::null()));
+    // Its memory takes a while.
+    while !Path::new(&pool).exists() && mkfs.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    rustix::process::kill_process(Pid::from_child(&mkfs), Signal::TERM).unwrap();
+    let ended = mkfs.wait().unwrap();
+    // Who was too late to interrupt it finds a pool.
+    assert_eq!(ended.success(), Path::new(&pool).exists(), "{ended}");
 }
 
 /// What a command prints as JSON.
