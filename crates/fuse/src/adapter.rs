@@ -57,6 +57,8 @@ pub(crate) struct Adapter {
     cache: Duration,
     /// The page cache is left out.
     direct: bool,
+    /// The page cache collects writes.
+    collects: bool,
     /// Reading changes access times.
     access_times: bool,
     /// None if the kernel keeps them.
@@ -76,6 +78,7 @@ impl Adapter {
             file_system,
             cache: options.cache_time,
             direct: options.cache == Cache::None,
+            collects: options.cache == Cache::Writeback,
             access_times: options.access_times && !options.read_only,
             open_unneeded: false,
             open_directory_unneeded: false,

@@ -11,6 +11,23 @@ use std::process::Command;
 use client::{OpenFlags, RenameMode, SetAttributes};
 use common::{apart, options, run};
 use mounted::{Directory, Mounted, errno, file_system};
+use rustix::fs::SeekFrom;
+
+#[test]
+fn no_cache_hides_data_in_holes() {
+    for cache in ["strict", "writeback", "none"] {
+        let mounted = Mounted::new(&format!("cache={cache}"));
+        let file = fs::File::create_new(mounted.path("file")).unwrap();
+        file.write_all_at(&[1; 4096], 1 << 20).unwrap();
+        let end = file.metadata().unwrap().len();
+        let data = rustix::fs::seek(&file, SeekFrom::Data(0)).unwrap();
+        assert!(data <= 1 << 20, "{cache}: {data}");
+        let hole = rustix::fs::seek(&file, SeekFrom::Hole(1 << 20)).unwrap();
+        assert_eq!(hole, end, "{cache}");
+        drop(file);
+        mounted.end();
+    }
+}
 
 #[test]
 fn each_cache_shows_what_was_written() {

@@ -140,6 +140,10 @@ impl Adapter {
     }
 
     pub(super) fn seek(&self, number: u64, from: &wire::LseekIn, body: &mut [u8]) -> Answer {
+        // The kernel asks before it has written what it collects, which would be taken for holes, and lost in copies.
+        if self.collects {
+            return Err(Errno::NOSYS);
+        }
         let found = match from.whence as i32 {
             _ if from.offset > i64::MAX as u64 => return Err(Errno::NXIO),
             libc::SEEK_DATA => self.file_system.next_data(number, from.offset),
