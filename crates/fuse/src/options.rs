@@ -149,6 +149,7 @@ impl MountOptions {
             ("switch", None) => self.switch = true,
             ("noswitch", None) => self.switch = false,
             ("fsname", Some(name)) if !name.is_empty() => self.name = name.into(),
+            ("user", Some(_)) => {}
             // True of every mount here, or for the programs that read /etc/fstab.
             (
                 "default_permissions"
@@ -156,6 +157,8 @@ impl MountOptions {
                 | "auto"
                 | "noauto"
                 | "nofail"
+                | "user"
+                | "users"
                 | "nouser"
                 | "_netdev"
                 | "_rnetdev"
@@ -178,7 +181,7 @@ mod tests {
     #[test]
     fn options_are_understood() {
         let options: MountOptions =
-            "ro,threads=3,cache=none,cache_time=0.5,locks=shared,transport=classic,noswitch,private,suid,dev,noexec,noatime,,nofail,x-systemd.automount"
+            "ro,threads=3,cache=none,cache_time=0.5,locks=shared,transport=classic,noswitch,private,suid,dev,noexec,noatime,,nofail,user,users,user=who,x-systemd.automount"
                 .parse()
                 .unwrap();
         let expected = MountOptions {
