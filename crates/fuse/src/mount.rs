@@ -9,6 +9,7 @@ use signal_hook::iterator::{Handle, Signals};
 
 use crate::adapter::Adapter;
 use crate::kernel::{self, Leave};
+use crate::mountinfo;
 use crate::session::{self, Session, Transport};
 use crate::{Error, MountOptions, Notifier};
 
@@ -153,17 +154,25 @@ impl Drop for Mount {
 }
 
 impl Place {
-    /// Unmounts, if it is still this mount that is there.
+    /// Unmounts, wherever the mount is by now. One that another covers cannot be reached, and counts as used.
     fn leave(&self, leave: Leave) -> Result<(), Error> {
-        match rustix::fs::stat(&self.directory) {
+        let directory = match rustix::fs::stat(&self.directory) {
+            Ok(found) if found.st_dev == self.device => self.directory.clone(),
             // A dead mount is no longer ours to judge, but it certainly is one.
-            Ok(found) if found.st_dev != self.device => return Ok(()),
-            Err(errno) if !kernel::is_dead(errno) => return Ok(()),
-            _ => {}
-        }
-        match kernel::detach(&self.directory, leave) {
+            Err(errno) if kernel::is_dead(errno) => self.directory.clone(),
+            _ => match mountinfo::directory_of(self.device, &self.directory)? {
+                Some(elsewhere) if self.is_at(&elsewhere) => elsewhere,
+                Some(covered) => return Err(Error::Busy(covered)),
+                None => return Ok(()),
+            },
+        };
+        match kernel::detach(&directory, leave) {
             Err(Error::NotMounted(_)) => Ok(()),
             result => result,
         }
+    }
+
+    fn is_at(&self, directory: &Path) -> bool {
+        rustix::fs::stat(directory).is_ok_and(|found| found.st_dev == self.device)
     }
 }

@@ -20,13 +20,31 @@ pub(crate) struct Found {
 /// Our mount at `directory`, if that is the uppermost one there.
 pub(crate) fn find(directory: &Path) -> Result<Option<Found>, Error> {
     let directory = absolute(directory)?;
-    let what = "read /proc/self/mountinfo to find";
-    let table = std::fs::read("/proc/self/mountinfo").map_err(|source| Error::System {
-        what,
-        directory: directory.clone(),
-        source,
-    })?;
+    let table = read(&directory)?;
     Ok(find_in(&table, directory))
+}
+
+/// Where our mount with this device number is, which was at `directory` once.
+pub(crate) fn directory_of(device: u64, directory: &Path) -> Result<Option<PathBuf>, Error> {
+    Ok(directory_in(&read(directory)?, device))
+}
+
+fn directory_in(table: &[u8], device: u64) -> Option<PathBuf> {
+    let number = format!("{}:{}", libc::major(device), libc::minor(device));
+    let is_it = |line: &&[u8]| {
+        let is = |index, text: &str| field(line, index).is_some_and(|at| at.as_os_str() == text);
+        is(2, &number) && is(3, "/") && source(line).is_some()
+    };
+    field(table.split(|byte| *byte == b'\n').find(is_it)?, 4)
+}
+
+/// The table, in which `directory` is looked for.
+fn read(directory: &Path) -> Result<Vec<u8>, Error> {
+    std::fs::read("/proc/self/mountinfo").map_err(|source| Error::System {
+        what: "read /proc/self/mountinfo to find",
+        directory: directory.into(),
+        source,
+    })
 }
 
 /// The absolute path of `directory`, which may be a dead mount that cannot be looked at.
@@ -130,6 +148,14 @@ mod tests {
                 source: "/var/a\\b.pool".into()
             })
         );
+    }
+
+    #[test]
+    fn our_mount_is_found_by_its_device() {
+        let find = |minor| directory_in(TABLE, libc::makedev(0, minor));
+        assert_eq!(find(50), Some("/mnt/my pool".into()));
+        assert_eq!(find(51), Some("/mnt/over".into()));
+        assert_eq!((find(52), find(5)), (None, None));
     }
 
     #[test]

@@ -267,3 +267,36 @@ while True:
     }
     mounted.end();
 }
+
+#[test]
+fn a_covered_mount_is_in_use() {
+    let mounted = Mounted::new("");
+    let mount = mounted.mount.as_ref().unwrap();
+    let cover = run(Command::new("mount")
+        .args(["-t", "tmpfs", "none"])
+        .arg(&mounted.directory.0));
+    assert!(cover.status.success());
+    let refused = apart(|| mount.unmount());
+    assert!(
+        run(Command::new("umount").arg(&mounted.directory.0))
+            .status
+            .success()
+    );
+    assert!(matches!(refused, Err(fuse::Error::Busy(_))), "{refused:?}");
+    fs::write(mounted.path("file"), "data").unwrap();
+    mounted.end();
+}
+
+#[test]
+fn a_mount_ends_wherever_it_has_moved() {
+    let (above, moved) = (Directory::new(), Directory::new());
+    let directory = above.0.join("mount");
+    fs::create_dir(&directory).unwrap();
+    let mount = fuse::mount(mounted::file_system(), &directory, &options("")).unwrap();
+    fs::rename(&above.0, &moved.0).unwrap();
+    fs::write(moved.0.join("mount/file"), "data").unwrap();
+    apart(|| mount.unmount()).unwrap();
+    // What is below the mount.
+    fs::remove_dir(moved.0.join("mount")).unwrap();
+    mount.wait().unwrap();
+}
