@@ -506,29 +506,43 @@ pub(crate) fn copy_range(
     }
     let (mut buffer, mut done) = (Vec::new(), 0);
     loop {
-        let (source, target) = ((from, offset + done), (to, to_offset + done));
-        let shared = store.share(source, target, length - done)?;
-        if shared > 0 {
-            done += shared;
-            // One change has no room for more: up to 1 MiB stays one.
-            if length <= COPIED_AT_ONCE {
-                return Ok(done);
-            }
-            continue;
-        }
-        let part = (length - done).min(COPIED_AT_ONCE) as usize;
-        buffer.resize(part, 0);
-        let read = store.read(from, offset + done, &mut buffer[..part])?;
-        if read == 0 {
-            return Ok(done);
-        }
-        let at = WriteAt::Offset(to_offset + done);
-        match store.write(to, at, &buffer[..read]) {
-            // As writing does, it ends where the pool was full: up to 1 MiB stays one change.
-            Ok(written) if written.length < read => return Ok(done + written.length as u64),
-            Ok(written) => done += written.length as u64,
-            Err(store::Error::NoSpace) if done > 0 => return Ok(done),
+        let source = (from, offset + done);
+        let target = (to, to_offset + done);
+        match copy_part(store, source, target, length - done, &mut buffer) {
+            // One change has no room for more of what is shared: up to 1 MiB stays one.
+            Ok(Copied::Shared(part)) if length > COPIED_AT_ONCE => done += part,
+            Ok(Copied::Written(part)) if part == COPIED_AT_ONCE => done += part,
+            Ok(Copied::Shared(part) | Copied::Written(part)) => return Ok(done + part),
+            // Whoever goes on gets the error. Who was told of nothing would not know that these bytes have changed.
+            Err(_) if done > 0 => return Ok(done),
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Bytes of a part that was copied.
+enum Copied {
+    Shared(u64),
+    Written(u64),
+}
+
+/// Copies the beginning of a range, in one change.
+fn copy_part(
+    store: &Store,
+    (from, offset): (&Node, u64),
+    (to, to_offset): (&Node, u64),
+    length: u64,
+    buffer: &mut Vec<u8>,
+) -> Result<Copied, store::Error> {
+    let shared = store.share((from, offset), (to, to_offset), length)?;
+    if shared > 0 {
+        return Ok(Copied::Shared(shared));
+    }
+    buffer.resize(length.min(COPIED_AT_ONCE) as usize, 0);
+    let read = store.read(from, offset, buffer)?;
+    if read == 0 {
+        return Ok(Copied::Written(0));
+    }
+    let written = store.write(to, WriteAt::Offset(to_offset), &buffer[..read])?;
+    Ok(Copied::Written(written.length as u64))
 }

@@ -317,3 +317,17 @@ fn a_pool_that_grew_shares_in_its_new_part() {
     fs.remove_file("file").unwrap();
     assert!(contents(&crashed(&fs), "copy") == bytes(12 * MIB, 1));
 }
+
+#[test]
+fn what_was_copied_before_an_error_is_told() {
+    let fs = file_system();
+    let (file, copy) = (open(&fs, "file"), open(&fs, "copy"));
+    file.write_at(&bytes(2 * MIB, 1), 0).unwrap();
+    // The second piece would end behind where files end.
+    let end = (1 << 62) - 1;
+    let start = end - MIB as u64;
+    let copied = file.copy_range(0, &copy, start, 2 * MIB as u64).unwrap();
+    assert_eq!((copied, copy.attributes().unwrap().size), (MIB as u64, end));
+    let rest = file.copy_range(copied, &copy, end, MIB as u64);
+    assert_eq!(errno(rest), libc::EFBIG);
+}

@@ -382,7 +382,16 @@ fn files_may_be_large() {
     let data = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0));
     assert_eq!(data, Ok(end - 4096));
     file.set_len(0).unwrap();
-    drop(file);
+    // A copy that comes to the end on the way says how far it came, and its size is seen.
+    let source = mounted.path("source");
+    fs::write(&source, vec![1; 2 << 20]).unwrap();
+    let source = fs::File::open(&source).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 0);
+    let mut at = end - 1 - (1 << 20);
+    let copied = rustix::fs::copy_file_range(&source, None, &file, Some(&mut at), 2 << 20);
+    assert_eq!((copied, at), (Ok(1 << 20), end - 1));
+    assert_eq!(file.metadata().unwrap().len(), end - 1);
+    drop((file, source));
     mounted.end();
 }
 
