@@ -264,6 +264,7 @@ fn wants_to_run(stat: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
     use std::time::Instant;
 
     use super::*;
@@ -318,9 +319,10 @@ mod tests {
         });
     }
 
-    /// The policy of this thread, field 41 of its `stat`.
-    fn own_policy() -> i32 {
-        let stat = fs::read_to_string("/proc/thread-self/stat").unwrap();
+    /// The policy of a thread, field 41 of its `stat`.
+    fn policy(thread: Pid) -> i32 {
+        let path = format!("/proc/self/task/{}/stat", thread.as_raw_pid());
+        let stat = fs::read_to_string(path).unwrap();
         let (_, rest) = stat.rsplit_once(')').unwrap();
         rest.split_whitespace().nth(38).unwrap().parse().unwrap()
     }
@@ -334,56 +336,58 @@ mod tests {
         tried.is_ok()
     }
 
+    /// Tries until it succeeds, or [`PATIENCE`] is over: on a busy machine threads may run late, but not each time.
+    fn succeeds(mut attempt: impl FnMut() -> bool) -> bool {
+        let start = Instant::now();
+        std::iter::repeat_with(|| attempt())
+            .take_while(|_| start.elapsed() < PATIENCE)
+            .any(|success| success)
+    }
+
     #[test]
     fn a_thread_that_has_stood_back_is_brought_back_alone() {
         if !may_return() {
             return;
         }
         let _alone = ALONE.lock();
-        let background = Background::new(2);
-        let (answering, is_done) = (background.enter(0), AtomicBool::new(false));
-        let departures = AtomicU64::new(0);
+        let (background, is_done) = (Background::new(2), AtomicBool::new(false));
+        let (say, entered) = mpsc::channel();
         thread::scope(|scope| {
-            scope.spawn(|| background.watch());
-            // Another thread answers many requests, always, and sees when all leave.
+            // It would rather sleep than be in nobody's background.
             scope.spawn(|| {
-                let answering = background.enter(1);
-                let mut policy = own_policy();
+                let answering = background.enter(0);
+                say.send(()).unwrap();
                 while !is_done.load(Ordering::Relaxed) {
-                    answering.answered();
-                    let last = std::mem::replace(&mut policy, own_policy());
-                    if (last, policy) == (libc::SCHED_IDLE, libc::SCHED_OTHER) {
-                        departures.fetch_add(1, Ordering::Relaxed);
+                    if policy(gettid()) == libc::SCHED_OTHER {
+                        answering.sleeps();
                     }
                 }
             });
-            let start = Instant::now();
-            let changes_from = |policy| loop {
-                let has_changed = own_policy() != policy;
-                if has_changed || start.elapsed() > PATIENCE {
-                    break has_changed;
+            entered.recv().unwrap();
+            let other = scope.spawn(|| {
+                let _answering = background.enter(1);
+                say.send(()).unwrap();
+                thread::park();
+            });
+            entered.recv().unwrap();
+            background.set_all(true);
+            let threads: Vec<Pid> = background.threads().map(|(_, thread)| thread).collect();
+            let seat = &background.seats[0];
+            let has_stood_back = succeeds(|| {
+                // It has answered since it last slept, and wants to run.
+                let answered = seat.answered.fetch_add(1, Ordering::Relaxed) + 1;
+                let is_kept = background.is_kept_from_answering(seat, answered);
+                if is_kept {
+                    set_background(threads[0], true).unwrap();
                 }
-                // With a request now and then it is kept from nothing.
-                if policy == libc::SCHED_OTHER {
-                    answering.answered();
-                }
-            };
-            // On a busy machine it may be late, and all leave, but not each time.
-            let is_alone = loop {
-                let came = changes_from(libc::SCHED_OTHER);
-                let before = departures.load(Ordering::Relaxed);
-                // It has answered, and wants to run.
-                let left = came && changes_from(libc::SCHED_IDLE);
-                answering.sleeps();
-                let returned = left && changes_from(libc::SCHED_OTHER);
-                let is_alone = returned && departures.load(Ordering::Relaxed) == before;
-                if is_alone || start.elapsed() > PATIENCE {
-                    break is_alone;
-                }
-            };
+                !is_kept
+            });
+            let policies = threads.iter().map(|thread| policy(*thread));
+            let all_are_back = policies.eq([libc::SCHED_IDLE; 2]);
             is_done.store(true, Ordering::Relaxed);
-            drop(answering);
-            assert!(is_alone);
+            background.set_all(false);
+            other.thread().unpark();
+            assert!(has_stood_back && all_are_back);
         });
     }
 
@@ -393,30 +397,46 @@ mod tests {
             return;
         }
         let _alone = ALONE.lock();
-        let background = Background::new(2);
-        let (answering, is_done) = (background.enter(0), AtomicBool::new(false));
+        // Each time by a guard of its own: one that has seen all leave waits longer and longer.
+        assert!(succeeds(leaves_the_background));
+    }
+
+    /// Whether a thread that wants to run, and answers nothing, is in the background, and then is not, beside another one
+    /// that answers many requests.
+    fn leaves_the_background() -> bool {
+        let (background, is_done) = (Background::new(2), AtomicBool::new(false));
+        let (say, entered) = mpsc::channel();
         thread::scope(|scope| {
-            scope.spawn(|| background.watch());
-            // Another thread answers many requests, always.
-            scope.spawn(|| {
-                let answering = background.enter(1);
-                while !is_done.load(Ordering::Relaxed) {
+            for seat in 0..2 {
+                let (background, is_done, say) = (&background, &is_done, say.clone());
+                scope.spawn(move || {
+                    let answering = background.enter(seat);
                     answering.answered();
-                }
-            });
+                    say.send((seat, gettid())).unwrap();
+                    while !is_done.load(Ordering::Relaxed) {
+                        if seat == 1 {
+                            answering.answered();
+                        }
+                    }
+                });
+            }
+            let both: Vec<(usize, Pid)> = entered.iter().take(2).collect();
+            let kept = both.iter().find(|(seat, _)| *seat == 0).unwrap().1;
+            scope.spawn(|| background.watch());
             let start = Instant::now();
-            let changes_from = |policy| loop {
-                let has_changed = own_policy() != policy;
-                if has_changed || start.elapsed() > PATIENCE {
-                    break has_changed;
+            let changes_to = |wanted| {
+                while start.elapsed() < LOOK * 5 {
+                    if policy(kept) == wanted {
+                        return true;
+                    }
                 }
+                false
             };
-            let came = changes_from(libc::SCHED_OTHER);
-            // As if this one were kept from running: it wants to, and answers nothing.
-            let left = came && changes_from(libc::SCHED_IDLE);
+            let has_left = changes_to(libc::SCHED_IDLE) && changes_to(libc::SCHED_OTHER);
             is_done.store(true, Ordering::Relaxed);
-            drop(answering);
-            assert!(came && left, "{came} {left}");
-        });
+            // Who is in the background might not see for long that it is over.
+            background.set_all(false);
+            has_left
+        })
     }
 }
