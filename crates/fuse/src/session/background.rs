@@ -337,9 +337,9 @@ mod tests {
     }
 
     /// Tries until it succeeds, or [`PATIENCE`] is over: on a busy machine threads may run late, but not each time.
-    fn succeeds(mut attempt: impl FnMut() -> bool) -> bool {
+    fn succeeds(attempt: impl FnMut() -> bool) -> bool {
         let start = Instant::now();
-        std::iter::repeat_with(|| attempt())
+        std::iter::repeat_with(attempt)
             .take_while(|_| start.elapsed() < PATIENCE)
             .any(|success| success)
     }
