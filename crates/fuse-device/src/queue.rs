@@ -111,10 +111,17 @@ pub struct Later {
 
 /// Where other threads leave word for that of a queue.
 struct Desk {
-    answers: Mutex<Vec<(usize, Vec<u8>)>>,
+    answers: Mutex<Vec<Answer>>,
     is_stopped: AtomicBool,
     /// Wakes the thread.
     bell: OwnedFd,
+}
+
+/// What goes into a slot whose request stayed.
+struct Answer {
+    slot: usize,
+    head: Vec<u8>,
+    payload: Vec<u8>,
 }
 
 /// Ends the service of a queue.
@@ -177,15 +184,19 @@ impl Place<'_> {
 }
 
 impl Later {
-    /// Answers with a head that nothing follows.
-    pub fn answer(self, head: &[u8]) {
-        self.desk.lock().push((self.slot, head.to_vec()));
+    /// Answers with a head and what follows it.
+    pub fn answer(self, head: &[u8], payload: &[u8]) {
+        self.desk.lock().push(Answer {
+            slot: self.slot,
+            head: head.to_vec(),
+            payload: payload.to_vec(),
+        });
         self.desk.ring();
     }
 }
 
 impl Desk {
-    fn lock(&self) -> MutexGuard<'_, Vec<(usize, Vec<u8>)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Answer>> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -459,12 +470,24 @@ impl Queue {
             return Ok(());
         }
         let answers = std::mem::take(&mut *self.desk.lock());
-        for (slot, head) in answers {
+        for Answer {
+            slot,
+            head,
+            payload,
+        } in answers
+        {
             let mut place = self.slots[slot].head().cast::<Head>();
+            let room = self.slots[slot].payload(self.payload_length);
             // SAFETY: as in `exchange`: the slot is ours while it stays.
-            let place = unsafe { place.as_mut() };
+            let (place, room) = unsafe {
+                (
+                    place.as_mut(),
+                    slice::from_raw_parts_mut(room.as_ptr(), self.payload_length),
+                )
+            };
             place.in_out[..head.len()].copy_from_slice(&head);
-            place.entry.payload_length = 0;
+            room[..payload.len()].copy_from_slice(&payload);
+            place.entry.payload_length = payload.len() as u32;
             let id = place.entry.commit_id;
             self.slots[slot].state = State::Kernels;
             self.staying -= 1;

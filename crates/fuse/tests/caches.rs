@@ -29,6 +29,51 @@ fn no_cache_hides_data_in_holes() {
     }
 }
 
+/// The kernel asks where holes are before it has written what a mapping has there.
+#[test]
+fn what_a_mapping_has_stored_is_in_no_hole() {
+    let script = r"
+import errno, mmap, os, subprocess, sys
+path = sys.argv[1]
+fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+os.ftruncate(fd, 1 << 20)
+
+def seek(offset, whence):
+    try:
+        return os.lseek(fd, offset, whence)
+    except OSError as error:
+        assert error.errno == errno.ENXIO, error
+        return None
+
+finds = sys.argv[2] == 'holes'
+with mmap.mmap(fd, 0) as shared:
+    for at in 1 << 19, 1 << 18, 0, (1 << 20) - 1:
+        shared[at:at + 1] = b'x'
+        data, hole = seek(0, os.SEEK_DATA), seek(at, os.SEEK_HOLE)
+        assert data is not None and data <= at < hole, (at, data, hole)
+        if finds:
+            assert hole == (at | 4095) + 1, (at, hole)
+    assert not finds or seek(4096, os.SEEK_DATA) == 1 << 18
+    shared[3 << 17] = ord('y')
+    subprocess.run(['cp', '--sparse=auto', path, path + '.copy'], check=True)
+    with open(path + '.copy', 'rb') as copy:
+        assert copy.read() == bytes(shared)
+";
+    for cache in ["strict", "writeback", "none"] {
+        let mounted = Mounted::new(&format!("cache={cache}"));
+        let path = mounted.path("file");
+        let finds = if cache == "writeback" {
+            "none"
+        } else {
+            "holes"
+        };
+        let mut command = Command::new("python3");
+        let done = run(command.args(["-c", script]).arg(&path).arg(finds));
+        assert!(done.status.success(), "{cache}: {done:?}");
+        mounted.end();
+    }
+}
+
 #[test]
 fn each_cache_shows_what_was_written() {
     for cache in ["strict", "writeback", "none"] {
