@@ -13,6 +13,7 @@ use common::{apart, options, run};
 use mounted::{Directory, Mounted, errno, file_system};
 use rustix::fs::SeekFrom;
 
+/// Nor does anything keep the mount busy then.
 #[test]
 fn no_cache_hides_data_in_holes() {
     for cache in ["strict", "writeback", "none"] {
@@ -25,6 +26,14 @@ fn no_cache_hides_data_in_holes() {
         let hole = rustix::fs::seek(&file, SeekFrom::Hole(1 << 20)).unwrap();
         assert_eq!(hole, end, "{cache}");
         drop(file);
+        let threads = fs::read_dir("/proc/self/task").unwrap();
+        let names = threads
+            .filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")).ok());
+        let asking: Vec<String> = names.filter(|name| name.starts_with("iou-wrk")).collect();
+        assert!(
+            asking.is_empty(),
+            "a request of our own may be under way: {asking:?}"
+        );
         mounted.end();
     }
 }
