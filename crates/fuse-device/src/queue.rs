@@ -111,10 +111,17 @@ pub struct Later {
 
 /// Where other threads leave word for that of a queue.
 struct Desk {
-    answers: Mutex<Vec<(usize, Vec<u8>)>>,
+    answers: Mutex<Vec<Answer>>,
     is_stopped: AtomicBool,
     /// Wakes the thread.
     bell: OwnedFd,
+}
+
+/// What goes into a slot whose request stayed.
+struct Answer {
+    slot: usize,
+    head: Vec<u8>,
+    payload: Vec<u8>,
 }
 
 /// Ends the service of a queue.
@@ -154,6 +161,9 @@ struct Slot {
     /// The number of its queue, which is that of a processor.
     number: u16,
     state: State,
+    /// While the kernel has it, either it is free there and no request of its queue waits, or a request comes in it. Not so,
+    /// perhaps, from when a slot is given until a request has come in it: those that waited already wait on beside it.
+    moves_requests: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -177,15 +187,19 @@ impl Place<'_> {
 }
 
 impl Later {
-    /// Answers with a head that nothing follows.
-    pub fn answer(self, head: &[u8]) {
-        self.desk.lock().push((self.slot, head.to_vec()));
+    /// Answers with a head and what follows it.
+    pub fn answer(self, head: &[u8], payload: &[u8]) {
+        self.desk.lock().push(Answer {
+            slot: self.slot,
+            head: head.to_vec(),
+            payload: payload.to_vec(),
+        });
         self.desk.ring();
     }
 }
 
 impl Desk {
-    fn lock(&self) -> MutexGuard<'_, Vec<(usize, Vec<u8>)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Answer>> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -212,11 +226,15 @@ impl Queue {
         depth: usize,
         payload_length: usize,
     ) -> io::Result<Queue> {
-        let slots = numbers
+        let mut slots = numbers
             .iter()
             .flat_map(|number| std::iter::repeat_n(*number, depth))
             .map(|number| Slot::new(number, payload_length))
             .collect::<io::Result<Vec<Slot>>>()?;
+        // No request comes to a queue before its first slot.
+        for slot in slots.iter_mut().step_by(depth) {
+            slot.moves_requests = true;
+        }
         // Work of the kernel for this thread waits until the thread next leaves the kernel, and never interrupts an answer:
         // so whoever stands back finds requests without asking for them.
         let ring = IoUring::builder()
@@ -294,9 +312,10 @@ impl Queue {
     /// Answers requests until the session ends, or another thread stops it. `answer` returns the bytes of payload of its
     /// answer, or None if the answer comes later, by [`Place::later`].
     ///
-    /// When requests stay, further ones of their queue may wait in the kernel for a slot that is given back: a new slot does
-    /// not move them, nor would anything if all others stay. So after that there is one more request, from this processor,
-    /// for the attributes of `directory`, where the mount is ([`Nudge`]): its answer moves the next one.
+    /// When all slots of a queue stay but those given meanwhile, further requests may wait in the kernel for a slot that is
+    /// given back: a new slot does not move them, and nothing else would. Then there is one more request, from this
+    /// processor, for the attributes of `directory`, where the mount is ([`Nudge`]): its answer moves the next one. Not
+    /// more often than that, since nobody can unmount meanwhile.
     pub fn serve(
         &mut self,
         mut answer: impl FnMut(Exchange<'_>) -> Option<usize>,
@@ -310,7 +329,7 @@ impl Queue {
                 Err(error) if !is_passing(&error) => return Err(error),
                 _ => {}
             }
-            let mut has_stayed = false;
+            let mut may_wait = false;
             while let Some((slot, result)) = self.completion() {
                 if slot as u64 == NUDGE {
                     nudge.as_mut().map(Nudge::returned);
@@ -328,11 +347,10 @@ impl Queue {
                 } else if let Some(id) = self.exchange(slot, &mut answer) {
                     self.commit(slot, id)?;
                 } else {
-                    self.stay(slot)?;
-                    has_stayed = true;
+                    may_wait |= self.stay(slot)?;
                 }
             }
-            if has_stayed {
+            if may_wait {
                 if nudge.is_none() {
                     nudge = Some(Nudge::new(&self.ring, directory)?);
                 }
@@ -396,7 +414,8 @@ impl Queue {
         slot: usize,
         answer: &mut impl FnMut(Exchange<'_>) -> Option<usize>,
     ) -> Option<u64> {
-        let may_stay = self.staying == 0 || self.free_beside(slot) > 0;
+        let may_stay = self.staying == 0 || self.free_beside(slot).count() > 0;
+        self.slots[slot].moves_requests = true;
         let mut head = self.slots[slot].head().cast::<Head>();
         let payload = self.slots[slot].payload(self.payload_length);
         // SAFETY: a completion has given the slot to us, and it goes back only after this function; its head and its
@@ -429,20 +448,23 @@ impl Queue {
         self.push(&entry)
     }
 
-    /// How many other slots of the same queue are free for requests.
-    fn free_beside(&self, slot: usize) -> usize {
+    /// The other slots of the same queue that are free for requests.
+    fn free_beside(&self, slot: usize) -> impl Iterator<Item = &Slot> {
         let number = self.slots[slot].number;
-        let is_free = |(other, candidate): &(usize, &Slot)| {
+        let is_free = move |(other, candidate): &(usize, &Slot)| {
             *other != slot && candidate.number == number && candidate.state == State::Kernels
         };
-        self.slots.iter().enumerate().filter(is_free).count()
+        let free = self.slots.iter().enumerate().filter(is_free);
+        free.map(|(_, slot)| slot)
     }
 
-    /// Keeps a slot until its request is answered, and adds another one in its place if too few are left.
-    fn stay(&mut self, slot: usize) -> io::Result<()> {
+    /// Keeps a slot until its request is answered, and adds another one in its place if too few are left. Returns whether
+    /// requests may wait that no other slot moves.
+    fn stay(&mut self, slot: usize) -> io::Result<bool> {
         self.slots[slot].state = State::Stays;
         self.staying += 1;
-        if self.free_beside(slot) < self.depth
+        let may_wait = !self.free_beside(slot).any(|free| free.moves_requests);
+        if self.free_beside(slot).count() < self.depth
             && let Ok(further) = Slot::new(self.slots[slot].number, self.payload_length)
         {
             // The kernel gives requests to the slot that came back last: this one is little used later.
@@ -450,7 +472,7 @@ impl Queue {
             self.ended += 1;
             self.give(self.slots.len() - 1)?;
         }
-        Ok(())
+        Ok(may_wait)
     }
 
     /// Sends the answers that have come for requests that stayed.
@@ -459,12 +481,24 @@ impl Queue {
             return Ok(());
         }
         let answers = std::mem::take(&mut *self.desk.lock());
-        for (slot, head) in answers {
+        for Answer {
+            slot,
+            head,
+            payload,
+        } in answers
+        {
             let mut place = self.slots[slot].head().cast::<Head>();
+            let room = self.slots[slot].payload(self.payload_length);
             // SAFETY: as in `exchange`: the slot is ours while it stays.
-            let place = unsafe { place.as_mut() };
+            let (place, room) = unsafe {
+                (
+                    place.as_mut(),
+                    slice::from_raw_parts_mut(room.as_ptr(), self.payload_length),
+                )
+            };
             place.in_out[..head.len()].copy_from_slice(&head);
-            place.entry.payload_length = 0;
+            room[..payload.len()].copy_from_slice(&payload);
+            place.entry.payload_length = payload.len() as u32;
             let id = place.entry.commit_id;
             self.slots[slot].state = State::Kernels;
             self.staying -= 1;
@@ -582,6 +616,7 @@ impl Slot {
             memory: ManuallyDrop::new(memory),
             number,
             state: State::Ours,
+            moves_requests: false,
         })
     }
 

@@ -5,18 +5,21 @@
 //! So the kernel is told that opening, flushing and syncing need no requests at all, unless locks are kept here (`locks`).
 //!
 //! Whoever reads the request answers it, on the same thread: nothing here waits for anything but the store. A request that
-//! waits for a lock is answered later, by whoever frees it.
+//! waits for a lock is answered later, by whoever frees it, and one that asks for a hole by a thread for that (`holes`).
 
 mod directories;
 mod files;
+mod holes;
 mod locks;
 mod names;
 
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use client::{Error, FileSystem};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use zerocopy::FromBytes;
 
@@ -48,8 +51,8 @@ fn is_of_locks(request: u32) -> bool {
 /// How many bytes of an answer were written where the answer belongs, or what is wrong.
 type Answer = Result<usize, Errno>;
 
-/// By which a request is answered after its thread has gone on: with a head alone.
-pub(crate) type Later = Box<dyn FnOnce(wire::OutHeader) + Send>;
+/// By which a request is answered after its thread has gone on: with a head, and what follows it.
+pub(crate) type Later = Box<dyn FnOnce(wire::OutHeader, &[u8]) + Send>;
 
 pub(crate) struct Adapter {
     file_system: FileSystem,
@@ -63,6 +66,8 @@ pub(crate) struct Adapter {
     access_times: bool,
     /// None if the kernel keeps them.
     locks: Option<Locks>,
+    /// None while no thread looks after holes.
+    holes: Mutex<Option<Sender<holes::Asked>>>,
     has_failed: AtomicBool,
     /// The kernel goes without requests for opening files, and for opening directories.
     pub(crate) open_unneeded: bool,
@@ -74,6 +79,7 @@ impl Adapter {
         let shares_locks = options.locks == options::Locks::Shared;
         Adapter {
             locks: shares_locks.then(|| Locks::new(file_system.lock_user())),
+            holes: Mutex::new(None),
             has_failed: AtomicBool::new(false),
             file_system,
             cache: options.cache_time,
@@ -100,7 +106,7 @@ impl Adapter {
         length: usize,
         later: &dyn Fn() -> Option<Later>,
     ) -> Option<(wire::OutHeader, usize)> {
-        let answer = match (&self.locks, header.opcode) {
+        let mut answer = match (&self.locks, header.opcode) {
             (Some(locks), wire::opcode::SETLKW) => {
                 match Request::decode(header.opcode, argument, &[]) {
                     Ok(Request::WaitForLock(asked)) => locks.set_or_wait(header, &asked, later)?,
@@ -109,6 +115,11 @@ impl Adapter {
             }
             _ => self.serve_guarded(header, argument, body, length),
         };
+        if header.opcode == wire::opcode::LSEEK
+            && self.names_hole_later(header, argument, &mut answer, later)
+        {
+            return None;
+        }
         Some((head(header.unique, answer), answer.unwrap_or(0)))
     }
 

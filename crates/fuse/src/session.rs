@@ -138,12 +138,17 @@ impl Session {
         }
         let device = Arc::new(device);
         let notifier = Notifier::new(&device);
+        let holes = Adapter::start_holes(&adapter, notifier.clone())?;
         let mut threads = classic::serve(device, readers, &share, &adapter)?;
         #[cfg(test)]
         let alarm = serving.as_ref().map(|serving| serving.alarm.clone());
         threads.extend(serving.into_iter().flat_map(Serving::into_threads));
         // It waits for nothing else.
-        let _ = hand_over.send((threads, adapter));
+        let _ = hand_over.send(Answering {
+            threads,
+            holes,
+            adapter,
+        });
         Ok(Session {
             transport,
             notifier,
@@ -162,8 +167,14 @@ impl Session {
     }
 }
 
-/// The threads that answer, and what they answer from.
-type Answering = (Vec<JoinHandle<io::Result<()>>>, Arc<Adapter>);
+/// What answers.
+struct Answering {
+    /// They end with the mount.
+    threads: Vec<JoinHandle<io::Result<()>>>,
+    /// It ends after them.
+    holes: JoinHandle<()>,
+    adapter: Arc<Adapter>,
+}
 
 /// Starts the thread that waits for those that answer, once they are sent to it, and then closes the file system.
 fn server() -> io::Result<(JoinHandle<End>, mpsc::Sender<Answering>)> {
@@ -171,14 +182,22 @@ fn server() -> io::Result<(JoinHandle<End>, mpsc::Sender<Answering>)> {
     let server = thread::Builder::new()
         .name("tako-session".into())
         .spawn(move || {
-            let Ok((threads, adapter)) = handed_over.recv() else {
+            let Ok(answering) = handed_over.recv() else {
                 // The session never began.
                 return End {
                     session: Ok(()),
                     closed: Ok(()),
                 };
             };
+            let Answering {
+                threads,
+                holes,
+                adapter,
+            } = answering;
             let ended: Vec<io::Result<()>> = threads.into_iter().map(join).collect();
+            adapter.end_holes();
+            // Who asked it for something is gone.
+            let _ = holes.join();
             let ended: io::Result<()> = ended.into_iter().collect();
             match adapter.has_failed() {
                 // What was answered is in the pool. What the file system looks like in memory, nobody knows.

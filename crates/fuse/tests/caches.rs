@@ -13,6 +13,7 @@ use common::{apart, options, run};
 use mounted::{Directory, Mounted, errno, file_system};
 use rustix::fs::SeekFrom;
 
+/// Nor does anything keep the mount busy then.
 #[test]
 fn no_cache_hides_data_in_holes() {
     for cache in ["strict", "writeback", "none"] {
@@ -25,6 +26,59 @@ fn no_cache_hides_data_in_holes() {
         let hole = rustix::fs::seek(&file, SeekFrom::Hole(1 << 20)).unwrap();
         assert_eq!(hole, end, "{cache}");
         drop(file);
+        let threads = fs::read_dir("/proc/self/task").unwrap();
+        let names = threads
+            .filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")).ok());
+        let asking: Vec<String> = names.filter(|name| name.starts_with("iou-wrk")).collect();
+        assert!(
+            asking.is_empty(),
+            "a request of our own may be under way: {asking:?}"
+        );
+        mounted.end();
+    }
+}
+
+/// The kernel asks where holes are before it has written what a mapping has there.
+#[test]
+fn what_a_mapping_has_stored_is_in_no_hole() {
+    let script = r"
+import errno, mmap, os, subprocess, sys
+path = sys.argv[1]
+fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+os.ftruncate(fd, 1 << 20)
+
+def seek(offset, whence):
+    try:
+        return os.lseek(fd, offset, whence)
+    except OSError as error:
+        assert error.errno == errno.ENXIO, error
+        return None
+
+finds = sys.argv[2] == 'holes'
+with mmap.mmap(fd, 0) as shared:
+    for at in 1 << 19, 1 << 18, 0, (1 << 20) - 1:
+        shared[at:at + 1] = b'x'
+        data, hole = seek(0, os.SEEK_DATA), seek(at, os.SEEK_HOLE)
+        assert data is not None and data <= at < hole, (at, data, hole)
+        if finds:
+            assert hole == (at | 4095) + 1, (at, hole)
+    assert not finds or seek(4096, os.SEEK_DATA) == 1 << 18
+    shared[3 << 17] = ord('y')
+    subprocess.run(['cp', '--sparse=auto', path, path + '.copy'], check=True)
+    with open(path + '.copy', 'rb') as copy:
+        assert copy.read() == bytes(shared)
+";
+    for cache in ["strict", "writeback", "none"] {
+        let mounted = Mounted::new(&format!("cache={cache}"));
+        let path = mounted.path("file");
+        let finds = if cache == "writeback" {
+            "none"
+        } else {
+            "holes"
+        };
+        let mut command = Command::new("python3");
+        let done = run(command.args(["-c", script]).arg(&path).arg(finds));
+        assert!(done.status.success(), "{cache}: {done:?}");
         mounted.end();
     }
 }

@@ -139,21 +139,6 @@ impl Adapter {
         self.done(dropped.and_then(allocate))
     }
 
-    pub(super) fn seek(&self, number: u64, from: &wire::LseekIn, body: &mut [u8]) -> Answer {
-        // The kernel asks before it has written what it collects, which would be taken for holes, and lost in copies.
-        if self.collects {
-            return Err(Errno::NOSYS);
-        }
-        let found = match from.whence as i32 {
-            _ if from.offset > i64::MAX as u64 => return Err(Errno::NXIO),
-            libc::SEEK_DATA => self.file_system.next_data(number, from.offset),
-            libc::SEEK_HOLE => self.file_system.next_hole(number, from.offset),
-            _ => return Err(Errno::INVAL),
-        };
-        let offset = found.map_err(|error| errno(&error))?.ok_or(Errno::NXIO)?;
-        Ok(put(body, &wire::LseekOut { offset }))
-    }
-
     pub(super) fn copy_range(
         &self,
         header: &wire::InHeader,

@@ -107,7 +107,8 @@ impl Locks {
         let waits = self.waits.clone();
         let wake: LockWake = Box::new(move |is_held| {
             waits.lock().waiting.remove(&unique);
-            later(head(unique, if is_held { Ok(0) } else { Err(Errno::INTR) }));
+            let answer = if is_held { Ok(0) } else { Err(Errno::INTR) };
+            later(head(unique, answer), &[]);
         });
         let ticket = match self.user.take_or_wait(header.node, &lock(asked), wake) {
             Ok(Some(ticket)) => ticket,
@@ -256,7 +257,7 @@ mod tests {
         };
         let later = || -> Option<Later> {
             let say = say.clone();
-            Some(Box::new(move |head| {
+            Some(Box::new(move |head, _| {
                 say.send((head.unique, -head.error)).unwrap();
             }))
         };

@@ -131,10 +131,10 @@ fn answer_one(
 fn later(device: &Arc<OwnedFd>) -> Later {
     // Not kept open for this: when all who answer are gone, the kernel is to know.
     let device = Arc::downgrade(device);
-    Box::new(move |head| {
+    Box::new(move |head, body| {
         if let Some(device) = device.upgrade() {
             // The kernel takes such an answer, or has ended the session.
-            let _ = send(&device, &head, &[]);
+            let _ = send(&device, &head, body);
         }
     })
 }

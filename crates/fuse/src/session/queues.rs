@@ -206,8 +206,8 @@ fn answer_one(adapter: &Adapter, exchange: Exchange<'_>) -> Option<usize> {
     let fixed = wire::argument_length(header.opcode);
     let later = || -> Option<Later> {
         let later = place.later()?;
-        Some(Box::new(move |head: wire::OutHeader| {
-            later.answer(head.as_bytes());
+        Some(Box::new(move |head: wire::OutHeader, body| {
+            later.answer(head.as_bytes(), body);
         }))
     };
     let (answered, length) =
