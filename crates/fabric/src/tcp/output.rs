@@ -18,6 +18,9 @@ const BATCH: usize = 32;
 const SOURCES: usize = 64;
 /// Data by value up to so many bytes is sent in one piece with its heads.
 const SHORT_BYTES: usize = 192;
+/// Bytes that one system call takes at most. While it lasts the kernel copies, but often sends nothing: what the other side
+/// has acknowledged meanwhile is looked at when the call ends. With much less there are more calls than pieces.
+const CALL_BYTES: usize = 512 << 10;
 /// Bytes that are handed to the kernel before others have their turn.
 const TURN_BYTES: u64 = 4 << 20;
 
@@ -344,6 +347,7 @@ impl Output {
             let batch = self.batch(&held, expected);
             let mut sources = SmallVec::new();
             self.gather(&batch, &held, &mut sources);
+            shorten(&mut sources, CALL_BYTES);
             let offered: u64 = sources.iter().map(length).sum();
             let taken = match socket::send(connection, &sources) {
                 Ok(taken) => taken as u64,
@@ -664,6 +668,22 @@ fn refusal(number: u64, failure: Failure) -> Frame {
     }
 }
 
+/// Leaves so many bytes at most.
+fn shorten(sources: &mut SmallVec<[Source<'_>; SOURCES]>, bytes_max: usize) {
+    let mut left = bytes_max;
+    for index in 0..sources.len() {
+        let here = length(&sources[index]) as usize;
+        if here >= left {
+            match &mut sources[index] {
+                Source::Bytes(bytes) => *bytes = &bytes[..left],
+                Source::Region { length, .. } => *length = left,
+            }
+            return sources.truncate(index + 1);
+        }
+        left -= here;
+    }
+}
+
 fn length(source: &Source<'_>) -> u64 {
     match source {
         Source::Bytes(bytes) => bytes.len() as u64,
@@ -713,6 +733,19 @@ mod tests {
         assert!(all.ends_with(b"a short message"));
         for taken in 1..=all.len() {
             assert_eq!(rest_after(taken), all[taken..], "after {taken} bytes");
+        }
+    }
+
+    #[test]
+    fn a_call_takes_so_many_bytes_at_most() {
+        for bytes_max in 1..=40 {
+            let mut sources = SmallVec::new();
+            sources.push(Source::Bytes(&[1; 10]));
+            sources.push(Source::Bytes(&[2; 20]));
+            sources.push(Source::Bytes(&[3; 5]));
+            shorten(&mut sources, bytes_max);
+            let lengths: u64 = sources.iter().map(length).sum();
+            assert_eq!(lengths, bytes_max.min(35) as u64);
         }
     }
 }

@@ -30,8 +30,10 @@ const FEW: usize = 4;
 /// Even then it is asked for news every so many times: somebody may want to connect.
 const ASK_EVERY: u32 = 64;
 /// Long data that comes in pieces is looked for so long after the last one before the thread sleeps: about what a wake-up
-/// takes. So long in vain, for a transfer in all.
-const PIECE_AFTER: Duration = Duration::from_micros(20);
+/// takes, on both sides.
+const PIECE_AFTER: Duration = Duration::from_micros(50);
+/// So long in vain, for a transfer in all.
+const IN_VAIN_MAX: Duration = Duration::from_micros(100);
 /// Pieces that are shorter come more slowly than it is worth to look for them.
 const PIECE_BYTES: u64 = 16 << 10;
 /// Bytes of pieces before others have their turn.
@@ -318,7 +320,7 @@ impl TcpTransport {
             reports: &mut self.news,
         };
         let received = link.receive(&mut shared);
-        if link.input.is_worth_waiting(PIECE_AFTER) {
+        if link.input.is_worth_waiting(IN_VAIN_MAX) {
             self.coming = Some(place);
         }
         let has_to_send = !link.output.is_idle() || link.output.due() != Due::No;
