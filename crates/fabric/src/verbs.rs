@@ -79,7 +79,7 @@ pub struct VerbsOptions {
 pub struct VerbsCounters {
     /// Endpoints whose other side broke the rules, or asked for what it may not have.
     pub refused: u64,
-    /// Messages to groups that could not be sent for want of room.
+    /// Messages to groups that could not be sent: for want of room, or since the adapter failed to.
     pub unsent: u64,
     /// Datagrams to groups that were none of ours.
     pub strange: u64,
