@@ -247,6 +247,45 @@ impl Device {
         Ok(Some(found))
     }
 
+    /// A device of these functions only.
+    #[cfg(test)]
+    pub(crate) fn of(verbs: &'static Verbs) -> Arc<Device> {
+        let name = "test0".to_owned();
+        let gid = GidEntry {
+            index: 0,
+            gid: Gid([1; 16]),
+            protocol: Protocol::RoceV2,
+        };
+        Arc::new(Device {
+            opened: Opened {
+                verbs,
+                context: ptr::null_mut(),
+                name: name.clone(),
+            },
+            port: Port {
+                device: name,
+                number: 1,
+                state: PortState::Active,
+                mtu: 1024,
+                message_max: 1 << 20,
+                lid: 0,
+                gids: vec![gid.clone()],
+            },
+            gid,
+            explanation: String::new(),
+            limits: Limits {
+                queue_depth: 16,
+                shared_depth: 16,
+                completions: 16,
+                pieces: 4,
+                reads_served: 1,
+                reads_begun: 1,
+                atomics: true,
+                groups: 0,
+            },
+        })
+    }
+
     pub(crate) fn verbs(&self) -> &'static Verbs {
         self.opened.verbs
     }

@@ -534,7 +534,7 @@ impl Transport for VerbsTransport {
         let Some(memory) = registration.held::<Memory>() else {
             return Err(refused("it is registered with another device"));
         };
-        if memory.is_withdrawn(registration.access()) {
+        if memory.is_withdrawn() {
             return Err(refused("its key was withdrawn; register it again"));
         }
         let mut descriptor = registration.descriptor();
