@@ -44,6 +44,16 @@ pub enum Error {
     /// Nothing to run.
     #[error("no measurement has '{0}' in its name or its group's; without a name all of them run")]
     NoWorkload(String),
+    /// Nothing to tune.
+    #[error(
+        "no transport that can be tuned has '{name}' in its name; choose one of {names}, or none for all of them"
+    )]
+    NotTuned {
+        /// What was asked for.
+        name: String,
+        /// What could be.
+        names: String,
+    },
 }
 
 impl From<fabric::Error> for Error {

@@ -9,7 +9,7 @@ mod raw;
 mod sizes;
 mod transfers;
 
-pub use sizes::tune;
+pub use sizes::{tune, tuned};
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};

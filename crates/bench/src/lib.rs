@@ -42,7 +42,8 @@ pub struct Options {
     pub directory: PathBuf,
     /// Only the workloads whose names, or whose group's, contain this.
     pub only: Option<String>,
-    /// Instead: up to which size a payload should travel in its message, for each transport.
+    /// Instead: up to which size a payload should travel in its message, for each transport. Of these, too, only those whose
+    /// names, or whose group's, contain `only`.
     pub tune: bool,
     /// The tako program, whose mounts are measured; without it they are left out.
     pub program: Option<PathBuf>,
@@ -139,8 +140,9 @@ fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
 }
 
 fn tune(options: &Options, scale: Scale) -> Result<Report, Error> {
+    let providers = fabric::tuned(options.only.as_deref())?;
     let bench = Bench::new(options, scale)?;
-    let rows = fabric::tune(&bench)?.into_iter();
+    let rows = fabric::tune(&bench, providers)?.into_iter();
     Ok(Report {
         rows: rows
             .map(|row| Row {

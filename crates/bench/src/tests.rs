@@ -45,3 +45,26 @@ fn unknown_workloads_are_refused() {
     };
     assert!(matches!(run(&options), Err(Error::NoWorkload(_))));
 }
+
+#[test]
+fn unknown_transports_are_not_tuned() {
+    let options = |name: &str| Options {
+        only: Some(name.to_owned()),
+        tune: true,
+        // No pool can be made there, for those that are known.
+        directory: "/proc/none".into(),
+        ..Options::default()
+    };
+    let error = run(&options("udp")).unwrap_err().to_string();
+    let beginning =
+        "no transport that can be tuned has 'udp' in its name; choose one of fabric, shm, tcp";
+    assert!(error.starts_with(beginning), "{error}");
+    for name in ["fabric", "tcp", ""] {
+        assert!(matches!(run(&options(name)), Err(Error::Directory { .. })));
+    }
+    assert_eq!(
+        fabric::tuned(Some("tcp")).unwrap(),
+        [::fabric::Provider::Tcp]
+    );
+    assert_eq!(fabric::tuned(None).unwrap().len(), 2);
+}

@@ -70,7 +70,8 @@ struct ExportsState {
 enum Holder {
     /// All of another process: what is mapped there cannot be seen.
     Process(Arc<Process>),
-    /// Another endpoint of this process, which drops what it has mapped before it marks our ring as closed.
+    /// Another endpoint of this process, which drops what it has mapped before it marks our ring as closed, and maps nothing
+    /// if ours was closed before it joined.
     Endpoint(Lines),
 }
 
@@ -78,7 +79,7 @@ impl Holder {
     fn is_gone(&self) -> bool {
         match self {
             Holder::Process(process) => process.is_gone(),
-            Holder::Endpoint(head) => ring::is_closed(head),
+            Holder::Endpoint(head) => ring::has_nothing(head),
         }
     }
 }

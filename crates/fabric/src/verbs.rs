@@ -30,7 +30,7 @@ mod trouble;
 pub(crate) mod wire;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ::verbs::{
@@ -79,10 +79,12 @@ pub struct VerbsOptions {
 pub struct VerbsCounters {
     /// Endpoints whose other side broke the rules, or asked for what it may not have.
     pub refused: u64,
-    /// Messages to groups that could not be sent for want of room.
+    /// Messages to groups that could not be sent: for want of room, or since the adapter failed to.
     pub unsent: u64,
     /// Datagrams to groups that were none of ours.
     pub strange: u64,
+    /// Attempts to withdraw a key that the adapter has refused: there is no proof then, and another attempt has to be made.
+    pub unrevoked: u64,
 }
 
 #[derive(Default)]
@@ -90,6 +92,7 @@ struct Counts {
     refused: AtomicU64,
     unsent: AtomicU64,
     strange: AtomicU64,
+    unrevoked: AtomicU64,
 }
 
 fn count(counter: &AtomicU64) {
@@ -179,6 +182,7 @@ impl Verbs {
             refused: read(&counts.refused),
             unsent: read(&counts.unsent),
             strange: read(&counts.strange),
+            unrevoked: read(&counts.unrevoked),
         }
     }
 }
@@ -246,11 +250,13 @@ struct Memory {
     local: Arc<::verbs::Registration>,
     /// For peers, until it is withdrawn.
     remote: Mutex<Option<Arc<::verbs::Registration>>>,
+    /// Whether it is to be, even if the adapter has refused it so far.
+    is_withdrawn: AtomicBool,
 }
 
 impl Memory {
-    fn is_withdrawn(&self, access: Access) -> bool {
-        access != Access::LOCAL && self.remote.lock().is_none()
+    fn is_withdrawn(&self) -> bool {
+        self.is_withdrawn.load(Ordering::Relaxed)
     }
 }
 
@@ -287,6 +293,7 @@ impl Device for Verbs {
                 length,
                 local,
                 remote: Mutex::new(remote),
+                is_withdrawn: AtomicBool::new(false),
             })),
         };
         Ok(Registration::new(region, access, details))
@@ -294,9 +301,20 @@ impl Device for Verbs {
 
     fn revoke(&self, registration: &Registration) -> Option<Proof> {
         let memory = registration.held::<Memory>()?;
-        // When it has gone, the adapter works at nothing with this key any more: see there. A second call waits here.
+        if registration.access() == Access::LOCAL {
+            return Some(Proof::new(registration.key()));
+        }
+        // Once it has ended, the adapter works at nothing with this key any more: see there. A second call waits here.
         let mut remote = memory.remote.lock();
-        drop(remote.take());
+        memory.is_withdrawn.store(true, Ordering::Relaxed);
+        if let Some(key) = remote.take()
+            && let Err((key, _)) = ::verbs::Registration::end(key)
+        {
+            // It may still be good.
+            *remote = Some(key);
+            count(&self.0.counts.unrevoked);
+            return None;
+        }
         Some(Proof::new(registration.key()))
     }
 

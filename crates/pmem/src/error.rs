@@ -108,9 +108,11 @@ pub enum Error {
         "shared memory is not sealed against shrinking, so it could go away while it is used; its owner has to seal it (F_SEAL_SHRINK)"
     )]
     Unsealed,
-    /// Simulated memory, and the stores to a copy-on-write mapping, are this process's own.
+    /// Simulated memory, and the stores to a copy-on-write mapping, are this process's own. What another process has shared is
+    /// that one's to share.
     #[error(
-        "simulated memory and copy-on-write mappings cannot be shared with another process; use a file or memory"
+        "simulated memory, copy-on-write mappings and memory of other processes cannot be shared with another process; use a \
+         file or memory of this one"
     )]
     NotShared,
     /// Any other failure of the system.

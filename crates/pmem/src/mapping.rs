@@ -27,7 +27,9 @@ pub(crate) struct Mapping {
     survives: Survival,
     access: Access,
     machine: Machine,
-    file: LockedFile,
+    /// Nothing if it is another process's: then neither its lock nor its length are this one's to change, and there may be
+    /// more of these than descriptors.
+    file: Option<LockedFile>,
     path: PathBuf,
 }
 
@@ -44,7 +46,8 @@ impl Drop for LockedFile {
 
 /// What a pool is, once it has been opened and examined.
 pub(crate) struct Pool {
-    pub file: OwnedFd,
+    /// Nothing if it need not stay open once it is mapped.
+    pub file: Option<OwnedFd>,
     pub length: usize,
     pub kind: Kind,
     pub survives: Survival,
@@ -78,7 +81,7 @@ impl Mapping {
             survives,
             access,
             machine: Machine::detect(),
-            file: LockedFile(file),
+            file: file.map(LockedFile),
             path: path.to_owned(),
         })
     }
@@ -111,14 +114,15 @@ impl Mapping {
         if length <= self.length() {
             return Ok(());
         }
-        if length > self.pages.length as u64 || self.access == Access::Private {
+        let fits = length <= self.pages.length as u64 && self.access != Access::Private;
+        let Some(LockedFile(file)) = self.file.as_ref().filter(|_| fits) else {
             return Err(Error::NoReach {
                 path: self.path.clone(),
                 length,
                 most: self.pages.length as u64,
             });
-        }
-        crate::pool::reserve(&self.path, &self.file.0, length)?;
+        };
+        crate::pool::reserve(&self.path, file, length)?;
         self.length.fetch_max(length as usize, Ordering::Release);
         Ok(())
     }
@@ -246,17 +250,18 @@ impl Mapping {
 
     /// See [`crate::Region::share`].
     pub(crate) fn share(&self, writable: bool) -> Result<OwnedFd, Error> {
-        if self.access == Access::Private {
-            // Its stores are nowhere else.
+        // Private stores are nowhere else.
+        let is_shared = self.access != Access::Private;
+        let Some(LockedFile(file)) = self.file.as_ref().filter(|_| is_shared) else {
             return Err(Error::NotShared);
-        }
+        };
         let mode = if writable {
             OFlags::RDWR
         } else {
             OFlags::RDONLY
         };
         // Opened anew: a duplicate would share the lock, and could let it go.
-        let path = format!("/proc/self/fd/{}", self.file.0.as_raw_fd());
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         rustix::fs::open(path, mode | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| Error::from_system(&self.path, "share", errno))
     }
@@ -468,7 +473,7 @@ mod tests {
         let path = scratch.path().join("pool");
         let mapping = crate::pool::create(&path, 4096).unwrap();
         // As a child has that is just being started.
-        let _inherited = rustix::io::dup(&mapping.file.0).unwrap();
+        let _inherited = rustix::io::dup(&mapping.file.as_ref().unwrap().0).unwrap();
         drop(mapping);
         assert!(crate::pool::open(&path, Access::ReadWrite).is_ok());
     }

@@ -183,7 +183,7 @@ pub(crate) fn memory(length: u64, huge_pages: bool) -> Result<Mapping, Error> {
         result => result.map_err(|errno| Error::from_system(path, "map", errno))?,
     };
     let pool = Pool {
-        file,
+        file: Some(file),
         length,
         kind,
         survives: Survival::Nothing,
@@ -223,8 +223,9 @@ pub(crate) fn attach(file: OwnedFd, length: u64, writable: bool) -> Result<Mappi
     };
     let pages =
         Pages::map(&file, mapped, flags).map_err(|errno| Error::from_system(path, "map", errno))?;
+    // What is mapped stays, and its seals, too.
     let pool = Pool {
-        file,
+        file: None,
         length: fits,
         kind,
         survives: Survival::Nothing,
@@ -289,7 +290,7 @@ fn map_file(path: &Path, file: OwnedFd, length: u64, access: Access) -> Result<M
         path,
         pages,
         Pool {
-            file,
+            file: Some(file),
             length,
             kind,
             survives,
@@ -313,7 +314,7 @@ fn map_device(path: &Path, file: OwnedFd, length: u64, access: Access) -> Result
         path,
         pages,
         Pool {
-            file,
+            file: Some(file),
             length,
             kind: Kind::DeviceDax,
             survives,

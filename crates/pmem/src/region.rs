@@ -136,8 +136,8 @@ impl Region {
     /// A descriptor by which another process can map the region: for stores too, or only for loads. It holds no lock.
     ///
     /// # Errors
-    /// [`Error::Io`]; a simulated region, or one of private access, belongs to its process:
-    /// [`Error::NotShared`].
+    /// [`Error::Io`]; a simulated region, or one of private access, belongs to its process, and one that was attached to
+    /// another one: [`Error::NotShared`].
     pub fn share(&self, writable: bool) -> Result<OwnedFd, Error> {
         match &self.0 {
             Mapped(mapping) => mapping.share(writable),
@@ -147,7 +147,7 @@ impl Region {
 
     /// Maps the first `length` bytes of what another process shares. The descriptor is not trusted: memory must be
     /// sealed against shrinking (`F_SEAL_SHRINK`) and long enough. A file may be shortened all the same, and a device may
-    /// go: see [`Region::is_cut`].
+    /// go: see [`Region::is_cut`]. It is closed once it is mapped.
     ///
     /// # Errors
     /// [`Error::Unsealed`], [`Error::NotAPool`], [`Error::Length`], [`Error::Io`].

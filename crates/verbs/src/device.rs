@@ -146,8 +146,10 @@ pub struct Limits {
     pub completions: u32,
     /// Pieces of memory in one request.
     pub pieces: u32,
-    /// Reads and atomic operations of others that a queue pair works at.
-    pub reads: u8,
+    /// Reads and atomic operations of others that a queue pair works at, at once.
+    pub reads_served: u8,
+    /// Those of its own that a queue pair can have under way.
+    pub reads_begun: u8,
     /// Whether it has atomic operations.
     pub atomics: bool,
     /// Multicast groups; zero if the device has none.
@@ -243,6 +245,45 @@ impl Device {
         // SAFETY: the event is the one that has just been read.
         unsafe { (verbs.ibv_ack_async_event)(&mut event) };
         Ok(Some(found))
+    }
+
+    /// A device of these functions only.
+    #[cfg(test)]
+    pub(crate) fn of(verbs: &'static Verbs) -> Arc<Device> {
+        let name = "test0".to_owned();
+        let gid = GidEntry {
+            index: 0,
+            gid: Gid([1; 16]),
+            protocol: Protocol::RoceV2,
+        };
+        Arc::new(Device {
+            opened: Opened {
+                verbs,
+                context: ptr::null_mut(),
+                name: name.clone(),
+            },
+            port: Port {
+                device: name,
+                number: 1,
+                state: PortState::Active,
+                mtu: 1024,
+                message_max: 1 << 20,
+                lid: 0,
+                gids: vec![gid.clone()],
+            },
+            gid,
+            explanation: String::new(),
+            limits: Limits {
+                queue_depth: 16,
+                shared_depth: 16,
+                completions: 16,
+                pieces: 4,
+                reads_served: 1,
+                reads_begun: 1,
+                atomics: true,
+                groups: 0,
+            },
+        })
     }
 
     pub(crate) fn verbs(&self) -> &'static Verbs {
@@ -420,12 +461,14 @@ impl Opened {
     fn limits(&self) -> Result<Limits, Error> {
         let attributes = self.attributes()?;
         let positive = |number: c_int| u32::try_from(number).unwrap_or(0);
+        let few = |number: c_int| number.clamp(0, u8::MAX.into()) as u8;
         Ok(Limits {
             queue_depth: positive(attributes.max_qp_wr),
             shared_depth: positive(attributes.max_srq_wr),
             completions: positive(attributes.max_cqe),
             pieces: positive(attributes.max_sge),
-            reads: u8::try_from(attributes.max_qp_rd_atom).unwrap_or(u8::MAX),
+            reads_served: few(attributes.max_qp_rd_atom),
+            reads_begun: few(attributes.max_qp_init_rd_atom),
             atomics: attributes.atomic_cap != 0,
             groups: positive(attributes.max_mcast_grp),
         })

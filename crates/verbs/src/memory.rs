@@ -10,6 +10,9 @@ use pmem::Region;
 use crate::ffi;
 use crate::{Device, Error};
 
+#[cfg(test)]
+mod tests;
+
 /// What belongs together: a queue pair reaches memory of its own domain only.
 pub struct Domain {
     pub(crate) pointer: *mut ffi::ibv_pd,
@@ -76,11 +79,15 @@ impl BitOr for Rights {
 
 /// A range of a region that a device may reach, by this value's keys.
 ///
-/// Dropping it takes the keys back, and that is the proof of it: when `drop` has returned, the device works at nothing with
-/// these keys any more, and refuses them from then on, be they named by a peer or by work that was posted here. (The kernel
-/// waits for what is under way before it lets the pages go.) So each peer whose access may have to end has a registration of
-/// its own. Several may cover the same range.
+/// [`Registration::end`] takes the keys back, and that is the proof of it: when it has returned without an error, the device
+/// works at nothing with these keys any more, and refuses them from then on, be they named by a peer or by work that was posted
+/// here. (The kernel waits for what is under way before it lets the pages go.) So each peer whose access may have to end has a
+/// registration of its own. Several may cover the same range.
+///
+/// Dropping it does the same, if the device does not refuse. If it does, nobody is told, and the memory stays mapped for as long
+/// as the process lives: the keys may still be good.
 pub struct Registration {
+    /// Null once the keys are taken back.
     pointer: *mut ffi::ibv_mr,
     local_key: u32,
     remote_key: u32,
@@ -146,6 +153,40 @@ impl Registration {
         }))
     }
 
+    /// Takes the keys back. With the error the registration comes back, as it was: its keys may still be good.
+    ///
+    /// # Errors
+    /// [`Error::System`], also if somebody else holds the registration.
+    pub fn end(registration: Arc<Registration>) -> Result<(), (Arc<Registration>, Error)> {
+        let mut own = Arc::try_unwrap(registration).map_err(|shared| {
+            let error = shared.refusal(libc::EBUSY);
+            (shared, error)
+        })?;
+        match own.take_back() {
+            0 => Ok(()),
+            errno => {
+                let error = own.refusal(errno);
+                Err((Arc::new(own), error))
+            }
+        }
+    }
+
+    fn refusal(&self, errno: i32) -> Error {
+        let device = self.domain.device().name();
+        Error::returned("withdraw a key of memory from", device, errno)
+    }
+
+    /// Zero, or why the device has refused.
+    fn take_back(&mut self) -> i32 {
+        let verbs = self.domain.device().verbs();
+        // SAFETY: the registration is this value's own, and there still.
+        let errno = unsafe { (verbs.ibv_dereg_mr)(self.pointer) };
+        if errno == 0 {
+            self.pointer = std::ptr::null_mut();
+        }
+        errno
+    }
+
     /// The memory.
     pub fn region(&self) -> &Region {
         &self.region
@@ -197,11 +238,8 @@ impl fmt::Debug for Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let verbs = self.domain.device().verbs();
-        // SAFETY: the registration is this value's own.
-        let failed = unsafe { (verbs.ibv_dereg_mr)(self.pointer) } != 0;
-        // Then the device may still reach the memory, which must not become anything else.
-        if failed {
+        // If the device refuses, it may still reach the memory, which must not become anything else.
+        if !self.pointer.is_null() && self.take_back() != 0 {
             std::mem::forget(self.region.clone());
         }
     }

@@ -61,8 +61,30 @@ pub struct Peer {
     pub mtu: u32,
     /// The port's local identifier, which only InfiniBand has.
     pub lid: u16,
+    /// Reads and atomic operations of the other end that this one works at, at once.
+    pub reads_served: u8,
+    /// Those of its own that this end has under way, at most.
+    pub reads_begun: u8,
     /// The port's address.
     pub gid: Gid,
+}
+
+impl Peer {
+    /// How many reads and atomic operations this end may have under way to another, and has to work at: what the one serves and
+    /// the other begins.
+    fn reads_with(&self, other: &Peer) -> Reads {
+        Reads {
+            begun: self.reads_begun.min(other.reads_served),
+            served: self.reads_served.min(other.reads_begun),
+        }
+    }
+}
+
+/// Reads and atomic operations of a connection, seen from one end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Reads {
+    begun: u8,
+    served: u8,
 }
 
 /// How long a connection waits for its other end.
@@ -108,7 +130,7 @@ pub enum State {
     Failed,
 }
 
-/// Reads and atomic operations of one side that a connection carries at once, at most.
+/// Reads and atomic operations of one side that a connection carries at once, at most: devices keep room for each.
 const READS_MAX: u8 = 16;
 
 impl QueuePair {
@@ -244,22 +266,25 @@ impl QueuePair {
             first_packet: self.first_packet.load(Ordering::Relaxed),
             mtu: device.port().mtu,
             lid: device.port().lid,
+            reads_served: device.limits().reads_served.min(READS_MAX),
+            reads_begun: device.limits().reads_begun.min(READS_MAX),
             gid: device.gid().gid,
         }
     }
 
-    /// Connects it with another end, which does the same, and makes it ready. Packets carry as much as both ports can.
+    /// Connects it with another end, which does the same, and makes it ready. Packets carry as much as both ports can, and
+    /// there are as many reads and atomic operations under way as one end begins and the other one works at: more wait here.
     ///
     /// # Errors
     /// [`Error::System`], such as when the other end's address cannot be reached.
     pub fn connect(&self, peer: &Peer, patience: &Patience) -> Result<(), Error> {
         let device = self.domain.device();
-        let reads = device.limits().reads.min(READS_MAX);
+        let reads = self.peer().reads_with(peer);
         let mut attributes = attributes(ffi::IBV_QPS_RTR);
         attributes.path_mtu = mtu_of_bytes(device.port().mtu.min(peer.mtu));
         attributes.dest_qp_num = peer.queue_pair;
         attributes.rq_psn = peer.first_packet & 0x00ff_ffff;
-        attributes.max_dest_rd_atomic = reads;
+        attributes.max_dest_rd_atomic = reads.served;
         attributes.min_rnr_timer = patience.receiver_timer;
         attributes.ah_attr = crate::address::attributes(device, peer.gid, peer.lid);
         self.modify(
@@ -277,7 +302,7 @@ impl QueuePair {
         attributes.timeout = patience.timeout;
         attributes.retry_cnt = patience.retries;
         attributes.rnr_retry = patience.receiver_retries;
-        attributes.max_rd_atomic = reads;
+        attributes.max_rd_atomic = reads.begun;
         self.modify(
             &mut attributes,
             ffi::IBV_QP_STATE
@@ -462,4 +487,28 @@ fn random() -> u32 {
     // SAFETY: the bytes are room for so many. Where there is no chance, zero will do: it only tells old packets from new.
     unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), length, 0) };
     u32::from_ne_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_reads_are_under_way_as_both_ends_can() {
+        let end = |reads_served, reads_begun| Peer {
+            queue_pair: 1,
+            first_packet: 0,
+            mtu: 1024,
+            lid: 0,
+            reads_served,
+            reads_begun,
+            gid: Gid([1; 16]),
+        };
+        let reads = |begun, served| Reads { begun, served };
+        let (strong, weak) = (end(16, 16), end(4, 1));
+        assert_eq!(strong.reads_with(&strong), reads(16, 16));
+        assert_eq!(strong.reads_with(&weak), reads(4, 1));
+        assert_eq!(weak.reads_with(&strong), reads(1, 4));
+        assert_eq!(weak.reads_with(&weak), reads(1, 1));
+    }
 }

@@ -56,10 +56,29 @@ pub fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     Ok(rows)
 }
 
+/// Those whose names contain this, or all if the group's does.
+///
+/// # Errors
+/// [`Error::NotTuned`].
+pub fn tuned(only: Option<&str>) -> Result<Vec<Provider>, Error> {
+    let part = only.unwrap_or_default();
+    let is_wanted =
+        |provider: &Provider| provider.name().contains(part) || super::GROUP.contains(part);
+    let wanted: Vec<_> = PROVIDERS.into_iter().filter(is_wanted).collect();
+    if wanted.is_empty() {
+        let names = PROVIDERS.map(Provider::name).join(", ");
+        return Err(Error::NotTuned {
+            name: part.to_owned(),
+            names: format!("{}, {names}", super::GROUP),
+        });
+    }
+    Ok(wanted)
+}
+
 /// `tako bench fabric --tune`: all sizes, and up to which one a payload should travel in its message.
-pub fn tune(bench: &Bench) -> Result<Vec<Row>, Error> {
+pub fn tune(bench: &Bench, providers: Vec<Provider>) -> Result<Vec<Row>, Error> {
     let mut rows = Vec::new();
-    for provider in PROVIDERS {
+    for provider in providers {
         let mut ways = Ways::new(provider)?;
         let mut best = 0;
         for size in SIZES {

@@ -1,6 +1,7 @@
 //! What one thread alone cannot show: sleep, peers that die or lie, and networks that break.
 
 use std::io::{BufRead, BufReader, Write};
+use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,8 +10,8 @@ use crate::{Cases, open};
 use fabric::tcp::{Tcp, TcpOptions};
 use fabric::verbs::Verbs;
 use fabric::{
-    Access, Device, EndpointId, Error, Event, Export, Failure, Key, Operation, Options, Parameters,
-    Peer, Queue, RegionDescriptor, Role, Source, WorkRequest,
+    Access, Device, EndpointId, Error, Event, Export, Failure, GroupAddress, GroupId, Key,
+    Operation, Options, Parameters, Peer, Queue, RegionDescriptor, Role, Source, WorkRequest,
 };
 use pmem::Region;
 
@@ -31,6 +32,10 @@ pub fn run(cases: &mut Cases) {
     cases.run(
         "fabric: a cut link is noticed, and a new endpoint works",
         cut,
+    );
+    cases.run(
+        "fabric: a group goes on after a datagram could not be sent",
+        group_goes_on,
     );
     cases.run("fabric: an adapter that has failed is told", given_up);
     cases.run("fabric: a peer that asks for too much while idle", || {
@@ -337,6 +342,55 @@ fn cut() {
             break;
         }
     }
+}
+
+/// A datagram that the adapter cannot send fails the queue pair, which sends and receives others all the same later.
+fn group_goes_on() {
+    const GROUP: GroupId = GroupId(3);
+    let address = GroupAddress {
+        address: Ipv4Addr::new(239, 77, 200, 3),
+        port: 20_000,
+        interface: Ipv4Addr::UNSPECIFIED,
+    };
+    let device = open("rxe1");
+    let mut sides = [End::over(&device, sleepy()), End::new("rxe2", sleepy())];
+    for side in &mut sides {
+        side.queue.join(GROUP, address).unwrap();
+    }
+    let mut reaches = |from: usize, number: u32| {
+        let start = Instant::now();
+        loop {
+            assert!(start.elapsed() < LONG, "{number} does not come from {from}");
+            let text = Source::Inline(b"to all");
+            sides[from]
+                .queue
+                .send_to_group(GROUP, text, number)
+                .unwrap();
+            // Both look after themselves.
+            for side in &mut sides {
+                let tick = Duration::from_millis(20);
+                side.queue.wait(&mut side.events, tick);
+            }
+            let other = &mut sides[1 - from];
+            let is_it = |event: Event| match event {
+                Event::Message(message) => message.immediate == Some(number),
+                event => panic!("{event:?}"),
+            };
+            if other.events.drain(..).any(is_it) {
+                return;
+            }
+            if number == 0 && device.counters().unsent > 2 {
+                return;
+            }
+        }
+    };
+    reaches(0, 1);
+    assert_eq!(device.counters().unsent, 0);
+    system("/bin/ip link set port1 down");
+    reaches(0, 0);
+    system("/bin/ip link set port1 up");
+    reaches(1, 2);
+    reaches(0, 3);
 }
 
 /// The target only sleeps, and learns all the same that its adapter has refused something.

@@ -172,11 +172,11 @@ impl Target {
         let (liar, theirs) = queue.offer().unwrap();
         let limits = theirs.bytes[theirs.bytes.len() - 8..].to_vec();
         let own = end.pair.peer();
-        let mut bytes = b"tkverbs1".to_vec();
+        let mut bytes = b"tkverbs2".to_vec();
         bytes.extend(own.queue_pair.to_le_bytes());
         bytes.extend(own.first_packet.to_le_bytes());
         bytes.extend(own.mtu.to_le_bytes());
-        bytes.extend([0; 4]);
+        bytes.extend([0, 0, own.reads_served, own.reads_begun]);
         bytes.extend(own.gid.0);
         bytes.extend(limits);
         let descriptors = Vec::new();
@@ -190,6 +190,8 @@ impl Target {
             first_packet: word(12),
             mtu: word(16),
             lid: 0,
+            reads_served: theirs.bytes[22],
+            reads_begun: theirs.bytes[23],
             gid: verbs::Gid(theirs.bytes[24..40].try_into().unwrap()),
         };
         end.pair.connect(&other, &Patience::default()).unwrap();

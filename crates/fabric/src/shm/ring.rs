@@ -1,7 +1,8 @@
 //! A ring: memory of the receiver, shared with one sender, through which one direction of an endpoint's messages goes.
 //!
 //! ```text
-//!  line 0             stored by the sender: its count of credits and its questions for ours; whether it has closed
+//!  line 0             stored by the sender: its count of credits and its questions for ours; whether it has closed;
+//!                     whether it has joined
 //!  line 1             stored by the receiver: whether it has closed
 //!  lines 2..          headers, one line for each message of the window
 //!                      0         8                                  56          64
@@ -27,6 +28,8 @@
 //! Neither side trusts the other, who may store anything at any time: a header is loaded once and validated; lengths
 //! and places come from this side's limits; data is copied, and may be any mixture.
 
+use std::sync::atomic::{Ordering, fence};
+
 use pmem::{Kind, LINE, Line, Lines, Region};
 
 use super::header::Header;
@@ -35,6 +38,7 @@ use crate::{Error, Failure, Source};
 /// Lines and words of what is beside the messages.
 const CREDITS: (usize, usize) = (0, 0);
 const SENDER_CLOSED: (usize, usize) = (0, 1);
+const SENDER_JOINED: (usize, usize) = (0, 2);
 const RECEIVER_CLOSED: (usize, usize) = (1, 0);
 /// The line of the first header, and the words of a header's line.
 const HEADERS: usize = 2;
@@ -303,7 +307,7 @@ impl Incoming {
         is_closed(&self.head)
     }
 
-    /// By which [`is_closed`] tells the same when this is gone.
+    /// By which [`has_nothing`] tells when this is gone.
     pub fn head(&self) -> Lines {
         self.head.clone()
     }
@@ -317,6 +321,15 @@ impl Incoming {
 /// Whether the sender into the ring with this head has closed its side.
 pub fn is_closed(head: &Lines) -> bool {
     head.load(SENDER_CLOSED.0, SENDER_CLOSED.1) != 0
+}
+
+/// Whether the sender into the ring with this head has nothing of ours mapped, nor ever will have: it has closed its side, or
+/// had not joined when ours was closed. Of a sender of this process, since it is believed.
+pub fn has_nothing(head: &Lines) -> bool {
+    let closed = head.load(RECEIVER_CLOSED.0, RECEIVER_CLOSED.1) != 0;
+    // Pairs with the fence of `Outgoing::join`: of the two sides at least one sees what the other has stored.
+    fence(Ordering::SeqCst);
+    is_closed(head) || closed && head.load(SENDER_JOINED.0, SENDER_JOINED.1) == 0
 }
 
 /// The first lines of memory that is mapped, as rings and bells are.
@@ -347,6 +360,13 @@ impl Outgoing {
             memory,
             asked: 0,
         })
+    }
+
+    /// Says that this side is about to map memory of the receiver's, and whether it may: not if the receiver has closed.
+    pub fn join(&self) -> bool {
+        self.head.store(SENDER_JOINED.0, SENDER_JOINED.1, 1);
+        fence(Ordering::SeqCst);
+        !self.is_closed()
     }
 
     /// How many messages were sent; it wraps.

@@ -106,6 +106,8 @@ pub struct Side {
     pub id: EndpointId,
     pub incoming: Incoming,
     pub outgoing: Outgoing,
+    /// Whether memory of the peer's may be mapped: not if it had closed before this side joined.
+    pub may_import: bool,
     /// The peer's.
     pub bell: Bell,
     /// Whether there must be a fence between news and a look at its bell, since one side has no barriers.
@@ -132,6 +134,8 @@ impl Side {
         let memory = match export.memory {
             None if access == Access::LOCAL => None,
             None => return Err(wrong),
+            // It may have taken the memory back.
+            Some(_) if !self.may_import => None,
             Some(descriptor) => {
                 let writable = access != Access::LOCAL && access != Access::READ;
                 match Region::attach(descriptor, export.descriptor.length, writable) {

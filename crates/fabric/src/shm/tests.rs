@@ -337,6 +337,42 @@ fn memory_that_a_process_was_given_is_free_when_it_is_gone() {
     );
 }
 
+/// The memory is on its way to an endpoint of the same process that is never joined, or only later.
+#[test]
+fn memory_for_who_has_not_joined_is_free_when_the_endpoint_is_closed() {
+    let device = Shm::new().unwrap();
+    let [mut near, mut far] = [(), ()].map(|()| Queue::open(&device, sleeping()).unwrap());
+    let region = Region::memory(4096, false).unwrap();
+    for is_late in [false, true] {
+        let memory = device.register(&region, Access::ALL).unwrap();
+        let (to_far, ours) = near.offer().unwrap();
+        let (to_near, theirs) = far.offer().unwrap();
+        near.accept(to_far, Role::Listener, peer(theirs)).unwrap();
+        let export = near.export(to_far, &memory).unwrap();
+        assert!(device.revoke(&memory).is_none(), "it may join yet");
+        if !is_late {
+            far.close(to_near);
+            assert_eq!(await_loss(&mut near), (to_far, Failure::PeerLost));
+        }
+        near.close(to_far);
+        assert!(device.revoke(&memory).is_some(), "nobody has it");
+        if is_late {
+            far.accept(to_near, Role::Dialer, peer(ours)).unwrap();
+            let remote = far.import(to_near, export).unwrap();
+            let at = remote.at(8);
+            let add = WorkRequest::new(1, Operation::FetchAndAdd { at, addend: 5 });
+            post(&mut far, to_near, &add);
+            let mut events = Vec::new();
+            far.wait(&mut events, PATIENCE);
+            let refused =
+                |event: &Event| matches!(event, Event::Done(done) if done.outcome.is_err());
+            assert!(events.iter().any(refused), "{events:?}");
+            far.close(to_near);
+            assert_eq!(region.load(8), 0);
+        }
+    }
+}
+
 #[test]
 fn memory_that_nobody_can_share_is_refused() {
     let device = Shm::new().unwrap();

@@ -144,6 +144,7 @@ impl Transport for Thread {
         self.sides.push(Side {
             id: endpoint,
             incoming,
+            may_import: outgoing.join(),
             outgoing,
             bell,
             needs_fence: !(self.device.has_barriers && peer_has_barriers),

@@ -1,10 +1,11 @@
 //! Groups: a queue pair for datagrams for each. What is lost stays lost.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use ::verbs::{
     Attached, Completion, Data, GRH, GROUP_QUEUE_PAIR, Group, Operation as Work, QueuePair, Queues,
-    Request as Entry, Rights,
+    Request as Entry, Rights, Status,
 };
 use pmem::Region;
 
@@ -31,6 +32,8 @@ struct Member {
     attached: Option<Attached>,
     group: Arc<Group>,
     pair: Arc<QueuePair>,
+    /// A datagram could not be sent. The pair has failed with it: it takes no others, and receives nothing.
+    has_failed: bool,
 }
 
 /// Copies of what is sent, since nobody is told when it has gone.
@@ -64,6 +67,7 @@ impl Groups {
             attached: Some(group.attach(&pair)?),
             group,
             pair,
+            has_failed: false,
         });
         Ok(())
     }
@@ -83,9 +87,48 @@ impl Groups {
         };
         let number = self.members.swap_remove(at).pair.number();
         // The queue pair is no more, so that nobody reads these places.
+        self.free_places(number);
+    }
+
+    /// Frees the places of a queue pair, and says how many these were.
+    fn free_places(&mut self, number: u32) -> u64 {
         let senders = self.outgoing.iter_mut().flat_map(|all| &mut all.senders);
-        for sender in senders.filter(|sender| **sender == Some(number)) {
-            *sender = None;
+        let of_pair = senders.filter(|sender| **sender == Some(number));
+        of_pair.map(|sender| *sender = None).count() as u64
+    }
+
+    /// Whether a queue pair has failed.
+    pub fn have_failed(&self) -> bool {
+        self.members.iter().any(|member| member.has_failed)
+    }
+
+    /// Lets queue pairs of which a send has failed do nothing any more, neither receive. Take all completions then: some
+    /// adapters take them away with what follows.
+    pub fn stop(&mut self) {
+        for member in self.members.iter().filter(|member| member.has_failed) {
+            // If this is refused, the next step is, too.
+            let _ = member.pair.fail();
+        }
+    }
+
+    /// Makes these ready again, and says which: what was posted to them is forgotten. Those that the adapter refuses stay as
+    /// they are, for another try.
+    pub fn restart(&mut self) -> Vec<GroupId> {
+        let failed = self.members.iter().filter(|member| member.has_failed);
+        let restarted = failed.filter(|member| member.pair.reset().is_ok());
+        restarted.map(|member| member.id).collect()
+    }
+
+    /// Goes on with these, after all completions of what was before were taken.
+    pub fn go_on(&mut self, common: &Common, restarted: &[GroupId]) {
+        for at in 0..self.members.len() {
+            let member = &mut self.members[at];
+            if restarted.contains(&member.id) {
+                member.has_failed = false;
+                let number = member.pair.number();
+                let forgotten = self.free_places(number);
+                common.counts.unsent.fetch_add(forgotten, Ordering::Relaxed);
+            }
         }
     }
 
@@ -134,8 +177,15 @@ impl Groups {
         }
     }
 
-    /// A datagram has gone.
-    pub fn sent(&mut self, sender: EndpointId, place: u32) {
+    /// A datagram has gone, or failed. If so, its queue pair has to be [stopped](Groups::stop) and made ready again.
+    pub fn sent(&mut self, common: &Common, sender: EndpointId, place: u32, status: Status) {
+        if status != Status::Success {
+            count(&common.counts.unsent);
+            let of_sender = |member: &&mut Member| member.pair.number() == sender.0;
+            if let Some(member) = self.members.iter_mut().find(of_sender) {
+                member.has_failed = true;
+            }
+        }
         let senders = self.outgoing.as_mut().map(|outgoing| &mut outgoing.senders);
         if let Some(found) = senders.and_then(|all| all.get_mut(place as usize))
             && *found == Some(sender.0)

@@ -47,7 +47,7 @@ pub struct VerbsTransport {
     groups: Groups,
     /// Links with something to be handed to the adapter.
     waiting: Vec<EndpointId>,
-    /// There may be some, or buffers of groups.
+    /// There may be some, or buffers of groups, or groups to be restored.
     is_unsent: bool,
     /// Completions that there is room for, beside those that may come.
     room: u32,
@@ -168,9 +168,24 @@ impl VerbsTransport {
     fn hand_over_unsent(&mut self) {
         self.is_unsent = false;
         self.group_buffers.hand_over();
+        if self.groups.have_failed() {
+            self.restore_groups();
+        }
         while let Some(id) = self.waiting.pop() {
             self.hand_over(id);
         }
+    }
+
+    /// Of what is told of a group afterwards, nothing was posted before.
+    #[cold]
+    fn restore_groups(&mut self) {
+        self.groups.stop();
+        self.reap_all();
+        let restarted = self.groups.restart();
+        self.reap_all();
+        self.groups.go_on(&self.common, &restarted);
+        // Those that were refused have their next turn later.
+        self.is_unsent = false;
     }
 
     /// Takes what the adapter has completed; whether that was all.
@@ -218,7 +233,11 @@ impl VerbsTransport {
         match tag {
             Tag::Request => self.ended(endpoint, number, completion),
             Tag::Own => self.own_ended(endpoint, completion.status()),
-            Tag::Group => self.groups.sent(endpoint, number),
+            Tag::Group => {
+                let status = completion.status();
+                self.groups.sent(&self.common, endpoint, number, status);
+                self.is_unsent |= status != Status::Success;
+            }
             Tag::Buffer if endpoint == EndpointId(0) => self.received(number, completion),
             Tag::Buffer => self.received_of_group(number, completion),
         }
@@ -373,6 +392,8 @@ impl VerbsTransport {
         if now >= self.look_at {
             self.look_at = now + PROBE_EVERY;
             self.common.read_events();
+            // If the adapter has refused to restore them.
+            self.is_unsent |= self.groups.have_failed();
             for place in 0..self.links.len() {
                 if let Some(link) = &mut self.links[place]
                     && link.state == State::Ready
@@ -513,7 +534,7 @@ impl Transport for VerbsTransport {
         let Some(memory) = registration.held::<Memory>() else {
             return Err(refused("it is registered with another device"));
         };
-        if memory.is_withdrawn(registration.access()) {
+        if memory.is_withdrawn() {
             return Err(refused("its key was withdrawn; register it again"));
         }
         let mut descriptor = registration.descriptor();
@@ -609,7 +630,7 @@ impl Transport for VerbsTransport {
         let drained = self.reap();
         let now = Instant::now();
         self.look_after_all(now, drained);
-        if self.news.is_empty() && drained {
+        if self.news.is_empty() && drained && !self.is_unsent {
             let until = self
                 .closing
                 .deadline()

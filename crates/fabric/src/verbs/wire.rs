@@ -44,14 +44,15 @@ pub fn parse_header(bytes: [u8; HEADER_BYTES as usize], length: u32) -> Option<(
 }
 
 /// Says that parameters are these, in this form.
-const MAGIC: [u8; 8] = *b"tkverbs1";
+const MAGIC: [u8; 8] = *b"tkverbs2";
 
 /// The bytes of parameters:
 ///
 /// ```text
-/// 0       8            12             16    20    22       24    40
-/// │ magic │ queue pair │ first packet │ mtu │ lid │ zeroes │ GID │
+/// 0       8            12             16    20    22             23            24    40
+/// │ magic │ queue pair │ first packet │ mtu │ lid │ reads served │ reads begun │ GID │
 /// ```
+/// Of the other side's reads and atomics as many are worked at, at once, and of the own as many are under way, at most.
 pub const PARAMETERS_BYTES: usize = 40;
 
 /// What the peer must know of a queue pair.
@@ -61,7 +62,7 @@ pub fn parameters(peer: &Peer) -> Vec<u8> {
     bytes.extend(peer.first_packet.to_le_bytes());
     bytes.extend(peer.mtu.to_le_bytes());
     bytes.extend(peer.lid.to_le_bytes());
-    bytes.extend([0; 2]);
+    bytes.extend([peer.reads_served, peer.reads_begun]);
     bytes.extend(peer.gid.0);
     bytes
 }
@@ -75,6 +76,8 @@ pub fn parse_parameters(bytes: &[u8]) -> Option<Peer> {
         first_packet: word(12),
         mtu: word(16),
         lid: u16::from_le_bytes([bytes[20], bytes[21]]),
+        reads_served: bytes[22],
+        reads_begun: bytes[23],
         gid: Gid(std::array::from_fn(|index| bytes[24 + index])),
     };
     let is_right = bytes[..8] == MAGIC
@@ -82,7 +85,8 @@ pub fn parse_parameters(bytes: &[u8]) -> Option<Peer> {
         && peer.first_packet < 1 << 24
         && peer.mtu.is_power_of_two()
         && (256..=4096).contains(&peer.mtu)
-        && bytes[22..24] == [0; 2]
+        && peer.reads_served > 0
+        && peer.reads_begun > 0
         && peer.gid.0 != [0; 16];
     is_right.then_some(peer)
 }
@@ -121,7 +125,7 @@ mod tests {
     #[test]
     fn nothing_that_peers_say_is_too_much() {
         let mut valid = MAGIC.to_vec();
-        valid.extend([7, 0, 0, 0, 9, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
+        valid.extend([7, 0, 0, 0, 9, 0, 0, 0, 0, 1, 0, 0, 0, 0, 16, 16]);
         valid.extend([5; 16]);
         assert!(parse_parameters(&valid).is_some());
         crate::fuzzing::verbs(&valid);
@@ -148,18 +152,28 @@ mod tests {
             first_packet: 0x00ab_cdef,
             mtu: 4096,
             lid: 0x0203,
+            reads_served: 16,
+            reads_begun: 4,
             gid: Gid(*b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\0\0\x01"),
         };
         let bytes = parameters(&peer);
         assert_eq!(
             bytes,
-            b"tkverbs1\x11\0\0\0\xef\xcd\xab\0\0\x10\0\0\x03\x02\0\0\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\0\0\x01"
+            b"tkverbs2\x11\0\0\0\xef\xcd\xab\0\0\x10\0\0\x03\x02\x10\x04\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\0\0\x01"
         );
         assert_eq!(parse_parameters(&bytes), Some(peer));
         for length in 0..PARAMETERS_BYTES {
             assert_eq!(parse_parameters(&bytes[..length]), None);
         }
-        for (at, value) in [(0, b'T'), (11, 1), (15, 1), (17, 0x11), (18, 1), (22, 1)] {
+        for (at, value) in [
+            (0, b'T'),
+            (11, 1),
+            (15, 1),
+            (17, 0x11),
+            (18, 1),
+            (22, 0),
+            (23, 0),
+        ] {
             let mut wrong = bytes.clone();
             wrong[at] = value;
             assert_eq!(parse_parameters(&wrong), None, "byte {at}");

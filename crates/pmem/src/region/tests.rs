@@ -461,6 +461,8 @@ fn what_could_kill_this_process_is_not_attached() {
     assert!(matches!(simulated.share(true), Err(Error::NotShared)));
     let copied = Region::attach(region.share(false).unwrap(), 8192, false).unwrap();
     assert!(matches!(copied.share(false), Err(Error::NotShared)));
+    let foreign = Region::attach(region.share(true).unwrap(), 8192, true).unwrap();
+    assert!(matches!(foreign.share(true), Err(Error::NotShared)));
 }
 
 /// Who shortens memory and then seals it is not believed the length that it had before.

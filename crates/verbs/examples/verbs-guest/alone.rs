@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use verbs::{
     Address, Completion, Data, Error, GRH, GROUP_QUEUE_PAIR, Group, Kind, Operation, Patience,
-    QueuePair, Receive, Request, SharedReceiveQueue, State,
+    Peer, QueuePair, Receive, Request, SharedReceiveQueue, State,
 };
 
 use crate::Cases;
@@ -16,6 +16,7 @@ pub fn run(cases: &mut Cases) {
     cases.run("the choice is explained", explained);
     cases.run("send and receive", messages);
     cases.run("write and read, in several packets and pieces", one_sided);
+    cases.run("more reads than the other end works at", reads_that_wait);
     cases.run("write with a word beside it", write_with_word);
     cases.run("compare and swap, fetch and add", atomics);
     cases.run("inline bytes", inline);
@@ -105,6 +106,39 @@ fn one_sided() {
     let mut read = a.bytes(400_000, 50_000);
     read.extend(a.bytes(500_000, 20_000));
     assert!(read == sent, "what was read is something else");
+}
+
+fn reads_that_wait() {
+    const READS: u32 = 40;
+    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (near, far) = (a.reliable(), b.reliable());
+    let few = |peer| Peer {
+        reads_served: 1,
+        reads_begun: 1,
+        ..peer
+    };
+    near.connect(&few(far.peer()), &Patience::default())
+        .unwrap();
+    far.connect(&few(near.peer()), &Patience::default())
+        .unwrap();
+    b.fill(0, &pattern(5, 40_000));
+    let remote = b.remote(0);
+    for number in 0..READS {
+        let at = u64::from(number) * 1000;
+        let into = [a.memory.piece(at, 1000)];
+        let read = Operation::Read {
+            into: &into,
+            remote: remote.plus(at),
+        };
+        near.post(&[request(at, read)]).unwrap();
+    }
+    for number in 0..READS {
+        a.succeed(u64::from(number) * 1000);
+    }
+    assert!(
+        a.bytes(0, 40_000) == pattern(5, 40_000),
+        "what was read is something else"
+    );
 }
 
 fn write_with_word() {

@@ -108,8 +108,8 @@ fn describe(pair: &QueuePair, remote: Remote) -> String {
     let gid = u128::from_be_bytes(peer.gid.0);
     let (key, address) = (remote.key, remote.address);
     format!(
-        "{} {} {} {gid} {key} {address}",
-        peer.queue_pair, peer.first_packet, peer.mtu
+        "{} {} {} {gid} {key} {address} {} {}",
+        peer.queue_pair, peer.first_packet, peer.mtu, peer.reads_served, peer.reads_begun
     )
 }
 
@@ -120,6 +120,8 @@ fn understand(line: &str) -> (Peer, Remote) {
         first_packet: numbers[1] as u32,
         mtu: numbers[2] as u32,
         lid: 0,
+        reads_served: numbers[6] as u8,
+        reads_begun: numbers[7] as u8,
         gid: Gid(numbers[3].to_be_bytes()),
     };
     let remote = Remote {

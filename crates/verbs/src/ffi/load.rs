@@ -20,15 +20,26 @@ macro_rules! functions {
                     return Ok(table);
                 }
                 let library = load::Library::open($library, $packages)?;
-                let table = $table {
-                    // SAFETY: the library's header gives its function of this name this type.
+                // SAFETY: the library's header gives its function of this name this type.
+                let table = unsafe { $table::with(|name| library.find(name)) }?;
+                Ok(TABLE.get_or_init(|| table))
+            }
+
+            /// A table of what is found by the names.
+            ///
+            /// # Safety
+            /// What is found is a function of the type that the table gives it, and stays.
+            pub unsafe fn with(
+                find: impl Fn(&'static str) -> Result<*mut c_void, crate::Error>,
+            ) -> Result<$table, crate::Error> {
+                Ok($table {
+                    // SAFETY: the caller says so.
                     $($name: unsafe {
                         std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(
-                            library.find(stringify!($name))?,
+                            find(stringify!($name))?,
                         )
                     }),*
-                };
-                Ok(TABLE.get_or_init(|| table))
+                })
             }
         }
     };
