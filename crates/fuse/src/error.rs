@@ -52,6 +52,14 @@ pub enum Error {
     /// A mount option that cannot be understood.
     #[error("mount option '{0}' is unknown or lacks a value; known are {known}", known = crate::options::KNOWN)]
     Option(String),
+    /// A mount option with a value that it does not take.
+    #[error("mount option '{option}' has a value that it does not take; give {allowed}")]
+    OptionValue {
+        /// The option and its value.
+        option: String,
+        /// What it takes.
+        allowed: &'static str,
+    },
     /// The conversation with the kernel could not be started, or broke off.
     #[error("the kernel's FUSE session at {} failed: {source}; see the kernel's log", directory.display())]
     Session {

@@ -102,9 +102,7 @@ impl FromStr for MountOptions {
     fn from_str(text: &str) -> Result<MountOptions, Error> {
         let mut options = MountOptions::default();
         for option in text.split(',').filter(|option| !option.is_empty()) {
-            options
-                .set(option)
-                .ok_or_else(|| Error::Option(option.into()))?;
+            options.set(option).ok_or_else(|| refused(option))?;
         }
         Ok(options)
     }
@@ -174,6 +172,22 @@ impl MountOptions {
     }
 }
 
+/// Why an option is not taken: for the sake of its value, or for its own.
+fn refused(option: &str) -> Error {
+    let allowed = match option.split_once('=').map(|(name, _)| name) {
+        Some("threads") => "a whole number from 1 to 1024",
+        Some("cache_time") => "a number of seconds, at least 0 and less than 2^64",
+        Some("cache") => "strict, writeback or none",
+        Some("locks") => "kernel or shared",
+        Some("transport") => "auto, uring or classic",
+        _ => return Error::Option(option.into()),
+    };
+    Error::OptionValue {
+        option: option.into(),
+        allowed,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,6 +234,22 @@ mod tests {
         ] {
             let error = format!("rw,{wrong}").parse::<MountOptions>().unwrap_err();
             assert!(error.to_string().contains(wrong), "{error}");
+        }
+    }
+
+    #[test]
+    fn values_out_of_range_are_told_the_range() {
+        let range = [
+            ("threads=0", "1 to 1024"),
+            ("threads=100000", "1 to 1024"),
+            ("cache_time=-1", "at least 0"),
+            ("cache_time=1e99", "less than 2^64"),
+            ("cache=some", "strict, writeback or none"),
+        ];
+        for (wrong, allowed) in range {
+            let error = wrong.parse::<MountOptions>().unwrap_err().to_string();
+            assert!(error.contains(wrong) && error.contains(allowed), "{error}");
+            assert!(!error.contains("unknown"), "{error}");
         }
     }
 }
