@@ -6,7 +6,7 @@ mod transport;
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
@@ -180,6 +180,22 @@ fn a_killed_mount_is_unmounted() {
     place.mount();
     place.end(Signal::KILL);
     place.unmount();
+    assert!(is_bare(&place.directory));
+}
+
+#[test]
+fn a_killed_mount_is_found_by_a_link() {
+    let place = Background::new();
+    let (link, further) = (place.scratch.path("link"), place.scratch.path("further"));
+    symlink(&place.directory, &link).unwrap();
+    symlink("link", &further).unwrap();
+    place.mount();
+    for directory in [&link, &further] {
+        place.end(Signal::KILL);
+        tako(&["mount", &place.pool, directory]).ended(0);
+    }
+    place.end(Signal::KILL);
+    tako(&["umount", &further]).ended(0);
     assert!(is_bare(&place.directory));
 }
 

@@ -90,7 +90,9 @@ pub(crate) fn prepare(directory: &Path) -> Result<PathBuf, Error> {
         // The attributes of a dead mount may still be cached, its figures never are.
         match rustix::fs::statfs(directory).and_then(|_| rustix::fs::stat(directory)) {
             // Each turn takes one dead mount away or fails.
-            Err(errno) if is_dead(errno) => detach(directory, Leave::AtOnce)?,
+            Err(errno) if is_dead(errno) => {
+                detach(&mountinfo::absolute(directory)?, Leave::AtOnce)?
+            }
             Err(Errno::NOENT) => return Err(Error::NoDirectory(directory.into())),
             Err(Errno::NOTDIR) => return Err(Error::NotADirectory(directory.into())),
             Err(errno) => return Err(Error::system("look at", directory, errno)),

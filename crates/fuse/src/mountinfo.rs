@@ -1,10 +1,16 @@
 //! The kernel's table of mounts.
 
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use crate::Error;
+use rustix::io::Errno;
+
+use crate::{Error, kernel};
+
+/// As many links of a path as the kernel follows.
+const LINKS_MAX: usize = 40;
 
 /// The type that our mounts have in the table.
 pub(crate) const FILE_SYSTEM_TYPE: &str = "fuse.tako";
@@ -48,20 +54,10 @@ fn read(directory: &Path) -> Result<Vec<u8>, Error> {
 }
 
 /// The absolute path of `directory`, which may be a dead mount that cannot be looked at.
-fn absolute(directory: &Path) -> Result<PathBuf, Error> {
-    let dead = |error: &std::io::Error| error.raw_os_error() == Some(libc::ENOTCONN);
+pub(crate) fn absolute(directory: &Path) -> Result<PathBuf, Error> {
+    let is_dead = |error: &io::Error| Errno::from_io_error(error).is_some_and(kernel::is_dead);
     let path = match directory.canonicalize() {
-        Err(error) if dead(&error) => match (directory.parent(), directory.file_name()) {
-            (Some(parent), Some(name)) => {
-                let parent = if parent.as_os_str().is_empty() {
-                    Path::new(".")
-                } else {
-                    parent
-                };
-                parent.canonicalize().map(|parent| parent.join(name))
-            }
-            _ => Err(error),
-        },
+        Err(error) if is_dead(&error) => dead(directory),
         result => result,
     };
     path.map_err(|source| match source.kind() {
@@ -74,6 +70,24 @@ fn absolute(directory: &Path) -> Result<PathBuf, Error> {
     })
 }
 
+/// Where a dead mount is: links are followed as far as one can look.
+fn dead(directory: &Path) -> io::Result<PathBuf> {
+    let mut directory = directory.to_owned();
+    for _ in 0..LINKS_MAX {
+        let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else {
+            break;
+        };
+        // The parent of a mere name is here.
+        let parent = Path::new(".").join(parent).canonicalize()?;
+        let place = parent.join(name);
+        match place.read_link() {
+            Ok(target) => directory = parent.join(target),
+            Err(_) => return Ok(place),
+        }
+    }
+    Err(Errno::LOOP.into())
+}
+
 fn find_in(table: &[u8], directory: PathBuf) -> Option<Found> {
     // A later line lies over an earlier one at the same place.
     let line = table
@@ -84,7 +98,7 @@ fn find_in(table: &[u8], directory: PathBuf) -> Option<Found> {
 }
 
 /// Whether there is a mount of this name.
-pub(crate) fn is_mounted(name: &Path) -> std::io::Result<bool> {
+pub(crate) fn is_mounted(name: &Path) -> io::Result<bool> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     Ok(names(&table).any(|found| found == name))
 }
