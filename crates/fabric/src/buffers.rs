@@ -231,9 +231,10 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// One of them, if one is left: no lock is taken.
+    /// One of them that no operation has, if one is left: no lock is taken.
     pub fn allocate(&mut self) -> Option<Buffer> {
-        self.buffers.pop()
+        let free = self.buffers.iter().rposition(Buffer::has_one_user)?;
+        Some(self.buffers.swap_remove(free))
     }
 
     /// Gives one back to the owner. (One that is dropped instead is anybody's.)
@@ -322,6 +323,11 @@ impl Buffer {
         let words = [descriptor.region.key.0, descriptor.offset, length.into()];
         region.store_words(at, words);
         descriptor
+    }
+
+    fn has_one_user(&self) -> bool {
+        // What others did with the buffer comes before whoever gets it next.
+        self.pool.users[self.block as usize].load(Ordering::Acquire) == 1
     }
 
     fn data(&self) -> u64 {

@@ -178,6 +178,8 @@ impl Queue {
     /// # Errors
     /// [`Error::Full`], [`Error::System`].
     pub fn offer(&mut self) -> Result<(EndpointId, Parameters), Error> {
+        // Messages that are held keep their endpoint's place.
+        self.take_all_returned();
         let place = match self.endpoints.iter().position(Endpoint::is_free) {
             Some(place) => place,
             None if self.endpoints.len() < self.options.endpoints as usize => {

@@ -76,6 +76,21 @@ fn an_owner_takes_a_whole_class_or_nothing() {
     assert!(pool.take(64).is_some());
 }
 
+#[test]
+fn what_an_operation_still_has_is_not_given_out_again() {
+    let pool = pool(&[(64, 2)]);
+    let mut taken = pool.take(64).unwrap();
+    let (one, other) = (taken.allocate().unwrap(), taken.allocate().unwrap());
+    let of_operation = one.clone();
+    taken.release(other);
+    taken.release(one);
+    let other = taken.allocate().unwrap();
+    assert!(taken.allocate().is_none());
+    drop(of_operation);
+    assert!(taken.allocate().is_some());
+    drop(other);
+}
+
 /// In order of arrival; who gives up does not hold up those behind.
 #[test]
 fn who_waits_is_served_in_turn() {

@@ -373,6 +373,29 @@ fn memory_for_who_has_not_joined_is_free_when_the_endpoint_is_closed() {
     }
 }
 
+/// The message that held the place has been dropped, and nothing else was asked of the queue since.
+#[test]
+fn the_only_place_is_used_again() {
+    let device = Shm::new().unwrap();
+    let options = Options {
+        endpoints: 1,
+        ..sleeping()
+    };
+    let [mut near, mut far] = [(), ()].map(|()| Queue::open(&device, options).unwrap());
+    for _ in 0..3 {
+        let (to_far, to_near) = join(&mut near, &mut far);
+        post(&mut near, to_far, &WorkRequest::new(1, send(b"held")));
+        let message = loop {
+            if let Event::Message(message) = await_event(&mut far) {
+                break message;
+            }
+        };
+        near.close(to_far);
+        assert_eq!(await_loss(&mut far), (to_near, Failure::PeerLost));
+        drop(message);
+    }
+}
+
 #[test]
 fn memory_that_nobody_can_share_is_refused() {
     let device = Shm::new().unwrap();
