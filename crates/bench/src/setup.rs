@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use client::{File, FileKind, FileSystem, NewInode, OpenFlags, Store};
@@ -225,8 +226,11 @@ impl Scratch {
     }
 
     pub fn new(parent: &Path) -> Result<Scratch, Error> {
-        let names = (0..).map(|number| format!("tako-bench-{}-{number}", std::process::id()));
-        for path in names.map(|name| parent.join(name)) {
+        // No name twice: a keeper may still be at removing what had it.
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        loop {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let path = parent.join(format!("tako-bench-{}-{number}", std::process::id()));
             match fs::create_dir(&path) {
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 result => {
@@ -236,7 +240,6 @@ impl Scratch {
                 }
             }
         }
-        unreachable!("there are more numbers than directories");
     }
 }
 

@@ -68,3 +68,18 @@ fn unknown_transports_are_not_tuned() {
     );
     assert_eq!(fabric::tuned(None).unwrap().len(), 2);
 }
+
+#[test]
+fn scratch_directories_of_several_threads_are_apart() {
+    let parent = std::env::temp_dir();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    let scratch = setup::Scratch::new(&parent).unwrap();
+                    std::fs::write(scratch.path().join("file"), "").unwrap();
+                }
+            });
+        }
+    });
+}
