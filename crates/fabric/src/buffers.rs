@@ -15,11 +15,12 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use pmem::{LINE, Region};
 
+use crate::time::deadline;
 use crate::{Access, Device, Error, Piece, RegionDescriptor, Registration};
 
 /// Bytes of a block's descriptor area.
@@ -145,7 +146,7 @@ impl Pool {
     /// The same, but waits for its turn, so long at most.
     pub fn allocate_within(&self, bytes: u32, timeout: Duration) -> Option<Buffer> {
         let class = self.class(bytes);
-        let deadline = Instant::now() + timeout;
+        let deadline = deadline(timeout);
         let mut state = self.0.state.lock();
         let turn = state.next;
         state.next += 1;

@@ -27,6 +27,18 @@ pub enum Error {
         /// What was wrong.
         what: &'static str,
     },
+    /// A queue cannot be laid out like this.
+    #[error("{value} {option} of a queue cannot be had; choose {least} to {most}")]
+    Options {
+        /// Which option.
+        option: &'static str,
+        /// What it is.
+        value: u64,
+        /// The least that it can be.
+        least: u64,
+        /// The most that it can be.
+        most: u64,
+    },
     /// There are no buffers left for another endpoint.
     #[error("the queue has {endpoints} endpoints and no buffers for another; open it with more")]
     Full {

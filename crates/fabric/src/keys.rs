@@ -96,6 +96,14 @@ pub enum Error {
         /// What should be there.
         what: &'static str,
     },
+    /// Whoever wrote the list of what was issued was cut off; nothing was done of what the last line says.
+    #[error(
+        "{path} ends within a line, which was not written whole; remove that line, and do again what was cut off"
+    )]
+    Torn {
+        /// The list.
+        path: PathBuf,
+    },
     /// The certificate's time is over.
     #[error("the certificate {path} expired {days} days ago; issue another with `tako keys issue`")]
     Expired {

@@ -36,6 +36,7 @@ mod registration;
 pub mod shm;
 pub mod simulated;
 pub mod tcp;
+mod time;
 pub mod transport;
 pub mod transports;
 pub mod verbs;

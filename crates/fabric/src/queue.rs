@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pmem::{LINE, Region};
 
-use self::endpoint::Endpoint;
+use self::endpoint::{Endpoint, WINDOW_MAX};
 pub use self::message::Message;
 use self::message::Tickets;
 use self::spin::Spin;
@@ -21,13 +21,13 @@ use crate::{
 /// How a queue is laid out.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Endpoints at once, at most: 65 536.
+    /// Endpoints at once: 1 to 65 536.
     pub endpoints: u32,
-    /// Messages of each peer that can be held at once.
+    /// Messages of each peer that can be held at once: 1 to 65 536.
     pub window: u32,
     /// Bytes of the longest message.
     pub message_bytes: u32,
-    /// Requests of each endpoint that can be outstanding.
+    /// Requests of each endpoint that can be outstanding: 1 to 65 536.
     pub outstanding: u32,
     /// Every so many requests one is signaled (M4), and those whose caller wants to know.
     pub signal_every: u32,
@@ -51,6 +51,46 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// Whether a queue can be like this.
+    fn validate(&self) -> Result<(), Error> {
+        in_range("endpoints", self.endpoints, 1, ENDPOINTS_MAX)?;
+        in_range("messages in the window", self.window, 1, WINDOW_MAX)?;
+        in_range("outstanding requests", self.outstanding, 1, OUTSTANDING_MAX)
+    }
+}
+
+/// How many buffers a queue has for messages: `each` of every endpoint, and those of groups.
+fn buffers_in_all(endpoints: u32, each: u32, of_groups: u32) -> Result<u32, Error> {
+    let count = u64::from(endpoints) * u64::from(each) + u64::from(of_groups);
+    in_range("buffers for messages", count, 0, BUFFERS_MAX)?;
+    Ok(count as u32)
+}
+
+fn in_range(
+    option: &'static str,
+    value: impl Into<u64>,
+    least: u32,
+    most: u32,
+) -> Result<(), Error> {
+    let (value, least, most) = (value.into(), least.into(), most.into());
+    match (least..=most).contains(&value) {
+        true => Ok(()),
+        false => Err(Error::Options {
+            option,
+            value,
+            least,
+            most,
+        }),
+    }
+}
+
+/// Endpoints are told apart by 16 bits of their numbers.
+const ENDPOINTS_MAX: u32 = 1 << 16;
+/// As many requests as a peer believes that somebody has outstanding.
+const OUTSTANDING_MAX: u32 = 1 << 16;
+/// Buffers for messages of a queue, at most: each has a number in 32 bits, and one more without a buffer.
+const BUFFERS_MAX: u32 = 1 << 24;
 /// Places of the small lists that are kept from one poll to the next: so long that the first ones, which are used all the
 /// time, are not in one line with those of another thread's list.
 pub(crate) const KEPT: usize = 64;
@@ -112,7 +152,7 @@ impl Queue {
     /// A queue with no endpoints yet.
     ///
     /// # Errors
-    /// [`Error::Region`], [`Error::Memory`], [`Error::System`].
+    /// [`Error::Options`], [`Error::Region`], [`Error::Memory`], [`Error::System`].
     pub fn open(device: &dyn Device, options: Options) -> Result<Queue, Error> {
         let transport = device.open()?;
         Queue::over(device, transport, options)
@@ -127,6 +167,7 @@ impl Queue {
         transport: Box<dyn Transport>,
         options: Options,
     ) -> Result<Queue, Error> {
+        options.validate()?;
         let capabilities = transport.capabilities().clone();
         let options = Options {
             message_bytes: options.message_bytes.min(capabilities.message_bytes),
@@ -136,8 +177,7 @@ impl Queue {
             ..options
         };
         let each = message::endpoint_buffers(&options, &capabilities);
-        let count = options.endpoints.saturating_mul(each);
-        let count = count.saturating_add(options.group_buffers);
+        let count = buffers_in_all(options.endpoints, each, options.group_buffers)?;
         let buffer_bytes = message::buffer_bytes(&options, &capabilities);
         let bytes = (u64::from(count) * buffer_bytes).max(LINE as u64);
         let region = Region::memory(bytes, false)?;

@@ -30,6 +30,7 @@ use std::time::Duration;
 use pmem::{Kind, Region};
 
 use self::transport::TcpTransport;
+use crate::time::FOREVER;
 use crate::{
     Access, Capabilities, Copies, Device, Error, Multicast, Order, Placement, Proof, Proves,
     Provider, Registration, Table, Transport,
@@ -108,7 +109,11 @@ impl Tcp {
     pub fn new(options: TcpOptions) -> Tcp {
         Tcp {
             common: Arc::new(Common {
-                options,
+                options: TcpOptions {
+                    lost_after: options.lost_after.min(FOREVER),
+                    prove_within: options.prove_within.min(FOREVER),
+                    ..options
+                },
                 table: Table::default(),
                 counts: Counts::default(),
             }),

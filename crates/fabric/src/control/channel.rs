@@ -99,7 +99,9 @@ impl Channel {
         Channel::tls(socket, connection.into())
     }
 
-    fn tls(socket: TcpStream, connection: Connection) -> Result<Channel, Trouble> {
+    fn tls(socket: TcpStream, mut connection: Connection) -> Result<Channel, Trouble> {
+        // Whoever says something waits until it is sent, so what is kept is bounded by that.
+        connection.set_buffer_limit(None);
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         Ok(Channel::over(Link::Tls(socket, Box::new(connection))))
@@ -163,7 +165,7 @@ impl Channel {
             }),
             Link::Tls(_, connection) => {
                 debug_assert!(descriptors.is_empty(), "descriptors over a network");
-                // It is kept there, however long: no limit was set.
+                // It is kept there, however long.
                 connection.writer().write_all(&frame)?;
             }
         }

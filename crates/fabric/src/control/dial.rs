@@ -17,6 +17,7 @@ use super::message::{Hello, Hidden, Message};
 use super::process::{self, Process};
 use super::{Address, Error, Local, PeerIdentity, Session, queue_of};
 use crate::choice::{Choice, Reach, Side, choose, obstacle};
+use crate::time::deadline;
 use crate::{EndpointId, Parameters, Peer, Provider, Queue, Role};
 
 /// Connects to the process that listens at an address, to `node` if one is named, and joins both by the fastest transport
@@ -259,7 +260,7 @@ fn connect(address: &Address, local: &Local) -> Result<(Channel, Option<Process>
 }
 
 /// Connects, or waits for room with the listener, so long at most.
-fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
+pub(super) fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
     let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(timeout))?;
@@ -270,7 +271,7 @@ fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
 fn authenticate(channel: &mut Channel, who: &str, timeout: Duration) -> Result<(), Error> {
     let step = "prove who it is";
     let of = |trouble| Error::of(trouble, who, step);
-    let deadline = process::deadline(timeout);
+    let deadline = deadline(timeout);
     loop {
         channel.flush().map_err(of)?;
         if channel.authenticate().map_err(of)? {
@@ -288,7 +289,7 @@ fn wait(
     step: &'static str,
 ) -> Result<(Message, Vec<OwnedFd>), Error> {
     let of = |trouble| Error::of(trouble, who, step);
-    let deadline = process::deadline(timeout);
+    let deadline = deadline(timeout);
     loop {
         channel.flush().map_err(of)?;
         match channel.next().map_err(of)? {
@@ -304,7 +305,7 @@ fn wait(
 }
 
 /// Sends all of a message, if the peer takes it in time.
-pub(super) fn send(
+fn send(
     channel: &mut Channel,
     message: &Message,
     descriptors: Vec<OwnedFd>,
@@ -313,7 +314,7 @@ pub(super) fn send(
 ) -> Result<(), Error> {
     let step = "take a message";
     let of = |trouble| Error::of(trouble, who, step);
-    let deadline = process::deadline(timeout);
+    let deadline = deadline(timeout);
     channel.send(message, descriptors).map_err(of)?;
     while !channel.flush().map_err(of)? {
         let left = left(deadline, who, step)?;
@@ -330,7 +331,7 @@ fn until(channel: &Channel, deadline: Instant, who: &str, step: &'static str) ->
         .map_err(|error| Error::of(Trouble::System(error), who, step))
 }
 
-fn left(deadline: Instant, who: &str, step: &'static str) -> Result<Duration, Error> {
+pub(super) fn left(deadline: Instant, who: &str, step: &'static str) -> Result<Duration, Error> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
         let who = who.into();

@@ -6,18 +6,20 @@ use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::channel::{Channel, Trouble};
+use super::dial::connect_unix;
 use super::message::{Hello, Hidden, Malformed, Message};
 use super::process::{self, Process};
 use super::{Address, Error, Local, PeerIdentity, Session, queue_of};
 use crate::choice::{Choice, Reach, Side, obstacle};
 use crate::error::out_of_descriptors;
+use crate::time::deadline;
 use crate::{Parameters, Peer, Queue, Role};
 
 /// Callers that are let in before those that are in are looked at again.
@@ -167,7 +169,7 @@ impl Listener {
     /// # Errors
     /// [`Error::System`]: this process cannot take connections. What callers do wrong is only counted.
     pub fn accept(&mut self, timeout: Duration) -> Result<Option<Caller>, Error> {
-        let end = process::deadline(timeout);
+        let end = deadline(timeout);
         loop {
             self.let_in()?;
             if let Some(caller) = self.advance() {
@@ -338,7 +340,8 @@ fn is_left_over(path: &Path) -> bool {
     if !std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         return false;
     }
-    let refused = UnixStream::connect(path).err();
+    // Who has no time for callers listens.
+    let refused = connect_unix(path, Duration::from_millis(10)).err();
     refused.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
@@ -354,7 +357,7 @@ impl Socket {
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
             _ => Err(error.into()),
         };
-        let deadline = process::deadline(local.options.step_timeout);
+        let deadline = deadline(local.options.step_timeout);
         let node = String::new();
         Ok(Some(match self {
             Socket::Unix { socket, .. } => {
@@ -438,7 +441,7 @@ impl Pending {
 
     fn begin(&mut self, step: Step, local: &Local) {
         self.step = step;
-        self.deadline = process::deadline(local.options.step_timeout);
+        self.deadline = deadline(local.options.step_timeout);
     }
 
     fn take(
@@ -568,7 +571,7 @@ impl Caller {
             refuse(&mut self.channel, error);
         }
         let endpoint = joined?;
-        let ready_by = process::deadline(self.step_timeout);
+        let ready_by = deadline(self.step_timeout);
         Ok(Session::new(
             self.channel,
             (self.peer, self.who),

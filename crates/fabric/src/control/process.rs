@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags};
@@ -80,14 +80,6 @@ pub fn boot() -> [u8; 16] {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
-}
-
-/// Longer than anybody waits.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-
-/// When so much time will be over, however much it is.
-pub fn deadline(timeout: Duration) -> Instant {
-    Instant::now() + timeout.min(FOREVER)
 }
 
 /// Waits until one of these is ready, so long at most.

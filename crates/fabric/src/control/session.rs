@@ -1,18 +1,24 @@
 //! [`Session`]: what two processes tell each other once an endpoint joins them.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use super::channel::{Channel, Trouble};
-use super::dial::send;
+use super::dial::left;
 use super::listener::{out_of_turn, refuse};
 use super::message::{Malformed, Message};
 use super::{Error, PeerIdentity, process};
+use rustix::event::PollFlags;
+
 use crate::choice::Choice;
+use crate::time::deadline;
 use crate::{EndpointId, Export, Queue, RegionDescriptor, Registration, RemoteRegion};
 
-/// Regions that a peer can export over one session: each is kept, and on one host mapped.
+/// Regions of a peer that a session takes, less those that were released: each is kept, and on one host mapped.
 const EXPORTS_MAX: u32 = 1 << 12;
+/// What a peer says while it is told something is kept, so much at most: all its exports, and as much again.
+const AHEAD_MAX: usize = 2 * EXPORTS_MAX as usize;
 
 /// What the peer says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +59,8 @@ pub struct Session {
     /// Until when the peer must have joined its side, if it has not.
     ready_by: Option<Instant>,
     imported: u32,
+    /// What the peer has said while it was told something.
+    ahead: VecDeque<Note>,
 }
 
 impl Session {
@@ -72,6 +80,7 @@ impl Session {
             timeout,
             ready_by,
             imported: 0,
+            ahead: VecDeque::new(),
         }
     }
 
@@ -93,7 +102,9 @@ impl Session {
     /// Lets the peer reach registered memory, under a name of the caller's choice. `queue` is the one of the endpoint.
     ///
     /// # Errors
-    /// [`Error::Endpoint`], [`Error::Silent`], [`Error::Closed`], [`Error::System`].
+    /// [`Error::Endpoint`]: nothing was said. [`Error::Silent`]: the peer takes nothing; what was said is kept, and goes with
+    /// what is said or asked for next, so do not say it again. Besides, those of [`Session::receive`], since a peer that
+    /// is itself telling something is listened to meanwhile.
     pub fn export(
         &mut self,
         queue: &mut Queue,
@@ -105,33 +116,42 @@ impl Session {
             .map_err(|source| self.failed(source))?;
         let descriptor = export.descriptor;
         let message = Message::Export { name, descriptor };
-        self.send(&message, export.memory.into_iter().collect())
+        self.send(queue, &message, export.memory.into_iter().collect())
     }
 
     /// Says that the key of exported memory was withdrawn.
     ///
     /// # Errors
-    /// [`Error::Silent`], [`Error::Closed`], [`Error::System`].
-    pub fn revoke(&mut self, name: u64) -> Result<(), Error> {
-        self.send(&Message::Revoked { name }, Vec::new())
+    /// As [`Session::export`].
+    pub fn revoke(&mut self, queue: &mut Queue, name: u64) -> Result<(), Error> {
+        self.send(queue, &Message::Revoked { name }, Vec::new())
     }
 
-    /// Says that memory of the peer's is not used any more.
+    /// Says that memory of the peer's is not used any more: the peer may export other memory in its place.
     ///
     /// # Errors
-    /// As [`Session::revoke`].
-    pub fn release(&mut self, name: u64) -> Result<(), Error> {
-        self.send(&Message::Released { name }, Vec::new())
+    /// As [`Session::export`].
+    pub fn release(&mut self, queue: &mut Queue, name: u64) -> Result<(), Error> {
+        self.imported = self.imported.saturating_sub(1);
+        self.send(queue, &Message::Released { name }, Vec::new())
     }
 
     /// What the peer says next, if it does in this time. Whoever waits for the descriptor of the session to be readable
-    /// first asks until there is nothing.
+    /// first asks until there is nothing, anew after having said something.
     ///
     /// # Errors
     /// [`Error::Closed`], [`Error::Refused`], [`Error::System`]: the connection is over. [`Error::Malformed`],
     /// [`Error::Endpoint`], [`Error::Silent`]: it is, and the endpoint is closed, since the peer broke the rules.
     pub fn receive(&mut self, queue: &mut Queue, timeout: Duration) -> Result<Option<Note>, Error> {
+        if let Some(note) = self.ahead.pop_front() {
+            return Ok(Some(note));
+        }
         let received = self.next(queue, timeout);
+        self.judge(queue, received)
+    }
+
+    /// Ends the endpoint if what came breaks the rules.
+    fn judge<T>(&mut self, queue: &mut Queue, received: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &received
             && matches!(
                 error,
@@ -145,7 +165,7 @@ impl Session {
     }
 
     fn next(&mut self, queue: &mut Queue, timeout: Duration) -> Result<Option<Note>, Error> {
-        let end = process::deadline(timeout);
+        let end = deadline(timeout);
         loop {
             self.channel.flush().map_err(|trouble| self.over(trouble))?;
             let next = self.channel.next().map_err(|trouble| self.over(trouble))?;
@@ -216,14 +236,41 @@ impl Session {
         imported.map_err(|source| self.failed(source))
     }
 
-    fn send(&mut self, message: &Message, descriptors: Vec<OwnedFd>) -> Result<(), Error> {
-        send(
-            &mut self.channel,
-            message,
-            descriptors,
-            &self.who,
-            self.timeout,
-        )
+    /// Says something. While the peer takes nothing it is listened to: it may be telling as much itself, and would wait for
+    /// this side as this side does for it.
+    fn send(
+        &mut self,
+        queue: &mut Queue,
+        message: &Message,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(), Error> {
+        let end = deadline(self.timeout);
+        let sent = self.channel.send(message, descriptors);
+        sent.map_err(|trouble| self.over(trouble))?;
+        while !self.channel.flush().map_err(|trouble| self.over(trouble))? {
+            let flags = match self.ahead.len() < AHEAD_MAX {
+                true => PollFlags::IN | PollFlags::OUT,
+                false => PollFlags::OUT,
+            };
+            let left = left(end, &self.who, "take a message")?;
+            process::wait_for(&self.channel, flags, left)
+                .map_err(|error| self.over(Trouble::System(error)))?;
+            let heard = self.hear_ahead(queue);
+            self.judge(queue, heard)?;
+        }
+        Ok(())
+    }
+
+    fn hear_ahead(&mut self, queue: &mut Queue) -> Result<(), Error> {
+        while self.ahead.len() < AHEAD_MAX {
+            let next = self.channel.next().map_err(|trouble| self.over(trouble))?;
+            let Some((message, descriptors)) = next else {
+                break;
+            };
+            let note = self.note(message, descriptors, queue)?;
+            self.ahead.push_back(note);
+        }
+        Ok(())
     }
 
     fn failed(&self, source: crate::Error) -> Error {

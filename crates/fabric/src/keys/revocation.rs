@@ -95,12 +95,13 @@ impl Journal {
             Ok((file, text))
         });
         let (file, text) = opened.map_err(|error| system("open", &path, error))?;
+        if !text.is_empty() && !text.ends_with('\n') {
+            return Err(Error::Torn { path });
+        }
         let lines: Option<_> = text.lines().map(Line::parse).collect();
         match lines {
-            Some(lines) if text.is_empty() || text.ends_with('\n') => {
-                Ok(Journal { path, file, lines })
-            }
-            _ => Err(Error::Contents {
+            Some(lines) => Ok(Journal { path, file, lines }),
+            None => Err(Error::Contents {
                 path,
                 what: "list of what was issued",
             }),
@@ -174,8 +175,8 @@ pub(super) fn give_list(directory: &Path, made: &Path) -> Result<(), Error> {
 /// keys of the nodes whose directories are here. A node looks at its own before each connection.
 ///
 /// # Errors
-/// [`Error::Name`], [`Error::Missing`], [`Error::Open`], [`Error::Contents`], [`Error::Unknown`], [`Error::System`]; do it
-/// again after the last.
+/// [`Error::Name`], [`Error::Missing`], [`Error::Open`], [`Error::Contents`], [`Error::Torn`], [`Error::Unknown`],
+/// [`Error::System`]; do it again after the last.
 pub fn revoke(directory: &Path, node: &str) -> Result<Revoked, Error> {
     check_name(node)?;
     let authority = load_authority(directory)?;

@@ -209,6 +209,9 @@ fn what_was_revoked_is_known_to_all_nodes_that_are_there_or_come() {
     let list = directory.join("a").join(REVOKED);
     fs::copy(others.join(REVOKED), &list).unwrap();
     assert!(sentence(load(&directory.join("a"))).contains("holds no list of the cluster's"));
+    fs::write(directory.join("issued.txt"), "issued 12 a\nissued 13").unwrap();
+    let torn = sentence(revoke(&directory, "a"));
+    assert!(torn.contains("issued.txt ends within a line"), "{torn}");
     fs::write(directory.join("issued.txt"), "issued 12 a\nnonsense\n").unwrap();
     let sentence = sentence(revoke(&directory, "a"));
     assert!(

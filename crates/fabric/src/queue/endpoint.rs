@@ -236,7 +236,7 @@ fn validate_remote(
 /// What a queue adds to a transport's parameters: window and longest message, 4 bytes each, least significant first.
 const LIMITS_BYTES: usize = 8;
 /// The largest window and the longest message that make sense.
-const WINDOW_MAX: u32 = 1 << 16;
+pub const WINDOW_MAX: u32 = 1 << 16;
 const MESSAGE_MAX: u32 = 1 << 24;
 
 /// Adds what the peer has to know of this side's buffers.

@@ -494,7 +494,11 @@ impl TcpTransport {
         let Some(place) = self.place_of(id) else {
             return;
         };
-        let Some(link) = self.link(id).filter(|link| link.state != State::Ended) else {
+        // First, since what the link had until now is kept if this fails.
+        let token = Token::Link(place);
+        let changed = self.poller.change(&visitor.socket, token, Interest::Read);
+        let link = self.link(id).filter(|link| link.state != State::Ended);
+        let Some(link) = link.filter(|_| changed.is_ok()) else {
             return;
         };
         link.connection = None;
@@ -505,9 +509,7 @@ impl TcpTransport {
         if restarted.is_err() {
             return self.lose(id, Failure::Violation);
         }
-        let token = Token::Link(place);
-        let changed = self.poller.change(&visitor.socket, token, Interest::Read);
-        let Some(link) = self.link(id).filter(|_| changed.is_ok()) else {
+        let Some(link) = self.link(id) else {
             return;
         };
         link.connection = Some(visitor.socket);

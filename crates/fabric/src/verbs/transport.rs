@@ -440,7 +440,7 @@ impl VerbsTransport {
     /// Waits until the adapter has something to say.
     fn wait(&self, timeout: Duration) {
         let timeout = Timespec {
-            tv_sec: timeout.as_secs() as i64,
+            tv_sec: timeout.as_secs().min(1 << 20) as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         };
         if self.common.trouble.is_adapter() {

@@ -2,7 +2,8 @@
 
 use fabric::wrappers::Faults;
 use fabric::{
-    Access, Failure, Operation, Options, Parameters, Proves, Refusal, Role, Source, WorkRequest,
+    Access, Error, Failure, Operation, Options, Parameters, Proves, Queue, Refusal, Role, Source,
+    WorkRequest,
 };
 
 use super::{Faulty, Pair, Random, Setup, peer};
@@ -342,5 +343,46 @@ pub fn places_are_used_again(setup: &dyn Setup) {
         assert_ne!(pair.to_far, old_far);
         assert_ne!(pair.to_near, old_near);
         drop(message);
+    }
+}
+
+pub fn layouts_that_cannot_be_are_refused(setup: &dyn Setup) {
+    type Set = fn(&mut Options, u32);
+    let options: [(&str, Set); 4] = [
+        ("endpoints", |options, value| options.endpoints = value),
+        ("window", |options, value| options.window = value),
+        ("outstanding", |options, value| options.outstanding = value),
+        ("buffers for messages", |options, value| {
+            (options.endpoints, options.window) = (1 << 16, value.clamp(1 << 12, 1 << 16));
+        }),
+    ];
+    for (name, set) in options {
+        for value in [0, (1 << 16) + 1, u32::MAX] {
+            let mut options = Options::default();
+            set(&mut options, value);
+            match Queue::open(&*setup.device(), options) {
+                Err(Error::Options { option, .. }) => assert!(option.contains(name), "{option}"),
+                other => panic!("{name}: {:?}", other.err()),
+            }
+        }
+    }
+    let least = Options {
+        endpoints: 1,
+        window: 1,
+        message_bytes: 0,
+        outstanding: 1,
+        signal_every: 0,
+        group_buffers: 0,
+        ..Options::default()
+    };
+    let mut pair = Pair::with(setup, least, least);
+    for round in 0..20 {
+        let send = Operation::Send {
+            from: Source::Inline(b""),
+            immediate: Some(round),
+        };
+        assert_eq!(pair.carry_out(1, send), Ok(0));
+        pair.await_messages(1);
+        assert_eq!(pair.far.messages.pop().unwrap().immediate, Some(round));
     }
 }

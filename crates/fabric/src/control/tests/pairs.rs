@@ -75,11 +75,11 @@ impl Pair {
             panic!("{note:?}");
         };
         assert_eq!(region.length(), 8192);
-        self.near.revoke(77).unwrap();
+        self.near.revoke(near_queue, 77).unwrap();
         let note = self.far.receive(far_queue, LONG).unwrap();
         assert_eq!(note, Some(Note::Revoked { name: 77 }));
         assert_eq!(self.near.receive(near_queue, Duration::ZERO).unwrap(), None);
-        self.far.release(77).unwrap();
+        self.far.release(far_queue, 77).unwrap();
         process::wait_for(&self.near.as_fd(), PollFlags::IN, LONG).unwrap();
         let note = self.near.receive(near_queue, LONG).unwrap();
         assert_eq!(note, Some(Note::Released { name: 77 }));
@@ -127,6 +127,59 @@ fn by_a_unix_socket_memory_is_passed() {
         !scratch.path("socket").exists(),
         "the listener left its socket behind"
     );
+}
+
+/// How many regions each of two sides exports to the other before it asks what that has exported.
+const AT_ONCE: u64 = 2000;
+
+fn export_and_receive(session: &mut Session, queue: &mut Queue, node: &Node) {
+    let region = Region::memory(4096, false).unwrap();
+    let fake = match session.choice().provider {
+        Provider::Shm => &node.shm,
+        _ => &node.tcp,
+    };
+    let registration = fake.register(&region, Access::READ).unwrap();
+    for name in 0..AT_ONCE {
+        session.export(queue, name, &registration).unwrap();
+    }
+    for expected in 0..AT_ONCE {
+        let note = session.receive(queue, LONG).unwrap();
+        let Some(Note::Exported { name, .. }) = note else {
+            panic!("{note:?}");
+        };
+        assert_eq!(name, expected);
+    }
+    for name in 0..AT_ONCE {
+        session.release(queue, name).unwrap();
+    }
+    for name in 0..AT_ONCE {
+        let note = session.receive(queue, LONG).unwrap();
+        assert_eq!(note, Some(Note::Released { name }));
+    }
+}
+
+#[test]
+fn two_sides_that_tell_much_at_once_listen_meanwhile() {
+    let scratch = Scratch::new();
+    let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
+    let by_socket = join(&b, &[scratch.socket()], &a, false);
+    let [c, d] = scratch.keys("keys").map(Node::new);
+    let by_network = join(&d, &[loopback()], &c, false);
+    for (mut pair, [near_node, far_node]) in [(by_socket, [&a, &b]), (by_network, [&c, &d])] {
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let queue = queue_of_session(&mut pair.far_queues, &pair.far);
+                // Three times as many in all as there may be at once.
+                for _ in 0..3 {
+                    export_and_receive(&mut pair.far, queue, far_node);
+                }
+            });
+            let queue = queue_of_session(&mut pair.near_queues, &pair.near);
+            for _ in 0..3 {
+                export_and_receive(&mut pair.near, queue, near_node);
+            }
+        });
+    }
 }
 
 #[test]
