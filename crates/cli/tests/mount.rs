@@ -376,8 +376,8 @@ fn the_system_mounts_by_its_helper() {
         mkdir /mnt/upper /mnt/work
         mount -t overlay none -o lowerdir=/usr/sbin,upperdir=/mnt/upper,workdir=/mnt/work /usr/sbin
         ln -s \"$1\" /usr/sbin/mount.tako
-        mount -t tako \"$2\" \"$3\" -o noatime,noexec,transport=classic
-        grep \"$3 fuse.tako rw.*noexec,noatime\" /proc/self/mounts
+        mount -t tako \"$2\" \"$3\" -o noatime,nodiratime,noexec,transport=classic
+        grep \"$3 fuse.tako rw.*noexec,noatime,nodiratime\" /proc/self/mounts
         echo contents > \"$3/file\"
         umount \"$3\"
         echo \"$2 $3 tako ro,nofail,x-systemd.requires=none 0 0\" > /mnt/fstab

@@ -414,7 +414,7 @@ impl Queue {
         slot: usize,
         answer: &mut impl FnMut(Exchange<'_>) -> Option<usize>,
     ) -> Option<u64> {
-        let may_stay = self.staying == 0 || self.free_beside(slot).count() > 0;
+        let may_stay = self.staying == 0 || self.free_beside(slot).next().is_some();
         self.slots[slot].moves_requests = true;
         let mut head = self.slots[slot].head().cast::<Head>();
         let payload = self.slots[slot].payload(self.payload_length);
@@ -464,7 +464,7 @@ impl Queue {
         self.slots[slot].state = State::Stays;
         self.staying += 1;
         let may_wait = !self.free_beside(slot).any(|free| free.moves_requests);
-        if self.free_beside(slot).count() < self.depth
+        if self.free_beside(slot).take(self.depth).count() < self.depth
             && let Ok(further) = Slot::new(self.slots[slot].number, self.payload_length)
         {
             // The kernel gives requests to the slot that came back last: this one is little used later.

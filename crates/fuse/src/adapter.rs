@@ -64,6 +64,8 @@ pub(crate) struct Adapter {
     collects: bool,
     /// Reading changes access times.
     access_times: bool,
+    /// Of directories, too.
+    directory_access_times: bool,
     /// None if the kernel keeps them.
     locks: Option<Locks>,
     /// None while no thread looks after holes.
@@ -86,6 +88,7 @@ impl Adapter {
             direct: options.cache == Cache::None,
             collects: options.cache == Cache::Writeback,
             access_times: options.access_times && !options.read_only,
+            directory_access_times: options.directory_access_times,
             open_unneeded: false,
             open_directory_unneeded: false,
         }
@@ -277,6 +280,14 @@ impl Adapter {
             noted.map_err(|error| errno(&error))?;
         }
         Ok(value)
+    }
+
+    /// The same of a directory.
+    fn noted_directory<T>(&self, number: u64, result: Result<T, Error>) -> Result<T, Errno> {
+        match self.directory_access_times {
+            true => self.noted(number, result),
+            false => result.map_err(|error| errno(&error)),
+        }
     }
 
     /// Whether reading through a file that was opened with these flags changes its access time.

@@ -150,6 +150,8 @@ pub(crate) fn attach(directory: &Path, options: &MountOptions) -> Result<OwnedFd
 fn flags(options: &MountOptions) -> MountFlags {
     let mut flags = MountFlags::RELATIME;
     flags.set(MountFlags::NOATIME, !options.access_times);
+    flags.set(MountFlags::NODIRATIME, !options.directory_access_times);
+    flags.set(MountFlags::NOSYMFOLLOW, !options.follow_links);
     flags.set(MountFlags::RDONLY, options.read_only);
     flags.set(MountFlags::NOSUID, !options.set_user);
     flags.set(MountFlags::NODEV, !options.devices);
@@ -168,6 +170,7 @@ fn attach_by_helper(directory: &Path, options: &MountOptions) -> Result<OwnedFd,
         ("allow_other", options.allow_other),
         ("noexec", !options.execute),
         ("noatime", !options.access_times),
+        ("nosymfollow", !options.follow_links),
     ];
     words.extend(
         switches

@@ -8,7 +8,7 @@ use crate::Error;
 
 /// The options that [`MountOptions::from_str`] understands, for its error message.
 pub(crate) const KNOWN: &str = "ro, rw, allow_other, private, suid, nosuid, dev, nodev, exec, noexec, relatime, \
-                                noatime, threads=COUNT, cache=strict|writeback|none, cache_time=SECONDS, \
+                                noatime, diratime, nodiratime, symfollow, nosymfollow, threads=COUNT, cache=strict|writeback|none, cache_time=SECONDS, \
                                 locks=kernel|shared, transport=auto|uring|classic, switch, noswitch, fsname=NAME";
 
 /// How to mount. The default suits a pool that one process owns; `-o` text is parsed with [`FromStr`].
@@ -41,6 +41,10 @@ pub struct MountOptions {
     pub execute: bool,
     /// Note reads in access times, if the file changed since or a day has passed; the default. `relatime`, `noatime`
     pub access_times: bool,
+    /// The same of directories, where it is done at all. `diratime`, `nodiratime`
+    pub directory_access_times: bool,
+    /// Follow symbolic links; with `nosymfollow` they can only be read. Most helpers of other users refuse that.
+    pub follow_links: bool,
 }
 
 /// What the kernel keeps of the files' contents.
@@ -91,6 +95,8 @@ impl Default for MountOptions {
             devices: false,
             execute: true,
             access_times: true,
+            directory_access_times: true,
+            follow_links: true,
         }
     }
 }
@@ -125,8 +131,12 @@ impl MountOptions {
             ("nodev", None) => self.devices = false,
             ("exec", None) => self.execute = true,
             ("noexec", None) => self.execute = false,
-            ("relatime", None) => self.access_times = true,
+            ("relatime" | "atime", None) => self.access_times = true,
             ("noatime", None) => self.access_times = false,
+            ("diratime", None) => self.directory_access_times = true,
+            ("nodiratime", None) => self.directory_access_times = false,
+            ("symfollow", None) => self.follow_links = true,
+            ("nosymfollow", None) => self.follow_links = false,
             ("threads", Some(count)) => {
                 self.threads = count
                     .parse()
@@ -158,11 +168,20 @@ impl MountOptions {
                 | "user"
                 | "users"
                 | "nouser"
+                | "owner"
+                | "noowner"
+                | "group"
+                | "nogroup"
                 | "_netdev"
                 | "_rnetdev"
                 | "sync"
                 | "async"
-                | "dirsync",
+                | "dirsync"
+                | "lazytime"
+                | "nolazytime"
+                | "nostrictatime"
+                | "silent"
+                | "loud",
                 None,
             ) => {}
             (name, _) if name.starts_with("x-") => {}
@@ -195,7 +214,7 @@ mod tests {
     #[test]
     fn options_are_understood() {
         let options: MountOptions =
-            "ro,threads=3,cache=none,cache_time=0.5,locks=shared,transport=classic,noswitch,private,suid,dev,noexec,noatime,,nofail,user,users,user=who,x-systemd.automount"
+            "ro,threads=3,cache=none,cache_time=0.5,locks=shared,transport=classic,noswitch,private,suid,dev,noexec,noatime,nodiratime,nosymfollow,,nofail,lazytime,silent,user,users,user=who,x-systemd.automount"
                 .parse()
                 .unwrap();
         let expected = MountOptions {
@@ -211,6 +230,8 @@ mod tests {
             devices: true,
             execute: false,
             access_times: false,
+            directory_access_times: false,
+            follow_links: false,
             ..MountOptions::default()
         };
         assert_eq!(options, expected);
@@ -231,6 +252,7 @@ mod tests {
             "fsname=",
             "locks=none",
             "ro=1",
+            "strictatime",
         ] {
             let error = format!("rw,{wrong}").parse::<MountOptions>().unwrap_err();
             assert!(error.to_string().contains(wrong), "{error}");

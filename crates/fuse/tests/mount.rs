@@ -507,6 +507,39 @@ fn access_times_follow_reads() {
 }
 
 #[test]
+fn access_times_of_directories_follow_reads_or_not() {
+    for (options, follows) in [("", true), ("nodiratime", false), ("noatime", false)] {
+        let mounted = Mounted::new(options);
+        let (path, file) = (mounted.path("directory"), mounted.path("file"));
+        fs::create_dir(&path).unwrap();
+        fs::write(&file, b"data").unwrap();
+        let times = fs::FileTimes::new().set_accessed(UNIX_EPOCH + Duration::from_secs(1000));
+        for path in [&path, &file] {
+            File::open(path).unwrap().set_times(times).unwrap();
+        }
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
+        let accessed = |path| fs::metadata(path).unwrap().atime();
+        assert_eq!(accessed(&path) > 1000, follows, "{options}");
+        fs::read(&file).unwrap();
+        assert_eq!(accessed(&file) > 1000, options != "noatime", "{options}");
+        mounted.end();
+    }
+}
+
+#[test]
+fn symbolic_links_are_followed_or_only_read() {
+    for (options, follows) in [("", true), ("nosymfollow", false)] {
+        let mounted = Mounted::new(options);
+        let (file, link) = (mounted.path("file"), mounted.path("link"));
+        fs::write(&file, b"data").unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("file"));
+        assert_eq!(fs::read(&link).is_ok(), follows, "{options}");
+        mounted.end();
+    }
+}
+
+#[test]
 fn extended_attributes_are_kept() {
     use rustix::fs::{XattrFlags, getxattr, getxattr_query, listxattr, removexattr, setxattr};
     use rustix::io::Errno;

@@ -28,14 +28,14 @@ impl Adapter {
         let read = self
             .file_system
             .read_directory(number, cookie, &mut |entry| listing.add(&listed(entry)));
-        self.noted(number, read)?;
+        self.noted_directory(number, read)?;
         Ok(listing.length())
     }
 
     pub(super) fn read_directory_plus(&self, number: u64, cookie: u64, room: &mut [u8]) -> Answer {
         let mut listing = Listing::new(room);
         let filled = self.fill(number, cookie, &mut listing);
-        self.noted(number, filled)?;
+        self.noted_directory(number, filled)?;
         Ok(listing.length())
     }
 
