@@ -145,7 +145,7 @@ fn pieces(fs: &FileSystem, count: usize) -> (File, Vec<u8>) {
     let file = new_file(fs);
     let mut expected = vec![0; count * 8192 - 4096];
     for piece in 0..count {
-        let (at, data) = (piece * 8192, [piece as u8 + 1; 4096]);
+        let (at, data) = (piece * 8192, [(piece as u8).wrapping_add(1); 4096]);
         file.write_at(&data, at as u64).unwrap();
         expected[at..at + 4096].copy_from_slice(&data);
     }

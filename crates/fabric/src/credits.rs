@@ -180,7 +180,7 @@ mod tests {
     fn counts_wrap() {
         let mut credits = Credits::new(2, 2);
         for sent in 1..=10u32 {
-            credits.sent = u32::MAX - 5 + sent;
+            credits.sent = (u32::MAX - 5).wrapping_add(sent);
             credits.returned_to_us = credits.sent;
             assert!(credits.take(Instant::now) && credits.take(Instant::now));
             assert_eq!(credits.left(), 0);

@@ -81,7 +81,7 @@ pub struct Superblock {
 
 const CRC_FROM: usize = 12;
 
-/// Bytes of so many side rings of so many places.
+/// Bytes of so many side rings of so many places, as far as [they are possible](side_rings_are_possible).
 pub fn side_length(rings: u32, places: u32) -> u64 {
     u64::from(rings) * u64::from(places) * PLACE
 }
@@ -153,15 +153,15 @@ impl Superblock {
     }
 
     fn validate_geometry(&self) -> Result<()> {
-        let side_end = self
-            .ring_offset
-            .checked_add(self.ring_length)
-            .and_then(|end| end.checked_add(self.side_length()));
+        // Only possible ones have a length.
+        let is_possible = side_rings_are_possible(self.side_rings, self.side_places);
+        let side_length = is_possible.then(|| self.side_length());
+        let ring_end = self.ring_offset.checked_add(self.ring_length);
+        let side_end = ring_end.and_then(|end| end.checked_add(side_length?));
         let image_end = self.image_offset.checked_add(self.image_length);
         let right = self.ring_offset == RING_OFFSET
             && self.ring_length.is_power_of_two()
             && (crate::ring::LENGTH_MIN..=crate::ring::LENGTH_MAX).contains(&self.ring_length)
-            && side_rings_are_possible(self.side_rings, self.side_places)
             && side_end.is_some_and(|end| end <= self.image_offset)
             && self.image_offset.is_multiple_of(4096)
             && self.image_length.is_multiple_of(4096)
