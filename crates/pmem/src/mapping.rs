@@ -381,16 +381,9 @@ impl Pages {
     /// Maps the first `length` bytes of a file, whole pages if they are huge, for reading and
     /// writing.
     pub(crate) fn map(file: &OwnedFd, length: usize, flags: MapFlags) -> rustix::io::Result<Pages> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses the address, so the mapping overlaps nothing that exists.
-        let base =
-            unsafe { rustix::mm::mmap(ptr::null_mut(), length, protection, flags, file, 0) }?;
-        let base = NonNull::new(base.cast()).ok_or(Errno::FAULT)?;
-        Ok(Pages { base, length })
+        Pages::map_near(ptr::null_mut(), file, length, flags)
     }
-}
 
-impl Pages {
     /// Maps the first `length` bytes of a file, and addresses behind its end, for when it grows: until then no byte there is
     /// touched. Where there are too few addresses it does without.
     pub(crate) fn map_growing(
@@ -405,24 +398,34 @@ impl Pages {
             .or_else(|_| Pages::map(file, length, flags))
     }
 
-    /// Like [`Pages::map`], at an address that lets the kernel map [large pages](LARGE_PAGE).
+    /// Like [`Pages::map`], at an address that lets the kernel map [large pages](LARGE_PAGE), unless another thread takes
+    /// that meanwhile.
+    ///
+    /// The address is a wish, not fixed: a mapping that was to replace another one, and is refused, may have taken that away
+    /// all the same, and nobody can tell. To unmap it then would unmap what another thread has there since.
     pub(crate) fn map_aligned(
         file: &OwnedFd,
         length: usize,
         flags: MapFlags,
     ) -> rustix::io::Result<Pages> {
         let room = Pages::reserve(length.checked_add(LARGE_PAGE).ok_or(Errno::NOMEM)?)?;
-        let before = room.base.as_ptr().align_offset(LARGE_PAGE);
-        // SAFETY: both are inside the room, which is longer by a large page.
-        let (base, end) = unsafe { (room.base.add(before), room.base.add(before + length)) };
+        let start = room.base.as_ptr();
+        let aligned = start.wrapping_add(start.align_offset(LARGE_PAGE));
+        drop(room);
+        Pages::map_near(aligned, file, length, flags)
+    }
+
+    fn map_near(
+        wish: *mut u8,
+        file: &OwnedFd,
+        length: usize,
+        flags: MapFlags,
+    ) -> rustix::io::Result<Pages> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = flags | MapFlags::FIXED;
-        // SAFETY: what it replaces is the room's, which nobody uses.
-        unsafe { rustix::mm::mmap(base.as_ptr().cast(), length, protection, flags, file, 0) }?;
-        let own = |base, length| Pages { base, length };
-        drop([own(room.base, before), own(end, LARGE_PAGE - before)]);
-        std::mem::forget(room);
-        Ok(own(base, length))
+        // SAFETY: the kernel chooses the address, at the wish or elsewhere, so the mapping overlaps nothing that exists.
+        let base = unsafe { rustix::mm::mmap(wish.cast(), length, protection, flags, file, 0) }?;
+        let base = NonNull::new(base.cast()).ok_or(Errno::FAULT)?;
+        Ok(Pages { base, length })
     }
 
     /// Addresses with nothing there.
@@ -464,6 +467,8 @@ impl Drop for Pages {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use super::*;
     use crate::scratch::Scratch;
 
@@ -476,5 +481,29 @@ mod tests {
         let _inherited = rustix::io::dup(&mapping.file.as_ref().unwrap().0).unwrap();
         drop(mapping);
         assert!(crate::pool::open(&path, Access::ReadWrite).is_ok());
+    }
+
+    /// Of a file without DAX the kernel refuses a mapping first.
+    #[test]
+    fn making_pools_takes_no_memory_from_other_threads() {
+        let scratch = Scratch::new();
+        thread::scope(|scope| {
+            for number in 0..4 {
+                let path = scratch.path().join(number.to_string());
+                scope.spawn(move || {
+                    for round in 0..500u64 {
+                        let mapping = crate::pool::create(&path, 4 * 4096).unwrap();
+                        for page in 0..4 {
+                            mapping.store(page * 4096, round);
+                        }
+                        for page in 0..4 {
+                            assert_eq!(mapping.load(page * 4096), round);
+                        }
+                        drop(mapping);
+                        std::fs::remove_file(&path).unwrap();
+                    }
+                });
+            }
+        });
     }
 }
