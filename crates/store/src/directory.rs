@@ -310,7 +310,12 @@ impl<'a> Reader<'a> {
             let Some(next) = self.tree().holding_or_after(logical + 1)? else {
                 return Ok(());
             };
+            let block = next.physical;
             let next = next.logical.max(logical + 1);
+            // Keys have no more bits: it would begin anew, and never end.
+            if next >= 1 << PREFIX_BITS {
+                return Err(Error::Corrupt { what: WHAT, block });
+            }
             from = next << (HASH_BITS - PREFIX_BITS + DISCRIMINATOR_BITS);
         }
         Ok(())
