@@ -1,5 +1,6 @@
 //! Starting processes and unmounting, each while no other test does the other.
 
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::{Mutex, PoisonError};
 
@@ -20,10 +21,18 @@ pub fn run(command: &mut Command) -> Output {
     apart(|| command.output()).expect("a process")
 }
 
-/// These options and the transport that this run of the tests is about: `make test` runs them by queues and by the device.
+/// These options and the transport of this run of the tests: `TAKO_TEST_TRANSPORT`, else io_uring where the kernel has it,
+/// so that a mount that falls back to the device fails its test.
 pub fn options(text: &str) -> MountOptions {
-    let transport = std::env::var("TAKO_TEST_TRANSPORT");
-    let transport = transport.as_deref().unwrap_or("auto");
+    let chosen = std::env::var("TAKO_TEST_TRANSPORT").ok();
+    let has_queues = Path::new("/sys/module/fuse/parameters/enable_uring").exists();
+    // The kernel gives its queues to root alone.
+    let usual = if has_queues && rustix::process::geteuid().is_root() {
+        "uring"
+    } else {
+        "auto"
+    };
+    let transport = chosen.as_deref().unwrap_or(usual);
     format!("{text},transport={transport}")
         .parse()
         .expect("options")
