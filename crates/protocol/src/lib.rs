@@ -5,11 +5,12 @@
 //! seeded simulation and on real fabrics. `docs/PROTOCOL.md` has each rule, why it is there, and the schedule that breaks
 //! without it.
 //!
-//! Reading order: [`map`] (who is who), [`wire`] (messages), [`member`] (what a member does: following, standing for
+//! Reading order: [`map`] (the map of a unit), [`cluster`] (that of all units and nodes), [`wire`] (messages), [`member`] (what a member does: following, standing for
 //! primary, serving), [`client`].
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod cluster;
 pub mod defects;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -19,6 +20,7 @@ pub mod member;
 pub mod wire;
 
 pub use client::{Client, Mode, Transfer, TransferKind, TransferOutcome};
+pub use cluster::ClusterMap;
 pub use defects::{Defect, Defects};
 pub use map::{EpochStart, NOBODY, NodeId, Sequence, UnitMap};
 pub use member::Member;

@@ -3,6 +3,8 @@
 //! The map is an input. A membership service keeps it and changes it by compare and swap on its version, so that of two
 //! proposals made from one map at most one succeeds.
 
+use serde::{Deserialize, Serialize};
+
 use crate::defects::{Defect, Defects};
 
 /// Names a member or a client on the fabric.
@@ -28,7 +30,7 @@ impl Sequence {
 }
 
 /// Where an epoch's records begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EpochStart {
     /// The epoch.
     pub epoch: u32,
@@ -43,7 +45,7 @@ pub const MEMBERS_MAX: usize = 16;
 pub const LINEAGE_MAX: usize = 32;
 
 /// One unit in the cluster map.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnitMap {
     /// Grows by one with each change of the map.
     pub version: u64,

@@ -23,6 +23,7 @@ pub use operation::{
 };
 
 use crate::checksum;
+use crate::cluster::ClusterMap;
 use crate::defects::Defects;
 use crate::halves::{self, Halves};
 use crate::map::{NodeId, Sequence};
@@ -250,6 +251,16 @@ pub enum Body {
         /// Its key for this session.
         key: u64,
     },
+    /// The first message of a connection. From then on every message of the connection has this envelope's `from`.
+    Hello {
+        /// Version of the cluster map that the sender has; 0 for none.
+        map_version: u64,
+    },
+    /// The current cluster map: answers [`Body::Hello`], and a message of an older epoch.
+    Map {
+        /// The map.
+        map: Box<ClusterMap>,
+    },
 }
 
 /// A message, whole.
@@ -279,6 +290,7 @@ impl Body {
             | Body::OpenSession
             | Body::KeepAlive
             | Body::OpenKeys
+            | Body::Hello { .. }
             | Body::Request { .. }
             | Body::Resume { .. } => Mode::Immediate,
             Body::Lease { .. }
@@ -293,6 +305,7 @@ impl Body {
             | Body::SessionOpened { .. }
             | Body::Alive { .. }
             | Body::Expired
+            | Body::Map { .. }
             | Body::Reply { .. }
             | Body::Resumed { .. } => Mode::NoReply,
         }
@@ -326,6 +339,8 @@ impl Body {
             Body::Resumed { .. } => 40,
             Body::OpenKeys => 41,
             Body::Key { .. } => 42,
+            Body::Hello { .. } => 64,
+            Body::Map { .. } => 65,
         }
     }
 
@@ -457,6 +472,8 @@ impl Body {
                 to.u32(*member);
                 to.u64(*key);
             }
+            Body::Hello { map_version } => to.u64(*map_version),
+            Body::Map { map } => to.bytes.extend(map.encode()),
             _ => {}
         }
     }
@@ -569,6 +586,12 @@ impl Body {
                 member: from.u32()?,
                 key: from.u64()?,
             },
+            64 => Body::Hello {
+                map_version: from.u64()?,
+            },
+            65 => Body::Map {
+                map: Box::new(ClusterMap::decode(from.rest())?),
+            },
             _ => return Err(Malformed("its kind is unknown")),
         })
     }
@@ -600,6 +623,32 @@ fn read_fetch(from: &mut Reader<'_>) -> Result<Fetch, Malformed> {
         1 => Ok(Fetch::Refill),
         2 => Ok(Fetch::Metadata),
         _ => Err(Malformed("it fetches nothing known")),
+    }
+}
+
+impl Envelope {
+    /// The envelope of a message whose body is not read yet: its checksum is not checked either.
+    pub fn peek(bytes: &[u8]) -> Result<Envelope, Malformed> {
+        let mut from = Reader::new(bytes);
+        if from.u16()? != MAGIC {
+            return Err(Malformed("it does not begin as one"));
+        }
+        if from.u8()? != VERSION {
+            return Err(Malformed("it is of another version"));
+        }
+        from.bytes(5)?;
+        Envelope::read(&mut from)
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Envelope, Malformed> {
+        Ok(Envelope {
+            cluster: from.u64()?,
+            epoch: from.u32()?,
+            tenant: from.u32()?,
+            session: from.u64()?,
+            request: from.u64()?,
+            from: from.u32()?,
+        })
     }
 }
 
@@ -641,14 +690,7 @@ impl Message {
             return Err(Malformed("it is of another version"));
         }
         let crc = from.u32()?;
-        let envelope = Envelope {
-            cluster: from.u64()?,
-            epoch: from.u32()?,
-            tenant: from.u32()?,
-            session: from.u64()?,
-            request: from.u64()?,
-            from: from.u32()?,
-        };
+        let envelope = Envelope::read(&mut from)?;
         let length = from.u32()? as usize;
         if length > BODY_MAX || bytes.len() != HEADER + length {
             return Err(Malformed("its length is not what it says"));

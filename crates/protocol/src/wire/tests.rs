@@ -129,6 +129,14 @@ fn resumes() -> Vec<Body> {
     ]
 }
 
+fn cluster_map() -> ClusterMap {
+    let empty = ClusterMap {
+        name: "lab".into(),
+        ..ClusterMap::default()
+    };
+    empty.register("n1", [1; 16], vec!["/run/n1".into()]).0
+}
+
 /// Every kind of message, those with contents in more than one form.
 fn bodies() -> Vec<Body> {
     let tail = Sequence::new(0x2122_2324, LARGE);
@@ -190,6 +198,8 @@ fn bodies() -> Vec<Body> {
         Body::KeyOpened { .. } => [Body::KeyOpened { session: 4, key: u64::MAX }],
         Body::CloseKey { .. } => [Body::CloseKey { session: 5 }],
         Body::KeyClosed { .. } => [Body::KeyClosed { session: u64::MAX }],
+        Body::Hello { .. } => [Body::Hello { map_version: LARGE }],
+        Body::Map { .. } => [Body::Map { map: Box::new(cluster_map()) }],
     });
     bodies.extend(requests());
     bodies.extend(replies());
