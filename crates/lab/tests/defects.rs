@@ -229,27 +229,7 @@ fn overwrite_blocks(defects: Defects) -> Result {
 }
 
 #[test]
-fn places_before_their_image_lines() {
-    let reuse_places_early = true;
-    let defects = Defects {
-        reuse_places_early,
-        ..Defects::default()
-    };
-    expect_objection(defects, overwrite_blocks);
-}
-
-#[test]
-fn side_rings_behind_the_ring() {
-    let replay_aside_last = true;
-    let defects = Defects {
-        replay_aside_last,
-        ..Defects::default()
-    };
-    expect_objection(defects, overwrite_blocks);
-}
-
-#[test]
-fn side_rings_that_are_not_flushed() {
+fn ring_space_before_the_lines_of_overwritten_blocks() {
     let reclaim_without_flush = true;
     let defects = Defects {
         reclaim_without_flush,

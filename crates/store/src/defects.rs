@@ -19,10 +19,6 @@ pub struct Defects {
     pub reclaim_without_flush: bool,
     /// Ring space is reused although another thread's stores around the caches may not have arrived.
     pub reclaim_unfenced: bool,
-    /// A place in a side ring is used again although the image lines of its record were not flushed.
-    pub reuse_places_early: bool,
-    /// Recovery applies the records of the side rings behind all those of the ring.
-    pub replay_aside_last: bool,
     /// Blocks freed by a record can be filled before that record is persistent.
     pub reuse_before_commit: bool,
     /// Recovery writes old data over blocks that a later record names by reference.

@@ -232,7 +232,7 @@ impl Store {
             self.shared.extend(target, data, inode, state, end)
         } else {
             let touch = Touch { inode, time_ns };
-            self.shared.overwrite(target, data, touch, state.version)
+            self.shared.overwrite(target, data, touch)
         };
         Ok(true)
     }

@@ -13,18 +13,11 @@ use crate::layout::superblock::*;
 use crate::ring::{LENGTH_MAX, LENGTH_MIN, write_ring_state};
 use crate::{BLOCK, ROOT, SYSTEM};
 
-/// Bytes of a pool for each side ring.
-const SIDE_RING_SHARE: u64 = 32 << 20;
-
 /// How a pool is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of the record ring: a power of two, 64 KiB to 1 GiB.
     pub ring_length: u64,
-    /// Side rings, for that many threads: at most 256.
-    pub side_rings: u32,
-    /// Places of a side ring, of 4160 bytes each: 2 to 4096.
-    pub side_places: u32,
     /// Blocks of a group: a power of two, 512 to 32768.
     pub blocks_per_group: u32,
     /// Inodes of a group: a multiple of 16, at most 32768.
@@ -34,15 +27,12 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// What suits a pool of this many bytes: an inode for 16 KiB, at least eight groups, a ring of 16 MiB or a 32nd, up
-    /// to 16 side rings of half a MiB.
+    /// What suits a pool of this many bytes: an inode for 16 KiB, at least eight groups, a ring of 16 MiB or a 32nd.
     pub fn for_length(pool_length: u64) -> Geometry {
         let power_below = |value: u64| 1 << value.max(1).ilog2();
         let blocks_per_group: u64 = power_below(pool_length / BLOCK as u64 / 8).clamp(512, 32768);
         Geometry {
             ring_length: power_below(pool_length / 32).clamp(LENGTH_MIN, 16 << 20),
-            side_rings: (pool_length / SIDE_RING_SHARE).min(16) as u32,
-            side_places: 128,
             blocks_per_group: blocks_per_group as u32,
             inodes_per_group: blocks_per_group as u32 / 4,
             data_checksums: true,
@@ -53,8 +43,6 @@ impl Geometry {
     pub fn small() -> Geometry {
         Geometry {
             ring_length: LENGTH_MIN,
-            side_rings: 2,
-            side_places: 4,
             blocks_per_group: 512,
             inodes_per_group: 64,
             data_checksums: true,
@@ -97,8 +85,7 @@ pub fn format(region: &Region, geometry: &Geometry) -> Result<()> {
     write_root(region, superblock.image_offset, &layout, SYSTEM, 0o700);
     // Whatever the ring held is of no valid epoch: its first record would have to have this number and epoch 1. Not 0:
     // that is the version of what no record has changed.
-    let rings = superblock.ring_length + superblock.side_length();
-    region.zero_flushed(superblock.ring_offset, rings);
+    region.zero_flushed(superblock.ring_offset, superblock.ring_length);
     region.fence();
     write_ring_state(region, RingState::new(1, ALIGN as u64));
     write_superblocks(region, &superblock);
@@ -137,14 +124,7 @@ fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
             "the ring must be a power of two from 64 KiB to 1 GiB",
         ));
     }
-    let (side_rings, side_places) = (geometry.side_rings, geometry.side_places);
-    if !side_rings_are_possible(side_rings, side_places) {
-        return Err(Error::BadGeometry(
-            "there are at most 256 side rings, of 2 to 4096 places each",
-        ));
-    }
-    let side_end = RING_OFFSET + ring + side_length(side_rings, side_places);
-    let image_offset = side_end.next_multiple_of(BLOCK as u64);
+    let image_offset = (RING_OFFSET + ring).next_multiple_of(BLOCK as u64);
     let blocks = pool_length.saturating_sub(image_offset) / BLOCK as u64;
     let layout = Layout::new(blocks, geometry.blocks_per_group, geometry.inodes_per_group).ok_or(
         Error::BadGeometry("it is too small, or its groups are; use at least 1 MiB"),
@@ -169,8 +149,6 @@ fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
         reserved_blocks: reserved_blocks(&layout),
         created_ns: Clock::System.now_ns(),
         hash_key: random(),
-        side_rings,
-        side_places,
         ..Superblock::new_zeroed()
     };
     superblock.crc = superblock.checksum();

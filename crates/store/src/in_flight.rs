@@ -45,8 +45,6 @@ struct Lane {
     bound: AtomicU64,
     /// Number of its last record that is persistent. What the records before that one wrote around the caches is too.
     fenced: AtomicU64,
-    /// One more than the number of the lane's side ring; 0: it was given none yet.
-    side: AtomicUsize,
     /// The thread that had the lane last; 0: none had it.
     thread: AtomicUsize,
 }
@@ -132,7 +130,6 @@ impl InFlight {
             unapplied: AtomicU64::new(IDLE),
             bound: AtomicU64::new(next),
             fenced: AtomicU64::new(next),
-            side: AtomicUsize::new(0),
             thread: AtomicUsize::new(0),
         };
         InFlight {
@@ -195,49 +192,6 @@ impl InFlight {
             bound,
             took_over: ![0, thread].contains(&before),
         }
-    }
-
-    /// The thread's own lane, if it has one and no record of it is under way, and the word that says which side ring
-    /// belongs to it.
-    #[inline]
-    pub fn own_lane(&self) -> Option<(usize, &AtomicUsize)> {
-        let own = THREAD.try_with(|thread| thread.lane).ok().flatten()?;
-        let lane = &self.lanes[own];
-        (lane.unapplied.load(Ordering::Relaxed) == IDLE).then_some((own, &lane.side))
-    }
-
-    /// Says, before the number of a record aside is chosen, that there will be one. True: another thread had the lane
-    /// before, as in [`Entered`].
-    #[inline]
-    pub fn announce(&self, lane: usize) -> bool {
-        let known = THREAD.try_with(|thread| thread.number);
-        self.lanes[lane].unapplied.swap(0, Ordering::SeqCst);
-        self.entered(lane, 0, known.unwrap_or(0)).took_over
-    }
-
-    /// Says which number it is.
-    #[inline]
-    pub fn choose(&self, lane: usize, number: u64) {
-        self.lanes[lane].unapplied.store(number, Ordering::Release);
-    }
-
-    /// Notes that a record aside is persistent, as is, by the same fence, what this thread did before.
-    #[inline]
-    pub fn persisted_aside(&self, lane: usize, number: u64) {
-        self.lanes[lane].fenced.store(number, Ordering::Release);
-    }
-
-    /// Notes that there is no record aside under way, or none any more.
-    #[inline]
-    pub fn retract(&self, lane: usize) {
-        self.lanes[lane].unapplied.store(IDLE, Ordering::Release);
-    }
-
-    /// The lowest number of a record that is not applied, 0 while a number is being chosen.
-    pub fn lowest_unapplied(&self) -> u64 {
-        let unapplied = self.lanes().iter();
-        let unapplied = unapplied.map(|lane| lane.unapplied.load(Ordering::SeqCst));
-        unapplied.min().unwrap_or(IDLE)
     }
 
     /// The lanes that were ever used.

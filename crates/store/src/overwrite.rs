@@ -12,7 +12,6 @@ use crate::layout::inode::{FIRST_LINE, Inode};
 use crate::layout::record::{
     ALIGN, HEADER, Kind, OPERATION, Operation, Touch, encode_at, first_line,
 };
-use crate::ring::Aside;
 
 /// Most bytes by which a file grows on the short way.
 pub const GROWTH_MAX: usize = 256;
@@ -22,41 +21,10 @@ const RECORD_MAX: usize = HEADER + 2 * OPERATION + GROWTH_MAX + FIRST_LINE;
 const UNCHECKED: usize = 2;
 
 impl Shared {
-    /// Puts `data` into the image at `target`, inside one data block. Of the inode, of this version, nothing changes but
-    /// the version and the times. Returns the record's number.
+    /// Puts `data` into the image at `target`, inside one data block. Of the inode only the version and the times change.
+    /// Returns the record's number.
     #[inline]
-    pub fn overwrite(&self, target: u64, data: &[u8], touch: Touch, version: u64) -> u64 {
-        let may_be_aside = data.len() == BLOCK && self.ring.takes_aside();
-        if may_be_aside && let Some(aside) = self.ring.begin_aside(version, &self.image) {
-            self.overwrite_aside(aside, target, data, touch);
-            return aside.number;
-        }
-        let number = self.overwrite_in_order(target, data, touch);
-        if may_be_aside {
-            self.ring.raise_base(number);
-        }
-        number
-    }
-
-    /// [`Shared::overwrite`] of a whole block, with a record in a side ring.
-    #[inline]
-    pub(crate) fn overwrite_aside(&self, aside: Aside, target: u64, data: &[u8], touch: Touch) {
-        let (image, ring) = (&self.image, &self.ring);
-        ring.put_aside(aside, data);
-        let mut operation = self.operation(target, data, 0, remainder(data));
-        operation.touch = Some(touch);
-        let line = first_line(ring.header(ALIGN, ALIGN + BLOCK), &operation, touch);
-        let crc = checksum::words(!0, &line[UNCHECKED..]);
-        if self.defects.apply_before_commit {
-            image.apply(&operation, aside.number);
-        }
-        ring.commit_aside(aside, line, !crc, target, touch);
-        image.apply(&operation, aside.number);
-        ring.applied_aside(aside);
-    }
-
-    #[inline]
-    fn overwrite_in_order(&self, target: u64, data: &[u8], touch: Touch) -> u64 {
+    pub fn overwrite(&self, target: u64, data: &[u8], touch: Touch) -> u64 {
         let (image, ring) = (&self.image, &self.ring);
         let padded = data.len().next_multiple_of(ALIGN);
         // The data is sent on its way before it is checksummed: both take long, and this way together.

@@ -19,7 +19,7 @@ use crate::image::Image;
 use crate::layout::record::{Kind, Operation, Operations};
 use crate::layout::superblock::{RING_OFFSET, RING_STATES, RingState, SUPERBLOCKS, Superblock};
 use crate::order::{Ordered, Rank};
-use crate::ring::{Ring, RingReader, records_aside, write_ring_state};
+use crate::ring::{Ring, RingReader, write_ring_state};
 use crate::sequence::Sequence;
 use crate::store::Options;
 
@@ -87,7 +87,7 @@ pub fn recover(
     let allocator = Allocator::load(&image, superblock.reserved_blocks)?;
     write_ring_state(&region, RingState::new(epoch, tail.number));
     let ring = Ring::new(region, &superblock, epoch, tail.number, defects);
-    let ring = ring.taking_aside(!options.hold_freed);
+    let ring = ring.read_outside(options.hold_freed);
     Ok((
         superblock,
         Shared {
@@ -142,28 +142,14 @@ pub(crate) fn replay(
             }
         }
     };
-    // Those aside have numbers between the others'; none is behind the end.
-    let aside = records_aside(region, superblock, image, &reader, state.start)?;
-    let mut aside = aside.into_iter().peekable();
-    let mut aside_before = |number: u64, record: &mut Vec<u8>| {
-        while let Some((own, offset)) = aside.next_if(|(own, _)| *own < number) {
-            if reader.read_aside(offset, record).is_some() {
-                apply(record, own);
-            }
-        }
-    };
     let mut position = state.start;
     while position < end {
-        if !defects.replay_aside_last {
-            aside_before(position, &mut record);
-        }
         let Some(header) = reader.read(position, &mut record) else {
             break;
         };
         apply(&record, position);
         position += u64::from(header.length);
     }
-    aside_before(end, &mut record);
     Ok(Sequence { epoch, number: end })
 }
 

@@ -52,8 +52,6 @@ impl Replica {
             ring_offset: RING_OFFSET,
             ring_length,
             image_offset,
-            side_rings: 0,
-            side_places: 0,
             ..*unit
         };
         superblock.crc = superblock.checksum();
@@ -211,7 +209,7 @@ impl Store {
     pub fn into_replica(self) -> Replica {
         let superblock = self.superblock();
         let tail = self.tail();
-        let (ring, defects) = (self.shared.ring.taking_aside(false), self.shared.defects);
+        let (ring, defects) = (self.shared.ring.read_outside(true), self.shared.defects);
         // A new one: which blocks this process verified does not matter to who follows.
         let old = &self.shared.image;
         let mut image = Image::new(old.region().clone(), &superblock)

@@ -10,14 +10,11 @@
 //! Space is reclaimed by whoever appends: the oldest records, all applied, have their image lines flushed, then the
 //! ring's start moves on. Until that is persistent, twice, the space is not written again.
 
-mod aside;
 mod follow;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use aside::SideRings;
-pub use aside::{Aside, records_aside};
 use parking_lot::Mutex;
 use pmem::Region;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -56,8 +53,6 @@ pub struct Ring {
     length: u64,
     epoch: u32,
     in_flight: InFlight,
-    side: SideRings,
-    takes_aside: bool,
     is_read_outside: bool,
     start: Contended,
     reclaiming: Ordered<Mutex<()>>,
@@ -79,12 +74,18 @@ impl Ring {
             length: superblock.ring_length,
             epoch,
             in_flight: InFlight::new(position),
-            side: SideRings::new(superblock),
-            takes_aside: false,
             is_read_outside: false,
             start: Contended(AtomicU64::new(position)),
             reclaiming: Ordered::mutex(Rank::Reclaiming, ()),
             defects,
+        }
+    }
+
+    /// Whether other processes read the image, as in a pool of a unit.
+    pub fn read_outside(self, is_read_outside: bool) -> Ring {
+        Ring {
+            is_read_outside,
+            ..self
         }
     }
 
@@ -292,28 +293,14 @@ impl Ring {
     /// Flushes the image lines of the oldest records, as many as are applied, up to the first end behind `goal`.
     fn reclaim_to(&self, goal: u64, image: &Image) {
         let start = self.start.load(Ordering::Acquire);
-        let is_drain = goal == u64::MAX;
         let applied = self.in_flight.applied_below();
-        // Records aside are numbered behind the one at the start. Recovery finds them if that one is whole.
-        let keeps_last = self.takes_aside && !is_drain;
-        let persisted = self.in_flight.persisted_below();
         let mut recent = RecentLines::new();
         let mut position = start;
         while position < goal && position < applied {
-            let end = self.flush_record(position, image, &mut recent);
-            if keeps_last && end >= persisted {
-                break;
-            }
-            position = end;
+            position = self.flush_record(position, image, &mut recent);
         }
         if position == start {
             return;
-        }
-        if keeps_last {
-            self.close_aside(position);
-        }
-        if !self.defects.reclaim_without_flush {
-            self.side.flush(start, position, image);
         }
         // Another thread may have applied around the caches and not have made a fence since.
         if self.in_flight.is_unfenced(start, position) && !self.defects.reclaim_unfenced {
@@ -432,8 +419,6 @@ pub struct RingReader<'a> {
     region: &'a Region,
     offset: u64,
     length: u64,
-    /// The epoch of the ring state.
-    first_epoch: u32,
     epoch: Cell<u32>,
     defects: Defects,
 }
@@ -446,27 +431,10 @@ impl<'a> RingReader<'a> {
         epoch: u32,
         defects: Defects,
     ) -> RingReader<'a> {
-        RingReader::of(
-            region,
-            superblock.ring_offset,
-            superblock.ring_length,
-            epoch,
-            defects,
-        )
-    }
-
-    fn of(
-        region: &'a Region,
-        offset: u64,
-        length: u64,
-        epoch: u32,
-        defects: Defects,
-    ) -> RingReader<'a> {
         RingReader {
             region,
-            offset,
-            length,
-            first_epoch: epoch,
+            offset: superblock.ring_offset,
+            length: superblock.ring_length,
             epoch: Cell::new(epoch),
             defects,
         }

@@ -69,8 +69,6 @@ fn pool_structures() -> Vec<(&'static str, Structure)> {
             reserved_blocks,
             created_ns,
             hash_key,
-            side_rings,
-            side_places,
         }),
         structure!(superblock::RingState {
             crc,
@@ -209,15 +207,6 @@ fn pool_constants() -> Vec<(&'static str, String)> {
         ("superblock::SUPERBLOCKS", pair(superblock::SUPERBLOCKS)),
         ("superblock::RING_STATES", pair(superblock::RING_STATES)),
         ("superblock::RING_OFFSET", number(superblock::RING_OFFSET)),
-        (
-            "superblock::SIDE_RINGS_MAX",
-            number(superblock::SIDE_RINGS_MAX.into()),
-        ),
-        (
-            "superblock::SIDE_PLACES_MAX",
-            number(superblock::SIDE_PLACES_MAX.into()),
-        ),
-        ("record::PLACE", number(record::PLACE)),
         (
             "superblock::FEATURE_DATA_CHECKSUMS",
             number(superblock::FEATURE_DATA_CHECKSUMS),

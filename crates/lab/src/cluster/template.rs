@@ -52,12 +52,7 @@ fn contents(region: &Region) -> Vec<u8> {
 
 fn make(is_full: bool) -> Result<Template, String> {
     let region = Region::memory(LENGTH, false).map_err(text)?;
-    // Pools of a unit do not use side rings.
-    let geometry = Geometry {
-        side_rings: 0,
-        ..Geometry::small()
-    };
-    crate::pool::format(&region, &geometry)?;
+    crate::pool::format(&region, &Geometry::small())?;
     let options = Options {
         clock: store::Clock::Manual(Arc::new(AtomicI64::new(1))),
         ..Options::default()

@@ -21,8 +21,6 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"TKRC");
 pub const ALIGN: usize = 64;
 /// Bytes of a record's header.
 pub const HEADER: usize = 32;
-/// Bytes of a place in a side ring: a record of one line and one block.
-pub const PLACE: u64 = (ALIGN + BLOCK) as u64;
 /// Where the part of a record begins that does not depend on its number.
 const CONTENTS: usize = 16;
 /// Bytes of an operation's header.

@@ -4,23 +4,17 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::checksum::crc32c;
 use crate::error::{Error, Result};
-use crate::layout::record::PLACE;
 
 /// Begins every superblock.
 pub const MAGIC: [u8; 8] = *b"TAKOPOOL";
 /// The one format version that this code reads and writes.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// Offsets of the two copies in the pool.
 pub const SUPERBLOCKS: [u64; 2] = [0, 4096];
 /// Offsets of the two copies of the ring state in the pool.
 pub const RING_STATES: [u64; 2] = [8192, 8192 + 64];
 /// Where the ring begins in every pool made by this version.
 pub const RING_OFFSET: u64 = 12288;
-
-/// Most side rings.
-pub const SIDE_RINGS_MAX: u32 = 256;
-/// Most places of a side ring.
-pub const SIDE_PLACES_MAX: u32 = 4096;
 
 /// Read-only compatible features known here: data blocks carry checksums.
 pub const FEATURE_DATA_CHECKSUMS: u64 = 1;
@@ -73,38 +67,14 @@ pub struct Superblock {
     pub created_ns: i64,
     /// Key of the hash of names.
     pub hash_key: [u8; 16],
-    /// Side rings, which follow the ring.
-    pub side_rings: u32,
-    /// Places of each.
-    pub side_places: u32,
 }
 
 const CRC_FROM: usize = 12;
-
-/// Bytes of so many side rings of so many places, as far as [they are possible](side_rings_are_possible).
-pub fn side_length(rings: u32, places: u32) -> u64 {
-    u64::from(rings) * u64::from(places) * PLACE
-}
-
-/// Whether a pool can have so many side rings of so many places.
-pub fn side_rings_are_possible(rings: u32, places: u32) -> bool {
-    rings == 0 || rings <= SIDE_RINGS_MAX && (2..=SIDE_PLACES_MAX).contains(&places)
-}
 
 impl Superblock {
     /// The checksum that belongs into this superblock.
     pub fn checksum(&self) -> u32 {
         crc32c(&self.as_bytes()[CRC_FROM..])
-    }
-
-    /// Where the side rings begin, in bytes from the pool's start.
-    pub fn side_offset(&self) -> u64 {
-        self.ring_offset + self.ring_length
-    }
-
-    /// Bytes of the side rings.
-    pub fn side_length(&self) -> u64 {
-        side_length(self.side_rings, self.side_places)
     }
 
     /// Whether the image may become another one than other pools have. A pool of a unit names its cluster.
@@ -153,16 +123,12 @@ impl Superblock {
     }
 
     fn validate_geometry(&self) -> Result<()> {
-        // Only possible ones have a length.
-        let is_possible = side_rings_are_possible(self.side_rings, self.side_places);
-        let side_length = is_possible.then(|| self.side_length());
         let ring_end = self.ring_offset.checked_add(self.ring_length);
-        let side_end = ring_end.and_then(|end| end.checked_add(side_length?));
         let image_end = self.image_offset.checked_add(self.image_length);
         let right = self.ring_offset == RING_OFFSET
             && self.ring_length.is_power_of_two()
             && (crate::ring::LENGTH_MIN..=crate::ring::LENGTH_MAX).contains(&self.ring_length)
-            && side_end.is_some_and(|end| end <= self.image_offset)
+            && ring_end.is_some_and(|end| end <= self.image_offset)
             && self.image_offset.is_multiple_of(4096)
             && self.image_length.is_multiple_of(4096)
             && image_end.is_some_and(|end| end <= self.pool_length)
@@ -216,4 +182,4 @@ impl RingState {
     }
 }
 
-const _: () = assert!(size_of::<Superblock>() == 176 && size_of::<RingState>() == 64);
+const _: () = assert!(size_of::<Superblock>() == 168 && size_of::<RingState>() == 64);

@@ -217,8 +217,7 @@ pub fn begin_epoch(region: &Region, superblock: &Superblock, tail: Tail) -> Resu
         }
         region.zero_flushed(superblock.ring_offset + first, ALIGN as u64);
         region.fence();
-        let rings = superblock.ring_length + superblock.side_length();
-        region.zero_flushed(superblock.ring_offset, rings);
+        region.zero_flushed(superblock.ring_offset, superblock.ring_length);
         region.fence();
     }
     write_ring_state(region, RingState::new(epoch, tail.sequence.number));

@@ -78,7 +78,6 @@ impl Ring {
                 self.region.flush(slot, 8);
             }
         }
-        self.forget_aside(number);
         self.region.fence();
     }
 
