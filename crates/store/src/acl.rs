@@ -4,7 +4,7 @@
 //! mask, the group) are the mode too: whoever changes one changes the other. A list that says no more than the mode is
 //! not kept.
 
-use crate::attributes::FileKind;
+use crate::FileKind;
 use crate::error::{Error, Result};
 use crate::layout::inode::KIND_MASK;
 use crate::xattr::Xattrs;

@@ -6,115 +6,12 @@ use crate::acl;
 use crate::change::Change;
 use crate::error::{Error, Result};
 use crate::file::check_regular;
-use crate::flags::{FileFlags, check_unguarded};
+use crate::flags::{self, check_unguarded};
 use crate::layout::inode::{Inode, KIND_MASK};
 use crate::node::Node;
 use crate::store::Store;
 use crate::xattr;
-
-/// What an inode is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FileKind {
-    /// A file with data.
-    Regular,
-    /// A directory.
-    Directory,
-    /// A symbolic link.
-    Symlink,
-    /// A named pipe.
-    Fifo,
-    /// A socket.
-    Socket,
-    /// A character device.
-    CharacterDevice,
-    /// A block device.
-    BlockDevice,
-}
-
-impl FileKind {
-    /// The kind's bits in `st_mode`.
-    pub fn bits(self) -> u32 {
-        match self {
-            FileKind::Regular => 0o100_000,
-            FileKind::Directory => 0o040_000,
-            FileKind::Symlink => 0o120_000,
-            FileKind::Fifo => 0o010_000,
-            FileKind::Socket => 0o140_000,
-            FileKind::CharacterDevice => 0o020_000,
-            FileKind::BlockDevice => 0o060_000,
-        }
-    }
-
-    /// The kind in `st_mode`.
-    pub fn from_bits(mode: u32) -> Option<FileKind> {
-        Some(match mode & KIND_MASK {
-            0o100_000 => FileKind::Regular,
-            0o040_000 => FileKind::Directory,
-            0o120_000 => FileKind::Symlink,
-            0o010_000 => FileKind::Fifo,
-            0o140_000 => FileKind::Socket,
-            0o020_000 => FileKind::CharacterDevice,
-            0o060_000 => FileKind::BlockDevice,
-            _ => return None,
-        })
-    }
-}
-
-/// What `stat` tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attributes {
-    /// Inode number.
-    pub number: u64,
-    /// Tells files apart that had this number one after the other.
-    pub generation: u32,
-    /// What it is.
-    pub kind: FileKind,
-    /// Permissions, set-id and sticky bits: 07777.
-    pub permissions: u32,
-    /// Names that lead here.
-    pub links: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Owning group.
-    pub gid: u32,
-    /// Bytes.
-    pub size: u64,
-    /// Units of 512 bytes held.
-    pub blocks_512: u64,
-    /// Last read as recorded, nanoseconds since 1970.
-    pub accessed_ns: i64,
-    /// Last change of the data, nanoseconds since 1970.
-    pub modified_ns: i64,
-    /// Last change of data or attributes, nanoseconds since 1970.
-    pub changed_ns: i64,
-    /// When it was made, nanoseconds since 1970.
-    pub created_ns: i64,
-    /// Device number of a device node.
-    pub device: u32,
-    /// What keeps it from being changed.
-    pub flags: FileFlags,
-    /// Number of the record that changed it last.
-    pub version: u64,
-}
-
-/// Attributes to change; `None` leaves one as it is. `changed_ns` defaults to now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SetAttributes {
-    /// Permissions, set-id and sticky bits: 07777.
-    pub permissions: Option<u32>,
-    /// Owner.
-    pub uid: Option<u32>,
-    /// Owning group.
-    pub gid: Option<u32>,
-    /// Bytes: the file is cut, or grows by a hole.
-    pub size: Option<u64>,
-    /// Nanoseconds since 1970.
-    pub accessed_ns: Option<i64>,
-    /// Nanoseconds since 1970.
-    pub modified_ns: Option<i64>,
-    /// Nanoseconds since 1970.
-    pub changed_ns: Option<i64>,
-}
+use crate::{Attributes, FileKind, SetAttributes};
 
 pub(crate) fn attributes(number: u64, inode: &Inode) -> Attributes {
     Attributes {
@@ -132,7 +29,7 @@ pub(crate) fn attributes(number: u64, inode: &Inode) -> Attributes {
         changed_ns: inode.changed_ns,
         created_ns: inode.created_ns,
         device: inode.device,
-        flags: FileFlags::of(inode),
+        flags: flags::of(inode),
         version: inode.version,
     }
 }

@@ -11,7 +11,6 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::BLOCK;
 use crate::allocator::Run;
-use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::edit::Contents;
 use crate::error::{Error, Result};
@@ -21,6 +20,7 @@ use crate::layout::directory::*;
 use crate::layout::inode::{INODE, Inode};
 use crate::leaves::Leaves;
 use crate::tree::{Lookup, Tree};
+use crate::{Entry, FileKind};
 
 pub use patch::Patch;
 use patch::slot_place;
@@ -32,19 +32,6 @@ const COOKIE_DOT_DOT: u64 = 2;
 
 /// Bytes of a leaf that are fetched at once: the header, and most slots of one that is half full.
 pub const FETCHED: usize = 256;
-
-/// One name as it is read from a directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// The name.
-    pub name: Vec<u8>,
-    /// Inode number.
-    pub number: u64,
-    /// Kind of the inode.
-    pub kind: FileKind,
-    /// Position behind this entry, for reading on. Positions stay valid whatever is added or removed.
-    pub cookie: u64,
-}
 
 /// Where a name leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,7 @@
 //! Everything that can go wrong in the store.
 
+use operations::ErrorCode;
+
 /// Why an operation of the store failed. Each message says what and, where it helps, what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -126,3 +128,105 @@ pub enum Error {
 
 /// Shorthand for results of the store.
 pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// The code of this error in an outcome.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Error::NotFound => ErrorCode::NotFound,
+            Error::Exists => ErrorCode::Exists,
+            Error::NotADirectory => ErrorCode::NotADirectory,
+            Error::IsADirectory => ErrorCode::IsADirectory,
+            Error::LinkToDirectory => ErrorCode::LinkToDirectory,
+            Error::NotEmpty => ErrorCode::NotEmpty,
+            Error::NameTooLong => ErrorCode::NameTooLong,
+            Error::NoSpace => ErrorCode::NoSpace,
+            Error::NoInodes => ErrorCode::NoInodes,
+            Error::TooManyLinks => ErrorCode::TooManyLinks,
+            Error::FileTooLarge => ErrorCode::FileTooLarge,
+            Error::NoXattr => ErrorCode::NoXattr,
+            Error::NoNamespace => ErrorCode::NoNamespace,
+            Error::NoDefaultAcl => ErrorCode::NoDefaultAcl,
+            Error::NotForUsers => ErrorCode::NotForUsers,
+            Error::Guarded => ErrorCode::Guarded,
+            Error::TooManyPieces => ErrorCode::TooManyPieces,
+            Error::InvalidArgument(_) => ErrorCode::InvalidArgument,
+            Error::Stale => ErrorCode::Stale,
+            Error::Corrupt { .. } => ErrorCode::Corrupt,
+            Error::NotAPool => ErrorCode::NotAPool,
+            Error::DamagedSuperblock(_) => ErrorCode::DamagedSuperblock,
+            Error::WrongVersion { .. } => ErrorCode::WrongVersion,
+            Error::UnknownFeature(_) => ErrorCode::UnknownFeature,
+            Error::Truncated { .. } => ErrorCode::Truncated,
+            Error::OfUnit => ErrorCode::OfUnit,
+            Error::DamagedRing => ErrorCode::DamagedRing,
+            Error::BadRecord { .. } => ErrorCode::BadRecord,
+            Error::BadGeometry(_) => ErrorCode::BadGeometry,
+        }
+    }
+
+    /// The error of the store that has this code, `None` for codes of the protocol. Numbers and details in an error do not
+    /// travel: they are 0 or general.
+    pub fn of_code(code: ErrorCode) -> Option<Error> {
+        const DETAILS: &str = "the server reported no details";
+        Some(match code {
+            ErrorCode::NotFound => Error::NotFound,
+            ErrorCode::Exists => Error::Exists,
+            ErrorCode::NotADirectory => Error::NotADirectory,
+            ErrorCode::IsADirectory => Error::IsADirectory,
+            ErrorCode::LinkToDirectory => Error::LinkToDirectory,
+            ErrorCode::NotEmpty => Error::NotEmpty,
+            ErrorCode::NameTooLong => Error::NameTooLong,
+            ErrorCode::NoSpace => Error::NoSpace,
+            ErrorCode::NoInodes => Error::NoInodes,
+            ErrorCode::TooManyLinks => Error::TooManyLinks,
+            ErrorCode::FileTooLarge => Error::FileTooLarge,
+            ErrorCode::NoXattr => Error::NoXattr,
+            ErrorCode::NoNamespace => Error::NoNamespace,
+            ErrorCode::NoDefaultAcl => Error::NoDefaultAcl,
+            ErrorCode::NotForUsers => Error::NotForUsers,
+            ErrorCode::Guarded => Error::Guarded,
+            ErrorCode::TooManyPieces => Error::TooManyPieces,
+            ErrorCode::InvalidArgument => Error::InvalidArgument(DETAILS),
+            ErrorCode::Stale => Error::Stale,
+            ErrorCode::Corrupt => Error::Corrupt {
+                what: "a structure",
+                block: 0,
+            },
+            ErrorCode::NotAPool => Error::NotAPool,
+            ErrorCode::DamagedSuperblock => Error::DamagedSuperblock(DETAILS),
+            ErrorCode::WrongVersion => Error::WrongVersion { found: 0, known: 0 },
+            ErrorCode::UnknownFeature => Error::UnknownFeature(0),
+            ErrorCode::Truncated => Error::Truncated {
+                expected: 0,
+                found: 0,
+            },
+            ErrorCode::OfUnit => Error::OfUnit,
+            ErrorCode::DamagedRing => Error::DamagedRing,
+            ErrorCode::BadRecord => Error::BadRecord {
+                number: 0,
+                what: DETAILS,
+            },
+            ErrorCode::BadGeometry => Error::BadGeometry(DETAILS),
+            ErrorCode::Locked
+            | ErrorCode::SessionEnded
+            | ErrorCode::Again
+            | ErrorCode::OtherUnit
+            | ErrorCode::Unsupported => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_of_the_store_leads_to_an_error_and_back() {
+        let codes = ErrorCode::ALL.into_iter();
+        let own = codes.filter_map(|code| Error::of_code(code).map(|error| (code, error)));
+        let own: Vec<_> = own.collect();
+        assert!(own.iter().all(|(code, error)| error.code() == *code));
+        assert_eq!(own.len(), ErrorCode::BadGeometry as usize);
+    }
+}

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::BLOCK;
+use crate::Fallocate;
 use crate::change::Change;
 use crate::error::{Error, Result};
 use crate::extents::{BLOCKS_PER_RECORD, EXTENT_ROOM, EXTENTS_PER_RECORD};
@@ -15,27 +16,6 @@ use crate::tree::{Found, Lookup, Tree};
 
 const BLOCK_U64: u64 = BLOCK as u64;
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
-
-/// What becomes of a range of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fallocate {
-    /// Holes get blocks, which read as zeros, so that writing there cannot fail for want of space. Data stays.
-    Allocate {
-        /// The file does not grow. Blocks behind its end are kept for when it does.
-        keep_size: bool,
-    },
-    /// Whole blocks become holes; what is left of the range at its ends becomes zeros.
-    PunchHole,
-    /// Everything becomes zeros, with blocks for all of it.
-    ZeroRange {
-        /// The file does not grow.
-        keep_size: bool,
-    },
-    /// Whole blocks vanish, and what is behind them moves up. The range ends before the file does.
-    CollapseRange,
-    /// Whole blocks become a hole, and what was there moves back. The range begins before the file ends.
-    InsertRange,
-}
 
 impl Store {
     /// Changes the blocks of a range, in bytes, of a regular file. Nobody sees it half done. After a crash a range may be

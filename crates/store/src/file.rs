@@ -19,25 +19,7 @@ use crate::rider;
 use crate::store::Store;
 use crate::tree::{Found, Lookup, Tree};
 use crate::xattr::free_xattrs;
-use crate::{ATOMIC_WRITE_MAX, BLOCK};
-
-/// Where a write goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WriteAt {
-    /// To this offset, in bytes.
-    Offset(u64),
-    /// To the end of the file, whatever it is when the write has its turn.
-    End,
-}
-
-/// What a write did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
-    /// Offset of the first byte.
-    pub offset: u64,
-    /// Bytes written: all, or fewer when the pool became full on the way.
-    pub length: usize,
-}
+use crate::{ATOMIC_WRITE_MAX, BLOCK, FileExtent, WriteAt, Written};
 
 /// Largest size of a file, in bytes.
 pub const SIZE_MAX: u64 = 1 << 62;
@@ -389,19 +371,6 @@ impl Store {
         }
         Ok(at.min(state.size))
     }
-}
-
-/// A part of a file that lies in one piece in the pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileExtent {
-    /// Where it is in the file, in bytes.
-    pub offset: u64,
-    /// Bytes: whole blocks, so that the last one may reach behind the file's end.
-    pub length: u64,
-    /// Where it is in the pool, in bytes from the pool's start.
-    pub pool_offset: u64,
-    /// The blocks were allocated and not written: they read as zeros.
-    pub is_unwritten: bool,
 }
 
 /// Puts written data into a change.

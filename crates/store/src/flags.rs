@@ -2,28 +2,18 @@
 
 use std::sync::Arc;
 
-use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::error::{Error, Result};
 use crate::layout::inode::{FLAG_APPEND_ONLY, FLAG_IMMUTABLE, FLAGS_KNOWN, Inode};
 use crate::node::Node;
 use crate::store::Store;
+use crate::{FileFlags, FileKind};
 
-/// What keeps a file or directory from being changed. Reading is not concerned.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FileFlags {
-    /// Neither data, nor attributes, nor names in a directory change; the file can be neither renamed, linked nor removed.
-    pub immutable: bool,
-    /// The same, but that data may be written to the end, and names may come.
-    pub append_only: bool,
-}
-
-impl FileFlags {
-    pub(crate) fn of(inode: &Inode) -> FileFlags {
-        FileFlags {
-            immutable: inode.flags & FLAG_IMMUTABLE != 0,
-            append_only: inode.flags & FLAG_APPEND_ONLY != 0,
-        }
+/// The flags of an inode.
+pub(crate) fn of(inode: &Inode) -> FileFlags {
+    FileFlags {
+        immutable: inode.flags & FLAG_IMMUTABLE != 0,
+        append_only: inode.flags & FLAG_APPEND_ONLY != 0,
     }
 }
 

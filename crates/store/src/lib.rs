@@ -60,42 +60,37 @@ mod subdirectories;
 mod tree;
 mod xattr;
 
-pub use attributes::{Attributes, FileKind, SetAttributes};
 #[doc(hidden)]
 pub use check::fuzzing;
 pub use check::{CheckOptions, Finding, Report, check};
 pub use clock::Clock;
 pub use defects::Defects;
-pub use directory::Entry;
 pub use error::Error;
-pub use fallocate::Fallocate;
-pub use file::{FileExtent, WriteAt, Written};
-pub use flags::FileFlags;
 pub use format::Geometry;
 pub use grant::{Adoption, FileLayout, Mapped};
 pub use layout::superblock::Superblock;
 pub use lost::LostData;
-pub use names::{NewInode, RenameMode};
 pub use node::Node;
+pub use operations::{
+    Attributes, Entry, ErrorCode, Fallocate, FileExtent, FileFlags, FileKind, NewInode, RenameMode,
+    SetAttributes, Statistics, WriteAt, Written, XattrMode,
+};
 pub use owners::Sharing;
 pub use recover::read_superblock;
 pub use repair::{Repair, repair};
 pub use replica::{Ingested, Replica};
 pub use rider::Rider;
 pub use sequence::Sequence;
-pub use store::{Options, Statistics, Store};
+pub use store::{Options, Store};
 pub use subdirectories::DirectoryNames;
-pub use xattr::XattrMode;
 
 /// Bytes in a block, the unit of allocation and of data checksums.
 pub const BLOCK: usize = 4096;
-/// The root directory's inode number.
-pub const ROOT: u64 = 1;
+pub use operations::ROOT;
 /// The inode number of the system directory: a root of its own, for what a server keeps with the files. No path leads
 /// there.
 pub const SYSTEM: u64 = 2;
-/// Longest name in a directory, in bytes.
-pub const NAME_LENGTH_MAX: usize = 255;
+pub use operations::NAME_LENGTH_MAX;
 /// Longest write that is atomic across a crash, in bytes.
 pub const ATOMIC_WRITE_MAX: usize = 1 << 20;
 

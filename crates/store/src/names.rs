@@ -9,10 +9,10 @@ use zerocopy::IntoBytes;
 
 use crate::BLOCK;
 use crate::acl;
-use crate::attributes::{Attributes, FileKind, attributes};
+use crate::attributes::attributes;
 use crate::change::Change;
 use crate::checksum::crc32c;
-use crate::directory::{Entry, Reader, Room, Stored, Target, Writer, check_name, removal};
+use crate::directory::{Reader, Room, Stored, Target, Writer, check_name, removal};
 use crate::error::{Error, Result};
 use crate::file::{free_inode, has_tree};
 use crate::flags::{check_growable, check_unguarded};
@@ -26,6 +26,7 @@ use crate::store::Store;
 use crate::subdirectories::DirectoryNames;
 use crate::tree::{Lookup, Tree};
 use crate::xattr::{self, Xattrs};
+use crate::{Attributes, Entry, FileKind, NewInode};
 
 /// Most links to one file.
 const LINKS_MAX: u32 = 65_000;
@@ -34,60 +35,12 @@ const SET_GROUP: u32 = 0o2000;
 /// Longest target of a symbolic link, in bytes.
 const TARGET_MAX: usize = BLOCK - 1;
 
-/// What a new file is to be.
-#[derive(Clone, Copy, Debug)]
-pub struct NewInode<'a> {
-    /// Kind.
-    pub kind: FileKind,
-    /// Permissions, set-id and sticky bits: 07777.
-    pub permissions: u32,
-    /// Owner.
-    pub uid: u32,
-    /// Owning group.
-    pub gid: u32,
-    /// Device number of a device node, else 0.
-    pub device: u32,
-    /// Target of a symbolic link, else empty.
-    pub target: &'a [u8],
-    /// Permissions that are taken away, unless the directory has a default access control list, which decides then.
-    pub umask: u32,
-}
-
-impl NewInode<'_> {
-    /// The permissions where no default list decides.
-    fn own_permissions(&self) -> u32 {
-        match self.kind {
-            FileKind::Symlink => self.permissions,
-            _ => self.permissions & !self.umask,
-        }
+/// The permissions of a new inode where no default list decides.
+fn own_permissions(new: &NewInode<'_>) -> u32 {
+    match new.kind {
+        FileKind::Symlink => new.permissions,
+        _ => new.permissions & !new.umask,
     }
-
-    /// A file or directory that belongs to root, with these permissions.
-    pub const fn new(kind: FileKind, permissions: u32) -> NewInode<'static> {
-        NewInode {
-            kind,
-            permissions,
-            uid: 0,
-            gid: 0,
-            device: 0,
-            target: &[],
-            umask: 0,
-        }
-    }
-}
-
-/// What rename does about an existing new name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RenameMode {
-    /// It is replaced, atomically.
-    Replace,
-    /// It makes the rename fail.
-    NoReplace,
-    /// The two names change places.
-    Exchange,
-    /// It is replaced, and a character device with number 0 takes the old name: to overlay file systems, a name that is
-    /// gone.
-    Whiteout,
 }
 
 impl Store {
@@ -336,7 +289,7 @@ impl Store {
                 return Ok((mode & 0o7777, lists));
             }
         }
-        Ok((new.own_permissions(), Xattrs::new()))
+        Ok((own_permissions(new), Xattrs::new()))
     }
 
     /// Makes something that needs no block of its own, in a leaf that has room for the name.
@@ -354,7 +307,7 @@ impl Store {
         let old = shared.image.free_inode(number);
         let old = old.inspect_err(|_| shared.allocator.give_back_inode(number))?;
         let new = &NewInode {
-            permissions: new.own_permissions(),
+            permissions: own_permissions(new),
             ..*new
         };
         let mut inode = self.new_inode(directory.number(), parent, new, &old);

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use pmem::BiasedLock;
 
+use crate::Attributes;
 use crate::BLOCK;
-use crate::attributes::{Attributes, attributes};
+use crate::attributes::attributes;
 use crate::directory::{FETCHED, prefix};
 use crate::error::{Error, Result};
 use crate::image::{Image, Layout};
@@ -242,7 +243,7 @@ impl Shard {
 
 /// Whether an inode in use can be right, so that what it points to is safe to follow.
 pub fn is_valid(inode: &Inode, layout: &Layout) -> bool {
-    use crate::attributes::FileKind;
+    use crate::FileKind;
     let Some(kind) = FileKind::from_bits(inode.mode) else {
         return false;
     };

@@ -7,18 +7,18 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
-use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::directory::{Patch, Stored, check_name, removal};
 use crate::error::{Error, Result};
 use crate::flags::{check_growable, check_unguarded};
 use crate::layout::inode::{FIRST_LINE, Inode};
-use crate::names::{NewInode, RenameMode, add_links, check_removable, target_of};
+use crate::names::{add_links, check_removable, target_of};
 use crate::node::Node;
 use crate::one_name::OneName;
 use crate::order::WriteGuard;
 use crate::store::Store;
 use crate::{BLOCK, is_root};
+use crate::{FileKind, NewInode, RenameMode};
 
 /// A locked inode and what it shall become.
 pub struct Locked<'a> {

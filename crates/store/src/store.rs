@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::Mutex;
 use pmem::Region;
 
-use crate::attributes::{Attributes, attributes};
+use crate::attributes::attributes;
 use crate::change::Shared;
 use crate::clock::Clock;
 use crate::defects::Defects;
@@ -20,6 +20,7 @@ use crate::order::{Ordered, Rank};
 use crate::recover::recover;
 use crate::subdirectories::Subdirectories;
 use crate::{ATOMIC_WRITE_MAX, BLOCK, NAME_LENGTH_MAX, ROOT, SYSTEM};
+use crate::{Attributes, Statistics};
 
 /// How a pool is opened.
 #[derive(Clone, Debug, Default)]
@@ -34,25 +35,6 @@ pub struct Options {
     pub between_system_calls: bool,
     /// Rules to break, for tests.
     pub defects: Defects,
-}
-
-/// Figures of the whole pool.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Statistics {
-    /// Bytes of a block.
-    pub block_size: u32,
-    /// Blocks for data and what describes it.
-    pub blocks: u64,
-    /// Blocks not in use.
-    pub blocks_free: u64,
-    /// Blocks that files can still take; the rest of the free ones is kept so that removing always works.
-    pub blocks_available: u64,
-    /// Inodes for files, the root directory included.
-    pub inodes: u64,
-    /// Inodes not in use.
-    pub inodes_free: u64,
-    /// Longest name, in bytes.
-    pub name_length_max: u32,
 }
 
 /// A pool that is open: the one way to read and change its files. Any number of threads may call it; each call does

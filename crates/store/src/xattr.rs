@@ -5,7 +5,6 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::BLOCK;
 use crate::acl;
 use crate::allocator::Run;
-use crate::attributes::FileKind;
 use crate::change::Change;
 use crate::error::{Error, Result};
 use crate::flags::check_unguarded;
@@ -14,22 +13,12 @@ use crate::layout::inode::Inode;
 use crate::layout::xattr::{ENTRIES, ENTRY, MAGIC, XattrEntry, XattrHeader};
 use crate::node::Node;
 use crate::store::Store;
+use crate::{FileKind, XattrMode};
 
 const WHAT: &str = "a block of extended attributes";
 /// Namespaces, as in xattr(7), besides the lists of `acl`. The kernel sees to who may use which.
 const NAMESPACES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
 const USER: &[u8] = b"user.";
-
-/// What a set does about an attribute that is there, or is not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XattrMode {
-    /// It is made or replaced.
-    Set,
-    /// It must not be there.
-    Create,
-    /// It must be there.
-    Replace,
-}
 
 /// Attributes in the order of their block.
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;

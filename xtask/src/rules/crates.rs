@@ -6,12 +6,13 @@ use crate::tree::{Crate, Dependency, Tree};
 /// The arrows of docs/ARCHITECTURE.md: each crate and those of ours that it may use, in its tests
 /// too. They point down only, and none points at `lab`, `cli` or `xtask`.
 const ARROWS: &[(&str, &[&str])] = &[
+    ("operations", &[]),
     ("pmem", &[]),
     ("fabric", &["pmem", "verbs"]),
-    ("store", &["pmem"]),
-    ("protocol", &[]),
-    ("server", &["pmem", "protocol", "store"]),
-    ("client", &["pmem", "store"]),
+    ("store", &["operations", "pmem"]),
+    ("protocol", &["operations"]),
+    ("server", &["operations", "pmem", "protocol", "store"]),
+    ("client", &["operations", "pmem", "store"]),
     ("fuse-device", &[]),
     ("verbs", &["pmem"]),
     ("fuse", &["client", "fuse-device"]),
@@ -23,7 +24,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "lab",
         &[
-            "pmem", "fabric", "store", "protocol", "server", "client", "fuse", "bench",
+            "operations",
+            "pmem",
+            "fabric",
+            "store",
+            "protocol",
+            "server",
+            "client",
+            "fuse",
+            "bench",
         ],
     ),
     ("xtask", &[]),

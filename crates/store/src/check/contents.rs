@@ -4,8 +4,8 @@ use zerocopy::IntoBytes;
 
 use super::Checker;
 use crate::BLOCK;
+use crate::FileKind;
 use crate::acl::settle;
-use crate::attributes::FileKind;
 use crate::layout::extent::Extent;
 use crate::layout::inode::{INLINE_TARGET_MAX, Inode};
 use crate::layout::xattr::MAGIC;

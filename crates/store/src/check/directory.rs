@@ -3,7 +3,7 @@
 use zerocopy::FromBytes;
 
 use super::Checker;
-use crate::attributes::FileKind;
+use crate::FileKind;
 use crate::directory::{hash_name, leaf_entries, parse_leaf};
 use crate::image::Block;
 use crate::layout::directory::{

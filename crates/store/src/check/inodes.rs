@@ -3,7 +3,7 @@
 use zerocopy::FromBytes;
 
 use super::Checker;
-use crate::attributes::FileKind;
+use crate::FileKind;
 use crate::file::SIZE_MAX;
 use crate::flags::possible;
 use crate::layout::extent::{DEPTH_MAX, Extent};

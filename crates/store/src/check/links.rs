@@ -2,7 +2,7 @@
 
 use super::Checker;
 use super::inodes::{Live, NONE};
-use crate::attributes::FileKind;
+use crate::FileKind;
 use crate::{SYSTEM, is_root};
 
 /// What is known about the way to a directory.

@@ -4,7 +4,7 @@ use zerocopy::IntoBytes;
 
 use super::flips::mend_inode;
 use super::{File, NONE, Repairer};
-use crate::attributes::FileKind;
+use crate::FileKind;
 use crate::file::SIZE_MAX;
 use crate::flags::possible;
 use crate::layout::group::Map;

@@ -32,7 +32,7 @@ use std::ops::Range;
 
 use pmem::Region;
 
-use crate::attributes::FileKind;
+use crate::FileKind;
 use crate::check::bits::Bits;
 use crate::check::owned::Owned;
 use crate::check::{CheckOptions, Finding, Report, check};

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::inodes::directory;
 use super::{Leaf, NONE, Name, Repairer};
-use crate::attributes::FileKind;
+use crate::FileKind;
 use crate::directory::{hash_name, leaf_entries, parse_leaf};
 use crate::image::Block;
 use crate::layout::directory::{

@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 
 use super::pool::{Tail, begin_epoch};
 use super::{File, NONE, Repairer};
-use crate::attributes::FileKind;
+use crate::FileKind;
 use crate::check::bits::Bits;
 use crate::checksum::crc32c;
 use crate::defects::Defects;

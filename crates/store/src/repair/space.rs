@@ -6,7 +6,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::Repairer;
 use crate::BLOCK;
-use crate::attributes::FileKind;
+use crate::FileKind;
 use crate::checksum::crc32c;
 use crate::image::Block;
 use crate::is_root;

@@ -1,0 +1,229 @@
+//! Operations and outcomes as bytes.
+//!
+//! serde and postcard write and read the values. A decoded value is then validated, so that the rest of the program never
+//! sees a name with a slash, data above the bound or a range that ends before it begins.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{
+    COMMIT_BLOCKS_MAX, DATA_MAX, Details, GRANT_BLOCKS_MAX, LOCK_END, ListedEntry, Lock,
+    NAME_LENGTH_MAX, Operation, Outcome, OwnedNewInode, RELEASES_MAX, SetAttributes,
+    TARGET_LENGTH_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+};
+
+/// Largest size of a file and offset in it, in bytes.
+const OFFSET_MAX: u64 = 1 << 62;
+const PERMISSIONS: u32 = 0o7777;
+
+/// Why bytes are not a valid operation or outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an operation or outcome is invalid: {0}")]
+pub struct Malformed(pub &'static str);
+
+impl Operation {
+    /// Appends the operation as bytes.
+    pub fn encode(&self, to: Vec<u8>) -> Vec<u8> {
+        encode(self, to)
+    }
+
+    /// Reads an operation that these bytes are, whole.
+    ///
+    /// # Errors
+    /// The bytes are not an operation, or one outside its bounds.
+    pub fn decode(bytes: &[u8]) -> Result<Operation, Malformed> {
+        let operation: Operation = decode(bytes)?;
+        operation.validate()?;
+        Ok(operation)
+    }
+
+    /// Whether everything in it is within its bounds.
+    ///
+    /// # Errors
+    /// The first bound that it breaks.
+    pub fn validate(&self) -> Result<(), Malformed> {
+        match self {
+            Operation::Lookup { name, .. } => check_looked_up(name),
+            Operation::Create { name, new, .. } => check_name(name).and_then(|()| check_new(new)),
+            Operation::CreateUnnamed { new, .. } => check_new(new),
+            Operation::Link { name, .. }
+            | Operation::Unlink { name, .. }
+            | Operation::RemoveDirectory { name, .. } => check_name(name),
+            Operation::Rename { name, new_name, .. } => {
+                check_name(name).and_then(|()| check_name(new_name))
+            }
+            Operation::SetAttributes { change, .. } => check_change(change),
+            Operation::Xattr { name, .. } | Operation::RemoveXattr { name, .. } => {
+                check_xattr_name(name)
+            }
+            Operation::SetXattr { name, value, .. } => {
+                check(
+                    value.len() <= XATTR_VALUE_MAX,
+                    "a value has more than 64 KiB",
+                )?;
+                check_xattr_name(name)
+            }
+            Operation::Write { data, .. } => {
+                check(data.len() <= DATA_MAX, "it carries more than 1 MiB of data")
+            }
+            Operation::Read { length, .. } | Operation::ReadDirectory { length, .. } => {
+                check_length(*length)
+            }
+            Operation::SetLock { lock, .. }
+            | Operation::TestLock { lock, .. }
+            | Operation::Unlock { range: lock, .. } => check_lock(lock),
+            Operation::Release { holds } => {
+                check(holds.len() <= RELEASES_MAX, "it releases too many files")
+            }
+            _ => self.validate_direct(),
+        }
+    }
+
+    /// The same, for operations of clients that reach into the members' memory.
+    fn validate_direct(&self) -> Result<(), Malformed> {
+        match self {
+            Operation::Grant { blocks } => check(
+                (1..=GRANT_BLOCKS_MAX).contains(blocks),
+                "it asks for no block, or for too many",
+            ),
+            Operation::Commit {
+                wr_ids,
+                checksums,
+                size,
+                ..
+            } => {
+                check(
+                    wr_ids[0] <= wr_ids[1],
+                    "its transfers end before they begin",
+                )?;
+                check(
+                    (1..=COMMIT_BLOCKS_MAX).contains(&checksums.len()),
+                    "it commits no block, or too many",
+                )?;
+                check(*size <= OFFSET_MAX, "a file ends at 2^62 bytes")
+            }
+            Operation::Layout { length, .. } => check_length(*length),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Outcome {
+    /// Appends the outcome as bytes.
+    pub fn encode(&self, to: Vec<u8>) -> Vec<u8> {
+        encode(self, to)
+    }
+
+    /// Reads an outcome that these bytes are, whole.
+    ///
+    /// # Errors
+    /// The bytes are not an outcome, or one outside its bounds.
+    pub fn decode(bytes: &[u8]) -> Result<Outcome, Malformed> {
+        let outcome: Outcome = decode(bytes)?;
+        outcome.validate()?;
+        Ok(outcome)
+    }
+
+    fn validate(&self) -> Result<(), Malformed> {
+        match &self.details {
+            Details::Data(data) => check(data.len() <= DATA_MAX, "it has more than 1 MiB of data"),
+            Details::Entries(entries) => check_entries(entries),
+            Details::Names(names) => names.iter().try_for_each(|name| check_xattr_name(name)),
+            Details::Lock(Some(lock)) => check_lock(lock),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn encode(value: &impl Serialize, to: Vec<u8>) -> Vec<u8> {
+    postcard::to_extend(value, to).expect("every value has an encoding, and a vector always grows")
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Malformed> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        Ok(_) => Err(Malformed("bytes follow its last field")),
+        Err(_) => Err(Malformed("its fields cannot be read")),
+    }
+}
+
+fn check(is_valid: bool, otherwise: &'static str) -> Result<(), Malformed> {
+    if is_valid {
+        Ok(())
+    } else {
+        Err(Malformed(otherwise))
+    }
+}
+
+/// A name that can be looked up: `.` and `..` can.
+fn check_looked_up(name: &[u8]) -> Result<(), Malformed> {
+    check(
+        name.len() <= NAME_LENGTH_MAX,
+        "a name has more than 255 bytes",
+    )?;
+    let is_name = !name.is_empty() && !name.contains(&b'/') && !name.contains(&0);
+    check(is_name, "a name is empty or has a slash or a zero in it")
+}
+
+/// A name that can be given or taken away.
+fn check_name(name: &[u8]) -> Result<(), Malformed> {
+    check(
+        !matches!(name, b"." | b".."),
+        "`.` and `..` are neither made nor removed",
+    )?;
+    check_looked_up(name)
+}
+
+fn check_xattr_name(name: &[u8]) -> Result<(), Malformed> {
+    let is_bounded = (1..=XATTR_NAME_MAX).contains(&name.len());
+    check(
+        is_bounded && !name.contains(&0),
+        "the name of an extended attribute has 1 to 255 bytes and no zero",
+    )
+}
+
+fn check_new(new: &OwnedNewInode) -> Result<(), Malformed> {
+    let is_permission = (new.permissions | new.umask) & !PERMISSIONS == 0;
+    check(is_permission, "permissions have other bits than 07777")?;
+    check(
+        new.target.len() <= TARGET_LENGTH_MAX && !new.target.contains(&0),
+        "the target of a link has more than 4095 bytes, or a zero",
+    )
+}
+
+fn check_change(change: &SetAttributes) -> Result<(), Malformed> {
+    let permissions = change.permissions.unwrap_or(0);
+    check(
+        permissions & !PERMISSIONS == 0,
+        "permissions have other bits than 07777",
+    )
+}
+
+fn check_length(length: u32) -> Result<(), Malformed> {
+    check(
+        length as usize <= DATA_MAX,
+        "it asks for more than a message holds",
+    )
+}
+
+fn check_lock(lock: &Lock) -> Result<(), Malformed> {
+    check(
+        lock.start <= lock.end && lock.end <= LOCK_END,
+        "a lock ends before it begins, or beyond 2^63",
+    )
+}
+
+fn check_entries(entries: &[ListedEntry]) -> Result<(), Malformed> {
+    let bytes = entries.iter().map(|listed| {
+        ListedEntry::page_bytes(listed.entry.name.len(), listed.attributes.is_some())
+    });
+    check(
+        entries.len() == 1 || bytes.sum::<usize>() <= DATA_MAX,
+        "a page of a directory has more than 1 MiB",
+    )?;
+    let mut names = entries.iter().map(|listed| &listed.entry.name);
+    names.try_for_each(|name| check_looked_up(name))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,321 @@
+//! Requests.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Fallocate, FileFlags, FileId, Lock, OwnedNewInode, RenameMode, SetAttributes, WriteAt,
+    XattrMode,
+};
+
+/// Holds of one file: each keeps the file when it loses its last name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// The file.
+    pub file: FileId,
+    /// Number of holds.
+    pub count: u64,
+}
+
+/// An operation on files. Each says what its [`Outcome`](crate::Outcome) contains; nothing means only the error code.
+///
+/// `hold` takes one hold of the file found or made, for the session: [`Operation::Hold`] in the same step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation {
+    /// Finds a name, also `.` and `..`. Outcome: file, attributes.
+    Lookup {
+        /// The directory.
+        directory: FileId,
+        /// The name in it.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// Takes a hold.
+        hold: bool,
+    },
+    /// Outcome: file, attributes.
+    Attributes {
+        /// The file.
+        file: FileId,
+    },
+    /// Changes attributes, the size among them. Outcome: file, attributes.
+    SetAttributes {
+        /// The file.
+        file: FileId,
+        /// The changes.
+        change: SetAttributes,
+    },
+    /// Sets the flags that keep a file from being changed.
+    SetFlags {
+        /// The file or directory.
+        file: FileId,
+        /// All its flags.
+        flags: FileFlags,
+    },
+    /// Makes a file, directory, symbolic link or special file; the name must be free. Outcome: file, attributes.
+    Create {
+        /// The directory.
+        directory: FileId,
+        /// The name in it.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// What to make.
+        new: OwnedNewInode,
+        /// Takes a hold.
+        hold: bool,
+    },
+    /// Makes a file without a name, with one hold. Outcome: file, attributes.
+    CreateUnnamed {
+        /// In all else it is like a file made in this directory.
+        directory: FileId,
+        /// What to make.
+        new: OwnedNewInode,
+        /// [`Operation::Link`] may give it a name.
+        may_be_named: bool,
+    },
+    /// Gives a file one more name. Outcome: file, attributes.
+    Link {
+        /// The file.
+        file: FileId,
+        /// The directory of the new name.
+        directory: FileId,
+        /// The new name.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// Removes a name of anything but a directory.
+    Unlink {
+        /// The directory.
+        directory: FileId,
+        /// The name in it.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// Removes an empty directory.
+    RemoveDirectory {
+        /// The directory that has the name.
+        directory: FileId,
+        /// The name in it.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// Moves a name.
+    Rename {
+        /// The old directory.
+        directory: FileId,
+        /// The old name.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// The new directory.
+        new_directory: FileId,
+        /// The new name.
+        #[serde(with = "serde_bytes")]
+        new_name: Vec<u8>,
+        /// What to do about an existing new name.
+        mode: RenameMode,
+    },
+    /// Outcome: the link's target as data.
+    ReadLink {
+        /// The symbolic link.
+        file: FileId,
+    },
+    /// Reads a page of a directory. Outcome: entries; none at the end.
+    ReadDirectory {
+        /// The directory.
+        directory: FileId,
+        /// Cookie of the entry before the page, 0 for the start.
+        cookie: u64,
+        /// Bytes of the page, by [`ListedEntry::page_bytes`](crate::ListedEntry::page_bytes). One entry is always taken.
+        length: u32,
+        /// Entries come with attributes, except `.`, `..` and those just removed.
+        with_attributes: bool,
+    },
+    /// Outcome: the value as data.
+    Xattr {
+        /// The file.
+        file: FileId,
+        /// Name of the attribute.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// Outcome: all names of extended attributes.
+    XattrNames {
+        /// The file.
+        file: FileId,
+    },
+    /// Makes or replaces an extended attribute; access control lists are among them.
+    SetXattr {
+        /// The file.
+        file: FileId,
+        /// Name of the attribute.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+        /// Its value.
+        #[serde(with = "serde_bytes")]
+        value: Vec<u8>,
+        /// What to do about an existing or a missing one.
+        mode: XattrMode,
+    },
+    /// Removes an extended attribute.
+    RemoveXattr {
+        /// The file.
+        file: FileId,
+        /// Name of the attribute.
+        #[serde(with = "serde_bytes")]
+        name: Vec<u8>,
+    },
+    /// Removes capabilities, as before a change by another user.
+    DropPrivileges {
+        /// The file.
+        file: FileId,
+        /// Also removes the set-user and set-group bits.
+        set_id: bool,
+    },
+    /// Updates the access time if the file changed since, or after a day.
+    NoteRead {
+        /// The file or directory.
+        file: FileId,
+    },
+    /// Outcome: data, shorter than asked for only at the end of the file.
+    Read {
+        /// The file.
+        file: FileId,
+        /// Offset of the first byte.
+        offset: u64,
+        /// Bytes.
+        length: u32,
+    },
+    /// Writes all of the data or nothing. Outcome: `offset` of the first byte, `count` of bytes.
+    Write {
+        /// The file.
+        file: FileId,
+        /// Where.
+        at: WriteAt,
+        /// The data.
+        #[serde(with = "serde_bytes")]
+        data: Vec<u8>,
+        /// First [`Operation::DropPrivileges`], with this `set_id`.
+        drop_privileges: Option<bool>,
+    },
+    /// Allocates, frees or moves the blocks of a range, in bytes.
+    Fallocate {
+        /// The file.
+        file: FileId,
+        /// How.
+        mode: Fallocate,
+        /// Offset of the first byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Outcome: the first offset from here on that holds data, as position.
+    NextData {
+        /// The file.
+        file: FileId,
+        /// Offset, in bytes.
+        offset: u64,
+    },
+    /// Outcome: the first offset from here on in a hole, as position; the end of the file counts as one.
+    NextHole {
+        /// The file.
+        file: FileId,
+        /// Offset, in bytes.
+        offset: u64,
+    },
+    /// Outcome: the extent of this offset or the next one behind it.
+    NextExtent {
+        /// The file.
+        file: FileId,
+        /// Offset, in bytes.
+        offset: u64,
+    },
+    /// Copies bytes between files, or within one. Outcome: `count` of bytes, which may be fewer.
+    CopyRange {
+        /// The source.
+        file: FileId,
+        /// Offset in the source.
+        offset: u64,
+        /// The target.
+        to: FileId,
+        /// Offset in the target.
+        to_offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Keeps a file that loses its last name until the hold is released or the session ends.
+    Hold {
+        /// The file.
+        file: FileId,
+    },
+    /// Gives back holds of the session.
+    Release {
+        /// The files, with the number of holds.
+        holds: Vec<Held>,
+    },
+    /// Takes a lock, or fails with [`ErrorCode::Locked`](crate::ErrorCode::Locked).
+    SetLock {
+        /// The file.
+        file: FileId,
+        /// The lock.
+        lock: Lock,
+    },
+    /// Outcome: the first lock that excludes this one, if any.
+    TestLock {
+        /// The file.
+        file: FileId,
+        /// The lock.
+        lock: Lock,
+    },
+    /// Gives back the owner's locks of these bytes; the kind has no meaning.
+    Unlock {
+        /// The file.
+        file: FileId,
+        /// The range.
+        range: Lock,
+    },
+    /// Gives back all locks of the session that were taken by an open file, of both spaces.
+    UnlockHandle {
+        /// The file.
+        file: FileId,
+        /// The open file.
+        handle: u64,
+    },
+    /// Returns when all changes of the file are persistent at all members in sync.
+    Sync {
+        /// The file or directory.
+        file: FileId,
+    },
+    /// Returns when all changes of the unit are persistent at all members in sync.
+    SyncAll,
+    /// Outcome: statistics of the unit.
+    Statistics,
+    /// Adds fresh blocks to the session's grant. Outcome: the whole grant, as data.
+    Grant {
+        /// Number of blocks.
+        blocks: u32,
+    },
+    /// Moves blocks of the session's grant, which hold the data already, into a file.
+    Commit {
+        /// The file.
+        file: FileId,
+        /// Offset in the file, a multiple of the block size.
+        offset: u64,
+        /// The first block in the grant.
+        grant_block: u64,
+        /// The transfers that brought the data: numbers of the session, the first and the last.
+        wr_ids: [u64; 2],
+        /// CRC32C of each block.
+        checksums: Vec<u32>,
+        /// The least size of the file afterwards.
+        size: u64,
+    },
+    /// Outcome: the layout of a part of a file, as data.
+    Layout {
+        /// The file.
+        file: FileId,
+        /// Offset of the part.
+        offset: u64,
+        /// Its length, in bytes.
+        length: u32,
+    },
+    /// Ends the session with its locks, holds and grant.
+    CloseSession,
+}
