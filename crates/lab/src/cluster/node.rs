@@ -1,7 +1,7 @@
 //! One member's machine: memory that crashes, a process that ends, a clock of its own.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::atomic::AtomicI64;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,7 +10,7 @@ use protocol::client::{Transfer, TransferKind, TransferOutcome};
 use protocol::defects::Defect;
 use protocol::member::{Completion, Intent, NamedData, SessionRecord};
 use protocol::{Defects, Member, Options, Transmit, UnitMap};
-use server::UnitPool;
+use server::{Core, Host, Output};
 
 use super::time::{Clock, Time};
 
@@ -23,12 +23,6 @@ struct Armed {
     fences_left: u64,
     is_armed: bool,
     caught: Option<Moment>,
-}
-
-/// A running process of a member.
-struct Process {
-    member: Member,
-    pool: UnitPool,
 }
 
 /// What lets transfers land in the memory of a process, without its doing.
@@ -112,7 +106,7 @@ pub struct Machine {
     /// When its time-out is due.
     pub timer: Option<Time>,
     memory: Simulation,
-    process: Option<Process>,
+    process: Option<Core>,
     port: Port,
     armed: Arc<Mutex<Armed>>,
     /// Data that records at this tail name and that is not there, and what was fetched of it.
@@ -200,7 +194,7 @@ impl Machine {
 
     /// The member, while its process runs.
     pub fn member(&self) -> Option<&Member> {
-        self.process.as_ref().map(|process| &process.member)
+        self.process.as_ref().map(Core::member)
     }
 
     /// The epoch of the newest map that its process knows; 0 if there is none.
@@ -216,7 +210,7 @@ impl Machine {
 
     /// The figures of its pool, while it is open for changes.
     pub fn statistics(&self) -> Option<store::Statistics> {
-        self.process.as_ref()?.pool.statistics()
+        self.process.as_ref()?.pool().statistics()
     }
 
     /// Its memory as a region.
@@ -239,26 +233,18 @@ impl Machine {
             return Ok(());
         }
         let store_options = Machine::store_options(now);
-        let region = self.memory.region();
-        let pool = UnitPool::open(region, store_options, options)
+        let (region, local) = (self.memory.region(), self.clock.local(now));
+        let core = Core::open(self.node, region, store_options, (options, defects), local)
             .map_err(|error| format!("member {} does not open its pool: {error}", self.node))?;
-        let pool = pool.with_defects(defects);
-        let port = Port {
+        self.incarnation += 1;
+        self.port = Port {
+            image: core.pool().image(),
+            next_key: self.incarnation << 32,
             keeps_keys: defects.has(Defect::KeepKeys),
             lands_again: defects.has(Defect::LandAgain),
             ..Port::default()
         };
-        let (tail, history) = pool.position();
-        let local = self.clock.local(now);
-        let (options, defects) = (options.clone(), defects.clone());
-        let member = Member::new(self.node, options, defects, tail, history, local);
-        self.incarnation += 1;
-        self.port = Port {
-            image: pool.image(),
-            next_key: self.incarnation << 32,
-            ..port
-        };
-        self.process = Some(Process { member, pool });
+        self.process = Some(core);
         Ok(())
     }
 
@@ -341,62 +327,91 @@ impl Machine {
         now: Time,
         input: impl FnOnce(&mut Member, u64),
     ) -> Result<Step, String> {
-        let mut step = Step::default();
         let local = self.clock.local(now);
-        let Some(Process { member, pool }) = &mut self.process else {
-            return Ok(step);
+        let Some(core) = &mut self.process else {
+            return Ok(Step::default());
         };
-        input(member, local);
-        while let Some(intent) = member.poll_intent() {
-            if let Intent::Propose { map } = intent {
-                step.proposals.push(map);
-                continue;
+        let mut watch = Watch {
+            port: &mut self.port,
+            lacks: &mut self.lacks,
+            armed: &self.armed,
+            seen: Vec::new(),
+            is_strict: false,
+            caught: None,
+        };
+        let output = core.step(local, &mut watch, input);
+        let (seen, caught) = (watch.seen, watch.caught);
+        let output = output.map_err(|failed| format!("member {}: {failed}", self.node))?;
+        if let Some(moment) = caught {
+            *lock(&self.armed) = Armed::default();
+            self.crash_at(&moment);
+        }
+        let Some(Output {
+            transmits,
+            proposals,
+            timeout,
+        }) = output
+        else {
+            // Nothing of this step had been sent.
+            return Ok(Step {
+                crashed: true,
+                ..Step::default()
+            });
+        };
+        self.timer = timeout.map(|at| self.clock.instant(at).max(now + 1000));
+        Ok(Step {
+            transmits,
+            proposals,
+            seen,
+            crashed: false,
+        })
+    }
+}
+
+/// Watches a member at work, and catches the moment of a crash.
+struct Watch<'a> {
+    port: &'a mut Port,
+    lacks: &'a mut Option<Lacking>,
+    armed: &'a Mutex<Armed>,
+    seen: Vec<Seen>,
+    /// The intent takes no record whose data is missing.
+    is_strict: bool,
+    caught: Option<Moment>,
+}
+
+impl Host for Watch<'_> {
+    fn access(&mut self, intent: &Intent) -> Option<Completion> {
+        self.port.carry_out(intent)
+    }
+
+    fn before(&mut self, _member: &Member, intent: &Intent) {
+        self.seen.extend(seen_before(intent));
+        if let (Intent::WriteImage { offset, bytes }, Some(lacks)) = (intent, &mut *self.lacks) {
+            lacks.fetched.push(*offset..*offset + bytes.len() as u64);
+        }
+        self.is_strict = matches!(
+            intent,
+            Intent::Ingest {
+                named: NamedData::Required,
+                ..
             }
-            if let Some(completion) = self.port.carry_out(&intent) {
-                member.handle_completion(local, completion);
-                continue;
-            }
-            step.seen.extend(seen_before(&intent));
-            if let (Intent::WriteImage { offset, bytes }, Some(lacks)) = (&intent, &mut self.lacks)
-            {
-                lacks.fetched.push(*offset..*offset + bytes.len() as u64);
-            }
-            let is_strict = matches!(
-                intent,
-                Intent::Ingest {
-                    named: NamedData::Required,
-                    ..
-                }
-            );
-            let completion = pool
-                .carry_out(intent.clone())
-                .map_err(|error| format!("member {}: {intent:?}: {error}", self.node))?;
-            let caught = lock(&self.armed).caught.take();
-            if let Some(moment) = caught {
-                *lock(&self.armed) = Armed::default();
-                self.crash_at(&moment);
-                // Nothing of this step had been sent.
-                return Ok(Step {
-                    crashed: true,
-                    ..Step::default()
-                });
-            }
-            if let Some(completion) = completion {
-                step.seen.extend(seen_after(&completion));
-                if let (true, Completion::Ingested { tail, missing }) = (is_strict, &completion) {
-                    let version = member.map().version;
-                    let in_vain = note_lack(&mut self.lacks, version, tail.number, missing);
-                    step.seen.extend(in_vain.then_some(Seen::FetchedInVain));
-                }
-                member.handle_completion(local, completion);
+        );
+    }
+
+    fn after(&mut self, member: &Member, completion: Option<&Completion>) -> ControlFlow<()> {
+        self.caught = lock(self.armed).caught.take();
+        if self.caught.is_some() {
+            return ControlFlow::Break(());
+        }
+        if let Some(completion) = completion {
+            self.seen.extend(seen_after(completion));
+            if let (true, Completion::Ingested { tail, missing }) = (self.is_strict, completion) {
+                let version = member.map().version;
+                let in_vain = note_lack(self.lacks, version, tail.number, missing);
+                self.seen.extend(in_vain.then_some(Seen::FetchedInVain));
             }
         }
-        step.transmits
-            .extend(std::iter::from_fn(|| member.poll_transmit()));
-        self.timer = member
-            .poll_timeout()
-            .map(|at| self.clock.instant(at).max(now + 1000));
-        Ok(step)
+        ControlFlow::Continue(())
     }
 }
 

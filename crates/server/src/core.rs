@@ -1,0 +1,155 @@
+//! One member at work: the protocol's state machine and its pool, driven by its host. No threads, no I/O, no clock.
+//!
+//! ```text
+//!   message, map, time ──► Member ──► intents ──► UnitPool or Host ──► completions ─┐
+//!                             ▲                                                     │
+//!                             └─────────────────────────────────────────────────────┘
+//!   out: messages to send, maps to propose, the time of the next time-out
+//! ```
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+
+use pmem::Region;
+use protocol::member::{Completion, Intent};
+use protocol::{Defects, Member, NodeId, Options, Transmit, UnitMap};
+use store::Error;
+
+use crate::pool::UnitPool;
+
+/// What surrounds a member: it opens memory to transfers, and may watch or stop what the member does.
+pub trait Host {
+    /// Executes [`Intent::OpenKey`] and [`Intent::CloseKey`]; `None` for every other intent.
+    fn access(&mut self, intent: &Intent) -> Option<Completion>;
+
+    /// Called before the pool executes an intent.
+    fn before(&mut self, _member: &Member, _intent: &Intent) {}
+
+    /// Called after the pool has executed an intent. `Break` ends the step: nothing of it leaves the process.
+    fn after(&mut self, _member: &Member, _completion: Option<&Completion>) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+}
+
+/// What a step leads to.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// Messages to send, in order.
+    pub transmits: VecDeque<Transmit>,
+    /// Maps to propose to the membership service.
+    pub proposals: Vec<UnitMap>,
+    /// When [`Member::handle_timeout`] is due.
+    pub timeout: Option<u64>,
+}
+
+/// An intent that the pool could not execute. The member cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[error("{intent} failed: {source}")]
+pub struct Failed {
+    /// The intent.
+    pub intent: &'static str,
+    /// Why.
+    pub source: Error,
+}
+
+/// A member with its pool.
+pub struct Core {
+    member: Member,
+    pool: UnitPool,
+}
+
+impl Core {
+    /// Opens the pool in the region and starts a member on it.
+    ///
+    /// # Errors
+    /// Those of [`UnitPool::open`].
+    pub fn open(
+        node: NodeId,
+        region: Region,
+        store: store::Options,
+        (options, defects): (&Options, &Defects),
+        now: u64,
+    ) -> Result<Core, Error> {
+        let pool = UnitPool::open(region, store, options)?.with_defects(defects);
+        let (tail, history) = pool.position();
+        let (options, defects) = (options.clone(), defects.clone());
+        Ok(Core {
+            member: Member::new(node, options, defects, tail, history, now),
+            pool,
+        })
+    }
+
+    /// The member.
+    pub fn member(&self) -> &Member {
+        &self.member
+    }
+
+    /// Its pool.
+    pub fn pool(&self) -> &UnitPool {
+        &self.pool
+    }
+
+    /// Gives the member an input and executes its intents until it has none. `None` if the host has ended the step.
+    ///
+    /// # Errors
+    /// [`Failed`]: the pool is damaged or full of something that must not fail; stop the node.
+    pub fn step(
+        &mut self,
+        now: u64,
+        host: &mut impl Host,
+        input: impl FnOnce(&mut Member, u64),
+    ) -> Result<Option<Output>, Failed> {
+        let mut proposals = Vec::new();
+        input(&mut self.member, now);
+        while let Some(intent) = self.member.poll_intent() {
+            if let Intent::Propose { map } = intent {
+                proposals.push(map);
+                continue;
+            }
+            if let Some(completion) = host.access(&intent) {
+                self.member.handle_completion(now, completion);
+                continue;
+            }
+            host.before(&self.member, &intent);
+            let intent_name = name(&intent);
+            let executed = self.pool.carry_out(intent);
+            let completion = executed.map_err(|source| Failed {
+                intent: intent_name,
+                source,
+            })?;
+            if host.after(&self.member, completion.as_ref()).is_break() {
+                return Ok(None);
+            }
+            if let Some(completion) = completion {
+                self.member.handle_completion(now, completion);
+            }
+        }
+        Ok(Some(Output {
+            transmits: std::iter::from_fn(|| self.member.poll_transmit()).collect(),
+            proposals,
+            timeout: self.member.poll_timeout(),
+        }))
+    }
+}
+
+fn name(intent: &Intent) -> &'static str {
+    match intent {
+        Intent::Execute { .. } => "executing a request",
+        Intent::SetLock { .. } => "recording a lock",
+        Intent::OpenSession { .. } => "opening a session",
+        Intent::EndSession { .. } => "ending a session",
+        Intent::FreeGrant { .. } => "freeing a grant",
+        Intent::OpenKey { .. } => "opening a key",
+        Intent::CloseKey { .. } => "closing a key",
+        Intent::ReadRecords { .. } => "reading records",
+        Intent::ReadImage { .. } => "reading the image",
+        Intent::ReleaseFreed { .. } => "releasing freed blocks",
+        Intent::Ingest { .. } => "applying records of the primary",
+        Intent::TouchedSince { .. } => "finding what records changed",
+        Intent::WriteImage { .. } => "writing fetched bytes",
+        Intent::Rewind { .. } => "forgetting records",
+        Intent::OpenForWriting { .. } => "opening the pool for changes",
+        Intent::Follow => "closing the pool for changes",
+        Intent::Propose { .. } => "proposing a map",
+    }
+}
