@@ -31,7 +31,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use self::dial::dial;
+pub use self::dial::{Answered, Offered, Reached, Unanswered, dial};
 pub use self::error::Error;
 pub use self::identity::Identity;
 pub use self::listener::{Caller, Counters, Listener};

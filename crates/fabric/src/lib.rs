@@ -30,6 +30,7 @@ mod credits;
 mod error;
 pub mod fuzzing;
 pub mod keys;
+pub mod messenger;
 mod outstanding;
 mod queue;
 mod registration;

@@ -4,6 +4,7 @@ mod endpoint;
 mod message;
 mod spin;
 
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use pmem::{LINE, Region};
@@ -11,7 +12,7 @@ use pmem::{LINE, Region};
 use self::endpoint::{Endpoint, WINDOW_MAX};
 pub use self::message::Message;
 use self::message::Tickets;
-use self::spin::Spin;
+pub(crate) use self::spin::Spin;
 use crate::{
     Access, Capabilities, Completion, Device, EndpointId, Error, Event, Export, Failure,
     GroupAddress, GroupId, Limits, Parameters, Peer, Refusal, Registration, RemoteRegion, Report,
@@ -306,6 +307,13 @@ impl Queue {
         })
     }
 
+    /// Bytes of the longest message that the peer of an endpoint takes, and of the longest one that can be given by value.
+    pub fn message_bytes(&self, id: EndpointId) -> Option<(u32, u32)> {
+        let found = self.endpoints.get(id.place());
+        let endpoint = found.filter(|found| found.is_ready(id))?;
+        Some(endpoint.message_bytes())
+    }
+
     /// How many requests of an endpoint have not ended.
     pub fn outstanding(&self, id: EndpointId) -> usize {
         let found = self
@@ -426,6 +434,31 @@ impl Queue {
                 return count;
             }
         }
+    }
+
+    /// Looks, so many times at most, whether there may be something to poll.
+    pub fn look(&mut self, times: u32) -> bool {
+        self.transport.look(times)
+    }
+
+    /// Prepares to block in a wait of the caller's own over several queues, as [`Transport::arm`] says: the caller blocks at
+    /// [`Queue::descriptors`] for no longer than what is returned, calls [`Queue::disarm`], and polls.
+    pub fn arm(&mut self, timeout: Duration) -> Duration {
+        self.take_all_returned();
+        self.submit();
+        self.counters.slept += 1;
+        let most = self.sleep_at_most(Instant::now(), timeout);
+        self.transport.arm(most)
+    }
+
+    /// What to block at after [`Queue::arm`].
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.transport.descriptors()
+    }
+
+    /// Ends what [`Queue::arm`] began. `ready`: whether one of the descriptors was readable.
+    pub fn disarm(&mut self, ready: bool) {
+        self.transport.disarm(ready);
     }
 
     /// Joins a group.

@@ -106,7 +106,7 @@ impl Shm {
         Capabilities {
             provider: Provider::Shm,
             message_bytes: 1 << 20,
-            inline_bytes: 4096,
+            inline_bytes: 1 << 20,
             transfer_bytes: 1 << 30,
             pieces: 64,
             atomics: true,

@@ -2,7 +2,7 @@
 //! [`Queue`](crate::Queue), and that wrappers put themselves in between.
 
 use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use pmem::Region;
@@ -108,6 +108,24 @@ pub trait Transport: Send {
     /// Sleeps until there may be something to report, or for so long. Does not sleep if there is something already, and
     /// may end early.
     fn sleep(&mut self, timeout: Duration);
+
+    /// Prepares to block in a wait of the caller's own: until [`Transport::disarm`], whatever may be reported makes one of
+    /// [`Transport::descriptors`] readable. Returns how long to block at most: `timeout`, less if the transport has to be
+    /// polled earlier, and zero if there may be something to report already, or if it has nothing to block at.
+    fn arm(&mut self, timeout: Duration) -> Duration {
+        let _ = timeout;
+        Duration::ZERO
+    }
+
+    /// What to block at after [`Transport::arm`].
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    /// Ends what [`Transport::arm`] began. `ready`: whether one of the descriptors was readable.
+    fn disarm(&mut self, ready: bool) {
+        let _ = ready;
+    }
 
     /// Joins a group, so that its messages are received, and sent.
     ///

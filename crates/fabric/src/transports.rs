@@ -1,5 +1,7 @@
 //! The transports that a process has: each is tried once, here and nowhere else, and what is missing says why.
 
+use std::os::fd::BorrowedFd;
+
 use crate::choice::{Offers, PREFERENCE};
 use crate::shm::Shm;
 use crate::tcp::{Tcp, TcpOptions};
@@ -75,11 +77,23 @@ impl Transports {
         found.map(|ready| &*ready.device)
     }
 
+    /// Those that there are.
+    pub fn providers(&self) -> Vec<Provider> {
+        self.ready.iter().map(|ready| ready.provider).collect()
+    }
+
     /// The queue of a transport.
     pub fn queue(&mut self, provider: Provider) -> Option<&mut Queue> {
         let mut ready = self.ready.iter_mut();
         let found = ready.find(|ready| ready.provider == provider);
         found.map(|ready| &mut ready.queue)
+    }
+
+    /// What to block at after [`Queue::arm`] of a transport's queue.
+    pub fn descriptors(&self, provider: Provider) -> Vec<BorrowedFd<'_>> {
+        let mut ready = self.ready.iter();
+        let found = ready.find(|ready| ready.provider == provider);
+        found.map_or(Vec::new(), |ready| ready.queue.descriptors())
     }
 
     /// All queues, for [`dial`](crate::control::dial) and [`Caller::establish`](crate::control::Caller::establish).

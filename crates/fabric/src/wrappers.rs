@@ -49,6 +49,12 @@ macro_rules! pass_on {
         fn submit(&mut self) {
             self.inner.submit();
         }
+        fn descriptors(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
+            self.inner.descriptors()
+        }
+        fn disarm(&mut self, ready: bool) {
+            self.inner.disarm(ready);
+        }
         fn join(
             &mut self,
             group: crate::GroupId,

@@ -32,27 +32,165 @@ pub fn dial(
     local: &Local,
     queues: &mut [&mut Queue],
 ) -> Result<Session, Error> {
-    let mut dialed = Dialed::reach(address, node, local)?;
-    let reach = dialed.come_nearer(local);
-    let own = Message::Hello(local.hello(Vec::new()));
-    dialed.send(&own, Vec::new())?;
-    let agreed = dialed.agree(&reach, local, queues);
-    match agreed {
-        Ok((choice, endpoint)) => Ok(Session::new(
-            dialed.channel,
-            (dialed.peer, dialed.who),
-            (choice, endpoint),
-            dialed.step_timeout,
-            None,
-        )),
-        Err(error) => {
-            refuse(&mut dialed.channel, &error);
+    let offered = Reached::new(address, node, local)?.offer(queues)?;
+    let provider = offered.choice.provider;
+    match offered.exchange() {
+        Ok(answered) => answered.accept(queues),
+        Err(Unanswered { endpoint, error }) => {
+            queue_of(queues, provider, &local.identity.node)?.close(endpoint);
             Err(error)
         }
     }
 }
 
+/// A listener that was reached, and the transport that both use: the first of the steps of [`dial`] for a thread that may
+/// not wait. [`Reached::new`] and [`Offered::exchange`] wait for the peer; [`Reached::offer`] and [`Answered::accept`] do not,
+/// and need the queues.
+#[derive(Debug)]
+pub struct Reached {
+    dialed: Dialed,
+    choice: Choice,
+}
+
+/// This side of an endpoint, which the peer does not know yet.
+#[derive(Debug)]
+pub struct Offered {
+    dialed: Dialed,
+    choice: Choice,
+    endpoint: EndpointId,
+    own: Parameters,
+}
+
+/// The peer has joined its side.
+#[derive(Debug)]
+pub struct Answered {
+    dialed: Dialed,
+    choice: Choice,
+    endpoint: EndpointId,
+    theirs: Parameters,
+}
+
+/// Why the peer did not join its side.
+#[derive(Debug)]
+pub struct Unanswered {
+    /// This side of the endpoint, to be closed in its queue.
+    pub endpoint: EndpointId,
+    /// Why.
+    pub error: Error,
+}
+
+impl Reached {
+    /// Connects, authenticates and chooses a transport. Waits.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn new(address: &Address, node: Option<&str>, local: &Local) -> Result<Reached, Error> {
+        let mut dialed = Dialed::reach(address, node, local)?;
+        let reach = dialed.come_nearer(local);
+        let own = Message::Hello(local.hello(Vec::new()));
+        dialed.send(&own, Vec::new())?;
+        let own = Side {
+            node: &local.identity.node,
+            offers: &local.offers,
+        };
+        let theirs = Side {
+            node: &dialed.hello.node,
+            offers: &dialed.hello.offers,
+        };
+        match choose(&reach, own, theirs).map_err(|reason| Error::Choice { reason }) {
+            Ok(choice) => Ok(Reached { dialed, choice }),
+            Err(error) => Err(dialed.refuse(error)),
+        }
+    }
+
+    /// Makes this side of an endpoint, in the queue of the chosen transport.
+    ///
+    /// # Errors
+    /// [`Error::Choice`], [`Error::Endpoint`]; the peer is told.
+    pub fn offer(mut self, queues: &mut [&mut Queue]) -> Result<Offered, Error> {
+        let queue = queue_of(queues, self.choice.provider, "this node");
+        let offered = queue.and_then(|queue| {
+            queue.offer().map_err(|source| Error::Endpoint {
+                who: self.dialed.who.clone(),
+                source,
+            })
+        });
+        match offered {
+            Ok((endpoint, own)) => Ok(Offered {
+                dialed: self.dialed,
+                choice: self.choice,
+                endpoint,
+                own,
+            }),
+            Err(error) => Err(self.dialed.refuse(error)),
+        }
+    }
+}
+
+impl Offered {
+    /// The transport of the endpoint.
+    pub fn provider(&self) -> Provider {
+        self.choice.provider
+    }
+
+    /// This side of the endpoint.
+    pub fn endpoint(&self) -> EndpointId {
+        self.endpoint
+    }
+
+    /// Tells the peer, and waits until it has joined its side.
+    ///
+    /// # Errors
+    /// [`Unanswered`]: close the endpoint.
+    pub fn exchange(mut self) -> Result<Answered, Unanswered> {
+        let own = std::mem::take(&mut self.own);
+        match self.dialed.exchange(&self.choice, own) {
+            Ok(theirs) => Ok(Answered {
+                dialed: self.dialed,
+                choice: self.choice,
+                endpoint: self.endpoint,
+                theirs,
+            }),
+            Err(error) => Err(Unanswered {
+                endpoint: self.endpoint,
+                error: self.dialed.refuse(error),
+            }),
+        }
+    }
+}
+
+impl Answered {
+    /// Joins this side to the peer's.
+    ///
+    /// # Errors
+    /// [`Error`]; the endpoint is closed then.
+    pub fn accept(mut self, queues: &mut [&mut Queue]) -> Result<Session, Error> {
+        let queue = queue_of(queues, self.choice.provider, "this node")?;
+        let peer = Peer {
+            parameters: self.theirs,
+            address: self.dialed.peer.address.map(|address| address.ip()),
+            process: self.dialed.process.take(),
+        };
+        let accepted = queue.accept(self.endpoint, Role::Dialer, peer);
+        let who = self.dialed.who.clone();
+        let accepted = accepted.map_err(|source| Error::Endpoint { who, source });
+        let ready = accepted.and_then(|()| self.dialed.send(&Message::Ready, Vec::new()));
+        if let Err(error) = ready {
+            queue.close(self.endpoint);
+            return Err(self.dialed.refuse(error));
+        }
+        Ok(Session::new(
+            self.dialed.channel,
+            (self.dialed.peer, self.dialed.who),
+            (self.choice, self.endpoint),
+            self.dialed.step_timeout,
+            None,
+        ))
+    }
+}
+
 /// A listener that has proved who it is and said Hello.
+#[derive(Debug)]
 struct Dialed {
     channel: Channel,
     who: String,
@@ -153,41 +291,7 @@ impl Dialed {
         Reach::Network(format!("{node} is on this host, but {reason}"))
     }
 
-    fn agree(
-        &mut self,
-        reach: &Reach,
-        local: &Local,
-        queues: &mut [&mut Queue],
-    ) -> Result<(Choice, EndpointId), Error> {
-        let own = Side {
-            node: &local.identity.node,
-            offers: &local.offers,
-        };
-        let theirs = Side {
-            node: &self.hello.node,
-            offers: &self.hello.offers,
-        };
-        let choice = choose(reach, own, theirs).map_err(|reason| Error::Choice { reason })?;
-        let queue = queue_of(queues, choice.provider, own.node)?;
-        let failed = |source| Error::Endpoint {
-            who: self.who.clone(),
-            source,
-        };
-        let (endpoint, parameters) = queue.offer().map_err(failed)?;
-        let joined = self.join(&choice, endpoint, parameters, queue);
-        if joined.is_err() {
-            queue.close(endpoint);
-        }
-        joined.map(|()| (choice, endpoint))
-    }
-
-    fn join(
-        &mut self,
-        choice: &Choice,
-        endpoint: EndpointId,
-        own: Parameters,
-        queue: &mut Queue,
-    ) -> Result<(), Error> {
+    fn exchange(&mut self, choice: &Choice, own: Parameters) -> Result<Parameters, Error> {
         self.send(&Message::Choice(choice.clone()), Vec::new())?;
         self.send(&Message::Offer(Hidden(own.bytes)), own.descriptors)?;
         let parameters = match self.wait("make its side of an endpoint")? {
@@ -195,20 +299,15 @@ impl Dialed {
             (message, _) => return Err(out_of_turn(&message, &self.who)),
         };
         match self.wait("join its side of an endpoint")? {
-            (Message::Ready, _) => {}
-            (message, _) => return Err(out_of_turn(&message, &self.who)),
+            (Message::Ready, _) => Ok(parameters),
+            (message, _) => Err(out_of_turn(&message, &self.who)),
         }
-        let peer = Peer {
-            parameters,
-            address: self.peer.address.map(|address| address.ip()),
-            process: self.process.take(),
-        };
-        let accepted = queue.accept(endpoint, Role::Dialer, peer);
-        accepted.map_err(|source| Error::Endpoint {
-            who: self.who.clone(),
-            source,
-        })?;
-        self.send(&Message::Ready, Vec::new())
+    }
+
+    /// Ends the connection, and tells the peer why.
+    fn refuse(&mut self, error: Error) -> Error {
+        refuse(&mut self.channel, &error);
+        error
     }
 
     fn send(&mut self, message: &Message, descriptors: Vec<OwnedFd>) -> Result<(), Error> {

@@ -94,6 +94,11 @@ impl Session {
         &self.choice
     }
 
+    /// Whether the peer has joined its side, as far as it was received: then requests may be posted.
+    pub fn is_ready(&self) -> bool {
+        self.ready_by.is_none()
+    }
+
     /// The endpoint, in the queue of that transport.
     pub fn endpoint(&self) -> EndpointId {
         self.endpoint

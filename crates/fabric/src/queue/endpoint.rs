@@ -90,6 +90,11 @@ impl Endpoint {
         self.unsignaled = 0;
     }
 
+    /// Bytes of the longest message that the peer takes, and of the longest one that can be given by value.
+    pub fn message_bytes(&self) -> (u32, u32) {
+        (self.message_bytes, self.inline_bytes as u32)
+    }
+
     /// The place is free again, once the messages that are held have been dropped.
     pub fn end(&mut self) {
         self.state = State::Free;

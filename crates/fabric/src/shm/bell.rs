@@ -1,7 +1,8 @@
 //! The bell of a queue: by it peers wake a thread that sleeps, and say that something else than a message has come.
 //!
 //! ```text
-//!  line 0   sleeping: 1 from before the thread looks for the last time until it is awake; also what it sleeps at
+//!  line 0   sleeping: 1 from before the thread looks for the last time until it is awake; also what it sleeps at.
+//!           2 while it blocks at other descriptors, too: then the bell's eventfd wakes it up
 //!  line 1   changes: added to after a change of what is beside the messages of a ring
 //! ```
 //! **No wake-up is lost.** The sleeper stores 1, has a full fence, looks at everything, and then sleeps while the word
@@ -23,11 +24,14 @@
 //! All peers of a queue can store to its bell, also those that lie, and a peer can be killed between its store of 0 and
 //! its wake. So nobody relies on it for more than a [nap](NAP): then everything is looked at anyway.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use pmem::{LINE, Lines, Region};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use super::ring;
@@ -39,6 +43,8 @@ const CHANGES: usize = 1;
 const LINES: usize = 2;
 /// What is stored when somebody sleeps: 1 in whichever half of the word the kernel looks at.
 const ASLEEP: u64 = 1 << 32 | 1;
+/// What is stored when the thread blocks at descriptors, of which the bell's is one.
+const BLOCKED: u64 = 1 << 33 | 2;
 
 /// The longest sleep without looking at everything.
 pub const NAP: Duration = Duration::from_millis(100);
@@ -56,38 +62,56 @@ pub fn has_barriers() -> bool {
 pub struct Bell {
     lines: Lines,
     memory: Region,
+    event: Arc<OwnedFd>,
 }
 
 impl Bell {
-    /// The own one.
+    /// This queue's own bell.
     ///
     /// # Errors
-    /// [`Error::Region`].
+    /// [`Error::Region`], [`Error::System`].
     pub fn new() -> Result<Bell, Error> {
-        Ok(Bell::over(Region::memory((LINES * LINE) as u64, false)?))
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let event = event.map_err(|errno| Error::System {
+            what: "make an eventfd".to_owned(),
+            source: errno.into(),
+            remedy: "raise the limit of open files (`ulimit -n`)",
+        })?;
+        let memory = Region::memory((LINES * LINE) as u64, false)?;
+        Ok(Bell::over(memory, event))
     }
 
-    /// A peer's.
+    /// A peer's bell.
     ///
     /// # Errors
     /// [`Error::Peer`], [`Error::Region`].
-    pub fn attach(descriptor: OwnedFd) -> Result<Bell, Error> {
-        ring::attach(descriptor, (LINES * LINE) as u64, "bell").map(Bell::over)
+    pub fn attach(memory: OwnedFd, event: OwnedFd) -> Result<Bell, Error> {
+        if !is_eventfd(&event) {
+            return Err(Error::Peer { what: "eventfd" });
+        }
+        let memory = ring::attach(memory, (LINES * LINE) as u64, "bell")?;
+        Ok(Bell::over(memory, event))
     }
 
-    fn over(memory: Region) -> Bell {
+    fn over(memory: Region, event: OwnedFd) -> Bell {
         Bell {
             lines: ring::lines(&memory, LINES),
             memory,
+            event: Arc::new(event),
         }
     }
 
-    /// A descriptor for a peer.
+    /// Descriptors for a peer: of the memory and of the eventfd.
     ///
     /// # Errors
-    /// [`Error::Region`].
-    pub fn share(&self) -> Result<OwnedFd, Error> {
-        Ok(self.memory.share(true)?)
+    /// [`Error::Region`], [`Error::System`].
+    pub fn share(&self) -> Result<[OwnedFd; 2], Error> {
+        let event = self.event.try_clone().map_err(|source| Error::System {
+            what: "copy a descriptor".to_owned(),
+            source,
+            remedy: "raise the limit of open files (`ulimit -n`)",
+        })?;
+        Ok([self.memory.share(true)?, event])
     }
 
     /// Differs from what it was if there was a change; if a peer lies, it may not.
@@ -98,16 +122,43 @@ impl Bell {
 
     /// Sleeps until somebody rings, unless `news` finds that something has come meanwhile. `barrier`: peers may have news
     /// without a fence.
-    pub fn sleep(&self, mut timeout: Duration, barrier: bool, news: impl FnOnce() -> bool) {
-        self.lines.store(SLEEPING, 0, ASLEEP);
-        fence(Ordering::SeqCst);
-        if barrier && membarrier(MembarrierCommand::GlobalExpedited).is_err() {
-            timeout = timeout.min(SHORT_NAP);
-        }
+    pub fn sleep(&self, timeout: Duration, barrier: bool, news: impl FnOnce() -> bool) {
+        let timeout = timeout.min(self.announce(ASLEEP, barrier));
         if !news() {
             self.memory.sleep_while(0, 1, Some(timeout));
         }
+        self.awake();
+    }
+
+    /// Announces that the thread will block at [`Bell::event`], among others. The caller then looks for news once more, blocks
+    /// for no longer than what is returned, and ends it with [`Bell::awake`].
+    pub fn block(&self, barrier: bool) -> Duration {
+        self.announce(BLOCKED, barrier)
+    }
+
+    /// The descriptor that is readable when a thread that blocks is woken up.
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    /// The thread is awake.
+    pub fn awake(&self) {
         self.lines.store(SLEEPING, 0, 0);
+    }
+
+    /// Makes the eventfd unreadable until the next wake-up.
+    pub fn drain(&self) {
+        // It fails only if there was no wake-up.
+        let _ = rustix::io::read(&*self.event, &mut [0u8; 8]);
+    }
+
+    fn announce(&self, how: u64, barrier: bool) -> Duration {
+        self.lines.store(SLEEPING, 0, how);
+        fence(Ordering::SeqCst);
+        match barrier && membarrier(MembarrierCommand::GlobalExpedited).is_err() {
+            true => SHORT_NAP,
+            false => NAP,
+        }
     }
 
     /// Says that there was a change, and wakes who sleeps.
@@ -127,9 +178,25 @@ impl Bell {
     /// compiler.
     #[inline]
     pub fn wake(&self) {
-        if self.is_asleep() {
-            self.lines.store(SLEEPING, 0, 0);
-            self.memory.wake(0);
+        match self.lines.load(SLEEPING, 0) {
+            0 => {}
+            BLOCKED => {
+                self.lines.store(SLEEPING, 0, 0);
+                // It fails only if the peer has filled it, and so is readable.
+                let _ = rustix::io::write(&*self.event, &1u64.to_ne_bytes());
+            }
+            _ => {
+                self.lines.store(SLEEPING, 0, 0);
+                self.memory.wake(0);
+            }
         }
     }
+}
+
+/// Whether a descriptor of a peer can be written to without waiting, and to no other effect than a wake-up.
+fn is_eventfd(descriptor: &OwnedFd) -> bool {
+    let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let is_event = text.lines().any(|line| line.starts_with("eventfd-count:"));
+    is_event && fcntl_getfl(descriptor).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
 }

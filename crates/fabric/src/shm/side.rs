@@ -15,21 +15,22 @@ use crate::{
 };
 
 /// What this transport's parameters begin with: it says how rings and bells look.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Version, window, longest message and whether this side has [barriers](super::bell), 4 bytes each, least significant
 /// first.
 const PARAMETER_BYTES: usize = 16;
 
-/// What a peer has to know of our ring, and the two descriptors: ring and bell.
+/// What a peer has to know of our ring, and the three descriptors: ring, bell, and the bell's eventfd.
 pub fn describe(incoming: &Incoming, bell: &Bell, has_barriers: bool) -> Result<Parameters, Error> {
     let Layout {
         window,
         message_bytes,
     } = incoming.layout();
+    let [memory, event] = bell.share()?;
     let words = [VERSION, window, message_bytes, has_barriers.into()];
     Ok(Parameters {
         bytes: words.into_iter().flat_map(u32::to_le_bytes).collect(),
-        descriptors: vec![incoming.memory().share(true)?, bell.share()?],
+        descriptors: vec![incoming.memory().share(true)?, memory, event],
     })
 }
 
@@ -53,10 +54,10 @@ pub fn attach(parameters: Parameters) -> Result<(Outgoing, Bell, bool), Error> {
     let Some((layout, has_barriers)) = layout_of(&parameters.bytes) else {
         return Err(wrong);
     };
-    match <[OwnedFd; 2]>::try_from(parameters.descriptors) {
-        Ok([ring, bell]) => {
+    match <[OwnedFd; 3]>::try_from(parameters.descriptors) {
+        Ok([ring, memory, event]) => {
             let outgoing = Outgoing::attach(ring, layout)?;
-            Ok((outgoing, Bell::attach(bell)?, has_barriers))
+            Ok((outgoing, Bell::attach(memory, event)?, has_barriers))
         }
         Err(_) => Err(wrong),
     }
@@ -322,19 +323,25 @@ mod tests {
         other[12] = 2;
         assert_eq!(layout_of(&other), None);
         assert_eq!(layout_of(&[right.bytes.clone(), vec![0]].concat()), None);
+        let copies = || -> Vec<OwnedFd> {
+            let all = right.descriptors.iter();
+            all.map(|one| one.try_clone().unwrap()).collect()
+        };
+        let with = |index: usize, descriptor: OwnedFd| {
+            let mut descriptors = copies();
+            descriptors[index] = descriptor;
+            descriptors
+        };
+        let zero = || std::fs::File::open("/dev/zero").unwrap().into();
+        let [memory, _] = bell.share().unwrap();
+        let may_block = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
         let lies = [
             vec![],
-            right
-                .descriptors
-                .iter()
-                .map(|one| one.try_clone().unwrap())
-                .take(1)
-                .collect(),
-            vec![bell.share().unwrap(), bell.share().unwrap()],
-            vec![
-                std::fs::File::open("/dev/zero").unwrap().into(),
-                bell.share().unwrap(),
-            ],
+            copies().into_iter().take(2).collect(),
+            with(0, memory),
+            with(0, zero()),
+            with(2, zero()),
+            with(2, may_block.unwrap()),
         ];
         for descriptors in lies {
             let bytes = right.bytes.clone();

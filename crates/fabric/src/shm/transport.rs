@@ -1,6 +1,7 @@
 //! The endpoints of one thread.
 
 use std::hint::spin_loop;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence, fence};
 use std::time::Duration;
@@ -324,6 +325,26 @@ impl Transport for Thread {
             !ended.is_empty() || sides.iter().any(Side::has_news)
         });
         // Whatever it was that has come.
+        self.polls = LOOK_EVERY;
+    }
+
+    fn arm(&mut self, timeout: Duration) -> Duration {
+        let longest = self.bell.block(self.device.has_barriers);
+        match !self.ended.is_empty() || self.sides.iter().any(Side::has_news) {
+            true => Duration::ZERO,
+            false => timeout.min(self.device.nap).min(longest),
+        }
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.bell.event()]
+    }
+
+    fn disarm(&mut self, ready: bool) {
+        self.bell.awake();
+        if ready {
+            self.bell.drain();
+        }
         self.polls = LOOK_EVERY;
     }
 }

@@ -229,6 +229,12 @@ impl Transport for SimulatedTransport {
         }
     }
 
+    /// Time passes; there is nothing to block at.
+    fn arm(&mut self, timeout: Duration) -> Duration {
+        self.sleep(timeout);
+        Duration::ZERO
+    }
+
     fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
         let address = address.address.to_bits();
         self.world

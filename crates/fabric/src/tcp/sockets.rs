@@ -208,3 +208,9 @@ impl Poller {
         self.news.clear();
     }
 }
+
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}

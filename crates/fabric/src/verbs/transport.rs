@@ -1,5 +1,6 @@
 //! The queue's side: completions, and what follows from them.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -622,20 +623,42 @@ impl Transport for VerbsTransport {
     }
 
     fn sleep(&mut self, timeout: Duration) {
+        let most = self.arm(timeout);
+        if !most.is_zero() {
+            self.wait(most);
+        }
+    }
+
+    fn arm(&mut self, timeout: Duration) -> Duration {
         self.hand_over_all();
         // What completes from here on wakes; what has completed is found.
         if self.completions.arm().is_err() {
-            return;
+            return Duration::ZERO;
         }
         let drained = self.reap();
         let now = Instant::now();
         self.look_after_all(now, drained);
-        if self.news.is_empty() && drained && !self.is_unsent {
-            let until = self
-                .closing
-                .deadline()
-                .map_or(self.look_at, |at| at.min(self.look_at));
-            self.wait(timeout.min(until.saturating_duration_since(now)));
+        if !self.news.is_empty() || !drained || self.is_unsent {
+            return Duration::ZERO;
+        }
+        let until = self
+            .closing
+            .deadline()
+            .map_or(self.look_at, |at| at.min(self.look_at));
+        timeout.min(until.saturating_duration_since(now))
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        match self.common.trouble.is_adapter() {
+            // They would be readable for ever.
+            true => Vec::new(),
+            false => vec![self.completions.channel(), self.common.adapter().events()],
+        }
+    }
+
+    fn disarm(&mut self, ready: bool) {
+        if ready {
+            self.wait(Duration::ZERO);
         }
     }
 

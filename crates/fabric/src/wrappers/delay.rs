@@ -24,6 +24,13 @@ impl Delay {
             fresh: Vec::new(),
         }
     }
+
+    /// Until the first report is due.
+    fn at_most(&self, timeout: Duration) -> Duration {
+        let due = self.held.front();
+        let due = due.map(|(due, _)| due.saturating_duration_since(Instant::now()));
+        due.map_or(timeout, |due| due.min(timeout))
+    }
 }
 
 impl Transport for Delay {
@@ -56,11 +63,12 @@ impl Transport for Delay {
     }
 
     fn sleep(&mut self, timeout: Duration) {
-        let due = self
-            .held
-            .front()
-            .map(|(due, _)| due.saturating_duration_since(Instant::now()));
-        self.inner
-            .sleep(due.map_or(timeout, |due| due.min(timeout)));
+        let timeout = self.at_most(timeout);
+        self.inner.sleep(timeout);
+    }
+
+    fn arm(&mut self, timeout: Duration) -> Duration {
+        let timeout = self.at_most(timeout);
+        self.inner.arm(timeout)
     }
 }

@@ -77,4 +77,8 @@ impl Transport for Trace {
     fn sleep(&mut self, timeout: Duration) {
         self.inner.sleep(timeout);
     }
+
+    fn arm(&mut self, timeout: Duration) -> Duration {
+        self.inner.arm(timeout)
+    }
 }

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::process::{Child, Command, Stdio};
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::{
     Access, EndpointId, Export, Key, Parameters, Peer, Queue, RegionDescriptor, Registration,
@@ -96,7 +96,14 @@ impl Link {
     fn open(&self, number: RawFd, writable: bool) -> OwnedFd {
         let path = format!("/proc/{}/fd/{number}", self.pid);
         let opened = OpenOptions::new().read(true).write(writable).open(path);
-        opened.unwrap().into()
+        // An eventfd cannot be opened, only copied.
+        opened.map_or_else(|_| self.copy(number), OwnedFd::from)
+    }
+
+    fn copy(&self, number: RawFd) -> OwnedFd {
+        let pid = Pid::from_raw(self.pid).unwrap();
+        let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        pidfd_getfd(process, number, PidfdGetfdFlags::empty()).unwrap()
     }
 
     /// Gives the other one what a queue offered, and returns what the other one's did.
