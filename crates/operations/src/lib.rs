@@ -6,6 +6,7 @@
 //! - [`FileId`], [`Attributes`], [`NewInode`], [`Entry`] and the like (`file`, `modes`): what files are;
 //! - [`Lock`]: byte-range and whole-file locks (`lock`);
 //! - [`Operation`] and [`Outcome`]: a request and its answer;
+//! - `properties`: what the protocol must know about an operation;
 //! - [`ErrorCode`]: why an operation failed;
 //! - `encoding`: operations and outcomes as bytes. Decoded values are validated: lengths, names, ranges.
 #![forbid(unsafe_code)]
@@ -17,6 +18,7 @@ mod lock;
 mod modes;
 mod operation;
 mod outcome;
+mod properties;
 
 pub use code::ErrorCode;
 pub use encoding::Malformed;
@@ -28,6 +30,7 @@ pub use lock::{LOCK_END, Lock, LockKind, LockSpace};
 pub use modes::{Acknowledge, Fallocate, RenameMode, WriteAt, Written, XattrMode};
 pub use operation::{Held, Operation};
 pub use outcome::{Details, ListedEntry, Outcome};
+pub use properties::RECORD_DATA_MAX;
 
 /// The root directory's inode number, in every unit.
 pub const ROOT: u64 = 1;

@@ -182,6 +182,8 @@ pub enum Operation {
         offset: u64,
         /// Bytes.
         length: u32,
+        /// Then [`Operation::NoteRead`].
+        note_read: bool,
     },
     /// Writes all of the data or nothing. Outcome: `offset` of the first byte, `count` of bytes.
     Write {

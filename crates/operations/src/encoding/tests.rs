@@ -117,6 +117,7 @@ fn of_data() -> Vec<Operation> {
             file,
             offset,
             length: 1 << 20,
+            note_read: true,
         },
         Operation::Write {
             file,
@@ -362,6 +363,7 @@ fn too_long() -> Vec<Operation> {
             file: FILE,
             offset: 0,
             length: DATA_MAX as u32 + 1,
+            note_read: false,
         },
         Operation::Grant { blocks: 0 },
         Operation::Grant {
