@@ -8,6 +8,7 @@
 mod core;
 mod execute;
 mod grants;
+pub mod membership;
 mod pool;
 pub mod table;
 

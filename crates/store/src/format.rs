@@ -78,11 +78,7 @@ pub fn format(region: &Region, geometry: &Geometry) -> Result<()> {
     let superblock = new_superblock(region.length(), geometry)?;
     clear_superblocks(region);
     let layout = Layout::of(&superblock).expect("the superblock was made from a layout");
-    for number in 0..layout.groups() {
-        format_group(region, superblock.image_offset, &layout, number);
-    }
-    write_root(region, superblock.image_offset, &layout, ROOT, 0o755);
-    write_root(region, superblock.image_offset, &layout, SYSTEM, 0o700);
+    format_image(region, &superblock, &layout, &Founder::current());
     // Whatever the ring held is of no valid epoch: its first record would have to have this number and epoch 1. Not 0:
     // that is the version of what no record has changed.
     region.zero_flushed(superblock.ring_offset, superblock.ring_length);
@@ -90,6 +86,39 @@ pub fn format(region: &Region, geometry: &Geometry) -> Result<()> {
     write_ring_state(region, RingState::new(1, ALIGN as u64));
     write_superblocks(region, &superblock);
     Ok(())
+}
+
+/// Owner and time of the root directories.
+pub struct Founder {
+    pub uid: u32,
+    pub gid: u32,
+    pub created_ns: i64,
+}
+
+impl Founder {
+    fn current() -> Founder {
+        Founder {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            created_ns: Clock::System.now_ns(),
+        }
+    }
+}
+
+/// Writes an image without files.
+pub fn format_image(region: &Region, superblock: &Superblock, layout: &Layout, founder: &Founder) {
+    for number in 0..layout.groups() {
+        format_group(region, superblock.image_offset, layout, number);
+    }
+    for (number, permissions) in [(ROOT, 0o755), (SYSTEM, 0o700)] {
+        let inode = layout.inode(number);
+        write_root(
+            region,
+            superblock.image_offset + inode,
+            (number, permissions),
+            founder,
+        );
+    }
 }
 
 /// Makes of a region what is no pool.
@@ -117,7 +146,7 @@ pub fn reserved_blocks(layout: &Layout) -> u64 {
     (data / 128).clamp(8, 1024)
 }
 
-fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
+pub fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
     let ring = geometry.ring_length;
     if !ring.is_power_of_two() || !(LENGTH_MIN..=LENGTH_MAX).contains(&ring) {
         return Err(Error::BadGeometry(
@@ -190,14 +219,14 @@ pub fn format_group(region: &Region, base: u64, layout: &Layout, number: u64) {
 }
 
 /// Writes an empty directory that is its own parent.
-fn write_root(region: &Region, base: u64, layout: &Layout, number: u64, permissions: u32) {
-    let now = Clock::System.now_ns();
+fn write_root(region: &Region, offset: u64, (number, permissions): (u64, u32), founder: &Founder) {
+    let now = founder.created_ns;
     let mut root = Inode {
         generation: 1,
         mode: 0o040_000 | permissions,
         links: 2,
-        uid: rustix::process::geteuid().as_raw(),
-        gid: rustix::process::getegid().as_raw(),
+        uid: founder.uid,
+        gid: founder.gid,
         parent: number,
         modified_ns: now,
         changed_ns: now,
@@ -206,7 +235,7 @@ fn write_root(region: &Region, base: u64, layout: &Layout, number: u64, permissi
         ..Inode::FREE
     };
     root.seal();
-    region.write_flushed(base + layout.inode(number), root.as_bytes());
+    region.write_flushed(offset, root.as_bytes());
 }
 
 impl crate::Store {

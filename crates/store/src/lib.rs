@@ -66,7 +66,7 @@ pub use check::{CheckOptions, Finding, Report, check};
 pub use clock::Clock;
 pub use defects::Defects;
 pub use error::Error;
-pub use format::Geometry;
+pub use format::{Geometry, identity};
 pub use grant::{Adoption, FileLayout, Mapped};
 pub use layout::superblock::Superblock;
 pub use lost::LostData;
@@ -78,7 +78,7 @@ pub use operations::{
 pub use owners::Sharing;
 pub use recover::read_superblock;
 pub use repair::{Repair, repair};
-pub use replica::{Ingested, Replica};
+pub use replica::{Ingested, MemberFormat, Replica};
 pub use rider::Rider;
 pub use sequence::Sequence;
 pub use store::{Options, Store};

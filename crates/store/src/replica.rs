@@ -6,6 +6,7 @@
 
 mod ingest;
 mod judge;
+mod member;
 mod metadata;
 mod touched;
 
@@ -26,6 +27,7 @@ use crate::sequence::Sequence;
 use crate::store::{Options, Store};
 
 pub use ingest::Ingested;
+pub use member::MemberFormat;
 
 /// A pool that is open for following.
 pub struct Replica {

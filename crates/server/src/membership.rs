@@ -1,0 +1,57 @@
+//! The service that keeps the cluster map: one value, changed by compare and swap on its version.
+
+mod directory;
+
+use std::time::Duration;
+
+use protocol::ClusterMap;
+
+pub use directory::DirectoryMembership;
+
+/// Why the cluster map was not read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum MembershipError {
+    /// A system call failed.
+    #[error("cannot {action} the cluster map {path}: {source}; {advice}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: String,
+        /// Why it failed.
+        source: std::io::Error,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// The map is not one.
+    #[error(
+        "{path} is no valid cluster map: {reason}; restore the file from a backup, or remove the cluster"
+    )]
+    Invalid {
+        /// The file.
+        path: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// Keeps the cluster map. Calls may block; no service thread makes them.
+pub trait Membership: Send + Sync {
+    /// The current map, `None` before the first.
+    ///
+    /// # Errors
+    /// [`MembershipError`]
+    fn read(&self) -> Result<Option<ClusterMap>, MembershipError>;
+
+    /// Replaces the map by this one if it has the version before, and returns the map that is current then.
+    ///
+    /// # Errors
+    /// [`MembershipError`]: whether the map was replaced is unknown.
+    fn propose(&self, map: &ClusterMap) -> Result<ClusterMap, MembershipError>;
+
+    /// Waits until there is a map of a later version than `known`, at most so long.
+    ///
+    /// # Errors
+    /// [`MembershipError`]
+    fn wait(&self, known: u64, timeout: Duration) -> Result<Option<ClusterMap>, MembershipError>;
+}
