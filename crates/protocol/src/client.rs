@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::defects::{Defect, Defects};
 use crate::map::{NodeId, Sequence, UnitMap};
+use crate::member::READS_MAX;
 use crate::wire::{
     Acknowledge, BODY_MAX, Body, DATA_MAX, Envelope, FileId, Message, Operation, Outcome, Refusal,
     Replay, Status,
@@ -190,14 +191,7 @@ impl Client {
         if is_new_primary {
             self.epoch_changed();
             self.is_resumed = self.session().is_none();
-            self.resume_sent_at = 0;
-            if let Session::Opening { sent_at } = &mut self.session {
-                *sent_at = 0;
-            }
-            let pending = self.slots.iter_mut().filter_map(|(_, it)| it.as_mut());
-            for pending in pending.chain(self.reads.values_mut()) {
-                pending.sent_at = None;
-            }
+            self.forget_sent();
         }
         self.members_changed(now);
         self.advance(now);
@@ -264,6 +258,24 @@ impl Client {
         self.advance(now);
     }
 
+    /// What was sent to the primary, and its answers, may be lost: the link to it has ended, and there is a new one.
+    pub fn handle_link(&mut self, now: u64) {
+        self.keep_alive_at = 0;
+        self.forget_sent();
+        self.advance(now);
+    }
+
+    fn forget_sent(&mut self) {
+        self.resume_sent_at = 0;
+        if let Session::Opening { sent_at } = &mut self.session {
+            *sent_at = 0;
+        }
+        let pending = self.slots.iter_mut().filter_map(|(_, it)| it.as_mut());
+        for pending in pending.chain(self.reads.values_mut()) {
+            pending.sent_at = None;
+        }
+    }
+
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: u64) {
         self.advance(now);
@@ -274,12 +286,12 @@ impl Client {
         if self.map.epoch == 0 {
             return None;
         }
-        let retry = self.options.retry_ns;
+        let retry = self.options.handshake_retry_ns();
         let pending = self.slots.iter().filter_map(|(_, it)| it.as_ref());
         let sent = pending
             .chain(self.reads.values())
             .filter_map(|it| it.sent_at);
-        let resend = sent.map(|at| at + retry).min();
+        let resend = sent.filter_map(|at| self.options.resend_at(at)).min();
         let session = match self.session {
             Session::Open { .. } if self.is_resumed => Some(self.keep_alive_at),
             Session::Open { .. } => Some(self.resume_sent_at + retry),
@@ -322,7 +334,7 @@ impl Client {
         if self.map.epoch == 0 {
             return;
         }
-        let retry = self.options.retry_ns;
+        let retry = self.options.handshake_retry_ns();
         match self.session {
             Session::None if self.queue.is_empty() && self.active.is_idle() => {}
             Session::None => self.open_session(now),
@@ -397,7 +409,9 @@ impl Client {
             let free = self.slots.iter().position(|(_, pending)| pending.is_none());
             // Its user believes that a write is done which may still be on its way: nothing on that file overtakes it.
             let is_behind = operation.file().is_some_and(|file| self.is_behind(file));
-            if is_full || is_behind || is_change && free.is_none() {
+            // The primary drops more.
+            let too_many_reads = !is_change && self.reads.len() >= READS_MAX;
+            if is_full || is_behind || is_change && free.is_none() || too_many_reads {
                 return;
             }
             let Some((ticket, operation, mut acknowledge)) = self.queue.pop_front() else {
@@ -436,13 +450,14 @@ impl Client {
     }
 
     fn send_pending(&mut self, now: u64, session: u64) {
-        let retry = self.options.retry_ns;
+        let options = &self.options;
         let slots = (0_u16..).zip(&mut self.slots);
         let changes = slots.filter_map(|(slot, (_, it))| Some((slot, it.as_mut()?)));
         let reads = self.reads.values_mut().map(|it| (NO_SLOT, it));
         let mut due = Vec::new();
         for (slot, pending) in changes.chain(reads) {
-            if pending.sent_at.is_some_and(|at| now < at + retry) {
+            let was_sent = pending.sent_at.map(|at| options.resend_at(at));
+            if was_sent.is_some_and(|again| again.is_none_or(|again| now < again)) {
                 continue;
             }
             pending.sent_at = Some(now);
@@ -584,6 +599,58 @@ mod tests {
             ..Envelope::default()
         };
         client.handle_message(request, &Message { envelope, body }.encode(false));
+    }
+
+    fn map_of(primary: NodeId, epoch: u32) -> UnitMap {
+        UnitMap {
+            version: epoch.into(),
+            epoch,
+            primary,
+            members: vec![0, 1],
+            in_sync: vec![0, 1],
+            lineage: vec![EpochStart { epoch, start: 0 }],
+            ..UnitMap::default()
+        }
+    }
+
+    /// Kinds of the messages that it sends, and their receivers.
+    fn sent(client: &mut Client) -> Vec<(NodeId, u8)> {
+        let kind = |it: Transmit| (it.to[0], it.bytes[3]);
+        std::iter::from_fn(|| client.poll_transmit())
+            .map(kind)
+            .collect()
+    }
+
+    #[test]
+    fn over_a_reliable_transport_requests_are_sent_again_when_the_link_or_the_primary_changes() {
+        const REQUEST: u8 = 37;
+        const RESUME: u8 = 39;
+        let options = Options {
+            reliable: true,
+            ..Options::default()
+        };
+        let late = 100 * options.retry_ns;
+        let mut client = Client::new(100, options, Defects::default(), 0);
+        client.handle_map(0, map_of(0, 1));
+        let file = FileId::default();
+        client.submit(0, Operation::Sync { file }, Acknowledge::All);
+        sent(&mut client);
+        hear(&mut client, 0, Body::SessionOpened { slots: 2 });
+        let requests = |client: &mut Client| {
+            let all = sent(client).into_iter();
+            all.filter(|(_, kind)| *kind == REQUEST || *kind == RESUME)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(requests(&mut client), [(0, REQUEST)]);
+        client.handle_timeout(late);
+        assert_eq!(requests(&mut client), []);
+        client.handle_link(late);
+        assert_eq!(requests(&mut client), [(0, REQUEST)]);
+        client.handle_map(late, map_of(1, 2));
+        assert_eq!(requests(&mut client), [(1, RESUME)]);
+        // A session is resumed by time, too.
+        client.handle_timeout(2 * late);
+        assert_eq!(requests(&mut client), [(1, RESUME)]);
     }
 
     #[test]

@@ -160,6 +160,7 @@ impl ClusterMap {
             slots: 32,
             window: 1 << 20,
             batch: 64 << 10,
+            reliable: true,
             ..Options::default()
         }
     }

@@ -72,6 +72,8 @@ pub struct Options {
     pub heartbeat_ns: u64,
     /// What was not answered is sent again after this long.
     pub retry_ns: u64,
+    /// The transport loses a client's messages only with its link: requests are sent again then, never by time.
+    pub reliable: bool,
     /// A session that is not heard of for this long is over.
     pub session_ns: u64,
     /// Records that members in sync do not have yet, at most, in bytes. Beyond it changes wait.
@@ -132,6 +134,22 @@ impl Options {
     }
 }
 
+impl Options {
+    /// When a request of a client is sent again that was sent at this time, if ever.
+    fn resend_at(&self, sent_at: u64) -> Option<u64> {
+        (!self.reliable).then(|| sent_at + self.retry_ns)
+    }
+
+    /// How long after its last attempt a client asks again for a session or to resume it: a primary that does not know its
+    /// own epoch yet drops such messages.
+    fn handshake_retry_ns(&self) -> u64 {
+        match self.reliable {
+            true => self.heartbeat_ns,
+            false => self.retry_ns,
+        }
+    }
+}
+
 impl Default for Options {
     fn default() -> Options {
         const MILLISECOND: u64 = 1_000_000;
@@ -141,6 +159,7 @@ impl Default for Options {
             drift_permille: 50,
             heartbeat_ns: 250 * MILLISECOND,
             retry_ns: 20 * MILLISECOND,
+            reliable: false,
             session_ns: 3000 * MILLISECOND,
             window: 64 << 10,
             batch: 16 << 10,

@@ -27,6 +27,7 @@ mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 
+pub(crate) use bounds::READS_MAX;
 pub use intent::{Completion, Intent, NamedData, SessionRecord, Slot, Ticket};
 pub use view::View;
 
