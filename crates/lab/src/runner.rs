@@ -193,7 +193,7 @@ mod tests {
     fn shrinking_leaves_what_matters() {
         let fails = |steps: &[u32]| steps.contains(&17) && steps.contains(&60);
         assert_eq!(shrink((0..100).collect(), fails), [17, 60]);
-        assert_eq!(shrink(vec![1, 2], |_| true), []);
+        assert!(shrink(vec![1, 2], |_| true).is_empty());
     }
 
     #[test]
