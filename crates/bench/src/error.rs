@@ -24,6 +24,9 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The pool that is measured could not be opened.
+    #[error("the pool that is measured: {0}")]
+    Pool(#[from] store::Error),
     /// A read or write did less than it was asked to, with all the file there.
     #[error("{done} bytes were read or written instead of {wanted}; is the pool or /dev/shm full?")]
     Short {

@@ -1,14 +1,16 @@
 //! Opening a pool after a crash.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use client::{FileSystem, OpenFlags, ROOT};
 use pmem::Region;
+use store::{Geometry, Options, Store};
 
 use crate::error::whole;
 use crate::harness::{Random, Side, interleave};
 use crate::report::{Quantity, Row};
-use crate::setup::{Bench, NEW_DIRECTORY, NEW_FILE, bytes, format_and_open, open};
+use crate::setup::{Bench, NEW_DIRECTORY, NEW_FILE, bytes};
 use crate::{Error, Workload};
 
 pub const WORKLOADS: [Workload; 1] = [Workload {
@@ -61,6 +63,12 @@ fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     ])
 }
 
+/// Opens the store in a region, which tells how full its ring is, and the file system in it.
+fn open_pool(region: &Region) -> Result<(Arc<Store>, FileSystem), Error> {
+    let store = Arc::new(Store::open(region.clone(), Options::default())?);
+    Ok((store.clone(), FileSystem::of_store(store)))
+}
+
 /// A pool that a process left without closing it.
 struct CrashedPool {
     region: Region,
@@ -74,7 +82,9 @@ struct CrashedPool {
 impl CrashedPool {
     fn new(bench: &Bench, files: u64) -> Result<CrashedPool, Error> {
         let region = Region::memory(bench.scale.pool_length, false)?;
-        let file_system = format_and_open(&region)?;
+        let geometry = Geometry::for_length(region.length());
+        FileSystem::format_region(&region, &geometry)?;
+        let (store, file_system) = open_pool(&region)?;
         for first in (0..files).step_by(DIRECTORY_FILES as usize) {
             let name = format!("directory-{first}");
             let directory = file_system.create(ROOT, name.as_bytes(), &NEW_DIRECTORY)?;
@@ -91,7 +101,7 @@ impl CrashedPool {
             filler_length,
             ring_used: 0,
         };
-        pool.fill_ring(&file_system)?;
+        pool.fill_ring(&store, &file_system)?;
         Ok(pool)
     }
 
@@ -99,15 +109,14 @@ impl CrashedPool {
     /// system does not close it.
     fn open_and_crash(&mut self) -> Result<f64, Error> {
         let start = Instant::now();
-        let file_system = open(&self.region)?;
+        let (store, file_system) = open_pool(&self.region)?;
         let took = start.elapsed();
-        self.fill_ring(&file_system)?;
+        self.fill_ring(&store, &file_system)?;
         Ok(took.as_nanos() as f64)
     }
 
     /// Overwrites until the ring holds nothing else, and then until it is about as full as it gets.
-    fn fill_ring(&mut self, file_system: &FileSystem) -> Result<(), Error> {
-        let store = file_system.store();
+    fn fill_ring(&mut self, store: &Store, file_system: &FileSystem) -> Result<(), Error> {
         let ring_length = store.superblock().ring_length;
         let file = file_system.open_number(self.filler, OpenFlags::READ_WRITE)?;
         // One page would not go into the ring.

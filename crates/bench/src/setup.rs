@@ -9,10 +9,10 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use client::{File, FileKind, FileSystem, NewInode, OpenFlags, Store};
+use client::{File, FileKind, FileSystem, NewInode, OpenFlags};
 use pmem::Region;
 use rustix::fs::{Mode, OFlags};
-use store::Geometry;
+use store::{Geometry, read_superblock};
 
 use crate::error::whole;
 use crate::mounted::Mounts;
@@ -85,7 +85,7 @@ impl Bench {
         let region = nameless_pool(directory, scale.pool_length)?;
         region.populate();
         let file_system = format_and_open(&region)?;
-        let notes = notes(&scale, directory, &region, &file_system);
+        let notes = notes(&scale, directory, &region)?;
         Ok(Bench {
             scale,
             directory: directory.to_owned(),
@@ -194,7 +194,7 @@ pub fn format_and_open(region: &Region) -> Result<FileSystem, Error> {
 
 /// The same with a geometry.
 pub fn format_as(region: &Region, geometry: &Geometry) -> Result<FileSystem, Error> {
-    Store::format(region, geometry).map_err(client::Error::from)?;
+    FileSystem::format_region(region, geometry)?;
     open(region)
 }
 
@@ -267,7 +267,7 @@ impl Drop for Scratch {
     }
 }
 
-fn notes(scale: &Scale, directory: &Path, region: &Region, file_system: &FileSystem) -> Vec<Note> {
+fn notes(scale: &Scale, directory: &Path, region: &Region) -> Result<Vec<Note>, Error> {
     let first_line = |path: &str, start: &str| {
         let text = fs::read_to_string(path).unwrap_or_default();
         let line = text.lines().find(|line| line.starts_with(start));
@@ -275,13 +275,13 @@ fn notes(scale: &Scale, directory: &Path, region: &Region, file_system: &FileSys
         value.unwrap_or_else(|| "unknown".to_owned())
     };
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let superblock = file_system.store().superblock();
+    let superblock = read_superblock(region)?;
     let checksums = match superblock.data_checksums() {
         true => "on",
         false => "off",
     };
     let note = |name, text| Note { name, text };
-    vec![
+    Ok(vec![
         note(
             "machine",
             format!(
@@ -331,5 +331,5 @@ fn notes(scale: &Scale, directory: &Path, region: &Region, file_system: &FileSys
                 .to_owned(),
         ),
         note("tmpfs", LIMIT_DIRECTORY.to_owned()),
-    ]
+    ])
 }

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use client::{Cause, FileKind, FileSystem, RenameMode};
+use client::{FileKind, FileSystem, RenameMode};
 use rustix::fs::Mode;
+use rustix::io::Errno;
 
 use crate::failure::{Failure, Outcome};
 use crate::place::{PoolPlace, last_name};
@@ -44,7 +45,7 @@ fn make_all(file_system: &FileSystem, place: &PoolPlace, permissions: u32) -> Ou
 }
 
 fn is_directory_there(file_system: &FileSystem, path: &Path, error: &client::Error) -> bool {
-    let exists = matches!(error.cause(), Cause::Store(store::Error::Exists));
+    let exists = error.errno() == Errno::EXIST.raw_os_error();
     exists
         && file_system
             .stat(path)
@@ -85,7 +86,7 @@ pub fn mv(places: &[PoolPlace]) -> Outcome {
             renamed.map_err(|error| {
                 // What is there was not looked for in vain.
                 let is_there = file_system.symlink_stat(&place.path).is_ok();
-                let missing = matches!(error.cause(), Cause::Store(store::Error::NotFound));
+                let missing = error.errno() == Errno::NOENT.raw_os_error();
                 match is_there && missing {
                     true => Failure::at(to.with_path(&target), &error),
                     false => Failure::at(place, &error),

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use client::Cause;
+use rustix::io::Errno;
 
 /// The result of a command.
 pub type Outcome = Result<(), Failure>;
@@ -26,11 +27,7 @@ pub enum Failure {
 impl Failure {
     /// An error of a file system, met at `place`.
     pub fn at(place: impl Display, error: &client::Error) -> Failure {
-        Failure::Failed(format!(
-            "{place}: {}{}",
-            error.cause(),
-            advice(error.cause())
-        ))
+        Failure::Failed(format!("{place}: {}{}", error.cause(), advice(error)))
     }
 
     /// An error of this host, met while trying to do `what`, a verb, with `path`.
@@ -96,17 +93,17 @@ impl From<fuse::Error> for Failure {
 }
 
 /// What to do on a command line about a cause that leaves this open.
-fn advice(cause: &Cause) -> &'static str {
-    let Cause::Store(error) = cause else {
+fn advice(error: &client::Error) -> &'static str {
+    if !matches!(error.cause(), Cause::Store(_)) {
         return "";
-    };
-    match error {
-        store::Error::NotFound => "; see what there is with `tako ls`",
-        store::Error::Exists => "; remove it first or choose another name",
-        store::Error::NotADirectory => "; name a directory",
-        store::Error::IsADirectory => "; name a file, or add -r where the command has it",
-        store::Error::NotEmpty => "; remove what is in it first",
-        store::Error::NameTooLong => "; choose a shorter one",
+    }
+    match Errno::from_raw_os_error(error.errno()) {
+        Errno::NOENT => "; see what there is with `tako ls`",
+        Errno::EXIST => "; remove it first or choose another name",
+        Errno::NOTDIR => "; name a directory",
+        Errno::ISDIR => "; name a file, or add -r where the command has it",
+        Errno::NOTEMPTY => "; remove what is in it first",
+        Errno::NAMETOOLONG => "; choose a shorter one",
         _ => "",
     }
 }

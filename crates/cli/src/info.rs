@@ -7,11 +7,11 @@ use fabric::keys::show_identity;
 use pmem::{Access, Region};
 use serde::Serialize;
 use store::layout::superblock::{RING_STATES, RingState};
+use store::{Options, Store};
 use zerocopy::FromBytes;
 
 use crate::failure::{Failure, Outcome};
 use crate::figures::{show_size, show_time};
-use crate::pools::open_to_read;
 
 /// What there is to know about a pool as a whole.
 #[derive(Serialize)]
@@ -65,10 +65,9 @@ impl Info {
         };
         let start = ring_start(&region);
         drop(region);
-        let file_system = open_to_read(pool)?;
-        let store = file_system.store();
+        let store = open_store(pool)?;
         let superblock = store.superblock();
-        let (statistics, sharing) = (file_system.statistics(), store.sharing());
+        let (statistics, sharing) = (store.statistics(), store.sharing());
         let size = |blocks: u64| blocks * u64::from(statistics.block_size);
         Ok(Info {
             pool: pool.display().to_string(),
@@ -179,6 +178,16 @@ fn ring_start(region: &Region) -> u64 {
     states
         .max_by_key(|state| (state.epoch, state.start))
         .map_or(0, |state| state.start)
+}
+
+/// Opens a pool without ever writing to it. A DAX device has no private mapping and is opened as a mount opens it.
+fn open_store(pool: &Path) -> Result<Store, Failure> {
+    let region = match Region::open(pool, Access::Private) {
+        Err(pmem::Error::SharedOnly { .. }) => Region::open(pool, Access::ReadWrite)?,
+        result => result?,
+    };
+    Store::open(region, Options::default())
+        .map_err(|error| Failure::Failed(format!("{}: {error}", pool.display())))
 }
 
 pub fn run(pool: &Path, json: bool, out: &mut dyn Write) -> Outcome {

@@ -60,9 +60,7 @@ fn serve(arguments: &Mount, options: MountOptions, out: &mut dyn Write) -> Outco
         false => Log::Terminal,
     };
     let pool = arguments.source.display().to_string();
-    file_system
-        .store()
-        .on_lost_data(move |lost| log.write(format_args!("{pool}: {lost}")));
+    file_system.on_lost_data(move |lost| log.write(format_args!("{pool}: {lost}")));
     let asked = channel::serve(&arguments.source, file_system.clone());
     if let Err(error) = asked {
         // It is a mount nevertheless.

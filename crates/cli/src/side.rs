@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use client::{Cause, FileKind, FileSystem, OpenFlags, SetAttributes};
+use client::{FileKind, FileSystem, OpenFlags, SetAttributes};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
@@ -88,9 +88,7 @@ impl Side {
                         permissions: found.permissions & 0o777,
                         number: found.number,
                     })),
-                    Err(error) if matches!(error.cause(), Cause::Store(store::Error::NotFound)) => {
-                        Ok(None)
-                    }
+                    Err(error) if error.errno() == Errno::NOENT.raw_os_error() => Ok(None),
                     Err(error) => Err(pool.explain(path, &error)),
                 }
             }

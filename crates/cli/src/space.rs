@@ -72,7 +72,9 @@ pub fn df(places: &[PoolPlace], bytes: bool, out: &mut dyn Write) -> Outcome {
         file_system
             .stat(&place.path)
             .map_err(|error| Failure::at(place, &error))?;
-        let statistics = file_system.statistics();
+        let statistics = file_system
+            .statistics()
+            .map_err(|error| Failure::at(place, &error))?;
         let size = |blocks: u64| show(blocks * u64::from(statistics.block_size), bytes);
         let used = statistics.blocks - statistics.blocks_free;
         let room = used + statistics.blocks_available;

@@ -28,7 +28,7 @@ pub enum Cause {
     /// More symbolic links than a path may lead through.
     #[error(
         "this leads through more than {} symbolic links; look for a loop among them",
-        crate::walk::LINKS_MAX
+        crate::path::walk::LINKS_MAX
     )]
     TooManySymbolicLinks,
     /// The path is a symbolic link, which was not to be followed.
@@ -37,7 +37,7 @@ pub enum Cause {
     /// The path is longer than any path may be.
     #[error(
         "the path is longer than {} bytes; use a path relative to a nearer directory",
-        crate::walk::PATH_LENGTH_MAX
+        crate::path::walk::PATH_LENGTH_MAX
     )]
     PathTooLong,
     /// Reading a file that is not open for reading.

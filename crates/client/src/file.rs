@@ -4,10 +4,9 @@ use std::io::{IoSlice, IoSliceMut, SeekFrom};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use store::{Attributes, Fallocate, FileExtent, Node, SetAttributes, WriteAt, Written};
+use store::{Attributes, Fallocate, FileExtent, SetAttributes, WriteAt, Written};
 
-use crate::counted::Counted;
-use crate::file_system::{copy_range, next_hole};
+use crate::backend::{Counted, Inode};
 use crate::{Cause, Error, OpenFlags};
 
 /// An open file: it keeps its inode alive, and gives it back when dropped.
@@ -15,44 +14,44 @@ use crate::{Cause, Error, OpenFlags};
 /// Calls with an offset take no lock here. Calls without one share the file's position and are atomic with respect
 /// to it, as POSIX asks.
 pub struct File {
-    store: Arc<Counted>,
-    node: Arc<Node>,
+    backend: Arc<Counted>,
+    inode: Inode,
     flags: OpenFlags,
     position: Mutex<u64>,
 }
 
 impl File {
     pub(crate) fn open(
-        store: Arc<Counted>,
-        node: Arc<Node>,
+        backend: Arc<Counted>,
+        inode: Inode,
         flags: OpenFlags,
     ) -> Result<File, Cause> {
-        store.hold(&node)?;
-        Ok(File::held(store, node, flags))
+        backend.hold(&inode)?;
+        Ok(File::held(backend, inode, flags))
     }
 
-    /// Takes over a hold of the node.
-    pub(crate) fn held(store: Arc<Counted>, node: Arc<Node>, flags: OpenFlags) -> File {
+    /// Takes over a hold of the inode.
+    pub(crate) fn held(backend: Arc<Counted>, inode: Inode, flags: OpenFlags) -> File {
         File {
-            store,
-            node,
+            backend,
+            inode,
             flags,
             position: Mutex::new(0),
         }
     }
 
-    pub(crate) fn node(&self) -> &Arc<Node> {
-        &self.node
+    pub(crate) fn inode(&self) -> &Inode {
+        &self.inode
     }
 
     /// The file's inode number.
     pub fn number(&self) -> u64 {
-        self.node.number()
+        self.inode.number()
     }
 
     /// The file's attributes.
     pub fn attributes(&self) -> Result<Attributes, Error> {
-        Ok(self.store.attributes(&self.node))
+        Ok(self.backend.attributes(&self.inode)?)
     }
 
     /// Reads at `offset`; fewer bytes than asked for only at the end of the file.
@@ -60,11 +59,10 @@ impl File {
         if !self.flags.read {
             return Err(Cause::NotOpenForReading.into());
         }
-        let count = self.store.read(&self.node, offset, into)?;
-        if !self.flags.no_access_time {
-            self.store.note_read(&self.node)?;
-        }
-        Ok(count)
+        Ok(match self.flags.no_access_time {
+            true => self.backend.read(&self.inode, offset, into)?,
+            false => self.backend.read_noted(&self.inode, offset, into)?,
+        })
     }
 
     /// Writes at `offset`, or at the end of a file opened with `append`, and returns how much was written: all, or
@@ -152,12 +150,12 @@ impl File {
 
     /// The first offset from `offset` on that holds data, if any.
     pub fn next_data(&self, offset: u64) -> Result<Option<u64>, Error> {
-        Ok(self.store.next_data(&self.node, offset)?)
+        Ok(self.backend.next_data(&self.inode, offset)?)
     }
 
     /// The first offset from `offset` on that lies in a hole; the end of the file counts as one. None behind it.
     pub fn next_hole(&self, offset: u64) -> Result<Option<u64>, Error> {
-        Ok(next_hole(&self.store, &self.node, offset)?)
+        Ok(self.backend.next_hole(&self.inode, offset)?)
     }
 
     /// Copies up to `length` bytes at `offset` into another file, or another place of this one. Returns how many: fewer
@@ -175,10 +173,10 @@ impl File {
         if !to.flags.write || to.flags.append {
             return Err(Cause::NotOpenForWriting.into());
         }
-        let (from, to) = ((&*self.node, offset), (&*to.node, to_offset));
-        let count = copy_range(&self.store, from, to, length)?;
+        let (from, to) = ((&self.inode, offset), (&to.inode, to_offset));
+        let count = self.backend.copy_range(from, to, length)?;
         if !self.flags.no_access_time {
-            self.store.note_read(&self.node)?;
+            self.backend.note_read(&self.inode)?;
         }
         Ok(count)
     }
@@ -186,7 +184,7 @@ impl File {
     /// Where in the pool the byte at `offset` is, or the next one behind it that has a place: to be asked again with the
     /// end of what is returned.
     pub fn next_extent(&self, offset: u64) -> Result<Option<FileExtent>, Error> {
-        Ok(self.store.next_extent(&self.node, offset)?)
+        Ok(self.backend.next_extent(&self.inode, offset)?)
     }
 
     /// Allocates, frees or moves the blocks of a range, in bytes, without writing data.
@@ -194,7 +192,7 @@ impl File {
         if !self.flags.write {
             return Err(Cause::NotOpenForWriting.into());
         }
-        Ok(self.store.fallocate(&self.node, mode, offset, length)?)
+        Ok(self.backend.fallocate(&self.inode, mode, offset, length)?)
     }
 
     /// Cuts the file to `size` bytes, or lengthens it with a hole.
@@ -208,20 +206,21 @@ impl File {
         Ok(self.cut(size)?)
     }
 
-    /// Makes the file persistent, which every call has done already when it returned.
+    /// Makes data and attributes of the file persistent wherever the file system keeps copies. In a pool of this process
+    /// every call has done so when it returned.
     pub fn sync(&self) -> Result<(), Error> {
-        Ok(())
+        Ok(self.backend.sync(&self.inode)?)
     }
 
-    /// Makes the file's data persistent, which every call has done already when it returned.
+    /// The same: data and the attributes that it needs are never apart.
     pub fn sync_data(&self) -> Result<(), Error> {
-        Ok(())
+        self.sync()
     }
 
     /// Truncates without asking how the file was opened: `O_TRUNC` goes with read access too.
-    pub(crate) fn cut(&self, size: u64) -> Result<(), store::Error> {
-        self.store.set_attributes(
-            &self.node,
+    pub(crate) fn cut(&self, size: u64) -> Result<(), Cause> {
+        self.backend.set_attributes(
+            &self.inode,
             &SetAttributes {
                 size: Some(size),
                 ..SetAttributes::default()
@@ -239,14 +238,14 @@ impl File {
         } else {
             WriteAt::Offset(offset)
         };
-        Ok(self.store.write(&self.node, at, data)?)
+        Ok(self.backend.write(&self.inode, at, data)?)
     }
 }
 
 impl Drop for File {
     fn drop(&mut self) {
         // An inode that cannot be given back now is reclaimed when the pool is opened again.
-        let _ = self.store.release(&self.node, 1);
+        let _ = self.backend.release(&self.inode, 1);
     }
 }
 

@@ -5,21 +5,21 @@ use std::sync::Arc;
 
 use pmem::{Access, Region};
 use store::{
-    Attributes, Entry, Fallocate, FileFlags, FileKind, Geometry, NewInode, Node, Options,
+    Attributes, Entry, Fallocate, FileFlags, FileKind, Geometry, LostData, NewInode, Options,
     RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
 };
 
-use crate::counted::Counts;
+use crate::backend::{Backend, Counts, Embedded, Inode};
 use crate::locks::LockTable;
 use crate::{Cause, Error, File, LockUser, OpenFlags};
 
 /// The root directory's inode number.
 pub const ROOT: u64 = store::ROOT;
 
-/// A file system in a pool that this process has opened. Clones share it.
+/// An open file system. Clones share it.
 #[derive(Clone)]
 pub struct FileSystem {
-    store: Arc<Store>,
+    backend: Backend,
     counts: Counts,
     locks: Arc<LockTable>,
 }
@@ -36,6 +36,11 @@ impl FileSystem {
             let _ = std::fs::remove_file(path);
             Error::at(path, error)
         })
+    }
+
+    /// Makes a pool with an empty file system in `region`.
+    pub fn format_region(region: &Region, geometry: &Geometry) -> Result<(), Error> {
+        Ok(Store::format(region, geometry)?)
     }
 
     /// Opens the pool at `path` for this process alone.
@@ -59,15 +64,20 @@ impl FileSystem {
 
     /// Opens the pool in `region`: for labs and benchmarks.
     pub fn open_region(region: Region, options: Options) -> Result<FileSystem, Error> {
-        Ok(FileSystem::of_store(Store::open(region, options)?))
+        Ok(FileSystem::of_store(Arc::new(Store::open(
+            region, options,
+        )?)))
     }
 
-    /// The file system in a store that is open: for whoever opened it in an epoch of its own.
-    pub fn of_store(store: Store) -> FileSystem {
-        let store = Arc::new(store);
+    /// The file system in an open store. The caller may keep the store for what files do not show, such as its records.
+    pub fn of_store(store: Arc<Store>) -> FileSystem {
+        FileSystem::over(Backend::Embedded(Embedded::new(store)))
+    }
+
+    fn over(backend: Backend) -> FileSystem {
         FileSystem {
-            counts: Counts::new(&store),
-            store,
+            counts: Counts::new(&backend),
+            backend,
             locks: Arc::default(),
         }
     }
@@ -75,12 +85,12 @@ impl FileSystem {
     fn open_path(path: &Path, access: Access, options: Options) -> Result<FileSystem, Error> {
         let region = Region::open(path, access)?;
         let store = Store::open(region, options).map_err(|error| Error::at(path, error))?;
-        Ok(FileSystem::of_store(store))
+        Ok(FileSystem::of_store(Arc::new(store)))
     }
 
     /// Leaves the pool so that the next opening has nothing to replay. Without it nothing is lost.
     pub fn close(&self) -> Result<(), Error> {
-        Ok(self.store.close()?)
+        Ok(self.backend.close()?)
     }
 
     /// Makes the pool `length` bytes long, while others go on using it. What a crash leaves is as long as before, or as
@@ -89,18 +99,27 @@ impl FileSystem {
     /// # Errors
     /// It is longer already ([`Cause::Shrinks`]), its medium has no room, or it is one of a unit.
     pub fn grow(&self, length: u64) -> Result<(), Error> {
-        let now = self.store.superblock().pool_length;
+        let Backend::Embedded(embedded) = &self.backend;
+        let store = embedded.store();
+        let now = store.superblock().pool_length;
         if length < now {
             return Err(Cause::Shrinks { now }.into());
         }
-        self.store.region().grow(length)?;
-        self.store.grow()?;
+        store.region().grow(length)?;
+        store.grow()?;
         Ok(())
     }
 
+    /// Has `listener` called when a read meets a block that does not match its checksum: once for each of the first
+    /// thousand blocks, on the thread that reads, which then gets its error. Only the first listener counts.
+    pub fn on_lost_data(&self, listener: impl Fn(&LostData) + Send + Sync + 'static) {
+        let Backend::Embedded(embedded) = &self.backend;
+        embedded.store().on_lost_data(listener);
+    }
+
     /// How large the file system is and how much of it is free.
-    pub fn statistics(&self) -> Statistics {
-        self.store.statistics()
+    pub fn statistics(&self) -> Result<Statistics, Error> {
+        Ok(self.backend.statistics()?)
     }
 
     /// Enters as one who locks files, beside all others who do.
@@ -108,9 +127,8 @@ impl FileSystem {
         self.locks.user()
     }
 
-    /// The store underneath.
-    pub fn store(&self) -> &Store {
-        &self.store
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.backend
     }
 }
 
@@ -119,37 +137,34 @@ impl FileSystem {
     /// The file called `name` in `directory`.
     pub fn lookup(&self, directory: u64, name: &[u8]) -> Result<Attributes, Error> {
         let directory = self.node(directory)?;
-        Ok(settle(|| {
-            Ok(self.store.attributes_of(&directory, name)?)
-        })?)
+        Ok(settle(|| self.backend.attributes_of(&directory, name))?)
     }
 
     /// The same, and keeps it when it loses its last name, as [`FileSystem::hold`].
     pub fn lookup_held(&self, directory: u64, name: &[u8]) -> Result<Attributes, Error> {
         let directory = self.node(directory)?;
-        Ok(settle(|| Ok(self.store.lookup_held(&directory, name)?))?)
+        Ok(settle(|| self.backend.lookup_held(&directory, name))?)
     }
 
     /// The attributes of a file.
     pub fn attributes(&self, number: u64) -> Result<Attributes, Error> {
-        Ok(self.store.attributes(&*self.node(number)?))
+        Ok(self.backend.attributes(&self.node(number)?)?)
     }
 
     /// Changes attributes, the size among them.
     pub fn set_attributes(&self, number: u64, change: &SetAttributes) -> Result<Attributes, Error> {
-        Ok(self.store.set_attributes(&self.node(number)?, change)?)
+        Ok(self.backend.set_attributes(&self.node(number)?, change)?)
     }
 
     /// Sets what keeps a file or directory from being changed. Through a mount, that takes root.
     pub fn set_flags(&self, number: u64, flags: FileFlags) -> Result<(), Error> {
-        Ok(self.store.set_flags(&self.node(number)?, flags)?)
+        Ok(self.backend.set_flags(&self.node(number)?, flags)?)
     }
 
     /// Creates a file, directory, symbolic link or special file. In a directory with the set-group bit it gets the
     /// directory's group, and a directory the bit too.
     pub fn create(&self, directory: u64, name: &[u8], new: &NewInode) -> Result<Attributes, Error> {
-        let node = self.store.create(&self.node(directory)?, name, new)?;
-        Ok(self.store.attributes(&node))
+        Ok(self.backend.create(&self.node(directory)?, name, new)?)
     }
 
     /// The same, and keeps it when it loses its last name, as [`FileSystem::hold`].
@@ -160,26 +175,27 @@ impl FileSystem {
         new: &NewInode,
     ) -> Result<Attributes, Error> {
         let created = self
-            .store
-            .create_held(&self.node(directory)?, name, new, 1)?;
+            .backend
+            .create_held(&self.node(directory)?, name, new)?;
         Ok(created.1)
     }
 
     /// Gives a file one more name.
     pub fn link(&self, number: u64, directory: u64, name: &[u8]) -> Result<Attributes, Error> {
-        let node = self.node(number)?;
-        self.store.link(&node, &self.node(directory)?, name)?;
-        Ok(self.store.attributes(&node))
+        let (inode, directory) = (self.node(number)?, self.node(directory)?);
+        Ok(self.backend.link(&inode, &directory, name)?)
     }
 
     /// Takes away a name of anything but a directory.
     pub fn unlink(&self, directory: u64, name: &[u8]) -> Result<(), Error> {
-        Ok(self.store.unlink(&self.node(directory)?, name)?)
+        Ok(self.backend.unlink(&self.node(directory)?, name)?)
     }
 
     /// Removes an empty directory.
     pub fn remove_directory(&self, directory: u64, name: &[u8]) -> Result<(), Error> {
-        Ok(self.store.remove_directory(&self.node(directory)?, name)?)
+        Ok(self
+            .backend
+            .remove_directory(&self.node(directory)?, name)?)
     }
 
     /// Gives the file `name` in `from` the name `new_name` in `to`.
@@ -191,14 +207,13 @@ impl FileSystem {
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<(), Error> {
-        Ok(self
-            .store
-            .rename(&self.node(from)?, name, &self.node(to)?, new_name, mode)?)
+        let (from, to) = (self.node(from)?, self.node(to)?);
+        Ok(self.backend.rename((&from, name), (&to, new_name), mode)?)
     }
 
     /// The target of a symbolic link.
     pub fn read_link(&self, number: u64) -> Result<Vec<u8>, Error> {
-        Ok(self.store.read_link(&*self.node(number)?)?)
+        Ok(self.backend.read_link(&self.node(number)?)?)
     }
 
     /// Visits the entries of a directory, `.` and `..` among them, from `cookie` on (0: the start) until `visit`
@@ -210,24 +225,36 @@ impl FileSystem {
         visit: &mut dyn FnMut(&Entry) -> bool,
     ) -> Result<(), Error> {
         Ok(self
-            .store
-            .read_directory(&*self.node(number)?, cookie, visit)?)
+            .backend
+            .read_directory(&self.node(number)?, cookie, visit)?)
+    }
+
+    /// The same with attributes. An entry that was taken is kept as by [`FileSystem::hold`], `.` and `..` excepted.
+    pub fn read_directory_held(
+        &self,
+        number: u64,
+        cookie: u64,
+        visit: &mut dyn FnMut(&Entry, &Attributes) -> bool,
+    ) -> Result<(), Error> {
+        Ok(self
+            .backend
+            .read_directory_held(&self.node(number)?, cookie, visit)?)
     }
 
     /// Takes from a file that is changed what it could do as another: its capabilities, and, if `set_id`, its set-user and
     /// set-group bits.
     pub fn drop_privileges(&self, number: u64, set_id: bool) -> Result<(), Error> {
-        Ok(self.store.drop_privileges(&self.node(number)?, set_id)?)
+        Ok(self.backend.drop_privileges(&self.node(number)?, set_id)?)
     }
 
     /// The value of an extended attribute.
     pub fn xattr(&self, number: u64, name: &[u8]) -> Result<Vec<u8>, Error> {
-        Ok(self.store.xattr(&*self.node(number)?, name)?)
+        Ok(self.backend.xattr(&self.node(number)?, name)?)
     }
 
     /// The names of all extended attributes.
     pub fn xattr_names(&self, number: u64) -> Result<Vec<Vec<u8>>, Error> {
-        Ok(self.store.xattr_names(&*self.node(number)?)?)
+        Ok(self.backend.xattr_names(&self.node(number)?)?)
     }
 
     /// Makes or replaces an extended attribute.
@@ -239,36 +266,33 @@ impl FileSystem {
         mode: XattrMode,
     ) -> Result<(), Error> {
         Ok(self
-            .store
-            .set_xattr(&*self.node(number)?, name, value, mode)?)
+            .backend
+            .set_xattr(&self.node(number)?, name, value, mode)?)
     }
 
     /// Takes an extended attribute away.
     pub fn remove_xattr(&self, number: u64, name: &[u8]) -> Result<(), Error> {
-        Ok(self.store.remove_xattr(&*self.node(number)?, name)?)
+        Ok(self.backend.remove_xattr(&self.node(number)?, name)?)
     }
 
     /// Reads at `offset`; fewer bytes than asked for only at the end of the file. Leaves the access time as it is.
     pub fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
-        Ok(self.store.read(&*self.node(number)?, offset, into)?)
+        Ok(self.backend.read(&self.node(number)?, offset, into)?)
     }
 
     /// The same, and notes it as [`FileSystem::note_read`].
     pub fn read_noted(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<usize, Error> {
-        let node = self.node(number)?;
-        let length = self.store.read(&node, offset, into)?;
-        self.store.note_read(&node)?;
-        Ok(length)
+        Ok(self.backend.read_noted(&self.node(number)?, offset, into)?)
     }
 
     /// Notes that somebody read a file or directory: its access time changes if it changed since, or after a day.
     pub fn note_read(&self, number: u64) -> Result<(), Error> {
-        Ok(self.store.note_read(&*self.node(number)?)?)
+        Ok(self.backend.note_read(&self.node(number)?)?)
     }
 
     /// Writes `data`, persistently; up to 1 MiB whole or not at all.
     pub fn write(&self, number: u64, at: WriteAt, data: &[u8]) -> Result<Written, Error> {
-        Ok(self.store.write(&*self.node(number)?, at, data)?)
+        Ok(self.backend.write(&self.node(number)?, at, data)?)
     }
 
     /// The same, after [`FileSystem::drop_privileges`].
@@ -279,9 +303,9 @@ impl FileSystem {
         at: WriteAt,
         data: &[u8],
     ) -> Result<Written, Error> {
-        let node = self.node(number)?;
-        self.store.drop_privileges(&node, set_id)?;
-        Ok(self.store.write(&node, at, data)?)
+        Ok(self
+            .backend
+            .write_dropping(&self.node(number)?, set_id, at, data)?)
     }
 
     /// Copies up to `length` bytes from one file, or one place in it, to another. Returns how many: fewer when the source
@@ -293,12 +317,9 @@ impl FileSystem {
         length: u64,
     ) -> Result<u64, Error> {
         let (from, to) = (self.node(from)?, self.node(to)?);
-        Ok(copy_range(
-            &self.store,
-            (&from, offset),
-            (&to, to_offset),
-            length,
-        )?)
+        Ok(self
+            .backend
+            .copy_range((&from, offset), (&to, to_offset), length)?)
     }
 
     /// Allocates, frees or moves the blocks of a range, in bytes, without writing data.
@@ -310,18 +331,18 @@ impl FileSystem {
         length: u64,
     ) -> Result<(), Error> {
         Ok(self
-            .store
-            .fallocate(&*self.node(number)?, mode, offset, length)?)
+            .backend
+            .fallocate(&self.node(number)?, mode, offset, length)?)
     }
 
     /// The first offset from `offset` on that holds data, if any.
     pub fn next_data(&self, number: u64, offset: u64) -> Result<Option<u64>, Error> {
-        Ok(self.store.next_data(&*self.node(number)?, offset)?)
+        Ok(self.backend.next_data(&self.node(number)?, offset)?)
     }
 
     /// The first offset from `offset` on that lies in a hole; the end of the file counts as one. None behind it.
     pub fn next_hole(&self, number: u64, offset: u64) -> Result<Option<u64>, Error> {
-        Ok(next_hole(&self.store, &*self.node(number)?, offset)?)
+        Ok(self.backend.next_hole(&self.node(number)?, offset)?)
     }
 
     /// Opens a file. Of the flags, `create`, `exclusive` and `no_follow` mean nothing here.
@@ -337,7 +358,7 @@ impl FileSystem {
         new: &NewInode,
         flags: OpenFlags,
     ) -> Result<File, Error> {
-        Ok(self.open_unnamed_in(&*self.node(directory)?, new, flags)?)
+        Ok(self.open_unnamed_in(&self.node(directory)?, new, flags)?)
     }
 
     /// Opens the file called `name`; if there is none, creates it first.
@@ -351,72 +372,69 @@ impl FileSystem {
         let directory = self.node(directory)?;
         settle(|| match self.create_file(&directory, name, new, flags) {
             Ok((file, attributes)) => Ok((attributes, file)),
-            Err(store::Error::Exists) if !flags.exclusive => {
+            Err(Cause::Store(store::Error::Exists)) if !flags.exclusive => {
                 // If it is gone by now, the next attempt creates it.
-                let found = self.store.lookup(&directory, name);
-                let gone = |error| {
-                    if error == store::Error::NotFound {
-                        store::Error::Stale
-                    } else {
-                        error
-                    }
+                let found = self.backend.lookup(&directory, name);
+                let gone = |error| match error {
+                    Cause::Store(store::Error::NotFound) => store::Error::Stale.into(),
+                    error => error,
                 };
                 let file = self.open_node(found.map_err(gone)?, flags)?;
-                Ok((self.store.attributes(file.node()), file))
+                Ok((self.backend.attributes(file.inode())?, file))
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         })
         .map_err(Error::from)
     }
 
     /// Keeps a file that loses its last name until [`FileSystem::release`].
     pub fn hold(&self, number: u64) -> Result<(), Error> {
-        Ok(self.store.hold(&self.node(number)?)?)
+        Ok(self.backend.hold(&self.node(number)?)?)
     }
 
     /// Gives back `count` holds.
     pub fn release(&self, number: u64, count: u64) -> Result<(), Error> {
-        Ok(self.store.release(&self.node(number)?, count)?)
+        Ok(self.backend.release(&self.node(number)?, count)?)
     }
 }
 
 impl FileSystem {
-    fn node(&self, number: u64) -> Result<Arc<Node>, store::Error> {
-        self.store.node(number)
+    #[inline]
+    fn node(&self, number: u64) -> Result<Inode, Cause> {
+        self.backend.inode(number)
     }
 
     /// Creates a file and opens it, whatever its permissions are.
     pub(crate) fn create_file(
         &self,
-        directory: &Arc<Node>,
+        directory: &Inode,
         name: &[u8],
         new: &NewInode,
         flags: OpenFlags,
-    ) -> Result<(File, Attributes), store::Error> {
-        let (node, attributes) = self.store.create_held(directory, name, new, 1)?;
+    ) -> Result<(File, Attributes), Cause> {
+        let (node, attributes) = self.backend.create_held(directory, name, new)?;
         Ok((File::held(self.counts.count(), node, flags), attributes))
     }
 
     pub(crate) fn open_unnamed_in(
         &self,
-        directory: &Node,
+        directory: &Inode,
         new: &NewInode,
         flags: OpenFlags,
-    ) -> Result<File, store::Error> {
+    ) -> Result<File, Cause> {
         if !flags.write {
-            return Err(store::Error::InvalidArgument(
-                "a file without a name is open for writing",
-            ));
+            let sentence = "a file without a name is open for writing";
+            return Err(store::Error::InvalidArgument(sentence).into());
         }
         let node = self
-            .store
+            .backend
             .create_unnamed(directory, new, !flags.exclusive)?;
         Ok(File::held(self.counts.count(), node, flags))
     }
 
     /// Opens a file that was there before.
-    pub(crate) fn open_node(&self, node: Arc<Node>, flags: OpenFlags) -> Result<File, Cause> {
-        let attributes = self.store.attributes(&node);
+    pub(crate) fn open_node(&self, node: Inode, flags: OpenFlags) -> Result<File, Cause> {
+        let attributes = self.backend.attributes(&node)?;
         match attributes.kind {
             FileKind::Directory if flags.write || flags.create || flags.truncate => {
                 return Err(store::Error::IsADirectory.into());
@@ -464,85 +482,4 @@ pub(crate) fn settle<T>(work: impl Fn() -> Result<T, Cause>) -> Result<T, Cause>
             result => return result,
         }
     }
-}
-
-/// The attributes of a node that was just found by its name; stale if it has lost its last name since.
-pub(crate) fn named(store: &Store, node: &Node) -> Result<Attributes, store::Error> {
-    let attributes = store.attributes(node);
-    if attributes.links == 0 {
-        return Err(store::Error::Stale);
-    }
-    Ok(attributes)
-}
-
-pub(crate) fn next_hole(
-    store: &Store,
-    node: &Node,
-    offset: u64,
-) -> Result<Option<u64>, store::Error> {
-    if offset >= store.attributes(node).size {
-        return Ok(None);
-    }
-    store.next_hole(node, offset).map(Some)
-}
-
-/// Bytes that are copied at a time: what is written as one change.
-const COPIED_AT_ONCE: u64 = 1 << 20;
-
-/// Copies from a place in a file to a place in one.
-pub(crate) fn copy_range(
-    store: &Store,
-    (from, offset): (&Node, u64),
-    (to, to_offset): (&Node, u64),
-    length: u64,
-) -> Result<u64, store::Error> {
-    let size = store.attributes(from).size;
-    let length = length.min(size.saturating_sub(offset));
-    let overlaps = offset.abs_diff(to_offset) < length;
-    if from.number() == to.number() && overlaps {
-        return Err(store::Error::InvalidArgument(
-            "ranges of one file that overlap are not copied; copy to another place",
-        ));
-    }
-    let (mut buffer, mut done) = (Vec::new(), 0);
-    loop {
-        let source = (from, offset + done);
-        let target = (to, to_offset + done);
-        match copy_part(store, source, target, length - done, &mut buffer) {
-            // One change has no room for more of what is shared: up to 1 MiB stays one.
-            Ok(Copied::Shared(part)) if length > COPIED_AT_ONCE => done += part,
-            Ok(Copied::Written(part)) if part == COPIED_AT_ONCE => done += part,
-            Ok(Copied::Shared(part) | Copied::Written(part)) => return Ok(done + part),
-            // Whoever goes on gets the error. Who was told of nothing would not know that these bytes have changed.
-            Err(_) if done > 0 => return Ok(done),
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-/// Bytes of a part that was copied.
-enum Copied {
-    Shared(u64),
-    Written(u64),
-}
-
-/// Copies the beginning of a range, in one change.
-fn copy_part(
-    store: &Store,
-    (from, offset): (&Node, u64),
-    (to, to_offset): (&Node, u64),
-    length: u64,
-    buffer: &mut Vec<u8>,
-) -> Result<Copied, store::Error> {
-    let shared = store.share((from, offset), (to, to_offset), length)?;
-    if shared > 0 {
-        return Ok(Copied::Shared(shared));
-    }
-    buffer.resize(length.min(COPIED_AT_ONCE) as usize, 0);
-    let read = store.read(from, offset, buffer)?;
-    if read == 0 {
-        return Ok(Copied::Written(0));
-    }
-    let written = store.write(to, WriteAt::Offset(to_offset), &buffer[..read])?;
-    Ok(Copied::Written(written.length as u64))
 }

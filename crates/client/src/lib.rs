@@ -1,10 +1,12 @@
 //! The file system as a library: the one interface that every front end uses.
 //!
-//! [`FileSystem`] opens a pool in this process. The calling thread does the work in the store: nothing is handed
-//! over to another thread, and reading and writing take no locks but the store's own.
+//! The path API (path walk, open flags, positions, locks) stands on calls by inode, which a backend executes. The embedded
+//! backend is a pool in this process: the calling thread does the work in the store, nothing is handed over to another
+//! thread, and reading and writing take no locks but the store's own.
 //!
 //! - [`FileSystem`]: calls by inode number (`file_system`), for front ends that keep names themselves, and by path
-//!   (`by_path`, over the path walk in `walk`);
+//!   (`path`, over the walk in `path::walk`);
+//! - `backend`: the calls by inode, and what executes them;
 //! - [`File`]: an open file with its shared position;
 //! - [`OpenFlags`]: how to open it;
 //! - [`Lock`]: what users of a file ask each other to respect (`locks`);
@@ -12,15 +14,13 @@
 
 #![forbid(unsafe_code)]
 
-mod by_path;
-mod counted;
+mod backend;
 mod error;
 mod file;
 mod file_system;
 mod locks;
 mod open_flags;
-mod walk;
-mod way;
+mod path;
 
 pub use error::{Cause, Error};
 pub use file::File;
@@ -30,5 +30,5 @@ pub use open_flags::OpenFlags;
 pub use pmem::Region;
 pub use store::{
     Attributes, Clock, Entry, Fallocate, FileExtent, FileFlags, FileKind, Geometry, LostData,
-    NewInode, Options, RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
+    NewInode, Options, RenameMode, SetAttributes, Statistics, WriteAt, Written, XattrMode,
 };

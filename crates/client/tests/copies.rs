@@ -3,14 +3,14 @@
 
 mod common;
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Duration;
 
-use client::{Fallocate, File, FileSystem, Geometry, OpenFlags, Options, Region, Store};
-use common::{contents, errno, file_system, file_system_of, make_file};
+use client::{Fallocate, File, FileSystem, Geometry, OpenFlags, Options, Region};
+use common::{contents, errno, file_system, file_system_of, make_file, pool};
 use rustix::time::{ClockId, clock_gettime};
-use store::CheckOptions;
+use store::{CheckOptions, Store};
 
 const CREATE: OpenFlags = OpenFlags {
     create: true,
@@ -38,8 +38,7 @@ fn bytes(length: usize, seed: u8) -> Vec<u8> {
 }
 
 /// What a crash of the process leaves, checked, and opened anew.
-fn crashed(fs: &FileSystem) -> FileSystem {
-    let region = fs.store().region();
+fn crashed(region: &Region) -> FileSystem {
     let mut bytes = vec![0; region.length() as usize];
     region.read(0, &mut bytes);
     let with_bytes = || {
@@ -76,11 +75,14 @@ fn copies_take_no_blocks_of_data() {
     for part in 0..64 {
         file.write(&bytes(MIB, part)).unwrap();
     }
-    let free = fs.statistics().blocks_free;
+    let free = fs.statistics().unwrap().blocks_free;
     let start = processor_time();
     copy(&fs, "file", "copy");
     let shared = processor_time() - start;
-    assert!(fs.statistics().blocks_free > free - 256, "less than 1 MiB");
+    assert!(
+        fs.statistics().unwrap().blocks_free > free - 256,
+        "less than 1 MiB"
+    );
     // The same, a byte further, has to be copied.
     let start = processor_time();
     let other = open(&fs, "other");
@@ -103,7 +105,7 @@ fn writes_are_seen_in_one_of_two_copies() {
     const SIZE: usize = 300_007;
     for side in ["file", "copy"] {
         for change in 0..8 {
-            let fs = file_system();
+            let (region, fs) = pool(16 << 20, &Geometry::for_length(16 << 20));
             make_file(&fs, "file", &bytes(SIZE, 3));
             copy(&fs, "file", "copy");
             let mut expected = bytes(SIZE, 3);
@@ -134,7 +136,7 @@ fn writes_are_seen_in_one_of_two_copies() {
                 }
             }
             let other = if side == "file" { "copy" } else { "file" };
-            for fs in [&fs, &crashed(&fs)] {
+            for fs in [&fs, &crashed(&region)] {
                 assert!(contents(fs, side) == expected, "{change} of {side}");
                 assert!(contents(fs, other) == bytes(SIZE, 3), "{change} of {side}");
             }
@@ -144,26 +146,26 @@ fn writes_are_seen_in_one_of_two_copies() {
 
 #[test]
 fn blocks_are_free_when_their_last_owner_lets_go() {
-    let fs = file_system();
+    let (region, fs) = pool(16 << 20, &Geometry::for_length(16 << 20));
     make_file(&fs, "probe", b"");
-    let free = fs.statistics().blocks_free;
+    let free = fs.statistics().unwrap().blocks_free;
     make_file(&fs, "one", &bytes(2 * MIB, 1));
     copy(&fs, "one", "two");
     copy(&fs, "two", "three");
     fs.remove_file("one").unwrap();
     open(&fs, "two").truncate(MIB as u64).unwrap();
     assert!(contents(&fs, "three") == bytes(2 * MIB, 1));
-    assert!(fs.statistics().blocks_free <= free - 512);
+    assert!(fs.statistics().unwrap().blocks_free <= free - 512);
     // What is the last owner's is written in place again.
     fs.remove_file("two").unwrap();
-    let held = fs.statistics().blocks_free;
+    let held = fs.statistics().unwrap().blocks_free;
     open(&fs, "three").write_at(&[7; 100], 5000).unwrap();
-    assert_eq!(fs.statistics().blocks_free, held);
+    assert_eq!(fs.statistics().unwrap().blocks_free, held);
     make_file(&fs, "four", b"");
     fs.rename_path("four", "three", client::RenameMode::Replace)
         .unwrap();
-    assert_eq!(fs.statistics().blocks_free, free);
-    drop(crashed(&fs));
+    assert_eq!(fs.statistics().unwrap().blocks_free, free);
+    drop(crashed(&region));
 }
 
 #[test]
@@ -182,18 +184,18 @@ fn holes_stay_holes_in_copies() {
 
 #[test]
 fn copies_of_parts_share_the_blocks_between() {
-    let fs = file_system();
+    let (region, fs) = pool(16 << 20, &Geometry::for_length(16 << 20));
     let old = bytes(100_000, 1);
     make_file(&fs, "file", &old);
     let new = bytes(90_000, 9);
     make_file(&fs, "copy", &new);
     let (file, copy) = (open(&fs, "file"), open(&fs, "copy"));
-    let free = fs.statistics().blocks_free;
+    let free = fs.statistics().unwrap().blocks_free;
     assert_eq!(file.copy_range(100, &copy, 4196, 60_000).unwrap(), 60_000);
     let mut expected = new;
     expected[4196..64_196].copy_from_slice(&old[100..60_100]);
     assert!(contents(&fs, "copy") == expected);
-    assert_eq!(fs.statistics().blocks_free, free + 13);
+    assert_eq!(fs.statistics().unwrap().blocks_free, free + 13);
     // Within a file, to a place behind what is there; the last block stays one of its own.
     assert_eq!(copy.copy_range(0, &copy, 122_880, 90_000).unwrap(), 90_000);
     let mut whole = expected.clone();
@@ -201,12 +203,12 @@ fn copies_of_parts_share_the_blocks_between() {
     whole.extend_from_slice(&expected);
     assert!(contents(&fs, "copy") == whole);
     assert_eq!(errno(copy.copy_range(0, &copy, 4096, 8192)), libc::EINVAL);
-    assert!(contents(&crashed(&fs), "copy") == whole);
+    assert!(contents(&crashed(&region), "copy") == whole);
 }
 
 #[test]
 fn shared_data_in_a_full_pool() {
-    let fs = file_system();
+    let (region, fs) = pool(16 << 20, &Geometry::for_length(16 << 20));
     let old = bytes(MIB + 5000, 1);
     make_file(&fs, "file", &old);
     fill(&fs);
@@ -223,33 +225,33 @@ fn shared_data_in_a_full_pool() {
     file.fallocate(Fallocate::PunchHole, 100, 300).unwrap();
     fs.remove_file("copy").unwrap();
     file.write_at(&[5; 4096], 0).unwrap();
-    drop(crashed(&fs));
+    drop(crashed(&region));
 }
 
 #[test]
 fn a_block_has_so_many_owners() {
-    let fs = file_system();
+    let (region, fs) = pool(16 << 20, &Geometry::for_length(16 << 20));
     let file = open(&fs, "file");
     file.write(&bytes(4096, 1)).unwrap();
-    let free = fs.statistics().blocks_free;
+    let free = fs.statistics().unwrap().blocks_free;
     // 65 536 owners of one block.
     for doublings in 0..16 {
         let size = 4096 << doublings;
         assert_eq!(file.copy_range(0, &file, size, size).unwrap(), size);
     }
     make_file(&fs, "copy", b"");
-    let before = fs.statistics().blocks_free;
+    let before = fs.statistics().unwrap().blocks_free;
     copy_block(&fs, "file", "copy");
     assert_eq!(
-        fs.statistics().blocks_free,
+        fs.statistics().unwrap().blocks_free,
         before - 1,
         "one more is copied"
     );
-    let fs = crashed(&fs);
+    let fs = crashed(&region);
     assert!(contents(&fs, "copy") == bytes(4096, 1));
     fs.remove_file("copy").unwrap();
     open(&fs, "file").truncate(4096).unwrap();
-    assert_eq!(fs.statistics().blocks_free, free);
+    assert_eq!(fs.statistics().unwrap().blocks_free, free);
 }
 
 fn copy_block(fs: &FileSystem, from: &str, to: &str) {
@@ -260,7 +262,7 @@ fn copy_block(fs: &FileSystem, from: &str, to: &str) {
 #[test]
 fn threads_share_and_write_the_same_blocks() {
     const BLOCKS: usize = 48;
-    let fs = file_system();
+    let (region, fs) = pool(16 << 20, &Geometry::for_length(16 << 20));
     make_file(&fs, "common", &bytes(BLOCKS * 4096, 0));
     let step = Barrier::new(3);
     let work = |own: u8| {
@@ -298,7 +300,7 @@ fn threads_share_and_write_the_same_blocks() {
         }
     });
     assert!(contents(&fs, "common") == bytes(BLOCKS * 4096, 0));
-    drop(crashed(&fs));
+    drop(crashed(&region));
 }
 
 #[test]
@@ -306,16 +308,17 @@ fn a_pool_that_grew_shares_in_its_new_part() {
     let length = 8 << 20;
     let region = Region::memory(24 << 20, false).unwrap();
     let small = Region::memory(length, false).unwrap();
-    Store::format(&small, &Geometry::small()).unwrap();
+    FileSystem::format_region(&small, &Geometry::small()).unwrap();
     let mut old = vec![0; length as usize];
     small.read(0, &mut old);
     region.write(0, &old);
-    let fs = FileSystem::open_region(region, Options::default()).unwrap();
-    fs.store().grow().unwrap();
+    let store = Arc::new(Store::open(region.clone(), Options::default()).unwrap());
+    store.grow().unwrap();
+    let fs = FileSystem::of_store(store);
     make_file(&fs, "file", &bytes(12 * MIB, 1));
     copy(&fs, "file", "copy");
     fs.remove_file("file").unwrap();
-    assert!(contents(&crashed(&fs), "copy") == bytes(12 * MIB, 1));
+    assert!(contents(&crashed(&region), "copy") == bytes(12 * MIB, 1));
 }
 
 #[test]

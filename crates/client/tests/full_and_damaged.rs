@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use client::{
-    FileSystem, Geometry, LostData, OpenFlags, Options, Region, RenameMode, SetAttributes, Store,
+    FileSystem, Geometry, LostData, OpenFlags, Options, Region, RenameMode, SetAttributes,
 };
 use common::{contents, errno, file_system, make_file};
+use store::read_superblock;
 
 const CREATE: OpenFlags = OpenFlags {
     create: true,
@@ -41,7 +42,7 @@ fn a_full_pool_can_be_emptied() {
     make_file(&fs, "small", b"small");
     make_file(&fs, "cut", &[1; 100_000]);
     fill(&fs);
-    assert_eq!(fs.statistics().blocks_available, 0);
+    assert_eq!(fs.statistics().unwrap().blocks_available, 0);
     fs.rename_path("small", "d/small", RenameMode::Replace)
         .unwrap();
     let change = SetAttributes {
@@ -71,7 +72,7 @@ fn a_full_pool_can_be_overwritten() {
 fn damaged() -> FileSystem {
     let length = 16 << 20;
     let region = Region::memory(length, false).unwrap();
-    Store::format(&region, &Geometry::for_length(length)).unwrap();
+    FileSystem::format_region(&region, &Geometry::for_length(length)).unwrap();
     let fs = open(region.clone());
     for path in ["file", "other"] {
         make_file(&fs, path, &[7; 40_960]);
@@ -127,8 +128,7 @@ fn lost_data_is_told_of_once() {
     let fs = damaged();
     let told: Arc<Mutex<Vec<LostData>>> = Arc::default();
     let hear = told.clone();
-    fs.store()
-        .on_lost_data(move |lost| hear.lock().unwrap().push(*lost));
+    fs.on_lost_data(move |lost| hear.lock().unwrap().push(*lost));
     let file = fs.open("file", OpenFlags::READ, 0).unwrap();
     for _ in 0..3 {
         assert_eq!(errno(file.read_at(&mut [0; 40_960], 0)), libc::EIO);
@@ -157,13 +157,13 @@ fn lost_data_is_told_of_once() {
 fn a_thousand_blocks_are_told_of() {
     let length = 16 << 20;
     let region = Region::memory(length, false).unwrap();
-    Store::format(&region, &Geometry::for_length(length)).unwrap();
+    FileSystem::format_region(&region, &Geometry::for_length(length)).unwrap();
     let fs = open(region.clone());
     let blocks = 1100;
     make_file(&fs, "file", &vec![7; blocks * 4096]);
     let count = Arc::new(AtomicUsize::new(0));
     let hear = count.clone();
-    fs.store().on_lost_data(move |lost| {
+    fs.on_lost_data(move |lost| {
         let before = hear.fetch_add(1, Ordering::Relaxed);
         assert_eq!(lost.is_last, before == 999);
     });
@@ -179,19 +179,19 @@ fn a_thousand_blocks_are_told_of() {
 #[test]
 fn open_pools_grow() {
     let region = Region::memory(2 << 20, false).unwrap();
-    Store::format(&region, &Geometry::small()).unwrap();
+    FileSystem::format_region(&region, &Geometry::small()).unwrap();
     let fs = open(region.clone());
     make_file(&fs, "small", b"small");
     fill(&fs);
-    let before = fs.statistics();
+    let before = fs.statistics().unwrap();
     assert_eq!(errno(fs.grow(1 << 20)), libc::EINVAL);
     assert_eq!(errno(fs.grow(1 << 50)), libc::EFBIG);
-    assert_eq!(fs.statistics(), before);
+    assert_eq!(fs.statistics().unwrap(), before);
     for length in [2 << 20, (3 << 20) + 12_345, 40 << 20] {
         fs.grow(length).unwrap();
-        assert_eq!(fs.store().superblock().pool_length, length);
+        assert_eq!(read_superblock(&region).unwrap().pool_length, length);
     }
-    let after = fs.statistics();
+    let after = fs.statistics().unwrap();
     assert!(after.blocks_available > 8000 && after.inodes > 10 * before.inodes);
     assert_eq!(
         after.blocks - before.blocks,
@@ -203,7 +203,7 @@ fn open_pools_grow() {
     make_file(&fs, "large", &vec![4; 20 << 20]);
     // As a crash leaves it.
     let fs = open(region);
-    assert_eq!(fs.statistics().blocks, after.blocks);
+    assert_eq!(fs.statistics().unwrap().blocks, after.blocks);
     assert_eq!(contents(&fs, "large"), vec![4; 20 << 20]);
     assert_eq!(contents(&fs, "small"), b"small");
 }

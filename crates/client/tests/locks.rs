@@ -6,7 +6,7 @@ use std::sync::mpsc;
 
 use client::{
     Deadlock, FileSystem, Geometry, LOCK_END, Lock, LockKind, LockSpace, LockTicket, LockUser,
-    LockWake, Options, ROOT, Region, Store,
+    LockWake, Options, ROOT, Region,
 };
 
 const BYTES: usize = 12;
@@ -14,7 +14,7 @@ const OWNERS: u64 = 4;
 
 fn file_system() -> FileSystem {
     let region = Region::memory(32 << 20, false).unwrap();
-    Store::format(&region, &Geometry::for_length(32 << 20)).unwrap();
+    FileSystem::format_region(&region, &Geometry::for_length(32 << 20)).unwrap();
     FileSystem::open_region(region, Options::default()).unwrap()
 }
 

@@ -3,7 +3,7 @@
 mod common;
 
 use client::{
-    FileKind, FileSystem, Geometry, OpenFlags, Options, Region, RenameMode, SetAttributes, Store,
+    FileKind, FileSystem, Geometry, OpenFlags, Options, Region, RenameMode, SetAttributes,
 };
 use common::{contents, errno, file_system, make_file};
 use store::fuzzing::{Edit, Place, PoolBytes};
@@ -432,7 +432,7 @@ fn a_way_taken_before_ends_when_another_thread_moves_it() {
 fn with_wrong_kind(name: &str, kind: FileKind) -> FileSystem {
     let length = 4 << 20;
     let region = Region::memory(length, false).unwrap();
-    Store::format(&region, &Geometry::for_length(length)).unwrap();
+    FileSystem::format_region(&region, &Geometry::for_length(length)).unwrap();
     let open = || FileSystem::open_region(region.clone(), Options::default()).unwrap();
     let fs = open();
     for directory in ["sub", "other"] {

@@ -98,13 +98,13 @@ fn punching_gives_blocks_back() {
     let fs = file_system();
     make_file(&fs, "file", &[7; 40_000]);
     let file = new_file(&fs);
-    let free = fs.statistics().blocks_free;
+    let free = fs.statistics().unwrap().blocks_free;
     file.fallocate(Fallocate::PunchHole, 5000, 20_000).unwrap();
     let mut expected = vec![7; 40_000];
     expected[5000..25_000].fill(0);
     assert!(contents(&fs, "file") == expected);
     assert_eq!((size(&file), blocks(&file)), (40_000, 6));
-    assert_eq!(fs.statistics().blocks_free, free + 4);
+    assert_eq!(fs.statistics().unwrap().blocks_free, free + 4);
     assert_eq!(file.next_hole(0).unwrap(), Some(8192));
     // Inside one block, behind the end, and over all.
     file.fallocate(Fallocate::PunchHole, 10, 20).unwrap();
@@ -197,8 +197,8 @@ fn ranges_are_taken_out_and_put_in() {
     drop(file);
     fs.remove_file("file").unwrap();
     assert_eq!(
-        fs.statistics().blocks_free,
-        file_system().statistics().blocks_free
+        fs.statistics().unwrap().blocks_free,
+        file_system().statistics().unwrap().blocks_free
     );
 }
 
@@ -221,7 +221,7 @@ fn what_is_in_too_many_pieces_is_not_moved() {
 
 #[test]
 fn extents_say_where_data_is() {
-    let fs = file_system();
+    let (region, fs) = common::pool(16 << 20, &client::Geometry::for_length(16 << 20));
     let file = new_file(&fs);
     file.write_at(&[7; 10_000], 0).unwrap();
     file.fallocate(KEEP_SIZE, 20 * BLOCK, 2 * BLOCK).unwrap();
@@ -230,7 +230,6 @@ fn extents_say_where_data_is() {
     assert!(!first.is_unwritten);
     assert_eq!(file.next_extent(9_999).unwrap(), Some(first));
     let mut found = [0; 10_000];
-    let region = fs.store().region();
     region.read(first.pool_offset, &mut found);
     assert_eq!(found, [7; 10_000], "the pool's own bytes");
     let second = file.next_extent(3 * BLOCK).unwrap().expect("blocks");

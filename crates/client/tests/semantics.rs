@@ -11,7 +11,7 @@ use std::thread;
 
 use client::{
     Clock, FileKind, FileSystem, Geometry, NewInode, OpenFlags, Options, ROOT, Region, RenameMode,
-    SetAttributes, Store,
+    SetAttributes,
 };
 use common::{contents, errno, file_system, file_system_of, make_file};
 use pmem::{Access, Moment, Simulation};
@@ -31,7 +31,7 @@ const IMAGES: usize = 12;
 /// A file system in memory whose crashes can be enumerated.
 fn simulated(length: u64, geometry: &Geometry) -> (Simulation, FileSystem) {
     let simulation = Simulation::new(length);
-    Store::format(&simulation.region(), geometry).expect("a pool");
+    FileSystem::format_region(&simulation.region(), geometry).expect("a pool");
     let fs = open(simulation.region());
     (simulation, fs)
 }
@@ -408,7 +408,7 @@ fn removing_objects_where_it_must() {
 #[test]
 fn an_unlinked_file_lives_while_it_is_open() {
     let fs = file_system();
-    let free = fs.statistics().blocks_free;
+    let free = fs.statistics().unwrap().blocks_free;
     make_file(&fs, "file", &[5; 100_000]);
     let file = fs.open("file", OpenFlags::READ_WRITE, 0).unwrap();
     fs.remove_file("file").unwrap();
@@ -419,18 +419,21 @@ fn an_unlinked_file_lives_while_it_is_open() {
     assert_eq!(errno(fs.link(file.number(), ROOT, b"again")), libc::ENOENT);
     drop(file);
     // The root directory keeps its leaf, or not; a file of 25 blocks is gone.
-    assert!(fs.statistics().blocks_free + 1 >= free);
+    assert!(fs.statistics().unwrap().blocks_free + 1 >= free);
 }
 
 #[test]
 fn an_unlinked_file_is_gone_after_a_crash() {
     let (simulation, fs) = simulated(SIMULATED, &Geometry::small());
-    let free = (fs.statistics().blocks_free, fs.statistics().inodes_free);
+    let free = (
+        fs.statistics().unwrap().blocks_free,
+        fs.statistics().unwrap().inodes_free,
+    );
     make_file(&fs, "file", &[5; 50_000]);
     let file = fs.open("file", OpenFlags::READ, 0).unwrap();
     fs.remove_file("file").unwrap();
     after_crashes(&simulation.moment(), |fs| {
-        let statistics = fs.statistics();
+        let statistics = fs.statistics().unwrap();
         assert_eq!((statistics.blocks_free, statistics.inodes_free), free);
     });
     drop(file);
@@ -478,7 +481,7 @@ fn files_end_at_2_to_the_62() {
 #[test]
 fn cookies_stay_valid() {
     let region = Region::memory(64 << 20, false).unwrap();
-    Store::format(&region, &Geometry::for_length(64 << 20)).unwrap();
+    FileSystem::format_region(&region, &Geometry::for_length(64 << 20)).unwrap();
     let mut fs = open(region.clone());
     for index in 0..1000 {
         make_file(&fs, &format!("stays{index}"), b"");
@@ -525,7 +528,7 @@ fn cookies_stay_valid() {
 fn with_clock() -> (FileSystem, Arc<AtomicI64>) {
     let now = Arc::new(AtomicI64::new(1000));
     let region = Region::memory(16 << 20, false).unwrap();
-    Store::format(&region, &Geometry::for_length(16 << 20)).unwrap();
+    FileSystem::format_region(&region, &Geometry::for_length(16 << 20)).unwrap();
     let options = Options {
         clock: Clock::Manual(now.clone()),
         ..Options::default()

@@ -190,10 +190,11 @@ impl Adapter {
             Request::Nothing => Err(Errno::NOSYS),
             Request::Open => self.open(body),
             Request::OpenDirectory => self.open_directory(body),
-            Request::Statistics => Ok(put(
-                body,
-                &answer::statistics(&self.file_system.statistics()),
-            )),
+            Request::Statistics => {
+                let statistics = self.file_system.statistics();
+                let statistics = statistics.map_err(|error| errno(&error))?;
+                Ok(put(body, &answer::statistics(&statistics)))
+            }
             _ => self.serve_seldom(header, argument, body, length),
         }
     }
@@ -351,7 +352,7 @@ fn put_ioctl(data: &[u8], out_size: u32, body: &mut [u8]) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use client::{Geometry, Options, Region, Store};
+    use client::{Geometry, Options, Region};
 
     use super::*;
 
@@ -359,7 +360,7 @@ mod tests {
     #[test]
     fn after_a_panic_all_is_refused() {
         let region = Region::memory(32 << 20, false).unwrap();
-        Store::format(&region, &Geometry::for_length(32 << 20)).unwrap();
+        FileSystem::format_region(&region, &Geometry::for_length(32 << 20)).unwrap();
         let file_system = FileSystem::open_region(region, Options::default()).unwrap();
         let adapter = Adapter::new(file_system, &MountOptions::default());
         let ask = |opcode, room: usize| {

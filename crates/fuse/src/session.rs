@@ -265,7 +265,7 @@ mod tests {
     use std::path::PathBuf;
     use std::time::{Duration, Instant};
 
-    use client::{FileSystem, Geometry, LockUser, Options, Region, Store};
+    use client::{FileSystem, Geometry, LockUser, Options, Region};
 
     use super::*;
     use crate::Locks;
@@ -325,7 +325,7 @@ mod tests {
                 std::env::temp_dir().join(format!("tako-session-{}-{name}", std::process::id()));
             fs::create_dir(&directory).unwrap();
             let region = Region::memory(32 << 20, false).unwrap();
-            Store::format(&region, &Geometry::for_length(32 << 20)).unwrap();
+            FileSystem::format_region(&region, &Geometry::for_length(32 << 20)).unwrap();
             let file_system = FileSystem::open_region(region, Options::default()).unwrap();
             let options = MountOptions {
                 transport,

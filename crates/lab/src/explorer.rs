@@ -327,7 +327,12 @@ impl<'a> Run<'a> {
             return None;
         };
         let half = operation.without_space()?;
-        let available = self.system.file_system().statistics().blocks_available;
+        let available = self
+            .system
+            .file_system()
+            .statistics()
+            .ok()?
+            .blocks_available;
         // The range may begin and end inside a block.
         if available > length / 4096 + 2 {
             return None;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
-use client::{Clock, FileSystem, Geometry, Options, Store};
+use client::{Clock, FileSystem, Geometry, Options};
 use pmem::Region;
 use store::layout::superblock::{SUPERBLOCKS, Superblock};
 use store::{CheckOptions, Defects, Replica};
@@ -15,7 +15,7 @@ use crate::runner::Subject;
 
 /// Makes an empty pool whose identity and hash key are no random numbers.
 pub fn format(region: &Region, geometry: &Geometry) -> Result<(), String> {
-    Store::format(region, geometry).map_err(|error| error.to_string())?;
+    FileSystem::format_region(region, geometry).map_err(|error| error.to_string())?;
     change_superblocks(region, |superblock| {
         superblock.pool = [1; 16];
         superblock.unit = [2; 16];

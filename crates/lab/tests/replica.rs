@@ -57,6 +57,8 @@ fn bytes_of(region: &Region) -> Vec<u8> {
 /// A primary that works, and its image after each record.
 struct Primary {
     system: Embedded,
+    /// The store of the same system.
+    store: Arc<Store>,
     /// It takes each record by itself, as soon as it is there.
     shadow: Replica,
     images: HashMap<u64, Region>,
@@ -66,8 +68,10 @@ impl Primary {
     /// Opens the pool; `shadow` is one with the same image.
     fn new(region: Region, shadow: Replica, epoch: u32) -> Result<Primary> {
         let store = Store::open_in_epoch(region, epoch, options(Defects::default()));
+        let store = Arc::new(store.map_err(text)?);
         let mut primary = Primary {
-            system: Embedded::new(FileSystem::of_store(store.map_err(text)?)),
+            system: Embedded::new(FileSystem::of_store(store.clone())),
+            store,
             shadow,
             images: HashMap::new(),
         };
@@ -76,7 +80,7 @@ impl Primary {
     }
 
     fn store(&self) -> &Store {
-        self.system.file_system().store()
+        &self.store
     }
 
     /// Does some work. What fails, for want of space or of a name, has changed nothing.
@@ -96,12 +100,7 @@ impl Primary {
         while self.shadow.tail().number < self.store().tail().number {
             let record = self.records(self.shadow.tail().number, 0)?;
             let result = self.shadow.ingest(&record).map_err(text)?;
-            fetch(
-                self.system.file_system().store(),
-                &self.shadow,
-                &result.missing,
-                Part::Whole,
-            )?;
+            fetch(&self.store, &self.shadow, &result.missing, Part::Whole)?;
             self.images.insert(result.tail.number, keep(&self.shadow)?);
         }
         match difference(self.store().region(), self.shadow.region(), Part::Whole) {

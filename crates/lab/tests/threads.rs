@@ -93,8 +93,11 @@ fn deal(mix: &Mix, seed: u64) -> [Vec<Operation>; THREADS] {
 }
 
 /// Makes the pool longer, a little at a time, until it is long enough or the others are done.
-fn grow(file_system: &FileSystem, grown: u64, is_over: &AtomicBool) -> Result<usize, String> {
-    let mut length = file_system.store().superblock().pool_length;
+fn grow(
+    file_system: &FileSystem,
+    (mut length, grown): (u64, u64),
+    is_over: &AtomicBool,
+) -> Result<usize, String> {
     while length < grown && !is_over.load(Ordering::Relaxed) {
         // Less than a group of the smallest, so that it often ends in the middle of one.
         length += 700 << 10;
@@ -116,7 +119,7 @@ fn stress(
     let (hands, step) = (deal(mix, seed), Barrier::new(THREADS));
     let is_over = AtomicBool::new(false);
     let results: Vec<_> = thread::scope(|scope| {
-        let growing = scope.spawn(|| grow(&file_system, grown, &is_over));
+        let growing = scope.spawn(|| grow(&file_system, (length, grown), &is_over));
         let workers: Vec<_> = hands
             .iter()
             .map(|hand| {

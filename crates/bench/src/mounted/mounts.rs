@@ -7,8 +7,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use client::FileSystem;
 use rustix::fs::{Mode, OFlags};
-use store::{Geometry, Store};
+use store::Geometry;
 
 use crate::Error;
 use crate::report::Note;
@@ -87,7 +88,7 @@ impl Mounts {
         for label in ["uring", "classic"] {
             let pool = self._places[1].path().join(label);
             let region = pmem::Region::create(&pool, length)?;
-            Store::format(&region, &Geometry::for_length(length)).map_err(client::Error::from)?;
+            FileSystem::format_region(&region, &Geometry::for_length(length))?;
             region.populate();
             drop(region);
             let options = format!("transport={label},noswitch");

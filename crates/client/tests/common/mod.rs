@@ -1,6 +1,6 @@
 //! A small file system in memory, for each test its own.
 
-use client::{Error, FileSystem, Geometry, OpenFlags, Options, Region, Store};
+use client::{Error, FileSystem, Geometry, OpenFlags, Options, Region};
 
 /// A new, empty file system.
 pub fn file_system() -> FileSystem {
@@ -9,9 +9,15 @@ pub fn file_system() -> FileSystem {
 
 /// A new, empty file system of `length` bytes.
 pub fn file_system_of(length: u64, geometry: &Geometry) -> FileSystem {
+    pool(length, geometry).1
+}
+
+/// The memory of a new pool, and the file system in it.
+pub fn pool(length: u64, geometry: &Geometry) -> (Region, FileSystem) {
     let region = Region::memory(length, false).expect("memory");
-    Store::format(&region, geometry).expect("a pool");
-    FileSystem::open_region(region, Options::default()).expect("a file system")
+    FileSystem::format_region(&region, geometry).expect("a pool");
+    let opened = FileSystem::open_region(region.clone(), Options::default());
+    (region, opened.expect("a file system"))
 }
 
 /// Makes a file with `contents`.

@@ -216,7 +216,7 @@ fn kind_bits(kind: LockKind) -> u32 {
 mod tests {
     use std::sync::mpsc;
 
-    use client::{FileSystem, Geometry, Options, Region, Store};
+    use client::{FileSystem, Geometry, Options, Region};
 
     use super::*;
 
@@ -224,7 +224,7 @@ mod tests {
 
     fn locks() -> Locks {
         let region = Region::memory(32 << 20, false).unwrap();
-        Store::format(&region, &Geometry::for_length(32 << 20)).unwrap();
+        FileSystem::format_region(&region, &Geometry::for_length(32 << 20)).unwrap();
         let file_system = FileSystem::open_region(region, Options::default()).unwrap();
         Locks::new(file_system.lock_user())
     }

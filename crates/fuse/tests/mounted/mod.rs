@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use client::{FileSystem, Geometry, Options, Region, Store};
+use client::{FileSystem, Geometry, Options, Region};
 use fuse::Mount;
 
 use crate::common::{apart, options};
@@ -63,7 +63,7 @@ impl Mounted {
 
 pub fn file_system() -> FileSystem {
     let region = Region::memory(POOL_LENGTH, false).expect("memory");
-    Store::format(&region, &Geometry::for_length(POOL_LENGTH)).expect("a pool");
+    FileSystem::format_region(&region, &Geometry::for_length(POOL_LENGTH)).expect("a pool");
     FileSystem::open_region(region, Options::default()).expect("a file system")
 }
 

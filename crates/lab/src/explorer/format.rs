@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use client::{Geometry, Store};
+use client::{FileSystem, Geometry};
 use pmem::Simulation;
 use store::Defects;
 
@@ -26,7 +26,8 @@ pub fn explore_format(
         let simulation = Simulation::from_image(image);
         let recorder = Recorder::new(&simulation);
         recorder.start(1);
-        Store::format(&simulation.region(), geometry).map_err(|error| error.to_string())?;
+        FileSystem::format_region(&simulation.region(), geometry)
+            .map_err(|error| error.to_string())?;
         for moment in recorder.take() {
             inspector.inspect_or_refuse(&moment, &allowed)?;
         }

@@ -7,7 +7,7 @@ use super::{Bounds, Counts, Explorer, Prepared, Run};
 use crate::embedded::Embedded;
 use crate::operation::{At, Operation};
 use crate::pool::options;
-use store::Defects;
+use store::{Defects, read_superblock};
 
 /// Makes a pool take `length` bytes while it is open, and fills the new part. A crash leaves the same files, and a pool that
 /// grows when it is tried again.
@@ -20,13 +20,21 @@ pub fn explore_grow(old: &Prepared, length: u64, bounds: Bounds) -> Result<Count
         image.resize(length as usize, byte);
         let model = old.model(&explorer.clock);
         let mut run = Run::new(&mut explorer, image, model)?;
-        let before = run.system.file_system().statistics();
+        let before = run
+            .system
+            .file_system()
+            .statistics()
+            .map_err(|it| it.to_string())?;
         // Both in the old part and in the new one.
         let mut operations = more_than(before.blocks_free, before.inodes_free);
         let first = operations.remove(0);
         run.step(&first, true)?;
         run.grow(length)?;
-        let after = run.system.file_system().statistics();
+        let after = run
+            .system
+            .file_system()
+            .statistics()
+            .map_err(|it| it.to_string())?;
         if (after.blocks, after.inodes) <= (before.blocks, before.inodes) {
             return Err(format!("{before:?} became {after:?}"));
         }
@@ -60,7 +68,7 @@ impl Run<'_> {
     /// Makes the pool take `length` bytes, which the simulation has.
     fn grow(&mut self, length: u64) -> Result<(), String> {
         self.recorder.start(1);
-        grow(&self.system, length)?;
+        grow(&self.system, &self.simulation, length)?;
         let allowed = [self.model.tree()];
         for moment in self.recorder.take() {
             let inspector = &mut self.explorer.inspector;
@@ -70,7 +78,7 @@ impl Run<'_> {
                 let again = Simulation::from_image(image);
                 let options = options(&self.explorer.clock, Defects::default());
                 let system = Embedded::open(again.region(), options);
-                grow(&system.map_err(|error| error.to_string())?, length)?;
+                grow(&system.map_err(|error| error.to_string())?, &again, length)?;
                 inspector.inspect(&again.moment(), &allowed)?;
             }
         }
@@ -78,12 +86,12 @@ impl Run<'_> {
     }
 }
 
-fn grow(system: &Embedded, length: u64) -> Result<(), String> {
-    let store = system.file_system().store();
-    let grown = store.grow().map_err(|error| error.to_string())?;
-    if grown.pool_length == length && store.superblock() == grown {
-        Ok(())
-    } else {
-        Err(format!("the pool grew to {} bytes", grown.pool_length))
+fn grow(system: &Embedded, simulation: &Simulation, length: u64) -> Result<(), String> {
+    let grown = system.file_system().grow(length);
+    grown.map_err(|error| error.to_string())?;
+    let superblock = read_superblock(&simulation.region()).map_err(|error| error.to_string())?;
+    match superblock.pool_length {
+        found if found == length => Ok(()),
+        found => Err(format!("the pool grew to {found} bytes")),
     }
 }

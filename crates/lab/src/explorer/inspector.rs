@@ -211,7 +211,7 @@ fn work(system: &mut Embedded) -> Result<(), String> {
 
 fn is_full(system: &Embedded) -> bool {
     let statistics = system.file_system().statistics();
-    statistics.inodes_free == 0 || statistics.blocks_available == 0
+    statistics.is_ok_and(|found| found.inodes_free == 0 || found.blocks_available == 0)
 }
 
 /// Gives the root directory these flags, and says which it had.

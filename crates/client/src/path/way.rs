@@ -3,17 +3,18 @@
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
-use store::{DirectoryNames, Node, Store};
+use store::DirectoryNames;
+
+use crate::backend::{Backend, Inode};
 
 /// Longest beginning of a path that is kept, in bytes.
 const KEPT_MAX: usize = 256;
 
 /// Directories entered, the root first, so that `..` leads back the way that was really taken.
 pub(crate) struct Way {
-    entered: SmallVec<[Arc<Node>; 8]>,
+    entered: SmallVec<[Inode; 8]>,
     /// How names of directories stood before the first was looked up.
     names: DirectoryNames,
     /// Directories were entered by their own names only.
@@ -25,31 +26,31 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    fn at_root(store: &Store) -> Way {
+    fn at_root(backend: &Backend) -> Way {
         Way {
-            names: store.directory_names(),
-            entered: smallvec![store.root()],
+            names: backend.directory_names(),
+            entered: smallvec![backend.root()],
             is_plain: true,
             path: SmallVec::new(),
             is_kept: false,
         }
     }
 
-    /// Makes it the way of nothing, at the root of `store`.
-    fn begin(&mut self, store: &Store) {
-        self.names = store.directory_names();
+    /// Makes it the way of nothing, at the root of `backend`.
+    fn begin(&mut self, backend: &Backend) {
+        self.names = backend.directory_names();
         self.entered.clear();
-        self.entered.push(store.root());
+        self.entered.push(backend.root());
         (self.is_plain, self.is_kept) = (true, false);
     }
 
     /// The directory where it ends.
-    pub(crate) fn directory(&self) -> &Arc<Node> {
+    pub(crate) fn directory(&self) -> &Inode {
         self.entered.last().expect("the root is never left")
     }
 
     /// Goes on, by the own name of a directory.
-    pub(crate) fn enter(&mut self, directory: Arc<Node>) {
+    pub(crate) fn enter(&mut self, directory: Inode) {
         self.is_kept = false;
         self.entered.push(directory);
     }
@@ -72,10 +73,10 @@ impl Way {
         (self.is_plain, self.is_kept) = (false, false);
     }
 
-    /// Whether the whole of this beginning of a path, up to a slash, leads this way in `store` now. Names of directories
+    /// Whether the whole of this beginning of a path, up to a slash, leads this way in `backend` now. Names of directories
     /// come and do no harm; one that goes or changes makes all ways be walked again.
-    fn is_of(&self, store: &Store, path: &[u8]) -> bool {
-        self.is_kept && self.path[..] == *path && self.names == store.directory_names()
+    fn is_of(&self, backend: &Backend, path: &[u8]) -> bool {
+        self.is_kept && self.path[..] == *path && self.names == backend.directory_names()
     }
 
     /// Keeps the way, if it can be, as that of a beginning of a path.
@@ -97,14 +98,14 @@ pub(crate) struct Lent(Option<Box<Way>>);
 
 impl Lent {
     /// The thread's last way if it is that of this beginning of a path, which it tells; else one that is at the root.
-    pub(crate) fn for_path(store: &Store, path: Option<&[u8]>) -> (Lent, bool) {
+    pub(crate) fn for_path(backend: &Backend, path: Option<&[u8]>) -> (Lent, bool) {
         // A thread that is ending has none.
         let Some(mut last) = LAST.try_with(Cell::take).ok().flatten() else {
-            return (Lent(Some(Box::new(Way::at_root(store)))), false);
+            return (Lent(Some(Box::new(Way::at_root(backend)))), false);
         };
-        let is_of = path.is_some_and(|path| last.is_of(store, path));
+        let is_of = path.is_some_and(|path| last.is_of(backend, path));
         if !is_of {
-            last.begin(store);
+            last.begin(backend);
         }
         (Lent(Some(last)), is_of)
     }

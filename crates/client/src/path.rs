@@ -1,22 +1,25 @@
 //! The calls by path: absolute, or relative to the root.
 
+pub(crate) mod walk;
+mod way;
+
 use std::borrow::Cow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use rustix::process::{getegid, geteuid};
 use store::{
-    Attributes, Entry, Error as StoreError, FileFlags, FileKind, NewInode, Node, RenameMode,
+    Attributes, Entry, Error as StoreError, FileFlags, FileKind, NewInode, RenameMode,
     SetAttributes, XattrMode,
 };
 
+use crate::backend::Inode;
 use crate::file_system::settle;
-use crate::walk::{Last, Part, Walk};
 use crate::{Cause, Error, File, FileSystem, OpenFlags};
+use walk::{Last, Part, Walk};
 
 /// A directory, a name in it, and whether a slash comes after the name.
-type Named<'p> = (Arc<Node>, Cow<'p, [u8]>, bool);
+type Named<'p> = (Inode, Cow<'p, [u8]>, bool);
 
 /// By path: absolute, or relative to the root, which is the same. Symbolic links are followed, at most 40. New files
 /// belong to the user and group of this process; permissions are taken as given.
@@ -49,13 +52,13 @@ impl FileSystem {
     ) -> Result<File, Error> {
         self.at(directory.as_ref(), |bytes| {
             let new = new_inode(FileKind::Regular, permissions, b"");
-            Ok(self.open_unnamed_in(&*self.resolve(bytes, true)?, &new, flags)?)
+            self.open_unnamed_in(&self.resolve(bytes, true)?, &new, flags)
         })
     }
 
     /// Gives an open file the further name `to`, or the first one if it was made without.
     pub fn link_file(&self, file: &File, to: impl AsRef<Path>) -> Result<(), Error> {
-        self.at(to.as_ref(), |bytes| self.link_to(file.node(), bytes))
+        self.at(to.as_ref(), |bytes| self.link_to(file.inode(), bytes))
     }
 
     /// The attributes of a file.
@@ -72,7 +75,7 @@ impl FileSystem {
     pub fn make_directory(&self, path: impl AsRef<Path>, permissions: u32) -> Result<(), Error> {
         self.at(path.as_ref(), |bytes| {
             let (directory, name, _) = self.new_name(bytes)?;
-            self.store().create(
+            self.backend().create(
                 &directory,
                 &name,
                 &new_inode(FileKind::Directory, permissions, b""),
@@ -84,27 +87,27 @@ impl FileSystem {
     /// Takes away a name of anything but a directory.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.at(path.as_ref(), |bytes| {
-            let (walk, last) = Walk::along(self.store(), bytes)?;
+            let (walk, last) = Walk::along(self.backend(), bytes)?;
             let Part::Name(name) = &last.part else {
                 return Err(StoreError::IsADirectory.into());
             };
             if last.slash {
-                let node = self.store().lookup(walk.directory(), name)?;
+                let node = self.backend().lookup(walk.directory(), name)?;
                 return Err(match walk.kind(&node)? {
                     FileKind::Directory => StoreError::IsADirectory.into(),
                     _ => StoreError::NotADirectory.into(),
                 });
             }
-            Ok(self.store().unlink(walk.directory(), name)?)
+            self.backend().unlink(walk.directory(), name)
         })
     }
 
     /// Removes an empty directory.
     pub fn remove_directory_at(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         self.at(path.as_ref(), |bytes| {
-            let (walk, last) = Walk::along(self.store(), bytes)?;
+            let (walk, last) = Walk::along(self.backend(), bytes)?;
             match last.part {
-                Part::Name(name) => Ok(self.store().remove_directory(walk.directory(), &name)?),
+                Part::Name(name) => Ok(self.backend().remove_directory(walk.directory(), &name)?),
                 Part::Up => Err(StoreError::NotEmpty.into()),
                 Part::Here if bytes.iter().all(|byte| *byte == b'/') => Err(Cause::FixedName),
                 Part::Here => Err(StoreError::InvalidArgument(
@@ -130,13 +133,13 @@ impl FileSystem {
         let (new_directory, new_name, new_slash) = self.at(to, |bytes| self.old_name(bytes))?;
         self.at(from, |_| {
             if slash || new_slash {
-                let node = self.store().lookup(&old_directory, &old_name)?;
-                if self.store().attributes(&node).kind != FileKind::Directory {
+                let node = self.backend().lookup(&old_directory, &old_name)?;
+                if self.backend().attributes(&node)?.kind != FileKind::Directory {
                     return Err(StoreError::NotADirectory.into());
                 }
             }
-            let store = self.store();
-            Ok(store.rename(&old_directory, &old_name, &new_directory, &new_name, mode)?)
+            let (old, new) = ((&old_directory, &*old_name), (&new_directory, &*new_name));
+            self.backend().rename(old, new, mode)
         })
     }
 
@@ -157,7 +160,7 @@ impl FileSystem {
             if slash {
                 return Err(StoreError::NotFound.into());
             }
-            self.store().create(
+            self.backend().create(
                 &directory,
                 &name,
                 &new_inode(FileKind::Symlink, 0o777, target),
@@ -170,11 +173,11 @@ impl FileSystem {
     pub fn read_link_path(&self, path: impl AsRef<Path>) -> Result<PathBuf, Error> {
         self.at(path.as_ref(), |bytes| {
             let node = self.resolve(bytes, false)?;
-            if self.store().attributes(&node).kind != FileKind::Symlink {
+            if self.backend().attributes(&node)?.kind != FileKind::Symlink {
                 return Err(StoreError::InvalidArgument("this is not a symbolic link").into());
             }
-            let target = self.store().read_link(&node)?;
-            self.store().note_read(&node)?;
+            let target = self.backend().read_link(&node)?;
+            self.backend().note_read(&node)?;
             Ok(std::ffi::OsString::from_vec(target).into())
         })
     }
@@ -186,9 +189,8 @@ impl FileSystem {
         change: &SetAttributes,
     ) -> Result<Attributes, Error> {
         self.at(path.as_ref(), |bytes| {
-            Ok(self
-                .store()
-                .set_attributes(&self.resolve(bytes, true)?, change)?)
+            self.backend()
+                .set_attributes(&self.resolve(bytes, true)?, change)
         })
     }
 
@@ -196,21 +198,21 @@ impl FileSystem {
     pub fn set_flags_path(&self, path: impl AsRef<Path>, flags: FileFlags) -> Result<(), Error> {
         self.at(path.as_ref(), |bytes| {
             let node = self.resolve(bytes, true)?;
-            Ok(self.store().set_flags(&node, flags)?)
+            self.backend().set_flags(&node, flags)
         })
     }
 
     /// The value of a file's extended attribute.
     pub fn xattr_path(&self, path: impl AsRef<Path>, name: &[u8]) -> Result<Vec<u8>, Error> {
         self.at(path.as_ref(), |bytes| {
-            Ok(self.store().xattr(&*self.resolve(bytes, true)?, name)?)
+            self.backend().xattr(&self.resolve(bytes, true)?, name)
         })
     }
 
     /// The names of all of a file's extended attributes.
     pub fn xattr_names_path(&self, path: impl AsRef<Path>) -> Result<Vec<Vec<u8>>, Error> {
         self.at(path.as_ref(), |bytes| {
-            Ok(self.store().xattr_names(&*self.resolve(bytes, true)?)?)
+            self.backend().xattr_names(&self.resolve(bytes, true)?)
         })
     }
 
@@ -224,7 +226,7 @@ impl FileSystem {
     ) -> Result<(), Error> {
         self.at(path.as_ref(), |bytes| {
             let node = self.resolve(bytes, true)?;
-            Ok(self.store().set_xattr(&node, name, value, mode)?)
+            self.backend().set_xattr(&node, name, value, mode)
         })
     }
 
@@ -232,7 +234,7 @@ impl FileSystem {
     pub fn remove_xattr_path(&self, path: impl AsRef<Path>, name: &[u8]) -> Result<(), Error> {
         self.at(path.as_ref(), |bytes| {
             let node = self.resolve(bytes, true)?;
-            Ok(self.store().remove_xattr(&node, name)?)
+            self.backend().remove_xattr(&node, name)
         })
     }
 
@@ -241,13 +243,13 @@ impl FileSystem {
         self.at(path.as_ref(), |bytes| {
             let mut entries = Vec::new();
             let node = self.resolve(bytes, true)?;
-            self.store().read_directory(&node, 0, &mut |entry| {
+            self.backend().read_directory(&node, 0, &mut |entry| {
                 if entry.name != b"." && entry.name != b".." {
                     entries.push(entry.clone());
                 }
                 true
             })?;
-            self.store().note_read(&node)?;
+            self.backend().note_read(&node)?;
             Ok(entries)
         })
     }
@@ -264,34 +266,35 @@ impl FileSystem {
         settle(|| work(bytes)).map_err(|cause| Error::at(path, cause))
     }
 
-    fn link_to(&self, node: &Arc<Node>, path: &[u8]) -> Result<(), Cause> {
+    fn link_to(&self, node: &Inode, path: &[u8]) -> Result<(), Cause> {
         let (directory, name, slash) = self.new_name(path)?;
         if slash {
             return Err(StoreError::NotFound.into());
         }
-        Ok(self.store().link(node, &directory, &name)?)
+        self.backend().link(node, &directory, &name)?;
+        Ok(())
     }
 
     fn stat_once(&self, path: &[u8], follow: bool) -> Result<Attributes, Cause> {
         self.expect(path);
-        let (mut walk, last) = Walk::along(self.store(), path)?;
+        let (mut walk, last) = Walk::along(self.backend(), path)?;
         walk.attributes(last, follow)
     }
 
     /// Has fetched what is known of a path's last name, before the way there is walked.
     fn expect(&self, path: &[u8]) {
         let last = path.rsplit(|byte| *byte == b'/').next();
-        self.store().expect(last.unwrap_or_default());
+        self.backend().expect(last.unwrap_or_default());
     }
 
-    fn resolve(&self, path: &[u8], follow: bool) -> Result<Arc<Node>, Cause> {
-        let (mut walk, last) = Walk::along(self.store(), path)?;
+    fn resolve(&self, path: &[u8], follow: bool) -> Result<Inode, Cause> {
+        let (mut walk, last) = Walk::along(self.backend(), path)?;
         walk.resolve(last, follow)
     }
 
     /// Where a new name goes: its directory, the name, and whether a slash comes after it.
     fn new_name<'p>(&self, path: &'p [u8]) -> Result<Named<'p>, Cause> {
-        let (walk, Last { part, slash }) = Walk::along(self.store(), path)?;
+        let (walk, Last { part, slash }) = Walk::along(self.backend(), path)?;
         match part {
             Part::Name(name) => Ok((walk.directory().clone(), name, slash)),
             Part::Here | Part::Up => Err(StoreError::Exists.into()),
@@ -300,7 +303,7 @@ impl FileSystem {
 
     /// Where a name is that is to be moved or replaced.
     fn old_name<'p>(&self, path: &'p [u8]) -> Result<Named<'p>, Cause> {
-        let (walk, Last { part, slash }) = Walk::along(self.store(), path)?;
+        let (walk, Last { part, slash }) = Walk::along(self.backend(), path)?;
         match part {
             Part::Name(name) => Ok((walk.directory().clone(), name, slash)),
             Part::Here | Part::Up => Err(Cause::FixedName),
@@ -309,7 +312,7 @@ impl FileSystem {
 
     /// One attempt to open: it fails with `Exists` when another thread creates the file in between.
     fn open_once(&self, path: &[u8], flags: OpenFlags, permissions: u32) -> Result<File, Cause> {
-        let (mut walk, mut last) = Walk::along(self.store(), path)?;
+        let (mut walk, mut last) = Walk::along(self.backend(), path)?;
         loop {
             let Part::Name(name) = &last.part else {
                 return self.open_node(walk.resolve(last, true)?, flags);
@@ -323,14 +326,16 @@ impl FileSystem {
                 // It finds out by itself whether the name is there.
                 return create();
             }
-            let node = match self.store().lookup(walk.directory(), name) {
+            let node = match self.backend().lookup(walk.directory(), name) {
                 Ok(_) if flags.create && flags.exclusive => return Err(StoreError::Exists.into()),
                 Ok(node) => node,
-                Err(StoreError::NotFound) if flags.create && may_create => return create(),
-                Err(StoreError::NotFound) if flags.create => {
+                Err(Cause::Store(StoreError::NotFound)) if flags.create && may_create => {
+                    return create();
+                }
+                Err(Cause::Store(StoreError::NotFound)) if flags.create => {
                     return Err(StoreError::IsADirectory.into());
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             };
             if walk.kind(&node)? != FileKind::Symlink || (flags.no_follow && !last.slash) {
                 let directory = flags.directory || last.slash;

@@ -1,29 +1,29 @@
-//! A store that many files refer to, without all of them counting on one line.
+//! A backend that many files refer to, without all of them counting on one line.
 
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use store::Store;
+use super::Backend;
 
 /// How many lines there are to count on.
 const COUNTS: usize = 16;
 
-/// A store, with a count of references of its own on a line that it shares with nothing (two: processors fetch them in
+/// A backend, with a count of references of its own on a line that it shares with nothing (two: processors fetch them in
 /// pairs).
 #[repr(align(128))]
-pub(crate) struct Counted(Arc<Store>);
+pub(crate) struct Counted(Backend);
 
 impl Deref for Counted {
-    type Target = Store;
+    type Target = Backend;
 
     #[inline]
-    fn deref(&self) -> &Store {
+    fn deref(&self) -> &Backend {
         &self.0
     }
 }
 
-/// References to a store, of which each thread takes always the same one: what it opens and closes is counted where few
+/// References to a backend, of which each thread takes always the same one: what it opens and closes is counted where few
 /// others count.
 #[derive(Clone)]
 pub(crate) struct Counts(Arc<[Arc<Counted>]>);
@@ -35,8 +35,8 @@ thread_local! {
 }
 
 impl Counts {
-    pub(crate) fn new(store: &Arc<Store>) -> Counts {
-        let counted = |_| Arc::new(Counted(store.clone()));
+    pub(crate) fn new(backend: &Backend) -> Counts {
+        let counted = |_| Arc::new(Counted(backend.clone()));
         Counts((0..COUNTS).map(counted).collect())
     }
 
@@ -52,8 +52,9 @@ impl Counts {
 #[cfg(test)]
 mod tests {
     use pmem::Region;
-    use store::{Geometry, Options};
+    use store::{Geometry, Options, Store};
 
+    use super::super::Embedded;
     use super::*;
 
     #[test]
@@ -61,7 +62,7 @@ mod tests {
         let region = Region::memory(2 << 20, false).expect("memory");
         Store::format(&region, &Geometry::small()).expect("a pool");
         let store = Store::open(region, Options::default()).expect("a store");
-        let counts = Counts::new(&Arc::new(store));
+        let counts = Counts::new(&Backend::Embedded(Embedded::new(Arc::new(store))));
         let own = counts.count();
         assert!(Arc::ptr_eq(&own, &counts.count()));
         let others =
@@ -69,7 +70,11 @@ mod tests {
         let others: Vec<_> = others
             .map(|other| other.expect("the thread ends"))
             .collect();
-        assert!(others.iter().all(|other| std::ptr::eq(&***other, &**own)));
+        let store = |counted: &Counted| {
+            let Backend::Embedded(embedded) = &**counted;
+            std::ptr::from_ref(embedded.store())
+        };
+        assert!(others.iter().all(|other| store(other) == store(&own)));
         let line = |counted: &Arc<Counted>| Arc::as_ptr(counted).addr() / 128;
         // Others may have come between, so that one or another has the same line.
         assert!(others.iter().any(|other| line(other) != line(&own)));

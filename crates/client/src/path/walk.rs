@@ -1,13 +1,12 @@
 //! The walk along a path: from the root, name by name, through symbolic links.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
-use store::{Attributes, FileKind, Node, Store};
+use store::{Attributes, FileKind};
 
+use super::way::Lent;
+use crate::backend::{Backend, Inode};
 use crate::error::Cause;
-use crate::file_system::named;
-use crate::way::Lent;
 
 /// Symbolic links that one path may lead through, as in Linux.
 pub(crate) const LINKS_MAX: u32 = 40;
@@ -16,7 +15,7 @@ pub(crate) const PATH_LENGTH_MAX: usize = 4095;
 
 /// Where a walk stands.
 pub(crate) struct Walk<'a> {
-    store: &'a Store,
+    backend: &'a Backend,
     way: Lent,
     links: u32,
 }
@@ -51,16 +50,20 @@ impl<'p> Part<'p> {
 impl<'a> Walk<'a> {
     /// A walk from the root along all of `path` but its last part.
     pub(crate) fn along<'p>(
-        store: &'a Store,
+        backend: &'a Backend,
         path: &'p [u8],
     ) -> Result<(Walk<'a>, Last<'p>), Cause> {
         let slash = path.iter().rposition(|byte| *byte == b'/');
         let (begin, name) = path.split_at(slash.map_or(0, |at| at + 1));
         let is_short = !name.is_empty() && path.len() <= PATH_LENGTH_MAX;
         let begin = is_short.then_some(begin);
-        let (way, is_known) = Lent::for_path(store, begin);
+        let (way, is_known) = Lent::for_path(backend, begin);
         let links = 0;
-        let mut walk = Walk { store, way, links };
+        let mut walk = Walk {
+            backend,
+            way,
+            links,
+        };
         if is_known {
             let part = Part::of(name);
             return Ok((walk, Last { part, slash: false }));
@@ -73,7 +76,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The directory where the walk stands.
-    pub(crate) fn directory(&self) -> &Arc<Node> {
+    pub(crate) fn directory(&self) -> &Inode {
         self.way.directory()
     }
 
@@ -109,7 +112,7 @@ impl<'a> Walk<'a> {
     }
 
     /// What the path's last part means. A symbolic link is followed if `follow` says so or a slash comes after it.
-    pub(crate) fn resolve(&mut self, mut last: Last<'_>, follow: bool) -> Result<Arc<Node>, Cause> {
+    pub(crate) fn resolve(&mut self, mut last: Last<'_>, follow: bool) -> Result<Inode, Cause> {
         loop {
             let name = match last.part {
                 Part::Name(name) => name,
@@ -118,7 +121,7 @@ impl<'a> Walk<'a> {
                     return Ok(self.directory().clone());
                 }
             };
-            let node = self.store.lookup(self.directory(), &name)?;
+            let node = self.backend.lookup(self.directory(), &name)?;
             match self.kind(&node)? {
                 FileKind::Symlink if follow || last.slash => {
                     let slash = last.slash;
@@ -135,23 +138,23 @@ impl<'a> Walk<'a> {
     /// The attributes of what [`Walk::resolve`] finds. Most files are not made live for that.
     pub(crate) fn attributes(&mut self, last: Last<'_>, follow: bool) -> Result<Attributes, Cause> {
         if let (Part::Name(name), false) = (&last.part, last.slash) {
-            let attributes = self.store.attributes_of(self.directory(), name)?;
+            let attributes = self.backend.attributes_of(self.directory(), name)?;
             if !follow || attributes.kind != FileKind::Symlink {
                 return Ok(attributes);
             }
         }
         let node = self.resolve(last, follow)?;
-        Ok(named(self.store, &node)?)
+        self.backend.named_attributes(&node)
     }
 
     /// Walks along the target of the symbolic link `link`, all but its last part.
-    pub(crate) fn follow(&mut self, link: &Node) -> Result<Last<'static>, Cause> {
+    pub(crate) fn follow(&mut self, link: &Inode) -> Result<Last<'static>, Cause> {
         self.links += 1;
         self.way.turn();
         if self.links > LINKS_MAX {
             return Err(Cause::TooManySymbolicLinks);
         }
-        let target = self.store.read_link(link)?;
+        let target = self.backend.read_link(link)?;
         let Last { part, slash } = self.approach(&target)?;
         let part = match part {
             Part::Here => Part::Here,
@@ -162,8 +165,8 @@ impl<'a> Walk<'a> {
     }
 
     /// What kind of file `node` is.
-    pub(crate) fn kind(&self, node: &Node) -> Result<FileKind, Cause> {
-        Ok(self.store.kind(node)?)
+    pub(crate) fn kind(&self, node: &Inode) -> Result<FileKind, Cause> {
+        self.backend.kind(node)
     }
 
     /// Enters the directory that `part` names.
@@ -175,11 +178,11 @@ impl<'a> Walk<'a> {
                 Ok(())
             }
             Part::Name(name) => {
-                if let Some(node) = self.store.known_subdirectory(self.directory(), &name) {
+                if let Some(node) = self.backend.known_subdirectory(self.directory(), &name) {
                     self.way.enter(node);
                     return Ok(());
                 }
-                let node = self.store.lookup(self.directory(), &name)?;
+                let node = self.backend.lookup(self.directory(), &name)?;
                 match self.kind(&node)? {
                     FileKind::Directory => {
                         self.way.enter(node);

@@ -1,0 +1,350 @@
+//! The backend that is a pool of this process: the calling thread does the work in the store.
+
+use std::sync::Arc;
+
+use store::{
+    Attributes, DirectoryNames, Entry, Fallocate, FileExtent, FileFlags, FileKind, NewInode, Node,
+    RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
+};
+
+use super::Result;
+use super::copy::copy_range;
+
+/// A store of this process.
+#[derive(Clone)]
+pub(crate) struct Embedded(Arc<Store>);
+
+/// A live inode of the store.
+pub(crate) type EmbeddedInode = Arc<Node>;
+
+/// Entries of a directory whose attributes are read at a time.
+const ENTRIES_BATCH: usize = 64;
+
+impl Embedded {
+    pub(crate) fn new(store: Arc<Store>) -> Embedded {
+        Embedded(store)
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.0
+    }
+
+    #[inline]
+    pub(super) fn root(&self) -> Arc<Node> {
+        self.0.root()
+    }
+
+    #[inline]
+    pub(super) fn inode(&self, number: u64) -> Result<Arc<Node>> {
+        Ok(self.0.node(number)?)
+    }
+
+    #[inline]
+    pub(super) fn directory_names(&self) -> DirectoryNames {
+        self.0.directory_names()
+    }
+
+    #[inline]
+    pub(super) fn expect(&self, name: &[u8]) {
+        self.0.expect(name);
+    }
+
+    #[inline]
+    pub(super) fn known_subdirectory(&self, directory: &Node, name: &[u8]) -> Option<Arc<Node>> {
+        self.0.known_subdirectory(directory, name)
+    }
+
+    pub(super) fn statistics(&self) -> Statistics {
+        self.0.statistics()
+    }
+
+    pub(super) fn close(&self) -> Result<()> {
+        Ok(self.0.close()?)
+    }
+}
+
+/// Attributes and lifetime.
+impl Embedded {
+    #[inline]
+    pub(super) fn attributes(&self, inode: &Node) -> Result<Attributes> {
+        Ok(self.0.attributes(inode))
+    }
+
+    #[inline]
+    pub(super) fn kind(&self, inode: &Node) -> Result<FileKind> {
+        Ok(self.0.kind(inode)?)
+    }
+
+    #[inline]
+    pub(super) fn named_attributes(&self, inode: &Node) -> Result<Attributes> {
+        let attributes = self.0.attributes(inode);
+        match attributes.links {
+            0 => Err(store::Error::Stale.into()),
+            _ => Ok(attributes),
+        }
+    }
+
+    pub(super) fn set_attributes(
+        &self,
+        inode: &Arc<Node>,
+        change: &SetAttributes,
+    ) -> Result<Attributes> {
+        Ok(self.0.set_attributes(inode, change)?)
+    }
+
+    pub(super) fn drop_privileges(&self, inode: &Arc<Node>, set_id: bool) -> Result<()> {
+        Ok(self.0.drop_privileges(inode, set_id)?)
+    }
+
+    pub(super) fn set_flags(&self, inode: &Arc<Node>, flags: FileFlags) -> Result<()> {
+        Ok(self.0.set_flags(inode, flags)?)
+    }
+
+    #[inline]
+    pub(super) fn note_read(&self, inode: &Node) -> Result<()> {
+        Ok(self.0.note_read(inode)?)
+    }
+
+    #[inline]
+    pub(super) fn hold(&self, inode: &Arc<Node>) -> Result<()> {
+        Ok(self.0.hold(inode)?)
+    }
+
+    #[inline]
+    pub(super) fn release(&self, inode: &Arc<Node>, count: u64) -> Result<()> {
+        Ok(self.0.release(inode, count)?)
+    }
+}
+
+/// Names.
+impl Embedded {
+    #[inline]
+    pub(super) fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Arc<Node>> {
+        Ok(self.0.lookup(directory, name)?)
+    }
+
+    #[inline]
+    pub(super) fn attributes_of(&self, directory: &Node, name: &[u8]) -> Result<Attributes> {
+        Ok(self.0.attributes_of(directory, name)?)
+    }
+
+    #[inline]
+    pub(super) fn lookup_held(&self, directory: &Node, name: &[u8]) -> Result<Attributes> {
+        Ok(self.0.lookup_held(directory, name)?)
+    }
+
+    #[inline]
+    pub(super) fn create(
+        &self,
+        directory: &Arc<Node>,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<Attributes> {
+        Ok(self.0.create_held(directory, name, new, 0)?.1)
+    }
+
+    #[inline]
+    pub(super) fn create_held(
+        &self,
+        directory: &Arc<Node>,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<(Arc<Node>, Attributes)> {
+        Ok(self.0.create_held(directory, name, new, 1)?)
+    }
+
+    pub(super) fn create_unnamed(
+        &self,
+        directory: &Node,
+        new: &NewInode<'_>,
+        may_be_named: bool,
+    ) -> Result<Arc<Node>> {
+        Ok(self.0.create_unnamed(directory, new, may_be_named)?)
+    }
+
+    pub(super) fn link(
+        &self,
+        inode: &Arc<Node>,
+        directory: &Arc<Node>,
+        name: &[u8],
+    ) -> Result<Attributes> {
+        self.0.link(inode, directory, name)?;
+        Ok(self.0.attributes(inode))
+    }
+
+    #[inline]
+    pub(super) fn unlink(&self, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
+        Ok(self.0.unlink(directory, name)?)
+    }
+
+    pub(super) fn remove_directory(&self, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
+        Ok(self.0.remove_directory(directory, name)?)
+    }
+
+    #[inline]
+    pub(super) fn rename(
+        &self,
+        (from, name): (&Arc<Node>, &[u8]),
+        (to, new_name): (&Arc<Node>, &[u8]),
+        mode: RenameMode,
+    ) -> Result<()> {
+        Ok(self.0.rename(from, name, to, new_name, mode)?)
+    }
+
+    pub(super) fn read_link(&self, inode: &Node) -> Result<Vec<u8>> {
+        Ok(self.0.read_link(inode)?)
+    }
+
+    pub(super) fn read_directory(
+        &self,
+        directory: &Node,
+        cookie: u64,
+        visit: &mut dyn FnMut(&Entry) -> bool,
+    ) -> Result<()> {
+        Ok(self.0.read_directory(directory, cookie, visit)?)
+    }
+
+    pub(super) fn read_directory_held(
+        &self,
+        directory: &Node,
+        mut cookie: u64,
+        visit: &mut dyn FnMut(&Entry, &Attributes) -> bool,
+    ) -> Result<()> {
+        loop {
+            // The files are visited after the directory is unlocked: their locks come first.
+            let mut batch: Vec<Entry> = Vec::with_capacity(ENTRIES_BATCH);
+            self.0.read_directory(directory, cookie, &mut |entry| {
+                let has_room = batch.len() < ENTRIES_BATCH;
+                if has_room {
+                    batch.push(entry.clone());
+                }
+                has_room
+            })?;
+            for entry in &batch {
+                if !self.visit_held(entry, visit) {
+                    return Ok(());
+                }
+                cookie = entry.cookie;
+            }
+            if batch.len() < ENTRIES_BATCH {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Visits one entry with its attributes, and holds it if it was taken. An entry without an inode has been removed since
+    /// the directory was read.
+    fn visit_held(
+        &self,
+        entry: &Entry,
+        visit: &mut dyn FnMut(&Entry, &Attributes) -> bool,
+    ) -> bool {
+        let Ok(node) = self.0.node(entry.number) else {
+            return true;
+        };
+        let is_dot = entry.name == b"." || entry.name == b"..";
+        if !is_dot && self.0.hold(&node).is_err() {
+            return true;
+        }
+        let is_taken = visit(entry, &self.0.attributes(&node));
+        if !is_dot && !is_taken {
+            // The hold was for the visitor; an inode that cannot be freed now is freed by the next opening of the pool.
+            let _ = self.0.release(&node, 1);
+        }
+        is_taken
+    }
+
+    pub(super) fn xattr(&self, inode: &Node, name: &[u8]) -> Result<Vec<u8>> {
+        Ok(self.0.xattr(inode, name)?)
+    }
+
+    pub(super) fn xattr_names(&self, inode: &Node) -> Result<Vec<Vec<u8>>> {
+        Ok(self.0.xattr_names(inode)?)
+    }
+
+    pub(super) fn set_xattr(
+        &self,
+        inode: &Node,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
+        Ok(self.0.set_xattr(inode, name, value, mode)?)
+    }
+
+    pub(super) fn remove_xattr(&self, inode: &Node, name: &[u8]) -> Result<()> {
+        Ok(self.0.remove_xattr(inode, name)?)
+    }
+}
+
+/// Data.
+impl Embedded {
+    #[inline]
+    pub(super) fn read(&self, inode: &Node, offset: u64, into: &mut [u8]) -> Result<usize> {
+        Ok(self.0.read(inode, offset, into)?)
+    }
+
+    #[inline]
+    pub(super) fn read_noted(&self, inode: &Node, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let length = self.0.read(inode, offset, into)?;
+        self.0.note_read(inode)?;
+        Ok(length)
+    }
+
+    #[inline]
+    pub(super) fn write(&self, inode: &Node, at: WriteAt, data: &[u8]) -> Result<Written> {
+        Ok(self.0.write(inode, at, data)?)
+    }
+
+    #[inline]
+    pub(super) fn write_dropping(
+        &self,
+        inode: &Arc<Node>,
+        set_id: bool,
+        at: WriteAt,
+        data: &[u8],
+    ) -> Result<Written> {
+        self.0.drop_privileges(inode, set_id)?;
+        Ok(self.0.write(inode, at, data)?)
+    }
+
+    pub(super) fn copy_range(
+        &self,
+        from: (&Arc<Node>, u64),
+        to: (&Arc<Node>, u64),
+        length: u64,
+    ) -> Result<u64> {
+        Ok(copy_range(&self.0, (from.0, from.1), (to.0, to.1), length)?)
+    }
+
+    pub(super) fn fallocate(
+        &self,
+        inode: &Node,
+        mode: Fallocate,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        Ok(self.0.fallocate(inode, mode, offset, length)?)
+    }
+
+    pub(super) fn next_data(&self, inode: &Node, offset: u64) -> Result<Option<u64>> {
+        Ok(self.0.next_data(inode, offset)?)
+    }
+
+    pub(super) fn next_hole(&self, inode: &Node, offset: u64) -> Result<Option<u64>> {
+        if offset >= self.0.attributes(inode).size {
+            return Ok(None);
+        }
+        Ok(Some(self.0.next_hole(inode, offset)?))
+    }
+
+    pub(super) fn next_extent(&self, inode: &Node, offset: u64) -> Result<Option<FileExtent>> {
+        Ok(self.0.next_extent(inode, offset)?)
+    }
+
+    /// Every change is persistent when its call returns.
+    #[inline]
+    pub(super) fn sync(&self, _inode: &Node) -> Result<()> {
+        Ok(())
+    }
+}
