@@ -10,6 +10,7 @@
 //! - [`File`]: an open file with its shared position;
 //! - [`OpenFlags`]: how to open it;
 //! - [`Lock`]: what users of a file ask each other to respect (`locks`);
+//! - [`Requests`]: the way of operations to a cluster (`requests`);
 //! - [`Error`]: what went wrong and where, and its errno.
 
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ mod file_system;
 mod locks;
 mod open_flags;
 mod path;
+mod requests;
 
 pub use error::{Cause, Error};
 pub use file::File;
@@ -28,6 +30,7 @@ pub use file_system::{FileSystem, ROOT};
 pub use locks::{Deadlock, LOCK_END, Lock, LockKind, LockSpace, LockTicket, LockUser, LockWake};
 pub use open_flags::OpenFlags;
 pub use pmem::Region;
+pub use requests::{HoldsSource, Interrupt, RequestError, Requests};
 pub use store::{
     Attributes, Clock, Entry, Fallocate, FileExtent, FileFlags, FileKind, Geometry, LostData,
     NewInode, Options, RenameMode, SetAttributes, Statistics, WriteAt, Written, XattrMode,

@@ -1,0 +1,133 @@
+//! The way of operations to the cluster, as a remote file system needs it.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use operations::{Acknowledge, FileId, Held, Operation, Outcome};
+use parking_lot::Mutex;
+
+/// Executes operations in a cluster, in one session.
+///
+/// A session resumes after the loss of its connection, and executes every change exactly once.
+pub trait Requests: Send + Sync {
+    /// Has an operation executed and returns its outcome, also that of an operation that failed. Waits while the cluster
+    /// is unreachable, unless the session has a time limit, and ends early when [`Interrupt::current`] is interrupted.
+    ///
+    /// # Errors
+    /// The outcome is unknown.
+    fn call(&self, operation: Operation, acknowledge: Acknowledge)
+    -> Result<Outcome, RequestError>;
+
+    /// The root directory.
+    fn root(&self) -> FileId {
+        FileId::root(0)
+    }
+
+    /// Sets the source of the holds that the session has. The session sends them when it resumes, since a new primary has
+    /// no memory of them.
+    fn set_holds(&self, holds: HoldsSource);
+
+    /// Ends the session: calls that wait fail with [`RequestError::Ended`], and so does every later one.
+    fn end(&self);
+}
+
+/// Lists the holds of a session.
+pub type HoldsSource = Box<dyn Fn() -> Vec<Held> + Send + Sync>;
+
+/// Why a request has no outcome.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// The time limit of the session has passed without an answer.
+    #[error("the cluster did not answer: {0}; it may have executed the request")]
+    Unreachable(String),
+    /// The caller was interrupted.
+    #[error("the caller was interrupted while the cluster was unreachable")]
+    Interrupted,
+    /// The session has ended.
+    #[error("the session with the cluster has ended: {0}; open the file system again")]
+    Ended(String),
+    /// The answer does not belong to the request.
+    #[error("the cluster's answer is invalid: {0}; check that all nodes run the same version")]
+    Invalid(&'static str),
+}
+
+/// Ends a call early, from another thread.
+#[derive(Clone, Default)]
+pub struct Interrupt(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    is_interrupted: AtomicBool,
+    wake: Mutex<Option<Wake>>,
+}
+
+type Wake = Box<dyn Fn() + Send>;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Interrupt>> = const { RefCell::new(None) };
+}
+
+impl Interrupt {
+    /// The interrupt of the call that this thread executes, if it has one.
+    pub fn current() -> Option<Interrupt> {
+        CURRENT.with_borrow(Clone::clone)
+    }
+
+    /// Executes `work` as a call that this interrupt ends.
+    pub fn scope<T>(&self, work: impl FnOnce() -> T) -> T {
+        let outer = CURRENT.replace(Some(self.clone()));
+        let result = work();
+        CURRENT.set(outer);
+        result
+    }
+
+    /// Interrupts the call.
+    pub fn interrupt(&self) {
+        self.0.is_interrupted.store(true, Ordering::SeqCst);
+        if let Some(wake) = &*self.0.wake.lock() {
+            wake();
+        }
+    }
+
+    /// Whether the call was interrupted.
+    pub fn is_interrupted(&self) -> bool {
+        self.0.is_interrupted.load(Ordering::SeqCst)
+    }
+
+    /// Sets the function that wakes the call's thread while it waits; `None` when it waits no longer. The caller asks
+    /// [`Interrupt::is_interrupted`] afterwards, before it waits.
+    pub fn set_wake(&self, wake: Option<Wake>) {
+        *self.0.wake.lock() = wake;
+    }
+}
+
+impl fmt::Debug for Interrupt {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Interrupt({})", self.is_interrupted())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn an_interrupt_wakes_the_call_that_it_belongs_to() {
+        assert!(Interrupt::current().is_none());
+        let (say, hear) = mpsc::channel();
+        let interrupt = Interrupt::default();
+        interrupt.scope(|| {
+            let current = Interrupt::current().expect("one is in scope");
+            current.set_wake(Some(Box::new(move || say.send(()).expect("a receiver"))));
+            assert!(!current.is_interrupted());
+            interrupt.interrupt();
+            assert_eq!(hear.recv(), Ok(()));
+            assert!(current.is_interrupted());
+        });
+        assert!(Interrupt::current().is_none());
+    }
+}
