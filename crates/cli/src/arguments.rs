@@ -1,11 +1,13 @@
 //! What can be asked for on the command line.
 
+pub mod files;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
 use crate::figures::parse_size;
-use crate::place::{Place, PoolPlace};
+use crate::place::PoolPlace;
 
 /// Tako: a file system over memory.
 #[derive(Parser)]
@@ -27,11 +29,9 @@ pub enum Command {
     /// Make a directory show a pool; returns when it does
     Mount(Mount),
     /// End a mount; returns when its pool can be opened again
-    Umount {
-        /// The mounted directory
-        #[arg(value_name = "DIR")]
-        directory: PathBuf,
-    },
+    Umount(files::Umount),
+    /// List the mounted pools
+    Mounts,
     /// Look for damage in a pool, without writing to it unless told to; exits with 1 if there is any left
     Check(Check),
     /// Make a pool larger, also while it is mounted
@@ -50,13 +50,7 @@ pub enum Command {
         command: Keys,
     },
     /// List directories in a pool; times are UTC
-    Ls {
-        /// One line of attributes for each
-        #[arg(short)]
-        long: bool,
-        #[arg(value_name = "POOL:PATH", required = true)]
-        places: Vec<PoolPlace>,
-    },
+    Ls(files::Ls),
     /// Show all attributes of files in a pool, of symbolic links their own
     Stat {
         #[arg(value_name = "POOL:PATH", required = true)]
@@ -68,55 +62,25 @@ pub enum Command {
         places: Vec<PoolPlace>,
     },
     /// Copy files between this host and pools, or within a pool
-    Cp {
-        /// Directories with all that is in them; symbolic links are copied, not followed
-        #[arg(short, visible_short_alias = 'R')]
-        recursive: bool,
-        /// What to copy, then where to
-        #[arg(value_name = "PATH", required = true, num_args = 2..)]
-        places: Vec<Place>,
-    },
+    Cp(files::Cp),
     /// Rename files in a pool, or move them into a directory
-    Mv {
-        /// What to move, then where to
-        #[arg(value_name = "POOL:PATH", required = true, num_args = 2..)]
-        places: Vec<PoolPlace>,
-    },
+    Mv(files::Mv),
     /// Remove files in a pool
-    Rm {
-        /// Directories with all that is in them
-        #[arg(short, visible_short_alias = 'R')]
-        recursive: bool,
-        #[arg(value_name = "POOL:PATH", required = true)]
-        places: Vec<PoolPlace>,
-    },
+    Rm(files::Rm),
     /// Make directories in a pool
-    Mkdir {
-        /// With those above, and without an error for one that is there
-        #[arg(short)]
-        parents: bool,
-        #[arg(value_name = "POOL:PATH", required = true)]
-        places: Vec<PoolPlace>,
-    },
+    Mkdir(files::Mkdir),
+    /// Make hard or symbolic links in a pool
+    Ln(files::Ln),
+    /// Change permissions of files in a pool
+    Chmod(files::Chmod),
+    /// Change owners of files in a pool
+    Chown(files::Chown),
+    /// Set the length of files in a pool
+    Truncate(files::Truncate),
     /// Show how much space directories in a pool take
-    Du {
-        /// Exact bytes
-        #[arg(long)]
-        bytes: bool,
-        /// Only the sum of each argument
-        #[arg(short)]
-        summary: bool,
-        #[arg(value_name = "POOL:PATH", required = true)]
-        places: Vec<PoolPlace>,
-    },
+    Du(files::Du),
     /// Show how much space pools have
-    Df {
-        /// Exact bytes
-        #[arg(long)]
-        bytes: bool,
-        #[arg(value_name = "POOL:PATH", required = true)]
-        places: Vec<PoolPlace>,
-    },
+    Df(files::Df),
     /// Draw directories in a pool as trees
     Tree {
         #[arg(value_name = "POOL:PATH", required = true)]
@@ -124,6 +88,17 @@ pub enum Command {
     },
     /// Measure, each figure beside the limit of this machine in the same run
     Bench(Bench),
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write manual pages
+    Man {
+        /// Directory for tako.1 and a page for each command
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+    },
 }
 
 /// How to make a pool.

@@ -1,55 +1,86 @@
 //! `tako mkdir`, `mv` and `rm`.
 
+use std::io::Write;
 use std::path::Path;
 
-use client::{FileKind, FileSystem, RenameMode};
+use client::FileKind;
 use rustix::fs::Mode;
-use rustix::io::Errno;
 
+use crate::arguments::files::{Mkdir, Mv, Rm};
 use crate::failure::{Failure, Outcome};
+use crate::modes::ModeChange;
 use crate::place::{PoolPlace, last_name};
-use crate::pools::{change, is_same};
+use crate::pools::{self, Use, is_same};
+use crate::side::{Side, is_directory};
 use crate::walk::{Visit, walk};
 
 /// Permissions of a new directory, before this process's mask.
 const DIRECTORY: u32 = 0o777;
 
-pub fn mkdir(places: &[PoolPlace], parents: bool) -> Outcome {
-    let permissions = DIRECTORY & !mask();
-    for place in places {
-        change(&place.pool, |file_system| match parents {
-            true => make_all(file_system, place, permissions),
-            false => {
-                let made = file_system.make_directory(&place.path, permissions);
-                made.map_err(|error| Failure::at(place, &error))
+pub fn mkdir(arguments: &Mkdir, out: &mut dyn Write) -> Outcome {
+    let usual = DIRECTORY & !mask();
+    let permissions = match &arguments.mode {
+        Some(text) => {
+            ModeChange::parse(text)
+                .map_err(Failure::Usage)?
+                .apply(DIRECTORY, true, mask())
+        }
+        None => usual,
+    };
+    for place in &arguments.places {
+        pools::with(place, Use::Change, |side| {
+            let mut make = |path: &Path, permissions: u32| -> Outcome {
+                side.make_directory(path, permissions)?;
+                // The kernel takes the mask away from what was asked for.
+                if arguments.mode.is_some() && path == place.path {
+                    set_permissions(side, place, permissions)?;
+                }
+                if arguments.verbose {
+                    writeln!(out, "made directory {}", place.with_path(path))?;
+                }
+                Ok(())
+            };
+            match arguments.parents {
+                true => make_all(side, place, (usual, permissions), &mut make),
+                false => make(&place.path, permissions),
             }
         })?;
     }
     Ok(())
 }
 
-/// Makes a directory and those above that are missing.
-fn make_all(file_system: &FileSystem, place: &PoolPlace, permissions: u32) -> Outcome {
+fn set_permissions(side: &dyn Side, place: &PoolPlace, permissions: u32) -> Outcome {
+    let found = side.find(&place.path, true)?;
+    let change = client::SetAttributes {
+        permissions: Some(permissions),
+        ..client::SetAttributes::default()
+    };
+    side.change(&found.spot, &change)
+        .map_err(|error| error.at(place))
+}
+
+/// Makes a directory and those above it that are missing, with permissions of their own.
+fn make_all(
+    side: &dyn Side,
+    place: &PoolPlace,
+    (usual, permissions): (u32, u32),
+    make: &mut dyn FnMut(&Path, u32) -> Outcome,
+) -> Outcome {
     let above: Vec<&Path> = place.path.ancestors().collect();
     for path in above
         .into_iter()
         .rev()
         .filter(|path| !path.as_os_str().is_empty())
     {
-        match file_system.make_directory(path, permissions) {
-            Err(error) if is_directory_there(file_system, path, &error) => {}
-            result => result.map_err(|error| Failure::at(place.with_path(path), &error))?,
+        let permissions = match path == place.path {
+            true => permissions,
+            false => usual | 0o300,
+        };
+        if !side.look(path, true)?.is_some_and(|it| is_directory(&it)) {
+            make(path, permissions)?;
         }
     }
     Ok(())
-}
-
-fn is_directory_there(file_system: &FileSystem, path: &Path, error: &client::Error) -> bool {
-    let exists = error.errno() == Errno::EXIST.raw_os_error();
-    exists
-        && file_system
-            .stat(path)
-            .is_ok_and(|found| found.kind == FileKind::Directory)
 }
 
 /// The permissions that this process does not give to new files.
@@ -60,75 +91,102 @@ pub fn mask() -> u32 {
     mask.bits()
 }
 
-pub fn mv(places: &[PoolPlace]) -> Outcome {
-    let Some((to, from)) = places.split_last() else {
-        return Ok(());
-    };
+/// Source and target operands, as coreutils divide them.
+pub fn divide<'a, P>(
+    places: &'a [P],
+    directory: Option<&'a P>,
+) -> Result<(&'a [P], &'a P), Failure> {
+    match (directory, places.split_last()) {
+        (Some(to), _) => Ok((places, to)),
+        (None, Some((to, from))) if !from.is_empty() => Ok((from, to)),
+        _ => Err(Failure::Usage(
+            "the target is missing; name sources and then the target".into(),
+        )),
+    }
+}
+
+/// The failure of several sources, or of a target directory, where there is none.
+pub fn no_directory(shown: &str) -> Failure {
+    Failure::Failed(format!(
+        "{shown}: this is not a directory; name one that exists, or make it with `tako mkdir`"
+    ))
+}
+
+pub fn mv(arguments: &Mv, out: &mut dyn Write) -> Outcome {
+    let (from, to) = divide(&arguments.places, arguments.target_directory.as_ref())?;
     if let Some(other) = from.iter().find(|place| !is_same(&place.pool, &to.pool)) {
         let sentence = format!("{other} is in another pool than {to}; copy it with `tako cp`");
         return Err(Failure::Usage(format!(
             "{sentence}, then remove it with `tako rm`"
         )));
     }
-    change(&to.pool, |file_system| {
-        let is_directory = file_system
-            .stat(&to.path)
-            .is_ok_and(|found| found.kind == FileKind::Directory);
-        if from.len() > 1 && !is_directory {
-            return Err(Failure::Failed(format!(
-                "{to}: this is not a directory; several files need one"
-            )));
+    pools::with(to, Use::Change, |side| {
+        let found = side.look(&to.path, true).unwrap_or(None);
+        let into = found.is_some_and(|it| is_directory(&it)) && !arguments.no_target_directory;
+        if (from.len() > 1 || arguments.target_directory.is_some()) && !into {
+            return Err(no_directory(&to.to_string()));
         }
         for place in from {
-            let name = last_name(&place.path).filter(|_| is_directory);
+            let name = last_name(&place.path).filter(|_| into);
             let target = name.map_or(to.path.clone(), |name| to.path.join(name));
-            let renamed = file_system.rename_path(&place.path, &target, RenameMode::Replace);
-            renamed.map_err(|error| {
-                // What is there was not looked for in vain.
-                let is_there = file_system.symlink_stat(&place.path).is_ok();
-                let missing = error.errno() == Errno::NOENT.raw_os_error();
-                match is_there && missing {
-                    true => Failure::at(to.with_path(&target), &error),
-                    false => Failure::at(place, &error),
-                }
-            })?;
+            if arguments.no_clobber && side.look(&target, false)?.is_some() {
+                continue;
+            }
+            side.rename(&place.path, &target)?;
+            if arguments.verbose {
+                writeln!(out, "renamed {place} to {}", to.with_path(&target))?;
+            }
         }
         Ok(())
     })
 }
 
-pub fn rm(places: &[PoolPlace], recursive: bool) -> Outcome {
-    for place in places {
-        change(&place.pool, |file_system| {
-            remove(file_system, place, recursive)
+pub fn rm(arguments: &Rm, out: &mut dyn Write) -> Outcome {
+    for place in &arguments.places {
+        pools::with(place, Use::Change, |side| {
+            remove(side, place, arguments, out)
         })?;
     }
     Ok(())
 }
 
-fn remove(file_system: &FileSystem, place: &PoolPlace, recursive: bool) -> Outcome {
-    let explain = |error| Failure::at(place, &error);
-    if !recursive {
-        return file_system.remove_file(&place.path).map_err(explain);
-    }
-    // The root would lose all that is in it and then stay.
-    if last_name(&place.path).is_none() {
-        let sentence = format!("{place} has no name that could be removed; name what is in it");
+fn remove(side: &dyn Side, place: &PoolPlace, arguments: &Rm, out: &mut dyn Write) -> Outcome {
+    // The root would lose all its entries and then stay.
+    let no_name = last_name(&place.path).is_none();
+    if arguments.recursive && no_name {
+        let sentence = format!("{place} has no name that could be removed; name its entries");
         return Err(Failure::Failed(sentence));
     }
     // With a slash behind it, a symbolic link would be followed.
-    let path = place.path.components().as_path();
-    let found = file_system.symlink_stat(path).map_err(explain)?;
-    if found.kind != FileKind::Directory {
-        return file_system.remove_file(path).map_err(explain);
+    let path = match arguments.recursive {
+        true => place.path.components().as_path(),
+        false => &place.path,
+    };
+    let found = match side.look(path, false)? {
+        Some(found) => found,
+        None if arguments.force => return Ok(()),
+        None => return side.find(path, false).map(drop),
+    };
+    let is_removed_as_directory =
+        is_directory(&found) && (arguments.recursive || arguments.dir) && !no_name;
+    if found.attributes.kind == FileKind::Directory && arguments.recursive {
+        walk(side, place, &found, &mut |step| {
+            if step.visit == Visit::Enter {
+                return Ok(());
+            }
+            let is_directory = step.visit == Visit::Leave;
+            let below = || place.below(step.path);
+            let removed = side.remove(step.directory, step.name, is_directory);
+            removed.map_err(|error| error.at(below()))?;
+            if arguments.verbose {
+                writeln!(out, "removed {}", below())?;
+            }
+            Ok(())
+        })?;
     }
-    walk(file_system, place, found, &mut |step| {
-        let removed = match step.visit {
-            Visit::Enter => return Ok(()),
-            Visit::Leave => file_system.remove_directory(step.directory, step.name),
-            Visit::Leaf => file_system.unlink(step.directory, step.name),
-        };
-        removed.map_err(|error| Failure::at(place.below(step.path), &error))
-    })?;
-    file_system.remove_directory_at(path).map_err(explain)
+    side.remove_path(path, is_removed_as_directory)?;
+    if arguments.verbose {
+        writeln!(out, "removed {place}")?;
+    }
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! `tako check`, with and without `--repair`.
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use pmem::{Access, Region};
 use serde::Serialize;
@@ -9,6 +10,8 @@ use store::CheckOptions;
 use crate::arguments::Check;
 use crate::failure::{Failure, Outcome};
 use crate::info::write_json;
+use crate::pools::mounted_at;
+use crate::progress::while_working;
 
 /// What a check found, as JSON names it.
 #[derive(Serialize)]
@@ -36,18 +39,15 @@ struct Finding {
 pub fn run(arguments: &Check, out: &mut dyn Write) -> Outcome {
     let pool = arguments.pool.display();
     let explain = |error| Failure::Failed(format!("{pool}: {error}"));
-    let report = match arguments.repair {
-        true => None,
-        false => Some(store::check(
-            &Region::open(&arguments.pool, Access::Private)?,
-            &CheckOptions::default(),
-        )),
-    };
-    let (done, report) = match report {
-        Some(report) => (None, report.map_err(explain)?),
-        None => {
+    let (done, report) = match arguments.repair {
+        true => {
             let repair = repair(arguments)?;
             (Some(repair.done), repair.left)
+        }
+        false => {
+            let region = Region::open(&arguments.pool, Access::Private);
+            let region = region.map_err(|error| refused(&arguments.pool, error))?;
+            (None, check(arguments, &region).map_err(explain)?)
         }
     };
     match arguments.json {
@@ -73,11 +73,29 @@ pub fn run(arguments: &Check, out: &mut dyn Write) -> Outcome {
     }
 }
 
+/// Why a pool cannot be opened: one that is mounted is not checked through its mount.
+fn refused(pool: &Path, error: pmem::Error) -> Failure {
+    match (&error, mounted_at(pool)) {
+        (pmem::Error::Busy { .. }, Some(directory)) => {
+            let (pool, directory) = (pool.display(), directory.display());
+            Failure::Failed(format!(
+                "cannot check {pool}: it is mounted on {directory} and in use, so that its bytes change while they are read; unmount it first with `tako umount {directory}`"
+            ))
+        }
+        _ => error.into(),
+    }
+}
+
+fn check(arguments: &Check, region: &Region) -> Result<store::Report, store::Error> {
+    let check = || store::check(region, &CheckOptions::default());
+    while_working(format!("checking {}", arguments.pool.display()), check)
+}
+
 /// Repairs a pool; one in which a check finds nothing is not written to.
 fn repair(arguments: &Check) -> Result<store::Repair, Failure> {
     let explain = |error| Failure::Failed(format!("{}: {error}", arguments.pool.display()));
     match Region::open(&arguments.pool, Access::Private) {
-        Ok(region) => match store::check(&region, &CheckOptions::default()) {
+        Ok(region) => match check(arguments, &region) {
             Ok(report) if report.is_clean() => {
                 return Ok(store::Repair {
                     done: Vec::new(),
@@ -89,10 +107,12 @@ fn repair(arguments: &Check) -> Result<store::Repair, Failure> {
         },
         // Of a DAX device there is no private mapping.
         Err(pmem::Error::SharedOnly { .. }) => {}
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(refused(&arguments.pool, error)),
     }
-    let region = Region::open(&arguments.pool, Access::ReadWrite)?;
-    store::repair(&region).map_err(explain)
+    let region = Region::open(&arguments.pool, Access::ReadWrite);
+    let region = region.map_err(|error| refused(&arguments.pool, error))?;
+    let repair = || store::repair(&region);
+    while_working(format!("repairing {}", arguments.pool.display()), repair).map_err(explain)
 }
 
 fn write_text(

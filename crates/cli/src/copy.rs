@@ -1,135 +1,147 @@
 //! `tako cp` and `cat`.
 
+use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use client::{FileKind, ROOT};
+use client::{Attributes, FileKind, ROOT, SetAttributes};
 
-use crate::change::mask;
+use crate::arguments::files::{Cp, Preserve};
+use crate::change::{divide, mask, no_directory};
 use crate::failure::{Failure, Outcome};
 use crate::figures::kind_name;
 use crate::place::{Place, PoolPlace, last_name};
-use crate::pools::{close, is_same, open_to_change, open_to_read};
-use crate::side::{Facts, Pool, Side};
+use crate::pools::{self, Sides, Use};
+use crate::progress::Copied;
+use crate::side::{Found, Side, Spot, Trouble, is_directory, names};
 
 /// Bytes that are moved at a time: what the store writes atomically.
 const PIECE: usize = 1 << 20;
+/// Access control lists are part of the permissions.
+const LISTS: &[u8] = b"system.posix_acl_";
 
 pub fn cat(places: &[PoolPlace], out: &mut dyn Write) -> Outcome {
     let mut buffer = vec![0; PIECE];
     for place in places {
-        let file_system = open_to_read(&place.pool)?;
-        let side = Side::Pool(Pool {
-            name: place.pool.clone(),
-            file_system,
-        });
-        let mut reader = side.open(&place.path)?;
-        let mut offset = 0;
-        while let Some((start, count)) = reader.read(offset, &mut buffer, false)? {
-            out.write_all(&buffer[..count])?;
-            offset = start + count as u64;
-        }
+        pools::with(place, Use::Read, |side| {
+            let mut reader = side.open(&place.path)?;
+            let mut offset = 0;
+            while let Some((start, count)) = reader.read(offset, &mut buffer, false)? {
+                out.write_all(&buffer[..count])?;
+                offset = start + count as u64;
+            }
+            Ok(())
+        })?;
     }
     Ok(())
 }
 
-pub fn cp(places: &[Place], recursive: bool) -> Outcome {
-    let Some((to, from)) = places.split_last() else {
-        return Ok(());
-    };
-    let mut sides = Sides {
-        host: Side::Host,
-        pools: Vec::new(),
-    };
-    // The target first: a pool that is read as well is opened for both.
-    sides.add(to, true)?;
-    for place in from {
-        sides.add(place, false)?;
+/// What to copy and to keep.
+#[derive(Clone, Copy)]
+struct Wishes {
+    recursive: bool,
+    /// Whether symbolic links are followed, also below the sources.
+    follow: bool,
+    mode: bool,
+    ownership: bool,
+    timestamps: bool,
+    links: bool,
+    xattrs: bool,
+    /// Whether a file system without extended attributes is an error.
+    xattrs_required: bool,
+    force: bool,
+    no_clobber: bool,
+    verbose: bool,
+}
+
+impl Wishes {
+    fn of(arguments: &Cp) -> Wishes {
+        let has = |wanted| {
+            let all = [wanted, Preserve::All];
+            arguments.archive || all.iter().any(|it| arguments.preserve.contains(it))
+        };
+        let basic = |wanted| arguments.preserve_basic || has(wanted);
+        let recursive = arguments.recursive || arguments.archive;
+        let as_links = arguments.no_dereference || arguments.no_dereference_links;
+        Wishes {
+            recursive,
+            follow: arguments.dereference || !(recursive || as_links),
+            mode: basic(Preserve::Mode),
+            ownership: basic(Preserve::Ownership),
+            timestamps: basic(Preserve::Timestamps),
+            links: arguments.no_dereference_links || has(Preserve::Links),
+            xattrs: has(Preserve::Xattr),
+            xattrs_required: arguments.preserve.contains(&Preserve::Xattr),
+            force: arguments.force,
+            no_clobber: arguments.no_clobber,
+            verbose: arguments.verbose,
+        }
     }
-    if sides.pools.is_empty() {
+}
+
+pub fn cp(arguments: &Cp, out: &mut dyn Write) -> Outcome {
+    let (from, to) = divide(&arguments.places, arguments.target_directory.as_ref())?;
+    let sides = Sides::open(to, from)?;
+    if sides.has_no_pool() {
         let sentence = "none of these paths is in a pool; write POOL:/path, or use cp";
         return Err(Failure::Usage(sentence.into()));
     }
-    let outcome = copy_all(&sides, from, to, recursive);
-    match sides.of(to) {
-        Side::Pool(pool) => outcome.and(close(&pool.file_system, &pool.name)),
-        Side::Host => outcome,
-    }
+    let outcome = copy_all(&sides, arguments, (from, to), out);
+    outcome.and(sides.of(to).close())
 }
 
-/// The sides that take part, each pool opened once.
-struct Sides {
-    host: Side,
-    pools: Vec<Side>,
-}
-
-impl Sides {
-    fn add(&mut self, place: &Place, to_change: bool) -> Outcome {
-        let Place::Pool(place) = place else {
-            return Ok(());
-        };
-        if self.find(&place.pool).is_none() {
-            let name = place.pool.clone();
-            let file_system = if to_change {
-                open_to_change(&name)?
-            } else {
-                open_to_read(&name)?
-            };
-            self.pools.push(Side::Pool(Pool { name, file_system }));
-        }
-        Ok(())
-    }
-
-    fn find(&self, wanted: &Path) -> Option<&Side> {
-        let is_wanted =
-            |side: &&Side| matches!(side, Side::Pool(pool) if is_same(&pool.name, wanted));
-        self.pools.iter().find(is_wanted)
-    }
-
-    fn of(&self, place: &Place) -> &Side {
-        match place {
-            Place::Pool(place) => self.find(&place.pool).unwrap_or(&self.host),
-            Place::Host(_) => &self.host,
-        }
-    }
-}
-
-fn copy_all(sides: &Sides, from: &[Place], to: &Place, recursive: bool) -> Outcome {
+fn copy_all(
+    sides: &Sides,
+    arguments: &Cp,
+    (from, to): (&[Place], &Place),
+    out: &mut dyn Write,
+) -> Outcome {
     let target = sides.of(to);
     let found = target.look(to.path(), true)?;
-    let into = found.is_some_and(|found| found.kind == FileKind::Directory);
-    if from.len() > 1 && !into {
-        let target = target.show(to.path());
-        let sentence = format!("{target}: this is not a directory; several files need one");
-        return Err(Failure::Failed(sentence));
+    let into = found.is_some_and(|it| is_directory(&it)) && !arguments.no_target_directory;
+    if (from.len() > 1 || arguments.target_directory.is_some()) && !into {
+        return Err(no_directory(&target.show(to.path())));
     }
+    let wishes = Wishes::of(arguments);
     let mut copier = Copier {
-        recursive,
+        wishes,
         mask: mask(),
         buffer: vec![0; PIECE],
         skipped: false,
+        linked: HashMap::new(),
+        progress: Copied::new(only_size(sides, from)?),
+        out,
     };
     for place in from {
         let name = last_name(place.path()).filter(|_| into);
         let path = name.map_or(to.path().to_owned(), |name| to.path().join(name));
-        copier.copy(
-            &End {
-                side: sides.of(place),
-                path: place.path().into(),
-            },
-            &End { side: target, path },
-        )?;
+        let from = End {
+            side: sides.of(place),
+            path: place.path().into(),
+        };
+        copier.copy(&from, &End { side: target, path })?;
     }
-    if copier.skipped {
-        Err(Failure::Silent)
-    } else {
-        Ok(())
+    match copier.skipped {
+        true => Err(Failure::Silent),
+        false => Ok(()),
     }
+}
+
+/// The size of the only source, if it is a file.
+fn only_size(sides: &Sides, from: &[Place]) -> Result<Option<u64>, Failure> {
+    let [place] = from else {
+        return Ok(None);
+    };
+    let found = sides.of(place).look(place.path(), true)?;
+    Ok(found
+        .map(|found| found.attributes)
+        .filter(|attributes| attributes.kind == FileKind::Regular && attributes.size > 0)
+        .map(|attributes| attributes.size))
 }
 
 /// A path on its side.
 struct End<'a> {
-    side: &'a Side,
+    side: &'a dyn Side,
     path: PathBuf,
 }
 
@@ -139,61 +151,147 @@ impl End<'_> {
     }
 
     fn is_on_side_of(&self, other: &End<'_>) -> bool {
-        std::ptr::eq(self.side, other.side)
+        std::ptr::addr_eq(self.side, other.side)
     }
-}
 
-struct Copier {
-    recursive: bool,
-    /// Permissions that new files do not get.
-    mask: u32,
-    buffer: Vec<u8>,
-    /// Whether something was left out, and said so.
-    skipped: bool,
-}
-
-impl Copier {
-    fn copy(&mut self, from: &End<'_>, to: &End<'_>) -> Outcome {
-        let Some(found) = from.side.look(&from.path, !self.recursive)? else {
-            let sentence = format!(
-                "{}: there is no file or directory of this name",
-                from.show()
-            );
-            return Err(Failure::Failed(format!("{sentence}; check the path")));
-        };
-        match found.kind {
-            FileKind::Directory if self.recursive => self.copy_directory(from, &found, to),
-            FileKind::Directory => {
-                let sentence = format!("{}: this is a directory; add -r to copy it", from.show());
-                Err(Failure::Failed(sentence))
-            }
-            FileKind::Symlink => to
-                .side
-                .make_link(&from.side.read_link(&from.path)?, &to.path),
-            FileKind::Regular => self.copy_file(from, &found, to),
-            // A single FIFO of this host is read like a file: `tako cp <(command) POOL:/path`.
-            _ if !self.recursive => self.copy_file(from, &found, to),
-            special => {
-                // There is nowhere to say that this could not be said.
-                let kind = kind_name(special);
-                let _ = writeln!(
-                    std::io::stderr(),
-                    "tako: {} was left out: it is a {kind}",
-                    from.show()
-                );
-                self.skipped = true;
-                Ok(())
-            }
+    fn below(&self, name: &std::ffi::OsStr) -> End<'_> {
+        End {
+            side: self.side,
+            path: self.path.join(name),
         }
     }
 
-    fn copy_directory(&mut self, from: &End<'_>, found: &Facts, to: &End<'_>) -> Outcome {
-        let permissions = found.permissions & !self.mask;
+    fn failed(&self, error: &Trouble) -> Failure {
+        error.at(self.show())
+    }
+}
+
+struct Copier<'a> {
+    wishes: Wishes,
+    /// Permissions that new files do not get.
+    mask: u32,
+    buffer: Vec<u8>,
+    /// Whether a file was left out, and reported.
+    skipped: bool,
+    /// Copies of files with several names, by the identity of the original.
+    linked: HashMap<(u64, u64), PathBuf>,
+    progress: Copied,
+    out: &'a mut dyn Write,
+}
+
+impl Copier<'_> {
+    fn copy(&mut self, from: &End<'_>, to: &End<'_>) -> Outcome {
+        let found = from.side.find(&from.path, self.wishes.follow)?;
+        let attributes = found.attributes;
+        if attributes.kind == FileKind::Directory {
+            if !self.wishes.recursive {
+                let sentence = format!("{}: this is a directory; add -r to copy it", from.show());
+                return Err(Failure::Failed(sentence));
+            }
+            return self.copy_directory(from, &found, to);
+        }
+        let there = to.side.look(&to.path, false)?;
+        if self.wishes.no_clobber && there.is_some() {
+            return Ok(());
+        }
+        if self.is_linked(from, &found, to, there.as_ref())? {
+            return Ok(());
+        }
+        match attributes.kind {
+            FileKind::Symlink => {
+                self.make_way(to, there.as_ref())?;
+                let target = from.side.read_link(&found.spot);
+                let target = target.map_err(|error| from.failed(&error))?;
+                to.side.make_symlink(path_of(&target), &to.path)?;
+            }
+            FileKind::Regular => self.copy_file(from, &found, to)?,
+            // A single pipe of this host is read like a file: `tako cp <(command) POOL:/path`.
+            _ if !self.wishes.recursive => self.copy_file(from, &found, to)?,
+            special => {
+                if !self.copy_special(from, &found, to, there.as_ref())? {
+                    return self.skip(from, special);
+                }
+            }
+        }
+        self.keep(from, &found, to)?;
+        self.report(from, to)
+    }
+
+    /// Reports a copy where that was asked for.
+    fn report(&mut self, from: &End<'_>, to: &End<'_>) -> Outcome {
+        if self.wishes.verbose {
+            writeln!(self.out, "{} -> {}", from.show(), to.show())?;
+        }
+        Ok(())
+    }
+
+    /// Removes what a link or a special file replaces.
+    fn make_way(&self, to: &End<'_>, there: Option<&Found>) -> Outcome {
+        match there {
+            Some(found) if !is_directory(found) => to.side.remove_path(&to.path, false),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the file was copied under another name already, and is now a link to that copy.
+    fn is_linked(
+        &mut self,
+        from: &End<'_>,
+        found: &Found,
+        to: &End<'_>,
+        there: Option<&Found>,
+    ) -> Result<bool, Failure> {
+        if !self.wishes.links || found.attributes.links < 2 {
+            return Ok(false);
+        }
+        let Some(first) = self.linked.get(&found.identity).cloned() else {
+            self.linked.insert(found.identity, to.path.clone());
+            return Ok(false);
+        };
+        let copied = to.side.find(&first, false)?;
+        if there.is_some_and(|there| there.identity == copied.identity) {
+            return Ok(true);
+        }
+        self.make_way(to, there)?;
+        to.side.link(&first, &to.path)?;
+        self.report(from, to)?;
+        Ok(true)
+    }
+
+    fn skip(&mut self, from: &End<'_>, kind: FileKind) -> Outcome {
+        let kind = kind_name(kind);
+        // Standard error is the only place for the report.
+        let _ = writeln!(
+            std::io::stderr(),
+            "tako: {} was left out: it is a {kind}; add -a to copy it",
+            from.show()
+        );
+        self.skipped = true;
+        Ok(())
+    }
+
+    /// Copies a pipe, a socket or a device as such, where all is to be preserved.
+    fn copy_special(
+        &self,
+        from: &End<'_>,
+        found: &Found,
+        to: &End<'_>,
+        there: Option<&Found>,
+    ) -> Result<bool, Failure> {
+        if !self.wishes.mode || from.is_on_side_of(to) && there.is_some() {
+            return Ok(false);
+        }
+        self.make_way(to, there)?;
+        let attributes = &found.attributes;
+        let permissions = attributes.permissions & !self.mask;
+        to.side.make_special(&to.path, attributes, permissions)?;
+        Ok(true)
+    }
+
+    fn copy_directory(&mut self, from: &End<'_>, found: &Found, to: &End<'_>) -> Outcome {
+        let permissions = found.attributes.permissions & 0o777 & !self.mask;
         let is_new = match to.side.look(&to.path, true)? {
-            Some(Facts {
-                kind: FileKind::Directory,
-                ..
-            }) => false,
+            Some(there) if is_directory(&there) => false,
             Some(_) => {
                 let sentence = format!("{}: a file is where a directory is to go", to.show());
                 return Err(Failure::Failed(format!("{sentence}; remove it first")));
@@ -204,40 +302,32 @@ impl Copier {
                 .make_directory(&to.path, permissions | 0o700)
                 .map(|()| true)?,
         };
-        if from.is_on_side_of(to) && lies_inside(to, found.number)? {
+        if lies_inside(to, from, found)? {
             let sentence = format!("{} cannot be copied into itself", from.show());
             return Err(Failure::Failed(format!(
                 "{sentence}; choose another target than {}",
                 to.show()
             )));
         }
-        for name in from.side.list(&from.path)? {
-            let below = |end: &End<'_>| end.path.join(&name);
-            let (from_path, to_path) = (below(from), below(to));
-            self.copy(
-                &End {
-                    side: from.side,
-                    path: from_path,
-                },
-                &End {
-                    side: to.side,
-                    path: to_path,
-                },
-            )?;
+        for name in names(from.side, found, &from.show())? {
+            self.copy(&from.below(&name), &to.below(&name))?;
         }
-        match is_new && permissions & 0o700 != 0o700 {
-            true => to.side.set_permissions(&to.path, permissions),
-            false => Ok(()),
+        if is_new && permissions & 0o700 != 0o700 && !self.wishes.mode {
+            let copy = to.side.find(&to.path, true)?;
+            let change = SetAttributes {
+                permissions: Some(permissions),
+                ..SetAttributes::default()
+            };
+            let changed = to.side.change(&copy.spot, &change);
+            changed.map_err(|error| to.failed(&error))?;
         }
+        self.keep(from, found, to)?;
+        self.report(from, to)
     }
 
-    fn copy_file(&mut self, from: &End<'_>, found: &Facts, to: &End<'_>) -> Outcome {
-        if from.is_on_side_of(to)
-            && to
-                .side
-                .look(&to.path, true)?
-                .is_some_and(|target| target.number == found.number)
-        {
+    fn copy_file(&mut self, from: &End<'_>, found: &Found, to: &End<'_>) -> Outcome {
+        let there = to.side.look(&to.path, true)?;
+        if is_same_file(from, found, to, there.as_ref()) {
             let sentence = format!(
                 "{} and {} are one file; choose another target",
                 from.show(),
@@ -246,10 +336,20 @@ impl Copier {
             return Err(Failure::Failed(sentence));
         }
         let mut reader = from.side.open(&from.path)?;
-        let mut writer = to.side.create(&to.path, found.permissions & !self.mask)?;
+        let permissions = found.attributes.permissions & 0o777 & !self.mask;
+        let mut writer = match to.side.create(&to.path, permissions) {
+            Err(_) if self.wishes.force && there.is_some_and(|it| !is_directory(&it)) => {
+                to.side.remove_path(&to.path, false)?;
+                to.side.create(&to.path, permissions)?
+            }
+            result => result?,
+        };
+        let name = last_name(&from.path).unwrap_or_default();
+        let name = crate::figures::show_name(name.as_encoded_bytes());
         let mut end = 0;
         while let Some((start, count)) = reader.read(end, &mut self.buffer, writer.has_holes())? {
             writer.write(start, &self.buffer[..count])?;
+            self.progress.add(start + count as u64 - end, &name);
             end = start + count as u64;
         }
         match reader.size().filter(|size| *size > end) {
@@ -257,16 +357,117 @@ impl Copier {
             None => Ok(()),
         }
     }
+
+    /// Gives a copy those attributes of the original that are to be preserved.
+    fn keep(&self, from: &End<'_>, found: &Found, to: &End<'_>) -> Outcome {
+        let Wishes {
+            mode,
+            ownership,
+            timestamps,
+            xattrs,
+            ..
+        } = self.wishes;
+        if !(mode || ownership || timestamps || xattrs) {
+            return Ok(());
+        }
+        let copy = to.side.find(&to.path, is_directory(found))?.spot;
+        let failed = |error: Trouble| to.failed(&error);
+        let attributes = &found.attributes;
+        if ownership {
+            self.keep_owner(attributes, to, &copy)?;
+        }
+        if mode && attributes.kind != FileKind::Symlink {
+            let change = SetAttributes {
+                permissions: Some(attributes.permissions),
+                ..SetAttributes::default()
+            };
+            to.side.change(&copy, &change).map_err(failed)?;
+        }
+        if mode || xattrs {
+            self.keep_xattrs(from, found, to, &copy)?;
+        }
+        if timestamps {
+            let change = SetAttributes {
+                accessed_ns: Some(attributes.accessed_ns),
+                modified_ns: Some(attributes.modified_ns),
+                ..SetAttributes::default()
+            };
+            to.side.change(&copy, &change).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Gives a copy its original's owner. As with cp(1), a user other than root goes without.
+    fn keep_owner(&self, attributes: &Attributes, to: &End<'_>, copy: &Spot) -> Outcome {
+        let change = SetAttributes {
+            uid: Some(attributes.uid),
+            gid: Some(attributes.gid),
+            ..SetAttributes::default()
+        };
+        match to.side.change(copy, &change) {
+            Err(error) if !error.is_refused() => Err(to.failed(&error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn keep_xattrs(&self, from: &End<'_>, found: &Found, to: &End<'_>, copy: &Spot) -> Outcome {
+        let Wishes {
+            mode,
+            xattrs,
+            xattrs_required,
+            ..
+        } = self.wishes;
+        let is_passable =
+            |error: &Trouble| !xattrs_required && (error.is_unsupported() || error.is_refused());
+        let all = match from.side.xattrs(&found.spot) {
+            Err(error) if is_passable(&error) => return Ok(()),
+            all => all.map_err(|error| from.failed(&error))?,
+        };
+        for (name, value) in all {
+            let wanted = if name.starts_with(LISTS) {
+                mode
+            } else {
+                xattrs
+            };
+            if !wanted {
+                continue;
+            }
+            match to.side.set_xattr(copy, &name, &value) {
+                Err(error) if is_passable(&error) => {}
+                set => set.map_err(|error| to.failed(&error))?,
+            }
+        }
+        Ok(())
+    }
 }
 
-/// Whether a directory of a pool is the directory `number` or lies below it.
-fn lies_inside(directory: &End<'_>, number: u64) -> Result<bool, Failure> {
-    let mut path = directory.path.clone();
-    while let Some(found) = directory.side.look(&path, true)? {
-        if found.number == number {
+fn path_of(bytes: &[u8]) -> &Path {
+    use std::os::unix::ffi::OsStrExt;
+    Path::new(std::ffi::OsStr::from_bytes(bytes))
+}
+
+fn is_same_file(from: &End<'_>, found: &Found, to: &End<'_>, there: Option<&Found>) -> bool {
+    let are_on_host = from.side.real(&from.path).is_some() && to.side.real(&to.path).is_some();
+    (from.is_on_side_of(to) || are_on_host)
+        && there.is_some_and(|there| there.identity == found.identity)
+}
+
+/// Whether the directory `inner` is the directory `outer` or lies below it.
+fn lies_inside(inner: &End<'_>, outer: &End<'_>, found: &Found) -> Result<bool, Failure> {
+    if let (Some(inner), Some(outer)) = (inner.side.real(&inner.path), outer.side.real(&outer.path))
+    {
+        let absolute = |path: PathBuf| path.canonicalize().unwrap_or(path);
+        return Ok(absolute(inner).starts_with(absolute(outer)));
+    }
+    if !inner.is_on_side_of(outer) {
+        return Ok(false);
+    }
+    let mut path = inner.path.clone();
+    while let Some(above) = inner.side.look(&path, true)? {
+        if above.identity == found.identity {
             return Ok(true);
         }
-        if found.number == ROOT {
+        if above.attributes.number == ROOT {
             break;
         }
         path.push("..");

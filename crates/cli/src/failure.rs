@@ -5,7 +5,6 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-use client::Cause;
 use rustix::io::Errno;
 
 /// The result of a command.
@@ -27,17 +26,25 @@ pub enum Failure {
 impl Failure {
     /// An error of a file system, met at `place`.
     pub fn at(place: impl Display, error: &client::Error) -> Failure {
-        Failure::Failed(format!("{place}: {}{}", error.cause(), advice(error)))
+        let reason = error.cause().to_string();
+        let advice = match reason.contains("; ") {
+            // The reason says what to do.
+            true => String::new(),
+            false => format!("; {}", advice(error.errno())),
+        };
+        Failure::Failed(format!("{place}: {reason}{advice}"))
     }
 
     /// An error of this host, met while trying to do `what`, a verb, with `path`.
     pub fn host(what: &str, path: &Path, error: &io::Error) -> Failure {
-        let reason = error.to_string();
-        let reason = reason.split(" (os error").next().unwrap_or_default();
-        let path = path.display();
-        Failure::Failed(format!(
-            "cannot {what} {path}: {reason}; check the path and who may use it"
-        ))
+        Failure::host_place(what, path.display(), error)
+    }
+
+    /// The same, with the place as the user wrote it.
+    pub fn host_place(what: &str, place: impl Display, error: &io::Error) -> Failure {
+        let reason = reason(error);
+        let advice = advice(error.raw_os_error().unwrap_or(0));
+        Failure::Failed(format!("cannot {what} {place}: {reason}; {advice}"))
     }
 
     /// Tells the user, and the exit code for it.
@@ -92,18 +99,80 @@ impl From<fuse::Error> for Failure {
     }
 }
 
-/// What to do on a command line about a cause that leaves this open.
-fn advice(error: &client::Error) -> &'static str {
-    if !matches!(error.cause(), Cause::Store(_)) {
-        return "";
+/// The system's words for an error, as part of a sentence.
+pub fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut characters = text.chars();
+    let first = characters.next().map(|first| first.to_ascii_lowercase());
+    first.into_iter().chain(characters).collect()
+}
+
+/// What to do about an error number on a command line.
+fn advice(errno: i32) -> &'static str {
+    match Errno::from_raw_os_error(errno) {
+        Errno::NOENT => "check the path; `tako ls` shows what a pool holds",
+        Errno::EXIST => "remove it first or choose another name",
+        Errno::NOTDIR => "name a directory",
+        Errno::ISDIR => "name a file, or add -r where the command has it",
+        Errno::NOTEMPTY => "remove its entries first",
+        Errno::NAMETOOLONG => "choose a shorter one",
+        Errno::ACCESS => "check its owner and mode and those of the directories above it",
+        Errno::PERM => "run the command as root or as the owner",
+        Errno::ROFS => "mount the file system read-write (`-o remount,rw`) or choose another place",
+        Errno::NOSPC => "free some space there or choose another place",
+        Errno::DQUOT => "free some space there or ask for a larger quota",
+        Errno::FBIG => "copy the file in parts, or raise the limit of file sizes (`ulimit -f`)",
+        Errno::BUSY | Errno::TXTBSY => "close the programs that use it and try again",
+        Errno::XDEV => "copy it and remove the original instead",
+        Errno::LOOP => "look for a loop among the symbolic links of the path",
+        Errno::MLINK => "copy the file instead",
+        Errno::MFILE | Errno::NFILE => "raise the limit of open files (`ulimit -n`)",
+        Errno::NOMEM => "free some memory and try again",
+        Errno::IO => "check the medium and the kernel's log, and run `tako check`",
+        Errno::NOTCONN => "the process that served the mount has ended; mount the pool again",
+        Errno::STALE => "the file was removed meanwhile; run the command again",
+        Errno::OPNOTSUPP => "choose a file system that supports it",
+        Errno::INVAL => "check the arguments",
+        _ => "check the path and the kernel's log",
     }
-    match Errno::from_raw_os_error(error.errno()) {
-        Errno::NOENT => "; see what there is with `tako ls`",
-        Errno::EXIST => "; remove it first or choose another name",
-        Errno::NOTDIR => "; name a directory",
-        Errno::ISDIR => "; name a file, or add -r where the command has it",
-        Errno::NOTEMPTY => "; remove what is in it first",
-        Errno::NAMETOOLONG => "; choose a shorter one",
-        _ => "",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sentence(failure: Failure) -> String {
+        match failure {
+            Failure::Failed(sentence) | Failure::Usage(sentence) => sentence,
+            other => panic!("{other:?} has no sentence"),
+        }
+    }
+
+    #[test]
+    fn advice_fits_the_error_number() {
+        for (errno, reason, advice) in [
+            (Errno::NOSPC, "no space left", "free some space"),
+            (Errno::ROFS, "read-only file system", "read-write"),
+            (Errno::ACCESS, "permission denied", "owner and mode"),
+            (Errno::PERM, "operation not permitted", "as root"),
+            (Errno::NOENT, "no such file", "check the path"),
+        ] {
+            let failure = Failure::host("write", Path::new("/x"), &errno.into());
+            let sentence = sentence(failure);
+            assert!(
+                sentence.starts_with(&format!("cannot write /x: {reason}")),
+                "{sentence}"
+            );
+            assert!(sentence.contains(advice), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn a_reason_that_says_what_to_do_gets_no_second_advice() {
+        let full = sentence(Failure::at("p:/x", &store::Error::NoSpace.into()));
+        assert_eq!(full.matches("; ").count(), 1, "{full}");
+        let missing = sentence(Failure::at("p:/x", &store::Error::NotFound.into()));
+        assert!(missing.ends_with("what a pool holds"), "{missing}");
     }
 }

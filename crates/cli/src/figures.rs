@@ -39,6 +39,26 @@ pub fn show_size(bytes: u64) -> String {
     format!("{size:.decimals$} {unit}")
 }
 
+/// A size as coreutils show it with `-h`: rounded up, at most three digits.
+pub fn show_short_size(bytes: u64) -> String {
+    let mut unit = 1u64;
+    for suffix in ["", "K", "M", "G", "T", "P", "E"] {
+        let whole = bytes.div_ceil(unit);
+        if unit == 1 && bytes < 1024 {
+            return bytes.to_string();
+        }
+        let tenths = (u128::from(bytes) * 10).div_ceil(u128::from(unit));
+        if unit > 1 && tenths < 100 {
+            return format!("{}.{}{suffix}", tenths / 10, tenths % 10);
+        }
+        if unit > 1 && (whole < 1024 || suffix == "E") {
+            return format!("{whole}{suffix}");
+        }
+        unit = unit.saturating_mul(1024);
+    }
+    bytes.to_string()
+}
+
 /// A moment, in UTC: date and time, and the rest of the second apart.
 pub fn show_time(nanoseconds: i64) -> (String, u32) {
     let seconds = nanoseconds.div_euclid(1_000_000_000);
@@ -47,6 +67,35 @@ pub fn show_time(nanoseconds: i64) -> (String, u32) {
     let (hour, minute, second) = (in_day / 3600, in_day / 60 % 60, in_day % 60);
     let text = format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}");
     (text, nanoseconds.rem_euclid(1_000_000_000) as u32)
+}
+
+const MONTHS: [&str; 12] = [
+    "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+];
+/// Half of a mean year in seconds: older files are shown with their year.
+const RECENT_S: i64 = 31_556_952 / 2;
+
+/// A moment, in UTC, as `ls -l` shows it at the moment `now_ns`.
+pub fn show_short_time(nanoseconds: i64, now_ns: i64) -> String {
+    let seconds = nanoseconds.div_euclid(1_000_000_000);
+    let (year, month, day) = civil_date(seconds.div_euclid(86_400));
+    let in_day = seconds.rem_euclid(86_400);
+    let month = MONTHS[(month - 1) as usize % 12];
+    let is_recent = nanoseconds <= now_ns && now_ns.div_euclid(1_000_000_000) - seconds < RECENT_S;
+    match is_recent {
+        true => format!(
+            "{month} {day:>2} {:02}:{:02}",
+            in_day / 3600,
+            in_day / 60 % 60
+        ),
+        false => format!("{month} {day:>2}  {year}"),
+    }
+}
+
+/// Nanoseconds from 1970 until now.
+pub fn now_ns() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |time| time.as_nanos() as i64)
 }
 
 /// Year, month and day of a day counted from 1970: years are counted from March, so that leap days end them, in
@@ -175,6 +224,23 @@ mod tests {
             (u64::MAX, "16.0 EiB"),
         ] {
             assert_eq!(show_size(bytes), text);
+        }
+    }
+
+    #[test]
+    fn short_sizes_are_rounded_up() {
+        for (bytes, text) in [
+            (0, "0"),
+            (1023, "1023"),
+            (1024, "1.0K"),
+            (1025, "1.1K"),
+            (10 << 10, "10K"),
+            ((10 << 10) + 1, "11K"),
+            ((1 << 20) - 1, "1.0M"),
+            (1 << 30, "1.0G"),
+            (u64::MAX, "16E"),
+        ] {
+            assert_eq!(show_short_size(bytes), text, "{bytes}");
         }
     }
 

@@ -1,146 +1,39 @@
-//! `tako ls`, `stat` and `tree`.
+//! `tako stat` and `tree`.
 
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
 
-use client::{Attributes, FileKind, FileSystem};
+use client::{Attributes, FileKind};
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::figures::{kind_name, show_device, show_mode, show_name, show_time};
 use crate::place::PoolPlace;
-use crate::pools::open_to_read;
-use crate::walk::{Visit, read_entries, walk};
-
-/// A line of `ls`.
-struct Row {
-    name: Vec<u8>,
-    attributes: Attributes,
-    /// Of a symbolic link, where it leads.
-    target: Vec<u8>,
-}
-
-impl Row {
-    fn new(
-        file_system: &FileSystem,
-        name: &[u8],
-        attributes: Attributes,
-    ) -> Result<Row, client::Error> {
-        let target = match attributes.kind {
-            FileKind::Symlink => file_system.read_link(attributes.number)?,
-            _ => Vec::new(),
-        };
-        Ok(Row {
-            name: name.to_vec(),
-            attributes,
-            target,
-        })
-    }
-}
-
-pub fn ls(places: &[PoolPlace], long: bool, out: &mut dyn Write) -> Outcome {
-    for (index, place) in places.iter().enumerate() {
-        let file_system = open_to_read(&place.pool)?;
-        let rows = rows_of(&file_system, place, long);
-        let (rows, is_directory) = rows.map_err(|error| Failure::at(place, &error))?;
-        if is_directory && places.len() > 1 {
-            let gap = if index > 0 { "\n" } else { "" };
-            writeln!(out, "{gap}{place}:")?;
-        }
-        match long {
-            true => write_long(&rows, out)?,
-            false => rows
-                .iter()
-                .try_for_each(|row| writeln!(out, "{}", show_name(&row.name)))?,
-        }
-    }
-    Ok(())
-}
-
-/// What to list for a path, and whether that is what is in a directory. A symbolic link to one is followed, unless
-/// attributes are asked for.
-fn rows_of(
-    file_system: &FileSystem,
-    place: &PoolPlace,
-    long: bool,
-) -> Result<(Vec<Row>, bool), client::Error> {
-    let own = file_system.symlink_stat(&place.path)?;
-    let target = match own.kind {
-        FileKind::Symlink if !long => file_system.stat(&place.path).unwrap_or(own),
-        _ => own,
-    };
-    if target.kind != FileKind::Directory {
-        let row = Row::new(file_system, place.path.as_os_str().as_bytes(), own)?;
-        return Ok((vec![row], false));
-    }
-    let mut rows = Vec::new();
-    for entry in read_entries(file_system, target.number)? {
-        rows.push(Row::new(
-            file_system,
-            &entry.name,
-            file_system.attributes(entry.number)?,
-        )?);
-    }
-    Ok((rows, true))
-}
-
-/// Writes attributes and names, in columns.
-fn write_long(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
-    let columns = |row: &Row| {
-        let attributes = &row.attributes;
-        let size = match attributes.kind {
-            FileKind::CharacterDevice | FileKind::BlockDevice => show_device(attributes.device),
-            _ => attributes.size.to_string(),
-        };
-        [
-            attributes.links.to_string(),
-            attributes.uid.to_string(),
-            attributes.gid.to_string(),
-            size,
-        ]
-    };
-    let cells: Vec<[String; 4]> = rows.iter().map(columns).collect();
-    let width = |column: usize| cells.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let widths = [0, 1, 2, 3].map(width);
-    for (row, cells) in rows.iter().zip(&cells) {
-        write!(out, "{}", show_mode(&row.attributes))?;
-        for (cell, width) in cells.iter().zip(widths) {
-            write!(out, " {cell:>width$}")?;
-        }
-        write!(
-            out,
-            " {} {}",
-            show_time(row.attributes.modified_ns).0,
-            show_name(&row.name)
-        )?;
-        match row.attributes.kind {
-            FileKind::Symlink => writeln!(out, " -> {}", show_name(&row.target))?,
-            _ => writeln!(out)?,
-        }
-    }
-    Ok(())
-}
+use crate::pools::{self, Use};
+use crate::side::{Side, is_directory};
+use crate::walk::{Visit, walk};
 
 pub fn stat(places: &[PoolPlace], out: &mut dyn Write) -> Outcome {
     for (index, place) in places.iter().enumerate() {
-        let file_system = open_to_read(&place.pool)?;
-        let row = file_system
-            .symlink_stat(&place.path)
-            .and_then(|attributes| Row::new(&file_system, b"", attributes))
-            .map_err(|error| Failure::at(place, &error))?;
         if index > 0 {
             writeln!(out)?;
         }
-        writeln!(out, "path         {place}")?;
-        write_attributes(&row, out)?;
+        pools::with(place, Use::Read, |side| {
+            let found = side.find(&place.path, false)?;
+            let target = match found.attributes.kind {
+                FileKind::Symlink => side.read_link(&found.spot),
+                _ => Ok(Vec::new()),
+            };
+            let target = target.map_err(|error| error.at(place))?;
+            writeln!(out, "path         {place}")?;
+            Ok(write_attributes(&found.attributes, &target, out)?)
+        })?;
     }
     Ok(())
 }
 
-fn write_attributes(row: &Row, out: &mut dyn Write) -> io::Result<()> {
-    let attributes = &row.attributes;
+fn write_attributes(attributes: &Attributes, target: &[u8], out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "kind         {}", kind_name(attributes.kind))?;
     match attributes.kind {
-        FileKind::Symlink => writeln!(out, "target       {}", show_name(&row.target))?,
+        FileKind::Symlink => writeln!(out, "target       {}", show_name(target))?,
         FileKind::CharacterDevice | FileKind::BlockDevice => {
             writeln!(out, "device       {}", show_device(attributes.device))?;
         }
@@ -175,45 +68,54 @@ fn write_attributes(row: &Row, out: &mut dyn Write) -> io::Result<()> {
 }
 
 pub fn tree(places: &[PoolPlace], out: &mut dyn Write) -> Outcome {
-    let (mut directories, mut files) = (0u64, 0u64);
+    let mut tree = Tree::default();
     for place in places {
-        let file_system = open_to_read(&place.pool)?;
-        let top = file_system
-            .stat(&place.path)
-            .map_err(|error| Failure::at(place, &error))?;
-        writeln!(out, "{place}")?;
-        if top.kind != FileKind::Directory {
-            files += 1;
-            continue;
-        }
-        directories += 1;
-        // What stands before the names in the present directory, and how long that was in those above.
-        let (mut margin, mut lengths) = (String::new(), Vec::new());
-        walk(&file_system, place, top, &mut |step| {
-            if step.visit == Visit::Leave {
-                margin.truncate(lengths.pop().unwrap_or(0));
-                return Ok(());
-            }
-            let (corner, below) = if step.last {
-                ("└── ", "    ")
-            } else {
-                ("├── ", "│   ")
-            };
-            writeln!(out, "{margin}{corner}{}", show_name(step.name))?;
-            if step.visit == Visit::Leaf {
-                files += 1;
-            } else {
-                directories += 1;
-                lengths.push(margin.len());
-                margin.push_str(below);
-            }
-            Ok(())
-        })?;
+        pools::with(place, Use::Read, |side| tree.draw(side, place, out))?;
     }
     let plural = |count: u64, one: &str, many: &str| {
         format!("{count} {}", if count == 1 { one } else { many })
     };
-    let directories = plural(directories, "directory", "directories");
-    writeln!(out, "{directories}, {}", plural(files, "file", "files"))?;
+    let directories = plural(tree.directories, "directory", "directories");
+    let files = plural(tree.files, "file", "files");
+    writeln!(out, "{directories}, {files}")?;
     Ok(())
+}
+
+#[derive(Default)]
+struct Tree {
+    directories: u64,
+    files: u64,
+}
+
+impl Tree {
+    fn draw(&mut self, side: &dyn Side, place: &PoolPlace, out: &mut dyn Write) -> Outcome {
+        let top = side.find(&place.path, true)?;
+        writeln!(out, "{place}")?;
+        if !is_directory(&top) {
+            self.files += 1;
+            return Ok(());
+        }
+        self.directories += 1;
+        // The text before the names in the present directory, and its length in those above.
+        let (mut margin, mut lengths) = (String::new(), Vec::new());
+        walk(side, place, &top, &mut |step| {
+            if step.visit == Visit::Leave {
+                margin.truncate(lengths.pop().unwrap_or(0));
+                return Ok(());
+            }
+            let (corner, below) = match step.last {
+                true => ("└── ", "    "),
+                false => ("├── ", "│   "),
+            };
+            writeln!(out, "{margin}{corner}{}", show_name(step.name))?;
+            if step.visit == Visit::Leaf {
+                self.files += 1;
+            } else {
+                self.directories += 1;
+                lengths.push(margin.len());
+                margin.push_str(below);
+            }
+            Ok(())
+        })
+    }
 }

@@ -18,13 +18,20 @@ mod info;
 mod keys;
 mod list;
 mod log;
+mod ls;
+mod metadata;
 mod mkfs;
+mod modes;
 mod mount;
+mod mounts;
 mod place;
 mod pools;
+mod progress;
 mod service;
+mod shells;
 mod side;
 mod space;
+mod users;
 mod walk;
 
 use std::io::{BufWriter, Write};
@@ -58,25 +65,28 @@ fn run(command: &Command, out: &mut dyn Write) -> Outcome {
     match command {
         Command::Mkfs(arguments) => mkfs::run(arguments, out),
         Command::Mount(arguments) => mount::run(arguments, out),
-        Command::Umount { directory } => mount::unmount(directory),
+        Command::Umount(arguments) => mount::unmount(arguments),
+        Command::Mounts => mounts::run(out),
         Command::Check(arguments) => check::run(arguments, out),
         Command::Grow(arguments) => grow::run(arguments, out),
         Command::Info { pool, json } => info::run(pool, *json, out),
         Command::Keys { command } => keys::run(command, out),
-        Command::Ls { long, places } => list::ls(places, *long, out),
+        Command::Ls(arguments) => ls::run(arguments, out),
         Command::Stat { places } => list::stat(places, out),
         Command::Cat { places } => copy::cat(places, out),
-        Command::Cp { recursive, places } => copy::cp(places, *recursive),
-        Command::Mv { places } => change::mv(places),
-        Command::Rm { recursive, places } => change::rm(places, *recursive),
-        Command::Mkdir { parents, places } => change::mkdir(places, *parents),
-        Command::Du {
-            bytes,
-            summary,
-            places,
-        } => space::du(places, *bytes, *summary, out),
-        Command::Df { bytes, places } => space::df(places, *bytes, out),
+        Command::Cp(arguments) => copy::cp(arguments, out),
+        Command::Mv(arguments) => change::mv(arguments, out),
+        Command::Rm(arguments) => change::rm(arguments, out),
+        Command::Mkdir(arguments) => change::mkdir(arguments, out),
+        Command::Ln(arguments) => metadata::ln(arguments, out),
+        Command::Chmod(arguments) => metadata::chmod(arguments),
+        Command::Chown(arguments) => metadata::chown(arguments),
+        Command::Truncate(arguments) => metadata::truncate(arguments),
+        Command::Du(arguments) => space::du(arguments, out),
+        Command::Df(arguments) => space::df(arguments, out),
         Command::Tree { places } => list::tree(places, out),
         Command::Bench(arguments) => benchmark::run(arguments, out),
+        Command::Completions { shell } => shells::completions(*shell, out),
+        Command::Man { directory } => shells::manual(directory),
     }
 }

@@ -16,6 +16,7 @@ use crate::arguments::Mkfs;
 use crate::failure::{Failure, Outcome};
 use crate::figures::show_size;
 use crate::info::Info;
+use crate::progress::while_working;
 
 /// Inodes of a group come in multiples of this.
 const INODES_STEP: u64 = 16;
@@ -43,7 +44,8 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
     match there {
         Some(region) if is_device => {
             let geometry = geometry(arguments, region.length())?;
-            let made = Store::format(&region, &geometry);
+            let format = || Store::format(&region, &geometry);
+            let made = while_working(format!("formatting {}", pool.display()), format);
             made.map_err(|error| Failure::Failed(format!("{}: {error}", pool.display())))?;
         }
         there => {
@@ -58,7 +60,8 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
             }
             drop(there);
             let interrupted = remove_when_interrupted(pool)?;
-            let made = FileSystem::format_pool(pool, size, Some(geometry));
+            let format = || FileSystem::format_pool(pool, size, Some(geometry));
+            let made = while_working(format!("making {}", pool.display()), format);
             interrupted.close();
             made?;
         }

@@ -4,16 +4,17 @@ use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use client::FileSystem;
 use fuse::MountOptions;
 
 use crate::arguments::Mount;
+use crate::arguments::files::Umount;
 use crate::channel;
 use crate::failure::{Failure, Outcome};
 use crate::log::{self, Log};
+use crate::pools::mounted_at;
 
 pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
     if arguments
@@ -159,6 +160,15 @@ fn first_line(child: &mut Child) -> io::Result<String> {
     Ok(line)
 }
 
-pub fn unmount(directory: &Path) -> Outcome {
-    Ok(fuse::unmount(directory)?)
+/// Unmounts a directory, or the directory that shows a pool.
+pub fn unmount(arguments: &Umount) -> Outcome {
+    let directory = match mounted_at(&arguments.target) {
+        Some(directory) => directory,
+        None => arguments.target.clone(),
+    };
+    match arguments.lazy {
+        true => fuse::unmount_lazily(&directory)?,
+        false => fuse::unmount(&directory)?,
+    }
+    Ok(())
 }

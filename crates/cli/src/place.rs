@@ -76,7 +76,8 @@ pub fn last_name(path: &Path) -> Option<&OsStr> {
 }
 
 impl PoolPlace {
-    fn parse(text: &OsStr) -> Result<PoolPlace, String> {
+    /// Reads `POOL:PATH`.
+    pub fn parse(text: &OsStr) -> Result<PoolPlace, String> {
         match Place::parse(text)? {
             Place::Pool(place) => Ok(place),
             Place::Host(_) => Err("this names no file in a pool; write POOL:/path".into()),
@@ -97,6 +98,27 @@ impl PoolPlace {
             b"" => self.clone(),
             below => self.with_path(self.path.join(OsStr::from_bytes(below))),
         }
+    }
+}
+
+/// A pool as a whole, named as `POOL` or by any path in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WholePool(pub PathBuf);
+
+impl WholePool {
+    fn parse(text: &OsStr) -> Result<WholePool, String> {
+        Ok(match Place::parse(text)? {
+            Place::Host(pool) => WholePool(pool),
+            Place::Pool(place) => WholePool(place.pool),
+        })
+    }
+}
+
+impl ValueParserFactory for WholePool {
+    type Parser = Parser<WholePool>;
+
+    fn value_parser() -> Parser<WholePool> {
+        Parser(WholePool::parse)
     }
 }
 

@@ -1,33 +1,71 @@
-//! Opening pools.
+//! Opening pools, and the sides that the paths of a command are on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use client::{Cause, Error, FileSystem};
 
 use crate::failure::{Failure, Outcome};
+use crate::place::{Place, PoolPlace};
+use crate::side::{Host, Pool, Side};
+
+/// What a command does with the files of a pool.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    /// Nothing is written to the pool.
+    Read,
+    /// Files are changed.
+    Change,
+}
 
 /// Opens a pool without ever writing to it. A DAX device cannot be mapped in such a way and is opened as a mount
 /// would open it.
-pub fn open_to_read(pool: &Path) -> Result<FileSystem, Failure> {
-    let opened = match FileSystem::open_pool_private(pool) {
+fn open_to_read(pool: &Path) -> Result<FileSystem, Error> {
+    match FileSystem::open_pool_private(pool) {
         Err(error) if matches!(error.cause(), Cause::Region(pmem::Error::SharedOnly { .. })) => {
             FileSystem::open_pool(pool)
         }
         result => result,
+    }
+}
+
+/// Opens a pool for this process, or, if it is mounted, its mount.
+pub fn open(pool: &Path, wanted: Use) -> Result<Box<dyn Side>, Failure> {
+    let opened = match wanted {
+        Use::Read => open_to_read(pool),
+        Use::Change => FileSystem::open_pool(pool),
     };
-    Ok(opened?)
+    match opened {
+        Ok(file_system) => Ok(Box::new(Pool {
+            name: pool.into(),
+            file_system,
+            is_changed: wanted == Use::Change,
+        })),
+        Err(error) if is_busy(&error) => match mounted_at(pool) {
+            Some(directory) => Ok(Box::new(Host::mounted(pool, directory))),
+            None => Err(error.into()),
+        },
+        Err(error) => Err(error.into()),
+    }
 }
 
-/// Opens a pool for changes; [`close`] it afterwards.
-pub fn open_to_change(pool: &Path) -> Result<FileSystem, Failure> {
-    Ok(FileSystem::open_pool(pool)?)
+fn is_busy(error: &Error) -> bool {
+    matches!(error.cause(), Cause::Region(pmem::Error::Busy { .. }))
 }
 
-/// Opens a pool for `work`, and closes it also when the work fails.
-pub fn change(pool: &Path, work: impl FnOnce(&FileSystem) -> Outcome) -> Outcome {
-    let file_system = open_to_change(pool)?;
-    let outcome = work(&file_system);
-    outcome.and(close(&file_system, pool))
+/// The directory that shows a pool, if it is mounted.
+pub fn mounted_at(pool: &Path) -> Option<PathBuf> {
+    let source = pool.canonicalize().ok()?;
+    let mut mounts = fuse::mounts().ok()?.into_iter();
+    mounts
+        .find(|mount| mount.source == source)
+        .map(|mount| mount.directory)
+}
+
+/// Does `work` on the side of a place, and ends its use also when the work fails.
+pub fn with(place: &PoolPlace, wanted: Use, work: impl FnOnce(&dyn Side) -> Outcome) -> Outcome {
+    let side = open(&place.pool, wanted)?;
+    let outcome = work(&*side);
+    outcome.and(side.close())
 }
 
 /// Closes a pool that was opened for changes.
@@ -41,5 +79,57 @@ pub fn is_same(one: &Path, other: &Path) -> bool {
     match (one.canonicalize(), other.canonicalize()) {
         (Ok(one), Ok(other)) => one == other,
         _ => one == other,
+    }
+}
+
+/// The sides that take part in a command, each pool opened once.
+pub struct Sides {
+    host: Host,
+    pools: Vec<(PathBuf, Box<dyn Side>)>,
+}
+
+impl Sides {
+    /// Opens the sides of a target and of its sources.
+    pub fn open(to: &Place, from: &[Place]) -> Result<Sides, Failure> {
+        let mut sides = Sides {
+            host: Host::default(),
+            pools: Vec::new(),
+        };
+        // The target first: a pool that is read as well is opened for both.
+        sides.add(to, Use::Change)?;
+        for place in from {
+            sides.add(place, Use::Read)?;
+        }
+        Ok(sides)
+    }
+
+    /// Whether all paths are of this host.
+    pub fn has_no_pool(&self) -> bool {
+        self.pools.is_empty()
+    }
+
+    fn add(&mut self, place: &Place, wanted: Use) -> Outcome {
+        if let Place::Pool(place) = place
+            && self.index(&place.pool).is_none()
+        {
+            let side = open(&place.pool, wanted)?;
+            self.pools.push((place.pool.clone(), side));
+        }
+        Ok(())
+    }
+
+    fn index(&self, wanted: &Path) -> Option<usize> {
+        self.pools
+            .iter()
+            .position(|(pool, _)| is_same(pool, wanted))
+    }
+
+    /// The side of a place.
+    pub fn of(&self, place: &Place) -> &dyn Side {
+        let pool = match place {
+            Place::Pool(place) => self.index(&place.pool),
+            Place::Host(_) => None,
+        };
+        pool.map_or(&self.host, |index| &*self.pools[index].1)
     }
 }

@@ -2,51 +2,127 @@
 
 use std::collections::HashSet;
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
-use client::{Attributes, FileKind};
+use client::Attributes;
 
+use crate::arguments::files::{Df, Du};
 use crate::failure::{Failure, Outcome};
-use crate::figures::show_size;
+use crate::figures::show_short_size;
 use crate::place::PoolPlace;
-use crate::pools::open_to_read;
+use crate::pools::{self, Use};
+use crate::side::{Side, is_directory};
 use crate::walk::{Visit, walk};
 
-pub fn du(places: &[PoolPlace], bytes: bool, summary: bool, out: &mut dyn Write) -> Outcome {
-    for place in places {
-        let file_system = open_to_read(&place.pool)?;
-        let own = file_system.symlink_stat(&place.path);
-        let own = own.map_err(|error| Failure::at(place, &error))?;
-        // A file with several names takes its space once.
-        let mut counted = HashSet::new();
-        let mut sums = vec![allocated(&own)];
-        if own.kind == FileKind::Directory {
-            walk(&file_system, place, own, &mut |step| {
-                match step.visit {
-                    Visit::Enter => sums.push(allocated(step.attributes)),
-                    Visit::Leave => {
-                        let sum = sums.pop().unwrap_or(0);
-                        add(&mut sums, sum);
-                        if !summary {
-                            writeln!(out, "{:>10}  {}", show(sum, bytes), place.below(step.path))?;
-                        }
-                    }
-                    Visit::Leaf => {
-                        let attributes = step.attributes;
-                        if attributes.links == 1 || counted.insert(attributes.number) {
-                            add(&mut sums, allocated(attributes));
-                        }
-                    }
-                }
-                Ok(())
-            })?;
+/// How sizes are shown.
+#[derive(Clone, Copy)]
+enum Unit {
+    Short,
+    /// Multiples of so many bytes, rounded up.
+    Bytes(u64),
+}
+
+impl Unit {
+    fn show(self, size: u64) -> String {
+        match self {
+            Unit::Short => show_short_size(size),
+            Unit::Bytes(unit) => size.div_ceil(unit).to_string(),
         }
-        writeln!(out, "{:>10}  {place}", show(sums[0], bytes))?;
+    }
+}
+
+pub fn du(arguments: &Du, out: &mut dyn Write) -> Outcome {
+    let unit = match arguments {
+        Du {
+            human_readable: true,
+            ..
+        } => Unit::Short,
+        Du { bytes: true, .. } => Unit::Bytes(1),
+        Du {
+            mebibytes: true, ..
+        } => Unit::Bytes(1 << 20),
+        _ => Unit::Bytes(1 << 10),
+    };
+    let mut usage = Usage {
+        arguments,
+        unit,
+        counted: HashSet::new(),
+        total: 0,
+    };
+    for place in &arguments.places {
+        pools::with(place, Use::Read, |side| usage.add(side, place, out))?;
+    }
+    if arguments.total {
+        writeln!(out, "{}\ttotal", unit.show(usage.total))?;
     }
     Ok(())
 }
 
-fn allocated(attributes: &Attributes) -> u64 {
-    attributes.blocks_512 * 512
+struct Usage<'a> {
+    arguments: &'a Du,
+    unit: Unit,
+    /// Files with several names, by pool and inode number: each takes its space once.
+    counted: HashSet<(PathBuf, u64)>,
+    total: u64,
+}
+
+impl Usage<'_> {
+    fn size(&self, attributes: &Attributes) -> u64 {
+        match self.arguments.apparent_size || self.arguments.bytes {
+            true => attributes.size,
+            false => attributes.blocks_512 * 512,
+        }
+    }
+
+    fn shows(&self, depth: usize) -> bool {
+        match self.arguments.summarize {
+            true => depth == 0,
+            false => self.arguments.max_depth.is_none_or(|most| depth <= most),
+        }
+    }
+
+    fn is_new(&mut self, pool: &Path, attributes: &Attributes) -> bool {
+        attributes.links == 1 || self.counted.insert((pool.into(), attributes.number))
+    }
+
+    fn add(&mut self, side: &dyn Side, place: &PoolPlace, out: &mut dyn Write) -> Outcome {
+        let top = side.find(&place.path, false)?;
+        // The innermost directory is the last.
+        let mut sums = vec![self.size(&top.attributes)];
+        let line = |unit: Unit, sum: u64, place: &dyn std::fmt::Display| {
+            format!("{}\t{place}\n", unit.show(sum))
+        };
+        if is_directory(&top) {
+            walk(side, place, &top, &mut |step| {
+                match step.visit {
+                    Visit::Enter => sums.push(self.size(step.attributes)),
+                    Visit::Leave => {
+                        let sum = sums.pop().unwrap_or(0);
+                        add(&mut sums, sum);
+                        if self.shows(sums.len()) {
+                            let line = line(self.unit, sum, &place.below(step.path));
+                            out.write_all(line.as_bytes())?;
+                        }
+                    }
+                    Visit::Leaf if self.is_new(&place.pool, step.attributes) => {
+                        let size = self.size(step.attributes);
+                        add(&mut sums, size);
+                        if self.arguments.all && self.shows(sums.len()) {
+                            let line = line(self.unit, size, &place.below(step.path));
+                            out.write_all(line.as_bytes())?;
+                        }
+                    }
+                    Visit::Leaf => {}
+                }
+                Ok(())
+            })?;
+        } else if !self.is_new(&place.pool, &top.attributes) {
+            return Ok(());
+        }
+        self.total += sums[0];
+        out.write_all(line(self.unit, sums[0], place).as_bytes())?;
+        Ok(())
+    }
 }
 
 /// Adds to the sum of the innermost directory.
@@ -56,48 +132,103 @@ fn add(sums: &mut [u64], size: u64) {
     }
 }
 
-fn show(size: u64, bytes: bool) -> String {
-    if bytes {
-        size.to_string()
-    } else {
-        show_size(size)
+/// Cells of a line of `df`: file system, four figures, mount point.
+type Line = [String; 6];
+
+pub fn df(arguments: &Df, out: &mut dyn Write) -> Outcome {
+    let unit = match arguments {
+        Df { bytes: true, .. } => Unit::Bytes(1),
+        Df {
+            human_readable: true,
+            ..
+        } => Unit::Short,
+        _ => Unit::Bytes(1 << 10),
+    };
+    let figures = match (arguments.inodes, unit) {
+        (true, _) => ["Inodes", "IUsed", "IFree", "IUse%"],
+        (false, Unit::Short) => ["Size", "Used", "Avail", "Use%"],
+        (false, Unit::Bytes(1)) => ["1B-blocks", "Used", "Available", "Use%"],
+        (false, Unit::Bytes(_)) => ["1K-blocks", "Used", "Available", "Use%"],
+    };
+    let [size, used, available, percent] = figures.map(String::from);
+    let head = [
+        "Filesystem".into(),
+        size,
+        used,
+        available,
+        percent,
+        "Mounted on".into(),
+    ];
+    let mut lines = vec![head];
+    let pools = match arguments.pools.is_empty() {
+        true => mounted_pools()?,
+        false => arguments.pools.iter().map(|pool| pool.0.clone()).collect(),
+    };
+    for pool in &pools {
+        lines.push(line_of(pool, arguments.inodes, unit)?);
+    }
+    write_columns(&lines, out)
+}
+
+fn mounted_pools() -> Result<Vec<PathBuf>, Failure> {
+    let pools: Vec<PathBuf> = fuse::mounts()?
+        .into_iter()
+        .map(|mount| mount.source)
+        .collect();
+    match pools.is_empty() {
+        true => Err(Failure::Failed(
+            "no pool is mounted; name one, as in `tako df POOL`".into(),
+        )),
+        false => Ok(pools),
     }
 }
 
-pub fn df(places: &[PoolPlace], bytes: bool, out: &mut dyn Write) -> Outcome {
-    let head = ["size", "used", "available", "full", "inodes", "used"];
-    let mut rows = vec![(head.map(String::from), "pool".into())];
-    for place in places {
-        let file_system = open_to_read(&place.pool)?;
-        file_system
-            .stat(&place.path)
-            .map_err(|error| Failure::at(place, &error))?;
-        let statistics = file_system
-            .statistics()
-            .map_err(|error| Failure::at(place, &error))?;
-        let size = |blocks: u64| show(blocks * u64::from(statistics.block_size), bytes);
-        let used = statistics.blocks - statistics.blocks_free;
-        let room = used + statistics.blocks_available;
-        let row = [
-            size(statistics.blocks),
-            size(used),
-            size(statistics.blocks_available),
-            format!("{}%", (used * 100).div_ceil(room.max(1))),
-            statistics.inodes.to_string(),
-            (statistics.inodes - statistics.inodes_free).to_string(),
-        ];
-        rows.push((row, place.pool.display().to_string()));
-    }
-    for (cells, pool) in &rows {
-        for (column, cell) in cells.iter().enumerate() {
-            let width = rows
-                .iter()
-                .map(|(cells, _)| cells[column].len())
-                .max()
-                .unwrap_or(0);
-            write!(out, "{cell:>width$}  ")?;
+fn line_of(pool: &Path, inodes: bool, unit: Unit) -> Result<Line, Failure> {
+    let statistics = pools::open(pool, Use::Read)?.statistics()?;
+    let bytes = |blocks: u64| blocks * u64::from(statistics.block_size);
+    let (all, free, available, unit) = match inodes {
+        true => (
+            statistics.inodes,
+            statistics.inodes_free,
+            statistics.inodes_free,
+            Unit::Bytes(1),
+        ),
+        false => (
+            bytes(statistics.blocks),
+            bytes(statistics.blocks_free),
+            bytes(statistics.blocks_available),
+            unit,
+        ),
+    };
+    let used = all - free;
+    let room = used + available;
+    let directory = pools::mounted_at(pool);
+    let directory = directory.map_or("-".into(), |path| path.display().to_string());
+    Ok([
+        pool.display().to_string(),
+        unit.show(all),
+        unit.show(used),
+        unit.show(available),
+        format!("{}%", (used * 100).div_ceil(room.max(1))),
+        directory,
+    ])
+}
+
+/// Least width of the first column, as in coreutils.
+const NAME_WIDTH: usize = 14;
+
+fn write_columns(lines: &[Line], out: &mut dyn Write) -> Outcome {
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
+    let widths = [0, 1, 2, 3, 4].map(|column| width(column).unwrap_or(0));
+    for [name, size, used, available, percent, directory] in lines {
+        write!(out, "{name:<0$}", widths[0].max(NAME_WIDTH))?;
+        for (cell, width) in [size, used, available, percent]
+            .into_iter()
+            .zip(&widths[1..])
+        {
+            write!(out, " {cell:>width$}")?;
         }
-        writeln!(out, "{pool}")?;
+        writeln!(out, " {directory}")?;
     }
     Ok(())
 }

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::vec::IntoIter;
 
-use client::{Attributes, Entry, FileKind, FileSystem};
+use client::{Attributes, FileKind};
 
 use crate::failure::{Failure, Outcome};
 use crate::place::PoolPlace;
+use crate::side::{Child, Found, Side, Spot};
 
 /// What is being visited. Directories are visited twice.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,144 +25,126 @@ pub struct Step<'a> {
     pub visit: Visit,
     /// Path below the directory where the walk began.
     pub path: &'a [u8],
-    /// The directory that it is in, by inode number.
-    pub directory: u64,
+    /// The directory that it is in.
+    pub directory: &'a Spot,
+    pub spot: &'a Spot,
     pub name: &'a [u8],
     pub attributes: &'a Attributes,
     /// Whether it is the last in its directory.
     pub last: bool,
 }
 
-/// A directory under way.
+/// A directory whose entries are being visited.
 struct Level {
+    spot: Spot,
     attributes: Attributes,
     /// Length of its path below the top, in bytes.
     path_length: usize,
-    rest: IntoIter<Entry>,
+    rest: IntoIter<Child>,
     last: bool,
 }
 
-/// Visits everything below a directory, names in order. Paths may be longer than any call by path takes.
+/// A walk through everything below a directory, names in order. In a pool that this process has open, paths may be
+/// longer than any call by path takes.
+struct Walk<'a> {
+    side: &'a dyn Side,
+    top: &'a PoolPlace,
+    /// Directories entered, by inode number.
+    seen: HashSet<u64>,
+    levels: Vec<Level>,
+    path: Vec<u8>,
+}
+
+/// Visits everything below the directory `found` at `top`.
 pub fn walk(
-    file_system: &FileSystem,
+    side: &dyn Side,
     top: &PoolPlace,
-    attributes: Attributes,
+    found: &Found,
     visit: &mut dyn FnMut(&Step<'_>) -> Outcome,
 ) -> Outcome {
-    let mut path = Vec::new();
-    let mut seen = HashSet::new();
-    let mut levels = vec![open_level(
-        file_system,
+    let mut walk = Walk {
+        side,
         top,
-        &path,
-        attributes,
-        true,
-        &mut seen,
-    )?];
-    while let Some(level) = levels.last_mut() {
-        let directory = level.attributes.number;
-        path.truncate(level.path_length);
-        let Some(entry) = level.rest.next() else {
-            leave(&mut levels, &path, visit)?;
-            continue;
-        };
-        let last = level.rest.len() == 0;
-        if !path.is_empty() {
-            path.push(b'/');
-        }
-        path.extend(&entry.name);
-        let found = file_system.attributes(entry.number);
-        let attributes = found.map_err(|error| Failure::at(top.below(&path), &error))?;
-        let is_directory = attributes.kind == FileKind::Directory;
-        let kind = if is_directory {
-            Visit::Enter
-        } else {
-            Visit::Leaf
-        };
-        let (name, attributes) = (&entry.name, &attributes);
-        visit(&Step {
-            visit: kind,
-            path: &path,
-            directory,
-            name,
-            attributes,
-            last,
-        })?;
-        if is_directory {
-            levels.push(open_level(
-                file_system,
-                top,
-                &path,
-                *attributes,
-                last,
-                &mut seen,
-            )?);
-        }
-    }
+        seen: HashSet::new(),
+        levels: Vec::new(),
+        path: Vec::new(),
+    };
+    walk.enter(found.spot.clone(), found.attributes, true)?;
+    while walk.step(visit)? {}
     Ok(())
 }
 
-/// Visits the innermost directory for the second time; the top is not visited.
-fn leave(
-    levels: &mut Vec<Level>,
-    path: &[u8],
-    visit: &mut dyn FnMut(&Step<'_>) -> Outcome,
-) -> Outcome {
-    let (
-        Some(Level {
-            attributes, last, ..
-        }),
-        Some(above),
-    ) = (levels.pop(), levels.last())
-    else {
-        return Ok(());
-    };
-    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    let directory = above.attributes.number;
-    visit(&Step {
-        visit: Visit::Leave,
-        path,
-        directory,
-        name,
-        attributes: &attributes,
-        last,
-    })
-}
-
-fn open_level(
-    file_system: &FileSystem,
-    top: &PoolPlace,
-    path: &[u8],
-    attributes: Attributes,
-    last: bool,
-    seen: &mut HashSet<u64>,
-) -> Result<Level, Failure> {
-    // Only in a damaged pool has a directory two names; among its descendants, there would be no end.
-    if !seen.insert(attributes.number) {
-        let place = top.below(path);
-        return Err(Failure::Failed(format!(
-            "{place}: this directory has two names; run `tako check`"
-        )));
-    }
-    let entries = read_entries(file_system, attributes.number);
-    let entries = entries.map_err(|error| Failure::at(top.below(path), &error))?;
-    Ok(Level {
-        attributes,
-        path_length: path.len(),
-        rest: entries.into_iter(),
-        last,
-    })
-}
-
-/// What is in a directory, in the order of names.
-pub fn read_entries(file_system: &FileSystem, number: u64) -> Result<Vec<Entry>, client::Error> {
-    let mut entries = Vec::new();
-    file_system.read_directory(number, 0, &mut |entry| {
-        if entry.name != b"." && entry.name != b".." {
-            entries.push(entry.clone());
+impl Walk<'_> {
+    /// Visits the next file; false when there is none.
+    fn step(&mut self, visit: &mut dyn FnMut(&Step<'_>) -> Outcome) -> Result<bool, Failure> {
+        let Some(level) = self.levels.last_mut() else {
+            return Ok(false);
+        };
+        self.path.truncate(level.path_length);
+        let Some(Child { name, spot }) = level.rest.next() else {
+            return self.leave(visit).map(|()| true);
+        };
+        let last = level.rest.len() == 0;
+        if !self.path.is_empty() {
+            self.path.push(b'/');
         }
-        true
-    })?;
-    entries.sort_by(|one, other| one.name.cmp(&other.name));
-    Ok(entries)
+        self.path.extend(&name);
+        let attributes = self.side.attributes(&spot);
+        let attributes = attributes.map_err(|error| error.at(self.top.below(&self.path)))?;
+        let is_directory = attributes.kind == FileKind::Directory;
+        visit(&Step {
+            visit: match is_directory {
+                true => Visit::Enter,
+                false => Visit::Leaf,
+            },
+            path: &self.path,
+            directory: &level.spot,
+            spot: &spot,
+            name: &name,
+            attributes: &attributes,
+            last,
+        })?;
+        if is_directory {
+            self.enter(spot, attributes, last)?;
+        }
+        Ok(true)
+    }
+
+    /// Visits the innermost directory for the second time; the top is not visited.
+    fn leave(&mut self, visit: &mut dyn FnMut(&Step<'_>) -> Outcome) -> Outcome {
+        let (Some(left), Some(above)) = (self.levels.pop(), self.levels.last()) else {
+            return Ok(());
+        };
+        let name = self.path.rsplit(|byte| *byte == b'/').next();
+        visit(&Step {
+            visit: Visit::Leave,
+            path: &self.path,
+            directory: &above.spot,
+            spot: &left.spot,
+            name: name.unwrap_or_default(),
+            attributes: &left.attributes,
+            last: left.last,
+        })
+    }
+
+    fn enter(&mut self, spot: Spot, attributes: Attributes, last: bool) -> Outcome {
+        let place = || self.top.below(&self.path);
+        // Only in a damaged pool has a directory two names; among its descendants, there would be no end.
+        if !self.seen.insert(attributes.number) {
+            let place = place();
+            return Err(Failure::Failed(format!(
+                "{place}: this directory has two names; run `tako check`"
+            )));
+        }
+        let entries = self.side.entries(&spot);
+        let entries = entries.map_err(|error| error.at(place()))?;
+        self.levels.push(Level {
+            spot,
+            attributes,
+            path_length: self.path.len(),
+            rest: entries.into_iter(),
+            last,
+        });
+        Ok(())
+    }
 }

@@ -318,7 +318,7 @@ fn copies_go_where_cp_would_put_them() {
     assert!(failed(&["cp", &inside("/d"), &scratch.path("x")]).contains("add -r"));
     assert!(failed(&["cp", &one, &two, &inside("/renamed")]).contains("not a directory"));
     assert!(failed(&["cp", &inside("/none"), &scratch.path("x")]).contains("no file"));
-    assert!(failed(&["cp", &scratch.path("none"), &inside("/x")]).contains("no file"));
+    assert!(failed(&["cp", &scratch.path("none"), &inside("/x")]).contains("no such file"));
     assert!(failed(&["cp", &one, &inside("/none/x")]).contains("/none/x"));
     assert!(failed(&["cp", &inside("/d/one"), &inside("/d/../d/one")]).contains("one file"));
     assert!(failed(&["cp", "-r", &inside("/d"), &inside("/d/e")]).contains("into itself"));
@@ -384,16 +384,20 @@ fn listings_show_attributes() {
     );
     let long = done(&["ls", "-l", &inside("/d")]);
     let lines: Vec<&str> = long.lines().collect();
-    assert!(lines[1].starts_with("drwx"), "{long}");
+    assert!(lines[0].starts_with("total "), "{long}");
+    assert!(lines[2].starts_with("drwx"), "{long}");
     assert!(
-        lines[2].starts_with("-rw------- 1 ") && lines[2].contains(" 10000 2"),
+        lines[3].starts_with("-rw------- 1 ") && lines[3].contains(" 10000 "),
         "{long}"
     );
     assert!(
-        lines[3].starts_with("lrwxrwxrwx 1 ") && lines[3].ends_with(" link -> file"),
+        lines[4].starts_with("lrwxrwxrwx 1 ") && lines[4].ends_with(" link -> file"),
         "{long}"
     );
-    assert_eq!(done(&["ls", &inside("/d/file")]), "/d/file\n");
+    assert_eq!(
+        done(&["ls", &inside("/d/file")]),
+        format!("{pool}:/d/file\n")
+    );
     let both = done(&["ls", &inside("/"), &inside("/d/e")]);
     assert_eq!(
         both,
@@ -427,34 +431,32 @@ fn space_is_counted() {
         let first = |line: &str| line.split_whitespace().next().unwrap().parse().unwrap();
         text.lines().map(first).collect()
     };
-    let found = sizes(&["du", "--bytes", &inside("/")]);
+    let found = sizes(&["du", &inside("/")]);
     assert_eq!(found.len(), 3);
-    assert!(
-        (1 << 20..(1 << 20) + 20_000).contains(&found[0]),
-        "{found:?}"
-    );
-    assert!(
-        (2 << 20..(2 << 20) + 40_000).contains(&found[1]),
-        "{found:?}"
-    );
+    assert!((1024..1024 + 20).contains(&found[0]), "{found:?}");
+    assert!((2048..2048 + 40).contains(&found[1]), "{found:?}");
     assert!(found[2] >= found[1], "{found:?}");
-    assert_eq!(sizes(&["du", "-s", "--bytes", &inside("/d")]), found[1..2]);
-    assert!(
-        done(&["du", "-s", &inside("/d/two")])
-            .trim_start()
-            .starts_with("1.0 MiB")
-    );
+    assert_eq!(sizes(&["du", "-s", &inside("/d")]), found[1..2]);
+    let two = inside("/d/two");
+    assert_eq!(done(&["du", "-sh", &two]), format!("1.0M\t{two}\n"));
+    assert_eq!(done(&["du", "-sb", &two]), format!("1048576\t{two}\n"));
 
     let table = done(&["df", "--bytes", &inside("/")]);
     let cells: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
-    let figures: Vec<u64> = cells[..3]
+    let figures: Vec<u64> = cells[1..4]
         .iter()
         .map(|cell| cell.parse().unwrap())
         .collect();
     assert!(figures[0] < 16 << 20 && figures[1] >= 2 << 20, "{table}");
     assert!(figures[1] + figures[2] <= figures[0], "{table}");
-    assert_eq!((cells[5], cells[6]), ("5", pool.as_str()));
-    assert!(done(&["df", &inside("/")]).contains("MiB"));
+    assert_eq!((cells[0], cells[5]), (pool.as_str(), "-"));
+    assert_eq!(done(&["df", "--bytes", &pool]), table);
+    assert!(done(&["df", "-h", &pool]).contains("M "));
+    let inodes = done(&["df", "-i", &pool]);
+    assert_eq!(
+        inodes.lines().nth(1).unwrap().split_whitespace().nth(2),
+        Some("5")
+    );
 }
 
 #[test]

@@ -55,6 +55,12 @@ pub fn unmount(directory: &Path) -> Result<(), Error> {
     }
 }
 
+/// Detaches the Tako file system at `directory` at once: it ends when its last file is closed, which is not waited for.
+pub fn unmount_lazily(directory: &Path) -> Result<(), Error> {
+    let mount = mountinfo::find(directory)?.ok_or_else(|| Error::NotMounted(directory.into()))?;
+    detach(&mount.directory, Leave::AtOnce)
+}
+
 /// Waits until a pool can be opened that was mounted until now: umount(8) does not wait for that. A pool that still is
 /// mounted is not waited for, and of any other that somebody holds it is not known why.
 pub fn wait_for_close(pool: &Path) {

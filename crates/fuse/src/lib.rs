@@ -27,8 +27,9 @@ mod translate;
 mod wire;
 
 pub use error::Error;
-pub use kernel::{unmount, wait_for_close};
+pub use kernel::{unmount, unmount_lazily, wait_for_close};
 pub use mount::{Mount, mount};
+pub use mountinfo::{Mounted, mounts};
 pub use notify::Notifier;
 pub use options::{Cache, Choice, Locks, MountOptions};
 pub use session::Transport;

@@ -15,16 +15,35 @@ const LINKS_MAX: usize = 40;
 /// The type that our mounts have in the table.
 pub(crate) const FILE_SYSTEM_TYPE: &str = "fuse.tako";
 
-/// One of our mounts.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Found {
-    pub(crate) directory: PathBuf,
+/// A mount of a Tako file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// The mount point.
+    pub directory: PathBuf,
     /// The name that the mount was given: the pool's path.
-    pub(crate) source: PathBuf,
+    pub source: PathBuf,
+    /// The kernel's options, as in `/proc/self/mountinfo`.
+    pub options: String,
+}
+
+/// Returns the mounts of Tako file systems, in the order in which they were made.
+pub fn mounts() -> Result<Vec<Mounted>, Error> {
+    let table = read(Path::new("Tako file systems"))?;
+    let lines = table.split(|byte| *byte == b'\n');
+    Ok(lines.filter_map(mounted).collect())
+}
+
+/// The mount that a line is about, if it is one of ours.
+fn mounted(line: &[u8]) -> Option<Mounted> {
+    Some(Mounted {
+        source: source(line)?,
+        directory: field(line, 4)?,
+        options: field(line, 5)?.to_string_lossy().into_owned(),
+    })
 }
 
 /// Our mount at `directory`, if that is the uppermost one there.
-pub(crate) fn find(directory: &Path) -> Result<Option<Found>, Error> {
+pub(crate) fn find(directory: &Path) -> Result<Option<Mounted>, Error> {
     let directory = absolute(directory)?;
     let table = read(&directory)?;
     Ok(find_in(&table, directory))
@@ -88,13 +107,12 @@ fn dead(directory: &Path) -> io::Result<PathBuf> {
     Err(Errno::LOOP.into())
 }
 
-fn find_in(table: &[u8], directory: PathBuf) -> Option<Found> {
+fn find_in(table: &[u8], directory: PathBuf) -> Option<Mounted> {
     // A later line lies over an earlier one at the same place.
     let line = table
         .split(|byte| *byte == b'\n')
         .rfind(|line| field(line, 4).is_some_and(|at| at == directory))?;
-    let source = source(line)?;
-    Some(Found { directory, source })
+    mounted(line)
 }
 
 /// Whether there is a mount of this name.
@@ -157,9 +175,10 @@ mod tests {
         let found = find_in(TABLE, directory.clone());
         assert_eq!(
             found,
-            Some(Found {
+            Some(Mounted {
                 directory,
-                source: "/var/a\\b.pool".into()
+                source: "/var/a\\b.pool".into(),
+                options: "rw,noatime".into(),
             })
         );
     }

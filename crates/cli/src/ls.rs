@@ -1,0 +1,277 @@
+//! `tako ls`.
+
+use std::io::{self, Write};
+
+use client::{Attributes, FileKind};
+
+use crate::arguments::files::Ls;
+use crate::failure::{Failure, Outcome};
+use crate::figures::{
+    now_ns, show_device, show_mode, show_name, show_short_size, show_short_time, show_time,
+};
+use crate::place::PoolPlace;
+use crate::pools::{self, Use};
+use crate::side::{Child, Found, Side, Spot, is_directory};
+use crate::users;
+
+/// Access control list of a file, which `ls -l` marks with `+`.
+const ACCESS_LIST: &[u8] = b"system.posix_acl_access";
+const DEFAULT_LIST: &[u8] = b"system.posix_acl_default";
+
+/// A line of `ls`.
+struct Row {
+    name: Vec<u8>,
+    spot: Spot,
+    attributes: Attributes,
+    /// Of a symbolic link, where it leads.
+    target: Vec<u8>,
+    has_list: bool,
+}
+
+pub fn run(arguments: &Ls, out: &mut dyn Write) -> Outcome {
+    let mut listing = Listing {
+        arguments,
+        now_ns: now_ns(),
+        has_written: false,
+    };
+    for place in &arguments.places {
+        pools::with(place, Use::Read, |side| listing.list(side, place, out))?;
+    }
+    Ok(())
+}
+
+struct Listing<'a> {
+    arguments: &'a Ls,
+    now_ns: i64,
+    has_written: bool,
+}
+
+impl Listing<'_> {
+    fn is_long(&self) -> bool {
+        let Ls {
+            long,
+            no_owner,
+            no_group,
+            numeric_uid_gid,
+            full_time,
+            ..
+        } = self.arguments;
+        *long || *no_owner || *no_group || *numeric_uid_gid || *full_time
+    }
+
+    fn list(&mut self, side: &dyn Side, place: &PoolPlace, out: &mut dyn Write) -> Outcome {
+        let own = side.find(&place.path, false)?;
+        // A symbolic link to a directory is followed, unless attributes are asked for.
+        let follows = own.attributes.kind == FileKind::Symlink
+            && !self.is_long()
+            && !self.arguments.directory;
+        let target = match follows {
+            true => side.look(&place.path, true)?.unwrap_or(own),
+            false => own,
+        };
+        if is_directory(&target) && !self.arguments.directory {
+            let is_one_of_many = self.arguments.places.len() > 1 || self.arguments.recursive;
+            return self.list_directory(side, place, &target, is_one_of_many, out);
+        }
+        let found = side.find(&place.path, false)?;
+        let name = place.to_string().into_bytes();
+        let row = self.row(side, name, found.spot, found.attributes);
+        let rows = [row.map_err(|error| error.at(place))?];
+        self.write(&rows, out)?;
+        Ok(())
+    }
+
+    fn list_directory(
+        &mut self,
+        side: &dyn Side,
+        place: &PoolPlace,
+        found: &Found,
+        with_header: bool,
+        out: &mut dyn Write,
+    ) -> Outcome {
+        if with_header {
+            let gap = if self.has_written { "\n" } else { "" };
+            writeln!(out, "{gap}{place}:")?;
+        }
+        let rows = self.rows(side, place, found)?;
+        if self.is_long() || self.arguments.size {
+            let total = rows.iter().map(|row| row.attributes.blocks_512).sum();
+            writeln!(out, "total {}", self.blocks(total))?;
+        }
+        self.write(&rows, out)?;
+        self.has_written = true;
+        if !self.arguments.recursive {
+            return Ok(());
+        }
+        for row in rows {
+            let is_self = row.name == b"." || row.name == b"..";
+            if row.attributes.kind == FileKind::Directory && !is_self {
+                let below = place.below(&row.name);
+                let found = Found {
+                    spot: row.spot,
+                    attributes: row.attributes,
+                    identity: (0, row.attributes.number),
+                };
+                self.list_directory(side, &below, &found, true, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn rows(&self, side: &dyn Side, place: &PoolPlace, found: &Found) -> Result<Vec<Row>, Failure> {
+        let Ls {
+            all, almost_all, ..
+        } = self.arguments;
+        let mut children = side.entries(&found.spot).map_err(|error| error.at(place))?;
+        children.retain(|child| *all || *almost_all || !child.name.starts_with(b"."));
+        let mut rows = Vec::new();
+        if *all {
+            let parent = side.find(&place.path.join(".."), true)?;
+            for (name, spot) in [(".", found.spot.clone()), ("..", parent.spot)] {
+                let name = name.as_bytes().to_vec();
+                children.insert(rows.len(), Child { name, spot });
+            }
+            children.sort_by(|one, other| one.name.cmp(&other.name));
+        }
+        for Child { name, spot } in children {
+            let attributes = side.attributes(&spot);
+            let row = attributes.and_then(|it| self.row(side, name.clone(), spot, it));
+            rows.push(row.map_err(|error| error.at(place.below(&name)))?);
+        }
+        self.sort(&mut rows);
+        Ok(rows)
+    }
+
+    fn row(
+        &self,
+        side: &dyn Side,
+        name: Vec<u8>,
+        spot: Spot,
+        attributes: Attributes,
+    ) -> Result<Row, crate::side::Trouble> {
+        let is_link = attributes.kind == FileKind::Symlink;
+        let target = match is_link && self.is_long() {
+            true => side.read_link(&spot)?,
+            false => Vec::new(),
+        };
+        let has_list = self.is_long()
+            && !is_link
+            && match side.xattrs(&spot) {
+                Ok(all) => all
+                    .iter()
+                    .any(|(name, _)| name == ACCESS_LIST || name == DEFAULT_LIST),
+                Err(error) if error.is_unsupported() => false,
+                Err(error) => return Err(error),
+            };
+        Ok(Row {
+            name,
+            spot,
+            attributes,
+            target,
+            has_list,
+        })
+    }
+
+    /// Sorts rows that are in the order of their names.
+    fn sort(&self, rows: &mut [Row]) {
+        if self.arguments.by_time {
+            rows.sort_by_key(|row| std::cmp::Reverse(row.attributes.modified_ns));
+        } else if self.arguments.by_size {
+            rows.sort_by_key(|row| std::cmp::Reverse(row.attributes.size));
+        }
+        if self.arguments.reverse {
+            rows.reverse();
+        }
+    }
+
+    /// Allocated space, counted in units of 512 bytes.
+    fn blocks(&self, blocks_512: u64) -> String {
+        match self.arguments.human_readable {
+            true => show_short_size(blocks_512 * 512),
+            false => blocks_512.div_ceil(2).to_string(),
+        }
+    }
+
+    fn length(&self, attributes: &Attributes) -> String {
+        match attributes.kind {
+            FileKind::CharacterDevice | FileKind::BlockDevice => show_device(attributes.device),
+            _ if self.arguments.human_readable => show_short_size(attributes.size),
+            _ => attributes.size.to_string(),
+        }
+    }
+
+    fn time(&self, nanoseconds: i64) -> String {
+        match self.arguments.full_time {
+            true => {
+                let (time, rest) = show_time(nanoseconds);
+                format!("{time}.{rest:09} +0000")
+            }
+            false => show_short_time(nanoseconds, self.now_ns),
+        }
+    }
+
+    /// The cells before the name, with the column's alignment.
+    fn cells(&self, row: &Row, with_lists: bool) -> Vec<(bool, String)> {
+        let Ls {
+            inode,
+            size,
+            no_owner,
+            no_group,
+            numeric_uid_gid: numeric,
+            ..
+        } = self.arguments;
+        let attributes = &row.attributes;
+        let mut cells = Vec::new();
+        if *inode {
+            cells.push((true, attributes.number.to_string()));
+        }
+        if *size {
+            cells.push((true, self.blocks(attributes.blocks_512)));
+        }
+        if !self.is_long() {
+            return cells;
+        }
+        let mark = match (with_lists, row.has_list) {
+            (true, true) => "+",
+            (true, false) => " ",
+            (false, _) => "",
+        };
+        cells.push((false, format!("{}{mark}", show_mode(attributes))));
+        cells.push((true, attributes.links.to_string()));
+        if !no_owner {
+            cells.push((*numeric, users::user(attributes.uid, *numeric)));
+        }
+        if !no_group {
+            cells.push((*numeric, users::group(attributes.gid, *numeric)));
+        }
+        cells.push((true, self.length(attributes)));
+        cells.push((false, self.time(attributes.modified_ns)));
+        cells
+    }
+
+    /// Writes rows in columns.
+    fn write(&self, rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+        let with_lists = rows.iter().any(|row| row.has_list);
+        let cells: Vec<Vec<(bool, String)>> =
+            rows.iter().map(|row| self.cells(row, with_lists)).collect();
+        let count = cells.first().map_or(0, Vec::len);
+        let width = |column: usize| cells.iter().map(|row| row[column].1.len()).max();
+        let widths: Vec<usize> = (0..count).map(|it| width(it).unwrap_or(0)).collect();
+        for (row, cells) in rows.iter().zip(&cells) {
+            for ((is_right, cell), width) in cells.iter().zip(&widths) {
+                match is_right {
+                    true => write!(out, "{cell:>width$} ")?,
+                    false => write!(out, "{cell:<width$} ")?,
+                }
+            }
+            write!(out, "{}", show_name(&row.name))?;
+            match row.attributes.kind {
+                FileKind::Symlink if self.is_long() => {
+                    writeln!(out, " -> {}", show_name(&row.target))?;
+                }
+                _ => writeln!(out)?,
+            }
+        }
+        Ok(())
+    }
+}
