@@ -35,6 +35,9 @@ pub const MAGIC: u16 = u16::from_le_bytes(*b"TK");
 pub const VERSION: u8 = 1;
 /// Bytes before the body.
 pub const HEADER: usize = 48;
+/// Kinds of the messages that are not about a unit.
+const HELLO: u8 = 64;
+const MAP: u8 = 65;
 /// Longest body.
 pub const BODY_MAX: usize = 4 << 20;
 
@@ -339,8 +342,8 @@ impl Body {
             Body::Resumed { .. } => 40,
             Body::OpenKeys => 41,
             Body::Key { .. } => 42,
-            Body::Hello { .. } => 64,
-            Body::Map { .. } => 65,
+            Body::Hello { .. } => HELLO,
+            Body::Map { .. } => MAP,
         }
     }
 
@@ -586,10 +589,10 @@ impl Body {
                 member: from.u32()?,
                 key: from.u64()?,
             },
-            64 => Body::Hello {
+            HELLO => Body::Hello {
                 map_version: from.u64()?,
             },
-            65 => Body::Map {
+            MAP => Body::Map {
                 map: Box::new(ClusterMap::decode(from.rest())?),
             },
             _ => return Err(Malformed("its kind is unknown")),
@@ -650,6 +653,11 @@ impl Envelope {
             from: from.u32()?,
         })
     }
+}
+
+/// Whether this is a message about the cluster, [`Body::Hello`] or [`Body::Map`]: it counts in every epoch.
+pub fn is_of_cluster(bytes: &[u8]) -> bool {
+    matches!(bytes.get(3), Some(&(HELLO | MAP)))
 }
 
 impl Message {

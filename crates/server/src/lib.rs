@@ -1,6 +1,7 @@
 //! Joins protocol and store: carries out on a pool what a member of a unit decides.
 //!
 //! [`Core`] is a member at work: the state machine and its pool, driven by a node or by the simulation.
+//! [`node::Node`] is a process of a cluster, and [`membership`] keeps the cluster map for all of them.
 //! [`UnitPool`] is the pool of one member, open for following or for changes. Sessions, the answers of their requests
 //! and their locks are files in the image ([`table`]), so that every member has them.
 #![forbid(unsafe_code)]
@@ -9,8 +10,9 @@ mod core;
 mod execute;
 mod grants;
 pub mod membership;
+pub mod node;
 mod pool;
 pub mod table;
 
-pub use core::{Core, Failed, Host, Output};
+pub use crate::core::{Core, Failed, Host, Output};
 pub use pool::UnitPool;

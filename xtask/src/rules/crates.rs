@@ -11,7 +11,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("fabric", &["pmem", "verbs"]),
     ("store", &["operations", "pmem"]),
     ("protocol", &["operations"]),
-    ("server", &["operations", "pmem", "protocol", "store"]),
+    (
+        "server",
+        &["operations", "pmem", "fabric", "protocol", "store"],
+    ),
     ("client", &["operations", "pmem", "store"]),
     ("fuse-device", &[]),
     ("verbs", &["pmem"]),

@@ -1,0 +1,277 @@
+//! One node: a process that holds a member's pool, serves clients, and agrees with the other members.
+//!
+//! ```text
+//!   listener thread ── callers ──►  service thread: Messenger, Core, timers
+//!                                      ▲        │
+//!   watcher thread ── cluster maps ────┘        └── maps to propose ──► proposer thread
+//! ```
+//! The service thread never blocks on anything but its messenger. Connecting, TLS and membership have threads of their own.
+
+mod clock;
+mod config;
+mod error;
+mod opening;
+mod peers;
+mod registration;
+mod service;
+mod status;
+mod stewards;
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use fabric::control::{Address, Identity, Listener};
+use fabric::messenger::{Handle, Messenger, Options};
+use parking_lot::{Condvar, Mutex};
+use protocol::{ClusterMap, NodeId};
+
+pub use config::{NodeConfig, parse_address};
+pub use error::NodeError;
+pub use status::{LinkStatus, NodeStatus, Role};
+
+use crate::core::Core;
+use crate::membership::Membership;
+use service::Service;
+
+/// The number of the one unit that a cluster has.
+const UNIT: u16 = 0;
+/// How long the listener waits for callers before it looks whether the node stops.
+const LISTEN_FOR: Duration = Duration::from_millis(200);
+
+/// Takes a line for the log.
+pub type Log = Arc<dyn Fn(std::fmt::Arguments<'_>) + Send + Sync>;
+
+/// What other threads have for the service thread.
+enum Input {
+    /// The cluster map has changed.
+    Map(ClusterMap),
+    /// A proposal has ended; this is the map that is current.
+    Proposed(ClusterMap),
+    /// Report the status.
+    Status(Sender<NodeStatus>),
+    /// Stop.
+    Stop,
+}
+
+/// A way to the service thread.
+#[derive(Clone)]
+struct Inbox {
+    inputs: Sender<Input>,
+    handle: Handle,
+    stop: Arc<Stop>,
+}
+
+/// Whether the node stops.
+#[derive(Default)]
+struct Stop {
+    is_stopping: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stop {
+    fn set(&self) {
+        *self.is_stopping.lock() = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Inbox {
+    /// Whether the node goes on.
+    fn is_open(&self) -> bool {
+        !*self.stop.is_stopping.lock()
+    }
+
+    /// Waits so long, or until the node stops.
+    fn pause(&self, pause: Duration) {
+        let mut is_stopping = self.stop.is_stopping.lock();
+        if !*is_stopping {
+            self.stop.changed.wait_for(&mut is_stopping, pause);
+        }
+    }
+
+    /// Whether the service thread still takes inputs.
+    fn send(&self, input: Input) -> bool {
+        let sent = self.inputs.send(input);
+        self.handle.wake();
+        sent.is_ok()
+    }
+}
+
+/// A running node.
+pub struct Node {
+    inbox: Inbox,
+    service: Option<JoinHandle<Result<(), NodeError>>>,
+    listener: Option<JoinHandle<()>>,
+    addresses: Vec<Address>,
+    id: NodeId,
+}
+
+impl Node {
+    /// Opens the pool, formatting it for the unit if it is new, listens, registers with membership, and serves.
+    ///
+    /// # Errors
+    /// [`NodeError`]
+    pub fn start(
+        config: &NodeConfig,
+        membership: &Arc<dyn Membership>,
+        log: Log,
+    ) -> Result<Node, NodeError> {
+        let keys = config.keys.as_deref().map(Identity::load).transpose()?;
+        let cluster = keys.as_ref().map(Identity::cluster);
+        let map = registration::first_map(config, membership.as_ref(), cluster)?;
+        let identity = match keys {
+            Some(keys) => keys,
+            None => Identity::local(map.cluster, &config.name)?,
+        };
+        if identity.node() != config.name {
+            return Err(NodeError::Configuration(format!(
+                "the keys are of node {}, not {}; change `name` or `keys`",
+                identity.node(),
+                config.name
+            )));
+        }
+        let opened = opening::open(config, &map)?;
+        let messenger = Messenger::open(identity, options(config))?;
+        let listener = Listener::bind(&config.addresses()?, messenger.local().clone())?;
+        let addresses = listener.addresses();
+        let (map, id) =
+            registration::register(config, membership.as_ref(), opened.pool, &addresses)?;
+        let now = clock::now();
+        let options = map.options();
+        let defects = protocol::Defects::default();
+        let path = config.pool.display().to_string();
+        let core = Core::open(
+            id,
+            opened.region,
+            opening::store_options(),
+            (&options, &defects),
+            now,
+        )
+        .map_err(|source| NodeError::Pool { path, source })?;
+        let (inputs, received) = channel();
+        let inbox = Inbox {
+            inputs,
+            handle: messenger.handle(),
+            stop: Arc::default(),
+        };
+        let proposals = stewards::start(config, membership, &inbox, id, &log)?;
+        let service = Service::new(config, (id, map), core, messenger, proposals, log.clone());
+        let mut node = Node {
+            inbox,
+            service: None,
+            listener: None,
+            addresses,
+            id,
+        };
+        node.run(listener, service, received, log)?;
+        Ok(node)
+    }
+
+    fn run(
+        &mut self,
+        listener: Listener,
+        mut service: Service,
+        received: Receiver<Input>,
+        log: Log,
+    ) -> Result<(), NodeError> {
+        let inbox = self.inbox.clone();
+        let listening = spawn("tako-listen", move || listen(listener, &inbox, &log))?;
+        self.listener = Some(listening);
+        let stop = self.inbox.stop.clone();
+        let thread = spawn("tako-serve", move || {
+            let served = service.run(&received);
+            stop.set();
+            served
+        })?;
+        self.service = Some(thread);
+        Ok(())
+    }
+
+    /// The addresses that it listens at.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// Its identity in the cluster map.
+    pub fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// A way to ask the node from other threads.
+    pub fn asker(&self) -> Asker {
+        Asker(self.inbox.clone())
+    }
+
+    /// Waits until the node ends.
+    ///
+    /// # Errors
+    /// Why it ended, unless it was told to.
+    pub fn wait(mut self) -> Result<(), NodeError> {
+        let Some(service) = self.service.take() else {
+            return Ok(());
+        };
+        service.join().unwrap_or(Err(NodeError::Panicked))
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.inbox.stop.set();
+        self.inbox.send(Input::Stop);
+        if let Some(service) = self.service.take() {
+            let _ = service.join();
+        }
+        // Its sockets are free then.
+        if let Some(listener) = self.listener.take() {
+            let _ = listener.join();
+        }
+    }
+}
+
+/// Asks a node from another thread.
+#[derive(Clone)]
+pub struct Asker(Inbox);
+
+impl Asker {
+    /// The node's status, `None` if it has ended or does not answer in this time.
+    pub fn status(&self, timeout: Duration) -> Option<NodeStatus> {
+        let (answer, answered) = channel();
+        self.0.send(Input::Status(answer));
+        answered.recv_timeout(timeout).ok()
+    }
+
+    /// Tells the node to end.
+    pub fn stop(&self) {
+        self.0.send(Input::Stop);
+    }
+}
+
+fn options(config: &NodeConfig) -> Options {
+    let mut options = Options::default();
+    options.wanted.only = config.transport;
+    options
+}
+
+fn spawn<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, NodeError> {
+    let thread = thread::Builder::new().name(name.into()).spawn(work);
+    thread.map_err(NodeError::Thread)
+}
+
+fn listen(mut listener: Listener, inbox: &Inbox, log: &Log) {
+    while inbox.is_open() {
+        match listener.accept(LISTEN_FOR) {
+            Ok(Some(caller)) => inbox.handle.pass(caller),
+            Ok(None) => {}
+            Err(error) => {
+                log(format_args!("{error}"));
+                // Out of descriptors, perhaps: callers retry, and so does this node.
+                inbox.pause(LISTEN_FOR);
+            }
+        }
+    }
+}

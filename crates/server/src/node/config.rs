@@ -1,0 +1,92 @@
+//! What a node is told.
+
+use std::net::ToSocketAddrs;
+use std::path::PathBuf;
+
+use fabric::Provider;
+use fabric::control::Address;
+
+use super::NodeError;
+
+/// How a node is set up.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// The cluster's name.
+    pub cluster: String,
+    /// The node's name.
+    pub name: String,
+    /// Where it listens: paths of Unix sockets, which begin with `/`, or `host:port`.
+    pub listen: Vec<String>,
+    /// Directory with its keys, which `tako keys` made. Nodes without keys serve this host only.
+    pub keys: Option<PathBuf>,
+    /// The one transport to use.
+    pub transport: Option<Provider>,
+    /// The pool file or DAX device.
+    pub pool: PathBuf,
+    /// Bytes of the pool, if it is made.
+    pub pool_length: u64,
+    /// Members of the unit, when the cluster is made.
+    pub members: u8,
+    /// Least number of members in sync with which changes are taken, when the cluster is made; 0 for the default.
+    pub min_sync: u8,
+}
+
+impl NodeConfig {
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// [`NodeError::Configuration`]
+    pub fn addresses(&self) -> Result<Vec<Address>, NodeError> {
+        self.listen.iter().map(|text| parse_address(text)).collect()
+    }
+
+    /// Checks what does not depend on anything else.
+    ///
+    /// # Errors
+    /// [`NodeError::Configuration`]
+    pub fn validate(&self) -> Result<(), NodeError> {
+        let wrong = |sentence: String| Err(NodeError::Configuration(sentence));
+        if self.listen.is_empty() {
+            return wrong("`listen` is empty; add the path of a Unix socket, or host:port".into());
+        }
+        for (what, name) in [("cluster", &self.cluster), ("name", &self.name)] {
+            if !fabric::keys::is_node_name(name) {
+                return wrong(format!(
+                    "`{what}` must be 1–63 of a–z, 0–9, and '-' inside, got '{name}'"
+                ));
+            }
+        }
+        let most = protocol::map::MEMBERS_MAX;
+        if !(1..=most).contains(&usize::from(self.members)) {
+            return wrong(format!("`members` must be 1–{most}, got {}", self.members));
+        }
+        if self.min_sync > self.members {
+            return wrong(format!(
+                "`min_sync` must be at most the number of members, {}, got {}",
+                self.members, self.min_sync
+            ));
+        }
+        self.addresses().map(|_| ())
+    }
+}
+
+/// The address that this text names: the path of a Unix socket, which begins with `/`, or `host:port`.
+///
+/// # Errors
+/// [`NodeError::Configuration`]
+pub fn parse_address(text: &str) -> Result<Address, NodeError> {
+    if text.starts_with('/') {
+        return Ok(Address::Unix(text.into()));
+    }
+    let resolved = text.to_socket_addrs();
+    let first = resolved.map(|mut addresses| addresses.next());
+    match first {
+        Ok(Some(address)) => Ok(Address::Tcp(address)),
+        Ok(None) => Err(NodeError::Configuration(format!(
+            "{text} has no address; use host:port"
+        ))),
+        Err(error) => Err(NodeError::Configuration(format!(
+            "{text} is no address: {error}; use host:port, or the path of a Unix socket"
+        ))),
+    }
+}

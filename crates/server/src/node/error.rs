@@ -1,0 +1,71 @@
+//! Why a node does not start, or ends.
+
+use crate::core::Failed;
+use crate::membership::MembershipError;
+
+/// Why a node does not start, or ends.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The configuration is wrong.
+    #[error("{0}")]
+    Configuration(String),
+    /// The pool is unusable.
+    #[error("pool {path}: {source}")]
+    Pool {
+        /// The pool.
+        path: String,
+        /// Why.
+        source: store::Error,
+    },
+    /// The pool's memory is unusable.
+    #[error(transparent)]
+    Region(#[from] pmem::Error),
+    /// The pool belongs elsewhere.
+    #[error(
+        "pool {path} is {found}, not {expected}; name another pool, or remove this one to lose its contents"
+    )]
+    OtherUnit {
+        /// The pool.
+        path: String,
+        /// Its cluster and unit.
+        found: String,
+        /// This cluster and unit.
+        expected: String,
+    },
+    /// No member has the contents any more.
+    #[error(
+        "unit {unit} has lost its contents: the pools of all members in sync ({members}) are gone; bring one of them back, or remove the cluster"
+    )]
+    AllLost {
+        /// The unit.
+        unit: u16,
+        /// Their names.
+        members: String,
+    },
+    /// The pool failed while the node worked.
+    #[error("pool {path} failed: {source}; check it with `tako check`")]
+    Failed {
+        /// The pool.
+        path: String,
+        /// How.
+        source: Failed,
+    },
+    /// Membership does not work.
+    #[error(transparent)]
+    Membership(#[from] MembershipError),
+    /// The keys are unusable.
+    #[error(transparent)]
+    Keys(#[from] fabric::keys::Error),
+    /// It cannot listen.
+    #[error(transparent)]
+    Control(#[from] fabric::control::Error),
+    /// A transport does not work.
+    #[error(transparent)]
+    Fabric(#[from] fabric::Error),
+    /// No thread was started.
+    #[error("cannot start a thread: {0}; raise the limit of processes (`ulimit -u`)")]
+    Thread(std::io::Error),
+    /// The service thread ended by a defect of the program.
+    #[error("the service thread panicked; its message is in the log")]
+    Panicked,
+}

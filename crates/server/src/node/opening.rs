@@ -1,0 +1,111 @@
+//! The node's pool: opened if it is the unit's, made if there is none.
+
+use fabric::keys::show_identity;
+use pmem::{Access, Region};
+use protocol::ClusterMap;
+use protocol::cluster::{FIRST_EPOCH, Uuid};
+use store::{Geometry, MemberFormat, Replica};
+
+use super::{NodeConfig, NodeError, UNIT};
+
+/// A pool of the unit.
+pub struct Opened {
+    pub region: Region,
+    /// Its identity.
+    pub pool: Uuid,
+}
+
+/// How a member opens its pool.
+pub fn store_options() -> store::Options {
+    store::Options {
+        hold_freed: true,
+        ..store::Options::default()
+    }
+}
+
+/// How the pools of the cluster's unit are formatted.
+fn format_of(map: &ClusterMap) -> MemberFormat {
+    let format = map.unit(UNIT).map(|unit| unit.format.clone());
+    let format = format.unwrap_or_default();
+    MemberFormat {
+        cluster: map.cluster,
+        unit: format.unit,
+        hash_key: format.hash_key,
+        created_ns: format.created_ns,
+        uid: format.uid,
+        gid: format.gid,
+        pool_length: format.pool_length,
+        geometry: Geometry {
+            ring_length: format.ring_length,
+            blocks_per_group: format.blocks_per_group,
+            inodes_per_group: format.inodes_per_group,
+            data_checksums: format.data_checksums,
+        },
+    }
+}
+
+/// Opens the pool, or makes it. While the unit is not formed a new pool gets the unit's first contents; later it is a
+/// spare without contents.
+pub fn open(config: &NodeConfig, map: &ClusterMap) -> Result<Opened, NodeError> {
+    let path = &config.pool;
+    let format = format_of(map);
+    let is_formed = map.unit(UNIT).is_some_and(|unit| unit.map.version > 0);
+    let region = match Region::open(path, Access::ReadWrite) {
+        Err(pmem::Error::NotFound { .. }) => {
+            Region::create(path, config.pool_length.max(format.pool_length))?
+        }
+        opened => opened?,
+    };
+    let failed = |source| NodeError::Pool {
+        path: path.display().to_string(),
+        source,
+    };
+    let superblock = match store::read_superblock(&region) {
+        // A pool whose making was interrupted has zeros there.
+        Err(store::Error::NotAPool) if is_blank(&region) => {
+            make(&region, &format, is_formed).map_err(failed)?;
+            store::read_superblock(&region).map_err(failed)?
+        }
+        found => found.map_err(failed)?,
+    };
+    let expected = (map.cluster, format.unit);
+    if (superblock.cluster, superblock.unit) != expected {
+        return Err(NodeError::OtherUnit {
+            path: path.display().to_string(),
+            found: show((superblock.cluster, superblock.unit)),
+            expected: show(expected),
+        });
+    }
+    Ok(Opened {
+        region,
+        pool: superblock.pool,
+    })
+}
+
+fn is_blank(region: &Region) -> bool {
+    let mut first = [0; 2 * store::BLOCK];
+    let is_long = region.length() >= first.len() as u64;
+    if is_long {
+        region.read(0, &mut first);
+    }
+    is_long && first.iter().all(|byte| *byte == 0)
+}
+
+fn show((cluster, unit): (Uuid, Uuid)) -> String {
+    match cluster {
+        cluster if cluster == Uuid::default() => "a pool by itself".into(),
+        _ => format!(
+            "of unit {} of cluster {}",
+            show_identity(&unit),
+            show_identity(&cluster)
+        ),
+    }
+}
+
+fn make(region: &Region, format: &MemberFormat, is_formed: bool) -> Result<(), store::Error> {
+    if !is_formed {
+        return Replica::format_member(region, format, FIRST_EPOCH);
+    }
+    let superblock = format.superblock()?;
+    Replica::format(region, &superblock, format.geometry.ring_length)
+}

@@ -1,0 +1,368 @@
+//! The service thread: everything that the node receives goes through here, one input after the other.
+
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
+
+use fabric::messenger::{Event, LinkId, Messenger, SendError};
+use protocol::cluster::{EpochRule, FIRST_CLIENT, Judgement};
+use protocol::member::{Completion, Intent};
+use protocol::wire::{Body, Envelope, Message, is_of_cluster};
+use protocol::{ClusterMap, Defects, Member, NodeId};
+
+use super::peers::Peers;
+use super::status::{LinkStatus, NodeStatus, Role};
+use super::stewards::Task;
+use super::{Input, Log, NodeConfig, NodeError, UNIT, clock, registration};
+use crate::core::{Core, Host};
+
+/// The thread wakes up at least this often.
+const IDLE: Duration = Duration::from_secs(10);
+/// A time-out that is due at once is handled after this, so that messages come in between.
+const LEAST_PAUSE_NS: u64 = 1000;
+/// Membership is asked at most this often.
+const REFRESH_NS: u64 = 20_000_000;
+
+/// The memory of a node is open to no transfers: clients without keys send their data in messages.
+struct Closed;
+
+impl Host for Closed {
+    fn access(&mut self, intent: &Intent) -> Option<Completion> {
+        match *intent {
+            Intent::CloseKey { session } => Some(Completion::KeyClosed { session }),
+            _ => None,
+        }
+    }
+}
+
+/// The state of the service thread.
+pub struct Service {
+    id: NodeId,
+    name: String,
+    pool: String,
+    map: ClusterMap,
+    core: Core,
+    messenger: Messenger,
+    peers: Peers,
+    epochs: EpochRule,
+    tasks: Sender<Task>,
+    log: Log,
+    timer: Option<u64>,
+    refreshed_at: u64,
+    messages: u64,
+}
+
+impl Service {
+    pub fn new(
+        config: &NodeConfig,
+        (id, map): (NodeId, ClusterMap),
+        core: Core,
+        messenger: Messenger,
+        tasks: Sender<Task>,
+        log: Log,
+    ) -> Service {
+        Service {
+            id,
+            name: config.name.clone(),
+            pool: config.pool.display().to_string(),
+            // The watcher delivers it again: then it is new to the member, too.
+            map: ClusterMap { version: 0, ..map },
+            core,
+            messenger,
+            peers: Peers::default(),
+            epochs: EpochRule::default(),
+            tasks,
+            log,
+            timer: None,
+            refreshed_at: 0,
+            messages: 0,
+        }
+    }
+
+    /// Serves until it is told to stop.
+    pub fn run(&mut self, inputs: &Receiver<Input>) -> Result<(), NodeError> {
+        let mut events = Vec::new();
+        self.step(clock::now(), |_, _| ())?;
+        loop {
+            let timeout = self.timeout(clock::now());
+            self.messenger.wait(&mut events, timeout);
+            let now = clock::now();
+            for input in inputs.try_iter() {
+                match input {
+                    Input::Stop => return Ok(()),
+                    Input::Map(map) => self.take_map(now, map)?,
+                    Input::Proposed(map) => self.proposed(now, map)?,
+                    Input::Status(answer) => drop(answer.send(self.status(now))),
+                }
+            }
+            for event in events.drain(..) {
+                self.take_event(event)?;
+            }
+            let now = clock::now();
+            if self.timer.is_some_and(|at| now >= at) {
+                self.step(now, Member::handle_timeout)?;
+            }
+            self.peers
+                .dial(now, &self.map, self.id, &mut self.messenger);
+            self.messenger.submit();
+        }
+    }
+
+    fn timeout(&self, now: u64) -> Duration {
+        let dial = self.peers.next_dial(&self.map, self.id);
+        let next = [self.timer, dial].into_iter().flatten().min();
+        next.map_or(IDLE, |at| {
+            Duration::from_nanos(at.saturating_sub(now)).min(IDLE)
+        })
+    }
+
+    fn step(&mut self, now: u64, input: impl FnOnce(&mut Member, u64)) -> Result<(), NodeError> {
+        let stepped = self.core.step(now, &mut Closed, input);
+        let output = stepped.map_err(|source| NodeError::Failed {
+            path: self.pool.clone(),
+            source,
+        })?;
+        let Some(output) = output else {
+            return Ok(());
+        };
+        for map in output.proposals {
+            // The proposer thread ends only with this one.
+            let _ = self.tasks.send(Task::Propose(map));
+        }
+        for transmit in output.transmits {
+            for to in transmit.to {
+                self.send(to, &transmit.bytes);
+            }
+        }
+        self.timer = output.timeout.map(|at| at.max(now + LEAST_PAUSE_NS));
+        Ok(())
+    }
+
+    /// Sends a message to a node or client, if there is a link. The protocol repeats what gets lost.
+    fn send(&mut self, to: NodeId, bytes: &[u8]) {
+        let Some(link) = self.peers.link(to) else {
+            return;
+        };
+        match self.messenger.send(link, bytes) {
+            // A client that takes no answers has to connect again; a member may only be stopped for a while.
+            Err(error @ SendError::Backlog(_)) if to >= FIRST_CLIENT => {
+                self.drop_link(link, format_args!("{error}"));
+            }
+            _ => {}
+        }
+    }
+
+    fn send_own(&mut self, link: LinkId, body: Body) {
+        let envelope = Envelope {
+            cluster: self.map.number(),
+            epoch: self.core.member().map().epoch,
+            from: self.id,
+            ..Envelope::default()
+        };
+        let bytes = Message { envelope, body }.encode(false);
+        // A link that has ended is reported by the messenger.
+        let _ = self.messenger.send(link, &bytes);
+    }
+
+    fn send_map(&mut self, link: LinkId) {
+        let map = Box::new(self.map.clone());
+        self.send_own(link, Body::Map { map });
+    }
+
+    fn drop_link(&mut self, link: LinkId, why: std::fmt::Arguments<'_>) {
+        let who = self.messenger.peer(link).map(ToString::to_string);
+        let who = who.unwrap_or_default();
+        (self.log)(format_args!(
+            "{}: closed the link to {who}: {why}",
+            self.name
+        ));
+        self.messenger.close(link);
+        self.peers.remove(link);
+    }
+
+    fn take_event(&mut self, event: Event) -> Result<(), NodeError> {
+        let now = clock::now();
+        match event {
+            Event::Message { link, bytes } => {
+                self.messages += 1;
+                return self.take_message(now, link, &bytes);
+            }
+            Event::Dialed { dial, outcome } => {
+                let node = self.peers.dialed(now, dial);
+                match (node, outcome) {
+                    (Some(node), Ok(link)) => {
+                        self.peers.add(link, node);
+                        let map_version = self.map.version;
+                        self.send_own(link, Body::Hello { map_version });
+                    }
+                    (None, Ok(link)) => self.messenger.close(link),
+                    // It is dialed again.
+                    (_, Err(_)) => {}
+                }
+            }
+            Event::Accepted(Err(error)) => (self.log)(format_args!("{}: {error}", self.name)),
+            Event::Accepted(Ok(_)) => {}
+            Event::Lost { link, reason } => {
+                if let Some(node) = self.peers.remove(link).filter(|node| *node < FIRST_CLIENT) {
+                    let name = self.map.node(node).map_or("?", |node| node.name.as_str());
+                    (self.log)(format_args!("{}: lost {name}: {reason}", self.name));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_message(&mut self, now: u64, link: LinkId, bytes: &[u8]) -> Result<(), NodeError> {
+        let envelope = match Envelope::peek(bytes) {
+            Ok(envelope) if envelope.cluster == self.map.number() => envelope,
+            Ok(_) => {
+                self.drop_link(link, format_args!("its message is of another cluster"));
+                return Ok(());
+            }
+            Err(error) => {
+                self.drop_link(link, format_args!("{error}"));
+                return Ok(());
+            }
+        };
+        if is_of_cluster(bytes) {
+            self.take_cluster_message(now, link, bytes);
+            return Ok(());
+        }
+        if self.peers.at(link) != Some(envelope.from) {
+            self.drop_link(link, format_args!("it sent a message as {}", envelope.from));
+            return Ok(());
+        }
+        let own = self.core.member().map().epoch;
+        match self.epochs.judge(now, envelope.from, envelope.epoch, own) {
+            Judgement::Current => {
+                return self.step(now, |member, now| member.handle_message(now, bytes));
+            }
+            Judgement::SendMap => self.send_map(link),
+            Judgement::AskMembership => self.refresh(now),
+            Judgement::Drop => {}
+        }
+        Ok(())
+    }
+
+    fn take_cluster_message(&mut self, now: u64, link: LinkId, bytes: &[u8]) {
+        let message = match Message::decode(bytes, &Defects::default()) {
+            Ok(message) => message,
+            Err(error) => return self.drop_link(link, format_args!("{error}")),
+        };
+        let from = message.envelope.from;
+        let version = match message.body {
+            Body::Hello { map_version } => {
+                if !self.is_credible(link, from) {
+                    // A node that has just registered is in the next map, and dials again.
+                    self.refresh(now);
+                    return self.drop_link(link, format_args!("it is not node {from}"));
+                }
+                self.peers.add(link, from);
+                self.send_map(link);
+                map_version
+            }
+            Body::Map { map } => map.version,
+            _ => 0,
+        };
+        if version > self.map.version {
+            self.refresh(now);
+        }
+    }
+
+    /// Whether the peer of a link may be this node, or client.
+    fn is_credible(&self, link: LinkId, id: NodeId) -> bool {
+        if id >= FIRST_CLIENT {
+            return self.peers.at(link).is_none_or(|known| known == id);
+        }
+        let (peer, node) = (self.messenger.peer(link), self.map.node(id));
+        matches!((peer, node), (Some(peer), Some(node)) if peer.node == node.name)
+    }
+
+    fn refresh(&mut self, now: u64) {
+        if now >= self.refreshed_at + REFRESH_NS {
+            self.refreshed_at = now;
+            let _ = self.tasks.send(Task::Refresh);
+        }
+    }
+
+    fn take_map(&mut self, now: u64, map: ClusterMap) -> Result<(), NodeError> {
+        if map.version <= self.map.version {
+            return Ok(());
+        }
+        self.map = map;
+        if registration::next_roles(&self.map, self.id).is_some() {
+            let _ = self.tasks.send(Task::TakeRole);
+        }
+        let unit = self.map.unit(UNIT).map(|unit| unit.map.clone());
+        let unit = unit.unwrap_or_default();
+        if unit.epoch != self.core.member().map().epoch {
+            let name = self.map.node(unit.primary).map(|node| node.name.as_str());
+            let name = name.unwrap_or("none yet");
+            (self.log)(format_args!(
+                "{}: epoch {}, primary {name}",
+                self.name, unit.epoch
+            ));
+        }
+        self.step(now, |member, now| member.handle_map(now, unit))?;
+        // Clients have no membership: they learn it from here.
+        for link in self.peers.clients() {
+            self.send_map(link);
+        }
+        Ok(())
+    }
+
+    fn proposed(&mut self, now: u64, map: ClusterMap) -> Result<(), NodeError> {
+        let unit = map.unit(UNIT).map(|unit| unit.map.clone());
+        self.take_map(now, map)?;
+        let map = unit.unwrap_or_default();
+        self.step(now, |member, now| {
+            member.handle_completion(now, Completion::Proposed { map });
+        })
+    }
+
+    fn status(&self, now: u64) -> NodeStatus {
+        let member = self.core.member();
+        let (map, tail) = (member.map(), member.tail());
+        let role = if map.primary == self.id {
+            Role::Primary
+        } else if map.is_in_sync(self.id) {
+            Role::Replica
+        } else if map.members.contains(&self.id) {
+            Role::Joining
+        } else {
+            Role::Spare
+        };
+        let region = self.core.pool().region();
+        NodeStatus {
+            name: self.name.clone(),
+            pid: std::process::id(),
+            role,
+            is_serving: member.is_serving(now),
+            is_in_sync: map.is_in_sync(self.id),
+            tail_epoch: tail.epoch,
+            tail: tail.number,
+            map_version: self.map.version,
+            sessions: member.sessions().len(),
+            links: self.links(),
+            messages: self.messages,
+            memory: region.kind().to_string(),
+            survives: region.survives().to_string(),
+        }
+    }
+
+    fn links(&self) -> Vec<LinkStatus> {
+        let known = self.messenger.links().filter_map(|link| {
+            let (peer, choice) = (self.messenger.peer(link)?, self.messenger.choice(link)?);
+            let node = self.peers.at(link)?;
+            let passed_over = choice.passed_over.iter();
+            Some(LinkStatus {
+                peer: peer.to_string(),
+                is_node: node < FIRST_CLIENT,
+                transport: choice.provider.to_string(),
+                passed_over: passed_over
+                    .map(|(provider, reason)| format!("{provider}: {reason}"))
+                    .collect(),
+            })
+        });
+        known.collect()
+    }
+}

@@ -1,0 +1,73 @@
+//! What a node reports about itself.
+
+use serde::{Deserialize, Serialize};
+
+/// What a node is for its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It orders changes.
+    Primary,
+    /// It takes all records.
+    Replica,
+    /// It does not have all records yet.
+    Joining,
+    /// The unit does not have it.
+    Spare,
+}
+
+impl Role {
+    /// As it is printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Primary => "primary",
+            Role::Replica => "replica",
+            Role::Joining => "joining",
+            Role::Spare => "spare",
+        }
+    }
+}
+
+/// A link to a peer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkStatus {
+    /// The peer's name.
+    pub peer: String,
+    /// Whether the peer is a node; else it is a client.
+    pub is_node: bool,
+    /// The transport.
+    pub transport: String,
+    /// Faster transports, and why each was not taken.
+    pub passed_over: Vec<String>,
+}
+
+/// A node's status.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// Its name.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// What it is for its unit.
+    pub role: Role,
+    /// Whether it serves clients now.
+    pub is_serving: bool,
+    /// Whether it has every acknowledged change.
+    pub is_in_sync: bool,
+    /// Epoch of its tail.
+    pub tail_epoch: u32,
+    /// Position of its tail.
+    pub tail: u64,
+    /// Version of the cluster map that it has.
+    pub map_version: u64,
+    /// Sessions of clients, at the primary.
+    pub sessions: usize,
+    /// Links to nodes and clients.
+    pub links: Vec<LinkStatus>,
+    /// Messages received since it started.
+    pub messages: u64,
+    /// The memory of its pool.
+    pub memory: String,
+    /// What the contents of the pool survive.
+    pub survives: String,
+}
