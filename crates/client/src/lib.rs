@@ -11,6 +11,7 @@
 //! - [`OpenFlags`]: how to open it;
 //! - [`Lock`]: what users of a file ask each other to respect (`locks`);
 //! - [`Requests`]: the way of operations to a cluster (`requests`);
+//! - [`state_directory`]: where the clusters of this host are (`state`);
 //! - [`Error`]: what went wrong and where, and its errno.
 
 #![forbid(unsafe_code)]
@@ -23,6 +24,7 @@ mod locks;
 mod open_flags;
 mod path;
 mod requests;
+mod state;
 
 pub use error::{Cause, Error};
 pub use file::File;
@@ -31,6 +33,7 @@ pub use locks::{Deadlock, LOCK_END, Lock, LockKind, LockSpace, LockTicket, LockU
 pub use open_flags::OpenFlags;
 pub use pmem::Region;
 pub use requests::{HoldsSource, Interrupt, RequestError, Requests};
+pub use state::{cluster_map_file, state_directory};
 pub use store::{
     Attributes, Clock, Entry, Fallocate, FileExtent, FileFlags, FileKind, Geometry, LostData,
     NewInode, Options, RenameMode, SetAttributes, Statistics, WriteAt, Written, XattrMode,
