@@ -1,11 +1,14 @@
 //! Files and directories by inode: what the path API and open files are built on.
 //!
 //! A backend is an enum, and so is the handle of an inode: a call costs one comparison more than the store's own.
-//! [`Embedded`] works on a pool of this process.
+//! [`Embedded`] works on a pool of this process, [`Remote`] on a cluster.
 
 mod copy;
 mod counted;
 mod embedded;
+mod remote;
+
+use std::sync::Arc;
 
 use store::{
     Attributes, DirectoryNames, Entry, Fallocate, FileExtent, FileFlags, FileKind, NewInode,
@@ -15,6 +18,7 @@ use store::{
 use crate::Cause;
 pub(crate) use counted::{Counted, Counts};
 pub(crate) use embedded::{Embedded, EmbeddedInode};
+pub(crate) use remote::{Remote, RemoteInode};
 
 /// Result of a call by inode.
 pub(crate) type Result<T> = std::result::Result<T, Cause>;
@@ -24,6 +28,8 @@ pub(crate) type Result<T> = std::result::Result<T, Cause>;
 pub(crate) enum Backend {
     /// A pool of this process.
     Embedded(Embedded),
+    /// A cluster.
+    Remote(Remote),
 }
 
 /// Handle of a file or directory that was found in a backend. It does not keep an inode without a name alive:
@@ -32,6 +38,8 @@ pub(crate) enum Backend {
 pub(crate) enum Inode {
     /// In a pool of this process: the live inode itself, so that no call looks it up.
     Embedded(EmbeddedInode),
+    /// In a cluster.
+    Remote(Arc<RemoteInode>),
 }
 
 impl Inode {
@@ -40,6 +48,7 @@ impl Inode {
     pub(crate) fn number(&self) -> u64 {
         match self {
             Inode::Embedded(inode) => inode.number(),
+            Inode::Remote(inode) => inode.number(),
         }
     }
 }
@@ -51,6 +60,7 @@ impl Backend {
     pub(crate) fn root(&self) -> Inode {
         match self {
             Backend::Embedded(backend) => Inode::Embedded(backend.root()),
+            Backend::Remote(backend) => Inode::Remote(backend.root()),
         }
     }
 
@@ -59,14 +69,16 @@ impl Backend {
     pub(crate) fn inode(&self, number: u64) -> Result<Inode> {
         match self {
             Backend::Embedded(backend) => Ok(Inode::Embedded(backend.inode(number)?)),
+            Backend::Remote(backend) => Ok(Inode::Remote(backend.inode(number))),
         }
     }
 
-    /// State of the names of all directories. While it stays equal, a path leads through the same directories.
+    /// State of the names of all directories, if it is known. While it stays equal, a path leads through the same ones.
     #[inline]
-    pub(crate) fn directory_names(&self) -> DirectoryNames {
+    pub(crate) fn directory_names(&self) -> Option<DirectoryNames> {
         match self {
-            Backend::Embedded(backend) => backend.directory_names(),
+            Backend::Embedded(backend) => Some(backend.directory_names()),
+            Backend::Remote(_) => None,
         }
     }
 
@@ -75,6 +87,7 @@ impl Backend {
     pub(crate) fn expect(&self, name: &[u8]) {
         match self {
             Backend::Embedded(backend) => backend.expect(name),
+            Backend::Remote(_) => {}
         }
     }
 
@@ -85,6 +98,7 @@ impl Backend {
             (Backend::Embedded(backend), Inode::Embedded(directory)) => backend
                 .known_subdirectory(directory, name)
                 .map(Inode::Embedded),
+            _ => None,
         }
     }
 
@@ -92,6 +106,7 @@ impl Backend {
     pub(crate) fn statistics(&self) -> Result<Statistics> {
         match self {
             Backend::Embedded(backend) => Ok(backend.statistics()),
+            Backend::Remote(backend) => backend.statistics(),
         }
     }
 
@@ -99,6 +114,7 @@ impl Backend {
     pub(crate) fn close(&self) -> Result<()> {
         match self {
             Backend::Embedded(backend) => backend.close(),
+            Backend::Remote(backend) => backend.close(),
         }
     }
 }
@@ -115,6 +131,10 @@ macro_rules! calls {
                     (Backend::Embedded(backend), Inode::Embedded(inode)) => {
                         backend.$name(inode, $($argument),*)
                     }
+                    (Backend::Remote(backend), Inode::Remote(inode)) => {
+                        backend.$name(inode, $($argument),*)
+                    }
+                    _ => Err(Cause::OtherFileSystem),
                 }
             })*
         }
@@ -153,11 +173,11 @@ calls! {
     fn read_link() -> Vec<u8>;
     /// Visits the entries of a directory, `.` and `..` among them, from `cookie` on until `visit` returns false.
     fn read_directory(cookie: u64, visit: &mut dyn FnMut(&Entry) -> bool) -> ();
-    /// The same with attributes, where the file is still there. Entries for which `visit` returns true are held, `.` and
-    /// `..` excepted.
+    /// The same with attributes, which `.` and `..` have not. Other entries for which `visit` returns true are referred to
+    /// until [`Backend::release`].
     fn read_directory_held(
         cookie: u64,
-        visit: &mut dyn FnMut(&Entry, &Attributes) -> bool
+        visit: &mut dyn FnMut(&Entry, Option<&Attributes>) -> bool
     ) -> ();
 
     /// Value of an extended attribute.
@@ -198,6 +218,10 @@ impl Backend {
             (Backend::Embedded(backend), Inode::Embedded(directory)) => {
                 backend.lookup(directory, name).map(Inode::Embedded)
             }
+            (Backend::Remote(backend), Inode::Remote(directory)) => {
+                backend.lookup(directory, name).map(Inode::Remote)
+            }
+            _ => Err(Cause::OtherFileSystem),
         }
     }
 
@@ -213,6 +237,10 @@ impl Backend {
             (Backend::Embedded(backend), Inode::Embedded(directory)) => {
                 backend.create(directory, name, new)
             }
+            (Backend::Remote(backend), Inode::Remote(directory)) => {
+                backend.create(directory, name, new)
+            }
+            _ => Err(Cause::OtherFileSystem),
         }
     }
 
@@ -229,6 +257,11 @@ impl Backend {
                 let (inode, attributes) = backend.create_held(directory, name, new)?;
                 Ok((Inode::Embedded(inode), attributes))
             }
+            (Backend::Remote(backend), Inode::Remote(directory)) => {
+                let (inode, attributes) = backend.create_held(directory, name, new)?;
+                Ok((Inode::Remote(inode), attributes))
+            }
+            _ => Err(Cause::OtherFileSystem),
         }
     }
 
@@ -243,6 +276,10 @@ impl Backend {
             (Backend::Embedded(backend), Inode::Embedded(directory)) => backend
                 .create_unnamed(directory, new, may_be_named)
                 .map(Inode::Embedded),
+            (Backend::Remote(backend), Inode::Remote(directory)) => backend
+                .create_unnamed(directory, new, may_be_named)
+                .map(Inode::Remote),
+            _ => Err(Cause::OtherFileSystem),
         }
     }
 
@@ -252,6 +289,10 @@ impl Backend {
             (Backend::Embedded(backend), Inode::Embedded(inode), Inode::Embedded(directory)) => {
                 backend.link(inode, directory, name)
             }
+            (Backend::Remote(backend), Inode::Remote(inode), Inode::Remote(directory)) => {
+                backend.link(inode, directory, name)
+            }
+            _ => Err(Cause::OtherFileSystem),
         }
     }
 
@@ -267,6 +308,10 @@ impl Backend {
             (Backend::Embedded(backend), Inode::Embedded(from), Inode::Embedded(to)) => {
                 backend.rename((from, name), (to, new_name), mode)
             }
+            (Backend::Remote(backend), Inode::Remote(from), Inode::Remote(to)) => {
+                backend.rename((from, name), (to, new_name), mode)
+            }
+            _ => Err(Cause::OtherFileSystem),
         }
     }
 
@@ -281,6 +326,10 @@ impl Backend {
             (Backend::Embedded(backend), Inode::Embedded(from), Inode::Embedded(to)) => {
                 backend.copy_range((from, offset), (to, to_offset), length)
             }
+            (Backend::Remote(backend), Inode::Remote(from), Inode::Remote(to)) => {
+                backend.copy_range((from, offset), (to, to_offset), length)
+            }
+            _ => Err(Cause::OtherFileSystem),
         }
     }
 }

@@ -3,6 +3,10 @@
 use std::fmt;
 use std::path::Path;
 
+use operations::ErrorCode;
+
+use crate::RequestError;
+
 /// A call that failed: the cause, and the path that it was asked for, if by path.
 #[derive(Debug)]
 pub struct Error {
@@ -16,6 +20,18 @@ pub enum Cause {
     /// The store refused or found damage.
     #[error(transparent)]
     Store(#[from] store::Error),
+    /// The operation failed in a cluster.
+    #[error(transparent)]
+    Refused(#[from] ErrorCode),
+    /// The cluster gave no answer.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// Two files of one call belong to different file systems.
+    #[error("the files are in different file systems; copy instead")]
+    OtherFileSystem,
+    /// Only a pool of this process can be changed so.
+    #[error("a cluster grows by its nodes; run `tako grow` on them")]
+    NotEmbedded,
     /// The memory behind the pool could not be used.
     #[error(transparent)]
     Region(#[from] pmem::Error),
@@ -56,6 +72,17 @@ pub enum Cause {
     SpecialFile,
 }
 
+impl Cause {
+    /// Why the file system refused the operation, if that is the cause.
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            Cause::Store(error) => Some(error.code()),
+            Cause::Refused(code) => Some(*code),
+            _ => None,
+        }
+    }
+}
+
 impl Error {
     /// The error `cause`, met at `path`.
     pub(crate) fn at(path: &Path, cause: impl Into<Cause>) -> Error {
@@ -73,7 +100,12 @@ impl Error {
     /// The errno that stands for this error: the only mapping there is.
     pub fn errno(&self) -> i32 {
         match &self.cause {
-            Cause::Store(error) => store_errno(error),
+            Cause::Store(error) => code_errno(error.code()),
+            Cause::Refused(code) => code_errno(*code),
+            Cause::Request(RequestError::Interrupted) => libc::EINTR,
+            Cause::Request(_) => libc::EIO,
+            Cause::OtherFileSystem => libc::EXDEV,
+            Cause::NotEmbedded => libc::EOPNOTSUPP,
             Cause::Region(error) => region_errno(error),
             Cause::TooManySymbolicLinks | Cause::SymbolicLink => libc::ELOOP,
             Cause::PathTooLong => libc::ENAMETOOLONG,
@@ -85,9 +117,9 @@ impl Error {
     }
 }
 
-fn store_errno(error: &store::Error) -> i32 {
-    use store::Error::*;
-    match error {
+fn code_errno(code: ErrorCode) -> i32 {
+    use ErrorCode::*;
+    match code {
         NotFound => libc::ENOENT,
         Exists => libc::EEXIST,
         NotADirectory => libc::ENOTDIR,
@@ -98,15 +130,17 @@ fn store_errno(error: &store::Error) -> i32 {
         NoSpace | NoInodes => libc::ENOSPC,
         TooManyLinks => libc::EMLINK,
         FileTooLarge | TooManyPieces => libc::EFBIG,
-        InvalidArgument(_) | BadGeometry(_) | BadRecord { .. } => libc::EINVAL,
+        InvalidArgument | BadGeometry | BadRecord => libc::EINVAL,
         Stale => libc::ESTALE,
         NoXattr => libc::ENODATA,
-        NoNamespace => libc::EOPNOTSUPP,
+        NoNamespace | Unsupported => libc::EOPNOTSUPP,
         NoDefaultAcl => libc::EACCES,
-        Corrupt { .. } | DamagedSuperblock(_) | Truncated { .. } | DamagedRing => libc::EIO,
+        Corrupt | DamagedSuperblock | Truncated | DamagedRing | SessionEnded => libc::EIO,
         NotAPool => libc::EMEDIUMTYPE,
         OfUnit => libc::EPERM,
-        WrongVersion { .. } | UnknownFeature(_) => libc::EPROTONOSUPPORT,
+        WrongVersion | UnknownFeature => libc::EPROTONOSUPPORT,
+        Locked | Again => libc::EAGAIN,
+        OtherUnit => libc::EXDEV,
     }
 }
 

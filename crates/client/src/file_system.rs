@@ -3,15 +3,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use operations::{Acknowledge, ErrorCode};
 use pmem::{Access, Region};
 use store::{
     Attributes, Entry, Fallocate, FileFlags, FileKind, Geometry, LostData, NewInode, Options,
     RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
 };
 
-use crate::backend::{Backend, Counts, Embedded, Inode};
+use crate::backend::{Backend, Counts, Embedded, Inode, Remote};
 use crate::locks::LockTable;
-use crate::{Cause, Error, File, LockUser, OpenFlags};
+use crate::{Cause, Error, File, LockUser, OpenFlags, Requests};
 
 /// The root directory's inode number.
 pub const ROOT: u64 = store::ROOT;
@@ -74,6 +75,24 @@ impl FileSystem {
         FileSystem::over(Backend::Embedded(Embedded::new(store)))
     }
 
+    /// The file system of a cluster. Its changes are acknowledged as `acknowledge` says.
+    pub fn remote(requests: Arc<dyn Requests>, acknowledge: Acknowledge) -> FileSystem {
+        FileSystem::over(Backend::Remote(Remote::new(requests, acknowledge)))
+    }
+
+    /// Whether other processes may change files, too.
+    pub fn is_remote(&self) -> bool {
+        matches!(self.backend, Backend::Remote(_))
+    }
+
+    /// Ends the session with a cluster: calls that wait fail, and so does every later one. A pool of this process does not
+    /// wait, and goes on.
+    pub fn abandon(&self) {
+        if let Backend::Remote(remote) = &self.backend {
+            remote.end();
+        }
+    }
+
     fn over(backend: Backend) -> FileSystem {
         FileSystem {
             counts: Counts::new(&backend),
@@ -97,9 +116,11 @@ impl FileSystem {
     /// after.
     ///
     /// # Errors
-    /// It is longer already ([`Cause::Shrinks`]), its medium has no room, or it is one of a unit.
+    /// It is longer already ([`Cause::Shrinks`]), it is in a cluster ([`Cause::NotEmbedded`]), its medium has no room, or it is one of a unit.
     pub fn grow(&self, length: u64) -> Result<(), Error> {
-        let Backend::Embedded(embedded) = &self.backend;
+        let Backend::Embedded(embedded) = &self.backend else {
+            return Err(Cause::NotEmbedded.into());
+        };
         let store = embedded.store();
         let now = store.superblock().pool_length;
         if length < now {
@@ -111,10 +132,12 @@ impl FileSystem {
     }
 
     /// Has `listener` called when a read meets a block that does not match its checksum: once for each of the first
-    /// thousand blocks, on the thread that reads, which then gets its error. Only the first listener counts.
+    /// thousand blocks, on the thread that reads, which then gets its error. Only the first listener counts. Nodes of a
+    /// cluster report such blocks themselves.
     pub fn on_lost_data(&self, listener: impl Fn(&LostData) + Send + Sync + 'static) {
-        let Backend::Embedded(embedded) = &self.backend;
-        embedded.store().on_lost_data(listener);
+        if let Backend::Embedded(embedded) = &self.backend {
+            embedded.store().on_lost_data(listener);
+        }
     }
 
     /// How large the file system is and how much of it is free.
@@ -229,12 +252,13 @@ impl FileSystem {
             .read_directory(&self.node(number)?, cookie, visit)?)
     }
 
-    /// The same with attributes. An entry that was taken is kept as by [`FileSystem::hold`], `.` and `..` excepted.
+    /// The same with attributes, which `.` and `..` have not. Any other entry that was taken is kept as by
+    /// [`FileSystem::hold`].
     pub fn read_directory_held(
         &self,
         number: u64,
         cookie: u64,
-        visit: &mut dyn FnMut(&Entry, &Attributes) -> bool,
+        visit: &mut dyn FnMut(&Entry, Option<&Attributes>) -> bool,
     ) -> Result<(), Error> {
         Ok(self
             .backend
@@ -372,12 +396,12 @@ impl FileSystem {
         let directory = self.node(directory)?;
         settle(|| match self.create_file(&directory, name, new, flags) {
             Ok((file, attributes)) => Ok((attributes, file)),
-            Err(Cause::Store(store::Error::Exists)) if !flags.exclusive => {
+            Err(error) if error.code() == Some(ErrorCode::Exists) && !flags.exclusive => {
                 // If it is gone by now, the next attempt creates it.
                 let found = self.backend.lookup(&directory, name);
-                let gone = |error| match error {
-                    Cause::Store(store::Error::NotFound) => store::Error::Stale.into(),
-                    error => error,
+                let gone = |error: Cause| match error.code() {
+                    Some(ErrorCode::NotFound) => ErrorCode::Stale.into(),
+                    _ => error,
                 };
                 let file = self.open_node(found.map_err(gone)?, flags)?;
                 Ok((self.backend.attributes(file.inode())?, file))
@@ -437,10 +461,10 @@ impl FileSystem {
         let attributes = self.backend.attributes(&node)?;
         match attributes.kind {
             FileKind::Directory if flags.write || flags.create || flags.truncate => {
-                return Err(store::Error::IsADirectory.into());
+                return Err(ErrorCode::IsADirectory.into());
             }
             FileKind::Directory => {}
-            _ if flags.directory => return Err(store::Error::NotADirectory.into()),
+            _ if flags.directory => return Err(ErrorCode::NotADirectory.into()),
             FileKind::Symlink => return Err(Cause::SymbolicLink),
             FileKind::Regular => {}
             FileKind::Fifo
@@ -460,11 +484,11 @@ impl FileSystem {
 }
 
 /// Whether a file with flags may be opened like this. The store sees to each change; this says it early, as Linux does.
-fn check_flags(own: FileFlags, flags: OpenFlags) -> Result<(), store::Error> {
+fn check_flags(own: FileFlags, flags: OpenFlags) -> Result<(), ErrorCode> {
     let grows = flags.append && !flags.truncate;
     let changes = flags.write || flags.truncate;
     if changes && (own.immutable || own.append_only && !grows) {
-        return Err(store::Error::Guarded);
+        return Err(ErrorCode::Guarded);
     }
     Ok(())
 }
@@ -478,7 +502,9 @@ pub(crate) fn settle<T>(work: impl Fn() -> Result<T, Cause>) -> Result<T, Cause>
     let mut attempts = 1;
     loop {
         match work() {
-            Err(Cause::Store(store::Error::Stale)) if attempts < ATTEMPTS_MAX => attempts += 1,
+            Err(error) if error.code() == Some(ErrorCode::Stale) && attempts < ATTEMPTS_MAX => {
+                attempts += 1;
+            }
             result => return result,
         }
     }

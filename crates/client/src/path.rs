@@ -7,10 +7,10 @@ use std::borrow::Cow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use operations::ErrorCode;
 use rustix::process::{getegid, geteuid};
 use store::{
-    Attributes, Entry, Error as StoreError, FileFlags, FileKind, NewInode, RenameMode,
-    SetAttributes, XattrMode,
+    Attributes, Entry, FileFlags, FileKind, NewInode, RenameMode, SetAttributes, XattrMode,
 };
 
 use crate::backend::Inode;
@@ -34,8 +34,8 @@ impl FileSystem {
         self.at(path.as_ref(), |bytes| {
             match self.open_once(bytes, flags, permissions) {
                 // Somebody was faster to create it: open that.
-                Err(Cause::Store(StoreError::Exists)) if !flags.exclusive => {
-                    Err(StoreError::Stale.into())
+                Err(error) if !flags.exclusive && error.code() == Some(ErrorCode::Exists) => {
+                    Err(ErrorCode::Stale.into())
                 }
                 result => result,
             }
@@ -89,13 +89,13 @@ impl FileSystem {
         self.at(path.as_ref(), |bytes| {
             let (walk, last) = Walk::along(self.backend(), bytes)?;
             let Part::Name(name) = &last.part else {
-                return Err(StoreError::IsADirectory.into());
+                return Err(ErrorCode::IsADirectory.into());
             };
             if last.slash {
                 let node = self.backend().lookup(walk.directory(), name)?;
                 return Err(match walk.kind(&node)? {
-                    FileKind::Directory => StoreError::IsADirectory.into(),
-                    _ => StoreError::NotADirectory.into(),
+                    FileKind::Directory => ErrorCode::IsADirectory.into(),
+                    _ => ErrorCode::NotADirectory.into(),
                 });
             }
             self.backend().unlink(walk.directory(), name)
@@ -108,9 +108,9 @@ impl FileSystem {
             let (walk, last) = Walk::along(self.backend(), bytes)?;
             match last.part {
                 Part::Name(name) => Ok(self.backend().remove_directory(walk.directory(), &name)?),
-                Part::Up => Err(StoreError::NotEmpty.into()),
+                Part::Up => Err(ErrorCode::NotEmpty.into()),
                 Part::Here if bytes.iter().all(|byte| *byte == b'/') => Err(Cause::FixedName),
-                Part::Here => Err(StoreError::InvalidArgument(
+                Part::Here => Err(store::Error::InvalidArgument(
                     "'.' cannot be removed; name the directory",
                 )
                 .into()),
@@ -135,7 +135,7 @@ impl FileSystem {
             if slash || new_slash {
                 let node = self.backend().lookup(&old_directory, &old_name)?;
                 if self.backend().attributes(&node)?.kind != FileKind::Directory {
-                    return Err(StoreError::NotADirectory.into());
+                    return Err(ErrorCode::NotADirectory.into());
                 }
             }
             let (old, new) = ((&old_directory, &*old_name), (&new_directory, &*new_name));
@@ -154,11 +154,11 @@ impl FileSystem {
         self.at(path.as_ref(), |bytes| {
             let target = target.as_ref().as_os_str().as_bytes();
             if target.is_empty() {
-                return Err(StoreError::NotFound.into());
+                return Err(ErrorCode::NotFound.into());
             }
             let (directory, name, slash) = self.new_name(bytes)?;
             if slash {
-                return Err(StoreError::NotFound.into());
+                return Err(ErrorCode::NotFound.into());
             }
             self.backend().create(
                 &directory,
@@ -174,7 +174,7 @@ impl FileSystem {
         self.at(path.as_ref(), |bytes| {
             let node = self.resolve(bytes, false)?;
             if self.backend().attributes(&node)?.kind != FileKind::Symlink {
-                return Err(StoreError::InvalidArgument("this is not a symbolic link").into());
+                return Err(store::Error::InvalidArgument("this is not a symbolic link").into());
             }
             let target = self.backend().read_link(&node)?;
             self.backend().note_read(&node)?;
@@ -269,7 +269,7 @@ impl FileSystem {
     fn link_to(&self, node: &Inode, path: &[u8]) -> Result<(), Cause> {
         let (directory, name, slash) = self.new_name(path)?;
         if slash {
-            return Err(StoreError::NotFound.into());
+            return Err(ErrorCode::NotFound.into());
         }
         self.backend().link(node, &directory, &name)?;
         Ok(())
@@ -297,7 +297,7 @@ impl FileSystem {
         let (walk, Last { part, slash }) = Walk::along(self.backend(), path)?;
         match part {
             Part::Name(name) => Ok((walk.directory().clone(), name, slash)),
-            Part::Here | Part::Up => Err(StoreError::Exists.into()),
+            Part::Here | Part::Up => Err(ErrorCode::Exists.into()),
         }
     }
 
@@ -327,13 +327,13 @@ impl FileSystem {
                 return create();
             }
             let node = match self.backend().lookup(walk.directory(), name) {
-                Ok(_) if flags.create && flags.exclusive => return Err(StoreError::Exists.into()),
+                Ok(_) if flags.create && flags.exclusive => return Err(ErrorCode::Exists.into()),
                 Ok(node) => node,
-                Err(Cause::Store(StoreError::NotFound)) if flags.create && may_create => {
-                    return create();
-                }
-                Err(Cause::Store(StoreError::NotFound)) if flags.create => {
-                    return Err(StoreError::IsADirectory.into());
+                Err(error) if flags.create && error.code() == Some(ErrorCode::NotFound) => {
+                    return match may_create {
+                        true => create(),
+                        false => Err(ErrorCode::IsADirectory.into()),
+                    };
                 }
                 Err(error) => return Err(error),
             };

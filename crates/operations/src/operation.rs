@@ -117,7 +117,7 @@ pub enum Operation {
         /// The symbolic link.
         file: FileId,
     },
-    /// Reads a page of a directory. Outcome: entries; none at the end.
+    /// Reads a page of a directory. Outcome: entries. Only the last page has room for one more entry of any name.
     ReadDirectory {
         /// The directory.
         directory: FileId,

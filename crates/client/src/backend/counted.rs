@@ -71,7 +71,9 @@ mod tests {
             .map(|other| other.expect("the thread ends"))
             .collect();
         let store = |counted: &Counted| {
-            let Backend::Embedded(embedded) = &**counted;
+            let Backend::Embedded(embedded) = &**counted else {
+                panic!("the backend is embedded");
+            };
             std::ptr::from_ref(embedded.store())
         };
         assert!(others.iter().all(|other| store(other) == store(&own)));

@@ -208,7 +208,7 @@ impl Embedded {
         &self,
         directory: &Node,
         mut cookie: u64,
-        visit: &mut dyn FnMut(&Entry, &Attributes) -> bool,
+        visit: &mut dyn FnMut(&Entry, Option<&Attributes>) -> bool,
     ) -> Result<()> {
         loop {
             // The files are visited after the directory is unlocked: their locks come first.
@@ -237,17 +237,19 @@ impl Embedded {
     fn visit_held(
         &self,
         entry: &Entry,
-        visit: &mut dyn FnMut(&Entry, &Attributes) -> bool,
+        visit: &mut dyn FnMut(&Entry, Option<&Attributes>) -> bool,
     ) -> bool {
+        if entry.name == b"." || entry.name == b".." {
+            return visit(entry, None);
+        }
         let Ok(node) = self.0.node(entry.number) else {
             return true;
         };
-        let is_dot = entry.name == b"." || entry.name == b"..";
-        if !is_dot && self.0.hold(&node).is_err() {
+        if self.0.hold(&node).is_err() {
             return true;
         }
-        let is_taken = visit(entry, &self.0.attributes(&node));
-        if !is_dot && !is_taken {
+        let is_taken = visit(entry, Some(&self.0.attributes(&node)));
+        if !is_taken {
             // The hold was for the visitor; an inode that cannot be freed now is freed by the next opening of the pool.
             let _ = self.0.release(&node, 1);
         }

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use operations::ErrorCode;
 use store::{Attributes, FileKind};
 
 use super::way::Lent;
@@ -83,7 +84,7 @@ impl<'a> Walk<'a> {
     /// Walks all of `path` but its last part, from where the walk stands.
     fn approach<'p>(&mut self, path: &'p [u8]) -> Result<Last<'p>, Cause> {
         if path.is_empty() {
-            return Err(store::Error::NotFound.into());
+            return Err(ErrorCode::NotFound.into());
         }
         if path.len() > PATH_LENGTH_MAX {
             return Err(Cause::PathTooLong);
@@ -129,7 +130,7 @@ impl<'a> Walk<'a> {
                     last.slash |= slash;
                 }
                 FileKind::Directory => return Ok(node),
-                _ if last.slash => return Err(store::Error::NotADirectory.into()),
+                _ if last.slash => return Err(ErrorCode::NotADirectory.into()),
                 _ => return Ok(node),
             }
         }
@@ -192,7 +193,7 @@ impl<'a> Walk<'a> {
                         let last = self.follow(&node)?;
                         self.enter(last.part)
                     }
-                    _ => Err(store::Error::NotADirectory.into()),
+                    _ => Err(ErrorCode::NotADirectory.into()),
                 }
             }
         }

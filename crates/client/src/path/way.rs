@@ -16,7 +16,7 @@ const KEPT_MAX: usize = 256;
 pub(crate) struct Way {
     entered: SmallVec<[Inode; 8]>,
     /// How names of directories stood before the first was looked up.
-    names: DirectoryNames,
+    names: Option<DirectoryNames>,
     /// Directories were entered by their own names only.
     is_plain: bool,
     /// The beginning of a path that leads this way.
@@ -81,7 +81,7 @@ impl Way {
 
     /// Keeps the way, if it can be, as that of a beginning of a path.
     pub(crate) fn keep(&mut self, path: &[u8]) {
-        self.is_kept = self.is_plain && path.len() <= KEPT_MAX;
+        self.is_kept = self.is_plain && path.len() <= KEPT_MAX && self.names.is_some();
         if self.is_kept {
             self.path.clear();
             self.path.extend_from_slice(path);

@@ -31,9 +31,10 @@ impl Adapter {
 
     pub(super) fn read_directory_plus(&self, number: u64, cookie: u64, room: &mut [u8]) -> Answer {
         let mut listing = Listing::new(room);
-        // The kernel remembers each inode that it gets here, apart from `.` and `..`.
-        let mut add = |entry: &Entry, attributes: &Attributes| {
-            listing.add_with(&answer::entry(attributes, self.cache), &listed(entry))
+        // The kernel remembers each inode that it gets here. Where the inode is 0, it asks when it needs the file.
+        let mut add = |entry: &Entry, attributes: Option<&Attributes>| {
+            let found = attributes.map(|attributes| answer::entry(attributes, self.cache));
+            listing.add_with(&found.unwrap_or_default(), &listed(entry))
         };
         let read = self
             .file_system

@@ -1,0 +1,176 @@
+//! The backend that is a cluster: each call by inode becomes an operation.
+//!
+//! Users see the inode number `unit << 48 | inode`; the root directory has number 1. `table` knows the generation of each
+//! number as long as the kernel or an open file refers to it, and the holds that the session has of it.
+
+mod attributes;
+mod data;
+mod names;
+mod table;
+
+use std::sync::Arc;
+
+use operations::{Acknowledge, Attributes, Details, FileId, Operation, Outcome, ROOT, Statistics};
+
+use super::Result;
+use crate::{Cause, RequestError, Requests};
+use table::Table;
+
+/// Bits of an inode number below the unit.
+const UNIT_SHIFT: u32 = 48;
+/// Bytes of a page of a directory that is asked for.
+const PAGE_LENGTH: u32 = 64 << 10;
+
+/// A session with a cluster.
+#[derive(Clone)]
+pub(crate) struct Remote(Arc<Session>);
+
+struct Session {
+    requests: Arc<dyn Requests>,
+    acknowledge: Acknowledge,
+    root: FileId,
+    table: Arc<Table>,
+}
+
+/// A file or directory of the cluster.
+pub(crate) struct RemoteInode {
+    file: FileId,
+    number: u64,
+    /// Attributes from the lookup that found it.
+    found: Option<Attributes>,
+}
+
+impl RemoteInode {
+    #[inline]
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Remote {
+    pub(crate) fn new(requests: Arc<dyn Requests>, acknowledge: Acknowledge) -> Remote {
+        let table = Arc::new(Table::default());
+        let holds = table.clone();
+        requests.set_holds(Box::new(move || holds.holds()));
+        Remote(Arc::new(Session {
+            root: requests.root(),
+            requests,
+            acknowledge,
+            table,
+        }))
+    }
+
+    pub(super) fn root(&self) -> Arc<RemoteInode> {
+        Arc::new(RemoteInode {
+            file: self.0.root,
+            number: ROOT,
+            found: None,
+        })
+    }
+
+    pub(super) fn inode(&self, number: u64) -> Arc<RemoteInode> {
+        Arc::new(RemoteInode {
+            file: self.file(number),
+            number,
+            found: None,
+        })
+    }
+
+    /// The file with this number.
+    fn file(&self, number: u64) -> FileId {
+        if number == ROOT {
+            return self.0.root;
+        }
+        FileId {
+            unit: (number >> UNIT_SHIFT) as u16,
+            inode: number & ((1 << UNIT_SHIFT) - 1),
+            // The generation of a number that nothing refers to is unknown: 0 stands for any.
+            generation: self.0.table.generation(number).unwrap_or(0),
+        }
+    }
+
+    pub(super) fn statistics(&self) -> Result<Statistics> {
+        match self.call(Operation::Statistics)?.details {
+            Details::Statistics(statistics) => Ok(statistics),
+            _ => Err(invalid("statistics are missing")),
+        }
+    }
+
+    pub(super) fn close(&self) -> Result<()> {
+        let closed = self.call(Operation::CloseSession);
+        self.0.requests.end();
+        closed.map(drop)
+    }
+
+    pub(crate) fn end(&self) {
+        self.0.requests.end();
+    }
+
+    /// Executes an operation.
+    fn call(&self, operation: Operation) -> Result<Outcome> {
+        let outcome = self.0.requests.call(operation, self.0.acknowledge)?;
+        Ok(outcome.into_result()?)
+    }
+
+    fn number(&self, file: FileId) -> u64 {
+        match file {
+            FileId { unit, inode, .. } if (unit, inode) == (self.0.root.unit, ROOT) => ROOT,
+            FileId { unit, inode, .. } => u64::from(unit) << UNIT_SHIFT | inode,
+        }
+    }
+
+    /// The file and the attributes in an outcome, with the number that users see.
+    fn found(&self, outcome: &Outcome) -> Result<(FileId, Attributes)> {
+        let mut attributes = outcome
+            .attributes
+            .ok_or_else(|| invalid("attributes are missing"))?;
+        attributes.number = self.number(outcome.file);
+        Ok((outcome.file, attributes))
+    }
+
+    /// A handle of the file in an outcome.
+    fn handle(&self, outcome: &Outcome) -> Result<(Arc<RemoteInode>, Attributes)> {
+        let (file, attributes) = self.found(outcome)?;
+        let inode = RemoteInode {
+            file,
+            number: attributes.number,
+            found: Some(attributes),
+        };
+        Ok((Arc::new(inode), attributes))
+    }
+}
+
+/// Lifetime.
+impl Remote {
+    pub(super) fn hold(&self, inode: &RemoteInode) -> Result<()> {
+        let table = &self.0.table;
+        if table.refer(inode.number, inode.file) {
+            return Ok(());
+        }
+        match self.call(Operation::Hold { file: inode.file }) {
+            Ok(_) => table.note_hold(inode.number),
+            Err(error) => {
+                table.release(inode.number, 1);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn release(&self, inode: &RemoteInode, count: u64) -> Result<()> {
+        match self.0.table.release(inode.number, count) {
+            Some(held) => self
+                .call(Operation::Release { holds: vec![held] })
+                .map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+fn invalid(what: &'static str) -> Cause {
+    RequestError::Invalid(what).into()
+}
+
+fn is_dot(name: &[u8]) -> bool {
+    name == b"." || name == b".."
+}

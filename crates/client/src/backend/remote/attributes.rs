@@ -1,0 +1,106 @@
+//! Attributes, flags and extended attributes of a file of a cluster.
+
+use operations::{
+    Attributes, Details, ErrorCode, FileFlags, FileKind, Operation, SetAttributes, XattrMode,
+};
+
+use super::super::Result;
+use super::{Remote, RemoteInode, invalid};
+
+impl Remote {
+    pub(in super::super) fn attributes(&self, inode: &RemoteInode) -> Result<Attributes> {
+        let outcome = self.call(Operation::Attributes { file: inode.file })?;
+        Ok(self.found(&outcome)?.1)
+    }
+
+    /// A handle from a lookup knows them; no message is sent for them.
+    pub(in super::super) fn named_attributes(&self, inode: &RemoteInode) -> Result<Attributes> {
+        let attributes = match inode.found {
+            Some(attributes) => attributes,
+            None => self.attributes(inode)?,
+        };
+        match attributes.links {
+            0 => Err(ErrorCode::Stale.into()),
+            _ => Ok(attributes),
+        }
+    }
+
+    pub(in super::super) fn kind(&self, inode: &RemoteInode) -> Result<FileKind> {
+        Ok(self.named_attributes(inode)?.kind)
+    }
+
+    pub(in super::super) fn set_attributes(
+        &self,
+        inode: &RemoteInode,
+        change: &SetAttributes,
+    ) -> Result<Attributes> {
+        let (file, change) = (inode.file, *change);
+        let outcome = self.call(Operation::SetAttributes { file, change })?;
+        Ok(self.found(&outcome)?.1)
+    }
+
+    pub(in super::super) fn drop_privileges(
+        &self,
+        inode: &RemoteInode,
+        set_id: bool,
+    ) -> Result<()> {
+        let file = inode.file;
+        self.call(Operation::DropPrivileges { file, set_id })
+            .map(drop)
+    }
+
+    pub(in super::super) fn set_flags(&self, inode: &RemoteInode, flags: FileFlags) -> Result<()> {
+        let file = inode.file;
+        self.call(Operation::SetFlags { file, flags }).map(drop)
+    }
+
+    pub(in super::super) fn note_read(&self, inode: &RemoteInode) -> Result<()> {
+        self.call(Operation::NoteRead { file: inode.file })
+            .map(drop)
+    }
+
+    pub(in super::super) fn xattr(&self, inode: &RemoteInode, name: &[u8]) -> Result<Vec<u8>> {
+        let operation = Operation::Xattr {
+            file: inode.file,
+            name: name.to_vec(),
+        };
+        match self.call(operation)?.details {
+            Details::Data(value) => Ok(value),
+            _ => Err(invalid("the value of an extended attribute is missing")),
+        }
+    }
+
+    pub(in super::super) fn xattr_names(&self, inode: &RemoteInode) -> Result<Vec<Vec<u8>>> {
+        match self
+            .call(Operation::XattrNames { file: inode.file })?
+            .details
+        {
+            Details::Names(names) => Ok(names.into_iter().map(|name| name.into_vec()).collect()),
+            _ => Err(invalid("the names of extended attributes are missing")),
+        }
+    }
+
+    pub(in super::super) fn set_xattr(
+        &self,
+        inode: &RemoteInode,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
+        let operation = Operation::SetXattr {
+            file: inode.file,
+            name: name.to_vec(),
+            value: value.to_vec(),
+            mode,
+        };
+        self.call(operation).map(drop)
+    }
+
+    pub(in super::super) fn remove_xattr(&self, inode: &RemoteInode, name: &[u8]) -> Result<()> {
+        let operation = Operation::RemoveXattr {
+            file: inode.file,
+            name: name.to_vec(),
+        };
+        self.call(operation).map(drop)
+    }
+}

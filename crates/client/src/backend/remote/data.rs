@@ -1,0 +1,207 @@
+//! Data of files of a cluster.
+
+use operations::{
+    DATA_MAX, Details, ErrorCode, Fallocate, FileExtent, Operation, Outcome, WriteAt, Written,
+};
+
+use super::super::Result;
+use super::{Remote, RemoteInode, invalid};
+use crate::Cause;
+
+impl Remote {
+    pub(in super::super) fn read(
+        &self,
+        inode: &RemoteInode,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize> {
+        self.read_parts(inode, offset, into, false)
+    }
+
+    pub(in super::super) fn read_noted(
+        &self,
+        inode: &RemoteInode,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize> {
+        self.read_parts(inode, offset, into, true)
+    }
+
+    fn read_parts(
+        &self,
+        inode: &RemoteInode,
+        offset: u64,
+        into: &mut [u8],
+        note_read: bool,
+    ) -> Result<usize> {
+        let mut done = 0;
+        loop {
+            let part = (into.len() - done).min(DATA_MAX);
+            let outcome = self.call(Operation::Read {
+                file: inode.file,
+                offset: offset.saturating_add(done as u64),
+                length: part as u32,
+                note_read: note_read && done == 0,
+            })?;
+            let data = outcome.data();
+            let room = into[done..][..part].get_mut(..data.len());
+            room.ok_or_else(|| invalid("a read returned more than was asked for"))?
+                .copy_from_slice(data);
+            done += data.len();
+            if data.len() < part || done == into.len() {
+                return Ok(done);
+            }
+        }
+    }
+
+    pub(in super::super) fn write(
+        &self,
+        inode: &RemoteInode,
+        at: WriteAt,
+        data: &[u8],
+    ) -> Result<Written> {
+        self.write_parts(inode, at, data, None)
+    }
+
+    pub(in super::super) fn write_dropping(
+        &self,
+        inode: &RemoteInode,
+        set_id: bool,
+        at: WriteAt,
+        data: &[u8],
+    ) -> Result<Written> {
+        self.write_parts(inode, at, data, Some(set_id))
+    }
+
+    /// Writes up to 1 MiB at a time. Each part is written as a whole or not at all.
+    fn write_parts(
+        &self,
+        inode: &RemoteInode,
+        at: WriteAt,
+        data: &[u8],
+        drop_privileges: Option<bool>,
+    ) -> Result<Written> {
+        let (mut start, mut done) = (None, 0);
+        loop {
+            let part = &data[done..][..(data.len() - done).min(DATA_MAX)];
+            let outcome = self.call(Operation::Write {
+                file: inode.file,
+                at: match at {
+                    WriteAt::Offset(offset) => WriteAt::Offset(offset.saturating_add(done as u64)),
+                    WriteAt::End => WriteAt::End,
+                },
+                data: part.to_vec(),
+                drop_privileges: drop_privileges.filter(|_| done == 0),
+            });
+            let Outcome { offset, count, .. } = match outcome {
+                Ok(outcome) => outcome,
+                Err(Cause::Refused(ErrorCode::NoSpace)) if done > 0 => break,
+                Err(error) => return Err(error),
+            };
+            if count > part.len() as u64 {
+                return Err(invalid("more bytes were written than sent"));
+            }
+            // Other writers may append between two parts: the end of the last part counts.
+            start = Some(offset.saturating_sub(done as u64));
+            done += count as usize;
+            if (count as usize) < part.len() || done == data.len() {
+                break;
+            }
+        }
+        Ok(Written {
+            offset: start.unwrap_or(0),
+            length: done,
+        })
+    }
+
+    pub(in super::super) fn fallocate(
+        &self,
+        inode: &RemoteInode,
+        mode: Fallocate,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
+        let operation = Operation::Fallocate {
+            file: inode.file,
+            mode,
+            offset,
+            length,
+        };
+        self.call(operation).map(drop)
+    }
+
+    pub(in super::super) fn next_data(
+        &self,
+        inode: &RemoteInode,
+        offset: u64,
+    ) -> Result<Option<u64>> {
+        let file = inode.file;
+        self.position(Operation::NextData { file, offset })
+    }
+
+    pub(in super::super) fn next_hole(
+        &self,
+        inode: &RemoteInode,
+        offset: u64,
+    ) -> Result<Option<u64>> {
+        let file = inode.file;
+        self.position(Operation::NextHole { file, offset })
+    }
+
+    fn position(&self, operation: Operation) -> Result<Option<u64>> {
+        match self.call(operation)?.details {
+            Details::Position(position) => Ok(position),
+            _ => Err(invalid("a position in a file is missing")),
+        }
+    }
+
+    pub(in super::super) fn next_extent(
+        &self,
+        inode: &RemoteInode,
+        offset: u64,
+    ) -> Result<Option<FileExtent>> {
+        let file = inode.file;
+        match self.call(Operation::NextExtent { file, offset })?.details {
+            Details::Extent(extent) => Ok(extent),
+            _ => Err(invalid("an extent of a file is missing")),
+        }
+    }
+
+    /// Copies in as many operations as the primary needs records; up to 1 MiB in one.
+    pub(in super::super) fn copy_range(
+        &self,
+        (from, offset): (&RemoteInode, u64),
+        (to, to_offset): (&RemoteInode, u64),
+        length: u64,
+    ) -> Result<u64> {
+        let mut done = 0;
+        loop {
+            let outcome = self.call(Operation::CopyRange {
+                file: from.file,
+                offset: offset.saturating_add(done),
+                to: to.file,
+                to_offset: to_offset.saturating_add(done),
+                length: length - done,
+            });
+            match outcome {
+                Ok(outcome) if outcome.count > length - done => {
+                    return Err(invalid("more bytes were copied than asked for"));
+                }
+                Ok(outcome) => {
+                    done += outcome.count;
+                    let is_one_change = length <= DATA_MAX as u64;
+                    if outcome.count == 0 || done == length || is_one_change {
+                        return Ok(done);
+                    }
+                }
+                // The next call gets the error. The caller must know that these bytes have changed.
+                Err(_) if done > 0 => return Ok(done),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(in super::super) fn sync(&self, inode: &RemoteInode) -> Result<()> {
+        self.call(Operation::Sync { file: inode.file }).map(drop)
+    }
+}

@@ -1,0 +1,232 @@
+//! Names and directories of a cluster.
+
+use std::sync::Arc;
+
+use operations::{
+    Attributes, Details, Entry, FileId, ListedEntry, NAME_LENGTH_MAX, NewInode, Operation,
+    OwnedNewInode, RenameMode,
+};
+
+use super::super::Result;
+use super::{PAGE_LENGTH, Remote, RemoteInode, invalid, is_dot};
+
+impl Remote {
+    pub(in super::super) fn lookup(
+        &self,
+        directory: &RemoteInode,
+        name: &[u8],
+    ) -> Result<Arc<RemoteInode>> {
+        let outcome = self.call(lookup(directory, name, false))?;
+        Ok(self.handle(&outcome)?.0)
+    }
+
+    pub(in super::super) fn attributes_of(
+        &self,
+        directory: &RemoteInode,
+        name: &[u8],
+    ) -> Result<Attributes> {
+        let outcome = self.call(lookup(directory, name, false))?;
+        Ok(self.found(&outcome)?.1)
+    }
+
+    pub(in super::super) fn lookup_held(
+        &self,
+        directory: &RemoteInode,
+        name: &[u8],
+    ) -> Result<Attributes> {
+        let outcome = self.call(lookup(directory, name, true))?;
+        let (file, attributes) = self.found(&outcome)?;
+        self.0.table.add(attributes.number, file, 1);
+        Ok(attributes)
+    }
+
+    pub(in super::super) fn create(
+        &self,
+        directory: &RemoteInode,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<Attributes> {
+        let outcome = self.call(create(directory, name, new, false))?;
+        Ok(self.found(&outcome)?.1)
+    }
+
+    pub(in super::super) fn create_held(
+        &self,
+        directory: &RemoteInode,
+        name: &[u8],
+        new: &NewInode<'_>,
+    ) -> Result<(Arc<RemoteInode>, Attributes)> {
+        let outcome = self.call(create(directory, name, new, true))?;
+        let (inode, attributes) = self.handle(&outcome)?;
+        self.0.table.add(inode.number, inode.file, 1);
+        Ok((inode, attributes))
+    }
+
+    pub(in super::super) fn create_unnamed(
+        &self,
+        directory: &RemoteInode,
+        new: &NewInode<'_>,
+        may_be_named: bool,
+    ) -> Result<Arc<RemoteInode>> {
+        let outcome = self.call(Operation::CreateUnnamed {
+            directory: directory.file,
+            new: OwnedNewInode::from(new),
+            may_be_named,
+        })?;
+        let inode = self.handle(&outcome)?.0;
+        self.0.table.add(inode.number, inode.file, 1);
+        Ok(inode)
+    }
+
+    pub(in super::super) fn link(
+        &self,
+        inode: &RemoteInode,
+        directory: &RemoteInode,
+        name: &[u8],
+    ) -> Result<Attributes> {
+        let outcome = self.call(Operation::Link {
+            file: inode.file,
+            directory: directory.file,
+            name: name.to_vec(),
+        })?;
+        Ok(self.found(&outcome)?.1)
+    }
+
+    pub(in super::super) fn unlink(&self, directory: &RemoteInode, name: &[u8]) -> Result<()> {
+        let operation = Operation::Unlink {
+            directory: directory.file,
+            name: name.to_vec(),
+        };
+        self.call(operation).map(drop)
+    }
+
+    pub(in super::super) fn remove_directory(
+        &self,
+        directory: &RemoteInode,
+        name: &[u8],
+    ) -> Result<()> {
+        let operation = Operation::RemoveDirectory {
+            directory: directory.file,
+            name: name.to_vec(),
+        };
+        self.call(operation).map(drop)
+    }
+
+    pub(in super::super) fn rename(
+        &self,
+        (from, name): (&RemoteInode, &[u8]),
+        (to, new_name): (&RemoteInode, &[u8]),
+        mode: RenameMode,
+    ) -> Result<()> {
+        let operation = Operation::Rename {
+            directory: from.file,
+            name: name.to_vec(),
+            new_directory: to.file,
+            new_name: new_name.to_vec(),
+            mode,
+        };
+        self.call(operation).map(drop)
+    }
+
+    pub(in super::super) fn read_link(&self, inode: &RemoteInode) -> Result<Vec<u8>> {
+        match self.call(Operation::ReadLink { file: inode.file })?.details {
+            Details::Data(target) => Ok(target),
+            _ => Err(invalid("the target of a symbolic link is missing")),
+        }
+    }
+
+    pub(in super::super) fn read_directory(
+        &self,
+        directory: &RemoteInode,
+        cookie: u64,
+        visit: &mut dyn FnMut(&Entry) -> bool,
+    ) -> Result<()> {
+        self.read_pages(directory, cookie, false, &mut |listed| visit(&listed.entry))
+    }
+
+    pub(in super::super) fn read_directory_held(
+        &self,
+        directory: &RemoteInode,
+        cookie: u64,
+        visit: &mut dyn FnMut(&Entry, Option<&Attributes>) -> bool,
+    ) -> Result<()> {
+        self.read_pages(directory, cookie, true, &mut |listed| {
+            let ListedEntry { entry, attributes } = listed;
+            if is_dot(&entry.name) {
+                return visit(entry, None);
+            }
+            // An entry without attributes has been removed since the page was read.
+            let Some(attributes) = attributes else {
+                return true;
+            };
+            let is_taken = visit(entry, Some(attributes));
+            if is_taken {
+                // The session takes a hold when the file is opened.
+                let file = FileId {
+                    generation: attributes.generation,
+                    ..self.file(entry.number)
+                };
+                self.0.table.add(entry.number, file, 0);
+            }
+            is_taken
+        })
+    }
+
+    /// Visits entries, a page at a time, with the numbers that users see.
+    fn read_pages(
+        &self,
+        directory: &RemoteInode,
+        mut cookie: u64,
+        with_attributes: bool,
+        visit: &mut dyn FnMut(&ListedEntry) -> bool,
+    ) -> Result<()> {
+        loop {
+            let page = self.call(Operation::ReadDirectory {
+                directory: directory.file,
+                cookie,
+                length: PAGE_LENGTH,
+                with_attributes,
+            })?;
+            let Details::Entries(entries) = page.details else {
+                return Err(invalid("the entries of a directory are missing"));
+            };
+            let mut room = PAGE_LENGTH as usize;
+            for mut listed in entries {
+                let bytes = ListedEntry::page_bytes(listed.entry.name.len(), with_attributes);
+                room = room.saturating_sub(bytes);
+                listed.entry.number = self.number(FileId {
+                    unit: directory.file.unit,
+                    inode: listed.entry.number,
+                    generation: 0,
+                });
+                if let Some(attributes) = &mut listed.attributes {
+                    attributes.number = listed.entry.number;
+                }
+                cookie = listed.entry.cookie;
+                if !visit(&listed) {
+                    return Ok(());
+                }
+            }
+            if room >= ListedEntry::page_bytes(NAME_LENGTH_MAX, with_attributes) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn lookup(directory: &RemoteInode, name: &[u8], hold: bool) -> Operation {
+    Operation::Lookup {
+        directory: directory.file,
+        name: name.to_vec(),
+        hold,
+    }
+}
+
+fn create(directory: &RemoteInode, name: &[u8], new: &NewInode<'_>, hold: bool) -> Operation {
+    Operation::Create {
+        directory: directory.file,
+        name: name.to_vec(),
+        new: OwnedNewInode::from(new),
+        hold,
+    }
+}
