@@ -10,14 +10,17 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use client::FileSystem;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
+use store::Store;
 
 use crate::failure::Failure;
+use crate::info::{Info, ring_start};
 
 /// Longest line that is asked, in bytes; one is a word and a number.
 const ASKED_MAX: u64 = 64;
@@ -26,6 +29,8 @@ const ANSWERED_MAX: u64 = 4096;
 /// How long who asks may take to say what.
 const ASKING_MAX: Duration = Duration::from_secs(5);
 const GROW: &str = "grow ";
+/// Asks for what `tako info --json` prints, on one line.
+pub const INFO: &str = "info";
 const DONE: &str = "done";
 
 fn address(pool: &Path) -> io::Result<SocketAddr> {
@@ -39,13 +44,16 @@ fn is_trusted(stream: &UnixStream) -> bool {
 }
 
 /// Answers what is asked of the pool, on a thread that sleeps until somebody asks.
-pub fn serve(pool: &Path, file_system: FileSystem) -> io::Result<()> {
+pub fn serve(pool: &Path, file_system: FileSystem, store: Arc<Store>) -> io::Result<()> {
+    let path = pool.to_owned();
     let listener = UnixListener::bind_addr(&address(pool)?)?;
     let answer = move || {
         for stream in listener.incoming() {
             match stream {
                 // Who does not wait for the answer does without it.
-                Ok(stream) if is_trusted(&stream) => drop(answer(stream, &file_system)),
+                Ok(stream) if is_trusted(&stream) => {
+                    drop(answer(stream, &path, &file_system, &store))
+                }
                 Ok(_) => {}
                 // Nobody can ask any more, who asks is told so, and the mount goes on.
                 Err(_) => return,
@@ -58,49 +66,73 @@ pub fn serve(pool: &Path, file_system: FileSystem) -> io::Result<()> {
         .map(drop)
 }
 
-fn answer(mut stream: UnixStream, file_system: &FileSystem) -> io::Result<()> {
+fn answer(
+    mut stream: UnixStream,
+    pool: &Path,
+    file_system: &FileSystem,
+    store: &Store,
+) -> io::Result<()> {
     stream.set_read_timeout(Some(ASKING_MAX))?;
     stream.set_write_timeout(Some(ASKING_MAX))?;
     let mut asked = String::new();
     BufReader::new(Read::take(&stream, ASKED_MAX)).read_line(&mut asked)?;
-    let length = asked
-        .strip_suffix('\n')
-        .and_then(|it| it.strip_prefix(GROW));
+    let asked = asked.trim_end_matches('\n');
+    let length = asked.strip_prefix(GROW);
     let answer = match length.and_then(|length| length.parse().ok()) {
         Some(length) => match file_system.grow(length) {
             Ok(()) => DONE.to_owned(),
             Err(error) => error.to_string(),
         },
+        None if asked == INFO => describe(pool, store),
         None => "this is not understood; use the program that made the mount".to_owned(),
     };
     stream.write_all(format!("{}\n", answer.replace('\n', " ")).as_bytes())
 }
 
-/// Has the process that serves a mount of the pool make it longer. `None`: none does.
-pub fn ask_to_grow(pool: &Path, length: u64) -> Result<Option<()>, Failure> {
+/// The facts of an open pool, or why there are none.
+fn describe(pool: &Path, store: &Store) -> String {
+    // Nothing is to be replayed as long as it is open.
+    let start = ring_start(store.region());
+    match Info::of_store(pool, store, start) {
+        Ok(info) => serde_json::to_string(&info).unwrap_or_else(|error| error.to_string()),
+        Err(failure) => failure.sentence(),
+    }
+}
+
+/// Asks the process that serves a mount of the pool, and returns its answer. `None`: no process does.
+pub fn ask(pool: &Path, line: &str) -> Result<Option<String>, Failure> {
     let connect = || UnixStream::connect_addr(&address(pool)?);
     let mut stream = match connect() {
         Ok(stream) => stream,
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
         Err(error) => return Err(failed(pool, &error)),
     };
+    let pool_name = pool.display();
     if !is_trusted(&stream) {
-        let sentence = "it is another user who has it mounted; ask that user, or root";
-        return Err(Failure::Failed(format!("{}: {sentence}", pool.display())));
+        let sentence = "another user has it mounted; ask that user, or root";
+        return Err(Failure::Failed(format!("{pool_name}: {sentence}")));
     }
     let mut answer = String::new();
-    let asked = stream.write_all(format!("{GROW}{length}\n").as_bytes());
+    let asked = stream.write_all(format!("{line}\n").as_bytes());
     asked.map_err(|error| failed(pool, &error))?;
     let read = BufReader::new(Read::take(&stream, ANSWERED_MAX)).read_line(&mut answer);
     read.map_err(|error| failed(pool, &error))?;
     match answer.trim_end() {
-        DONE => Ok(Some(())),
         "" => {
             let sentence =
                 "the process that has it mounted did not answer; see whether it still runs";
-            Err(Failure::Failed(format!("{}: {sentence}", pool.display())))
+            Err(Failure::Failed(format!("{pool_name}: {sentence}")))
         }
-        refusal => Err(Failure::Failed(format!("{}: {refusal}", pool.display()))),
+        answer => Ok(Some(answer.to_owned())),
+    }
+}
+
+/// Has the process that serves a mount of the pool make it longer. `None`: no process does.
+pub fn ask_to_grow(pool: &Path, length: u64) -> Result<Option<()>, Failure> {
+    match ask(pool, &format!("{GROW}{length}"))?.as_deref() {
+        None => Ok(None),
+        Some(DONE) => Ok(Some(())),
+        Some(refusal) => Err(Failure::Failed(format!("{}: {refusal}", pool.display()))),
     }
 }
 

@@ -47,6 +47,14 @@ impl Failure {
         Failure::Failed(format!("cannot {what} {place}: {reason}; {advice}"))
     }
 
+    /// The sentence for the user, empty if there is none.
+    pub fn sentence(self) -> String {
+        match self {
+            Failure::Failed(sentence) | Failure::Usage(sentence) => sentence,
+            Failure::Silent | Failure::NoReader => String::new(),
+        }
+    }
+
     /// Tells the user, and the exit code for it.
     pub fn report(self) -> ExitCode {
         let (sentence, code) = match self {
@@ -142,13 +150,6 @@ fn advice(errno: i32) -> &'static str {
 mod tests {
     use super::*;
 
-    fn sentence(failure: Failure) -> String {
-        match failure {
-            Failure::Failed(sentence) | Failure::Usage(sentence) => sentence,
-            other => panic!("{other:?} has no sentence"),
-        }
-    }
-
     #[test]
     fn advice_fits_the_error_number() {
         for (errno, reason, advice) in [
@@ -159,7 +160,7 @@ mod tests {
             (Errno::NOENT, "no such file", "check the path"),
         ] {
             let failure = Failure::host("write", Path::new("/x"), &errno.into());
-            let sentence = sentence(failure);
+            let sentence = failure.sentence();
             assert!(
                 sentence.starts_with(&format!("cannot write /x: {reason}")),
                 "{sentence}"
@@ -170,9 +171,9 @@ mod tests {
 
     #[test]
     fn a_reason_that_says_what_to_do_gets_no_second_advice() {
-        let full = sentence(Failure::at("p:/x", &store::Error::NoSpace.into()));
+        let full = Failure::at("p:/x", &store::Error::NoSpace.into()).sentence();
         assert_eq!(full.matches("; ").count(), 1, "{full}");
-        let missing = sentence(Failure::at("p:/x", &store::Error::NotFound.into()));
+        let missing = Failure::at("p:/x", &store::Error::NotFound.into()).sentence();
         assert!(missing.ends_with("what a pool holds"), "{missing}");
     }
 }

@@ -5,16 +5,17 @@ use std::path::Path;
 
 use fabric::keys::show_identity;
 use pmem::{Access, Region};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use store::layout::superblock::{RING_STATES, RingState};
 use store::{Options, Store};
 use zerocopy::FromBytes;
 
+use crate::channel;
 use crate::failure::{Failure, Outcome};
 use crate::figures::{show_size, show_time};
 
 /// What there is to know about a pool as a whole.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Info {
     pool: String,
     identity: String,
@@ -23,7 +24,7 @@ pub struct Info {
     cluster: Option<String>,
     format_version: u32,
     created_ns: i64,
-    features: Vec<&'static str>,
+    features: Vec<String>,
     pub memory: Memory,
     pool_bytes: u64,
     image_bytes: u64,
@@ -45,27 +46,50 @@ pub struct Info {
 }
 
 /// The memory behind a pool.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Memory {
     kind: String,
     /// The worst event that the contents outlive.
     pub survives: String,
-    flush_instruction: &'static str,
+    flush_instruction: String,
 }
 
 impl Info {
-    /// Examines a pool that nobody has open, without writing to it.
+    /// Examines a pool without writing to it; one that is mounted is examined by the process that serves the mount.
     pub fn of(pool: &Path) -> Result<Info, Failure> {
-        // Only a mapping that could be written tells what the memory is; a private one is then enough.
-        let region = Region::open(pool, Access::ReadWrite)?;
-        let memory = Memory {
-            kind: region.kind().to_string(),
-            survives: region.survives().to_string(),
-            flush_instruction: region.flush_instruction(),
+        let access = match Region::open(pool, Access::Private) {
+            Err(busy @ pmem::Error::Busy { .. }) => {
+                return Info::asked(pool)?.ok_or_else(|| busy.into());
+            }
+            // A DAX device has no private mapping and is opened as a mount opens it.
+            Err(pmem::Error::SharedOnly { .. }) => Region::open(pool, Access::ReadWrite)?,
+            result => result?,
         };
-        let start = ring_start(&region);
-        drop(region);
-        let store = open_store(pool)?;
+        let start = ring_start(&access);
+        let store = Store::open(access, Options::default())
+            .map_err(|error| Failure::Failed(format!("{}: {error}", pool.display())))?;
+        Info::of_store(pool, &store, start)
+    }
+
+    /// What the process says that serves a mount of the pool. `None`: no process does.
+    fn asked(pool: &Path) -> Result<Option<Info>, Failure> {
+        let Some(answer) = channel::ask(pool, channel::INFO)? else {
+            return Ok(None);
+        };
+        let mut info: Info = serde_json::from_str(&answer)
+            .map_err(|_| Failure::Failed(format!("{}: {answer}", pool.display())))?;
+        info.pool = pool.display().to_string();
+        Ok(Some(info))
+    }
+
+    /// Describes an open pool, recovery of which began to read the ring at `start`.
+    pub fn of_store(pool: &Path, store: &Store, start: u64) -> Result<Info, Failure> {
+        let (kind, survives) = Region::describe(pool)?;
+        let memory = Memory {
+            kind: kind.to_string(),
+            survives: survives.to_string(),
+            flush_instruction: store.region().flush_instruction().to_owned(),
+        };
         let superblock = store.superblock();
         let (statistics, sharing) = (store.statistics(), store.sharing());
         let size = |blocks: u64| blocks * u64::from(statistics.block_size);
@@ -77,7 +101,7 @@ impl Info {
             format_version: superblock.version,
             created_ns: superblock.created_ns,
             features: if superblock.data_checksums() {
-                vec!["data-checksums"]
+                vec!["data-checksums".into()]
             } else {
                 Vec::new()
             },
@@ -163,7 +187,7 @@ impl Info {
 }
 
 /// Where recovery would start reading the ring; 0 if that is not to be found out.
-fn ring_start(region: &Region) -> u64 {
+pub fn ring_start(region: &Region) -> u64 {
     let state = |offset: u64| {
         let mut bytes = [0; size_of::<RingState>()];
         if region.length() < offset + bytes.len() as u64 {
@@ -178,16 +202,6 @@ fn ring_start(region: &Region) -> u64 {
     states
         .max_by_key(|state| (state.epoch, state.start))
         .map_or(0, |state| state.start)
-}
-
-/// Opens a pool without ever writing to it. A DAX device has no private mapping and is opened as a mount opens it.
-fn open_store(pool: &Path) -> Result<Store, Failure> {
-    let region = match Region::open(pool, Access::Private) {
-        Err(pmem::Error::SharedOnly { .. }) => Region::open(pool, Access::ReadWrite)?,
-        result => result?,
-    };
-    Store::open(region, Options::default())
-        .map_err(|error| Failure::Failed(format!("{}: {error}", pool.display())))
 }
 
 pub fn run(pool: &Path, json: bool, out: &mut dyn Write) -> Outcome {

@@ -4,10 +4,14 @@ use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
 use client::FileSystem;
 use fuse::MountOptions;
+use pmem::{Access, Region};
+use store::{Options, Store};
 
 use crate::arguments::Mount;
 use crate::arguments::files::Umount;
@@ -55,14 +59,15 @@ fn serve(arguments: &Mount, options: MountOptions, out: &mut dyn Write) -> Outco
         alone.map_err(|errno| cannot("leave the session", errno))?;
     }
     fuse::wait_for_close(&arguments.source);
-    let file_system = FileSystem::open_pool_for_requests(&arguments.source)?;
+    let store = open(&arguments.source)?;
+    let file_system = FileSystem::of_store(store.clone());
     let log = match arguments.detached {
         true => Log::System,
         false => Log::Terminal,
     };
     let pool = arguments.source.display().to_string();
     file_system.on_lost_data(move |lost| log.write(format_args!("{pool}: {lost}")));
-    let asked = channel::serve(&arguments.source, file_system.clone());
+    let asked = channel::serve(&arguments.source, file_system.clone(), store);
     if let Err(error) = asked {
         // It is a mount nevertheless.
         log.write(format_args!(
@@ -92,6 +97,18 @@ fn serve(arguments: &Mount, options: MountOptions, out: &mut dyn Write) -> Outco
         let_go_of_streams().map_err(|error| cannot("let go of the terminal", error))?;
     }
     Ok(mount.wait()?)
+}
+
+/// Opens a pool for requests of the kernel, each of which is answered between two system calls.
+fn open(pool: &Path) -> Result<Arc<Store>, Failure> {
+    let options = Options {
+        between_system_calls: true,
+        ..Options::default()
+    };
+    let region = Region::open(pool, Access::ReadWrite)?;
+    let opened = Store::open(region, options);
+    let opened = opened.map_err(|error| Failure::Failed(format!("{}: {error}", pool.display())))?;
+    Ok(Arc::new(opened))
 }
 
 fn cannot(what: &str, error: impl Into<io::Error>) -> Failure {

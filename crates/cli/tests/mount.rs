@@ -141,6 +141,56 @@ fn a_mounted_pool_is_refused_to_others() {
 }
 
 #[test]
+fn a_mounted_pool_is_examined_through_its_mount() {
+    let place = Background::new();
+    let examined = || -> serde_json::Value {
+        serde_json::from_str(&tako(&["info", "--json", &place.pool]).ended(0)).unwrap()
+    };
+    let before = examined();
+    place.mount();
+    let during = examined();
+    assert_eq!(during["identity"], before["identity"]);
+    assert_eq!(during["memory"], before["memory"]);
+    let mounts = tako(&["mounts"]).ended(0);
+    let line = format!("{} on {} (rw,", place.pool, place.directory);
+    assert!(mounts.contains(&line), "{mounts}");
+    let table = tako(&["df", &place.pool]).ended(0);
+    assert!(table.trim_end().ends_with(&place.directory), "{table}");
+    let refused = tako(&["check", &place.pool]).ended(1);
+    assert!(refused.contains("tako umount"), "{refused}");
+    // By the pool, and lazily by the directory.
+    tako(&["umount", &place.pool]).ended(0);
+    assert!(is_bare(&place.directory));
+    place.mount();
+    let file = fs::File::create(format!("{}/file", place.directory)).unwrap();
+    tako(&["umount", "--lazy", &place.directory]).ended(0);
+    assert!(is_bare(&place.directory));
+    (&file).write_all(b"still written").unwrap();
+}
+
+/// In a mount namespace where the pool's directory is read-only.
+#[test]
+fn a_pool_that_cannot_be_written_is_examined_and_read() {
+    let place = Background::new();
+    let script = "set -e
+        mount --bind \"$2\" \"$2\"
+        mount -o remount,bind,ro \"$2\"
+        \"$1\" info \"$2/a.pool\"
+        \"$1\" ls \"$2/a.pool:/\"
+        ! \"$1\" mkdir \"$2/a.pool:/x\"";
+    let program = common::command(&[]);
+    let mut unshare = Command::new("unshare");
+    let unshare = unshare
+        .args(["--mount", "sh", "-c", script, "sh"])
+        .arg(program.get_program())
+        .arg(place.scratch.path("").trim_end_matches('/'));
+    let output = common::run(unshare);
+    assert!(output.status.success(), "{output:?}");
+    let refused = String::from_utf8_lossy(&output.stderr);
+    assert!(refused.contains("read-only file system"), "{refused}");
+}
+
+#[test]
 fn a_killed_mount_is_mounted_over() {
     let place = Background::new();
     for round in 0..3 {

@@ -152,6 +152,7 @@ fn region_errno(error: &pmem::Error) -> i32 {
         Exists { .. } => libc::EEXIST,
         NoSpace { .. } => libc::ENOSPC,
         Permission { .. } => libc::EACCES,
+        ReadOnly { .. } => libc::EROFS,
         NotFound { .. } => libc::ENOENT,
         NoHugePages => libc::ENOMEM,
         Length { .. } => libc::EINVAL,

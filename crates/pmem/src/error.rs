@@ -49,10 +49,19 @@ pub enum Error {
     },
     /// This user may not use the pool.
     #[error(
-        "permission to use {} is denied; check its owner and mode, and that it can be written",
+        "permission to use {} is denied; check its owner and mode, and those of the directories above it",
         path.display()
     )]
     Permission {
+        /// The pool.
+        path: PathBuf,
+    },
+    /// The pool lies on a file system that is mounted read-only.
+    #[error(
+        "{} is on a read-only file system; mount the pool with -o ro, or remount that file system read-write",
+        path.display()
+    )]
+    ReadOnly {
         /// The pool.
         path: PathBuf,
     },
@@ -137,7 +146,8 @@ impl Error {
         match errno {
             Errno::NOENT | Errno::NOTDIR => Error::NotFound { path },
             Errno::EXIST => Error::Exists { path },
-            Errno::ACCESS | Errno::PERM | Errno::ROFS => Error::Permission { path },
+            Errno::ACCESS | Errno::PERM => Error::Permission { path },
+            Errno::ROFS => Error::ReadOnly { path },
             Errno::ISDIR => Error::NotAPool {
                 path,
                 kind: "a directory",

@@ -5,7 +5,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    Dev, FallocateFlags, FileType, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags, Stat,
+    AtFlags, Dev, FallocateFlags, FileType, FlockOperation, MemfdFlags, Mode, OFlags, SealFlags,
+    Stat, StatxAttributes, StatxFlags,
 };
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
@@ -145,6 +146,26 @@ pub(crate) fn open(path: &Path, access: Access) -> Result<Mapping, Error> {
     Err(Error::NotAPool {
         path: path.to_owned(),
         kind,
+    })
+}
+
+/// See [`crate::Region::describe`].
+pub(crate) fn describe(path: &Path) -> Result<(Kind, Survival), Error> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|errno| Error::from_system(path, "open", errno))?;
+    let stat = examine(path, &file)?;
+    if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice {
+        let survives = dax_survival(&sysfs("char", stat.st_rdev));
+        return Ok((Kind::DeviceDax, survives));
+    }
+    let found = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::empty());
+    // A kernel without statx(2) has no DAX that a pool could rely on.
+    let is_dax = found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::DAX));
+    Ok(match (is_dax, huge_page(path, &file)?) {
+        (true, _) => (Kind::FileDax, dax_survival(&sysfs("block", stat.st_dev))),
+        (false, Some(_)) => (Kind::HugePageFile, Survival::ProcessCrash),
+        (false, None) => (Kind::File, Survival::ProcessCrash),
     })
 }
 

@@ -106,6 +106,15 @@ impl Region {
         pool::create(path, length).map(Region::mapped)
     }
 
+    /// What the memory of the pool at `path` is, and what its contents outlive once it is open for writing. Needs no
+    /// write access, and no lock.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Permission`], [`Error::Io`].
+    pub fn describe(path: &Path) -> Result<(Kind, Survival), Error> {
+        pool::describe(path)
+    }
+
     /// Opens a pool file or a DAX device, and locks it against every other region.
     ///
     /// # Errors
