@@ -11,7 +11,7 @@ use lab::random::Mix;
 use lab::workloads::{POOL_LENGTH, append, copy, make, preparation, preparation_in_pieces, rename};
 use lab::workloads::{unlink, write};
 use pmem::{Fault, Simulation};
-use store::{BLOCK, Defects, NewInode, Options, Store, WriteAt};
+use store::{BLOCK, Defects, NewInode, Options, Store, Transaction, WriteAt};
 
 type Result = std::result::Result<Counts, String>;
 
@@ -179,16 +179,21 @@ fn wrap_past_a_resting_thread(defects: Defects) -> Result {
     let store = open(simulation.region())?;
     let root = store.root();
     let new = NewInode::new(FileKind::Regular, 0o600);
-    let [block, small] = [b"block", b"small"].map(|name| store.create(&root, name, &new));
+    let [block, small] = [b"block", b"small"]
+        .map(|name| store.create(&mut Transaction::embedded(), &root, name, &new));
     let (block, small) = (block.map_err(failed)?, small.map_err(failed)?);
-    store.write(&block, at(0), &[1; BLOCK]).map_err(failed)?;
-    let overwrite = || store.write(&block, at(0), &[2; BLOCK]);
+    store
+        .write(&mut Transaction::embedded(), &block, at(0), &[1; BLOCK])
+        .map_err(failed)?;
+    let overwrite = || store.write(&mut Transaction::embedded(), &block, at(0), &[2; BLOCK]);
     std::thread::scope(|scope| scope.spawn(overwrite).join())
         .expect("the thread ends")
         .map_err(failed)?;
     for round in 0..500u32 {
         let data = round.to_le_bytes();
-        store.write(&small, at(0), &data).map_err(failed)?;
+        store
+            .write(&mut Transaction::embedded(), &small, at(0), &data)
+            .map_err(failed)?;
     }
     let mut counts = Counts::default();
     for image in simulation.moment().images(50, 1) {

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use protocol::Defects;
 use protocol::member::{Completion, Slot, Ticket};
 use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, Status};
-use store::{Error, FileKind, NewInode, Node, RenameMode, Rider, SetAttributes, Store, WriteAt};
+use store::{
+    Error, FileKind, NewInode, Node, RenameMode, Reply, SetAttributes, Store, Transaction, WriteAt,
+};
 
 use crate::table;
 
@@ -36,7 +38,6 @@ impl Serving {
         operation: &Operation,
         slot: Option<&Slot>,
     ) -> Completion {
-        let before = self.store.tail().number;
         // Before the change, whose record is to carry the answer. This record counts though the change may fail.
         let prepared = match (operation, slot) {
             (Operation::Grant { .. }, Some(slot)) => self.make_grant(slot.index),
@@ -46,57 +47,55 @@ impl Serving {
             return self.noted(ticket, Err(error));
         }
         let slot = slot.filter(|_| operation.is_change());
-        let run = || match self.run_active(operation, slot) {
-            Some(result) => result,
-            None => self.run(operation),
+        let reply = slot.map(|slot| self.reply(slot, wr_ids(operation)));
+        let mut transaction = match &reply {
+            Some(reply) => Transaction::with_reply(reply),
+            None => Transaction::embedded(),
         };
-        let (result, was_carried) = match slot {
-            Some(slot) => self.with_answer(slot, wr_ids(operation), run),
-            None => (run(), true),
+        let result = match self.run_active(&mut transaction, operation, slot) {
+            Some(result) => result,
+            None => self.run(&mut transaction, operation),
         };
         let outcome = match &result {
             Ok(looked) => looked.outcome.clone(),
             Err(error) => Outcome::of(status(error)),
         };
-        if let Some(slot) = slot.filter(|_| !was_carried && result.is_ok()) {
-            self.note_answer(slot, &outcome);
+        let mut position = transaction.position();
+        if let Some(slot) = slot.filter(|_| !transaction.has_carried_reply() && result.is_ok()) {
+            position = self.note_answer(slot, &outcome).or(position);
         }
+        // Everything that the operation has seen is applied, and so committed.
         let tail = self.store.tail().number;
-        let depends_on = match result {
-            Ok(looked) => looked.version + 1,
-            // What made it fail may be the newest record of all.
-            Err(_) => before,
-        };
         Completion::Executed {
             ticket,
             outcome,
-            position: (tail > before).then_some(tail),
-            depends_on: depends_on.min(tail),
+            position,
+            depends_on: result.map_or(tail, |looked| tail.min(looked.version + 1)),
             is_by_reference: operation.names_data(),
         }
     }
 
-    fn with_answer<T>(
-        &self,
-        slot: &Slot,
-        wr_ids: [u64; 2],
-        change: impl FnOnce() -> T,
-    ) -> (T, bool) {
-        let rider = Rider {
-            node: &self.sessions,
+    /// What the record of a change is to put into the slot.
+    fn reply(&self, slot: &Slot, wr_ids: [u64; 2]) -> Reply<'_> {
+        Reply {
+            file: &self.sessions,
             offset: table::slot_offset(slot),
             bytes: table::slot(slot, &Outcome::default(), wr_ids),
             inode_at: Some(table::INODE_AT),
-        };
-        self.store.with_rider(rider, change)
+            count_at: None,
+        }
     }
 
-    /// Notes an answer in a record of its own: for a request that had nothing to change.
-    fn note_answer(&self, slot: &Slot, outcome: &Outcome) {
+    /// Notes an answer in a record of its own, for a request that had nothing to change, and returns where that ends.
+    fn note_answer(&self, slot: &Slot, outcome: &Outcome) -> Option<u64> {
         let entry = table::slot(slot, outcome, [0; 2]);
         let at = WriteAt::Offset(table::slot_offset(slot));
+        let mut transaction = Transaction::embedded();
         // The block is there: the session was opened with it. If it can't be written, the request is carried out again.
-        let _ = self.store.write(&self.sessions, at, &entry);
+        let _ = self
+            .store
+            .write(&mut transaction, &self.sessions, at, &entry);
+        transaction.position()
     }
 
     /// Notes a lock, with the answer to who asked for it.
@@ -109,10 +108,10 @@ impl Serving {
     ) -> Completion {
         let offset = table::block_offset(slot.index) + u64::from(place) * table::LOCK as u64;
         let entry = table::lock(file);
-        let (result, _) = self.with_answer(slot, [0; 2], || {
-            self.store
-                .write(&self.locks, WriteAt::Offset(offset), &entry)
-        });
+        let reply = self.reply(slot, [0; 2]);
+        let mut transaction = Transaction::with_reply(&reply);
+        let at = WriteAt::Offset(offset);
+        let result = self.store.write(&mut transaction, &self.locks, at, &entry);
         self.noted(ticket, result.map(|_| ()))
     }
 
@@ -126,9 +125,14 @@ impl Serving {
     ) -> Completion {
         let at = WriteAt::Offset(table::block_offset(index));
         let mut block = [0; store::BLOCK];
-        let cleared = self.store.write(&self.locks, at, &block);
+        let cleared = self
+            .store
+            .write(&mut Transaction::embedded(), &self.locks, at, &block);
         block[..table::ENTRY].copy_from_slice(&table::header(session, client));
-        let opened = cleared.and_then(|_| self.store.write(&self.sessions, at, &block));
+        let opened = cleared.and_then(|_| {
+            self.store
+                .write(&mut Transaction::embedded(), &self.sessions, at, &block)
+        });
         self.noted(ticket, opened.map(|_| ()))
     }
 
@@ -139,8 +143,12 @@ impl Serving {
         let read = self.store.read(&self.sessions, at, &mut header);
         let ended = read.and_then(|_| {
             let header = table::ended(&header);
-            self.store
-                .write(&self.sessions, WriteAt::Offset(at), &header)
+            self.store.write(
+                &mut Transaction::embedded(),
+                &self.sessions,
+                WriteAt::Offset(at),
+                &header,
+            )
         });
         self.noted(ticket, ended.map(|_| ()))
     }
@@ -156,18 +164,22 @@ impl Serving {
         }
     }
 
-    fn run(&self, operation: &Operation) -> Result<Looked, Error> {
+    fn run(
+        &self,
+        transaction: &mut Transaction<'_>,
+        operation: &Operation,
+    ) -> Result<Looked, Error> {
         let store = &self.store;
         match operation {
             Operation::Lookup { directory, name } => self.lookup(*directory, name),
             Operation::Create { directory, name } => {
                 let directory = self.node(*directory)?;
-                let node = store.create(&directory, name, &NEW_FILE)?;
+                let node = store.create(transaction, &directory, name, &NEW_FILE)?;
                 Ok(found(self.identity(&node), 0))
             }
             Operation::Unlink { directory, name } => {
                 let directory = self.node(*directory)?;
-                store.unlink(&directory, name).map(done)
+                store.unlink(transaction, &directory, name).map(done)
             }
             Operation::Rename {
                 directory,
@@ -176,13 +188,16 @@ impl Serving {
                 new_name,
             } => {
                 let (from, to) = (self.node(*directory)?, self.node(*new_directory)?);
-                let renamed = store.rename(&from, name, &to, new_name, RenameMode::Replace);
+                let renamed =
+                    store.rename(transaction, &from, name, &to, new_name, RenameMode::Replace);
                 renamed.map(done)
             }
             Operation::Write { file, offset, data } => {
                 let node = self.node(*file)?;
                 // All or nothing: the record says that the request was carried out.
-                store.write_whole(&node, *offset, data).map(done)
+                store
+                    .write_whole(transaction, &node, *offset, data)
+                    .map(done)
             }
             Operation::Read {
                 file,
@@ -194,7 +209,7 @@ impl Serving {
                     size: Some(*size),
                     ..SetAttributes::default()
                 };
-                store.set_attributes(&self.node(*file)?, &size)?;
+                store.set_attributes(transaction, &self.node(*file)?, &size)?;
                 Ok(done(()))
             }
             Operation::Sync { file } => {

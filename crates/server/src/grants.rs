@@ -7,7 +7,7 @@ use protocol::defects::Defect;
 use protocol::member::{Completion, Slot, Ticket};
 use protocol::wire::active::{Extent, Layout};
 use protocol::wire::{Operation, Outcome, Status};
-use store::{Adoption, BLOCK, Error, Mapped, Node};
+use store::{Adoption, BLOCK, Error, Mapped, Node, Transaction};
 
 use crate::execute::{Looked, Serving, done};
 use crate::pool::file;
@@ -46,7 +46,9 @@ impl Serving {
             if self.granted(&grant)?.is_empty() {
                 return Ok(());
             }
-            self.store.punch(&grant, 0..blocks).map(|_| ())
+            self.store
+                .punch(&mut Transaction::embedded(), &grant, 0..blocks)
+                .map(|_| ())
         });
         match freed {
             Err(Error::NotFound) => self.noted(ticket, Ok(())),
@@ -57,12 +59,17 @@ impl Serving {
     /// Carries out what clients need that reach into the members' memories. A grant is the asking session's.
     pub fn run_active(
         &self,
+        transaction: &mut Transaction<'_>,
         operation: &Operation,
         slot: Option<&Slot>,
     ) -> Option<Result<Looked, Error>> {
         Some(match (operation, slot) {
-            (Operation::Grant { blocks }, Some(slot)) => self.reserve(slot.index, *blocks),
-            (Operation::Commit { .. }, Some(slot)) => self.commit(slot.index, operation),
+            (Operation::Grant { blocks }, Some(slot)) => {
+                self.reserve(transaction, slot.index, *blocks)
+            }
+            (Operation::Commit { .. }, Some(slot)) => {
+                self.commit(transaction, slot.index, operation)
+            }
             (
                 Operation::Layout {
                     file,
@@ -77,7 +84,12 @@ impl Serving {
         })
     }
 
-    fn reserve(&self, index: u32, blocks: u32) -> Result<Looked, Error> {
+    fn reserve(
+        &self,
+        transaction: &mut Transaction<'_>,
+        index: u32,
+        blocks: u32,
+    ) -> Result<Looked, Error> {
         let grant = self.grant(index)?;
         let held: u64 = self.granted(&grant)?.iter().map(|it| it.length).sum();
         let room = u64::from(self.grant_blocks).saturating_sub(held / BLOCK as u64);
@@ -85,7 +97,7 @@ impl Serving {
         if blocks == 0 {
             return Err(Error::NoSpace);
         }
-        self.store.reserve_extents(&grant, blocks)?;
+        self.store.reserve_extents(transaction, &grant, blocks)?;
         let extent = |it: Mapped| Extent {
             offset: it.file_offset,
             image_offset: it.image_offset,
@@ -99,7 +111,12 @@ impl Serving {
         Ok(shown(&layout, 0))
     }
 
-    fn commit(&self, index: u32, operation: &Operation) -> Result<Looked, Error> {
+    fn commit(
+        &self,
+        transaction: &mut Transaction<'_>,
+        index: u32,
+        operation: &Operation,
+    ) -> Result<Looked, Error> {
         let Operation::Commit {
             file,
             offset,
@@ -125,7 +142,7 @@ impl Serving {
             crcs: &checksums,
             size: *size,
         };
-        match self.store.adopt(&target, &grant, &adoption) {
+        match self.store.adopt(transaction, &target, &grant, &adoption) {
             Ok(_) => Ok(done(())),
             // Whoever has sent the data has it still.
             Err(Error::Corrupt { .. }) => Ok(Looked {

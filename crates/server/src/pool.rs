@@ -7,7 +7,7 @@ use pmem::Region;
 use protocol::member::{Completion, Intent, NamedData, SessionRecord};
 use protocol::wire::Fetch;
 use protocol::{BadOptions, Defects, EpochStart, Sequence};
-use store::{BLOCK, Error, FileKind, NewInode, Node, Options, Replica, Store};
+use store::{BLOCK, Error, FileKind, NewInode, Node, Options, Replica, Store, Transaction};
 
 use crate::execute::Serving;
 use crate::table;
@@ -183,7 +183,7 @@ pub(crate) fn file(store: &Store, name: &[u8]) -> Result<Arc<Node>, Error> {
     match store.lookup(&system, name) {
         Err(Error::NotFound) => {
             let new = NewInode::new(FileKind::Regular, 0o600);
-            store.create(&system, name, &new)
+            store.create(&mut Transaction::embedded(), &system, name, &new)
         }
         found => found,
     }

@@ -579,23 +579,6 @@ impl Allocator {
         )
     }
 
-    /// Changes the bit of an inode in a bitmap. The record that carries the line gets its place while the group is locked.
-    pub fn set_inode_bit(
-        &self,
-        image: &Image,
-        map: Map,
-        number: u64,
-        used: bool,
-    ) -> (LockGuard<'_, Group>, Line) {
-        let (group, bit) = self.inode_bit(number);
-        let mut group = self.lock(group);
-        let word = bit as usize / 64;
-        group.maps[map as usize].set_used(word, 1 << (bit % 64), used);
-        let (line, first) = (word / LINE_WORDS, word % LINE_WORDS);
-        let line = group.line(image, map, line, first..first + 1);
-        (group, line)
-    }
-
     /// Locks a group for a record. Several are locked in ascending order.
     pub fn lock(&self, group: u64) -> LockGuard<'_, Group> {
         self.groups.at(group as usize).lock()

@@ -10,6 +10,7 @@ use crate::flags::{self, check_unguarded};
 use crate::layout::inode::{Inode, KIND_MASK};
 use crate::node::Node;
 use crate::store::Store;
+use crate::transaction::Transaction;
 use crate::xattr;
 use crate::{Attributes, FileKind, SetAttributes};
 
@@ -52,7 +53,12 @@ impl Store {
     }
 
     /// Changes attributes, all at once, and returns the new ones. An access control list follows new permissions.
-    pub fn set_attributes(&self, node: &Arc<Node>, set: &SetAttributes) -> Result<Attributes> {
+    pub fn set_attributes(
+        &self,
+        transaction: &mut Transaction<'_>,
+        node: &Arc<Node>,
+        set: &SetAttributes,
+    ) -> Result<Attributes> {
         let mut state = node.state.write();
         if state.mode == 0 {
             return Err(Error::Stale);
@@ -81,7 +87,7 @@ impl Store {
         new.modified_ns = set.modified_ns.unwrap_or(new.modified_ns);
         change.inode_from(node.number(), &old, &mut new);
         *state = new;
-        state.version = change.commit();
+        state.version = change.commit(transaction);
         if unfinished {
             self.reclaim(node, &mut state)?;
         }
@@ -131,7 +137,7 @@ impl Store {
             new.accessed_ns = now;
             let mut change = Change::with_reserve(&self.shared);
             change.inode_from(node.number(), &state, &mut new);
-            new.version = change.commit();
+            new.version = change.commit(&mut Transaction::embedded());
             *state = new;
         }
         Ok(())
@@ -158,10 +164,10 @@ impl Store {
                 permissions: Some(permissions),
                 ..SetAttributes::default()
             };
-            self.set_attributes(node, &set)?;
+            self.set_attributes(&mut Transaction::embedded(), node, &set)?;
         }
         if has_xattrs && self.xattr(node, CAPABILITY) != Err(Error::NoXattr) {
-            return match self.remove_xattr(node, CAPABILITY) {
+            return match self.remove_xattr(&mut Transaction::embedded(), node, CAPABILITY) {
                 // Another thread was faster.
                 Err(Error::NoXattr) => Ok(()),
                 result => result,

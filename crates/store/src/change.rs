@@ -12,19 +12,22 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::BLOCK;
 use crate::allocator::{Allocator, Line, Run};
+use crate::checksum::crc32c;
 use crate::defects::Defects;
-use crate::edit::{Contents, Edit};
+use crate::edit::{Contents, Edit, Sealed};
 use crate::error::Result;
 use crate::held::Held;
 use crate::image::{Block, Image};
 use crate::in_flight::{Entered, Place};
 use crate::layout::group::{LINE_BITS, Map};
 use crate::layout::inode::{FIRST_LINE, Inode};
-use crate::layout::record::{ALIGN, HEADER, Kind, OPERATION, Operation, encode};
+use crate::layout::record::{
+    ALIGN, EDIT_MAX, HEADER, Kind, OPERATION, Operation, Touch, encode, set_crc,
+};
 use crate::order::Ordered;
 use crate::owners::Owners;
-use crate::rider;
 use crate::ring::Ring;
+use crate::transaction::{LockedReply, ReplyLocks, Transaction};
 
 /// What every change works on.
 pub struct Shared {
@@ -38,17 +41,10 @@ pub struct Shared {
     pub owners: Ordered<Mutex<()>>,
     /// What was freed and must not be used yet, if other pools of the unit have a say in that.
     pub held: Option<Held>,
+    /// Locks of the blocks that replies go to.
+    pub replies: ReplyLocks,
     /// Rules broken on purpose.
     pub defects: Defects,
-}
-
-impl Shared {
-    /// Whether nothing rides along with the next change and nothing freed is held back: then the commonest changes need
-    /// not be collected.
-    #[inline]
-    pub fn takes_short_ways(&self) -> bool {
-        self.held.is_none() && !rider::is_waiting()
-    }
 }
 
 /// A change that is being collected. Dropped without a commit, it gives back what it took.
@@ -88,6 +84,7 @@ struct Placed {
     target: u64,
     length: u32,
     crc: u32,
+    touch: Option<Touch>,
     payload: Range<usize>,
 }
 
@@ -100,7 +97,7 @@ impl Placed {
             target: self.target,
             length: self.length,
             crc: self.crc,
-            touch: None,
+            touch: self.touch,
             payload: &record[self.payload.clone()],
         }
     }
@@ -108,24 +105,28 @@ impl Placed {
 
 impl Parts {
     #[inline]
-    fn encode(&mut self, kind: Kind, target: u64, length: u32, crc: u32, payload: &[u8]) {
-        let at = self.record.len() + OPERATION;
+    fn encode(&mut self, operation: &Operation<'_>) {
+        let payload = encode(&mut self.record, operation);
         self.operations.push(Placed {
-            kind,
-            target,
-            length,
-            crc,
-            payload: at..at + payload.len(),
+            kind: operation.kind,
+            target: operation.target,
+            length: operation.length,
+            crc: operation.crc,
+            touch: operation.touch,
+            payload,
         });
-        let operation = Operation {
+    }
+
+    #[inline]
+    fn put(&mut self, kind: Kind, target: u64, length: u32, crc: u32, payload: &[u8]) {
+        self.encode(&Operation {
             kind,
             target,
             length,
             crc,
             touch: None,
             payload,
-        };
-        encode(&mut self.record, &operation);
+        });
     }
 }
 
@@ -205,31 +206,44 @@ impl<'s> Change<'s> {
     /// Bytes that `target` is to have.
     pub fn bytes(&mut self, target: u64, bytes: &[u8]) {
         self.parts
-            .encode(Kind::Bytes, target, bytes.len() as u32, 0, bytes);
+            .put(Kind::Bytes, target, bytes.len() as u32, 0, bytes);
     }
 
     /// Zeros from `target` on.
     pub fn zero(&mut self, target: u64, length: u32) {
-        self.parts.encode(Kind::Zero, target, length, 0, &[]);
+        self.parts.put(Kind::Zero, target, length, 0, &[]);
     }
 
-    /// New bytes inside a data block whose checksum becomes `crc`.
+    /// New bytes inside a data block whose checksum becomes `crc`. If all of an inode that changes is its stamp, they
+    /// touch it.
     #[inline]
-    pub fn data(&mut self, target: u64, bytes: &[u8], crc: u32) {
+    pub fn data(&mut self, target: u64, bytes: &[u8], crc: u32, touch: Option<Touch>) {
         let kind = if self.shared.image.data_checksums {
             Kind::Data
         } else {
             Kind::Bytes
         };
-        self.parts
-            .encode(kind, target, bytes.len() as u32, crc, bytes);
+        self.parts.encode(&Operation {
+            kind,
+            target,
+            length: bytes.len() as u32,
+            crc,
+            touch,
+            payload: bytes,
+        });
     }
 
-    /// A whole data block with its checksum. It is not copied until it goes into the ring.
+    /// A whole data block. It is neither copied nor checksummed until it goes into the ring.
     #[inline]
-    pub fn block(&mut self, block: u64, bytes: &'s [u8], crc: u32) {
-        self.parts
-            .encode(Kind::Block, block * BLOCK as u64, BLOCK as u32, crc, &[]);
+    pub fn block(&mut self, block: u64, bytes: &'s [u8], touch: Option<Touch>) {
+        self.parts.encode(&Operation {
+            kind: Kind::Block,
+            target: block * BLOCK as u64,
+            length: BLOCK as u32,
+            crc: 0,
+            touch,
+            payload: &[],
+        });
         self.blocks[self.block_count] = bytes;
         self.block_count += 1;
     }
@@ -244,7 +258,7 @@ impl<'s> Change<'s> {
     /// Names data blocks that were written, and made persistent, before.
     pub fn extent(&mut self, block: u64, crcs: &[u32]) {
         let length = (crcs.len() * BLOCK) as u32;
-        self.parts.encode(
+        self.parts.put(
             Kind::Extent,
             block * BLOCK as u64,
             length,
@@ -262,7 +276,7 @@ impl<'s> Change<'s> {
         }
         inode.crc = inode.checksum();
         let target = self.shared.image.layout.inode(number);
-        self.parts.encode(
+        self.parts.put(
             Kind::Inode,
             target,
             length as u32,
@@ -352,16 +366,11 @@ impl<'s> Change<'s> {
     pub fn allocate_inode(&mut self) -> Result<(u64, Inode)> {
         let (allocator, image) = (&self.shared.allocator, &self.shared.image);
         let number = allocator.take_inode()?;
-        let free = image.inode(number);
+        let free = image.free_inode(number);
         let free = free.inspect_err(|_| allocator.give_back_inode(number))?;
         self.taken_inode = Some((number, free.next_generation()));
         self.parts.inode_bits.push((Map::Inodes, number, true));
         Ok((number, free))
-    }
-
-    /// Number and generation of the inode that the change puts to use.
-    pub fn taken_inode(&self) -> Option<(u64, u32)> {
-        self.taken_inode
     }
 
     /// Frees an inode number, once the change is persistent.
@@ -429,15 +438,25 @@ impl<'s> Change<'s> {
 
     /// Puts what was edited, with the blocks' new checksums, into the record.
     fn emit_edits(&mut self) {
-        let mut scratch = self.block_buffer();
+        let image = &self.shared.image;
         while let Some(mut edit) = self.parts.edits.pop() {
-            if edit.seal(&self.shared.image, &mut scratch) {
-                self.emit(&edit);
+            match edit.seal(image) {
+                Sealed::Unchanged => {}
+                Sealed::Short(crc) => self.emit_short(&edit, crc),
+                Sealed::Long => self.emit(&edit),
             }
             self.parts.spare_blocks.push(edit.into_room());
         }
-        self.parts.spare_blocks.push(scratch);
         self.parts.spare_blocks.truncate(SPARE_BLOCKS_MAX);
+    }
+
+    /// Puts an edit into the record as one operation.
+    fn emit_short(&mut self, edit: &Edit, crc: u32) {
+        let mut payload = [0; EDIT_MAX];
+        let length = edit.encode(&mut payload);
+        let target = edit.block * BLOCK as u64;
+        self.parts
+            .put(Kind::Edit, target, length as u32, crc, &payload[..length]);
     }
 
     fn emit(&mut self, edit: &Edit) {
@@ -464,8 +483,8 @@ impl<'s> Change<'s> {
         }
     }
 
-    /// Changes the bitmaps, completes the record and gets its place in the order.
-    fn sequence(&mut self, entered: Entered) -> (Place, u32) {
+    /// Changes the bitmaps and gets the record's place in the order.
+    fn sequence(&mut self, entered: Entered) -> Place {
         let Parts {
             taken,
             freed,
@@ -508,14 +527,7 @@ impl<'s> Change<'s> {
         for group in &mut groups {
             let parts = &mut self.parts;
             group.drain_lines(image, |line| {
-                let operation = line.operation();
-                let Operation {
-                    target,
-                    length,
-                    crc,
-                    ..
-                } = operation;
-                parts.encode(Kind::Line, target, length, crc, operation.payload);
+                parts.encode(&line.operation());
                 parts.lines.push(line);
             });
         }
@@ -523,50 +535,64 @@ impl<'s> Change<'s> {
         self.place(entered)
     }
 
-    fn place(&mut self, entered: Entered) -> (Place, u32) {
+    fn place(&mut self, entered: Entered) -> Place {
         let record = &mut self.parts.record;
         record.resize(record.len().next_multiple_of(ALIGN), 0);
         let length = record.len() + self.block_count * BLOCK;
-        let crc = self.shared.ring.head(record, length);
-        (self.shared.ring.reserve(entered, length), crc)
+        self.shared.ring.reserve(entered, length)
     }
 
-    /// Longest record that the ring takes, less what the bitmap lines may need.
+    /// Longest record that the ring takes, less what the bitmap lines and a reply may need.
     pub fn has_room_for(&self, bytes: usize) -> bool {
         let edits = self.parts.edits.len() * (BLOCK + 8 * OPERATION);
         let runs = self.parts.taken.iter().chain(&self.parts.freed);
         let lines = runs.map(|run| run.length.div_ceil(LINE_BITS) as usize + 1);
         let lines = lines.sum::<usize>() + self.parts.inode_bits.len();
-        let lines = lines * (64 + OPERATION);
+        let lines = (lines + 1) * (64 + OPERATION);
         let owners = self.owners.as_ref().map_or(0, Owners::record_length);
         self.parts.record.len() + edits + lines + owners + bytes <= self.shared.ring.record_max()
     }
 
-    /// Makes the change happen: persistent, then applied. Returns the record's number.
-    pub fn commit(&mut self) -> u64 {
-        let rider = rider::take();
-        // Its file stays locked until the record is applied.
-        let _locked = rider.as_ref().and_then(|rider| rider.board(self));
+    /// Makes the change happen: persistent, then applied. The record carries the transaction's reply. Returns the
+    /// record's number.
+    pub fn commit(&mut self, transaction: &mut Transaction<'_>) -> u64 {
+        let reply = transaction.lock_reply(self.shared, self.taken_inode);
+        self.commit_with(transaction, reply)
+    }
+
+    /// The same for a record that others of the transaction follow: the last one carries the reply.
+    pub fn commit_step(&mut self, transaction: &mut Transaction<'_>) -> u64 {
+        self.commit_with(transaction, None)
+    }
+
+    fn commit_with(
+        &mut self,
+        transaction: &mut Transaction<'_>,
+        reply: Option<LockedReply<'_>>,
+    ) -> u64 {
+        let shared = self.shared;
         self.emit_edits();
         self.emit_owners();
-        let shared = self.shared;
+        if let Some(reply) = &reply {
+            let operation = reply.operation(shared.image.data_checksums);
+            encode(&mut self.parts.record, &operation);
+        }
         if shared.defects.reuse_before_commit {
             for run in &self.parts.freed {
                 shared.allocator.give_back(*run);
             }
         }
-        let (place, crc) = self.sequence(shared.ring.enter());
+        let place = self.sequence(shared.ring.enter());
         self.prepare_apply();
         if shared.defects.apply_before_commit {
-            self.apply(place.number);
+            self.apply(place.number, reply.as_ref());
         }
-        let (record, blocks) = (&mut self.parts.record, &self.blocks[..self.block_count]);
-        shared
-            .ring
-            .put_blocks(place, record.len(), blocks, &shared.image);
-        shared.ring.commit(place, record, crc, &shared.image);
-        self.apply(place.number);
+        self.write_record(place);
+        transaction.committed(place.end);
+        self.apply(place.number, reply.as_ref());
         shared.ring.applied(place);
+        // Now the next record of the block may be made.
+        drop(reply);
         // The next turn finds the counts in the image as this change leaves them.
         self.owners = None;
         if shared.defects.reuse_before_commit {
@@ -576,6 +602,35 @@ impl<'s> Change<'s> {
         self.taken_inode = None;
         self.give_back_freed(place.number);
         place.number
+    }
+
+    /// Writes the record into the ring, and returns once it is committed.
+    fn write_record(&mut self, place: Place) {
+        let (ring, image) = (&self.shared.ring, &self.shared.image);
+        if self.block_count > 0 {
+            let blocks = &self.blocks[..self.block_count];
+            ring.put_blocks(place, self.parts.record.len(), blocks, image);
+            // They are on their way while they are checksummed.
+            self.checksum_blocks();
+        }
+        let record = &mut self.parts.record;
+        let length = (place.end - place.number) as usize;
+        let crc = ring.head(record, length);
+        ring.commit(place, record, crc, image);
+    }
+
+    /// Fills in the checksums of whole blocks.
+    fn checksum_blocks(&mut self) {
+        let Parts {
+            record, operations, ..
+        } = &mut *self.parts;
+        let placed = operations
+            .iter_mut()
+            .filter(|placed| placed.kind == Kind::Block);
+        for (placed, bytes) in placed.zip(&self.blocks) {
+            placed.crc = crc32c(bytes);
+            set_crc(record, placed.payload.start, placed.touch, placed.crc);
+        }
     }
 
     /// Has the lines of the image fetched that the operations will write, while the record is on its way.
@@ -588,7 +643,7 @@ impl<'s> Change<'s> {
         }
     }
 
-    fn apply(&self, number: u64) {
+    fn apply(&self, number: u64, reply: Option<&LockedReply<'_>>) {
         let Shared {
             image, allocator, ..
         } = self.shared;
@@ -612,6 +667,9 @@ impl<'s> Change<'s> {
                     image.apply(&operation, number);
                 }
             }
+        }
+        if let Some(reply) = reply {
+            image.apply(&reply.operation(image.data_checksums), number);
         }
     }
 

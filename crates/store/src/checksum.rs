@@ -41,20 +41,10 @@ pub fn remainder(bytes: &[u8]) -> u32 {
     }
 }
 
-/// The checksum of a block in which `old` became `new`, `after` bytes before the block's end.
+/// The checksum of a block in which the whole words `old` became `new`, `after` bytes before the block's end.
 ///
 /// CRCs are linear, so only the changed bytes are read, and a block that was damaged before stays detectably
 /// damaged: nothing launders it. `old` is used up.
-#[inline]
-pub fn replace(crc: u32, old: &mut [u8], new: &[u8], after: usize) -> u32 {
-    debug_assert_eq!(old.len(), new.len());
-    for (old, new) in old.iter_mut().zip(new) {
-        *old ^= new;
-    }
-    crc ^ append_zeros(remainder(old), after)
-}
-
-/// Like [`replace`], of whole words.
 #[inline]
 pub fn replace_words(crc: u32, old: &mut [u64], new: &[u8], after: usize) -> u32 {
     debug_assert_eq!(old.len() * 8, new.len());
@@ -131,8 +121,9 @@ mod tests {
         ] {
             let crc = crc32c(&block);
             let new: Vec<u8> = (start..end).map(|i| (i * 7 + start) as u8).collect();
-            let mut old = block[start..end].to_vec();
-            let updated = replace(crc, &mut old, &new, BLOCK - end);
+            let old = block[start..end].to_vec();
+            let difference = remainder(&old) ^ remainder(&new);
+            let updated = crc ^ append_zeros(difference, BLOCK - end);
             block[start..end].copy_from_slice(&new);
             let mut zeros = [0; BLOCK];
             zeros[start..end].copy_from_slice(&new);

@@ -1,7 +1,5 @@
 //! Names in a directory: leaves of hashed entries, found through the directory's extent tree.
 
-mod patch;
-
 use std::hash::Hasher;
 use std::ops::Range;
 
@@ -21,9 +19,6 @@ use crate::layout::inode::{INODE, Inode};
 use crate::leaves::Leaves;
 use crate::tree::{Lookup, Tree};
 use crate::{Entry, FileKind};
-
-pub use patch::Patch;
-use patch::slot_place;
 
 const WHAT: &str = "a directory leaf";
 /// Cookies of what comes before the first stored entry: after `.` and after `..`.
@@ -439,6 +434,11 @@ impl Search {
     }
 }
 
+/// The word that a slot is in, and its lowest bit there.
+fn slot_place(index: usize) -> (usize, usize) {
+    (SLOTS + index / 2 * 2 * SLOT, index % 2 * 8 * SLOT)
+}
+
 /// Whether the bytes at a multiple of 8 are those of the name.
 fn is_stored(leaf: Contents<'_>, at: usize, name: &[u8]) -> bool {
     let (words, rest) = name.as_chunks::<8>();
@@ -477,14 +477,8 @@ impl Room {
         }))
     }
 
-    /// What puts the name there, in a leaf as it is in the image.
-    pub fn insertion(&self, image: &Image, name: &[u8], target: Target) -> Patch {
-        let leaf = Contents::new(image, self.block, None);
-        self.insertion_at(leaf, self.shape.count as usize, name, target)
-    }
-
     /// What the name is to lead to, and where its entry will be.
-    pub fn hint(&self, number: u64, name: &[u8]) -> Hint {
+    fn hint(&self, number: u64, name: &[u8]) -> Hint {
         let offset = self.shape.heap as usize - entry_size(name.len());
         Hint {
             number,
@@ -492,77 +486,6 @@ impl Room {
             line: offset / LINE,
         }
     }
-
-    /// Whether the room is in the leaf where this is stored.
-    pub fn is_beside(&self, stored: &Stored) -> bool {
-        self.block == stored.block
-    }
-
-    /// What puts the name in the place of another of the leaf, which is as it is in the image.
-    pub fn replacement(&self, image: &Image, old: &Stored, name: &[u8], target: Target) -> Patch {
-        let mut room = Room { ..*self };
-        room.shape.count -= 1;
-        room.shape.dead += entry_size(old.found.entry.name_length as usize) as u16;
-        let leaf = Contents::new(image, self.block, None);
-        room.insertion_at(leaf, old.found.slot, name, target)
-    }
-
-    /// What puts the name there, with this slot.
-    fn insertion_at(&self, leaf: Contents<'_>, index: usize, name: &[u8], target: Target) -> Patch {
-        let Room { block, shape, key } = *self;
-        let offset = shape.heap - entry_size(name.len()) as u16;
-        let entry = EntryHeader {
-            key,
-            number: target.number,
-            generation: target.generation,
-            unit: 0,
-            kind: (target.kind.bits() >> 12) as u8,
-            name_length: name.len() as u8,
-            reserved: [0; 6],
-        };
-        let slot = Slot {
-            tag: tag(key >> DISCRIMINATOR_BITS),
-            offset,
-        };
-        let shape = Shape {
-            count: shape.count + 1,
-            heap: offset,
-            ..shape
-        };
-        let mut patch = Patch::new(block, shape);
-        patch.push_slot(leaf, index, slot);
-        let bytes = patch.push(offset as usize, entry_size(name.len()));
-        let (header, rest) = bytes.split_at_mut(ENTRY);
-        header.copy_from_slice(entry.as_bytes());
-        rest[..name.len()].copy_from_slice(name);
-        patch
-    }
-}
-
-/// What takes a name out of its leaf as it is in the image.
-pub fn removal(image: &Image, stored: &Stored) -> Patch {
-    removal_from(Contents::new(image, stored.block, None), stored)
-}
-
-fn removal_from(leaf: Contents<'_>, stored: &Stored) -> Patch {
-    let (found, mut shape) = (&stored.found, shape(leaf));
-    shape.count -= 1;
-    let last = shape.count as usize;
-    let size = entry_size(found.entry.name_length as usize) as u16;
-    if shape.count == 0 {
-        (shape.heap, shape.dead) = (BLOCK as u16, 0);
-    } else if found.offset == shape.heap as usize {
-        shape.heap += size;
-    } else {
-        shape.dead += size;
-    }
-    let mut patch = Patch::new(stored.block, shape);
-    if found.slot < last {
-        let (at, shift) = slot_place(last);
-        let slot = zerocopy::transmute!((leaf.word(at) >> shift) as u32);
-        patch.push_slot(leaf, found.slot, slot);
-    }
-    patch
 }
 
 /// A directory being changed. The caller holds its lock and puts the inode into the change.
@@ -584,10 +507,18 @@ impl<'s> Writer<'_, 's> {
 
     /// The leaf for a hash, verified, as block and logical block. Sees leaves that this change made.
     fn leaf(&mut self, hash: u64) -> Result<Option<(u64, u64)>> {
-        let Some(extent) = self.tree().lookup().floor(prefix(hash))? else {
+        let prefix = prefix(hash);
+        if let Some(block) = self.leaves.get(self.inode.size / BLOCK as u64, prefix) {
+            let leaf = self.change.contents(block);
+            let logical = leaf.word(LOGICAL);
+            if range(logical, shape(leaf).depth).contains(&prefix) {
+                return Ok(Some((block, logical)));
+            }
+        }
+        let Some(extent) = self.tree().lookup().floor(prefix)? else {
             return Ok(None);
         };
-        let logical = prefix(hash).min(extent.end() - 1);
+        let logical = prefix.min(extent.end() - 1);
         let block = extent.physical + (logical - extent.logical);
         if !self.change.is_edited(block) {
             verify(self.change.image(), self.number, block, logical)?;
@@ -622,8 +553,8 @@ impl<'s> Writer<'_, 's> {
         Ok(block)
     }
 
-    /// Adds a name; [`Error::Exists`] when it is there already.
-    pub fn insert(&mut self, hash: u64, name: &[u8], target: Target) -> Result<()> {
+    /// Adds a name; [`Error::Exists`] when it is there already. Returns where its entry is.
+    pub fn insert(&mut self, hash: u64, name: &[u8], target: Target) -> Result<Hint> {
         loop {
             let (block, logical) = match self.leaf(hash)? {
                 Some(leaf) => leaf,
@@ -632,10 +563,7 @@ impl<'s> Writer<'_, 's> {
             let leaf = self.change.contents(block);
             let shape = shape(leaf);
             if let Some(room) = Room::find(leaf, block, hash, name)? {
-                let patch = room.insertion_at(leaf, shape.count as usize, name, target);
-                self.put_patch(&patch);
-                self.inode.entries = self.inode.entries.saturating_add(1);
-                return Ok(());
+                return Ok(self.insert_into(&room, name, target));
             }
             let need = entry_size(name.len()) + SLOT;
             let gap = shape.gap();
@@ -647,22 +575,78 @@ impl<'s> Writer<'_, 's> {
         }
     }
 
-    fn put_patch(&mut self, patch: &Patch) {
-        for (at, bytes) in patch.parts() {
-            self.change.put(patch.block, at, bytes);
-        }
+    /// Adds a name that has room in its leaf, which the change has not edited since that was found.
+    pub fn insert_into(&mut self, room: &Room, name: &[u8], target: Target) -> Hint {
+        let Room { block, shape, key } = *room;
+        let size = entry_size(name.len());
+        let offset = shape.heap - size as u16;
+        let entry = EntryHeader {
+            key,
+            number: target.number,
+            generation: target.generation,
+            unit: 0,
+            kind: (target.kind.bits() >> 12) as u8,
+            name_length: name.len() as u8,
+            reserved: [0; 6],
+        };
+        let slot = Slot {
+            tag: tag(key >> DISCRIMINATOR_BITS),
+            offset,
+        };
+        let new_shape = Shape {
+            count: shape.count + 1,
+            heap: offset,
+            ..shape
+        };
+        self.put_shape(block, new_shape);
+        self.put_slot(block, shape.count as usize, slot);
+        let bytes = self
+            .change
+            .edit(block, offset as usize..offset as usize + size);
+        let (header, rest) = bytes.split_at_mut(ENTRY);
+        header.copy_from_slice(entry.as_bytes());
+        let (stored, padding) = rest.split_at_mut(name.len());
+        stored.copy_from_slice(name);
+        padding.fill(0);
+        self.inode.entries = self.inode.entries.saturating_add(1);
+        room.hint(target.number, name)
+    }
+
+    fn put_slot(&mut self, block: u64, index: usize, slot: Slot) {
+        self.change.put_value(block, SLOTS + index * SLOT, &slot);
     }
 
     /// Removes a name.
     pub fn remove(&mut self, stored: &Stored) -> Result<()> {
+        let Stored {
+            block,
+            logical,
+            found,
+            ..
+        } = stored;
         self.inode.entries = self.inode.entries.saturating_sub(1);
-        let patch = removal_from(self.change.contents(stored.block), stored);
-        self.put_patch(&patch);
-        let shape = self.shape(stored.block);
+        let leaf = self.change.contents(*block);
+        let mut shape = shape(leaf);
+        shape.count = shape.count.saturating_sub(1);
+        let last = shape.count as usize;
+        let size = entry_size(found.entry.name_length as usize) as u16;
         if shape.count == 0 {
-            self.merge(stored.block, stored.logical, shape)?;
+            (shape.heap, shape.dead) = (BLOCK as u16, 0);
+        } else if found.offset == shape.heap as usize {
+            shape.heap += size;
+        } else {
+            shape.dead += size;
         }
-        Ok(())
+        if found.slot < last {
+            let (at, shift) = slot_place(last);
+            let slot = zerocopy::transmute!((leaf.word(at) >> shift) as u32);
+            self.put_slot(*block, found.slot, slot);
+        }
+        self.put_shape(*block, shape);
+        match shape.count {
+            0 => self.merge(*block, *logical, shape),
+            _ => Ok(()),
+        }
     }
 
     /// Makes a name lead elsewhere.

@@ -4,15 +4,30 @@
 use std::ops::Range;
 
 use smallvec::SmallVec;
+use zerocopy::IntoBytes;
 
 use crate::BLOCK;
-use crate::checksum::{crc32c, replace};
+use crate::checksum::{crc32c, replace_words};
 use crate::image::{Block, Image};
+use crate::layout::record::{EDIT_MAX, PARTS_MAX, part};
 use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
 
 const LINE: usize = 64;
 /// Changed words this close to each other go into the record together: an operation of their own costs as much.
 const NEAR: usize = 32;
+
+/// Words of an edit that are checksummed at once.
+const SCRATCH: usize = 40;
+
+/// What a sealed edit takes in a record.
+pub enum Sealed {
+    /// Nothing.
+    Unchanged,
+    /// One operation, with the block's new checksum.
+    Short(u32),
+    /// Several operations, of which one brings the checksum.
+    Long,
+}
 
 /// A metadata block being edited.
 pub struct Edit {
@@ -77,26 +92,55 @@ impl Edit {
         }
     }
 
-    /// Puts the new checksum in, unless nothing was changed, which it tells.
-    pub fn seal(&mut self, image: &Image, scratch: &mut Block) -> bool {
+    /// Computes the new checksum, and puts it into the block where the edit is too long for one operation.
+    pub fn seal(&mut self, image: &Image) -> Sealed {
         if self.changed.is_empty() {
-            return false;
+            return Sealed::Unchanged;
+        }
+        if self.fresh {
+            self.put_crc(image, crc32c(&self.contents[BLOCK_CRC_FROM..]));
+            return Sealed::Long;
         }
         let offset = self.block * BLOCK as u64;
-        let crc = if self.fresh {
-            crc32c(&self.contents[BLOCK_CRC_FROM..])
-        } else {
-            // From the old checksum and the difference: damage elsewhere in the block stays detectable.
-            let stored = (image.load(offset) >> (8 * BLOCK_CRC)) as u32;
-            self.changed.iter().fold(stored, |crc, range| {
-                let old = &mut scratch[range.clone()];
-                image.read(offset + range.start as u64, old);
-                replace(crc, old, &self.contents[range.clone()], BLOCK - range.end)
-            })
-        };
+        let stored = (image.load(offset) >> (8 * BLOCK_CRC)) as u32;
+        // From the old checksum and the difference: damage elsewhere in the block stays detectable.
+        let mut scratch = [0u64; SCRATCH];
+        let mut crc = stored;
+        for range in &self.changed {
+            for start in range.clone().step_by(SCRATCH * 8) {
+                let end = range.end.min(start + SCRATCH * 8);
+                let old = &mut scratch[..(end - start) / 8];
+                image.read(offset + start as u64, old.as_mut_bytes());
+                crc = replace_words(crc, old, &self.contents[start..end], BLOCK - end);
+            }
+        }
+        if self.is_short() {
+            return Sealed::Short(crc);
+        }
+        self.put_crc(image, crc);
+        Sealed::Long
+    }
+
+    fn put_crc(&mut self, image: &Image, crc: u32) {
         self.bytes(image, BLOCK_CRC..BLOCK_CRC_FROM)
             .copy_from_slice(&crc.to_le_bytes());
-        true
+    }
+
+    /// Whether one operation takes all that was changed.
+    fn is_short(&self) -> bool {
+        let length: usize = self.changed.iter().map(ExactSizeIterator::len).sum();
+        self.changed.len() <= PARTS_MAX && 8 + length <= EDIT_MAX && self.changed[0].start >= 8
+    }
+
+    /// Encodes what was changed as the payload of one operation, and returns its length.
+    pub fn encode(&self, payload: &mut [u8; EDIT_MAX]) -> usize {
+        let mut end = 8;
+        for (index, (at, bytes)) in self.changes().enumerate() {
+            payload[2 * index..2 * index + 2].copy_from_slice(&part(at, bytes.len()).to_le_bytes());
+            payload[end..end + bytes.len()].copy_from_slice(bytes);
+            end += bytes.len();
+        }
+        end
     }
 
     /// What was changed, in ascending order.

@@ -12,6 +12,7 @@ use crate::flags::{check_growable, check_unguarded};
 use crate::layout::inode::{INODE, Inode};
 use crate::node::Node;
 use crate::store::Store;
+use crate::transaction::Transaction;
 use crate::tree::{Found, Lookup, Tree};
 
 const BLOCK_U64: u64 = BLOCK as u64;
@@ -20,7 +21,14 @@ static ZEROS: [u8; BLOCK] = [0; BLOCK];
 impl Store {
     /// Changes the blocks of a range, in bytes, of a regular file. Nobody sees it half done. After a crash a range may be
     /// half allocated, half punched or half zeroed; one that was collapsed or inserted is so as a whole or not at all.
-    pub fn fallocate(&self, node: &Node, mode: Fallocate, offset: u64, length: u64) -> Result<()> {
+    pub fn fallocate(
+        &self,
+        transaction: &mut Transaction<'_>,
+        node: &Node,
+        mode: Fallocate,
+        offset: u64,
+        length: u64,
+    ) -> Result<()> {
         let mut state = node.state.write();
         check_regular(&state)?;
         match mode {
@@ -36,30 +44,45 @@ impl Store {
         match mode {
             Fallocate::Allocate { keep_size } => {
                 let size = if keep_size { state.size } else { end };
-                self.allocate_holes(number, &mut state, offset..end, size)
+                self.allocate_holes(transaction, number, &mut state, offset..end, size)
             }
-            Fallocate::PunchHole => self.punch_range(number, &mut state, offset..end).map(drop),
+            Fallocate::PunchHole => self
+                .punch_range(transaction, number, &mut state, offset..end)
+                .map(drop),
             Fallocate::ZeroRange { keep_size } => {
                 let size = if keep_size { state.size } else { end };
-                self.zero_range(number, &mut state, offset..end, size)
+                self.zero_range(transaction, number, &mut state, offset..end, size)
             }
-            Fallocate::CollapseRange => self.collapse(number, &mut state, offset..end),
-            Fallocate::InsertRange => self.insert_hole(number, &mut state, offset..end),
+            Fallocate::CollapseRange => self.collapse(transaction, number, &mut state, offset..end),
+            Fallocate::InsertRange => {
+                self.insert_hole(transaction, number, &mut state, offset..end)
+            }
         }
     }
 
-    /// Puts `new` in the place of the inode, with the time, and commits.
-    fn commit_range(&self, mut change: Change<'_>, number: u64, state: &mut Inode, new: Inode) {
+    /// Puts `new` in the place of the inode, with the time, and commits. The last record carries the reply.
+    fn commit_range(
+        &self,
+        transaction: &mut Transaction<'_>,
+        mut change: Change<'_>,
+        inode: (u64, &mut Inode, Inode),
+        is_last: bool,
+    ) {
+        let (number, state, new) = inode;
         *state = new;
         state.modified_ns = self.now_ns();
         state.changed_ns = state.modified_ns;
         change.inode(number, state, INODE);
-        state.version = change.commit();
+        state.version = match is_last {
+            true => change.commit(transaction),
+            false => change.commit_step(transaction),
+        };
     }
 
     /// Gives blocks to the holes of a range, and lets the file grow to `size`.
     fn allocate_holes(
         &self,
+        transaction: &mut Transaction<'_>,
         number: u64,
         state: &mut Inode,
         range: Range<u64>,
@@ -76,7 +99,7 @@ impl Store {
             if at == end {
                 new.size = new.size.max(size);
             }
-            self.commit_range(change, number, state, new);
+            self.commit_range(transaction, change, (number, state, new), at == end);
             if at == end {
                 return Ok(());
             }
@@ -110,6 +133,7 @@ impl Store {
     /// number of the last is returned.
     pub(crate) fn punch_range(
         &self,
+        transaction: &mut Transaction<'_>,
         number: u64,
         state: &mut Inode,
         range: Range<u64>,
@@ -123,8 +147,9 @@ impl Store {
                 tree.clear_part(edge)?;
             }
             let left = tree.remove_step(blocks.start, blocks.end)?;
-            self.commit_range(change, number, state, new);
-            if left == blocks.start {
+            let is_done = left == blocks.start;
+            self.commit_range(transaction, change, (number, state, new), is_done);
+            if is_done {
                 return Ok(state.version);
             }
         }
@@ -134,6 +159,7 @@ impl Store {
     /// still there.
     fn zero_range(
         &self,
+        transaction: &mut Transaction<'_>,
         number: u64,
         state: &mut Inode,
         range: Range<u64>,
@@ -159,15 +185,22 @@ impl Store {
         }
         if is_done {
             new.size = new.size.max(size);
-            self.commit_range(change, number, state, new);
+            self.commit_range(transaction, change, (number, state, new), true);
             return Ok(());
         }
         drop(change);
-        self.punch_range(number, state, range.clone())?;
-        self.allocate_holes(number, state, range, size)
+        // The last record of all carries the reply.
+        self.punch_range(&mut Transaction::embedded(), number, state, range.clone())?;
+        self.allocate_holes(transaction, number, state, range, size)
     }
 
-    fn collapse(&self, number: u64, state: &mut Inode, range: Range<u64>) -> Result<()> {
+    fn collapse(
+        &self,
+        transaction: &mut Transaction<'_>,
+        number: u64,
+        state: &mut Inode,
+        range: Range<u64>,
+    ) -> Result<()> {
         let blocks = whole_blocks(&range)?;
         if range.end >= state.size {
             return Err(Error::InvalidArgument(
@@ -184,11 +217,17 @@ impl Store {
         let distance = blocks.end - blocks.start;
         tree.move_keys(blocks.start, &|key| key.max(blocks.end) - distance)?;
         new.size -= range.end - range.start;
-        self.commit_range(change, number, state, new);
+        self.commit_range(transaction, change, (number, state, new), true);
         Ok(())
     }
 
-    fn insert_hole(&self, number: u64, state: &mut Inode, range: Range<u64>) -> Result<()> {
+    fn insert_hole(
+        &self,
+        transaction: &mut Transaction<'_>,
+        number: u64,
+        state: &mut Inode,
+        range: Range<u64>,
+    ) -> Result<()> {
         let blocks = whole_blocks(&range)?;
         if range.start >= state.size {
             return Err(Error::InvalidArgument(
@@ -211,7 +250,7 @@ impl Store {
         tree.divide_at(blocks.start)?;
         tree.move_keys(blocks.start, &|key| key + distance / BLOCK_U64)?;
         new.size = size;
-        self.commit_range(change, number, state, new);
+        self.commit_range(transaction, change, (number, state, new), true);
         Ok(())
     }
 }
@@ -279,7 +318,7 @@ impl Tree<'_, '_> {
                 // Zeros have no remainder.
                 let old = image.data_remainder(target, zeros.len());
                 let crc = image.changed_crc(physical, inside, zeros.len(), old);
-                self.change.data(target, zeros, crc);
+                self.change.data(target, zeros, crc, None);
             }
         }
         Ok(())

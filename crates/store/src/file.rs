@@ -14,9 +14,8 @@ use crate::flags::{check_growable, check_unguarded};
 use crate::layout::inode::{FIRST_LINE, INODE, Inode};
 use crate::layout::record::Touch;
 use crate::node::Node;
-use crate::overwrite::GROWTH_MAX;
-use crate::rider;
 use crate::store::Store;
+use crate::transaction::Transaction;
 use crate::tree::{Found, Lookup, Tree};
 use crate::xattr::free_xattrs;
 use crate::{ATOMIC_WRITE_MAX, BLOCK, FileExtent, WriteAt, Written};
@@ -131,8 +130,15 @@ impl Store {
         Ok(())
     }
 
-    /// Writes. Up to 1 MiB it is one change: whole or not at all, and persistent on return. More is done in pieces.
-    pub fn write(&self, node: &Node, at: WriteAt, data: &[u8]) -> Result<Written> {
+    /// Writes. Up to 1 MiB it is one change: whole or not at all, and persistent on return. More is done in pieces, but a
+    /// transaction with a reply takes no more than one change.
+    pub fn write(
+        &self,
+        transaction: &mut Transaction<'_>,
+        node: &Node,
+        at: WriteAt,
+        data: &[u8],
+    ) -> Result<Written> {
         self.prefetch_overwrite(node, at, data.len());
         let mut state = node.state.write();
         let offset = match at {
@@ -146,31 +152,39 @@ impl Store {
             }
         };
         check_writable(&state, offset, data.len())?;
-        if self.overwrite(node, &mut state, offset, data)? {
-            return Ok(Written {
-                offset,
-                length: data.len(),
-            });
-        }
-        let length = self.write_pieces(node.number(), &mut state, offset, data)?;
+        let length = if transaction.is_whole() {
+            self.check_atomic(data)?;
+            self.write_piece(transaction, node, &mut state, offset, data)?;
+            data.len()
+        } else {
+            self.write_pieces(transaction, node, &mut state, offset, data)?
+        };
         Ok(Written { offset, length })
     }
 
-    /// Writes in one change, which a [`Rider`](crate::Rider) may answer for.
+    /// Writes in one change.
     ///
     /// # Errors
     /// Beside those of [`Store::write`]: [`Error::NoSpace`] if not all of the data fits, and [`Error::InvalidArgument`] if it
     /// is more than one change can be. Nothing is written then.
-    pub fn write_whole(&self, node: &Node, offset: u64, data: &[u8]) -> Result<()> {
+    pub fn write_whole(
+        &self,
+        transaction: &mut Transaction<'_>,
+        node: &Node,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<()> {
+        self.check_atomic(data)?;
+        let mut state = node.state.write();
+        check_writable(&state, offset, data.len())?;
+        self.write_piece(transaction, node, &mut state, offset, data)
+    }
+
+    fn check_atomic(&self, data: &[u8]) -> Result<()> {
         if data.len() > self.atomic_write_max {
             return Err(Error::InvalidArgument(
                 "the data of one change is at most 1 MiB, and no longer than the ring",
             ));
-        }
-        let mut state = node.state.write();
-        check_writable(&state, offset, data.len())?;
-        if !self.overwrite(node, &mut state, offset, data)? {
-            self.write_piece(node.number(), &mut state, offset, data)?;
         }
         Ok(())
     }
@@ -187,55 +201,24 @@ impl Store {
         }
     }
 
-    /// Writes into one block that the file has, if that is where the data goes.
-    #[inline]
-    fn overwrite(&self, node: &Node, state: &mut Inode, offset: u64, data: &[u8]) -> Result<bool> {
-        let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
-        let end = offset + data.len() as u64;
-        let grows = end > state.size;
-        let length_max = if grows { GROWTH_MAX } else { BLOCK - inside };
-        let is_short = (1..=length_max.min(BLOCK - inside)).contains(&data.len());
-        if !is_short || rider::is_waiting() {
-            return Ok(false);
-        }
-        let lookup = Lookup::new(&self.shared.image, node.number(), state);
-        let Found::Own(physical) = lookup.find_to_change(block)? else {
-            return Ok(false);
-        };
-        let shift = physical.wrapping_sub(block);
-        if node.shift.load(Ordering::Relaxed) != shift {
-            node.shift.store(shift, Ordering::Relaxed);
-        }
-        let time_ns = self.now_ns();
-        (state.modified_ns, state.changed_ns) = (time_ns, time_ns);
-        let target = physical * BLOCK_U64 + inside as u64;
-        let inode = node.number();
-        state.version = if grows {
-            self.shared.extend(target, data, inode, state, end)
-        } else {
-            let touch = Touch { inode, time_ns };
-            self.shared.overwrite(target, data, touch)
-        };
-        Ok(true)
-    }
-
-    /// Writes what goes no shorter way. Returns how many bytes there was room for.
-    #[inline(never)]
+    /// Returns how many bytes there was room for.
     fn write_pieces(
         &self,
-        number: u64,
+        transaction: &mut Transaction<'_>,
+        node: &Node,
         state: &mut Inode,
         offset: u64,
         data: &[u8],
     ) -> Result<usize> {
         let mut length = 0;
         for piece in data.chunks(self.atomic_write_max) {
-            match self.write_piece(number, state, offset + length as u64, piece) {
+            let at = offset + length as u64;
+            match self.write_piece(transaction, node, state, at, piece) {
                 Ok(()) => length += piece.len(),
                 Err(Error::NoSpace) if length > 0 => break,
                 // What is overwritten in place needs no space.
                 Err(Error::NoSpace) if piece.len() > BY_VALUE_MAX => {
-                    self.write_piece(number, state, offset, &piece[..BY_VALUE_MAX])?;
+                    self.write_piece(transaction, node, state, offset, &piece[..BY_VALUE_MAX])?;
                     return Ok(BY_VALUE_MAX);
                 }
                 Err(error) => return Err(error),
@@ -244,9 +227,28 @@ impl Store {
         Ok(length)
     }
 
-    fn write_piece(&self, number: u64, state: &mut Inode, offset: u64, data: &[u8]) -> Result<()> {
-        let mut new = *state;
+    /// Writes in one record. Nothing happens without data.
+    fn write_piece(
+        &self,
+        transaction: &mut Transaction<'_>,
+        node: &Node,
+        state: &mut Inode,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        transaction.set_count(data.len() as u64);
         let mut change = Change::new(&self.shared);
+        let time_ns = self.now_ns();
+        if self.overwrite(&mut change, node, state, offset, data, time_ns)? {
+            // Nobody sees the state before the lock is free, and a commit does not fail.
+            (state.modified_ns, state.changed_ns) = (time_ns, time_ns);
+            state.version = change.commit(transaction);
+            return Ok(());
+        }
+        let (mut new, number) = (*state, node.number());
         let mut writer = Writer {
             store: self,
             tree: Tree::new(&mut change, number, &mut new),
@@ -264,13 +266,52 @@ impl Store {
         }
         let in_place = writer.in_place;
         new.size = new.size.max(offset + data.len() as u64);
-        new.modified_ns = self.now_ns();
-        new.changed_ns = new.modified_ns;
+        (new.modified_ns, new.changed_ns) = (time_ns, time_ns);
         change.inode(number, &mut new, if in_place { FIRST_LINE } else { INODE });
-        // Nobody sees the state before the lock is free, and a commit does not fail.
         *state = new;
-        state.version = change.commit();
+        state.version = change.commit(transaction);
         Ok(())
+    }
+
+    /// Puts data into the change that goes to one block of the file, which has the block for itself and does not grow: of
+    /// the inode only the stamp changes. False if the data goes elsewhere.
+    #[inline]
+    fn overwrite<'d>(
+        &self,
+        change: &mut Change<'d>,
+        node: &Node,
+        state: &Inode,
+        offset: u64,
+        data: &'d [u8],
+        time_ns: i64,
+    ) -> Result<bool> {
+        let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
+        let is_within = data.len() <= BLOCK - inside && offset + data.len() as u64 <= state.size;
+        if !is_within {
+            return Ok(false);
+        }
+        let image = &self.shared.image;
+        let lookup = Lookup::new(image, node.number(), state);
+        let Found::Own(physical) = lookup.find_to_change(block)? else {
+            return Ok(false);
+        };
+        let shift = physical.wrapping_sub(block);
+        if node.shift.load(Ordering::Relaxed) != shift {
+            node.shift.store(shift, Ordering::Relaxed);
+        }
+        let touch = Some(Touch {
+            inode: node.number(),
+            time_ns,
+        });
+        if data.len() == BLOCK {
+            change.block(physical, data, touch);
+        } else {
+            let target = physical * BLOCK_U64 + inside as u64;
+            let difference = image.data_remainder(target, data.len()) ^ remainder(data);
+            let crc = image.changed_crc(physical, inside, data.len(), difference);
+            change.data(target, data, crc, touch);
+        }
+        Ok(true)
     }
 
     /// Puts a new size of a file into the change. True when extents are left for [`Store::reclaim`] to remove.
@@ -324,7 +365,7 @@ impl Store {
             }
             change.inode(number, &mut new, INODE);
             *state = new;
-            state.version = change.commit();
+            state.version = change.commit(&mut Transaction::embedded());
             if done {
                 if removed {
                     self.nodes.remove(node);
@@ -401,7 +442,7 @@ impl<'s> Writer<'_, '_, 's> {
             };
             let physical = found.map_or_else(|| self.start_block(block, part.len()), Ok)?;
             if part.len() == BLOCK {
-                self.tree.change.block(physical, part, crc32c(part));
+                self.tree.change.block(physical, part, None);
             } else {
                 let image = &self.store.shared.image;
                 let target = physical * BLOCK_U64 + inside as u64;
@@ -412,7 +453,7 @@ impl<'s> Writer<'_, '_, 's> {
                     }
                     None => in_zeros(part, BLOCK - inside - part.len()),
                 };
-                self.tree.change.data(target, part, crc);
+                self.tree.change.data(target, part, crc, None);
             }
         }
         Ok(())

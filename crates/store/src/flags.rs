@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::layout::inode::{FLAG_APPEND_ONLY, FLAG_IMMUTABLE, FLAGS_KNOWN, Inode};
 use crate::node::Node;
 use crate::store::Store;
+use crate::transaction::Transaction;
 use crate::{FileFlags, FileKind};
 
 /// The flags of an inode.
@@ -28,7 +29,12 @@ pub(crate) fn possible(kind: FileKind) -> u32 {
 
 impl Store {
     /// Sets the flags of a file or directory. Who may do that is for the caller to know.
-    pub fn set_flags(&self, node: &Arc<Node>, flags: FileFlags) -> Result<()> {
+    pub fn set_flags(
+        &self,
+        transaction: &mut Transaction<'_>,
+        node: &Arc<Node>,
+        flags: FileFlags,
+    ) -> Result<()> {
         let mut state = node.state.write();
         match FileKind::from_bits(state.mode) {
             None => return Err(Error::Stale),
@@ -50,7 +56,7 @@ impl Store {
         new.changed_ns = self.now_ns();
         let mut change = Change::with_reserve(&self.shared);
         change.inode_from(node.number(), &state, &mut new);
-        new.version = change.commit();
+        new.version = change.commit(transaction);
         *state = new;
         Ok(())
     }

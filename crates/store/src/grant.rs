@@ -17,6 +17,7 @@ use crate::flags::check_unguarded;
 use crate::layout::inode::{FLAG_GRANT, INODE, Inode};
 use crate::node::Node;
 use crate::store::Store;
+use crate::transaction::Transaction;
 use crate::tree::{Lookup, Tree};
 
 const BLOCK_U64: u64 = BLOCK as u64;
@@ -107,7 +108,12 @@ impl Store {
 
     /// Appends so many fresh blocks to a grant: a file of the system directory that is empty, or has none but such
     /// blocks. Nothing is written into them. One record.
-    pub fn reserve_extents(&self, node: &Node, blocks: u32) -> Result<Vec<Mapped>> {
+    pub fn reserve_extents(
+        &self,
+        transaction: &mut Transaction<'_>,
+        node: &Node,
+        blocks: u32,
+    ) -> Result<Vec<Mapped>> {
         let mut state = node.state.write();
         check_regular(&state)?;
         let is_empty = state.size == 0 && state.blocks == 0;
@@ -140,7 +146,7 @@ impl Store {
         new.flags |= FLAG_GRANT;
         change.inode(node.number(), &mut new, INODE);
         *state = new;
-        state.version = change.commit();
+        state.version = change.commit(transaction);
         Ok(reserved)
     }
 
@@ -148,6 +154,7 @@ impl Store {
     /// say, and are made persistent first. One record, whose number is returned.
     pub fn adopt(
         &self,
+        transaction: &mut Transaction<'_>,
         target: &Arc<Node>,
         grant: &Arc<Node>,
         adoption: &Adoption<'_>,
@@ -187,7 +194,7 @@ impl Store {
         new.changed_ns = new.modified_ns;
         change.inode(target.number(), &mut new, INODE);
         change.inode(grant.number(), &mut source_new, INODE);
-        let number = change.commit();
+        let number = change.commit(transaction);
         (*state, *source) = (new, source_new);
         (state.version, source.version) = (number, number);
         Ok(number)
@@ -219,7 +226,12 @@ impl Store {
     }
 
     /// Frees blocks of a file, which leaves a hole: in as many records as it takes, the number of the last is returned.
-    pub fn punch(&self, node: &Node, blocks: Range<u64>) -> Result<u64> {
+    pub fn punch(
+        &self,
+        transaction: &mut Transaction<'_>,
+        node: &Node,
+        blocks: Range<u64>,
+    ) -> Result<u64> {
         let mut state = node.state.write();
         check_regular(&state)?;
         if blocks.is_empty() {
@@ -227,7 +239,7 @@ impl Store {
         }
         let offset = |block: u64| block.saturating_mul(BLOCK_U64).min(SIZE_MAX);
         let range = offset(blocks.start)..offset(blocks.end);
-        self.punch_range(node.number(), &mut state, range)
+        self.punch_range(transaction, node.number(), &mut state, range)
     }
 }
 

@@ -5,9 +5,9 @@
 //! replays the ring. See `docs/LAYOUT.md` for the bytes and `docs/ARCHITECTURE.md` for the picture.
 //!
 //! Reading order: [`layout`] (bytes), `image` (where they are), `ring` (the order of changes), `change` (one atomic
-//! change), `overwrite` (the commonest one), `allocator`, `tree` (extents of a file), `owners` (of blocks that files share),
+//! change) with `transaction` (its context), `allocator`, `tree` (extents of a file), `owners` (of blocks that files share),
 //! `directory` (names), then the operations in `file`, `share`, `fallocate`, `names`, `attributes`, `flags`, `xattr` and `acl`, `recover` and [`check`]. Last what a unit of several pools needs: `replica` (a pool that follows another
-//! one's records), `held`, `rider` and `grant`.
+//! one's records), `held` and `grant`.
 #![forbid(unsafe_code)]
 
 #[cfg(target_endian = "big")]
@@ -43,20 +43,18 @@ mod leaves;
 mod lost;
 mod names;
 mod node;
-mod one_name;
 mod order;
-mod overwrite;
 mod owners;
 mod recover;
 mod rename;
 mod repair;
 mod replica;
-mod rider;
 mod ring;
 mod sequence;
 mod share;
 mod store;
 mod subdirectories;
+mod transaction;
 mod tree;
 mod xattr;
 
@@ -79,10 +77,10 @@ pub use owners::Sharing;
 pub use recover::read_superblock;
 pub use repair::{Repair, repair};
 pub use replica::{Ingested, MemberFormat, Replica};
-pub use rider::Rider;
 pub use sequence::Sequence;
 pub use store::{Options, Store};
 pub use subdirectories::DirectoryNames;
+pub use transaction::{REPLY, Reply, Transaction};
 
 /// Bytes in a block, the unit of allocation and of data checksums.
 pub const BLOCK: usize = 4096;

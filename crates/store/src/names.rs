@@ -12,18 +12,17 @@ use crate::acl;
 use crate::attributes::attributes;
 use crate::change::Change;
 use crate::checksum::crc32c;
-use crate::directory::{Reader, Room, Stored, Target, Writer, check_name, removal};
+use crate::directory::{Reader, Stored, Target, Writer, check_name};
 use crate::error::{Error, Result};
 use crate::file::{free_inode, has_tree};
 use crate::flags::{check_growable, check_unguarded};
-use crate::layout::group::Map;
-use crate::layout::inode::{FIRST_LINE, INLINE_TARGET_MAX, INODE, Inode};
+use crate::layout::inode::{FIRST_LINE, INLINE_TARGET_MAX, Inode};
 use crate::node::{self, Looked, Node};
-use crate::one_name::OneName;
 use crate::order::WriteGuard;
 use crate::rename::LockedSet;
 use crate::store::Store;
 use crate::subdirectories::DirectoryNames;
+use crate::transaction::Transaction;
 use crate::tree::{Lookup, Tree};
 use crate::xattr::{self, Xattrs};
 use crate::{Attributes, Entry, FileKind, NewInode};
@@ -179,16 +178,19 @@ impl Store {
     /// directory the bit too. In one with a default access control list it gets that list.
     pub fn create(
         &self,
+        transaction: &mut Transaction<'_>,
         directory: &Arc<Node>,
         name: &[u8],
         new: &NewInode<'_>,
     ) -> Result<Arc<Node>> {
-        Ok(self.create_held(directory, name, new, 0)?.0)
+        let (node, _) = self.create_held(transaction, directory, name, new, 0)?;
+        Ok(node)
     }
 
     /// Like [`Store::create`], with so many [holds](Store::hold) from the start, and the attributes that it has then.
     pub fn create_held(
         &self,
+        transaction: &mut Transaction<'_>,
         directory: &Arc<Node>,
         name: &[u8],
         new: &NewInode<'_>,
@@ -208,23 +210,36 @@ impl Store {
             let found = self.find(directory, &parent, hash, name)?;
             return Err(found.map_or(guarded, |_| Error::Exists));
         }
-        // A directory without attributes has no default list to hand on.
-        let is_bare = new.target.len() <= INLINE_TARGET_MAX && parent.attributes == 0;
-        let (node, attributes) = match room {
-            Some(room) if is_bare && self.shared.takes_short_ways() => {
-                self.create_in(&room, directory, &mut parent, (hash, name), new)?
-            }
-            _ => self.create_anywhere(directory, &mut parent, hash, name, new)?,
+        let mut change = Change::new(&self.shared);
+        let (number, mut inode) =
+            self.add_inode(&mut change, directory.number(), &parent, new, |_| {})?;
+        let mut new_parent = *parent;
+        add_links(&mut new_parent, i32::from(inode.is_directory()));
+        (new_parent.modified_ns, new_parent.changed_ns) = (inode.created_ns, inode.created_ns);
+        let target = target_of(number, &inode);
+        let mut writer = Self::writer(&mut change, directory, &mut new_parent);
+        let hint = match room {
+            Some(room) => writer.insert_into(&room, name, target),
+            None => writer.insert(hash, name, target)?,
         };
+        change.inode_from(directory.number(), &parent, &mut new_parent);
+        inode.version = change.commit(transaction);
+        new_parent.version = inode.version;
+        *parent = new_parent;
+        self.hints.set(directory.number(), hash, hint);
+        // Probably the next one that is made.
+        node::prefetch(&self.shared.image, number + 1);
+        let node = Node::new(number, inode);
         node.holds.store(holds, Ordering::Relaxed);
         self.nodes.insert(node.clone());
-        Ok((node, attributes))
+        Ok((node, attributes(number, &inode)))
     }
 
     /// Makes a file without a name, held once. With the last hold it is gone, unless it `may_be_named` and
     /// [`Store::link`] has given it a name. In all else it is like what is made in `directory`.
     pub fn create_unnamed(
         &self,
+        transaction: &mut Transaction<'_>,
         directory: &Node,
         new: &NewInode<'_>,
         may_be_named: bool,
@@ -241,7 +256,7 @@ impl Store {
                 inode.links = 0;
             })?;
         change.orphan(number, true);
-        inode.version = change.commit();
+        inode.version = change.commit(transaction);
         let node = Node::new(number, inode);
         node.holds.store(1, Ordering::Relaxed);
         node.may_be_named.store(may_be_named, Ordering::Relaxed);
@@ -292,81 +307,6 @@ impl Store {
         Ok((own_permissions(new), Xattrs::new()))
     }
 
-    /// Makes something that needs no block of its own, in a leaf that has room for the name.
-    fn create_in(
-        &self,
-        room: &Room,
-        directory: &Node,
-        parent: &mut Inode,
-        (hash, name): (u64, &[u8]),
-        new: &NewInode<'_>,
-    ) -> Result<(Arc<Node>, Attributes)> {
-        check_target(new)?;
-        let shared = &self.shared;
-        let number = shared.allocator.take_inode()?;
-        let old = shared.image.free_inode(number);
-        let old = old.inspect_err(|_| shared.allocator.give_back_inode(number))?;
-        let new = &NewInode {
-            permissions: own_permissions(new),
-            ..*new
-        };
-        let mut inode = self.new_inode(directory.number(), parent, new, &old);
-        put_inline_target(&mut inode, new);
-        inode.rest_crc = inode.rest_checksum();
-        inode.crc = inode.checksum();
-        // From here on nothing fails, and nobody sees the directory before its lock is free.
-        parent.entries = parent.entries.saturating_add(1);
-        add_links(parent, i32::from(inode.is_directory()));
-        (parent.modified_ns, parent.changed_ns) = (inode.created_ns, inode.created_ns);
-        parent.crc = parent.checksum();
-        let patch = room.insertion(&shared.image, name, target_of(number, &inode));
-        directory.note_edit();
-        let hint = room.hint(number, name);
-        let has_same_root = old.root.as_bytes() == inode.root.as_bytes();
-        let change = OneName {
-            patch: &patch,
-            old_patch: None,
-            directory: (directory.number(), parent),
-            file: (number, &inode),
-            file_length: if has_same_root { INODE / 2 } else { INODE },
-            bit: Some((Map::Inodes, true)),
-        };
-        let (node, attributes) = shared.one_name(&change, |version| {
-            self.hints.set(directory.number(), hash, hint);
-            // Probably the next one that is made.
-            node::prefetch(&shared.image, number + 1);
-            let mut inode = inode;
-            inode.version = version;
-            (Node::new(number, inode), attributes(number, &inode))
-        });
-        parent.version = attributes.version;
-        Ok((node, attributes))
-    }
-
-    /// Makes anything, changing as many leaves and nodes as that takes.
-    fn create_anywhere(
-        &self,
-        directory: &Node,
-        parent: &mut Inode,
-        hash: u64,
-        name: &[u8],
-        new: &NewInode<'_>,
-    ) -> Result<(Arc<Node>, Attributes)> {
-        let mut change = Change::new(&self.shared);
-        let (number, mut inode) =
-            self.add_inode(&mut change, directory.number(), parent, new, |_| {})?;
-        let mut parent_new = *parent;
-        add_links(&mut parent_new, i32::from(inode.is_directory()));
-        let target = target_of(number, &inode);
-        Self::writer(&mut change, directory, &mut parent_new).insert(hash, name, target)?;
-        (parent_new.modified_ns, parent_new.changed_ns) = (inode.created_ns, inode.created_ns);
-        change.inode_from(directory.number(), parent, &mut parent_new);
-        inode.version = change.commit();
-        parent_new.version = inode.version;
-        *parent = parent_new;
-        Ok((Node::new(number, inode), attributes(number, &inode)))
-    }
-
     fn new_inode(&self, directory: u64, parent: &Inode, new: &NewInode<'_>, old: &Inode) -> Inode {
         let now = self.now_ns();
         let is_directory = new.kind == FileKind::Directory;
@@ -406,7 +346,7 @@ impl Store {
         let mut block = [0; BLOCK];
         block[..target.len()].copy_from_slice(target);
         let run = change.allocate(None, 1)?;
-        change.data(run.block * BLOCK as u64, &block, crc32c(&block));
+        change.data(run.block * BLOCK as u64, &block, crc32c(&block), None);
         Tree::new(change, number, inode).add(0, run)
     }
 
@@ -454,7 +394,13 @@ impl Store {
     }
 
     /// Gives a file another name.
-    pub fn link(&self, node: &Arc<Node>, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
+    pub fn link(
+        &self,
+        transaction: &mut Transaction<'_>,
+        node: &Arc<Node>,
+        directory: &Arc<Node>,
+        name: &[u8],
+    ) -> Result<()> {
         check_name(name)?;
         let hash = self.hash(name);
         let mut set = LockedSet::lock(&[node, directory]);
@@ -487,23 +433,39 @@ impl Store {
         }
         Self::writer(&mut change, directory, parent).insert(hash, name, target)?;
         (parent.modified_ns, parent.changed_ns) = (now, now);
-        set.commit(change);
+        set.commit(change, transaction);
         // Once it has had a name, it is a file like others.
         node.may_be_named.store(false, Ordering::Relaxed);
         Ok(())
     }
 
     /// Removes a name of anything but a directory. What has no name and no holder left is freed.
-    pub fn unlink(&self, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
-        self.remove_name(directory, name, false)
+    pub fn unlink(
+        &self,
+        transaction: &mut Transaction<'_>,
+        directory: &Arc<Node>,
+        name: &[u8],
+    ) -> Result<()> {
+        self.remove_name(transaction, directory, name, false)
     }
 
     /// Removes an empty directory.
-    pub fn remove_directory(&self, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
-        self.remove_name(directory, name, true)
+    pub fn remove_directory(
+        &self,
+        transaction: &mut Transaction<'_>,
+        directory: &Arc<Node>,
+        name: &[u8],
+    ) -> Result<()> {
+        self.remove_name(transaction, directory, name, true)
     }
 
-    fn remove_name(&self, directory: &Arc<Node>, name: &[u8], is_directory: bool) -> Result<()> {
+    fn remove_name(
+        &self,
+        transaction: &mut Transaction<'_>,
+        directory: &Arc<Node>,
+        name: &[u8],
+        is_directory: bool,
+    ) -> Result<()> {
         check_name(name)?;
         let hash = self.hash(name);
         let removed = self.with_name(directory, hash, name, |named| {
@@ -512,7 +474,7 @@ impl Store {
             check_removable(&named.state, is_directory)?;
             self.forget_subdirectory(directory, hash, &named.stored.target, &named.state);
             let store = self;
-            Removal { store, named }.carry_out()
+            Removal { store, named }.carry_out(transaction)
         })?;
         removed.unwrap_or_else(|| {
             // Damage: it has a name in itself, so it is not empty.
@@ -572,7 +534,11 @@ impl Store {
         inode: &mut Inode,
         now_ns: i64,
     ) -> Result<bool> {
-        drop_one_link(inode, now_ns);
+        inode.links = match inode.is_directory() {
+            true => 0,
+            false => inode.links.saturating_sub(1),
+        };
+        inode.changed_ns = now_ns;
         if inode.links > 0 {
             return Ok(false);
         }
@@ -606,56 +572,10 @@ struct Removal<'a> {
 }
 
 impl Removal<'_> {
-    fn carry_out(mut self) -> Result<()> {
-        let now = self.store.now_ns();
-        let image = &self.store.shared.image;
-        let named = &mut self.named;
-        image.prefetch(image.layout.inode(named.node.number()), FIRST_LINE);
-        let patch = removal(image, named.stored);
-        let is_short = self.store.shared.takes_short_ways();
-        // Looked at once: whoever gives the last hold back from here on waits for the lock, and then frees the inode.
-        let is_held = named.node.is_held();
-        let has_blocks = has_tree(&named.state) || named.state.attributes != 0;
-        let frees_blocks = has_blocks && !is_held && is_last_link(&named.state);
-        if frees_blocks || patch.empties_leaf() || !is_short {
-            return self.with_blocks(now);
-        }
-        // From here on nothing fails, and nobody sees the inodes before their locks are free.
-        let (parent, file) = (&mut *named.parent, &mut *named.state);
-        parent.entries = parent.entries.saturating_sub(1);
-        (parent.modified_ns, parent.changed_ns) = (now, now);
-        add_links(parent, -i32::from(file.is_directory()));
-        drop_one_link(file, now);
-        let bit = match file.links {
-            0 if is_held => Some((Map::Orphans, true)),
-            0 => Some((Map::Inodes, false)),
-            _ => None,
-        };
-        if bit == Some((Map::Inodes, false)) {
-            file.free();
-        }
-        (parent.crc, file.crc) = (parent.checksum(), file.checksum());
-        named.directory.note_edit();
-        let is_noted = !self.store.shared.defects.forget_orphans;
-        let change = OneName {
-            patch: &patch,
-            old_patch: None,
-            directory: (named.directory.number(), parent),
-            file: (named.node.number(), file),
-            file_length: FIRST_LINE,
-            bit: bit.filter(|(map, _)| *map == Map::Inodes || is_noted),
-        };
-        let version = self.store.shared.one_name(&change, |version| version);
-        (parent.version, file.version) = (version, version);
-        if file.mode == 0 {
-            self.store.nodes.remove(named.node);
-        }
-        Ok(())
-    }
-
-    /// The same where blocks are freed with the name.
-    fn with_blocks(mut self, now: i64) -> Result<()> {
+    fn carry_out(mut self, transaction: &mut Transaction<'_>) -> Result<()> {
         let (store, named) = (self.store, &mut self.named);
+        let (now, image) = (store.now_ns(), &store.shared.image);
+        image.prefetch(image.layout.inode(named.node.number()), FIRST_LINE);
         let mut change = Change::with_reserve(&store.shared);
         let mut parent = *named.parent;
         (parent.modified_ns, parent.changed_ns) = (now, now);
@@ -665,7 +585,7 @@ impl Removal<'_> {
         let unfinished = store.drop_link(&mut change, named.node, &mut file, now)?;
         change.inode_from(named.directory.number(), &named.parent, &mut parent);
         change.inode_from(named.node.number(), &named.state, &mut file);
-        parent.version = change.commit();
+        parent.version = change.commit(transaction);
         file.version = parent.version;
         (*named.parent, *named.state) = (parent, file);
         if file.mode == 0 {
@@ -678,20 +598,6 @@ impl Removal<'_> {
         }
         Ok(())
     }
-}
-
-/// Whether an inode is left without a link when one goes.
-fn is_last_link(inode: &Inode) -> bool {
-    inode.is_directory() || inode.links <= 1
-}
-
-/// Takes one link from an inode, a directory: all.
-fn drop_one_link(inode: &mut Inode, now_ns: i64) {
-    inode.links = match is_last_link(inode) {
-        true => 0,
-        false => inode.links - 1,
-    };
-    inode.changed_ns = now_ns;
 }
 
 /// Puts the target of a symbolic link, if it is one, into the inode.

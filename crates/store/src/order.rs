@@ -17,8 +17,10 @@ pub enum Rank {
     Inode(u64),
     /// Of the counts of owners.
     Owners,
-    /// Of the file that a change's rider goes to.
-    Rider,
+    /// Of the file that a change's reply goes to.
+    ReplyFile,
+    /// Of the block that the reply goes to.
+    Reply,
     /// Of reclaiming.
     Reclaiming,
     /// Of one of the tables of nodes.
@@ -98,10 +100,11 @@ impl<T> Ordered<BiasedLock<T>> {
         Guard::new(self.lock.write(), turn)
     }
 
-    /// Waits for it after all others of its kind.
-    pub fn write_at(&self, rank: Rank) -> WriteGuard<'_, T> {
+    /// Waits for it, for reading, after all others of its kind.
+    #[inline]
+    pub fn read_at(&self, rank: Rank) -> ReadGuard<'_, T> {
         let turn = Turn::wait(rank);
-        Guard::new(self.lock.write(), turn)
+        Guard::new(self.lock.read(), turn)
     }
 
     /// Takes it for writing if that needs no waiting: in any order.

@@ -22,6 +22,7 @@ use crate::order::{Ordered, Rank};
 use crate::ring::{Ring, RingReader, write_ring_state};
 use crate::sequence::Sequence;
 use crate::store::Options;
+use crate::transaction::ReplyLocks;
 
 /// Reads the superblock of a pool: the first copy that is valid.
 ///
@@ -96,6 +97,7 @@ pub fn recover(
             allocator,
             owners: Ordered::mutex(Rank::Owners, ()),
             held: options.hold_freed.then(Held::default),
+            replies: ReplyLocks::new(options.hold_freed),
             defects,
         },
     ))

@@ -8,15 +8,15 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use crate::change::Change;
-use crate::directory::{Patch, Stored, check_name, removal};
+use crate::directory::{Stored, check_name};
 use crate::error::{Error, Result};
 use crate::flags::{check_growable, check_unguarded};
-use crate::layout::inode::{FIRST_LINE, Inode};
+use crate::layout::inode::Inode;
 use crate::names::{add_links, check_removable, target_of};
 use crate::node::Node;
-use crate::one_name::OneName;
 use crate::order::WriteGuard;
 use crate::store::Store;
+use crate::transaction::Transaction;
 use crate::{BLOCK, is_root};
 use crate::{FileKind, NewInode, RenameMode};
 
@@ -71,13 +71,13 @@ impl<'a> LockedSet<'a> {
     }
 
     /// Commits, and makes the new states the present ones. Returns the number of the record.
-    pub fn commit(&mut self, mut change: Change<'_>) -> u64 {
+    pub fn commit(&mut self, mut change: Change<'_>, transaction: &mut Transaction<'_>) -> u64 {
         for locked in &mut self.locked {
             if locked.is_changed {
                 change.inode_from(locked.node.number(), &locked.state, &mut locked.new);
             }
         }
-        let number = change.commit();
+        let number = change.commit(transaction);
         for locked in &mut self.locked {
             if locked.is_changed {
                 locked.new.version = number;
@@ -129,6 +129,7 @@ impl Store {
     /// Moves a name, to another directory if need be, atomically.
     pub fn rename(
         &self,
+        transaction: &mut Transaction<'_>,
         from: &Arc<Node>,
         name: &[u8],
         to: &Arc<Node>,
@@ -140,13 +141,6 @@ impl Store {
         // Only one rename at a time moves between directories, so that no two make a cycle together.
         let guard = (from.number() != to.number()).then(|| self.renames.lock());
         let (hash, new_hash) = (self.hash(name), self.hash(new_name));
-        if from.number() == to.number()
-            && matches!(mode, RenameMode::Replace | RenameMode::NoReplace)
-            && self.shared.takes_short_ways()
-            && self.rename_in(from, (hash, name), (new_hash, new_name))?
-        {
-            return Ok(());
-        }
         loop {
             let known = self.look_ahead(from, hash, name)?;
             let source = known.found.as_ref().ok_or(Error::NotFound)?;
@@ -193,66 +187,13 @@ impl Store {
                 source,
                 target,
             };
-            let leaves_blocks = rename.carry_out(set, mode)?;
+            let leaves_blocks = rename.carry_out(set, mode, transaction)?;
             drop(guard);
             return match target.filter(|_| leaves_blocks) {
                 Some(target) => self.reclaim_unused(&target.node),
                 None => Ok(()),
             };
         }
-    }
-
-    /// Gives something another name in its directory, if that name is not there and the leaves of both need no more than
-    /// it leaving one and entering the other. Else nothing happens, and it says so.
-    fn rename_in(
-        &self,
-        directory: &Arc<Node>,
-        (hash, name): (u64, &[u8]),
-        (new_hash, new_name): (u64, &[u8]),
-    ) -> Result<bool> {
-        self.prefetch_name(directory, new_hash);
-        let renamed = self.with_name(directory, hash, name, |mut named| {
-            let image = &self.shared.image;
-            let reader = self.reader(directory, &named.parent);
-            let room = match reader.room(new_hash, new_name) {
-                Ok(Some(room)) if named.parent.links > 0 => room,
-                Ok(_) | Err(Error::Exists) => return Ok(false),
-                Err(error) => return Err(error),
-            };
-            check_unguarded(&named.parent)?;
-            check_unguarded(&named.state)?;
-            let target = target_of(named.node.number(), &named.state);
-            let is_beside = room.is_beside(named.stored);
-            let patch = match is_beside {
-                true => room.replacement(image, named.stored, new_name, target),
-                false => room.insertion(image, new_name, target),
-            };
-            let old_patch = (!is_beside).then(|| removal(image, named.stored));
-            if old_patch.as_ref().is_some_and(Patch::empties_leaf) {
-                return Ok(false);
-            }
-            self.forget_subdirectory(directory, hash, &named.stored.target, &named.state);
-            // From here on nothing fails, and nobody sees the inodes before their locks are free.
-            let (parent, file) = (&mut *named.parent, &mut *named.state);
-            let now = self.now_ns();
-            (parent.modified_ns, parent.changed_ns, file.changed_ns) = (now, now, now);
-            (parent.crc, file.crc) = (parent.checksum(), file.checksum());
-            directory.note_edit();
-            let hint = room.hint(named.node.number(), new_name);
-            self.hints.set(directory.number(), new_hash, hint);
-            let change = OneName {
-                patch: &patch,
-                old_patch: old_patch.as_ref(),
-                directory: (directory.number(), parent),
-                file: (named.node.number(), file),
-                file_length: FIRST_LINE,
-                bit: None,
-            };
-            let version = self.shared.one_name(&change, |version| version);
-            (parent.version, file.version) = (version, version);
-            Ok(true)
-        })?;
-        renamed.unwrap_or(Ok(false))
     }
 
     /// A directory must not become its own descendant.
@@ -296,7 +237,12 @@ struct Rename<'a> {
 
 impl Rename<'_> {
     /// Says whether something that was replaced has blocks left, to be freed when nothing is locked any more.
-    fn carry_out(&self, mut set: LockedSet<'_>, mode: RenameMode) -> Result<bool> {
+    fn carry_out(
+        &self,
+        mut set: LockedSet<'_>,
+        mode: RenameMode,
+        transaction: &mut Transaction<'_>,
+    ) -> Result<bool> {
         match (mode, self.target) {
             // Two names of one file: nothing happens.
             (_, Some(target)) if target.node.number() == self.source.node.number() => Ok(false),
@@ -304,9 +250,9 @@ impl Rename<'_> {
                 self.check_flags(&mut set)?;
                 match (mode, target) {
                     (RenameMode::Exchange, Some(target)) => {
-                        self.exchange(set, target).map(|()| false)
+                        self.exchange(set, target, transaction).map(|()| false)
                     }
-                    _ => self.replace(set, mode == RenameMode::Whiteout),
+                    _ => self.replace(set, mode == RenameMode::Whiteout, transaction),
                 }
             }
         }
@@ -323,7 +269,12 @@ impl Rename<'_> {
         check_unguarded(&set.get(target.node.number()).state)
     }
 
-    fn replace(&self, mut set: LockedSet<'_>, leaves_whiteout: bool) -> Result<bool> {
+    fn replace(
+        &self,
+        mut set: LockedSet<'_>,
+        leaves_whiteout: bool,
+        transaction: &mut Transaction<'_>,
+    ) -> Result<bool> {
         let (store, now) = (self.store, self.store.now_ns());
         let number = self.source.node.number();
         let source = &set.get(number).state;
@@ -356,7 +307,8 @@ impl Rename<'_> {
         if self.target.is_none() {
             let to = set.inode(self.to.number());
             let mut to = Store::writer(&mut change, self.to, to);
-            to.insert(self.new_hash, self.new_name, entry)?;
+            let hint = to.insert(self.new_hash, self.new_name, entry)?;
+            store.hints.set(self.to.number(), self.new_hash, hint);
         }
         if moves_directory {
             add_links(set.inode(self.from.number()), -1);
@@ -364,7 +316,7 @@ impl Rename<'_> {
             set.inode(number).parent = self.to.number();
         }
         self.touch(&mut set, now);
-        let version = set.commit(change);
+        let version = set.commit(change, transaction);
         if let Some((number, inode)) = whiteout {
             store
                 .nodes
@@ -385,7 +337,12 @@ impl Rename<'_> {
         self.store.add_inode(change, directory, from, &new, |_| {})
     }
 
-    fn exchange(&self, mut set: LockedSet<'_>, target: &Found) -> Result<()> {
+    fn exchange(
+        &self,
+        mut set: LockedSet<'_>,
+        target: &Found,
+        transaction: &mut Transaction<'_>,
+    ) -> Result<()> {
         let (store, now) = (self.store, self.store.now_ns());
         let mut change = Change::with_reserve(&store.shared);
         let sides = [
@@ -406,7 +363,7 @@ impl Rename<'_> {
         }
         set.inode(target.node.number()).changed_ns = now;
         self.touch(&mut set, now);
-        set.commit(change);
+        set.commit(change, transaction);
         Ok(())
     }
 

@@ -39,8 +39,6 @@ pub const LENGTH_MAX: u64 = 1 << 30;
 const RECLAIM_STEP: u64 = 128 << 10;
 /// How far behind the end of a short record the ring's lines are fetched, in lines.
 const AHEAD: u64 = 6;
-/// Longest data, in bytes, that goes into the ring through the caches, where the processor fetches the lines ahead.
-pub const SHORT_MAX: usize = 256;
 /// Longest record, in bytes, of which a reclaim has all lines fetched: those of the commonest changes of names.
 const SHORT_RECORD: u64 = 512;
 /// Longest record, in bytes.
@@ -109,25 +107,19 @@ impl Ring {
         entered
     }
 
-    /// The header of a record of `length` bytes, of which `checked` are before the blocks, but for number and checksum.
+    /// Fills in the header of a record of `length` bytes but for its number, and gives the checksum of the rest.
+    /// `record` is the header, the operations and the padding; blocks follow it in the ring.
     #[inline]
-    pub fn header(&self, checked: usize, length: usize) -> RecordHeader {
-        RecordHeader {
+    pub fn head(&self, record: &mut [u8], length: usize) -> u32 {
+        let header = RecordHeader {
             magic: MAGIC,
             crc: 0,
             number: 0,
             epoch: self.epoch,
             length: length as u32,
-            checked: checked as u32,
+            checked: record.len() as u32,
             reserved: 0,
-        }
-    }
-
-    /// Fills in the header of a record of `length` bytes but for its number, and gives the checksum of the rest.
-    /// `record` is the header, the operations and the padding; blocks follow it in the ring.
-    #[inline]
-    pub fn head(&self, record: &mut [u8], length: usize) -> u32 {
-        let header = self.header(record.len(), length);
+        };
         record[..HEADER].copy_from_slice(header.as_bytes());
         contents_checksum(record)
     }
@@ -147,39 +139,6 @@ impl Ring {
         for (index, block) in (0..).zip(blocks) {
             self.put(first + index * BLOCK as u64, block, true);
         }
-    }
-
-    /// Writes what is behind the first line of a record, with zeros up to a whole line, before [`Ring::commit_line`].
-    #[inline]
-    pub fn put_rest(&self, place: Place, bytes: &[u8], image: &Image) {
-        self.wait_for_room(place, image);
-        let (at, is_long) = (place.number + ALIGN as u64, bytes.len() > SHORT_MAX);
-        let (lines, rest) = bytes.split_at(bytes.len() & !(ALIGN - 1));
-        self.put(at, lines, is_long);
-        if !rest.is_empty() {
-            self.put_padded(at + lines.len() as u64, rest);
-        }
-    }
-
-    #[inline(never)]
-    fn put_padded(&self, position: u64, bytes: &[u8]) {
-        let mut line = [0; ALIGN];
-        line[..bytes.len()].copy_from_slice(bytes);
-        self.put(position, &line, false);
-    }
-
-    /// Like [`Ring::commit`], for a record whose other lines are there.
-    #[inline]
-    pub fn commit_line(&self, place: Place, mut line: [u64; ALIGN / 8], crc: u32) {
-        line[0] = u64::from(MAGIC) | u64::from(with_number(crc, place.number)) << 32;
-        line[1] = place.number;
-        let at = self.offset + (place.number & (self.length - 1));
-        if self.defects.skip_record_flush {
-            self.region.store_words(at, line);
-        } else {
-            self.region.write_line(at, line);
-        }
-        self.end_commit(place);
     }
 
     /// Writes a record, but for its blocks, to its place and returns once it and all before it are persistent. `record`

@@ -15,6 +15,7 @@ use crate::layout::extent::{Extent, SHARED};
 use crate::layout::inode::{INODE, Inode};
 use crate::node::Node;
 use crate::store::Store;
+use crate::transaction::Transaction;
 use crate::tree::{Lookup, Tree};
 
 const BLOCK_U64: u64 = BLOCK as u64;
@@ -45,6 +46,7 @@ impl Store {
     /// Ranges of one file must not overlap.
     pub fn share(
         &self,
+        transaction: &mut Transaction<'_>,
         (from, offset): (&Node, u64),
         (to, to_offset): (&Node, u64),
         length: u64,
@@ -86,7 +88,7 @@ impl Store {
         }
         let mut most = SHARED_AT_ONCE;
         while most > 0 {
-            match self.share_at_most(&copy, most) {
+            match self.share_at_most(transaction, &copy, most) {
                 Ok(None) => most /= 2,
                 Ok(Some((done, new))) => {
                     **target = new.target;
@@ -104,7 +106,12 @@ impl Store {
 
     /// Shares at most so many blocks. Returns how many bytes were copied, and the inodes; nothing if the record has no
     /// room for it, or a block has as many owners as can be.
-    fn share_at_most(&self, copy: &Copy, most: u64) -> Result<Option<(u64, Copy)>> {
+    fn share_at_most(
+        &self,
+        transaction: &mut Transaction<'_>,
+        copy: &Copy,
+        most: u64,
+    ) -> Result<Option<(u64, Copy)>> {
         let mut new = *copy;
         let first = copy.offset.div_ceil(BLOCK_U64);
         let end = copy.shared_end();
@@ -148,7 +155,7 @@ impl Store {
         if !change.has_room_for(2 * INODE) {
             return Ok(None);
         }
-        new.commit(self, change, copy.to_offset + done);
+        new.commit(transaction, self, change, copy.to_offset + done);
         Ok(Some((done, new)))
     }
 
@@ -202,7 +209,13 @@ impl Copy {
     }
 
     /// Commits; the target ends at `end` or behind it.
-    fn commit(&mut self, store: &Store, mut change: Change<'_>, end: u64) {
+    fn commit(
+        &mut self,
+        transaction: &mut Transaction<'_>,
+        store: &Store,
+        mut change: Change<'_>,
+        end: u64,
+    ) {
         let target = &mut self.target;
         target.size = target.size.max(end);
         target.modified_ns = store.now_ns();
@@ -211,7 +224,7 @@ impl Copy {
         if !self.is_within_one_file() {
             change.inode(self.from, &mut self.source, INODE);
         }
-        let number = change.commit();
+        let number = change.commit(transaction);
         (self.target.version, self.source.version) = (number, number);
     }
 }

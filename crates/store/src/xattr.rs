@@ -13,6 +13,7 @@ use crate::layout::inode::Inode;
 use crate::layout::xattr::{ENTRIES, ENTRY, MAGIC, XattrEntry, XattrHeader};
 use crate::node::Node;
 use crate::store::Store;
+use crate::transaction::Transaction;
 use crate::{FileKind, XattrMode};
 
 const WHAT: &str = "a block of extended attributes";
@@ -41,7 +42,14 @@ impl Store {
 
     /// Gives an inode an extended attribute. All of an inode's must fit into one block. An access control list changes the
     /// mode, and is kept only if it says more than that.
-    pub fn set_xattr(&self, node: &Node, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+    pub fn set_xattr(
+        &self,
+        transaction: &mut Transaction<'_>,
+        node: &Node,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<()> {
         let mut state = node.state.write();
         check_name(&state, name)?;
         let mut all = load(&self.shared.image, node.number(), &state)?;
@@ -65,11 +73,16 @@ impl Store {
             (None, Some(value)) => all.push((name.to_vec(), value)),
             (None, None) => {}
         }
-        self.put_xattrs(node.number(), &mut state, new, &all)
+        self.put_xattrs(transaction, node.number(), &mut state, new, &all)
     }
 
     /// Takes an extended attribute away. An access control list may be missing already: the mode stays what it is.
-    pub fn remove_xattr(&self, node: &Node, name: &[u8]) -> Result<()> {
+    pub fn remove_xattr(
+        &self,
+        transaction: &mut Transaction<'_>,
+        node: &Node,
+        name: &[u8],
+    ) -> Result<()> {
         let mut state = node.state.write();
         check_name(&state, name)?;
         let mut all = load(&self.shared.image, node.number(), &state)?;
@@ -79,12 +92,13 @@ impl Store {
             None => return Err(Error::NoXattr),
         }
         let new = *state;
-        self.put_xattrs(node.number(), &mut state, new, &all)
+        self.put_xattrs(transaction, node.number(), &mut state, new, &all)
     }
 
     /// Makes these an inode's attributes, in one record with what else is new in it.
     fn put_xattrs(
         &self,
+        transaction: &mut Transaction<'_>,
         number: u64,
         state: &mut Inode,
         mut new: Inode,
@@ -98,7 +112,7 @@ impl Store {
         put(&mut change, number, &mut new, all)?;
         new.changed_ns = self.now_ns();
         change.inode_from(number, state, &mut new);
-        new.version = change.commit();
+        new.version = change.commit(transaction);
         *state = new;
         Ok(())
     }

@@ -2,8 +2,14 @@
 
 use pmem::Region;
 use store::{
-    Clock, Error, FileKind, Geometry, NewInode, Options, RenameMode, SetAttributes, Store, WriteAt,
+    Clock, Error, FileKind, Geometry, NewInode, Options, RenameMode, SetAttributes, Store,
+    Transaction, WriteAt,
 };
+
+/// The context of a change without a reply.
+fn embedded() -> Transaction<'static> {
+    Transaction::embedded()
+}
 
 const POOL: u64 = 64 << 20;
 
@@ -61,20 +67,32 @@ fn files_survive_a_crash() {
     let (region, store) = pool();
     let root = store.root();
     let a = store
-        .create(&root, b"a", &new_inode(FileKind::Regular))
+        .create(&mut embedded(), &root, b"a", &new_inode(FileKind::Regular))
         .unwrap();
     let big: Vec<u8> = (0..3_000_001u32).map(|i| (i * 7 % 253) as u8).collect();
     assert_eq!(
-        store.write(&a, WriteAt::Offset(5), &big).unwrap().length,
+        store
+            .write(&mut embedded(), &a, WriteAt::Offset(5), &big)
+            .unwrap()
+            .length,
         big.len()
     );
-    store.write(&a, WriteAt::Offset(100), b"hello").unwrap();
-    store.write(&a, WriteAt::End, b"end").unwrap();
-    let d = store
-        .create(&root, b"d", &new_inode(FileKind::Directory))
+    store
+        .write(&mut embedded(), &a, WriteAt::Offset(100), b"hello")
         .unwrap();
     store
-        .rename(&root, b"a", &d, b"b", RenameMode::Replace)
+        .write(&mut embedded(), &a, WriteAt::End, b"end")
+        .unwrap();
+    let d = store
+        .create(
+            &mut embedded(),
+            &root,
+            b"d",
+            &new_inode(FileKind::Directory),
+        )
+        .unwrap();
+    store
+        .rename(&mut embedded(), &root, b"a", &d, b"b", RenameMode::Replace)
         .unwrap();
     assert_eq!(store.lookup(&root, b"a").err(), Some(Error::NotFound));
     let mut expected = vec![0; 5];
@@ -90,6 +108,7 @@ fn files_survive_a_crash() {
         .unwrap();
     store
         .set_attributes(
+            &mut embedded(),
             &b,
             &SetAttributes {
                 size: Some(101),
@@ -99,6 +118,7 @@ fn files_survive_a_crash() {
         .unwrap();
     store
         .set_attributes(
+            &mut embedded(),
             &b,
             &SetAttributes {
                 size: Some(4096),
@@ -117,11 +137,17 @@ fn many_names_come_and_go() {
     let root = store.root();
     let free = store.statistics();
     let d = store
-        .create(&root, b"d", &new_inode(FileKind::Directory))
+        .create(
+            &mut embedded(),
+            &root,
+            b"d",
+            &new_inode(FileKind::Directory),
+        )
         .unwrap();
     for i in 0..3000 {
         store
             .create(
+                &mut embedded(),
                 &d,
                 format!("file number {i}").as_bytes(),
                 &new_inode(FileKind::Regular),
@@ -146,15 +172,17 @@ fn many_names_come_and_go() {
         .unwrap();
     assert_eq!(found, 3002);
     assert_eq!(
-        store.remove_directory(&root, b"d").err(),
+        store.remove_directory(&mut embedded(), &root, b"d").err(),
         Some(Error::NotEmpty)
     );
     for i in 0..3000 {
         store
-            .unlink(&d, format!("file number {i}").as_bytes())
+            .unlink(&mut embedded(), &d, format!("file number {i}").as_bytes())
             .unwrap();
     }
-    store.remove_directory(&root, b"d").unwrap();
+    store
+        .remove_directory(&mut embedded(), &root, b"d")
+        .unwrap();
     let after = store.statistics();
     assert_eq!(after.inodes_free, free.inodes_free);
     // The root keeps its first leaf only while it has names.
@@ -168,6 +196,7 @@ fn reading_a_directory_goes_on_where_it_stopped() {
     for i in 0..300 {
         store
             .create(
+                &mut embedded(),
                 &root,
                 format!("n{i}").as_bytes(),
                 &new_inode(FileKind::Regular),
@@ -190,6 +219,7 @@ fn full_pools_refuse_and_recover() {
     let chunk = vec![1u8; 1 << 20];
     'fill: loop {
         let file = match store.create(
+            &mut embedded(),
             &root,
             format!("f{count}").as_bytes(),
             &new_inode(FileKind::Regular),
@@ -200,7 +230,7 @@ fn full_pools_refuse_and_recover() {
         };
         count += 1;
         for i in 0..5 {
-            match store.write(&file, WriteAt::Offset(i << 20), &chunk) {
+            match store.write(&mut embedded(), &file, WriteAt::Offset(i << 20), &chunk) {
                 Ok(written) if written.length == chunk.len() => {}
                 Ok(_) | Err(Error::NoSpace) => break 'fill,
                 Err(error) => panic!("{error}"),
@@ -209,6 +239,7 @@ fn full_pools_refuse_and_recover() {
     }
     store
         .rename(
+            &mut embedded(),
             &root,
             b"f0",
             &root,
@@ -216,9 +247,13 @@ fn full_pools_refuse_and_recover() {
             RenameMode::Replace,
         )
         .unwrap();
-    store.unlink(&root, b"renamed when full").unwrap();
+    store
+        .unlink(&mut embedded(), &root, b"renamed when full")
+        .unwrap();
     for i in 1..count {
-        store.unlink(&root, format!("f{i}").as_bytes()).unwrap();
+        store
+            .unlink(&mut embedded(), &root, format!("f{i}").as_bytes())
+            .unwrap();
     }
     assert_eq!(store.statistics().blocks_free, free);
 }
@@ -233,17 +268,34 @@ fn threads_work_side_by_side() {
                 let root = store.root();
                 let name = format!("t{thread}");
                 let file = store
-                    .create(&root, name.as_bytes(), &new_inode(FileKind::Regular))
+                    .create(
+                        &mut embedded(),
+                        &root,
+                        name.as_bytes(),
+                        &new_inode(FileKind::Regular),
+                    )
                     .unwrap();
                 for i in 0..2000u64 {
                     let data = vec![(i % 251) as u8; 1 + (i * 37 % 9000) as usize];
                     store
-                        .write(&file, WriteAt::Offset(i * 131 % 100_000), &data)
+                        .write(
+                            &mut embedded(),
+                            &file,
+                            WriteAt::Offset(i * 131 % 100_000),
+                            &data,
+                        )
                         .unwrap();
                     let other = format!("t{thread}-{}", i % 50);
-                    match store.create(&root, other.as_bytes(), &new_inode(FileKind::Regular)) {
+                    match store.create(
+                        &mut embedded(),
+                        &root,
+                        other.as_bytes(),
+                        &new_inode(FileKind::Regular),
+                    ) {
                         Ok(_) => {}
-                        Err(Error::Exists) => store.unlink(&root, other.as_bytes()).unwrap(),
+                        Err(Error::Exists) => store
+                            .unlink(&mut embedded(), &root, other.as_bytes())
+                            .unwrap(),
                         Err(error) => panic!("{error}"),
                     }
                 }
@@ -279,23 +331,41 @@ fn a_directory_whose_names_change_gets_a_new_version() {
         assert!(version > last, "{what} leaves the version at {last}");
         last = version;
     };
-    let node = store.create(&root, b"a", &file).unwrap();
+    let node = store.create(&mut embedded(), &root, b"a", &file).unwrap();
     check("create");
     store
-        .rename(&root, b"a", &root, b"b", RenameMode::Replace)
+        .rename(
+            &mut embedded(),
+            &root,
+            b"a",
+            &root,
+            b"b",
+            RenameMode::Replace,
+        )
         .unwrap();
     check("rename");
-    store.link(&node, &root, b"a").unwrap();
+    store.link(&mut embedded(), &node, &root, b"a").unwrap();
     check("link");
-    store.create(&root, b"d", &directory).unwrap();
+    store
+        .create(&mut embedded(), &root, b"d", &directory)
+        .unwrap();
     check("mkdir");
     store
-        .rename(&root, b"a", &root, b"d", RenameMode::Exchange)
+        .rename(
+            &mut embedded(),
+            &root,
+            b"a",
+            &root,
+            b"d",
+            RenameMode::Exchange,
+        )
         .unwrap();
     check("exchange");
-    store.unlink(&root, b"b").unwrap();
+    store.unlink(&mut embedded(), &root, b"b").unwrap();
     check("unlink");
-    store.remove_directory(&root, b"a").unwrap();
+    store
+        .remove_directory(&mut embedded(), &root, b"a")
+        .unwrap();
     check("rmdir");
 }
 
@@ -307,7 +377,9 @@ fn a_name_and_a_hold_that_go_at_once_leave_nothing() {
     let root = store.root();
     // The directory's own blocks stay.
     let keeper = new_inode(FileKind::Regular);
-    store.create(&root, b"keeper", &keeper).unwrap();
+    store
+        .create(&mut embedded(), &root, b"keeper", &keeper)
+        .unwrap();
     let before = store.statistics();
     let make = |number: usize| {
         let kind = match number % 4 {
@@ -315,12 +387,14 @@ fn a_name_and_a_hold_that_go_at_once_leave_nothing() {
             _ => FileKind::Regular,
         };
         let name = format!("file {number}");
-        let node = store.create(&root, name.as_bytes(), &new_inode(kind));
+        let node = store.create(&mut embedded(), &root, name.as_bytes(), &new_inode(kind));
         let node = node.unwrap();
         if kind == FileKind::Regular {
             // Empty, of one block, and of several.
             let data = vec![1; number % 3 * 5000];
-            store.write(&node, WriteAt::Offset(0), &data).unwrap();
+            store
+                .write(&mut embedded(), &node, WriteAt::Offset(0), &data)
+                .unwrap();
         }
         store.hold(&node).unwrap();
         (name, kind, node)
@@ -334,8 +408,10 @@ fn a_name_and_a_hold_that_go_at_once_leave_nothing() {
                     barrier.wait();
                     let name = name.as_bytes();
                     match kind {
-                        FileKind::Directory => store.remove_directory(&root, name).unwrap(),
-                        _ => store.unlink(&root, name).unwrap(),
+                        FileKind::Directory => store
+                            .remove_directory(&mut embedded(), &root, name)
+                            .unwrap(),
+                        _ => store.unlink(&mut embedded(), &root, name).unwrap(),
                     }
                 }
             });

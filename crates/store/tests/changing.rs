@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pmem::Region;
-use store::{BLOCK, FileKind, Geometry, NewInode, Node, Options, Store, WriteAt};
+use store::{BLOCK, FileKind, Geometry, NewInode, Node, Options, Store, Transaction, WriteAt};
 
 const POOL: u64 = 64 << 20;
 /// Changes of data in place while it is read.
@@ -65,15 +65,31 @@ fn overwritten_while_read(length: usize) {
     };
     let store = Store::open(region.clone(), options).unwrap();
     let new = NewInode::new(FileKind::Regular, 0o644);
-    let file = store.create(&store.root(), b"f", &new).unwrap();
+    let file = store
+        .create(&mut Transaction::embedded(), &store.root(), b"f", &new)
+        .unwrap();
     let all = vec![0; 16 * BLOCK];
-    store.write(&file, WriteAt::Offset(0), &all).unwrap();
+    store
+        .write(
+            &mut Transaction::embedded(),
+            &file,
+            WriteAt::Offset(0),
+            &all,
+        )
+        .unwrap();
     let is_over = AtomicBool::new(false);
     let seen = std::thread::scope(|scope| {
         let reader = scope.spawn(|| read_outside(&region, &store, &file, length, &is_over));
         for change in 0..CHANGES {
             let data = vec![change as u8; length];
-            store.write(&file, WriteAt::Offset(0), &data).unwrap();
+            store
+                .write(
+                    &mut Transaction::embedded(),
+                    &file,
+                    WriteAt::Offset(0),
+                    &data,
+                )
+                .unwrap();
         }
         is_over.store(true, Ordering::Relaxed);
         reader.join().unwrap()

@@ -455,13 +455,12 @@ fn a_touch_is_between_the_operation_and_its_payload() {
         checked: 128,
         reserved: 0,
     };
-    let line = record::first_line(header, &operation, touch);
-    let mut bytes: Vec<u8> = line.iter().flat_map(|word| word.to_le_bytes()).collect();
-    assert_eq!(bytes[..record::HEADER], *header.as_bytes());
+    let mut bytes = header.as_bytes().to_vec();
+    encode(&mut bytes, &operation);
     assert_eq!(bytes[record::HEADER], Kind::Data as u8 | 128);
     assert_eq!(bytes[48..56], touch.inode.to_le_bytes());
     assert_eq!(bytes[56..64], touch.time_ns.to_le_bytes());
-    bytes.extend([9; 64]);
+    assert_eq!(bytes[64..], [9; 64]);
     let operations: Vec<_> = Operations::new(&bytes, u64::MAX).collect();
     assert_eq!(operations, [Some(operation)]);
 }

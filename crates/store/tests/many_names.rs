@@ -7,8 +7,14 @@ use std::thread;
 
 use pmem::Region;
 use store::{
-    CheckOptions, Error, FileKind, Geometry, NewInode, Node, Options, RenameMode, Store, check,
+    CheckOptions, Error, FileKind, Geometry, NewInode, Node, Options, RenameMode, Store,
+    Transaction, check,
 };
+
+/// The context of a change without a reply.
+fn embedded() -> Transaction<'static> {
+    Transaction::embedded()
+}
 
 const POOL: u64 = 64 << 20;
 /// Names there are at most beside those: hundreds of leaves.
@@ -43,7 +49,7 @@ fn change(store: &Store, directory: &Arc<Node>, seed: u64) {
         let number = STAYING + random.below(NAMES);
         match random.below(10) {
             kind if kind < 6 && grows || kind < 1 => {
-                match store.create(directory, &name(number), &new) {
+                match store.create(&mut embedded(), directory, &name(number), &new) {
                     Ok(node) => assert_eq!(model.insert(number, node.number()), None),
                     Err(error) => assert!(error == Error::Exists && model.contains_key(&number)),
                 }
@@ -51,13 +57,20 @@ fn change(store: &Store, directory: &Arc<Node>, seed: u64) {
             kind if kind < 6 => {
                 let found = model.range(number..).next().map(|(number, _)| *number);
                 let number = found.unwrap_or(number);
-                let removed = store.unlink(directory, &name(number));
+                let removed = store.unlink(&mut embedded(), directory, &name(number));
                 assert_eq!(removed.is_ok(), model.remove(&number).is_some());
             }
             6 => {
                 let to = STAYING + random.below(NAMES);
                 let (old, new) = (name(number), name(to));
-                let renamed = store.rename(directory, &old, directory, &new, RenameMode::NoReplace);
+                let renamed = store.rename(
+                    &mut embedded(),
+                    directory,
+                    &old,
+                    directory,
+                    &new,
+                    RenameMode::NoReplace,
+                );
                 let expected = model.contains_key(&number) && !model.contains_key(&to);
                 assert_eq!(renamed.is_ok(), expected, "{number} to {to}: {renamed:?}");
                 if expected {
@@ -77,7 +90,9 @@ fn change(store: &Store, directory: &Arc<Node>, seed: u64) {
         let found = found.ok().map(|node| node.number());
         assert_eq!(found, model.get(&number).copied());
         if found.is_some() {
-            store.unlink(directory, &name(number)).expect("unlink");
+            store
+                .unlink(&mut embedded(), directory, &name(number))
+                .expect("unlink");
         }
     }
 }
@@ -89,10 +104,10 @@ fn a_directory_that_grows_and_shrinks() {
     let store = Store::open(region.clone(), Options::default()).expect("the pool opens");
     let new = NewInode::new(FileKind::Directory, 0o700);
     let directory = store
-        .create(&store.root(), b"directory", &new)
+        .create(&mut embedded(), &store.root(), b"directory", &new)
         .expect("create");
     let new = NewInode::new(FileKind::Regular, 0o600);
-    let create = |number| store.create(&directory, &name(number), &new);
+    let create = |number| store.create(&mut embedded(), &directory, &name(number), &new);
     let staying: Vec<_> = (0..STAYING)
         .map(|number| create(number).expect("create").number())
         .collect();
@@ -114,10 +129,12 @@ fn a_directory_that_grows_and_shrinks() {
         reader.join().expect("the names are found");
     });
     for number in 0..STAYING {
-        store.unlink(&directory, &name(number)).expect("unlink");
+        store
+            .unlink(&mut embedded(), &directory, &name(number))
+            .expect("unlink");
     }
     drop(directory);
-    let removed = store.remove_directory(&store.root(), b"directory");
+    let removed = store.remove_directory(&mut embedded(), &store.root(), b"directory");
     removed.expect("it is empty");
     store.close().expect("close");
     let report = check(&region, &CheckOptions::default()).expect("check");
@@ -134,7 +151,7 @@ fn directories_that_take_each_others_leaves() {
     Store::format(&region, &Geometry::for_length(POOL)).expect("format");
     let store = Store::open(region.clone(), Options::default()).expect("the pool opens");
     let new = NewInode::new(FileKind::Directory, 0o700);
-    let make = |number| store.create(&store.root(), &name(number), &new);
+    let make = |number| store.create(&mut embedded(), &store.root(), &name(number), &new);
     let directories: Vec<_> = (0..DIRECTORIES)
         .map(|number| make(number).expect("create"))
         .collect();
@@ -159,11 +176,11 @@ fn directories_that_take_each_others_leaves() {
             }
             _ if shrinks => {
                 for number in number..number + 4 {
-                    let removed = store.unlink(directory, &name(number));
+                    let removed = store.unlink(&mut embedded(), directory, &name(number));
                     assert_eq!(removed.is_ok(), model.remove(&number).is_some());
                 }
             }
-            _ => match store.create(directory, &name(number), &new) {
+            _ => match store.create(&mut embedded(), directory, &name(number), &new) {
                 Ok(node) => assert_eq!(model.insert(number, node.number()), None),
                 Err(error) => assert!(error == Error::Exists && found.is_some()),
             },

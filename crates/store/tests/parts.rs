@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use pmem::{Region, Simulation};
-use store::{BLOCK, FileKind, Geometry, NewInode, Options, Store, WriteAt};
+use store::{BLOCK, FileKind, Geometry, NewInode, Options, Store, Transaction, WriteAt};
 
 /// Lengths of which [`Options::between_system_calls`] changes the way, and others.
 const LENGTHS: [usize; 5] = [1000, 1024, 2048, 4088, BLOCK];
@@ -23,10 +23,19 @@ fn parts_are_flushed_before_their_record_goes() {
         Store::format(&simulation.region(), &Geometry::small()).expect("format");
         let store = open(simulation.region());
         let new = NewInode::new(FileKind::Regular, 0o644);
-        let make = |name| store.create(&store.root(), name, &new).expect("create");
+        let make = |name| {
+            store
+                .create(&mut Transaction::embedded(), &store.root(), name, &new)
+                .expect("create")
+        };
         let (file, other) = (make(b"file"), make(b"other"));
         let write = |node, offset: usize, data: &[u8]| {
-            let written = store.write(node, WriteAt::Offset(offset as u64), data);
+            let written = store.write(
+                &mut Transaction::embedded(),
+                node,
+                WriteAt::Offset(offset as u64),
+                data,
+            );
             written.expect("write")
         };
         let mut expected = vec![1; BLOCK];

@@ -7,8 +7,14 @@ use pmem::Region;
 use store::layout::record::{HEADER, RecordHeader};
 use store::{
     Fallocate, FileKind, Geometry, NewInode, Node, Options, RenameMode, SetAttributes, Store,
+    Transaction,
 };
 use zerocopy::FromBytes;
+
+/// The context of a change without a reply.
+fn embedded() -> Transaction<'static> {
+    Transaction::embedded()
+}
 
 const BLOCK: u64 = store::BLOCK as u64;
 /// Whoever comes later waits for a record of so many bytes at most.
@@ -45,14 +51,16 @@ fn records(store: &Store, work: impl FnOnce()) -> Vec<u64> {
 
 /// A file whose every second block is a hole, so that each block is an extent.
 fn sieve(store: &Store, name: &[u8], extents: u64) -> Arc<Node> {
-    let file = store.create(&store.root(), name, &FILE).unwrap();
+    let file = store
+        .create(&mut embedded(), &store.root(), name, &FILE)
+        .unwrap();
     store
-        .fallocate(&file, KEEP, 0, 2 * extents * BLOCK)
+        .fallocate(&mut embedded(), &file, KEEP, 0, 2 * extents * BLOCK)
         .unwrap();
     for index in 0..extents {
         let at = 2 * index * BLOCK;
         store
-            .fallocate(&file, Fallocate::PunchHole, at, BLOCK)
+            .fallocate(&mut embedded(), &file, Fallocate::PunchHole, at, BLOCK)
             .unwrap();
     }
     file
@@ -63,12 +71,16 @@ type Deed = (&'static str, fn(&Store, &Arc<Node>));
 
 const DEEDS: [Deed; 5] = [
     ("unlink", |store, _| {
-        store.unlink(&store.root(), b"huge").unwrap()
+        store
+            .unlink(&mut embedded(), &store.root(), b"huge")
+            .unwrap()
     }),
     ("replace", |store, _| {
         let root = store.root();
         let mode = RenameMode::Replace;
-        store.rename(&root, b"other", &root, b"huge", mode).unwrap();
+        store
+            .rename(&mut embedded(), &root, b"other", &root, b"huge", mode)
+            .unwrap();
     }),
     ("truncate", |store, file| {
         let size = Some(5000);
@@ -76,12 +88,14 @@ const DEEDS: [Deed; 5] = [
             size,
             ..SetAttributes::default()
         };
-        store.set_attributes(file, &change).unwrap();
+        store
+            .set_attributes(&mut embedded(), file, &change)
+            .unwrap();
     }),
     ("punch", |store, file| {
         let size = store.attributes(file).size;
         store
-            .fallocate(file, Fallocate::PunchHole, 0, size)
+            .fallocate(&mut embedded(), file, Fallocate::PunchHole, 0, size)
             .unwrap();
     }),
     ("zero", |store, file| {
@@ -89,7 +103,9 @@ const DEEDS: [Deed; 5] = [
             store.attributes(file).size,
             Fallocate::ZeroRange { keep_size: true },
         );
-        store.fallocate(file, mode, 0, size).unwrap();
+        store
+            .fallocate(&mut embedded(), file, mode, 0, size)
+            .unwrap();
     }),
 ];
 
@@ -99,9 +115,17 @@ fn what_is_done_to_a_huge_file_is_done_in_short_records() {
     for (what, deed) in DEEDS {
         let store = open(9 << 30);
         let free = store.statistics().blocks_free;
-        store.create(&store.root(), b"other", &FILE).unwrap();
-        let file = store.create(&store.root(), b"huge", &FILE).unwrap();
-        let made = records(&store, || store.fallocate(&file, KEEP, 0, dense).unwrap());
+        store
+            .create(&mut embedded(), &store.root(), b"other", &FILE)
+            .unwrap();
+        let file = store
+            .create(&mut embedded(), &store.root(), b"huge", &FILE)
+            .unwrap();
+        let made = records(&store, || {
+            store
+                .fallocate(&mut embedded(), &file, KEEP, 0, dense)
+                .unwrap()
+        });
         let done = records(&store, || deed(&store, &file));
         for (what, lengths) in [("allocate", made), (what, done)] {
             let longest = lengths.iter().max().unwrap();
@@ -114,7 +138,9 @@ fn what_is_done_to_a_huge_file_is_done_in_short_records() {
     }
     for (what, deed) in DEEDS {
         let store = open(1 << 30);
-        store.create(&store.root(), b"other", &FILE).unwrap();
+        store
+            .create(&mut embedded(), &store.root(), b"other", &FILE)
+            .unwrap();
         let file = sieve(&store, b"huge", 20_000);
         let longest = records(&store, || deed(&store, &file)).into_iter().max();
         assert!(longest.unwrap() <= RECORD_MAX, "{what}: {longest:?} bytes");
@@ -127,7 +153,11 @@ fn a_file_of_a_million_extents_is_removed_in_short_records() {
     let store = open(9 << 30);
     let free = store.statistics().blocks_free;
     sieve(&store, b"huge", 1_000_000);
-    let lengths = records(&store, || store.unlink(&store.root(), b"huge").unwrap());
+    let lengths = records(&store, || {
+        store
+            .unlink(&mut embedded(), &store.root(), b"huge")
+            .unwrap()
+    });
     let longest = lengths.iter().max().unwrap();
     assert!(*longest <= RECORD_MAX, "{longest} bytes");
     assert!(free - store.statistics().blocks_free <= 4);
@@ -139,15 +169,23 @@ fn names_in_a_huge_directory_come_and_go_by_one_short_record_each() {
     const NAMES: usize = 60_000;
     let store = open(1 << 30);
     let new = NewInode::new(FileKind::Directory, 0o700);
-    let directory = store.create(&store.root(), b"huge", &new).unwrap();
+    let directory = store
+        .create(&mut embedded(), &store.root(), b"huge", &new)
+        .unwrap();
     let name = |number: usize| format!("a-name-of-some-length-{number:08}").into_bytes();
     let added = records(&store, || {
         (0..NAMES).for_each(|number| {
-            store.create(&directory, &name(number), &FILE).unwrap();
+            store
+                .create(&mut embedded(), &directory, &name(number), &FILE)
+                .unwrap();
         });
     });
     let removed = records(&store, || {
-        (0..NAMES).for_each(|number| store.unlink(&directory, &name(number)).unwrap());
+        (0..NAMES).for_each(|number| {
+            store
+                .unlink(&mut embedded(), &directory, &name(number))
+                .unwrap()
+        });
     });
     for (what, lengths) in [("create", added), ("unlink", removed)] {
         let longest = lengths.iter().max().unwrap();
@@ -155,7 +193,9 @@ fn names_in_a_huge_directory_come_and_go_by_one_short_record_each() {
         assert!(*longest <= RECORD_MAX / 4, "{what}: {longest} bytes");
     }
     let emptied = records(&store, || {
-        store.remove_directory(&store.root(), b"huge").unwrap();
+        store
+            .remove_directory(&mut embedded(), &store.root(), b"huge")
+            .unwrap();
     });
     assert!(emptied.iter().max().unwrap() <= &RECORD_MAX);
 }
@@ -166,7 +206,7 @@ fn a_directory_is_not_locked_while_a_huge_file_in_it_is_freed() {
     let store = open(1 << 30);
     for (what, deed) in &DEEDS[..2] {
         let was_between = (0..50).any(|attempt| {
-            let _ = store.create(&store.root(), b"other", &FILE);
+            let _ = store.create(&mut embedded(), &store.root(), b"other", &FILE);
             sieve(&store, b"huge", 20_000);
             let before = store.tail().number;
             let name = format!("{what}-{attempt}");
@@ -176,12 +216,14 @@ fn a_directory_is_not_locked_while_a_huge_file_in_it_is_freed() {
                 while store.tail().number == before {
                     std::hint::spin_loop();
                 }
-                store.create(&store.root(), name.as_bytes(), &FILE).unwrap();
+                store
+                    .create(&mut embedded(), &store.root(), name.as_bytes(), &FILE)
+                    .unwrap();
                 let free = store.statistics().blocks_free;
                 removing.join().unwrap();
                 // Of 20 000 blocks more than a record's were still to be freed.
                 let was_between = store.statistics().blocks_free > free + 1000;
-                let _ = store.unlink(&store.root(), b"huge");
+                let _ = store.unlink(&mut embedded(), &store.root(), b"huge");
                 was_between
             })
         });

@@ -1,6 +1,6 @@
 //! Copies within a pool: blocks that can be shared are, other bytes are read and written.
 
-use store::{Node, Store, WriteAt};
+use store::{Node, Store, Transaction, WriteAt};
 
 /// Bytes that are copied at a time: what is written as one change.
 const COPIED_AT_ONCE: u64 = 1 << 20;
@@ -50,7 +50,12 @@ fn copy_part(
     length: u64,
     buffer: &mut Vec<u8>,
 ) -> Result<Copied, store::Error> {
-    let shared = store.share((from, offset), (to, to_offset), length)?;
+    let shared = store.share(
+        &mut Transaction::embedded(),
+        (from, offset),
+        (to, to_offset),
+        length,
+    )?;
     if shared > 0 {
         return Ok(Copied::Shared(shared));
     }
@@ -59,6 +64,11 @@ fn copy_part(
     if read == 0 {
         return Ok(Copied::Written(0));
     }
-    let written = store.write(to, WriteAt::Offset(to_offset), &buffer[..read])?;
+    let written = store.write(
+        &mut Transaction::embedded(),
+        to,
+        WriteAt::Offset(to_offset),
+        &buffer[..read],
+    )?;
     Ok(Copied::Written(written.length as u64))
 }

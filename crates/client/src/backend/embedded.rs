@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use store::{
     Attributes, DirectoryNames, Entry, Fallocate, FileExtent, FileFlags, FileKind, NewInode, Node,
-    RenameMode, SetAttributes, Statistics, Store, WriteAt, Written, XattrMode,
+    RenameMode, SetAttributes, Statistics, Store, Transaction, WriteAt, Written, XattrMode,
 };
 
 use super::Result;
@@ -89,7 +89,9 @@ impl Embedded {
         inode: &Arc<Node>,
         change: &SetAttributes,
     ) -> Result<Attributes> {
-        Ok(self.0.set_attributes(inode, change)?)
+        Ok(self
+            .0
+            .set_attributes(&mut Transaction::embedded(), inode, change)?)
     }
 
     pub(super) fn drop_privileges(&self, inode: &Arc<Node>, set_id: bool) -> Result<()> {
@@ -97,7 +99,9 @@ impl Embedded {
     }
 
     pub(super) fn set_flags(&self, inode: &Arc<Node>, flags: FileFlags) -> Result<()> {
-        Ok(self.0.set_flags(inode, flags)?)
+        Ok(self
+            .0
+            .set_flags(&mut Transaction::embedded(), inode, flags)?)
     }
 
     #[inline]
@@ -140,7 +144,10 @@ impl Embedded {
         name: &[u8],
         new: &NewInode<'_>,
     ) -> Result<Attributes> {
-        Ok(self.0.create_held(directory, name, new, 0)?.1)
+        Ok(self
+            .0
+            .create_held(&mut Transaction::embedded(), directory, name, new, 0)?
+            .1)
     }
 
     #[inline]
@@ -150,7 +157,9 @@ impl Embedded {
         name: &[u8],
         new: &NewInode<'_>,
     ) -> Result<(Arc<Node>, Attributes)> {
-        Ok(self.0.create_held(directory, name, new, 1)?)
+        Ok(self
+            .0
+            .create_held(&mut Transaction::embedded(), directory, name, new, 1)?)
     }
 
     pub(super) fn create_unnamed(
@@ -159,7 +168,9 @@ impl Embedded {
         new: &NewInode<'_>,
         may_be_named: bool,
     ) -> Result<Arc<Node>> {
-        Ok(self.0.create_unnamed(directory, new, may_be_named)?)
+        Ok(self
+            .0
+            .create_unnamed(&mut Transaction::embedded(), directory, new, may_be_named)?)
     }
 
     pub(super) fn link(
@@ -168,17 +179,22 @@ impl Embedded {
         directory: &Arc<Node>,
         name: &[u8],
     ) -> Result<Attributes> {
-        self.0.link(inode, directory, name)?;
+        self.0
+            .link(&mut Transaction::embedded(), inode, directory, name)?;
         Ok(self.0.attributes(inode))
     }
 
     #[inline]
     pub(super) fn unlink(&self, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
-        Ok(self.0.unlink(directory, name)?)
+        Ok(self
+            .0
+            .unlink(&mut Transaction::embedded(), directory, name)?)
     }
 
     pub(super) fn remove_directory(&self, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
-        Ok(self.0.remove_directory(directory, name)?)
+        Ok(self
+            .0
+            .remove_directory(&mut Transaction::embedded(), directory, name)?)
     }
 
     #[inline]
@@ -188,7 +204,9 @@ impl Embedded {
         (to, new_name): (&Arc<Node>, &[u8]),
         mode: RenameMode,
     ) -> Result<()> {
-        Ok(self.0.rename(from, name, to, new_name, mode)?)
+        Ok(self
+            .0
+            .rename(&mut Transaction::embedded(), from, name, to, new_name, mode)?)
     }
 
     pub(super) fn read_link(&self, inode: &Node) -> Result<Vec<u8>> {
@@ -271,11 +289,15 @@ impl Embedded {
         value: &[u8],
         mode: XattrMode,
     ) -> Result<()> {
-        Ok(self.0.set_xattr(inode, name, value, mode)?)
+        Ok(self
+            .0
+            .set_xattr(&mut Transaction::embedded(), inode, name, value, mode)?)
     }
 
     pub(super) fn remove_xattr(&self, inode: &Node, name: &[u8]) -> Result<()> {
-        Ok(self.0.remove_xattr(inode, name)?)
+        Ok(self
+            .0
+            .remove_xattr(&mut Transaction::embedded(), inode, name)?)
     }
 }
 
@@ -295,7 +317,9 @@ impl Embedded {
 
     #[inline]
     pub(super) fn write(&self, inode: &Node, at: WriteAt, data: &[u8]) -> Result<Written> {
-        Ok(self.0.write(inode, at, data)?)
+        Ok(self
+            .0
+            .write(&mut Transaction::embedded(), inode, at, data)?)
     }
 
     #[inline]
@@ -307,7 +331,9 @@ impl Embedded {
         data: &[u8],
     ) -> Result<Written> {
         self.0.drop_privileges(inode, set_id)?;
-        Ok(self.0.write(inode, at, data)?)
+        Ok(self
+            .0
+            .write(&mut Transaction::embedded(), inode, at, data)?)
     }
 
     pub(super) fn copy_range(
@@ -326,7 +352,9 @@ impl Embedded {
         offset: u64,
         length: u64,
     ) -> Result<()> {
-        Ok(self.0.fallocate(inode, mode, offset, length)?)
+        Ok(self
+            .0
+            .fallocate(&mut Transaction::embedded(), inode, mode, offset, length)?)
     }
 
     pub(super) fn next_data(&self, inode: &Node, offset: u64) -> Result<Option<u64>> {

@@ -8,7 +8,9 @@ use std::sync::atomic::AtomicI64;
 use pmem::Region;
 use protocol::EpochStart;
 use protocol::wire::FileId;
-use store::{BLOCK, FileKind, Geometry, NewInode, Node, Options, Replica, Store, WriteAt};
+use store::{
+    BLOCK, FileKind, Geometry, NewInode, Node, Options, Replica, Store, Transaction, WriteAt,
+};
 
 use super::workload::FILES;
 
@@ -83,7 +85,12 @@ fn make(is_full: bool) -> Result<Template, String> {
 
 fn create(store: &Store, directory: &Arc<Node>, name: &str) -> Result<Arc<Node>, String> {
     let new = NewInode::new(FileKind::Regular, 0o644);
-    let node = store.create(directory, name.as_bytes(), &new);
+    let node = store.create(
+        &mut Transaction::embedded(),
+        directory,
+        name.as_bytes(),
+        &new,
+    );
     node.map_err(text)
 }
 
@@ -91,7 +98,7 @@ fn create(store: &Store, directory: &Arc<Node>, name: &str) -> Result<Arc<Node>,
 fn fill(store: &Store) -> Result<(), String> {
     let append = |node: &Arc<Node>, blocks: usize| {
         let data = vec![0; blocks * BLOCK];
-        let written = store.write(node, WriteAt::End, &data);
+        let written = store.write(&mut Transaction::embedded(), node, WriteAt::End, &data);
         written.map(|_| ()).map_err(text)
     };
     for name in ["sessions", "locks"] {

@@ -108,14 +108,6 @@ impl Inode {
         crc32c(&self.as_bytes()[STAMP_END..FIRST_LINE]) ^ self.rest_crc
     }
 
-    /// What a record carries of an inode whose other lines stay as they are.
-    #[inline]
-    pub fn first_line(&self) -> &[u8; FIRST_LINE] {
-        self.as_bytes()
-            .first_chunk()
-            .expect("an inode is longer than its first line")
-    }
-
     /// What belongs into `stamp_crc`.
     #[inline]
     pub fn stamp_checksum(&self) -> u32 {

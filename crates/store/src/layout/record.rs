@@ -225,35 +225,26 @@ pub fn part(at: usize, length: usize) -> u16 {
     ((at / 8) << 7 | (length / 8)) as u16
 }
 
-/// Puts one operation, which touches nothing, at `at` into a record of zeros, and returns where the next one goes.
+/// Appends one operation to the body of a record, and returns where its payload is.
 #[inline]
-pub fn encode_at(record: &mut [u8], at: usize, operation: &Operation<'_>) -> usize {
-    debug_assert_eq!(operation.touch, None);
-    let payload_length = Operation::payload_length(operation.kind, operation.length as usize);
-    let body = at + OPERATION;
-    record[at..body].copy_from_slice(operation.raw().as_bytes());
-    record[body..body + payload_length].copy_from_slice(&operation.payload[..payload_length]);
-    body + payload_length.next_multiple_of(8)
-}
-
-/// The first line of a record whose one operation touches an inode: all of it but the data.
-#[inline]
-pub fn first_line(header: RecordHeader, operation: &Operation<'_>, touch: Touch) -> [u64; 8] {
-    let header: [u64; HEADER / 8] = zerocopy::transmute!(header);
-    let [first, target]: [u64; OPERATION / 8] = zerocopy::transmute!(operation.raw());
-    let [inode, time]: [u64; TOUCH / 8] = zerocopy::transmute!(touch);
-    [
-        header[0], header[1], header[2], header[3], first, target, inode, time,
-    ]
-}
-
-/// Appends one operation to the body of a record.
-#[inline]
-pub fn encode(body: &mut Vec<u8>, operation: &Operation<'_>) {
+pub fn encode(body: &mut Vec<u8>, operation: &Operation<'_>) -> Range<usize> {
     let at = body.len();
-    let payload_length = Operation::payload_length(operation.kind, operation.length as usize);
-    body.resize(at + OPERATION + payload_length.next_multiple_of(8), 0);
-    encode_at(body, at, operation);
+    let start = at + OPERATION + operation.touch.map_or(0, |_| TOUCH);
+    let end = start + Operation::payload_length(operation.kind, operation.length as usize);
+    body.resize(end.next_multiple_of(8), 0);
+    body[at..at + OPERATION].copy_from_slice(operation.raw().as_bytes());
+    if let Some(touch) = &operation.touch {
+        body[at + OPERATION..start].copy_from_slice(touch.as_bytes());
+    }
+    body[start..end].copy_from_slice(&operation.payload[..end - start]);
+    start..end
+}
+
+/// Sets the checksum of the operation whose payload begins at `payload` in the body of a record.
+#[inline]
+pub fn set_crc(body: &mut [u8], payload: usize, touch: Option<Touch>, crc: u32) {
+    let at = payload - touch.map_or(0, |_| TOUCH) - OPERATION + size_of::<u32>();
+    body[at..at + size_of::<u32>()].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// Goes through the operations of a record; damage ends it with `None` in place of an operation.

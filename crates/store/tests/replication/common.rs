@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pmem::Region;
-use store::{FileKind, Geometry, NewInode, Node, Options, Replica, Store};
+use store::{FileKind, Geometry, NewInode, Node, Options, Replica, Store, Transaction};
 
 /// A primary and a replica with the same image, and the replica's region.
 pub struct Unit {
@@ -85,7 +85,12 @@ pub fn new_inode(kind: FileKind) -> NewInode<'static> {
 
 pub fn create(store: &Store, directory: &Arc<Node>, name: &str) -> Arc<Node> {
     store
-        .create(directory, name.as_bytes(), &new_inode(FileKind::Regular))
+        .create(
+            &mut Transaction::embedded(),
+            directory,
+            name.as_bytes(),
+            &new_inode(FileKind::Regular),
+        )
         .expect("the file is made")
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::common::{Unit, copy_of, create, read_all};
 use pmem::Region;
 use store::{
-    Adoption, BLOCK, CheckOptions, Error, Geometry, Mapped, Node, Options, Store, WriteAt,
+    Adoption, BLOCK, CheckOptions, Error, Geometry, Mapped, Node, Options, Store, Transaction,
+    WriteAt,
 };
 
 const B: u64 = BLOCK as u64;
@@ -54,7 +55,10 @@ fn read(store: &Store, node: &Node) -> Vec<u8> {
 
 fn grant(unit: &Unit, blocks: u32) -> (Arc<Node>, Vec<Mapped>) {
     let grant = create(&unit.primary, &unit.primary.system(), "grant");
-    let granted = unit.primary.reserve_extents(&grant, blocks).unwrap();
+    let granted = unit
+        .primary
+        .reserve_extents(&mut Transaction::embedded(), &grant, blocks)
+        .unwrap();
     assert_eq!(
         granted.iter().map(|run| run.length).sum::<u64>(),
         u64::from(blocks) * B
@@ -67,10 +71,19 @@ fn granted_blocks_become_a_part_of_a_file() {
     let mut unit = Unit::new(8 << 20, &Geometry::small());
     let file = create(&unit.primary, &unit.primary.root(), "a");
     unit.primary
-        .write(&file, WriteAt::Offset(0), &[1; 3 * BLOCK])
+        .write(
+            &mut Transaction::embedded(),
+            &file,
+            WriteAt::Offset(0),
+            &[1; 3 * BLOCK],
+        )
         .unwrap();
     let (grant, mut granted) = grant(&unit, 20);
-    granted.extend(unit.primary.reserve_extents(&grant, 4).unwrap());
+    granted.extend(
+        unit.primary
+            .reserve_extents(&mut Transaction::embedded(), &grant, 4)
+            .unwrap(),
+    );
     unit.follow();
     let (bytes, crcs) = data(7, 6);
     fill(&unit, &granted, 18 * B, &bytes);
@@ -81,7 +94,10 @@ fn granted_blocks_become_a_part_of_a_file() {
         crcs: &crcs,
         size: 7 * B,
     };
-    let number = unit.primary.adopt(&file, &grant, &adoption).unwrap();
+    let number = unit
+        .primary
+        .adopt(&mut Transaction::embedded(), &file, &grant, &adoption)
+        .unwrap();
     assert_eq!(unit.primary.attributes(&file).version, number);
     // Two blocks of the file were replaced.
     assert_eq!(unit.primary.statistics().blocks_free, free + 2);
@@ -100,10 +116,16 @@ fn granted_blocks_become_a_part_of_a_file() {
     let crashed = Store::open(copy_of(unit.primary.region()), Options::default()).unwrap();
     assert!(read_all(&crashed) == read_all(&unit.primary));
     // The grant has them no more.
-    let error = unit.primary.adopt(&file, &grant, &adoption);
+    let error = unit
+        .primary
+        .adopt(&mut Transaction::embedded(), &file, &grant, &adoption);
     assert!(matches!(error, Err(Error::InvalidArgument(_))));
     unit.primary
-        .unlink(&unit.primary.system(), b"grant")
+        .unlink(
+            &mut Transaction::embedded(),
+            &unit.primary.system(),
+            b"grant",
+        )
         .unwrap();
     assert_eq!(unit.primary.statistics().blocks_free, free + 2 + 18 + 1);
     unit.follow();
@@ -116,7 +138,7 @@ fn what_does_not_fit_is_refused() {
     let store = &unit.primary;
     let file = create(store, &store.root(), "a");
     let (grant, granted) = grant(&unit, 8);
-    let (mut bytes, crcs) = data(3, 2);
+    let (bytes, crcs) = data(3, 2);
     fill(&unit, &granted, 0, &bytes);
     let right = Adoption {
         offset: 0,
@@ -158,16 +180,47 @@ fn what_does_not_fit_is_refused() {
             ..right
         },
     ] {
-        store.adopt(&file, &grant, &adoption).unwrap_err();
+        store
+            .adopt(&mut Transaction::embedded(), &file, &grant, &adoption)
+            .unwrap_err();
     }
-    store.adopt(&grant, &file, &right).unwrap_err();
-    store.adopt(&grant, &grant, &right).unwrap_err();
-    store.reserve_extents(&grant, 0).unwrap_err();
-    assert_eq!(store.reserve_extents(&grant, 1 << 30), Err(Error::NoSpace));
-    store.adopt(&file, &grant, &right).unwrap();
-    store.reserve_extents(&file, 1).unwrap_err();
+    store
+        .adopt(&mut Transaction::embedded(), &grant, &file, &right)
+        .unwrap_err();
+    store
+        .adopt(&mut Transaction::embedded(), &grant, &grant, &right)
+        .unwrap_err();
+    store
+        .reserve_extents(&mut Transaction::embedded(), &grant, 0)
+        .unwrap_err();
+    assert_eq!(
+        store.reserve_extents(&mut Transaction::embedded(), &grant, 1 << 30),
+        Err(Error::NoSpace)
+    );
+    store
+        .adopt(&mut Transaction::embedded(), &file, &grant, &right)
+        .unwrap();
+    store
+        .reserve_extents(&mut Transaction::embedded(), &file, 1)
+        .unwrap_err();
     assert_clean(store.region());
-    // A file that ends within the last block is zero behind its end.
+}
+
+#[test]
+fn a_file_that_ends_within_the_last_block_is_zero_behind_its_end() {
+    let unit = Unit::new(8 << 20, &Geometry::small());
+    let store = &unit.primary;
+    let file = create(store, &store.root(), "a");
+    store
+        .write(
+            &mut Transaction::embedded(),
+            &file,
+            WriteAt::Offset(0),
+            &[1; 2 * BLOCK],
+        )
+        .unwrap();
+    let (grant, granted) = grant(&unit, 8);
+    let (mut bytes, _) = data(3, 2);
     bytes[2 * BLOCK - 10..].fill(0);
     fill(&unit, &granted, 2 * B, &bytes);
     let crcs: Vec<u32> = bytes.chunks(BLOCK).map(crc32c).collect();
@@ -177,7 +230,9 @@ fn what_does_not_fit_is_refused() {
         crcs: &crcs,
         size: 4 * B - 10,
     };
-    store.adopt(&file, &grant, &adoption).unwrap();
+    store
+        .adopt(&mut Transaction::embedded(), &file, &grant, &adoption)
+        .unwrap();
     assert_eq!(store.attributes(&file).size, 4 * B - 10);
     assert_clean(store.region());
 }
@@ -189,19 +244,34 @@ fn holes_are_punched() {
     let file = create(store, &store.root(), "a");
     let free = store.statistics().blocks_free;
     store
-        .write(&file, WriteAt::Offset(0), &[1; 10 * BLOCK])
+        .write(
+            &mut Transaction::embedded(),
+            &file,
+            WriteAt::Offset(0),
+            &[1; 10 * BLOCK],
+        )
         .unwrap();
-    store.punch(&file, 2..5).unwrap();
-    store.punch(&file, 9..u64::MAX).unwrap();
+    store
+        .punch(&mut Transaction::embedded(), &file, 2..5)
+        .unwrap();
+    store
+        .punch(&mut Transaction::embedded(), &file, 9..u64::MAX)
+        .unwrap();
     assert_eq!(store.statistics().blocks_free, free - 6);
     let mut expected = [1; 10 * BLOCK];
     expected[2 * BLOCK..5 * BLOCK].fill(0);
     expected[9 * BLOCK..].fill(0);
     assert!(read(store, &file) == expected);
-    assert!(store.punch(&file, 3..3).is_err());
+    assert!(
+        store
+            .punch(&mut Transaction::embedded(), &file, 3..3)
+            .is_err()
+    );
     assert_clean(store.region());
     let (grant, _) = grant(&unit, 300);
-    store.punch(&grant, 0..299).unwrap();
+    store
+        .punch(&mut Transaction::embedded(), &grant, 0..299)
+        .unwrap();
     assert_clean(store.region());
 }
 
@@ -211,10 +281,20 @@ fn layouts_say_where_data_is() {
     let store = &unit.primary;
     let file = create(store, &store.root(), "a");
     store
-        .write(&file, WriteAt::Offset(0), &[1; 4 * BLOCK])
+        .write(
+            &mut Transaction::embedded(),
+            &file,
+            WriteAt::Offset(0),
+            &[1; 4 * BLOCK],
+        )
         .unwrap();
     store
-        .write(&file, WriteAt::Offset(6 * B), &[2; 5000])
+        .write(
+            &mut Transaction::embedded(),
+            &file,
+            WriteAt::Offset(6 * B),
+            &[2; 5000],
+        )
         .unwrap();
     let layout = store.layout(&file, 100, u64::MAX).unwrap();
     let attributes = store.attributes(&file);

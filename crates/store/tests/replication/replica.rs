@@ -1,10 +1,12 @@
 //! A pool that follows another one.
 
+use std::sync::Arc;
+
 use crate::common::{Unit, create, new_inode, read_all};
 use pmem::{Region, Simulation};
 use store::{
-    BLOCK, CheckOptions, Error, FileKind, Geometry, Options, RenameMode, Replica, Sequence, Store,
-    WriteAt,
+    BLOCK, CheckOptions, Error, FileKind, Geometry, Node, Options, RenameMode, Replica, Sequence,
+    Store, Transaction, WriteAt,
 };
 
 const POOL: u64 = 8 << 20;
@@ -13,30 +15,45 @@ fn at(offset: u64) -> WriteAt {
     WriteAt::Offset(offset)
 }
 
+fn write(store: &Store, node: &Node, offset: u64, data: &[u8]) {
+    let mut transaction = Transaction::embedded();
+    store
+        .write(&mut transaction, node, at(offset), data)
+        .unwrap();
+}
+
+fn unlink(store: &Store, directory: &Arc<Node>, name: &str) {
+    let mut transaction = Transaction::embedded();
+    store
+        .unlink(&mut transaction, directory, name.as_bytes())
+        .unwrap();
+}
+
 /// Work of every sort.
 fn work(store: &Store, round: u64) {
     let root = store.root();
     let file = create(store, &root, &format!("f{round}"));
     let byte = round as u8 + 1;
-    store.write(&file, at(0), &vec![byte; 300_000]).unwrap();
-    store.write(&file, at(5000), &[byte; 100]).unwrap();
-    store.write(&file, at(8192), &[byte; BLOCK]).unwrap();
-    store
-        .write(&file, at(70_000), &vec![!byte; 20_000])
-        .unwrap();
+    write(store, &file, 0, &vec![byte; 300_000]);
+    write(store, &file, 5000, &[byte; 100]);
+    write(store, &file, 8192, &[byte; BLOCK]);
+    write(store, &file, 70_000, &vec![!byte; 20_000]);
     let copy = create(store, &root, &format!("c{round}"));
     for (from, to) in [(&file, &copy), (&copy, &file)] {
-        let shared = store.share((from, 0), (to, 0), 100_000).unwrap();
+        let shared = store
+            .share(&mut Transaction::embedded(), (from, 0), (to, 0), 100_000)
+            .unwrap();
         assert_eq!(shared, 100_000);
-        store.write(to, at(12_000), &[byte ^ 7; 5000]).unwrap();
-        store.write(from, at(40_960), &[byte ^ 9; BLOCK]).unwrap();
+        write(store, to, 12_000, &[byte ^ 7; 5000]);
+        write(store, from, 40_960, &[byte ^ 9; BLOCK]);
     }
     if let Some(before) = round.checked_sub(3) {
         let name = format!("c{before}");
-        store.unlink(&root, name.as_bytes()).unwrap();
+        unlink(store, &root, &name);
     }
     let directory = store
         .create(
+            &mut Transaction::embedded(),
             &root,
             format!("d{round}").as_bytes(),
             &new_inode(FileKind::Directory),
@@ -46,20 +63,17 @@ fn work(store: &Store, round: u64) {
         create(store, &directory, &format!("n{index}"));
     }
     for index in 0..35 {
-        store
-            .unlink(&directory, format!("n{index}").as_bytes())
-            .unwrap();
+        unlink(store, &directory, &format!("n{index}"));
     }
     if let Some(before) = round.checked_sub(2) {
-        store
-            .unlink(&root, format!("f{before}").as_bytes())
-            .unwrap();
+        unlink(store, &root, &format!("f{before}"));
     }
     if let Some(before) = round.checked_sub(1) {
         let (from, to) = (format!("f{before}"), format!("d{before}"));
         let directory = store.lookup(&root, to.as_bytes()).unwrap();
         store
             .rename(
+                &mut Transaction::embedded(),
                 &root,
                 from.as_bytes(),
                 &directory,
@@ -69,6 +83,7 @@ fn work(store: &Store, round: u64) {
             .unwrap();
         store
             .rename(
+                &mut Transaction::embedded(),
                 &directory,
                 b"moved",
                 &root,
@@ -191,7 +206,9 @@ fn what_is_in_the_caches_of_a_primary_is_flushed_when_it_follows() {
     let mut expected = vec![1; BLOCK];
     let write = |store: &Store, node, offset: usize, data: &[u8]| {
         let at = WriteAt::Offset(offset as u64);
-        store.write(node, at, data).unwrap();
+        store
+            .write(&mut Transaction::embedded(), node, at, data)
+            .unwrap();
     };
     write(&unit.primary, &file, 0, &expected);
     expected[1024..][..2048].fill(2);
@@ -277,11 +294,22 @@ fn any_bytes_are_survived() {
     let before = crate::common::copy_of(unit.replica.region());
     let tail = unit.replica.tail().number;
     let file = create(&unit.primary, &unit.primary.root(), "a");
-    unit.primary.write(&file, at(0), &[1; 9000]).unwrap();
-    unit.primary.write(&file, at(0), &[2; 9 * BLOCK]).unwrap();
-    unit.primary.write(&file, at(100), &[3; 100]).unwrap();
     unit.primary
-        .write(&file, at(BLOCK as u64), &[4; BLOCK])
+        .write(&mut Transaction::embedded(), &file, at(0), &[1; 9000])
+        .unwrap();
+    unit.primary
+        .write(&mut Transaction::embedded(), &file, at(0), &[2; 9 * BLOCK])
+        .unwrap();
+    unit.primary
+        .write(&mut Transaction::embedded(), &file, at(100), &[3; 100])
+        .unwrap();
+    unit.primary
+        .write(
+            &mut Transaction::embedded(),
+            &file,
+            at(BLOCK as u64),
+            &[4; BLOCK],
+        )
         .unwrap();
     let mut records = Vec::new();
     unit.primary
@@ -339,7 +367,9 @@ fn data_that_is_missing_is_named() {
     let file = create(&unit.primary, &unit.primary.root(), "a");
     unit.follow();
     let before = unit.replica.tail();
-    unit.primary.write(&file, at(0), &[7; 5 * BLOCK]).unwrap();
+    unit.primary
+        .write(&mut Transaction::embedded(), &file, at(0), &[7; 5 * BLOCK])
+        .unwrap();
     let mut records = Vec::new();
     unit.primary
         .read_records(before.number, usize::MAX, &mut records)
@@ -353,7 +383,9 @@ fn data_that_is_missing_is_named() {
         .sum();
     assert_eq!(missing, 5 * BLOCK as u64);
     // The primary overwrites a part in place; what is fetched now is newer than the record that names it.
-    unit.primary.write(&file, at(100), &[8; 50]).unwrap();
+    unit.primary
+        .write(&mut Transaction::embedded(), &file, at(100), &[8; 50])
+        .unwrap();
     crate::common::fetch(&unit.primary, &unit.replica, &result.missing);
     let result = unit.replica.ingest(&records).unwrap();
     assert_eq!(result.tail, before);
@@ -380,11 +412,15 @@ fn records_are_held_until_they_are_overwritten() {
     unit.follow();
     let file = create(&unit.primary, &unit.primary.root(), "a");
     let start = unit.primary.tail().number;
-    unit.primary.write(&file, at(0), b"some").unwrap();
+    unit.primary
+        .write(&mut Transaction::embedded(), &file, at(0), b"some")
+        .unwrap();
     unit.follow();
     let mut bytes = Vec::new();
     while unit.primary.tail().number - start < 60 << 10 {
-        unit.primary.write(&file, at(0), b"more").unwrap();
+        unit.primary
+            .write(&mut Transaction::embedded(), &file, at(0), b"more")
+            .unwrap();
         unit.follow();
         bytes.clear();
         assert!(unit.primary.read_records(start, 0, &mut bytes).is_some());
@@ -396,7 +432,9 @@ fn records_are_held_until_they_are_overwritten() {
     assert_eq!(unit.replica.touched_since(start + 64), None);
     assert_eq!(unit.replica.touched_since(start + (1 << 20)), None);
     while unit.primary.tail().number - start < 70 << 10 {
-        unit.primary.write(&file, at(0), b"more").unwrap();
+        unit.primary
+            .write(&mut Transaction::embedded(), &file, at(0), b"more")
+            .unwrap();
         unit.follow();
     }
     assert_eq!(unit.primary.read_records(start, 0, &mut bytes), None);
@@ -435,10 +473,14 @@ fn what_is_freed_waits() {
     create(&store, &root, "keeps the leaf");
     let before = store.statistics();
     let file = create(&store, &root, "a");
-    store.write(&file, at(0), &[1; 16 * BLOCK]).unwrap();
+    store
+        .write(&mut Transaction::embedded(), &file, at(0), &[1; 16 * BLOCK])
+        .unwrap();
     let with_file = store.statistics();
     let freed_at = store.tail().number;
-    store.unlink(&root, b"a").unwrap();
+    store
+        .unlink(&mut Transaction::embedded(), &root, b"a")
+        .unwrap();
     assert_eq!(store.statistics(), with_file);
     store.release_freed(freed_at);
     assert_eq!(store.statistics(), with_file);

@@ -1,10 +1,12 @@
-//! The system directory, and riders to its files.
+//! The system directory, and replies in its files.
+
+use std::sync::Arc;
 
 use crate::common::{copy_of, create, new_inode};
 use pmem::Region;
 use store::{
-    BLOCK, CheckOptions, Error, FileKind, Geometry, Options, ROOT, RenameMode, Rider, SYSTEM,
-    Store, WriteAt,
+    BLOCK, CheckOptions, Error, Fallocate, FileKind, Geometry, Node, Options, ROOT, RenameMode,
+    Reply, SYSTEM, Store, Transaction, WriteAt,
 };
 
 fn pool() -> (Region, Store) {
@@ -25,9 +27,21 @@ fn no_path_leads_to_the_system_directory() {
     let (root, system) = (store.root(), store.system());
     assert_eq!((root.number(), system.number()), (ROOT, SYSTEM));
     let file = create(&store, &system, "sessions");
-    store.write(&file, WriteAt::Offset(0), b"some").unwrap();
+    store
+        .write(
+            &mut Transaction::embedded(),
+            &file,
+            WriteAt::Offset(0),
+            b"some",
+        )
+        .unwrap();
     let directory = store
-        .create(&system, b"grants", &new_inode(FileKind::Directory))
+        .create(
+            &mut Transaction::embedded(),
+            &system,
+            b"grants",
+            &new_inode(FileKind::Directory),
+        )
         .unwrap();
     create(&store, &directory, "1");
     assert_eq!(
@@ -37,10 +51,22 @@ fn no_path_leads_to_the_system_directory() {
     assert_eq!(store.lookup(&system, b"..").unwrap().number(), SYSTEM);
     assert_eq!(store.lookup(&directory, b"..").unwrap().number(), SYSTEM);
     let below = store
-        .create(&directory, b"below", &new_inode(FileKind::Directory))
+        .create(
+            &mut Transaction::embedded(),
+            &directory,
+            b"below",
+            &new_inode(FileKind::Directory),
+        )
         .unwrap();
     store
-        .rename(&directory, b"below", &system, b"moved", RenameMode::Replace)
+        .rename(
+            &mut Transaction::embedded(),
+            &directory,
+            b"below",
+            &system,
+            b"moved",
+            RenameMode::Replace,
+        )
         .unwrap();
     assert_eq!(store.lookup(&below, b"..").unwrap().number(), SYSTEM);
     assert_clean(&region);
@@ -53,7 +79,7 @@ fn no_path_leads_to_the_system_directory() {
     assert_clean(&region);
 }
 
-/// The rider's bytes as they are after a crash now.
+/// The reply's bytes as they are after a crash now.
 fn after_crash(region: &Region, offset: u64) -> [u8; 64] {
     assert_clean(region);
     let store = Store::open(copy_of(region), Options::default()).unwrap();
@@ -68,104 +94,184 @@ fn after_crash(region: &Region, offset: u64) -> [u8; 64] {
     bytes
 }
 
-#[test]
-fn the_next_change_carries_the_rider() {
-    let (region, store) = pool();
-    let (root, replies) = (store.root(), create(&store, &store.system(), "replies"));
-    store
-        .write(&replies, WriteAt::Offset(0), &[9; 2 * BLOCK])
-        .unwrap();
-    let rider = |offset, byte| Rider {
-        node: &replies,
+/// A reply at `offset` of the file, all of whose bytes are `byte`.
+fn reply(file: &Arc<Node>, offset: u64, byte: u8) -> Reply<'_> {
+    Reply {
+        file,
         offset,
         bytes: [byte; 64],
+        inode_at: None,
+        count_at: None,
+    }
+}
+
+/// A file with room for replies.
+fn replies(store: &Store, blocks: usize) -> Arc<Node> {
+    let file = create(store, &store.system(), "replies");
+    let data = vec![9; blocks * BLOCK];
+    store
+        .write(
+            &mut Transaction::embedded(),
+            &file,
+            WriteAt::Offset(0),
+            &data,
+        )
+        .unwrap();
+    file
+}
+
+/// Records between two positions.
+fn count_records(store: &Store, from: u64, to: u64) -> usize {
+    let (mut at, mut count) = (from, 0);
+    while at < to {
+        at = store.read_records(at, 0, &mut Vec::new()).unwrap();
+        count += 1;
+    }
+    count
+}
+
+#[test]
+fn the_record_of_a_change_carries_its_reply() {
+    let (region, store) = pool();
+    let (root, replies) = (store.root(), replies(&store, 2));
+    let to_create = Reply {
         inode_at: Some(8),
+        ..reply(&replies, 64, 1)
     };
-    let before = store.tail();
-    let (node, carried) = store.with_rider(rider(64, 1), || create(&store, &root, "a"));
-    assert!(carried);
+    let before = store.tail().number;
+    let mut transaction = Transaction::with_reply(&to_create);
+    let node = store
+        .create(&mut transaction, &root, b"a", &new_inode(FileKind::Regular))
+        .unwrap();
+    assert!(transaction.has_carried_reply());
+    assert_eq!(transaction.position(), Some(store.tail().number));
     let mut expected = [1; 64];
     expected[8..16].copy_from_slice(&node.number().to_le_bytes());
     let generation = store.attributes(&node).generation;
     expected[16..20].copy_from_slice(&generation.to_le_bytes());
     assert_eq!(after_crash(&region, 64), expected);
     assert_eq!(after_crash(&region, 128), [9; 64]);
-    let mut record = Vec::new();
-    let end = store.read_records(before.number, 0, &mut record);
-    assert_eq!(end, Some(store.tail().number), "it is one record");
-    // No inode is taken, and the write would else take the short way.
-    store.write(&node, WriteAt::Offset(0), &[5; BLOCK]).unwrap();
-    let write = |offset, byte: u8| store.write(&node, WriteAt::Offset(offset), &[byte; 10]);
-    let (result, carried) = store.with_rider(rider(BLOCK as u64, 2), || write(0, 6));
-    assert!(carried && result.is_ok());
-    assert_eq!(after_crash(&region, BLOCK as u64), [2; 64]);
-    let (_, carried) = store.with_rider(rider(0, 3), || {
-        // The first change only.
-        write(0, 7).unwrap();
-        store.write(&replies, WriteAt::Offset(0), &[4; 64]).unwrap();
-    });
-    assert!(carried);
+    assert_eq!(count_records(&store, before, store.tail().number), 1);
+    let to_write = Reply {
+        count_at: Some(56),
+        ..reply(&replies, BLOCK as u64, 2)
+    };
+    for length in [10, BLOCK, 3 * BLOCK + 5] {
+        let mut transaction = Transaction::with_reply(&to_write);
+        let data = vec![6; length];
+        let written = store
+            .write(&mut transaction, &node, WriteAt::Offset(0), &data)
+            .unwrap();
+        assert!(transaction.has_carried_reply() && written.length == length);
+        let mut expected = [2; 64];
+        expected[56..].copy_from_slice(&(length as u64).to_le_bytes());
+        assert_eq!(after_crash(&region, BLOCK as u64), expected);
+    }
+    let to_remove = reply(&replies, 192, 3);
+    let mut transaction = Transaction::with_reply(&to_remove);
+    store.unlink(&mut transaction, &root, b"a").unwrap();
+    assert!(transaction.has_carried_reply());
+    assert_eq!(after_crash(&region, 192), [3; 64]);
+}
+
+/// The last record of several carries the reply: without it the operation is repeated, which makes no difference.
+#[test]
+fn the_last_of_several_records_carries_the_reply() {
+    let (region, store) = pool();
+    let (root, replies) = (store.root(), replies(&store, 1));
+    let (file, other) = (create(&store, &root, "a"), create(&store, &root, "b"));
+    // Blocks of two files in turns, so that each is an extent.
+    for block in 0..300u64 {
+        for node in [&file, &other] {
+            let at = WriteAt::Offset(block * BLOCK as u64);
+            store
+                .write(&mut Transaction::embedded(), node, at, &[7; BLOCK])
+                .unwrap();
+        }
+    }
+    let punch = reply(&replies, 0, 4);
+    let mut transaction = Transaction::with_reply(&punch);
+    let before = store.tail().number;
+    store
+        .fallocate(
+            &mut transaction,
+            &file,
+            Fallocate::PunchHole,
+            0,
+            300 * BLOCK as u64,
+        )
+        .unwrap();
+    let after = store.tail().number;
+    assert!(count_records(&store, before, after) > 1);
+    assert_eq!(transaction.position(), Some(after));
+    assert!(transaction.has_carried_reply());
     assert_eq!(after_crash(&region, 0), [4; 64]);
+    let mut last = before;
+    while let Some(next) = store.read_records(last, 0, &mut Vec::new()) {
+        if next == after {
+            break;
+        }
+        last = next;
+    }
+    let mut record = Vec::new();
+    store.read_records(last, 0, &mut record).unwrap();
+    assert!(record.windows(64).any(|bytes| bytes == [4; 64]));
 }
 
 #[test]
-fn a_rider_without_a_change_or_a_place_is_not_carried() {
+fn a_reply_without_a_change_or_a_place_is_not_carried() {
     let (region, store) = pool();
-    let (root, replies) = (store.root(), create(&store, &store.system(), "replies"));
-    store
-        .write(&replies, WriteAt::Offset(0), &[9; BLOCK])
-        .unwrap();
-    let rider = |offset, inode_at| Rider {
-        node: &replies,
-        offset,
-        bytes: [1; 64],
-        inode_at,
-    };
+    let (root, replies) = (store.root(), replies(&store, 1));
     create(&store, &root, "a");
-    let again = || {
-        store
-            .create(&root, b"a", &new_inode(FileKind::Regular))
-            .err()
-    };
-    let (error, carried) = store.with_rider(rider(0, None), again);
-    assert_eq!((error, carried), (Some(Error::Exists), false));
-    for (offset, inode_at) in [
-        (BLOCK as u64 - 32, None),
-        (BLOCK as u64, None),
-        (0, Some(53)),
+    let new = new_inode(FileKind::Regular);
+    let again = reply(&replies, 0, 1);
+    let mut transaction = Transaction::with_reply(&again);
+    let error = store.create(&mut transaction, &root, b"a", &new).err();
+    assert_eq!(error, Some(Error::Exists));
+    assert!(!transaction.has_carried_reply() && transaction.position().is_none());
+    for (offset, inode_at, count_at) in [
+        (BLOCK as u64 - 32, None, None),
+        (BLOCK as u64, None, None),
+        (0, Some(53), None),
+        (0, None, Some(57)),
     ] {
-        let name = format!("b{offset}");
-        let make = || create(&store, &root, &name);
-        assert!(!store.with_rider(rider(offset, inode_at), make).1);
+        let name = format!("b{offset}{inode_at:?}{count_at:?}");
+        let misplaced = Reply {
+            inode_at,
+            count_at,
+            ..reply(&replies, offset, 1)
+        };
+        let mut transaction = Transaction::with_reply(&misplaced);
+        store
+            .create(&mut transaction, &root, name.as_bytes(), &new)
+            .unwrap();
+        assert!(!transaction.has_carried_reply() && transaction.position().is_some());
     }
-    // Nothing is left for the next change.
-    create(&store, &root, "c");
     assert_eq!(after_crash(&region, 0), [9; 64]);
 }
 
-/// What a rider answers for happens whole, or the rider is not there.
+/// A change whose reply says that it was executed happens as a whole, or the reply is not there.
 #[test]
 fn a_whole_write_leaves_nothing_in_a_full_pool() {
     let (region, store) = pool();
-    let (root, replies) = (store.root(), create(&store, &store.system(), "replies"));
-    store
-        .write(&replies, WriteAt::Offset(0), &[9; BLOCK])
-        .unwrap();
+    let (root, replies) = (store.root(), replies(&store, 1));
     let file = create(&store, &root, "a");
     let length = 4 * BLOCK;
-    store.write_whole(&file, 0, &vec![1; length]).unwrap();
+    store
+        .write_whole(&mut Transaction::embedded(), &file, 0, &vec![1; length])
+        .unwrap();
     let filler = create(&store, &root, "filler");
-    let fill = |at| store.write(&filler, WriteAt::Offset(at), &[2; BLOCK]);
+    let fill = |at| {
+        let at = WriteAt::Offset(at);
+        store.write(&mut Transaction::embedded(), &filler, at, &[2; BLOCK])
+    };
     let full = (0..).step_by(BLOCK).find_map(|at| fill(at).err());
     assert_eq!(full, Some(Error::NoSpace));
     let write = |data: &[u8]| {
-        let rider = Rider {
-            node: &replies,
-            offset: 0,
-            bytes: [1; 64],
-            inode_at: None,
-        };
-        store.with_rider(rider, || store.write_whole(&file, 0, data).err())
+        let reply = reply(&replies, 0, 1);
+        let mut transaction = Transaction::with_reply(&reply);
+        let result = store.write(&mut transaction, &file, WriteAt::Offset(0), data);
+        (result.err(), transaction.has_carried_reply())
     };
     assert_eq!(write(&vec![3; length]), (Some(Error::NoSpace), false));
     let (too_long, carried) = write(&vec![3; (1 << 20) + 1]);
@@ -179,36 +285,32 @@ fn a_whole_write_leaves_nothing_in_a_full_pool() {
 }
 
 #[test]
-fn threads_carry_riders_to_one_file() {
+fn threads_put_replies_into_one_file() {
     let (region, store) = pool();
-    let replies = create(&store, &store.system(), "replies");
-    store
-        .write(&replies, WriteAt::Offset(0), &[9; BLOCK])
-        .unwrap();
+    let replies = replies(&store, 2);
     std::thread::scope(|scope| {
         for thread in 0..4u8 {
             let (store, replies) = (&store, &replies);
             scope.spawn(move || {
                 let name = format!("t{thread}");
-                let file = create(store, &store.root(), &name);
+                let file = create(store, &store.system(), &name);
                 for round in 0..100u8 {
-                    let rider = Rider {
-                        node: replies,
-                        offset: u64::from(thread) * 64,
-                        bytes: [round; 64],
-                        inode_at: None,
-                    };
-                    let write = || {
-                        store
-                            .write(&file, WriteAt::Offset(0), &[round; 100])
-                            .unwrap()
-                    };
-                    assert!(store.with_rider(rider, write).1);
+                    // Two of the threads in each block.
+                    let offset = u64::from(thread) * (BLOCK as u64 / 2);
+                    let reply = reply(replies, offset, round);
+                    let mut transaction = Transaction::with_reply(&reply);
+                    let data = [round; 100];
+                    store
+                        .write(&mut transaction, &file, WriteAt::Offset(0), &data)
+                        .unwrap();
+                    assert!(transaction.has_carried_reply());
+                    let end = transaction.position().unwrap();
+                    assert!(end <= store.tail().number);
                 }
             });
         }
     });
     for thread in 0..4 {
-        assert_eq!(after_crash(&region, thread * 64), [99; 64]);
+        assert_eq!(after_crash(&region, thread * (BLOCK as u64 / 2)), [99; 64]);
     }
 }

@@ -10,7 +10,7 @@ mod work;
 use std::cell::RefCell;
 
 use pmem::Region;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::IntoBytes;
 
 pub use edit::{Edit, Place, PoolBytes};
 pub use sample::{SAMPLE_LENGTH, Sample, sample};
@@ -19,12 +19,15 @@ use super::{CheckOptions, Report, check};
 use crate::change::Shared;
 use crate::directory::{check_name, leaf_entries, parse_leaf};
 use crate::image::{Block, Layout};
-use crate::layout::record::{
-    HEADER, OPERATION, Operation, Operations, RecordHeader, encode, first_line,
-};
+use crate::layout::record::{Operation, Operations, encode};
 use crate::recover::recover;
 use crate::tree::parse_node;
-use crate::{BLOCK, Clock, Error, Options, Store, repair};
+use crate::{BLOCK, Clock, Error, Options, Store, Transaction, repair};
+
+/// The context of a change in a pool that this process alone uses.
+fn embedded() -> Transaction<'static> {
+    Transaction::embedded()
+}
 
 thread_local! {
     /// One mapping for all runs of a thread: making one takes longer than a run.
@@ -135,18 +138,10 @@ pub fn record(body: &[u8]) {
     }
 }
 
-/// An operation as those who make records encode it: what touches an inode begins in a record's first line.
+/// An operation as those who make records encode it.
 fn encoded(operation: &Operation<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let touches_none = Operation {
-        touch: None,
-        ..*operation
-    };
-    encode(&mut bytes, &touches_none);
-    if let Some(touch) = operation.touch {
-        let line = first_line(RecordHeader::new_zeroed(), operation, touch);
-        bytes.splice(..OPERATION, line.as_bytes()[HEADER..].iter().copied());
-    }
+    encode(&mut bytes, operation);
     bytes
 }
 

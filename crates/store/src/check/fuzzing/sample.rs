@@ -6,6 +6,7 @@ use pmem::Region;
 use zerocopy::IntoBytes;
 
 use super::edit::PoolBytes;
+use super::embedded;
 use crate::acl::{ACCESS, DEFAULT};
 use crate::layout::superblock::SUPERBLOCKS;
 use crate::{
@@ -110,38 +111,69 @@ fn new(kind: FileKind) -> NewInode<'static> {
     }
 }
 
+fn file(store: &Store, directory: &Arc<Node>, name: &[u8]) -> crate::error::Result<Arc<Node>> {
+    store.create(&mut embedded(), directory, name, &new(FileKind::Regular))
+}
+
 fn fill(store: &Store) -> crate::error::Result<()> {
     let root = store.root();
-    let file =
-        |directory: &Arc<Node>, name: &[u8]| store.create(directory, name, &new(FileKind::Regular));
-    let directory = store.create(&root, b"directory", &new(FileKind::Directory))?;
-    let deep = store.create(&directory, b"deep", &new(FileKind::Directory))?;
-    store.create(&deep, b"deeper", &new(FileKind::Directory))?;
-    let small = file(&root, b"small")?;
-    store.write(&small, WriteAt::End, &[0x51; 100])?;
-    let large = file(&deep, b"large")?;
-    store.write(&large, WriteAt::End, &[0x52; 3 * crate::BLOCK + 5])?;
-    let every_second = file(&directory, b"sparse")?;
+    let directory = store.create(
+        &mut embedded(),
+        &root,
+        b"directory",
+        &new(FileKind::Directory),
+    )?;
+    let deep = store.create(
+        &mut embedded(),
+        &directory,
+        b"deep",
+        &new(FileKind::Directory),
+    )?;
+    store.create(&mut embedded(), &deep, b"deeper", &new(FileKind::Directory))?;
+    let small = file(store, &root, b"small")?;
+    store.write(&mut embedded(), &small, WriteAt::End, &[0x51; 100])?;
+    let large = file(store, &deep, b"large")?;
+    store.write(
+        &mut embedded(),
+        &large,
+        WriteAt::End,
+        &[0x52; 3 * crate::BLOCK + 5],
+    )?;
+    let every_second = file(store, &directory, b"sparse")?;
     sparse(store, &every_second, 7)?;
-    let hole = file(&directory, b"hole")?;
+    let hole = file(store, &directory, b"hole")?;
     store.set_attributes(
+        &mut embedded(),
         &hole,
         &SetAttributes {
             size: Some(1 << 40),
             ..SetAttributes::default()
         },
     )?;
-    file(&root, b"empty")?;
+    file(store, &root, b"empty")?;
+    fill_directories(store, &directory, &deep, &small)?;
+    fill_attributes(store, &deep, &every_second)
+}
+
+/// Links, special files and many names.
+fn fill_directories(
+    store: &Store,
+    directory: &Arc<Node>,
+    deep: &Arc<Node>,
+    small: &Arc<Node>,
+) -> crate::error::Result<()> {
+    let root = store.root();
     for (name, target) in [
         (&b"short"[..], &b"directory/deep"[..]),
         (b"long", &[b'x'; 300]),
     ] {
         let link = new(FileKind::Symlink);
-        store.create(&root, name, &NewInode { target, ..link })?;
+        store.create(&mut embedded(), &root, name, &NewInode { target, ..link })?;
     }
-    store.create(&directory, b"pipe", &new(FileKind::Fifo))?;
+    store.create(&mut embedded(), directory, b"pipe", &new(FileKind::Fifo))?;
     store.create(
-        &directory,
+        &mut embedded(),
+        directory,
         b"device",
         &NewInode {
             device: 0x103,
@@ -151,33 +183,68 @@ fn fill(store: &Store) -> crate::error::Result<()> {
     // Enough names for several leaves.
     for index in 0..70 {
         store.link(
-            &small,
-            &deep,
+            &mut embedded(),
+            small,
+            deep,
             format!("{index:02}-a-name-of-more-than-sixty-bytes-so-that-leaves-fill-up-soon")
                 .as_bytes(),
         )?;
     }
     for index in 10..30 {
         store.unlink(
-            &deep,
+            &mut embedded(),
+            deep,
             format!("{index:02}-a-name-of-more-than-sixty-bytes-so-that-leaves-fill-up-soon")
                 .as_bytes(),
         )?;
     }
-    store.rename(&deep, b"large", &root, b"moved", RenameMode::NoReplace)?;
-    let allocated = file(&root, b"allocated")?;
-    store.write(&allocated, WriteAt::Offset(5000), &[0x53; 100])?;
+    store.rename(
+        &mut embedded(),
+        deep,
+        b"large",
+        &root,
+        b"moved",
+        RenameMode::NoReplace,
+    )
+}
+
+/// Allocated blocks, extended attributes and access control lists.
+fn fill_attributes(
+    store: &Store,
+    deep: &Arc<Node>,
+    every_second: &Arc<Node>,
+) -> crate::error::Result<()> {
+    let root = store.root();
+    let allocated = file(store, &root, b"allocated")?;
+    store.write(
+        &mut embedded(),
+        &allocated,
+        WriteAt::Offset(5000),
+        &[0x53; 100],
+    )?;
     let mode = Fallocate::Allocate { keep_size: true };
-    store.fallocate(&allocated, mode, 0, 5 * crate::BLOCK as u64)?;
+    store.fallocate(
+        &mut embedded(),
+        &allocated,
+        mode,
+        0,
+        5 * crate::BLOCK as u64,
+    )?;
     for (name, value) in [
         (&b"user.first"[..], &b"value"[..]),
         (b"trusted.second", b""),
     ] {
-        store.set_xattr(&allocated, name, value, XattrMode::Create)?;
+        store.set_xattr(&mut embedded(), &allocated, name, value, XattrMode::Create)?;
     }
-    store.set_xattr(&deep, b"user.name", &[b'v'; 900], XattrMode::Set)?;
-    for (node, name) in [(&deep, DEFAULT), (&every_second, ACCESS)] {
-        store.set_xattr(node, name, &list(), XattrMode::Set)?;
+    store.set_xattr(
+        &mut embedded(),
+        deep,
+        b"user.name",
+        &[b'v'; 900],
+        XattrMode::Set,
+    )?;
+    for (node, name) in [(deep, DEFAULT), (every_second, ACCESS)] {
+        store.set_xattr(&mut embedded(), node, name, &list(), XattrMode::Set)?;
     }
     Ok(())
 }
@@ -201,9 +268,19 @@ fn list() -> Vec<u8> {
 /// Another file, with blocks of a large one, of which it has some twice.
 fn share(store: &Store) -> crate::error::Result<()> {
     let large = store.lookup(&store.root(), b"moved")?;
-    let shared = store.create(&store.root(), b"shared", &new(FileKind::Regular))?;
+    let shared = store.create(
+        &mut embedded(),
+        &store.root(),
+        b"shared",
+        &new(FileKind::Regular),
+    )?;
     for to in [0, 2 * crate::BLOCK as u64] {
-        store.share((&large, 0), (&shared, to), 4 * crate::BLOCK as u64)?;
+        store.share(
+            &mut embedded(),
+            (&large, 0),
+            (&shared, to),
+            4 * crate::BLOCK as u64,
+        )?;
     }
     Ok(())
 }
@@ -212,6 +289,7 @@ fn share(store: &Store) -> crate::error::Result<()> {
 fn sparse(store: &Store, node: &Node, extents: u64) -> crate::error::Result<()> {
     for index in 0..extents {
         store.write(
+            &mut embedded(),
             node,
             WriteAt::Offset(index * 2 * crate::BLOCK as u64),
             &[0x53; 64],
@@ -222,12 +300,17 @@ fn sparse(store: &Store, node: &Node, extents: u64) -> crate::error::Result<()> 
 
 fn leave_orphans(store: &Store) -> crate::error::Result<()> {
     let root = store.root();
-    let removed = store.create(&root, b"removed", &new(FileKind::Regular))?;
+    let removed = store.create(&mut embedded(), &root, b"removed", &new(FileKind::Regular))?;
     sparse(store, &removed, 6)?;
-    let empty = store.create(&root, b"removed-too", &new(FileKind::Directory))?;
+    let empty = store.create(
+        &mut embedded(),
+        &root,
+        b"removed-too",
+        &new(FileKind::Directory),
+    )?;
     for node in [&removed, &empty] {
         store.hold(node)?;
     }
-    store.unlink(&root, b"removed")?;
-    store.remove_directory(&root, b"removed-too")
+    store.unlink(&mut embedded(), &root, b"removed")?;
+    store.remove_directory(&mut embedded(), &root, b"removed-too")
 }

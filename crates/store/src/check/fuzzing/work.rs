@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::embedded;
 use crate::error::{Error, Result};
 use crate::{
     BLOCK, Fallocate, FileKind, NewInode, Node, RenameMode, SetAttributes, Store, WriteAt,
@@ -130,7 +131,8 @@ impl Work<'_> {
     fn change(&mut self, node: &Arc<Node>, all: &[Arc<Node>]) {
         let store = self.store;
         let size = store.attributes(node).size;
-        let mut write = |at, length| self.note(store.write(node, at, &vec![0x5a; length]));
+        let mut write =
+            |at, length| self.note(store.write(&mut embedded(), node, at, &vec![0x5a; length]));
         write(WriteAt::End, 10);
         write(WriteAt::Offset(BLOCK as u64 * 3 + 7), 100);
         write(WriteAt::Offset(BLOCK as u64), 3 * BLOCK);
@@ -141,7 +143,7 @@ impl Work<'_> {
                 permissions: Some(0o600),
                 ..SetAttributes::default()
             };
-            self.note(store.set_attributes(node, &set));
+            self.note(store.set_attributes(&mut embedded(), node, &set));
         }
         for mode in [
             Fallocate::Allocate { keep_size: true },
@@ -150,13 +152,26 @@ impl Work<'_> {
             Fallocate::InsertRange,
             Fallocate::CollapseRange,
         ] {
-            self.note(store.fallocate(node, mode, 0, 3 * BLOCK as u64));
+            self.note(store.fallocate(&mut embedded(), node, mode, 0, 3 * BLOCK as u64));
         }
         self.share(node, all);
         for (name, length) in [(&b"user.a"[..], 100), (b"user.b", 3000), (b"user.a", 500)] {
-            self.note(store.set_xattr(node, name, &vec![7; length], XattrMode::Set));
+            self.note(store.set_xattr(
+                &mut embedded(),
+                node,
+                name,
+                &vec![7; length],
+                XattrMode::Set,
+            ));
         }
-        self.note(store.remove_xattr(node, b"user.b"));
+        self.note(store.remove_xattr(&mut embedded(), node, b"user.b"));
+        self.change_names(node, all);
+        self.remove_some(node);
+    }
+
+    /// Makes and moves names in an inode, if it is a directory.
+    fn change_names(&mut self, node: &Arc<Node>, all: &[Arc<Node>]) {
+        let store = self.store;
         let new = |kind| NewInode {
             kind,
             permissions: 0o700,
@@ -166,16 +181,30 @@ impl Work<'_> {
             target: b"target",
             umask: 0,
         };
-        if let Some(made) = self.note(store.create(node, b"made", &new(FileKind::Regular))) {
-            self.note(store.write(&made, WriteAt::End, &[1; 20_000]));
-            self.note(store.link(&made, node, b"linked"));
-            self.note(store.rename(node, b"linked", node, b"made", RenameMode::Exchange));
-            self.note(store.unlink(node, b"made"));
-        }
-        if let Some(made) = self.note(store.create(node, b"a directory", &new(FileKind::Directory)))
+        if let Some(made) =
+            self.note(store.create(&mut embedded(), node, b"made", &new(FileKind::Regular)))
         {
+            self.note(store.write(&mut embedded(), &made, WriteAt::End, &[1; 20_000]));
+            self.note(store.link(&mut embedded(), &made, node, b"linked"));
+            self.note(store.rename(
+                &mut embedded(),
+                node,
+                b"linked",
+                node,
+                b"made",
+                RenameMode::Exchange,
+            ));
+            self.note(store.unlink(&mut embedded(), node, b"made"));
+        }
+        if let Some(made) = self.note(store.create(
+            &mut embedded(),
+            node,
+            b"a directory",
+            &new(FileKind::Directory),
+        )) {
             for other in all.iter().take(3) {
                 self.note(store.rename(
+                    &mut embedded(),
                     node,
                     b"a directory",
                     other,
@@ -183,6 +212,7 @@ impl Work<'_> {
                     RenameMode::NoReplace,
                 ));
                 self.note(store.rename(
+                    &mut embedded(),
                     other,
                     b"renamed",
                     node,
@@ -190,10 +220,16 @@ impl Work<'_> {
                     RenameMode::Replace,
                 ));
             }
-            self.note(store.rename(node, b"linked", &made, b"below", RenameMode::NoReplace));
+            self.note(store.rename(
+                &mut embedded(),
+                node,
+                b"linked",
+                &made,
+                b"below",
+                RenameMode::NoReplace,
+            ));
         }
-        self.note(store.create(node, b"a link", &new(FileKind::Symlink)));
-        self.remove_some(node);
+        self.note(store.create(&mut embedded(), node, b"a link", &new(FileKind::Symlink)));
     }
 
     /// Shares blocks with another inode, and changes them.
@@ -201,9 +237,19 @@ impl Work<'_> {
         let store = self.store;
         if let Some(other) = all.iter().find(|it| it.number() > node.number()) {
             for (from, to) in [(node, other), (other, node), (node, node)] {
-                let shared = store.share((from, 0), (to, 9 * BLOCK as u64), 5 * BLOCK as u64);
+                let shared = store.share(
+                    &mut embedded(),
+                    (from, 0),
+                    (to, 9 * BLOCK as u64),
+                    5 * BLOCK as u64,
+                );
                 self.note(shared);
-                self.note(store.write(to, WriteAt::Offset(9 * BLOCK as u64 + 1), &[1; 5000]));
+                self.note(store.write(
+                    &mut embedded(),
+                    to,
+                    WriteAt::Offset(9 * BLOCK as u64 + 1),
+                    &[1; 5000],
+                ));
             }
         }
     }
@@ -218,12 +264,12 @@ impl Work<'_> {
             if index % 2 == 0 {
                 let held = self.note(self.store.lookup(node, name));
                 let held = held.filter(|held| self.store.hold(held).is_ok());
-                self.note(self.store.unlink(node, name));
+                self.note(self.store.unlink(&mut embedded(), node, name));
                 if let Some(held) = held {
                     self.note(self.store.release(&held, 1));
                 }
             }
-            self.note(self.store.remove_directory(node, name));
+            self.note(self.store.remove_directory(&mut embedded(), node, name));
         }
     }
 }

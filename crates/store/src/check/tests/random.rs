@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::check::fuzzing::Place;
-use crate::{NewInode, RenameMode, SetAttributes, WriteAt};
+use crate::{NewInode, RenameMode, SetAttributes, Transaction, WriteAt};
 
 /// An edit of some structure.
 fn random_edit(below: &mut impl FnMut(u64) -> u64) -> Edit {
@@ -81,13 +81,23 @@ fn trees_stay_right_in_any_order_of_writes() {
     let root = store.root();
     let create = |name| {
         store
-            .create(&root, name, &new_inode(FileKind::Regular))
+            .create(
+                &mut Transaction::embedded(),
+                &root,
+                name,
+                &new_inode(FileKind::Regular),
+            )
             .unwrap()
     };
     let write = |node, block: u64, blocks: u64| {
         let at = WriteAt::Offset(block * BLOCK as u64);
         store
-            .write(node, at, &vec![1; blocks as usize * BLOCK])
+            .write(
+                &mut Transaction::embedded(),
+                node,
+                at,
+                &vec![1; blocks as usize * BLOCK],
+            )
             .unwrap();
     };
     let descending = create(b"descending");
@@ -111,7 +121,9 @@ fn trees_stay_right_in_any_order_of_writes() {
         size: Some(77),
         ..SetAttributes::default()
     };
-    store.set_attributes(&in_disorder, &cut).unwrap();
+    store
+        .set_attributes(&mut Transaction::embedded(), &in_disorder, &cut)
+        .unwrap();
     assert_clean(&region, "after it was cut");
 }
 
@@ -158,7 +170,12 @@ impl Work {
     }
 
     fn create(&mut self, directory: &Arc<Node>, name: &[u8], kind: FileKind) -> Result<()> {
-        let made = self.store.create(directory, name, &new_inode(kind))?;
+        let made = self.store.create(
+            &mut Transaction::embedded(),
+            directory,
+            name,
+            &new_inode(kind),
+        )?;
         if kind == FileKind::Directory {
             self.directories.push(made);
         }
@@ -169,7 +186,12 @@ impl Work {
         let (offset, length) = (self.below(90_000), self.below(30_000));
         let data = vec![7; length as usize];
         self.store
-            .write(node, WriteAt::Offset(offset), &data)
+            .write(
+                &mut Transaction::embedded(),
+                node,
+                WriteAt::Offset(offset),
+                &data,
+            )
             .map(drop)
     }
 
@@ -179,7 +201,9 @@ impl Work {
             size,
             ..SetAttributes::default()
         };
-        self.store.set_attributes(node, &set).map(drop)
+        self.store
+            .set_attributes(&mut Transaction::embedded(), node, &set)
+            .map(drop)
     }
 
     fn release(&mut self) -> Result<()> {
@@ -198,9 +222,16 @@ impl Work {
             (2 | 3, None) => self.create(&directory, &name, FileKind::Regular),
             (2..5, Some(node)) => self.write(&node),
             (5, Some(node)) => self.resize(&node),
-            (6, Some(node)) => self.store.link(&node, &other, &other_name),
-            (7 | 8, _) => self.store.unlink(&directory, &name),
-            (9, _) => self.store.remove_directory(&directory, &name),
+            (6, Some(node)) => {
+                self.store
+                    .link(&mut Transaction::embedded(), &node, &other, &other_name)
+            }
+            (7 | 8, _) => self
+                .store
+                .unlink(&mut Transaction::embedded(), &directory, &name),
+            (9, _) => self
+                .store
+                .remove_directory(&mut Transaction::embedded(), &directory, &name),
             (10, Some(node)) => {
                 self.held.push(node.clone());
                 self.store.hold(&node)
@@ -209,8 +240,14 @@ impl Work {
             (choice, _) => {
                 use RenameMode::*;
                 let mode = [Replace, Exchange, NoReplace][choice as usize % 3];
-                self.store
-                    .rename(&directory, &name, &other, &other_name, mode)
+                self.store.rename(
+                    &mut Transaction::embedded(),
+                    &directory,
+                    &name,
+                    &other,
+                    &other_name,
+                    mode,
+                )
             }
         }
     }

@@ -4,7 +4,7 @@ use super::*;
 use crate::check::fuzzing::{PoolBytes, SAMPLE_LENGTH, Sample, region_with, sample};
 use crate::layout::superblock::{RING_STATES, SUPERBLOCKS};
 use crate::layout::{directory, extent};
-use crate::{BLOCK, Error, Geometry, NewInode, Node, Options, Store, WriteAt};
+use crate::{BLOCK, Error, Geometry, NewInode, Node, Options, Store, Transaction, WriteAt};
 
 fn bytes_of(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.length() as usize];
@@ -33,12 +33,21 @@ fn create(store: &Store, at: &std::sync::Arc<Node>, name: &str) -> std::sync::Ar
     };
     let new = NewInode::new(kind, 0o644);
     let name = name.trim_end_matches('/').as_bytes();
-    store.create(at, name, &new).unwrap()
+    store
+        .create(&mut Transaction::embedded(), at, name, &new)
+        .unwrap()
 }
 
 fn write(store: &Store, node: &Node, block: u64) {
     let at = WriteAt::Offset(block * BLOCK as u64);
-    store.write(node, at, &[block as u8; BLOCK]).unwrap();
+    store
+        .write(
+            &mut Transaction::embedded(),
+            node,
+            at,
+            &[block as u8; BLOCK],
+        )
+        .unwrap();
 }
 
 fn read(store: &Store, node: &Node, block: u64) -> Result<u8> {
@@ -126,7 +135,9 @@ fn lost_extents_are_errors_and_not_zeros() {
         }
     }
     assert!((50..=126).contains(&lost), "{lost} blocks of one node");
-    store.unlink(&store.root(), b"file").unwrap();
+    store
+        .unlink(&mut Transaction::embedded(), &store.root(), b"file")
+        .unwrap();
     store.close().unwrap();
     let report = check(&region, &CheckOptions::default()).unwrap();
     assert_eq!((report.findings, report.blocks_used > 1), (vec![], false));
@@ -249,7 +260,10 @@ fn a_pool_without_free_blocks_is_repaired() {
         let file = create(store, &root, "file");
         for block in 0.. {
             let at = WriteAt::Offset(block * BLOCK as u64);
-            if store.write(&file, at, &[1; BLOCK]).is_err() {
+            if store
+                .write(&mut Transaction::embedded(), &file, at, &[1; BLOCK])
+                .is_err()
+            {
                 break;
             }
         }
@@ -288,7 +302,9 @@ fn growing_makes_room_and_keeps_all() {
     let more = WriteAt::Offset(0);
     for index in 0..3 {
         let made = create(&store, &store.root(), &format!("{index}"));
-        store.write(&made, more, &vec![7; 2 << 20]).unwrap();
+        store
+            .write(&mut Transaction::embedded(), &made, more, &vec![7; 2 << 20])
+            .unwrap();
     }
     store.close().unwrap();
     assert_eq!(clean(&region), []);
