@@ -21,6 +21,7 @@ mod error;
 mod file;
 mod file_system;
 mod locks;
+pub mod network;
 mod open_flags;
 mod path;
 mod requests;

@@ -15,7 +15,10 @@ const ARROWS: &[(&str, &[&str])] = &[
         "server",
         &["operations", "pmem", "fabric", "protocol", "store"],
     ),
-    ("client", &["operations", "pmem", "store"]),
+    (
+        "client",
+        &["operations", "pmem", "fabric", "store", "protocol"],
+    ),
     ("fuse-device", &[]),
     ("verbs", &["pmem"]),
     ("fuse", &["client", "fuse-device"]),

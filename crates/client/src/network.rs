@@ -1,0 +1,361 @@
+//! [`Network`]: a session with a cluster, over whatever transports reach its nodes.
+//!
+//! ```text
+//!   call ──► Call ──► leader ──► Connection ──► protocol::Client, Messenger
+//!                       ▲  hands over
+//!   keeper ─────────────┘  when no call is in progress
+//! ```
+//! **The calling thread does the work.** One call at a time leads: it holds the connection, sends what all calls ask for, and
+//! polls until its own outcome has arrived. The others wait until the leader delivers their outcomes, or hands over to one
+//! of them. A thread of its own, the keeper, leads for a moment when something is due and no call is in progress: it sends
+//! keep-alives and connects again. An idle network costs a wake-up per keep-alive.
+//!
+//! **A lost primary is not an error.** Links are dialed again, each member is asked for its cluster map, the session
+//! resumes with the new primary, and calls wait meanwhile: without a bound, or until [`Options::timeout`].
+
+mod call;
+mod connection;
+mod error;
+mod links;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use fabric::Provider;
+use fabric::control::{Address, Identity};
+use fabric::messenger::Handle;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use protocol::ClusterMap;
+use protocol::wire::{Acknowledge, Operation, Outcome};
+
+use self::call::{Call, Waited};
+use self::connection::Connection;
+pub use self::error::Error;
+use crate::{Interrupt, RequestError};
+
+/// How a network is reached, and how long calls wait for it.
+#[derive(Clone)]
+pub struct Options {
+    /// Who this process is: the cluster, and keys if nodes are reached over a network.
+    pub identity: Identity,
+    /// Where nodes of the cluster may listen. One that answers is enough.
+    pub addresses: Vec<Address>,
+    /// The only transport to use.
+    pub only: Option<Provider>,
+    /// How long [`Network::connect`] waits for a node that answers.
+    pub connect_timeout: Duration,
+    /// How long a call waits for its outcome: for ever if `None`.
+    pub timeout: Option<Duration>,
+    /// Receives one sentence when the cluster has become unreachable, and one when it answers again.
+    pub report: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Options {
+    /// A network that waits for ever, of any transport.
+    pub fn new(identity: Identity, addresses: Vec<Address>) -> Options {
+        Options {
+            identity,
+            addresses,
+            only: None,
+            connect_timeout: Duration::from_secs(10),
+            timeout: None,
+            report: Arc::new(|_| {}),
+        }
+    }
+}
+
+/// A session with a cluster. Any number of threads may call at once.
+pub struct Network {
+    shared: Arc<Shared>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    connection: Mutex<Connection>,
+    handle: Handle,
+    /// Calls that no leader has taken yet.
+    submitted: Mutex<Vec<Arc<Call>>>,
+    /// Calls that wait for their outcome, or to lead.
+    waiting: Mutex<Vec<Arc<Call>>>,
+    timeout: Option<Duration>,
+    start: Instant,
+    /// When the keeper wakes up by itself, in nanoseconds since the start.
+    keeper_until: AtomicU64,
+    is_closed: Mutex<bool>,
+    keeper: Condvar,
+    /// The cluster has not answered for a while, though it was asked.
+    is_lost: AtomicBool,
+    /// Every call fails.
+    is_ended: AtomicBool,
+}
+
+impl Limit {
+    /// When the call looks again whether it goes on, at the latest.
+    fn next(&self, now: Instant) -> Instant {
+        let is_interrupted = self
+            .interrupt
+            .as_ref()
+            .is_some_and(Interrupt::is_interrupted);
+        let pause = match is_interrupted {
+            true => INTERRUPTED_EVERY,
+            false => KEEPER_EVERY,
+        };
+        let next = now + pause;
+        self.until.map_or(next, |until| until.clamp(now, next))
+    }
+}
+
+/// An interrupted call looks this often whether the cluster is unreachable.
+const INTERRUPTED_EVERY: Duration = Duration::from_millis(250);
+/// The keeper looks after the connection at least so often.
+const KEEPER_EVERY: Duration = Duration::from_secs(5);
+
+impl Network {
+    /// Connects to a node that answers, and gets the cluster map.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`], [`Error::Transport`], [`Error::NoUnit`].
+    pub fn connect(options: Options) -> Result<Network, Error> {
+        let timeout = options.timeout;
+        let mut connection = Connection::open(options)?;
+        connection.reach()?;
+        let shared = Arc::new(Shared {
+            handle: connection.handle(),
+            connection: Mutex::new(connection),
+            submitted: Mutex::default(),
+            waiting: Mutex::default(),
+            timeout,
+            start: Instant::now(),
+            keeper_until: AtomicU64::new(0),
+            is_closed: Mutex::new(false),
+            keeper: Condvar::new(),
+            is_lost: AtomicBool::new(false),
+            is_ended: AtomicBool::new(false),
+        });
+        let thread = std::thread::Builder::new().name("tako-keeper".to_owned());
+        let keeper = thread.spawn({
+            let shared = shared.clone();
+            move || shared.keep()
+        });
+        Ok(Network {
+            shared,
+            keeper: Some(keeper.map_err(Error::Thread)?),
+        })
+    }
+
+    /// Has an operation executed, and waits for its outcome.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the operation may have been executed, or may still be.
+    pub fn call(
+        &self,
+        operation: Operation,
+        acknowledge: Acknowledge,
+    ) -> Result<Outcome, RequestError> {
+        self.shared.call(operation, acknowledge)
+    }
+
+    /// Ends the session: calls that wait fail, and every later one.
+    pub fn end(&self) {
+        self.shared.end();
+    }
+
+    /// The newest cluster map that this client has received.
+    pub fn map(&self) -> ClusterMap {
+        self.shared.connection.lock().map().clone()
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        *self.shared.is_closed.lock() = true;
+        self.shared.keeper.notify_all();
+        if let Some(keeper) = self.keeper.take() {
+            // It ends with the flag; a panic of it has been reported already.
+            let _ = keeper.join();
+        }
+    }
+}
+
+/// How long a call goes on, apart from its outcome.
+struct Limit {
+    until: Option<Instant>,
+    timeout: Duration,
+    interrupt: Option<Interrupt>,
+}
+
+impl Shared {
+    fn call(
+        &self,
+        operation: Operation,
+        acknowledge: Acknowledge,
+    ) -> Result<Outcome, RequestError> {
+        let call = Arc::new(Call::new(operation, acknowledge));
+        let limit = Limit {
+            until: self.timeout.map(|timeout| Instant::now() + timeout),
+            timeout: self.timeout.unwrap_or_default(),
+            interrupt: Interrupt::current(),
+        };
+        if let Some(interrupt) = &limit.interrupt {
+            let (call, handle) = (call.clone(), self.handle.clone());
+            interrupt.set_wake(Some(Box::new(move || {
+                call.wake();
+                handle.wake();
+            })));
+        }
+        self.submitted.lock().push(call.clone());
+        let outcome = self.follow_or_lead(&call, &limit);
+        if let Some(interrupt) = &limit.interrupt {
+            interrupt.set_wake(None);
+        }
+        outcome
+    }
+
+    fn follow_or_lead(&self, call: &Arc<Call>, limit: &Limit) -> Result<Outcome, RequestError> {
+        loop {
+            if let Some(connection) = self.try_lead(call) {
+                return self.lead(connection, call, limit);
+            }
+            self.handle.wake();
+            let until = limit.next(Instant::now());
+            match call.wait(until, || self.ends_early(limit).is_some()) {
+                Waited::Outcome(outcome) => {
+                    self.leave(call);
+                    return Ok(outcome);
+                }
+                Waited::Leads => {}
+                Waited::Woken => {
+                    if let Some(error) = self.ends_early(limit) {
+                        call.withdraw();
+                        self.leave(call);
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Why a call ends without its outcome, if it does.
+    fn ends_early(&self, limit: &Limit) -> Option<RequestError> {
+        if self.is_ended.load(Ordering::Acquire) {
+            return Some(RequestError::Ended("it was closed".to_owned()));
+        }
+        if limit.until.is_some_and(|until| Instant::now() >= until) {
+            let sentence = format!("it had {} ms", limit.timeout.as_millis());
+            return Some(RequestError::Unreachable(sentence));
+        }
+        // A cluster that answers ends the call soon: most signals must not fail it.
+        let is_lost = self.is_lost.load(Ordering::Acquire);
+        let interrupt = limit.interrupt.as_ref().filter(|_| is_lost);
+        let is_interrupted = interrupt.is_some_and(Interrupt::is_interrupted);
+        is_interrupted.then_some(RequestError::Interrupted)
+    }
+
+    /// Takes the connection, or lists the call with those that wait for it: then a leader sees it when it leaves.
+    fn try_lead(&self, call: &Arc<Call>) -> Option<MutexGuard<'_, Connection>> {
+        if let Some(connection) = self.connection.try_lock() {
+            return Some(connection);
+        }
+        self.waiting.lock().push(call.clone());
+        let connection = self.connection.try_lock()?;
+        self.unlist(call);
+        Some(connection)
+    }
+
+    fn lead(
+        &self,
+        mut connection: MutexGuard<'_, Connection>,
+        call: &Arc<Call>,
+        limit: &Limit,
+    ) -> Result<Outcome, RequestError> {
+        let outcome = loop {
+            connection.begin(&mut self.submitted.lock());
+            connection.pump();
+            if let Some(outcome) = call.take() {
+                break Ok(outcome);
+            }
+            if let Some(error) = self.ends_early(limit) {
+                break Err(error);
+            }
+            let now = Instant::now();
+            connection.step(limit.next(now) - now);
+            self.is_lost.store(connection.is_lost(), Ordering::Release);
+        };
+        let due = connection.due();
+        drop(connection);
+        self.wake_keeper_before(due);
+        self.hand_over();
+        outcome
+    }
+
+    /// Lets one of the calls that wait lead.
+    fn hand_over(&self) {
+        let mut waiting = self.waiting.lock();
+        while let Some(call) = waiting.pop() {
+            if call.promote() {
+                return;
+            }
+        }
+    }
+
+    /// A call that waited has ended. It may have been promoted meanwhile.
+    fn leave(&self, call: &Arc<Call>) {
+        self.unlist(call);
+        if call.is_leader() {
+            self.hand_over();
+        }
+    }
+
+    fn unlist(&self, call: &Arc<Call>) {
+        self.waiting
+            .lock()
+            .retain(|other| !Arc::ptr_eq(other, call));
+    }
+
+    /// Ends all calls, and every later one.
+    fn end(&self) {
+        self.is_ended.store(true, Ordering::Release);
+        self.handle.wake();
+        for call in self.waiting.lock().iter() {
+            call.wake();
+        }
+    }
+
+    fn since_start(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.start).as_nanos() as u64
+    }
+
+    fn wake_keeper_before(&self, due: Instant) {
+        if self.since_start(due) < self.keeper_until.load(Ordering::Relaxed) {
+            let _is_closed = self.is_closed.lock();
+            self.keeper.notify_all();
+        }
+    }
+
+    /// Leads for a moment whenever something is due and no call leads.
+    fn keep(&self) {
+        let mut is_closed = self.is_closed.lock();
+        while !*is_closed {
+            let until = MutexGuard::unlocked(&mut is_closed, || {
+                let Some(mut connection) = self.connection.try_lock() else {
+                    // The leader does what is due.
+                    return Instant::now() + KEEPER_EVERY;
+                };
+                connection.begin(&mut self.submitted.lock());
+                connection.pump();
+                connection.step(Duration::ZERO);
+                let due = connection.due();
+                drop(connection);
+                self.hand_over();
+                due.min(Instant::now() + KEEPER_EVERY)
+            });
+            let wakes = self.since_start(until);
+            self.keeper_until.store(wakes, Ordering::Relaxed);
+            if !*is_closed {
+                self.keeper.wait_until(&mut is_closed, until);
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! One call, and what its thread waits for.
+
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+use protocol::wire::{Acknowledge, Operation, Outcome};
+
+pub struct Call {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// What is asked for, until a leader takes it.
+    request: Option<(Operation, Acknowledge)>,
+    outcome: Option<Outcome>,
+    leads: bool,
+}
+
+/// How a wait has ended.
+pub enum Waited {
+    Outcome(Outcome),
+    /// The call is to lead.
+    Leads,
+    /// Its time is over, or it was interrupted.
+    Woken,
+}
+
+impl Call {
+    pub fn new(operation: Operation, acknowledge: Acknowledge) -> Call {
+        Call {
+            state: Mutex::new(State {
+                request: Some((operation, acknowledge)),
+                outcome: None,
+                leads: false,
+            }),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub fn take_request(&self) -> Option<(Operation, Acknowledge)> {
+        self.state.lock().request.take()
+    }
+
+    pub fn deliver(&self, outcome: Outcome) {
+        self.state.lock().outcome = Some(outcome);
+        self.changed.notify_one();
+    }
+
+    pub fn take(&self) -> Option<Outcome> {
+        self.state.lock().outcome.take()
+    }
+
+    /// Lets the call lead, unless its outcome is there.
+    pub fn promote(&self) -> bool {
+        let mut state = self.state.lock();
+        state.leads = state.outcome.is_none();
+        self.changed.notify_one();
+        state.leads
+    }
+
+    pub fn is_leader(&self) -> bool {
+        self.state.lock().leads
+    }
+
+    /// Ends the wait of the call's thread, so that it looks whether it goes on.
+    pub fn wake(&self) {
+        // Under the lock, so that the thread is not just about to wait.
+        let _state = self.state.lock();
+        self.changed.notify_one();
+    }
+
+    /// Waits for the outcome, or to lead: once, until this time, unless the call is to end early.
+    pub fn wait(&self, until: Instant, is_to_end: impl Fn() -> bool) -> Waited {
+        let mut state = self.state.lock();
+        if state.outcome.is_none() && !state.leads && !is_to_end() {
+            self.changed.wait_until(&mut state, until);
+        }
+        if let Some(outcome) = state.outcome.take() {
+            return Waited::Outcome(outcome);
+        }
+        match std::mem::take(&mut state.leads) {
+            true => Waited::Leads,
+            false => Waited::Woken,
+        }
+    }
+
+    /// No later leader begins it.
+    pub fn withdraw(&self) {
+        self.state.lock().request = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+    use std::time::Duration;
+
+    use protocol::wire::FileId;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    fn call() -> Arc<Call> {
+        let file = FileId::default();
+        Arc::new(Call::new(Operation::Sync { file }, Acknowledge::All))
+    }
+
+    #[test]
+    fn a_call_is_woken_by_its_outcome_by_promotion_and_by_an_interrupt() {
+        let waits = |call: &Arc<Call>| {
+            let call = call.clone();
+            thread::spawn(move || call.wait(Instant::now() + LONG, || false))
+        };
+        let first = call();
+        let waiting = waits(&first);
+        assert!(first.promote());
+        assert!(matches!(waiting.join().unwrap(), Waited::Leads));
+        let waiting = waits(&first);
+        first.deliver(Outcome::default());
+        assert!(matches!(waiting.join().unwrap(), Waited::Outcome(_)));
+        first.deliver(Outcome::default());
+        assert!(!first.promote(), "its outcome is there");
+        let second = call();
+        let ended = second.wait(Instant::now() + LONG, || true);
+        assert!(matches!(ended, Waited::Woken));
+        second.withdraw();
+        assert!(second.take_request().is_none());
+    }
+}

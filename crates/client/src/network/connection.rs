@@ -1,0 +1,319 @@
+//! What the leader holds: the protocol's state machine, the messenger, and the calls in progress.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fabric::messenger::{self, Event, Handle, LinkId, Messenger};
+use protocol::client::Event as ClientEvent;
+use protocol::cluster::FIRST_CLIENT;
+use protocol::map::NOBODY;
+use protocol::wire::{Body, Envelope, Message};
+use protocol::{Client, ClusterMap, Defects, NodeId};
+
+use super::call::Call;
+use super::links::{Dialed, Links};
+use super::{Error, Options};
+
+/// Members are asked for the map so often while the primary is not linked.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+/// A primary that has sent nothing for so long, though something is asked of it, may have been replaced.
+const QUIET: Duration = Duration::from_millis(250);
+/// It is reported as unreachable after this long.
+const LOST_AFTER: Duration = Duration::from_secs(2);
+
+pub struct Connection {
+    options: Options,
+    start: Instant,
+    node: NodeId,
+    defects: Defects,
+    messenger: Messenger,
+    client: Client,
+    map: ClusterMap,
+    links: Links,
+    calls: HashMap<u64, Arc<Call>>,
+    /// When the primary has sent something, or nothing was asked of it.
+    heard_at: Instant,
+    asked_at: Instant,
+    is_lost: bool,
+    events: Vec<Event>,
+}
+
+impl Connection {
+    /// A connection that knows no node yet.
+    pub fn open(options: Options) -> Result<Connection, Error> {
+        let mut layout = messenger::Options::default();
+        layout.wanted.only = options.only;
+        layout.wanted.queues.endpoints = 16;
+        // More than the requests of all slots.
+        layout.backlog_bytes = 128 << 20;
+        let messenger = Messenger::open(options.identity.clone(), layout)?;
+        let map = ClusterMap {
+            cluster: options.identity.cluster(),
+            ..ClusterMap::default()
+        };
+        let now = Instant::now();
+        let node = FIRST_CLIENT | random();
+        let defects = Defects::default();
+        Ok(Connection {
+            start: now,
+            node,
+            messenger,
+            client: Client::new(node, map.options(), defects.clone(), 0),
+            defects,
+            links: Links::new(options.addresses.clone(), now),
+            map,
+            calls: HashMap::new(),
+            heard_at: now,
+            asked_at: now,
+            is_lost: false,
+            events: Vec::new(),
+            options,
+        })
+    }
+
+    pub fn handle(&self) -> Handle {
+        self.messenger.handle()
+    }
+
+    pub fn map(&self) -> &ClusterMap {
+        &self.map
+    }
+
+    /// Whether the cluster has not answered for a while, though it was asked.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    /// Waits until a node has given the cluster map.
+    pub fn reach(&mut self) -> Result<(), Error> {
+        let until = Instant::now() + self.options.connect_timeout;
+        while self.map.version == 0 {
+            let now = Instant::now();
+            if now >= until {
+                return Err(Error::Unreachable(self.links.failures()));
+            }
+            self.step(until - now);
+        }
+        match self.map.units.is_empty() {
+            true => Err(Error::NoUnit),
+            false => Ok(()),
+        }
+    }
+
+    /// Gives the calls that threads have submitted to the state machine.
+    pub fn begin(&mut self, submitted: &mut Vec<Arc<Call>>) {
+        for call in submitted.drain(..) {
+            let Some((operation, acknowledge)) = call.take_request() else {
+                continue;
+            };
+            if self.calls.is_empty() {
+                self.heard_at = Instant::now();
+            }
+            let now = self.now();
+            let ticket = self.client.submit(now, operation, acknowledge);
+            self.calls.insert(ticket, call);
+        }
+    }
+
+    /// Sends what the state machine has to send, and delivers the outcomes that it has.
+    pub fn pump(&mut self) {
+        while let Some(transmit) = self.client.poll_transmit() {
+            // Without a link it is lost; with the next one the state machine sends it again.
+            if let Some(link) = transmit.to.first().and_then(|to| self.links.of(*to)) {
+                self.send(link, &transmit.bytes);
+            }
+        }
+        while let Some(event) = self.client.poll_event() {
+            if let ClientEvent::Done { ticket, outcome } = event
+                && let Some(call) = self.calls.remove(&ticket)
+            {
+                call.deliver(outcome);
+            }
+        }
+    }
+
+    fn send(&mut self, link: LinkId, bytes: &[u8]) {
+        if self.messenger.send(link, bytes).is_err() {
+            // A peer that takes nothing is no better than one that is gone.
+            self.messenger.close(link);
+            self.links.lost(link, Instant::now());
+        }
+    }
+
+    /// Does what is due, and waits for something to happen, so long at most.
+    pub fn step(&mut self, most: Duration) {
+        let now = Instant::now();
+        if self
+            .client
+            .poll_timeout()
+            .is_some_and(|at| at <= self.now())
+        {
+            self.client.handle_timeout(self.now());
+        }
+        self.links.dial(now, &self.map, &mut self.messenger);
+        self.ask_for_map(now);
+        self.report(now);
+        self.pump();
+        let most = most.min(self.due().saturating_duration_since(Instant::now()));
+        let mut events = std::mem::take(&mut self.events);
+        self.messenger.wait(&mut events, most);
+        for event in events.drain(..) {
+            self.handle_event(event);
+        }
+        self.events = events;
+        self.pump();
+    }
+
+    /// When something is due.
+    pub fn due(&self) -> Instant {
+        let client = self.client.poll_timeout();
+        let client = client.map(|at| self.start + Duration::from_nanos(at));
+        let dial = self.links.due(&self.map);
+        let ask = self.lacks_primary().then_some(self.asked_at + ASK_EVERY);
+        let quiet = (!self.calls.is_empty()).then(|| {
+            let quiet = self.heard_at + QUIET;
+            quiet.max(self.asked_at + QUIET)
+        });
+        let late = Instant::now() + super::KEEPER_EVERY;
+        [client, dial, ask, quiet]
+            .into_iter()
+            .flatten()
+            .fold(late, Instant::min)
+    }
+
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    fn primary(&self) -> NodeId {
+        self.map
+            .units
+            .first()
+            .map_or(NOBODY, |unit| unit.map.primary)
+    }
+
+    fn lacks_primary(&self) -> bool {
+        self.links.of(self.primary()).is_none()
+    }
+
+    /// Asks all linked nodes for their cluster map, if the primary may be another one by now.
+    fn ask_for_map(&mut self, now: Instant) {
+        let is_quiet = !self.calls.is_empty() && now >= self.heard_at + QUIET;
+        let pause = match self.lacks_primary() {
+            true => ASK_EVERY,
+            false if is_quiet => QUIET,
+            false => return,
+        };
+        if now < self.asked_at + pause {
+            return;
+        }
+        self.asked_at = now;
+        for link in self.links.all() {
+            self.greet(link);
+        }
+    }
+
+    fn greet(&mut self, link: LinkId) {
+        let map_version = self.map.version;
+        let envelope = Envelope {
+            cluster: self.map.number(),
+            epoch: self.map.units.first().map_or(0, |unit| unit.map.epoch),
+            from: self.node,
+            ..Envelope::default()
+        };
+        let body = Body::Hello { map_version };
+        let bytes = Message { envelope, body }.encode(false);
+        self.send(link, &bytes);
+    }
+
+    /// Reports a cluster that does not answer.
+    fn report(&mut self, now: Instant) {
+        if !self.is_lost && !self.calls.is_empty() && now >= self.heard_at + LOST_AFTER {
+            self.is_lost = true;
+            (self.options.report)("the cluster does not answer; calls wait for it");
+        }
+    }
+
+    /// The primary has sent something.
+    fn heard(&mut self) {
+        self.heard_at = Instant::now();
+        if std::mem::take(&mut self.is_lost) {
+            (self.options.report)("the cluster answers again");
+        }
+    }
+
+    fn handle_event(&mut self, event: Event) {
+        let now = Instant::now();
+        match event {
+            Event::Message { link, bytes } => self.handle_message(link, &bytes),
+            Event::Dialed { dial, outcome } => {
+                let dialed = self.links.dialed(dial, outcome, &self.map, &self.messenger);
+                match dialed {
+                    Dialed::Linked(link) => {
+                        self.greet(link);
+                        self.linked(link);
+                    }
+                    Dialed::Second(link) => self.messenger.close(link),
+                    Dialed::Failed => {}
+                }
+            }
+            Event::Lost { link, .. } => self.links.lost(link, now),
+            // A client does not listen.
+            Event::Accepted(_) => {}
+        }
+    }
+
+    /// There is a new link. If it is the primary's, what was sent over the one before may be lost.
+    fn linked(&mut self, link: LinkId) {
+        if self.links.of(self.primary()) == Some(link) {
+            self.client.handle_link(self.now());
+        }
+    }
+
+    fn handle_message(&mut self, link: LinkId, bytes: &[u8]) {
+        let Ok(message) = Message::decode(bytes, &self.defects) else {
+            return;
+        };
+        if let Body::Map { map } = message.body {
+            return self.handle_map(*map);
+        }
+        if !self.links.is_from(link, message.envelope.from) {
+            return;
+        }
+        if self.links.of(self.primary()) == Some(link) {
+            self.heard();
+        }
+        self.client.handle_message(self.now(), bytes);
+    }
+
+    fn handle_map(&mut self, map: ClusterMap) {
+        if map.cluster != self.map.cluster || map.version <= self.map.version {
+            return;
+        }
+        let epoch = |map: &ClusterMap| map.units.first().map_or(0, |unit| unit.map.epoch);
+        let before = (epoch(&self.map), self.links.of(self.primary()));
+        self.map = map;
+        for link in self.links.identify(&self.map, &self.messenger) {
+            self.messenger.close(link);
+        }
+        if let Some(unit) = self.map.units.first() {
+            self.client.handle_map(self.now(), unit.map.clone());
+        }
+        let link = self.links.of(self.primary());
+        // With a new epoch everything is sent anyway.
+        if epoch(&self.map) == before.0
+            && let Some(link) = link.filter(|link| before.1 != Some(*link))
+        {
+            self.linked(link);
+        }
+    }
+}
+
+/// 31 random bits: clients choose their identities.
+fn random() -> NodeId {
+    let mut bytes = [0; 4];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    assert_eq!(filled, Ok(4), "the kernel gives no random numbers");
+    NodeId::from_ne_bytes(bytes) & (FIRST_CLIENT - 1)
+}

@@ -1,0 +1,20 @@
+//! Why a cluster cannot be used.
+
+use std::io;
+
+/// Why a cluster cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No node answers.
+    #[error("connecting to the cluster failed: {0}")]
+    Unreachable(String),
+    /// No transport can be opened.
+    #[error(transparent)]
+    Transport(#[from] fabric::Error),
+    /// No thread can be started.
+    #[error("starting a thread failed: {0}; raise the limit of threads (`ulimit -u`)")]
+    Thread(#[source] io::Error),
+    /// The cluster has no unit yet.
+    #[error("the cluster has no storage unit yet; start as many nodes as its unit has members")]
+    NoUnit,
+}
