@@ -11,6 +11,7 @@
 //! - [`OpenFlags`]: how to open it;
 //! - [`Lock`]: what users of a file ask each other to respect (`locks`);
 //! - [`Requests`]: the way of operations to a cluster (`requests`);
+//! - [`network`]: a session with a cluster, and [`Source`]: how users name one;
 //! - [`state_directory`]: where the clusters of this host are (`state`);
 //! - [`Error`]: what went wrong and where, and its errno.
 
@@ -25,6 +26,7 @@ pub mod network;
 mod open_flags;
 mod path;
 mod requests;
+mod source;
 mod state;
 
 pub use error::{Cause, Error};
@@ -34,6 +36,7 @@ pub use locks::{Deadlock, LOCK_END, Lock, LockKind, LockSpace, LockTicket, LockU
 pub use open_flags::OpenFlags;
 pub use pmem::Region;
 pub use requests::{HoldsSource, Interrupt, RequestError, Requests};
+pub use source::{Source, SourceError};
 pub use state::{cluster_map_file, state_directory};
 pub use store::{
     Attributes, Clock, Entry, Fallocate, FileExtent, FileFlags, FileKind, Geometry, LostData,
