@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::cluster;
 use crate::figures::parse_size;
 use crate::place::PoolPlace;
 
@@ -44,6 +45,14 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Start a cluster on this host, or what is not running of it
+    Up(cluster::Up),
+    /// Unmount and stop a cluster of this host
+    Down(cluster::Down),
+    /// Show a cluster's nodes, roles, transports, and what its contents survive
+    Status(cluster::Status),
+    /// Serve one node of a cluster
+    Serve(cluster::Serve),
     /// Make the keys by which the nodes of a cluster know each other
     Keys {
         #[command(subcommand)]

@@ -10,6 +10,7 @@ mod benchmark;
 mod change;
 mod channel;
 mod check;
+mod cluster;
 mod copy;
 mod failure;
 mod figures;
@@ -70,6 +71,10 @@ fn run(command: &Command, out: &mut dyn Write) -> Outcome {
         Command::Check(arguments) => check::run(arguments, out),
         Command::Grow(arguments) => grow::run(arguments, out),
         Command::Info { pool, json } => info::run(pool, *json, out),
+        Command::Serve(arguments) => cluster::serve(arguments, out),
+        Command::Up(arguments) => cluster::up(arguments, out),
+        Command::Down(arguments) => cluster::down(arguments, out),
+        Command::Status(arguments) => cluster::status(arguments, out),
         Command::Keys { command } => keys::run(command, out),
         Command::Ls(arguments) => ls::run(arguments, out),
         Command::Stat { places } => list::stat(places, out),

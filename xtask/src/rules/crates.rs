@@ -25,7 +25,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("bench", &["pmem", "fabric", "store", "client"]),
     (
         "cli",
-        &["pmem", "fabric", "store", "client", "fuse", "bench"],
+        &[
+            "pmem", "fabric", "store", "protocol", "server", "client", "fuse", "bench",
+        ],
     ),
     (
         "lab",

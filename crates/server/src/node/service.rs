@@ -322,20 +322,11 @@ impl Service {
     fn status(&self, now: u64) -> NodeStatus {
         let member = self.core.member();
         let (map, tail) = (member.map(), member.tail());
-        let role = if map.primary == self.id {
-            Role::Primary
-        } else if map.is_in_sync(self.id) {
-            Role::Replica
-        } else if map.members.contains(&self.id) {
-            Role::Joining
-        } else {
-            Role::Spare
-        };
         let region = self.core.pool().region();
         NodeStatus {
             name: self.name.clone(),
             pid: std::process::id(),
-            role,
+            role: Role::of(map, self.id),
             is_serving: member.is_serving(now),
             is_in_sync: map.is_in_sync(self.id),
             tail_epoch: tail.epoch,

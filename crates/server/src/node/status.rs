@@ -1,5 +1,6 @@
 //! What a node reports about itself.
 
+use protocol::{NodeId, UnitMap};
 use serde::{Deserialize, Serialize};
 
 /// What a node is for its unit.
@@ -17,6 +18,19 @@ pub enum Role {
 }
 
 impl Role {
+    /// That of a node by this map.
+    pub fn of(map: &UnitMap, id: NodeId) -> Role {
+        if map.primary == id {
+            Role::Primary
+        } else if map.is_in_sync(id) {
+            Role::Replica
+        } else if map.members.contains(&id) {
+            Role::Joining
+        } else {
+            Role::Spare
+        }
+    }
+
     /// As it is printed.
     pub fn name(self) -> &'static str {
         match self {

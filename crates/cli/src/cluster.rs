@@ -1,0 +1,157 @@
+//! Clusters: `tako serve`, `up`, `down` and `status`, and the directory that a cluster has on this host.
+//!
+//! ```text
+//!   STATE/NAME/membership/map.json   the cluster map
+//!              NODE.toml             a node's configuration, made by `tako up`
+//!              NODE.sock             where it listens
+//!              NODE.status           where it reports its status
+//!              NODE.log, NODE.pid    its log, its process
+//! ```
+
+mod config;
+mod control;
+mod down;
+mod process;
+mod serve;
+mod status;
+mod up;
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::failure::Failure;
+use crate::figures::parse_size;
+
+pub use down::run as down;
+pub use serve::run as serve;
+pub use status::run as status;
+pub use up::run as up;
+
+/// Which node to serve.
+#[derive(Args)]
+pub struct Serve {
+    /// The node's configuration, as in examples/node.toml
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Serve apart from the process that started this one
+    #[arg(long, hide = true)]
+    pub detached: bool,
+}
+
+/// Which cluster to start.
+#[derive(Args)]
+pub struct Up {
+    /// Number of nodes: 1–7 [default: 3, or as many as the cluster has]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=7))]
+    pub nodes: Option<u8>,
+    /// Mount the cluster on this directory
+    #[arg(long, value_name = "DIR")]
+    pub mount: Option<PathBuf>,
+    /// The cluster's name
+    #[arg(long, default_value = "tako")]
+    pub name: String,
+    /// Bytes of each node's pool, with K, M, G or T for their multiples by 1024 [default: 1G]
+    #[arg(long, value_parser = parse_size)]
+    pub size: Option<u64>,
+    /// Keep the pools in this directory [default: in memory, under /dev/shm]
+    #[arg(long, value_name = "DIR")]
+    pub directory: Option<PathBuf>,
+    /// Least number of nodes with all changes; below it changes wait [default: 2 of 3 or more]
+    #[arg(long, value_name = "COUNT")]
+    pub min_sync: Option<u8>,
+}
+
+/// Which cluster to stop.
+#[derive(Args)]
+pub struct Down {
+    /// The cluster's name
+    #[arg(long, default_value = "tako")]
+    pub name: String,
+    /// Remove the pools too, with all files
+    #[arg(long)]
+    pub remove: bool,
+}
+
+/// Which cluster to report.
+#[derive(Args)]
+pub struct Status {
+    /// The cluster's name
+    #[arg(long, default_value = "tako")]
+    pub name: String,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The directory of a cluster on this host.
+pub struct State {
+    pub name: String,
+    pub directory: PathBuf,
+}
+
+impl State {
+    /// That of the cluster with this name. It may not exist.
+    pub fn of(name: &str) -> Result<State, Failure> {
+        if !fabric::keys::is_node_name(name) {
+            return Err(Failure::Usage(format!(
+                "a cluster's name must be 1–63 of a–z, 0–9, and '-' inside, got '{name}'"
+            )));
+        }
+        Ok(State {
+            name: name.into(),
+            directory: client::state_directory().join(name),
+        })
+    }
+
+    /// Makes the directory, for this user only.
+    pub fn make(&self) -> Result<(), Failure> {
+        let made = DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.directory);
+        made.map_err(|error| failed("make", &self.directory, error))?;
+        let found = std::fs::metadata(&self.directory);
+        let found = found.map_err(|error| failed("read", &self.directory, error))?;
+        if found.uid() != rustix::process::geteuid().as_raw() {
+            return Err(Failure::Failed(format!(
+                "{} belongs to another user; set TAKO_STATE to a directory of your own",
+                self.directory.display()
+            )));
+        }
+        Ok(())
+    }
+
+    /// The file of a node with this ending.
+    pub fn file(&self, node: &str, ending: &str) -> PathBuf {
+        self.directory.join(format!("{node}.{ending}"))
+    }
+
+    /// Where the cluster map is.
+    pub fn membership(&self) -> PathBuf {
+        self.directory.join("membership")
+    }
+
+    /// Names of the nodes that have a file with this ending.
+    pub fn nodes_with(&self, ending: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.directory);
+        let paths = entries.into_iter().flatten().flatten().map(|it| it.path());
+        let has_ending = |path: &PathBuf| path.extension().is_some_and(|it| it == ending);
+        let stem = |path: PathBuf| Some(path.file_stem()?.to_str()?.to_owned());
+        let mut nodes: Vec<_> = paths.filter(has_ending).filter_map(stem).collect();
+        nodes.sort();
+        nodes
+    }
+
+    /// The source that mounts the cluster on this host.
+    pub fn source(&self) -> String {
+        format!("tako:///{}", self.name)
+    }
+}
+
+/// A failure to do something with a file of the state directory.
+fn failed(what: &str, path: &Path, error: impl Into<std::io::Error>) -> Failure {
+    Failure::host(what, path, &error.into())
+}

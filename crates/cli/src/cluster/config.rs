@@ -1,0 +1,124 @@
+//! A node's configuration as a file.
+
+use std::path::{Path, PathBuf};
+
+use fabric::Provider;
+use serde::{Deserialize, Serialize};
+use server::node::NodeConfig;
+
+use crate::failure::Failure;
+use crate::figures::parse_size;
+
+/// `node.toml`.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeFile {
+    pub cluster: String,
+    pub name: String,
+    pub listen: Vec<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keys: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transport: Option<String>,
+    pub pool: PoolSection,
+    pub membership: MembershipSection,
+    pub unit: UnitSection,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolSection {
+    pub path: PathBuf,
+    pub size: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MembershipSection {
+    pub directory: PathBuf,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct UnitSection {
+    pub members: u8,
+    #[serde(default)]
+    pub min_sync: u8,
+}
+
+impl NodeFile {
+    /// Reads a configuration.
+    pub fn read(path: &Path) -> Result<NodeFile, Failure> {
+        let text = std::fs::read_to_string(path);
+        let text = text.map_err(|error| Failure::host("read", path, &error))?;
+        toml::from_str(&text).map_err(|error| {
+            let line = error
+                .span()
+                .map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+            let message = error.message().replace('\n', ", ");
+            let path = path.display();
+            Failure::Failed(format!(
+                "{path}:{line}: {message}; compare with examples/node.toml"
+            ))
+        })
+    }
+
+    /// What the server needs of it.
+    pub fn config(self, path: &Path) -> Result<NodeConfig, Failure> {
+        let wrong = |what: String| Failure::Failed(format!("{}: {what}", path.display()));
+        let transport = self.transport.map(|name| parse_transport(&name));
+        Ok(NodeConfig {
+            cluster: self.cluster,
+            name: self.name,
+            listen: self.listen,
+            keys: self.keys,
+            transport: transport.transpose().map_err(&wrong)?,
+            pool: self.pool.path,
+            pool_length: parse_size(&self.pool.size)
+                .map_err(|error| wrong(format!("`size`: {error}")))?,
+            members: self.unit.members,
+            min_sync: self.unit.min_sync,
+        })
+    }
+}
+
+fn parse_transport(name: &str) -> Result<Provider, String> {
+    let known = fabric::choice::PREFERENCE;
+    let found = known.into_iter().find(|it| it.to_string() == name);
+    found.ok_or_else(|| {
+        let names = known.map(|it| it.to_string()).join(", ");
+        format!("`transport` must be one of {names}, got '{name}'")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_is_a_configuration() {
+        let path = Path::new(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../examples/node.toml"
+        ));
+        let file = NodeFile::read(path).expect("it is TOML");
+        let config = file.config(path).expect("it is complete");
+        assert_eq!(config.validate().err().map(|it| it.to_string()), None);
+        assert_eq!((config.members, config.pool_length), (3, 4 << 30));
+    }
+
+    #[test]
+    fn errors_name_the_line_and_what_is_wrong() {
+        let path = std::env::temp_dir().join(format!("tako-config-{}.toml", std::process::id()));
+        std::fs::write(&path, "cluster = \"a\"\nnmae = \"b\"\n").expect("written");
+        let failure = NodeFile::read(&path).err().expect("a misspelt key");
+        std::fs::remove_file(&path).expect("it was there");
+        let Failure::Failed(sentence) = failure else {
+            panic!("{failure:?}")
+        };
+        assert!(
+            sentence.contains(":2:") && sentence.contains("nmae"),
+            "{sentence}"
+        );
+    }
+}

@@ -1,0 +1,81 @@
+//! `tako down`: unmounts and stops a cluster of this host.
+
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+
+use super::config::NodeFile;
+use super::{Down, State, failed, process};
+use crate::failure::{Failure, Outcome};
+
+pub fn run(arguments: &Down, out: &mut dyn Write) -> Outcome {
+    let state = State::of(&arguments.name)?;
+    let nodes = state.nodes_with("toml");
+    if nodes.is_empty() {
+        let (name, directory) = (&state.name, state.directory.display());
+        return Err(Failure::Failed(format!(
+            "there is no cluster {name} in {directory}; start one with `tako up --name {name}`"
+        )));
+    }
+    unmount(&state)?;
+    let mut stopped = 0;
+    for node in &nodes {
+        if let Some(pid) = process::running(&state, node) {
+            process::stop(pid)?;
+            stopped += 1;
+        }
+        for ending in ["pid", "status", "sock"] {
+            // It may be gone already.
+            let _ = fs::remove_file(state.file(node, ending));
+        }
+    }
+    let name = &state.name;
+    if arguments.remove {
+        remove(&state, &nodes)?;
+        writeln!(
+            out,
+            "cluster {name}: stopped {stopped} nodes, removed its pools"
+        )?;
+    } else {
+        writeln!(
+            out,
+            "cluster {name}: stopped {stopped} nodes; its files are kept, `tako up --name {name}` serves them again"
+        )?;
+    }
+    Ok(())
+}
+
+/// Unmounts what shows the cluster.
+pub fn unmount(state: &State) -> Outcome {
+    let source = PathBuf::from(state.source());
+    for mount in fuse::mounts()? {
+        if mount.source == source {
+            fuse::unmount(&mount.directory)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes the pools and the directory of a cluster that is stopped.
+pub fn remove(state: &State, nodes: &[String]) -> Outcome {
+    for node in nodes {
+        let path = state.file(node, "toml");
+        // A configuration that is half made names no pool that was made.
+        let Ok(file) = NodeFile::read(&path) else {
+            continue;
+        };
+        let pool = file.pool.path;
+        match fs::remove_file(&pool) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(failed("remove", &pool, error));
+            }
+            _ => {}
+        }
+        if let Some(directory) = pool.parent() {
+            // Only if nothing else is in it.
+            let _ = fs::remove_dir(directory);
+        }
+    }
+    let removed = fs::remove_dir_all(&state.directory);
+    removed.map_err(|error| failed("remove", &state.directory, error))
+}

@@ -1,0 +1,75 @@
+//! `tako serve`: one node.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::sync::Arc;
+use std::thread;
+
+use server::membership::{DirectoryMembership, Membership};
+use server::node::{Node, NodeError};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::config::NodeFile;
+use super::{Serve, State, control, failed};
+use crate::failure::{Failure, Outcome};
+use crate::log::Log;
+
+impl From<NodeError> for Failure {
+    fn from(error: NodeError) -> Failure {
+        Failure::Failed(error.to_string())
+    }
+}
+
+pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
+    if arguments.detached {
+        let alone = rustix::process::setsid();
+        alone.map_err(|errno| failed("leave the session of", &arguments.config, errno))?;
+    }
+    let file = NodeFile::read(&arguments.config)?;
+    let membership = DirectoryMembership::open(&file.membership.directory);
+    let membership: Arc<dyn Membership> =
+        Arc::new(membership.map_err(|error| Failure::Failed(error.to_string()))?);
+    let config = file.config(&arguments.config)?;
+    let log = Arc::new(|line: std::fmt::Arguments<'_>| Log::Terminal.write(line));
+    // Signals that come while the node starts are kept.
+    let signals = Signals::new([SIGINT, SIGTERM]);
+    let mut signals =
+        signals.map_err(|error| failed("wait for signals at", &arguments.config, error))?;
+    let node = Node::start(&config, &membership, log)?;
+    let state = State::of(&config.cluster)?;
+    state.make()?;
+    let path = state.file(&config.name, "status");
+    let served = control::serve(&path, node.asker(), membership);
+    served.map_err(|error| failed("listen at", &path, error))?;
+    let asker = node.asker();
+    thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            asker.stop();
+        }
+    });
+    let addresses: Vec<_> = node.addresses().iter().map(ToString::to_string).collect();
+    let (name, cluster) = (&config.name, &config.cluster);
+    let addresses = addresses.join(" and ");
+    writeln!(
+        out,
+        "node {name} of cluster {cluster} listens at {addresses}"
+    )?;
+    out.flush()?;
+    crate::service::say_ready()
+        .map_err(|error| failed("tell the service manager of", &arguments.config, error))?;
+    if arguments.detached {
+        leave_output().map_err(|error| failed("close the output of", &arguments.config, error))?;
+    }
+    let ended = node.wait();
+    let _ = std::fs::remove_file(&path);
+    Ok(ended?)
+}
+
+/// Closes the pipe to the process that waits for this one. The log stays.
+fn leave_output() -> std::io::Result<()> {
+    let nowhere = OpenOptions::new().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&nowhere)?;
+    rustix::process::chdir("/")?;
+    Ok(())
+}

@@ -1,0 +1,226 @@
+//! `tako status`: what a cluster of this host is and does.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+
+use pmem::Survival;
+use protocol::{ClusterMap, NodeId};
+use serde::Serialize;
+use server::node::{LinkStatus, NodeStatus, Role};
+
+use super::{State, Status, control};
+use crate::failure::{Failure, Outcome};
+
+#[derive(Serialize)]
+struct Cluster {
+    name: String,
+    identity: String,
+    /// Mounts the cluster on this host.
+    source: String,
+    map_version: u64,
+    serving: bool,
+    unit: Unit,
+    nodes: Vec<Node>,
+}
+
+#[derive(Serialize)]
+struct Unit {
+    number: u16,
+    epoch: u32,
+    primary: Option<String>,
+    members: usize,
+    in_sync: usize,
+    min_sync: usize,
+    sessions: usize,
+    survives: Survives,
+}
+
+/// What the contents of the unit survive.
+#[derive(Serialize)]
+struct Survives {
+    process_crash: bool,
+    node_crash: bool,
+    power_loss: bool,
+}
+
+#[derive(Serialize)]
+struct Node {
+    name: String,
+    id: NodeId,
+    pid: Option<u32>,
+    role: &'static str,
+    in_sync: bool,
+    address: Option<String>,
+    addresses: Vec<String>,
+    tail: Option<u64>,
+    messages: Option<u64>,
+    memory: Option<String>,
+    survives: Option<String>,
+    links: Vec<LinkStatus>,
+}
+
+pub fn run(arguments: &Status, out: &mut dyn Write) -> Outcome {
+    let state = State::of(&arguments.name)?;
+    let cluster = collect(&state)?;
+    if arguments.json {
+        let text = serde_json::to_string_pretty(&cluster).map_err(std::io::Error::from)?;
+        return Ok(writeln!(out, "{text}")?);
+    }
+    print(&cluster, out)
+}
+
+fn collect(state: &State) -> Result<Cluster, Failure> {
+    let asked = state.nodes_with("status");
+    let reports: Vec<_> = asked
+        .iter()
+        .filter_map(|node| control::ask(state, node))
+        .collect();
+    let newest = reports.iter().map(|report| &report.map);
+    let Some(map) = newest.max_by_key(|map| map.version) else {
+        let name = &state.name;
+        let advice = match state.nodes_with("toml").is_empty() {
+            true => "start a cluster with",
+            false => "its files are kept; serve them with",
+        };
+        return Err(Failure::Failed(format!(
+            "no node of cluster {name} runs on this host; {advice} `tako up --name {name}`"
+        )));
+    };
+    let statuses: Vec<_> = reports.iter().map(|report| &report.status).collect();
+    Ok(describe(state, map, &statuses))
+}
+
+fn describe(state: &State, map: &ClusterMap, statuses: &[&NodeStatus]) -> Cluster {
+    let entry = map.units.first().cloned().unwrap_or_default();
+    let unit = &entry.map;
+    let newest = |id: &NodeId| {
+        let node = map.node(*id)?;
+        (map.node_named(&node.name)?.id == *id).then_some(node)
+    };
+    let ids = map.nodes.iter().map(|node| node.id);
+    let nodes: Vec<_> = ids.filter(|id| newest(id).is_some()).collect();
+    let nodes = nodes.iter().filter_map(|id| {
+        let node = map.node(*id)?;
+        let status = statuses.iter().find(|status| status.name == node.name);
+        let role = match status {
+            None if unit.members.contains(id) => "down",
+            _ => Role::of(unit, *id).name(),
+        };
+        Some(Node {
+            name: node.name.clone(),
+            id: node.id,
+            pid: status.map(|status| status.pid),
+            role,
+            in_sync: unit.is_in_sync(*id),
+            address: node.addresses.first().cloned(),
+            addresses: node.addresses.clone(),
+            tail: status.map(|status| status.tail),
+            messages: status.map(|status| status.messages),
+            memory: status.map(|status| status.memory.clone()),
+            survives: status.map(|status| status.survives.clone()),
+            links: status.map_or_else(Vec::new, |status| status.links.clone()),
+        })
+    });
+    let nodes: Vec<_> = nodes.collect();
+    let serving = statuses.iter().find(|status| status.is_serving);
+    Cluster {
+        name: map.name.clone(),
+        identity: fabric::keys::show_identity(&map.cluster),
+        source: source(state, map),
+        map_version: map.version,
+        serving: serving.is_some(),
+        unit: Unit {
+            number: entry.unit,
+            epoch: unit.epoch,
+            primary: map.node(unit.primary).map(|node| node.name.clone()),
+            members: unit.members.len(),
+            in_sync: unit.in_sync.len(),
+            min_sync: entry.least_in_sync(),
+            sessions: serving.map_or(0, |status| status.sessions),
+            survives: survives(map, statuses),
+        },
+        nodes,
+    }
+}
+
+/// What the unit's contents survive: with one pool that does, or because another host has them.
+fn survives(map: &ClusterMap, statuses: &[&NodeStatus]) -> Survives {
+    let in_sync = map.units.first().map(|unit| unit.map.in_sync.as_slice());
+    let in_sync = in_sync.unwrap_or_default();
+    let has = |least: &[Survival]| {
+        let mut pools = statuses.iter().filter(|status| status.is_in_sync);
+        pools.any(|status| least.iter().any(|it| it.to_string() == status.survives))
+    };
+    let host = |id: &NodeId| {
+        let mut addresses = map.node(*id)?.addresses.iter();
+        let host = |address: &String| Some(address.rsplit_once(':')?.0.to_owned());
+        addresses.find_map(host)
+    };
+    let hosts: BTreeSet<_> = in_sync.iter().filter_map(host).collect();
+    use Survival::{NodeCrash, PowerLoss, ProcessCrash};
+    Survives {
+        process_crash: in_sync.len() > 1 || has(&[ProcessCrash, NodeCrash, PowerLoss]),
+        node_crash: hosts.len() > 1 || has(&[NodeCrash, PowerLoss]),
+        power_loss: has(&[PowerLoss]),
+    }
+}
+
+fn source(state: &State, map: &ClusterMap) -> String {
+    let all = map.nodes.iter().flat_map(|node| &node.addresses);
+    let tcp: Vec<_> = all.filter(|it| !it.starts_with('/')).cloned().collect();
+    match tcp.is_empty() {
+        true => state.source(),
+        false => format!("tako://{}/{}", tcp.join(","), map.name),
+    }
+}
+
+fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
+    let Cluster {
+        name, source, unit, ..
+    } = cluster;
+    let state = match (&unit.primary, cluster.serving) {
+        (Some(primary), true) => format!("served by {primary}"),
+        _ => "not served at the moment".into(),
+    };
+    writeln!(
+        out,
+        "cluster {name}  {state}; mount it with `tako mount {source} DIR`"
+    )?;
+    writeln!(
+        out,
+        "unit {}     {} of {} members in sync, at least {} for changes; epoch {}, {} sessions",
+        unit.number, unit.in_sync, unit.members, unit.min_sync, unit.epoch, unit.sessions
+    )?;
+    let yes = |survives: bool| if survives { "yes" } else { "no" };
+    writeln!(
+        out,
+        "survives   process crash: {}, node crash: {}, power loss: {}",
+        yes(unit.survives.process_crash),
+        yes(unit.survives.node_crash),
+        yes(unit.survives.power_loss)
+    )?;
+    for node in &cluster.nodes {
+        let pid = node.pid.map_or("-".into(), |pid| pid.to_string());
+        let tail = node.tail.map_or("-".into(), |tail| tail.to_string());
+        let address = node.address.as_deref().unwrap_or("-");
+        let sync = if node.in_sync {
+            "in sync"
+        } else {
+            "not in sync"
+        };
+        writeln!(
+            out,
+            "{:10} {:8} {sync:12} process {pid:8} tail {tail:12} {address}",
+            node.name, node.role
+        )?;
+        for link in &node.links {
+            let kind = if link.is_node { "node" } else { "client" };
+            let mut line = format!("             {kind} {}: {}", link.peer, link.transport);
+            for reason in &link.passed_over {
+                line += &format!("; not {reason}");
+            }
+            writeln!(out, "{line}")?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,200 @@
+//! `tako up`: a cluster on this host, without a configuration.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use server::membership::{DirectoryMembership, Membership};
+
+use super::config::{MembershipSection, NodeFile, PoolSection, UnitSection};
+use super::{State, Up, control, down, failed, process};
+use crate::failure::{Failure, Outcome};
+
+/// Nodes of a new cluster.
+const NODES: u8 = 3;
+/// Bytes of a node's pool in a new cluster.
+const SIZE: u64 = 1 << 30;
+/// How long a cluster may take to serve.
+const SERVE_WITHIN: Duration = Duration::from_secs(30);
+
+pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
+    let state = State::of(&arguments.name)?;
+    state.make()?;
+    let _lock = lock(&state)?;
+    let known = state.nodes_with("toml");
+    let is_new = known.is_empty();
+    let nodes = match is_new {
+        true => create(&state, arguments)?,
+        false => existing(&state, arguments, known)?,
+    };
+    let mut started = Vec::new();
+    let served = start(&state, &nodes, &mut started).and_then(|()| wait(&state, &nodes));
+    if let Err(failure) = served {
+        // Nothing half-started is left; a failure to clean up would hide why it did not start.
+        for mut child in started {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if is_new {
+            let _ = down::remove(&state, &nodes);
+        }
+        return Err(failure);
+    }
+    let (name, source) = (&state.name, state.source());
+    writeln!(out, "cluster {name}: {} nodes serve {source}", nodes.len())?;
+    match &arguments.mount {
+        Some(directory) => mount(&source, directory, out),
+        None => Ok(writeln!(out, "mount it: tako mount {source} DIR")?),
+    }
+}
+
+/// One `tako up` at a time works on a cluster.
+fn lock(state: &State) -> Result<File, Failure> {
+    let path = state.directory.join("up.lock");
+    let file = File::create(&path).map_err(|error| failed("write", &path, error))?;
+    flock(&file, FlockOperation::LockExclusive).map_err(|errno| failed("lock", &path, errno))?;
+    Ok(file)
+}
+
+/// The nodes of a cluster that was made before.
+fn existing(state: &State, arguments: &Up, known: Vec<String>) -> Result<Vec<String>, Failure> {
+    let name = &state.name;
+    let differs = arguments
+        .nodes
+        .is_some_and(|nodes| usize::from(nodes) != known.len());
+    if differs {
+        return Err(Failure::Failed(format!(
+            "cluster {name} has {} nodes; leave out --nodes, or remove it first with `tako down --name {name} --remove`",
+            known.len()
+        )));
+    }
+    if arguments.size.is_some() || arguments.directory.is_some() {
+        return Err(Failure::Failed(format!(
+            "cluster {name} exists already; leave out --size and --directory, or choose another --name"
+        )));
+    }
+    Ok(known)
+}
+
+/// Writes the configurations of a new cluster's nodes.
+fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
+    let user = rustix::process::geteuid().as_raw();
+    let pools = match &arguments.directory {
+        Some(directory) => directory.clone(),
+        None => PathBuf::from(format!("/dev/shm/tako-{user}/{}", state.name)),
+    };
+    let made = fs::create_dir_all(&pools);
+    made.map_err(|error| failed("make", &pools, error))?;
+    let pools = pools
+        .canonicalize()
+        .map_err(|error| failed("find", &pools, error))?;
+    let members = arguments.nodes.unwrap_or(NODES);
+    let nodes: Vec<_> = (1..=members).map(|number| format!("n{number}")).collect();
+    let pool = |node: &String| pools.join(format!("{}-{node}.pool", state.name));
+    // What is there belongs to someone else, and is not removed if this cluster does not start.
+    if let Some(there) = nodes.iter().map(pool).find(|pool| pool.exists()) {
+        return Err(Failure::Failed(format!(
+            "{} exists and is of no cluster of this host; remove it, or choose another --name or --directory",
+            there.display()
+        )));
+    }
+    for node in &nodes {
+        let file = NodeFile {
+            cluster: state.name.clone(),
+            name: node.clone(),
+            listen: vec![state.file(node, "sock").display().to_string()],
+            keys: None,
+            transport: None,
+            pool: PoolSection {
+                path: pool(node),
+                size: arguments.size.unwrap_or(SIZE).to_string(),
+            },
+            membership: MembershipSection {
+                directory: state.membership(),
+            },
+            unit: UnitSection {
+                members,
+                min_sync: arguments.min_sync.unwrap_or(0),
+            },
+        };
+        let path = state.file(node, "toml");
+        let text = toml::to_string(&file)
+            .map_err(|error| Failure::Failed(format!("cannot describe {node}: {error}")))?;
+        fs::write(&path, text).map_err(|error| failed("write", &path, error))?;
+    }
+    Ok(nodes)
+}
+
+/// Starts the nodes that do not run, all at a time.
+fn start(state: &State, nodes: &[String], started: &mut Vec<Child>) -> Outcome {
+    let missing: Vec<_> = nodes
+        .iter()
+        .filter(|node| process::running(state, node).is_none())
+        .collect();
+    for node in &missing {
+        started.push(process::start(state, node)?);
+    }
+    for (child, node) in started.iter_mut().zip(missing) {
+        let mut line = String::new();
+        if let Some(mut output) = child.stdout.take() {
+            // It closes its end when it is ready, or ends.
+            let _ = output.read_to_string(&mut line);
+        }
+        if !line.ends_with('\n') {
+            let _ = child.wait();
+            let reason = process::last_line(&state.file(node, "log"));
+            return Err(Failure::Failed(format!(
+                "node {node} did not start: {reason}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the unit serves.
+fn wait(state: &State, nodes: &[String]) -> Outcome {
+    let start = Instant::now();
+    let membership = DirectoryMembership::open(&state.membership());
+    let membership = membership.map_err(|error| Failure::Failed(error.to_string()))?;
+    while start.elapsed() < SERVE_WITHIN {
+        let mut version = 0;
+        for node in nodes {
+            let Some(report) = control::ask(state, node) else {
+                continue;
+            };
+            if report.status.is_serving {
+                return Ok(());
+            }
+            version = version.max(report.map.version);
+        }
+        // The primary may also just wait for its leases.
+        let waited = membership.wait(version, Duration::from_millis(20));
+        waited.map_err(|error| Failure::Failed(error.to_string()))?;
+    }
+    let log = state.file(&nodes[0], "log");
+    Err(Failure::Failed(format!(
+        "cluster {} does not serve after {} s; see {} and the logs beside it",
+        state.name,
+        SERVE_WITHIN.as_secs(),
+        log.display()
+    )))
+}
+
+fn mount(source: &str, directory: &Path, out: &mut dyn Write) -> Outcome {
+    out.flush()?;
+    let program = std::env::current_exe();
+    let status = program.and_then(|program| {
+        Command::new(program)
+            .args(["mount", source])
+            .arg(directory)
+            .status()
+    });
+    match status.map_err(|error| failed("mount", directory, error))? {
+        status if status.success() => Ok(()),
+        // It has said why.
+        _ => Err(Failure::Silent),
+    }
+}
