@@ -47,6 +47,8 @@ pub enum Provider {
     Shm,
     /// An RDMA adapter.
     Verbs,
+    /// Frames of an Ethernet interface.
+    Ethernet,
     /// Connections over IP.
     Tcp,
     /// The simulation.
@@ -59,6 +61,7 @@ impl Provider {
         match self {
             Provider::Shm => "shm",
             Provider::Verbs => "verbs",
+            Provider::Ethernet => "ethernet",
             Provider::Tcp => "tcp",
             Provider::Simulated => "simulated",
         }

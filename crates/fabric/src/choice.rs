@@ -5,7 +5,12 @@ use std::fmt;
 use crate::Provider;
 
 /// The transports that are chosen from, the fastest first.
-pub const PREFERENCE: [Provider; 3] = [Provider::Shm, Provider::Verbs, Provider::Tcp];
+pub const PREFERENCE: [Provider; 4] = [
+    Provider::Shm,
+    Provider::Verbs,
+    Provider::Ethernet,
+    Provider::Tcp,
+];
 
 /// What a process has of each transport.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -202,19 +207,21 @@ mod tests {
                 all(),
                 no_adapter(),
                 "tcp (not shm: b is on another host; not verbs: b: libibverbs is not installed; \
-                 install libibverbs1)",
+                 install libibverbs1; not ethernet: a: it is not set up there)",
             ),
             (
                 &here,
                 tcp.clone(),
                 all(),
-                "tcp (not shm: a: it is not set up there; not verbs: a: it is not set up there)",
+                "tcp (not shm: a: it is not set up there; not verbs: a: it is not set up \
+                 there; not ethernet: a: it is not set up there)",
             ),
             (
                 &here,
                 all().only(Tcp),
                 all(),
-                "tcp (not shm: a was told to use tcp only; not verbs: a was told to use tcp only)",
+                "tcp (not shm: a was told to use tcp only; not verbs: a was told to use tcp only; not \
+                 ethernet: a was told to use tcp only)",
             ),
             (
                 &here,
@@ -246,7 +253,8 @@ mod tests {
                 Offers::new().with(Shm),
                 tcp,
                 "ERROR a and b have no transport in common (not shm: b is on another host; not verbs: \
-                 a: it is not set up there; not tcp: a: it is not set up there)",
+                 a: it is not set up there; not ethernet: a: it is not set up there; not tcp: a: it is not \
+                 set up there)",
             ),
         ];
         for (reach, one, other, expected) in table {

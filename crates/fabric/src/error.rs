@@ -61,6 +61,12 @@ pub enum Error {
         /// Why not, and what to do.
         source: Box<Error>,
     },
+    /// No interface was chosen for the transport over Ethernet.
+    #[error("no interface was chosen for it; name one, such as eth0")]
+    NoInterface,
+    /// An Ethernet interface, or the kernel, refused.
+    #[error(transparent)]
+    Ethernet(#[from] xdp::Error),
     /// The endpoint is not, or no longer.
     #[error("there is no such endpoint; it was closed or lost")]
     NoEndpoint,

@@ -28,6 +28,7 @@ pub mod choice;
 pub mod control;
 mod credits;
 mod error;
+pub mod ethernet;
 pub mod fuzzing;
 pub mod keys;
 pub mod messenger;

@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use crate::choice::{Offers, PREFERENCE};
+use crate::ethernet::{Ethernet, EthernetOptions};
 use crate::shm::Shm;
 use crate::tcp::{Tcp, TcpOptions};
 use crate::verbs::{Verbs, VerbsOptions};
@@ -15,6 +16,8 @@ pub struct Wanted {
     pub only: Option<Provider>,
     /// Which adapter.
     pub verbs: VerbsOptions,
+    /// Which interface.
+    pub ethernet: EthernetOptions,
     /// How endpoints over TCP are made and kept.
     pub tcp: TcpOptions,
     /// How the queues are laid out.
@@ -109,6 +112,7 @@ fn open(provider: Provider, wanted: &Wanted) -> Result<Ready, Error> {
     let device: Box<dyn Device> = match provider {
         Provider::Shm => Box::new(Shm::new()?),
         Provider::Verbs => Box::new(Verbs::open(&wanted.verbs)?),
+        Provider::Ethernet => Box::new(Ethernet::open(wanted.ethernet.clone())?),
         Provider::Tcp => Box::new(Tcp::new(wanted.tcp)),
         Provider::Simulated => {
             let what = "way to another process";

@@ -2,6 +2,7 @@
 
 mod between;
 mod cut;
+mod link;
 mod namespaces;
 mod network;
 mod suite;
@@ -110,6 +111,9 @@ macro_rules! tests {
 }
 
 suite!(simulated, Simulated::new());
+suite!(ethernet, link::OnLink::pair());
+suite!(ethernet_bridged, link::OnLink::bridge());
+suite!(ethernet_faulty, link::OnLink::faulty());
 suite!(shm, Shm);
 suite!(shm_wrapped, Wrapped(Shm));
 suite!(tcp, Tcp);

@@ -40,12 +40,14 @@ fn a_process_offers_what_it_has_and_says_why_it_lacks_the_rest() {
     let [
         (Provider::Shm, None),
         (Provider::Verbs, Some(reason)),
+        (Provider::Ethernet, Some(no_interface)),
         (Provider::Tcp, None),
     ] = entries[..]
     else {
         panic!("{entries:?}");
     };
     assert!(is_reason(reason), "{reason}");
+    assert!(no_interface.contains("no interface was chosen"));
 
     // A peer with all of them is told just that.
     let offers = transports.offers().clone();
@@ -57,7 +59,9 @@ fn a_process_offers_what_it_has_and_says_why_it_lacks_the_rest() {
     let choice = choose(&reach, one, other).unwrap().to_string();
     assert_eq!(
         choice,
-        format!("tcp (not shm: b is on another host; not verbs: a: {reason})")
+        format!(
+            "tcp (not shm: b is on another host; not verbs: a: {reason}; not ethernet: a: {no_interface})"
+        )
     );
 
     for provider in [Provider::Shm, Provider::Tcp] {

@@ -5,7 +5,12 @@ use crate::code::has_word;
 use crate::tree::Tree;
 
 /// The crates that may do without the compiler's proof: they reach memory and the kernel for all others.
-const UNSAFE_HOMES: &[&str] = &["crates/pmem", "crates/fuse-device", "crates/verbs"];
+const UNSAFE_HOMES: &[&str] = &[
+    "crates/pmem",
+    "crates/fuse-device",
+    "crates/verbs",
+    "crates/xdp",
+];
 
 /// Files that may sleep, because no event tells what they wait for.
 const SLEEP_ALLOWED: &[&str] = &[

@@ -8,7 +8,7 @@ use crate::tree::{Crate, Dependency, Tree};
 const ARROWS: &[(&str, &[&str])] = &[
     ("operations", &[]),
     ("pmem", &[]),
-    ("fabric", &["pmem", "verbs"]),
+    ("fabric", &["pmem", "verbs", "xdp"]),
     ("store", &["operations", "pmem"]),
     ("protocol", &["operations"]),
     (
@@ -21,6 +21,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("fuse-device", &[]),
     ("verbs", &["pmem"]),
+    ("xdp", &["pmem"]),
     ("fuse", &["client", "fuse-device"]),
     ("bench", &["pmem", "fabric", "store", "client"]),
     (

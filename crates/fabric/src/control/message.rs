@@ -374,6 +374,7 @@ fn code(provider: Provider) -> u8 {
         Provider::Verbs => 2,
         Provider::Tcp => 3,
         Provider::Simulated => 4,
+        Provider::Ethernet => 5,
     }
 }
 
@@ -383,6 +384,7 @@ fn provider(code: u8) -> Result<Provider, Malformed> {
         2 => Provider::Verbs,
         3 => Provider::Tcp,
         4 => Provider::Simulated,
+        5 => Provider::Ethernet,
         _ => return Err(Malformed("there is no such transport")),
     })
 }

@@ -140,7 +140,7 @@ fn fields_that_lie_are_refused() {
     assert!(refused(&export, |fields| fields[16..32].fill(0xff)).contains("last address"));
     let choice = &all()[1];
     assert!(refused(choice, set(0, 0)).contains("no such transport"));
-    assert!(refused(choice, set(1, 4)).contains("more reasons"));
+    assert!(refused(choice, set(1, 5)).contains("more reasons"));
     let long = Message::decode(3, &vec![0; PARAMETERS_MAX + 1]);
     assert!(long.unwrap_err().0.contains("longer"));
 }

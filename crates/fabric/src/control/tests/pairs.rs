@@ -190,7 +190,7 @@ fn over_a_network_certificates_say_who_they_are() {
     assert_eq!(
         pair.near.choice().to_string(),
         "tcp (not shm: b is on this host and has no Unix socket; let it listen at one, too; not verbs: a: \
-         libibverbs is not installed; install libibverbs1)"
+         libibverbs is not installed; install libibverbs1; not ethernet: a: it is not set up there)"
     );
     assert_eq!(pair.far.choice(), pair.near.choice());
     assert_eq!(

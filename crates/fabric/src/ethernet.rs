@@ -1,0 +1,244 @@
+//! The transport over Ethernet frames (AF_XDP): no IP, no connections of the kernel, one interface of this host.
+//!
+//! ```text
+//!   Ethernet            an interface with the XDP program: one UMEM for all threads
+//!     │ Shared
+//!   EthernetTransport   a thread's socket: receive and transmit ring
+//!     │ Link            an endpoint: packets with numbers, acknowledged, repeated, in order, once
+//!   frames              docs/ETHERNET.md
+//! ```
+//! Who polls a queue does all there is to do: receives, executes what peers ask for, sends. What is lost is repeated, what comes
+//! twice is dropped, what comes early waits. Packets are authenticated with a key that the control connection has passed, unless
+//! both sides do without.
+
+#[cfg(test)]
+mod document;
+mod input;
+mod link;
+mod local;
+mod output;
+mod payload;
+mod shared;
+mod transport;
+mod window;
+mod wire;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use pmem::{Kind, Region};
+pub use xdp::{Mode, Modes};
+
+use self::shared::Shared;
+use self::transport::EthernetTransport;
+use crate::{
+    Access, Capabilities, Copies, Device, Error, Multicast, Order, Placement, Proof, Proves,
+    Provider, Registration, Transport,
+};
+
+/// Bytes of the longest one-sided transfer.
+const TRANSFER_MAX: u32 = 1 << 30;
+/// Bytes of the longest message.
+const MESSAGE_MAX: u32 = 1 << 20;
+
+/// Which interface to use, and how.
+#[derive(Clone, Debug)]
+pub struct EthernetOptions {
+    /// The interface. Without one there is no transport over Ethernet.
+    pub interface: Option<String>,
+    /// Its queue.
+    pub queue: u32,
+    /// EtherTypes of data and of commands; the same on both sides.
+    pub types: [u16; 2],
+    /// How frames get into memory.
+    pub modes: Modes,
+    /// Whether packets must be authenticated. They are if one side wants it; else a checksum guards against damage only.
+    pub authenticated: bool,
+    /// The key of messages to groups, the same at all members; without one a checksum guards them against damage only.
+    pub group_key: Option<[u8; 32]>,
+    /// An endpoint is lost when nothing was heard of its other side for so long.
+    pub lost_after: Duration,
+    /// Threads that can use the interface at once: 1 to 64.
+    pub transports: u32,
+    /// Frames that can wait to be received: 64 to 65 536.
+    pub receive_frames: u32,
+    /// What shall go wrong, for tests.
+    pub faults: FrameFaults,
+}
+
+impl Default for EthernetOptions {
+    fn default() -> EthernetOptions {
+        EthernetOptions {
+            interface: None,
+            queue: 0,
+            types: wire::TYPES,
+            modes: Modes::Fastest,
+            authenticated: true,
+            group_key: None,
+            lost_after: Duration::from_secs(5),
+            transports: 8,
+            receive_frames: 2048,
+            faults: FrameFaults::default(),
+        }
+    }
+}
+
+/// What happens to received frames on purpose, each of a thousand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FrameFaults {
+    /// Lost.
+    pub loss_permille: u32,
+    /// Received twice.
+    pub duplication_permille: u32,
+    /// Received after the next one.
+    pub reorder_permille: u32,
+    /// Received with one wrong bit.
+    pub corruption_permille: u32,
+    /// What decides which.
+    pub seed: u64,
+}
+
+impl FrameFaults {
+    fn are_some(&self) -> bool {
+        *self
+            != FrameFaults {
+                seed: self.seed,
+                ..FrameFaults::default()
+            }
+    }
+}
+
+/// How often something happened at a process's interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EthernetCounters {
+    /// Packets that were repeated.
+    pub repeated: u64,
+    /// Packets that came more than once, or too late.
+    pub duplicates: u64,
+    /// Packets that came before those in front of them.
+    pub reordered: u64,
+    /// Packets that were forged or damaged.
+    pub rejected: u64,
+    /// Frames that were no packets, or for no endpoint.
+    pub strange: u64,
+    /// Requests of peers that were refused.
+    pub refused: u64,
+    /// Messages to groups that were dropped for want of a buffer.
+    pub unbuffered: u64,
+}
+
+#[derive(Default)]
+struct Counts {
+    repeated: AtomicU64,
+    duplicates: AtomicU64,
+    reordered: AtomicU64,
+    rejected: AtomicU64,
+    strange: AtomicU64,
+    refused: AtomicU64,
+    unbuffered: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// An interface as a process has it.
+pub struct Ethernet {
+    shared: Arc<Shared>,
+}
+
+impl Ethernet {
+    /// Attaches to the interface, until the last transport and this value are gone.
+    ///
+    /// # Errors
+    /// [`Error::NoInterface`], [`Error::Ethernet`]: no such interface, capabilities that are missing, a queue in use.
+    pub fn open(options: EthernetOptions) -> Result<Ethernet, Error> {
+        let shared = Arc::new(Shared::open(options)?);
+        Ok(Ethernet { shared })
+    }
+
+    /// How frames get into memory.
+    pub fn mode(&self) -> Mode {
+        self.shared.mode
+    }
+
+    /// How often something happened.
+    pub fn counters(&self) -> EthernetCounters {
+        let counts = &self.shared.counts;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        EthernetCounters {
+            repeated: read(&counts.repeated),
+            duplicates: read(&counts.duplicates),
+            reordered: read(&counts.reordered),
+            rejected: read(&counts.rejected),
+            strange: read(&counts.strange),
+            refused: read(&counts.refused),
+            unbuffered: read(&counts.unbuffered),
+        }
+    }
+}
+
+fn capabilities(shared: &Shared) -> Capabilities {
+    let group_head = wire::HEADER_BYTES + size_of::<wire::Group>();
+    // Into the packet and out of it, and what the kernel does on both sides.
+    let copies = 4 + 2 * shared.mode.copies();
+    Capabilities {
+        provider: Provider::Ethernet,
+        message_bytes: MESSAGE_MAX,
+        inline_bytes: 256,
+        transfer_bytes: TRANSFER_MAX,
+        pieces: 16,
+        atomics: true,
+        // All packets of a direction are executed in the order of their numbers; a read takes its data later still.
+        order: Order {
+            reads: true,
+            writes_before_messages: true,
+            reads_after_writes: true,
+        },
+        multicast: Multicast::Lossy {
+            bytes: shared.frame_bytes - group_head as u32,
+        },
+        header_bytes: 0,
+        credit_buffers: 0,
+        pins_memory: false,
+        revocation: Proves::Key,
+        copies: Copies {
+            message: copies,
+            write: copies,
+            read: copies,
+        },
+        completed_write: Placement::Visible,
+        passive_target: false,
+        in_message_bytes: 64 << 10,
+    }
+}
+
+impl Device for Ethernet {
+    fn capabilities(&self) -> Capabilities {
+        capabilities(&self.shared)
+    }
+
+    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error> {
+        let refused = |reason| Error::Memory {
+            provider: Provider::Ethernet,
+            memory: format!("{region:?}"),
+            reason,
+        };
+        if region.kind() == Kind::Simulated {
+            return Err(refused(
+                "simulated memory has no network; use a file or memory",
+            ));
+        }
+        let registered = self.shared.table.insert(region, access);
+        registered.ok_or_else(|| refused("65536 regions are registered; withdraw one first"))
+    }
+
+    fn revoke(&self, registration: &Registration) -> Option<Proof> {
+        Some(self.shared.table.remove(registration.key()))
+    }
+
+    fn open(&self) -> Result<Box<dyn Transport>, Error> {
+        Ok(Box::new(EthernetTransport::open(&self.shared)?))
+    }
+}

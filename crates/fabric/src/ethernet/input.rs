@@ -1,0 +1,373 @@
+//! Packets that have come: checked, put in order, and executed once.
+
+use std::time::Instant;
+
+use zerocopy::FromBytes;
+use zerocopy::little_endian::U32;
+
+use super::link::{Answer, Asked, Coming, Link, Owed, State};
+use super::local::Local;
+use super::window::Place;
+use super::wire::{self, IMMEDIATE, Kind, LAST, Packet, UNSEQUENCED};
+use super::{TRANSFER_MAX, count};
+use crate::{Access, Failure, Key, Origin, Report};
+
+/// Requests of a peer that can wait for their answers.
+const ANSWERS_MAX: usize = 1 << 16;
+
+/// What became of a packet.
+enum Outcome {
+    Executed,
+    /// There is no buffer for it.
+    Stalled,
+    /// The peer broke the rules.
+    Violation,
+}
+
+/// What becomes of the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Stays,
+    /// Nothing more has to be done for it.
+    Goes,
+}
+
+/// Executes a packet for this link, whose header fits.
+pub fn take(
+    link: &mut Link,
+    local: &mut Local,
+    packet: &Packet<'_>,
+    frame: &[u8],
+    now: Instant,
+) -> Fate {
+    let Some(other) = &link.other else {
+        return Fate::Stays;
+    };
+    let is_from_it = packet.header.source == other.target.hardware;
+    if !is_from_it || !other.from.is_right(packet) {
+        count(&local.shared.counts.rejected);
+        return Fate::Stays;
+    }
+    let number = packet.header.sequence.get();
+    let is_sequenced = number & UNSEQUENCED == 0;
+    if !is_sequenced && !link.incoming.is_news(number & !UNSEQUENCED) {
+        count(&local.shared.counts.duplicates);
+        return Fate::Stays;
+    }
+    link.heard = now;
+    let (expected, selective) = (packet.header.expected.get(), packet.header.selective.get());
+    let frames = &mut local.frames;
+    let known = link
+        .outgoing
+        .acknowledge(expected, selective, now, |frame| frames.release(frame));
+    if known.is_none() {
+        link.lose(Failure::Violation, local);
+        return Fate::Stays;
+    }
+    if let State::Leaving { .. } = link.state {
+        if packet.kind == Kind::Closed {
+            return Fate::Goes;
+        }
+        if link.is_quiet() {
+            link.tell(local, Kind::Closed, 0, &[]);
+        }
+        return Fate::Stays;
+    }
+    if link.ended {
+        return Fate::Stays;
+    }
+    link.complete(local);
+    match is_sequenced {
+        true => take_in_order(link, local, packet, frame),
+        false => hear(link, local, packet),
+    }
+    Fate::Stays
+}
+
+/// A packet that is not repeated.
+fn hear(link: &mut Link, local: &mut Local, packet: &Packet<'_>) {
+    match packet.kind {
+        Kind::Probe => link.owed = Owed::Now,
+        Kind::Credit => {
+            if let Ok((returned, _)) = U32::read_from_prefix(packet.body) {
+                local.news.push(Report::Credit {
+                    endpoint: link.id,
+                    returned: returned.get(),
+                    ask: packet.header.flags & wire::ASK != 0,
+                });
+            }
+        }
+        Kind::Closed => {
+            link.closed_there = true;
+            link.lose(Failure::PeerLost, local);
+        }
+        _ => {}
+    }
+}
+
+fn take_in_order(link: &mut Link, local: &mut Local, packet: &Packet<'_>, frame: &[u8]) {
+    let sequence = packet.header.sequence.get();
+    match link.incoming.place(sequence) {
+        Place::Drop => {
+            count(&local.shared.counts.duplicates);
+            link.owed = Owed::Now;
+        }
+        Place::Later => {
+            count(&local.shared.counts.reordered);
+            link.incoming.keep(sequence, frame);
+            link.owed = Owed::Now;
+        }
+        Place::Next => {
+            if execute_next(link, local, packet, frame) {
+                resume(link, local);
+            }
+        }
+    }
+}
+
+/// Executes packets that were kept, and whose turn has come.
+pub fn resume(link: &mut Link, local: &mut Local) {
+    link.stalled = false;
+    while let Some(frame) = link.incoming.take_next() {
+        let Some(packet) = wire::parse(&frame) else {
+            return;
+        };
+        if !execute_next(link, local, &packet, &frame) {
+            return;
+        }
+    }
+}
+
+/// Whether to go on with the packet behind it.
+fn execute_next(link: &mut Link, local: &mut Local, packet: &Packet<'_>, frame: &[u8]) -> bool {
+    match execute(link, local, packet) {
+        // Not acknowledged: that would say that it ended well.
+        Outcome::Executed if link.refused => false,
+        Outcome::Executed => {
+            link.incoming.expected += 1;
+            link.owe();
+            !link.ended
+        }
+        Outcome::Stalled => {
+            link.incoming.keep(packet.header.sequence.get(), frame);
+            link.stalled = true;
+            false
+        }
+        Outcome::Violation => {
+            link.lose(Failure::Violation, local);
+            false
+        }
+    }
+}
+
+fn execute(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
+    let executed = match packet.kind {
+        Kind::Send => return receive(link, local, packet),
+        Kind::Write => write(link, local, packet),
+        Kind::Read => read(link, local, packet),
+        Kind::Swap | Kind::Add => atomic(link, local, packet),
+        Kind::Data => data(link, local, packet),
+        Kind::Value => value(link, local, packet),
+        Kind::Refused => refused(link, local, packet),
+        _ => None,
+    };
+    match executed {
+        Some(()) => Outcome::Executed,
+        None => Outcome::Violation,
+    }
+}
+
+fn immediate(packet: &Packet<'_>) -> Option<u32> {
+    let has = packet.header.flags & IMMEDIATE != 0;
+    has.then(|| packet.header.immediate.get())
+}
+
+fn receive(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
+    let Ok((head, data)) = wire::Send::ref_from_prefix(packet.body) else {
+        return Outcome::Violation;
+    };
+    let (total, at) = (head.total.get(), head.at.get());
+    if link.coming.is_none() {
+        if at != 0 {
+            return Outcome::Violation;
+        }
+        let buffer = match total {
+            0 => None,
+            _ => match local.free.pop() {
+                None => return Outcome::Stalled,
+                Some(buffer) if buffer.length < total => {
+                    local.free.push(buffer);
+                    return Outcome::Violation;
+                }
+                Some(buffer) => Some(buffer),
+            },
+        };
+        link.coming = Some(Coming { buffer, total, at });
+        local.news.push(Report::Credit {
+            endpoint: link.id,
+            returned: head.returned.get(),
+            ask: false,
+        });
+    }
+    let Some(coming) = &mut link.coming else {
+        return Outcome::Violation;
+    };
+    let rest = coming.total - coming.at;
+    let is_last = packet.header.flags & LAST != 0;
+    let fits = coming.total == total && coming.at == at && data.len() <= rest as usize;
+    if !fits || is_last != (data.len() == rest as usize) {
+        return Outcome::Violation;
+    }
+    if let Some(buffer) = &coming.buffer {
+        let start = buffer.offset + u64::from(at);
+        buffer.memory.region().write(start, data);
+    }
+    coming.at += data.len() as u32;
+    if is_last && let Some(Coming { buffer, .. }) = link.coming.take() {
+        local.news.push(Report::Received {
+            origin: Origin::Endpoint(link.id),
+            buffer: buffer.map(|buffer| buffer.arrival(total)),
+            immediate: immediate(packet),
+        });
+    }
+    Outcome::Executed
+}
+
+fn refuse(link: &mut Link, local: &mut Local, request: u64, failure: Failure) {
+    link.refused = true;
+    link.answers.push_back(Answer::Refused { request, failure });
+    count(&local.shared.counts.refused);
+    link.lose(Failure::Violation, local);
+}
+
+fn write(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
+    let (head, data) = wire::Transfer::ref_from_prefix(packet.body).ok()?;
+    let (offset, total, at) = (head.offset.get(), head.total.get(), head.at.get());
+    let end = u64::from(at) + data.len() as u64;
+    let is_last = packet.header.flags & LAST != 0;
+    if end > total.into() || is_last != (end == u64::from(total)) {
+        return None;
+    }
+    let key = Key(head.key.get());
+    let written = local
+        .shared
+        .table
+        .with(key, Access::WRITE, offset, total.into(), |memory| {
+            memory.region().write(offset + u64::from(at), data);
+        });
+    match written {
+        Ok(()) => {
+            if let Some(immediate) = immediate(packet) {
+                local.news.push(Report::Received {
+                    origin: Origin::Endpoint(link.id),
+                    buffer: None,
+                    immediate: Some(immediate),
+                });
+            }
+        }
+        Err(failure) => refuse(link, local, head.request.get(), failure),
+    }
+    Some(())
+}
+
+fn read(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
+    let (head, _) = wire::Transfer::ref_from_prefix(packet.body).ok()?;
+    let (request, total) = (head.request.get(), head.total.get());
+    if total > TRANSFER_MAX || link.answers.len() >= ANSWERS_MAX {
+        return None;
+    }
+    let (key, offset) = (head.key.get(), head.offset.get());
+    let found = local
+        .shared
+        .table
+        .with(Key(key), Access::READ, offset, total.into(), |_| ());
+    match found {
+        Ok(()) => link.answers.push_back(Answer::Read {
+            request,
+            key,
+            offset,
+            total,
+            at: 0,
+        }),
+        Err(failure) => refuse(link, local, request, failure),
+    }
+    Some(())
+}
+
+fn atomic(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
+    let (head, _) = wire::Atomic::ref_from_prefix(packet.body).ok()?;
+    if link.answers.len() >= ANSWERS_MAX {
+        return None;
+    }
+    let (offset, operand, new) = (head.offset.get(), head.operand.get(), head.new.get());
+    let request = head.request.get();
+    let key = Key(head.key.get());
+    let found = local
+        .shared
+        .table
+        .with(key, Access::ATOMIC, offset, 8, |memory| match packet.kind {
+            Kind::Swap => memory.region().compare_and_swap(offset, operand, new),
+            _ => memory.region().fetch_and_add(offset, operand),
+        });
+    match found {
+        Ok(value) => link.answers.push_back(Answer::Value { request, value }),
+        Err(failure) => refuse(link, local, request, failure),
+    }
+    Some(())
+}
+
+/// The request with this number, if it was sent whole.
+fn sent(link: &mut Link, request: u64) -> Option<&mut super::link::Pending> {
+    let first = link.requests.front()?.sequence;
+    let index = usize::try_from(request.checked_sub(first)?).ok()?;
+    let found = link.requests.get_mut(index)?;
+    found.last.is_some().then_some(found)
+}
+
+fn data(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
+    let (head, data) = wire::Data::ref_from_prefix(packet.body).ok()?;
+    let pending = sent(link, head.request.get())?;
+    let Asked::Read { into, at, .. } = &mut pending.asked else {
+        return None;
+    };
+    let rest = into.length() - *at;
+    if head.at.get() != *at || data.len() > rest as usize || pending.answered {
+        return None;
+    }
+    into.scatter(*at, data);
+    *at += data.len() as u32;
+    pending.answered = *at == into.length();
+    link.complete(local);
+    Some(())
+}
+
+fn value(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
+    let (head, _) = wire::Answer::ref_from_prefix(packet.body).ok()?;
+    let pending = sent(link, head.request.get())?;
+    if pending.answered || !matches!(pending.asked, Asked::Atomic { .. }) {
+        return None;
+    }
+    pending.answered = true;
+    pending.value = head.value.get();
+    link.complete(local);
+    Some(())
+}
+
+fn refused(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
+    let (head, _) = wire::Answer::ref_from_prefix(packet.body).ok()?;
+    let failure = wire::failure(head.value.get())?;
+    let sequence = head.request.get();
+    let first = link.requests.front()?;
+    if first.sequence != sequence {
+        return None;
+    }
+    local.news.push(Report::Failed {
+        endpoint: link.id,
+        sequence,
+        failure,
+    });
+    link.ended = true;
+    link.closed_there = true;
+    link.release(local);
+    Some(())
+}

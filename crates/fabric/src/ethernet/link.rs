@@ -1,0 +1,358 @@
+//! One endpoint: its requests, what it answers, and the packets of both directions.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::local::{Head, Local, Supplied, Target};
+use super::payload::Payload;
+use super::window::{Incoming, Outgoing};
+use super::wire::{self, Kind, Protection};
+use super::{count, output};
+use crate::{EndpointId, Failure, RegionDescriptor, Report};
+
+/// Frames that are kept for packets that are not repeated.
+const RESERVED: usize = 32;
+/// Packets after which an acknowledgement does not wait for something that could take it along.
+const UNACKNOWLEDGED_MAX: u32 = 16;
+
+/// Where an endpoint stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The other side is not known.
+    Prepared,
+    /// Requests go back and forth.
+    Ready,
+    /// It has ended here. Until then the other side is told, and gets the answers that it still has to get.
+    Leaving { until: Instant },
+}
+
+/// The other side.
+pub struct Other {
+    pub target: Target,
+    /// What protects packets to it, and from it.
+    pub to: Protection,
+    pub from: Protection,
+    /// Bytes of the longest body.
+    pub body_bytes: usize,
+}
+
+/// A request of this side.
+pub struct Pending {
+    pub sequence: u64,
+    pub signaled: bool,
+    pub asked: Asked,
+    /// The packet that it ends with, once that was sent.
+    pub last: Option<u64>,
+    /// The answer has come, if it needs one.
+    pub answered: bool,
+    pub value: u64,
+}
+
+/// What a request asks.
+pub enum Asked {
+    Send {
+        data: Payload,
+        at: u32,
+        immediate: Option<u32>,
+        returned: u32,
+    },
+    Write {
+        data: Payload,
+        at: u32,
+        key: u64,
+        offset: u64,
+        immediate: Option<u32>,
+    },
+    Read {
+        into: Payload,
+        at: u32,
+        key: u64,
+        offset: u64,
+    },
+    Atomic {
+        kind: Kind,
+        key: u64,
+        offset: u64,
+        operand: u64,
+        new: u64,
+    },
+}
+
+impl Asked {
+    fn needs_answer(&self) -> bool {
+        matches!(self, Asked::Read { .. } | Asked::Atomic { .. })
+    }
+}
+
+/// What this side owes the other.
+pub enum Answer {
+    Read {
+        request: u64,
+        key: u64,
+        offset: u64,
+        total: u32,
+        at: u32,
+    },
+    Value {
+        request: u64,
+        value: u64,
+    },
+    Refused {
+        request: u64,
+        failure: Failure,
+    },
+}
+
+/// A message that is coming.
+pub struct Coming {
+    pub buffer: Option<Supplied>,
+    pub total: u32,
+    pub at: u32,
+}
+
+/// What the other side has to be told of packets that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owed {
+    Nothing,
+    /// With the next packet, or at the next look.
+    Soon(u32),
+    Now,
+}
+
+/// One endpoint.
+pub struct Link {
+    pub id: EndpointId,
+    pub state: State,
+    pub secret: [u8; 32],
+    pub other: Option<Other>,
+    pub outgoing: Outgoing,
+    pub incoming: Incoming,
+    pub requests: VecDeque<Pending>,
+    /// The first request that was not sent whole.
+    pub cursor: usize,
+    pub answers: VecDeque<Answer>,
+    /// Answers come before requests now.
+    pub answers_first: bool,
+    pub imports: Vec<RegionDescriptor>,
+    pub coming: Option<Coming>,
+    pub owed: Owed,
+    /// Number of the last packet that is not repeated.
+    unsequenced: u64,
+    /// When something right has come, and when it was last asked for.
+    pub heard: Instant,
+    pub probed: Instant,
+    /// This side has refused a request: nothing more is executed.
+    pub refused: bool,
+    /// The end was reported.
+    pub ended: bool,
+    /// The other side has ended it, too.
+    pub closed_there: bool,
+    /// A message waits for a buffer.
+    pub stalled: bool,
+    pub listed: bool,
+}
+
+impl Link {
+    pub fn new(id: EndpointId, secret: [u8; 32]) -> Link {
+        let now = Instant::now();
+        Link {
+            id,
+            state: State::Prepared,
+            secret,
+            other: None,
+            outgoing: Outgoing::new(),
+            incoming: Incoming::new(),
+            requests: VecDeque::new(),
+            cursor: 0,
+            answers: VecDeque::new(),
+            answers_first: true,
+            imports: Vec::new(),
+            coming: None,
+            owed: Owed::Nothing,
+            unsequenced: 0,
+            heard: now,
+            probed: now,
+            refused: false,
+            ended: false,
+            closed_there: false,
+            stalled: false,
+            listed: false,
+        }
+    }
+
+    /// Reports the end, once.
+    pub fn lose(&mut self, failure: Failure, local: &mut Local) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.release(local);
+            local.news.push(Report::Lost {
+                endpoint: self.id,
+                failure,
+            });
+        }
+    }
+
+    /// Forgets requests, and gives buffers and frames back that only they need.
+    pub fn release(&mut self, local: &mut Local) {
+        self.requests.clear();
+        self.cursor = 0;
+        self.take_buffer(local);
+        if self.answers.is_empty() && !self.refused {
+            for frame in self.outgoing.take_frames() {
+                local.frames.release(frame);
+            }
+        }
+    }
+
+    fn take_buffer(&mut self, local: &mut Local) {
+        let coming = self.coming.take();
+        local.free.extend(coming.and_then(|coming| coming.buffer));
+    }
+
+    /// Whether it has nothing more to send.
+    pub fn is_quiet(&self) -> bool {
+        self.answers.is_empty() && self.outgoing.is_empty()
+    }
+
+    /// Reports requests that have ended well, in their order.
+    pub fn complete(&mut self, local: &mut Local) {
+        while let Some(front) = self.requests.front() {
+            let is_sent = front
+                .last
+                .is_some_and(|last| self.outgoing.is_acknowledged(last));
+            if !is_sent || (front.asked.needs_answer() && !front.answered) {
+                return;
+            }
+            if front.signaled {
+                local.news.push(Report::Done {
+                    endpoint: self.id,
+                    sequence: front.sequence,
+                    value: front.value,
+                });
+            }
+            self.requests.pop_front();
+            self.cursor -= 1;
+        }
+    }
+
+    /// Sends what may be sent.
+    pub fn transmit(&mut self, local: &mut Local, now: Instant) {
+        if self.other.is_none() {
+            return;
+        }
+        self.repeat(local, now);
+        while self.outgoing.has_room() && local.frames.available() > RESERVED {
+            let Some(made) = output::next_packet(self, local) else {
+                break;
+            };
+            let sequence = self.outgoing.next();
+            let Some((frame, length)) =
+                self.emit(local, made.kind, made.flags, made.immediate, sequence)
+            else {
+                break;
+            };
+            self.outgoing.add(frame, length, now);
+            output::advance(self, &made, sequence);
+        }
+    }
+
+    fn repeat(&mut self, local: &mut Local, now: Instant) {
+        let shared = local.shared.clone();
+        let (is_back, again) = (|frame| shared.is_back(frame), &shared.counts.repeated);
+        self.outgoing.lost(now, is_back, |frame, length| {
+            count(again);
+            local.repeat(frame, length);
+        });
+    }
+
+    /// Makes a packet of the thread's body.
+    fn emit(
+        &mut self,
+        local: &mut Local,
+        kind: Kind,
+        flags: u8,
+        immediate: u32,
+        sequence: u64,
+    ) -> Option<(u32, u32)> {
+        let other = self.other.as_ref()?;
+        let head = Head {
+            kind,
+            flags,
+            immediate,
+            sequence,
+            expected: self.incoming.expected,
+            selective: self.incoming.selective(),
+        };
+        let emitted = local.emit(other.target, &other.to, head);
+        if emitted.is_some() {
+            self.owed = Owed::Nothing;
+        }
+        emitted
+    }
+
+    /// Sends a packet that is not repeated.
+    pub fn tell(&mut self, local: &mut Local, kind: Kind, flags: u8, body: &[u8]) {
+        self.unsequenced += 1;
+        local.body.clear();
+        local.body.extend_from_slice(body);
+        let sequence = wire::UNSEQUENCED | self.unsequenced;
+        if let Some((frame, _)) = self.emit(local, kind, flags, 0, sequence) {
+            local.frames.release(frame);
+        }
+    }
+
+    /// A packet has come that the other side has to be told of.
+    pub fn owe(&mut self) {
+        self.owed = match self.owed {
+            Owed::Nothing => Owed::Soon(1),
+            Owed::Soon(count) if count < UNACKNOWLEDGED_MAX => Owed::Soon(count + 1),
+            _ => Owed::Now,
+        };
+    }
+
+    /// Sends an acknowledgement that nothing has taken along: a new one only if it must not wait.
+    pub fn acknowledge(&mut self, local: &mut Local, all: bool) {
+        match self.owed {
+            Owed::Nothing => {}
+            Owed::Soon(_) if !all => self.owed = Owed::Now,
+            _ => self.tell(local, Kind::Acknowledge, 0, &[]),
+        }
+    }
+
+    /// What is late: packets that are not acknowledged, and the other side itself. Whether the link is of no use any more.
+    pub fn check(&mut self, local: &mut Local, now: Instant) -> bool {
+        let lost_after = local.shared.options.lost_after;
+        if let State::Leaving { until } = self.state {
+            self.transmit(local, now);
+            return now >= until;
+        }
+        if self.state == State::Prepared || self.ended {
+            return false;
+        }
+        let silent = now.saturating_duration_since(self.heard);
+        if silent >= lost_after {
+            self.lose(Failure::PeerLost, local);
+        } else if silent >= lost_after / 4
+            && now.saturating_duration_since(self.probed) >= lost_after / 8
+        {
+            self.probed = now;
+            self.tell(local, Kind::Probe, 0, &[]);
+        }
+        self.transmit(local, now);
+        false
+    }
+
+    /// When [`Link::check`] has something to do, at the latest.
+    pub fn deadline(&self, lost_after: Duration) -> Option<Instant> {
+        let repeat = self.outgoing.deadline();
+        let other = match self.state {
+            State::Prepared => None,
+            State::Ready if self.ended => None,
+            State::Ready => {
+                let probe = self.heard + lost_after / 4;
+                Some(probe.max(self.probed + lost_after / 8))
+            }
+            State::Leaving { until } => Some(until),
+        };
+        repeat.into_iter().chain(other).min()
+    }
+}

@@ -1,0 +1,344 @@
+//! What the threads of a process share of an interface: the port, its memory, and the groups that they have joined.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use parking_lot::Mutex;
+use pmem::Region;
+use rustix::event::{EventfdFlags, eventfd};
+use xdp::{Hardware, Interface, Membership, Mode, Port, PortOptions, Socket};
+
+use super::{Counts, EthernetOptions, wire};
+use crate::{Error, Table};
+
+/// Bytes of the memory for one frame.
+pub const CHUNK: u32 = 2048;
+/// Bytes of a chunk that the kernel keeps in front of a received frame.
+const HEADROOM: u32 = 256;
+/// Frames that a thread can have on their way.
+pub const TRANSMIT_FRAMES: u32 = 512;
+/// What may wait for another thread of this process.
+const INBOX_MAX: usize = 256;
+/// Where the tag is in a frame.
+const TAG_AT: usize = 14;
+/// Bytes of an Ethernet header, which the MTU does not count.
+const ETHERNET_HEADER: u32 = 14;
+
+/// The port of a process.
+pub struct Shared {
+    pub options: EthernetOptions,
+    pub table: Table,
+    pub counts: Counts,
+    pub interface: Interface,
+    pub mode: Mode,
+    /// Bytes of the longest frame.
+    pub frame_bytes: u32,
+    pub region: Region,
+    port: Mutex<Port>,
+    /// How often each transmit frame is with the kernel.
+    in_kernel: Vec<AtomicU16>,
+    members: Mutex<Vec<Option<Arc<Member>>>>,
+}
+
+/// A thread's place at the port.
+pub struct Member {
+    pub slot: u32,
+    /// The socket, to direct frames of groups to.
+    socket: OwnedFd,
+    groups: Mutex<Vec<(u32, u16)>>,
+    inbox: Mutex<VecDeque<Passed>>,
+    /// Counts arrivals in the inbox.
+    pub event: OwnedFd,
+}
+
+/// What one thread of this process has for another one.
+#[derive(Clone, Debug)]
+pub enum Passed {
+    Message(GroupMessage),
+    /// A frame for the interface that it was sent by.
+    Frame(Vec<u8>),
+}
+
+/// A message to a group.
+#[derive(Clone, Debug)]
+pub struct GroupMessage {
+    pub address: u32,
+    pub port: u16,
+    pub immediate: u32,
+    pub data: Vec<u8>,
+}
+
+fn system(what: &str, source: rustix::io::Errno) -> Error {
+    Error::System {
+        what: what.to_owned(),
+        source: source.into(),
+        remedy: "raise the limit of open files",
+    }
+}
+
+impl Shared {
+    pub fn open(options: EthernetOptions) -> Result<Shared, Error> {
+        let Some(name) = &options.interface else {
+            return Err(Error::NoInterface);
+        };
+        let interface = Interface::named(name)?;
+        let receive = options
+            .receive_frames
+            .next_power_of_two()
+            .clamp(64, 1 << 16);
+        let transports = options.transports.clamp(1, 64);
+        let transmit = transports * TRANSMIT_FRAMES;
+        let options = EthernetOptions {
+            receive_frames: receive,
+            transports,
+            ..options
+        };
+        let bytes = u64::from(receive + transmit) * u64::from(CHUNK);
+        let region = Region::memory(bytes, false)?;
+        let layout = PortOptions {
+            queue: options.queue,
+            types: options.types,
+            chunk: CHUNK,
+            ring: receive.max(transmit.next_power_of_two()),
+            sockets: transports + 1,
+            modes: options.modes,
+        };
+        let mut port = Port::open(&interface, &region, &layout)?;
+        for frame in 0..receive {
+            port.fill(u64::from(frame) * u64::from(CHUNK));
+        }
+        port.filled();
+        Ok(Shared {
+            table: Table::default(),
+            counts: Counts::default(),
+            mode: port.mode(),
+            frame_bytes: (interface.mtu + ETHERNET_HEADER).min(CHUNK - HEADROOM),
+            in_kernel: (0..transmit).map(|_| AtomicU16::new(0)).collect(),
+            members: Mutex::new((0..transports).map(|_| None).collect()),
+            port: Mutex::new(port),
+            interface,
+            region,
+            options,
+        })
+    }
+
+    /// A thread's socket and place.
+    pub fn join(&self) -> Result<(Socket, Arc<Member>), Error> {
+        let mut members = self.members.lock();
+        let Some(slot) = members.iter().position(Option::is_none) else {
+            let endpoints = members.len();
+            return Err(Error::Full { endpoints });
+        };
+        let port = self.port.lock();
+        let size = self.options.receive_frames.max(TRANSMIT_FRAMES);
+        let socket = port.socket(size)?;
+        let fd = rustix::io::fcntl_dupfd_cloexec(socket.as_fd(), 0);
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let member = Arc::new(Member {
+            slot: slot as u32,
+            socket: fd.map_err(|error| system("copy a descriptor", error))?,
+            groups: Mutex::default(),
+            inbox: Mutex::default(),
+            event: event.map_err(|error| system("make an event descriptor", error))?,
+        });
+        port.direct(tag(slot as u32), &member.socket)?;
+        members[slot] = Some(member.clone());
+        self.lead(&members, &port);
+        Ok((socket, member))
+    }
+
+    /// Frames of a group's address are received until the membership is dropped.
+    pub fn listen(&self, address: u32) -> Result<Membership, Error> {
+        let hardware = group_hardware(address);
+        Ok(Membership::join(&self.interface, hardware)?)
+    }
+
+    /// Frames no longer come to this place. What is in its socket's ring can be taken out after that.
+    pub fn leave(&self, slot: u32) {
+        let mut members = self.members.lock();
+        members[slot as usize] = None;
+        let port = self.port.lock();
+        port.forget(tag(slot));
+        self.lead(&members, &port);
+    }
+
+    /// Frames of groups go to the first place, which passes them on.
+    fn lead(&self, members: &[Option<Arc<Member>>], port: &Port) {
+        port.forget(wire::GROUP_TAG);
+        if let Some(first) = members.iter().flatten().next() {
+            // Without it groups lose everything, which they may.
+            let _ = port.direct(wire::GROUP_TAG, &first.socket);
+        }
+    }
+
+    /// Gives memory of received frames back, and takes back that of frames that were sent. Whether the kernel must be woken
+    /// up to use the memory.
+    pub fn exchange(&self, received: &mut Vec<u64>) -> bool {
+        let mut port = self.port.lock();
+        for address in received.drain(..) {
+            let taken = port.fill(address / u64::from(CHUNK) * u64::from(CHUNK));
+            debug_assert!(taken, "the ring has room for all frames");
+        }
+        let wake = port.filled();
+        while let Some(address) = port.completed() {
+            let frame = address / u64::from(CHUNK) - u64::from(self.options.receive_frames);
+            self.in_kernel[frame as usize].fetch_sub(1, Ordering::Release);
+        }
+        wake
+    }
+
+    /// Transmit frames of a place.
+    pub fn transmit_frames(&self, slot: u32) -> std::ops::Range<u32> {
+        slot * TRANSMIT_FRAMES..(slot + 1) * TRANSMIT_FRAMES
+    }
+
+    /// Where a transmit frame is in the memory.
+    pub fn address(&self, frame: u32) -> u64 {
+        u64::from(self.options.receive_frames + frame) * u64::from(CHUNK)
+    }
+
+    /// A transmit frame is given to the kernel.
+    pub fn hand_over(&self, frame: u32) {
+        self.in_kernel[frame as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The kernel did not take it.
+    pub fn take_back(&self, frame: u32) {
+        self.in_kernel[frame as usize].fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether the kernel has nothing to do with a transmit frame.
+    pub fn is_back(&self, frame: u32) -> bool {
+        self.in_kernel[frame as usize].load(Ordering::Acquire) == 0
+    }
+
+    /// Gives a message to the members of its group in other threads of this process.
+    pub fn pass_on(&self, from: u32, message: &GroupMessage) {
+        let members = self.members.lock();
+        for member in members.iter().flatten() {
+            if member.slot != from && member.is_in(message.address, message.port) {
+                member.put(Passed::Message(message.clone()));
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Passes on a frame for this interface, which does not receive what it sends. Whether it is one.
+    pub fn loop_back(&self, frame: &[u8]) -> bool {
+        let own = &self.interface.hardware.0;
+        if frame.get(..own.len()) != Some(own) {
+            return false;
+        }
+        let members = self.members.lock();
+        let target = members
+            .iter()
+            .flatten()
+            .find(|member| frame.get(TAG_AT..TAG_AT + 2) == Some(&tag(member.slot).to_be_bytes()));
+        if let Some(member) = target {
+            member.put(Passed::Frame(frame.to_vec()));
+        }
+        true
+    }
+}
+
+/// The hardware address of a group (RFC 1112): the lower 23 bits of its own.
+pub fn group_hardware(address: u32) -> Hardware {
+    let [_, b, c, d] = address.to_be_bytes();
+    Hardware([0x01, 0x00, 0x5e, b & 0x7f, c, d])
+}
+
+/// The tag of frames for a place.
+pub fn tag(slot: u32) -> u16 {
+    slot as u16 + 1
+}
+
+impl Member {
+    pub fn join_group(&self, address: u32, port: u16) {
+        self.groups.lock().push((address, port));
+    }
+
+    pub fn leave_group(&self, address: u32, port: u16) {
+        let mut groups = self.groups.lock();
+        let found = groups.iter().position(|group| *group == (address, port));
+        if let Some(found) = found {
+            groups.swap_remove(found);
+        }
+    }
+
+    fn is_in(&self, address: u32, port: u16) -> bool {
+        self.groups.lock().contains(&(address, port))
+    }
+
+    fn put(&self, message: Passed) {
+        let mut inbox = self.inbox.lock();
+        if inbox.len() < INBOX_MAX {
+            inbox.push_back(message);
+            // It can only fail when it has been counted before.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether something is in the inbox.
+    pub fn has_come(&self) -> bool {
+        !self.inbox.lock().is_empty()
+    }
+
+    pub fn take(&self) -> VecDeque<Passed> {
+        let mut inbox = self.inbox.lock();
+        if !inbox.is_empty() {
+            let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
+        }
+        std::mem::take(&mut *inbox)
+    }
+}
+
+/// A thread's transmit frames.
+pub struct Frames {
+    shared: Arc<Shared>,
+    free: Vec<u32>,
+    /// Not needed any more, but perhaps still with the kernel.
+    retired: Vec<u32>,
+}
+
+impl Frames {
+    pub fn new(shared: &Arc<Shared>, slot: u32) -> Frames {
+        Frames {
+            free: Vec::new(),
+            retired: shared.transmit_frames(slot).collect(),
+            shared: shared.clone(),
+        }
+    }
+
+    /// How many can be taken, as far as is known.
+    pub fn available(&mut self) -> usize {
+        if self.free.len() < TRANSMIT_FRAMES as usize / 4 && !self.retired.is_empty() {
+            let (shared, free) = (&self.shared, &mut self.free);
+            self.retired.retain(|&frame| {
+                let is_back = shared.is_back(frame);
+                if is_back {
+                    free.push(frame);
+                }
+                !is_back
+            });
+        }
+        self.free.len()
+    }
+
+    pub fn take(&mut self) -> Option<u32> {
+        if self.free.is_empty() {
+            self.available();
+        }
+        self.free.pop()
+    }
+
+    pub fn release(&mut self, frame: u32) {
+        if self.shared.is_back(frame) {
+            self.free.push(frame);
+        } else {
+            self.retired.push(frame);
+        }
+    }
+}

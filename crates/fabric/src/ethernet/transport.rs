@@ -1,0 +1,528 @@
+//! The queue's side: links, and what has to be looked at when.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pmem::Random;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::input::{self, Fate};
+use super::link::{Asked, Link, Other, Owed, Pending, State};
+use super::local::{Group, Local, Target};
+use super::payload::Payload;
+use super::shared::{GroupMessage, Passed, Shared};
+use super::wire::{self, Hello, Kind, Protection};
+use super::{FrameFaults, capabilities, count};
+use crate::{
+    Capabilities, EndpointId, Error, Export, GroupAddress, GroupId, Limits, Operation, Parameters,
+    Peer, Piece, Registration, Report, Request, Role, Source, Supply, Transport,
+};
+
+/// Frames that are taken before others have their turn.
+const TURNS: usize = 256;
+/// Endpoints that have ended here, but perhaps not there.
+const LEAVING_MAX: usize = 1024;
+/// Memory of a peer that an endpoint may know.
+const IMPORTS_MAX: usize = 1 << 16;
+/// How often it is looked for what is late, while something can be.
+const TICK: Duration = Duration::from_millis(1);
+
+/// Its lines are its own, as a [`Queue`](crate::Queue)'s are.
+#[repr(align(128))]
+pub struct EthernetTransport {
+    capabilities: Capabilities,
+    local: Local,
+    links: HashMap<u32, Box<Link>>,
+    /// Links that may have something to send; each is there once.
+    listed: Vec<u32>,
+    spare: Vec<u32>,
+    leaving: VecDeque<u32>,
+    frame: Vec<u8>,
+    check_at: Instant,
+    faults: Option<Faulty>,
+}
+
+/// Faults that tests ask for.
+struct Faulty {
+    faults: FrameFaults,
+    random: Random,
+    /// A frame that others overtake.
+    held: Option<Vec<u8>>,
+}
+
+impl EthernetTransport {
+    pub(super) fn open(shared: &Arc<Shared>) -> Result<EthernetTransport, Error> {
+        let (socket, member) = shared.join()?;
+        let faults = shared.options.faults;
+        Ok(EthernetTransport {
+            capabilities: capabilities(shared),
+            local: Local::new(shared, socket, member),
+            links: HashMap::new(),
+            listed: Vec::new(),
+            spare: Vec::new(),
+            leaving: VecDeque::new(),
+            frame: Vec::new(),
+            check_at: Instant::now(),
+            faults: faults.are_some().then(|| Faulty {
+                random: Random::new(faults.seed),
+                faults,
+                held: None,
+            }),
+        })
+    }
+
+    fn link(&mut self, id: EndpointId) -> Option<&mut Link> {
+        self.links.get_mut(&id.0).map(|link| &mut **link)
+    }
+
+    fn list(&mut self, id: EndpointId) {
+        if let Some(link) = self.links.get_mut(&id.0)
+            && !std::mem::replace(&mut link.listed, true)
+        {
+            self.listed.push(id.0);
+        }
+    }
+
+    fn remove(&mut self, id: u32) {
+        if let Some(mut link) = self.links.remove(&id) {
+            link.answers.clear();
+            link.refused = false;
+            link.release(&mut self.local);
+        }
+    }
+
+    fn receive(&mut self, now: Instant) {
+        let mut frame = std::mem::take(&mut self.frame);
+        let mut turns = 0;
+        while turns < TURNS && self.local.receive(&mut frame) {
+            turns += 1;
+            match self.faults.take() {
+                None => self.take(&frame, now),
+                Some(mut faulty) => {
+                    for frame in faulty.treat(&frame) {
+                        self.take(&frame, now);
+                    }
+                    self.faults = Some(faulty);
+                }
+            }
+        }
+        self.frame = frame;
+        self.local.exchange();
+        if self.local.member.has_come() {
+            for passed in self.local.member.take() {
+                match passed {
+                    Passed::Message(message) => self.local.deliver(&message),
+                    Passed::Frame(frame) => self.take(&frame, now),
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, frame: &[u8], now: Instant) {
+        let counts = &self.local.shared.counts;
+        let Some(packet) = wire::parse(frame) else {
+            return count(&counts.strange);
+        };
+        if packet.kind == Kind::Group {
+            match self.local.group_protection().is_right(&packet) {
+                true => self.local.receive_of_group(&packet),
+                false => count(&counts.rejected),
+            }
+            return;
+        }
+        let id = packet.header.endpoint.get();
+        let Some(link) = self.links.get_mut(&id) else {
+            return count(&counts.strange);
+        };
+        match input::take(link, &mut self.local, &packet, frame, now) {
+            Fate::Stays => self.list(EndpointId(id)),
+            Fate::Goes => self.remove(id),
+        }
+    }
+
+    /// Sends what listed links have, and acknowledgements: all, or those that have waited.
+    fn transmit(&mut self, now: Instant, acknowledge_all: bool) {
+        let mut listed = std::mem::replace(&mut self.listed, std::mem::take(&mut self.spare));
+        for id in listed.drain(..) {
+            let Some(link) = self.links.get_mut(&id) else {
+                continue;
+            };
+            link.listed = false;
+            if link.stalled && !self.local.free.is_empty() && !link.ended {
+                input::resume(link, &mut self.local);
+            }
+            link.transmit(&mut self.local, now);
+            link.acknowledge(&mut self.local, acknowledge_all);
+            let stays = link.stalled || link.owed != Owed::Nothing;
+            if stays {
+                self.list(EndpointId(id));
+            }
+        }
+        self.spare = listed;
+        self.local.flush();
+    }
+
+    /// Looks at what is late.
+    fn check(&mut self, now: Instant) {
+        self.check_at = now + TICK;
+        let mut over = Vec::new();
+        for (id, link) in &mut self.links {
+            if link.check(&mut self.local, now) {
+                over.push(*id);
+            }
+        }
+        for id in over {
+            self.remove(id);
+            self.leaving.retain(|leaving| *leaving != id);
+        }
+        self.local.flush();
+    }
+
+    fn linger(&mut self, id: u32) {
+        self.leaving.push_back(id);
+        if self.leaving.len() > LEAVING_MAX
+            && let Some(oldest) = self.leaving.pop_front()
+        {
+            self.remove(oldest);
+        }
+    }
+
+    fn meet(&self, role: Role, secret: &[u8; 32], peer: &Peer) -> Result<Other, Error> {
+        let wrong = |what| Error::Peer { what };
+        let hello = Hello::read_from_bytes(&peer.parameters.bytes)
+            .map_err(|_| wrong("greeting over ethernet"))?;
+        let options = &self.local.shared.options;
+        let frame_bytes = hello.frame_bytes.get();
+        if hello.version.get() != wire::VERSION.into() {
+            return Err(wrong("version of the ethernet packets"));
+        }
+        if hello.types.map(|number| number.get()) != options.types {
+            return Err(wrong("EtherTypes"));
+        }
+        let is_one = hello.hardware[0] & 1 == 0 && hello.hardware != [0; 6];
+        if !is_one || !(wire::COMMAND_BYTES as u32..=1 << 16).contains(&frame_bytes) {
+            return Err(wrong("hardware address or longest frame"));
+        }
+        let authenticated = options.authenticated || hello.authenticated.get() != 0;
+        let [to_listener, to_dialer] = match (authenticated, role) {
+            (false, _) => [Protection::Checksum, Protection::Checksum],
+            (true, Role::Dialer) => wire::keys(secret, &hello.secret),
+            (true, Role::Listener) => wire::keys(&hello.secret, secret),
+        };
+        let (to, from) = match role {
+            Role::Dialer => (to_listener, to_dialer),
+            Role::Listener => (to_dialer, to_listener),
+        };
+        let longest = frame_bytes.min(self.local.shared.frame_bytes) as usize;
+        Ok(Other {
+            target: Target {
+                hardware: hello.hardware,
+                tag: hello.tag.get(),
+                endpoint: hello.endpoint.get(),
+            },
+            to,
+            from,
+            body_bytes: longest - wire::HEADER_BYTES,
+        })
+    }
+}
+
+impl Faulty {
+    /// What arrives of a frame, in order.
+    fn treat(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
+        let faults = self.faults;
+        let mut happens = |permille| self.random.below(1000) < permille as usize;
+        let mut arrive = Vec::new();
+        if happens(faults.loss_permille) {
+            return arrive;
+        }
+        let (doubled, held) = (
+            happens(faults.duplication_permille),
+            happens(faults.reorder_permille),
+        );
+        let mut frame = frame.to_vec();
+        if doubled {
+            arrive.push(frame.clone());
+        }
+        if happens(faults.corruption_permille) {
+            let bit = self.random.below(frame.len() * 8);
+            frame[bit / 8] ^= 1 << (bit % 8);
+        }
+        let before = self.held.take();
+        if held {
+            self.held = Some(frame);
+        } else {
+            arrive.push(frame);
+        }
+        arrive.extend(before);
+        arrive
+    }
+}
+
+fn asked(link: &Link, request: &Request<'_>) -> Option<Asked> {
+    let memory = match request.remote() {
+        Some((number, offset, ..)) => {
+            let descriptor = link.imports.get(number as usize)?;
+            Some((descriptor.key.0, offset))
+        }
+        None => None,
+    };
+    let (key, offset) = memory.unwrap_or((0, 0));
+    Some(match request.operation {
+        Operation::Send { from, immediate } => Asked::Send {
+            data: Payload::of(from),
+            at: 0,
+            immediate: *immediate,
+            returned: request.returned,
+        },
+        Operation::Write {
+            from, immediate, ..
+        } => Asked::Write {
+            data: Payload::of(from),
+            at: 0,
+            key,
+            offset,
+            immediate: *immediate,
+        },
+        Operation::Read { into, .. } => Asked::Read {
+            into: Payload::pieces(into),
+            at: 0,
+            key,
+            offset,
+        },
+        Operation::CompareAndSwap { expected, new, .. } => Asked::Atomic {
+            kind: Kind::Swap,
+            key,
+            offset,
+            operand: *expected,
+            new: *new,
+        },
+        Operation::FetchAndAdd { addend, .. } => Asked::Atomic {
+            kind: Kind::Add,
+            key,
+            offset,
+            operand: *addend,
+            new: 0,
+        },
+    })
+}
+
+impl Transport for EthernetTransport {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn prepare(&mut self, endpoint: EndpointId, _limits: Limits) -> Result<Parameters, Error> {
+        let parts = [(); 4].map(|()| crate::random().to_ne_bytes());
+        let secret: [u8; 32] = std::array::from_fn(|at| parts[at / 8][at % 8]);
+        let shared = &self.local.shared;
+        let hello = Hello {
+            version: u32::from(wire::VERSION).into(),
+            endpoint: endpoint.0.into(),
+            hardware: shared.interface.hardware.0,
+            tag: self.local.tag().into(),
+            types: shared.options.types.map(Into::into),
+            frame_bytes: shared.frame_bytes.into(),
+            authenticated: u32::from(shared.options.authenticated).into(),
+            secret,
+        };
+        self.links
+            .insert(endpoint.0, Box::new(Link::new(endpoint, secret)));
+        Ok(Parameters {
+            bytes: hello.as_bytes().to_vec(),
+            descriptors: Vec::new(),
+        })
+    }
+
+    fn establish(&mut self, endpoint: EndpointId, role: Role, peer: Peer) -> Result<(), Error> {
+        let secret = self.link(endpoint).ok_or(Error::NoEndpoint)?.secret;
+        let other = self.meet(role, &secret, &peer)?;
+        let link = self.link(endpoint).ok_or(Error::NoEndpoint)?;
+        link.other = Some(other);
+        link.state = State::Ready;
+        link.heard = Instant::now();
+        Ok(())
+    }
+
+    fn close(&mut self, endpoint: EndpointId) {
+        let local = &mut self.local;
+        let Some(link) = self.links.get_mut(&endpoint.0) else {
+            return;
+        };
+        if link.state == State::Prepared || link.closed_there {
+            return self.remove(endpoint.0);
+        }
+        link.release(local);
+        link.ended = true;
+        if !link.refused {
+            link.tell(local, Kind::Closed, 0, &[]);
+        }
+        let until = Instant::now() + local.shared.options.lost_after;
+        link.state = State::Leaving { until };
+        self.list(endpoint);
+        self.linger(endpoint.0);
+        self.local.flush();
+    }
+
+    fn export(&mut self, _: EndpointId, registration: &Registration) -> Result<Export, Error> {
+        Ok(Export {
+            descriptor: registration.descriptor(),
+            memory: None,
+        })
+    }
+
+    fn import(&mut self, endpoint: EndpointId, export: Export) -> Result<u32, Error> {
+        let link = self.link(endpoint).ok_or(Error::NoEndpoint)?;
+        if link.imports.len() >= IMPORTS_MAX {
+            let what = "number of regions";
+            return Err(Error::Peer { what });
+        }
+        link.imports.push(export.descriptor);
+        Ok(link.imports.len() as u32 - 1)
+    }
+
+    fn supply(&mut self, buffer: Supply, piece: Piece<'_>) {
+        self.local.supply(buffer, piece);
+    }
+
+    fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
+        let Some(link) = self.links.get_mut(&endpoint.0) else {
+            return;
+        };
+        if link.state != State::Ready || link.ended {
+            return;
+        }
+        let Some(asked) = asked(link, &request) else {
+            return;
+        };
+        link.requests.push_back(Pending {
+            sequence: request.sequence,
+            signaled: request.signaled,
+            asked,
+            last: None,
+            answered: false,
+            value: 0,
+        });
+        self.list(endpoint);
+    }
+
+    fn credit(&mut self, endpoint: EndpointId, returned: u32, ask: bool) {
+        let local = &mut self.local;
+        if let Some(link) = self.links.get_mut(&endpoint.0)
+            && link.state == State::Ready
+            && !link.ended
+        {
+            let flags = if ask { wire::ASK } else { 0 };
+            link.tell(local, Kind::Credit, flags, &returned.to_le_bytes());
+            local.flush();
+        }
+    }
+
+    fn submit(&mut self) {
+        let now = Instant::now();
+        let mut listed = std::mem::replace(&mut self.listed, std::mem::take(&mut self.spare));
+        for id in &listed {
+            if let Some(link) = self.links.get_mut(id) {
+                link.transmit(&mut self.local, now);
+            }
+        }
+        // They stay listed: acknowledgements have their time when the queue is polled.
+        std::mem::swap(&mut self.listed, &mut listed);
+        self.spare = listed;
+        self.local.flush();
+    }
+
+    fn poll(&mut self, reports: &mut Vec<Report>) {
+        let now = Instant::now();
+        self.receive(now);
+        if now >= self.check_at {
+            self.check(now);
+        }
+        if !self.listed.is_empty() || self.local.is_unflushed() {
+            self.transmit(now, false);
+        }
+        reports.append(&mut self.local.news);
+    }
+
+    fn look(&mut self, times: u32) -> bool {
+        let is_there = |local: &Local| local.socket.has_come() || !local.news.is_empty();
+        for _ in 0..times {
+            if is_there(&self.local) {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        !self.listed.is_empty() || Instant::now() >= self.check_at || self.local.member.has_come()
+    }
+
+    fn sleep(&mut self, timeout: Duration) {
+        let now = Instant::now();
+        self.transmit(now, true);
+        let local = &self.local;
+        let has_news = !local.news.is_empty() || local.member.has_come();
+        if has_news || local.socket.has_come() || local.is_unflushed() {
+            return;
+        }
+        let lost_after = local.shared.options.lost_after;
+        let deadlines = self
+            .links
+            .values()
+            .filter_map(|link| link.deadline(lost_after));
+        let end = now + timeout.min(crate::time::FOREVER);
+        let until = deadlines.min().map_or(end, |first| first.min(end));
+        local.wait(until);
+        self.check_at = self.check_at.min(until);
+    }
+
+    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+        let (ip, port) = (address.address.to_bits(), address.port);
+        Transport::leave(self, group);
+        let membership = self.local.shared.listen(ip)?;
+        self.local.member.join_group(ip, port);
+        self.local.groups.push(Group {
+            id: group,
+            address: ip,
+            port,
+            _membership: membership,
+        });
+        Ok(())
+    }
+
+    fn leave(&mut self, group: GroupId) {
+        let groups = &mut self.local.groups;
+        if let Some(found) = groups.iter().position(|known| known.id == group) {
+            let Group { address, port, .. } = groups.swap_remove(found);
+            self.local.member.leave_group(address, port);
+        }
+    }
+
+    fn send_to_group(&mut self, group: GroupId, from: Source<'_>, immediate: u32) {
+        let groups = &self.local.groups;
+        let Some(&Group { address, port, .. }) = groups.iter().find(|known| known.id == group)
+        else {
+            return;
+        };
+        let data = Payload::of(&from);
+        let mut bytes = vec![0; data.length() as usize];
+        data.gather(0, &mut bytes);
+        self.local.send_to_group(&GroupMessage {
+            address,
+            port,
+            immediate,
+            data: bytes,
+        });
+        self.local.flush();
+    }
+}
+
+impl Drop for EthernetTransport {
+    fn drop(&mut self) {
+        for link in self.links.values_mut() {
+            if link.state == State::Ready && !link.closed_there {
+                link.tell(&mut self.local, Kind::Closed, 0, &[]);
+            }
+        }
+        self.local.flush();
+    }
+}

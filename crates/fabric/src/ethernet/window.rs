@@ -1,0 +1,321 @@
+//! Packets of an endpoint that are on their way: what is repeated when, what is in order, and how much there may be.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// Packets that can be on their way at once in one direction of an endpoint.
+pub const WINDOW: u64 = 256;
+/// The fewest after losses.
+const WINDOW_MIN: f32 = 8.0;
+const WINDOW_FIRST: f32 = 64.0;
+/// So many packets behind one that has not come make it lost.
+const REORDERED: u64 = 8;
+/// Bounds of the time after which a packet is repeated.
+const REPEAT_MIN: Duration = Duration::from_millis(3);
+const REPEAT_MAX: Duration = Duration::from_millis(200);
+
+/// A packet that is not acknowledged.
+struct Sent {
+    frame: u32,
+    length: u32,
+    at: Instant,
+    tries: u32,
+    /// The receiver has it, but not all before it.
+    has_come: bool,
+}
+
+/// The sender's side.
+pub struct Outgoing {
+    /// Sequence of the oldest packet that is not acknowledged.
+    first: u64,
+    sent: VecDeque<Sent>,
+    /// Packets that may be on their way: fewer after losses (congestion).
+    window: f32,
+    round_trip: Option<(Duration, Duration)>,
+    /// Losses before this packet are one event.
+    recovered_at: u64,
+    backoff: u32,
+    /// An acknowledgement named packets behind one that is missing.
+    has_holes: bool,
+}
+
+impl Outgoing {
+    pub fn new() -> Outgoing {
+        Outgoing {
+            first: 0,
+            sent: VecDeque::new(),
+            window: WINDOW_FIRST,
+            round_trip: None,
+            recovered_at: 0,
+            backoff: 0,
+            has_holes: false,
+        }
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.sent.len() < self.window as usize
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.sent.is_empty()
+    }
+
+    /// The sequence of the next packet.
+    pub fn next(&self) -> u64 {
+        self.first + self.sent.len() as u64
+    }
+
+    /// Whether all packets through this one are acknowledged.
+    pub fn is_acknowledged(&self, sequence: u64) -> bool {
+        sequence < self.first
+    }
+
+    /// Adds the packet [`Outgoing::next`].
+    pub fn add(&mut self, frame: u32, length: u32, now: Instant) {
+        self.sent.push_back(Sent {
+            frame,
+            length,
+            at: now,
+            tries: 1,
+            has_come: false,
+        });
+    }
+
+    /// The receiver expects this packet next, and has those of the mask behind it. Calls with each frame that is not needed any
+    /// more. Nothing is returned if it cannot be so.
+    pub fn acknowledge(
+        &mut self,
+        expected: u64,
+        selective: u64,
+        now: Instant,
+        mut release: impl FnMut(u32),
+    ) -> Option<()> {
+        if expected > self.next() {
+            return None;
+        }
+        let mut measured = None;
+        while self.first < expected {
+            let sent = self.sent.pop_front()?;
+            release(sent.frame);
+            self.first += 1;
+            self.backoff = 0;
+            if sent.tries == 1 && !sent.has_come {
+                measured = Some(now.saturating_duration_since(sent.at));
+            }
+            if self.window < WINDOW as f32 {
+                self.window += 1.0 / self.window.max(1.0) * 4.0;
+            }
+        }
+        if let Some(measured) = measured {
+            self.measure(measured);
+        }
+        let mut bits = selective;
+        while bits != 0 {
+            let sequence = expected + 1 + u64::from(bits.trailing_zeros());
+            bits &= bits - 1;
+            if let Some(sent) = self.at(sequence) {
+                sent.has_come = true;
+                self.has_holes = true;
+            }
+        }
+        Some(())
+    }
+
+    fn at(&mut self, sequence: u64) -> Option<&mut Sent> {
+        let index = sequence.checked_sub(self.first)?;
+        self.sent.get_mut(usize::try_from(index).ok()?)
+    }
+
+    fn measure(&mut self, sample: Duration) {
+        self.round_trip = Some(match self.round_trip {
+            None => (sample, sample / 2),
+            Some((mean, deviation)) => {
+                let difference = mean.abs_diff(sample);
+                ((mean * 7 + sample) / 8, (deviation * 3 + difference) / 4)
+            }
+        });
+    }
+
+    /// After how long a packet is repeated.
+    fn repeat_after(&self) -> Duration {
+        let (mean, deviation) = self.round_trip.unwrap_or((REPEAT_MIN, REPEAT_MIN));
+        let usual = (mean + deviation * 4).clamp(REPEAT_MIN, REPEAT_MAX);
+        (usual * (1 << self.backoff.min(6))).min(REPEAT_MAX)
+    }
+
+    /// When the oldest packet is to be repeated.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.sent.front().map(|sent| sent.at + self.repeat_after())
+    }
+
+    /// Frames and lengths of packets that are to be repeated now. `is_back` says that the kernel has sent the frame.
+    pub fn lost(
+        &mut self,
+        now: Instant,
+        is_back: impl Fn(u32) -> bool,
+        mut repeat: impl FnMut(u32, u32),
+    ) {
+        let is_late = self.deadline().is_some_and(|deadline| now >= deadline);
+        if !is_late && !self.has_holes {
+            return;
+        }
+        self.has_holes = false;
+        let last = self.sent.iter().rposition(|sent| sent.has_come);
+        let again_after = self.repeat_after() / 2;
+        let mut lost = Vec::new();
+        for (index, sent) in self.sent.iter_mut().enumerate() {
+            let is_oldest = index == 0 && is_late;
+            let is_overtaken = last.is_some_and(|last| last as u64 >= index as u64 + REORDERED)
+                && (sent.tries == 1 || now.saturating_duration_since(sent.at) >= again_after);
+            if sent.has_come || !(is_oldest || is_overtaken) || !is_back(sent.frame) {
+                if last.is_none_or(|last| index >= last) {
+                    break;
+                }
+                continue;
+            }
+            sent.at = now;
+            sent.tries += 1;
+            repeat(sent.frame, sent.length);
+            lost.push(self.first + index as u64);
+        }
+        if is_late {
+            self.backoff += 1;
+            // The kernel may still have the frame: not at once again.
+            if let Some(front) = self.sent.front_mut() {
+                front.at = now;
+            }
+        }
+        if lost
+            .first()
+            .is_some_and(|first| *first >= self.recovered_at)
+        {
+            self.recovered_at = self.next();
+            self.window = (self.window / 2.0).max(WINDOW_MIN);
+        }
+    }
+
+    /// All frames, which are not needed any more.
+    pub fn take_frames(&mut self) -> impl Iterator<Item = u32> + '_ {
+        self.first = self.next();
+        self.sent.drain(..).map(|sent| sent.frame)
+    }
+}
+
+/// The receiver's side.
+pub struct Incoming {
+    /// Sequence of the next packet to be executed.
+    pub expected: u64,
+    /// Packets that came before those in front of them.
+    stash: BTreeMap<u64, Vec<u8>>,
+    /// The last number of a packet that is not repeated.
+    unsequenced: u64,
+}
+
+/// What to do with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Its turn has come.
+    Next,
+    /// It is kept until then.
+    Later,
+    /// It has been there before, or is too far ahead.
+    Drop,
+}
+
+impl Incoming {
+    pub fn new() -> Incoming {
+        Incoming {
+            expected: 0,
+            stash: BTreeMap::new(),
+            unsequenced: 0,
+        }
+    }
+
+    /// Where a packet belongs.
+    pub fn place(&self, sequence: u64) -> Place {
+        if sequence == self.expected && !self.stash.contains_key(&sequence) {
+            Place::Next
+        } else if sequence < self.expected
+            || sequence >= self.expected + WINDOW
+            || self.stash.contains_key(&sequence)
+        {
+            Place::Drop
+        } else {
+            Place::Later
+        }
+    }
+
+    pub fn keep(&mut self, sequence: u64, frame: &[u8]) {
+        self.stash.insert(sequence, frame.to_vec());
+    }
+
+    /// The next packet, if it was kept.
+    pub fn take_next(&mut self) -> Option<Vec<u8>> {
+        self.stash.remove(&self.expected)
+    }
+
+    /// Whether a packet that is not repeated is newer than all before it.
+    pub fn is_news(&mut self, number: u64) -> bool {
+        let is_news = number > self.unsequenced;
+        self.unsequenced = self.unsequenced.max(number);
+        is_news
+    }
+
+    /// Which of the packets behind the next one have come.
+    pub fn selective(&self) -> u64 {
+        let ahead = self.stash.range(self.expected + 1..self.expected + 65);
+        ahead.fold(0, |bits, (sequence, _)| {
+            bits | 1 << (sequence - self.expected - 1)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_repeated_before_their_time_and_once() {
+        let start = Instant::now();
+        let mut outgoing = Outgoing::new();
+        for frame in 0..20 {
+            assert!(outgoing.has_room());
+            outgoing.add(frame, 100, start);
+        }
+        let mut released = Vec::new();
+        // 0 to 2 have come, and 4 to 14.
+        let selective = 0b111_1111_1111;
+        let known = outgoing.acknowledge(3, selective, start, |frame| released.push(frame));
+        assert_eq!((known, &released[..]), (Some(()), &[0, 1, 2][..]));
+        let mut repeated = Vec::new();
+        let now = start + Duration::from_micros(10);
+        outgoing.lost(now, |_| true, |frame, _| repeated.push(frame));
+        outgoing.acknowledge(3, selective, now, |_| ());
+        outgoing.lost(now, |_| true, |frame, _| repeated.push(frame));
+        assert_eq!(repeated, [3]);
+        let now = now + REPEAT_MAX;
+        outgoing.acknowledge(15, 0, now, |_| ());
+        outgoing.lost(now, |_| true, |frame, _| repeated.push(frame));
+        assert_eq!(repeated, [3, 15], "the oldest is late");
+        assert!(outgoing.is_acknowledged(14) && !outgoing.is_acknowledged(15));
+        assert_eq!(outgoing.acknowledge(21, 0, now, |_| ()), None);
+    }
+
+    #[test]
+    fn packets_are_executed_once_and_in_order() {
+        let mut incoming = Incoming::new();
+        assert_eq!(incoming.place(0), Place::Next);
+        incoming.expected = 1;
+        assert_eq!(incoming.place(0), Place::Drop);
+        assert_eq!(incoming.place(3), Place::Later);
+        incoming.keep(3, b"three");
+        incoming.keep(2, b"two");
+        assert_eq!(incoming.place(3), Place::Drop);
+        assert_eq!(incoming.place(1 + WINDOW), Place::Drop);
+        assert_eq!(incoming.selective(), 0b11);
+        assert_eq!(incoming.take_next(), None);
+        incoming.expected = 2;
+        assert_eq!(incoming.take_next().as_deref(), Some(&b"two"[..]));
+        assert!(incoming.is_news(5) && !incoming.is_news(5) && !incoming.is_news(4));
+    }
+}

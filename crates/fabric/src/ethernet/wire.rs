@@ -1,0 +1,350 @@
+//! Frames: the link-layer header of 16 bytes, the packet header behind it, and what protects them.
+//!
+//! `docs/ETHERNET.md` draws them; a test holds the two together.
+
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian};
+
+use crate::Failure;
+
+/// EtherTypes that are used unless others are chosen: of data, and of commands.
+pub const TYPES: [u16; 2] = [0x8000, 0x8001];
+/// Bytes of a command: shorter packets are filled up with zeros.
+pub const COMMAND_BYTES: usize = 256;
+/// Raised with the format.
+pub const VERSION: u8 = 1;
+/// Bytes in front of a packet's body.
+pub const HEADER_BYTES: usize = size_of::<Header>();
+/// Bytes of the header that the check does not cover: itself.
+pub const CHECK_BYTES: usize = 16;
+/// The tag of frames to groups.
+pub const GROUP_TAG: u16 = 0;
+/// Set in the sequence of packets that are not repeated.
+pub const UNSEQUENCED: u64 = 1 << 63;
+
+/// Flag: the last packet of a request.
+pub const LAST: u8 = 1;
+/// Flag: the immediate is part of the request.
+pub const IMMEDIATE: u8 = 2;
+/// Flag: the count of credits is asked for.
+pub const ASK: u8 = 4;
+
+/// What every frame begins with.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Header {
+    pub destination: [u8; 6],
+    pub source: [u8; 6],
+    pub ether_type: big_endian::U16,
+    /// Socket of the receiver's port.
+    pub tag: big_endian::U16,
+    pub version: u8,
+    pub kind: u8,
+    pub flags: u8,
+    pub reserved: u8,
+    /// Bytes of the body.
+    pub length: U32,
+    /// The receiver's endpoint.
+    pub endpoint: U32,
+    pub immediate: U32,
+    /// Number of the packet; with [`UNSEQUENCED`] set, of those that are not repeated.
+    pub sequence: U64,
+    /// Next sequence that the sender expects from the receiver.
+    pub expected: U64,
+    /// Bit n: packet `expected + 1 + n` has come.
+    pub selective: U64,
+    /// Keyed hash, or checksum, of all before it and the body.
+    pub check: [u8; CHECK_BYTES],
+}
+
+/// What a packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Part of a message.
+    Send = 1,
+    /// Part of a write.
+    Write = 2,
+    /// A read is asked for.
+    Read = 3,
+    /// Compare and swap.
+    Swap = 4,
+    /// Fetch and add.
+    Add = 5,
+    /// Part of the data of a read.
+    Data = 6,
+    /// What an atomic found.
+    Value = 7,
+    /// A request is refused; the endpoint ends with it.
+    Refused = 8,
+    /// Nothing but what the header says.
+    Acknowledge = 16,
+    /// The same, and an answer is wanted.
+    Probe = 17,
+    /// A count of credits.
+    Credit = 18,
+    /// The endpoint is closed.
+    Closed = 19,
+    /// A message to a group.
+    Group = 32,
+}
+
+impl Kind {
+    pub fn from_byte(byte: u8) -> Option<Kind> {
+        use Kind::{
+            Acknowledge, Add, Closed, Credit, Data, Group, Probe, Read, Refused, Send, Swap, Value,
+            Write,
+        };
+        let all = [
+            Send,
+            Write,
+            Read,
+            Swap,
+            Add,
+            Data,
+            Value,
+            Refused,
+            Acknowledge,
+            Probe,
+            Credit,
+            Closed,
+            Group,
+        ];
+        all.into_iter().find(|kind| *kind as u8 == byte)
+    }
+
+    /// Whether packets of this kind are numbered, acknowledged and repeated.
+    pub fn is_sequenced(self) -> bool {
+        (self as u8) < Kind::Acknowledge as u8
+    }
+}
+
+/// Body of [`Kind::Send`], with data behind it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Send {
+    /// Bytes of the message.
+    pub total: U32,
+    /// Where in it the data goes.
+    pub at: U32,
+    /// Credits that were given back in all.
+    pub returned: U32,
+}
+
+/// Body of [`Kind::Write`], with data behind it; of [`Kind::Read`], without.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Transfer {
+    /// The requester's number of the request.
+    pub request: U64,
+    pub key: U64,
+    /// Where the range begins.
+    pub offset: U64,
+    /// Bytes of the range.
+    pub total: U32,
+    /// Where in it the data goes.
+    pub at: U32,
+}
+
+/// Body of [`Kind::Swap`] and [`Kind::Add`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Atomic {
+    pub request: U64,
+    pub key: U64,
+    pub offset: U64,
+    /// What is expected, or added.
+    pub operand: U64,
+    /// What it shall be.
+    pub new: U64,
+}
+
+/// Body of [`Kind::Data`], with data behind it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Data {
+    pub request: U64,
+    /// Where in the range the data goes.
+    pub at: U32,
+}
+
+/// Body of [`Kind::Value`] and [`Kind::Refused`], and in its first word of [`Kind::Credit`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Answer {
+    pub request: U64,
+    /// What was found, or [`failure_number`].
+    pub value: U64,
+}
+
+/// Body of [`Kind::Group`], with the message behind it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Group {
+    /// The group's IPv4 address and port.
+    pub address: U32,
+    pub port: U16,
+    pub reserved: U16,
+}
+
+/// A frame that was received, whose header and check are right.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    pub header: &'a Header,
+    pub kind: Kind,
+    pub body: &'a [u8],
+}
+
+/// Takes a frame apart. The check is not looked at.
+pub fn parse(frame: &[u8]) -> Option<Packet<'_>> {
+    let (header, rest) = Header::ref_from_prefix(frame).ok()?;
+    let kind = Kind::from_byte(header.kind)?;
+    let sequence = header.sequence.get();
+    let is_sequenced = sequence & UNSEQUENCED == 0;
+    let fits = header.version == VERSION
+        && header.reserved == 0
+        && (kind == Kind::Group || is_sequenced == kind.is_sequenced());
+    let body = rest.get(..header.length.get() as usize)?;
+    fits.then_some(Packet { header, kind, body })
+}
+
+/// What protects the packets of one direction of an endpoint.
+#[derive(Clone)]
+pub enum Protection {
+    /// A keyed hash: nothing without the key makes a packet that is taken.
+    Key(Box<[u8; 32]>),
+    /// A checksum against damage only.
+    Checksum,
+}
+
+impl Protection {
+    /// The check of a header, whose check is zero, and a body.
+    pub fn check(&self, header: &Header, body: &[u8]) -> [u8; CHECK_BYTES] {
+        let head = &header.as_bytes()[..HEADER_BYTES - CHECK_BYTES];
+        let mut check = [0; CHECK_BYTES];
+        match self {
+            Protection::Key(key) => {
+                let mut hasher = blake3::Hasher::new_keyed(key);
+                hasher.update(head);
+                hasher.update(body);
+                check.copy_from_slice(&hasher.finalize().as_bytes()[..CHECK_BYTES]);
+            }
+            Protection::Checksum => {
+                let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
+                digest.update(head);
+                digest.update(body);
+                check[..8].copy_from_slice(&digest.finalize().to_le_bytes());
+            }
+        }
+        check
+    }
+
+    /// Whether a packet's check is right, in a time that does not depend on where it is wrong.
+    pub fn is_right(&self, packet: &Packet<'_>) -> bool {
+        let expected = self.check(packet.header, packet.body);
+        let differences = expected.iter().zip(&packet.header.check);
+        differences.fold(0, |all, (a, b)| all | (a ^ b)) == 0
+    }
+}
+
+/// The two directions' keys of an endpoint: from dialer to listener, and back.
+pub fn keys(dialer: &[u8; 32], listener: &[u8; 32]) -> [Protection; 2] {
+    let secrets = [*dialer, *listener].concat();
+    [
+        "Tako 2026 ethernet packets from dialer to listener",
+        "Tako 2026 ethernet packets from listener to dialer",
+    ]
+    .map(|context| Protection::Key(Box::new(blake3::derive_key(context, &secrets))))
+}
+
+/// What a target says of a request that it refuses.
+pub fn failure_number(failure: Failure) -> u64 {
+    match failure {
+        Failure::Access => 1,
+        Failure::MemoryGone => 2,
+        _ => 3,
+    }
+}
+
+/// The failure with this number; nothing if there is none.
+pub fn failure(number: u64) -> Option<Failure> {
+    match number {
+        1 => Some(Failure::Access),
+        2 => Some(Failure::MemoryGone),
+        3 => Some(Failure::Violation),
+        _ => None,
+    }
+}
+
+/// What one side of an endpoint says to the other over the control connection.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Hello {
+    pub version: U32,
+    pub endpoint: U32,
+    pub hardware: [u8; 6],
+    pub tag: U16,
+    pub types: [U16; 2],
+    /// Bytes of the longest frame that this side can receive.
+    pub frame_bytes: U32,
+    /// 1 if packets must be authenticated.
+    pub authenticated: U32,
+    pub secret: [u8; 32],
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    fn frame(protection: &Protection, body: &[u8]) -> Vec<u8> {
+        let mut header = Header::new_zeroed();
+        header.version = VERSION;
+        header.kind = Kind::Write as u8;
+        header.length = (body.len() as u32).into();
+        header.sequence = 7.into();
+        header.check = protection.check(&header, body);
+        [header.as_bytes(), body].concat()
+    }
+
+    #[test]
+    fn every_changed_bit_is_found() {
+        let [key, _] = keys(&[1; 32], &[2; 32]);
+        for protection in [key, Protection::Checksum] {
+            let right = frame(&protection, b"some data");
+            let packet = parse(&right).unwrap();
+            assert!(protection.is_right(&packet));
+            for bit in 0..right.len() * 8 {
+                let mut wrong = right.clone();
+                wrong[bit / 8] ^= 1 << (bit % 8);
+                let found = parse(&wrong);
+                assert!(
+                    found.is_none_or(|packet| !protection.is_right(&packet)),
+                    "bit {bit}"
+                );
+            }
+            for length in 0..right.len() {
+                let found = parse(&right[..length]);
+                assert!(found.is_none_or(|packet| !protection.is_right(&packet)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_is_good_for_one_direction_of_one_endpoint() {
+        let [there, back] = keys(&[1; 32], &[2; 32]);
+        let [other, _] = keys(&[1; 32], &[3; 32]);
+        let made = frame(&there, b"data");
+        let packet = parse(&made).unwrap();
+        assert!(there.is_right(&packet));
+        assert!(!back.is_right(&packet) && !other.is_right(&packet));
+    }
+
+    #[test]
+    fn a_command_has_room_for_every_body_without_data() {
+        assert_eq!(HEADER_BYTES, 72);
+        let longest = size_of::<Transfer>().max(size_of::<Atomic>());
+        assert!(HEADER_BYTES + longest <= COMMAND_BYTES);
+    }
+}

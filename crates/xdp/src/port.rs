@@ -1,0 +1,314 @@
+//! One queue of an interface: program, memory, and the rings by which memory comes and goes.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use pmem::Region;
+use rustix::io::Errno;
+use rustix::net::bind;
+use rustix::net::sockopt::{
+    set_xdp_tx_ring_size, set_xdp_umem_completion_ring_size, set_xdp_umem_fill_ring_size,
+    set_xdp_umem_reg, xdp_mmap_offsets, xdp_options,
+};
+use rustix::net::xdp::{
+    SocketAddrXdp, SocketAddrXdpFlags, SocketAddrXdpWithSharedUmem, XDP_UMEM_PGOFF_COMPLETION_RING,
+    XDP_UMEM_PGOFF_FILL_RING, XdpOptionsFlags, XdpUmemReg, XdpUmemRegFlags,
+};
+
+use crate::bpf::{Link, Program, SocketMap};
+use crate::ring::{Consumer, Producer};
+use crate::{Error, Interface, Socket, program, socket};
+
+/// How frames get into memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The adapter writes and reads the memory itself.
+    ZeroCopy,
+    /// The driver runs the program; the kernel copies each frame once.
+    NativeCopy,
+    /// The kernel runs the program on its own buffers, and copies each frame once.
+    Generic,
+}
+
+impl Mode {
+    /// How often the kernel copies a received frame.
+    pub fn copies(self) -> u8 {
+        u8::from(self != Mode::ZeroCopy)
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mode::ZeroCopy => "native, no copy",
+            Mode::NativeCopy => "native, one copy by the kernel",
+            Mode::Generic => "generic, one copy by the kernel",
+        })
+    }
+}
+
+/// Which modes may be taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Modes {
+    /// The fastest that works. A virtual interface gets generic mode, which is faster there than native mode with a copy.
+    #[default]
+    Fastest,
+    /// This one.
+    Only(Mode),
+}
+
+/// How a port is laid out.
+#[derive(Clone, Debug)]
+pub struct PortOptions {
+    /// Which queue of the interface.
+    pub queue: u32,
+    /// The two EtherTypes of frames that are taken.
+    pub types: [u16; 2],
+    /// Bytes of the memory for one frame: 2048 or 4096.
+    pub chunk: u32,
+    /// Entries of the fill and completion rings: a power of two.
+    pub ring: u32,
+    /// Sockets that there can be at once.
+    pub sockets: u32,
+    /// Which modes may be taken.
+    pub modes: Modes,
+}
+
+/// The queue of an interface, attached.
+pub struct Port {
+    // In the order in which they have to go.
+    _link: Link,
+    map: SocketMap,
+    fill: Producer<u64>,
+    completion: Consumer<u64>,
+    owner: OwnedFd,
+    region: Region,
+    interface: Interface,
+    mode: Mode,
+    queue: u32,
+}
+
+impl Port {
+    /// Attaches a program to an interface and registers memory for its frames.
+    ///
+    /// # Errors
+    /// [`Error::Permission`], [`Error::Busy`], [`Error::NoQueue`], [`Error::Memory`], [`Error::System`].
+    pub fn open(
+        interface: &Interface,
+        region: &Region,
+        options: &PortOptions,
+    ) -> Result<Port, Error> {
+        let name = &interface.name;
+        let system = |what| move |source: io::Error| Error::system(what, name, source);
+        let errno = |what| move |source: Errno| Error::system(what, name, source.into());
+        let owner = socket::open().map_err(errno("open an AF_XDP socket for"))?;
+        register(&owner, region, options)?;
+        let size = options.ring;
+        set_xdp_umem_fill_ring_size(&owner, size).map_err(errno("make a fill ring for"))?;
+        set_xdp_umem_completion_ring_size(&owner, size)
+            .map_err(errno("make a completion ring for"))?;
+        // A socket needs a ring of its own to be bound; this one is never used.
+        set_xdp_tx_ring_size(&owner, 2).map_err(errno("make a ring for"))?;
+        let offsets = xdp_mmap_offsets(&owner).map_err(errno("map the rings of"))?;
+        let mapped = |source: Errno| Error::system("map the rings of", name, source.into());
+        let fill = Producer::map(owner.as_fd(), XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, size)
+            .map_err(mapped)?;
+        let page = XDP_UMEM_PGOFF_COMPLETION_RING;
+        let completion = Consumer::map(owner.as_fd(), page, &offsets.cr, size).map_err(mapped)?;
+        let map = SocketMap::new(options.sockets).map_err(system("make a map of sockets for"))?;
+        let code = program::redirect(
+            interface.hardware,
+            options.queue,
+            options.types,
+            map.number(),
+        );
+        let program = Program::load(&code).map_err(system("load an XDP program for"))?;
+        let (link, mode) = attach(interface, &owner, &program, options)?;
+        Ok(Port {
+            _link: link,
+            map,
+            fill,
+            completion,
+            owner,
+            region: region.clone(),
+            interface: interface.clone(),
+            mode,
+            queue: options.queue,
+        })
+    }
+
+    /// How frames get into memory here.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The interface.
+    pub fn interface(&self) -> &Interface {
+        &self.interface
+    }
+
+    /// The memory for frames.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// A socket with rings of so many entries, in the network namespace of the interface.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn socket(&self, size: u32) -> Result<Socket, Error> {
+        let name = &self.interface.name;
+        let failed = |source: Errno| Error::system("bind a socket to", name, source.into());
+        let descriptor = socket::open().map_err(failed)?;
+        let socket = Socket::over(descriptor, size).map_err(failed)?;
+        let flags = SocketAddrXdpFlags::XDP_SHARED_UMEM;
+        let address = SocketAddrXdpWithSharedUmem {
+            addr: SocketAddrXdp::new(flags, self.interface.index, self.queue),
+            shared_umem_fd: self.owner.as_fd(),
+        };
+        bind(&socket, &address).map_err(failed)?;
+        Ok(socket)
+    }
+
+    /// Frames with this tag go to that socket.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub fn direct(&self, tag: u16, socket: &impl AsFd) -> Result<(), Error> {
+        let set = self.map.set(tag.into(), socket);
+        set.map_err(|source| {
+            Error::system("direct frames to a socket of", &self.interface.name, source)
+        })
+    }
+
+    /// Frames with this tag go nowhere.
+    pub fn forget(&self, tag: u16) {
+        // A socket that has closed has left the map by itself.
+        let _ = self.map.remove(tag.into());
+    }
+
+    /// Gives memory for a frame, which the kernel sees after [`Port::filled`]; whether there was room.
+    pub fn fill(&mut self, address: u64) -> bool {
+        self.fill.push(address)
+    }
+
+    /// Hands the memory to the kernel; whether it must be woken up to take it.
+    pub fn filled(&mut self) -> bool {
+        self.fill.publish() && self.mode == Mode::ZeroCopy && self.fill.needs_wakeup()
+    }
+
+    /// The address of a frame that was sent.
+    pub fn completed(&mut self) -> Option<u64> {
+        let address = self.completion.pop();
+        if address.is_none() {
+            self.completion.release();
+        }
+        address
+    }
+}
+
+fn register(owner: &OwnedFd, region: &Region, options: &PortOptions) -> Result<(), Error> {
+    let refused = || Error::Memory {
+        memory: format!("{region:?}"),
+    };
+    let length = region.length();
+    let bytes = usize::try_from(length).map_err(|_| refused())?;
+    let address = region.address(0, bytes).ok_or_else(refused)?;
+    let registration = XdpUmemReg {
+        addr: address as u64,
+        len: length,
+        chunk_size: options.chunk,
+        headroom: 0,
+        flags: XdpUmemRegFlags::empty(),
+        tx_metadata_len: 0,
+    };
+    // The region stays mapped for as long as the port has it; regions expect to be changed by others.
+    match set_xdp_umem_reg(owner, registration) {
+        Ok(()) => Ok(()),
+        Err(Errno::PERM) => Err(Error::system(
+            "register memory for",
+            "frames",
+            Errno::PERM.into(),
+        )),
+        Err(_) => Err(refused()),
+    }
+}
+
+/// Attaches the program and binds the socket that owns the memory, in the first mode that works.
+fn attach(
+    interface: &Interface,
+    owner: &OwnedFd,
+    program: &Program,
+    options: &PortOptions,
+) -> Result<(Link, Mode), Error> {
+    let name = &interface.name;
+    let modes: &[Mode] = match options.modes {
+        Modes::Only(Mode::ZeroCopy) => &[Mode::ZeroCopy],
+        Modes::Only(Mode::NativeCopy) => &[Mode::NativeCopy],
+        Modes::Only(Mode::Generic) => &[Mode::Generic],
+        Modes::Fastest if is_virtual(name) => &[Mode::Generic],
+        Modes::Fastest => &[Mode::ZeroCopy, Mode::NativeCopy, Mode::Generic],
+    };
+    let mut failed = Errno::OPNOTSUPP;
+    let mut native: Option<Link> = None;
+    for &mode in modes {
+        let link = match (mode, native.take()) {
+            (Mode::ZeroCopy | Mode::NativeCopy, Some(link)) => Ok(link),
+            (Mode::Generic, Some(link)) => {
+                // Only one program at a time.
+                drop(link);
+                program.attach(interface.index, false)
+            }
+            _ => program.attach(interface.index, mode != Mode::Generic),
+        };
+        let link = match link {
+            Ok(link) => link,
+            Err(error) => {
+                failed = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                continue;
+            }
+        };
+        let flags = match mode {
+            Mode::ZeroCopy => {
+                SocketAddrXdpFlags::XDP_ZEROCOPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP
+            }
+            _ => SocketAddrXdpFlags::XDP_COPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP,
+        };
+        match bind(
+            owner,
+            &SocketAddrXdp::new(flags, interface.index, options.queue),
+        ) {
+            Ok(()) => {
+                let is_direct = xdp_options(owner)
+                    .is_ok_and(|found| found.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY));
+                debug_assert_eq!(is_direct, mode == Mode::ZeroCopy);
+                return Ok((link, mode));
+            }
+            Err(error) => failed = error,
+        }
+        if mode != Mode::Generic {
+            native = Some(link);
+        }
+    }
+    let queue = options.queue;
+    Err(match failed {
+        Errno::BUSY | Errno::EXIST => Error::Busy {
+            interface: name.clone(),
+            queue,
+        },
+        Errno::INVAL => Error::NoQueue {
+            interface: name.clone(),
+            queue,
+        },
+        other => Error::system("attach to", name, other.into()),
+    })
+}
+
+/// Whether no device, and so no driver with zero copy, is behind an interface, as far as this mount of sysfs knows it.
+fn is_virtual(name: &str) -> bool {
+    !std::path::Path::new("/sys/class/net")
+        .join(name)
+        .join("device")
+        .exists()
+}
