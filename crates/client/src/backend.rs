@@ -207,6 +207,8 @@ calls! {
     fn next_extent(offset: u64) -> Option<FileExtent>;
     /// Makes all changes of the file persistent at all members that are in sync.
     fn sync() -> ();
+    /// Waits for writes that were acknowledged before they were executed.
+    fn flush() -> ();
 }
 
 /// Calls with a handle in the result, or with two inodes.

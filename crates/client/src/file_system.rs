@@ -147,7 +147,11 @@ impl FileSystem {
 
     /// Enters as one who locks files, beside all others who do.
     pub fn lock_user(&self) -> LockUser {
-        self.locks.user()
+        let remote = match &self.backend {
+            Backend::Remote(remote) => Some(remote),
+            Backend::Embedded(_) => None,
+        };
+        self.locks.user(remote)
     }
 
     pub(crate) fn backend(&self) -> &Backend {
@@ -344,6 +348,17 @@ impl FileSystem {
         Ok(self
             .backend
             .copy_range((&from, offset), (&to, to_offset), length)?)
+    }
+
+    /// Makes data and attributes of a file persistent wherever the file system keeps copies. In a pool of this process every
+    /// call has done so when it returned.
+    pub fn sync(&self, number: u64) -> Result<(), Error> {
+        Ok(self.backend.sync(&self.node(number)?)?)
+    }
+
+    /// Waits for the outcome of all writes of a file that were acknowledged before they were executed.
+    pub fn flush(&self, number: u64) -> Result<(), Error> {
+        Ok(self.backend.flush(&self.node(number)?)?)
     }
 
     /// Allocates, frees or moves the blocks of a range, in bytes, without writing data.

@@ -3,58 +3,38 @@
 //!
 //! A file system has one table. Whoever locks enters it as a user ([`LockUser`]): a mount, or a program beside it. A wait
 //! holds up no thread: what becomes of it is told to a function, by the thread that ends it.
+//!
+//! A cluster has a table of its own, which decides (`remote`). That of this process then has what its users hold there, for
+//! finding waits that would wait for each other.
+
+mod remote;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use operations::{Lock, LockKind, LockSpace};
 use parking_lot::Mutex;
 
-/// The last byte that a lock may hold.
-pub const LOCK_END: u64 = i64::MAX as u64;
+use crate::backend::Remote;
+use crate::{Cause, Error};
+use remote::Remotely;
 
-/// What a lock is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LockSpace {
-    /// Bytes. An owner's lock replaces what it has of the same bytes, all at once; waits that would wait for each other
-    /// are refused.
-    Ranges,
-    /// The whole file. An owner that asks for the other kind first loses what it has.
-    Whole,
+/// Why a lock is neither held nor waited for.
+#[derive(Debug)]
+pub enum NotLocked {
+    /// The wait would never end: whoever is in the way waits for its owner.
+    Deadlock,
+    /// The cluster refused it, or gave no answer.
+    Failed(Error),
 }
 
-/// Whom a lock keeps out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LockKind {
-    /// Those who want [`LockKind::Write`].
-    Read,
-    /// All others.
-    Write,
+impl<C: Into<Cause>> From<C> for NotLocked {
+    fn from(cause: C) -> NotLocked {
+        NotLocked::Failed(cause.into().into())
+    }
 }
-
-/// A lock of a file, held or wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lock {
-    /// What it is of.
-    pub space: LockSpace,
-    /// Whom it keeps out.
-    pub kind: LockKind,
-    /// Its first byte.
-    pub start: u64,
-    /// Its last byte, at most [`LOCK_END`].
-    pub end: u64,
-    /// Whose it is: a process or an open file, by a number of the user's choice.
-    pub owner: u64,
-    /// The open file by which it was taken, by a number of the user's choice.
-    pub handle: u64,
-    /// The process that took it, for those who ask.
-    pub process: u32,
-}
-
-/// The wait would never end: whoever is in the way waits for its owner.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Deadlock;
 
 /// Names a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,12 +82,8 @@ struct Wait {
 pub struct LockUser {
     table: Arc<LockTable>,
     user: u64,
-}
-
-impl Lock {
-    fn overlaps(&self, other: &Lock) -> bool {
-        self.start <= other.end && other.start <= self.end
-    }
+    /// None where the table of this process decides.
+    remotely: Option<Remotely>,
 }
 
 impl Held {
@@ -259,6 +235,22 @@ impl State {
         }
     }
 
+    /// Forgets a file without locks and waits.
+    fn forget_unused(&mut self, number: u64) {
+        let file = self.files.get(&number);
+        if file.is_some_and(|file| file.held.is_empty() && file.waits == 0) {
+            self.files.remove(&number);
+        }
+    }
+
+    fn begin_wait(&mut self, wait: Wait) -> LockTicket {
+        self.tickets += 1;
+        let ticket = LockTicket(self.tickets);
+        self.files.entry(wait.number).or_default().waits += 1;
+        self.waits.insert(ticket, wait);
+        ticket
+    }
+
     fn end_wait(&mut self, ticket: LockTicket) -> Option<Wait> {
         let wait = self.waits.remove(&ticket)?;
         if let Some(file) = self.files.get_mut(&wait.number) {
@@ -280,10 +272,13 @@ fn extract(
 }
 
 impl LockTable {
-    pub(crate) fn user(self: &Arc<LockTable>) -> LockUser {
+    /// Enters a user, of the locks in a cluster if there is one.
+    pub(crate) fn user(self: &Arc<LockTable>, remote: Option<&Remote>) -> LockUser {
+        let user = self.users.fetch_add(1, Ordering::Relaxed);
         LockUser {
+            remotely: remote.map(|remote| Remotely::new(remote.clone(), self.clone(), user)),
             table: self.clone(),
-            user: self.users.fetch_add(1, Ordering::Relaxed),
+            user,
         }
     }
 }
@@ -305,32 +300,45 @@ impl LockUser {
     }
 
     /// The first lock that is in the way of this one, by its first byte.
-    pub fn in_the_way(&self, number: u64, wanted: &Lock) -> Option<Lock> {
+    ///
+    /// # Errors
+    /// Those of a cluster, as of all calls here.
+    pub fn in_the_way(&self, number: u64, wanted: &Lock) -> Result<Option<Lock>, Error> {
+        if let Some(remotely) = &self.remotely {
+            return Ok(remotely.in_the_way(number, wanted)?);
+        }
         let state = self.table.state.lock();
-        let file = state.files.get(&number)?;
-        file.in_the_way(&self.held(wanted)).map(|held| held.lock)
+        let file = state.files.get(&number);
+        let found = file.and_then(|file| file.in_the_way(&self.held(wanted)));
+        Ok(found.map(|held| held.lock))
     }
 
     /// Takes a lock of file `number`; false if somebody is in the way.
-    pub fn take(&self, number: u64, wanted: &Lock) -> bool {
-        self.change(|state, ended| {
+    pub fn take(&self, number: u64, wanted: &Lock) -> Result<bool, Error> {
+        if let Some(remotely) = &self.remotely {
+            return Ok(remotely.take(number, wanted)?);
+        }
+        Ok(self.change(|state, ended| {
             let is_taken = state.take(number, &self.held(wanted));
             state.grant(number, ended);
             is_taken
-        })
+        }))
     }
 
     /// Takes a lock, or waits for it: then `wake` is called once, by the thread that ends the wait, maybe before this
     /// returns.
     ///
     /// # Errors
-    /// Whoever is in the way waits for the same owner's locks.
+    /// [`NotLocked::Deadlock`]: whoever is in the way waits for the same owner's locks.
     pub fn take_or_wait(
         &self,
         number: u64,
         wanted: &Lock,
         wake: LockWake,
-    ) -> Result<Option<LockTicket>, Deadlock> {
+    ) -> Result<Option<LockTicket>, NotLocked> {
+        if let Some(remotely) = &self.remotely {
+            return remotely.take_or_wait(number, wanted, wake);
+        }
         let wanted = self.held(wanted);
         self.change(|state, ended| {
             let is_taken = state.take(number, &wanted);
@@ -340,18 +348,14 @@ impl LockUser {
                 return Ok(None);
             }
             if state.would_wait_for_itself(number, &wanted) {
-                return Err(Deadlock);
+                return Err(NotLocked::Deadlock);
             }
-            state.tickets += 1;
-            let ticket = LockTicket(state.tickets);
             let wait = Wait {
                 number,
                 wanted,
                 wake,
             };
-            state.waits.insert(ticket, wait);
-            state.files.entry(number).or_default().waits += 1;
-            Ok(Some(ticket))
+            Ok(Some(state.begin_wait(wait)))
         })
     }
 
@@ -364,28 +368,40 @@ impl LockUser {
     }
 
     /// Gives back the bytes of `range` that its owner holds; its kind means nothing.
-    pub fn give_back(&self, number: u64, range: &Lock) {
+    pub fn give_back(&self, number: u64, range: &Lock) -> Result<(), Error> {
+        if let Some(remotely) = &self.remotely {
+            return Ok(remotely.give_back(number, range)?);
+        }
         self.change(|state, ended| {
             if let Some(file) = state.files.get_mut(&number) {
                 file.cut(&self.held(range));
                 state.grant(number, ended);
             }
         });
+        Ok(())
     }
 
     /// Gives back all ranges of a file that an owner holds: it has closed the file.
-    pub fn give_back_ranges(&self, number: u64, owner: u64) {
+    pub fn give_back_ranges(&self, number: u64, owner: u64) -> Result<(), Error> {
+        if let Some(remotely) = &self.remotely {
+            return Ok(remotely.give_back_ranges(number, owner)?);
+        }
         let goes = |held: &Held| {
             (held.user, held.lock.owner) == (self.user, owner)
                 && held.lock.space == LockSpace::Ranges
         };
         self.change(|state, ended| state.remove(number, goes, ended));
+        Ok(())
     }
 
     /// Gives back all that was taken by an open file: nobody has it open any more.
-    pub fn close(&self, number: u64, handle: u64) {
+    pub fn close(&self, number: u64, handle: u64) -> Result<(), Error> {
+        if let Some(remotely) = &self.remotely {
+            return Ok(remotely.close(number, handle)?);
+        }
         let goes = |held: &Held| (held.user, held.lock.handle) == (self.user, handle);
         self.change(|state, ended| state.remove(number, goes, ended));
+        Ok(())
     }
 
     /// How many wait for locks, of all users.
@@ -396,6 +412,10 @@ impl LockUser {
 
 impl Drop for LockUser {
     fn drop(&mut self) {
+        if let Some(remotely) = &self.remotely {
+            remotely.end();
+            return;
+        }
         let mut dropped = Vec::new();
         self.change(|state, ended| {
             let own = |wait: &Wait| wait.wanted.user == self.user;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 use client::{
-    Deadlock, FileSystem, Geometry, LOCK_END, Lock, LockKind, LockSpace, LockTicket, LockUser,
-    LockWake, Options, ROOT, Region,
+    FileSystem, Geometry, LOCK_END, Lock, LockKind, LockSpace, LockTicket, LockUser, LockWake,
+    NotLocked, Options, ROOT, Region,
 };
 
 const BYTES: usize = 12;
@@ -93,7 +93,7 @@ fn compare(user: &LockUser, model: &Model, seed: u64) {
         for kind in [LockKind::Read, LockKind::Write] {
             for owner in 0..=OWNERS {
                 let wanted = range(owner, kind, byte, byte);
-                let found = user.in_the_way(ROOT, &wanted);
+                let found = user.in_the_way(ROOT, &wanted).unwrap();
                 assert_eq!(
                     found.is_none(),
                     is_free(model, &wanted),
@@ -128,15 +128,15 @@ fn locks_are_as_a_model_says() {
             }
             match random.below(4) {
                 0 => {
-                    user.give_back(ROOT, &lock);
+                    user.give_back(ROOT, &lock).unwrap();
                     enter(&mut model, &lock, None);
                 }
                 1 => {
-                    user.give_back_ranges(ROOT, lock.owner);
+                    user.give_back_ranges(ROOT, lock.owner).unwrap();
                     model[lock.owner as usize].fill(None);
                 }
                 2 => {
-                    let is_taken = user.take(ROOT, &lock);
+                    let is_taken = user.take(ROOT, &lock).unwrap();
                     assert_eq!(is_taken, is_free(&model, &lock), "seed {seed}");
                     if is_taken {
                         enter(&mut model, &lock, Some(lock.kind));
@@ -148,7 +148,8 @@ fn locks_are_as_a_model_says() {
                         enter(&mut model, &lock, Some(lock.kind));
                     }
                     Ok(Some(ticket)) => waiting.push((ticket, lock)),
-                    Err(Deadlock) => assert!(!is_free(&model, &lock), "seed {seed}"),
+                    Err(NotLocked::Deadlock) => assert!(!is_free(&model, &lock), "seed {seed}"),
+                    Err(NotLocked::Failed(error)) => panic!("{error}"),
                 },
             }
             for (owner, is_held) in hear.try_iter() {
@@ -176,23 +177,21 @@ fn waits_for_each_other_are_refused() {
     let (say, hear) = mpsc::channel();
     let byte = |owner, at| range(owner, LockKind::Write, at, at);
     for owner in 0..3 {
-        assert!(user.take(owner, &byte(owner, 0)));
+        assert!(user.take(owner, &byte(owner, 0)).unwrap());
     }
     // Over three files: 0 waits for 1, 1 for 2, and 2 would wait for 0.
     wait(&user, 1, &byte(0, 0), &say);
     wait(&user, 2, &byte(1, 0), &say);
-    assert_eq!(
-        user.take_or_wait(0, &byte(2, 0), wake(2, &say))
-            .unwrap_err(),
-        Deadlock
-    );
+    let ended = user.take_or_wait(0, &byte(2, 0), wake(2, &say));
+    assert!(matches!(ended, Err(NotLocked::Deadlock)));
     assert!(hear.try_recv().is_err());
-    user.give_back(2, &byte(2, 0));
+    user.give_back(2, &byte(2, 0)).unwrap();
     assert_eq!(hear.try_recv(), Ok((1, true)));
-    user.give_back_ranges(1, 1);
+    user.give_back_ranges(1, 1).unwrap();
     assert_eq!(hear.try_recv(), Ok((0, true)));
     // Locks of whole files are not looked at: their owners are open files, which do not wait.
-    assert!(user.take(0, &whole(0, LockKind::Write)) && user.take(1, &whole(1, LockKind::Write)));
+    let takes = |number| user.take(number, &whole(number, LockKind::Write)).unwrap();
+    assert!(takes(0) && takes(1));
     wait(&user, 1, &whole(0, LockKind::Write), &say);
     wait(&user, 0, &whole(1, LockKind::Write), &say);
     assert_eq!(user.waits(), 2);
@@ -203,19 +202,22 @@ fn whole_files_change_hands() {
     let user = file_system().lock_user();
     let (say, hear) = mpsc::channel();
     let (read, write) = (LockKind::Read, LockKind::Write);
-    assert!(user.take(ROOT, &whole(0, read)) && user.take(ROOT, &whole(1, read)));
+    let takes = |lock| user.take(ROOT, &lock).unwrap();
+    assert!(takes(whole(0, read)) && takes(whole(1, read)));
     // Ranges are others' business.
-    assert!(user.take(ROOT, &range(2, write, 0, LOCK_END)));
+    assert!(takes(range(2, write, 0, LOCK_END)));
     wait(&user, ROOT, &whole(2, write), &say);
     // Who asks for the other kind has lost what it had: now two wait for one.
     wait(&user, ROOT, &whole(1, write), &say);
-    assert!(!user.take(ROOT, &whole(3, write)) && hear.try_recv().is_err());
-    user.close(ROOT, 0);
+    assert!(!takes(whole(3, write)) && hear.try_recv().is_err());
+    user.close(ROOT, 0).unwrap();
     assert_eq!(hear.try_recv(), Ok((2, true)));
-    user.close(ROOT, 2);
+    user.close(ROOT, 2).unwrap();
     assert_eq!(hear.try_recv(), Ok((1, true)));
     assert!(
-        user.in_the_way(ROOT, &range(0, read, 7, 7)).is_none(),
+        user.in_the_way(ROOT, &range(0, read, 7, 7))
+            .unwrap()
+            .is_none(),
         "closing gave back ranges too"
     );
 }
@@ -227,9 +229,9 @@ fn users_keep_each_other_out() {
     let (one, other) = (file_system.lock_user(), file_system.clone().lock_user());
     let (say, hear) = mpsc::channel();
     let lock = range(7, LockKind::Write, 0, 9);
-    assert!(one.take(ROOT, &lock));
+    assert!(one.take(ROOT, &lock).unwrap());
     // The same number is somebody else's.
-    assert_eq!(other.in_the_way(ROOT, &lock), Some(lock));
+    assert_eq!(other.in_the_way(ROOT, &lock).unwrap(), Some(lock));
     wait(&other, ROOT, &lock, &say);
     let third = file_system.lock_user();
     wait(&third, ROOT, &range(8, LockKind::Read, 3, 3), &say);
@@ -259,7 +261,7 @@ fn threads_take_turns() {
                     }
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                     inside.fetch_sub(1, Ordering::SeqCst);
-                    user.give_back(ROOT, &lock);
+                    user.give_back(ROOT, &lock).unwrap();
                 }
             });
         }

@@ -2,20 +2,26 @@
 //!
 //! Nothing is kept per open file: every request names its inode, the kernel checks access and says with each write
 //! whether it appends, and an unlinked file lives as long as the kernel remembers its inode ([`FileSystem::hold`]).
-//! So the kernel is told that opening, flushing and syncing need no requests at all, unless locks are kept here (`locks`).
+//! So the kernel is told that opening, flushing and syncing need no requests at all, unless locks are kept here (`locks`) or
+//! other processes change the file system too (`shared`).
 //!
-//! Whoever reads the request answers it, on the same thread: nothing here waits for anything but the store. A request that
+//! The thread that reads the request answers it: it waits for the store, or for a cluster (`calls`). A request that
 //! waits for a lock is answered later, by whoever frees it, and one that asks for a hole by a thread for that (`holes`).
 
+mod calls;
 mod directories;
 mod files;
 mod holes;
 mod locks;
 mod names;
+mod shared;
 
+use std::io;
 use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use client::{Error, FileSystem};
@@ -29,7 +35,9 @@ use crate::options::{self, Cache};
 use crate::request::Request;
 use crate::translate::errno;
 use crate::wire;
+use calls::Calls;
 use locks::Locks;
+use shared::Shared;
 
 /// Requests that nobody waits for an answer to.
 pub(crate) fn is_unanswered(request: u32) -> bool {
@@ -68,6 +76,10 @@ pub(crate) struct Adapter {
     directory_access_times: bool,
     /// None if the kernel keeps them.
     locks: Option<Locks>,
+    /// None if nothing else changes the file system.
+    shared: Option<Shared>,
+    /// None if requests wait for nothing but the store.
+    calls: Option<Arc<Calls>>,
     /// None while no thread looks after holes.
     holes: Mutex<Option<Sender<holes::Asked>>>,
     has_failed: AtomicBool,
@@ -79,12 +91,18 @@ pub(crate) struct Adapter {
 impl Adapter {
     pub(crate) fn new(file_system: FileSystem, options: &MountOptions) -> Adapter {
         let shares_locks = options.locks == options::Locks::Shared;
+        let is_remote = file_system.is_remote();
         Adapter {
+            shared: is_remote.then(Shared::default),
+            calls: is_remote.then(Arc::default),
             locks: shares_locks.then(|| Locks::new(file_system.lock_user())),
             holes: Mutex::new(None),
             has_failed: AtomicBool::new(false),
             file_system,
-            cache: options.cache_time,
+            cache: match is_remote {
+                true => Duration::ZERO,
+                false => options.cache_time,
+            },
             direct: options.cache == Cache::None,
             collects: options.cache == Cache::Writeback,
             access_times: options.access_times && !options.read_only,
@@ -138,11 +156,39 @@ impl Adapter {
             return Err(Errno::IO);
         }
         // What a panic leaves half done, nobody looks at.
-        let serve = AssertUnwindSafe(|| self.serve(header, argument, body, length));
+        let serve = AssertUnwindSafe(|| match &self.calls {
+            Some(calls) => calls.serve(header.unique, header.pid, || {
+                self.serve(header, argument, body, length)
+            }),
+            None => self.serve(header, argument, body, length),
+        });
         panic::catch_unwind(serve).unwrap_or_else(|_| {
             self.has_failed.store(true, Ordering::Relaxed);
             Err(Errno::IO)
         })
+    }
+
+    /// Starts the thread that ends requests of killed callers, if requests can wait. It ends with [`Adapter::end_calls`].
+    pub(crate) fn start_calls(&self) -> io::Result<Option<JoinHandle<()>>> {
+        self.calls.as_ref().map(Calls::start).transpose()
+    }
+
+    pub(crate) fn end_calls(&self) {
+        if let Some(calls) = &self.calls {
+            calls.end();
+        }
+    }
+
+    /// Ends requests that wait: the mount has ended.
+    pub(crate) fn interrupt_all(&self) {
+        if let Some(calls) = &self.calls {
+            calls.interrupt_all();
+        }
+    }
+
+    /// Whether requests may wait for a cluster for a long time, so that each needs a thread of its own.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.calls.is_some()
     }
 
     /// Whether a request ended in a panic.
@@ -187,8 +233,10 @@ impl Adapter {
             Request::Destroy => Ok(0),
             // Everything was persistent when it was answered, and nothing is kept for an open file. The kernel takes this
             // for success, for all time.
+            Request::Sync if self.shared.is_none() => Err(Errno::NOSYS),
+            Request::Sync => self.done(self.file_system.sync(header.node)),
             Request::Nothing => Err(Errno::NOSYS),
-            Request::Open => self.open(body),
+            Request::Open => self.open(header.node, body),
             Request::OpenDirectory => self.open_directory(body),
             Request::Statistics => {
                 let statistics = self.file_system.statistics();
@@ -255,8 +303,27 @@ impl Adapter {
 
     /// What has to do with locks. Without locks of ours nothing is kept for an open file, and nothing waits.
     fn serve_locks(&self, header: &wire::InHeader, argument: &[u8], body: &mut [u8]) -> Answer {
-        let locks = self.locks.as_ref().ok_or(Errno::NOSYS)?;
-        match Request::decode(header.opcode, argument, &[])? {
+        let request = Request::decode(header.opcode, argument, &[])?;
+        if let Some(shared) = &self.shared {
+            match &request {
+                Request::Flush(_) => {
+                    let flushed = self.file_system.flush(header.node);
+                    flushed.map_err(|error| errno(&error))?;
+                }
+                Request::Release(_) => shared.close(&self.file_system, header.node),
+                _ => {}
+            }
+        }
+        if let (Some(calls), Request::Interrupt { unique }) = (&self.calls, &request) {
+            calls.signal(*unique);
+        }
+        let Some(locks) = &self.locks else {
+            return match (&self.shared, &request) {
+                (Some(_), Request::Flush(_) | Request::Release(_)) => Ok(0),
+                _ => Err(Errno::NOSYS),
+            };
+        };
+        match request {
             Request::TestLock(asked) => return locks.test(header.node, &asked, body),
             Request::Lock(asked) | Request::WaitForLock(asked) => {
                 return locks.set(header.node, &asked);
@@ -283,9 +350,14 @@ impl Adapter {
         Ok(value)
     }
 
-    /// The same of a directory.
-    fn noted_directory<T>(&self, number: u64, result: Result<T, Error>) -> Result<T, Errno> {
-        match self.directory_access_times {
+    /// The same of a directory that was read from `cookie` on. Where noting takes a message, only its start counts.
+    fn noted_directory<T>(
+        &self,
+        number: u64,
+        cookie: u64,
+        result: Result<T, Error>,
+    ) -> Result<T, Errno> {
+        match self.directory_access_times && (cookie == 0 || self.shared.is_none()) {
             true => self.noted(number, result),
             false => result.map_err(|error| errno(&error)),
         }

@@ -63,7 +63,9 @@ pub enum Request<'a> {
         at: wire::WriteIn,
         data: &'a [u8],
     },
-    /// Something that is done already, whenever it is asked for: fsync, release of what has no handle.
+    /// To make a file or directory persistent.
+    Sync,
+    /// Something that is done already, whenever it is asked for: release of a directory, which has no handle.
     Nothing,
     ReadDirectory {
         offset: u64,
@@ -142,9 +144,8 @@ impl<'a> Request<'a> {
             opcode::OPENDIR => Request::OpenDirectory,
             opcode::READDIR | opcode::READDIRPLUS => read_directory(opcode, argument)?,
             opcode::STATFS => Request::Statistics,
-            opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS | opcode::RELEASEDIR => {
-                Request::Nothing
-            }
+            opcode::FSYNC | opcode::FSYNCDIR | opcode::SYNCFS => Request::Sync,
+            opcode::RELEASEDIR => Request::Nothing,
             opcode::FLUSH => Request::Flush(fixed(argument)?),
             opcode::RELEASE => Request::Release(fixed(argument)?),
             opcode::GETLK => Request::TestLock(lock(argument)?),

@@ -118,7 +118,14 @@ impl Session {
         payload_length: usize,
     ) -> io::Result<Session> {
         let offer = Offer::receive(&device)?;
-        let (queues, mut transport) = choose(&device, &offer, options, switch, payload_length)?;
+        let (queues, mut transport) = choose(
+            &device,
+            &offer,
+            options,
+            switch,
+            payload_length,
+            adapter.may_wait(),
+        )?;
         offer.accept(&device, &mut adapter, options, queues.is_some())?;
         let adapter = Arc::new(adapter);
         let (server, hand_over) = server()?;
@@ -139,6 +146,7 @@ impl Session {
         let device = Arc::new(device);
         let notifier = Notifier::new(&device);
         let holes = Adapter::start_holes(&adapter, notifier.clone())?;
+        let signaled = adapter.start_calls()?;
         let mut threads = classic::serve(device, readers, &share, &adapter)?;
         #[cfg(test)]
         let alarm = serving.as_ref().map(|serving| serving.alarm.clone());
@@ -147,6 +155,7 @@ impl Session {
         let _ = hand_over.send(Answering {
             threads,
             holes,
+            signaled,
             adapter,
         });
         Ok(Session {
@@ -171,8 +180,9 @@ impl Session {
 struct Answering {
     /// They end with the mount.
     threads: Vec<JoinHandle<io::Result<()>>>,
-    /// It ends after them.
+    /// They end after them.
     holes: JoinHandle<()>,
+    signaled: Option<JoinHandle<()>>,
     adapter: Arc<Adapter>,
 }
 
@@ -192,12 +202,15 @@ fn server() -> io::Result<(JoinHandle<End>, mpsc::Sender<Answering>)> {
             let Answering {
                 threads,
                 holes,
+                signaled,
                 adapter,
             } = answering;
             let ended: Vec<io::Result<()>> = threads.into_iter().map(join).collect();
             adapter.end_holes();
-            // Who asked it for something is gone.
+            adapter.end_calls();
+            // The callers are gone.
             let _ = holes.join();
+            let _ = signaled.map(JoinHandle::join);
             let ended: io::Result<()> = ended.into_iter().collect();
             match adapter.has_failed() {
                 // What was answered is in the pool. What the file system looks like in memory, nobody knows.
@@ -229,9 +242,11 @@ fn choose(
     options: &MountOptions,
     switch: Switch,
     payload_length: usize,
+    may_wait: bool,
 ) -> io::Result<(Option<Queues>, Transport)> {
     let queues = match options.transport {
         Choice::Classic => Err("it was asked for".into()),
+        Choice::Auto if may_wait => Err("requests may wait for the cluster".into()),
         _ if offer.has_queues() => {
             let queues = Queues::prepare(device, payload_length);
             queues.map_err(|error| format!("io_uring is not to be had: {error}"))
@@ -285,10 +300,12 @@ mod tests {
                 is_on,
                 switched_on: false,
             };
-            choose(&device, &offer, &options, switch, DATA_LENGTH_MAX).map(|(queues, transport)| {
-                assert!(queues.is_none());
-                transport.to_string()
-            })
+            choose(&device, &offer, &options, switch, DATA_LENGTH_MAX, false).map(
+                |(queues, transport)| {
+                    assert!(queues.is_none());
+                    transport.to_string()
+                },
+            )
         };
         let said = choose(Choice::Auto, true).unwrap();
         assert!(

@@ -190,16 +190,16 @@ fn shared_locks_go_with_the_mount() {
         let open = || File::create(directory.0.join("file")).unwrap();
         let (file, other) = (open(), open());
         let number = file.metadata().unwrap().ino();
-        assert!(beside.take(number, &whole(1)));
+        assert!(beside.take(number, &whole(1)).unwrap());
         assert!(matches!(file.try_lock(), Err(TryLockError::WouldBlock)));
         thread::scope(|scope| {
             let waits = scope.spawn(|| file.lock());
             while beside.waits() == 0 {
                 thread::yield_now();
             }
-            beside.give_back(number, &whole(1));
+            beside.give_back(number, &whole(1)).unwrap();
             waits.join().unwrap().unwrap();
-            assert!(!beside.take(number, &whole(1)));
+            assert!(!beside.take(number, &whole(1)).unwrap());
             let waits = scope.spawn(|| other.lock());
             while beside.waits() == 0 {
                 thread::yield_now();
@@ -208,7 +208,7 @@ fn shared_locks_go_with_the_mount() {
             assert!(waits.join().unwrap().is_err(), "{transport}");
         });
         mount.wait().unwrap();
-        assert!(beside.take(number, &whole(1)) && beside.waits() == 0);
+        assert!(beside.take(number, &whole(1)).unwrap() && beside.waits() == 0);
         drop((file, other));
         apart(|| fuse::unmount(&directory.0)).unwrap();
     }

@@ -377,4 +377,9 @@ impl Embedded {
     pub(super) fn sync(&self, _inode: &Node) -> Result<()> {
         Ok(())
     }
+
+    #[inline]
+    pub(super) fn flush(&self, _inode: &Node) -> Result<()> {
+        Ok(())
+    }
 }

@@ -5,12 +5,16 @@
 
 mod attributes;
 mod data;
+mod locks;
 mod names;
 mod table;
 
 use std::sync::Arc;
 
-use operations::{Acknowledge, Attributes, Details, FileId, Operation, Outcome, ROOT, Statistics};
+use operations::{
+    Acknowledge, Attributes, Details, ErrorCode, FileId, NAME_LENGTH_MAX, Operation, Outcome, ROOT,
+    Statistics, TARGET_LENGTH_MAX, XATTR_VALUE_MAX,
+};
 
 use super::Result;
 use crate::{Cause, RequestError, Requests};
@@ -108,6 +112,9 @@ impl Remote {
 
     /// Executes an operation.
     fn call(&self, operation: Operation) -> Result<Outcome> {
+        if operation.validate().is_err() {
+            return Err(refusal(&operation).into());
+        }
         let outcome = self.0.requests.call(operation, self.0.acknowledge)?;
         Ok(outcome.into_result()?)
     }
@@ -164,6 +171,33 @@ impl Remote {
                 .map(drop),
             None => Ok(()),
         }
+    }
+}
+
+/// The error of an operation that no message carries: the one that a pool of this process gives.
+fn refusal(operation: &Operation) -> ErrorCode {
+    let is_long = |name: &[u8]| name.len() > NAME_LENGTH_MAX;
+    match operation {
+        Operation::Create { name, new, .. }
+            if is_long(name) || new.target.len() > TARGET_LENGTH_MAX =>
+        {
+            ErrorCode::NameTooLong
+        }
+        Operation::Lookup { name, .. }
+        | Operation::Link { name, .. }
+        | Operation::Unlink { name, .. }
+        | Operation::RemoveDirectory { name, .. }
+            if is_long(name) =>
+        {
+            ErrorCode::NameTooLong
+        }
+        Operation::Rename { name, new_name, .. } if is_long(name) || is_long(new_name) => {
+            ErrorCode::NameTooLong
+        }
+        Operation::Lookup { .. } => ErrorCode::NotFound,
+        Operation::Xattr { .. } | Operation::RemoveXattr { .. } => ErrorCode::NoXattr,
+        Operation::SetXattr { value, .. } if value.len() > XATTR_VALUE_MAX => ErrorCode::NoSpace,
+        _ => ErrorCode::InvalidArgument,
     }
 }
 

@@ -9,10 +9,13 @@ use crate::wire::{self, opened};
 
 impl Adapter {
     pub(super) fn open_directory(&self, body: &mut [u8]) -> Answer {
-        if self.open_directory_unneeded {
+        if self.open_directory_unneeded && self.shared.is_none() {
             return Err(Errno::NOSYS);
         }
-        let flags = opened::KEEP_CACHE | opened::CACHE_DIR;
+        let flags = match self.shared {
+            Some(_) => 0,
+            None => opened::KEEP_CACHE | opened::CACHE_DIR,
+        };
         let answer = wire::OpenOut {
             flags,
             ..wire::OpenOut::default()
@@ -25,7 +28,7 @@ impl Adapter {
         let read = self
             .file_system
             .read_directory(number, cookie, &mut |entry| listing.add(&listed(entry)));
-        self.noted_directory(number, read)?;
+        self.noted_directory(number, cookie, read)?;
         Ok(listing.length())
     }
 
@@ -39,7 +42,7 @@ impl Adapter {
         let read = self
             .file_system
             .read_directory_held(number, cookie, &mut add);
-        self.noted_directory(number, read)?;
+        self.noted_directory(number, cookie, read)?;
         Ok(listing.length())
     }
 }

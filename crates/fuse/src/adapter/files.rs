@@ -18,30 +18,34 @@ const SET_GROUP: u32 = 0o2000;
 const COPY_LENGTH_MAX: u64 = 16 << 20;
 
 impl Adapter {
-    pub(super) fn open(&self, body: &mut [u8]) -> Answer {
+    pub(super) fn open(&self, number: u64, body: &mut [u8]) -> Answer {
         if self.opens_by_itself() {
             return Err(Errno::NOSYS);
         }
-        Ok(put(body, &self.opened()))
+        Ok(put(body, &self.opened(number)?))
     }
 
     /// Whether the kernel opens files without asking.
     pub(super) fn opens_by_itself(&self) -> bool {
-        self.open_unneeded && !self.direct && self.locks.is_none()
+        self.open_unneeded && !self.direct && self.locks.is_none() && self.shared.is_none()
     }
 
     /// The answer to opening a file.
-    pub(super) fn opened(&self) -> wire::OpenOut {
-        let flags = if self.direct {
-            opened::DIRECT_IO | opened::PARALLEL_DIRECT_WRITES
-        } else {
-            opened::KEEP_CACHE
+    pub(super) fn opened(&self, number: u64) -> Result<wire::OpenOut, Errno> {
+        let keeps = match &self.shared {
+            Some(shared) => shared.open(&self.file_system, number),
+            None => Ok(opened::KEEP_CACHE),
         };
-        wire::OpenOut {
+        let keeps = keeps.map_err(|error| errno(&error))?;
+        let flags = match self.direct {
+            true => opened::DIRECT_IO | opened::PARALLEL_DIRECT_WRITES,
+            false => keeps,
+        };
+        Ok(wire::OpenOut {
             handle: self.locks.as_ref().map_or(0, Locks::new_handle),
             flags,
             ..wire::OpenOut::default()
-        }
+        })
     }
 
     pub(super) fn get_attributes(&self, number: u64, body: &mut [u8]) -> Answer {

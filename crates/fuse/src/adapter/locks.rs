@@ -11,12 +11,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use client::{Deadlock, Lock, LockKind, LockSpace, LockTicket, LockUser, LockWake};
+use client::{Lock, LockKind, LockSpace, LockTicket, LockUser, LockWake, NotLocked};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::{Answer, Later, head};
 use crate::answer::put;
+use crate::translate::errno;
 use crate::wire::{self, locked};
 
 /// Interruptions of requests that have not been seen yet which are remembered: many more than requests can be on their
@@ -60,7 +61,8 @@ impl Locks {
     }
 
     pub(super) fn test(&self, node: u64, asked: &wire::LockIn, body: &mut [u8]) -> Answer {
-        let lock = match self.user.in_the_way(node, &lock(asked)) {
+        let found = self.user.in_the_way(node, &lock(asked));
+        let lock = match found.map_err(|error| errno(&error))? {
             Some(found) => wire::FileLock {
                 start: found.start,
                 end: found.end,
@@ -79,11 +81,14 @@ impl Locks {
     pub(super) fn set(&self, node: u64, asked: &wire::LockIn) -> Answer {
         let wanted = lock(asked);
         if asked.lock.kind == libc::F_UNLCK as u32 {
-            self.user.give_back(node, &wanted);
-        } else if !self.user.take(node, &wanted) {
-            return Err(Errno::AGAIN);
+            let given = self.user.give_back(node, &wanted);
+            return given.map(|()| 0).map_err(|error| errno(&error));
         }
-        Ok(0)
+        let taken = self.user.take(node, &wanted);
+        match taken.map_err(|error| errno(&error))? {
+            true => Ok(0),
+            false => Err(Errno::AGAIN),
+        }
     }
 
     /// The same; None if the answer comes later.
@@ -114,7 +119,10 @@ impl Locks {
             Ok(Some(ticket)) => ticket,
             // It has become free meanwhile.
             Ok(None) => return Some(self.ended(unique, Ok(0))),
-            Err(Deadlock) => return Some(self.ended(unique, Err(Errno::DEADLK))),
+            Err(NotLocked::Deadlock) => return Some(self.ended(unique, Err(Errno::DEADLK))),
+            Err(NotLocked::Failed(error)) => {
+                return Some(self.ended(unique, Err(errno(&error))));
+            }
         };
         if self.waits.lock().is_interrupted(unique, ticket) {
             self.user.cancel(ticket);
@@ -136,11 +144,13 @@ impl Locks {
     }
 
     pub(super) fn flush(&self, node: u64, asked: &wire::FlushIn) {
-        self.user.give_back_ranges(node, asked.lock_owner);
+        // What cannot be given back now ends with the session.
+        let _ = self.user.give_back_ranges(node, asked.lock_owner);
     }
 
     pub(super) fn release(&self, node: u64, asked: &wire::ReleaseIn) {
-        self.user.close(node, asked.handle);
+        // As for ranges.
+        let _ = self.user.close(node, asked.handle);
     }
 }
 

@@ -54,8 +54,9 @@ impl Adapter {
                 let created = self
                     .file_system
                     .create_open(header.node, name, &inode, flags);
-                let entry = self.entry(created.map(|(attributes, _file)| attributes))?;
-                return Ok((entry, Some(self.opened())));
+                let (attributes, _file) = created.map_err(|error| errno(&error))?;
+                let opened = self.opened(attributes.number)?;
+                return Ok((self.entry(Ok(attributes))?, Some(opened)));
             }
             Request::MakeNode { name, new } => {
                 let kind = file_kind(new.mode).ok_or(Errno::INVAL)?;
@@ -89,9 +90,10 @@ impl Adapter {
         let flags = OpenFlags::from_bits(new.flags as i32);
         let made = self.file_system.create_unnamed(header.node, &inode, flags);
         let file = made.map_err(|error| errno(&error))?;
+        let opened = self.opened(file.number())?;
         let entry = self.entry(file.attributes())?;
         let length = put(body, &entry);
-        Ok(length + put(&mut body[length..], &self.opened()))
+        Ok(length + put(&mut body[length..], &opened))
     }
 
     pub(super) fn rename(&self, directory: u64, rename: &Rename<'_>) -> Answer {

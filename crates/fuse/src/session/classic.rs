@@ -3,10 +3,11 @@
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -47,16 +48,21 @@ pub(super) fn serve(
         let further = fuse_device::clone_descriptor(&descriptors[0])?;
         descriptors.push(Arc::new(further));
     }
+    let readers = adapter.may_wait().then(|| Arc::new(Readers::new(adapter)));
     let gate = Arc::new(RwLock::new(false));
     let mut has_begun = gate.write();
     let mut threads = Vec::new();
     for (number, device) in descriptors.into_iter().enumerate() {
         let (adapter, share, gate) = (adapter.clone(), share.clone(), gate.clone());
+        let readers = readers.clone();
         let thread = thread::Builder::new()
             .name(format!("tako-device-{number}"))
             .spawn(move || match (*gate.read(), &share) {
                 (false, _) => Ok(()),
-                (true, Share::All) => answer_all(&device, None, &adapter),
+                (true, Share::All) => match &readers {
+                    Some(readers) => readers.answer(&device),
+                    None => answer_all(&device, None, &adapter),
+                },
                 (true, Share::Unanswered(alarm)) => {
                     alarm.guard(|| answer_all(&device, Some(alarm), &adapter))
                 }
@@ -72,6 +78,83 @@ pub(super) fn serve(
     }
     *has_begun = true;
     Ok(threads)
+}
+
+/// Threads that read the device for a file system whose requests may wait for a long time. One of them always reads, so that
+/// the kernel can tell of callers that are killed, and of the end of the mount.
+struct Readers {
+    adapter: Arc<Adapter>,
+    /// Threads that read now.
+    reading: AtomicUsize,
+    /// Threads that were started because all others were busy.
+    further: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// Threads for requests that wait, beyond which others wait for them.
+const FURTHER_MAX: usize = 1024;
+/// Threads that read at a time; further ones end.
+const READING_MAX: usize = 4;
+
+impl Readers {
+    fn new(adapter: &Arc<Adapter>) -> Readers {
+        Readers {
+            adapter: adapter.clone(),
+            reading: AtomicUsize::new(0),
+            further: Mutex::default(),
+        }
+    }
+
+    /// Answers until the mount has ended, and all threads that were started for it have ended, too.
+    fn answer(self: &Arc<Readers>, device: &Arc<OwnedFd>) -> io::Result<()> {
+        let result = self.read(device, false);
+        // Requests that wait have no caller any more.
+        self.adapter.interrupt_all();
+        loop {
+            let Some(further) = self.further.lock().pop() else {
+                return result;
+            };
+            // It has told the others why it ended, by the device.
+            let _ = further.join();
+        }
+    }
+
+    fn read(self: &Arc<Readers>, device: &Arc<OwnedFd>, is_further: bool) -> io::Result<()> {
+        let mut buffer = vec![0; HEAD_ROOM + DATA_LENGTH_MAX];
+        loop {
+            if self.reading.fetch_add(1, Ordering::SeqCst) >= READING_MAX && is_further {
+                self.reading.fetch_sub(1, Ordering::SeqCst);
+                return Ok(());
+            }
+            let read = rustix::io::read(device, &mut buffer);
+            if self.reading.fetch_sub(1, Ordering::SeqCst) == 1 && read.is_ok() {
+                self.start_further(device);
+            }
+            match read {
+                Ok(length) => {
+                    answer_one(device, &self.adapter, &mut buffer, length)?;
+                }
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
+                Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Starts a thread in place of this one, which is about to answer. If there can be no more, requests wait.
+    fn start_further(self: &Arc<Readers>, device: &Arc<OwnedFd>) {
+        let mut further = self.further.lock();
+        further.retain(|thread| !thread.is_finished());
+        if further.len() >= FURTHER_MAX {
+            return;
+        }
+        let (readers, device) = (self.clone(), device.clone());
+        let thread = thread::Builder::new().name("tako-device".into());
+        let started = thread.spawn(move || {
+            // An error of the device reaches the other threads, too.
+            let _ = readers.read(&device, true);
+        });
+        further.extend(started);
+    }
 }
 
 /// Answers until the mount has ended, or an alarm is raised.

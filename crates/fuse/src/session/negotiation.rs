@@ -114,6 +114,11 @@ impl Offer {
         if options.locks == Locks::Shared {
             wanted |= capability::POSIX_LOCKS | capability::FLOCK_LOCKS;
         }
+        if adapter.may_wait() {
+            // Other processes change files: the kernel compares size and time when it asks for attributes.
+            wanted |= capability::AUTO_INVAL_DATA;
+            wanted &= !capability::EXPLICIT_INVAL_DATA;
+        }
         let taken = wanted & self.capabilities;
         adapter.open_unneeded = taken & capability::NO_OPEN_SUPPORT != 0;
         adapter.open_directory_unneeded = taken & capability::NO_OPENDIR_SUPPORT != 0;

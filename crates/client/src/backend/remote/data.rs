@@ -1,7 +1,8 @@
 //! Data of files of a cluster.
 
 use operations::{
-    DATA_MAX, Details, ErrorCode, Fallocate, FileExtent, Operation, Outcome, WriteAt, Written,
+    Acknowledge, DATA_MAX, Details, ErrorCode, Fallocate, FileExtent, Operation, Outcome, WriteAt,
+    Written,
 };
 
 use super::super::Result;
@@ -203,5 +204,12 @@ impl Remote {
 
     pub(in super::super) fn sync(&self, inode: &RemoteInode) -> Result<()> {
         self.call(Operation::Sync { file: inode.file }).map(drop)
+    }
+
+    pub(in super::super) fn flush(&self, inode: &RemoteInode) -> Result<()> {
+        match self.0.acknowledge {
+            Acknowledge::Sent => self.sync(inode),
+            Acknowledge::Primary | Acknowledge::All => Ok(()),
+        }
     }
 }

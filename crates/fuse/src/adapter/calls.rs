@@ -1,0 +1,180 @@
+//! Requests that are being served out of a cluster, which may be unreachable: then the caller waits, and can be killed.
+//!
+//! The kernel reports any signal that a waiting caller gets, and only the first one. A signal that does not end the caller
+//! must not end its call, as on a disk. So a thread looks for the end of callers that have got a signal.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use client::Interrupt;
+use parking_lot::Mutex;
+
+/// How often callers that have got a signal are examined.
+const TICK: Duration = Duration::from_millis(50);
+/// Ticks for which a signal is remembered whose request has not been seen: it may be on its way to its thread.
+const TICKS_UNSEEN: u32 = 20;
+
+#[derive(Default)]
+pub(super) struct Calls {
+    in_flight: Mutex<HashMap<u64, Call>>,
+    /// None while no thread examines callers.
+    signaled: Mutex<Option<Sender<u64>>>,
+}
+
+#[derive(Clone)]
+struct Call {
+    interrupt: Interrupt,
+    /// Thread of the caller; 0 if it is not visible from here.
+    thread: u32,
+}
+
+impl Calls {
+    /// Serves a request of this thread so that it can be interrupted.
+    pub(super) fn serve<T>(&self, unique: u64, thread: u32, serve: impl FnOnce() -> T) -> T {
+        let call = Call {
+            interrupt: Interrupt::default(),
+            thread,
+        };
+        self.in_flight.lock().insert(unique, call.clone());
+        let result = call.interrupt.scope(serve);
+        self.in_flight.lock().remove(&unique);
+        result
+    }
+
+    /// The caller of a request has got a signal.
+    pub(super) fn signal(&self, unique: u64) {
+        if let Some(signaled) = &*self.signaled.lock() {
+            // Its thread ends with the mount.
+            let _ = signaled.send(unique);
+        }
+    }
+
+    /// Interrupts all requests: the mount has ended.
+    pub(super) fn interrupt_all(&self) {
+        for call in self.in_flight.lock().values() {
+            call.interrupt.interrupt();
+        }
+    }
+
+    /// Starts the thread that ends the calls of killed callers. It ends with [`Calls::end`].
+    pub(super) fn start(calls: &Arc<Calls>) -> io::Result<JoinHandle<()>> {
+        let (say, signaled) = mpsc::channel();
+        *calls.signaled.lock() = Some(say);
+        let calls = Arc::downgrade(calls);
+        let thread = thread::Builder::new().name("tako-signaled".into());
+        thread.spawn(move || watch(&signaled, &calls))
+    }
+
+    pub(super) fn end(&self) {
+        *self.signaled.lock() = None;
+    }
+
+    /// Interrupts a request if its caller is being killed. Returns whether it was seen, and whether it is done with.
+    fn examine(&self, unique: u64) -> (bool, bool) {
+        let call = self.in_flight.lock().get(&unique).cloned();
+        match call {
+            None => (false, false),
+            Some(call) if is_killed(call.thread) => {
+                call.interrupt.interrupt();
+                (true, true)
+            }
+            Some(_) => (true, false),
+        }
+    }
+}
+
+fn watch(signaled: &Receiver<u64>, calls: &Weak<Calls>) {
+    // Requests whose callers have got a signal, with the ticks for which they may stay unseen.
+    let mut watched: Vec<(u64, u32)> = Vec::new();
+    loop {
+        let next = match watched.is_empty() {
+            true => signaled.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            false => signaled.recv_timeout(TICK),
+        };
+        match next {
+            Ok(unique) => watched.push((unique, TICKS_UNSEEN)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        let Some(calls) = calls.upgrade() else {
+            return;
+        };
+        watched.retain_mut(|(unique, ticks)| match calls.examine(*unique) {
+            (_, true) => false,
+            (true, false) => {
+                // It was seen: when it is not any more, it has been answered.
+                *ticks = 1;
+                true
+            }
+            (false, false) => {
+                *ticks -= 1;
+                *ticks > 0
+            }
+        });
+    }
+}
+
+/// Whether SIGKILL is pending for a thread, which is how the kernel ends all threads of a process. Of a thread that cannot be
+/// seen it is assumed.
+fn is_killed(thread: u32) -> bool {
+    const KILL: u64 = 1 << (libc::SIGKILL - 1);
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{thread}/status")) else {
+        return true;
+    };
+    let pending = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        mask.unwrap_or(0)
+    };
+    (pending("SigPnd:") | pending("ShdPnd:")) & KILL != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_lives_is_not_killed() {
+        assert!(!is_killed(std::process::id()));
+        assert!(is_killed(u32::MAX));
+    }
+
+    #[test]
+    fn a_call_ends_when_its_caller_is_gone() {
+        let calls = Arc::new(Calls::default());
+        let thread = Calls::start(&calls).expect("a thread");
+        let (say, hear) = mpsc::channel();
+        // The signal comes before the request.
+        calls.signal(7);
+        calls.serve(7, u32::MAX, || {
+            let current = Interrupt::current().expect("a request is served");
+            current.set_wake(Some(Box::new(move || {
+                // It may be woken twice.
+                let _ = say.send(());
+            })));
+            if !current.is_interrupted() {
+                hear.recv().expect("an interrupt");
+            }
+            assert!(current.is_interrupted());
+        });
+        calls.end();
+        thread.join().expect("the thread ends");
+    }
+
+    #[test]
+    fn a_signal_that_does_not_kill_leaves_the_call() {
+        let calls = Arc::new(Calls::default());
+        calls.serve(9, std::process::id(), || {
+            assert_eq!(calls.examine(9), (true, false));
+            let current = Interrupt::current().expect("a request is served");
+            assert!(!current.is_interrupted());
+            calls.interrupt_all();
+            assert!(current.is_interrupted());
+        });
+        assert_eq!(calls.examine(9), (false, false));
+    }
+}
