@@ -19,7 +19,7 @@ pub const WORKLOADS: [Workload; 9] = [
     },
     Workload {
         name: "2 KiB overwrite",
-        measure: |bench, name| overwrite(bench, name, 2048, Some(1.2)),
+        measure: |bench, name| overwrite(bench, name, 2048, None),
     },
     Workload {
         name: "64 B overwrite",
@@ -81,7 +81,7 @@ fn small_overwrite(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     sides.push(flushed_lines(bench, 2)?);
     let measured = interleave(bench.scale.rounds, sides)?;
     Ok(vec![
-        measured.row(0, name, "tmpfs pwrite", Some(2.0)),
+        measured.row(0, name, "tmpfs pwrite", Some(1.3)),
         alone(&measured, 2, "tmpfs pwrite"),
     ])
 }

@@ -6,7 +6,7 @@
 //! - [`run`] and its [`Options`]; [`workloads`] names what can be run alone;
 //! - [`Report`]: rows and notes, as a table or as JSON (`report`);
 //! - `harness`: rounds and medians; `setup`: the pool and the files that are measured;
-//! - one module for each family of workloads: `data`, `sizes`, `names`, `threads`, `mount`, `primitives`, and `mounted`
+//! - one module for each family of workloads: `data`, `sizes`, `names`, `unit`, `threads`, `mount`, `primitives`, and `mounted`
 //!   for what goes through the kernel.
 #![forbid(unsafe_code)]
 
@@ -25,6 +25,7 @@ mod sizes;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod unit;
 
 use std::path::PathBuf;
 
@@ -68,11 +69,12 @@ struct Workload {
 }
 
 /// What each group of rows is called, and its workloads.
-const GROUPS: [(&str, &[Workload]); 11] = [
+const GROUPS: [(&str, &[Workload]); 12] = [
     ("memory", &sizes::MEMORY),
     ("data", &data::WORKLOADS),
     ("length of a file", &sizes::LENGTHS),
     ("names", &names::WORKLOADS),
+    ("as a unit's primary", &unit::WORKLOADS),
     ("two threads, beside one", &threads::THROUGHPUT),
     (mounted::GROUP, &mounted::WORKLOADS),
     ("mount after a crash", &mount::WORKLOADS),

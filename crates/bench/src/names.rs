@@ -74,7 +74,7 @@ fn create_and_unlink(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
     let measured = interleave(bench.scale.rounds.div_ceil(3), vec![tako_side, limit_side])?;
     file_system.remove_directory(ROOT, DIRECTORY.as_bytes())?;
     Ok(vec![
-        measured.row(0, "create", "tmpfs open, close", Some(2.0)),
+        measured.row(0, "create", "tmpfs open, close", Some(1.5)),
         measured.row(1, "unlink", "tmpfs unlink", Some(1.5)),
     ])
 }
@@ -87,7 +87,8 @@ pub const CREATE: OFlags = OFlags::CREATE
 /// The permissions that it gets.
 pub const OWNER: Mode = Mode::RUSR.union(Mode::WUSR);
 
-fn ns_each(start: Duration, middle: Duration, count: f64) -> Vec<f64> {
+/// The times of two loops, for each of their `count` steps.
+pub fn ns_each(start: Duration, middle: Duration, count: f64) -> Vec<f64> {
     let spans = [middle - start, thread_time() - middle];
     spans.map(|span| span.as_nanos() as f64 / count).to_vec()
 }
