@@ -590,7 +590,11 @@ impl<'s> Change<'s> {
         self.write_record(place);
         transaction.committed(place.end);
         self.apply(place.number, reply.as_ref());
-        shared.ring.applied(place);
+        let lengths = self.parts.operations.iter().map(|placed| placed.length);
+        let is_streamed = lengths
+            .max()
+            .is_some_and(|longest| shared.image.is_streamed(longest));
+        shared.ring.applied(place, is_streamed);
         // Now the next record of the block may be made.
         drop(reply);
         // The next turn finds the counts in the image as this change leaves them.

@@ -219,6 +219,12 @@ impl Image {
         self.stream_min == BLOCK
     }
 
+    /// Whether an operation on so many bytes may be applied around the caches.
+    #[inline]
+    pub fn is_streamed(&self, length: u32) -> bool {
+        length as usize >= self.stream_min
+    }
+
     /// Bytes of the image.
     pub fn length(&self) -> u64 {
         self.layout.blocks() * BLOCK as u64

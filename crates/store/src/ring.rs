@@ -177,10 +177,10 @@ impl Ring {
         }
     }
 
-    /// Notes that the record was applied to the image.
+    /// Notes that the record was applied to the image; `is_streamed`: perhaps in part around the caches.
     #[inline]
-    pub fn applied(&self, place: Place) {
-        if self.is_read_outside {
+    pub fn applied(&self, place: Place, is_streamed: bool) {
+        if self.is_read_outside && is_streamed {
             // What was stored around the caches is not ordered with the end of the inode's lock, and other processes have no
             // part in that.
             self.region.order_stores();

@@ -66,7 +66,7 @@ impl Writer<'_> {
         for operation in Operations::new(record, self.image.length()).flatten() {
             self.image.apply(&operation, place.number);
         }
-        self.ring.applied(place);
+        self.ring.applied(place, true);
         record.truncate(0);
         record.resize(HEADER, 0);
     }
