@@ -23,7 +23,10 @@ impl Log {
     /// Writes a line. A log that takes none is no reason to fail, nor to wait.
     pub fn write(self, line: impl Display) {
         match self {
-            Log::Terminal => drop(writeln!(std::io::stderr(), "tako: {line}")),
+            // At once, so that lines of several processes do not mix.
+            Log::Terminal => {
+                drop(std::io::stderr().write_all(format!("tako: {line}\n").as_bytes()))
+            }
             Log::System => drop(send(Path::new(SYSTEM_LOG), line)),
         }
     }

@@ -1,0 +1,78 @@
+//! Hosts, as far as network namespaces on one bridge are hosts.
+
+use std::process::{Command, Stdio};
+
+use crate::common;
+
+/// Network namespaces that reach each other. They end with the test.
+pub struct Hosts {
+    names: Vec<String>,
+    bridge: String,
+}
+
+fn ip(arguments: &str) -> bool {
+    let mut command = Command::new("ip");
+    command.args(arguments.split(' ')).stderr(Stdio::null());
+    common::run(&mut command).status.success()
+}
+
+impl Hosts {
+    /// So many of them. The address of each is [`Hosts::address`].
+    pub fn new(count: usize) -> Hosts {
+        let id = std::process::id();
+        let hosts = Hosts {
+            names: (0..count).map(|host| format!("tako{id}h{host}")).collect(),
+            bridge: format!("tako{id}b"),
+        };
+        assert!(
+            ip(&format!("netns add {}", hosts.bridge)),
+            "cannot make a network namespace; run as root with iproute2"
+        );
+        let bridge = &hosts.bridge;
+        assert!(ip(&format!("-n {bridge} link add br0 type bridge")));
+        assert!(ip(&format!("-n {bridge} link set br0 up")));
+        for (host, name) in hosts.names.iter().enumerate() {
+            assert!(ip(&format!("netns add {name}")));
+            let peer = format!("type veth peer name h{host} netns {bridge}");
+            assert!(ip(&format!("link add eth0 netns {name} {peer}")));
+            assert!(ip(&format!("-n {bridge} link set h{host} master br0 up")));
+            let address = hosts.address(host);
+            assert!(ip(&format!("-n {name} address add {address}/24 dev eth0")));
+            assert!(ip(&format!("-n {name} link set eth0 up")));
+            assert!(ip(&format!("-n {name} link set lo up")));
+        }
+        hosts
+    }
+
+    /// The address of a host.
+    pub fn address(&self, host: usize) -> String {
+        format!("10.78.0.{}", host + 1)
+    }
+
+    /// The program, ready to run on a host.
+    pub fn tako(&self, host: usize, arguments: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command.args([
+            "netns",
+            "exec",
+            &self.names[host],
+            env!("CARGO_BIN_EXE_tako"),
+        ]);
+        command.args(arguments).stdin(Stdio::null());
+        command
+    }
+
+    /// Takes a host off the network, or puts it back.
+    pub fn set_link(&self, host: usize, state: &str) {
+        let bridge = &self.bridge;
+        assert!(ip(&format!("-n {bridge} link set h{host} {state}")));
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for name in self.names.iter().chain([&self.bridge]) {
+            ip(&format!("netns delete {name}"));
+        }
+    }
+}
