@@ -86,7 +86,7 @@ impl Pool {
             offset: (1 + count % SLOTS) * store::REPLY as u64,
             bytes: [count as u8; store::REPLY],
             inode_at: Some(8),
-            count_at: Some(24),
+            end_at: Some(24),
         };
         let mut transaction = Transaction::with_reply(&reply);
         let result = change(&mut transaction)?;

@@ -242,7 +242,7 @@ pub enum Operation {
         /// Bytes.
         length: u64,
     },
-    /// Keeps a file that loses its last name until the hold is released or the session ends.
+    /// Keeps a file that loses its last name until the hold is released or the session ends. Outcome: file, attributes.
     Hold {
         /// The file.
         file: FileId,
@@ -266,14 +266,14 @@ pub enum Operation {
         /// The lock.
         lock: Lock,
     },
-    /// Gives back the owner's locks of these bytes; the kind has no meaning.
+    /// Gives back the owner's locks of these bytes; the kind has no meaning. Outcome: `count` of locks.
     Unlock {
         /// The file.
         file: FileId,
         /// The range.
         range: Lock,
     },
-    /// Gives back all locks of the session that were taken by an open file, of both spaces.
+    /// Gives back all locks of the session that were taken by an open file, of both spaces. Outcome: `count` of locks.
     UnlockHandle {
         /// The file.
         file: FileId,

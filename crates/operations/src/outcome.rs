@@ -55,7 +55,7 @@ pub struct Outcome {
     pub error: Option<ErrorCode>,
     /// The file that was found or made.
     pub file: FileId,
-    /// Bytes written or copied.
+    /// Bytes written or copied, or locks given back.
     pub count: u64,
     /// Offset of the first byte written.
     pub offset: u64,

@@ -42,7 +42,7 @@ impl Operation {
 
     /// Whether it may make a record.
     pub fn makes_record(&self) -> bool {
-        self.is_change() || self.notes_read()
+        self.is_change() || self.notes_read() || matches!(self, Operation::Release { .. })
     }
 
     /// Whether it notes the time of a read, by a record without a reply.
@@ -81,6 +81,7 @@ impl Operation {
                 | Operation::Create { .. }
                 | Operation::CreateUnnamed { .. }
                 | Operation::Link { .. }
+                | Operation::Hold { .. }
         )
     }
 

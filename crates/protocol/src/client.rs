@@ -4,22 +4,22 @@ mod active;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use operations::WriteAt;
+
 use crate::defects::{Defect, Defects};
 use crate::map::{NodeId, Sequence, UnitMap};
 use crate::member::READS_MAX;
 use crate::wire::{
-    Acknowledge, BODY_MAX, Body, DATA_MAX, Envelope, FileId, Message, Operation, Outcome, Refusal,
-    Replay, Status,
+    Acknowledge, BODY_MAX, Body, DATA_MAX, Envelope, ErrorCode, FileId, Message, Operation,
+    Outcome, Refusal, Replay,
 };
-use crate::{Options, SLOTS_MAX, Transmit};
+use crate::{NO_SLOT, Options, SLOTS_MAX, Transmit};
 use active::Active;
 pub use active::{Transfer, TransferKind, TransferOutcome};
 
 /// Names what was asked for.
 pub type Ticket = u64;
 
-/// Slot of requests that change nothing: they may be carried out more than once and need none.
-const NO_SLOT: u16 = u16::MAX;
 /// Writes that may be unconfirmed, at most: then new changes wait.
 const UNCONFIRMED_MAX: usize = 64;
 /// Their data, with that of the writes under way, at most: so that a message holds what is to be replayed. The rest of
@@ -67,7 +67,7 @@ struct Pending {
 
 /// That a write was refused which its user believes to be done.
 struct Refused {
-    status: Status,
+    error: ErrorCode,
     /// The number of this note. An fsync that began before does not end it: it may be older than the write.
     noted_at: u64,
 }
@@ -174,6 +174,11 @@ impl Client {
     pub fn submit(&mut self, now: u64, operation: Operation, acknowledge: Acknowledge) -> Ticket {
         self.next_number += 1;
         let ticket = self.next_number;
+        if operation == Operation::CloseSession && self.session == Session::None {
+            let outcome = Outcome::done();
+            self.events.push_back(Event::Done { ticket, outcome });
+            return ticket;
+        }
         if !self.begin_run(now, ticket, &operation, acknowledge) {
             self.queue.push_back((ticket, operation, acknowledge));
         }
@@ -204,6 +209,7 @@ impl Client {
         };
         let Envelope {
             cluster,
+            unit,
             epoch,
             session,
             request,
@@ -211,7 +217,7 @@ impl Client {
         } = message.envelope;
         // An answer of a primary that is none any more does not count: the new one has not heard of the request.
         let is_current = epoch == self.map.epoch || self.defects.has(Defect::AcceptOldReply);
-        if cluster != self.options.cluster || !is_current {
+        if cluster != self.options.cluster || unit != self.options.unit || !is_current {
             return;
         }
         if let Body::SessionOpened { slots } = message.body {
@@ -247,8 +253,8 @@ impl Client {
                 self.resumed_in = epoch;
                 // Whatever was replayed is at all members in sync; nothing was sent since.
                 self.unconfirmed.clear();
-                for Refusal { file, status } in refusals {
-                    self.note_refused(file, status);
+                for Refusal { file, error } in refusals {
+                    self.note_refused(file, error);
                 }
             }
             Body::Key { member, key } => self.handle_key(member, key),
@@ -320,6 +326,7 @@ impl Client {
             cluster: self.options.cluster,
             epoch: self.map.epoch,
             tenant: 0,
+            unit: self.options.unit,
             session,
             request,
             from: self.node,
@@ -408,7 +415,7 @@ impl Client {
             let is_full = is_change && !self.has_room_for(operation);
             let free = self.slots.iter().position(|(_, pending)| pending.is_none());
             // Its user believes that a write is done which may still be on its way: nothing on that file overtakes it.
-            let is_behind = operation.file().is_some_and(|file| self.is_behind(file));
+            let is_behind = self.depends_on_told(operation);
             // The primary drops more.
             let too_many_reads = !is_change && self.reads.len() >= READS_MAX;
             if is_full || is_behind || is_change && free.is_none() || too_many_reads {
@@ -443,10 +450,19 @@ impl Client {
         }
     }
 
+    /// Files with a write on its way whose user believes that it is done.
+    fn told(&self) -> impl Iterator<Item = FileId> {
+        let in_flight = self.slots.iter().filter_map(|(_, it)| it.as_ref());
+        let told = in_flight.filter(|it| it.is_told);
+        told.filter_map(|it| it.operation.file())
+    }
+
     fn is_behind(&self, file: FileId) -> bool {
-        let under_way = self.slots.iter().filter_map(|(_, it)| it.as_ref());
-        let mut told = under_way.filter(|it| it.is_told);
-        told.any(|it| it.operation.file() == Some(file))
+        self.told().any(|it| it == file)
+    }
+
+    fn depends_on_told(&self, operation: &Operation) -> bool {
+        self.told().any(|file| operation.depends_on(file))
     }
 
     fn send_pending(&mut self, now: u64, session: u64) {
@@ -463,11 +479,13 @@ impl Client {
             pending.sent_at = Some(now);
             let acknowledge = pending.acknowledge;
             let operation = pending.operation.clone();
-            if acknowledge == Acknowledge::Sent && operation.is_write() && !pending.is_told {
+            if let Some(outcome) = early_outcome(&operation, acknowledge)
+                && !pending.is_told
+            {
                 pending.is_told = true;
                 self.events.push_back(Event::Done {
                     ticket: pending.ticket,
-                    outcome: Outcome::default(),
+                    outcome,
                 });
             }
             let body = Body::Request {
@@ -500,23 +518,26 @@ impl Client {
             return;
         };
         let file = pending.operation.file();
-        if let Some(file) = file.filter(|_| pending.is_told && outcome.status != Status::Done) {
-            self.note_refused(file, outcome.status);
+        if let Some((file, error)) = file.zip(outcome.error).filter(|_| pending.is_told) {
+            self.note_refused(file, error);
         }
-        self.tell_refused(&pending, &mut outcome.status);
-        let is_open = pending.operation.is_write()
-            && outcome.status == Status::Done
-            && sequence.number > confirmed;
+        self.tell_refused(&pending, &mut outcome.error);
+        let is_open =
+            pending.operation.is_write() && outcome.is_done() && sequence.number > confirmed;
         if is_open && !self.defects.has(Defect::ForgetUnconfirmed) {
             self.unconfirmed.push(Replay {
                 sequence,
                 slot,
                 request,
-                operation: self.replayed_as(&pending),
+                operation: self.replayed_as(&pending, &outcome),
             });
         }
+        let has_closed = pending.operation == Operation::CloseSession && outcome.is_done();
         if !pending.is_told {
             self.tell(pending.ticket, outcome);
+        }
+        if has_closed {
+            self.end_session();
         }
     }
 
@@ -527,26 +548,30 @@ impl Client {
         self.fresh_until = self.fresh_until.max(until.saturating_sub(spare));
     }
 
-    fn note_refused(&mut self, file: FileId, status: Status) {
+    fn note_refused(&mut self, file: FileId, error: ErrorCode) {
         self.next_number += 1;
         let noted_at = self.next_number;
         let refused = self.refused.entry(file);
-        refused.or_insert(Refused { status, noted_at }).noted_at = noted_at;
+        refused.or_insert(Refused { error, noted_at }).noted_at = noted_at;
     }
 
-    /// An fsync that is all right says what became of writes before it.
-    fn tell_refused(&mut self, ended: &Pending, status: &mut Status) {
-        let Operation::Sync { file } = ended.operation else {
-            return;
+    /// An fsync that succeeded reports writes before it that were refused.
+    fn tell_refused(&mut self, ended: &Pending, error: &mut Option<ErrorCode>) {
+        let files: Vec<FileId> = match &ended.operation {
+            Operation::Sync { file } => vec![*file],
+            Operation::SyncAll => self.refused.keys().copied().collect(),
+            _ => return,
         };
-        let Some(refused) = self.refused.get(&file) else {
-            return;
-        };
-        if *status == Status::Done && !self.defects.has(Defect::ForgetRefused) {
-            *status = refused.status;
-        }
-        if ended.began_at >= refused.noted_at {
-            self.refused.remove(&file);
+        for file in files {
+            let Some(refused) = self.refused.get(&file) else {
+                continue;
+            };
+            if error.is_none() && !self.defects.has(Defect::ForgetRefused) {
+                *error = Some(refused.error);
+            }
+            if ended.began_at >= refused.noted_at {
+                self.refused.remove(&file);
+            }
         }
     }
 
@@ -555,13 +580,21 @@ impl Client {
             .retain(|it| it.sequence.epoch != epoch || it.sequence.number > confirmed);
     }
 
-    /// Everything that was under way fails; what comes next gets a new session.
+    /// The primary has ended the session, because it was silent, or because this client has closed it and missed the answer.
     fn session_over(&mut self) {
+        let is_closing = |it: &Pending| it.operation == Operation::CloseSession;
+        if !self.reads.values().any(is_closing) {
+            self.events.push_back(Event::SessionOver);
+        }
+        self.end_session();
+    }
+
+    /// Everything that is in flight fails, except a close of the session. The next operation gets a new session.
+    fn end_session(&mut self) {
         self.session = Session::None;
         self.unconfirmed.clear();
         self.refused.clear();
         let told = self.end_active();
-        self.events.push_back(Event::SessionOver);
         let slots = std::mem::take(&mut self.slots);
         let changes = slots.into_iter().filter_map(|(_, pending)| pending);
         let reads = std::mem::take(&mut self.reads);
@@ -569,17 +602,37 @@ impl Client {
         for (ticket, _, _) in std::mem::take(&mut self.queue) {
             self.events.push_back(Event::Done {
                 ticket,
-                outcome: Outcome::of(Status::SessionOver),
+                outcome: Outcome::failed(ErrorCode::SessionEnded),
             });
         }
         for pending in changes.chain(reads.into_values()) {
             if !pending.is_told && !told.contains(&pending.ticket) {
+                let outcome = match pending.operation {
+                    Operation::CloseSession => Outcome::done(),
+                    _ => Outcome::failed(ErrorCode::SessionEnded),
+                };
                 self.events.push_back(Event::Done {
                     ticket: pending.ticket,
-                    outcome: Outcome::of(Status::SessionOver),
+                    outcome,
                 });
             }
         }
+    }
+}
+
+/// The outcome of a write that is acknowledged when it is sent. Where an appending write lands is not known then.
+fn early_outcome(operation: &Operation, acknowledge: Acknowledge) -> Option<Outcome> {
+    match operation {
+        Operation::Write {
+            at: WriteAt::Offset(offset),
+            data,
+            ..
+        } if acknowledge == Acknowledge::Sent => Some(Outcome {
+            offset: *offset,
+            count: data.len() as u64,
+            ..Outcome::default()
+        }),
+        _ => None,
     }
 }
 

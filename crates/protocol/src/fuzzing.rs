@@ -5,9 +5,11 @@
 
 use std::collections::VecDeque;
 
+use operations::{Lock, LockKind, LockSpace};
+
 use crate::halves;
-use crate::member::{Completion, Intent, SessionRecord};
-use crate::wire::{self, Body, FileId, Message, Outcome, Status};
+use crate::member::{Completion, HeldLock, Intent, SessionRecord};
+use crate::wire::{self, Body, ErrorCode, FileId, Message, Outcome};
 use crate::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
 
 /// Entries in lists that a member keeps, at most, with these options: four sessions with 2 slots and 64 reads each,
@@ -274,7 +276,7 @@ impl World {
         Some(match intent {
             Intent::Propose { map } => self.propose(map, choice),
             Intent::Execute { ticket, .. } => self.executed(ticket, choice),
-            Intent::SetLock { ticket, .. }
+            Intent::NoteLocks { ticket, .. }
             | Intent::OpenSession { ticket, .. }
             | Intent::EndSession { ticket, .. }
             | Intent::FreeGrant { ticket, .. } => self.executed(ticket, choice | 1),
@@ -341,7 +343,7 @@ impl World {
         self.tail.number += if makes_record { 64 } else { 0 };
         Completion::Executed {
             ticket,
-            outcome: Outcome::of(Status::from_byte(choice % 16).unwrap_or_default()),
+            outcome: outcome(choice % 16),
             position: makes_record.then_some(self.tail.number),
             depends_on,
             is_by_reference: choice & 16 == 16,
@@ -350,9 +352,21 @@ impl World {
 
     fn open(&mut self, epoch: u32, choice: u8) -> Completion {
         self.tail = Sequence::new(epoch, self.tail.number + 64);
-        let lock = FileId {
-            inode: 3,
-            generation: 1,
+        let lock = HeldLock {
+            file: FileId {
+                unit: 0,
+                inode: 3,
+                generation: 1,
+            },
+            lock: Lock {
+                space: LockSpace::Ranges,
+                kind: LockKind::Write,
+                start: 0,
+                end: 9,
+                owner: 1,
+                handle: 1,
+                process: 1,
+            },
         };
         let session = |index: u32| SessionRecord {
             index,
@@ -378,6 +392,14 @@ impl World {
             tail: self.tail,
             missing: ranges(from, choice % 4),
         }
+    }
+}
+
+/// One of the first errors, or success.
+fn outcome(byte: u8) -> Outcome {
+    Outcome {
+        error: ErrorCode::from_byte(byte).filter(|_| byte < 9),
+        ..Outcome::default()
     }
 }
 

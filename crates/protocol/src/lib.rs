@@ -54,6 +54,12 @@ pub struct Transmit {
 /// Requests that a session may have under way, at most: its answers are in one block of the image.
 pub const SLOTS_MAX: usize = 63;
 
+/// Slot of requests that change nothing: they may be executed more than once and need none.
+pub(crate) const NO_SLOT: u16 = u16::MAX;
+
+/// Most sessions of a unit.
+pub const SESSIONS_MAX: u32 = 1 << 20;
+
 /// Options that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the options of a unit cannot be so: {0}")]
@@ -64,6 +70,8 @@ pub struct BadOptions(pub &'static str);
 pub struct Options {
     /// The cluster; messages of others are dropped.
     pub cluster: u64,
+    /// The unit; messages about others are dropped.
+    pub unit: u16,
     /// A lease that a member grants ends this long after the primary asked for it, in nanoseconds of the primary's clock.
     pub lease_ns: u64,
     /// How much longer a member keeps its promise by its own clock, in thousandths: more than two clocks may drift apart.
@@ -111,7 +119,10 @@ impl Options {
                 (1..=SLOTS_MAX).contains(&usize::from(self.slots)),
                 "a session has 1 to 63 slots",
             ),
-            (self.sessions > 0, "there is room for no session"),
+            (
+                (1..=SESSIONS_MAX).contains(&self.sessions),
+                "a unit has 1 to 1048576 sessions",
+            ),
             (
                 (1..=GRANT_MAX).contains(&self.grant_blocks),
                 "a grant has 1 to 4096 blocks",
@@ -155,6 +166,7 @@ impl Default for Options {
         const MILLISECOND: u64 = 1_000_000;
         Options {
             cluster: 1,
+            unit: 0,
             lease_ns: 1000 * MILLISECOND,
             drift_permille: 50,
             heartbeat_ns: 250 * MILLISECOND,
@@ -168,8 +180,8 @@ impl Default for Options {
             deferred_pause_ns: MILLISECOND / 10,
             deferred_patience_ns: MILLISECOND,
             parity: false,
-            slots: 8,
-            sessions: 32,
+            slots: SLOTS_MAX as u16,
+            sessions: 4096,
             grant_blocks: 1024,
             ordered_reads: false,
         }

@@ -6,7 +6,7 @@
 //! - `elect`: who is next;
 //! - `serve`: the primary's view of the others, leases, shipping of records;
 //! - `defer`: what the primary does when it has nothing else to do;
-//! - `requests`, `sessions`, `replay`: what clients ask of the primary;
+//! - `requests`, `execute`, `sessions`, `locks`, `replay`: what clients ask of the primary;
 //! - `grants`: keys for clients that reach into the members' memories, and their end;
 //! - `bounds`: how much of it is kept;
 //! - `view`: what a primary knows, for those who watch it.
@@ -14,11 +14,13 @@
 mod bounds;
 mod defer;
 mod elect;
+mod execute;
 mod fetch;
 mod follow;
 mod grants;
 mod intent;
 mod join;
+mod locks;
 mod replay;
 mod requests;
 mod serve;
@@ -28,7 +30,8 @@ mod view;
 use std::collections::{BTreeMap, VecDeque};
 
 pub(crate) use bounds::READS_MAX;
-pub use intent::{Completion, Intent, NamedData, SessionRecord, Slot, Ticket};
+pub use intent::{Completion, Intent, NamedData, RequestId, SessionRecord, Slot, Ticket};
+pub use locks::{HeldLock, LOCKS_MAX};
 pub use view::View;
 
 use crate::defects::{Defect, Defects};
@@ -209,8 +212,13 @@ impl Member {
         let Ok(message) = Message::decode(bytes, &self.defects) else {
             return;
         };
-        let Envelope { cluster, epoch, .. } = message.envelope;
-        if cluster != self.options.cluster {
+        let Envelope {
+            cluster,
+            unit,
+            epoch,
+            ..
+        } = message.envelope;
+        if cluster != self.options.cluster || unit != self.options.unit {
             return;
         }
         if epoch != self.map.epoch && !self.defects.has(Defect::SkipEpochCheck) {
@@ -312,6 +320,7 @@ impl Member {
     fn send_as(&mut self, request: u64, to: Vec<NodeId>, body: Body) {
         let envelope = Envelope {
             cluster: self.options.cluster,
+            unit: self.options.unit,
             epoch: self.map.epoch,
             from: self.node,
             request,

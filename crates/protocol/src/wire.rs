@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  0 magic 2 | version 1 | kind 1 | crc 4 | cluster 8
-//! 16 epoch 4 | tenant 4 | session 8
+//! 16 epoch 4 | tenant 2 | unit 2 | session 8
 //! 32 request 8 | from 4 | length 4
 //! 48 body, `length` bytes
 //! ```
@@ -17,9 +17,9 @@ mod map;
 mod operation;
 
 pub(crate) use map::seal_map;
-pub use operation::{
-    Acknowledge, DATA_MAX, FileId, NAME_MAX, Operation, Outcome, RECORD_DATA_MAX, REPLAYS_MAX,
-    Refusal, Replay, Status,
+pub use operation::{REPLAYS_MAX, Refusal, Replay};
+pub use operations::{
+    Acknowledge, DATA_MAX, Details, ErrorCode, FileId, Held, Operation, Outcome, RECORD_DATA_MAX,
 };
 
 use crate::checksum;
@@ -32,7 +32,10 @@ use bytes::{Reader, Writer};
 /// First two bytes of every message.
 pub const MAGIC: u16 = u16::from_le_bytes(*b"TK");
 /// Version of the messages.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
+/// Why a message of another version is refused.
+const OTHER_VERSION: &str =
+    "its protocol version differs; use one version of tako on all nodes and clients";
 /// Bytes before the body.
 pub const HEADER: usize = 48;
 /// Kinds of the messages that are not about a unit.
@@ -53,8 +56,10 @@ pub struct Envelope {
     pub cluster: u64,
     /// The sender's epoch.
     pub epoch: u32,
-    /// Whose traffic it is.
-    pub tenant: u32,
+    /// The tenant that the traffic is charged to.
+    pub tenant: u16,
+    /// The unit that it is about.
+    pub unit: u16,
     /// The session that it belongs to, 0 between members.
     pub session: u64,
     /// Number of the request, 0 where there is none. Replies repeat it.
@@ -433,7 +438,7 @@ impl Body {
             } => {
                 to.u16(*slot);
                 to.u8(*acknowledge as u8);
-                operation.write(to);
+                operation::write_operation(to, operation);
             }
             Body::Reply {
                 slot,
@@ -442,9 +447,9 @@ impl Body {
                 confirmed,
             } => {
                 to.u16(*slot);
-                outcome.write(to);
                 to.u64(*position);
                 to.u64(*confirmed);
+                operation::write_outcome(to, outcome);
             }
             Body::Resume { replays } => {
                 to.u16(replays.len() as u16);
@@ -561,14 +566,14 @@ impl Body {
             36 => Body::Expired,
             37 => Body::Request {
                 slot: from.u16()?,
-                acknowledge: Acknowledge::read(from)?,
-                operation: Operation::read(from)?,
+                acknowledge: read_acknowledge(from)?,
+                operation: Operation::decode(from.rest())?,
             },
             38 => Body::Reply {
                 slot: from.u16()?,
-                outcome: Outcome::read(from)?,
                 position: from.position()?,
                 confirmed: from.position()?,
+                outcome: Outcome::decode(from.rest())?,
             },
             39 => {
                 let replays: Result<_, _> = (0..read_replays(from)?)
@@ -608,6 +613,15 @@ fn read_replays(from: &mut Reader<'_>) -> Result<usize, Malformed> {
     }
 }
 
+fn read_acknowledge(from: &mut Reader<'_>) -> Result<Acknowledge, Malformed> {
+    Ok(match from.u8()? {
+        0 => Acknowledge::Sent,
+        1 => Acknowledge::Primary,
+        2 => Acknowledge::All,
+        _ => return Err(Malformed("it asks for no known acknowledgement")),
+    })
+}
+
 fn write_sequence(to: &mut Writer, sequence: Sequence) {
     to.u32(sequence.epoch);
     to.u64(sequence.number);
@@ -637,7 +651,7 @@ impl Envelope {
             return Err(Malformed("it does not begin as one"));
         }
         if from.u8()? != VERSION {
-            return Err(Malformed("it is of another version"));
+            return Err(Malformed(OTHER_VERSION));
         }
         from.bytes(5)?;
         Envelope::read(&mut from)
@@ -647,7 +661,8 @@ impl Envelope {
         Ok(Envelope {
             cluster: from.u64()?,
             epoch: from.u32()?,
-            tenant: from.u32()?,
+            tenant: from.u16()?,
+            unit: from.u16()?,
             session: from.u64()?,
             request: from.u64()?,
             from: from.u32()?,
@@ -676,7 +691,8 @@ impl Message {
         message.u32(0);
         message.u64(envelope.cluster);
         message.u32(envelope.epoch);
-        message.u32(envelope.tenant);
+        message.u16(envelope.tenant);
+        message.u16(envelope.unit);
         message.u64(envelope.session);
         message.u64(envelope.request);
         message.u32(envelope.from);
@@ -695,7 +711,7 @@ impl Message {
             return Err(Malformed("it does not begin as one"));
         }
         if version != VERSION {
-            return Err(Malformed("it is of another version"));
+            return Err(Malformed(OTHER_VERSION));
         }
         let crc = from.u32()?;
         let envelope = Envelope::read(&mut from)?;

@@ -4,8 +4,9 @@
 mod common;
 
 use common::{CLIENT, FILE, SESSION, decoded, first_map, message, refusals, write};
+use operations::WriteAt;
 use protocol::member::{Completion, Intent, SessionRecord, Ticket};
-use protocol::wire::{Acknowledge, Body, Operation, Outcome, Replay, Status};
+use protocol::wire::{Acknowledge, Body, ErrorCode, Operation, Outcome, Replay};
 use protocol::{Defects, Member, NOBODY, Options, Sequence, UnitMap};
 
 /// The only member of a unit, elected again, with one session in its image.
@@ -76,7 +77,7 @@ fn a_primary_that_cannot_carry_out_a_replay_says_so() {
     assert_eq!(tickets.len(), 1);
     let executed = Completion::Executed {
         ticket: tickets[0],
-        outcome: Outcome::of(Status::NoSpace),
+        outcome: Outcome::failed(ErrorCode::NoSpace),
         position: None,
         depends_on: 640,
         is_by_reference: false,
@@ -108,7 +109,7 @@ fn after_a_refused_replay_no_other_of_its_slot_is_carried_out() {
         requests.push(slot.expect("a write has a slot").request);
         let executed = Completion::Executed {
             ticket,
-            outcome: Outcome::of(Status::NoSpace),
+            outcome: Outcome::failed(ErrorCode::NoSpace),
             position: None,
             depends_on: 640,
             is_by_reference: false,
@@ -124,8 +125,9 @@ fn what_is_about_to_be_named_is_not_changed_in_place() {
     let epoch = member.map().epoch;
     let named = Operation::Write {
         file: FILE,
-        offset: 0,
+        at: WriteAt::Offset(0),
         data: vec![7; 12288],
+        drop_privileges: None,
     };
     // Both wait until the session has resumed, and are taken up together.
     for (slot, operation) in [(0, named), (1, write())] {

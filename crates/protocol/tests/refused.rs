@@ -4,8 +4,9 @@
 mod common;
 
 use common::{CLIENT, FILE, decoded, first_map, message, refusals, write};
+use operations::WriteAt;
 use protocol::client::Event;
-use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome, Replay, Status};
+use protocol::wire::{Acknowledge, Body, ErrorCode, FileId, Message, Operation, Outcome, Replay};
 use protocol::{Client, Defects, Options, Sequence, UnitMap};
 
 const NOW: u64 = 1_000_000_000;
@@ -27,8 +28,8 @@ impl Scene {
         scene.ask(Operation::Sync { file: FILE }, Acknowledge::Primary);
         scene.said();
         scene.hear(0, Body::SessionOpened { slots: 2 });
-        scene.is_answered(Status::Done, 0);
-        assert_eq!(scene.told(), [Status::Done]);
+        scene.is_answered(None, 0);
+        assert_eq!(scene.told(), [None]);
         scene
     }
 
@@ -47,12 +48,15 @@ impl Scene {
     }
 
     /// The request that the client just sent ends so.
-    fn is_answered(&mut self, status: Status, position: u64) {
+    fn is_answered(&mut self, error: Option<ErrorCode>, position: u64) {
         for Message { envelope, body } in self.said() {
             if let Body::Request { slot, .. } = body {
                 let reply = Body::Reply {
                     slot,
-                    outcome: Outcome::of(status),
+                    outcome: Outcome {
+                        error,
+                        ..Outcome::default()
+                    },
                     position,
                     confirmed: 64,
                 };
@@ -61,19 +65,19 @@ impl Scene {
         }
     }
 
-    fn told(&mut self) -> Vec<Status> {
+    fn told(&mut self) -> Vec<Option<ErrorCode>> {
         let events = std::iter::from_fn(|| self.client.poll_event());
-        let status = |event| match event {
-            Event::Done { outcome, .. } => outcome.status,
-            Event::SessionOver => Status::SessionOver,
+        let error = |event| match event {
+            Event::Done { outcome, .. } => outcome.error,
+            Event::SessionOver => Some(ErrorCode::SessionEnded),
         };
-        events.map(status).collect()
+        events.map(error).collect()
     }
 
     /// What an fsync says that the primary has nothing against.
-    fn syncs(&mut self) -> Status {
+    fn syncs(&mut self) -> Option<ErrorCode> {
         self.ask(Operation::Sync { file: FILE }, Acknowledge::Primary);
-        self.is_answered(Status::Done, 0);
+        self.is_answered(None, 0);
         let told = self.told();
         assert_eq!(told.len(), 1);
         told[0]
@@ -102,11 +106,11 @@ impl Scene {
 fn the_next_fsync_tells_of_a_write_that_was_only_sent() {
     let mut scene = Scene::new();
     scene.ask(write(), Acknowledge::Sent);
-    assert_eq!(scene.told(), [Status::Done]);
-    scene.is_answered(Status::NoSpace, 0);
+    assert_eq!(scene.told(), [None]);
+    scene.is_answered(Some(ErrorCode::NoSpace), 0);
     assert_eq!(scene.told(), []);
-    assert_eq!(scene.syncs(), Status::NoSpace);
-    assert_eq!(scene.syncs(), Status::Done);
+    assert_eq!(scene.syncs(), Some(ErrorCode::NoSpace));
+    assert_eq!(scene.syncs(), None);
 }
 
 #[test]
@@ -115,8 +119,8 @@ fn an_fsync_that_began_before_does_not_tell_in_place_of_the_next() {
     scene.ask(Operation::Sync { file: FILE }, Acknowledge::Primary);
     let earlier = scene.said();
     scene.ask(write(), Acknowledge::Sent);
-    assert_eq!(scene.told(), [Status::Done]);
-    scene.is_answered(Status::NoSpace, 0);
+    assert_eq!(scene.told(), [None]);
+    scene.is_answered(Some(ErrorCode::NoSpace), 0);
     let request = earlier[0].envelope.request;
     let reply = Body::Reply {
         slot: u16::MAX,
@@ -125,28 +129,28 @@ fn an_fsync_that_began_before_does_not_tell_in_place_of_the_next() {
         confirmed: 64,
     };
     scene.hear(request, reply);
-    assert_eq!(scene.told(), [Status::NoSpace]);
-    assert_eq!(scene.syncs(), Status::NoSpace);
-    assert_eq!(scene.syncs(), Status::Done);
+    assert_eq!(scene.told(), [Some(ErrorCode::NoSpace)]);
+    assert_eq!(scene.syncs(), Some(ErrorCode::NoSpace));
+    assert_eq!(scene.syncs(), None);
 }
 
 #[test]
 fn the_next_fsync_tells_of_a_replay() {
     let mut scene = Scene::new();
     scene.ask(write(), Acknowledge::Primary);
-    scene.is_answered(Status::Done, 640);
-    assert_eq!(scene.told(), [Status::Done]);
+    scene.is_answered(None, 640);
+    assert_eq!(scene.told(), [None]);
     assert_eq!(scene.takeover().len(), 1);
     let refusals = refusals();
     let resumed = Body::Resumed { refusals };
     scene.hear(0, resumed.clone());
-    assert_eq!(scene.syncs(), Status::NoSpace);
+    assert_eq!(scene.syncs(), Some(ErrorCode::NoSpace));
     scene.ask(write(), Acknowledge::Primary);
-    scene.is_answered(Status::Done, 640);
-    assert_eq!(scene.told(), [Status::Done]);
+    scene.is_answered(None, 640);
+    assert_eq!(scene.told(), [None]);
     // The same message once more says nothing about what was written since.
     scene.hear(0, resumed);
-    assert_eq!(scene.syncs(), Status::Done);
+    assert_eq!(scene.syncs(), None);
     assert_eq!(scene.takeover().len(), 1);
 }
 
@@ -155,21 +159,23 @@ fn nothing_is_answered_early_while_too_much_is_to_be_told() {
     let mut scene = Scene::new();
     for inode in 0..64 {
         let file = FileId {
+            unit: 0,
             inode,
             generation: 9,
         };
         let data = vec![7; 64];
         let operation = Operation::Write {
             file,
-            offset: 0,
+            at: WriteAt::Offset(0),
             data,
+            drop_privileges: None,
         };
         scene.ask(operation, Acknowledge::Sent);
-        assert_eq!(scene.told(), [Status::Done]);
-        scene.is_answered(Status::NoSpace, 0);
+        assert_eq!(scene.told(), [None]);
+        scene.is_answered(Some(ErrorCode::NoSpace), 0);
     }
     scene.ask(write(), Acknowledge::Sent);
     assert_eq!(scene.told(), []);
-    scene.is_answered(Status::NoSpace, 0);
-    assert_eq!(scene.told(), [Status::NoSpace]);
+    scene.is_answered(Some(ErrorCode::NoSpace), 0);
+    assert_eq!(scene.told(), [Some(ErrorCode::NoSpace)]);
 }

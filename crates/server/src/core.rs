@@ -135,7 +135,7 @@ impl Core {
 fn name(intent: &Intent) -> &'static str {
     match intent {
         Intent::Execute { .. } => "executing a request",
-        Intent::SetLock { .. } => "recording a lock",
+        Intent::NoteLocks { .. } => "recording locks",
         Intent::OpenSession { .. } => "opening a session",
         Intent::EndSession { .. } => "ending a session",
         Intent::FreeGrant { .. } => "freeing a grant",

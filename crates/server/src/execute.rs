@@ -1,21 +1,21 @@
-//! Clients' operations on the store.
+//! Intents of a primary on the store: requests with their slots, locks, sessions.
 
 use std::sync::Arc;
 
 use protocol::Defects;
-use protocol::member::{Completion, Slot, Ticket};
-use protocol::wire::{FileId, NAME_MAX, Operation, Outcome, Status};
-use store::{
-    Error, FileKind, NewInode, Node, RenameMode, Reply, SetAttributes, Store, Transaction, WriteAt,
-};
+use protocol::member::{Completion, HeldLock, RequestId, Slot, Ticket};
+use protocol::wire::{ErrorCode, FileId, Operation, Outcome};
+use store::{Error, Node, Reply, Transaction, WriteAt};
 
+use crate::executor::{Executor, Request};
 use crate::table;
 
-const _: () = assert!(NAME_MAX == store::NAME_LENGTH_MAX);
+const _: () = assert!(operations::NAME_LENGTH_MAX == store::NAME_LENGTH_MAX);
+const _: () = assert!(operations::DATA_MAX == store::ATOMIC_WRITE_MAX);
 
-/// A pool that is open for changes, and where the sessions are in it.
+/// A pool that is open for changes, and the files of its sessions.
 pub struct Serving {
-    pub store: Store,
+    pub executor: Executor,
     pub sessions: Arc<Node>,
     pub locks: Arc<Node>,
     /// Blocks that a session's grant may have.
@@ -24,98 +24,143 @@ pub struct Serving {
     pub defects: Defects,
 }
 
-/// How an operation came out, and the version of what it has looked at.
-pub(crate) struct Looked {
-    pub outcome: Outcome,
-    pub version: u64,
-}
-
 impl Serving {
-    /// Carries out a request. A change takes its answer along in its record.
+    /// Executes a request. The record of a change carries its answer.
     pub fn execute(
         &self,
         ticket: Ticket,
+        request: RequestId,
         operation: &Operation,
         slot: Option<&Slot>,
     ) -> Completion {
         // Before the change, whose record is to carry the answer. This record counts though the change may fail.
-        let prepared = match (operation, slot) {
-            (Operation::Grant { .. }, Some(slot)) => self.make_grant(slot.index),
-            _ => Ok(()),
-        };
-        if let Err(error) = prepared {
+        if let Err(error) = self.prepare(operation, slot) {
             return self.noted(ticket, Err(error));
         }
         let slot = slot.filter(|_| operation.is_change());
-        let reply = slot.map(|slot| self.reply(slot, wr_ids(operation)));
+        let request = Request {
+            id: request,
+            operation,
+        };
+        let reply = slot.map(|slot| self.reply(slot, operation));
         let mut transaction = match &reply {
             Some(reply) => Transaction::with_reply(reply),
             None => Transaction::embedded(),
         };
         let result = match self.run_active(&mut transaction, operation, slot) {
             Some(result) => result,
-            None => self.run(&mut transaction, operation),
+            None => self.executor.run(&mut transaction, &request),
         };
         let outcome = match &result {
-            Ok(looked) => looked.outcome.clone(),
-            Err(error) => Outcome::of(status(error)),
+            Ok(executed) => executed.outcome.clone(),
+            Err(error) => Outcome::failed(error.code()),
         };
         let mut position = transaction.position();
         if let Some(slot) = slot.filter(|_| !transaction.has_carried_reply() && result.is_ok()) {
-            position = self.note_answer(slot, &outcome).or(position);
+            position = self.note_answer(slot, operation, &outcome).or(position);
         }
         // Everything that the operation has seen is applied, and so committed.
-        let tail = self.store.tail().number;
+        let tail = self.executor.store.tail().number;
+        if !operation.is_change() && operation.makes_record() {
+            // Noted a read, or reclaimed a file that is not held any more.
+            position = Some(tail);
+        }
         Completion::Executed {
             ticket,
             outcome,
             position,
-            depends_on: result.map_or(tail, |looked| tail.min(looked.version + 1)),
+            depends_on: result.map_or(tail, |executed| tail.min(executed.version + 1)),
             is_by_reference: operation.names_data(),
         }
     }
 
-    /// What the record of a change is to put into the slot.
-    fn reply(&self, slot: &Slot, wr_ids: [u64; 2]) -> Reply<'_> {
+    /// Records that may be made again if the request is executed again.
+    fn prepare(&self, operation: &Operation, slot: Option<&Slot>) -> Result<(), Error> {
+        match (operation, slot) {
+            (Operation::Grant { .. }, Some(slot)) => self.make_grant(slot.index),
+            (
+                Operation::Write {
+                    file,
+                    drop_privileges: Some(set_id),
+                    ..
+                },
+                _,
+            ) => {
+                let node = self.executor.node(*file)?;
+                self.executor.store.drop_privileges(&node, *set_id)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The reply that the record of a change puts into the slot.
+    fn reply(&self, slot: &Slot, operation: &Operation) -> Reply<'_> {
+        let (answer, wr_ids) = expected(operation);
+        let writes = matches!(
+            operation,
+            Operation::Write { .. } | Operation::CopyRange { .. }
+        );
         Reply {
             file: &self.sessions,
             offset: table::slot_offset(slot),
-            bytes: table::slot(slot, &Outcome::default(), wr_ids),
+            bytes: table::slot(slot, &answer, wr_ids),
             inode_at: Some(table::INODE_AT),
-            count_at: None,
+            end_at: writes.then_some(table::END_AT),
         }
     }
 
     /// Notes an answer in a record of its own, for a request that had nothing to change, and returns where that ends.
-    fn note_answer(&self, slot: &Slot, outcome: &Outcome) -> Option<u64> {
-        let entry = table::slot(slot, outcome, [0; 2]);
+    fn note_answer(&self, slot: &Slot, operation: &Operation, outcome: &Outcome) -> Option<u64> {
+        let (mut answer, _) = expected(operation);
+        if matches!(
+            operation,
+            Operation::Write { .. } | Operation::CopyRange { .. }
+        ) {
+            answer.count = outcome.offset + outcome.count;
+        }
+        let entry = table::slot(slot, &answer, [0; 2]);
         let at = WriteAt::Offset(table::slot_offset(slot));
         let mut transaction = Transaction::embedded();
-        // The block is there: the session was opened with it. If it can't be written, the request is carried out again.
-        let _ = self
-            .store
-            .write(&mut transaction, &self.sessions, at, &entry);
+        let store = &self.executor.store;
+        // The block is there: the session was opened with it. If it can't be written, the request is executed again.
+        let _ = store.write(&mut transaction, &self.sessions, at, &entry);
         transaction.position()
     }
 
-    /// Notes a lock, with the answer to who asked for it.
-    pub fn set_lock(
+    /// Records locks at consecutive positions, with the answer to the request that changes them.
+    pub fn note_locks(
         &self,
         ticket: Ticket,
-        place: u16,
-        file: Option<FileId>,
+        (first, locks): (usize, &[Option<HeldLock>]),
+        count: u64,
         slot: &Slot,
     ) -> Completion {
-        let offset = table::block_offset(slot.index) + u64::from(place) * table::LOCK as u64;
-        let entry = table::lock(file);
-        let reply = self.reply(slot, [0; 2]);
-        let mut transaction = Transaction::with_reply(&reply);
+        let offset = table::locks_offset(slot.index) + (first * table::ENTRY) as u64;
+        let entries = locks.iter().map(|held| table::lock(slot.session, *held));
+        let entries: Vec<u8> = entries.flatten().collect();
         let at = WriteAt::Offset(offset);
-        let result = self.store.write(&mut transaction, &self.locks, at, &entry);
-        self.noted(ticket, result.map(|_| ()))
+        let store = &self.executor.store;
+        let answer = Outcome {
+            count,
+            ..Outcome::default()
+        };
+        let reply = Reply {
+            file: &self.sessions,
+            offset: table::slot_offset(slot),
+            bytes: table::slot(slot, &answer, [0; 2]),
+            inode_at: None,
+            end_at: None,
+        };
+        let mut transaction = Transaction::with_reply(&reply);
+        let result = store.write(&mut transaction, &self.locks, at, &entries);
+        let mut completion = self.noted(ticket, result.map(|_| ()));
+        if let Completion::Executed { outcome, .. } = &mut completion {
+            outcome.count = count;
+        }
+        completion
     }
 
-    /// Begins a session: its locks are cleared first, since its header makes them count.
+    /// Begins a session. Slots and locks of earlier sessions do not name it.
     pub fn open_session(
         &self,
         ticket: Ticket,
@@ -125,184 +170,74 @@ impl Serving {
     ) -> Completion {
         let at = WriteAt::Offset(table::block_offset(index));
         let mut block = [0; store::BLOCK];
-        let cleared = self
-            .store
-            .write(&mut Transaction::embedded(), &self.locks, at, &block);
         block[..table::ENTRY].copy_from_slice(&table::header(session, client));
-        let opened = cleared.and_then(|_| {
-            self.store
-                .write(&mut Transaction::embedded(), &self.sessions, at, &block)
-        });
+        let opened =
+            self.executor
+                .store
+                .write(&mut Transaction::embedded(), &self.sessions, at, &block);
         self.noted(ticket, opened.map(|_| ()))
     }
 
-    /// Ends a session: nothing of its block counts any more, but whose grant it was.
-    pub fn end_session(&self, ticket: Ticket, index: u32) -> Completion {
+    /// Ends a session: its slots and locks do not count any more, its holds are released. Its grant stays.
+    pub fn end_session(&self, ticket: Ticket, session: u64, index: u32) -> Completion {
+        let ended = self.try_to_end(index);
+        for file in self.executor.holds.end(session) {
+            self.executor.release_all(file);
+        }
+        self.noted(ticket, ended)
+    }
+
+    fn try_to_end(&self, index: u32) -> Result<(), Error> {
+        let store = &self.executor.store;
         let at = table::block_offset(index);
         let mut header = [0; table::ENTRY];
-        let read = self.store.read(&self.sessions, at, &mut header);
-        let ended = read.and_then(|_| {
-            let header = table::ended(&header);
-            self.store.write(
-                &mut Transaction::embedded(),
-                &self.sessions,
-                WriteAt::Offset(at),
-                &header,
-            )
-        });
-        self.noted(ticket, ended.map(|_| ()))
+        store.read(&self.sessions, at, &mut header)?;
+        let header = table::ended(&header);
+        let at = WriteAt::Offset(at);
+        store.write(&mut Transaction::embedded(), &self.sessions, at, &header)?;
+        Ok(())
     }
 
     pub(crate) fn noted(&self, ticket: Ticket, result: Result<(), Error>) -> Completion {
-        let tail = self.store.tail().number;
+        let tail = self.executor.store.tail().number;
+        let outcome = match result {
+            Ok(()) => Outcome::done(),
+            Err(error) => Outcome::failed(error.code()),
+        };
         Completion::Executed {
             ticket,
-            outcome: Outcome::of(result.map_or_else(|error| status(&error), |()| Status::Done)),
+            outcome,
             position: Some(tail),
             depends_on: tail,
             is_by_reference: false,
         }
     }
 
-    fn run(
-        &self,
-        transaction: &mut Transaction<'_>,
-        operation: &Operation,
-    ) -> Result<Looked, Error> {
-        let store = &self.store;
-        match operation {
-            Operation::Lookup { directory, name } => self.lookup(*directory, name),
-            Operation::Create { directory, name } => {
-                let directory = self.node(*directory)?;
-                let node = store.create(transaction, &directory, name, &NEW_FILE)?;
-                Ok(found(self.identity(&node), 0))
-            }
-            Operation::Unlink { directory, name } => {
-                let directory = self.node(*directory)?;
-                store.unlink(transaction, &directory, name).map(done)
-            }
-            Operation::Rename {
-                directory,
-                name,
-                new_directory,
-                new_name,
-            } => {
-                let (from, to) = (self.node(*directory)?, self.node(*new_directory)?);
-                let renamed =
-                    store.rename(transaction, &from, name, &to, new_name, RenameMode::Replace);
-                renamed.map(done)
-            }
-            Operation::Write { file, offset, data } => {
-                let node = self.node(*file)?;
-                // All or nothing: the record says that the request was carried out.
-                store
-                    .write_whole(transaction, &node, *offset, data)
-                    .map(done)
-            }
-            Operation::Read {
-                file,
-                offset,
-                length,
-            } => self.read(*file, *offset, *length),
-            Operation::Truncate { file, size } => {
-                let size = SetAttributes {
-                    size: Some(*size),
-                    ..SetAttributes::default()
-                };
-                store.set_attributes(transaction, &self.node(*file)?, &size)?;
-                Ok(done(()))
-            }
-            Operation::Sync { file } => {
-                let node = self.node(*file)?;
-                let version = store.attributes(&node).version;
-                Ok(Looked {
-                    outcome: Outcome::default(),
-                    version,
-                })
-            }
-            // The protocol keeps the locks, and has them noted; grants belong to sessions.
-            _ => Err(Error::InvalidArgument("it is no operation on files alone")),
-        }
-    }
-
-    fn lookup(&self, directory: FileId, name: &[u8]) -> Result<Looked, Error> {
-        let directory = self.node(directory)?;
-        let version = self.store.attributes(&directory).version;
-        match self.store.lookup(&directory, name) {
-            Ok(node) => Ok(found(self.identity(&node), version)),
-            Err(Error::NotFound) => Ok(Looked {
-                outcome: Outcome::of(Status::NotFound),
-                version,
-            }),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn read(&self, file: FileId, offset: u64, length: u32) -> Result<Looked, Error> {
-        let node = self.node(file)?;
-        let mut data = vec![0; length as usize];
-        let read = self.store.read(&node, offset, &mut data)?;
-        data.truncate(read);
-        let version = self.store.attributes(&node).version;
-        let outcome = Outcome {
-            data,
-            ..Outcome::default()
-        };
-        Ok(Looked { outcome, version })
-    }
-
     pub(crate) fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {
-        if file.inode == store::SYSTEM {
-            return Err(Error::Stale);
-        }
-        let node = self.store.node(file.inode)?;
-        let is_same = self.store.attributes(&node).generation == file.generation;
-        if is_same || file.inode == store::ROOT {
-            Ok(node)
-        } else {
-            Err(Error::Stale)
-        }
-    }
-
-    fn identity(&self, node: &Node) -> FileId {
-        FileId {
-            inode: node.number(),
-            generation: self.store.attributes(node).generation,
-        }
+        self.executor.node(file)
     }
 }
 
-const NEW_FILE: NewInode<'static> = NewInode::new(FileKind::Regular, 0o644);
-
-pub(crate) fn done(_: ()) -> Looked {
-    Looked {
-        outcome: Outcome::default(),
-        version: 0,
-    }
-}
-
-fn found(file: FileId, version: u64) -> Looked {
-    let outcome = Outcome {
-        file,
-        ..Outcome::default()
-    };
-    Looked { outcome, version }
-}
-
-/// The transfers that brought an operation's data, if it was not in the message.
-fn wr_ids(operation: &Operation) -> [u64; 2] {
+/// The outcome that the record of a change has, as far as it is known before, and the transfers that brought its data.
+fn expected(operation: &Operation) -> (Outcome, [u64; 2]) {
+    let mut outcome = Outcome::default();
+    let mut transfers = [0; 2];
     match operation {
-        Operation::Commit { wr_ids, .. } => *wr_ids,
-        _ => [0; 2],
+        Operation::SetAttributes { file, .. } | Operation::Link { file, .. } => {
+            outcome.file = *file;
+        }
+        Operation::Commit {
+            wr_ids, checksums, ..
+        } => {
+            outcome.count = (checksums.len() * store::BLOCK) as u64;
+            transfers = *wr_ids;
+        }
+        _ => {}
     }
+    (outcome, transfers)
 }
 
-fn status(error: &Error) -> Status {
-    match error {
-        Error::NotFound => Status::NotFound,
-        Error::Exists => Status::Exists,
-        Error::Stale => Status::Stale,
-        Error::NoSpace | Error::NoInodes => Status::NoSpace,
-        _ => Status::Refused,
-    }
+/// The data of a commit has to be sent again.
+pub(crate) fn again() -> Outcome {
+    Outcome::failed(ErrorCode::Again)
 }

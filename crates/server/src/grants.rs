@@ -6,10 +6,11 @@ use protocol::block_checksum;
 use protocol::defects::Defect;
 use protocol::member::{Completion, Slot, Ticket};
 use protocol::wire::active::{Extent, Layout};
-use protocol::wire::{Operation, Outcome, Status};
+use protocol::wire::{Operation, Outcome};
 use store::{Adoption, BLOCK, Error, Mapped, Node, Transaction};
 
-use crate::execute::{Looked, Serving, done};
+use crate::execute::{Serving, again};
+use crate::executor::{Executed, shown};
 use crate::pool::file;
 
 fn name(index: u32) -> Vec<u8> {
@@ -19,15 +20,17 @@ fn name(index: u32) -> Vec<u8> {
 impl Serving {
     /// Makes the file that a session's grant is, if it is not there.
     pub fn make_grant(&self, index: u32) -> Result<(), Error> {
-        file(&self.store, &name(index)).map(|_| ())
+        file(&self.executor.store, &name(index)).map(|_| ())
     }
 
     fn grant(&self, index: u32) -> Result<Arc<Node>, Error> {
-        self.store.lookup(&self.store.system(), &name(index))
+        self.executor
+            .store
+            .lookup(&self.executor.store.system(), &name(index))
     }
 
     fn granted(&self, grant: &Node) -> Result<Vec<Mapped>, Error> {
-        Ok(self.store.layout(grant, 0, u64::MAX)?.mapped)
+        Ok(self.executor.store.layout(grant, 0, u64::MAX)?.mapped)
     }
 
     /// Whether blocks are left in a grant.
@@ -42,11 +45,12 @@ impl Serving {
     /// Frees what is left in a grant.
     pub fn free_grant(&self, ticket: Ticket, index: u32) -> Completion {
         let freed = self.grant(index).and_then(|grant| {
-            let blocks = self.store.attributes(&grant).size / BLOCK as u64;
+            let blocks = self.executor.store.attributes(&grant).size / BLOCK as u64;
             if self.granted(&grant)?.is_empty() {
                 return Ok(());
             }
-            self.store
+            self.executor
+                .store
                 .punch(&mut Transaction::embedded(), &grant, 0..blocks)
                 .map(|_| ())
         });
@@ -62,7 +66,7 @@ impl Serving {
         transaction: &mut Transaction<'_>,
         operation: &Operation,
         slot: Option<&Slot>,
-    ) -> Option<Result<Looked, Error>> {
+    ) -> Option<Result<Executed, Error>> {
         Some(match (operation, slot) {
             (Operation::Grant { blocks }, Some(slot)) => {
                 self.reserve(transaction, slot.index, *blocks)
@@ -89,7 +93,7 @@ impl Serving {
         transaction: &mut Transaction<'_>,
         index: u32,
         blocks: u32,
-    ) -> Result<Looked, Error> {
+    ) -> Result<Executed, Error> {
         let grant = self.grant(index)?;
         let held: u64 = self.granted(&grant)?.iter().map(|it| it.length).sum();
         let room = u64::from(self.grant_blocks).saturating_sub(held / BLOCK as u64);
@@ -97,7 +101,9 @@ impl Serving {
         if blocks == 0 {
             return Err(Error::NoSpace);
         }
-        self.store.reserve_extents(transaction, &grant, blocks)?;
+        self.executor
+            .store
+            .reserve_extents(transaction, &grant, blocks)?;
         let extent = |it: Mapped| Extent {
             offset: it.file_offset,
             image_offset: it.image_offset,
@@ -108,7 +114,7 @@ impl Serving {
             extents: self.granted(&grant)?.into_iter().map(extent).collect(),
             ..Layout::default()
         };
-        Ok(shown(&layout, 0))
+        Ok(laid_out(&layout, 0))
     }
 
     fn commit(
@@ -116,7 +122,7 @@ impl Serving {
         transaction: &mut Transaction<'_>,
         index: u32,
         operation: &Operation,
-    ) -> Result<Looked, Error> {
+    ) -> Result<Executed, Error> {
         let Operation::Commit {
             file,
             offset,
@@ -142,37 +148,51 @@ impl Serving {
             crcs: &checksums,
             size: *size,
         };
-        match self.store.adopt(transaction, &target, &grant, &adoption) {
-            Ok(_) => Ok(done(())),
+        match self
+            .executor
+            .store
+            .adopt(transaction, &target, &grant, &adoption)
+        {
+            Ok(_) => {
+                let outcome = Outcome {
+                    offset: *offset,
+                    count: (checksums.len() * BLOCK) as u64,
+                    ..Outcome::default()
+                };
+                Ok(shown(outcome, 0))
+            }
             // Whoever has sent the data has it still.
-            Err(Error::Corrupt { .. }) => Ok(Looked {
-                outcome: Outcome::of(Status::Again),
-                version: self.store.tail().number,
-            }),
+            Err(Error::Corrupt { .. }) => {
+                let tail = self.executor.store.tail().number;
+                Ok(shown(again(), tail))
+            }
             Err(error) => Err(error),
         }
     }
 
     /// Checksums of whatever the blocks hold.
     fn held(&self, file: &Node, offset: u64, blocks: usize) -> Result<Vec<u32>, Error> {
-        let layout = self.store.layout(file, offset, (blocks * BLOCK) as u64)?;
+        let layout = self
+            .executor
+            .store
+            .layout(file, offset, (blocks * BLOCK) as u64)?;
         let offsets = layout.mapped.iter().flat_map(|mapped| {
             (mapped.image_offset..mapped.image_offset + mapped.length).step_by(BLOCK)
         });
         let checksum = |offset| {
             let mut block = [0; BLOCK];
-            self.store.read_image(offset, &mut block)?;
+            self.executor.store.read_image(offset, &mut block)?;
             Ok(block_checksum(&block))
         };
         offsets.map(checksum).collect()
     }
 
     /// Where a part of a file is, in whole blocks.
-    pub fn layout(&self, node: &Node, offset: u64, length: u64) -> Result<Looked, Error> {
+    pub fn layout(&self, node: &Node, offset: u64, length: u64) -> Result<Executed, Error> {
         if !offset.is_multiple_of(BLOCK as u64) {
             return Err(Error::InvalidArgument("a layout begins with a block"));
         }
-        let found = self.store.layout(node, offset, length)?;
+        let found = self.executor.store.layout(node, offset, length)?;
         let mut checksums = found.checksums.into_iter();
         let extent = |mapped: &Mapped| {
             let blocks = mapped.length.div_ceil(BLOCK as u64);
@@ -189,14 +209,10 @@ impl Serving {
             size: found.size,
             extents: found.mapped.iter().map(extent).collect(),
         };
-        Ok(shown(&layout, found.version))
+        Ok(laid_out(&layout, found.version))
     }
 }
 
-fn shown(layout: &Layout, version: u64) -> Looked {
-    let outcome = Outcome {
-        data: layout.encode(),
-        ..Outcome::default()
-    };
-    Looked { outcome, version }
+fn laid_out(layout: &Layout, version: u64) -> Executed {
+    shown(Outcome::with_data(layout.encode()), version)
 }

@@ -8,11 +8,14 @@
 
 mod core;
 mod execute;
+mod executor;
 mod grants;
+mod holds;
 pub mod membership;
 pub mod node;
 mod pool;
 pub mod table;
 
 pub use crate::core::{Core, Failed, Host, Output};
+pub use executor::{Executed, Executor, Request};
 pub use pool::UnitPool;

@@ -10,6 +10,7 @@ use protocol::{BadOptions, Defects, EpochStart, Sequence};
 use store::{BLOCK, Error, FileKind, NewInode, Node, Options, Replica, Store, Transaction};
 
 use crate::execute::Serving;
+use crate::executor::Executor;
 use crate::table;
 
 enum State {
@@ -26,8 +27,8 @@ pub struct UnitPool {
     options: Options,
     /// Records in one read, in bytes.
     batch: usize,
-    /// Sessions in the table.
-    sessions: u32,
+    /// The unit that it belongs to.
+    unit: u16,
     /// Blocks that a session's grant may have.
     grant_blocks: u32,
     defects: Defects,
@@ -54,7 +55,7 @@ impl UnitPool {
             region,
             options,
             batch: unit.batch,
-            sessions: unit.sessions,
+            unit: unit.unit,
             grant_blocks: unit.grant_blocks,
             defects: Defects::default(),
         })
@@ -70,7 +71,7 @@ impl UnitPool {
     pub fn image(&self) -> Range<u64> {
         let superblock = match &self.state {
             State::Following(replica) => *replica.superblock(),
-            State::Serving(serving) => serving.store.superblock(),
+            State::Serving(serving) => serving.executor.store.superblock(),
             State::Closed => return 0..0,
         };
         superblock.image_offset..superblock.image_offset + superblock.image_length
@@ -85,7 +86,7 @@ impl UnitPool {
     pub fn position(&self) -> (Sequence, Vec<EpochStart>) {
         match &self.state {
             State::Following(replica) => (sequence(replica.tail()), history(replica)),
-            State::Serving(serving) => (sequence(serving.store.tail()), Vec::new()),
+            State::Serving(serving) => (sequence(serving.executor.store.tail()), Vec::new()),
             State::Closed => (Sequence::default(), Vec::new()),
         }
     }
@@ -93,7 +94,7 @@ impl UnitPool {
     /// The figures of the pool, while it is open for changes.
     pub fn statistics(&self) -> Option<store::Statistics> {
         match &self.state {
-            State::Serving(serving) => Some(serving.store.statistics()),
+            State::Serving(serving) => Some(serving.executor.store.statistics()),
             State::Following(_) | State::Closed => None,
         }
     }
@@ -121,14 +122,14 @@ impl UnitPool {
         let store = replica.into_store(epoch, self.options.clone())?;
         let (sessions, locks) = (file(&store, b"sessions")?, file(&store, b"locks")?);
         let serving = Serving {
-            store,
+            executor: Executor::new(store, self.unit),
             sessions,
             locks,
             grant_blocks: self.grant_blocks,
             defects: self.defects.clone(),
         };
         let (records, grants) = self.read_sessions(&serving)?;
-        let tail = sequence(serving.store.tail());
+        let tail = sequence(serving.executor.store.tail());
         self.state = State::Serving(Box::new(serving));
         Ok(Completion::Opened {
             tail,
@@ -139,15 +140,19 @@ impl UnitPool {
 
     fn read_sessions(&self, serving: &Serving) -> Result<(Vec<SessionRecord>, LeftGrants), Error> {
         let (mut records, mut grants) = (Vec::new(), Vec::new());
-        for index in 0..self.sessions {
-            let (mut sessions, mut locks) = ([0; BLOCK], [0; BLOCK]);
-            let at = table::block_offset(index);
-            serving.store.read(&serving.sessions, at, &mut sessions)?;
-            serving.store.read(&serving.locks, at, &mut locks)?;
-            let record = table::read(index, &sessions, &locks);
+        let store = &serving.executor.store;
+        let sessions = store.attributes(&serving.sessions).size / BLOCK as u64;
+        for index in 0..sessions as u32 {
+            let mut block = [0; BLOCK];
+            store.read(&serving.sessions, table::block_offset(index), &mut block)?;
+            let locks = match table::session_of(&block) {
+                0 => Vec::new(),
+                _ => read_locks(store, &serving.locks, index)?,
+            };
+            let record = table::read(index, self.unit, &block, &locks);
             let has_grant = serving.has_grant(index)?;
             if has_grant && record.is_none() {
-                grants.push((table::last_session(&sessions), index));
+                grants.push((table::last_session(&block), index));
             }
             records.extend(record.map(|record| SessionRecord {
                 has_grant,
@@ -157,8 +162,8 @@ impl UnitPool {
         // The record of a new file could not know its generation.
         let slots = records.iter_mut().flat_map(|record| &mut record.slots);
         for (_, outcome) in slots.filter(|(_, outcome)| outcome.file.inode != 0) {
-            if let Ok(node) = serving.store.node(outcome.file.inode) {
-                outcome.file.generation = serving.store.attributes(&node).generation;
+            if let Ok(node) = serving.executor.store.node(outcome.file.inode) {
+                outcome.file.generation = serving.executor.store.attributes(&node).generation;
             }
         }
         Ok((records, grants))
@@ -166,7 +171,7 @@ impl UnitPool {
 
     fn follow(&mut self) -> Result<Completion, Error> {
         let replica = match std::mem::replace(&mut self.state, State::Closed) {
-            State::Serving(serving) => Box::new(serving.store.into_replica()),
+            State::Serving(serving) => Box::new(serving.executor.into_store().into_replica()),
             State::Following(replica) => replica,
             State::Closed => return Err(Error::InvalidArgument("the pool is closed")),
         };
@@ -175,6 +180,21 @@ impl UnitPool {
         self.state = State::Following(replica);
         Ok(Completion::Following { tail, history })
     }
+}
+
+/// The locks of a session, up to its last one that was ever written.
+fn read_locks(store: &Store, file: &Node, index: u32) -> Result<Vec<u8>, Error> {
+    let start = table::locks_offset(index);
+    let (mut at, mut end) = (start, start);
+    while let Some(data) = store.next_data(file, at)?
+        && data < start + table::LOCKS
+    {
+        at = store.next_hole(file, data)?.min(start + table::LOCKS);
+        end = at;
+    }
+    let mut locks = vec![0; (end - start) as usize];
+    store.read(file, start, &mut locks)?;
+    Ok(locks)
 }
 
 /// A file of the system directory, made if it is not there.
@@ -190,26 +210,32 @@ pub(crate) fn file(store: &Store, name: &[u8]) -> Result<Arc<Node>, Error> {
 }
 
 fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<Completion> {
-    let store = &serving.store;
+    let store = &serving.executor.store;
     Some(match intent {
         Intent::Execute {
             ticket,
+            request,
             operation,
             slot,
-        } => serving.execute(ticket, &operation, slot.as_ref()),
-        Intent::SetLock {
+        } => serving.execute(ticket, request, &operation, slot.as_ref()),
+        Intent::NoteLocks {
             ticket,
-            place,
-            file,
+            first,
+            locks,
+            count,
             slot,
-        } => serving.set_lock(ticket, place, file, &slot),
+        } => serving.note_locks(ticket, (first, &locks), count, &slot),
         Intent::OpenSession {
             ticket,
             index,
             session,
             client,
         } => serving.open_session(ticket, index, session, client),
-        Intent::EndSession { ticket, index } => serving.end_session(ticket, index),
+        Intent::EndSession {
+            ticket,
+            session,
+            index,
+        } => serving.end_session(ticket, session, index),
         Intent::FreeGrant { ticket, index } => serving.free_grant(ticket, index),
         Intent::ReadRecords { from, to } => {
             let mut records = Vec::new();

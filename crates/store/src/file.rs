@@ -239,7 +239,7 @@ impl Store {
         if data.is_empty() {
             return Ok(());
         }
-        transaction.set_count(data.len() as u64);
+        transaction.set_end(offset + data.len() as u64);
         let mut change = Change::new(&self.shared);
         let time_ns = self.now_ns();
         if self.overwrite(&mut change, node, state, offset, data, time_ns)? {

@@ -155,6 +155,7 @@ impl Store {
         if !change.has_room_for(2 * INODE) {
             return Ok(None);
         }
+        transaction.set_end(copy.to_offset + done);
         new.commit(transaction, self, change, copy.to_offset + done);
         Ok(Some((done, new)))
     }

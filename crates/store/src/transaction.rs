@@ -23,8 +23,8 @@ pub const REPLY: usize = 64;
 
 /// Bytes of an inode's number and generation.
 const IDENTITY: usize = size_of::<u64>() + size_of::<u32>();
-/// Bytes of a count.
-const COUNT: usize = size_of::<u64>();
+/// Bytes of an offset.
+const END: usize = size_of::<u64>();
 
 /// The reply to a request, which goes to a file of the system directory in the record of the change that was requested: it
 /// is there if and only if the change is.
@@ -38,8 +38,8 @@ pub struct Reply<'a> {
     pub bytes: [u8; REPLY],
     /// Where in the bytes number (8 bytes) and generation (4 bytes) go of the inode that the change creates, if it does.
     pub inode_at: Option<usize>,
-    /// Where in the bytes the count (8 bytes) goes of a change that has one: how much was written or copied.
-    pub count_at: Option<usize>,
+    /// Where in the bytes the offset (8 bytes) goes that is behind the last byte which the change writes, if it writes.
+    pub end_at: Option<usize>,
 }
 
 impl Reply<'_> {
@@ -52,7 +52,7 @@ impl Reply<'_> {
     fn is_valid(&self) -> bool {
         self.position().1 + REPLY <= BLOCK
             && self.inode_at.is_none_or(|at| at <= REPLY - IDENTITY)
-            && self.count_at.is_none_or(|at| at <= REPLY - COUNT)
+            && self.end_at.is_none_or(|at| at <= REPLY - END)
     }
 }
 
@@ -64,7 +64,7 @@ impl Reply<'_> {
 pub struct Transaction<'a> {
     reply: Option<&'a Reply<'a>>,
     has_carried: bool,
-    count: u64,
+    end: u64,
     position: Option<u64>,
 }
 
@@ -75,7 +75,7 @@ impl<'a> Transaction<'a> {
         Transaction {
             reply: None,
             has_carried: false,
-            count: 0,
+            end: 0,
             position: None,
         }
     }
@@ -105,10 +105,10 @@ impl<'a> Transaction<'a> {
         self.reply.is_some()
     }
 
-    /// Sets the count that the reply has.
+    /// Sets the end of what is written, which the reply has.
     #[inline]
-    pub(crate) fn set_count(&mut self, count: u64) {
-        self.count = count;
+    pub(crate) fn set_end(&mut self, end: u64) {
+        self.end = end;
     }
 
     /// Notes a record that ends at `end`.
@@ -128,7 +128,7 @@ impl<'a> Transaction<'a> {
         'a: 's,
     {
         let reply = self.reply.take().filter(|reply| reply.is_valid())?;
-        let locked = LockedReply::new(shared, reply, created, self.count);
+        let locked = LockedReply::new(shared, reply, created, self.end);
         self.has_carried = locked.is_some();
         locked
     }
@@ -149,7 +149,7 @@ impl<'s> LockedReply<'s> {
         shared: &'s Shared,
         reply: &'s Reply<'_>,
         created: Option<(u64, u32)>,
-        count: u64,
+        end: u64,
     ) -> Option<LockedReply<'s>> {
         let image = &shared.image;
         let file = reply.file.state.read_at(Rank::ReplyFile);
@@ -164,8 +164,8 @@ impl<'s> LockedReply<'s> {
             bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
             bytes[at + 8..at + IDENTITY].copy_from_slice(&generation.to_le_bytes());
         }
-        if let Some(at) = reply.count_at {
-            bytes[at..at + COUNT].copy_from_slice(&count.to_le_bytes());
+        if let Some(at) = reply.end_at {
+            bytes[at..at + END].copy_from_slice(&end.to_le_bytes());
         }
         let target = physical * BLOCK as u64 + inside as u64;
         let difference = image.data_remainder(target, REPLY) ^ remainder(&bytes);

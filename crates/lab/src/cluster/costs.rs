@@ -11,17 +11,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
 use fabric::simulated::{LinkOptions, Links};
+use operations::WriteAt;
 use pmem::{Random, Region};
 use protocol::client::{Client, Event as Told, Ticket, Transfer, TransferKind, TransferOutcome};
 use protocol::member::Completion;
 use protocol::wire::active::BLOCK;
-use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome, Status};
+use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome};
 use protocol::{Defects, EpochStart, Member, Mode, NOBODY, Options, Sequence, Transmit, UnitMap};
 use store::{Geometry, Store};
 
 use super::node::Machine;
 use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
-use super::workload::ROOT;
+use super::workload::{ROOT, create, set_lock, unlock};
 use super::world::FIRST_CLIENT;
 
 /// What every message takes.
@@ -186,9 +187,9 @@ impl Unit {
                 None => self.take_event()?,
             }
         };
-        match done.1.status {
-            Status::Done => Ok(done),
-            status => Err(format!("an operation ended as {status:?}")),
+        match done.1.error {
+            None => Ok(done),
+            Some(error) => Err(format!("an operation failed: {error}")),
         }
     }
 
@@ -389,7 +390,7 @@ impl Unit {
     /// counted.
     fn filled_file(&mut self, random: &mut Random) -> Result<FileId, String> {
         let (directory, name) = (ROOT, b"file".to_vec());
-        let create = Operation::Create { directory, name };
+        let create = create(directory, name);
         let (_, made) = self.measure("a file", vec![(create, Acknowledge::Primary)])?;
         let whole = write(made.file, 1 << 20, random);
         self.measure("all of it", vec![(whole, Acknowledge::All)])?;
@@ -414,8 +415,8 @@ impl Unit {
                     None => self.take_event()?,
                 }
             };
-            if last.1.status != Status::Done {
-                return Err(format!("{label} ended as {:?}", last.1.status));
+            if let Some(error) = last.1.error {
+                return Err(format!("{label} failed: {error}"));
             }
         }
         self.run_until(last.0 + 15 * MILLISECOND)?;
@@ -467,25 +468,24 @@ pub fn costs(
             file,
             offset,
             length,
+            note_read: false,
         };
         measure(format!("read {called}"), vec![(read, Acknowledge::Primary)])?;
     }
     let (directory, name) = entry("another");
-    let create = Operation::Create {
-        directory,
-        name: name.clone(),
-    };
+    let create = create(directory, name.clone());
     let lookup = Operation::Lookup {
         directory,
         name: name.clone(),
+        hold: false,
     };
     let unlink = Operation::Unlink { directory, name };
     for (called, operation) in [
         ("create", create),
         ("lookup", lookup),
         ("unlink", unlink),
-        ("lock", Operation::Lock { file }),
-        ("unlock", Operation::Unlock { file }),
+        ("lock", set_lock(file)),
+        ("unlock", unlock(file)),
     ] {
         measure(called.to_string(), vec![(operation, Acknowledge::Primary)])?;
     }
@@ -517,6 +517,7 @@ fn active_costs(members: u32, metadata_only: Option<u32>) -> Result<Vec<(String,
             file,
             offset,
             length,
+            note_read: false,
         };
         // It brings the layout.
         unit.measure("before", vec![(read.clone(), Acknowledge::Primary)])?;
@@ -535,8 +536,9 @@ fn write(file: FileId, length: usize, random: &mut Random) -> Operation {
     let data = std::iter::repeat_with(|| random.next_number().to_le_bytes());
     Operation::Write {
         file,
-        offset: 0,
+        at: WriteAt::Offset(0),
         data: data.flatten().take(length).collect(),
+        drop_privileges: None,
     }
 }
 
@@ -561,7 +563,7 @@ pub fn during_a_refill() -> Result<(Latency, Latency, Time), String> {
         ..LinkOptions::steady(DELAY)
     });
     let (directory, name) = (ROOT, b"file".to_vec());
-    let create = Operation::Create { directory, name };
+    let create = create(directory, name);
     let file = unit.carry_out(create)?.1.file;
     let mut random = Random::new(1);
     unit.carry_out(write(file, 64, &mut random))?;

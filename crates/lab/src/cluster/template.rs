@@ -67,6 +67,7 @@ fn make(is_full: bool) -> Result<Template, String> {
     for index in 0..FILES {
         let node = create(&store, &root, &format!("file{index}"))?;
         files.push(FileId {
+            unit: 0,
             inode: node.number(),
             generation: store.attributes(&node).generation,
         });
@@ -101,8 +102,13 @@ fn fill(store: &Store) -> Result<(), String> {
         let written = store.write(&mut Transaction::embedded(), node, WriteAt::End, &data);
         written.map(|_| ()).map_err(text)
     };
-    for name in ["sessions", "locks"] {
-        append(&create(store, &store.system(), name)?, SESSIONS)?;
+    append(&create(store, &store.system(), "sessions")?, SESSIONS)?;
+    let locks = create(store, &store.system(), "locks")?;
+    for index in 0..SESSIONS as u32 {
+        let at = WriteAt::Offset(server::table::locks_offset(index));
+        store
+            .write(&mut Transaction::embedded(), &locks, at, &[0; BLOCK])
+            .map_err(text)?;
     }
     let rest = create(store, &store.root(), "rest")?;
     while store.statistics().blocks_free > FEW {

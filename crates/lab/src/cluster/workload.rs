@@ -2,10 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use operations::{
+    LOCK_END, Lock, LockKind, LockSpace, NewInode, RenameMode, SetAttributes, WriteAt,
+};
 use pmem::Random;
 use protocol::client::{Client, Event, Ticket, Transfer};
-use protocol::wire::{Acknowledge, FileId, Operation, Outcome, Status};
+use protocol::wire::{Acknowledge, ErrorCode, FileId, Operation, Outcome};
 use protocol::{Defects, Mode, Options, UnitMap};
+use store::FileKind;
 
 use super::history::{History, Id, Key, Operation as Asked, Outcome as Answered};
 use super::time::{Clock, MILLISECOND, Time};
@@ -218,6 +222,7 @@ impl Worker {
                 file,
                 offset: block * BLOCK,
                 length: 8,
+                note_read: false,
             })
         };
         let files = self.files.iter().filter(|_| self.client.is_some());
@@ -229,6 +234,7 @@ impl Worker {
         let names = (0..NAMES).map(|number| Operation::Lookup {
             directory: ROOT,
             name: name(number),
+            hold: false,
         });
         self.look().into_iter().chain(names).collect()
     }
@@ -261,23 +267,26 @@ impl Worker {
                 name,
                 new_directory: directory,
                 new_name: self::name(other),
+                mode: RenameMode::Replace,
             },
-            20 => Operation::Truncate {
-                file,
-                size: self.random.below(BLOCKS as usize) as u64 * BLOCK,
-            },
+            20 => truncate(file, self.random.below(BLOCKS as usize) as u64 * BLOCK),
             0..6 => self.write(file),
             6..11 => Operation::Read {
                 file,
                 offset: self.random.below(BLOCKS as usize) as u64 * BLOCK,
                 length: *self.random.pick(&[8, BLOCK as u32]),
+                note_read: false,
             },
             11 | 12 => Operation::Sync { file },
-            13 | 14 => Operation::Create { directory, name },
+            13 | 14 => create(directory, name),
             15 => Operation::Unlink { directory, name },
-            16 | 17 => Operation::Lookup { directory, name },
-            18 => Operation::Lock { file },
-            _ => Operation::Unlock { file },
+            16 | 17 => Operation::Lookup {
+                directory,
+                name,
+                hold: false,
+            },
+            18 => set_lock(file),
+            _ => unlock(file),
         };
         let acknowledge = match self.random.below(10) {
             0 => Acknowledge::Sent,
@@ -323,8 +332,9 @@ impl Worker {
         self.to_sync = Some(file);
         let mut write = |_: u32| Operation::Write {
             file,
-            offset: self.random.below(BLOCKS as usize) as u64 * BLOCK,
+            at: WriteAt::Offset(self.random.below(BLOCKS as usize) as u64 * BLOCK),
             data: self.value().repeat(BLOCK as usize / 8),
+            drop_privileges: None,
         };
         (0..blocks).map(&mut write).collect()
     }
@@ -347,8 +357,9 @@ impl Worker {
         }
         Operation::Write {
             file,
-            offset: block as u64 * BLOCK,
+            at: WriteAt::Offset(block as u64 * BLOCK),
             data,
+            drop_privileges: None,
         }
     }
 
@@ -391,11 +402,11 @@ impl Worker {
         let Some(pending) = self.pending.remove(&ticket) else {
             return;
         };
-        let is_done = outcome.status == Status::Done;
+        let is_done = outcome.is_done();
         let is_read = matches!(pending.operation, Operation::Read { .. });
-        self.has_met_damage |= is_read && outcome.status == Status::Refused;
+        self.has_met_damage |= is_read && outcome.error == Some(ErrorCode::Corrupt);
         match &pending.operation {
-            Operation::Sync { .. } if outcome.status != Status::SessionOver => {
+            Operation::Sync { .. } if outcome.error != Some(ErrorCode::SessionEnded) => {
                 self.synced(now, &pending, is_done, history, lost);
             }
             Operation::Write { file, .. } if is_done => {
@@ -414,7 +425,7 @@ impl Worker {
             _ => {}
         }
         if let (Operation::Rename { .. }, [from, to]) = (&pending.operation, &pending.ids[..]) {
-            return renamed(now, outcome.status, (*from, *to), history);
+            return renamed(now, outcome.error, (*from, *to), history);
         }
         for id in &pending.ids {
             if let Some(answered) = answer(&pending.operation, outcome) {
@@ -450,10 +461,47 @@ pub struct Lost {
 const NOTHING: u64 = 0;
 
 /// The root directory.
-pub const ROOT: FileId = FileId {
-    inode: store::ROOT,
-    generation: 0,
+pub const ROOT: FileId = FileId::root(0);
+
+/// Makes a regular file.
+pub fn create(directory: FileId, name: Vec<u8>) -> Operation {
+    Operation::Create {
+        directory,
+        name,
+        new: (&NewInode::new(FileKind::Regular, 0o644)).into(),
+        hold: false,
+    }
+}
+
+/// Sets a file's size.
+fn truncate(file: FileId, size: u64) -> Operation {
+    let change = SetAttributes {
+        size: Some(size),
+        ..SetAttributes::default()
+    };
+    Operation::SetAttributes { file, change }
+}
+
+/// The lock of a whole file that a client takes.
+const LOCK: Lock = Lock {
+    space: LockSpace::Ranges,
+    kind: LockKind::Write,
+    start: 0,
+    end: LOCK_END,
+    owner: 1,
+    handle: 1,
+    process: 1,
 };
+
+/// Locks all of a file.
+pub fn set_lock(file: FileId) -> Operation {
+    Operation::SetLock { file, lock: LOCK }
+}
+
+/// Unlocks all of a file.
+pub fn unlock(file: FileId) -> Operation {
+    Operation::Unlock { file, range: LOCK }
+}
 
 /// A pause between two operations of a client.
 pub fn pause(random: &mut Random) -> Time {
@@ -468,7 +516,12 @@ fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
     };
     let lock = |file: &FileId| Key::Lock { file: file.inode };
     match operation {
-        Operation::Write { file, offset, data } => {
+        Operation::Write {
+            file,
+            at: WriteAt::Offset(offset),
+            data,
+            ..
+        } => {
             let parts = data.chunks(BLOCK as usize);
             let key = |(index, part): (u64, &[u8])| {
                 let block = offset / BLOCK + index;
@@ -482,8 +535,8 @@ fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
             let (file, block) = (file.inode, offset / BLOCK);
             vec![(Key::Block { file, block }, Asked::Read)]
         }
-        Operation::Truncate { file, size } => {
-            let file = file.inode;
+        Operation::SetAttributes { file, change } => {
+            let (file, size) = (file.inode, change.size.unwrap_or(u64::MAX));
             let key = |block| (Key::Block { file, block }, Asked::Write(NOTHING));
             (size / BLOCK..BLOCKS).map(key).collect()
         }
@@ -496,20 +549,20 @@ fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
             ]
         }
         Operation::Lookup { name, .. } => vec![(entry(name), Asked::Lookup)],
-        Operation::Lock { file } => vec![(lock(file), Asked::Acquire)],
-        Operation::Unlock { file } => vec![(lock(file), Asked::Release)],
+        Operation::SetLock { file, .. } => vec![(lock(file), Asked::Acquire)],
+        Operation::Unlock { file, .. } => vec![(lock(file), Asked::Release)],
         _ => Vec::new(),
     }
 }
 
 /// A rename is answered: what that says about the names from and to.
-fn renamed(now: Time, status: Status, (from, to): (Id, Id), history: &mut History) {
-    match status {
-        Status::Done => {
+fn renamed(now: Time, error: Option<ErrorCode>, (from, to): (Id, Id), history: &mut History) {
+    match error {
+        None => {
             history.complete(from, Answered::Removed, now);
             history.complete(to, Answered::Placed, now);
         }
-        Status::NotFound => {
+        Some(ErrorCode::NotFound) => {
             history.complete(from, Answered::Missing, now);
             history.withdraw(to);
         }
@@ -538,20 +591,20 @@ fn value(data: &[u8]) -> u64 {
 /// What an outcome says about a key; nothing, if it says nothing for certain.
 fn answer(operation: &Operation, outcome: &Outcome) -> Option<Answered> {
     let inode = u64::from(outcome.file.generation) << 32 | outcome.file.inode;
-    Some(match (operation, outcome.status) {
-        (Operation::Write { .. } | Operation::Truncate { .. }, Status::Done) => Answered::Written,
-        (Operation::Read { .. }, Status::Done) => Answered::Value(value(&outcome.data)),
-        (Operation::Create { .. }, Status::Done) => Answered::Made(inode),
-        (Operation::Create { .. }, Status::Exists) => Answered::Exists,
-        (Operation::Unlink { .. }, Status::Done) => Answered::Removed,
-        (Operation::Unlink { .. } | Operation::Lookup { .. }, Status::NotFound) => {
+    Some(match (operation, outcome.error) {
+        (Operation::Write { .. } | Operation::SetAttributes { .. }, None) => Answered::Written,
+        (Operation::Read { .. }, None) => Answered::Value(value(outcome.data())),
+        (Operation::Create { .. }, None) => Answered::Made(inode),
+        (Operation::Create { .. }, Some(ErrorCode::Exists)) => Answered::Exists,
+        (Operation::Unlink { .. }, None) => Answered::Removed,
+        (Operation::Unlink { .. } | Operation::Lookup { .. }, Some(ErrorCode::NotFound)) => {
             Answered::Missing
         }
-        (Operation::Lookup { .. }, Status::Done) => Answered::Found(inode),
-        (Operation::Lock { .. }, Status::Done) => Answered::Granted,
-        (Operation::Lock { .. }, Status::Locked) => Answered::Refused,
-        (Operation::Unlock { .. }, Status::Done) => Answered::Released,
-        (Operation::Unlock { .. }, Status::Refused) => Answered::NotHeld,
+        (Operation::Lookup { .. }, None) => Answered::Found(inode),
+        (Operation::SetLock { .. }, None) => Answered::Granted,
+        (Operation::SetLock { .. }, Some(ErrorCode::Locked)) => Answered::Refused,
+        (Operation::Unlock { .. }, None) if outcome.count > 0 => Answered::Released,
+        (Operation::Unlock { .. }, None) => Answered::NotHeld,
         _ => return None,
     })
 }

@@ -11,10 +11,12 @@ mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use operations::WriteAt;
+
 use super::{Client, Event, Mode, Pending, Session, Ticket};
 use crate::map::NodeId;
 use crate::wire::active::{BLOCK, COMMIT_MAX, Extent, Layout};
-use crate::wire::{Acknowledge, Body, FileId, Operation, Outcome, Status};
+use crate::wire::{Acknowledge, Body, ErrorCode, FileId, Operation, Outcome};
 use read::{Cached, Reading};
 use transfer::UnderWay;
 pub use transfer::{Transfer, TransferKind, TransferOutcome};
@@ -85,7 +87,12 @@ impl Client {
     ) -> bool {
         let run = match operation {
             _ if self.mode == Mode::ServerActive => return false,
-            Operation::Write { file, offset, data } if is_whole_blocks(*offset, data.len()) => {
+            Operation::Write {
+                file,
+                at: WriteAt::Offset(offset),
+                data,
+                drop_privileges: None,
+            } if is_whole_blocks(*offset, data.len()) => {
                 let acknowledge = match acknowledge {
                     Acknowledge::Sent => Acknowledge::Primary,
                     other => other,
@@ -97,6 +104,7 @@ impl Client {
                 file,
                 offset,
                 length,
+                note_read: false,
             } => Run::Read(Reading::new(now, *file, *offset, *length)),
             _ => return false,
         };
@@ -162,7 +170,7 @@ impl Client {
     pub(super) fn end_active(&mut self) -> BTreeSet<Ticket> {
         let active = std::mem::take(&mut self.active);
         for ticket in active.runs.into_keys() {
-            let outcome = Outcome::of(Status::SessionOver);
+            let outcome = Outcome::failed(ErrorCode::SessionEnded);
             self.events.push_back(Event::Done { ticket, outcome });
         }
         let requests: BTreeSet<_> = active.requests.into_keys().chain(active.granting).collect();
@@ -201,12 +209,21 @@ impl Client {
     }
 
     /// What is replayed of a request: a commit's data may not be at the new primary, so it is replayed as a write.
-    pub(super) fn replayed_as(&self, pending: &Pending) -> Operation {
+    ///
+    /// An appending write is replayed at the offset that its user was told: others may have appended before it, and their
+    /// writes may be lost.
+    pub(super) fn replayed_as(&self, pending: &Pending, outcome: &Outcome) -> Operation {
         let run = self.active.requests.get(&pending.ticket);
-        match run.and_then(|run| self.active.runs.get(run)) {
+        let mut replayed = match run.and_then(|run| self.active.runs.get(run)) {
             Some(Run::Write(writing)) => writing.by_message(),
             _ => pending.operation.clone(),
+        };
+        if let Operation::Write { at, .. } = &mut replayed
+            && *at == WriteAt::End
+        {
+            *at = WriteAt::Offset(outcome.offset);
         }
+        replayed
     }
 
     /// Takes whatever steps can be taken.

@@ -34,7 +34,7 @@ impl Executing {
     /// What its records take, at most.
     fn record_max(&self) -> u64 {
         match self {
-            Executing::Request { parked, .. } if parked.operation.is_change() => {
+            Executing::Request { parked, .. } if parked.operation.makes_record() => {
                 parked.operation.record_max()
             }
             // Of sessions there are few.

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use super::locks::HeldLock;
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
-use crate::wire::{Fetch, FileId, Operation, Outcome};
+use crate::wire::{Fetch, Operation, Outcome};
 
 /// Names an intent, so that its completion finds what waits for it.
 pub type Ticket = u64;
@@ -19,6 +20,17 @@ pub struct Slot {
     pub slot: u16,
     /// Number of the request in its slot.
     pub request: u64,
+}
+
+/// Names a request for as long as its session lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestId {
+    /// The session.
+    pub session: u64,
+    /// The slot; requests without one share a slot number.
+    pub slot: u16,
+    /// Number of the request in its slot.
+    pub number: u64,
 }
 
 /// What a member does about data that records name and do not hold.
@@ -39,19 +51,23 @@ pub enum Intent {
     Execute {
         /// Names it.
         ticket: Ticket,
+        /// The request: one that is executed twice takes or releases holds once.
+        request: RequestId,
         /// What to do.
         operation: Operation,
         /// Where the answer goes.
         slot: Option<Slot>,
     },
-    /// Note that a session has, or no longer has, a lock.
-    SetLock {
+    /// Record locks of a session at consecutive positions.
+    NoteLocks {
         /// Names it.
         ticket: Ticket,
-        /// Place among the session's locks.
-        place: u16,
-        /// The file, `None` for unlocked.
-        file: Option<FileId>,
+        /// The first position.
+        first: usize,
+        /// The locks, `None` for positions without one.
+        locks: Vec<Option<HeldLock>>,
+        /// Locks that were given back or replaced: a part of the answer.
+        count: u64,
         /// Where the answer goes, and which session.
         slot: Slot,
     },
@@ -66,10 +82,12 @@ pub enum Intent {
         /// Whose it is.
         client: NodeId,
     },
-    /// Take a session out of the table, with its locks.
+    /// Take a session out of the table, with its locks and holds.
     EndSession {
         /// Names it.
         ticket: Ticket,
+        /// The session.
+        session: u64,
         /// Place in the table.
         index: u32,
     },
@@ -158,7 +176,7 @@ pub enum Intent {
 /// How an intent ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// Of [`Intent::Execute`], [`Intent::SetLock`], [`Intent::OpenSession`], [`Intent::EndSession`], [`Intent::FreeGrant`].
+    /// Of [`Intent::Execute`], [`Intent::NoteLocks`], [`Intent::OpenSession`], [`Intent::EndSession`], [`Intent::FreeGrant`].
     Executed {
         /// Names it.
         ticket: Ticket,
@@ -253,8 +271,8 @@ pub struct SessionRecord {
     pub client: NodeId,
     /// Of each slot, the last request that made a record, and its answer.
     pub slots: Vec<(u64, Outcome)>,
-    /// The locks by their places.
-    pub locks: Vec<Option<FileId>>,
+    /// The locks by their positions.
+    pub locks: Vec<Option<HeldLock>>,
     /// There are blocks in its grant.
     pub has_grant: bool,
 }

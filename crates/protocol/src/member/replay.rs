@@ -13,7 +13,7 @@ use super::requests::Parked;
 use super::sessions::{Session, SlotState};
 use crate::defects::Defect;
 use crate::map::Sequence;
-use crate::wire::{Acknowledge, Body, Operation, Replay, Status};
+use crate::wire::{Acknowledge, Body, ErrorCode, Operation, Replay};
 
 /// State of a new primary before it serves.
 pub(super) struct Replaying {
@@ -25,7 +25,7 @@ pub(super) struct Replaying {
     /// The same in order, once all sessions were heard.
     queue: Option<VecDeque<(u64, Replay)>>,
     /// Sessions and their slots in which one was refused, and why.
-    refused: BTreeMap<(u64, u16), Status>,
+    refused: BTreeMap<(u64, u16), ErrorCode>,
     /// Intents under way.
     left: usize,
 }
@@ -39,11 +39,12 @@ impl Member {
         };
         let needs = primary.position;
         for record in records {
-            let mut session = Session::restore(record, slots, needs, now);
-            if forgets_locks {
-                session.locks.fill(None);
-            }
+            let session = Session::restore(record, slots, needs, now);
             primary.sessions.by_number.insert(record.session, session);
+            if !forgets_locks {
+                let locks = &mut primary.sessions.locks;
+                locks.put(record.session, 0, &record.locks);
+            }
         }
         primary.replaying = Some(Replaying {
             missing: records.iter().map(|record| record.session).collect(),
@@ -88,20 +89,20 @@ impl Member {
     }
 
     /// A replay was carried out, or refused.
-    pub(super) fn note_replayed(&mut self, parked: &Parked, status: Status) {
+    pub(super) fn note_replayed(&mut self, parked: &Parked, error: Option<ErrorCode>) {
         let replaying = self.primary().and_then(|it| it.replaying.as_mut());
-        if let Some(replaying) = replaying.filter(|_| status != Status::Done) {
+        if let Some((replaying, error)) = replaying.zip(error) {
             let slot = (parked.session, parked.slot);
-            replaying.refused.insert(slot, status);
+            replaying.refused.insert(slot, error);
         }
-        self.note_refusal(parked.session, &parked.operation, status);
+        self.note_refusal(parked.session, &parked.operation, error);
         self.replayed();
     }
 
-    fn note_refusal(&mut self, session: u64, operation: &Operation, status: Status) {
+    fn note_refusal(&mut self, session: u64, operation: &Operation, error: Option<ErrorCode>) {
         let sessions = self.primary().map(|it| &mut it.sessions.by_number);
         if let Some(session) = sessions.and_then(|it| it.get_mut(&session)) {
-            session.note_replayed(operation.changes(), status);
+            session.note_replayed(operation.changes(), error);
         }
     }
 
@@ -148,7 +149,7 @@ impl Member {
                 silent.retain(|_| waits);
                 replaying.left = silent.len();
                 for session in silent {
-                    self.end_session(session);
+                    self.end_session(session, None);
                 }
                 return true;
             }
@@ -185,9 +186,9 @@ impl Member {
             return;
         };
         let refused = primary.replaying.as_ref().map(|it| &it.refused);
-        let status = refused.and_then(|it| it.get(&(session, replay.slot)));
-        if let Some(status) = status.copied() {
-            return self.note_refusal(session, &replay.operation, status);
+        let error = refused.and_then(|it| it.get(&(session, replay.slot)).copied());
+        if error.is_some() {
+            return self.note_refusal(session, &replay.operation, error);
         }
         let known = primary.sessions.by_number.get_mut(&session);
         let slot = known.and_then(|it| it.slots.get_mut(usize::from(replay.slot)));

@@ -1,12 +1,13 @@
 //! What clients ask of the primary: each request carried out once, answered when enough members have it.
 
-use super::intent::{Completion, Intent, Slot, Ticket};
-use super::serve::Primary;
-use super::sessions::{Answer, LOCKS_MAX, Session, SlotState};
+use super::intent::{Completion, Intent, RequestId, Ticket};
+use super::locks::LockEdit;
+use super::sessions::{Answer, Session, SlotState};
 use super::{Member, Out};
+use crate::NO_SLOT;
 use crate::defects::Defect;
 use crate::map::NodeId;
-use crate::wire::{Acknowledge, Body, Envelope, FileId, Message, Operation, Outcome, Status};
+use crate::wire::{Acknowledge, Body, Envelope, Message, Operation, Outcome};
 
 /// A request on its way through the primary.
 #[derive(Clone, Debug)]
@@ -18,11 +19,28 @@ pub(super) struct Parked {
     pub operation: Operation,
 }
 
+impl Parked {
+    pub fn id(&self) -> RequestId {
+        RequestId {
+            session: self.session,
+            slot: self.slot,
+            number: self.request,
+        }
+    }
+}
+
 /// What an intent was for.
 pub(super) enum Executing {
     Request {
         parked: Parked,
         is_replay: bool,
+        /// The edit of the session's locks that is being recorded.
+        edit: Option<LockEdit>,
+    },
+    /// Attributes are read for an answer that was given before.
+    Recall {
+        parked: Parked,
+        answer: Answer,
     },
     OpenSession {
         session: u64,
@@ -31,6 +49,8 @@ pub(super) enum Executing {
     },
     EndSession {
         session: u64,
+        /// Number of the request of its client that closes it.
+        request: Option<u64>,
     },
     FreeGrant {
         session: u64,
@@ -73,6 +93,7 @@ impl Member {
     fn envelope_of(&self, session: u64, request: u64) -> Envelope {
         Envelope {
             cluster: self.options.cluster,
+            unit: self.options.unit,
             epoch: self.map.epoch,
             session,
             request,
@@ -182,10 +203,10 @@ impl Member {
             let Some(parked) = primary.parked.pop_front() else {
                 return;
             };
-            let is_change = parked.operation.is_change();
+            let makes_record = parked.operation.makes_record();
             let is_full = primary.is_full(window) && !unbounded;
             let is_held = primary.is_held(&parked.operation) && !changes_named;
-            if is_change && (is_full || is_held) {
+            if makes_record && (is_full || is_held) {
                 primary.parked.push_back(parked);
             } else {
                 self.begin(parked);
@@ -214,7 +235,7 @@ impl Member {
             }
             if parked.request == state.request && !forgets {
                 if let Some(answer) = state.answer.clone() {
-                    self.answer(&parked, answer);
+                    self.answer_again(parked, answer);
                 }
                 return;
             }
@@ -228,88 +249,15 @@ impl Member {
             };
             primary.forget_answer(&parked);
         }
+        if parked.operation == Operation::CloseSession {
+            let (session, request) = (parked.session, parked.request);
+            self.end_session(session, Some(request));
+            return;
+        }
         self.execute(parked, false);
     }
 
-    /// Has the store carry out a request.
-    pub(super) fn execute(&mut self, parked: Parked, is_replay: bool) {
-        let Some(primary) = self.primary() else {
-            return;
-        };
-        let ticket = primary.ticket();
-        let Some(session) = primary.sessions.by_number.get(&parked.session) else {
-            return;
-        };
-        let slot = Slot {
-            index: session.index,
-            session: parked.session,
-            slot: parked.slot,
-            request: parked.request,
-        };
-        let lock = match parked.operation {
-            Operation::Lock { file } => lock_place(primary, parked.session, file),
-            Operation::Unlock { file } => unlock_place(primary, parked.session, file),
-            _ => Ok(None),
-        };
-        if matches!(parked.operation, Operation::Grant { .. })
-            && let Some(session) = primary.sessions.by_number.get_mut(&parked.session)
-        {
-            session.has_grant = true;
-        }
-        let operation = parked.operation.clone();
-        let (intent, lock) = match lock {
-            Err(status) => return self.refuse(parked, status),
-            Ok(Some((place, file))) => {
-                let intent = Intent::SetLock {
-                    ticket,
-                    place,
-                    file,
-                    slot,
-                };
-                (intent, Some((place, file)))
-            }
-            Ok(None) => {
-                let keeps =
-                    operation.is_change() && !self.defects.has(Defect::ForgetSlotsAtTakeover);
-                let intent = Intent::Execute {
-                    ticket,
-                    operation,
-                    slot: keeps.then_some(slot),
-                };
-                (intent, None)
-            }
-        };
-        // Locks are taken here, in the order of requests; the record follows.
-        let Some(primary) = self.primary() else {
-            return;
-        };
-        if let Some((place, file)) = lock
-            && let Some(session) = primary.sessions.by_number.get_mut(&parked.session)
-        {
-            session.locks[usize::from(place)] = file;
-        }
-        let executing = Executing::Request { parked, is_replay };
-        primary.executing.insert(ticket, executing);
-        self.out.intents.push_back(intent);
-    }
-
-    /// Answers without having done anything.
-    fn refuse(&mut self, parked: Parked, status: Status) {
-        let Some(primary) = self.primary() else {
-            return;
-        };
-        // Whoever has the lock has it by a record that might be lost still.
-        let needs = primary.position;
-        let answer = Answer {
-            outcome: Outcome::of(status),
-            position: 0,
-            needs,
-        };
-        self.keep_answer(&parked, &answer);
-        self.answer(&parked, answer);
-    }
-
-    fn keep_answer(&mut self, parked: &Parked, answer: &Answer) {
+    pub(super) fn keep_answer(&mut self, parked: &Parked, answer: &Answer) {
         if !parked.operation.is_change() {
             return;
         }
@@ -325,7 +273,7 @@ impl Member {
         }
     }
 
-    fn answer(&mut self, parked: &Parked, answer: Answer) {
+    pub(super) fn answer(&mut self, parked: &Parked, answer: Answer) {
         let Some(primary) = self.primary() else {
             return;
         };
@@ -360,14 +308,20 @@ impl Member {
         else {
             return;
         };
-        let revives = self.defects.has(Defect::ReviveSession);
         let Some(primary) = self.primary() else {
             return;
         };
         primary.position = primary.position.max(position.unwrap_or(0));
-        let status = outcome.status;
+        let is_done = outcome.is_done();
         match primary.executing.remove(&ticket) {
-            Some(Executing::Request { parked, is_replay }) => {
+            Some(Executing::Request {
+                parked,
+                is_replay,
+                edit,
+            }) => {
+                if let Some(edit) = edit.filter(|_| !is_done) {
+                    primary.sessions.locks.undo(parked.session, &edit);
+                }
                 // One that failed has named nothing.
                 let end = position.filter(|_| is_by_reference);
                 if let (Some(end), Some(file)) = (end, parked.operation.changes()) {
@@ -377,55 +331,66 @@ impl Member {
                     outcome,
                     position: position.unwrap_or(0),
                     needs: self.needs(&parked, position, depends_on),
+                    is_restored: false,
                 };
                 self.keep_answer(&parked, &answer);
                 if is_replay {
-                    self.note_replayed(&parked, answer.outcome.status);
+                    self.note_replayed(&parked, answer.outcome.error);
                 } else {
                     self.answer(&parked, answer);
                 }
+            }
+            Some(Executing::Recall { parked, answer }) => {
+                self.recalled(&parked, answer, &outcome, depends_on);
             }
             Some(Executing::OpenSession {
                 session,
                 request,
                 client,
             }) => {
-                if status == Status::Done {
+                if is_done {
                     self.session_opened(session, request, client);
                 } else {
                     // The image does not know it. Its client asks again.
                     primary.sessions.by_number.remove(&session);
                 }
             }
-            Some(Executing::EndSession { session }) => {
-                if revives && let Some(state) = primary.sessions.by_number.get_mut(&session) {
-                    state.locks.fill(None);
-                    (state.is_ending, state.heard_at) = (false, now);
-                } else {
-                    let ended = primary.sessions.by_number.remove(&session);
-                    if let Some(ended) = ended {
-                        self.session_ended(session, &ended);
-                    }
-                }
-                self.replayed();
-                self.free_grants(now);
+            Some(Executing::EndSession { session, request }) => {
+                self.session_end_recorded(now, session, request);
             }
             Some(Executing::FreeGrant { session }) => {
-                self.grant_freed(session, outcome.status == Status::Done);
+                self.grant_freed(session, is_done);
             }
             None => {}
         }
         self.confirm(now);
     }
 
+    /// A record says that a session has ended.
+    fn session_end_recorded(&mut self, now: u64, session: u64, request: Option<u64>) {
+        let revives = self.defects.has(Defect::ReviveSession);
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        primary.sessions.locks.end(session);
+        if revives && let Some(state) = primary.sessions.by_number.get_mut(&session) {
+            (state.is_ending, state.heard_at) = (false, now);
+        } else if let Some(ended) = primary.sessions.by_number.remove(&session) {
+            self.session_ended(session, &ended);
+            self.session_closed(session, ended.client, request);
+        }
+        self.replayed();
+        self.free_grants(now);
+    }
+
     /// What all members in sync must have before the answer is given.
     fn needs(&self, parked: &Parked, position: Option<u64>, depends_on: u64) -> u64 {
         let operation = &parked.operation;
-        if matches!(operation, Operation::Sync { .. }) {
+        if matches!(operation, Operation::Sync { .. } | Operation::SyncAll) {
             let early = self.defects.has(Defect::SyncBeforeTails);
             return if early { 0 } else { depends_on };
         }
-        let Some(position) = position else {
+        let Some(position) = position.filter(|_| operation.is_change()) else {
             // It shows what others wrote: that must not get lost any more.
             let is_layout = matches!(operation, Operation::Layout { .. });
             let early = self.defects.has(Defect::ReadBeforeTails)
@@ -512,14 +477,16 @@ impl Member {
             if in_memory {
                 if let Some(primary) = self.primary() {
                     primary.sessions.by_number.remove(&session);
+                    primary.sessions.locks.end(session);
                 }
             } else {
-                self.end_session(session);
+                self.end_session(session, None);
             }
         }
     }
 
-    pub(super) fn end_session(&mut self, session: u64) -> Option<Ticket> {
+    /// Ends a session, at the request of its client or because it was silent.
+    pub(super) fn end_session(&mut self, session: u64, request: Option<u64>) -> Option<Ticket> {
         let primary = self.primary()?;
         let ticket = primary.ticket();
         let state = primary.sessions.by_number.get_mut(&session)?;
@@ -527,11 +494,33 @@ impl Member {
         let index = state.index;
         primary
             .executing
-            .insert(ticket, Executing::EndSession { session });
-        self.out
-            .intents
-            .push_back(Intent::EndSession { ticket, index });
+            .insert(ticket, Executing::EndSession { session, request });
+        self.out.intents.push_back(Intent::EndSession {
+            ticket,
+            session,
+            index,
+        });
         Some(ticket)
+    }
+
+    /// Answers the client that has closed its session, when all members in sync know that it has ended.
+    fn session_closed(&mut self, session: u64, client: NodeId, request: Option<u64>) {
+        let Some((primary, request)) = self.primary().zip(request) else {
+            return;
+        };
+        primary.wait(Waiting {
+            needs: primary.position,
+            to: client,
+            session,
+            request,
+            body: Body::Reply {
+                slot: NO_SLOT,
+                outcome: Outcome::done(),
+                position: 0,
+                confirmed: 0,
+            },
+            is_service: true,
+        });
     }
 
     /// Sends what has waited long enough.
@@ -557,38 +546,5 @@ impl Member {
             };
             self.out.send_to_client(envelope, waiting.to, waiting.body);
         }
-    }
-}
-
-/// Where a session notes a lock that nobody has.
-fn lock_place(
-    primary: &Primary,
-    session: u64,
-    file: FileId,
-) -> Result<Option<(u16, Option<FileId>)>, Status> {
-    if let Some((holder, place)) = primary.sessions.holder(file) {
-        return if holder == session {
-            Ok(Some((place, Some(file))))
-        } else {
-            Err(Status::Locked)
-        };
-    }
-    let own = primary.sessions.by_number.get(&session);
-    let free = own.and_then(|own| own.locks.iter().position(Option::is_none));
-    match free {
-        Some(place) if place < LOCKS_MAX => Ok(Some((place as u16, Some(file)))),
-        _ => Err(Status::NoSpace),
-    }
-}
-
-/// Where a session has noted its lock.
-fn unlock_place(
-    primary: &Primary,
-    session: u64,
-    file: FileId,
-) -> Result<Option<(u16, Option<FileId>)>, Status> {
-    match primary.sessions.holder(file) {
-        Some((holder, place)) if holder == session => Ok(Some((place, None))),
-        _ => Err(Status::Refused),
     }
 }

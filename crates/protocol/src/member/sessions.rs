@@ -1,13 +1,11 @@
-//! Sessions, their slots and locks, as the primary has them in memory. What must outlive it is in the image too.
+//! Sessions and their slots, as the primary has them in memory. What must outlive it is in the image too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::intent::SessionRecord;
+use super::locks::LockTable;
 use crate::map::NodeId;
-use crate::wire::{FileId, Outcome, Refusal, Status};
-
-/// Locks that a session may hold.
-pub const LOCKS_MAX: usize = 32;
+use crate::wire::{ErrorCode, FileId, Outcome, Refusal};
 
 /// The last request of a slot.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +24,8 @@ pub(super) struct Answer {
     pub position: u64,
     /// Before all members in sync have the records below, it is not given.
     pub needs: u64,
+    /// It was read from the image, which has no attributes.
+    pub is_restored: bool,
 }
 
 /// A client's registered presence.
@@ -34,7 +34,6 @@ pub(super) struct Session {
     pub client: NodeId,
     pub heard_at: u64,
     pub slots: Vec<SlotState>,
-    pub locks: Vec<Option<FileId>>,
     /// It may have blocks in its grant.
     pub has_grant: bool,
     /// Files to which a replay was refused. Its client is told when it has resumed.
@@ -50,7 +49,6 @@ impl Session {
             client,
             heard_at: now,
             slots: vec![SlotState::default(); usize::from(slots)],
-            locks: vec![None; LOCKS_MAX],
             has_grant: false,
             refusals: Vec::new(),
             is_ending: false,
@@ -67,21 +65,19 @@ impl Session {
                     outcome: outcome.clone(),
                     position: needs,
                     needs,
+                    is_restored: true,
                 }),
             };
         }
         session.has_grant = record.has_grant;
-        for (lock, known) in session.locks.iter_mut().zip(&record.locks) {
-            *lock = *known;
-        }
         session
     }
 
     /// A replay has ended so.
-    pub fn note_replayed(&mut self, file: Option<FileId>, status: Status) {
+    pub fn note_replayed(&mut self, file: Option<FileId>, error: Option<ErrorCode>) {
         let is_known = |file| self.refusals.iter().any(|it| it.file == file);
-        if let Some(file) = file.filter(|file| status != Status::Done && !is_known(*file)) {
-            self.refusals.push(Refusal { file, status });
+        if let Some((file, error)) = file.zip(error).filter(|(file, _)| !is_known(*file)) {
+            self.refusals.push(Refusal { file, error });
         }
     }
 }
@@ -90,20 +86,13 @@ impl Session {
 #[derive(Default)]
 pub(super) struct Sessions {
     pub by_number: BTreeMap<u64, Session>,
+    pub locks: LockTable,
 }
 
 impl Sessions {
     /// A place in the table that no session has, and none that is over has left blocks at.
     pub fn free_index(&self, most: u32, is_left: impl Fn(u32) -> bool) -> Option<u32> {
-        let is_taken = |index| self.by_number.values().any(|it| it.index == index);
-        (0..most).find(|index| !is_taken(*index) && !is_left(*index))
-    }
-
-    /// Who has a file's lock, and where among its locks.
-    pub fn holder(&self, file: FileId) -> Option<(u64, u16)> {
-        self.by_number.iter().find_map(|(number, session)| {
-            let place = session.locks.iter().position(|lock| *lock == Some(file))?;
-            Some((*number, place as u16))
-        })
+        let taken: BTreeSet<u32> = self.by_number.values().map(|it| it.index).collect();
+        (0..most).find(|index| !taken.contains(index) && !is_left(*index))
     }
 }

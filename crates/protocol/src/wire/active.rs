@@ -15,6 +15,8 @@ pub const COMMIT_MAX: usize = 256;
 pub const LAYOUT_MAX: u64 = 1 << 20;
 /// Blocks of one extent.
 const EXTENT_MAX: u32 = GRANT_MAX;
+const _: () = assert!(GRANT_MAX == operations::GRANT_BLOCKS_MAX);
+const _: () = assert!(COMMIT_MAX == operations::COMMIT_BLOCKS_MAX);
 const _: () = assert!(LAYOUT_MAX / BLOCK <= EXTENT_MAX as u64);
 
 /// A range of a file, and where in the image it is. Whole blocks, all in bytes.

@@ -1,10 +1,12 @@
 //! A unit of one member, and one client of it.
 
-use protocol::wire::{Body, Envelope, FileId, Message, Operation, Refusal, Status};
+use operations::{ErrorCode, WriteAt};
+use protocol::wire::{Body, Envelope, FileId, Message, Operation, Refusal};
 use protocol::{Defects, EpochStart, Options, Transmit, UnitMap};
 
 /// A file.
 pub const FILE: FileId = FileId {
+    unit: 0,
     inode: 5,
     generation: 1,
 };
@@ -34,8 +36,9 @@ pub fn first_map() -> UnitMap {
 pub fn write() -> Operation {
     Operation::Write {
         file: FILE,
-        offset: 0,
+        at: WriteAt::Offset(0),
         data: vec![7; 64],
+        drop_privileges: None,
     }
 }
 
@@ -61,6 +64,6 @@ pub fn decoded(sent: &Transmit) -> Message {
 pub fn refusals() -> Vec<Refusal> {
     vec![Refusal {
         file: FILE,
-        status: Status::NoSpace,
+        error: ErrorCode::NoSpace,
     }]
 }

@@ -101,7 +101,7 @@ fn reply(file: &Arc<Node>, offset: u64, byte: u8) -> Reply<'_> {
         offset,
         bytes: [byte; 64],
         inode_at: None,
-        count_at: None,
+        end_at: None,
     }
 }
 
@@ -153,7 +153,7 @@ fn the_record_of_a_change_carries_its_reply() {
     assert_eq!(after_crash(&region, 128), [9; 64]);
     assert_eq!(count_records(&store, before, store.tail().number), 1);
     let to_write = Reply {
-        count_at: Some(56),
+        end_at: Some(56),
         ..reply(&replies, BLOCK as u64, 2)
     };
     for length in [10, BLOCK, 3 * BLOCK + 5] {
@@ -229,16 +229,16 @@ fn a_reply_without_a_change_or_a_place_is_not_carried() {
     let error = store.create(&mut transaction, &root, b"a", &new).err();
     assert_eq!(error, Some(Error::Exists));
     assert!(!transaction.has_carried_reply() && transaction.position().is_none());
-    for (offset, inode_at, count_at) in [
+    for (offset, inode_at, end_at) in [
         (BLOCK as u64 - 32, None, None),
         (BLOCK as u64, None, None),
         (0, Some(53), None),
         (0, None, Some(57)),
     ] {
-        let name = format!("b{offset}{inode_at:?}{count_at:?}");
+        let name = format!("b{offset}{inode_at:?}{end_at:?}");
         let misplaced = Reply {
             inode_at,
-            count_at,
+            end_at,
             ..reply(&replies, offset, 1)
         };
         let mut transaction = Transaction::with_reply(&misplaced);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use pmem::Region;
-use protocol::member::{Completion, Intent, SessionRecord};
+use protocol::member::{Completion, HeldLock, Intent, SessionRecord};
 use protocol::wire::{Acknowledge, Body, Message, Outcome};
 use protocol::{Defects, Member, Transmit, UnitMap};
 use server::UnitPool;
@@ -34,8 +34,9 @@ impl Answered {
     /// is not in the record: a later primary does not know what it was.
     fn is_same(&self, other: &Outcome, epoch: u32) -> bool {
         let is_list_known = self.epoch == epoch;
-        (self.outcome.status, self.outcome.file) == (other.status, other.file)
-            && (self.outcome.data == other.data || !is_list_known)
+        let recorded = |it: &Outcome| (it.error, it.file.inode, it.file.generation, it.count);
+        recorded(&self.outcome) == recorded(other)
+            && (self.outcome.details == other.details || !is_list_known)
     }
 }
 
@@ -425,7 +426,7 @@ fn check_pool(region: &Region, part: Part) -> Result<(), String> {
 fn check_locks(sessions: &[SessionRecord]) -> Result<(), String> {
     let mut holders = BTreeMap::new();
     for record in sessions {
-        for file in record.locks.iter().flatten() {
+        for HeldLock { file, .. } in record.locks.iter().flatten() {
             if let Some(other) = holders.insert(*file, record.session) {
                 let session = record.session;
                 return Err(format!(

@@ -6,7 +6,7 @@ use crate::block_checksum;
 use crate::defects::Defect;
 use crate::map::NodeId;
 use crate::wire::active::LAYOUT_MAX;
-use crate::wire::{Acknowledge, FileId, Operation, Outcome, Status};
+use crate::wire::{Acknowledge, FileId, Operation, Outcome};
 
 /// After so many tries a read is done by message.
 const TRIES: u32 = 4;
@@ -270,10 +270,7 @@ impl Client {
         let file = reading.file;
         match data.filter(|_| is_valid && is_current) {
             Some(data) => {
-                let outcome = Outcome {
-                    data,
-                    ..Outcome::default()
-                };
+                let outcome = Outcome::with_data(data);
                 self.one_sided.1 += 1;
                 self.finish(ticket, outcome);
             }
@@ -300,8 +297,8 @@ impl Client {
         reading.step = Step::Waiting;
         let start = reading.offset / LAYOUT_MAX * LAYOUT_MAX;
         let file = reading.file;
-        match Layout::decode(&outcome.data) {
-            Ok(layout) if outcome.status == Status::Done => {
+        match Layout::decode(outcome.data()) {
+            Ok(layout) if outcome.is_done() => {
                 let cached = Cached { start, layout };
                 let layouts = &mut self.active.layouts;
                 layouts.insert(file, cached);
@@ -331,6 +328,7 @@ impl Client {
                 file: reading.file,
                 offset: reading.offset,
                 length: reading.length,
+                note_read: false,
             };
             self.request(ticket, read, Acknowledge::Primary);
         }

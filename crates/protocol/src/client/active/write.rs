@@ -1,12 +1,14 @@
 //! Writing into granted blocks, and committing them.
 
+use operations::WriteAt;
+
 use super::transfer::TransferKind;
 use super::{BLOCK, Extent, Layout};
 use super::{Client, Run, Ticket};
 use crate::block_checksum;
 use crate::defects::Defect;
 use crate::map::NodeId;
-use crate::wire::{Acknowledge, FileId, Operation, Outcome, Status};
+use crate::wire::{Acknowledge, ErrorCode, FileId, Operation, Outcome};
 
 /// Blocks that are asked for at once, at least.
 const GRANT_LEAST: u64 = 4;
@@ -63,8 +65,9 @@ impl Writing {
     pub fn by_message(&self) -> Operation {
         Operation::Write {
             file: self.file,
-            offset: self.offset,
+            at: WriteAt::Offset(self.offset),
             data: self.data.clone(),
+            drop_privileges: None,
         }
     }
 
@@ -180,8 +183,8 @@ impl Client {
 
     /// An answer lists all of the grant. What is new in it may be filled.
     pub(super) fn granted(&mut self, outcome: &Outcome) {
-        let grant = Layout::decode(&outcome.data);
-        if outcome.status != Status::Done || grant.is_err() {
+        let grant = Layout::decode(outcome.data());
+        if !outcome.is_done() || grant.is_err() {
             let runs = self.active.runs.iter();
             let waits = |run: &Run| matches!(run, Run::Write(it) if it.blocks.is_empty());
             let waiting: Vec<_> = runs
@@ -273,11 +276,11 @@ impl Client {
 
     /// A commit was answered.
     pub(super) fn committed(&mut self, ticket: Ticket, outcome: Outcome) {
-        if outcome.status == Status::Again {
+        if outcome.error == Some(ErrorCode::Again) {
             self.give_back(ticket);
             self.write_by_message(ticket);
         } else {
-            self.one_sided.0 += u64::from(outcome.status == Status::Done);
+            self.one_sided.0 += u64::from(outcome.is_done());
             self.finish(ticket, outcome);
         }
     }

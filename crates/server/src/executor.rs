@@ -1,0 +1,234 @@
+//! Executes operations on a store. It knows nothing of slots, locks and grants: those belong to sessions of a unit.
+
+mod data;
+mod names;
+
+use std::sync::Arc;
+
+use operations::{Attributes, Details, ErrorCode, FileId, Operation, Outcome};
+use protocol::member::RequestId;
+use store::{Error, Node, Store, Transaction};
+
+use crate::holds::Holds;
+
+/// A request: an operation, and who asks for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Its session and number. One that is executed twice takes or releases holds once.
+    pub id: RequestId,
+    /// The operation.
+    pub operation: &'a Operation,
+}
+
+/// An outcome, and the newest version of the files that it shows.
+#[derive(Debug)]
+pub struct Executed {
+    /// The outcome.
+    pub outcome: Outcome,
+    /// Number of the newest record that the outcome depends on.
+    pub version: u64,
+}
+
+/// Executes operations on the store of one unit.
+pub struct Executor {
+    pub(crate) store: Store,
+    unit: u16,
+    pub(crate) holds: Holds,
+}
+
+impl Executor {
+    /// For a store that is open for changes.
+    pub fn new(store: Store, unit: u16) -> Executor {
+        Executor {
+            store,
+            unit,
+            holds: Holds::default(),
+        }
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// The store, when nothing is executed any more.
+    pub fn into_store(self) -> Store {
+        self.store
+    }
+
+    /// Executes a request.
+    ///
+    /// # Errors
+    /// Those of the store. [`Error::InvalidArgument`] for operations that need a session's slot, locks or grant.
+    pub fn run(
+        &self,
+        transaction: &mut Transaction<'_>,
+        request: &Request<'_>,
+    ) -> Result<Executed, Error> {
+        match request.operation {
+            Operation::Lookup {
+                directory,
+                name,
+                hold,
+            } => self.lookup(request, *directory, name, *hold),
+            Operation::Create {
+                directory,
+                name,
+                new,
+                hold,
+            } => self.create(
+                transaction,
+                request,
+                (*directory, name, &new.as_new()),
+                *hold,
+            ),
+            Operation::CreateUnnamed {
+                directory,
+                new,
+                may_be_named,
+            } => self.create_unnamed(
+                transaction,
+                request,
+                (*directory, &new.as_new()),
+                *may_be_named,
+            ),
+            Operation::Hold { file } => self.hold(request, *file),
+            Operation::Release { holds } => {
+                let released = holds.iter().map(|held| (held.file, held.count));
+                let release = |inode, count| {
+                    let node = self.store.node(inode)?;
+                    self.store.release(&node, count)
+                };
+                self.holds.release(request.id, released, release)?;
+                Ok(done())
+            }
+            operation => self.run_alone(transaction, operation),
+        }
+    }
+
+    /// Executes an operation that takes no hold.
+    fn run_alone(
+        &self,
+        transaction: &mut Transaction<'_>,
+        operation: &Operation,
+    ) -> Result<Executed, Error> {
+        match self.run_on_names(transaction, operation) {
+            Some(result) => result,
+            None => match self.run_on_attributes(transaction, operation) {
+                Some(result) => result,
+                None => self.run_on_data(transaction, operation),
+            },
+        }
+    }
+
+    fn run_on_attributes(
+        &self,
+        transaction: &mut Transaction<'_>,
+        operation: &Operation,
+    ) -> Option<Result<Executed, Error>> {
+        Some(match operation {
+            Operation::Attributes { file } => self
+                .node(*file)
+                .map(|node| self.found(self.store.attributes(&node), 0)),
+            Operation::SetAttributes { file, change } => self
+                .node(*file)
+                .and_then(|node| self.store.set_attributes(transaction, &node, change))
+                .map(|attributes| self.found(attributes, 0)),
+            Operation::SetFlags { file, flags } => self
+                .node(*file)
+                .and_then(|node| self.store.set_flags(transaction, &node, *flags))
+                .map(|()| done()),
+            Operation::Xattr { file, name } => self.look(*file, |node| {
+                self.store.xattr(node, name).map(Outcome::with_data)
+            }),
+            Operation::XattrNames { file } => self.look(*file, |node| {
+                let names = self.store.xattr_names(node)?.into_iter();
+                Ok(Outcome::with(Details::Names(
+                    names.map(Into::into).collect(),
+                )))
+            }),
+            Operation::SetXattr {
+                file,
+                name,
+                value,
+                mode,
+            } => self
+                .node(*file)
+                .and_then(|node| self.store.set_xattr(transaction, &node, name, value, *mode))
+                .map(|()| done()),
+            Operation::RemoveXattr { file, name } => self
+                .node(*file)
+                .and_then(|node| self.store.remove_xattr(transaction, &node, name))
+                .map(|()| done()),
+            Operation::DropPrivileges { file, set_id } => self
+                .node(*file)
+                .and_then(|node| self.store.drop_privileges(&node, *set_id))
+                .map(|()| done()),
+            Operation::NoteRead { file } => self
+                .node(*file)
+                .and_then(|node| self.store.note_read(&node))
+                .map(|()| done()),
+            _ => return None,
+        })
+    }
+
+    /// Reads something of one file. The version is read afterwards, so that it is not older than what was read.
+    fn look(
+        &self,
+        file: FileId,
+        read: impl FnOnce(&Node) -> Result<Outcome, Error>,
+    ) -> Result<Executed, Error> {
+        let node = self.node(file)?;
+        let outcome = read(&node)?;
+        let version = self.store.attributes(&node).version;
+        Ok(Executed { outcome, version })
+    }
+
+    /// The inode of a file; files of the system directory belong to nobody else.
+    pub(crate) fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {
+        if file.inode == store::SYSTEM || file.unit != self.unit {
+            return Err(Error::Stale);
+        }
+        let node = self.store.node(file.inode)?;
+        let is_same = self.store.attributes(&node).generation == file.generation;
+        if is_same || file.inode == store::ROOT {
+            Ok(node)
+        } else {
+            Err(Error::Stale)
+        }
+    }
+
+    /// Releases the hold that the store counts for a session. A file that cannot be reclaimed now is reclaimed when the
+    /// pool is opened again.
+    pub(crate) fn release_all(&self, file: FileId) {
+        if let Ok(node) = self.store.node(file.inode) {
+            let _ = self.store.release(&node, 1);
+        }
+    }
+
+    /// The outcome that shows a file.
+    fn found(&self, attributes: Attributes, version: u64) -> Executed {
+        Executed {
+            outcome: Outcome {
+                file: attributes.file(self.unit),
+                attributes: Some(attributes),
+                ..Outcome::default()
+            },
+            version: version.max(attributes.version),
+        }
+    }
+}
+
+/// Success, and nothing that depends on a version.
+pub(crate) fn done() -> Executed {
+    shown(Outcome::done(), 0)
+}
+
+pub(crate) fn shown(outcome: Outcome, version: u64) -> Executed {
+    Executed { outcome, version }
+}
+
+/// The outcome of a name that is not in a directory of this version.
+fn missing(version: u64) -> Executed {
+    shown(Outcome::failed(ErrorCode::NotFound), version)
+}

@@ -1,0 +1,138 @@
+//! Data of files.
+
+use operations::{DATA_MAX, Details, FileId, Operation, Outcome};
+use store::{Error, Transaction, WriteAt};
+
+use super::{Executed, Executor, done, shown};
+
+impl Executor {
+    pub(super) fn run_on_data(
+        &self,
+        transaction: &mut Transaction<'_>,
+        operation: &Operation,
+    ) -> Result<Executed, Error> {
+        match operation {
+            Operation::Read {
+                file,
+                offset,
+                length,
+                note_read,
+            } => self.read(*file, (*offset, *length), *note_read),
+            Operation::Write { file, at, data, .. } => self.write(transaction, *file, *at, data),
+            Operation::Fallocate {
+                file,
+                mode,
+                offset,
+                length,
+            } => {
+                let node = self.node(*file)?;
+                self.store
+                    .fallocate(transaction, &node, *mode, *offset, *length)?;
+                Ok(done())
+            }
+            Operation::CopyRange {
+                file,
+                offset,
+                to,
+                to_offset,
+                length,
+            } => self.copy(transaction, (*file, *offset), (*to, *to_offset), *length),
+            Operation::NextData { file, offset } => self.look(*file, |node| {
+                let data = self.store.next_data(node, *offset)?;
+                Ok(Outcome::with(Details::Position(data)))
+            }),
+            Operation::NextHole { file, offset } => self.look(*file, |node| {
+                let is_behind = *offset >= self.store.attributes(node).size;
+                let hole = self.store.next_hole(node, *offset)?;
+                Ok(Outcome::with(Details::Position(
+                    (!is_behind).then_some(hole),
+                )))
+            }),
+            Operation::NextExtent { file, offset } => self.look(*file, |node| {
+                let extent = self.store.next_extent(node, *offset)?;
+                Ok(Outcome::with(Details::Extent(extent)))
+            }),
+            Operation::Sync { file } => self.look(*file, |_| Ok(Outcome::done())),
+            Operation::SyncAll => {
+                let tail = self.store.tail().number;
+                Ok(shown(Outcome::done(), tail.saturating_sub(1)))
+            }
+            Operation::Statistics => {
+                let statistics = Details::Statistics(self.store.statistics());
+                Ok(shown(Outcome::with(statistics), 0))
+            }
+            _ => Err(Error::InvalidArgument(
+                "the operation needs a session of a unit",
+            )),
+        }
+    }
+
+    fn read(
+        &self,
+        file: FileId,
+        (offset, length): (u64, u32),
+        note_read: bool,
+    ) -> Result<Executed, Error> {
+        let node = self.node(file)?;
+        let mut data = vec![0; length as usize];
+        let read = self.store.read(&node, offset, &mut data)?;
+        data.truncate(read);
+        let version = self.store.attributes(&node).version;
+        if note_read {
+            self.store.note_read(&node)?;
+        }
+        Ok(shown(Outcome::with_data(data), version))
+    }
+
+    /// Writes all of the data or nothing if the transaction has a reply: that says that the request was executed.
+    fn write(
+        &self,
+        transaction: &mut Transaction<'_>,
+        file: FileId,
+        at: WriteAt,
+        data: &[u8],
+    ) -> Result<Executed, Error> {
+        let node = self.node(file)?;
+        let written = self.store.write(transaction, &node, at, data)?;
+        let outcome = Outcome {
+            offset: written.offset,
+            count: written.length as u64,
+            ..Outcome::default()
+        };
+        Ok(shown(outcome, 0))
+    }
+
+    /// Copies as much as one record takes: its reply says that the request was executed.
+    fn copy(
+        &self,
+        transaction: &mut Transaction<'_>,
+        (file, offset): (FileId, u64),
+        (to, to_offset): (FileId, u64),
+        length: u64,
+    ) -> Result<Executed, Error> {
+        let (from, to) = (self.node(file)?, self.node(to)?);
+        let rest = self.store.attributes(&from).size.saturating_sub(offset);
+        let length = length.min(rest);
+        if from.number() == to.number() && offset.abs_diff(to_offset) < length {
+            return Err(Error::InvalidArgument(
+                "ranges of one file that overlap are not copied; copy to another place",
+            ));
+        }
+        let mut count = self
+            .store
+            .share(transaction, (&from, offset), (&to, to_offset), length)?;
+        if count == 0 && length > 0 {
+            let mut data = vec![0; length.min(DATA_MAX as u64) as usize];
+            let read = self.store.read(&from, offset, &mut data)?;
+            let at = WriteAt::Offset(to_offset);
+            let written = self.store.write(transaction, &to, at, &data[..read])?;
+            count = written.length as u64;
+        }
+        let outcome = Outcome {
+            offset: to_offset,
+            count,
+            ..Outcome::default()
+        };
+        Ok(shown(outcome, 0))
+    }
+}

@@ -1,0 +1,200 @@
+//! Names, and holds of the files that they lead to.
+
+use operations::{Details, FileId, ListedEntry, NewInode, Operation, Outcome};
+use store::{Attributes, Error, Node, Transaction};
+
+use super::{Executed, Executor, Request, done, missing, shown};
+
+/// How often a lookup restarts because other threads removed the file that it had found.
+const ATTEMPTS_MAX: u32 = 1000;
+
+impl Executor {
+    pub(super) fn run_on_names(
+        &self,
+        transaction: &mut Transaction<'_>,
+        operation: &Operation,
+    ) -> Option<Result<Executed, Error>> {
+        let store = &self.store;
+        Some(match operation {
+            Operation::Link {
+                file,
+                directory,
+                name,
+            } => self.link(transaction, *file, (*directory, name)),
+            Operation::Unlink { directory, name } => self
+                .node(*directory)
+                .and_then(|directory| store.unlink(transaction, &directory, name))
+                .map(|()| done()),
+            Operation::RemoveDirectory { directory, name } => self
+                .node(*directory)
+                .and_then(|directory| store.remove_directory(transaction, &directory, name))
+                .map(|()| done()),
+            Operation::Rename {
+                directory,
+                name,
+                new_directory,
+                new_name,
+                mode,
+            } => self.node(*directory).and_then(|from| {
+                let to = self.node(*new_directory)?;
+                store.rename(transaction, &from, name, &to, new_name, *mode)?;
+                Ok(done())
+            }),
+            Operation::ReadLink { file } => self.look(*file, |node| {
+                self.store.read_link(node).map(Outcome::with_data)
+            }),
+            Operation::ReadDirectory {
+                directory,
+                cookie,
+                length,
+                with_attributes,
+            } => self.read_directory(*directory, *cookie, (*length, *with_attributes)),
+            _ => return None,
+        })
+    }
+
+    pub(super) fn lookup(
+        &self,
+        request: &Request<'_>,
+        directory: FileId,
+        name: &[u8],
+        hold: bool,
+    ) -> Result<Executed, Error> {
+        if let Some(again) = self.held_before(request).filter(|_| hold) {
+            return again;
+        }
+        let directory = self.node(directory)?;
+        for _ in 0..ATTEMPTS_MAX {
+            let found = if hold {
+                self.store.lookup_held(&directory, name)
+            } else {
+                self.store.attributes_of(&directory, name)
+            };
+            let version = self.store.attributes(&directory).version;
+            match found {
+                Ok(attributes) if hold => {
+                    self.note_hold(request, &attributes)?;
+                    return Ok(self.found(attributes, version));
+                }
+                Ok(attributes) => return Ok(self.found(attributes, version)),
+                Err(Error::NotFound) => return Ok(missing(version)),
+                // Its last name was removed meanwhile: then this name is gone or leads elsewhere.
+                Err(Error::Stale) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Stale)
+    }
+
+    pub(super) fn create(
+        &self,
+        transaction: &mut Transaction<'_>,
+        request: &Request<'_>,
+        (directory, name, new): (FileId, &[u8], &NewInode<'_>),
+        hold: bool,
+    ) -> Result<Executed, Error> {
+        let directory = self.node(directory)?;
+        let holds = u64::from(hold);
+        let (_, attributes) = self
+            .store
+            .create_held(transaction, &directory, name, new, holds)?;
+        if hold {
+            self.note_hold(request, &attributes)?;
+        }
+        Ok(self.found(attributes, 0))
+    }
+
+    pub(super) fn create_unnamed(
+        &self,
+        transaction: &mut Transaction<'_>,
+        request: &Request<'_>,
+        (directory, new): (FileId, &NewInode<'_>),
+        may_be_named: bool,
+    ) -> Result<Executed, Error> {
+        let directory = self.node(directory)?;
+        let node = self
+            .store
+            .create_unnamed(transaction, &directory, new, may_be_named)?;
+        let attributes = self.store.attributes(&node);
+        self.note_hold(request, &attributes)?;
+        Ok(self.found(attributes, 0))
+    }
+
+    pub(super) fn hold(&self, request: &Request<'_>, file: FileId) -> Result<Executed, Error> {
+        if let Some(again) = self.held_before(request) {
+            return again;
+        }
+        let node = self.node(file)?;
+        self.store.hold(&node)?;
+        let attributes = self.store.attributes(&node);
+        self.note_hold(request, &attributes)?;
+        Ok(self.found(attributes, 0))
+    }
+
+    /// What the request has found when it was executed before, with the attributes of now.
+    fn held_before(&self, request: &Request<'_>) -> Option<Result<Executed, Error>> {
+        let file = self.holds.found_by(request.id)?;
+        let node = self.node(file);
+        Some(node.map(|node| self.found(self.store.attributes(&node), 0)))
+    }
+
+    /// Counts a hold that was taken of the store for the session. The store counts one for each session.
+    fn note_hold(&self, request: &Request<'_>, attributes: &Attributes) -> Result<(), Error> {
+        let file = attributes.file(self.unit);
+        if self.holds.take(request.id, file) {
+            return Ok(());
+        }
+        let node = self.store.node(attributes.number)?;
+        self.store.release(&node, 1)
+    }
+
+    fn link(
+        &self,
+        transaction: &mut Transaction<'_>,
+        file: FileId,
+        (directory, name): (FileId, &[u8]),
+    ) -> Result<Executed, Error> {
+        let (node, directory) = (self.node(file)?, self.node(directory)?);
+        self.store.link(transaction, &node, &directory, name)?;
+        Ok(self.found(self.store.attributes(&node), 0))
+    }
+
+    fn read_directory(
+        &self,
+        directory: FileId,
+        cookie: u64,
+        (length, with_attributes): (u32, bool),
+    ) -> Result<Executed, Error> {
+        let node = self.node(directory)?;
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        self.store.read_directory(&node, cookie, &mut |entry| {
+            bytes += ListedEntry::page_bytes(entry.name.len(), with_attributes);
+            let fits = bytes <= length as usize || entries.is_empty();
+            if fits {
+                entries.push(ListedEntry {
+                    entry: entry.clone(),
+                    attributes: None,
+                });
+            }
+            fits
+        })?;
+        let mut version = self.store.attributes(&node).version;
+        // The directory is not locked any more: a file that was removed meanwhile has no attributes.
+        if with_attributes {
+            for listed in &mut entries {
+                listed.attributes = self.attributes_in(&node, &listed.entry.name);
+                let of_file = listed.attributes.map_or(0, |it| it.version);
+                version = version.max(of_file);
+            }
+        }
+        Ok(shown(Outcome::with(Details::Entries(entries)), version))
+    }
+
+    /// The attributes of a listed name; none for the directory's own names.
+    fn attributes_in(&self, directory: &Node, name: &[u8]) -> Option<Attributes> {
+        match name {
+            b"." | b".." => None,
+            name => self.store.attributes_of(directory, name).ok(),
+        }
+    }
+}
