@@ -118,7 +118,7 @@ pub struct Mkfs {
     /// Bytes of the pool, with K, M, G or T for their multiples by 1024; a device is taken whole
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
-    /// Overwrite a pool that is there, with all its files
+    /// Overwrite a pool with all its files, or a device that holds other data
     #[arg(long)]
     pub force: bool,
     /// How many files there can be at least [default: one for each 16 KiB]
@@ -171,11 +171,11 @@ pub enum Keys {
 /// How to mount.
 #[derive(Args)]
 pub struct Mount {
-    /// The pool file or DAX device
+    /// The pool file or DAX device; with -o remount, the mounted directory
     pub source: PathBuf,
     /// The directory to mount on
     #[arg(value_name = "DIR")]
-    pub directory: PathBuf,
+    pub directory: Option<PathBuf>,
     /// Mount options, separated by commas: ro, allow_other, noexec, threads=COUNT, …
     #[arg(short, value_name = "OPTIONS")]
     pub options: Vec<String>,

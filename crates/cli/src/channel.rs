@@ -15,6 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use client::FileSystem;
+use fuse::AccessTimes;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::geteuid;
 use store::Store;
@@ -31,7 +32,22 @@ const ASKING_MAX: Duration = Duration::from_secs(5);
 const GROW: &str = "grow ";
 /// Asks for what `tako info --json` prints, on one line.
 pub const INFO: &str = "info";
+/// Asks whether the pool is open for changes: answered by [`YES`] or [`NO`].
+pub const IS_WRITABLE: &str = "writable";
+/// Sets which reads change access times, those of files and those of directories: `times yes no`.
+pub const TIMES: &str = "times ";
+pub const YES: &str = "yes";
+pub const NO: &str = "no";
 const DONE: &str = "done";
+
+/// What the channel of a mount works on.
+pub struct Served {
+    pub file_system: FileSystem,
+    pub store: Arc<Store>,
+    /// Whether changes reach the pool.
+    pub is_writable: bool,
+    pub access_times: Arc<AccessTimes>,
+}
 
 fn address(pool: &Path) -> io::Result<SocketAddr> {
     let found = fs::metadata(pool)?;
@@ -44,16 +60,14 @@ fn is_trusted(stream: &UnixStream) -> bool {
 }
 
 /// Answers what is asked of the pool, on a thread that sleeps until somebody asks.
-pub fn serve(pool: &Path, file_system: FileSystem, store: Arc<Store>) -> io::Result<()> {
+pub fn serve(pool: &Path, served: Served) -> io::Result<()> {
     let path = pool.to_owned();
     let listener = UnixListener::bind_addr(&address(pool)?)?;
     let answer = move || {
         for stream in listener.incoming() {
             match stream {
                 // Who does not wait for the answer does without it.
-                Ok(stream) if is_trusted(&stream) => {
-                    drop(answer(stream, &path, &file_system, &store))
-                }
+                Ok(stream) if is_trusted(&stream) => drop(answer(stream, &path, &served)),
                 Ok(_) => {}
                 // Nobody can ask any more, who asks is told so, and the mount goes on.
                 Err(_) => return,
@@ -66,27 +80,34 @@ pub fn serve(pool: &Path, file_system: FileSystem, store: Arc<Store>) -> io::Res
         .map(drop)
 }
 
-fn answer(
-    mut stream: UnixStream,
-    pool: &Path,
-    file_system: &FileSystem,
-    store: &Store,
-) -> io::Result<()> {
+fn answer(mut stream: UnixStream, pool: &Path, served: &Served) -> io::Result<()> {
     stream.set_read_timeout(Some(ASKING_MAX))?;
     stream.set_write_timeout(Some(ASKING_MAX))?;
     let mut asked = String::new();
     BufReader::new(Read::take(&stream, ASKED_MAX)).read_line(&mut asked)?;
-    let asked = asked.trim_end_matches('\n');
-    let length = asked.strip_prefix(GROW);
-    let answer = match length.and_then(|length| length.parse().ok()) {
-        Some(length) => match file_system.grow(length) {
+    let answer = execute(asked.trim_end_matches('\n'), pool, served)
+        .unwrap_or("this is not understood; use the program that made the mount".to_owned());
+    stream.write_all(format!("{}\n", answer.replace('\n', " ")).as_bytes())
+}
+
+/// Does what is asked, and returns the answer. `None`: it is not understood.
+fn execute(asked: &str, pool: &Path, served: &Served) -> Option<String> {
+    if let Some(length) = asked.strip_prefix(GROW) {
+        return Some(match served.file_system.grow(length.parse().ok()?) {
             Ok(()) => DONE.to_owned(),
             Err(error) => error.to_string(),
-        },
-        None if asked == INFO => describe(pool, store),
-        None => "this is not understood; use the program that made the mount".to_owned(),
-    };
-    stream.write_all(format!("{}\n", answer.replace('\n', " ")).as_bytes())
+        });
+    }
+    if let Some((files, directories)) = asked.strip_prefix(TIMES).and_then(|it| it.split_once(' '))
+    {
+        served.access_times.set(files == YES, directories == YES);
+        return Some(DONE.to_owned());
+    }
+    match asked {
+        INFO => Some(describe(pool, &served.store)),
+        IS_WRITABLE => Some(if served.is_writable { YES } else { NO }.to_owned()),
+        _ => None,
+    }
 }
 
 /// The facts of an open pool, or why there are none.

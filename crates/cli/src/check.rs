@@ -36,9 +36,43 @@ struct Finding {
     block: Option<u64>,
 }
 
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    /// Findings that were repaired.
+    pub repaired: usize,
+    /// Findings that remain.
+    pub remaining: usize,
+}
+
 pub fn run(arguments: &Check, out: &mut dyn Write) -> Outcome {
+    match examine(arguments, out)?.remaining {
+        0 => Ok(()),
+        _ if arguments.json => Err(Failure::Silent),
+        count => Err(findings_remain(arguments, count)),
+    }
+}
+
+/// The failure of a check with findings that remain.
+pub fn findings_remain(arguments: &Check, count: usize) -> Failure {
+    let pool = arguments.pool.display();
+    let what = match count {
+        1 => "1 inconsistency remains",
+        count => &format!("{count} inconsistencies remain"),
+    };
+    let advice = match arguments.repair {
+        true => "restore the lost files from a copy",
+        false => "run `tako check --repair`, or copy what can be read to a new pool",
+    };
+    Failure::Failed(format!("{pool}: {what}; {advice}"))
+}
+
+/// Checks or repairs a pool and writes the report.
+pub fn examine(arguments: &Check, out: &mut dyn Write) -> Result<Verdict, Failure> {
     let pool = arguments.pool.display();
     let explain = |error| Failure::Failed(format!("{pool}: {error}"));
+    // A mount that umount(8) ended may still be closing the pool.
+    fuse::wait_for_close(&arguments.pool);
     let (done, report) = match arguments.repair {
         true => {
             let repair = repair(arguments)?;
@@ -50,27 +84,15 @@ pub fn run(arguments: &Check, out: &mut dyn Write) -> Outcome {
             (None, check(arguments, &region).map_err(explain)?)
         }
     };
+    let verdict = Verdict {
+        repaired: done.as_ref().map_or(0, Vec::len),
+        remaining: report.findings.len(),
+    };
     match arguments.json {
         true => write_json(&for_json(pool.to_string(), done, &report), out)?,
         false => write_text(done.as_deref(), &report, out)?,
     }
-    match report.findings.len() {
-        0 => Ok(()),
-        _ if arguments.json => Err(Failure::Silent),
-        count => {
-            let what = if count == 1 {
-                "1 thing is"
-            } else {
-                &format!("{count} things are")
-            };
-            let advice = match arguments.repair {
-                true => "restore from elsewhere what is lost, or write it anew",
-                false => "run `tako check --repair`, or copy what can be read to a new pool",
-            };
-            let sentence = format!("{pool}: {what} not as they must be; {advice}");
-            Err(Failure::Failed(sentence))
-        }
-    }
+    Ok(verdict)
 }
 
 /// Why a pool cannot be opened: one that is mounted is not checked through its mount.

@@ -43,7 +43,10 @@ impl Failure {
     /// The same, with the place as the user wrote it.
     pub fn host_place(what: &str, place: impl Display, error: &io::Error) -> Failure {
         let reason = reason(error);
-        let advice = advice(error.raw_os_error().unwrap_or(0));
+        let advice = match error.kind() {
+            io::ErrorKind::NotFound => "check the path",
+            _ => advice(error.raw_os_error().unwrap_or(0)),
+        };
         Failure::Failed(format!("cannot {what} {place}: {reason}; {advice}"))
     }
 

@@ -31,6 +31,7 @@ mod progress;
 mod service;
 mod shells;
 mod side;
+mod signature;
 mod space;
 mod users;
 mod walk;
@@ -41,18 +42,16 @@ use std::process::ExitCode;
 use arguments::{Arguments, Command};
 use clap::Parser;
 use failure::Outcome;
-use service::Asked;
 
 fn main() -> ExitCode {
-    let (command, mut out): (Command, Box<dyn Write>) =
-        match service::asked_by_mount(std::env::args_os()) {
-            Some(Asked::Mount(arguments)) => (Command::Mount(arguments), Box::new(std::io::sink())),
-            Some(Asked::Nothing) => return ExitCode::SUCCESS,
-            None => {
-                let out = BufWriter::new(std::io::stdout().lock());
-                (Arguments::parse().command, Box::new(out))
-            }
-        };
+    let as_helper = service::run_as_helper(std::env::args_os(), |arguments| {
+        mount::run(arguments, &mut std::io::sink())
+    });
+    if let Some(code) = as_helper {
+        return code;
+    }
+    let command = Arguments::parse().command;
+    let mut out = BufWriter::new(std::io::stdout().lock());
     let outcome = run(&command, &mut out);
     // What was printed before a failure still belongs to the user.
     let flushed = out.flush();

@@ -17,6 +17,7 @@ use crate::failure::{Failure, Outcome};
 use crate::figures::show_size;
 use crate::info::Info;
 use crate::progress::while_working;
+use crate::signature;
 
 /// Inodes of a group come in multiples of this.
 const INODES_STEP: u64 = 16;
@@ -31,7 +32,7 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
         }
         // An empty file is no device.
         Err(pmem::Error::NotAPool { .. }) if pool.is_file() => {
-            return check_overwriting(pool, false, false, arguments.force);
+            return Err(not_a_pool(pool));
         }
         Err(error) => return Err(error.into()),
     };
@@ -39,7 +40,7 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
         .as_ref()
         .is_some_and(|region| region.kind() == Kind::DeviceDax);
     if let Some(region) = &there {
-        check_overwriting(pool, has_pool(region), is_device, arguments.force)?;
+        check_overwriting(pool, region, is_device, arguments.force)?;
     }
     match there {
         Some(region) if is_device => {
@@ -109,18 +110,38 @@ fn has_pool(region: &Region) -> bool {
     })
 }
 
-/// Pools are overwritten by force, devices without one always, files of others never.
-fn check_overwriting(path: &Path, is_pool: bool, is_device: bool, force: bool) -> Outcome {
-    let path = path.display();
-    let sentence = match (is_pool, is_device) {
-        (true, _) if force => return Ok(()),
-        (false, true) => return Ok(()),
-        (true, _) => format!("{path} is a pool already; add --force to lose all its files"),
-        (false, false) => {
-            format!("{path} exists and is not a pool; remove it first or choose another path")
-        }
+/// Pools, and devices that hold anything recognizable, are overwritten by force; files that are no pools never.
+fn check_overwriting(path: &Path, region: &Region, is_device: bool, force: bool) -> Outcome {
+    let shown = path.display();
+    match (has_pool(region), is_device) {
+        (true, _) if force => Ok(()),
+        (true, _) => Err(Failure::Failed(format!(
+            "{shown} is a pool already; add --force to lose all its files"
+        ))),
+        (false, false) => Err(not_a_pool(path)),
+        (false, true) if force => Ok(()),
+        (false, true) => match signature::of_region(region) {
+            Ok(None) => Ok(()),
+            Ok(Some(found)) => Err(Failure::Failed(format!(
+                "{shown} holds data ({found}); add --force to overwrite it"
+            ))),
+            Err(error) => Err(Failure::Failed(format!(
+                "cannot run blkid to see what {shown} holds: {error}; install util-linux, or add --force to overwrite it"
+            ))),
+        },
+    }
+}
+
+/// The failure for a file that is no pool, and what it holds as far as that is recognized.
+fn not_a_pool(path: &Path) -> Failure {
+    let holds = match signature::of_file(path) {
+        Ok(Some(found)) => format!(" but holds data ({found})"),
+        _ => String::new(),
     };
-    Err(Failure::Failed(sentence))
+    let path = path.display();
+    Failure::Failed(format!(
+        "{path} exists and is not a pool{holds}; remove it first or choose another path"
+    ))
 }
 
 /// How the pool is divided: as suits its size, but for what was asked for.

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use client::FileSystem;
-use fuse::MountOptions;
+use fuse::{MountOptions, Remount};
 use pmem::{Access, Region};
 use store::{Options, Store};
 
@@ -21,6 +21,15 @@ use crate::log::{self, Log};
 use crate::pools::mounted_at;
 
 pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
+    let text = arguments.options.join(",");
+    if text.split(',').any(|option| option == "remount") {
+        let target = arguments.directory.as_ref().unwrap_or(&arguments.source);
+        return remount(target, &text);
+    }
+    let Some(directory) = &arguments.directory else {
+        let sentence = "the directory to mount on is missing; name it after the pool";
+        return Err(Failure::Usage(sentence.into()));
+    };
     if arguments
         .source
         .as_os_str()
@@ -32,8 +41,8 @@ pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
     }
     let options = parse_options(arguments)?;
     match arguments.foreground || arguments.detached {
-        true => serve(arguments, options, out),
-        false => start(arguments, out),
+        true => serve(arguments, directory, options, out),
+        false => start(arguments, directory, out),
     }
 }
 
@@ -52,14 +61,19 @@ fn parse_options(arguments: &Mount) -> Result<MountOptions, Failure> {
 }
 
 /// Serves the mount until it ends, and says when the directory is ready.
-fn serve(arguments: &Mount, options: MountOptions, out: &mut dyn Write) -> Outcome {
+fn serve(
+    arguments: &Mount,
+    directory: &Path,
+    options: MountOptions,
+    out: &mut dyn Write,
+) -> Outcome {
     if arguments.detached {
         // No terminal's end is ours any more.
         let alone = rustix::process::setsid();
         alone.map_err(|errno| cannot("leave the session", errno))?;
     }
     fuse::wait_for_close(&arguments.source);
-    let store = open(&arguments.source)?;
+    let (store, is_writable) = open(&arguments.source, options.read_only)?;
     let file_system = FileSystem::of_store(store.clone());
     let log = match arguments.detached {
         true => Log::System,
@@ -67,15 +81,20 @@ fn serve(arguments: &Mount, options: MountOptions, out: &mut dyn Write) -> Outco
     };
     let pool = arguments.source.display().to_string();
     file_system.on_lost_data(move |lost| log.write(format_args!("{pool}: {lost}")));
-    let asked = channel::serve(&arguments.source, file_system.clone(), store);
-    if let Err(error) = asked {
+    let mut mount = fuse::mount(file_system.clone(), directory, &options)?;
+    let served = channel::Served {
+        file_system,
+        store,
+        is_writable,
+        access_times: mount.access_times().clone(),
+    };
+    if let Err(error) = channel::serve(&arguments.source, served) {
         // It is a mount nevertheless.
         log.write(format_args!(
-            "{}: cannot listen to `tako grow`: {error}; unmount the pool to make it larger",
+            "{}: no channel for `tako grow` and `tako info`: {error}; unmount the pool to use them",
             arguments.source.display()
         ));
     }
-    let mut mount = fuse::mount(file_system, &arguments.directory, &options)?;
     mount.unmount_on_signals()?;
     let (source, directory) = (arguments.source.display(), mount.directory().display());
     if arguments.detached {
@@ -99,16 +118,54 @@ fn serve(arguments: &Mount, options: MountOptions, out: &mut dyn Write) -> Outco
     Ok(mount.wait()?)
 }
 
-/// Opens a pool for requests of the kernel, each of which is answered between two system calls.
-fn open(pool: &Path) -> Result<Arc<Store>, Failure> {
+/// Opens a pool for requests of the kernel, each of which is answered between two system calls, and returns whether
+/// changes reach it. A pool that is mounted read-only is never written to, but for a DAX device, which has no private
+/// mapping.
+fn open(pool: &Path, read_only: bool) -> Result<(Arc<Store>, bool), Failure> {
     let options = Options {
         between_system_calls: true,
         ..Options::default()
     };
-    let region = Region::open(pool, Access::ReadWrite)?;
+    let (region, is_writable) = match read_only {
+        true => match Region::open(pool, Access::Private) {
+            Err(pmem::Error::SharedOnly { .. }) => (Region::open(pool, Access::ReadWrite)?, true),
+            region => (region?, false),
+        },
+        false => (Region::open(pool, Access::ReadWrite)?, true),
+    };
     let opened = Store::open(region, options);
     let opened = opened.map_err(|error| Failure::Failed(format!("{}: {error}", pool.display())))?;
-    Ok(Arc::new(opened))
+    Ok((Arc::new(opened), is_writable))
+}
+
+/// Changes the options of the mount at a directory, or of a pool.
+fn remount(target: &Path, options: &str) -> Outcome {
+    let target = mounted_at(target).unwrap_or(target.to_owned());
+    let absolute = target.canonicalize().unwrap_or(target.clone());
+    let mount = fuse::mounts()?
+        .into_iter()
+        .rfind(|mount| mount.directory == absolute)
+        .ok_or(fuse::Error::NotMounted(target))?;
+    let change =
+        Remount::parse(&mount, options).map_err(|error| Failure::Usage(error.to_string()))?;
+    let directory = mount.directory.display();
+    let ask = |line: &str| {
+        channel::ask(&mount.source, line)?.ok_or_else(|| {
+            Failure::Failed(format!(
+                "cannot remount {directory}: the process that serves it does not answer; unmount it and mount it again"
+            ))
+        })
+    };
+    if change.allows_changes() && ask(channel::IS_WRITABLE)? != channel::YES {
+        return Err(Failure::Failed(format!(
+            "cannot remount {directory} read-write: its pool was opened read-only; unmount it and mount it again without ro"
+        )));
+    }
+    fuse::remount(&mount, &change)?;
+    let (files, directories) = change.access_times();
+    let word = |yes| if yes { channel::YES } else { channel::NO };
+    let line = format!("{}{} {}", channel::TIMES, word(files), word(directories));
+    ask(&line).map(drop)
 }
 
 fn cannot(what: &str, error: impl Into<io::Error>) -> Failure {
@@ -132,7 +189,7 @@ fn let_go_of_streams() -> io::Result<()> {
 }
 
 /// Starts a process that serves the mount, and returns when the directory is ready, with what that process says of it.
-fn start(arguments: &Mount, out: &mut dyn Write) -> Outcome {
+fn start(arguments: &Mount, directory: &Path, out: &mut dyn Write) -> Outcome {
     let options = arguments
         .options
         .iter()
@@ -143,7 +200,7 @@ fn start(arguments: &Mount, out: &mut dyn Write) -> Outcome {
             .args(["mount", "--detached"])
             .args(options)
             .arg("--")
-            .args([&arguments.source, &arguments.directory])
+            .args([arguments.source.as_path(), directory])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

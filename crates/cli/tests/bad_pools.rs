@@ -200,7 +200,7 @@ fn the_damage_of_a_file_is_found_and_named() {
     let run = tako(&["check", &pool]);
     assert_eq!(run.code, Some(1));
     assert!(
-        run.err.starts_with("tako: ") && run.err.contains("1 thing is not"),
+        run.err.starts_with("tako: ") && run.err.contains("1 inconsistency remains"),
         "{}",
         run.err
     );
@@ -260,7 +260,9 @@ fn repair_mends_what_it_can_and_says_the_rest() {
     let run = tako(&["check", "--repair", &pool]);
     assert_eq!(run.code, Some(1));
     assert!(run.out.contains("repaired: ") && run.out.contains("the data does not match"));
-    assert!(run.err.contains("1 thing is not") && run.err.contains("write it anew"));
+    assert!(
+        run.err.contains("1 inconsistency remains") && run.err.contains("restore the lost files")
+    );
     assert!(tako(&["cat", &file]).ended(1).contains("damaged"));
 }
 

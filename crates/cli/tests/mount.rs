@@ -319,6 +319,48 @@ fn options_are_kept() {
 }
 
 #[test]
+fn options_change_while_a_mount_goes_on() {
+    let place = Background::new();
+    place.mount();
+    let file = format!("{}/file", place.directory);
+    fs::write(&file, "contents").unwrap();
+    let remount = |options: &str, code| {
+        tako(&[
+            "mount",
+            "-o",
+            &format!("remount,{options}"),
+            &place.directory,
+        ])
+        .ended(code)
+    };
+    remount("ro", 0);
+    assert_eq!(
+        fs::write(&file, "").unwrap_err().kind(),
+        ErrorKind::ReadOnlyFilesystem
+    );
+    remount("rw,noatime", 0);
+    fs::write(&file, "other contents").unwrap();
+    let accessed = || fs::metadata(&file).unwrap().atime_nsec();
+    let before = accessed();
+    assert_eq!(fs::read(&file).unwrap(), b"other contents");
+    assert_eq!(accessed(), before);
+    assert!(remount("threads=2", 2).contains("'threads=2' cannot be changed"));
+    assert!(remount("strictatime", 2).contains("relatime"));
+    place.unmount();
+
+    // One that was opened read-only is never written to.
+    let bytes = fs::read(&place.pool).unwrap();
+    tako(&["mount", "-o", "ro", &place.pool, &place.directory]).ended(0);
+    assert_eq!(fs::read(&file).unwrap(), b"other contents");
+    assert!(remount("rw", 1).contains("opened read-only"));
+    place.unmount();
+    assert!(
+        fs::read(&place.pool).unwrap() == bytes,
+        "the pool was written"
+    );
+}
+
+#[test]
 fn a_mount_in_use_stays() {
     let place = Background::new();
     place.mount();
@@ -435,8 +477,24 @@ fn the_system_mounts_by_its_helper() {
         cat \"$3/file\"
         umount \"$3\"
         mount --fake -t tako none /nowhere
-        ! mount -t tako \"$3\" \"$3\" -o sideways 2>/mnt/error
-        grep sideways /mnt/error";
+        code=0; mount -t tako \"$3\" \"$3\" -o sideways 2>/mnt/error || code=$?
+        grep sideways /mnt/error
+        test $code = 1
+        code=0; mount -t tako /nowhere \"$3\" 2>/mnt/error || code=$?
+        test $code = 32
+        ln -s \"$1\" /usr/sbin/mount.fuse.tako
+        ln -s \"$1\" /usr/sbin/fsck.tako
+        mount -t tako \"$2\" \"$3\"
+        mount -o remount,ro,noatime \"$3\"
+        grep \"$3 fuse.tako ro.*noatime\" /proc/self/mounts
+        code=0; fsck -t tako \"$2\" 2>/mnt/error || code=$?
+        test $code = 8
+        mount -o remount,rw \"$3\"
+        echo more > \"$3/more\"
+        umount \"$3\"
+        fsck -t tako \"$2\" -- -a
+        code=0; fsck.tako 2>/dev/null || code=$?
+        test $code = 16";
     let program = common::command(&[]);
     let mut unshare = Command::new("unshare");
     let unshare = unshare

@@ -31,7 +31,7 @@ use zerocopy::FromBytes;
 
 use crate::MountOptions;
 use crate::answer::{self, put};
-use crate::options::{self, Cache};
+use crate::options::{self, AccessTimes, Cache};
 use crate::request::Request;
 use crate::translate::errno;
 use crate::wire;
@@ -70,10 +70,7 @@ pub(crate) struct Adapter {
     direct: bool,
     /// The page cache collects writes.
     collects: bool,
-    /// Reading changes access times.
-    access_times: bool,
-    /// Of directories, too.
-    directory_access_times: bool,
+    access_times: Arc<AccessTimes>,
     /// None if the kernel keeps them.
     locks: Option<Locks>,
     /// None if nothing else changes the file system.
@@ -105,11 +102,15 @@ impl Adapter {
             },
             direct: options.cache == Cache::None,
             collects: options.cache == Cache::Writeback,
-            access_times: options.access_times && !options.read_only,
-            directory_access_times: options.directory_access_times,
+            access_times: Arc::new(AccessTimes::of(options)),
             open_unneeded: false,
             open_directory_unneeded: false,
         }
+    }
+
+    /// Which reads change access times.
+    pub(crate) fn access_times(&self) -> Arc<AccessTimes> {
+        self.access_times.clone()
     }
 
     /// Closes the file system when no request can come any more.
@@ -357,7 +358,7 @@ impl Adapter {
         cookie: u64,
         result: Result<T, Error>,
     ) -> Result<T, Errno> {
-        match self.directory_access_times && (cookie == 0 || self.shared.is_none()) {
+        match self.access_times.directories() && (cookie == 0 || self.shared.is_none()) {
             true => self.noted(number, result),
             false => result.map_err(|error| errno(&error)),
         }
@@ -365,7 +366,7 @@ impl Adapter {
 
     /// Whether reading through a file that was opened with these flags changes its access time.
     fn is_noted(&self, flags: u32) -> bool {
-        self.access_times && flags & libc::O_NOATIME as u32 == 0
+        self.access_times.files() && flags & libc::O_NOATIME as u32 == 0
     }
 
     /// An inode that the kernel forgets cannot fail to be given back in any way that it could act on.

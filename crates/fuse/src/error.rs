@@ -18,7 +18,7 @@ pub enum Error {
     #[error("{} is in use; close its files and leave the directory (`fuser -vm` names who is there), then unmount again", .0.display())]
     Busy(PathBuf),
     /// Nothing of ours to unmount.
-    #[error("no Tako file system is mounted at {}; see `findmnt -t fuse.tako` for those that are", .0.display())]
+    #[error("no Tako file system is mounted at {}; `tako mounts` lists those that are", .0.display())]
     NotMounted(PathBuf),
     /// Unmounted, but the serving process goes on.
     #[error("{} is unmounted, but {} stays in use; a container may still show the mount", directory.display(), pool.display())]
@@ -60,6 +60,31 @@ pub enum Error {
         /// What it takes.
         allowed: &'static str,
     },
+    /// Two mount options that exclude each other.
+    #[error("mount options '{option}' and '{other}' exclude each other; give one of them")]
+    OptionsConflict {
+        /// One option.
+        option: String,
+        /// The other.
+        other: &'static str,
+    },
+    /// Reads that the kernel's cache answers are not seen here.
+    #[error(
+        "mount option 'strictatime' cannot be kept, since reads from the kernel's cache do not reach the file system; use relatime, or noatime"
+    )]
+    StrictAccessTimes,
+    /// A mount option that fusermount3 does not set.
+    #[error("mount option '{0}' takes root; mount as root, or leave it out")]
+    TakesRoot(&'static str),
+    /// A mount option that cannot be changed while the mount goes on.
+    #[error(
+        "mount option '{0}' cannot be changed by remount; unmount and mount again, or change {known}",
+        known = crate::remount::CHANGEABLE.join(", ")
+    )]
+    NotChangeable(String),
+    /// Only root changes mounts.
+    #[error("cannot remount {}: this takes root; unmount it and mount it again with the new options", .0.display())]
+    RemountTakesRoot(PathBuf),
     /// The conversation with the kernel could not be started, or broke off.
     #[error("the kernel's FUSE session at {} failed: {source}; see the kernel's log", directory.display())]
     Session {

@@ -153,7 +153,7 @@ pub(crate) fn attach(directory: &Path, options: &MountOptions) -> Result<OwnedFd
     }
 }
 
-fn flags(options: &MountOptions) -> MountFlags {
+pub(crate) fn flags(options: &MountOptions) -> MountFlags {
     let mut flags = MountFlags::RELATIME;
     flags.set(MountFlags::NOATIME, !options.access_times);
     flags.set(MountFlags::NODIRATIME, !options.directory_access_times);
@@ -167,6 +167,11 @@ fn flags(options: &MountOptions) -> MountFlags {
 
 /// Mounts through the set-user-id helper, which sends the descriptor back over a socket.
 fn attach_by_helper(directory: &Path, options: &MountOptions) -> Result<OwnedFd, Error> {
+    for (word, is_given) in [("suid", options.set_user), ("dev", options.devices)] {
+        if is_given {
+            return Err(Error::TakesRoot(word));
+        }
+    }
     let name = options.name.replace('\\', "\\\\").replace(',', "\\,");
     let mut words = vec![format!(
         "fsname={name},subtype=tako,max_read={READ_LENGTH_MAX},default_permissions"

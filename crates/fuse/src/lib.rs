@@ -21,8 +21,10 @@ mod mount;
 mod mountinfo;
 mod notify;
 mod options;
+mod remount;
 mod request;
 mod session;
+mod switch;
 mod translate;
 mod wire;
 
@@ -31,5 +33,6 @@ pub use kernel::{unmount, unmount_lazily, wait_for_close};
 pub use mount::{Mount, mount};
 pub use mountinfo::{Mounted, mounts};
 pub use notify::Notifier;
-pub use options::{Cache, Choice, Locks, MountOptions};
+pub use options::{AccessTimes, Cache, Choice, Locks, MountOptions};
+pub use remount::{Remount, remount};
 pub use session::Transport;

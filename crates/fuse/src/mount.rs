@@ -1,6 +1,7 @@
 //! The life of a mount.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 
 use client::FileSystem;
@@ -10,7 +11,9 @@ use signal_hook::iterator::{Handle, Signals};
 use crate::adapter::Adapter;
 use crate::kernel::{self, Leave};
 use crate::mountinfo;
-use crate::session::{self, Session, Transport};
+use crate::options::AccessTimes;
+use crate::session::{Session, Transport};
+use crate::switch::{self, KeptOn};
 use crate::{Error, MountOptions, Notifier};
 
 /// A mounted file system. Dropping it unmounts, at once for new users and for the others when they are done.
@@ -20,7 +23,10 @@ pub struct Mount {
     session: Option<Session>,
     transport: Transport,
     notifier: Notifier,
+    access_times: Arc<AccessTimes>,
     signals: Option<Handle>,
+    /// Dropped when the mount has ended.
+    _kept_on: Option<KeptOn>,
 }
 
 /// Where a mount is.
@@ -40,9 +46,10 @@ pub fn mount(
 ) -> Result<Mount, Error> {
     let directory = kernel::prepare(directory)?;
     // The kernel offers queues if they are switched on when the mount is made.
-    let switch = session::switch(options);
+    let (switch, kept_on) = switch::switch(options);
     let device = kernel::attach(&directory, options)?;
     let adapter = Adapter::new(file_system, options);
+    let access_times = adapter.access_times();
     let session = Session::start(device, adapter, options, switch, &directory);
     let session = match session {
         Ok(session) => session,
@@ -59,7 +66,9 @@ pub fn mount(
         transport: session.transport.clone(),
         notifier: session.notifier.clone(),
         session: Some(session),
+        access_times,
         signals: None,
+        _kept_on: kept_on,
     };
     match ready {
         Ok(_) => Ok(mount),
@@ -81,6 +90,11 @@ impl Mount {
     /// By which a program that changes the mounted file system itself tells the kernel so.
     pub fn notifier(&self) -> &Notifier {
         &self.notifier
+    }
+
+    /// Which reads change access times, which a program may change while the mount goes on.
+    pub fn access_times(&self) -> &Arc<AccessTimes> {
+        &self.access_times
     }
 
     /// Ends the mount if nobody uses it; otherwise it stays, and the error is [`Error::Busy`]. Then

@@ -22,7 +22,7 @@ pub struct Mounted {
     pub directory: PathBuf,
     /// The name that the mount was given: the pool's path.
     pub source: PathBuf,
-    /// The kernel's options, as in `/proc/self/mountinfo`.
+    /// The kernel's options, those of the mount and then those of the file system.
     pub options: String,
 }
 
@@ -38,8 +38,23 @@ fn mounted(line: &[u8]) -> Option<Mounted> {
     Some(Mounted {
         source: source(line)?,
         directory: field(line, 4)?,
-        options: field(line, 5)?.to_string_lossy().into_owned(),
+        options: all_options(line)?,
     })
+}
+
+/// The options of a mount and of its file system, each once.
+fn all_options(line: &[u8]) -> Option<String> {
+    let of_mount = field(line, 5)?.to_string_lossy().into_owned();
+    let dash = line.windows(3).position(|window| window == b" - ")?;
+    let of_system = field(&line[dash + 3..], 2)?.to_string_lossy().into_owned();
+    let mut options: Vec<&str> = of_mount.split(',').collect();
+    // A mount is read-only if either is.
+    if of_system.split(',').any(|option| option == "ro") {
+        options[0] = "ro";
+    }
+    let others = of_system.split(',').skip(1);
+    options.extend(others);
+    Some(options.join(","))
 }
 
 /// Our mount at `directory`, if that is the uppermost one there.
@@ -178,7 +193,7 @@ mod tests {
             Some(Mounted {
                 directory,
                 source: "/var/a\\b.pool".into(),
-                options: "rw,noatime".into(),
+                options: "rw,noatime,user_id=0".into(),
             })
         );
     }

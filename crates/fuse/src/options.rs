@@ -2,6 +2,7 @@
 
 use std::num::NonZero;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::Error;
@@ -79,6 +80,37 @@ pub enum Choice {
     Classic,
 }
 
+/// Which reads change access times: those of files, and among them those of directories. May change while the mount goes on.
+#[derive(Debug, Default)]
+pub struct AccessTimes {
+    files: AtomicBool,
+    directories: AtomicBool,
+}
+
+impl AccessTimes {
+    /// As a mount with these options has it.
+    pub(crate) fn of(options: &MountOptions) -> AccessTimes {
+        let times = AccessTimes::default();
+        let files = options.access_times && !options.read_only;
+        times.set(files, options.directory_access_times);
+        times
+    }
+
+    /// Sets whether reads of files, and of directories, change access times.
+    pub fn set(&self, files: bool, directories: bool) {
+        self.files.store(files, Ordering::Relaxed);
+        self.directories.store(directories, Ordering::Relaxed);
+    }
+
+    pub(crate) fn files(&self) -> bool {
+        self.files.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn directories(&self) -> bool {
+        self.directories.load(Ordering::Relaxed)
+    }
+}
+
 impl Default for MountOptions {
     fn default() -> MountOptions {
         MountOptions {
@@ -107,16 +139,29 @@ impl FromStr for MountOptions {
     /// Parses a list as after `-o`: `ro,threads=4`. What only `mount(8)` and `/etc/fstab` need is accepted too.
     fn from_str(text: &str) -> Result<MountOptions, Error> {
         let mut options = MountOptions::default();
+        let mut synchronous = None;
         for option in text.split(',').filter(|option| !option.is_empty()) {
             options.set(option).ok_or_else(|| refused(option))?;
+            match option {
+                "sync" | "dirsync" => synchronous = Some(option),
+                "async" => synchronous = None,
+                _ => {}
+            }
         }
-        Ok(options)
+        match synchronous {
+            // Writes would be collected in spite of it.
+            Some(option) if options.cache == Cache::Writeback => Err(Error::OptionsConflict {
+                option: option.into(),
+                other: "cache=writeback",
+            }),
+            _ => Ok(options),
+        }
     }
 }
 
 impl MountOptions {
     /// Applies one option, or none if it is not understood.
-    fn set(&mut self, option: &str) -> Option<()> {
+    pub(crate) fn set(&mut self, option: &str) -> Option<()> {
         let (name, value) = option
             .split_once('=')
             .map_or((option, None), |(name, value)| (name, Some(value)));
@@ -157,38 +202,42 @@ impl MountOptions {
             ("switch", None) => self.switch = true,
             ("noswitch", None) => self.switch = false,
             ("fsname", Some(name)) if !name.is_empty() => self.name = name.into(),
-            ("user", Some(_)) => {}
-            // True of every mount here, or for the programs that read /etc/fstab.
-            (
-                "default_permissions"
-                | "defaults"
-                | "auto"
-                | "noauto"
-                | "nofail"
-                | "user"
-                | "users"
-                | "nouser"
-                | "owner"
-                | "noowner"
-                | "group"
-                | "nogroup"
-                | "_netdev"
-                | "_rnetdev"
-                | "sync"
-                | "async"
-                | "dirsync"
-                | "lazytime"
-                | "nolazytime"
-                | "nostrictatime"
-                | "silent"
-                | "loud",
-                None,
-            ) => {}
-            (name, _) if name.starts_with("x-") => {}
+            _ if is_for_others(option) => {}
             _ => return None,
         }
         Some(())
     }
+}
+
+/// Options that are true of every mount here, or for the programs that read /etc/fstab.
+const FOR_OTHERS: [&str; 22] = [
+    "default_permissions",
+    "defaults",
+    "auto",
+    "noauto",
+    "nofail",
+    "user",
+    "users",
+    "nouser",
+    "owner",
+    "noowner",
+    "group",
+    "nogroup",
+    "_netdev",
+    "_rnetdev",
+    "sync",
+    "async",
+    "dirsync",
+    "lazytime",
+    "nolazytime",
+    "nostrictatime",
+    "silent",
+    "loud",
+];
+
+/// Whether an option asks nothing of a mount.
+pub(crate) fn is_for_others(option: &str) -> bool {
+    FOR_OTHERS.contains(&option) || option.starts_with("x-") || option.starts_with("user=")
 }
 
 /// Why an option is not taken: for the sake of its value, or for its own.
@@ -199,6 +248,7 @@ fn refused(option: &str) -> Error {
         Some("cache") => "strict, writeback or none",
         Some("locks") => "kernel or shared",
         Some("transport") => "auto, uring or classic",
+        _ if option == "strictatime" => return Error::StrictAccessTimes,
         _ => return Error::Option(option.into()),
     };
     Error::OptionValue {
@@ -253,9 +303,21 @@ mod tests {
             "locks=none",
             "ro=1",
             "strictatime",
+            "remount",
         ] {
             let error = format!("rw,{wrong}").parse::<MountOptions>().unwrap_err();
             assert!(error.to_string().contains(wrong), "{error}");
+        }
+    }
+
+    #[test]
+    fn synchronous_writes_are_not_collected() {
+        for text in ["sync,cache=writeback", "cache=writeback,dirsync"] {
+            let error = text.parse::<MountOptions>().unwrap_err().to_string();
+            assert!(error.contains("cache=writeback"), "{error}");
+        }
+        for text in ["sync", "sync,cache=none", "sync,async,cache=writeback"] {
+            assert!(text.parse::<MountOptions>().is_ok(), "{text}");
         }
     }
 

@@ -7,7 +7,6 @@ mod negotiation;
 mod processors;
 mod queues;
 
-use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -17,6 +16,7 @@ use std::thread::{self, JoinHandle};
 
 use crate::adapter::Adapter;
 use crate::options::Choice;
+use crate::switch::{PARAMETER, Switch};
 use crate::{MountOptions, Notifier};
 use classic::Share;
 pub(crate) use negotiation::Offer;
@@ -24,9 +24,6 @@ use queues::{Queues, Serving};
 
 /// Longest read or write in one request, in bytes: what the store writes atomically.
 pub(crate) const DATA_LENGTH_MAX: usize = 1 << 20;
-
-/// The switch of the kernel's module for queues.
-const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// How requests come from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,32 +48,15 @@ impl std::fmt::Display for Transport {
             } => {
                 write!(out, "requests come by io_uring, {queues} queues")?;
                 match switched_on {
-                    true => write!(out, "; {PARAMETER} was switched on for that"),
+                    true => write!(
+                        out,
+                        "; {PARAMETER} is switched on until the last mount ends (-o noswitch leaves it as it is)"
+                    ),
                     false => Ok(()),
                 }
             }
             Transport::Classic(why) => write!(out, "requests come from /dev/fuse: {why}"),
         }
-    }
-}
-
-/// Whether the kernel's module has queues switched on, and whether that was done here.
-#[derive(Clone, Copy)]
-pub(crate) struct Switch {
-    is_on: bool,
-    switched_on: bool,
-}
-
-/// Sees to the switch, which has to be on before the mount is made.
-pub(crate) fn switch(options: &MountOptions) -> Switch {
-    let is_on = || fs::read(PARAMETER).is_ok_and(|text| text.starts_with(b"Y"));
-    let was_on = is_on();
-    let wanted = options.transport != Choice::Classic;
-    let switched_on =
-        wanted && !was_on && options.switch && fs::write(PARAMETER, "Y").is_ok() && is_on();
-    Switch {
-        is_on: was_on || switched_on,
-        switched_on,
     }
 }
 
@@ -277,6 +257,7 @@ fn without_queues(options: &MountOptions, why: String) -> io::Result<Transport> 
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::path::PathBuf;
     use std::time::{Duration, Instant};
 
@@ -350,7 +331,7 @@ mod tests {
                 ..MountOptions::default()
             };
             let locks = file_system.lock_user();
-            let switch = switch(&options);
+            let (switch, _kept_on) = crate::switch::switch(&options);
             let device = kernel::attach(&directory, &options).unwrap();
             let adapter = Adapter::new(file_system, &options);
             let session = Session::start_with(
@@ -415,7 +396,8 @@ mod tests {
 
     #[test]
     fn an_idle_mount_waits_for_no_disk() {
-        if !switch(&MountOptions::default()).is_on || !may_wait_without_disks() {
+        let (switch, _kept_on) = crate::switch::switch(&MountOptions::default());
+        if !switch.is_on || !may_wait_without_disks() {
             println!("the kernel has no queues, or waiting for them is I/O: not tried");
             return;
         }
@@ -444,7 +426,8 @@ mod tests {
     #[test]
     fn sessions_fail_whole() {
         let _alone = ALONE.lock();
-        if !switch(&MountOptions::default()).is_on {
+        let (switch, _kept_on) = crate::switch::switch(&MountOptions::default());
+        if !switch.is_on {
             println!("the kernel has no queues: not tried");
             return;
         }

@@ -283,8 +283,12 @@ impl Side for Host {
     }
 
     fn link(&self, from: &Path, to: &Path) -> Outcome {
-        fs::hard_link(self.path(from), self.path(to))
-            .map_err(|error| self.explain("make the link", to, error))
+        fs::hard_link(self.path(from), self.path(to)).map_err(|error| {
+            match self.metadata(from, false) {
+                Ok(_) => self.explain("make the link", to, error),
+                Err(missing) => self.explain("look at", from, missing),
+            }
+        })
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Outcome {

@@ -181,9 +181,12 @@ impl Side for Pool {
     }
 
     fn link(&self, from: &Path, to: &Path) -> Outcome {
-        self.file_system
-            .link_path(from, to)
-            .map_err(|error| self.explain(to, &error))
+        self.file_system.link_path(from, to).map_err(|error| {
+            match self.file_system.symlink_stat(from) {
+                Ok(_) => self.explain(to, &error),
+                Err(missing) => self.explain(from, &missing),
+            }
+        })
     }
 
     fn rename(&self, from: &Path, to: &Path) -> Outcome {

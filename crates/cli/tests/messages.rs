@@ -1,0 +1,94 @@
+//! The texts of help and errors, as snapshots under `snapshots`. After a change that is meant, run the test with
+//! `INSTA_UPDATE=always` and look at the difference.
+
+mod common;
+
+use std::fs;
+
+use common::{Scratch, tako};
+use insta::assert_snapshot;
+
+/// Commands whose help is snapshotted.
+const COMMANDS: [&str; 22] = [
+    "mkfs", "mount", "umount", "mounts", "check", "grow", "info", "ls", "stat", "cat", "cp", "mv",
+    "rm", "mkdir", "ln", "chmod", "chown", "truncate", "du", "df", "tree", "bench",
+];
+
+#[test]
+fn help_is_as_reviewed() {
+    for command in COMMANDS {
+        let help = tako(&[command, "--help"]).ended(0);
+        assert_snapshot!(format!("help-{command}"), help);
+    }
+}
+
+/// The sentences of failing commands. Each is one line that begins with `tako: ` and says what to do.
+#[test]
+fn errors_are_as_reviewed() {
+    let scratch = Scratch::new();
+    let pool = scratch.pool("a.pool", "4M");
+    let inside = |path: &str| format!("{pool}:{path}");
+    tako(&["mkdir", "-p", &inside("/d/e")]).ended(0);
+    let host = scratch.path("host");
+    fs::write(&host, vec![1; 8 << 20]).unwrap();
+    let mut said = String::new();
+    for arguments in [
+        &["ls", &inside("/none")][..],
+        &["cat", &inside("/d")],
+        &["cat", &inside("/none/x")],
+        &["cat", &inside(&format!("/{}", "n".repeat(256)))],
+        &["cp", &host, &inside("/large")],
+        &["cp", &scratch.path("none"), &inside("/x")],
+        &["cp", &inside("/d"), &scratch.path("x")],
+        &["cp", &inside("/large"), "/dev/full"],
+        &["cp", &inside("/large"), "/proc/none/x"],
+        &["mkdir", &inside("/d")],
+        &["rm", &inside("/d")],
+        &["rm", "-d", &inside("/d")],
+        &["mv", &inside("/d"), &inside("/d/e/f")],
+        &["ln", &inside("/none"), &inside("/x")],
+        &["mkfs", &pool, "--size", "4M"],
+        &["mkfs", &host, "--size", "4M"],
+        &["mount", &pool, &scratch.path("none")],
+        &["umount", &scratch.path("none")],
+        &["info", &scratch.path("none")],
+        &["info", &host],
+        &["check", &scratch.path("none")],
+        &["grow", &pool, "--size", "2M"],
+    ] {
+        let sentence = tako(arguments).ended(1);
+        let shown = arguments.join(" ");
+        said += &format!("$ tako {shown}\n{sentence}");
+        assert!(sentence.contains("; "), "no advice: {sentence}");
+    }
+    for arguments in [
+        &["mount", "-o", "sync,cache=writeback", &pool, "/mnt"][..],
+        &["mount", "-o", "strictatime", &pool, "/mnt"],
+        &["mount", &pool],
+        &["chmod", "u+q", &inside("/d")],
+        &["chown", "no-such-user", &inside("/d")],
+        &["mv", &inside("/d"), "b.pool:/d"],
+        &["cp", "a", "b"],
+    ] {
+        let sentence = tako(arguments).ended(2);
+        said += &format!("$ tako {}\n{sentence}", arguments.join(" "));
+    }
+    let name = "n".repeat(256);
+    let said = said
+        .replace(&scratch.path(""), "DIR/")
+        .replace(&name, "NAME");
+    assert_snapshot!("errors", said);
+}
+
+#[test]
+fn completions_and_manual_pages_name_all_commands() {
+    let scratch = Scratch::new();
+    let script = tako(&["completions", "bash"]).ended(0);
+    let directory = scratch.path("man");
+    tako(&["man", &directory]).ended(0);
+    for command in COMMANDS {
+        assert!(script.contains(command), "{command}");
+        let page = fs::read_to_string(format!("{directory}/tako-{command}.1")).unwrap();
+        assert!(page.contains(".SH SYNOPSIS"), "{command}");
+    }
+}

@@ -1,0 +1,137 @@
+//! Changing the options of a mount that goes on.
+
+use rustix::io::Errno;
+
+use crate::kernel;
+use crate::options::is_for_others;
+use crate::{Error, MountOptions, Mounted};
+
+/// Options that can be changed while a mount goes on.
+pub(crate) const CHANGEABLE: [&str; 15] = [
+    "ro",
+    "rw",
+    "suid",
+    "nosuid",
+    "dev",
+    "nodev",
+    "exec",
+    "noexec",
+    "relatime",
+    "atime",
+    "noatime",
+    "diratime",
+    "nodiratime",
+    "symfollow",
+    "nosymfollow",
+];
+
+/// The options that a mount is to have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remount {
+    options: MountOptions,
+    was_read_only: bool,
+}
+
+impl Remount {
+    /// Reads a list as after `-o remount,`. Options that the mount has already may be repeated, as mount(8) does.
+    pub fn parse(mount: &Mounted, text: &str) -> Result<Remount, Error> {
+        let has = |option: &str| mount.options.split(',').any(|it| it == option);
+        let mut options = MountOptions {
+            read_only: has("ro"),
+            set_user: !has("nosuid"),
+            devices: !has("nodev"),
+            execute: !has("noexec"),
+            access_times: !has("noatime"),
+            directory_access_times: !has("nodiratime"),
+            follow_links: !has("nosymfollow"),
+            ..MountOptions::default()
+        };
+        let was_read_only = options.read_only;
+        for option in text.split(',').filter(|option| !option.is_empty()) {
+            if option == "strictatime" {
+                return Err(Error::StrictAccessTimes);
+            }
+            let is_known = option == "remount" || is_for_others(option) || has(option);
+            let is_set = CHANGEABLE.contains(&option) && options.set(option).is_some();
+            if !is_set && !is_known {
+                return Err(Error::NotChangeable(option.into()));
+            }
+        }
+        Ok(Remount {
+            options,
+            was_read_only,
+        })
+    }
+
+    /// Whether changes are to be allowed that were refused until now.
+    pub fn allows_changes(&self) -> bool {
+        self.was_read_only && !self.options.read_only
+    }
+
+    /// Whether reads of files, and of directories, are to change access times.
+    pub fn access_times(&self) -> (bool, bool) {
+        let files = self.options.access_times && !self.options.read_only;
+        (files, self.options.directory_access_times)
+    }
+}
+
+/// Gives a mount other options. The process that serves it has to be told of access times
+/// ([`crate::Mount::access_times`]).
+pub fn remount(mount: &Mounted, change: &Remount) -> Result<(), Error> {
+    let flags = kernel::flags(&change.options);
+    match rustix::mount::mount_remount(&mount.directory, flags, "") {
+        Ok(()) => Ok(()),
+        Err(Errno::PERM) => Err(Error::RemountTakesRoot(mount.directory.clone())),
+        Err(errno) => Err(Error::system("remount", &mount.directory, errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mount() -> Mounted {
+        Mounted {
+            directory: "/mnt".into(),
+            source: "/a.pool".into(),
+            options: "rw,nosuid,nodev,relatime,user_id=0,max_read=1048576".into(),
+        }
+    }
+
+    #[test]
+    fn other_options_stay() {
+        let change = Remount::parse(&mount(), "remount,ro,noatime").unwrap();
+        assert!(change.options.read_only && !change.options.set_user);
+        assert_eq!(change.access_times(), (false, true));
+        let flags = kernel::flags(&change.options);
+        assert!(flags.contains(rustix::mount::MountFlags::NOSUID));
+        assert!(!change.allows_changes());
+    }
+
+    #[test]
+    fn options_that_the_mount_has_may_be_repeated() {
+        let text = "remount,ro,nosuid,nodev,relatime,user_id=0,max_read=1048576,x-a.b";
+        assert!(Remount::parse(&mount(), text).is_ok());
+        for option in [
+            "threads=3",
+            "cache=none",
+            "user_id=7",
+            "sideways",
+            "strictatime",
+        ] {
+            let error = Remount::parse(&mount(), option).unwrap_err().to_string();
+            assert!(error.contains(option), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_mount_that_becomes_writable_is_noticed() {
+        let read_only = Mounted {
+            options: "ro,relatime".into(),
+            ..mount()
+        };
+        let change = Remount::parse(&read_only, "remount,rw").unwrap();
+        assert!(change.allows_changes());
+        assert_eq!(change.access_times(), (true, true));
+    }
+}
