@@ -61,7 +61,7 @@ check_rust() {
     command -v cargo >/dev/null ||
         fail "cargo is missing; install Rust as https://rustup.rs says and try again"
     wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
-    # Asked outside the project, whose manifest an old cargo cannot read.
+    # Asked outside the project, since an old cargo cannot read its manifest.
     found=$(cd / && cargo --version | cut -d ' ' -f 2)
     printf '%s\n' "$wanted" "$found" | sort -CV ||
         fail "Rust $found is too old; run \`rustup update\` to get $wanted or later and try again"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tests in guests that QEMU emulates, with what this machine lacks: RDMA (in software, rdma_rxe) and persistent memory.
-# `lab.sh SCENE...` runs only these. Says what failed, whose logs are then kept in target/lab/failed, and how many passed.
+# `lab.sh SCENE...` runs only these. Prints what failed, with its logs in target/lab/failed, and how many passed.
 # Needs no device of this machine's, and leaves nothing running, however it ends.
 set -euo pipefail
 cd "$(dirname "$0")/.."

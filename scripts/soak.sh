@@ -83,7 +83,7 @@ fetch() {
     (cd "$mounted/fetch" && cargo fetch -q)
 }
 
-# OpenSSL, whose program is then used. It comes as a crate. The compiler does not optimise: it is files that are tried.
+# OpenSSL: its program is then used. It comes as a crate. The compiler does not optimise: it is files that are tried.
 c() {
     (fetch openssl-src "$openssl_src")
     local sources
@@ -104,7 +104,7 @@ sum() {
     find "$1" -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum
 }
 
-# ripgrep, whose program then searches its sources.
+# ripgrep: its program then searches its sources.
 rust() {
     local home=${CARGO_HOME:-$HOME/.cargo}
     mkdir -p "$mounted/cargo"

@@ -6,6 +6,7 @@ mod documents;
 mod layout;
 #[cfg(test)]
 mod tests;
+mod words;
 
 use crate::tree::Tree;
 use std::fmt;
@@ -35,7 +36,7 @@ impl fmt::Display for Violation {
 
 type Rule = fn(&Tree) -> Vec<Violation>;
 
-const RULES: [Rule; 11] = [
+const RULES: [Rule; 13] = [
     crates::arrows_point_down,
     crates::dependencies_have_reasons,
     code::unsafe_has_its_homes,
@@ -47,6 +48,8 @@ const RULES: [Rule; 11] = [
     layout::text_is_clean,
     documents::crates_are_described,
     documents::decisions_are_linked,
+    words::components_are_named,
+    words::docstrings_are_sentences,
 ];
 
 /// All that is wrong with the tree, rule by rule.

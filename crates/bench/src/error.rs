@@ -19,7 +19,7 @@ pub enum Error {
     /// A file or directory could not be made or removed.
     #[error("{path}: {source}; choose a directory that can be written")]
     Directory {
-        /// Which.
+        /// Name of the measurement.
         path: PathBuf,
         /// What the system said.
         source: std::io::Error,

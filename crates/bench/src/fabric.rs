@@ -211,8 +211,8 @@ fn options(spins: bool) -> Options {
 /// Where the two sides run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Placement {
-    /// Each has a processor of its own, if there are two. Where those who spin share one for a while, as the system lets them,
-    /// all that is measured is whose turn it is.
+    /// Each has a processor of its own, if there are two. Threads that spin on one processor
+    /// measure only how the system schedules them.
     Apart,
     /// Where the system has them.
     Anywhere,

@@ -26,7 +26,7 @@ pub fn interleave(rounds: usize, mut sides: Vec<Side<'_>>) -> Result<Measured, E
     for round in 0..rounds {
         let mut figures = vec![Vec::new(); sides.len()];
         for turn in 0..sides.len() {
-            // Nobody always comes first.
+            // No side always comes first.
             let side = (round + turn) % sides.len();
             figures[side] = sides[side]()?;
         }

@@ -41,12 +41,12 @@ pub struct Options {
     pub quick: bool,
     /// Where the pool is made. (The limits are measured on `/dev/shm`, wherever the pool is.)
     pub directory: PathBuf,
-    /// Only the workloads whose names, or whose group's, contain this.
+    /// Only the workloads with this in their names or in their group's name.
     pub only: Option<String>,
-    /// Instead: up to which size a payload should travel in its message, for each transport. Of these, too, only those whose
-    /// names, or whose group's, contain `only`.
+    /// Instead: up to which size a payload should travel in its message, for each transport. These are selected by
+    /// `only`, too.
     pub tune: bool,
-    /// The tako program, whose mounts are measured; without it they are left out.
+    /// The tako program, to measure its mounts; without it they are left out.
     pub program: Option<PathBuf>,
 }
 

@@ -72,7 +72,7 @@ fn open_pool(region: &Region) -> Result<(Arc<Store>, FileSystem), Error> {
 /// A pool that a process left without closing it.
 struct CrashedPool {
     region: Region,
-    /// Number of the file whose overwriting fills the ring, and its length.
+    /// Number and length of the file that is overwritten to fill the ring.
     filler: u64,
     filler_length: u64,
     /// Bytes that are to be replayed.

@@ -176,7 +176,7 @@ fn beside_null(
     rows.chain(null_alone(measured, mounts, figure)).collect()
 }
 
-/// A request that does nothing, where nobody on another processor is woken, beside one where somebody may be: so far ahead
+/// A request that does nothing, where no thread on another processor is woken up, beside one where a thread may be: so far ahead
 /// the null would be of itself.
 fn null_alone(measured: &Measured, mounts: &Mounts, figure: usize) -> Option<Row> {
     let null = mounts.tako.len();

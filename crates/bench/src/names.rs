@@ -228,7 +228,7 @@ fn flat_sides(pool_length: u64, files: u64) -> Result<(Side<'static>, Side<'stat
 }
 
 /// The lines that a create and a stat cannot do without, in plain memory: random ones, of as many bytes as leaves and
-/// inodes take. A create reads a line of a leaf, and one whose place only that tells; flushes six lines behind the last
+/// inodes take. A create reads a line of a leaf, and a second line that the first one points to; flushes six lines behind the last
 /// ones; and stores to the former and to an inode behind the last one. A stat reads a word in as many as there are files,
 /// and then the lines that this tells of: two of a leaf and two of an inode.
 fn memory_side(leaves_length: u64, files: u64) -> Result<Side<'static>, Error> {

@@ -150,10 +150,10 @@ impl Bench {
     }
 }
 
-/// A regular file of nobody in particular.
+/// A regular file with default attributes.
 pub const NEW_FILE: NewInode<'static> = NewInode::new(FileKind::Regular, 0o600);
 
-/// A directory of nobody in particular.
+/// A directory with default attributes.
 pub const NEW_DIRECTORY: NewInode<'static> = NewInode {
     kind: FileKind::Directory,
     permissions: 0o700,
@@ -216,7 +216,7 @@ const KEEPER: &str = r#"read -r _; exec rm -rf --one-file-system -- "$1""#;
 /// A directory that is removed, with all that is in it, when this is dropped, or when this process is killed.
 pub struct Scratch {
     path: PathBuf,
-    /// None where there is no shell: then only who is killed leaves the directory behind.
+    /// None where there is no shell: then only a killed process leaves the directory behind.
     keeper: Option<Child>,
 }
 
@@ -257,7 +257,7 @@ fn keep(path: &Path) -> Option<Child> {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // There is nobody to tell.
+        // No caller is left to report it to.
         let _ = fs::remove_dir_all(&self.path);
         if let Some(mut keeper) = self.keeper.take() {
             // The end of its input is what it waits for.

@@ -50,8 +50,8 @@ const SPARSE: u64 = 16 << 30;
 /// A quarter more time is the most that a long file may take.
 const FLAT: f64 = 0.8;
 
-/// Random pages of a file of 1 MiB, beside those of longer ones: one as long as half the pool, and one with holes,
-/// whose pages are apart, so that each is an extent. And the same in as much memory, which says what the processor's
+/// Random pages of a file of 1 MiB, beside those of longer ones: one as long as half the pool, and one with holes
+/// and pages apart from each other, so that each is an extent. And the same in as much memory, which says what the processor's
 /// caches are worth.
 fn by_length(
     bench: &Bench,

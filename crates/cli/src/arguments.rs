@@ -182,7 +182,7 @@ pub struct Mount {
     /// Serve the mount from this process until it ends
     #[arg(long)]
     pub foreground: bool,
-    /// Serve the mount from this process, apart from whoever started it
+    /// Serve the mount from this process, detached from the process that started it
     #[arg(long, hide = true, conflicts_with = "foreground")]
     pub detached: bool,
 }
@@ -195,7 +195,7 @@ pub struct Check {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Repair what can be repaired; what has no name any more gets one in /lost+found. Nobody may have the pool open
+    /// Repair what can be repaired; files without a name get one in /lost+found. The pool must not be open
     #[arg(long)]
     pub repair: bool,
 }

@@ -1,8 +1,8 @@
 //! The channel to the process that serves a mount: what is asked of a pool that this process has open.
 //!
-//! A socket in the abstract namespace, whose name is that of the pool's file to the kernel, device and inode: it goes with its
-//! process, and a copy of a pool has another. One line is asked and one answered. Only root and the user who mounted may
-//! ask, and nobody else is asked.
+//! A socket in the abstract namespace. Its name holds device and inode of the pool's file: it ends with its process, and a
+//! copy of a pool has another one. A request is one line, and so is the answer. Only root and the user that mounted the pool
+//! may ask.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -27,7 +27,7 @@ use crate::info::{Info, ring_start};
 const ASKED_MAX: u64 = 64;
 /// Longest line that is answered.
 const ANSWERED_MAX: u64 = 4096;
-/// How long who asks may take to say what.
+/// Longest time in which a client sends its request.
 const ASKING_MAX: Duration = Duration::from_secs(5);
 const GROW: &str = "grow ";
 /// Asks for what `tako info --json` prints, on one line.
@@ -54,7 +54,7 @@ fn address(pool: &Path) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("tako/pool/{}/{}", found.dev(), found.ino()))
 }
 
-/// Whether it is root or this user who is at the other end.
+/// Whether the process at the other end runs as root or as this user.
 fn is_trusted(stream: &UnixStream) -> bool {
     socket_peercred(stream).is_ok_and(|peer| peer.uid.is_root() || peer.uid == geteuid())
 }
@@ -66,10 +66,10 @@ pub fn serve(pool: &Path, served: Served) -> io::Result<()> {
     let answer = move || {
         for stream in listener.incoming() {
             match stream {
-                // Who does not wait for the answer does without it.
+                // A client that does not wait for the answer goes without it.
                 Ok(stream) if is_trusted(&stream) => drop(answer(stream, &path, &served)),
                 Ok(_) => {}
-                // Nobody can ask any more, who asks is told so, and the mount goes on.
+                // No client can connect any more, which its own error tells it. The mount goes on.
                 Err(_) => return,
             }
         }

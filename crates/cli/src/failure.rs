@@ -19,7 +19,7 @@ pub enum Failure {
     Usage(String),
     /// All was said already.
     Silent,
-    /// Nobody reads the output any more, which is no failure: `tako cat … | head`.
+    /// The reader of the output has ended, which is no failure: `tako cat … | head`.
     NoReader,
 }
 

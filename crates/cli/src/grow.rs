@@ -55,7 +55,7 @@ fn grow_mounted(arguments: &Grow, busy: pmem::Error, out: &mut dyn Write) -> Out
             writeln!(out, "{pool}: has {size} bytes now, and stays mounted")?;
             Ok(())
         }
-        // Somebody has it open who does not serve a mount.
+        // A process has it open that does not serve a mount.
         None => Err(busy.into()),
     }
 }

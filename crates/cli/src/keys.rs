@@ -48,7 +48,7 @@ fn tell(made: &Made, node: &str, out: &mut dyn Write) -> Outcome {
     let directory = made.directory.display();
     writeln!(
         out,
-        "node {node}: give it the directory {directory}, whose keys are good for {days} days"
+        "node {node}: give it the directory {directory}; its keys are good for {days} days"
     )?;
     Ok(())
 }

@@ -10,12 +10,12 @@ const SYSTEM_LOG: &str = "/dev/log";
 /// Facility `daemon`, severity `error` (RFC 5424, 6.2.1).
 const DAEMON_ERROR: u8 = 3 * 8 + 3;
 
-/// Who reads the log.
+/// Destination of a mount's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Log {
-    /// Whoever sees this process's standard error.
+    /// Standard error of this process.
     Terminal,
-    /// Whoever reads the system's log.
+    /// The system's log.
     System,
 }
 
@@ -66,6 +66,6 @@ mod tests {
         let length = daemon.recv(&mut bytes).unwrap();
         let expected = format!("<27>tako[{}]: what happened", std::process::id());
         assert_eq!(String::from_utf8_lossy(&bytes[..length]), expected);
-        assert!(send(&path, "nobody is there").is_err());
+        assert!(send(&path, "no daemon").is_err());
     }
 }

@@ -56,7 +56,7 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
             };
             let geometry = geometry(arguments, size)?;
             if there.is_some() {
-                // The lock is held until the old pool is gone, so that nobody opens it now.
+                // The lock is held until the old pool is gone, so that no process opens it now.
                 fs::remove_file(pool).map_err(|error| Failure::host("remove", pool, &error))?;
             }
             drop(there);
@@ -78,7 +78,7 @@ fn remove_when_interrupted(pool: &Path) -> Result<Handle, Failure> {
     let (handle, pool) = (signals.handle(), pool.to_owned());
     thread::spawn(move || {
         for signal in signals.forever() {
-            // There is nobody to tell.
+            // The process ends; no caller is left that could handle an error.
             let _ = fs::remove_file(&pool);
             let _ = signal_hook::low_level::emulate_default_handler(signal);
         }

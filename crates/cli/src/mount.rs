@@ -51,7 +51,7 @@ fn parse_options(arguments: &Mount) -> Result<MountOptions, Failure> {
     let mut options: MountOptions = text
         .parse()
         .map_err(|error: fuse::Error| Failure::Usage(error.to_string()))?;
-    // Unmounting finds the pool by this name. One that does not exist is the business of whoever opens it.
+    // Unmounting finds the pool by this name. Opening reports a pool that does not exist.
     if options.name == MountOptions::default().name
         && let Ok(pool) = arguments.source.canonicalize()
     {
@@ -102,7 +102,7 @@ fn serve(
         rustix::process::chdir("/")
             .map_err(|errno| cannot("leave the current directory", errno))?;
     }
-    // Whoever started this waits for the line; if nobody does, the mount ends with this failure.
+    // The parent process waits for the line; without a reader the mount ends with this failure.
     writeln!(
         out,
         "{source} is mounted on {directory}; {}",
@@ -173,7 +173,8 @@ fn cannot(what: &str, error: impl Into<io::Error>) -> Failure {
     Failure::Failed(format!("cannot {what}: {error}; try --foreground"))
 }
 
-/// Leaves standard input and output to whoever else has them. What is said of an end by itself goes to the system's log.
+/// Replaces standard input and output, which other processes may wait for. Messages about the mount's end go to the
+/// system's log.
 fn let_go_of_streams() -> io::Result<()> {
     let nowhere = OpenOptions::new()
         .read(true)

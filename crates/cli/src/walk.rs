@@ -34,7 +34,7 @@ pub struct Step<'a> {
     pub last: bool,
 }
 
-/// A directory whose entries are being visited.
+/// A directory during the visit of its entries.
 struct Level {
     spot: Spot,
     attributes: Attributes,

@@ -42,7 +42,7 @@ fn expect_refusal(scratch: &Scratch, pool: &str, text: &str) {
     assert_eq!(fs::read_dir(directory).unwrap().count(), 0);
 }
 
-/// Makes a pool whose superblocks, all of them, are changed so and have the right checksum.
+/// Makes a pool, changes all its superblocks so, and gives them the right checksum.
 fn pool_with(scratch: &Scratch, change: impl Fn(&mut Superblock)) -> String {
     let pool = scratch.pool("a.pool", "8M");
     let mut bytes = fs::read(&pool).unwrap();
@@ -88,7 +88,7 @@ fn a_pool_of_a_unit_is_neither_opened_nor_repaired_nor_grown() {
     let scratch = Scratch::new();
     let pool = pool_with(&scratch, |superblock| superblock.cluster = [7; 16]);
     tako(&["check", &pool]).ended(0);
-    // One whose second superblock is damaged.
+    // One with a damaged second superblock.
     let mut bytes = fs::read(&pool).unwrap();
     bytes[SUPERBLOCKS[1] as usize + 60] ^= 1;
     fs::write(&pool, &bytes).unwrap();

@@ -43,7 +43,7 @@ impl Cluster {
         }
     }
 
-    /// Starts the cluster `c` with so many nodes, whose pools are in the scratch directory.
+    /// Starts the cluster `c` with so many nodes, with pools in the scratch directory.
     fn up(&self, nodes: &str) -> String {
         let pools = self.scratch.path("pools");
         let all = ["up", "--name", "c", "--nodes", nodes, "--size", "16M"];

@@ -134,7 +134,7 @@ fn a_pool_that_is_half_made_goes_with_who_makes_it() {
     }
     rustix::process::kill_process(Pid::from_child(&mkfs), Signal::TERM).unwrap();
     let ended = mkfs.wait().unwrap();
-    // Who was too late to interrupt it finds a pool.
+    // A signal that came too late leaves a finished pool.
     assert_eq!(ended.success(), Path::new(&pool).exists(), "{ended}");
 }
 

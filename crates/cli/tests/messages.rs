@@ -8,7 +8,7 @@ use std::fs;
 use common::{Scratch, tako};
 use insta::assert_snapshot;
 
-/// Commands whose help is snapshotted.
+/// Commands with a snapshot of their help.
 const COMMANDS: [&str; 22] = [
     "mkfs", "mount", "umount", "mounts", "check", "grow", "info", "ls", "stat", "cat", "cp", "mv",
     "rm", "mkdir", "ln", "chmod", "chown", "truncate", "du", "df", "tree", "bench",

@@ -585,7 +585,7 @@ fn a_mounted_pool_grows() {
     let after = room();
     assert!(after.f_blocks * after.f_frsize > 60 << 20 && after.f_files > before.f_files);
     fs::write(&path, &big).unwrap();
-    // What cannot be, and what nobody understands.
+    // An impossible length, and an unknown request.
     assert!(grow("63M").ended(1).contains("do not shrink"));
     assert!(grow("8T").ended(1).contains("while it is open"));
     let bare = tako(&["grow", &place.pool]);

@@ -140,7 +140,7 @@ fn nodes_on_several_hosts_serve_with_keys_and_without_one_of_them() {
     let config = cluster.configure(0, 3, &keys);
     let said = cluster.refused(&config);
     assert!(said.contains("the keys are of cluster"), "{said}");
-    // So is a node whose configuration names a pool that is used by itself.
+    // So is a node with a configuration that names a pool that is used by itself.
     let alone = cluster.scratch.pool("alone", "16M");
     let config = cluster.configure(0, 3, &cluster.scratch.path("keys"));
     let text = std::fs::read_to_string(&config).expect("it was written");

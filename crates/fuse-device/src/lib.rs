@@ -32,7 +32,7 @@ pub fn clone_descriptor(device: &OwnedFd) -> io::Result<OwnedFd> {
     if clone < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call above has made this descriptor, and nobody else knows it.
+    // SAFETY: the call above has made this descriptor, and no other code knows it.
     let clone = unsafe { OwnedFd::from_raw_fd(clone) };
     let session = device.as_raw_fd() as u32;
     // SAFETY: the request reads 4 bytes, which live until it returns.

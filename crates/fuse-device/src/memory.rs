@@ -11,7 +11,7 @@ pub(crate) struct Memory {
     length: usize,
 }
 
-// SAFETY: the pages belong to whoever has this value, like those of a `Box`.
+// SAFETY: the pages belong to the owner of this value, like those of a `Box`.
 unsafe impl Send for Memory {}
 
 impl Memory {
@@ -40,7 +40,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it is this mapping, whole, and `at` gives pointers only to who keeps the value alive.
+        // SAFETY: it is this mapping, whole, and `at` gives pointers only to callers that keep the value alive.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use rustix::process::{Pid, RawPid};
 
 /// Lets a thread of this process run only while no other program wants its processor (`SCHED_IDLE`, sched(7)), or as any
-/// other. Back again may only who may raise priorities.
+/// other. Raising it again takes the right to raise priorities.
 pub fn set_background(thread: Pid, background: bool) -> io::Result<()> {
     let policy = if background {
         libc::SCHED_IDLE

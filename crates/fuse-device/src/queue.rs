@@ -89,7 +89,7 @@ pub struct Exchange<'a> {
 
 /// How the thread of a queue goes about its work.
 pub trait Pace {
-    /// Whether whoever an answer wakes runs at once, in this thread's place.
+    /// Whether a thread that an answer wakes up runs at once, in place of this thread.
     fn stands_back(&self) -> bool;
 
     /// Nothing is asked: the thread goes to sleep.
@@ -117,7 +117,7 @@ struct Desk {
     bell: OwnedFd,
 }
 
-/// What goes into a slot whose request stayed.
+/// What goes into a slot that keeps its request.
 struct Answer {
     slot: usize,
     head: Vec<u8>,
@@ -137,7 +137,7 @@ pub struct Queue {
     first: usize,
     payload_length: usize,
     depth: usize,
-    /// Slots whose requests are answered later.
+    /// Slots with requests that are answered later.
     staying: usize,
     /// Slots that are ours for good.
     ended: usize,
@@ -146,7 +146,7 @@ pub struct Queue {
     desk: Arc<Desk>,
 }
 
-/// A request of our own, made by a thread of the kernel on this thread's processor, so that nobody here waits for it.
+/// A request of our own, made by a thread of the kernel on this thread's processor, so that no thread of this process waits for it.
 struct Nudge {
     /// The path, and behind it room for the attributes.
     memory: ManuallyDrop<Memory>,
@@ -204,7 +204,7 @@ impl Desk {
     }
 
     fn ring(&self) {
-        // It fails only when the bell has rung very often, and nobody has come yet.
+        // It fails only when the bell has rung very often, and no thread has polled yet.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 }
@@ -236,7 +236,7 @@ impl Queue {
             slot.moves_requests = true;
         }
         // Work of the kernel for this thread waits until the thread next leaves the kernel, and never interrupts an answer:
-        // so whoever stands back finds requests without asking for them.
+        // so a thread that yields finds requests without asking for them.
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_coop_taskrun()
@@ -266,7 +266,7 @@ impl Queue {
     }
 
     /// Gives all slots to the kernel. When each processor of the machine has one, all requests come this way, apart
-    /// from those that nobody answers (forget, interrupt), which still have to be read from the device.
+    /// from those that have no answer (forget, interrupt), which still have to be read from the device.
     ///
     /// # Errors
     /// The kernel refuses. Then requests may come this way nevertheless, if it has taken some slots.
@@ -315,7 +315,7 @@ impl Queue {
     /// When all slots of a queue stay but those given meanwhile, further requests may wait in the kernel for a slot that is
     /// given back: a new slot does not move them, and nothing else would. Then there is one more request, from this
     /// processor, for the attributes of `directory`, where the mount is ([`Nudge`]): its answer moves the next one. Not
-    /// more often than that, since nobody can unmount meanwhile.
+    /// more often than that, since no process can unmount meanwhile.
     pub fn serve(
         &mut self,
         mut answer: impl FnMut(Exchange<'_>) -> Option<usize>,
@@ -334,7 +334,7 @@ impl Queue {
                 if slot as u64 == NUDGE {
                     nudge.as_mut().map(Nudge::returned);
                 } else if slot as u64 == BELL {
-                    // Whoever rings after this is heard by the next poll.
+                    // A later ring is seen by the next poll.
                     let _ = rustix::io::read(&self.desk.bell, &mut [0; 8]);
                     self.listen()?;
                 } else if result < 0 {
@@ -371,8 +371,8 @@ impl Queue {
             return self.enter(0);
         }
         if pace.stands_back() && !self.ring.submission().is_empty() {
-            // Whoever the answer wakes runs before this returns. What they ask next is then here, and nobody had to wake
-            // this thread, nor put it to sleep.
+            // The thread that the answer wakes up runs before this returns. Its next request is then here, and this
+            // thread neither blocks nor is woken up.
             self.enter(0)?;
             if !self.ring.completion().is_empty() {
                 return Ok(());
@@ -388,7 +388,7 @@ impl Queue {
         if wanted > 0 {
             flags |= EnterFlags::GETEVENTS;
             // A request that has not come is no disk that is slow: without this, the kernel says of all processors that
-            // they wait for I/O while nobody uses the mount.
+            // they wait for I/O while the mount is idle.
             if self.ring.params().is_feature_no_iowait() {
                 flags |= EnterFlags::NO_IOWAIT;
             }

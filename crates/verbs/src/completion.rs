@@ -228,7 +228,7 @@ impl Completion {
         self.0.src_qp
     }
 
-    /// Whether the first 40 bytes received are a global route header, which says who sent the datagram.
+    /// Whether the first 40 bytes received are a global route header, which names the sender of the datagram.
     pub fn has_header(&self) -> bool {
         self.0.wc_flags & ffi::IBV_WC_GRH != 0
     }

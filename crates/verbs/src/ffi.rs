@@ -1,5 +1,5 @@
 //! What libibverbs and librdmacm say in C: structures, numbers and functions of `infiniband/verbs.h` and
-//! `rdma/rdma_cma.h` of rdma-core, whose binary interface has been stable since version 1.1 of libibverbs. Names are
+//! `rdma/rdma_cma.h` of rdma-core. Its binary interface has been stable since version 1.1 of libibverbs. Names are
 //! those of the headers. Of structures that the libraries allocate, only the first members are here, up to the last one
 //! that is used. [`assertions`] is C code that holds all of it to the headers; the lab compiles it.
 

@@ -10,7 +10,7 @@
 //! - Each thing holds what it is made of, so that they go in the right order. The memory of a registration stays mapped
 //!   until the device has let it go, whatever is under way.
 //! - The device reaches only registered memory, which is memory of [`pmem::Region`]s: these expect to be changed by others
-//!   at any time. Requests name it by [`Piece`]s, whose bounds are checked. Inline bytes are copied when they are posted.
+//!   at any time. Requests name it by [`Piece`]s with checked bounds. Inline bytes are copied when they are posted.
 //! - What peers say of themselves ([`Peer`], [`Remote`]) is used by the device only, which refuses what is not so.
 
 mod address;

@@ -81,10 +81,10 @@ impl BitOr for Rights {
 ///
 /// [`Registration::end`] takes the keys back, and that is the proof of it: when it has returned without an error, the device
 /// works at nothing with these keys any more, and refuses them from then on, be they named by a peer or by work that was posted
-/// here. (The kernel waits for what is under way before it lets the pages go.) So each peer whose access may have to end has a
+/// here. (The kernel waits for what is under way before it lets the pages go.) So each peer that may have to lose access has a
 /// registration of its own. Several may cover the same range.
 ///
-/// Dropping it does the same, if the device does not refuse. If it does, nobody is told, and the memory stays mapped for as long
+/// Dropping it does the same, if the device does not refuse. If it does, no error is reported, and the memory stays mapped for as long
 /// as the process lives: the keys may still be good.
 pub struct Registration {
     /// Null once the keys are taken back.

@@ -177,7 +177,7 @@ impl Membership {
                 .as_millis() as u32;
             let mut ready = [PollFd::new(&descriptor, PollFlags::IN)];
             match rustix::event::poll(&mut ready, Some(&milliseconds(left))) {
-                Ok(0) => return Err(self.failure("nobody answers".to_owned())),
+                Ok(0) => return Err(self.failure("no subnet administrator answers".to_owned())),
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(self.failure(errno.to_string())),
             }

@@ -116,7 +116,7 @@ impl Default for Patience {
 /// What a queue pair is ready for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// Nothing.
+    /// No operation is allowed.
     Reset,
     /// Receive requests can be posted.
     Initial,

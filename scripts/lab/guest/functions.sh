@@ -25,7 +25,7 @@ address() {
     rdma link add "$3" type rxe netdev "$1"
 }
 
-# Three interfaces port1 to port3, each the one end of a cable whose other end is plugged into a bridge. They belong to one
+# Three interfaces port1 to port3, each one end of a cable with the other end plugged into a bridge. They belong to one
 # system, which must not take the short way between its own addresses.
 bridge_of_three() {
     local number

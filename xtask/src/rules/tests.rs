@@ -279,6 +279,29 @@ fn a_link_to_no_decision_is_found() {
 }
 
 #[test]
+fn components_called_by_words_for_people_are_found() {
+    let text = "//! Waits.\n// Whoever waits is woken.\n// The user who waits.\n/// A file whose name ends.\nfn f() {}\n";
+    expect(
+        clean().with("scripts/demo.sh", text),
+        &[
+            "scripts/demo.sh:2: \"whoever\" stands for a component; name it",
+            "scripts/demo.sh:4: \"whose\" stands for a component; name it",
+        ],
+    );
+}
+
+#[test]
+fn docstrings_of_one_word_are_found() {
+    let text = "//! Words.\n\n/// Whole.\nstruct A;\n/// A long\n/// docstring.\nstruct B;\n";
+    expect(
+        clean()
+            .with("xtask/main.rs", text)
+            .with("crates/store/src/ring.rs", text),
+        &["xtask/main.rs:3: a docstring of one word; write what the item is or returns"],
+    );
+}
+
+#[test]
 fn unclean_text_is_found() {
     expect(
         clean().with("scripts/demo.sh", "if true\n\techo\nfi \ndone"),

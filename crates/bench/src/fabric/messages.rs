@@ -189,7 +189,7 @@ fn memory(queues: &[RawQueue], before: u64, each: u64) -> Result<(), Error> {
         while heard.iter().any(|&number| number < before + each) {
             for (queue, number) in queues.iter().zip(&mut heard) {
                 while *number < before + each && queue.take(*number + 1, &mut bytes) {
-                    // Or the compiler sees that nobody looks at them, and does not copy them.
+                    // Otherwise the compiler sees that they are unused, and does not copy them.
                     black_box(&mut bytes);
                     *number += 1;
                 }

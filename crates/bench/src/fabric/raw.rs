@@ -72,7 +72,7 @@ pub struct RawSocket {
 }
 
 impl RawSocket {
-    /// Whoever waits looks all the time, or sleeps.
+    /// Whether a waiting side polls all the time or blocks.
     pub fn new(spins: bool) -> Result<RawSocket, Error> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let near = TcpStream::connect(listener.local_addr()?)?;

@@ -56,7 +56,7 @@ pub fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     Ok(rows)
 }
 
-/// Those whose names contain this, or all if the group's does.
+/// The rows with this in their names, or all rows if it is in the group's name.
 ///
 /// # Errors
 /// [`Error::NotTuned`].

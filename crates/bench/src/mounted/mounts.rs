@@ -159,7 +159,7 @@ impl Mounts {
 
 impl Drop for Mounts {
     fn drop(&mut self) {
-        // The end of its input is what the keeper waits for. There is nobody to tell what fails.
+        // The end of its input is what the keeper waits for. No caller is left to report a failure to.
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
     }

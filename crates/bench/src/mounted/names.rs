@@ -15,7 +15,7 @@ use crate::setup::Bench;
 /// Looks at the attributes between two at the clock.
 const BATCH: u32 = 16;
 
-/// By path, where the kernel knows name and attributes; and of an open file, asking whoever serves it.
+/// By path, where the kernel knows name and attributes; and of an open file, asking the process that serves it.
 pub fn stat(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let mounts = bench.mounts()?;
     let effort = bench.scale.effort;

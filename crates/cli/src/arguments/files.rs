@@ -10,10 +10,10 @@ use crate::place::{Place, PoolPlace, WholePool};
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub struct Ls {
-    /// Show entries whose names begin with a dot, and . and ..
+    /// Show hidden entries (.name), and . and ..
     #[arg(short, long)]
     pub all: bool,
-    /// Show entries whose names begin with a dot, but not . and ..
+    /// Show hidden entries (.name), but not . and ..
     #[arg(short = 'A', long)]
     pub almost_all: bool,
     /// List directories themselves, not their contents

@@ -9,7 +9,7 @@ use server::node::NodeConfig;
 use crate::failure::Failure;
 use crate::figures::parse_size;
 
-/// `node.toml`.
+/// Contents of `node.toml`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NodeFile {

@@ -56,8 +56,8 @@ pub struct Run {
     pub err: String,
 }
 
-/// A process that is being started has copies of this one's open files until it runs its own program. Whoever unmounts
-/// meanwhile finds the mount in use.
+/// A process that is being started has copies of this one's open files until it runs its own program. A test that
+/// unmounts meanwhile finds the mount in use.
 static APART: Mutex<()> = Mutex::new(());
 
 /// Unmounts, or starts a process, while no other test does the other.

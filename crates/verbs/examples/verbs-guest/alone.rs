@@ -390,7 +390,7 @@ fn datagrams() {
     near.post(&[request(2, operation)]).unwrap();
     a.succeed(2);
     b.succeed(4);
-    // The header of IPv4 ends with who sent it and to whom.
+    // The header of IPv4 ends with source and destination.
     assert_eq!(b.bytes(u64::from(GRH) - 8, 8), [10, 0, 0, 1, 10, 0, 0, 2]);
 }
 
@@ -435,7 +435,7 @@ fn multicast() {
         );
         assert_eq!(side.bytes(GRH.into(), 6), b"to all");
     }
-    // Who has left gets nothing more.
+    // A member that has left gets nothing more.
     drop(attached);
     drop(groups);
     message(2);

@@ -1,4 +1,4 @@
-//! What becomes of memory whose keys a device refuses to take back: functions that play one.
+//! What becomes of memory with keys that a device refuses to take back: functions that play one.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -44,7 +44,7 @@ unsafe extern "C" fn dereg_mr(registered: *mut ffi::ibv_mr) -> c_int {
         return libc::EINVAL;
     }
     ENDED.set(ENDED.get() + 1);
-    // SAFETY: it is of `reg_mr`, and whoever takes it back does so once.
+    // SAFETY: it is of `reg_mr`, and it is taken back once.
     drop(unsafe { Box::from_raw(registered) });
     0
 }
@@ -79,7 +79,7 @@ fn keys_that_are_not_taken_back_are_not_said_to_be() {
     let beginning = "cannot withdraw a key of memory from test0: Invalid argument";
     assert!(text.starts_with(beginning), "{text}");
     assert_eq!((registration.remote(8).key, ENDED.get()), (3, 0));
-    // Who has it too could still use it.
+    // A second owner could still use it.
     let other = registration.clone();
     let (registration, _) = Registration::end(registration).unwrap_err();
     drop(other);
