@@ -1,12 +1,14 @@
 //! The service that keeps the cluster map: one value, changed by compare and swap on its version.
 
 mod directory;
+mod etcd;
 
 use std::time::Duration;
 
 use protocol::ClusterMap;
 
 pub use directory::DirectoryMembership;
+pub use etcd::{EtcdMembership, EtcdOptions};
 
 /// Why the cluster map was not read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +35,15 @@ pub enum MembershipError {
         /// What is wrong.
         reason: String,
     },
+    /// etcd does not answer, or cannot be asked.
+    #[error("etcd: {0}")]
+    Etcd(String),
+}
+
+/// The map that this JSON is, validated; else what is wrong with it.
+fn parse(text: &[u8]) -> Result<ClusterMap, String> {
+    let map: ClusterMap = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    map.fault().map_or(Ok(map), |fault| Err(fault.into()))
 }
 
 /// Keeps the cluster map. Calls may block; no service thread makes them.

@@ -1,9 +1,13 @@
 //! A node's configuration as a file.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use fabric::Provider;
 use serde::{Deserialize, Serialize};
+use server::membership::{
+    DirectoryMembership, EtcdMembership, EtcdOptions, Membership, MembershipError,
+};
 use server::node::NodeConfig;
 
 use crate::failure::Failure;
@@ -35,7 +39,10 @@ pub struct PoolSection {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MembershipSection {
-    pub directory: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<EtcdOptions>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -60,6 +67,23 @@ impl NodeFile {
             Failure::Failed(format!(
                 "{path}:{line}: {message}; compare with examples/node.toml"
             ))
+        })
+    }
+
+    /// The service that keeps the cluster map.
+    pub fn membership(&self) -> Result<Arc<dyn Membership>, Failure> {
+        let failed = |error: MembershipError| Failure::Failed(error.to_string());
+        Ok(match (&self.membership.directory, &self.membership.etcd) {
+            (Some(directory), None) => {
+                Arc::new(DirectoryMembership::open(directory).map_err(failed)?)
+            }
+            (None, Some(etcd)) => {
+                Arc::new(EtcdMembership::open(etcd, &self.cluster).map_err(failed)?)
+            }
+            _ => {
+                let sentence = "`membership` must have either `directory` or `etcd`; compare with examples/node.toml";
+                return Err(Failure::Failed(sentence.into()));
+            }
         })
     }
 

@@ -5,7 +5,6 @@ use std::io::Write;
 use std::sync::Arc;
 use std::thread;
 
-use server::membership::{DirectoryMembership, Membership};
 use server::node::{Node, NodeError};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -27,9 +26,7 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
         alone.map_err(|errno| failed("leave the session of", &arguments.config, errno))?;
     }
     let file = NodeFile::read(&arguments.config)?;
-    let membership = DirectoryMembership::open(&file.membership.directory);
-    let membership: Arc<dyn Membership> =
-        Arc::new(membership.map_err(|error| Failure::Failed(error.to_string()))?);
+    let membership = file.membership()?;
     let config = file.config(&arguments.config)?;
     let log = Arc::new(|line: std::fmt::Arguments<'_>| Log::Terminal.write(line));
     // Signals that come while the node starts are kept.

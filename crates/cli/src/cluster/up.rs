@@ -113,7 +113,8 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
                 size: arguments.size.unwrap_or(SIZE).to_string(),
             },
             membership: MembershipSection {
-                directory: state.membership(),
+                directory: Some(state.membership()),
+                etcd: None,
             },
             unit: UnitSection {
                 members,

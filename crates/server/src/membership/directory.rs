@@ -100,16 +100,12 @@ impl Membership for DirectoryMembership {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(self.failed("read", error)),
         };
-        let invalid = |reason: String| MembershipError::Invalid {
-            path: self.path().display().to_string(),
-            reason,
-        };
-        let map: ClusterMap =
-            serde_json::from_slice(&text).map_err(|error| invalid(error.to_string()))?;
-        match map.fault() {
-            Some(fault) => Err(invalid(fault.into())),
-            None => Ok(Some(map)),
-        }
+        super::parse(&text)
+            .map(Some)
+            .map_err(|reason| MembershipError::Invalid {
+                path: self.path().display().to_string(),
+                reason,
+            })
     }
 
     fn propose(&self, map: &ClusterMap) -> Result<ClusterMap, MembershipError> {
