@@ -6,7 +6,7 @@ use std::path::Path;
 use fabric::keys::show_identity;
 use pmem::{Access, Region};
 use serde::{Deserialize, Serialize};
-use store::layout::superblock::{RING_STATES, RingState};
+use store::format::superblock::{RING_STATES, RingState};
 use store::{Options, Store};
 use zerocopy::FromBytes;
 

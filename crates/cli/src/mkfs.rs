@@ -10,7 +10,7 @@ use pmem::{Access, Kind, Region};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use store::Store;
-use store::layout::superblock::{MAGIC, SUPERBLOCKS};
+use store::format::superblock::{MAGIC, SUPERBLOCKS};
 
 use crate::arguments::Mkfs;
 use crate::failure::{Failure, Outcome};

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use common::{Scratch, tako};
-use store::layout::superblock::{SUPERBLOCKS, Superblock};
+use store::format::superblock::{SUPERBLOCKS, Superblock};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Expects every command to refuse a pool with this text in its sentence, and to leave the pool as it is.

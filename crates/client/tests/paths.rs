@@ -6,8 +6,8 @@ use client::{
     FileKind, FileSystem, Geometry, OpenFlags, Options, Region, RenameMode, SetAttributes,
 };
 use common::{contents, errno, file_system, make_file};
+use store::format::directory::{ENTRY, EntryHeader};
 use store::fuzzing::{Edit, Place, PoolBytes};
-use store::layout::directory::{ENTRY, EntryHeader};
 
 const CREATE: OpenFlags = OpenFlags {
     create: true,

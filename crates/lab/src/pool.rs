@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicI64;
 
 use client::{Clock, FileSystem, Geometry, Options};
 use pmem::Region;
-use store::layout::superblock::{SUPERBLOCKS, Superblock};
+use store::format::superblock::{SUPERBLOCKS, Superblock};
 use store::{CheckOptions, Defects, Replica};
 use zerocopy::{FromZeros, IntoBytes};
 

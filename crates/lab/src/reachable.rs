@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use pmem::Region;
-use store::layout::directory;
-use store::layout::extent::{self, ENTRIES, Extent, NodeHeader};
-use store::layout::inode::{FLAG_GRANT, INODE, Inode, KIND_MASK};
-use store::layout::superblock::{SUPERBLOCKS, Superblock};
-use store::layout::xattr;
+use store::format::directory;
+use store::format::extent::{self, ENTRIES, Extent, NodeHeader};
+use store::format::inode::{FLAG_GRANT, INODE, Inode, KIND_MASK};
+use store::format::superblock::{SUPERBLOCKS, Superblock};
+use store::format::xattr;
 use store::{BLOCK, FileKind};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 

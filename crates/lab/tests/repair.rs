@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use client::FileKind;
 use lab::pieces::{Piece, Pieces};
 use pmem::{Random, Region, Simulation};
+use store::format::superblock::RING_OFFSET;
 use store::fuzzing::{Place, PoolBytes, SAMPLE_LENGTH, Sample, sample};
-use store::layout::superblock::RING_OFFSET;
 use store::{CheckOptions, Repair, Report, check, repair};
 
 /// For [`PoolBytes::seal`]: all kinds of checksums.

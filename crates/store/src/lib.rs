@@ -15,72 +15,45 @@ compile_error!(
     "the pool format is little-endian and is read in place: big-endian machines are not supported"
 );
 
-mod acl;
-mod allocator;
-mod attributes;
-mod change;
 mod check;
-mod checksum;
 mod clock;
+mod data;
 mod defects;
-mod directory;
-mod edit;
 mod error;
-mod extents;
-mod fallocate;
-mod file;
-mod flags;
-mod format;
-mod grant;
-mod grow;
-mod growing;
-mod held;
-mod hints;
+pub mod format;
 mod image;
-mod in_flight;
-pub mod layout;
-mod leaves;
-mod lost;
+mod inode;
 mod names;
-mod node;
 mod order;
-mod owners;
-mod recover;
-mod rename;
 mod repair;
 mod replica;
 mod ring;
 mod sequence;
-mod share;
 mod store;
-mod subdirectories;
-mod transaction;
-mod tree;
-mod xattr;
 
 #[doc(hidden)]
 pub use check::fuzzing;
 pub use check::{CheckOptions, Finding, Report, check};
 pub use clock::Clock;
+pub use data::bad_blocks::LostData;
+pub use data::grant::{Adoption, FileLayout, Mapped};
 pub use defects::Defects;
 pub use error::Error;
-pub use format::{Geometry, identity};
-pub use grant::{Adoption, FileLayout, Mapped};
-pub use layout::superblock::Superblock;
-pub use lost::LostData;
-pub use node::Node;
+pub use format::superblock::Superblock;
+pub use image::create::{Geometry, identity};
+pub use image::owners::Sharing;
+pub use image::recovery::read_superblock;
+pub use image::transaction::{REPLY, Reply, Transaction};
+pub use inode::live::Node;
+pub use names::subdirectories::DirectoryNames;
 pub use operations::{
     Attributes, Entry, ErrorCode, Fallocate, FileExtent, FileFlags, FileKind, NewInode, RenameMode,
     SetAttributes, Statistics, WriteAt, Written, XattrMode,
 };
-pub use owners::Sharing;
-pub use recover::read_superblock;
 pub use repair::{Repair, repair};
 pub use replica::{Ingested, MemberFormat, Replica};
 pub use sequence::Sequence;
 pub use store::{Options, Store};
-pub use subdirectories::DirectoryNames;
-pub use transaction::{REPLY, Reply, Transaction};
 
 /// Bytes in a block, the unit of allocation and of data checksums.
 pub const BLOCK: usize = 4096;

@@ -6,19 +6,19 @@ use std::sync::atomic::Ordering;
 use parking_lot::Mutex;
 use pmem::Region;
 
-use crate::attributes::attributes;
-use crate::change::Shared;
 use crate::clock::Clock;
+use crate::data::bad_blocks::LostDataTold;
 use crate::defects::Defects;
-use crate::directory::hash_name;
 use crate::error::{Error, Result};
-use crate::hints::Hints;
-use crate::layout::superblock::Superblock;
-use crate::lost::LostDataTold;
-use crate::node::{Node, NodeTable};
+use crate::format::superblock::Superblock;
+use crate::image::change::Shared;
+use crate::image::recovery::recover;
+use crate::inode::attributes::attributes;
+use crate::inode::live::{Node, NodeTable};
+use crate::names::directory::hash_name;
+use crate::names::hints::Hints;
+use crate::names::subdirectories::Subdirectories;
 use crate::order::{Ordered, Rank};
-use crate::recover::recover;
-use crate::subdirectories::Subdirectories;
 use crate::{ATOMIC_WRITE_MAX, BLOCK, NAME_LENGTH_MAX, ROOT, SYSTEM};
 use crate::{Attributes, Statistics};
 

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 
-use store::layout::record::{Kind, Operation, Operations, encode};
-use store::layout::{directory, extent, group, inode, record, superblock, xattr};
+use store::format::record::{Kind, Operation, Operations, encode};
+use store::format::{directory, extent, group, inode, record, superblock, xattr};
 use zerocopy::IntoBytes;
 
 const DOCUMENT: &str = include_str!("../../../docs/LAYOUT.md");
@@ -478,7 +478,7 @@ fn known_number(kind: u8) -> bool {
 /// What each checksum covers, as the document has it.
 #[test]
 fn checksums_cover_what_is_said() {
-    use store::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
+    use store::format::{BLOCK_CRC, BLOCK_CRC_FROM};
     let header = "`crc` | covers the bytes 8..4096 of the block |";
     assert_eq!(
         DOCUMENT.matches(header).count(),

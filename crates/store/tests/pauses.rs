@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 
 use pmem::Region;
-use store::layout::record::{HEADER, RecordHeader};
+use store::format::record::{HEADER, RecordHeader};
 use store::{
     Fallocate, FileKind, Geometry, NewInode, Node, Options, RenameMode, SetAttributes, Store,
     Transaction,

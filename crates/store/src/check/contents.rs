@@ -5,11 +5,11 @@ use zerocopy::IntoBytes;
 use super::Checker;
 use crate::BLOCK;
 use crate::FileKind;
-use crate::acl::settle;
-use crate::layout::extent::Extent;
-use crate::layout::inode::{INLINE_TARGET_MAX, Inode};
-use crate::layout::xattr::MAGIC;
-use crate::xattr::parse;
+use crate::format::extent::Extent;
+use crate::format::inode::{INLINE_TARGET_MAX, Inode};
+use crate::format::xattr::MAGIC;
+use crate::inode::acl::settle;
+use crate::inode::xattr::parse;
 
 impl Checker<'_> {
     /// Goes through the trees of all inodes in use.

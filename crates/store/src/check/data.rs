@@ -2,9 +2,9 @@
 
 use super::Checker;
 use crate::BLOCK;
-use crate::checksum::crc32c;
+use crate::format::checksum::crc32c;
+use crate::format::extent::Extent;
 use crate::image::Block;
-use crate::layout::extent::Extent;
 
 const LOST: &str = "the data does not match its checksum";
 /// Blocks that are read at once.

@@ -4,13 +4,13 @@ use zerocopy::FromBytes;
 
 use super::Checker;
 use crate::FileKind;
-use crate::directory::{hash_name, leaf_entries, parse_leaf};
-use crate::image::Block;
-use crate::layout::directory::{
+use crate::format::directory::{
     DISCRIMINATOR_BITS, EntryHeader, LeafHeader, MAGIC, PREFIX_BITS, SLOT, SLOTS, Slot, entry_size,
 };
-use crate::layout::extent::Extent;
-use crate::layout::inode::Inode;
+use crate::format::extent::Extent;
+use crate::format::inode::Inode;
+use crate::image::Block;
+use crate::names::directory::{hash_name, leaf_entries, parse_leaf};
 use crate::{BLOCK, is_root};
 
 /// A walk through the leaves of one directory.

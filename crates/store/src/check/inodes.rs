@@ -4,13 +4,13 @@ use zerocopy::FromBytes;
 
 use super::Checker;
 use crate::FileKind;
-use crate::file::SIZE_MAX;
-use crate::flags::possible;
-use crate::layout::extent::{DEPTH_MAX, Extent};
-use crate::layout::inode::{
+use crate::data::file::SIZE_MAX;
+use crate::format::extent::{DEPTH_MAX, Extent};
+use crate::format::inode::{
     FLAG_GRANT, FLAGS_KNOWN, INLINE_TARGET_MAX, INODE, Inode, KIND_MASK, ROOT_ENTRIES,
 };
-use crate::tree::entries_are_valid;
+use crate::inode::flags::possible;
+use crate::inode::tree::entries_are_valid;
 use crate::{BLOCK, ROOT, SYSTEM};
 
 /// In place of an index: the inode is not in use.

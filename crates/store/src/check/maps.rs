@@ -2,8 +2,8 @@
 
 use super::Checker;
 use crate::BLOCK;
-use crate::checksum::crc32c;
-use crate::layout::group::{LINE_BITS, LINES_MAX, Map};
+use crate::format::checksum::crc32c;
+use crate::format::group::{LINE_BITS, LINES_MAX, Map};
 
 const LINE: usize = LINE_BITS as usize / 8;
 

@@ -34,8 +34,8 @@ use pmem::Region;
 
 use crate::BLOCK;
 use crate::error::{Error, Result};
+use crate::format::superblock::Superblock;
 use crate::image::Image;
-use crate::layout::superblock::Superblock;
 use bits::Bits;
 use inodes::Live;
 use owned::Owned;

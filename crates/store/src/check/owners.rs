@@ -2,9 +2,9 @@
 
 use super::Checker;
 use crate::BLOCK;
+use crate::format::extent::Extent;
+use crate::format::group::owners;
 use crate::image::Block;
-use crate::layout::extent::Extent;
-use crate::layout::group::owners;
 
 impl Checker<'_> {
     /// Claims the blocks of an extent that may have other owners. False if one of them is held by what shares nothing.

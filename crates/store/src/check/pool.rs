@@ -7,11 +7,11 @@ use super::Report;
 use crate::BLOCK;
 use crate::defects::Defects;
 use crate::error::Result;
-use crate::image::Image;
-use crate::layout::superblock::{
+use crate::format::superblock::{
     COMPATIBLE_KNOWN, RING_STATES, RingState, SUPERBLOCKS, Superblock,
 };
-use crate::recover::{read_ring_state, read_superblock, replay};
+use crate::image::Image;
+use crate::image::recovery::{read_ring_state, read_superblock, replay};
 use crate::ring::RingReader;
 
 /// Positions beyond this are not reached in the life of any pool, and sums with them must not overflow.

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::Checker;
 use crate::BLOCK;
-use crate::layout::extent::{Extent, MAGIC};
-use crate::layout::inode::Inode;
-use crate::tree::parse_node;
+use crate::format::extent::{Extent, MAGIC};
+use crate::format::inode::Inode;
+use crate::inode::tree::parse_node;
 
 /// A walk through one tree.
 struct Walk {

@@ -6,9 +6,9 @@
 
 use zerocopy::IntoBytes;
 
-use crate::checksum::{append_zeros, crc32c, remainder};
-use crate::layout::inode::{FIRST_LINE, Inode, STAMP, STAMP_END};
-use crate::layout::superblock::{MAGIC, RingState, Superblock};
+use crate::format::checksum::{append_zeros, crc32c, remainder};
+use crate::format::inode::{FIRST_LINE, Inode, STAMP, STAMP_END};
+use crate::format::superblock::{MAGIC, RingState, Superblock};
 
 /// Makes bytes and their checksum match by flipping one bit of either, or none if they do. False: that is not enough.
 pub fn mend(bytes: &mut [u8], crc: &mut u32) -> bool {

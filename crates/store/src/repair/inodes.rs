@@ -5,10 +5,10 @@ use zerocopy::IntoBytes;
 use super::flips::mend_inode;
 use super::{File, NONE, Repairer};
 use crate::FileKind;
-use crate::file::SIZE_MAX;
-use crate::flags::possible;
-use crate::layout::group::Map;
-use crate::layout::inode::{CHANGING, Inode, KIND_MASK};
+use crate::data::file::SIZE_MAX;
+use crate::format::group::Map;
+use crate::format::inode::{CHANGING, Inode, KIND_MASK};
+use crate::inode::flags::possible;
 use crate::{ROOT, SYSTEM, is_root};
 
 impl Repairer<'_> {

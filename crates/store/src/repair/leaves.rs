@@ -9,14 +9,14 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::{NONE, Name, Repairer};
 use crate::BLOCK;
-use crate::checksum::crc32c;
-use crate::image::Block;
-use crate::layout::directory::{
+use crate::format::checksum::crc32c;
+use crate::format::directory::{
     DISCRIMINATOR_BITS, ENTRY, EntryHeader, HASH_BITS, LeafHeader, MAGIC, PREFIX_BITS, SLOT, SLOTS,
     Slot, entry_size,
 };
-use crate::layout::extent::Extent;
-use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
+use crate::format::extent::Extent;
+use crate::format::{BLOCK_CRC, BLOCK_CRC_FROM};
+use crate::image::Block;
 
 /// A directory that is put together.
 struct Plan {

@@ -38,10 +38,10 @@ use crate::check::owned::Owned;
 use crate::check::{CheckOptions, Finding, Report, check};
 use crate::clock::Clock;
 use crate::error::Result;
+use crate::format::extent::Extent;
+use crate::format::inode::Inode;
+use crate::format::superblock::Superblock;
 use crate::image::{Block, Image};
-use crate::layout::extent::Extent;
-use crate::layout::inode::Inode;
-use crate::layout::superblock::Superblock;
 
 /// Notes that are listed; a pool with more is a ruin.
 const NOTES_MAX: usize = 10_000;

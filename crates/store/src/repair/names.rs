@@ -7,12 +7,12 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::inodes::directory;
 use super::{Leaf, NONE, Name, Repairer};
 use crate::FileKind;
-use crate::directory::{hash_name, leaf_entries, parse_leaf};
-use crate::image::Block;
-use crate::layout::directory::{
+use crate::format::directory::{
     DISCRIMINATOR_BITS, ENTRY, EntryHeader, LeafHeader, MAGIC, SLOT, SLOTS, Slot, entry_size,
 };
-use crate::layout::inode::Inode;
+use crate::format::inode::Inode;
+use crate::image::Block;
+use crate::names::directory::{hash_name, leaf_entries, parse_leaf};
 use crate::{BLOCK, ROOT, SYSTEM, is_root};
 
 const LOST_AND_FOUND: &str = "lost+found";

@@ -12,13 +12,13 @@ use crate::check::Report;
 use crate::check::pool::{check_ring_states, is_grown};
 use crate::defects::Defects;
 use crate::error::{Error, Result};
-use crate::image::Image;
-use crate::layout::inode::{CHANGING, Inode};
-use crate::layout::record::{ALIGN, HEADER, MAGIC, RecordHeader};
-use crate::layout::superblock::{
+use crate::format::inode::{CHANGING, Inode};
+use crate::format::record::{ALIGN, HEADER, MAGIC, RecordHeader};
+use crate::format::superblock::{
     COMPATIBLE_KNOWN, RING_OFFSET, RING_STATES, RingState, SUPERBLOCKS, Superblock,
 };
-use crate::recover::{read_ring_state, read_superblock, replay};
+use crate::image::Image;
+use crate::image::recovery::{read_ring_state, read_superblock, replay};
 use crate::ring::{RingReader, write_ring_state};
 use crate::sequence::Sequence;
 

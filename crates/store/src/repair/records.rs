@@ -12,17 +12,17 @@ use super::pool::{Tail, begin_epoch};
 use super::{File, NONE, Repairer};
 use crate::FileKind;
 use crate::check::bits::Bits;
-use crate::checksum::crc32c;
 use crate::defects::Defects;
 use crate::error::Result;
-use crate::image::{Block, Image};
-use crate::layout::extent::Extent;
-use crate::layout::group::{
+use crate::format::checksum::crc32c;
+use crate::format::extent::Extent;
+use crate::format::group::{
     GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, MAGIC, Map, OWNERS_MAX, owners_word,
 };
-use crate::layout::inode::{INODE, Inode};
-use crate::layout::record::{ALIGN, HEADER, Kind, Operation, Operations, encode};
-use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
+use crate::format::inode::{INODE, Inode};
+use crate::format::record::{ALIGN, HEADER, Kind, Operation, Operations, encode};
+use crate::format::{BLOCK_CRC, BLOCK_CRC_FROM};
+use crate::image::{Block, Image};
 use crate::ring::Ring;
 use crate::{BLOCK, ROOT};
 

@@ -7,12 +7,12 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::Repairer;
 use crate::BLOCK;
 use crate::FileKind;
-use crate::checksum::crc32c;
+use crate::format::checksum::crc32c;
+use crate::format::extent::{ENTRIES, Extent, MAGIC, NODE_ENTRIES, NodeHeader};
+use crate::format::inode::ROOT_ENTRIES;
+use crate::format::{BLOCK_CRC, BLOCK_CRC_FROM};
 use crate::image::Block;
 use crate::is_root;
-use crate::layout::extent::{ENTRIES, Extent, MAGIC, NODE_ENTRIES, NodeHeader};
-use crate::layout::inode::ROOT_ENTRIES;
-use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
 
 impl Repairer<'_> {
     /// Makes of all inodes in use what they are to be.

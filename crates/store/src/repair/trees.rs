@@ -12,16 +12,16 @@ use super::flips::mend;
 use super::{File, Repairer};
 use crate::BLOCK;
 use crate::FileKind;
-use crate::acl;
-use crate::checksum::crc32c;
+use crate::format::checksum::crc32c;
+use crate::format::extent::{DEPTH_MAX, Extent, MAGIC};
+use crate::format::group::OWNERS_MAX;
+use crate::format::inode::{FLAG_GRANT, INLINE_TARGET_MAX, Inode, ROOT_ENTRIES};
+use crate::format::xattr;
+use crate::format::{BLOCK_CRC, BLOCK_CRC_FROM};
 use crate::image::Block;
-use crate::layout::extent::{DEPTH_MAX, Extent, MAGIC};
-use crate::layout::group::OWNERS_MAX;
-use crate::layout::inode::{FLAG_GRANT, INLINE_TARGET_MAX, Inode, ROOT_ENTRIES};
-use crate::layout::xattr;
-use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM};
-use crate::tree::{entries_are_valid, parse_node};
-use crate::xattr::{encode, parse};
+use crate::inode::acl;
+use crate::inode::tree::{entries_are_valid, parse_node};
+use crate::inode::xattr::{encode, parse};
 
 /// Entries of one node, and where lookups expect them.
 struct Level<'a> {

@@ -17,9 +17,9 @@ use super::judge::{Verdict, judge};
 use super::touched::{merge, record_length};
 use crate::BLOCK;
 use crate::error::{Error, Result};
+use crate::format::record::{ALIGN, HEADER, Kind, MAGIC, Operations, RecordHeader, is_intact};
 use crate::image::Image;
-use crate::layout::record::{ALIGN, HEADER, Kind, MAGIC, Operations, RecordHeader, is_intact};
-use crate::recover::References;
+use crate::image::recovery::References;
 use crate::sequence::Sequence;
 use zerocopy::FromBytes;
 
@@ -249,7 +249,7 @@ impl Replica {
 pub fn operations<'a>(
     record: &'a [u8],
     image: &Image,
-) -> impl Iterator<Item = crate::layout::record::Operation<'a>> + Clone {
+) -> impl Iterator<Item = crate::format::record::Operation<'a>> + Clone {
     Operations::new(record, image.length()).flatten()
 }
 

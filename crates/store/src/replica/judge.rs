@@ -17,9 +17,9 @@ use std::collections::BTreeMap;
 
 use super::ingest::{Piece, operations};
 use crate::BLOCK;
-use crate::checksum::crc32c;
+use crate::format::checksum::crc32c;
+use crate::format::record::{Kind, Operation};
 use crate::image::{Block, Image};
-use crate::layout::record::{Kind, Operation};
 
 /// What was found.
 #[derive(Default)]

@@ -4,12 +4,12 @@ use pmem::Region;
 
 use super::Replica;
 use crate::error::{Error, Result};
-use crate::format::{
+use crate::format::record::ALIGN;
+use crate::format::superblock::{RingState, Superblock};
+use crate::image::Layout;
+use crate::image::create::{
     Founder, Geometry, clear_superblocks, format_image, identity, new_superblock, write_superblocks,
 };
-use crate::image::Layout;
-use crate::layout::record::ALIGN;
-use crate::layout::superblock::{RingState, Superblock};
 use crate::ring::write_ring_state;
 
 /// What the pools of a unit have in common.

@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::check_range;
 use crate::BLOCK;
 use crate::error::Result;
+use crate::format::{directory, extent, xattr};
 use crate::image::Image;
-use crate::layout::{directory, extent, xattr};
 use crate::store::Store;
 
 impl Store {

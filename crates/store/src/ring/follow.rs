@@ -6,9 +6,9 @@
 use std::sync::atomic::Ordering;
 
 use super::{Ring, write_ring_state};
+use crate::format::record::{ALIGN, HEADER, MAGIC, RecordHeader, is_intact};
+use crate::format::superblock::RingState;
 use crate::image::Image;
-use crate::layout::record::{ALIGN, HEADER, MAGIC, RecordHeader, is_intact};
-use crate::layout::superblock::RingState;
 
 impl Ring {
     /// The ring as recovery left it: what lies from `start` on is applied, but its image lines are not let go of.

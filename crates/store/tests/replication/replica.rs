@@ -346,7 +346,7 @@ fn any_bytes_are_survived() {
 
 /// Makes the checksums of the headers right.
 fn seal(mut records: &mut [u8]) {
-    use store::layout::record::{HEADER, RecordHeader, record_checksum};
+    use store::format::record::{HEADER, RecordHeader, record_checksum};
     use zerocopy::FromBytes;
     while let Ok((header, _)) = RecordHeader::read_from_prefix(records) {
         let length = header.length as usize;

@@ -3,13 +3,13 @@
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::BLOCK;
-use crate::checksum::crc32c;
+use crate::format::checksum::crc32c;
+use crate::format::group::{LINE_BITS, LINE_CRCS, Map};
+use crate::format::inode::{INODE, Inode};
+use crate::format::record::{HEADER, RecordHeader, record_checksum};
+use crate::format::superblock::{RING_STATES, RingState, SUPERBLOCKS, Superblock};
+use crate::format::{BLOCK_CRC, BLOCK_CRC_FROM, directory, extent, record, xattr};
 use crate::image::Layout;
-use crate::layout::group::{LINE_BITS, LINE_CRCS, Map};
-use crate::layout::inode::{INODE, Inode};
-use crate::layout::record::{HEADER, RecordHeader, record_checksum};
-use crate::layout::superblock::{RING_STATES, RingState, SUPERBLOCKS, Superblock};
-use crate::layout::{BLOCK_CRC, BLOCK_CRC_FROM, directory, extent, record, xattr};
 
 /// Which structure of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

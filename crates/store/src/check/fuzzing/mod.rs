@@ -16,12 +16,12 @@ pub use edit::{Edit, Place, PoolBytes};
 pub use sample::{SAMPLE_LENGTH, Sample, sample};
 
 use super::{CheckOptions, Report, check};
-use crate::change::Shared;
-use crate::directory::{check_name, leaf_entries, parse_leaf};
+use crate::format::record::{Operation, Operations, encode};
+use crate::image::change::Shared;
+use crate::image::recovery::recover;
 use crate::image::{Block, Layout};
-use crate::layout::record::{Operation, Operations, encode};
-use crate::recover::recover;
-use crate::tree::parse_node;
+use crate::inode::tree::parse_node;
+use crate::names::directory::{check_name, leaf_entries, parse_leaf};
 use crate::{BLOCK, Clock, Error, Options, Store, Transaction, repair};
 
 /// The context of a change in a pool that this process alone uses.
@@ -168,7 +168,7 @@ pub fn node_and_leaf(input: &[u8]) {
         let encoded = entries.as_bytes();
         assert_eq!(
             encoded,
-            &contents[crate::layout::extent::ENTRIES..][..encoded.len()]
+            &contents[crate::format::extent::ENTRIES..][..encoded.len()]
         );
     }
     if let Some(header) = parse_leaf(&contents) {

@@ -7,8 +7,8 @@ use zerocopy::IntoBytes;
 
 use super::edit::PoolBytes;
 use super::embedded;
-use crate::acl::{ACCESS, DEFAULT};
-use crate::layout::superblock::SUPERBLOCKS;
+use crate::format::superblock::SUPERBLOCKS;
+use crate::inode::acl::{ACCESS, DEFAULT};
 use crate::{
     Clock, Fallocate, FileKind, Geometry, NewInode, Node, Options, ROOT, RenameMode, SYSTEM,
     SetAttributes, Store, WriteAt, XattrMode,

@@ -4,12 +4,12 @@ use zerocopy::FromBytes;
 
 use super::*;
 use crate::check::fuzzing::Place;
-use crate::layout::directory::{EntryHeader, LeafHeader, SLOT, SLOTS, entry_size};
-use crate::layout::extent::{ENTRIES, Extent, NodeHeader};
-use crate::layout::group::{GroupHeader, owners_word};
-use crate::layout::inode::Inode;
-use crate::layout::superblock::RingState;
-use crate::layout::xattr::{self, XattrHeader};
+use crate::format::directory::{EntryHeader, LeafHeader, SLOT, SLOTS, entry_size};
+use crate::format::extent::{ENTRIES, Extent, NodeHeader};
+use crate::format::group::{GroupHeader, owners_word};
+use crate::format::inode::Inode;
+use crate::format::superblock::RingState;
+use crate::format::xattr::{self, XattrHeader};
 
 /// Inodes of the samples.
 const DIRECTORY: u16 = 3;

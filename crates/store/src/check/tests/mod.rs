@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::fuzzing::{Edit, PoolBytes, SAMPLE_LENGTH, Sample, exercise, mend, region_with, sample};
 use super::*;
-use crate::layout::record::{HEADER, MAGIC};
+use crate::format::record::{HEADER, MAGIC};
 use crate::{FileKind, Geometry, Node, Options, Store};
 
 /// For [`PoolBytes::seal`]: all kinds of checksums.
@@ -77,7 +77,7 @@ fn look(store: &Store, node: &Node) -> Result<String> {
     }
     Ok(format!(
         "{attributes:?} {:x}",
-        crate::checksum::crc32c(&data)
+        crate::format::checksum::crc32c(&data)
     ))
 }
 
@@ -148,7 +148,7 @@ fn a_flipped_byte_is_found_or_changes_nothing() {
 #[test]
 fn records_are_counted() {
     let bytes = sample(Sample::Crashed);
-    let ring = &bytes[crate::layout::superblock::RING_OFFSET as usize..];
+    let ring = &bytes[crate::format::superblock::RING_OFFSET as usize..];
     let begins = |bytes: &&[u8]| bytes[..4] == MAGIC.to_le_bytes() && bytes.len() > HEADER;
     let most = ring.chunks(64).filter(begins).count() as u64;
     let replayed = check_bytes(&bytes).records_replayed;

@@ -2,8 +2,8 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::check::fuzzing::{PoolBytes, SAMPLE_LENGTH, Sample, region_with, sample};
-use crate::layout::superblock::{RING_STATES, SUPERBLOCKS};
-use crate::layout::{directory, extent};
+use crate::format::superblock::{RING_STATES, SUPERBLOCKS};
+use crate::format::{directory, extent};
 use crate::{BLOCK, Error, Geometry, NewInode, Node, Options, Store, Transaction, WriteAt};
 
 fn bytes_of(region: &Region) -> Vec<u8> {

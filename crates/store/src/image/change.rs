@@ -1,0 +1,705 @@
+//! One atomic change of the image: collected, committed as one record, applied.
+//!
+//! An operation holds the locks of all inodes it changes from before it reads them until its change is applied.
+//! Metadata blocks are edited in copies; what the record carries of them is the lines that changed.
+
+use std::cell::Cell;
+use std::ops::{Deref, DerefMut, Range};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::BLOCK;
+use crate::defects::Defects;
+use crate::error::Result;
+use crate::format::checksum::crc32c;
+use crate::format::group::{LINE_BITS, Map};
+use crate::format::inode::{FIRST_LINE, Inode};
+use crate::format::record::{
+    ALIGN, EDIT_MAX, HEADER, Kind, OPERATION, Operation, Touch, encode, set_crc,
+};
+use crate::image::allocator::{Allocator, Line, Run};
+use crate::image::edit::{Contents, Edit, Sealed};
+use crate::image::freed::Held;
+use crate::image::owners::Owners;
+use crate::image::transaction::{LockedReply, ReplyLocks, Transaction};
+use crate::image::{Block, Image};
+use crate::order::Ordered;
+use crate::ring::Ring;
+use crate::ring::in_flight::{Entered, Place};
+
+/// What every change works on.
+pub struct Shared {
+    /// The image.
+    pub image: Image,
+    /// The record ring.
+    pub ring: Ring,
+    /// Free blocks and inodes.
+    pub allocator: Allocator,
+    /// Turn to change counts of owners.
+    pub owners: Ordered<Mutex<()>>,
+    /// What was freed and must not be used yet, if other pools of the unit have a say in that.
+    pub held: Option<Held>,
+    /// Locks of the blocks that replies go to.
+    pub replies: ReplyLocks,
+    /// Rules broken on purpose.
+    pub defects: Defects,
+}
+
+/// A change that is being collected. Dropped without a commit, it gives back what it took.
+pub struct Change<'s> {
+    shared: &'s Shared,
+    parts: Lent,
+    /// Whole data blocks, in the order of their operations.
+    blocks: [&'s [u8]; BLOCKS_MAX],
+    block_count: usize,
+    /// The inode that it puts to use, and its generation.
+    taken_inode: Option<(u64, u32)>,
+    freed_inode: Option<u64>,
+    /// Counts of owners that it changes.
+    owners: Option<Owners<'s>>,
+    /// The change frees space in the end, so it may use the reserve.
+    reserve: bool,
+}
+
+/// What a change consists of. Each thread keeps its last one, so that changes allocate no memory.
+#[derive(Default)]
+struct Parts {
+    record: Vec<u8>,
+    edits: Vec<Edit>,
+    /// The operations in the record, for applying them: what was decoded after the fence would wait for it.
+    operations: Vec<Placed>,
+    /// What its operations on bitmaps do, in their order.
+    lines: Vec<Line>,
+    spare_blocks: Vec<Box<Block>>,
+    taken: Vec<Run>,
+    freed: Vec<Run>,
+    inode_bits: Vec<(Map, u64, bool)>,
+}
+
+/// An operation and where its payload is in the record.
+struct Placed {
+    kind: Kind,
+    target: u64,
+    length: u32,
+    crc: u32,
+    touch: Option<Touch>,
+    payload: Range<usize>,
+}
+
+impl Placed {
+    /// The operation in this record, a block's without its payload.
+    #[inline]
+    fn operation<'a>(&self, record: &'a [u8]) -> Operation<'a> {
+        Operation {
+            kind: self.kind,
+            target: self.target,
+            length: self.length,
+            crc: self.crc,
+            touch: self.touch,
+            payload: &record[self.payload.clone()],
+        }
+    }
+}
+
+impl Parts {
+    #[inline]
+    fn encode(&mut self, operation: &Operation<'_>) {
+        let payload = encode(&mut self.record, operation);
+        self.operations.push(Placed {
+            kind: operation.kind,
+            target: operation.target,
+            length: operation.length,
+            crc: operation.crc,
+            touch: operation.touch,
+            payload,
+        });
+    }
+
+    #[inline]
+    fn put(&mut self, kind: Kind, target: u64, length: u32, crc: u32, payload: &[u8]) {
+        self.encode(&Operation {
+            kind,
+            target,
+            length,
+            crc,
+            touch: None,
+            payload,
+        });
+    }
+}
+
+/// A thread's parts, lent to a change.
+struct Lent(Option<Box<Parts>>);
+
+impl Deref for Lent {
+    type Target = Parts;
+
+    #[inline]
+    fn deref(&self) -> &Parts {
+        self.0
+            .as_deref()
+            .expect("the parts are there until the drop")
+    }
+}
+
+impl DerefMut for Lent {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Parts {
+        self.0
+            .as_deref_mut()
+            .expect("the parts are there until the drop")
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.record.clear();
+        self.operations.clear();
+        self.lines.clear();
+        self.edits.clear();
+        self.freed.clear();
+        self.inode_bits.clear();
+        PARTS.set(self.0.take());
+    }
+}
+
+thread_local! {
+    static PARTS: Cell<Option<Box<Parts>>> = const { Cell::new(None) };
+}
+
+/// Most whole blocks in a record.
+pub const BLOCKS_MAX: usize = 2;
+/// More spare blocks than this are given back to the system.
+const SPARE_BLOCKS_MAX: usize = 16;
+
+impl<'s> Change<'s> {
+    /// An empty change.
+    pub fn new(shared: &'s Shared) -> Change<'s> {
+        let mut parts = Lent(Some(PARTS.take().unwrap_or_default()));
+        parts.record.resize(HEADER, 0);
+        Change {
+            shared,
+            parts,
+            blocks: [&[]; BLOCKS_MAX],
+            block_count: 0,
+            taken_inode: None,
+            freed_inode: None,
+            owners: None,
+            reserve: false,
+        }
+    }
+
+    /// A change which frees space, or must not fail for want of it: it may take the last blocks.
+    pub fn with_reserve(shared: &'s Shared) -> Change<'s> {
+        let mut change = Change::new(shared);
+        change.reserve = true;
+        change
+    }
+
+    /// The image as it was before the change.
+    pub fn image(&self) -> &'s Image {
+        &self.shared.image
+    }
+
+    /// Bytes that `target` is to have.
+    pub fn bytes(&mut self, target: u64, bytes: &[u8]) {
+        self.parts
+            .put(Kind::Bytes, target, bytes.len() as u32, 0, bytes);
+    }
+
+    /// Zeros from `target` on.
+    pub fn zero(&mut self, target: u64, length: u32) {
+        self.parts.put(Kind::Zero, target, length, 0, &[]);
+    }
+
+    /// New bytes inside a data block whose checksum becomes `crc`. If all of an inode that changes is its stamp, they
+    /// touch it.
+    #[inline]
+    pub fn data(&mut self, target: u64, bytes: &[u8], crc: u32, touch: Option<Touch>) {
+        let kind = if self.shared.image.data_checksums {
+            Kind::Data
+        } else {
+            Kind::Bytes
+        };
+        self.parts.encode(&Operation {
+            kind,
+            target,
+            length: bytes.len() as u32,
+            crc,
+            touch,
+            payload: bytes,
+        });
+    }
+
+    /// A whole data block. It is neither copied nor checksummed until it goes into the ring.
+    #[inline]
+    pub fn block(&mut self, block: u64, bytes: &'s [u8], touch: Option<Touch>) {
+        self.parts.encode(&Operation {
+            kind: Kind::Block,
+            target: block * BLOCK as u64,
+            length: BLOCK as u32,
+            crc: 0,
+            touch,
+            payload: &[],
+        });
+        self.blocks[self.block_count] = bytes;
+        self.block_count += 1;
+    }
+
+    /// Makes data persistent that the record is going to name.
+    pub fn fence_data(&self) {
+        if !self.shared.defects.skip_data_fence {
+            self.shared.image.fence();
+        }
+    }
+
+    /// Names data blocks that were written, and made persistent, before.
+    pub fn extent(&mut self, block: u64, crcs: &[u32]) {
+        let length = (crcs.len() * BLOCK) as u32;
+        self.parts.put(
+            Kind::Extent,
+            block * BLOCK as u64,
+            length,
+            0,
+            crcs.as_bytes(),
+        );
+    }
+
+    /// The first `length` bytes (64, 128 or 256) of an inode, whose checksums are made right if they are among them, but
+    /// for that of the stamp: it is set, like the version, when the record has its number.
+    #[inline]
+    pub fn inode(&mut self, number: u64, inode: &mut Inode, length: usize) {
+        if length > FIRST_LINE {
+            inode.rest_crc = inode.rest_checksum();
+        }
+        inode.crc = inode.checksum();
+        let target = self.shared.image.layout.inode(number);
+        self.parts.put(
+            Kind::Inode,
+            target,
+            length as u32,
+            0,
+            &inode.as_bytes()[..length],
+        );
+    }
+
+    /// As much of an inode, from its start, as differs from what it was.
+    #[inline]
+    pub fn inode_from(&mut self, number: u64, old: &Inode, new: &mut Inode) {
+        let (old, bytes) = (old.as_bytes(), new.as_bytes());
+        let length = [128, FIRST_LINE]
+            .into_iter()
+            .find(|at| old[*at..] != bytes[*at..])
+            .map_or(FIRST_LINE, |at| at * 2);
+        self.inode(number, new, length);
+    }
+
+    /// Takes a run of at most `want` blocks, near `goal`.
+    pub fn allocate(&mut self, goal: Option<u64>, want: u32) -> Result<Run> {
+        let run = self
+            .shared
+            .allocator
+            .take_blocks(goal, want, self.reserve)?;
+        self.parts.taken.push(run);
+        Ok(run)
+    }
+
+    /// Takes one block for metadata. It starts as zeros.
+    pub fn allocate_metadata(&mut self) -> Result<u64> {
+        let run = self.allocate(None, 1)?;
+        Ok(self.edit_new(run.block))
+    }
+
+    /// The same, for a node of an extent tree. It may be of the reserve: blocks that a file has must be writable when the
+    /// pool is full.
+    pub fn allocate_node(&mut self) -> Result<u64> {
+        let run = self.shared.allocator.take_blocks(None, 1, true)?;
+        self.parts.taken.push(run);
+        Ok(self.edit_new(run.block))
+    }
+
+    fn edit_new(&mut self, block: u64) -> u64 {
+        let room = self.block_buffer();
+        self.parts.edits.push(Edit::of_free(block, room));
+        block
+    }
+
+    fn block_buffer(&mut self) -> Box<Block> {
+        self.parts
+            .spare_blocks
+            .pop()
+            .unwrap_or_else(|| Box::new([0; BLOCK]))
+    }
+
+    /// Frees blocks, once the change is persistent.
+    pub fn free(&mut self, run: Run) {
+        self.parts
+            .edits
+            .retain(|edit| edit.block != run.block || run.length != 1);
+        self.parts.freed.push(run);
+    }
+
+    /// Gives each block of a run one owner more. False, and nothing is changed, if one has as many as can be.
+    pub fn share(&mut self, run: Run) -> Result<bool> {
+        if self.shared.defects.forget_owners {
+            return Ok(true);
+        }
+        self.owners().add(run)
+    }
+
+    /// Takes an owner from each block of a run, and frees those that had no other, once the change is persistent.
+    pub fn release(&mut self, run: Run) -> Result<()> {
+        for freed in self.owners().remove(run)? {
+            self.free(freed);
+        }
+        Ok(())
+    }
+
+    fn owners(&mut self) -> &mut Owners<'s> {
+        let shared = self.shared;
+        self.owners.get_or_insert_with(|| Owners::new(shared))
+    }
+
+    /// Takes a free inode, which the change will put to use.
+    pub fn allocate_inode(&mut self) -> Result<(u64, Inode)> {
+        let (allocator, image) = (&self.shared.allocator, &self.shared.image);
+        let number = allocator.take_inode()?;
+        let free = image.free_inode(number);
+        let free = free.inspect_err(|_| allocator.give_back_inode(number))?;
+        self.taken_inode = Some((number, free.next_generation()));
+        self.parts.inode_bits.push((Map::Inodes, number, true));
+        Ok((number, free))
+    }
+
+    /// Frees an inode number, once the change is persistent.
+    pub fn free_inode(&mut self, number: u64) {
+        self.parts.inode_bits.push((Map::Inodes, number, false));
+        self.freed_inode = Some(number);
+    }
+
+    /// Notes, or clears the note, that an inode has something to reclaim.
+    pub fn orphan(&mut self, number: u64, is_orphan: bool) {
+        if !self.shared.defects.forget_orphans {
+            self.parts
+                .inode_bits
+                .push((Map::Orphans, number, is_orphan));
+        }
+    }
+
+    /// Whether the change edits this metadata block.
+    pub fn is_edited(&self, block: u64) -> bool {
+        self.parts.edits.iter().any(|edit| edit.block == block)
+    }
+
+    /// A (verified) metadata block, as the change has left it so far.
+    pub fn contents(&self, block: u64) -> Contents<'_> {
+        let edit = self.parts.edits.iter().find(|edit| edit.block == block);
+        Contents::new(&self.shared.image, block, edit)
+    }
+
+    /// Bytes of a (verified) metadata block, to be changed.
+    pub fn edit(&mut self, block: u64, range: Range<usize>) -> &mut [u8] {
+        let known = self.parts.edits.iter().position(|edit| edit.block == block);
+        let index = known.unwrap_or_else(|| {
+            let room = self.block_buffer();
+            self.parts.edits.push(Edit::of(block, room));
+            self.parts.edits.len() - 1
+        });
+        self.parts.edits[index].bytes(&self.shared.image, range)
+    }
+
+    /// Puts bytes into a (verified) metadata block.
+    pub fn put(&mut self, block: u64, at: usize, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.edit(block, at..at + bytes.len())
+                .copy_from_slice(bytes);
+        }
+    }
+
+    /// Puts a structure into a metadata block.
+    pub fn put_value<T: IntoBytes + Immutable + ?Sized>(
+        &mut self,
+        block: u64,
+        at: usize,
+        value: &T,
+    ) {
+        self.put(block, at, value.as_bytes());
+    }
+
+    /// Moves bytes within a metadata block.
+    pub fn shift(&mut self, block: u64, from: Range<usize>, to: usize) {
+        let mut bytes = [0; BLOCK];
+        let bytes = &mut bytes[..from.len()];
+        self.contents(block).copy(from.start, bytes);
+        self.put(block, to, bytes);
+    }
+
+    /// Puts what was edited, with the blocks' new checksums, into the record.
+    fn emit_edits(&mut self) {
+        let image = &self.shared.image;
+        while let Some(mut edit) = self.parts.edits.pop() {
+            match edit.seal(image) {
+                Sealed::Unchanged => {}
+                Sealed::Short(crc) => self.emit_short(&edit, crc),
+                Sealed::Long => self.emit(&edit),
+            }
+            self.parts.spare_blocks.push(edit.into_room());
+        }
+        self.parts.spare_blocks.truncate(SPARE_BLOCKS_MAX);
+    }
+
+    /// Puts an edit into the record as one operation.
+    fn emit_short(&mut self, edit: &Edit, crc: u32) {
+        let mut payload = [0; EDIT_MAX];
+        let length = edit.encode(&mut payload);
+        let target = edit.block * BLOCK as u64;
+        self.parts
+            .put(Kind::Edit, target, length as u32, crc, &payload[..length]);
+    }
+
+    fn emit(&mut self, edit: &Edit) {
+        let target = edit.block * BLOCK as u64;
+        let mut end = 0;
+        for (at, bytes) in edit.changes() {
+            if edit.fresh && end < at {
+                self.zero(target + end as u64, (at - end) as u32);
+            }
+            self.bytes(target + at as u64, bytes);
+            end = at + bytes.len();
+        }
+        if edit.fresh && end < BLOCK {
+            self.zero(target + end as u64, (BLOCK - end) as u32);
+        }
+        self.shared.image.set_verified(edit.block);
+    }
+
+    /// Puts the new counts of owners into the record.
+    fn emit_owners(&mut self) {
+        if let Some(owners) = self.owners.take() {
+            owners.emit(|target, bytes| self.bytes(target, bytes));
+            self.owners = Some(owners);
+        }
+    }
+
+    /// Changes the bitmaps and gets the record's place in the order.
+    fn sequence(&mut self, entered: Entered) -> Place {
+        let Parts {
+            taken,
+            freed,
+            inode_bits,
+            ..
+        } = &mut *self.parts;
+        if taken.is_empty() && freed.is_empty() && inode_bits.is_empty() {
+            return self.place(entered);
+        }
+        let (allocator, image) = (&self.shared.allocator, &self.shared.image);
+        let block_groups = taken
+            .iter()
+            .chain(&*freed)
+            .map(|run| allocator.block_bit(run.block).0);
+        let inode_groups = inode_bits
+            .iter()
+            .map(|(_, number, _)| allocator.inode_bit(*number).0);
+        let mut numbers: SmallVec<[u64; 8]> = block_groups.chain(inode_groups).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut groups: SmallVec<[_; 8]> = numbers
+            .iter()
+            .map(|number| allocator.lock(*number))
+            .collect();
+        let mut set = |group: u64, map, bit, length, used| {
+            let index = numbers.binary_search(&group).expect("the group was locked");
+            groups[index].set(map, bit, length, used);
+        };
+        // Taken before freed: a block that this change took and gave up again ends as free.
+        for (runs, used) in [(taken, true), (freed, false)] {
+            for run in runs.iter() {
+                let (group, bit) = allocator.block_bit(run.block);
+                set(group, Map::Blocks, bit, run.length, used);
+            }
+        }
+        for (map, number, used) in inode_bits.iter() {
+            let (group, bit) = allocator.inode_bit(*number);
+            set(group, *map, bit, 1, *used);
+        }
+        for group in &mut groups {
+            let parts = &mut self.parts;
+            group.drain_lines(image, |line| {
+                parts.encode(&line.operation());
+                parts.lines.push(line);
+            });
+        }
+        // The place is taken while the groups are locked: the lines are right only in this order.
+        self.place(entered)
+    }
+
+    fn place(&mut self, entered: Entered) -> Place {
+        let record = &mut self.parts.record;
+        record.resize(record.len().next_multiple_of(ALIGN), 0);
+        let length = record.len() + self.block_count * BLOCK;
+        self.shared.ring.reserve(entered, length)
+    }
+
+    /// Longest record that the ring takes, less what the bitmap lines and a reply may need.
+    pub fn has_room_for(&self, bytes: usize) -> bool {
+        let edits = self.parts.edits.len() * (BLOCK + 8 * OPERATION);
+        let runs = self.parts.taken.iter().chain(&self.parts.freed);
+        let lines = runs.map(|run| run.length.div_ceil(LINE_BITS) as usize + 1);
+        let lines = lines.sum::<usize>() + self.parts.inode_bits.len();
+        let lines = (lines + 1) * (64 + OPERATION);
+        let owners = self.owners.as_ref().map_or(0, Owners::record_length);
+        self.parts.record.len() + edits + lines + owners + bytes <= self.shared.ring.record_max()
+    }
+
+    /// Makes the change happen: persistent, then applied. The record carries the transaction's reply. Returns the
+    /// record's number.
+    pub fn commit(&mut self, transaction: &mut Transaction<'_>) -> u64 {
+        let reply = transaction.lock_reply(self.shared, self.taken_inode);
+        self.commit_with(transaction, reply)
+    }
+
+    /// The same for a record that others of the transaction follow: the last one carries the reply.
+    pub fn commit_step(&mut self, transaction: &mut Transaction<'_>) -> u64 {
+        self.commit_with(transaction, None)
+    }
+
+    fn commit_with(
+        &mut self,
+        transaction: &mut Transaction<'_>,
+        reply: Option<LockedReply<'_>>,
+    ) -> u64 {
+        let shared = self.shared;
+        self.emit_edits();
+        self.emit_owners();
+        if let Some(reply) = &reply {
+            let operation = reply.operation(shared.image.data_checksums);
+            encode(&mut self.parts.record, &operation);
+        }
+        if shared.defects.reuse_before_commit {
+            for run in &self.parts.freed {
+                shared.allocator.give_back(*run);
+            }
+        }
+        let place = self.sequence(shared.ring.enter());
+        self.prepare_apply();
+        if shared.defects.apply_before_commit {
+            self.apply(place.number, reply.as_ref());
+        }
+        self.write_record(place);
+        transaction.committed(place.end);
+        self.apply(place.number, reply.as_ref());
+        let lengths = self.parts.operations.iter().map(|placed| placed.length);
+        let is_streamed = lengths
+            .max()
+            .is_some_and(|longest| shared.image.is_streamed(longest));
+        shared.ring.applied(place, is_streamed);
+        // Now the next record of the block may be made.
+        drop(reply);
+        // The next turn finds the counts in the image as this change leaves them.
+        self.owners = None;
+        if shared.defects.reuse_before_commit {
+            self.parts.freed.clear();
+        }
+        self.parts.taken.clear();
+        self.taken_inode = None;
+        self.give_back_freed(place.number);
+        place.number
+    }
+
+    /// Writes the record into the ring, and returns once it is committed.
+    fn write_record(&mut self, place: Place) {
+        let (ring, image) = (&self.shared.ring, &self.shared.image);
+        if self.block_count > 0 {
+            let blocks = &self.blocks[..self.block_count];
+            ring.put_blocks(place, self.parts.record.len(), blocks, image);
+            // They are on their way while they are checksummed.
+            self.checksum_blocks();
+        }
+        let record = &mut self.parts.record;
+        let length = (place.end - place.number) as usize;
+        let crc = ring.head(record, length);
+        ring.commit(place, record, crc, image);
+    }
+
+    /// Fills in the checksums of whole blocks.
+    fn checksum_blocks(&mut self) {
+        let Parts {
+            record, operations, ..
+        } = &mut *self.parts;
+        let placed = operations
+            .iter_mut()
+            .filter(|placed| placed.kind == Kind::Block);
+        for (placed, bytes) in placed.zip(&self.blocks) {
+            placed.crc = crc32c(bytes);
+            set_crc(record, placed.payload.start, placed.touch, placed.crc);
+        }
+    }
+
+    /// Has the lines of the image fetched that the operations will write, while the record is on its way.
+    fn prepare_apply(&self) {
+        for placed in &self.parts.operations {
+            if placed.kind != Kind::Block {
+                let image = &self.shared.image;
+                image.prefetch(placed.target, placed.payload.len());
+            }
+        }
+    }
+
+    fn apply(&self, number: u64, reply: Option<&LockedReply<'_>>) {
+        let Shared {
+            image, allocator, ..
+        } = self.shared;
+        let kinds = self.parts.operations.iter();
+        image.mark_all_changing(kinds.map(|placed| (placed.kind, placed.target)), number);
+        let (mut blocks, mut lines) = (self.blocks.iter(), self.parts.lines.iter());
+        for placed in &self.parts.operations {
+            let mut operation = placed.operation(&self.parts.record);
+            match operation.kind {
+                Kind::Line => {
+                    let line = lines
+                        .next()
+                        .expect("each operation on a bitmap has its line");
+                    drop(allocator.apply_line(image, line, number));
+                }
+                kind => {
+                    if kind == Kind::Block {
+                        operation.payload =
+                            blocks.next().expect("each block operation has its block");
+                    }
+                    image.apply(&operation, number);
+                }
+            }
+        }
+        if let Some(reply) = reply {
+            image.apply(&reply.operation(image.data_checksums), number);
+        }
+    }
+
+    fn give_back_freed(&mut self, number: u64) {
+        let (shared, inode) = (self.shared, self.freed_inode.take());
+        if let Some(held) = &shared.held {
+            held.hold(number, &self.parts.freed, inode);
+            self.parts.freed.clear();
+            return;
+        }
+        for run in self.parts.freed.drain(..) {
+            shared.allocator.give_back(run);
+        }
+        if let Some(number) = inode {
+            shared.allocator.give_back_inode(number);
+        }
+    }
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        for run in self.parts.taken.drain(..) {
+            self.shared.allocator.give_back(run);
+        }
+        if let Some((number, _)) = self.taken_inode.take() {
+            self.shared.allocator.give_back_inode(number);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Blocks and inodes that were freed and must not be used yet: a pool of the unit that has not the record that freed
+//! them still has them in its files, where others read them.
+
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use crate::image::allocator::{Allocator, Run};
+use crate::store::Store;
+
+/// What one record freed.
+#[derive(Default)]
+struct Freed {
+    runs: SmallVec<[Run; 2]>,
+    inode: Option<u64>,
+}
+
+/// What was freed, by the number of the record that did it.
+#[derive(Default)]
+pub struct Held(Mutex<BTreeMap<u64, Freed>>);
+
+impl Held {
+    /// Keeps what the record `number` freed.
+    pub fn hold(&self, number: u64, runs: &[Run], inode: Option<u64>) {
+        if runs.is_empty() && inode.is_none() {
+            return;
+        }
+        let runs = runs.into();
+        self.0.lock().insert(number, Freed { runs, inode });
+    }
+
+    /// Gives back what records below this number freed.
+    pub fn release(&self, below: u64, allocator: &Allocator) {
+        let released = {
+            let mut held = self.0.lock();
+            let kept = held.split_off(&below);
+            std::mem::replace(&mut *held, kept)
+        };
+        for freed in released.into_values() {
+            for run in freed.runs {
+                allocator.give_back(run);
+            }
+            if let Some(number) = freed.inode {
+                allocator.give_back_inode(number);
+            }
+        }
+    }
+}
+
+impl Store {
+    /// Lets blocks and inodes be used again that records with numbers below `below` freed: every pool that counts has
+    /// these records. Without [`crate::Options::hold_freed`] nothing waits for this.
+    pub fn release_freed(&self, below: u64) {
+        if let Some(held) = &self.shared.held {
+            held.release(below, &self.shared.allocator);
+        }
+    }
+}

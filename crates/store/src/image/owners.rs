@@ -1,0 +1,167 @@
+//! Blocks with several owners: extents of files that hold the same data.
+//!
+//! The bitmap says whether a block has an owner, a count beside its data checksum how many more. A block is free when its
+//! last owner lets it go; as long as it has more than one, its bytes stay as they are.
+//!
+//! **Turns.** The owners of a block are inodes with locks of their own, so counts have a lock beside these. A change has
+//! it from before it reads the first count until it is applied: the image's counts are then those of the last record in
+//! the order, and a record can carry what they become.
+//!
+//! **Without a turn** the owner of a block, whose inode is locked, may look whether there are others. A block gets a
+//! further owner from one that it has, by a change that locks both. So none means none until the lock is given up, and a
+//! record that took the last other owner away is persistent: it was applied.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use pmem::LINE;
+use zerocopy::IntoBytes;
+
+use crate::BLOCK;
+use crate::error::{Error, Result};
+use crate::format::group::{OWNERS_MAX, owners, owners_word};
+use crate::format::record::OPERATION;
+use crate::image::Image;
+use crate::image::allocator::Run;
+use crate::image::change::Shared;
+use crate::order::LockGuard;
+use crate::store::Store;
+
+/// Counts in a line.
+const COUNTS: u64 = LINE as u64 / 4;
+
+type Line = [u32; COUNTS as usize];
+
+/// The turn of a change, and the counts that it changes.
+pub struct Owners<'s> {
+    image: &'s Image,
+    /// Lines with counts that change, by the number of their first block divided by [`COUNTS`].
+    lines: BTreeMap<u64, Line>,
+    _turn: LockGuard<'s, ()>,
+}
+
+impl<'s> Owners<'s> {
+    /// Waits for the turn.
+    pub fn new(shared: &'s Shared) -> Owners<'s> {
+        Owners {
+            image: &shared.image,
+            lines: BTreeMap::new(),
+            _turn: shared.owners.lock(),
+        }
+    }
+
+    /// Gives each block of a run one owner more. False, and nothing is changed, if one has as many as can be.
+    pub fn add(&mut self, run: Run) -> Result<bool> {
+        let mut is_full = false;
+        self.visit(run, |_, count| {
+            is_full |= count == OWNERS_MAX;
+            count
+        })?;
+        if !is_full {
+            self.visit(run, |_, count| count + 1)?;
+        }
+        Ok(!is_full)
+    }
+
+    /// Takes an owner from each block of a run. Returns those that had no other.
+    pub fn remove(&mut self, run: Run) -> Result<Vec<Run>> {
+        // Nothing is changed when a count is damaged.
+        self.visit(run, |_, count| count)?;
+        let mut freed: Vec<Run> = Vec::new();
+        self.visit(run, |block, count| {
+            if count > 0 {
+                return count - 1;
+            }
+            match freed.last_mut() {
+                Some(last) if last.block + u64::from(last.length) == block => last.length += 1,
+                _ => freed.push(Run { block, length: 1 }),
+            }
+            0
+        })?;
+        Ok(freed)
+    }
+
+    /// Puts what `change` makes of them in the place of the counts of a run.
+    fn visit(&mut self, run: Run, mut change: impl FnMut(u64, u16) -> u16) -> Result<()> {
+        let end = run.block + u64::from(run.length);
+        let mut block = run.block;
+        while block < end {
+            let entry = self.lines.entry(block / COUNTS);
+            let old = match &entry {
+                Entry::Occupied(line) => *line.get(),
+                Entry::Vacant(line) => load(self.image, *line.key()),
+            };
+            let (mut new, line_end) = (old, (block / COUNTS + 1) * COUNTS);
+            for block in block..end.min(line_end) {
+                let word = &mut new[(block % COUNTS) as usize];
+                let count = owners(*word).ok_or(Error::Corrupt {
+                    what: "a count of owners",
+                    block: self.image.layout.owners(block) / BLOCK as u64,
+                })?;
+                *word = owners_word(change(block, count));
+            }
+            if new != old {
+                entry.insert_entry(new);
+            }
+            block = line_end;
+        }
+        Ok(())
+    }
+
+    /// Bytes that the counts take in a record, at most.
+    pub fn record_length(&self) -> usize {
+        self.lines.len() * (LINE + OPERATION)
+    }
+
+    /// Hands out where in the image which bytes go.
+    pub fn emit(&self, mut emit: impl FnMut(u64, &[u8])) {
+        let mut lines = self.lines.iter().peekable();
+        let mut bytes = Vec::new();
+        while let Some((number, line)) = lines.next() {
+            let target = offset(self.image, *number);
+            bytes.clear();
+            bytes.extend_from_slice(line.as_bytes());
+            let follows = |number: u64, bytes: &[u8]| {
+                offset(self.image, number) == target + bytes.len() as u64
+            };
+            while let Some((_, line)) = lines.next_if(|(number, _)| follows(**number, &bytes)) {
+                bytes.extend_from_slice(line.as_bytes());
+            }
+            emit(target, &bytes);
+        }
+    }
+}
+
+/// How much of a pool's data has several owners.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sharing {
+    /// Blocks with several owners.
+    pub blocks: u64,
+    /// Blocks that the copies would take besides, if they did not share these.
+    pub saved: u64,
+}
+
+impl Store {
+    /// Adds up the counts of owners of the whole pool: a 1024th of it is read. Damaged ones are left out.
+    pub fn sharing(&self) -> Sharing {
+        let image = &self.shared.image;
+        let mut sharing = Sharing::default();
+        for block in (0..image.layout.groups()).flat_map(|group| image.layout.data_blocks(group)) {
+            let count = u64::from(image.owners(block).unwrap_or_default());
+            sharing.blocks += u64::from(count > 0);
+            sharing.saved += count;
+        }
+        sharing
+    }
+}
+
+/// Where in the image a line of counts is.
+fn offset(image: &Image, line: u64) -> u64 {
+    image.layout.owners(line * COUNTS)
+}
+
+fn load(image: &Image, line: u64) -> Line {
+    let mut counts = [0; COUNTS as usize];
+    image.read(offset(image, line), counts.as_mut_bytes());
+    counts
+}

@@ -1,0 +1,222 @@
+//! The context in which an operation changes files: the reply to a client's request that the record of the change carries,
+//! and the position of that record.
+//!
+//! Space that a record frees is held back by the pool ([`crate::Options::hold_freed`]), not by a transaction: one record
+//! that did otherwise would break the rule for all. A transaction has no credentials: the store checks no permissions, and
+//! the owner of a new inode is an argument.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::BLOCK;
+use crate::format::checksum::remainder;
+use crate::format::inode::Inode;
+use crate::format::record::{Kind, Operation};
+use crate::image::change::Shared;
+use crate::inode::live::Node;
+use crate::inode::tree::{Found, Lookup};
+use crate::order::{LockGuard, Ordered, Rank, ReadGuard};
+
+/// Bytes of a reply: a line.
+pub const REPLY: usize = 64;
+
+/// Bytes of an inode's number and generation.
+const IDENTITY: usize = size_of::<u64>() + size_of::<u32>();
+/// Bytes of an offset.
+const END: usize = size_of::<u64>();
+
+/// The reply to a request, which goes to a file of the system directory in the record of the change that was requested: it
+/// is there if and only if the change is.
+#[derive(Clone, Copy, Debug)]
+pub struct Reply<'a> {
+    /// The file. The operation itself must not lock it.
+    pub file: &'a Arc<Node>,
+    /// Offset in the file. The reply lies in one block, which the file has.
+    pub offset: u64,
+    /// The bytes.
+    pub bytes: [u8; REPLY],
+    /// Where in the bytes number (8 bytes) and generation (4 bytes) go of the inode that the change creates, if it does.
+    pub inode_at: Option<usize>,
+    /// Where in the bytes the offset (8 bytes) goes that is behind the last byte which the change writes, if it writes.
+    pub end_at: Option<usize>,
+}
+
+impl Reply<'_> {
+    /// Block of the file, and offset in it.
+    fn position(&self) -> (u64, usize) {
+        let block = BLOCK as u64;
+        (self.offset / block, (self.offset % block) as usize)
+    }
+
+    fn is_valid(&self) -> bool {
+        self.position().1 + REPLY <= BLOCK
+            && self.inode_at.is_none_or(|at| at <= REPLY - IDENTITY)
+            && self.end_at.is_none_or(|at| at <= REPLY - END)
+    }
+}
+
+/// The context of one operation that changes files.
+///
+/// An operation that needs several records carries the reply in the last one, except truncate and remove, whose first
+/// record makes the whole change: what it leaves to be freed is noted as an orphan, which recovery frees.
+#[derive(Debug, Default)]
+pub struct Transaction<'a> {
+    reply: Option<&'a Reply<'a>>,
+    has_carried: bool,
+    end: u64,
+    position: Option<u64>,
+}
+
+impl<'a> Transaction<'a> {
+    /// Without a reply: for a pool that one process uses.
+    #[inline]
+    pub const fn embedded() -> Transaction<'static> {
+        Transaction {
+            reply: None,
+            has_carried: false,
+            end: 0,
+            position: None,
+        }
+    }
+
+    /// With the reply to a request.
+    pub const fn with_reply(reply: &'a Reply<'a>) -> Transaction<'a> {
+        Transaction {
+            reply: Some(reply),
+            ..Transaction::embedded()
+        }
+    }
+
+    /// Where the last record ends that the operation committed. `None` if it changed nothing.
+    pub fn position(&self) -> Option<u64> {
+        self.position
+    }
+
+    /// Whether a record has carried the reply. None does if the operation changes nothing, or if the reply does not lie in
+    /// one block that its file has.
+    pub fn has_carried_reply(&self) -> bool {
+        self.has_carried
+    }
+
+    /// Whether all of the operation has to be in one record: its reply says that it was executed.
+    #[inline]
+    pub(crate) fn is_whole(&self) -> bool {
+        self.reply.is_some()
+    }
+
+    /// Sets the end of what is written, which the reply has.
+    #[inline]
+    pub(crate) fn set_end(&mut self, end: u64) {
+        self.end = end;
+    }
+
+    /// Notes a record that ends at `end`.
+    #[inline]
+    pub(crate) fn committed(&mut self, end: u64) {
+        self.position = Some(end);
+    }
+
+    /// Locks the reply's place for the record that is to carry it, with the inode that the record creates.
+    #[inline]
+    pub(crate) fn lock_reply<'s>(
+        &mut self,
+        shared: &'s Shared,
+        created: Option<(u64, u32)>,
+    ) -> Option<LockedReply<'s>>
+    where
+        'a: 's,
+    {
+        let reply = self.reply.take().filter(|reply| reply.is_valid())?;
+        let locked = LockedReply::new(shared, reply, created, self.end);
+        self.has_carried = locked.is_some();
+        locked
+    }
+}
+
+/// A reply whose place is locked until its record is applied.
+pub struct LockedReply<'s> {
+    target: u64,
+    crc: u32,
+    bytes: [u8; REPLY],
+    _block: LockGuard<'s, ()>,
+    _file: ReadGuard<'s, Inode>,
+}
+
+impl<'s> LockedReply<'s> {
+    /// `None` if the file does not have the block.
+    fn new(
+        shared: &'s Shared,
+        reply: &'s Reply<'_>,
+        created: Option<(u64, u32)>,
+        end: u64,
+    ) -> Option<LockedReply<'s>> {
+        let image = &shared.image;
+        let file = reply.file.state.read_at(Rank::ReplyFile);
+        let (block, inside) = reply.position();
+        let lookup = Lookup::new(image, reply.file.number(), &file);
+        let Ok(Found::Own(physical)) = lookup.find_to_change(block) else {
+            return None;
+        };
+        let locked = shared.replies.lock(physical);
+        let mut bytes = reply.bytes;
+        if let Some(((number, generation), at)) = created.zip(reply.inode_at) {
+            bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+            bytes[at + 8..at + IDENTITY].copy_from_slice(&generation.to_le_bytes());
+        }
+        if let Some(at) = reply.end_at {
+            bytes[at..at + END].copy_from_slice(&end.to_le_bytes());
+        }
+        let target = physical * BLOCK as u64 + inside as u64;
+        let difference = image.data_remainder(target, REPLY) ^ remainder(&bytes);
+        Some(LockedReply {
+            target,
+            crc: image.changed_crc(physical, inside, REPLY, difference),
+            bytes,
+            _block: locked,
+            _file: file,
+        })
+    }
+
+    /// What puts the reply into its file.
+    #[inline]
+    pub fn operation(&self, has_checksum: bool) -> Operation<'_> {
+        Operation {
+            kind: if has_checksum {
+                Kind::Data
+            } else {
+                Kind::Bytes
+            },
+            target: self.target,
+            length: REPLY as u32,
+            crc: self.crc,
+            touch: None,
+            payload: &self.bytes,
+        }
+    }
+}
+
+/// Locks of the blocks that replies go to. The block's checksum follows from what is in it, so records of one block are made
+/// one after the other. Sessions have blocks of their own, and share no lock.
+pub struct ReplyLocks(Box<[ReplyLock]>);
+
+/// A lock on a line of its own.
+#[repr(align(64))]
+struct ReplyLock(Ordered<Mutex<()>>);
+
+/// Blocks that are this far apart share a lock.
+const REPLY_LOCKS: u64 = 1024;
+
+impl ReplyLocks {
+    /// For a pool of a unit; an embedded one needs no more than one.
+    pub fn new(is_of_unit: bool) -> ReplyLocks {
+        let count = if is_of_unit { REPLY_LOCKS } else { 1 };
+        let lock = |_| ReplyLock(Ordered::mutex(Rank::Reply, ()));
+        ReplyLocks((0..count).map(lock).collect())
+    }
+
+    #[inline]
+    fn lock(&self, block: u64) -> LockGuard<'_, ()> {
+        self.0[block as usize % self.0.len()].0.lock()
+    }
+}

@@ -1,0 +1,201 @@
+//! What is known about a file besides its data.
+
+use std::sync::Arc;
+
+use crate::data::file::check_regular;
+use crate::error::{Error, Result};
+use crate::format::inode::{Inode, KIND_MASK};
+use crate::image::change::Change;
+use crate::image::transaction::Transaction;
+use crate::inode::acl;
+use crate::inode::flags::{self, check_unguarded};
+use crate::inode::live::Node;
+use crate::inode::xattr;
+use crate::store::Store;
+use crate::{Attributes, FileKind, SetAttributes};
+
+pub(crate) fn attributes(number: u64, inode: &Inode) -> Attributes {
+    Attributes {
+        number,
+        generation: inode.generation,
+        kind: FileKind::from_bits(inode.mode).unwrap_or(FileKind::Regular),
+        permissions: inode.mode & !KIND_MASK,
+        links: inode.links,
+        uid: inode.uid,
+        gid: inode.gid,
+        size: inode.size,
+        blocks_512: inode.blocks.saturating_mul(crate::BLOCK as u64 / 512),
+        accessed_ns: inode.accessed_ns,
+        modified_ns: inode.modified_ns,
+        changed_ns: inode.changed_ns,
+        created_ns: inode.created_ns,
+        device: inode.device,
+        flags: flags::of(inode),
+        version: inode.version,
+    }
+}
+
+impl Store {
+    /// The attributes of a live inode.
+    #[inline]
+    pub fn attributes(&self, node: &Node) -> Attributes {
+        attributes(node.number(), &node.state.read())
+    }
+
+    /// What a file that was just found by its name is; [`Error::Stale`] when it has lost its last name since.
+    #[inline]
+    pub fn kind(&self, node: &Node) -> Result<FileKind> {
+        let state = node.state.read();
+        match FileKind::from_bits(state.mode) {
+            Some(kind) if state.links > 0 => Ok(kind),
+            _ => Err(Error::Stale),
+        }
+    }
+
+    /// Changes attributes, all at once, and returns the new ones. An access control list follows new permissions.
+    pub fn set_attributes(
+        &self,
+        transaction: &mut Transaction<'_>,
+        node: &Arc<Node>,
+        set: &SetAttributes,
+    ) -> Result<Attributes> {
+        let mut state = node.state.write();
+        if state.mode == 0 {
+            return Err(Error::Stale);
+        }
+        if set.size.is_some() {
+            check_regular(&state)?;
+        }
+        check_unguarded(&state)?;
+        let old = *state;
+        let mut new = old;
+        let mut change = Change::with_reserve(&self.shared);
+        let now = self.now_ns();
+        new.changed_ns = set.changed_ns.unwrap_or(now);
+        let mut unfinished = false;
+        if let Some(size) = set.size {
+            unfinished = self.resize(&mut change, node.number(), &mut new, size)?;
+            new.modified_ns = now;
+        }
+        if let Some(permissions) = set.permissions {
+            new.mode = old.mode & KIND_MASK | permissions & 0o7777;
+            self.change_acl(&mut change, node.number(), &mut new)?;
+        }
+        new.uid = set.uid.unwrap_or(old.uid);
+        new.gid = set.gid.unwrap_or(old.gid);
+        new.accessed_ns = set.accessed_ns.unwrap_or(old.accessed_ns);
+        new.modified_ns = set.modified_ns.unwrap_or(new.modified_ns);
+        change.inode_from(node.number(), &old, &mut new);
+        *state = new;
+        state.version = change.commit(transaction);
+        if unfinished {
+            self.reclaim(node, &mut state)?;
+        }
+        Ok(attributes(node.number(), &state))
+    }
+}
+
+impl Store {
+    /// Makes the access control list, if there is one, say what the new mode says.
+    fn change_acl(&self, change: &mut Change<'_>, number: u64, new: &mut Inode) -> Result<()> {
+        if new.attributes != 0 {
+            let mut all = xattr::load(&self.shared.image, number, new)?;
+            if acl::follow_mode(&mut all, new.mode) {
+                xattr::put(change, number, new, &all)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An access time that is older than this is brought up to date by any read, in nanoseconds.
+const ACCESSED_AGE_MAX_NS: i64 = 24 * 3600 * 1_000_000_000;
+const SET_USER: u32 = 0o4000;
+const SET_GROUP: u32 = 0o2000;
+const GROUP_EXECUTES: u32 = 0o010;
+/// Extended attribute with what a program may do beyond its user.
+const CAPABILITY: &[u8] = b"security.capability";
+
+impl Store {
+    /// Notes that somebody read an inode: its access time changes if the inode changed since, or after a day, as Linux
+    /// does with `relatime`.
+    #[inline]
+    pub fn note_read(&self, node: &Node) -> Result<()> {
+        let now = self.now_ns();
+        if needs_access_time(&node.state.read(), now) {
+            self.set_access_time(node, now)?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn set_access_time(&self, node: &Node, now: i64) -> Result<()> {
+        let mut state = node.state.write();
+        // Somebody else may have noted it meanwhile.
+        if state.mode != 0 && needs_access_time(&state, now) {
+            let mut new = *state;
+            new.accessed_ns = now;
+            let mut change = Change::with_reserve(&self.shared);
+            change.inode_from(node.number(), &state, &mut new);
+            new.version = change.commit(&mut Transaction::embedded());
+            *state = new;
+        }
+        Ok(())
+    }
+
+    /// Takes from a file that is changed by somebody what it could do as another: its capabilities, and, if
+    /// `set_id`, set-user and set-group bits, as Linux does on writing, truncating and changing owners.
+    pub fn drop_privileges(&self, node: &Arc<Node>, set_id: bool) -> Result<()> {
+        let (mode, has_xattrs) = {
+            let state = node.state.read();
+            (state.mode, state.attributes != 0)
+        };
+        if FileKind::from_bits(mode) == Some(FileKind::Directory) {
+            return Ok(());
+        }
+        let group = if mode & GROUP_EXECUTES != 0 {
+            SET_GROUP
+        } else {
+            0
+        };
+        if set_id && mode & (SET_USER | group) != 0 {
+            let permissions = mode & 0o7777 & !(SET_USER | group);
+            let set = SetAttributes {
+                permissions: Some(permissions),
+                ..SetAttributes::default()
+            };
+            self.set_attributes(&mut Transaction::embedded(), node, &set)?;
+        }
+        if has_xattrs && self.xattr(node, CAPABILITY) != Err(Error::NoXattr) {
+            return match self.remove_xattr(&mut Transaction::embedded(), node, CAPABILITY) {
+                // Another thread was faster.
+                Err(Error::NoXattr) => Ok(()),
+                result => result,
+            };
+        }
+        Ok(())
+    }
+}
+
+fn needs_access_time(inode: &Inode, now: i64) -> bool {
+    let is_older = inode.accessed_ns <= inode.modified_ns.max(inode.changed_ns);
+    let age = now.saturating_sub(inode.accessed_ns);
+    age != 0 && (is_older || age >= ACCESSED_AGE_MAX_NS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_match_their_bits() {
+        let known = (0..16).filter_map(|bits| Some((bits << 12, FileKind::from_bits(bits << 12)?)));
+        assert_eq!(known.clone().count(), 7);
+        for (bits, kind) in known {
+            assert_eq!(
+                (kind.bits(), FileKind::from_bits(bits | 0o777)),
+                (bits, Some(kind))
+            );
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! Live inodes and the table that finds them by number.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use pmem::BiasedLock;
+
+use crate::Attributes;
+use crate::BLOCK;
+use crate::error::{Error, Result};
+use crate::format::extent::DEPTH_MAX;
+use crate::format::inode::{INLINE_TARGET_MAX, INODE, Inode, ROOT_ENTRIES};
+use crate::image::{Image, Layout};
+use crate::inode::attributes::attributes;
+use crate::inode::leaves::Leaves;
+use crate::inode::tree::entries_are_valid;
+use crate::names::directory::{FETCHED, prefix};
+use crate::order::{Ordered, Rank};
+
+/// A live inode. Its lock orders everything that happens to the file or directory.
+#[derive(Debug)]
+pub struct Node {
+    number: u64,
+    /// The inode as of its last applied record.
+    pub(crate) state: Ordered<BiasedLock<Inode>>,
+    /// Counts the changes of the names in a directory, under its lock: where a name was found, it still is as long as
+    /// this stays the same.
+    pub(crate) edits: AtomicU64,
+    /// Open files and other users that keep an unlinked inode alive.
+    pub(crate) holds: AtomicU64,
+    /// It was made without a name, and may get one. Under its lock.
+    pub(crate) may_be_named: AtomicBool,
+    /// Blocks from where the last overwrite was in the file to where it was in the image: a guess at where the next one
+    /// will be, read without the lock.
+    pub(crate) shift: AtomicU64,
+    /// Where a directory's leaves are.
+    pub(crate) leaves: Leaves,
+}
+
+impl Node {
+    pub(crate) fn new(number: u64, inode: Inode) -> Arc<Node> {
+        Arc::new(Node {
+            number,
+            state: Ordered::rw_lock(Rank::Inode(number), inode),
+            edits: AtomicU64::new(0),
+            holds: AtomicU64::new(0),
+            may_be_named: AtomicBool::new(false),
+            shift: AtomicU64::new(0),
+            leaves: Leaves::default(),
+        })
+    }
+
+    /// The inode number.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Notes that names in the directory, which is locked, change.
+    pub(crate) fn note_edit(&self) {
+        let edits = self.edits.load(Ordering::Relaxed);
+        self.edits.store(edits + 1, Ordering::Relaxed);
+    }
+
+    /// Has the leaf of a hash fetched, if it is known: a guess, without the lock.
+    #[inline]
+    pub(crate) fn prefetch_leaf(&self, image: &Image, hash: u64) {
+        if let Some(block) = self.leaves.guess(prefix(hash)) {
+            image.prefetch(block * BLOCK as u64, FETCHED);
+        }
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.holds.load(Ordering::Acquire) > 0
+    }
+}
+
+/// An inode that was looked at.
+pub enum Looked {
+    /// Somebody uses it, or did lately.
+    Live(Arc<Node>),
+    /// Nobody does: these are its attributes.
+    AtRest(Attributes),
+}
+
+/// A part of the table.
+#[derive(Default)]
+struct Shard {
+    /// By number.
+    nodes: HashMap<u64, Arc<Node>, BuildHasherDefault<NumberHasher>>,
+    /// Numbers in the order in which it is looked whether somebody uses their nodes. Some of these are gone.
+    turns: VecDeque<u64>,
+}
+
+/// Hashes an inode number. The allocator gives numbers out, so nobody can choose those that collide.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("the keys are numbers");
+    }
+
+    #[inline]
+    fn write_u64(&mut self, number: u64) {
+        // The golden ratio spreads neighbours; the table looks at the highest and the lowest bits.
+        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+const SHARDS: usize = 64;
+/// Nodes in a shard from which on those that nobody uses are dropped.
+const SHARD_NODES_MAX: usize = 32;
+/// How many are looked at when one comes: more than come, so that those that nobody uses become no more than the others.
+/// Of many that went at once, most would not be kept at hand by the thread's memory allocator, but go back to where
+/// threads wait for each other.
+const LOOKS: usize = 2;
+
+/// Finds live inodes, and makes inodes of the image live.
+pub struct NodeTable {
+    shards: Box<[Ordered<Mutex<Shard>>]>,
+}
+
+impl NodeTable {
+    pub fn new() -> NodeTable {
+        NodeTable {
+            shards: (0..SHARDS)
+                .map(|_| Ordered::mutex(Rank::Table, Shard::default()))
+                .collect(),
+        }
+    }
+
+    fn shard(&self, number: u64) -> &Ordered<Mutex<Shard>> {
+        &self.shards[number as usize % SHARDS]
+    }
+
+    /// The live inode of this number; [`Error::Stale`] when it is free.
+    pub fn get(&self, image: &Image, number: u64) -> Result<Arc<Node>> {
+        prefetch(image, number);
+        let mut shard = self.shard(number).lock();
+        if let Some(node) = shard.nodes.get(&number) {
+            return Ok(node.clone());
+        }
+        let node = Node::new(number, load(image, number)?);
+        shard.insert(node.clone());
+        Ok(node)
+    }
+
+    /// Like [`NodeTable::get`], but does not make the inode live: for what is only looked at.
+    pub fn look(&self, image: &Image, number: u64) -> Result<Looked> {
+        prefetch(image, number);
+        let shard = self.shard(number).lock();
+        Ok(match shard.nodes.get(&number) {
+            Some(node) => Looked::Live(node.clone()),
+            None => Looked::AtRest(attributes(number, &load(image, number)?)),
+        })
+    }
+
+    /// Enters an inode that was just made.
+    pub fn insert(&self, node: Arc<Node>) {
+        self.shard(node.number).lock().insert(node);
+    }
+
+    /// Forgets an inode that was freed. Its number may be in use again already: the new one stays.
+    pub fn remove(&self, node: &Arc<Node>) {
+        let mut shard = self.shard(node.number).lock();
+        if shard
+            .nodes
+            .get(&node.number)
+            .is_some_and(|found| Arc::ptr_eq(found, node))
+        {
+            shard.nodes.remove(&node.number);
+            // Mostly it came for this.
+            if shard.turns.back() == Some(&node.number) {
+                shard.turns.pop_back();
+            }
+        }
+    }
+}
+
+/// Has an inode fetched, if there is one of this number: before a lock, since behind that nothing is.
+pub fn prefetch(image: &Image, number: u64) {
+    if number < image.layout.inodes() {
+        image.prefetch(image.layout.inode(number), INODE);
+    }
+}
+
+/// An inode that is not in the table, whose shard is locked. Nobody can be changing it: whoever does has its node, which
+/// then is in the table.
+fn load(image: &Image, number: u64) -> Result<Inode> {
+    if number == 0 || number >= image.layout.inodes() {
+        return Err(Error::Stale);
+    }
+    let inode = image.inode(number)?;
+    if inode.mode == 0 {
+        return Err(Error::Stale);
+    }
+    if !is_valid(&inode, &image.layout) {
+        let block = image.layout.inode(number) / crate::BLOCK as u64;
+        return Err(Error::Corrupt {
+            what: "an inode",
+            block,
+        });
+    }
+    Ok(inode)
+}
+
+impl Shard {
+    fn insert(&mut self, node: Arc<Node>) {
+        for _ in 0..LOOKS {
+            if self.turns.len() >= SHARD_NODES_MAX {
+                self.look();
+            }
+        }
+        self.turns.push_back(node.number);
+        self.nodes.insert(node.number, node);
+    }
+
+    /// Looks at the node whose turn it is, and drops it if nobody uses it.
+    fn look(&mut self) {
+        let Some(number) = self.turns.pop_front() else {
+            return;
+        };
+        if let Entry::Occupied(entry) = self.nodes.entry(number) {
+            let node = entry.get();
+            // Holds are counted in the node: one that is held must stay the one that everybody finds.
+            if Arc::strong_count(node) > 1 || node.is_held() || node.leaves.take_used() {
+                self.turns.push_back(number);
+            } else {
+                entry.remove();
+            }
+        }
+    }
+}
+
+/// Whether an inode in use can be right, so that what it points to is safe to follow.
+pub fn is_valid(inode: &Inode, layout: &Layout) -> bool {
+    use crate::FileKind;
+    let Some(kind) = FileKind::from_bits(inode.mode) else {
+        return false;
+    };
+    if inode.attributes != 0 && !layout.is_data_run(inode.attributes, 1) {
+        return false;
+    }
+    let count = inode.count as usize;
+    let tree = count <= ROOT_ENTRIES
+        && inode.depth <= DEPTH_MAX
+        && (inode.depth == 0 || count > 0)
+        && entries_are_valid(&inode.root[..count], inode.depth, layout);
+    match kind {
+        FileKind::Regular | FileKind::Directory => tree,
+        // Its target is in the inode, or in the one block that its tree leads to.
+        FileKind::Symlink if count == 0 => inode.size <= INLINE_TARGET_MAX as u64,
+        FileKind::Symlink => {
+            tree && count == 1 && inode.depth == 0 && inode.size < crate::BLOCK as u64
+        }
+        _ => count == 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(number: u64) -> Arc<Node> {
+        Node::new(number, Inode::FREE)
+    }
+
+    #[test]
+    fn only_nodes_that_somebody_uses_stay() {
+        let mut shard = Shard::default();
+        let (kept, held) = (node(1), node(2));
+        held.holds.store(1, Ordering::Relaxed);
+        shard.insert(kept.clone());
+        shard.insert(held);
+        for number in 3..1000 {
+            let new = node(number);
+            shard.insert(new.clone());
+            assert!(Arc::ptr_eq(&shard.nodes[&number], &new));
+            assert!(shard.nodes.len() <= SHARD_NODES_MAX + 2);
+        }
+        assert!(Arc::ptr_eq(&shard.nodes[&1], &kept));
+        assert!(shard.nodes[&2].is_held());
+        // A directory whose leaves are known goes when its turn comes again and they were not used between.
+        let directory = node(1000);
+        directory.leaves.remember(1000, 0, 1);
+        assert_eq!(directory.leaves.get(1000, 0), Some(1));
+        shard.insert(directory);
+        let turns = |shard: &mut Shard, first: u64| {
+            let numbers = first..first + SHARD_NODES_MAX as u64 * 3 / 2;
+            numbers.for_each(|number| shard.insert(node(number)));
+            shard.nodes.contains_key(&1000)
+        };
+        assert!(turns(&mut shard, 2000));
+        assert!(!turns(&mut shard, 3000));
+    }
+
+    #[test]
+    fn turns_of_nodes_that_are_gone_do_not_collect() {
+        let mut shard = Shard::default();
+        let used: Vec<_> = (0..500).map(node).collect();
+        used.iter().for_each(|node| shard.insert(node.clone()));
+        for number in 500..5000 {
+            shard.insert(node(number));
+            shard.nodes.remove(&number);
+            assert!(shard.turns.len() <= 2 * used.len());
+        }
+        assert_eq!(shard.nodes.len(), used.len());
+    }
+}

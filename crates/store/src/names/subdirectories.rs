@@ -1,0 +1,87 @@
+//! Directories that were found lately, by parent and name: paths lead through the same ones again and again.
+//!
+//! An entry is made under the read lock of its parent, and dropped under the write lock, before the record that takes
+//! the name away. So what is found here, without any of these locks, is what the name leads to, or led to when the
+//! change of it was still under way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::inode::live::Node;
+
+/// Names that are remembered at most. Where two fall together, the later one stays.
+const SLOTS: usize = 1024;
+
+struct Subdirectory {
+    parent: u64,
+    name: Box<[u8]>,
+    node: Arc<Node>,
+}
+
+/// How the names of directories stand: equal as long as the store is the same and none of them was taken away or made to
+/// lead elsewhere. Where a path led then, it leads still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectoryNames {
+    store: u64,
+    forgotten: u64,
+}
+
+/// Open stores so far.
+static STORES: AtomicU64 = AtomicU64::new(0);
+
+/// A volatile index of names of directories.
+pub struct Subdirectories {
+    store: u64,
+    /// Counts the names that were forgotten.
+    forgotten: AtomicU64,
+    slots: Box<[Mutex<Option<Subdirectory>>]>,
+}
+
+impl Subdirectories {
+    pub fn new() -> Subdirectories {
+        Subdirectories {
+            store: STORES.fetch_add(1, Ordering::Relaxed),
+            forgotten: AtomicU64::new(0),
+            slots: (0..SLOTS).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    fn slot(&self, parent: u64, hash: u64) -> &Mutex<Option<Subdirectory>> {
+        &self.slots[(parent ^ hash) as usize % SLOTS]
+    }
+
+    /// The directory of this name, if it is remembered. `hash` is the name's.
+    pub fn get(&self, parent: u64, hash: u64, name: &[u8]) -> Option<Arc<Node>> {
+        let slot = self.slot(parent, hash).lock();
+        let known = slot
+            .as_ref()
+            .filter(|known| known.parent == parent && *known.name == *name)?;
+        Some(known.node.clone())
+    }
+
+    /// Remembers a name; its parent is locked.
+    pub fn remember(&self, parent: u64, hash: u64, name: &[u8], node: &Arc<Node>) {
+        *self.slot(parent, hash).lock() = Some(Subdirectory {
+            parent,
+            name: name.into(),
+            node: node.clone(),
+        });
+    }
+
+    /// Forgets a name which is about to be taken away, or to lead elsewhere; its parent is locked for writing.
+    pub fn forget(&self, parent: u64, hash: u64) {
+        *self.slot(parent, hash).lock() = None;
+        // Only now: who sees this count finds the name neither here nor, once it has the lock, in the parent.
+        self.forgotten.fetch_add(1, Ordering::Release);
+    }
+
+    /// How the names stand. What is found after this was asked, and while it stays, is right.
+    pub fn names(&self) -> DirectoryNames {
+        DirectoryNames {
+            store: self.store,
+            forgotten: self.forgotten.load(Ordering::Acquire),
+        }
+    }
+}

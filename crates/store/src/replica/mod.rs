@@ -1,0 +1,238 @@
+//! A pool that follows: it takes the records that the unit's primary made, in their order, and so comes to hold the same
+//! image. Also what a primary gives to those that follow it.
+//!
+//! A replica makes no records and allocates nothing. Its ring, its recovery and the reuse of its ring space are those of
+//! any pool; taking over is opening it for writing.
+
+mod ingest;
+mod judge;
+mod member;
+mod metadata;
+mod touched;
+
+use std::ops::Range;
+
+use pmem::Region;
+
+use crate::BLOCK;
+use crate::defects::Defects;
+use crate::error::{Error, Result};
+use crate::format::record::ALIGN;
+use crate::format::superblock::{RING_OFFSET, RingState, Superblock};
+use crate::image::Image;
+use crate::image::create::{clear_superblocks, identity, write_superblocks};
+use crate::image::recovery::{read_ring_state, read_superblock, replay};
+use crate::ring::{LENGTH_MAX, LENGTH_MIN, Ring, write_ring_state};
+use crate::sequence::Sequence;
+use crate::store::{Options, Store};
+
+pub use ingest::Ingested;
+pub use member::MemberFormat;
+
+/// A pool that is open for following.
+pub struct Replica {
+    image: Image,
+    ring: Ring,
+    tail: Sequence,
+    superblock: Superblock,
+    defects: Defects,
+}
+
+impl Replica {
+    /// Makes a pool of the whole region that can follow in the unit of `unit`: the same image, another ring. It has no
+    /// contents: the whole image is to be written and then [`Replica::rewind`] called.
+    pub fn format(region: &Region, unit: &Superblock, ring_length: u64) -> Result<()> {
+        if !ring_length.is_power_of_two() || !(LENGTH_MIN..=LENGTH_MAX).contains(&ring_length) {
+            return Err(Error::BadGeometry(
+                "the ring must be a power of two from 64 KiB to 1 GiB",
+            ));
+        }
+        let image_offset = (RING_OFFSET + ring_length).next_multiple_of(BLOCK as u64);
+        let mut superblock = Superblock {
+            pool: identity(),
+            pool_length: region.length(),
+            ring_offset: RING_OFFSET,
+            ring_length,
+            image_offset,
+            ..*unit
+        };
+        superblock.crc = superblock.checksum();
+        if superblock.validate(region.length()).is_err() {
+            return Err(Error::BadGeometry(
+                "it is too small for the image of the unit",
+            ));
+        }
+        clear_superblocks(region);
+        region.zero_flushed(RING_OFFSET, ring_length);
+        region.fence();
+        write_ring_state(region, RingState::new(1, ALIGN as u64));
+        write_superblocks(region, &superblock);
+        Ok(())
+    }
+
+    /// Opens a pool to follow: replays its ring, and changes nothing else.
+    pub fn open(region: Region, options: Options) -> Result<Replica> {
+        let superblock = read_superblock(&region)?;
+        let state = read_ring_state(&region)?;
+        let mut image = Image::new(region.clone(), &superblock);
+        image.is_read_outside = true;
+        let defects = options.defects;
+        let tail = replay(&region, &superblock, &image, state, defects)?;
+        // What was replayed around the caches is not flushed again when its ring space is reused.
+        region.fence_everywhere();
+        let ring = Ring::new(region, &superblock, tail.epoch, tail.number, defects);
+        Ok(Replica {
+            image,
+            ring: ring.resumed(state.start),
+            tail,
+            superblock,
+            defects,
+        })
+    }
+
+    /// Where the last record ends, and its epoch. All before it is persistent.
+    pub fn tail(&self) -> Sequence {
+        self.tail
+    }
+
+    /// The pool's superblock.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// The region that holds the pool.
+    pub fn region(&self) -> &Region {
+        self.image.region()
+    }
+
+    /// Bytes of the image.
+    pub fn image_length(&self) -> u64 {
+        self.image.length()
+    }
+
+    /// Copies bytes of the image out.
+    pub fn read_image(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        check_range(&self.image, offset, into.len())?;
+        self.image.read(offset, into);
+        Ok(())
+    }
+
+    /// Puts bytes into the image that the primary has there. They are persistent on return; what the ring holds of the
+    /// same range is replayed over them until the ring is rewound or has moved on.
+    pub fn write_image(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        check_range(&self.image, offset, bytes.len())?;
+        self.image.write_unreferenced(offset, bytes);
+        self.image.fence();
+        Ok(())
+    }
+
+    /// Appends whole records from the position `from` on to `into`: at least one if there is one, and at most
+    /// `limit_bytes` if that is not the first alone. Returns the position behind them, `from` when that is the tail;
+    /// `None` when the ring does not hold a record there any more.
+    pub fn read_records(&self, from: u64, limit_bytes: usize, into: &mut Vec<u8>) -> Option<u64> {
+        self.ring
+            .read_records(from, self.tail.number, limit_bytes, into)
+    }
+
+    /// Forgets the records behind `to.number`, persistently: the next one goes there, and must be of `to.epoch` or
+    /// later. Before, the ranges that they touched ([`Replica::touched_since`]) were written as the primary has them. Or
+    /// the whole image was: then `to.number` may also lie ahead.
+    pub fn rewind(&mut self, to: Sequence) -> Result<()> {
+        let possible =
+            to.epoch != 0 && to.number != 0 && RingState::new(to.epoch, to.number).is_valid();
+        if !possible {
+            return Err(Error::InvalidArgument(
+                "a ring cannot be rewound to this position",
+            ));
+        }
+        self.ring.drain(&self.image);
+        self.ring.restart(self.tail.epoch, to.epoch, to.number);
+        let region = self.image.region().clone();
+        self.ring = Ring::new(region, &self.superblock, to.epoch, to.number, self.defects);
+        self.tail = to;
+        Ok(())
+    }
+
+    /// Opens the pool for writing in this epoch, which must be higher than the tail's: ordinary recovery.
+    pub fn into_store(self, epoch: u32, options: Options) -> Result<Store> {
+        let region = self.image.region().clone();
+        drop(self);
+        Store::open_in_epoch(region, epoch, options)
+    }
+
+    /// The epochs of the records that the ring holds, oldest first, each with the position of its first one there; the
+    /// last is the tail's.
+    pub fn epochs(&self) -> Vec<(u32, u64)> {
+        let mut epochs = self.ring.epochs(self.tail.number);
+        if epochs
+            .last()
+            .is_none_or(|(epoch, _)| *epoch != self.tail.epoch)
+        {
+            epochs.push((self.tail.epoch, self.tail.number));
+        }
+        epochs
+    }
+
+    /// Ranges of the image, as whole lines and in order, that the records from `number` on changed. `None` when the ring
+    /// does not hold them all any more.
+    pub fn touched_since(&self, number: u64) -> Option<Vec<Range<u64>>> {
+        touched::since(&self.ring, &self.image, number, self.tail.number)
+    }
+}
+
+impl Store {
+    /// Where the last committed record ends, and the epoch in which the pool is open.
+    pub fn tail(&self) -> Sequence {
+        Sequence {
+            epoch: self.shared.ring.epoch(),
+            number: self.shared.ring.persisted_below(),
+        }
+    }
+
+    /// Bytes of the image.
+    pub fn image_length(&self) -> u64 {
+        self.shared.image.length()
+    }
+
+    /// Copies bytes of the image out, as they are now: a record that is being applied may be there in part.
+    pub fn read_image(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        check_range(&self.shared.image, offset, into.len())?;
+        self.shared.image.read(offset, into);
+        Ok(())
+    }
+
+    /// Appends whole committed records from the position `from` on to `into`, as [`Replica::read_records`].
+    pub fn read_records(&self, from: u64, limit_bytes: usize, into: &mut Vec<u8>) -> Option<u64> {
+        let end = self.tail().number;
+        self.shared.ring.read_records(from, end, limit_bytes, into)
+    }
+
+    /// Lets the pool follow another one from now on. No operation may be under way.
+    pub fn into_replica(self) -> Replica {
+        let superblock = self.superblock();
+        let tail = self.tail();
+        let (ring, defects) = (self.shared.ring.read_outside(true), self.shared.defects);
+        // A new one: which blocks this process verified does not matter to who follows.
+        let old = &self.shared.image;
+        let mut image = Image::new(old.region().clone(), &superblock)
+            // What it has to flush was applied by the old one.
+            .with_parts_in_caches(old.has_parts_in_caches());
+        image.is_read_outside = true;
+        Replica {
+            image,
+            ring,
+            tail,
+            superblock,
+            defects,
+        }
+    }
+}
+
+fn check_range(image: &Image, offset: u64, length: usize) -> Result<()> {
+    let end = offset.checked_add(length as u64);
+    if end.is_some_and(|end| end <= image.length()) {
+        Ok(())
+    } else {
+        Err(Error::InvalidArgument("the range is not in the image"))
+    }
+}
