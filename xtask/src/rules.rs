@@ -36,8 +36,9 @@ impl fmt::Display for Violation {
 
 type Rule = fn(&Tree) -> Vec<Violation>;
 
-const RULES: [Rule; 13] = [
+const RULES: [Rule; 14] = [
     crates::arrows_point_down,
+    crates::layers_point_down,
     crates::dependencies_have_reasons,
     code::unsafe_has_its_homes,
     code::roots_forbid_unsafe,

@@ -1,6 +1,7 @@
 //! What the crates may depend on.
 
 use super::Violation;
+use crate::code::has_word;
 use crate::tree::{Crate, Dependency, Tree};
 
 /// The arrows of docs/ARCHITECTURE.md: each crate and those of ours that it may use, in its tests
@@ -47,6 +48,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("xtask", &[]),
 ];
 
+/// The folders of a crate, lowest first: each may use those before it. Modules beside the folders are not checked.
+const LAYERS: &[(&str, &[&str])] = &[(
+    "crates/store/src",
+    &[
+        "format", "ring", "image", "inode", "data", "names", "replica", "check", "repair",
+    ],
+)];
+
 const REASONS: &str = "docs/decisions/README.md";
 
 pub fn arrows_point_down(tree: &Tree) -> Vec<Violation> {
@@ -66,6 +75,31 @@ pub fn arrows_point_down(tree: &Tree) -> Vec<Violation> {
                 let message =
                     format!("{name} must not use {target}; turn the arrow round or drop it");
                 found.push(at(tree, member, dependency, message));
+            }
+        }
+    }
+    found
+}
+
+pub fn layers_point_down(tree: &Tree) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for (directory, layers) in LAYERS {
+        for file in tree.rust_files() {
+            let inside = file.path.strip_prefix(directory);
+            let Some((own, _)) = inside.and_then(|rest| rest[1..].split_once('/')) else {
+                continue;
+            };
+            let Some(level) = layers.iter().position(|layer| *layer == own) else {
+                continue;
+            };
+            for (number, line) in file.code_lines() {
+                let above = layers[level + 1..].iter();
+                for layer in above.filter(|layer| has_word(line, &format!("crate::{layer}"))) {
+                    let message = format!(
+                        "layer {own} must not use {layer}; turn the arrow round or drop it"
+                    );
+                    found.push(Violation::new(&file.path, number, message));
+                }
             }
         }
     }

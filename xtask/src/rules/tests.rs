@@ -124,6 +124,26 @@ fn an_arrow_that_points_up_is_found() {
 }
 
 #[test]
+fn a_layer_that_uses_a_higher_one_is_found() {
+    let layers = |lower: &str| {
+        clean()
+            .with(
+                "crates/store/src/lib.rs",
+                "#![forbid(unsafe_code)]\nmod format;\nmod names;\nmod ring;\n",
+            )
+            .with("crates/store/src/format/mod.rs", lower)
+            .with("crates/store/src/names/mod.rs", "use crate::format::A;\n")
+    };
+    expect(layers("use crate::error::B;\n"), &[]);
+    expect(
+        layers("const A: u8 = 0;\nuse crate::names::B;\n"),
+        &[
+            "crates/store/src/format/mod.rs:2: layer format must not use names; turn the arrow round or drop it",
+        ],
+    );
+}
+
+#[test]
 fn nothing_points_at_the_lab() {
     expect(
         clean().with_dependency(1, "lab"),

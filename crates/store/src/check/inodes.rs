@@ -4,12 +4,12 @@ use zerocopy::FromBytes;
 
 use super::Checker;
 use crate::FileKind;
-use crate::data::file::SIZE_MAX;
 use crate::format::extent::{DEPTH_MAX, Extent};
 use crate::format::inode::{
     FLAG_GRANT, FLAGS_KNOWN, INLINE_TARGET_MAX, INODE, Inode, KIND_MASK, ROOT_ENTRIES,
 };
 use crate::inode::flags::possible;
+use crate::inode::reclaim::SIZE_MAX;
 use crate::inode::tree::entries_are_valid;
 use crate::{BLOCK, ROOT, SYSTEM};
 

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use crate::BLOCK;
 use crate::Fallocate;
-use crate::data::file::{SIZE_MAX, check_regular};
 use crate::error::{Error, Result};
 use crate::format::inode::{INODE, Inode};
 use crate::image::change::Change;
@@ -12,11 +11,11 @@ use crate::image::transaction::Transaction;
 use crate::inode::extents::{BLOCKS_PER_RECORD, EXTENT_ROOM, EXTENTS_PER_RECORD};
 use crate::inode::flags::{check_growable, check_unguarded};
 use crate::inode::live::Node;
-use crate::inode::tree::{Found, Lookup, Tree};
+use crate::inode::reclaim::{SIZE_MAX, check_regular};
+use crate::inode::tree::{Lookup, Tree};
 use crate::store::Store;
 
 const BLOCK_U64: u64 = BLOCK as u64;
-static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
 impl Store {
     /// Changes the blocks of a range, in bytes, of a regular file. Nobody sees it half done. After a crash a range may be
@@ -300,27 +299,5 @@ impl Tree<'_, '_> {
             }
         }
         Ok(at)
-    }
-
-    /// Puts zeros into a range, in bytes, inside one block, if there is data.
-    pub(crate) fn clear_part(&mut self, range: Range<u64>) -> Result<()> {
-        let (block, inside) = (range.start / BLOCK_U64, (range.start % BLOCK_U64) as usize);
-        if range.is_empty() {
-            return Ok(());
-        }
-        let zeros = &ZEROS[..(range.end - range.start) as usize];
-        match self.lookup().find_to_change(block)? {
-            Found::Hole => {}
-            Found::Shared(old) => self.replace_shared(block, old, inside, zeros)?,
-            Found::Own(physical) => {
-                let image = self.change.image();
-                let target = physical * BLOCK_U64 + inside as u64;
-                // Zeros have no remainder.
-                let old = image.data_remainder(target, zeros.len());
-                let crc = image.changed_crc(physical, inside, zeros.len(), old);
-                self.change.data(target, zeros, crc, None);
-            }
-        }
-        Ok(())
     }
 }

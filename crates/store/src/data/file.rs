@@ -3,7 +3,6 @@
 //! Small writes ride in the record and are applied in place. Whole blocks of larger ones go, once, to fresh blocks
 //! that are persistent before the record that names them: what a reader or a crash sees is the old or the new data.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
@@ -15,13 +14,11 @@ use crate::image::change::{BLOCKS_MAX, Change};
 use crate::image::transaction::Transaction;
 use crate::inode::flags::{check_growable, check_unguarded};
 use crate::inode::live::Node;
+use crate::inode::reclaim::{SIZE_MAX, check_data, check_regular};
 use crate::inode::tree::{Found, Lookup, Tree};
-use crate::inode::xattr::free_xattrs;
 use crate::store::Store;
 use crate::{ATOMIC_WRITE_MAX, BLOCK, FileExtent, WriteAt, Written};
 
-/// Largest size of a file, in bytes.
-pub const SIZE_MAX: u64 = 1 << 62;
 /// Writes up to this length ride in the record. By value each byte is written twice around the cache, by reference
 /// once, but with a second fence and changes of the extent tree (docs/performance/pool.md has the crossing point).
 const BY_VALUE_MAX: usize = 8192;
@@ -314,67 +311,6 @@ impl Store {
         Ok(true)
     }
 
-    /// Puts a new size of a file into the change. True when extents are left for [`Store::reclaim`] to remove.
-    pub(crate) fn resize(
-        &self,
-        change: &mut Change<'_>,
-        number: u64,
-        inode: &mut Inode,
-        size: u64,
-    ) -> Result<bool> {
-        if size > SIZE_MAX {
-            return Err(Error::FileTooLarge);
-        }
-        let shrinks = size < inode.size;
-        inode.size = size;
-        if !shrinks {
-            return Ok(false);
-        }
-        let mut tree = Tree::new(change, number, inode);
-        // What lies behind the end is zero, always: growing again must not show it.
-        tree.clear_part(size..size.next_multiple_of(BLOCK_U64))?;
-        let from = size.div_ceil(BLOCK_U64);
-        let unfinished = tree.remove_step(from, u64::MAX)? != from;
-        if unfinished {
-            tree.change.orphan(number, true);
-        }
-        Ok(unfinished)
-    }
-
-    /// Frees the extents behind the end of a file, and the inode too when no name and no holder is left, in as many
-    /// records as it takes. The inode is noted as an orphan, so a crash on the way is made up for at the next start.
-    pub(crate) fn reclaim(&self, node: &Arc<Node>, state: &mut Inode) -> Result<()> {
-        let number = node.number();
-        loop {
-            let removed = state.links == 0 && !node.is_held();
-            let mut new = *state;
-            let mut change = Change::with_reserve(&self.shared);
-            let from = if removed || state.is_directory() {
-                0
-            } else {
-                state.size.div_ceil(BLOCK_U64)
-            };
-            let has_tree = has_tree(state);
-            let mut tree = Tree::new(&mut change, number, &mut new);
-            let done = !has_tree || tree.remove_step(from, u64::MAX)? == from;
-            if done {
-                change.orphan(number, state.links == 0 && !removed);
-                if removed {
-                    free_inode(&mut change, number, &mut new);
-                }
-            }
-            change.inode(number, &mut new, INODE);
-            *state = new;
-            state.version = change.commit(&mut Transaction::embedded());
-            if done {
-                if removed {
-                    self.nodes.remove(node);
-                }
-                return Ok(());
-            }
-        }
-    }
-
     /// The next offset at or behind `offset` that holds data.
     pub fn next_data(&self, node: &Node, offset: u64) -> Result<Option<u64>> {
         let state = node.state.read();
@@ -536,44 +472,12 @@ impl<'s> Writer<'_, '_, 's> {
     }
 }
 
-pub(crate) fn check_data(found: u32, stored: u32, block: u64) -> Result<()> {
-    if found == stored {
-        Ok(())
-    } else {
-        Err(Error::Corrupt {
-            what: "data",
-            block,
-        })
-    }
-}
-
 pub(crate) fn check_writable(inode: &Inode, offset: u64, length: usize) -> Result<()> {
     check_regular(inode)?;
     match offset.checked_add(length as u64) {
         Some(end) if end <= SIZE_MAX => Ok(()),
         _ => Err(Error::FileTooLarge),
     }
-}
-
-pub(crate) fn check_regular(inode: &Inode) -> Result<()> {
-    match inode.mode & crate::format::inode::KIND_MASK {
-        0o100_000 => Ok(()),
-        0 => Err(Error::Stale),
-        0o040_000 => Err(Error::IsADirectory),
-        _ => Err(Error::InvalidArgument("this is not a regular file")),
-    }
-}
-
-/// Whether the inode's root holds extents and not a link's target.
-pub(crate) fn has_tree(inode: &Inode) -> bool {
-    inode.count > 0
-}
-
-/// Puts the freeing of an inode into a change.
-pub(crate) fn free_inode(change: &mut Change<'_>, number: u64, inode: &mut Inode) {
-    free_xattrs(change, inode);
-    inode.free();
-    change.free_inode(number);
 }
 
 const _: () = assert!(BY_VALUE_MAX <= BLOCKS_MAX * BLOCK && BY_VALUE_MAX <= ATOMIC_WRITE_MAX);

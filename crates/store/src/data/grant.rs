@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::BLOCK;
-use crate::data::file::{SIZE_MAX, check_regular};
 use crate::error::{Error, Result};
 use crate::format::checksum::crc32c;
 use crate::format::inode::{FLAG_GRANT, INODE, Inode};
@@ -17,7 +16,9 @@ use crate::image::change::Change;
 use crate::image::transaction::Transaction;
 use crate::inode::flags::check_unguarded;
 use crate::inode::live::Node;
+use crate::inode::reclaim::{SIZE_MAX, check_regular};
 use crate::inode::tree::{Lookup, Tree};
+use crate::ring::CachedLines;
 use crate::store::Store;
 
 const BLOCK_U64: u64 = BLOCK as u64;

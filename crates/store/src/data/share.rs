@@ -4,10 +4,9 @@
 //! old one (see [`crate::image::owners`]).
 
 use crate::BLOCK;
-use crate::data::file::{Writer, check_data, check_regular, check_writable};
+use crate::data::file::{Writer, check_writable};
 use crate::data::grant::is_grant;
 use crate::error::{Error, Result};
-use crate::format::checksum::crc32c;
 use crate::format::extent::{Extent, SHARED};
 use crate::format::inode::{INODE, Inode};
 use crate::image::allocator::Run;
@@ -15,6 +14,7 @@ use crate::image::change::Change;
 use crate::image::transaction::Transaction;
 use crate::inode::flags::check_unguarded;
 use crate::inode::live::Node;
+use crate::inode::reclaim::check_regular;
 use crate::inode::tree::{Lookup, Tree};
 use crate::store::Store;
 
@@ -227,41 +227,6 @@ impl Copy {
         }
         let number = change.commit(transaction);
         (self.target.version, self.source.version) = (number, number);
-    }
-}
-
-impl Tree<'_, '_> {
-    /// Puts bytes into a block of the file that something else has, too: all of it goes to a new block, persistent
-    /// before the record.
-    pub fn replace_shared(
-        &mut self,
-        logical: u64,
-        old: u64,
-        inside: usize,
-        bytes: &[u8],
-    ) -> Result<()> {
-        let goal = self.goal(logical)?;
-        let run = self.change.allocate(goal, 1)?;
-        let image = self.change.image();
-        let mut contents = [0; BLOCK];
-        image.read_block(old, &mut contents);
-        if image.data_checksums && bytes.len() < BLOCK {
-            // What is damaged is not copied: nothing would tell any more.
-            check_data(crc32c(&contents), image.data_crc(old), old)?;
-        }
-        contents[inside..inside + bytes.len()].copy_from_slice(bytes);
-        image.write_unreferenced(run.block * BLOCK_U64, &contents);
-        self.change.fence_data();
-        let crc = if image.data_checksums {
-            crc32c(&contents)
-        } else {
-            0
-        };
-        self.change.extent(run.block, &[crc]);
-        if self.remove(logical, logical + 1)? != logical {
-            return Err(Error::NoSpace);
-        }
-        self.add(logical, run)
     }
 }
 

@@ -9,6 +9,7 @@ pub mod directory;
 pub mod extent;
 pub mod group;
 pub mod inode;
+pub mod placement;
 pub mod record;
 pub mod superblock;
 pub mod xattr;

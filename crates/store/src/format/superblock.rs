@@ -4,6 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::error::{Error, Result};
 use crate::format::checksum::crc32c;
+use crate::format::placement::Layout;
 
 /// Begins every superblock.
 pub const MAGIC: [u8; 8] = *b"TAKOPOOL";
@@ -15,6 +16,10 @@ pub const SUPERBLOCKS: [u64; 2] = [0, 4096];
 pub const RING_STATES: [u64; 2] = [8192, 8192 + 64];
 /// Where the ring begins in every pool made by this version.
 pub const RING_OFFSET: u64 = 12288;
+/// Shortest ring, in bytes.
+pub const RING_LENGTH_MIN: u64 = 64 << 10;
+/// Longest ring, in bytes.
+pub const RING_LENGTH_MAX: u64 = 1 << 30;
 
 /// Read-only compatible features known here: data blocks carry checksums.
 pub const FEATURE_DATA_CHECKSUMS: u64 = 1;
@@ -127,12 +132,12 @@ impl Superblock {
         let image_end = self.image_offset.checked_add(self.image_length);
         let right = self.ring_offset == RING_OFFSET
             && self.ring_length.is_power_of_two()
-            && (crate::ring::LENGTH_MIN..=crate::ring::LENGTH_MAX).contains(&self.ring_length)
+            && (RING_LENGTH_MIN..=RING_LENGTH_MAX).contains(&self.ring_length)
             && ring_end.is_some_and(|end| end <= self.image_offset)
             && self.image_offset.is_multiple_of(4096)
             && self.image_length.is_multiple_of(4096)
             && image_end.is_some_and(|end| end <= self.pool_length)
-            && crate::image::Layout::of(self).is_some();
+            && Layout::of(self).is_some();
         if right {
             Ok(())
         } else {

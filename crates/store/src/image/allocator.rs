@@ -14,9 +14,10 @@ use parking_lot::Mutex;
 use crate::error::{Error, Result};
 use crate::format::checksum::crc32c;
 use crate::format::group::{LINE_BITS, Map};
+use crate::format::placement::Layout;
 use crate::format::record::{Kind, Operation};
+use crate::image::Image;
 use crate::image::growing::Growing;
-use crate::image::{Image, Layout};
 use crate::order::{LockGuard, Ordered, Rank};
 
 const LINE_WORDS: usize = LINE_BITS as usize / 64;

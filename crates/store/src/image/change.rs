@@ -23,7 +23,7 @@ use crate::image::allocator::{Allocator, Line, Run};
 use crate::image::edit::{Contents, Edit, Sealed};
 use crate::image::freed::Held;
 use crate::image::owners::Owners;
-use crate::image::transaction::{LockedReply, ReplyLocks, Transaction};
+use crate::image::transaction::{PlacedReply, ReplyLocks, Transaction};
 use crate::image::{Block, Image};
 use crate::order::Ordered;
 use crate::ring::Ring;
@@ -556,8 +556,10 @@ impl<'s> Change<'s> {
     /// Makes the change happen: persistent, then applied. The record carries the transaction's reply. Returns the
     /// record's number.
     pub fn commit(&mut self, transaction: &mut Transaction<'_>) -> u64 {
-        let reply = transaction.lock_reply(self.shared, self.taken_inode);
-        self.commit_with(transaction, reply)
+        let (shared, created) = (self.shared, self.taken_inode);
+        transaction.with_reply_locked(shared, created, |transaction, reply| {
+            self.commit_with(transaction, reply)
+        })
     }
 
     /// The same for a record that others of the transaction follow: the last one carries the reply.
@@ -568,12 +570,12 @@ impl<'s> Change<'s> {
     fn commit_with(
         &mut self,
         transaction: &mut Transaction<'_>,
-        reply: Option<LockedReply<'_>>,
+        reply: Option<&PlacedReply>,
     ) -> u64 {
         let shared = self.shared;
         self.emit_edits();
         self.emit_owners();
-        if let Some(reply) = &reply {
+        if let Some(reply) = reply {
             let operation = reply.operation(shared.image.data_checksums);
             encode(&mut self.parts.record, &operation);
         }
@@ -585,18 +587,16 @@ impl<'s> Change<'s> {
         let place = self.sequence(shared.ring.enter());
         self.prepare_apply();
         if shared.defects.apply_before_commit {
-            self.apply(place.number, reply.as_ref());
+            self.apply(place.number, reply);
         }
         self.write_record(place);
         transaction.committed(place.end);
-        self.apply(place.number, reply.as_ref());
+        self.apply(place.number, reply);
         let lengths = self.parts.operations.iter().map(|placed| placed.length);
         let is_streamed = lengths
             .max()
             .is_some_and(|longest| shared.image.is_streamed(longest));
         shared.ring.applied(place, is_streamed);
-        // Now the next record of the block may be made.
-        drop(reply);
         // The next turn finds the counts in the image as this change leaves them.
         self.owners = None;
         if shared.defects.reuse_before_commit {
@@ -647,7 +647,7 @@ impl<'s> Change<'s> {
         }
     }
 
-    fn apply(&self, number: u64, reply: Option<&LockedReply<'_>>) {
+    fn apply(&self, number: u64, reply: Option<&PlacedReply>) {
         let Shared {
             image, allocator, ..
         } = self.shared;

@@ -7,10 +7,10 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::format::group::{self, GroupHeader, LINE_BITS, LINES_MAX, Map};
 use crate::format::inode::Inode;
+use crate::format::placement::Layout;
 use crate::format::record::ALIGN;
 use crate::format::superblock::*;
-use crate::image::Layout;
-use crate::ring::{LENGTH_MAX, LENGTH_MIN, write_ring_state};
+use crate::ring::write_ring_state;
 use crate::{BLOCK, ROOT, SYSTEM};
 
 /// How a pool is divided.
@@ -32,7 +32,7 @@ impl Geometry {
         let power_below = |value: u64| 1 << value.max(1).ilog2();
         let blocks_per_group: u64 = power_below(pool_length / BLOCK as u64 / 8).clamp(512, 32768);
         Geometry {
-            ring_length: power_below(pool_length / 32).clamp(LENGTH_MIN, 16 << 20),
+            ring_length: power_below(pool_length / 32).clamp(RING_LENGTH_MIN, 16 << 20),
             blocks_per_group: blocks_per_group as u32,
             inodes_per_group: blocks_per_group as u32 / 4,
             data_checksums: true,
@@ -42,7 +42,7 @@ impl Geometry {
     /// The smallest: for tests that look at many images. Pools from 512 KiB.
     pub fn small() -> Geometry {
         Geometry {
-            ring_length: LENGTH_MIN,
+            ring_length: RING_LENGTH_MIN,
             blocks_per_group: 512,
             inodes_per_group: 64,
             data_checksums: true,
@@ -148,7 +148,7 @@ pub fn reserved_blocks(layout: &Layout) -> u64 {
 
 pub fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superblock> {
     let ring = geometry.ring_length;
-    if !ring.is_power_of_two() || !(LENGTH_MIN..=LENGTH_MAX).contains(&ring) {
+    if !ring.is_power_of_two() || !(RING_LENGTH_MIN..=RING_LENGTH_MAX).contains(&ring) {
         return Err(Error::BadGeometry(
             "the ring must be a power of two from 64 KiB to 1 GiB",
         ));

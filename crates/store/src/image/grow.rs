@@ -4,8 +4,8 @@ use zerocopy::IntoBytes;
 
 use crate::BLOCK;
 use crate::error::{Error, Result};
+use crate::format::placement::Layout;
 use crate::format::superblock::{SUPERBLOCKS, Superblock};
-use crate::image::Layout;
 use crate::image::create::{format_group, reserved_blocks};
 use crate::store::Store;
 

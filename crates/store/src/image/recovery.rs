@@ -20,6 +20,7 @@ use crate::image::change::Shared;
 use crate::image::freed::Held;
 use crate::image::transaction::ReplyLocks;
 use crate::order::{Ordered, Rank};
+use crate::ring::CachedLines;
 use crate::ring::{Ring, RingReader, write_ring_state};
 use crate::sequence::Sequence;
 use crate::store::Options;

@@ -5,18 +5,16 @@
 //! that did otherwise would break the rule for all. A transaction has no credentials: the store checks no permissions, and
 //! the owner of a new inode is an argument.
 
-use std::sync::Arc;
+use std::fmt::Debug;
 
 use parking_lot::Mutex;
 
 use crate::BLOCK;
 use crate::format::checksum::remainder;
-use crate::format::inode::Inode;
 use crate::format::record::{Kind, Operation};
+use crate::image::Image;
 use crate::image::change::Shared;
-use crate::inode::live::Node;
-use crate::inode::tree::{Found, Lookup};
-use crate::order::{LockGuard, Ordered, Rank, ReadGuard};
+use crate::order::{LockGuard, Ordered, Rank};
 
 /// Bytes of a reply: a line.
 pub const REPLY: usize = 64;
@@ -26,12 +24,19 @@ const IDENTITY: usize = size_of::<u64>() + size_of::<u32>();
 /// Bytes of an offset.
 const END: usize = size_of::<u64>();
 
+/// A file of the system directory that holds replies.
+pub trait ReplyFile: Debug + Send + Sync {
+    /// Calls `work` once with the image's block that has the file's block, and keeps the file as it is meanwhile. `None`
+    /// if the file does not have a block of its own there.
+    fn with_block(&self, image: &Image, block: u64, work: &mut dyn FnMut(Option<u64>));
+}
+
 /// The reply to a request, which goes to a file of the system directory in the record of the change that was requested: it
 /// is there if and only if the change is.
 #[derive(Clone, Copy, Debug)]
 pub struct Reply<'a> {
     /// The file. The operation itself must not lock it.
-    pub file: &'a Arc<Node>,
+    pub file: &'a dyn ReplyFile,
     /// Offset in the file. The reply lies in one block, which the file has.
     pub offset: u64,
     /// The bytes.
@@ -47,6 +52,19 @@ impl Reply<'_> {
     fn position(&self) -> (u64, usize) {
         let block = BLOCK as u64;
         (self.offset / block, (self.offset % block) as usize)
+    }
+
+    /// The bytes with the inode that the change creates and the offset behind what it wrote.
+    fn filled(&self, created: Option<(u64, u32)>, end: u64) -> [u8; REPLY] {
+        let mut bytes = self.bytes;
+        if let Some(((number, generation), at)) = created.zip(self.inode_at) {
+            bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+            bytes[at + 8..at + IDENTITY].copy_from_slice(&generation.to_le_bytes());
+        }
+        if let Some(at) = self.end_at {
+            bytes[at..at + END].copy_from_slice(&end.to_le_bytes());
+        }
+        bytes
     }
 
     fn is_valid(&self) -> bool {
@@ -117,65 +135,54 @@ impl<'a> Transaction<'a> {
         self.position = Some(end);
     }
 
-    /// Locks the reply's place for the record that is to carry it, with the inode that the record creates.
+    /// Calls `commit` once with the reply for the record that is to carry it, if any. The reply's block stays locked
+    /// until `commit` returns.
     #[inline]
-    pub(crate) fn lock_reply<'s>(
+    pub(crate) fn with_reply_locked(
         &mut self,
-        shared: &'s Shared,
+        shared: &Shared,
         created: Option<(u64, u32)>,
-    ) -> Option<LockedReply<'s>>
-    where
-        'a: 's,
-    {
-        let reply = self.reply.take().filter(|reply| reply.is_valid())?;
-        let locked = LockedReply::new(shared, reply, created, self.end);
-        self.has_carried = locked.is_some();
-        locked
+        mut commit: impl FnMut(&mut Transaction<'_>, Option<&PlacedReply>) -> u64,
+    ) -> u64 {
+        let Some(reply) = self.reply.take().filter(|reply| reply.is_valid()) else {
+            return commit(self, None);
+        };
+        let bytes = reply.filled(created, self.end);
+        let (block, inside) = reply.position();
+        let mut number = 0;
+        reply
+            .file
+            .with_block(&shared.image, block, &mut |physical| {
+                let Some(physical) = physical else {
+                    number = commit(self, None);
+                    return;
+                };
+                let locked = shared.replies.lock(physical);
+                self.has_carried = true;
+                let placed = PlacedReply::new(&shared.image, physical, inside, bytes);
+                number = commit(self, Some(&placed));
+                drop(locked);
+            });
+        number
     }
 }
 
-/// A reply whose place is locked until its record is applied.
-pub struct LockedReply<'s> {
+/// A reply with its position in the image. Its block is locked.
+pub struct PlacedReply {
     target: u64,
     crc: u32,
     bytes: [u8; REPLY],
-    _block: LockGuard<'s, ()>,
-    _file: ReadGuard<'s, Inode>,
 }
 
-impl<'s> LockedReply<'s> {
-    /// `None` if the file does not have the block.
-    fn new(
-        shared: &'s Shared,
-        reply: &'s Reply<'_>,
-        created: Option<(u64, u32)>,
-        end: u64,
-    ) -> Option<LockedReply<'s>> {
-        let image = &shared.image;
-        let file = reply.file.state.read_at(Rank::ReplyFile);
-        let (block, inside) = reply.position();
-        let lookup = Lookup::new(image, reply.file.number(), &file);
-        let Ok(Found::Own(physical)) = lookup.find_to_change(block) else {
-            return None;
-        };
-        let locked = shared.replies.lock(physical);
-        let mut bytes = reply.bytes;
-        if let Some(((number, generation), at)) = created.zip(reply.inode_at) {
-            bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
-            bytes[at + 8..at + IDENTITY].copy_from_slice(&generation.to_le_bytes());
-        }
-        if let Some(at) = reply.end_at {
-            bytes[at..at + END].copy_from_slice(&end.to_le_bytes());
-        }
-        let target = physical * BLOCK as u64 + inside as u64;
+impl PlacedReply {
+    fn new(image: &Image, block: u64, inside: usize, bytes: [u8; REPLY]) -> PlacedReply {
+        let target = block * BLOCK as u64 + inside as u64;
         let difference = image.data_remainder(target, REPLY) ^ remainder(&bytes);
-        Some(LockedReply {
+        PlacedReply {
             target,
-            crc: image.changed_crc(physical, inside, REPLY, difference),
+            crc: image.changed_crc(block, inside, REPLY, difference),
             bytes,
-            _block: locked,
-            _file: file,
-        })
+        }
     }
 
     /// What puts the reply into its file.

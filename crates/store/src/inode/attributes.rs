@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::data::file::check_regular;
 use crate::error::{Error, Result};
 use crate::format::inode::{Inode, KIND_MASK};
 use crate::image::change::Change;
@@ -10,6 +9,7 @@ use crate::image::transaction::Transaction;
 use crate::inode::acl;
 use crate::inode::flags::{self, check_unguarded};
 use crate::inode::live::Node;
+use crate::inode::reclaim::check_regular;
 use crate::inode::xattr;
 use crate::store::Store;
 use crate::{Attributes, FileKind, SetAttributes};

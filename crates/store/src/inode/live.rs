@@ -10,15 +10,15 @@ use parking_lot::Mutex;
 use pmem::BiasedLock;
 
 use crate::Attributes;
-use crate::BLOCK;
 use crate::error::{Error, Result};
 use crate::format::extent::DEPTH_MAX;
 use crate::format::inode::{INLINE_TARGET_MAX, INODE, Inode, ROOT_ENTRIES};
-use crate::image::{Image, Layout};
+use crate::format::placement::Layout;
+use crate::image::Image;
+use crate::image::transaction::ReplyFile;
 use crate::inode::attributes::attributes;
 use crate::inode::leaves::Leaves;
-use crate::inode::tree::entries_are_valid;
-use crate::names::directory::{FETCHED, prefix};
+use crate::inode::tree::{Found, Lookup, entries_are_valid};
 use crate::order::{Ordered, Rank};
 
 /// A live inode. Its lock orders everything that happens to the file or directory.
@@ -65,16 +65,19 @@ impl Node {
         self.edits.store(edits + 1, Ordering::Relaxed);
     }
 
-    /// Has the leaf of a hash fetched, if it is known: a guess, without the lock.
-    #[inline]
-    pub(crate) fn prefetch_leaf(&self, image: &Image, hash: u64) {
-        if let Some(block) = self.leaves.guess(prefix(hash)) {
-            image.prefetch(block * BLOCK as u64, FETCHED);
-        }
-    }
-
     pub(crate) fn is_held(&self) -> bool {
         self.holds.load(Ordering::Acquire) > 0
+    }
+}
+
+impl ReplyFile for Arc<Node> {
+    fn with_block(&self, image: &Image, block: u64, work: &mut dyn FnMut(Option<u64>)) {
+        let state = self.state.read_at(Rank::ReplyFile);
+        let found = Lookup::new(image, self.number, &state).find_to_change(block);
+        work(match found {
+            Ok(Found::Own(physical)) => Some(physical),
+            _ => None,
+        });
     }
 }
 

@@ -6,5 +6,6 @@ pub(crate) mod extents;
 pub(crate) mod flags;
 pub(crate) mod leaves;
 pub(crate) mod live;
+pub(crate) mod reclaim;
 pub(crate) mod tree;
 pub(crate) mod xattr;

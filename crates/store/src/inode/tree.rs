@@ -13,10 +13,11 @@ use crate::format::extent::{
     DEPTH_MAX, ENTRIES, Extent, MAGIC, NODE_ENTRIES, NodeHeader, SHARED, UNWRITTEN,
 };
 use crate::format::inode::{Inode, ROOT_ENTRIES};
+use crate::format::placement::Layout;
+use crate::image::Image;
 use crate::image::allocator::Run;
 use crate::image::change::Change;
 use crate::image::edit::Contents;
-use crate::image::{Image, Layout};
 
 const ENTRY: usize = size_of::<Extent>();
 /// In a node with more entries a search by halves has its lines fetched.

@@ -13,7 +13,6 @@ use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 use crate::BLOCK;
-use crate::data::file::{free_inode, has_tree};
 use crate::error::{Error, Result};
 use crate::format::checksum::crc32c;
 use crate::format::inode::{FIRST_LINE, INLINE_TARGET_MAX, Inode};
@@ -23,9 +22,10 @@ use crate::inode::acl;
 use crate::inode::attributes::attributes;
 use crate::inode::flags::{check_growable, check_unguarded};
 use crate::inode::live::{self, Looked, Node};
+use crate::inode::reclaim::{free_inode, has_tree};
 use crate::inode::tree::{Lookup, Tree};
 use crate::inode::xattr::{self, Xattrs};
-use crate::names::directory::{Reader, Stored, Target, Writer, check_name};
+use crate::names::directory::{FETCHED, Reader, Stored, Target, Writer, check_name, prefix};
 use crate::names::rename::LockedSet;
 use crate::names::subdirectories::DirectoryNames;
 use crate::order::WriteGuard;
@@ -121,7 +121,10 @@ impl Store {
     #[inline]
     pub(crate) fn prefetch_name(&self, directory: &Node, hash: u64) {
         self.hints.prefetch(hash);
-        directory.prefetch_leaf(&self.shared.image, hash);
+        // A guess, without the lock.
+        if let Some(block) = directory.leaves.guess(prefix(hash)) {
+            self.shared.image.prefetch(block * BLOCK as u64, FETCHED);
+        }
     }
 
     /// Looks a name up. `.` and `..` are names too.

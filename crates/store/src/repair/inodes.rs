@@ -5,10 +5,10 @@ use zerocopy::IntoBytes;
 use super::flips::mend_inode;
 use super::{File, NONE, Repairer};
 use crate::FileKind;
-use crate::data::file::SIZE_MAX;
 use crate::format::group::Map;
 use crate::format::inode::{CHANGING, Inode, KIND_MASK};
 use crate::inode::flags::possible;
+use crate::inode::reclaim::SIZE_MAX;
 use crate::{ROOT, SYSTEM, is_root};
 
 impl Repairer<'_> {

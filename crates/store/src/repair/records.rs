@@ -23,6 +23,7 @@ use crate::format::inode::{INODE, Inode};
 use crate::format::record::{ALIGN, HEADER, Kind, Operation, Operations, encode};
 use crate::format::{BLOCK_CRC, BLOCK_CRC_FROM};
 use crate::image::{Block, Image};
+use crate::ring::CachedLines;
 use crate::ring::Ring;
 use crate::{BLOCK, ROOT};
 

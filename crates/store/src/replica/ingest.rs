@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::format::record::{ALIGN, HEADER, Kind, MAGIC, Operations, RecordHeader, is_intact};
 use crate::image::Image;
 use crate::image::recovery::References;
+use crate::ring::CachedLines;
 use crate::sequence::Sequence;
 use zerocopy::FromBytes;
 

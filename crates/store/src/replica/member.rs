@@ -4,9 +4,9 @@ use pmem::Region;
 
 use super::Replica;
 use crate::error::{Error, Result};
+use crate::format::placement::Layout;
 use crate::format::record::ALIGN;
 use crate::format::superblock::{RingState, Superblock};
-use crate::image::Layout;
 use crate::image::create::{
     Founder, Geometry, clear_superblocks, format_image, identity, new_superblock, write_superblocks,
 };

@@ -18,11 +18,14 @@ use crate::BLOCK;
 use crate::defects::Defects;
 use crate::error::{Error, Result};
 use crate::format::record::ALIGN;
-use crate::format::superblock::{RING_OFFSET, RingState, Superblock};
+use crate::format::superblock::{
+    RING_LENGTH_MAX, RING_LENGTH_MIN, RING_OFFSET, RingState, Superblock,
+};
 use crate::image::Image;
 use crate::image::create::{clear_superblocks, identity, write_superblocks};
 use crate::image::recovery::{read_ring_state, read_superblock, replay};
-use crate::ring::{LENGTH_MAX, LENGTH_MIN, Ring, write_ring_state};
+use crate::ring::CachedLines;
+use crate::ring::{Ring, write_ring_state};
 use crate::sequence::Sequence;
 use crate::store::{Options, Store};
 
@@ -42,7 +45,9 @@ impl Replica {
     /// Makes a pool of the whole region that can follow in the unit of `unit`: the same image, another ring. It has no
     /// contents: the whole image is to be written and then [`Replica::rewind`] called.
     pub fn format(region: &Region, unit: &Superblock, ring_length: u64) -> Result<()> {
-        if !ring_length.is_power_of_two() || !(LENGTH_MIN..=LENGTH_MAX).contains(&ring_length) {
+        if !ring_length.is_power_of_two()
+            || !(RING_LENGTH_MIN..=RING_LENGTH_MAX).contains(&ring_length)
+        {
             return Err(Error::BadGeometry(
                 "the ring must be a power of two from 64 KiB to 1 GiB",
             ));

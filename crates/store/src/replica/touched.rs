@@ -8,6 +8,7 @@ use zerocopy::FromBytes;
 use crate::BLOCK;
 use crate::format::record::{HEADER, Kind, Operation, Operations, RecordHeader, is_intact};
 use crate::image::Image;
+use crate::ring::CachedLines;
 use crate::ring::Ring;
 
 /// Bytes of records that are looked at in one go.

@@ -5,10 +5,9 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Ring, write_ring_state};
+use super::{CachedLines, Ring, write_ring_state};
 use crate::format::record::{ALIGN, HEADER, MAGIC, RecordHeader, is_intact};
 use crate::format::superblock::RingState;
-use crate::image::Image;
 
 impl Ring {
     /// The ring as recovery left it: what lies from `start` on is applied, but its image lines are not let go of.
@@ -34,7 +33,13 @@ impl Ring {
 
     /// Puts whole records to their place behind the last one, and returns once they are persistent; `apply` follows.
     /// They take at most half of the ring. `at_once`: a crash leaves all of them or none.
-    pub fn append(&self, records: &[u8], at_once: bool, image: &Image, apply: impl FnOnce()) {
+    pub fn append(
+        &self,
+        records: &[u8],
+        at_once: bool,
+        image: &impl CachedLines,
+        apply: impl FnOnce(),
+    ) {
         let place = self.in_flight.reserve(self.enter(), records.len());
         self.wait_for_room(place, image);
         let (first, rest) = records.split_at(ALIGN);
@@ -62,7 +67,7 @@ impl Ring {
 
     /// Goes on in another epoch, not below that of any record: the next record is of it. What is in the ring is in the
     /// image before, so that no record of an earlier epoch is needed.
-    pub fn go_on_in(&mut self, epoch: u32, image: &Image) {
+    pub fn go_on_in(&mut self, epoch: u32, image: &impl CachedLines) {
         self.drain(image);
         self.epoch = epoch;
         self.move_start(self.in_flight.next());

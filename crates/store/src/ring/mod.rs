@@ -27,14 +27,9 @@ use crate::format::record::{
     is_intact, parse_head, with_number,
 };
 use crate::format::superblock::{RING_STATES, RingState, Superblock};
-use crate::image::Image;
 use crate::order::{Ordered, Rank};
 use crate::ring::in_flight::{Contended, Entered, InFlight, Place, pause};
 
-/// Shortest ring, in bytes.
-pub const LENGTH_MIN: u64 = 64 << 10;
-/// Longest ring, in bytes.
-pub const LENGTH_MAX: u64 = 1 << 30;
 /// Bytes of records whose image lines one thread flushes in one go: enough to spread the cost of moving the start, few
 /// enough to be no pause worth the name.
 const RECLAIM_STEP: u64 = 128 << 10;
@@ -44,6 +39,16 @@ const AHEAD: u64 = 6;
 const SHORT_RECORD: u64 = 512;
 /// Longest record, in bytes.
 const RECORD_MAX: u64 = 512 << 10;
+
+/// The image that records are applied to, as far as the ring knows it: what of it is in the caches.
+pub trait CachedLines {
+    /// Bytes of the image.
+    fn length(&self) -> u64;
+    /// Gives `visit` offset and length of each range that applying an operation leaves in the caches.
+    fn cached_ranges(&self, operation: &Operation<'_>, visit: impl FnMut(u64, u64));
+    /// Flushes the lines of a range; a fence must follow.
+    fn flush(&self, offset: u64, length: u64);
+}
 
 /// The ring of an open pool.
 pub struct Ring {
@@ -134,7 +139,13 @@ impl Ring {
     /// Writes the blocks of a record to their place, behind its other `checked` bytes, before [`Ring::commit`]: they may
     /// be on their way while the rest is made.
     #[inline]
-    pub fn put_blocks(&self, place: Place, checked: usize, blocks: &[&[u8]], image: &Image) {
+    pub fn put_blocks(
+        &self,
+        place: Place,
+        checked: usize,
+        blocks: &[&[u8]],
+        image: &impl CachedLines,
+    ) {
         self.wait_for_room(place, image);
         let first = place.number + checked as u64;
         for (index, block) in (0..).zip(blocks) {
@@ -145,7 +156,7 @@ impl Ring {
     /// Writes a record, but for its blocks, to its place and returns once it and all before it are persistent. `record`
     /// got its [`Ring::head`], which gave `crc`.
     #[inline]
-    pub fn commit(&self, place: Place, record: &mut [u8], crc: u32, image: &Image) {
+    pub fn commit(&self, place: Place, record: &mut [u8], crc: u32, image: &impl CachedLines) {
         let crc_and_number = [
             u64::from(MAGIC) | u64::from(with_number(crc, place.number)) << 32,
             place.number,
@@ -191,7 +202,7 @@ impl Ring {
 
     /// Waits until the space is free, and reclaims meanwhile.
     #[inline]
-    fn wait_for_room(&self, place: Place, image: &Image) {
+    fn wait_for_room(&self, place: Place, image: &impl CachedLines) {
         let used = place.end - self.start.load(Ordering::Acquire);
         if used > self.length / 2 {
             self.make_room(place, image);
@@ -199,7 +210,7 @@ impl Ring {
     }
 
     #[inline(never)]
-    fn make_room(&self, place: Place, image: &Image) {
+    fn make_room(&self, place: Place, image: &impl CachedLines) {
         self.reclaim(image, false);
         let mut spins = 0;
         loop {
@@ -236,7 +247,7 @@ impl Ring {
     }
 
     /// Frees a part of the ring. `urgent`: wait for another thread that is at it.
-    fn reclaim(&self, image: &Image, urgent: bool) {
+    fn reclaim(&self, image: &impl CachedLines, urgent: bool) {
         let guard = if urgent {
             Some(self.reclaiming.lock())
         } else {
@@ -251,7 +262,7 @@ impl Ring {
     }
 
     /// Flushes the image lines of the oldest records, as many as are applied, up to the first end behind `goal`.
-    fn reclaim_to(&self, goal: u64, image: &Image) {
+    fn reclaim_to(&self, goal: u64, image: &impl CachedLines) {
         let start = self.start.load(Ordering::Acquire);
         let applied = self.in_flight.applied_below();
         let mut recent = RecentLines::new();
@@ -278,14 +289,19 @@ impl Ring {
     }
 
     /// Applies nothing, but flushes all that was applied and empties the ring. No operation may be under way.
-    pub fn drain(&self, image: &Image) {
+    pub fn drain(&self, image: &impl CachedLines) {
         let _guard = self.reclaiming.lock();
         self.reclaim_to(u64::MAX, image);
     }
 
     /// Flushes the image lines of the record at `position`, which this process wrote, and returns its end.
     #[inline]
-    fn flush_record(&self, position: u64, image: &Image, recent: &mut RecentLines) -> u64 {
+    fn flush_record(
+        &self,
+        position: u64,
+        image: &impl CachedLines,
+        recent: &mut RecentLines,
+    ) -> u64 {
         let mut line = [0; ALIGN];
         self.region
             .read(self.offset + (position & (self.length - 1)), &mut line);
@@ -324,7 +340,12 @@ impl Ring {
 
     /// Flushes the image lines of the operation that begins `bytes`, and returns its length, 0 if there is none.
     #[inline]
-    fn flush_operation(&self, bytes: &[u8], image: &Image, recent: &mut RecentLines) -> usize {
+    fn flush_operation(
+        &self,
+        bytes: &[u8],
+        image: &impl CachedLines,
+        recent: &mut RecentLines,
+    ) -> usize {
         let Some((operation, payload)) = parse_head(bytes, image.length()) else {
             return 0;
         };
@@ -460,7 +481,7 @@ impl RecentLines {
     }
 
     #[inline]
-    fn flush_once(&mut self, image: &Image, offset: u64, length: u64) {
+    fn flush_once(&mut self, image: &impl CachedLines, offset: u64, length: u64) {
         let (mut line, end) = (offset / 64, offset + length);
         while line * 64 < end {
             let slot = &mut self.lines[line as usize % 1024];

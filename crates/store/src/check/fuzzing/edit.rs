@@ -6,10 +6,10 @@ use crate::BLOCK;
 use crate::format::checksum::crc32c;
 use crate::format::group::{LINE_BITS, LINE_CRCS, Map};
 use crate::format::inode::{INODE, Inode};
+use crate::format::placement::Layout;
 use crate::format::record::{HEADER, RecordHeader, record_checksum};
 use crate::format::superblock::{RING_STATES, RingState, SUPERBLOCKS, Superblock};
 use crate::format::{BLOCK_CRC, BLOCK_CRC_FROM, directory, extent, record, xattr};
-use crate::image::Layout;
 
 /// Which structure of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,12 +16,14 @@ pub use edit::{Edit, Place, PoolBytes};
 pub use sample::{SAMPLE_LENGTH, Sample, sample};
 
 use super::{CheckOptions, Report, check};
+use crate::format::placement::Layout;
 use crate::format::record::{Operation, Operations, encode};
+use crate::image::Block;
 use crate::image::change::Shared;
 use crate::image::recovery::recover;
-use crate::image::{Block, Layout};
 use crate::inode::tree::parse_node;
 use crate::names::directory::{check_name, leaf_entries, parse_leaf};
+use crate::ring::CachedLines;
 use crate::{BLOCK, Clock, Error, Options, Store, Transaction, repair};
 
 /// The context of a change in a pool that this process alone uses.
