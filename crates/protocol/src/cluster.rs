@@ -159,6 +159,7 @@ impl ClusterMap {
             cluster: self.number(),
             slots: 32,
             window: 1 << 20,
+            min_sync: self.units.first().map_or(1, UnitEntry::least_in_sync),
             batch: 64 << 10,
             reliable: true,
             ..Options::default()
@@ -267,7 +268,8 @@ impl NodeEntry {
 impl UnitEntry {
     /// Least number of members in sync with which the unit takes changes: 2 of 3 or more members, unless set.
     pub fn least_in_sync(&self) -> usize {
-        match (self.min_sync, self.map.members.len()) {
+        let members = self.map.members.len().max(usize::from(self.members));
+        match (self.min_sync, members) {
             (0, 0..=2) => 1,
             (0, _) => 2,
             (least, _) => usize::from(least),

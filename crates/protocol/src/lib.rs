@@ -86,6 +86,8 @@ pub struct Options {
     pub session_ns: u64,
     /// Records that members in sync do not have yet, at most, in bytes. Beyond it changes wait.
     pub window: u64,
+    /// Least number of members in sync with which the primary takes changes. Below it changes wait, and reads go on.
+    pub min_sync: usize,
     /// Records in one message, in bytes: as many as fit, one at least.
     pub batch: usize,
     /// Image bytes in one message.
@@ -174,6 +176,7 @@ impl Default for Options {
             reliable: false,
             session_ns: 3000 * MILLISECOND,
             window: 64 << 10,
+            min_sync: 1,
             batch: 16 << 10,
             refill: 64 << 10,
             fetch_window: 1 << 20,

@@ -11,12 +11,16 @@ use protocol::{Defects, Member, NOBODY, Options, Sequence, UnitMap};
 
 /// The only member of a unit, elected again, with one session in its image.
 fn primary() -> (Member, u64) {
+    primary_with(Options::default())
+}
+
+fn primary_with(options: Options) -> (Member, u64) {
     let map = UnitMap {
         primary: NOBODY,
         ..first_map()
     };
     let tail = Sequence::new(1, 640);
-    let (options, defects) = (Options::default(), Defects::default());
+    let defects = Defects::default();
     let mut member = Member::new(0, options, defects, tail, map.lineage.clone(), 0);
     member.handle_map(0, map);
     let (now, map) = loop {
@@ -154,4 +158,47 @@ fn what_is_about_to_be_named_is_not_changed_in_place() {
     };
     member.handle_completion(now, executed);
     assert_eq!(executes(&mut member).len(), 1);
+}
+
+#[test]
+fn changes_wait_for_enough_members_in_sync_and_reads_go_on() {
+    let options = Options {
+        min_sync: 2,
+        ..Options::default()
+    };
+    let (mut member, now) = primary_with(options);
+    let epoch = member.map().epoch;
+    let replays = Vec::new();
+    let resume = message(epoch, CLIENT, 0, Body::Resume { replays });
+    member.handle_message(now, &resume);
+    let request = |operation| Body::Request {
+        slot: 0,
+        acknowledge: Acknowledge::Primary,
+        operation,
+    };
+    member.handle_message(now, &message(epoch, CLIENT, 4, request(write())));
+    assert_eq!(executes(&mut member), []);
+    let read = Operation::Read {
+        file: FILE,
+        offset: 0,
+        length: 64,
+        note_read: false,
+    };
+    member.handle_message(now, &message(epoch, CLIENT, 5, request(read)));
+    assert_eq!(executes(&mut member).len(), 1, "the read");
+    let map = UnitMap {
+        members: vec![0, 1],
+        in_sync: vec![0, 1],
+        ..member.map().next()
+    };
+    member.handle_map(now, map);
+    let lease = Body::Lease {
+        sent_at_ns: now,
+        tail: 640,
+        is_caught_up: true,
+    };
+    member.handle_message(now, &message(epoch, 1, 0, lease));
+    let now = member.poll_timeout().expect("a heartbeat is due some time");
+    member.handle_timeout(now);
+    assert_eq!(executes(&mut member).len(), 1, "the write");
 }

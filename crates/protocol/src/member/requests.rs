@@ -190,6 +190,7 @@ impl Member {
         let window = self.options.window;
         let unbounded = self.defects.has(Defect::WindowUnbounded);
         let changes_named = self.defects.has(Defect::ChangeNamedData);
+        let is_short = self.map.in_sync.len() < self.options.min_sync;
         let Some(primary) = self.primary() else {
             return;
         };
@@ -206,7 +207,8 @@ impl Member {
             let makes_record = parked.operation.makes_record();
             let is_full = primary.is_full(window) && !unbounded;
             let is_held = primary.is_held(&parked.operation) && !changes_named;
-            if makes_record && (is_full || is_held) {
+            let waits_for_members = is_short && parked.operation.is_change();
+            if waits_for_members || makes_record && (is_full || is_held) {
                 primary.parked.push_back(parked);
             } else {
                 self.begin(parked);
