@@ -13,11 +13,13 @@
 
 #[cfg(test)]
 mod document;
+mod faulty;
 mod input;
 mod link;
 mod local;
 mod output;
 mod payload;
+mod placement;
 mod shared;
 mod transport;
 mod window;
@@ -28,7 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use pmem::{Kind, Region};
-pub use xdp::{Mode, Modes};
+pub use xdp::{Mode, Modes, Shape};
 
 use self::shared::Shared;
 use self::transport::EthernetTransport;
@@ -63,6 +65,8 @@ pub struct EthernetOptions {
     pub transports: u32,
     /// Frames that can wait to be received: 64 to 65 536.
     pub receive_frames: u32,
+    /// Memory that long writes of peers are received in without a copy by this process.
+    pub pool: Option<PlacedPool>,
     /// What shall go wrong, for tests.
     pub faults: FrameFaults,
 }
@@ -79,9 +83,28 @@ impl Default for EthernetOptions {
             lost_after: Duration::from_secs(5),
             transports: 8,
             receive_frames: 2048,
+            pool: None,
             faults: FrameFaults::default(),
         }
     }
+}
+
+impl EthernetOptions {
+    /// Bytes at the end of a pool that are needed for frames.
+    pub fn frame_memory(&self) -> u64 {
+        Shared::frame_memory(self)
+    }
+}
+
+/// Memory that data is placed in: whole aligned blocks of 4 KiB, but for the first one.
+#[derive(Clone, Debug)]
+pub struct PlacedPool {
+    /// The memory. Its end is for frames, and out of reach of peers: [`EthernetOptions::frame_memory`] bytes.
+    pub region: Region,
+    /// The interface's queue that data comes by: not that of commands.
+    pub queue: u32,
+    /// How blocks are cut into frames; the same on both sides.
+    pub shape: Shape,
 }
 
 /// What happens to received frames on purpose, each of a thousand.
@@ -124,6 +147,8 @@ pub struct EthernetCounters {
     pub strange: u64,
     /// Requests of peers that were refused.
     pub refused: u64,
+    /// Runs of blocks that were received where they belong.
+    pub placed: u64,
     /// Messages to groups that were dropped for want of a buffer.
     pub unbuffered: u64,
 }
@@ -136,6 +161,7 @@ struct Counts {
     rejected: AtomicU64,
     strange: AtomicU64,
     refused: AtomicU64,
+    placed: AtomicU64,
     unbuffered: AtomicU64,
 }
 
@@ -174,6 +200,7 @@ impl Ethernet {
             rejected: read(&counts.rejected),
             strange: read(&counts.strange),
             refused: read(&counts.refused),
+            placed: read(&counts.placed),
             unbuffered: read(&counts.unbuffered),
         }
     }
@@ -181,7 +208,7 @@ impl Ethernet {
 
 fn capabilities(shared: &Shared) -> Capabilities {
     let group_head = wire::HEADER_BYTES + size_of::<wire::Group>();
-    // Into the packet and out of it, and what the kernel does on both sides.
+    // Two into the frame, two out of it, and what the kernel does on both sides.
     let copies = 4 + 2 * shared.mode.copies();
     Capabilities {
         provider: Provider::Ethernet,
@@ -205,7 +232,12 @@ fn capabilities(shared: &Shared) -> Capabilities {
         revocation: Proves::Key,
         copies: Copies {
             message: copies,
-            write: copies,
+            // Into the frame, and what the kernel does: blocks of a pool are received where they belong.
+            write: if shared.placement.is_some() {
+                copies - 3
+            } else {
+                copies
+            },
             read: copies,
         },
         completed_write: Placement::Visible,
@@ -235,7 +267,13 @@ impl Device for Ethernet {
     }
 
     fn revoke(&self, registration: &Registration) -> Option<Proof> {
-        Some(self.shared.table.remove(registration.key()))
+        let key = registration.key();
+        let proof = self.shared.table.remove(key);
+        // Nothing is aimed by this key from here on; what was aimed before is withdrawn.
+        if let Some((placement, shape)) = &self.shared.placement {
+            placement.lock().withdraw(&self.shared, *shape, key);
+        }
+        Some(proof)
     }
 
     fn open(&self) -> Result<Box<dyn Transport>, Error> {

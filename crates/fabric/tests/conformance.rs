@@ -1,10 +1,12 @@
 //! One suite over every transport that this machine has, and every wrapper.
 
+mod attached;
 mod between;
 mod cut;
 mod link;
 mod namespaces;
 mod network;
+mod placed;
 mod suite;
 
 use std::net::{IpAddr, Ipv4Addr};

@@ -35,7 +35,10 @@ const PROGRAM_LOAD: libc::c_long = 5;
 const LINK_CREATE: libc::c_long = 28;
 const LINK_DETACH: libc::c_long = 34;
 
+const MAP_TYPE_ARRAY: u32 = 2;
 const MAP_TYPE_SOCKETS: u32 = 17;
+/// Flag of maps that this process maps: BPF_F_MMAPABLE.
+const MAP_FLAG_MAPPED: u32 = 1 << 10;
 const PROGRAM_TYPE_XDP: u32 = 6;
 const ATTACH_TYPE_XDP: u32 = 37;
 /// XDP_FLAGS_SKB_MODE and XDP_FLAGS_DRV_MODE.
@@ -117,6 +120,19 @@ impl SocketMap {
         // SAFETY: as above.
         unsafe { call(MAP_DELETE, &mut attributes) }.map(drop)
     }
+}
+
+/// One value of so many bytes, which programs and this process share.
+pub fn shared_value(bytes: u32) -> io::Result<OwnedFd> {
+    let mut attributes = Attributes::new()
+        .word(0, MAP_TYPE_ARRAY)
+        .word(4, 4)
+        .word(8, bytes)
+        .word(12, 1)
+        .word(16, MAP_FLAG_MAPPED);
+    // SAFETY: no addresses.
+    let number = unsafe { call(MAP_CREATE, &mut attributes) }?;
+    Ok(descriptor(number))
 }
 
 /// A program that the kernel has verified.

@@ -12,6 +12,7 @@
 mod bpf;
 mod error;
 mod interface;
+mod lane;
 mod membership;
 mod port;
 mod program;
@@ -20,7 +21,8 @@ mod socket;
 
 pub use self::error::Error;
 pub use self::interface::{Hardware, Interface};
+pub use self::lane::{Lane, Shape};
 pub use self::membership::Membership;
-pub use self::port::{Mode, Modes, Port, PortOptions};
+pub use self::port::{DataSocket, Mode, Modes, PlacedOptions, Port, PortOptions};
 pub use self::ring::Descriptor;
 pub use self::socket::{Socket, Statistics};

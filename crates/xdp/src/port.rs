@@ -18,7 +18,7 @@ use rustix::net::xdp::{
 
 use crate::bpf::{Link, Program, SocketMap};
 use crate::ring::{Consumer, Producer};
-use crate::{Error, Interface, Socket, program, socket};
+use crate::{Error, Interface, Lane, Shape, Socket, program, socket};
 
 /// How frames get into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +73,50 @@ pub struct PortOptions {
     pub sockets: u32,
     /// Which modes may be taken.
     pub modes: Modes,
+    /// Whether and how data is placed. Memory for frames may begin anywhere then.
+    pub placed: Option<PlacedOptions>,
+}
+
+/// How data is placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacedOptions {
+    /// The queue that it comes by.
+    pub queue: u32,
+    /// How blocks are cut into frames.
+    pub shape: Shape,
+}
+
+/// The socket that data is placed by. It has rings of its own for memory.
+pub struct DataSocket {
+    fill: Producer<u64>,
+    completion: Consumer<u64>,
+    socket: Socket,
+}
+
+impl DataSocket {
+    /// The rings for frames.
+    pub fn socket(&mut self) -> &mut Socket {
+        &mut self.socket
+    }
+
+    /// Aims the next frame; whether there was room.
+    pub fn fill(&mut self, address: u64) -> bool {
+        self.fill.push(address)
+    }
+
+    /// Hands what was aimed to the kernel.
+    pub fn filled(&mut self) {
+        self.fill.publish();
+    }
+
+    /// The address of a frame that was sent.
+    pub fn completed(&mut self) -> Option<u64> {
+        let address = self.completion.pop();
+        if address.is_none() {
+            self.completion.release();
+        }
+        address
+    }
 }
 
 /// The queue of an interface, attached.
@@ -87,6 +131,8 @@ pub struct Port {
     interface: Interface,
     mode: Mode,
     queue: u32,
+    lane: Option<Lane>,
+    placed: Option<(PlacedOptions, u32)>,
 }
 
 impl Port {
@@ -117,12 +163,21 @@ impl Port {
         let page = XDP_UMEM_PGOFF_COMPLETION_RING;
         let completion = Consumer::map(owner.as_fd(), page, &offsets.cr, size).map_err(mapped)?;
         let map = SocketMap::new(options.sockets).map_err(system("make a map of sockets for"))?;
-        let code = program::redirect(
-            interface.hardware,
-            options.queue,
-            options.types,
-            map.number(),
-        );
+        let lane = options.placed.map(|_| Lane::new()).transpose();
+        let lane = lane.map_err(system("make a map for"))?;
+        let placed = lane.as_ref().zip(options.placed);
+        let code = program::select(&program::Selection {
+            hardware: interface.hardware,
+            queue: options.queue,
+            types: options.types,
+            map: map.number(),
+            placed: placed.map(|(lane, placed)| program::Placed {
+                queue: placed.queue,
+                lane: lane.number(),
+                slot: options.sockets - 1,
+                shape: placed.shape,
+            }),
+        });
         let program = Program::load(&code).map_err(system("load an XDP program for"))?;
         let (link, mode) = attach(interface, &owner, &program, options)?;
         Ok(Port {
@@ -135,6 +190,8 @@ impl Port {
             interface: interface.clone(),
             mode,
             queue: options.queue,
+            lane,
+            placed: options.placed.map(|placed| (placed, options.sockets - 1)),
         })
     }
 
@@ -162,13 +219,57 @@ impl Port {
         let failed = |source: Errno| Error::system("bind a socket to", name, source.into());
         let descriptor = socket::open().map_err(failed)?;
         let socket = Socket::over(descriptor, size).map_err(failed)?;
+        self.share(&socket, self.queue).map_err(failed)?;
+        Ok(socket)
+    }
+
+    fn share(&self, socket: &Socket, queue: u32) -> rustix::io::Result<()> {
         let flags = SocketAddrXdpFlags::XDP_SHARED_UMEM;
         let address = SocketAddrXdpWithSharedUmem {
-            addr: SocketAddrXdp::new(flags, self.interface.index, self.queue),
+            addr: SocketAddrXdp::new(flags, self.interface.index, queue),
             shared_umem_fd: self.owner.as_fd(),
         };
-        bind(&socket, &address).map_err(failed)?;
-        Ok(socket)
+        bind(socket, &address)
+    }
+
+    /// The socket that data is placed by, with rings of so many entries: one at a time. A new one has nothing aimed.
+    ///
+    /// # Errors
+    /// [`Error::NoQueue`], [`Error::System`].
+    pub fn data_socket(&self, size: u32) -> Result<DataSocket, Error> {
+        let name = &self.interface.name;
+        let failed = |source: Errno| match (source, self.placed) {
+            (Errno::INVAL, Some((placed, _))) => Error::NoQueue {
+                interface: name.clone(),
+                queue: placed.queue,
+            },
+            _ => Error::system("bind a data socket to", name, source.into()),
+        };
+        let Some((placed, slot)) = self.placed else {
+            return Err(failed(Errno::INVAL));
+        };
+        let descriptor = socket::open().map_err(failed)?;
+        set_xdp_umem_fill_ring_size(&descriptor, size).map_err(failed)?;
+        set_xdp_umem_completion_ring_size(&descriptor, size).map_err(failed)?;
+        let offsets = xdp_mmap_offsets(&descriptor).map_err(failed)?;
+        let fd = descriptor.as_fd();
+        let fill =
+            Producer::map(fd, XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, size).map_err(failed)?;
+        let page = XDP_UMEM_PGOFF_COMPLETION_RING;
+        let completion = Consumer::map(fd, page, &offsets.cr, size).map_err(failed)?;
+        let socket = Socket::over(descriptor, size).map_err(failed)?;
+        self.share(&socket, placed.queue).map_err(failed)?;
+        self.direct(slot as u16, &socket)?;
+        Ok(DataSocket {
+            fill,
+            completion,
+            socket,
+        })
+    }
+
+    /// Which frames of data are taken, if they are placed.
+    pub fn lane(&self) -> Option<&Lane> {
+        self.lane.as_ref()
     }
 
     /// Frames with this tag go to that socket.
@@ -220,7 +321,10 @@ fn register(owner: &OwnedFd, region: &Region, options: &PortOptions) -> Result<(
         len: length,
         chunk_size: options.chunk,
         headroom: 0,
-        flags: XdpUmemRegFlags::empty(),
+        flags: match options.placed {
+            Some(_) => XdpUmemRegFlags::XDP_UMEM_UNALIGNED_CHUNK_FLAG,
+            None => XdpUmemRegFlags::empty(),
+        },
         tx_metadata_len: 0,
     };
     // The region stays mapped for as long as the port has it; regions expect to be changed by others.
@@ -247,6 +351,8 @@ fn attach(
         Modes::Only(Mode::ZeroCopy) => &[Mode::ZeroCopy],
         Modes::Only(Mode::NativeCopy) => &[Mode::NativeCopy],
         Modes::Only(Mode::Generic) => &[Mode::Generic],
+        // Generic mode does not know by which queue a frame has come.
+        Modes::Fastest if options.placed.is_some() => &[Mode::ZeroCopy, Mode::NativeCopy],
         Modes::Fastest if is_virtual(name) => &[Mode::Generic],
         Modes::Fastest => &[Mode::ZeroCopy, Mode::NativeCopy, Mode::Generic],
     };

@@ -18,48 +18,132 @@ const DATA: i16 = 0;
 const DATA_END: i16 = 4;
 const RX_QUEUE: i16 = 16;
 
+/// The helper bpf_xdp_adjust_head.
+const ADJUST_HEAD: i32 = 44;
+const DROP: i32 = 1;
+
+/// What the program selects by.
+pub struct Selection {
+    pub hardware: Hardware,
+    pub queue: u32,
+    /// EtherTypes of data and of commands.
+    pub types: [u16; 2],
+    pub map: i32,
+    pub placed: Option<Placed>,
+}
+
+/// Frames that are placed: they come by a queue of their own.
+pub struct Placed {
+    pub queue: u32,
+    /// The map of [`Lane`](crate::Lane).
+    pub lane: i32,
+    /// Where their socket is in the map of sockets.
+    pub slot: u32,
+    pub shape: crate::Shape,
+}
+
 /// Frames of these types that are for this interface, or for a group, and come by this queue go to the socket that their tag
-/// names in the map; all others go on to the kernel.
-pub fn redirect(hardware: Hardware, queue: u32, types: [u16; 2], map: i32) -> Vec<Instruction> {
-    let [a, b, c, d, e, f] = hardware.0;
+/// names in the map; those that are placed go to theirs if they are what is expected next, else nowhere. All others go on to
+/// the kernel.
+pub fn select(selection: &Selection) -> Vec<Instruction> {
+    let [a, b, c, d, e, f] = selection.hardware.0;
     let head = i32::from_ne_bytes([a, b, c, d]);
     let tail = i32::from(u16::from_ne_bytes([e, f]));
     // Compared as they are in the frame, so most significant byte first.
-    let [first, second] = types.map(|number| i32::from(number.to_be()));
+    let [first, second] = selection.types.map(|number| i32::from(number.to_be()));
     let mut code = Assembler::default();
+    code.move_register(6, 1);
     code.load_word(2, 1, DATA);
     code.load_word(3, 1, DATA_END);
     code.load_word(5, 1, RX_QUEUE);
     code.move_register(4, 2);
     code.add(4, HEADER);
-    code.pass_if_greater(4, 3);
-    code.pass_unless(5, queue as i32);
+    code.jump_if(0x2d, 4, 3, 0, Label::Pass);
+    if let Some(placed) = &selection.placed {
+        code.jump_if(0x15, 5, 0, placed.queue as i32, Label::Placed);
+    }
+    code.unless(5, selection.queue as i32, Label::Pass);
     code.load_half(4, 2, 12);
     code.skip_if(4, first, 1);
-    code.pass_unless(4, second);
+    code.unless(4, second, Label::Pass);
     // A group's address has the lowest bit of its first byte set.
     code.load_byte(4, 2, 0);
     code.and(4, 1);
     code.skip_if(4, 1, 4);
     code.load_word(4, 2, 0);
-    code.pass_unless_word(4, head);
+    code.unless_word(4, head, Label::Pass);
     code.load_half(4, 2, 4);
-    code.pass_unless(4, tail);
+    code.unless(4, tail, Label::Pass);
     code.load_half(2, 2, TAG_AT);
     code.swap_half(2);
-    code.load_map(1, map);
-    code.move_immediate(3, PASS);
-    code.call(REDIRECT_MAP);
-    code.exit();
+    code.redirect(selection.map, PASS);
+    if let Some(placed) = &selection.placed {
+        select_placed(&mut code, placed, first, selection.map);
+    }
     code.finish()
 }
 
-/// Instructions, and those that jump to the end.
+/// The frame in r2 to r3 of the context in r6. Only the one that is expected next goes to the socket.
+fn select_placed(code: &mut Assembler, placed: &Placed, data: i32, map: i32) {
+    use crate::lane::{END_AT, EXPECTED_AT, SOURCE_AT};
+    code.place(Label::Placed);
+    code.load_half(4, 2, 12);
+    code.unless(4, data, Label::Pass);
+    code.load_value(7, placed.lane);
+    code.load_word(8, 7, EXPECTED_AT);
+    code.load_word(5, 7, END_AT);
+    code.jump_if(0x1d, 8, 5, 0, Label::Drop);
+    code.load_word(4, 2, 6);
+    code.load_word(5, 7, SOURCE_AT);
+    code.jump_if(0x5d, 4, 5, 0, Label::Drop);
+    code.load_half(4, 2, 10);
+    code.load_word(5, 7, SOURCE_AT + 4);
+    code.jump_if(0x5d, 4, 5, 0, Label::Drop);
+    code.load_half(4, 2, TAG_AT);
+    code.swap_half(4);
+    code.move_register(5, 8);
+    code.and(5, 0x7fff);
+    code.or(5, 0x8000);
+    code.jump_if(0x5d, 4, 5, 0, Label::Drop);
+    // The length must be that of this frame of a block: not more, and not less.
+    let [usual, last] = placed.shape.lengths();
+    code.move_register(5, 8);
+    code.modulo(5, placed.shape.frames() as i32);
+    let is_last = placed.shape.frames() as i32 - 1;
+    code.jump_if(0x15, 5, 0, is_last, Label::Last);
+    code.check_length(usual as i32);
+    code.jump(Label::Fits);
+    code.place(Label::Last);
+    code.check_length(last as i32);
+    code.place(Label::Fits);
+    code.add(8, 1);
+    code.store_word(7, 8, EXPECTED_AT);
+    if placed.shape.is_stripped() {
+        code.move_register(1, 6);
+        code.move_immediate(2, HEADER);
+        code.call(ADJUST_HEAD);
+        code.unless(0, 0, Label::Drop);
+    }
+    code.move_immediate(2, placed.slot as i32);
+    code.redirect(map, DROP);
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Label {
+    Pass,
+    Drop,
+    Placed,
+    Last,
+    Fits,
+}
+
+/// Instructions, and those that jump.
 #[derive(Default)]
 struct Assembler {
     code: Vec<Instruction>,
-    /// Where there are jumps to "pass", and what they are without their distance.
-    jumps: Vec<(usize, u8, u8, u8, i32)>,
+    /// Where there are jumps, and what they are without their distance.
+    jumps: Vec<(usize, [u8; 3], i32, Label)>,
+    labels: Vec<(Label, usize)>,
 }
 
 impl Assembler {
@@ -119,30 +203,78 @@ impl Assembler {
         self.add_instruction(0x15, register, 0, count, value);
     }
 
-    fn jump_to_pass(&mut self, code: u8, to: u8, from: u8, immediate: i32) {
-        self.jumps
-            .push((self.code.len(), code, to, from, immediate));
+    fn or(&mut self, to: u8, value: i32) {
+        self.add_instruction(0x47, to, 0, 0, value);
+    }
+
+    fn modulo(&mut self, to: u8, value: i32) {
+        self.add_instruction(0x97, to, 0, 0, value);
+    }
+
+    fn store_word(&mut self, to: u8, from: u8, offset: i16) {
+        self.add_instruction(0x63, to, from, offset, 0);
+    }
+
+    /// The address of the value of a map with one: two instructions.
+    fn load_value(&mut self, to: u8, map: i32) {
+        self.add_instruction(0x18, to, 2, 0, map);
+        self.add_instruction(0, 0, 0, 0, 0);
+    }
+
+    /// Ends with a redirection to the socket with the number in r2.
+    fn redirect(&mut self, map: i32, otherwise: i32) {
+        self.load_map(1, map);
+        self.move_immediate(3, otherwise);
+        self.call(REDIRECT_MAP);
+        self.exit();
+    }
+
+    /// The frame in r2 to r3 has exactly this length, or is dropped.
+    fn check_length(&mut self, bytes: i32) {
+        self.move_register(4, 2);
+        self.add(4, bytes);
+        self.jump_if(0x2d, 4, 3, 0, Label::Drop);
+        self.add(4, 1);
+        self.jump_if(0xbd, 4, 3, 0, Label::Drop);
+    }
+
+    fn place(&mut self, label: Label) {
+        self.labels.push((label, self.code.len()));
+    }
+
+    fn jump(&mut self, label: Label) {
+        self.jump_if(0x05, 0, 0, 0, label);
+    }
+
+    /// Jumps if the condition of the instruction holds.
+    fn jump_if(&mut self, code: u8, to: u8, from: u8, immediate: i32, label: Label) {
+        let at = self.code.len();
+        self.jumps.push((at, [code, to, from], immediate, label));
         self.add_instruction(code, to, from, 0, immediate);
     }
 
-    fn pass_if_greater(&mut self, register: u8, other: u8) {
-        self.jump_to_pass(0x2d, register, other, 0);
-    }
-
-    fn pass_unless(&mut self, register: u8, value: i32) {
-        self.jump_to_pass(0x55, register, 0, value);
+    fn unless(&mut self, register: u8, value: i32, label: Label) {
+        self.jump_if(0x55, register, 0, value, label);
     }
 
     /// The same, of the lower 32 bits only: the value is not extended by its sign.
-    fn pass_unless_word(&mut self, register: u8, value: i32) {
-        self.jump_to_pass(0x56, register, 0, value);
+    fn unless_word(&mut self, register: u8, value: i32, label: Label) {
+        self.jump_if(0x56, register, 0, value, label);
     }
 
     fn finish(mut self) -> Vec<Instruction> {
-        let end = self.code.len();
-        self.move_immediate(0, PASS);
-        self.exit();
-        for (at, code, to, from, immediate) in self.jumps {
+        let uses_drop = self.jumps.iter().any(|jump| jump.3 == Label::Drop);
+        for (label, action) in [(Label::Pass, PASS), (Label::Drop, DROP)] {
+            // The kernel refuses instructions that are never reached.
+            if label == Label::Pass || uses_drop {
+                self.place(label);
+                self.move_immediate(0, action);
+                self.exit();
+            }
+        }
+        for (at, [code, to, from], immediate, label) in self.jumps {
+            let found = self.labels.iter().find(|(known, _)| *known == label);
+            let end = found.map_or(at, |(_, end)| *end);
             let distance = (end - at - 1) as i16;
             self.code[at] = Instruction::new(code, to, from, distance, immediate);
         }

@@ -19,6 +19,18 @@ pub struct Descriptor {
     pub options: u32,
 }
 
+impl Descriptor {
+    /// Where the frame begins. Without alignment the kernel writes the distance from the memory's beginning beside its address.
+    pub fn start(&self) -> u64 {
+        self.base() + (self.address >> 48)
+    }
+
+    /// Where the memory begins that was given for the frame, or before.
+    pub fn base(&self) -> u64 {
+        self.address & ((1 << 48) - 1)
+    }
+}
+
 /// What a ring may hold: plain bytes of any value.
 pub trait Entry: Copy {}
 impl Entry for u64 {}

@@ -68,6 +68,7 @@ fn structures() -> BTreeMap<&'static str, Fields> {
         }),
         structure!(Data { request, at }),
         structure!(Answer { request, value }),
+        structure!(Placed { request, seal }),
         structure!(Group {
             address,
             port,
@@ -81,6 +82,7 @@ fn structures() -> BTreeMap<&'static str, Fields> {
             types,
             frame_bytes,
             authenticated,
+            placement,
             secret
         }),
     ])

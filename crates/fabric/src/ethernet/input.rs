@@ -2,11 +2,13 @@
 
 use std::time::Instant;
 
-use zerocopy::FromBytes;
 use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, IntoBytes};
 
-use super::link::{Answer, Asked, Coming, Link, Owed, State};
+use super::link::{Answer, Asked, Coming, Landing, Link, Owed, RESEND_AFTER, State};
 use super::local::Local;
+use super::output::AIMED;
+use super::placement::{self, Progress, Run};
 use super::window::Place;
 use super::wire::{self, IMMEDIATE, Kind, LAST, Packet, UNSEQUENCED};
 use super::{TRANSFER_MAX, count};
@@ -97,6 +99,7 @@ fn hear(link: &mut Link, local: &mut Local, packet: &Packet<'_>) {
                 });
             }
         }
+        Kind::Resend => resend(link, local, packet),
         Kind::Closed => {
             link.closed_there = true;
             link.lose(Failure::PeerLost, local);
@@ -169,6 +172,9 @@ fn execute(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         Kind::Data => data(link, local, packet),
         Kind::Value => value(link, local, packet),
         Kind::Refused => refused(link, local, packet),
+        Kind::Aim => aim(link, local, packet),
+        Kind::Aimed => aimed(link, packet),
+        Kind::Placed => return placed(link, local, packet),
         _ => None,
     };
     match executed {
@@ -251,20 +257,11 @@ fn write(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> 
     let key = Key(head.key.get());
     let written = local
         .shared
-        .table
         .with(key, Access::WRITE, offset, total.into(), |memory| {
             memory.region().write(offset + u64::from(at), data);
         });
     match written {
-        Ok(()) => {
-            if let Some(immediate) = immediate(packet) {
-                local.news.push(Report::Received {
-                    origin: Origin::Endpoint(link.id),
-                    buffer: None,
-                    immediate: Some(immediate),
-                });
-            }
-        }
+        Ok(()) => announce(link, local, packet),
         Err(failure) => refuse(link, local, head.request.get(), failure),
     }
     Some(())
@@ -279,7 +276,6 @@ fn read(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
     let (key, offset) = (head.key.get(), head.offset.get());
     let found = local
         .shared
-        .table
         .with(Key(key), Access::READ, offset, total.into(), |_| ());
     match found {
         Ok(()) => link.answers.push_back(Answer::Read {
@@ -304,7 +300,6 @@ fn atomic(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()>
     let key = Key(head.key.get());
     let found = local
         .shared
-        .table
         .with(key, Access::ATOMIC, offset, 8, |memory| match packet.kind {
             Kind::Swap => memory.region().compare_and_swap(offset, operand, new),
             _ => memory.region().fetch_and_add(offset, operand),
@@ -370,4 +365,160 @@ fn refused(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()
     link.closed_there = true;
     link.release(local);
     Some(())
+}
+
+/// The peer wants to place blocks.
+fn aim(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
+    let (head, _) = wire::Transfer::ref_from_prefix(packet.body).ok()?;
+    let (request, bytes) = (head.request.get(), head.total.get());
+    let (key, offset) = (Key(head.key.get()), head.offset.get());
+    let source = link.other.as_ref()?.target.hardware;
+    if link.landing.is_some() || link.answers.len() >= ANSWERS_MAX {
+        return None;
+    }
+    let owner = (local.member.slot, link.id);
+    let shared = &local.shared;
+    // Aimed while the key cannot be withdrawn.
+    let first = shared.with(key, Access::WRITE, offset, bytes.into(), |memory| {
+        let (placement, shape) = shared.placement.as_ref()?;
+        if !placement::is_placeable(shared, memory, offset, bytes.into()) {
+            return None;
+        }
+        let run = Run {
+            key,
+            offset,
+            blocks: bytes / placement::BLOCK,
+            source: xdp::Hardware(source),
+        };
+        placement.lock().aim(shared, *shape, owner, run)
+    });
+    match first {
+        Ok(first) => {
+            link.landing = first.map(|first| Landing {
+                request,
+                offset,
+                bytes,
+                first,
+                asked: None,
+            });
+            link.answers.push_back(Answer::Aimed { request, first });
+        }
+        Err(failure) => refuse(link, local, request, failure),
+    }
+    Some(())
+}
+
+/// The peer has aimed, or will not.
+fn aimed(link: &mut Link, packet: &Packet<'_>) -> Option<()> {
+    let (head, _) = wire::Answer::ref_from_prefix(packet.body).ok()?;
+    let (request, value) = (head.request.get(), head.value.get());
+    let is_asked = |run: &super::link::Run| run.request == request && run.first.is_none();
+    let run = link.run.as_mut().filter(|run| is_asked(run))?;
+    if value & AIMED != 0 {
+        run.first = Some(value as u32);
+    } else {
+        link.run = None;
+        let cursor = link.cursor;
+        link.requests.get_mut(cursor)?.unplaced = true;
+    }
+    Some(())
+}
+
+/// The peer misses frames.
+fn resend(link: &mut Link, local: &mut Local, packet: &Packet<'_>) {
+    let Ok((head, _)) = wire::Answer::ref_from_prefix(packet.body) else {
+        return;
+    };
+    let value = head.value.get();
+    let (first, from) = (value as u32, (value >> 32) as u32);
+    if let Some(run) = &mut link.run
+        && run.request == head.request.get()
+        && run.first.is_some()
+        && from <= run.frames()
+    {
+        run.first = Some(first);
+        run.next = from;
+        count(&local.shared.counts.repeated);
+    }
+}
+
+/// The peer has sent all frames of the blocks.
+fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
+    let Ok((head, _)) = wire::Placed::ref_from_prefix(packet.body) else {
+        return Outcome::Violation;
+    };
+    let request = head.request.get();
+    let (Some(landing), Some(other)) = (&mut link.landing, &link.other) else {
+        return Outcome::Violation;
+    };
+    let shared = local.shared.clone();
+    let Some((placement, shape)) = shared.placement.as_ref() else {
+        return Outcome::Violation;
+    };
+    if landing.request != request {
+        return Outcome::Violation;
+    }
+    let owner = (local.member.slot, link.id);
+    let mut placement = placement.lock();
+    let wanted = match placement.progress(&shared, *shape, owner) {
+        None => {
+            // The key was withdrawn meanwhile.
+            drop(placement);
+            link.landing = None;
+            refuse(link, local, request, Failure::Access);
+            return Outcome::Executed;
+        }
+        Some(Progress::All) => {
+            let (offset, bytes) = (landing.offset, landing.bytes);
+            let seal =
+                placement::seal_of_region(&other.from, request, &shared.region, offset, bytes);
+            if wire::is_same(&seal, &head.seal) {
+                placement.finish(&shared, *shape, owner);
+                drop(placement);
+                link.landing = None;
+                count(&shared.counts.placed);
+                announce(link, local, packet);
+                return Outcome::Executed;
+            }
+            count(&shared.counts.rejected);
+            None
+        }
+        Some(Progress::Astray) => None,
+        Some(Progress::Expects(frame)) => Some(frame),
+    };
+    let now = Instant::now();
+    let asked = *landing.asked.get_or_insert(now);
+    let from = match wanted {
+        Some(_) if now.saturating_duration_since(asked) < RESEND_AFTER => {
+            return Outcome::Stalled;
+        }
+        Some(frame) => frame,
+        None => {
+            let Some(first) = placement.aim_again(&shared, *shape, owner) else {
+                return Outcome::Stalled;
+            };
+            landing.first = first;
+            0
+        }
+    };
+    drop(placement);
+    landing.asked = Some(now);
+    let value = u64::from(from) << 32 | u64::from(landing.first);
+    let answer = wire::Answer {
+        request: request.into(),
+        value: value.into(),
+    };
+    link.tell(local, Kind::Resend, 0, answer.as_bytes());
+    Outcome::Stalled
+}
+
+/// Reports a write that announces itself.
+fn announce(link: &Link, local: &mut Local, packet: &Packet<'_>) {
+    if let Some(immediate) = immediate(packet) {
+        local.news.push(Report::Received {
+            origin: Origin::Endpoint(link.id),
+            buffer: None,
+            immediate: Some(immediate),
+        });
+    }
 }

@@ -11,7 +11,11 @@ use super::{count, output};
 use crate::{EndpointId, Failure, RegionDescriptor, Report};
 
 /// Frames that are kept for packets that are not repeated.
-const RESERVED: usize = 32;
+pub const RESERVED: usize = 32;
+/// Frames of a block.
+const FRAMES: u32 = 3;
+/// After how long missing frames of a run are asked for again.
+pub const RESEND_AFTER: Duration = Duration::from_millis(1);
 /// Packets after which an acknowledgement does not wait for something that could take it along.
 const UNACKNOWLEDGED_MAX: u32 = 16;
 
@@ -34,6 +38,8 @@ pub struct Other {
     pub from: Protection,
     /// Bytes of the longest body.
     pub body_bytes: usize,
+    /// Both sides place data, in the same way.
+    pub places: bool,
 }
 
 /// A request of this side.
@@ -45,6 +51,8 @@ pub struct Pending {
     pub last: Option<u64>,
     /// The answer has come, if it needs one.
     pub answered: bool,
+    /// The other side does not place its data.
+    pub unplaced: bool,
     pub value: u64,
 }
 
@@ -101,6 +109,35 @@ pub enum Answer {
         request: u64,
         failure: Failure,
     },
+    /// Frames are expected from this number on; or nothing is aimed.
+    Aimed {
+        request: u64,
+        first: Option<u32>,
+    },
+}
+
+/// Blocks of a write that the other side places.
+pub struct Run {
+    pub request: u64,
+    /// Where in the write's data they begin.
+    pub at: u32,
+    pub blocks: u32,
+    /// Number of the first frame, once the other side has aimed.
+    pub first: Option<u32>,
+    /// The frame to send next.
+    pub next: u32,
+    /// The packet that ends it.
+    pub sealed: Option<u64>,
+}
+
+/// Blocks that are placed here.
+pub struct Landing {
+    pub request: u64,
+    pub offset: u64,
+    pub bytes: u32,
+    pub first: u32,
+    /// When frames were last asked for again, or first missed.
+    pub asked: Option<Instant>,
 }
 
 /// A message that is coming.
@@ -119,6 +156,18 @@ pub enum Owed {
     Now,
 }
 
+impl Run {
+    /// Frames of all blocks.
+    pub fn frames(&self) -> u32 {
+        self.blocks * FRAMES
+    }
+
+    /// Whether frames are to be sent.
+    pub fn has_frames(&self) -> bool {
+        self.first.is_some() && self.next < self.frames()
+    }
+}
+
 /// One endpoint.
 pub struct Link {
     pub id: EndpointId,
@@ -135,6 +184,8 @@ pub struct Link {
     pub answers_first: bool,
     pub imports: Vec<RegionDescriptor>,
     pub coming: Option<Coming>,
+    pub run: Option<Run>,
+    pub landing: Option<Landing>,
     pub owed: Owed,
     /// Number of the last packet that is not repeated.
     unsequenced: u64,
@@ -168,6 +219,8 @@ impl Link {
             answers_first: true,
             imports: Vec::new(),
             coming: None,
+            run: None,
+            landing: None,
             owed: Owed::Nothing,
             unsequenced: 0,
             heard: now,
@@ -195,6 +248,13 @@ impl Link {
     pub fn release(&mut self, local: &mut Local) {
         self.requests.clear();
         self.cursor = 0;
+        self.run = None;
+        if self.landing.take().is_some()
+            && let Some((placement, shape)) = &local.shared.placement
+        {
+            let owner = (local.member.slot, self.id);
+            placement.lock().finish(&local.shared, *shape, owner);
+        }
         self.take_buffer(local);
         if self.answers.is_empty() && !self.refused {
             for frame in self.outgoing.take_frames() {
@@ -213,8 +273,19 @@ impl Link {
         self.answers.is_empty() && self.outgoing.is_empty()
     }
 
+    /// Whether frames of a run are to be sent.
+    pub fn is_placing(&self) -> bool {
+        self.run.as_ref().is_some_and(Run::has_frames)
+    }
+
     /// Reports requests that have ended well, in their order.
     pub fn complete(&mut self, local: &mut Local) {
+        let outgoing = &self.outgoing;
+        let is_over = |run: &mut Run| {
+            run.sealed
+                .is_some_and(|last| outgoing.is_acknowledged(last))
+        };
+        self.run.take_if(is_over);
         while let Some(front) = self.requests.front() {
             let is_sent = front
                 .last
@@ -240,6 +311,7 @@ impl Link {
             return;
         }
         self.repeat(local, now);
+        output::send_run(self, local);
         while self.outgoing.has_room() && local.frames.available() > RESERVED {
             let Some(made) = output::next_packet(self, local) else {
                 break;
@@ -252,6 +324,7 @@ impl Link {
             };
             self.outgoing.add(frame, length, now);
             output::advance(self, &made, sequence);
+            output::send_run(self, local);
         }
     }
 
@@ -353,6 +426,8 @@ impl Link {
             }
             State::Leaving { until } => Some(until),
         };
-        repeat.into_iter().chain(other).min()
+        let missing = self.landing.as_ref().and_then(|landing| landing.asked);
+        let again = missing.map(|asked| asked + RESEND_AFTER);
+        repeat.into_iter().chain(other).chain(again).min()
     }
 }

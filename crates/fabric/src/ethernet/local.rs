@@ -6,6 +6,7 @@ use std::time::Instant;
 use xdp::{Descriptor, Membership, Socket};
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::faulty::Faulty;
 use super::shared::{Frames, GroupMessage, Member, Shared, group_hardware, tag};
 use super::wire::{COMMAND_BYTES, Header, Kind, Protection, VERSION};
 use super::{count, wire};
@@ -82,6 +83,8 @@ pub struct Local {
     /// Memory of received frames, to be given back.
     received: Vec<u64>,
     unflushed: bool,
+    /// What happens to frames that are placed.
+    pub faults: Option<Faulty>,
 }
 
 impl Local {
@@ -99,6 +102,7 @@ impl Local {
             packet: Vec::new(),
             received: Vec::new(),
             unflushed: false,
+            faults: Faulty::new(shared.options.faults),
         }
     }
 
@@ -195,8 +199,8 @@ impl Local {
         };
         let length = descriptor.length.min(super::shared::CHUNK) as usize;
         into.resize(length, 0);
-        self.shared.region.read(descriptor.address, into);
-        self.received.push(descriptor.address);
+        self.shared.region.read(descriptor.start(), into);
+        self.received.push(descriptor.base());
         true
     }
 

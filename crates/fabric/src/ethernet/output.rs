@@ -2,9 +2,10 @@
 
 use zerocopy::IntoBytes;
 
-use super::link::{Answer, Asked, Link};
+use super::link::{Answer, Asked, Link, Pending, RESERVED, Run};
 use super::local::Local;
 use super::payload::Payload;
+use super::placement::{self, BLOCK, BLOCKS_MAX};
 use super::wire::{self, IMMEDIATE, Kind, LAST};
 use crate::{Access, Failure, Key};
 
@@ -28,7 +29,14 @@ pub fn next_packet(link: &mut Link, local: &mut Local) -> Option<Made> {
     if !link.answers.is_empty() && (link.answers_first || !has_request) {
         return answer(link, local, body_bytes);
     }
-    has_request.then(|| request(link, local, body_bytes))
+    if !has_request {
+        return None;
+    }
+    match next_of_run(link, local) {
+        Turn::Packets => Some(request(link, local, body_bytes)),
+        Turn::Waits => None,
+        Turn::Packet(made) => Some(made),
+    }
 }
 
 fn request(link: &Link, local: &mut Local, body_bytes: usize) -> Made {
@@ -167,13 +175,11 @@ fn answer(link: &mut Link, local: &mut Local, body_bytes: usize) -> Option<Made>
             local.body.resize(head_bytes + bytes as usize, 0);
             let start = *offset + u64::from(*at);
             let into = &mut local.body[head_bytes..];
-            let read =
-                local
-                    .shared
-                    .table
-                    .with(Key(*key), Access::READ, start, bytes.into(), |memory| {
-                        memory.region().read(start, into)
-                    });
+            let read = local
+                .shared
+                .with(Key(*key), Access::READ, start, bytes.into(), |memory| {
+                    memory.region().read(start, into)
+                });
             made.kind = Kind::Data;
             made.bytes = bytes;
             made.is_last = *at + bytes == *total;
@@ -195,6 +201,11 @@ fn answer(link: &mut Link, local: &mut Local, body_bytes: usize) -> Option<Made>
             (request, wire::failure_number(Failure::Access))
         }
         Answer::Value { request, value } => (*request, *value),
+        Answer::Aimed { request, first } => {
+            made.kind = Kind::Aimed;
+            let value = first.map_or(0, |first| AIMED | u64::from(first));
+            (*request, value)
+        }
         Answer::Refused { request, failure } => {
             made.kind = Kind::Refused;
             (*request, wire::failure_number(*failure))
@@ -220,6 +231,20 @@ pub fn advance(link: &mut Link, made: &Made, sequence: u64) {
         return;
     }
     let pending = &mut link.requests[link.cursor];
+    if made.kind == Kind::Aim {
+        link.run = Some(Run {
+            request: pending.sequence,
+            at: write_at(pending),
+            blocks: made.bytes / BLOCK,
+            first: None,
+            next: 0,
+            sealed: None,
+        });
+        return;
+    }
+    if let Some(run) = link.run.as_mut().filter(|_| made.kind == Kind::Placed) {
+        run.sealed = Some(sequence);
+    }
     match &mut pending.asked {
         Asked::Send { at, .. } | Asked::Write { at, .. } => *at += made.bytes,
         Asked::Read { .. } | Asked::Atomic { .. } => {}
@@ -227,5 +252,171 @@ pub fn advance(link: &mut Link, made: &Made, sequence: u64) {
     if made.is_last {
         pending.last = Some(sequence);
         link.cursor += 1;
+    }
+}
+
+/// Set in an answer that blocks are aimed at.
+pub const AIMED: u64 = 1 << 32;
+/// Set in the tag of frames that are placed.
+const PLACED_TAG: u16 = 0x8000;
+/// Frames that are given to the kernel in one call.
+const BATCH: usize = 64;
+
+/// What the next request needs.
+enum Turn {
+    /// Packets, as usual.
+    Packets,
+    /// Something that has to come first.
+    Waits,
+    /// A packet about blocks that are placed.
+    Packet(Made),
+}
+
+fn write_at(pending: &Pending) -> u32 {
+    match &pending.asked {
+        Asked::Write { at, .. } => *at,
+        _ => 0,
+    }
+}
+
+/// Long aligned parts of writes are placed, if both sides can.
+fn next_of_run(link: &mut Link, local: &mut Local) -> Turn {
+    let Some(other) = &link.other else {
+        return Turn::Waits;
+    };
+    let pending = &link.requests[link.cursor];
+    let Asked::Write {
+        data,
+        at,
+        key,
+        offset,
+        immediate,
+    } = &pending.asked
+    else {
+        return Turn::Packets;
+    };
+    let number = pending.sequence;
+    let run = link.run.as_ref();
+    if let Some(run) = run.filter(|run| run.request == number && run.sealed.is_none()) {
+        if run.first.is_none() || run.has_frames() {
+            return Turn::Waits;
+        }
+        let bytes = run.blocks * BLOCK;
+        let body = wire::Placed {
+            request: number.into(),
+            seal: placement::seal_of_payload(&other.to, number, data, run.at, bytes),
+        };
+        local.body.clear();
+        local.body.extend_from_slice(body.as_bytes());
+        let is_last = *at + bytes == data.length();
+        let announced = immediate.filter(|_| is_last);
+        let mut made = whole(Kind::Placed);
+        made.flags = if is_last { LAST } else { 0 };
+        if let Some(immediate) = announced {
+            made.flags |= IMMEDIATE;
+            made.immediate = immediate;
+        }
+        (made.bytes, made.is_last) = (bytes, is_last);
+        return Turn::Packet(made);
+    }
+    let rest = data.length() - at;
+    let start = offset + u64::from(*at);
+    let can = other.places && !pending.unplaced && local.shared.placement.is_some();
+    if !can || rest < BLOCK || !start.is_multiple_of(BLOCK.into()) {
+        return Turn::Packets;
+    }
+    if run.is_some() {
+        return Turn::Waits;
+    }
+    let bytes = (rest / BLOCK).min(BLOCKS_MAX) * BLOCK;
+    local.body.clear();
+    let head = transfer(number, *key, start, bytes, 0);
+    local.body.extend_from_slice(head.as_bytes());
+    let mut made = whole(Kind::Aim);
+    (made.bytes, made.is_last) = (bytes, false);
+    Turn::Packet(made)
+}
+
+/// Sends frames of blocks that the other side has aimed at, as far as there is room.
+pub fn send_run(link: &mut Link, local: &mut Local) {
+    let Some(run) = link.run.as_mut().filter(|run| run.has_frames()) else {
+        return;
+    };
+    let (Some(other), Some(first)) = (&link.other, run.first) else {
+        return;
+    };
+    let Some(shape) = local.shared.placement.as_ref().map(|(_, shape)| *shape) else {
+        return;
+    };
+    let found = link
+        .requests
+        .iter()
+        .find(|found| found.sequence == run.request);
+    let Some(Asked::Write { data, .. }) = found.map(|found| &found.asked) else {
+        return;
+    };
+    let [data_type, _] = local.shared.options.types;
+    loop {
+        let mut batch = Vec::with_capacity(BATCH);
+        let mut sent = 0;
+        let end = run.frames().min(run.next + BATCH as u32);
+        for number in run.next..end {
+            if local.frames.available() <= RESERVED {
+                break;
+            }
+            let Some(frame) = local.frames.take() else {
+                break;
+            };
+            let (at, bytes) = placement::place(shape, run.blocks, number);
+            let tag = PLACED_TAG | (first.wrapping_add(number) as u16 & !PLACED_TAG);
+            local.body.clear();
+            local.body.extend_from_slice(&other.target.hardware);
+            local
+                .body
+                .extend_from_slice(&local.shared.interface.hardware.0);
+            local.body.extend_from_slice(&data_type.to_be_bytes());
+            local.body.extend_from_slice(&tag.to_be_bytes());
+            let header = local.body.len();
+            local.body.resize(header + bytes as usize, 0);
+            data.gather(run.at + at, &mut local.body[header..]);
+            put_frame(local, frame, &mut batch);
+            sent += 1;
+        }
+        let given = local.shared.transmit_placed(&batch);
+        for (frame, _) in &batch {
+            local.frames.release(*frame);
+        }
+        // Frames behind one that was not taken are asked for again.
+        run.next += if given == batch.len() {
+            sent
+        } else {
+            given as u32
+        };
+        if sent == 0 || given < batch.len() || !run.has_frames() {
+            return;
+        }
+    }
+}
+
+/// Adds the frame in the thread's body to a batch.
+fn put_frame(local: &mut Local, frame: u32, batch: &mut Vec<(u32, u32)>) {
+    let address = local.shared.address(frame);
+    let length = local.body.len() as u32;
+    let Some(faults) = &mut local.faults else {
+        local.shared.region.write(address, &local.body);
+        return batch.push((frame, length));
+    };
+    let mut arrive = faults.treat(&local.body).into_iter();
+    let Some(first) = arrive.next() else {
+        return local.frames.release(frame);
+    };
+    local.shared.region.write(address, &first);
+    batch.push((frame, first.len() as u32));
+    for next in arrive {
+        if let Some(frame) = local.frames.take() {
+            let address = local.shared.address(frame);
+            local.shared.region.write(address, &next);
+            batch.push((frame, next.len() as u32));
+        }
     }
 }

@@ -8,10 +8,14 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use parking_lot::Mutex;
 use pmem::Region;
 use rustix::event::{EventfdFlags, eventfd};
-use xdp::{Hardware, Interface, Membership, Mode, Port, PortOptions, Socket};
+use xdp::{
+    Descriptor, Hardware, Interface, Membership, Mode, PlacedOptions, Port, PortOptions, Shape,
+    Socket,
+};
 
+use super::placement::{Placement, RING};
 use super::{Counts, EthernetOptions, wire};
-use crate::{Error, Table};
+use crate::{Access, Error, Failure, Key, Provider, Registration, Table};
 
 /// Bytes of the memory for one frame.
 pub const CHUNK: u32 = 2048;
@@ -36,7 +40,11 @@ pub struct Shared {
     /// Bytes of the longest frame.
     pub frame_bytes: u32,
     pub region: Region,
-    port: Mutex<Port>,
+    pub port: Mutex<Port>,
+    /// What places data, and how.
+    pub placement: Option<(Mutex<Placement>, Shape)>,
+    /// Bytes of the region that are not for frames.
+    pub pool_bytes: u64,
     /// How often each transmit frame is with the kernel.
     in_kernel: Vec<AtomicU16>,
     members: Mutex<Vec<Option<Arc<Member>>>>,
@@ -95,21 +103,47 @@ impl Shared {
             transports,
             ..options
         };
-        let bytes = u64::from(receive + transmit) * u64::from(CHUNK);
-        let region = Region::memory(bytes, false)?;
+        let bytes = Shared::frame_memory(&options);
+        let (region, pool_bytes) = match &options.pool {
+            None => (Region::memory(bytes, false)?, 0),
+            Some(pool) => {
+                let too_short = Error::Memory {
+                    provider: Provider::Ethernet,
+                    memory: format!("{:?}", pool.region),
+                    reason: "it has no room for frames; make it longer by `EthernetOptions::frame_memory`",
+                };
+                let rest = pool.region.length().checked_sub(bytes).ok_or(too_short)?;
+                (
+                    pool.region.clone(),
+                    rest / u64::from(CHUNK) * u64::from(CHUNK),
+                )
+            }
+        };
+        let placed = options.pool.as_ref().map(|pool| PlacedOptions {
+            queue: pool.queue,
+            shape: pool.shape,
+        });
         let layout = PortOptions {
             queue: options.queue,
             types: options.types,
             chunk: CHUNK,
             ring: receive.max(transmit.next_power_of_two()),
-            sockets: transports + 1,
+            sockets: transports + 2,
             modes: options.modes,
+            placed,
         };
         let mut port = Port::open(&interface, &region, &layout)?;
         for frame in 0..receive {
-            port.fill(u64::from(frame) * u64::from(CHUNK));
+            port.fill(pool_bytes + u64::from(frame) * u64::from(CHUNK));
         }
         port.filled();
+        let placement = match placed {
+            Some(placed) => {
+                let placement = Placement::new(port.data_socket(RING)?);
+                Some((Mutex::new(placement), placed.shape))
+            }
+            None => None,
+        };
         Ok(Shared {
             table: Table::default(),
             counts: Counts::default(),
@@ -118,10 +152,22 @@ impl Shared {
             in_kernel: (0..transmit).map(|_| AtomicU16::new(0)).collect(),
             members: Mutex::new((0..transports).map(|_| None).collect()),
             port: Mutex::new(port),
+            placement,
+            pool_bytes,
             interface,
             region,
             options,
         })
+    }
+
+    /// Bytes of memory for frames.
+    pub fn frame_memory(options: &EthernetOptions) -> u64 {
+        let receive = options
+            .receive_frames
+            .next_power_of_two()
+            .clamp(64, 1 << 16);
+        let transmit = options.transports.clamp(1, 64) * TRANSMIT_FRAMES;
+        u64::from(receive + transmit) * u64::from(CHUNK)
     }
 
     /// A thread's socket and place.
@@ -183,10 +229,56 @@ impl Shared {
         }
         let wake = port.filled();
         while let Some(address) = port.completed() {
-            let frame = address / u64::from(CHUNK) - u64::from(self.options.receive_frames);
-            self.in_kernel[frame as usize].fetch_sub(1, Ordering::Release);
+            self.sent(address);
         }
         wake
+    }
+
+    /// The kernel has sent a frame.
+    pub fn sent(&self, address: u64) {
+        let chunk = (address - self.pool_bytes) / u64::from(CHUNK);
+        let frame = chunk - u64::from(self.options.receive_frames);
+        self.in_kernel[frame as usize].fetch_sub(1, Ordering::Release);
+    }
+
+    /// Gives frames to the kernel that are placed: as many as there is room for. How many that is.
+    pub fn transmit_placed(&self, frames: &[(u32, u32)]) -> usize {
+        let Some((placement, _)) = &self.placement else {
+            return 0;
+        };
+        let mut placement = placement.lock();
+        let mut given = 0;
+        for &(frame, length) in frames {
+            let descriptor = Descriptor {
+                address: self.address(frame),
+                length,
+                options: 0,
+            };
+            self.hand_over(frame);
+            if !placement.transmit(&self.port, descriptor) {
+                self.take_back(frame);
+                break;
+            }
+            given += 1;
+        }
+        placement.flush(|address| self.sent(address));
+        given
+    }
+
+    /// Does something with registered memory that a peer named, if it may. Memory for frames is none of it.
+    pub fn with<R>(
+        &self,
+        key: Key,
+        access: Access,
+        offset: u64,
+        length: u64,
+        act: impl FnOnce(&Registration) -> R,
+    ) -> Result<R, Failure> {
+        let found = self.table.with(key, access, offset, length, |memory| {
+            let is_region = memory.region().address(0, 1) == self.region.address(0, 1);
+            (!is_region || offset + length <= self.pool_bytes).then(|| act(memory))
+        });
+        found.and_then(|done| done.ok_or(Failure::Access))
     }
 
     /// Transmit frames of a place.
@@ -196,7 +288,7 @@ impl Shared {
 
     /// Where a transmit frame is in the memory.
     pub fn address(&self, frame: u32) -> u64 {
-        u64::from(self.options.receive_frames + frame) * u64::from(CHUNK)
+        self.pool_bytes + u64::from(self.options.receive_frames + frame) * u64::from(CHUNK)
     }
 
     /// A transmit frame is given to the kernel.

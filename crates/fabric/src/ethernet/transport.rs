@@ -4,16 +4,17 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pmem::Random;
+use xdp::Shape;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::faulty::Faulty;
 use super::input::{self, Fate};
 use super::link::{Asked, Link, Other, Owed, Pending, State};
 use super::local::{Group, Local, Target};
 use super::payload::Payload;
 use super::shared::{GroupMessage, Passed, Shared};
 use super::wire::{self, Hello, Kind, Protection};
-use super::{FrameFaults, capabilities, count};
+use super::{capabilities, count};
 use crate::{
     Capabilities, EndpointId, Error, Export, GroupAddress, GroupId, Limits, Operation, Parameters,
     Peer, Piece, Registration, Report, Request, Role, Source, Supply, Transport,
@@ -43,14 +44,6 @@ pub struct EthernetTransport {
     faults: Option<Faulty>,
 }
 
-/// Faults that tests ask for.
-struct Faulty {
-    faults: FrameFaults,
-    random: Random,
-    /// A frame that others overtake.
-    held: Option<Vec<u8>>,
-}
-
 impl EthernetTransport {
     pub(super) fn open(shared: &Arc<Shared>) -> Result<EthernetTransport, Error> {
         let (socket, member) = shared.join()?;
@@ -64,11 +57,7 @@ impl EthernetTransport {
             leaving: VecDeque::new(),
             frame: Vec::new(),
             check_at: Instant::now(),
-            faults: faults.are_some().then(|| Faulty {
-                random: Random::new(faults.seed),
-                faults,
-                held: None,
-            }),
+            faults: Faulty::new(faults),
         })
     }
 
@@ -149,12 +138,12 @@ impl EthernetTransport {
                 continue;
             };
             link.listed = false;
-            if link.stalled && !self.local.free.is_empty() && !link.ended {
+            if link.stalled && !link.ended {
                 input::resume(link, &mut self.local);
             }
             link.transmit(&mut self.local, now);
             link.acknowledge(&mut self.local, acknowledge_all);
-            let stays = link.stalled || link.owed != Owed::Nothing;
+            let stays = link.stalled || link.is_placing() || link.owed != Owed::Nothing;
             if stays {
                 self.list(EndpointId(id));
             }
@@ -224,39 +213,18 @@ impl EthernetTransport {
             to,
             from,
             body_bytes: longest - wire::HEADER_BYTES,
+            places: hello.placement.get() != 0
+                && hello.placement.get() == placement_number(&self.local.shared),
         })
     }
 }
 
-impl Faulty {
-    /// What arrives of a frame, in order.
-    fn treat(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
-        let faults = self.faults;
-        let mut happens = |permille| self.random.below(1000) < permille as usize;
-        let mut arrive = Vec::new();
-        if happens(faults.loss_permille) {
-            return arrive;
-        }
-        let (doubled, held) = (
-            happens(faults.duplication_permille),
-            happens(faults.reorder_permille),
-        );
-        let mut frame = frame.to_vec();
-        if doubled {
-            arrive.push(frame.clone());
-        }
-        if happens(faults.corruption_permille) {
-            let bit = self.random.below(frame.len() * 8);
-            frame[bit / 8] ^= 1 << (bit % 8);
-        }
-        let before = self.held.take();
-        if held {
-            self.held = Some(frame);
-        } else {
-            arrive.push(frame);
-        }
-        arrive.extend(before);
-        arrive
+/// How data is placed, as peers are told.
+fn placement_number(shared: &Shared) -> u32 {
+    match shared.placement {
+        None => 0,
+        Some((_, Shape::Overlay)) => 1,
+        Some((_, Shape::Strip)) => 2,
     }
 }
 
@@ -325,6 +293,7 @@ impl Transport for EthernetTransport {
             types: shared.options.types.map(Into::into),
             frame_bytes: shared.frame_bytes.into(),
             authenticated: u32::from(shared.options.authenticated).into(),
+            placement: placement_number(shared).into(),
             secret,
         };
         self.links
@@ -402,6 +371,7 @@ impl Transport for EthernetTransport {
             asked,
             last: None,
             answered: false,
+            unplaced: false,
             value: 0,
         });
         self.list(endpoint);

@@ -77,6 +77,12 @@ pub enum Kind {
     Value = 7,
     /// A request is refused; the endpoint ends with it.
     Refused = 8,
+    /// Blocks are to be aimed at.
+    Aim = 9,
+    /// They are, or will not be.
+    Aimed = 10,
+    /// All frames for them were sent.
+    Placed = 11,
     /// Nothing but what the header says.
     Acknowledge = 16,
     /// The same, and an answer is wanted.
@@ -85,6 +91,8 @@ pub enum Kind {
     Credit = 18,
     /// The endpoint is closed.
     Closed = 19,
+    /// Frames for blocks are wanted again.
+    Resend = 20,
     /// A message to a group.
     Group = 32,
 }
@@ -92,8 +100,8 @@ pub enum Kind {
 impl Kind {
     pub fn from_byte(byte: u8) -> Option<Kind> {
         use Kind::{
-            Acknowledge, Add, Closed, Credit, Data, Group, Probe, Read, Refused, Send, Swap, Value,
-            Write,
+            Acknowledge, Add, Aim, Aimed, Closed, Credit, Data, Group, Placed, Probe, Read,
+            Refused, Resend, Send, Swap, Value, Write,
         };
         let all = [
             Send,
@@ -104,6 +112,10 @@ impl Kind {
             Data,
             Value,
             Refused,
+            Aim,
+            Aimed,
+            Placed,
+            Resend,
             Acknowledge,
             Probe,
             Credit,
@@ -131,7 +143,7 @@ pub struct Send {
     pub returned: U32,
 }
 
-/// Body of [`Kind::Write`], with data behind it; of [`Kind::Read`], without.
+/// Body of [`Kind::Write`], with data behind it; of [`Kind::Read`] and [`Kind::Aim`], without.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Transfer {
@@ -168,13 +180,22 @@ pub struct Data {
     pub at: U32,
 }
 
-/// Body of [`Kind::Value`] and [`Kind::Refused`], and in its first word of [`Kind::Credit`].
+/// Body of [`Kind::Value`], [`Kind::Refused`], [`Kind::Aimed`] and [`Kind::Resend`].
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Answer {
     pub request: U64,
-    /// What was found, or [`failure_number`].
+    /// What was found, or [`failure_number`], or numbers of frames.
     pub value: U64,
+}
+
+/// Body of [`Kind::Placed`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Placed {
+    pub request: U64,
+    /// Keyed hash, or checksum, of the request's number and the blocks.
+    pub seal: [u8; 32],
 }
 
 /// Body of [`Kind::Group`], with the message behind it.
@@ -239,11 +260,56 @@ impl Protection {
         check
     }
 
+    /// Begins the seal of blocks.
+    pub fn begin_seal(&self, request: u64) -> Sealing {
+        let mut sealing = match self {
+            Protection::Key(key) => Sealing::Key(Box::new(blake3::Hasher::new_keyed(key))),
+            Protection::Checksum => Sealing::Checksum(Box::new(crc_fast::Digest::new(
+                crc_fast::CrcAlgorithm::Crc32Iscsi,
+            ))),
+        };
+        sealing.update(&request.to_le_bytes());
+        sealing
+    }
+
     /// Whether a packet's check is right, in a time that does not depend on where it is wrong.
     pub fn is_right(&self, packet: &Packet<'_>) -> bool {
         let expected = self.check(packet.header, packet.body);
-        let differences = expected.iter().zip(&packet.header.check);
-        differences.fold(0, |all, (a, b)| all | (a ^ b)) == 0
+        is_same(&expected, &packet.header.check)
+    }
+}
+
+/// Whether both are the same, in a time that does not depend on where they differ.
+pub fn is_same(one: &[u8], other: &[u8]) -> bool {
+    let differences = one.iter().zip(other);
+    one.len() == other.len() && differences.fold(0, |all, (a, b)| all | (a ^ b)) == 0
+}
+
+/// A seal of blocks that is being made.
+pub enum Sealing {
+    Key(Box<blake3::Hasher>),
+    Checksum(Box<crc_fast::Digest>),
+}
+
+impl Sealing {
+    pub fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Sealing::Key(hasher) => {
+                hasher.update(bytes);
+            }
+            Sealing::Checksum(digest) => digest.update(bytes),
+        }
+    }
+
+    pub fn end(self) -> [u8; 32] {
+        match self {
+            Sealing::Key(hasher) => *hasher.finalize().as_bytes(),
+            Sealing::Checksum(digest) => {
+                let mut seal = [0; 32];
+                seal[..8].copy_from_slice(&digest.finalize().to_le_bytes());
+                seal
+            }
+        }
     }
 }
 
@@ -289,6 +355,8 @@ pub struct Hello {
     pub frame_bytes: U32,
     /// 1 if packets must be authenticated.
     pub authenticated: U32,
+    /// How it places data: 0 not at all, 1 overlay, 2 strip.
+    pub placement: U32,
     pub secret: [u8; 32],
 }
 

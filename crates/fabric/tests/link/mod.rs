@@ -58,7 +58,8 @@ impl Link {
         let near = new_namespace();
         let peer = path(&far);
         ip(&format!(
-            "link add {INTERFACE} type veth peer name {INTERFACE} netns {peer}"
+            "link add {INTERFACE} numrxqueues 2 numtxqueues 2 type veth peer name {INTERFACE} \
+             numrxqueues 2 numtxqueues 2 netns {peer}"
         ));
         let hosts = vec![near, far];
         for host in &hosts {
@@ -106,6 +107,17 @@ impl Link {
         result
     }
 
+    /// The thread is on a host from now on, until the link is dropped.
+    pub fn enter(&self, host: usize) {
+        enter(&self.hosts[host]);
+    }
+
+    /// Runs `ip` on a host.
+    pub fn ip(&self, host: usize, arguments: &str) {
+        self.on(host, || ip(arguments));
+        self.enter(host);
+    }
+
     pub fn hosts(&self) -> usize {
         self.hosts.len()
     }
@@ -121,7 +133,7 @@ pub struct OnLink {
     link: Link,
     options: EthernetOptions,
     /// One device for each host.
-    devices: RefCell<Vec<Arc<dyn Device>>>,
+    devices: RefCell<Vec<Arc<Ethernet>>>,
     next: Cell<usize>,
 }
 
@@ -133,6 +145,15 @@ impl OnLink {
             devices: RefCell::default(),
             next: Cell::new(0),
         }
+    }
+
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// The interface of a side that was made.
+    pub fn ethernet(&self, side: usize) -> Arc<Ethernet> {
+        self.devices.borrow()[side].clone()
     }
 
     /// Two hosts with a cable between them. Two sides on one host share its interface.
@@ -186,14 +207,14 @@ impl Setup for OnLink {
             devices.push(Arc::new(opened.unwrap()));
         }
         // Its sockets are made next, in the thread's namespace.
-        enter(&self.link.hosts[side]);
+        self.link.enter(side);
         devices[side].clone()
     }
 }
 
-impl Drop for OnLink {
+impl Drop for Link {
     fn drop(&mut self) {
         // The thread may have other tests to run.
-        enter(&self.link.home);
+        enter(&self.home);
     }
 }

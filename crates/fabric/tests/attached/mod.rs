@@ -1,0 +1,237 @@
+//! Interfaces: what attaching leaves behind, what is refused, and what strangers on the link can do.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use fabric::ethernet::{Ethernet, EthernetOptions};
+use fabric::{Access, Event, Operation, Options, Queue, Role, Source, WorkRequest};
+use pmem::Region;
+use xdp::{Descriptor, Interface, Modes, Port, PortOptions};
+
+use super::link::{INTERFACE, Link, options};
+use super::suite::{self, Pair, Setup};
+
+/// Set for the process that is killed.
+const HOLD: &str = "TAKO_TEST_HOLD";
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the system shows of the interface: flags, MTU, offloads, XDP programs.
+fn shown() -> String {
+    let output = Command::new("ip")
+        .args(["-details", "link", "show", "dev", INTERFACE])
+        .output();
+    String::from_utf8(output.unwrap().stdout).unwrap()
+}
+
+/// The kernel frees sockets and memory a little after the process has ended.
+fn open_soon() -> Ethernet {
+    let start = Instant::now();
+    loop {
+        match Ethernet::open(options()) {
+            Ok(opened) => return opened,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn an_interface_is_as_it_was_also_after_kill() {
+    const TEST: &str = "attached::an_interface_is_as_it_was_also_after_kill";
+    if std::env::var_os(HOLD).is_some() {
+        let _held = Ethernet::open(options()).unwrap();
+        println!("attached");
+        // Until it is killed, or the other process has gone.
+        let _ = std::io::stdin().lines().next();
+        return;
+    }
+    let link = Link::pair();
+    link.enter(0);
+    let before = shown();
+    assert!(!before.contains("xdp"));
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", TEST, "--nocapture"])
+        .env(HOLD, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let attached = lines
+        .map_while(Result::ok)
+        .any(|line| line.contains("attached"));
+    assert!(attached, "the other process does not attach");
+    assert!(shown().contains("xdp"));
+    let busy = Ethernet::open(options()).err().unwrap().to_string();
+    assert!(busy.contains("in use by another XDP program"), "{busy}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    drop(open_soon());
+    assert_eq!(shown(), before);
+}
+
+#[test]
+fn what_is_missing_is_said_in_a_sentence() {
+    let link = Link::pair();
+    link.enter(0);
+    let refused = |options: EthernetOptions| Ethernet::open(options).err().unwrap().to_string();
+    let none = refused(EthernetOptions::default());
+    assert!(none.contains("no interface was chosen"), "{none}");
+    let other = refused(EthernetOptions {
+        interface: Some("none0".into()),
+        ..options()
+    });
+    assert!(
+        other.contains("no Ethernet interface none0; there are: tako0"),
+        "{other}"
+    );
+    let queue = refused(EthernetOptions {
+        queue: 99,
+        ..options()
+    });
+    assert!(queue.contains("has no queue 99"), "{queue}");
+    link.ip(0, &format!("link set {INTERFACE} down"));
+    let down = refused(options());
+    assert!(
+        down.contains("is down; run `ip link set tako0 up`"),
+        "{down}"
+    );
+}
+
+fn ball(bytes: &[u8]) -> Operation<'_> {
+    Operation::Send {
+        from: Source::Inline(bytes),
+        immediate: None,
+    }
+}
+
+/// Two threads that sleep until something comes.
+#[test]
+fn threads_wake_each_other() {
+    const ROUNDS: u64 = 2000;
+    let setup = super::link::OnLink::pair();
+    let layout = Options {
+        spin_max: Duration::ZERO,
+        ..Options::default()
+    };
+    let open = || {
+        let device = setup.device();
+        let queue = Queue::open(&*device, layout).unwrap();
+        (device, queue)
+    };
+    let ((_near_device, mut near), (_far_device, mut far)) = (open(), open());
+    let (to_far, near_says) = near.offer().unwrap();
+    let (to_near, far_says) = far.offer().unwrap();
+    far.accept(to_near, Role::Listener, suite::peer(&setup, near_says))
+        .unwrap();
+    near.accept(to_far, Role::Dialer, suite::peer(&setup, far_says))
+        .unwrap();
+    let echo = std::thread::spawn(move || {
+        let mut events = Vec::new();
+        loop {
+            far.wait(&mut events, PATIENCE);
+            for event in events.drain(..) {
+                match event {
+                    Event::Message(message) => {
+                        let bytes = message.to_vec();
+                        drop(message);
+                        let answer = WorkRequest::new(0, ball(&bytes)).quiet();
+                        far.post(to_near, &answer).unwrap();
+                        far.submit();
+                    }
+                    Event::Lost(..) => return,
+                    Event::Done(_) => {}
+                }
+            }
+        }
+    });
+    let mut events = Vec::new();
+    for round in 0..ROUNDS {
+        let bytes = round.to_le_bytes();
+        near.post(to_far, &WorkRequest::new(0, ball(&bytes)).quiet())
+            .unwrap();
+        near.submit();
+        while near.wait(&mut events, PATIENCE) == 0 {}
+        match events.pop() {
+            Some(Event::Message(answer)) => assert_eq!(answer.to_vec(), bytes),
+            other => panic!("{other:?}"),
+        }
+    }
+    near.close(to_far);
+    while !echo.is_finished() {
+        near.poll(&mut events);
+    }
+    echo.join().unwrap();
+}
+
+/// A packet that says to come from another host, and whose fields are all right but its check.
+fn forged(from: [u8; 6], to: [u8; 6], endpoint: u32, kind: u8) -> Vec<u8> {
+    let mut frame = vec![0; 256];
+    frame[..6].copy_from_slice(&to);
+    frame[6..12].copy_from_slice(&from);
+    frame[12..14].copy_from_slice(&[0x80, 0x01]);
+    frame[14..16].copy_from_slice(&[0, 1]);
+    frame[16..18].copy_from_slice(&[1, kind]);
+    frame[24..28].copy_from_slice(&endpoint.to_le_bytes());
+    // Packets that are not repeated have the highest bit of their number set.
+    if kind >= 16 {
+        frame[32..40].copy_from_slice(&(u64::MAX / 2 + 1000).to_le_bytes());
+    }
+    frame
+}
+
+#[test]
+fn forged_packets_change_nothing() {
+    let link = Link::bridge(3);
+    let hardware: Vec<[u8; 6]> = (0..3)
+        .map(|host| link.on(host, || Interface::named(INTERFACE).unwrap().hardware.0))
+        .collect();
+    let setup = super::link::OnLink::over(link, options());
+    let mut pair = Pair::new(&setup);
+    let far = pair.far.memory(4096, Access::ALL);
+    let remote = pair.import(&far);
+    // The third host attaches with nothing but sockets.
+    setup.link().enter(2);
+    let interface = Interface::named(INTERFACE).unwrap();
+    let memory = Region::memory(64 * 2048, false).unwrap();
+    let layout = PortOptions {
+        queue: 0,
+        types: [0x8000, 0x8001],
+        chunk: 2048,
+        ring: 64,
+        sockets: 1,
+        modes: Modes::Fastest,
+        placed: None,
+    };
+    let mut port = Port::open(&interface, &memory, &layout).unwrap();
+    let mut socket = port.socket(64).unwrap();
+    let endpoint = pair.to_near.0;
+    for (number, kind) in [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 17, 18, 19, 20]
+        .into_iter()
+        .enumerate()
+    {
+        let frame = forged(hardware[0], hardware[1], endpoint, kind);
+        let address = number as u64 * 2048;
+        memory.write(address, &frame);
+        assert!(socket.transmit(Descriptor {
+            address,
+            length: frame.len() as u32,
+            options: 0,
+        }));
+    }
+    assert!(socket.flush());
+    let counters = || setup.ethernet(1).counters();
+    pair.until("the forged packets", |_, _| counters().rejected >= 16);
+    while port.completed().is_some() {}
+    assert!(pair.far.lost.is_empty() && pair.far.messages.is_empty());
+    let mut found = [1; 4096];
+    far.region().read(0, &mut found);
+    assert_eq!(found, [0; 4096]);
+    let write = Operation::Write {
+        from: Source::Inline(b"right"),
+        to: remote.at(0),
+        immediate: None,
+    };
+    assert_eq!(pair.carry_out(1, write), Ok(0));
+}

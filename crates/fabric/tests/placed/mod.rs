@@ -1,0 +1,234 @@
+//! Writes over Ethernet whose blocks are received where they belong.
+
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+
+use fabric::ethernet::{Ethernet, EthernetOptions, FrameFaults, PlacedPool, Shape};
+use fabric::{Access, Device, Failure, Operation, Registration, Source, WorkRequest};
+use pmem::Region;
+
+use super::link::{Link, options};
+use super::suite::{Pair, Random, Setup};
+
+const BLOCK: u64 = 4096;
+/// Blocks of a pool that can be written to.
+const BLOCKS: u64 = 600;
+
+/// Two hosts with a pool each.
+struct Placing {
+    link: Link,
+    options: EthernetOptions,
+    shape: Shape,
+    devices: RefCell<Vec<Arc<Ethernet>>>,
+    pools: RefCell<Vec<Region>>,
+    next: Cell<usize>,
+}
+
+impl Placing {
+    fn new(shape: Shape, faults: FrameFaults) -> Placing {
+        Placing {
+            link: Link::pair(),
+            options: EthernetOptions {
+                faults,
+                transports: 2,
+                ..options()
+            },
+            shape,
+            devices: RefCell::default(),
+            pools: RefCell::default(),
+            next: Cell::new(0),
+        }
+    }
+
+    /// Runs of blocks that the far side has received where they belong.
+    fn placed(&self) -> u64 {
+        self.devices.borrow()[1].counters().placed
+    }
+}
+
+impl Setup for Placing {
+    fn device(&self) -> Arc<dyn Device> {
+        let host = self.next.replace(self.next.get() + 1);
+        let bytes = BLOCKS * BLOCK + self.options.frame_memory();
+        let pool = Region::memory(bytes, false).unwrap();
+        let options = EthernetOptions {
+            pool: Some(PlacedPool {
+                region: pool.clone(),
+                queue: 1,
+                shape: self.shape,
+            }),
+            ..self.options.clone()
+        };
+        self.link.enter(host);
+        let device = Arc::new(Ethernet::open(options).unwrap());
+        self.pools.borrow_mut().push(pool);
+        self.devices.borrow_mut().push(device.clone());
+        device
+    }
+}
+
+/// The far side's pool, registered, and its image as it should be.
+struct Target {
+    memory: Registration,
+    model: Vec<u8>,
+}
+
+impl Target {
+    fn new(pair: &Pair, setup: &Placing, random: &mut Random) -> Target {
+        let pool = setup.pools.borrow()[1].clone();
+        let model = random.bytes((BLOCKS * BLOCK) as usize);
+        pool.write(0, &model);
+        Target {
+            memory: pair.far.device.register(&pool, Access::ALL).unwrap(),
+            model,
+        }
+    }
+
+    fn check(&self, what: &str) {
+        let mut found = vec![0; self.model.len()];
+        self.memory.region().read(0, &mut found);
+        let wrong = (0..found.len()).find(|&at| found[at] != self.model[at]);
+        assert_eq!(wrong, None, "{what}");
+    }
+}
+
+fn writes(setup: &Placing, rounds: u64) {
+    let mut pair = Pair::new(setup);
+    let mut random = Random(11);
+    let mut target = Target::new(&pair, setup, &mut random);
+    let remote = pair.import(&target.memory);
+    let near = pair.near.memory(BLOCKS * BLOCK, Access::LOCAL);
+    for round in 0..rounds {
+        let blocks = 1 + random.below(if round % 4 == 0 { 500 } else { 20 });
+        let first = 1 + random.below(BLOCKS - blocks);
+        // Some do not end with a block.
+        let more = if round % 3 == 0 {
+            random.below(BLOCK)
+        } else {
+            0
+        };
+        let start = first * BLOCK;
+        let length = (blocks * BLOCK + more).min(BLOCKS * BLOCK - start);
+        let bytes = random.bytes(length as usize);
+        near.region().write(8, &bytes);
+        let pieces = [near.piece(8, 1000), near.piece(1008, length as u32 - 1000)];
+        let write = Operation::Write {
+            from: Source::Pieces(&pieces),
+            to: remote.at(start),
+            immediate: (round % 2 == 0).then_some(round as u32),
+        };
+        assert_eq!(pair.carry_out(round, write), Ok(0));
+        target.model[start as usize..][..length as usize].copy_from_slice(&bytes);
+        target.check(&format!("round {round}: {length} bytes at {start}"));
+        if round % 2 == 0 {
+            pair.await_messages(1);
+            let message = pair.far.messages.pop().unwrap();
+            assert_eq!(message.immediate, Some(round as u32));
+        }
+    }
+    assert!(setup.placed() >= rounds);
+}
+
+#[test]
+fn stripped_blocks_land_where_they_belong_and_nothing_else_changes() {
+    writes(&Placing::new(Shape::Strip, FrameFaults::default()), 40);
+}
+
+#[test]
+fn overlaid_blocks_land_where_they_belong_and_what_headers_cover_is_restored() {
+    writes(&Placing::new(Shape::Overlay, FrameFaults::default()), 40);
+}
+
+#[test]
+fn lost_doubled_reordered_and_damaged_frames_misplace_nothing() {
+    for shape in [Shape::Strip, Shape::Overlay] {
+        let faults = FrameFaults {
+            loss_permille: 5,
+            duplication_permille: 10,
+            reorder_permille: 5,
+            corruption_permille: 1,
+            seed: 5,
+        };
+        writes(&Placing::new(shape, faults), 30);
+    }
+}
+
+/// The lane is another endpoint's: the write goes by packets instead.
+#[test]
+fn two_writers_share_one_lane() {
+    let setup = Placing::new(Shape::Strip, FrameFaults::default());
+    let mut pair = Pair::new(&setup);
+    let mut random = Random(12);
+    let mut target = Target::new(&pair, &setup, &mut random);
+    let first = pair.import(&target.memory);
+    let (other_far, other_near) = super::suite::join(&setup, &mut pair.near, &mut pair.far);
+    let export = pair.far.queue.export(other_near, &target.memory).unwrap();
+    let second = pair.near.queue.import(other_far, export).unwrap();
+    let near = pair.near.memory(BLOCKS * BLOCK, Access::LOCAL);
+    let bytes = random.bytes(500 * BLOCK as usize);
+    near.region().write(0, &bytes);
+    let half = 250 * BLOCK;
+    for round in 0..20 {
+        let pieces = [near.piece(0, half as u32)];
+        let other = [near.piece(half, half as u32)];
+        let write = |pieces, to| Operation::Write {
+            from: Source::Pieces(pieces),
+            to,
+            immediate: None,
+        };
+        let (one, two) = (
+            write(&pieces, first.at(BLOCK)),
+            write(&other, second.at(BLOCK + half)),
+        );
+        let (to_far, queue) = (pair.to_far, &mut pair.near.queue);
+        queue.post(to_far, &WorkRequest::new(round, one)).unwrap();
+        queue
+            .post(other_far, &WorkRequest::new(round, two))
+            .unwrap();
+        pair.until("both ends", |near, _| near.done.len() == 2);
+        assert!(pair.near.done.drain(..).all(|done| done.outcome == Ok(0)));
+    }
+    target.model[BLOCK as usize..][..bytes.len()].copy_from_slice(&bytes);
+    target.check("both halves");
+}
+
+/// Frames of the transport lie behind the pool: no peer reaches them, whatever its key.
+#[test]
+fn the_memory_for_frames_is_out_of_reach() {
+    let setup = Placing::new(Shape::Strip, FrameFaults::default());
+    let mut pair = Pair::new(&setup);
+    let target = Target::new(&pair, &setup, &mut Random(13));
+    let remote = pair.import(&target.memory);
+    let write = Operation::Write {
+        from: Source::Inline(b"forged"),
+        to: remote.at(BLOCKS * BLOCK),
+        immediate: None,
+    };
+    assert_eq!(pair.carry_out(1, write), Err(Failure::Access));
+}
+
+/// The key goes while blocks are aimed at.
+#[test]
+fn a_withdrawn_key_ends_what_is_aimed() {
+    let setup = Placing::new(Shape::Overlay, FrameFaults::default());
+    let mut pair = Pair::new(&setup);
+    let mut random = Random(14);
+    let target = Target::new(&pair, &setup, &mut random);
+    let remote = pair.import(&target.memory);
+    let near = pair.near.memory(BLOCKS * BLOCK, Access::LOCAL);
+    let pieces = [near.piece(0, 256 * BLOCK as u32)];
+    let write = Operation::Write {
+        from: Source::Pieces(&pieces),
+        to: remote.at(10 * BLOCK),
+        immediate: None,
+    };
+    pair.post(WorkRequest::new(1, write));
+    pair.near.queue.submit();
+    // It aims at the blocks.
+    pair.far.poll();
+    assert!(pair.far.device.revoke(&target.memory).is_some());
+    let to_far = pair.to_far;
+    pair.until("the refusal", |near, _| near.outcome(to_far, 1).is_some());
+    assert_eq!(pair.near.outcome(to_far, 1), Some(Err(Failure::Access)));
+    target.check("nothing has landed");
+}

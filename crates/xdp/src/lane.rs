@@ -1,0 +1,124 @@
+//! The lane: which frame of data is expected next, as this process and the XDP program know it.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::{Hardware, bpf};
+
+/// Where the words are.
+pub(crate) const EXPECTED_AT: i16 = 0;
+pub(crate) const END_AT: i16 = 4;
+pub(crate) const SOURCE_AT: i16 = 8;
+const BYTES: usize = 4096;
+
+/// How a block of 4096 bytes is cut into frames. Each has 16 bytes of header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Frames of 1512, 1512 and 1120 bytes, the highest address first; each header lies where the next frame's data ends, the
+    /// last one in the 16 bytes before the block.
+    Overlay,
+    /// The same frames; the XDP program takes the headers off.
+    Strip,
+}
+
+impl Shape {
+    /// Frames of a block.
+    pub fn frames(self) -> u32 {
+        3
+    }
+
+    /// Bytes of all frames of a block but the last, and of that.
+    pub fn lengths(self) -> [u32; 2] {
+        [1512, 1120]
+    }
+
+    /// Where in the block the data of a frame goes, and its bytes.
+    pub fn segment(self, frame: u32) -> (u32, u32) {
+        match frame {
+            0 => (2600, 1496),
+            1 => (1104, 1496),
+            _ => (0, 1104),
+        }
+    }
+
+    /// Whether headers never reach memory.
+    pub fn is_stripped(self) -> bool {
+        self == Shape::Strip
+    }
+}
+
+/// The words that the program and this process share.
+pub struct Lane {
+    memory: NonNull<AtomicU32>,
+    map: OwnedFd,
+}
+
+// SAFETY: the words are only accessed atomically.
+unsafe impl Send for Lane {}
+
+impl Lane {
+    pub(crate) fn new() -> std::io::Result<Lane> {
+        let map = bpf::shared_value(BYTES as u32)?;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let memory = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                BYTES,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                map.as_fd(),
+                0,
+            )?
+        };
+        let memory = NonNull::new(memory.cast()).ok_or(std::io::ErrorKind::OutOfMemory)?;
+        Ok(Lane { memory, map })
+    }
+
+    pub(crate) fn number(&self) -> i32 {
+        self.map.as_raw_fd()
+    }
+
+    fn word(&self, at: i16) -> &AtomicU32 {
+        // SAFETY: the offsets are multiples of 4 inside of the mapping.
+        unsafe { self.memory.byte_add(at as usize).as_ref() }
+    }
+
+    /// Number of the frame that is expected next.
+    pub fn expected(&self) -> u32 {
+        self.word(EXPECTED_AT).load(Ordering::Acquire)
+    }
+
+    /// So many frames of this source are taken from now on, numbered from `first`.
+    pub fn open(&self, source: Hardware, first: u32, count: u32) {
+        self.close();
+        let [a, b, c, d, e, f] = source.0;
+        let (head, tail) = (
+            u32::from_ne_bytes([a, b, c, d]),
+            u32::from(u16::from_ne_bytes([e, f])),
+        );
+        self.word(SOURCE_AT).store(head, Ordering::Release);
+        self.word(SOURCE_AT + 4).store(tail, Ordering::Release);
+        // It is closed while both are equal.
+        self.word(END_AT).store(first, Ordering::SeqCst);
+        self.word(EXPECTED_AT).store(first, Ordering::SeqCst);
+        self.word(END_AT)
+            .store(first.wrapping_add(count), Ordering::SeqCst);
+    }
+
+    /// No frame is taken from now on.
+    pub fn close(&self) {
+        let expected = self.expected();
+        self.word(END_AT).store(expected, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own.
+        let unmapped = unsafe { munmap(self.memory.as_ptr().cast(), BYTES) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
