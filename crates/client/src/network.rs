@@ -26,14 +26,14 @@ use std::time::{Duration, Instant};
 use fabric::Provider;
 use fabric::control::{Address, Identity};
 use fabric::messenger::Handle;
+use operations::{Acknowledge, FileId, Operation, Outcome};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use protocol::ClusterMap;
-use protocol::wire::{Acknowledge, Operation, Outcome};
 
 use self::call::{Call, Waited};
 use self::connection::Connection;
 pub use self::error::Error;
-use crate::{Interrupt, RequestError};
+use crate::{HoldsSource, Interrupt, RequestError, Requests};
 
 /// How a network is reached, and how long calls wait for it.
 #[derive(Clone)]
@@ -80,6 +80,8 @@ struct Shared {
     /// Calls that wait for their outcome, or to lead.
     waiting: Mutex<Vec<Arc<Call>>>,
     timeout: Option<Duration>,
+    /// The unit with the root directory.
+    unit: u16,
     start: Instant,
     /// When the keeper wakes up by itself, in nanoseconds since the start.
     keeper_until: AtomicU64,
@@ -109,6 +111,8 @@ impl Limit {
 
 /// An interrupted call looks this often whether the cluster is unreachable.
 const INTERRUPTED_EVERY: Duration = Duration::from_millis(250);
+/// How long a session that ends waits for the cluster.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 /// The keeper looks after the connection at least so often.
 const KEEPER_EVERY: Duration = Duration::from_secs(5);
 
@@ -120,13 +124,14 @@ impl Network {
     pub fn connect(options: Options) -> Result<Network, Error> {
         let timeout = options.timeout;
         let mut connection = Connection::open(options)?;
-        connection.reach()?;
+        let unit = connection.reach()?;
         let shared = Arc::new(Shared {
             handle: connection.handle(),
             connection: Mutex::new(connection),
             submitted: Mutex::default(),
             waiting: Mutex::default(),
             timeout,
+            unit,
             start: Instant::now(),
             keeper_until: AtomicU64::new(0),
             is_closed: Mutex::new(false),
@@ -145,26 +150,32 @@ impl Network {
         })
     }
 
-    /// Has an operation executed, and waits for its outcome.
-    ///
-    /// # Errors
-    /// [`RequestError`]: the operation may have been executed, or may still be.
-    pub fn call(
+    /// The newest cluster map that this client has received.
+    pub fn map(&self) -> ClusterMap {
+        self.shared.connection.lock().map().clone()
+    }
+}
+
+impl Requests for Network {
+    fn call(
         &self,
         operation: Operation,
         acknowledge: Acknowledge,
     ) -> Result<Outcome, RequestError> {
-        self.shared.call(operation, acknowledge)
+        self.shared
+            .call(operation, acknowledge, self.shared.timeout)
     }
 
-    /// Ends the session: calls that wait fail, and every later one.
-    pub fn end(&self) {
+    fn root(&self) -> FileId {
+        FileId::root(self.shared.unit)
+    }
+
+    fn set_holds(&self, holds: HoldsSource) {
+        self.shared.connection.lock().set_holds(holds);
+    }
+
+    fn end(&self) {
         self.shared.end();
-    }
-
-    /// The newest cluster map that this client has received.
-    pub fn map(&self) -> ClusterMap {
-        self.shared.connection.lock().map().clone()
     }
 }
 
@@ -176,6 +187,11 @@ impl Drop for Network {
             // It ends with the flag; a panic of it has been reported already.
             let _ = keeper.join();
         }
+        // A session that is not closed ends by itself, later.
+        let within = Some(CLOSE_WITHIN);
+        let _ = self
+            .shared
+            .call(Operation::CloseSession, Acknowledge::Primary, within);
     }
 }
 
@@ -191,11 +207,12 @@ impl Shared {
         &self,
         operation: Operation,
         acknowledge: Acknowledge,
+        timeout: Option<Duration>,
     ) -> Result<Outcome, RequestError> {
         let call = Arc::new(Call::new(operation, acknowledge));
         let limit = Limit {
-            until: self.timeout.map(|timeout| Instant::now() + timeout),
-            timeout: self.timeout.unwrap_or_default(),
+            until: timeout.map(|timeout| Instant::now() + timeout),
+            timeout: timeout.unwrap_or_default(),
             interrupt: Interrupt::current(),
         };
         if let Some(interrupt) = &limit.interrupt {

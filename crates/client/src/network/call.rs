@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
+use operations::{Acknowledge, Operation, Outcome};
 use parking_lot::{Condvar, Mutex};
-use protocol::wire::{Acknowledge, Operation, Outcome};
 
 pub struct Call {
     state: Mutex<State>,
@@ -97,7 +97,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    use protocol::wire::FileId;
+    use operations::FileId;
 
     use super::*;
 

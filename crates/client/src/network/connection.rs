@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fabric::messenger::{self, Event, Handle, LinkId, Messenger};
+use operations::{Acknowledge, Held, Operation};
 use protocol::client::Event as ClientEvent;
 use protocol::cluster::FIRST_CLIENT;
 use protocol::map::NOBODY;
@@ -14,6 +15,7 @@ use protocol::{Client, ClusterMap, Defects, NodeId};
 use super::call::Call;
 use super::links::{Dialed, Links};
 use super::{Error, Options};
+use crate::HoldsSource;
 
 /// Members are asked for the map so often while the primary is not linked.
 const ASK_EVERY: Duration = Duration::from_millis(100);
@@ -36,6 +38,9 @@ pub struct Connection {
     heard_at: Instant,
     asked_at: Instant,
     is_lost: bool,
+    holds: Option<HoldsSource>,
+    /// Session and epoch of the primary that has its holds.
+    holds_sent: (Option<u64>, u32),
     events: Vec<Event>,
 }
 
@@ -67,6 +72,8 @@ impl Connection {
             heard_at: now,
             asked_at: now,
             is_lost: false,
+            holds: None,
+            holds_sent: (None, 0),
             events: Vec::new(),
             options,
         })
@@ -85,8 +92,29 @@ impl Connection {
         self.is_lost
     }
 
+    pub fn set_holds(&mut self, holds: HoldsSource) {
+        self.holds = Some(holds);
+    }
+
+    /// Takes the holds of the session again if the primary has no memory of them: one for each file, which the last
+    /// release gives back.
+    fn hold_again(&mut self) {
+        let current = (self.client.session(), self.client.resumed_in());
+        if current.0.is_none() || current == self.holds_sent {
+            return;
+        }
+        self.holds_sent = current;
+        let held = self.holds.as_ref().map_or(Vec::new(), |holds| holds());
+        for Held { file, .. } in held {
+            let now = self.now();
+            self.client
+                .submit(now, Operation::Hold { file }, Acknowledge::Primary);
+        }
+    }
+
     /// Waits until a node has given the cluster map.
-    pub fn reach(&mut self) -> Result<(), Error> {
+    /// Returns the number of the unit with the root directory.
+    pub fn reach(&mut self) -> Result<u16, Error> {
         let until = Instant::now() + self.options.connect_timeout;
         while self.map.version == 0 {
             let now = Instant::now();
@@ -95,10 +123,11 @@ impl Connection {
             }
             self.step(until - now);
         }
-        match self.map.units.is_empty() {
-            true => Err(Error::NoUnit),
-            false => Ok(()),
-        }
+        self.map
+            .units
+            .first()
+            .map(|unit| unit.unit)
+            .ok_or(Error::NoUnit)
     }
 
     /// Gives the calls that threads have submitted to the state machine.
@@ -118,6 +147,7 @@ impl Connection {
 
     /// Sends what the state machine has to send, and delivers the outcomes that it has.
     pub fn pump(&mut self) {
+        self.hold_again();
         while let Some(transmit) = self.client.poll_transmit() {
             // Without a link it is lost; with the next one the state machine sends it again.
             if let Some(link) = transmit.to.first().and_then(|to| self.links.of(*to)) {
