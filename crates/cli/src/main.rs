@@ -28,6 +28,7 @@ mod mounts;
 mod place;
 mod pools;
 mod progress;
+mod remote;
 mod service;
 mod shells;
 mod side;

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use client::FileSystem;
+use client::{FileSystem, Source};
 use fuse::{MountOptions, Remount};
 use pmem::{Access, Region};
 use store::{Options, Store};
@@ -19,6 +19,7 @@ use crate::channel;
 use crate::failure::{Failure, Outcome};
 use crate::log::{self, Log};
 use crate::pools::mounted_at;
+use crate::remote::{self, RemoteOptions};
 
 pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
     let text = arguments.options.join(",");
@@ -30,15 +31,6 @@ pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
         let sentence = "the directory to mount on is missing; name it after the pool";
         return Err(Failure::Usage(sentence.into()));
     };
-    if arguments
-        .source
-        .as_os_str()
-        .as_bytes()
-        .starts_with(b"tako://")
-    {
-        let sentence = "clusters come with a later version; name a pool file instead of tako://";
-        return Err(Failure::Usage(sentence.into()));
-    }
     let options = parse_options(arguments)?;
     match arguments.foreground || arguments.detached {
         true => serve(arguments, directory, options, out),
@@ -46,25 +38,36 @@ pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
     }
 }
 
-fn parse_options(arguments: &Mount) -> Result<MountOptions, Failure> {
+fn parse_options(arguments: &Mount) -> Result<(MountOptions, RemoteOptions), Failure> {
     let text = arguments.options.join(",");
+    let is_remote = is_remote(arguments);
+    let (remote, text) = match is_remote {
+        true => RemoteOptions::take(&text)?,
+        false => (RemoteOptions::default(), text),
+    };
     let mut options: MountOptions = text
         .parse()
         .map_err(|error: fuse::Error| Failure::Usage(error.to_string()))?;
     // Unmounting finds the pool by this name. Opening reports a pool that does not exist.
-    if options.name == MountOptions::default().name
-        && let Ok(pool) = arguments.source.canonicalize()
-    {
-        options.name = pool.to_string_lossy().into_owned();
+    if options.name == MountOptions::default().name {
+        match arguments.source.canonicalize() {
+            _ if is_remote => options.name = arguments.source.to_string_lossy().into_owned(),
+            Ok(pool) => options.name = pool.to_string_lossy().into_owned(),
+            Err(_) => {}
+        }
     }
-    Ok(options)
+    Ok((options, remote))
+}
+
+fn is_remote(arguments: &Mount) -> bool {
+    Source::is_source(arguments.source.as_os_str().as_bytes())
 }
 
 /// Serves the mount until it ends, and says when the directory is ready.
 fn serve(
     arguments: &Mount,
     directory: &Path,
-    options: MountOptions,
+    (options, remote): (MountOptions, RemoteOptions),
     out: &mut dyn Write,
 ) -> Outcome {
     if arguments.detached {
@@ -72,29 +75,17 @@ fn serve(
         let alone = rustix::process::setsid();
         alone.map_err(|errno| cannot("leave the session", errno))?;
     }
-    fuse::wait_for_close(&arguments.source);
-    let (store, is_writable) = open(&arguments.source, options.read_only)?;
-    let file_system = FileSystem::of_store(store.clone());
     let log = match arguments.detached {
         true => Log::System,
         false => Log::Terminal,
     };
-    let pool = arguments.source.display().to_string();
-    file_system.on_lost_data(move |lost| log.write(format_args!("{pool}: {lost}")));
-    let mut mount = fuse::mount(file_system.clone(), directory, &options)?;
-    let served = channel::Served {
-        file_system,
-        store,
-        is_writable,
-        access_times: mount.access_times().clone(),
+    let mut mount = match is_remote(arguments) {
+        true => {
+            let file_system = remote::open(&arguments.source, &remote, log)?;
+            fuse::mount(file_system, directory, &options)?
+        }
+        false => mount_pool(&arguments.source, directory, &options, log)?,
     };
-    if let Err(error) = channel::serve(&arguments.source, served) {
-        // It is a mount nevertheless.
-        log.write(format_args!(
-            "{}: no channel for `tako grow` and `tako info`: {error}; unmount the pool to use them",
-            arguments.source.display()
-        ));
-    }
     mount.unmount_on_signals()?;
     let (source, directory) = (arguments.source.display(), mount.directory().display());
     if arguments.detached {
@@ -116,6 +107,35 @@ fn serve(
         let_go_of_streams().map_err(|error| cannot("let go of the terminal", error))?;
     }
     Ok(mount.wait()?)
+}
+
+/// Mounts a pool, and opens a channel for commands that need the process that has it open.
+fn mount_pool(
+    source: &Path,
+    directory: &Path,
+    options: &MountOptions,
+    log: Log,
+) -> Result<fuse::Mount, Failure> {
+    fuse::wait_for_close(source);
+    let (store, is_writable) = open(source, options.read_only)?;
+    let file_system = FileSystem::of_store(store.clone());
+    let pool = source.display().to_string();
+    file_system.on_lost_data(move |lost| log.write(format_args!("{pool}: {lost}")));
+    let mount = fuse::mount(file_system.clone(), directory, options)?;
+    let served = channel::Served {
+        file_system,
+        store,
+        is_writable,
+        access_times: mount.access_times().clone(),
+    };
+    if let Err(error) = channel::serve(source, served) {
+        // It is a mount nevertheless.
+        log.write(format_args!(
+            "{}: no channel for `tako grow` and `tako info`: {error}; unmount the pool to use them",
+            source.display()
+        ));
+    }
+    Ok(mount)
 }
 
 /// Opens a pool for requests of the kernel, each of which is answered between two system calls, and returns whether

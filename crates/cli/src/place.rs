@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{TypedValueParser, ValueParserFactory};
 
+use client::Source;
+
 use crate::figures::show_name;
 
 /// A path on this host or in a pool.
@@ -28,10 +30,8 @@ impl Place {
     /// says that this is a path: `./a:b`.
     fn parse(text: &OsStr) -> Result<Place, String> {
         let bytes = text.as_bytes();
-        if bytes.starts_with(b"tako://") {
-            return Err(
-                "clusters come with a later version; name a pool file, as POOL:/path".into(),
-            );
+        if Source::is_source(bytes) {
+            return Ok(Place::Pool(PoolPlace::of_cluster(bytes)));
         }
         let root = bytes.windows(2).position(|pair| pair == b":/");
         let end = root.or_else(|| bytes.strip_suffix(b":").map(<[u8]>::len));
@@ -81,6 +81,23 @@ impl PoolPlace {
         match Place::parse(text)? {
             Place::Pool(place) => Ok(place),
             Place::Host(_) => Err("this names no file in a pool; write POOL:/path".into()),
+        }
+    }
+
+    /// `tako://HOSTS/NAME:/PATH`, or the root directory of a cluster. Its hosts have ports, which begin with no slash.
+    fn of_cluster(text: &[u8]) -> PoolPlace {
+        const SCHEME: usize = "tako://".len();
+        let path = |bytes| PathBuf::from(OsStr::from_bytes(bytes));
+        let colon = text[SCHEME..].windows(2).position(|pair| pair == b":/");
+        match colon {
+            Some(colon) => PoolPlace {
+                pool: path(&text[..SCHEME + colon]),
+                path: path(&text[SCHEME + colon + 1..]),
+            },
+            None => PoolPlace {
+                pool: path(text.strip_suffix(b":").unwrap_or(text)),
+                path: "/".into(),
+            },
         }
     }
 
@@ -198,7 +215,17 @@ mod tests {
                 "{text}"
             );
         }
-        for text in ["", ":", ":/x", "tako://host:1/cluster"] {
+        for (text, pool, path) in [
+            ("tako:///a:/x:/y", "tako:///a", "/x:/y"),
+            ("tako:///a", "tako:///a", "/"),
+            ("tako:///a:", "tako:///a", "/"),
+            ("tako://h:1,g:2/a:/", "tako://h:1,g:2/a", "/"),
+        ] {
+            let (pool, path) = (pool.into(), path.into());
+            let expected = Ok(Place::Pool(PoolPlace { pool, path }));
+            assert_eq!(Place::parse(text.as_ref()), expected, "{text}");
+        }
+        for text in ["", ":", ":/x"] {
             assert!(Place::parse(text.as_ref()).is_err(), "{text}");
         }
         assert!(PoolPlace::parse("x".as_ref()).is_err());

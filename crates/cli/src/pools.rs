@@ -1,11 +1,14 @@
 //! Opening pools, and the sides that the paths of a command are on.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use client::{Cause, Error, FileSystem};
+use client::{Cause, Error, FileSystem, Source};
 
 use crate::failure::{Failure, Outcome};
+use crate::log::Log;
 use crate::place::{Place, PoolPlace};
+use crate::remote::{self, RemoteOptions};
 use crate::side::{Host, Pool, Side};
 
 /// What a command does with the files of a pool.
@@ -30,6 +33,14 @@ fn open_to_read(pool: &Path) -> Result<FileSystem, Error> {
 
 /// Opens a pool for this process, or, if it is mounted, its mount.
 pub fn open(pool: &Path, wanted: Use) -> Result<Box<dyn Side>, Failure> {
+    if Source::is_source(pool.as_os_str().as_bytes()) {
+        let file_system = remote::open(pool, &RemoteOptions::default(), Log::Terminal)?;
+        return Ok(Box::new(Pool {
+            name: pool.into(),
+            file_system,
+            is_changed: wanted == Use::Change,
+        }));
+    }
     let opened = match wanted {
         Use::Read => open_to_read(pool),
         Use::Change => FileSystem::open_pool(pool),

@@ -51,7 +51,7 @@ fn the_command_line_explains_itself() {
     assert!(misused(&["ls", "no-pool"]).contains("POOL:/path"));
     assert!(misused(&["cp", "a", "b"]).contains("POOL:/path"));
     assert!(misused(&["mv", "a.pool:/x", "b.pool:/y"]).contains("another pool"));
-    assert!(misused(&["ls", "tako://host:1/cluster"]).contains("later version"));
+    assert!(misused(&["ls", "tako://host/cluster"]).contains("port"));
 }
 
 #[test]

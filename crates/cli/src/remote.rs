@@ -1,0 +1,116 @@
+//! File systems of clusters: `tako://` in place of a pool.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use client::network::Network;
+use client::{Acknowledge, FileSystem, Source};
+use fabric::Provider;
+
+use crate::failure::Failure;
+use crate::log::Log;
+
+/// How a cluster is reached, and what a write waits for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RemoteOptions {
+    acknowledge: Acknowledge,
+    /// Calls fail after this long without an answer.
+    timeout: Option<Duration>,
+    keys: Option<PathBuf>,
+    transport: Option<Provider>,
+}
+
+/// Time limit of `soft`, unless `timeout=` gives another one.
+const SOFT_TIMEOUT: Duration = Duration::from_secs(60);
+
+impl RemoteOptions {
+    /// Takes its own options out of those of a mount, and returns the others.
+    pub fn take(text: &str) -> Result<(RemoteOptions, String), Failure> {
+        let mut options = RemoteOptions::default();
+        let (mut timeout, mut is_soft) = (None, false);
+        let mut others = Vec::new();
+        for option in text.split(',').filter(|option| !option.is_empty()) {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            match (name, value) {
+                ("soft", "") => is_soft = true,
+                ("hard", "") => is_soft = false,
+                ("timeout", _) => timeout = Some(parse_seconds(value)?),
+                ("ack", _) => options.acknowledge = parse_acknowledge(value)?,
+                ("keys", _) if !value.is_empty() => options.keys = Some(value.into()),
+                ("transport", _) => options.transport = Some(parse_transport(value)?),
+                _ => others.push(option),
+            }
+        }
+        options.timeout = is_soft.then(|| timeout.unwrap_or(SOFT_TIMEOUT));
+        Ok((options, others.join(",")))
+    }
+}
+
+fn parse_seconds(value: &str) -> Result<Duration, Failure> {
+    let seconds = value.parse().ok().filter(|it| (1..=86_400).contains(it));
+    seconds.map(Duration::from_secs).ok_or_else(|| {
+        let sentence = format!("option `timeout` must be 1–86400 seconds, got '{value}'");
+        Failure::Usage(sentence)
+    })
+}
+
+fn parse_acknowledge(value: &str) -> Result<Acknowledge, Failure> {
+    match value {
+        "sent" => Ok(Acknowledge::Sent),
+        "primary" => Ok(Acknowledge::Primary),
+        "all" => Ok(Acknowledge::All),
+        _ => Err(Failure::Usage(format!(
+            "option `ack` must be sent, primary or all, got '{value}'"
+        ))),
+    }
+}
+
+fn parse_transport(value: &str) -> Result<Provider, Failure> {
+    let all = [Provider::Shm, Provider::Verbs, Provider::Tcp];
+    let found = all.into_iter().find(|provider| provider.name() == value);
+    found.ok_or_else(|| {
+        let sentence = format!("option `transport` must be shm, verbs or tcp, got '{value}'");
+        Failure::Usage(sentence)
+    })
+}
+
+/// Opens the file system of a cluster. What becomes of the cluster is written to the log.
+pub fn open(source: &Path, options: &RemoteOptions, log: Log) -> Result<FileSystem, Failure> {
+    let text = source.to_string_lossy();
+    let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
+    let source: Source = text
+        .parse()
+        .map_err(|error: client::SourceError| Failure::Usage(error.to_string()))?;
+    let reached = source.options(options.keys.as_deref());
+    let mut reached = reached.map_err(|error| failed(&error))?;
+    reached.timeout = options.timeout;
+    reached.only = options.transport;
+    let name = source.to_string();
+    reached.report = Arc::new(move |sentence| log.write(format_args!("{name}: {sentence}")));
+    let network = Network::connect(reached).map_err(|error| failed(&error))?;
+    Ok(FileSystem::remote(Arc::new(network), options.acknowledge))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_clusters_are_told_from_those_of_mounts() {
+        let text = "ro,ack=all,soft,timeout=3,keys=/k,transport=tcp,noexec";
+        let (options, others) = RemoteOptions::take(text).unwrap();
+        let expected = RemoteOptions {
+            acknowledge: Acknowledge::All,
+            timeout: Some(Duration::from_secs(3)),
+            keys: Some("/k".into()),
+            transport: Some(Provider::Tcp),
+        };
+        assert_eq!((options, others.as_str()), (expected, "ro,noexec"));
+        let (options, _) = RemoteOptions::take("timeout=3,soft,hard").unwrap();
+        assert_eq!(options, RemoteOptions::default());
+        for wrong in ["ack=", "ack=some", "timeout=0", "timeout=x", "transport=x"] {
+            assert!(RemoteOptions::take(wrong).is_err(), "{wrong}");
+        }
+    }
+}
