@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Puts the tables of runs into docs/PERFORMANCE.md, and draws the plots in docs/plots.
 
-performance.py FILE...    each FILE is what `tako bench`, `tako bench fabric --tune` or `scripts/programs.sh` printed
+performance.py FILE...    each FILE is what `tako bench --bars`, `tako bench fabric --tune --bars` or
+                          `BARS=1 scripts/programs.sh` printed
 
 A table stands behind a comment that names it: `<!-- table: fabric -->`. Prose is not touched; whoever runs this reads it again.
 """
@@ -48,7 +49,8 @@ def read(text):
         if line.startswith("  "):
             rows.append(cells(line, head))
         else:
-            rows = groups.setdefault(line, [])
+            # Behind the name stands what the two sides do.
+            rows = groups.setdefault(line.partition(": ")[0], [])
     return groups, notes
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Programs at work in a mounted pool, each beside the same work on tmpfs, in turns: unpacking sources, git status, a search
 # through all of them, removing them; Redis with a log that is synced at each change. Where GlusterFS and MooseFS are
-# mounted (scripts/peers.sh), beside them too. Nothing is left behind.
+# mounted (scripts/peers.sh), beside them too, as often and in turns. BARS=1 shows the project's own bars. Nothing is left
+# behind.
 #
 # What is cached: all that was unpacked is in the page cache of each file system, and git's index is fresh.
 set -euo pipefail
@@ -123,9 +124,10 @@ row() {
     for label in "${measured_peers[@]}"; do
         others+="  $label $(figure "$(median "$work/figures/$label.$2")" "$3")"
     done
-    printf '  %-26s %11s  %11s  %5.2f  %s %s %s%s\n' "$1" "$(figure "$(median "$tako_file")" "$3")" \
-        "$(figure "$(median "$limit_file")" "$3")" "$ratio" "$([ "$3" = /s ] && echo 'at least' || echo 'at most')" \
-        "$4" "$verdict" "$others"
+    verdict="$([ "$3" = /s ] && echo 'at least' || echo 'at most') $4 $verdict"
+    [ -n "${BARS:-}" ] || verdict=""
+    printf '  %-26s %11s  %11s  %5.2f  %s%s\n' "$1" "$(figure "$(median "$tako_file")" "$3")" \
+        "$(figure "$(median "$limit_file")" "$3")" "$ratio" "$verdict" "$others"
 }
 
 figure() {
@@ -145,13 +147,7 @@ mkdir "$work/figures" "$work/mounted" "$work/tmpfs"
 "$tako" mkfs "$work/pool" --size 2G >/dev/null
 "$tako" mount "$work/pool" "$work/mounted"
 make_archive
-for _ in $(seq "$rounds"); do
-    for round in sources_round redis_round; do
-        $round tmpfs "$work/tmpfs"
-        $round Tako "$work/mounted"
-    done
-done
-measured_peers=()
+measured_peers=() measured=("tmpfs $work/tmpfs" "Tako $work/mounted")
 for peer in "${peers[@]}"; do
     label=${peer% *} directory=${peer#* }
     if ! mountpoint -q "$directory"; then
@@ -159,10 +155,16 @@ for peer in "${peers[@]}"; do
         continue
     fi
     mkdir "$directory/tako-programs"
-    # Once: it takes long.
-    sources_round "$label" "$directory/tako-programs"
-    redis_round "$label" "$directory/tako-programs"
+    measured+=("$label $directory/tako-programs")
     measured_peers+=("$label")
+done
+# All as often, and in turns.
+for _ in $(seq "$rounds"); do
+    for round in sources_round redis_round; do
+        for place in "${measured[@]}"; do
+            $round "${place%% *}" "${place#* }"
+        done
+    done
 done
 search_with=$(command -v rg >/dev/null && echo ripgrep || echo "grep -r")
 printf '%-28s %11s  %11s  %5s\n' "programs, $rounds rounds" Tako tmpfs ratio

@@ -189,12 +189,13 @@ fn attributes(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     Ok(vec![measured.row(0, name, "tmpfs fstat", Some(0.9))])
 }
 
-/// Over the whole file, again and again, beside copies over a range of memory as long.
+/// Over the whole file, again and again, beside copies over a range of memory as long: the faster of copies through the
+/// caches and around them.
 fn sequential_write(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let (tako, memory) = (bench.tako_file()?, memory(bench)?);
     let (effort, length) = (bench.scale.effort, bench.scale.file_length);
     let data = bytes(MIB);
-    let (mut offset, mut memory_offset) = (0, 0);
+    let (mut offset, mut memory_offset, mut flushed_offset) = (0, 0, 0);
     let sides = vec![
         repeated(effort, || {
             whole(tako.write_at(&data, offset)?, MIB)?;
@@ -206,9 +207,22 @@ fn sequential_write(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
             memory_offset = (memory_offset + MIB as u64) % length;
             Ok(())
         })?,
+        repeated(effort, || {
+            // Around the caches, where the processor has stores for that.
+            memory.write_flushed(flushed_offset, &data);
+            memory.fence();
+            flushed_offset = (flushed_offset + MIB as u64) % length;
+            Ok(())
+        })?,
     ];
     let measured = interleave(bench.scale.rounds, sides)?;
-    Ok(vec![measured.throughput_row(MIB, name, "memcpy", 0.7)])
+    let (limit, limit_name) = match measured.median(1, 0) <= measured.median(2, 0) {
+        true => (1, "memcpy, cached"),
+        false => (2, "memcpy, non-temporal"),
+    };
+    Ok(vec![
+        measured.throughput_beside(limit, MIB, name, limit_name, 0.7),
+    ])
 }
 
 /// Like [`sequential_write`], the other way.

@@ -69,9 +69,21 @@ impl Measured {
 
     /// Like [`Measured::row`] of operations on `bytes` bytes, as bytes per second.
     pub fn throughput_row(&self, bytes: usize, name: &str, limit_name: &str, bar: f64) -> Row {
+        self.throughput_beside(1, bytes, name, limit_name, bar)
+    }
+
+    /// The same with the side `limit` as the limit.
+    pub fn throughput_beside(
+        &self,
+        limit: usize,
+        bytes: usize,
+        name: &str,
+        limit_name: &str,
+        bar: f64,
+    ) -> Row {
         let speed = |side| Quantity::new(bytes as f64 * 1e9 / self.median(side, 0), "bytes/s");
-        let ratio = self.ratio((1, 0), (0, 0));
-        Row::new(name, speed(0)).beside(limit_name, speed(1), ratio, Some(bar))
+        let ratio = self.ratio((limit, 0), (0, 0));
+        Row::new(name, speed(0)).beside(limit_name, speed(limit), ratio, Some(bar))
     }
 }
 

@@ -68,25 +68,84 @@ struct Workload {
     measure: fn(&Bench, &str) -> Result<Vec<Row>, Error>,
 }
 
-/// What each group of rows is called, and its workloads.
-const GROUPS: [(&str, &[Workload]); 12] = [
-    ("memory", &sizes::MEMORY),
-    ("data", &data::WORKLOADS),
-    ("length of a file", &sizes::LENGTHS),
-    ("names", &names::WORKLOADS),
-    ("as a unit's primary", &unit::WORKLOADS),
-    ("two threads, beside one", &threads::THROUGHPUT),
-    (mounted::GROUP, &mounted::WORKLOADS),
-    ("mount after a crash", &mount::WORKLOADS),
-    ("waiting in the ring", &threads::LATENCY),
-    ("others while a huge file is deleted", &pauses::WORKLOADS),
-    (fabric::GROUP, &fabric::WORKLOADS),
-    ("primitives", &primitives::WORKLOADS),
+/// A group of rows.
+struct Group {
+    name: &'static str,
+    /// What Tako's side and the limit's do.
+    sides: &'static str,
+    workloads: &'static [Workload],
+}
+
+/// Both sides run on this thread, timed by its own clock (`CLOCK_THREAD_CPUTIME_ID`).
+const IN_PROCESS: &str =
+    "Tako is a call in this process; tmpfs is a system call; medians of the rounds";
+
+const GROUPS: [Group; 12] = [
+    Group {
+        name: "memory",
+        sides: "bytes, not times; the limit is what is allowed",
+        workloads: &sizes::MEMORY,
+    },
+    Group {
+        name: "data",
+        sides: IN_PROCESS,
+        workloads: &data::WORKLOADS,
+    },
+    Group {
+        name: "length of a file",
+        sides: "both are calls in this process, on files of different lengths",
+        workloads: &sizes::LENGTHS,
+    },
+    Group {
+        name: "names",
+        sides: IN_PROCESS,
+        workloads: &names::WORKLOADS,
+    },
+    Group {
+        name: "as a unit's primary",
+        sides: "both are calls in this process: on a unit's primary, and on an embedded pool",
+        workloads: &unit::WORKLOADS,
+    },
+    Group {
+        name: "two threads, beside one",
+        sides: "the same calls by two threads and by one; rows named tmpfs are system calls; real time",
+        workloads: &threads::THROUGHPUT,
+    },
+    Group {
+        name: mounted::GROUP,
+        sides: "all are system calls; null is a FUSE file system that does nothing; servers block; real time",
+        workloads: &mounted::WORKLOADS,
+    },
+    Group {
+        name: "mount after a crash",
+        sides: "opening a pool in this process; real time",
+        workloads: &mount::WORKLOADS,
+    },
+    Group {
+        name: "waiting in the ring",
+        sides: "both are calls in this process; real time",
+        workloads: &threads::LATENCY,
+    },
+    Group {
+        name: "others while a huge file is deleted",
+        sides: "both are calls in this process; real time",
+        workloads: &pauses::WORKLOADS,
+    },
+    Group {
+        name: fabric::GROUP,
+        sides: "two threads of this process; in each row both sides wait in the same way",
+        workloads: &fabric::WORKLOADS,
+    },
+    Group {
+        name: "primitives",
+        sides: "instructions in this process",
+        workloads: &primitives::WORKLOADS,
+    },
 ];
 
 /// The names of all workloads, for [`Options::only`].
 pub fn workloads() -> Vec<&'static str> {
-    let all = GROUPS.iter().flat_map(|(_, workloads)| *workloads);
+    let all = GROUPS.iter().flat_map(|group| group.workloads);
     all.map(|workload| workload.name).collect()
 }
 
@@ -104,16 +163,17 @@ pub fn run(options: &Options) -> Result<Report, Error> {
 }
 
 fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
-    let wanted = |group: &str, workload: &Workload| {
+    let wanted = |group: &Group, workload: &Workload| {
         let only = options.only.as_deref();
-        only.is_none_or(|part| workload.name.contains(part) || group.contains(part))
+        only.is_none_or(|part| workload.name.contains(part) || group.name.contains(part))
     };
     if options.tune {
         return tune(options, scale);
     }
-    let chosen = GROUPS.map(|(group, workloads)| {
-        let workloads = workloads.iter().filter(|workload| wanted(group, workload));
-        (group, workloads.collect::<Vec<_>>())
+    let chosen = GROUPS.map(|group| {
+        let all = group.workloads.iter();
+        let workloads: Vec<_> = all.filter(|workload| wanted(&group, workload)).collect();
+        (group, workloads)
     });
     if chosen.iter().all(|(_, workloads)| workloads.is_empty()) {
         return Err(Error::NoWorkload(options.only.clone().unwrap_or_default()));
@@ -122,7 +182,7 @@ fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
     let mut notes = bench.notes();
     let mut rows = Vec::new();
     for (group, workloads) in chosen {
-        if group == mounted::GROUP && !workloads.is_empty() {
+        if group.name == mounted::GROUP && !workloads.is_empty() {
             match bench.mounts() {
                 Ok(mounts) => notes.extend(mounts.notes.iter().cloned()),
                 Err(Error::Mount(text)) => {
@@ -135,7 +195,11 @@ fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
         }
         for workload in workloads {
             let measured = (workload.measure)(&bench, workload.name)?;
-            rows.extend(measured.into_iter().map(|row| Row { group, ..row }));
+            rows.extend(measured.into_iter().map(|row| Row {
+                group: group.name,
+                sides: group.sides,
+                ..row
+            }));
         }
     }
     Ok(Report { rows, notes })

@@ -134,11 +134,12 @@ fn pinned<'a>(mut side: Side<'a>) -> Side<'a> {
 }
 
 /// A side for each of Tako's mounts and, where they are to be had, for the nulls: the one on any processor, and the one
-/// on the processor of its client.
-fn with_nulls<'a>(
+/// on the processor of its client. The last side is tmpfs.
+fn with_limits<'a>(
     mounts: &'a Mounts,
-    side: impl FnMut(&'a Mount) -> Result<Side<'a>, Error>,
+    mut side: impl FnMut(&'a Mount) -> Result<Side<'a>, Error>,
 ) -> Result<Vec<Side<'a>>, Error> {
+    let of_tmpfs = side(&mounts.tmpfs)?;
     let measured = mounts.tako.iter().chain(mounts.null.iter().flatten());
     let mut sides = measured.map(side).collect::<Result<Vec<_>, Error>>()?;
     if mounts.null.is_some()
@@ -146,11 +147,19 @@ fn with_nulls<'a>(
     {
         sides.push(pinned(side));
     }
+    sides.push(of_tmpfs);
     Ok(sides)
 }
 
-/// The rows of a figure of such sides: Tako's beside the null, and last the null's on one processor. Without nulls, Tako's
-/// alone.
+/// The row of Tako's better transport beside tmpfs, the last of such sides.
+fn beside_tmpfs(measured: &Measured, mounts: &Mounts, figure: usize, name: &str) -> Row {
+    let tmpfs = mounts.tako.len() + mounts.null.as_ref().map_or(0, |null| null.len());
+    let names = (&*named(name, &mounts.tako[0]), "tmpfs, mean");
+    beside(measured, figure, (0, tmpfs), names, None)
+}
+
+/// The rows of a figure of such sides: Tako's beside the null, the null's on one processor, and Tako's beside tmpfs. Without
+/// nulls, Tako's alone.
 fn beside_null(
     measured: &Measured,
     mounts: &Mounts,
@@ -173,7 +182,9 @@ fn beside_null(
         }
     };
     let rows = mounts.tako.iter().enumerate().map(row);
-    rows.chain(null_alone(measured, mounts, figure)).collect()
+    rows.chain(null_alone(measured, mounts, figure))
+        .chain([beside_tmpfs(measured, mounts, figure, name)])
+        .collect()
 }
 
 /// A request that does nothing, where no thread on another processor is woken up, beside one where a thread may be: so far ahead

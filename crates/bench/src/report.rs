@@ -18,6 +18,8 @@ pub struct Quantity {
 pub struct Row {
     /// The group of rows that it belongs to.
     pub group: &'static str,
+    /// What the two sides of the group's rows do: calls in this process or system calls, and how they wait.
+    pub sides: &'static str,
     /// What was measured.
     pub name: String,
     /// What Tako did.
@@ -91,6 +93,7 @@ impl Row {
     pub(crate) fn new(name: &str, tako: Quantity) -> Row {
         Row {
             group: "",
+            sides: "",
             name: name.to_owned(),
             tako,
             limit_name: None,
@@ -119,9 +122,10 @@ impl Row {
         }
     }
 
-    fn cells(&self) -> [String; 6] {
+    fn cells(&self, with_bars: bool) -> [String; 6] {
         let number = |value: Option<f64>| value.map_or(String::new(), digits);
-        let verdict = match (self.bar, self.met) {
+        let bar = self.bar.filter(|_| with_bars);
+        let verdict = match (bar, self.met) {
             (None, _) => "",
             (Some(_), true) => "met",
             (Some(_), false) => "MISSED",
@@ -132,16 +136,18 @@ impl Row {
             self.limit.map_or(String::new(), Quantity::to_text),
             self.limit_name.clone().unwrap_or_default(),
             number(self.ratio),
-            format!("{} {verdict}", number(self.bar)).trim().to_owned(),
+            format!("{} {verdict}", number(bar)).trim().to_owned(),
         ]
     }
 }
 
 impl Report {
-    /// The report for people: groups of rows, then the notes.
-    pub fn to_table(&self) -> String {
-        let head = ["", "Tako", "limit", "which is", "ratio", "at least"].map(str::to_owned);
-        let cells: Vec<_> = self.rows.iter().map(Row::cells).collect();
+    /// The report for people: groups of rows, then the notes. With `with_bars`, the project's own bars stand beside the
+    /// ratios.
+    pub fn to_table(&self, with_bars: bool) -> String {
+        let last = if with_bars { "at least" } else { "" };
+        let head = ["", "Tako", "limit", "which is", "ratio", last].map(str::to_owned);
+        let cells: Vec<_> = self.rows.iter().map(|row| row.cells(with_bars)).collect();
         let width = |column: usize| {
             let all = cells.iter().chain([&head]);
             let widths = all.map(|cells| cells[column].chars().count());
@@ -154,13 +160,17 @@ impl Report {
             if row.group != group {
                 group = row.group;
                 // Writing to a string cannot fail.
-                let _ = writeln!(table, "{group}");
+                let sides = if row.sides.is_empty() { "" } else { ": " };
+                let _ = writeln!(table, "{group}{sides}{}", row.sides);
             }
             table += &line(cells, &widths);
         }
         let barred = self.rows.iter().filter(|row| row.bar.is_some());
         let met = barred.clone().filter(|row| row.met).count();
-        let _ = writeln!(table, "\n{met} of {} bars met", barred.count());
+        table.push('\n');
+        if with_bars {
+            let _ = writeln!(table, "{met} of {} bars met", barred.count());
+        }
         for note in &self.notes {
             let _ = writeln!(table, "{}: {}", note.name, note.text);
         }
@@ -201,6 +211,7 @@ mod tests {
             rows: vec![
                 Row {
                     group: "data",
+                    sides: "Tako calls, tmpfs system calls",
                     ..slow
                 },
                 Row {
@@ -220,7 +231,7 @@ mod tests {
     fn the_table_aligns_and_judges() {
         let expected = "
                     Tako      limit  which is      ratio  at least
-data
+data: Tako calls, tmpfs system calls
   small write    1.50 µs     750 ns  tmpfs pwrite   0.50  0.80 MISSED
   large write  8.04 GB/s  10.0 GB/s  memcpy         0.80  0.60 met
 primitives
@@ -229,7 +240,17 @@ primitives
 1 of 2 bars met
 machine: a test
 ";
-        assert_eq!(format!("\n{}", report().to_table()), expected);
+        assert_eq!(format!("\n{}", report().to_table(true)), expected);
+    }
+
+    #[test]
+    fn users_see_ratios_without_bars() {
+        let table = report().to_table(false);
+        assert!(table.contains("tmpfs pwrite   0.50\n"), "{table}");
+        assert!(
+            !table.contains("MISSED") && !table.contains("bars"),
+            "{table}"
+        );
     }
 
     #[test]

@@ -34,7 +34,7 @@ fn a_tiny_run_gives_every_row_and_leaves_nothing() {
         assert!(row.tako.value > 0.0, "{row:?}");
         assert_eq!(row.ratio.is_some(), row.limit.is_some(), "{row:?}");
     }
-    assert!(report.to_table().contains("4 KiB overwrite"));
+    assert!(report.to_table(false).contains("4 KiB overwrite"));
 }
 
 #[test]

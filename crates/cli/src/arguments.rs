@@ -208,6 +208,9 @@ pub struct Bench {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Show the project's own bars beside the ratios
+    #[arg(long)]
+    pub bars: bool,
     /// A short run, less exact
     #[arg(long)]
     pub quick: bool,

@@ -19,7 +19,7 @@ pub fn run(arguments: &Bench, out: &mut dyn Write) -> Outcome {
     let text = if arguments.json {
         report.to_json()
     } else {
-        report.to_table()
+        report.to_table(arguments.bars)
     };
     writeln!(out, "{}", text.trim_end())?;
     Ok(())

@@ -6,8 +6,8 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Advice, OFlags, fadvise};
 
 use super::{
-    COUNT, MEAN, MEDIAN, Mount, bar_of, beside, beside_null, full_file, in_turns, named,
-    null_alone, open, timed, with_nulls,
+    COUNT, MEAN, MEDIAN, Mount, bar_of, beside, beside_null, beside_tmpfs, full_file, in_turns,
+    named, null_alone, open, timed, with_limits,
 };
 use crate::Error;
 use crate::error::whole;
@@ -28,7 +28,7 @@ const SLEEPS: usize = 3;
 /// At random offsets, persistent, of a file that is in the page cache.
 pub fn write(bench: &Bench, name: &str, size: usize) -> Result<Vec<Row>, Error> {
     let mounts = bench.mounts()?;
-    let sides = with_nulls(mounts, |mount| writing(bench, mount, size))?;
+    let sides = with_limits(mounts, |mount| writing(bench, mount, size))?;
     let measured = interleave(bench.scale.rounds, sides)?;
     let count = mounts.tako.len();
     let mut rows = Vec::new();
@@ -56,6 +56,7 @@ pub fn write(bench: &Bench, name: &str, size: usize) -> Result<Vec<Row>, Error> 
         ));
     }
     rows.extend(null_alone(&measured, mounts, MEAN));
+    rows.push(beside_tmpfs(&measured, mounts, MEAN, name));
     if size == PAGE {
         for (side, mount) in mounts.tako.iter().enumerate() {
             let sleeps = Quantity::new(measured.median(side, SLEEPS), "times");
@@ -94,11 +95,16 @@ fn writing<'a>(bench: &Bench, mount: &'a Mount, size: usize) -> Result<Side<'a>,
 /// At random offsets: around the page cache, and from it.
 pub fn read(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let mounts = bench.mounts()?;
-    let sides = with_nulls(mounts, |mount| {
+    let sides = with_limits(mounts, |mount| {
         if !mount.is_null() {
             full_file(bench, mount, "data")?;
         }
-        let file = open(mount, "data", OFlags::DIRECT)?;
+        // tmpfs has nothing that could be left out, and before Linux 6.6 it refuses the flag.
+        let flags = match mount.label {
+            "tmpfs" => OFlags::empty(),
+            _ => OFlags::DIRECT,
+        };
+        let file = open(mount, "data", flags)?;
         Ok(timed(bench.scale.effort, 1, reading(bench, file)))
     })?;
     let measured = interleave(bench.scale.rounds, sides)?;

@@ -91,7 +91,7 @@ impl Mounts {
             FileSystem::format_region(&region, &Geometry::for_length(length))?;
             region.populate();
             drop(region);
-            let options = format!("transport={label},noswitch");
+            let options = format!("transport={label}");
             let mut command = Command::new(program);
             command
                 .args(["mount", "--foreground", "-o", &options])

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
-use super::{MEAN, MEDIAN, Mount, beside, beside_null, open, timed, with_nulls};
+use super::{MEAN, MEDIAN, Mount, beside, beside_null, open, timed, with_limits};
 use crate::Error;
 use crate::harness::{Side, interleave};
 use crate::names::{CREATE, OWNER};
@@ -41,7 +41,7 @@ pub fn stat(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         Some(0.8),
     )];
 
-    let sides = with_nulls(mounts, |mount| {
+    let sides = with_limits(mounts, |mount| {
         let file = open(mount, "looked-at", OFlags::empty())?;
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
         Ok(timed(effort, 1, move || {
@@ -66,7 +66,7 @@ const FILES: usize = 200;
 /// New files are opened and closed, and then removed.
 pub fn create(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
     let mounts = bench.mounts()?;
-    let sides = with_nulls(mounts, |mount| Ok(creating(mount)))?;
+    let sides = with_limits(mounts, |mount| Ok(creating(mount)))?;
     let measured = interleave(bench.scale.rounds, sides)?;
     let titles = ["create and close", "unlink"].into_iter().enumerate();
     let rows = titles.map(|(figure, title)| beside_null(&measured, mounts, figure, title, 3.0));
