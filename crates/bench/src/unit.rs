@@ -37,8 +37,8 @@ const LIMIT: &str = "embedded";
 const SLOTS: u64 = 63;
 /// Changes after which the members have confirmed the records, so that what they freed is used again.
 const CONFIRMED_AFTER: u64 = 64;
-/// Bytes of the file that is overwritten.
-const FILE: u64 = 16 << 20;
+/// Most bytes of the file that is overwritten.
+const FILE_MAX: u64 = 16 << 20;
 
 /// A pool, and how it is changed.
 struct Pool {
@@ -115,18 +115,20 @@ fn pools(bench: &Bench) -> Result<[Pool; 2], Error> {
 
 fn overwrites(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
     let pools = pools(bench)?;
+    // A pool has room for two such files, and for what a unit holds back.
+    let file_length = FILE_MAX.min(bench.scale.pool_length / 32);
     let mut rows = Vec::new();
     for (size, name) in [(64, "64 B overwrite"), (4096, "4 KiB overwrite")] {
         let data = bytes(size);
         let mut sides = Vec::new();
         for pool in &pools {
             let file = pool.create(&pool.store.root(), name.as_bytes())?;
-            for offset in (0..FILE).step_by(1 << 16) {
+            for offset in (0..file_length).step_by(1 << 16) {
                 pool.write(&file, offset, &bytes(1 << 16))?;
             }
             let (data, mut random) = (&data, Random::new(1));
             sides.push(repeated(bench.scale.effort, move || {
-                pool.write(&file, random.offset(FILE, size), data)
+                pool.write(&file, random.offset(file_length, size), data)
             })?);
         }
         let measured = interleave(bench.scale.rounds, sides)?;
