@@ -1,6 +1,9 @@
 //! Which transport two processes use: the fastest that both have and that reaches, and why no faster one.
 
+mod link;
+
 use std::fmt;
+use std::net::IpAddr;
 
 use crate::Provider;
 
@@ -17,6 +20,8 @@ pub const PREFERENCE: [Provider; 4] = [
 pub struct Offers {
     entries: Vec<(Provider, Option<String>)>,
     only: Option<Provider>,
+    /// The interface of the transport over Ethernet. Peers are not told.
+    interface: Option<String>,
 }
 
 impl Offers {
@@ -41,6 +46,25 @@ impl Offers {
     pub fn only(mut self, provider: Provider) -> Offers {
         self.only = Some(provider);
         self
+    }
+
+    /// Frames of the transport over Ethernet use this interface.
+    pub fn at_interface(mut self, interface: &str) -> Offers {
+        self.interface = Some(interface.into());
+        self
+    }
+
+    /// The same, without the transport over Ethernet if the peer at an address is not on the interface's link.
+    pub(crate) fn towards(&self, peer: Option<IpAddr>) -> Offers {
+        let (Some(interface), None) = (&self.interface, self.obstacle(Provider::Ethernet)) else {
+            return self.clone();
+        };
+        let reason = match peer {
+            Some(peer) if link::is_neighbor(peer, interface) => return self.clone(),
+            Some(peer) => format!("{peer} is not on the link of {interface}"),
+            None => "a Unix socket does not show which link the peer is on".into(),
+        };
+        self.clone().without(Provider::Ethernet, &reason)
     }
 
     /// The one that it must use, if it must.

@@ -25,10 +25,11 @@ mod transport;
 mod window;
 mod wire;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pmem::{Kind, Region};
 pub use xdp::{Mode, Modes, Shape};
 
@@ -169,6 +170,9 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
+/// What [`Ethernet::shared`] has opened.
+static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
 /// An interface as a process has it.
 pub struct Ethernet {
     shared: Arc<Shared>,
@@ -182,6 +186,29 @@ impl Ethernet {
     pub fn open(options: EthernetOptions) -> Result<Ethernet, Error> {
         let shared = Arc::new(Shared::open(options)?);
         Ok(Ethernet { shared })
+    }
+
+    /// The same, shared by all callers of this process that name the same interface: only one can be attached to it. The options
+    /// of the first one hold.
+    ///
+    /// # Errors
+    /// As [`Ethernet::open`].
+    pub fn shared(options: &EthernetOptions) -> Result<Ethernet, Error> {
+        let mut open = OPEN.lock();
+        open.retain(|shared| shared.strong_count() > 0);
+        let name = options.interface.as_deref().ok_or(Error::NoInterface)?;
+        let interface = xdp::Interface::named(name)?;
+        let is_it = |shared: &Arc<Shared>| {
+            let found = &shared.interface;
+            (found.index, found.hardware) == (interface.index, interface.hardware)
+                && shared.options.queue == options.queue
+        };
+        if let Some(shared) = open.iter().filter_map(Weak::upgrade).find(is_it) {
+            return Ok(Ethernet { shared });
+        }
+        let opened = Ethernet::open(options.clone())?;
+        open.push(Arc::downgrade(&opened.shared));
+        Ok(opened)
     }
 
     /// How frames get into memory.

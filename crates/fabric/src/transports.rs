@@ -51,7 +51,7 @@ impl Transports {
             })?;
             return Ok(Transports {
                 ready: vec![opened],
-                offers: Offers::new().with(provider).only(provider),
+                offers: at_interface(Offers::new().with(provider).only(provider), wanted),
             });
         }
         let mut ready = Vec::new();
@@ -65,6 +65,7 @@ impl Transports {
                 Err(error) => offers.without(provider, &error.to_string()),
             };
         }
+        let offers = at_interface(offers, wanted);
         Ok(Transports { ready, offers })
     }
 
@@ -108,11 +109,18 @@ impl Transports {
     }
 }
 
+fn at_interface(offers: Offers, wanted: &Wanted) -> Offers {
+    match &wanted.ethernet.interface {
+        Some(interface) => offers.at_interface(interface),
+        None => offers,
+    }
+}
+
 fn open(provider: Provider, wanted: &Wanted) -> Result<Ready, Error> {
     let device: Box<dyn Device> = match provider {
         Provider::Shm => Box::new(Shm::new()?),
         Provider::Verbs => Box::new(Verbs::open(&wanted.verbs)?),
-        Provider::Ethernet => Box::new(Ethernet::open(wanted.ethernet.clone())?),
+        Provider::Ethernet => Box::new(Ethernet::shared(&wanted.ethernet)?),
         Provider::Tcp => Box::new(Tcp::new(wanted.tcp)),
         Provider::Simulated => {
             let what = "way to another process";

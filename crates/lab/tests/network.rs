@@ -77,6 +77,7 @@ impl Cluster {
             listen: vec![self.socket(index).display().to_string()],
             keys: None,
             transport: Some(self.provider),
+            interface: None,
             pool: self.scratch.0.join(format!("n{index}.pool")),
             pool_length: 64 << 20,
             members: self.nodes.len() as u8,

@@ -251,6 +251,7 @@ impl Asker {
 fn options(config: &NodeConfig) -> Options {
     let mut options = Options::default();
     options.wanted.only = config.transport;
+    options.wanted.ethernet.interface = config.interface.clone();
     options
 }
 

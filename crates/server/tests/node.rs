@@ -37,6 +37,7 @@ impl Scratch {
             listen: vec![path("sock").display().to_string()],
             keys: None,
             transport: None,
+            interface: None,
             pool: path("pool"),
             pool_length: 8 << 20,
             members,

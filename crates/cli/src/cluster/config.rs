@@ -24,6 +24,8 @@ pub struct NodeFile {
     pub keys: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
     pub pool: PoolSection,
     pub membership: MembershipSection,
     pub unit: UnitSection,
@@ -97,6 +99,7 @@ impl NodeFile {
             listen: self.listen,
             keys: self.keys,
             transport: transport.transpose().map_err(&wrong)?,
+            interface: self.interface,
             pool: self.pool.path,
             pool_length: parse_size(&self.pool.size)
                 .map_err(|error| wrong(format!("`size`: {error}")))?,

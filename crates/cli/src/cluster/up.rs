@@ -108,6 +108,7 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
             listen: vec![state.file(node, "sock").display().to_string()],
             keys: None,
             transport: None,
+            interface: None,
             pool: PoolSection {
                 path: pool(node),
                 size: arguments.size.unwrap_or(SIZE).to_string(),

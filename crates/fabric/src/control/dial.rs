@@ -89,9 +89,12 @@ impl Reached {
         let reach = dialed.come_nearer(local);
         let own = Message::Hello(local.hello(Vec::new()));
         dialed.send(&own, Vec::new())?;
+        let offers = local
+            .offers
+            .towards(dialed.peer.address.map(|address| address.ip()));
         let own = Side {
             node: &local.identity.node,
-            offers: &local.offers,
+            offers: &offers,
         };
         let theirs = Side {
             node: &dialed.hello.node,

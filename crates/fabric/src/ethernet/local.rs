@@ -1,7 +1,8 @@
 //! What a thread has at the port: socket, frames, buffers for messages, and what it has to report.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use xdp::{Descriptor, Membership, Socket};
 use zerocopy::{FromZeros, IntoBytes};
@@ -306,9 +307,7 @@ impl Local {
     }
 
     /// Waits for a frame, or for something from another thread.
-    pub fn wait(&self, until: Instant) {
-        let timeout = until.saturating_duration_since(Instant::now());
-        use std::os::fd::AsFd;
+    pub fn wait(&self, timeout: Duration) {
         self.socket.wait(self.member.event.as_fd(), timeout);
     }
 }

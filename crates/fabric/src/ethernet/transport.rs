@@ -1,6 +1,7 @@
 //! The queue's side: links, and what has to be looked at when.
 
 use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -427,12 +428,20 @@ impl Transport for EthernetTransport {
     }
 
     fn sleep(&mut self, timeout: Duration) {
+        let timeout = self.arm(timeout);
+        if !timeout.is_zero() {
+            self.local.wait(timeout);
+        }
+    }
+
+    fn arm(&mut self, timeout: Duration) -> Duration {
         let now = Instant::now();
+        // What may wait for an answer to travel with would wait too long.
         self.transmit(now, true);
         let local = &self.local;
         let has_news = !local.news.is_empty() || local.member.has_come();
         if has_news || local.socket.has_come() || local.is_unflushed() {
-            return;
+            return Duration::ZERO;
         }
         let lost_after = local.shared.options.lost_after;
         let deadlines = self
@@ -441,8 +450,12 @@ impl Transport for EthernetTransport {
             .filter_map(|link| link.deadline(lost_after));
         let end = now + timeout.min(crate::time::FOREVER);
         let until = deadlines.min().map_or(end, |first| first.min(end));
-        local.wait(until);
         self.check_at = self.check_at.min(until);
+        until.saturating_duration_since(now)
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.local.socket.as_fd(), self.local.member.event.as_fd()]
     }
 
     fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {

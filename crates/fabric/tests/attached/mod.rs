@@ -4,7 +4,9 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use fabric::control;
 use fabric::ethernet::{Ethernet, EthernetOptions};
+use fabric::transports::{Transports, Wanted};
 use fabric::{Access, Event, Operation, Options, Queue, Role, Source, WorkRequest};
 use pmem::Region;
 use xdp::{Descriptor, Interface, Modes, Port, PortOptions};
@@ -234,4 +236,100 @@ fn forged_packets_change_nothing() {
         immediate: None,
     };
     assert_eq!(pair.carry_out(1, write), Ok(0));
+}
+
+/// Keys of two nodes, which go with the value.
+struct Keys(std::path::PathBuf);
+
+impl Keys {
+    fn new() -> Keys {
+        let name = format!("tako-attached-{}", std::process::id());
+        let keys = Keys(std::env::temp_dir().join(name));
+        fabric::keys::init(&keys.0, "a").unwrap();
+        fabric::keys::issue(&keys.0, "b", fabric::keys::usual_validity()).unwrap();
+        keys
+    }
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn node(keys: &std::path::Path, transports: &Transports) -> control::Local {
+    control::Local {
+        identity: control::Identity::load(keys).unwrap(),
+        offers: transports.offers().clone(),
+        options: control::Options::default(),
+    }
+}
+
+fn transports(interface: &str) -> Transports {
+    Transports::open(&Wanted {
+        ethernet: EthernetOptions {
+            interface: Some(interface.into()),
+            ..options()
+        },
+        ..Wanted::default()
+    })
+    .unwrap()
+}
+
+/// A node on host 1 that accepts a caller, and one on host 0 that dials it at an address. What the dialer has chosen.
+fn chosen(link: &Link, keys: &Keys, address: &str, interface: &str) -> String {
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let listening = scope.spawn(move || {
+            link.enter(1);
+            let mut transports = transports(INTERFACE);
+            let local = node(&keys.0.join("b"), &transports);
+            let listen = [control::Address::Tcp(
+                format!("{address}:0").parse().unwrap(),
+            )];
+            let mut listener = control::Listener::bind(&listen, local).unwrap();
+            tell.send(listener.addresses()[0].clone()).unwrap();
+            let caller = listener.accept(PATIENCE).unwrap().expect("a caller");
+            let session = caller.establish(&mut transports.queues()).unwrap();
+            let provider = session.choice().provider;
+            let queue = transports.queue(provider).unwrap();
+            let mut events = Vec::new();
+            while !matches!(events.last(), Some(Event::Message(_))) {
+                queue.wait(&mut events, PATIENCE);
+            }
+            // The acknowledgement is sent before the end.
+            queue.poll(&mut events);
+        });
+        link.enter(0);
+        let mut transports = transports(interface);
+        let local = node(&keys.0.join("a"), &transports);
+        let address = told.recv().unwrap();
+        let session = control::dial(&address, Some("b"), &local, &mut transports.queues()).unwrap();
+        let queue = transports.queue(session.choice().provider).unwrap();
+        let request = WorkRequest::new(1, ball(b"over the link"));
+        queue.post(session.endpoint(), &request).unwrap();
+        queue.submit();
+        let mut events = Vec::new();
+        while !listening.is_finished() {
+            queue.poll(&mut events);
+        }
+        listening.join().unwrap();
+        session.choice().to_string()
+    })
+}
+
+#[test]
+fn hosts_on_one_link_choose_ethernet_and_others_say_why_not() {
+    let link = Link::pair();
+    link.ip(0, &format!("address add 10.88.0.1/24 dev {INTERFACE}"));
+    link.ip(0, "link add other0 type veth peer name other1");
+    link.ip(0, "link set other0 up");
+    link.ip(1, &format!("address add 10.88.0.2/24 dev {INTERFACE}"));
+    let keys = Keys::new();
+    let same = chosen(&link, &keys, "10.88.0.2", INTERFACE);
+    assert!(same.starts_with("ethernet ("), "{same}");
+    let other = chosen(&link, &keys, "10.88.0.2", "other0");
+    assert!(other.starts_with("tcp ("), "{other}");
+    let reason = "not ethernet: a: 10.88.0.2 is not on the link of other0";
+    assert!(other.contains(reason), "{other}");
 }

@@ -21,6 +21,8 @@ pub struct NodeConfig {
     pub keys: Option<PathBuf>,
     /// The one transport to use.
     pub transport: Option<Provider>,
+    /// Interface of the transport over Ethernet.
+    pub interface: Option<String>,
     /// The pool file or DAX device.
     pub pool: PathBuf,
     /// Bytes of the pool, if it is made.
