@@ -20,8 +20,8 @@ use crate::format::record::{
     ALIGN, EDIT_MAX, HEADER, Kind, OPERATION, Operation, Touch, encode, set_crc,
 };
 use crate::image::allocator::{Allocator, Line, Run};
+use crate::image::deferred_frees::DeferredFrees;
 use crate::image::edit::{Contents, Edit, Sealed};
-use crate::image::freed::Held;
 use crate::image::owners::Owners;
 use crate::image::transaction::{PlacedReply, ReplyLocks, Transaction};
 use crate::image::{Block, Image};
@@ -40,7 +40,7 @@ pub struct Shared {
     /// Turn to change counts of owners.
     pub owners: Ordered<Mutex<()>>,
     /// What was freed and must not be used yet, if other pools of the unit have a say in that.
-    pub held: Option<Held>,
+    pub deferred_frees: Option<DeferredFrees>,
     /// Locks of the blocks that replies go to.
     pub replies: ReplyLocks,
     /// Rules broken on purpose.
@@ -443,7 +443,7 @@ impl<'s> Change<'s> {
             match edit.seal(image) {
                 Sealed::Unchanged => {}
                 Sealed::Short(crc) => self.emit_short(&edit, crc),
-                Sealed::Long => self.emit(&edit),
+                Sealed::Long => self.emit_long(&edit),
             }
             self.parts.spare_blocks.push(edit.into_room());
         }
@@ -459,7 +459,7 @@ impl<'s> Change<'s> {
             .put(Kind::Edit, target, length as u32, crc, &payload[..length]);
     }
 
-    fn emit(&mut self, edit: &Edit) {
+    fn emit_long(&mut self, edit: &Edit) {
         let target = edit.block * BLOCK as u64;
         let mut end = 0;
         for (at, bytes) in edit.changes() {
@@ -556,6 +556,7 @@ impl<'s> Change<'s> {
     /// Makes the change happen: persistent, then applied. The record carries the transaction's reply. Returns the
     /// record's number.
     pub fn commit(&mut self, transaction: &mut Transaction<'_>) -> u64 {
+        self.emit_all();
         let (shared, created) = (self.shared, self.taken_inode);
         transaction.with_reply_locked(shared, created, |transaction, reply| {
             self.commit_with(transaction, reply)
@@ -564,7 +565,14 @@ impl<'s> Change<'s> {
 
     /// The same for a record that others of the transaction follow: the last one carries the reply.
     pub fn commit_step(&mut self, transaction: &mut Transaction<'_>) -> u64 {
+        self.emit_all();
         self.commit_with(transaction, None)
+    }
+
+    /// Puts what was collected outside the record into it.
+    fn emit_all(&mut self) {
+        self.emit_edits();
+        self.emit_owners();
     }
 
     fn commit_with(
@@ -573,8 +581,6 @@ impl<'s> Change<'s> {
         reply: Option<&PlacedReply>,
     ) -> u64 {
         let shared = self.shared;
-        self.emit_edits();
-        self.emit_owners();
         if let Some(reply) = reply {
             let operation = reply.operation(shared.image.data_checksums);
             encode(&mut self.parts.record, &operation);
@@ -679,8 +685,8 @@ impl<'s> Change<'s> {
 
     fn give_back_freed(&mut self, number: u64) {
         let (shared, inode) = (self.shared, self.freed_inode.take());
-        if let Some(held) = &shared.held {
-            held.hold(number, &self.parts.freed, inode);
+        if let Some(frees) = &shared.deferred_frees {
+            frees.defer(number, &self.parts.freed, inode);
             self.parts.freed.clear();
             return;
         }

@@ -26,7 +26,7 @@ impl Store {
         let (image, allocator) = (&self.shared.image, &self.shared.allocator);
         let mut own = self.superblock.lock();
         own.check_alone()?;
-        if self.shared.held.is_some() {
+        if self.shared.deferred_frees.is_some() {
             return Err(Error::OfUnit);
         }
         let region = image.region();

@@ -3,8 +3,8 @@
 pub(crate) mod allocator;
 pub(crate) mod change;
 pub(crate) mod create;
+pub(crate) mod deferred_frees;
 pub(crate) mod edit;
-pub(crate) mod freed;
 pub(crate) mod grow;
 pub(crate) mod growing;
 pub(crate) mod owners;

@@ -17,7 +17,7 @@ use crate::format::superblock::{RING_OFFSET, RING_STATES, RingState, SUPERBLOCKS
 use crate::image::Image;
 use crate::image::allocator::Allocator;
 use crate::image::change::Shared;
-use crate::image::freed::Held;
+use crate::image::deferred_frees::DeferredFrees;
 use crate::image::transaction::ReplyLocks;
 use crate::order::{Ordered, Rank};
 use crate::ring::CachedLines;
@@ -97,7 +97,7 @@ pub fn recover(
             ring,
             allocator,
             owners: Ordered::mutex(Rank::Owners, ()),
-            held: options.hold_freed.then(Held::default),
+            deferred_frees: options.hold_freed.then(DeferredFrees::default),
             replies: ReplyLocks::new(options.hold_freed),
             defects,
         },

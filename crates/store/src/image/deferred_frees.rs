@@ -18,11 +18,11 @@ struct Freed {
 
 /// What was freed, by the number of the record that did it.
 #[derive(Default)]
-pub struct Held(Mutex<BTreeMap<u64, Freed>>);
+pub struct DeferredFrees(Mutex<BTreeMap<u64, Freed>>);
 
-impl Held {
+impl DeferredFrees {
     /// Keeps what the record `number` freed.
-    pub fn hold(&self, number: u64, runs: &[Run], inode: Option<u64>) {
+    pub fn defer(&self, number: u64, runs: &[Run], inode: Option<u64>) {
         if runs.is_empty() && inode.is_none() {
             return;
         }
@@ -33,9 +33,9 @@ impl Held {
     /// Gives back what records below this number freed.
     pub fn release(&self, below: u64, allocator: &Allocator) {
         let released = {
-            let mut held = self.0.lock();
-            let kept = held.split_off(&below);
-            std::mem::replace(&mut *held, kept)
+            let mut deferred = self.0.lock();
+            let kept = deferred.split_off(&below);
+            std::mem::replace(&mut *deferred, kept)
         };
         for freed in released.into_values() {
             for run in freed.runs {
@@ -52,8 +52,8 @@ impl Store {
     /// Lets blocks and inodes be used again that records with numbers below `below` freed: every pool that counts has
     /// these records. Without [`crate::Options::hold_freed`] nothing waits for this.
     pub fn release_freed(&self, below: u64) {
-        if let Some(held) = &self.shared.held {
-            held.release(below, &self.shared.allocator);
+        if let Some(frees) = &self.shared.deferred_frees {
+            frees.release(below, &self.shared.allocator);
         }
     }
 }
