@@ -13,7 +13,7 @@ pub struct FileId {
     pub unit: u16,
     /// Inode number in the unit.
     pub inode: u64,
-    /// Generation of the inode number.
+    /// Generation of the inode number; 0 for any, where a caller knows only the number.
     pub generation: u32,
 }
 

@@ -190,8 +190,9 @@ impl Executor {
             return Err(Error::Stale);
         }
         let node = self.store.node(file.inode)?;
-        let is_same = self.store.attributes(&node).generation == file.generation;
-        if is_same || file.inode == store::ROOT {
+        let generation = self.store.attributes(&node).generation;
+        let is_any = file.generation == 0 || file.inode == store::ROOT;
+        if is_any || file.generation == generation {
             Ok(node)
         } else {
             Err(Error::Stale)
