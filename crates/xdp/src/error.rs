@@ -19,6 +19,18 @@ pub enum Error {
         /// Its name.
         interface: String,
     },
+    /// Frames of the interface are too short.
+    #[error(
+        "interface {interface} has an MTU of {mtu}, at least {least} is needed; run `ip link set {interface} mtu 1500`"
+    )]
+    Mtu {
+        /// Its name.
+        interface: String,
+        /// Its MTU.
+        mtu: u32,
+        /// The least that is needed.
+        least: u32,
+    },
     /// The process lacks capabilities.
     #[error(
         "AF_XDP needs {missing}; run as root, or grant them (`setcap` on the program, AmbientCapabilities= in its unit)"

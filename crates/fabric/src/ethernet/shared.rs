@@ -27,6 +27,10 @@ pub const TRANSMIT_FRAMES: u32 = 512;
 const INBOX_MAX: usize = 256;
 /// Where the tag is in a frame.
 const TAG_AT: usize = 14;
+/// Least MTU: commands fit, and every packet has room for data.
+const MTU_LEAST: u32 = 512;
+/// The same with placed data: frames of 1512 bytes.
+const MTU_PLACED: u32 = 1498;
 /// Bytes of an Ethernet header, which the MTU does not count.
 const ETHERNET_HEADER: u32 = 14;
 
@@ -92,6 +96,19 @@ impl Shared {
             return Err(Error::NoInterface);
         };
         let interface = Interface::named(name)?;
+        let least = match options.pool {
+            Some(_) => MTU_PLACED,
+            None => MTU_LEAST,
+        };
+        if interface.mtu < least {
+            let (interface, mtu) = (interface.name, interface.mtu);
+            return Err(xdp::Error::Mtu {
+                interface,
+                mtu,
+                least,
+            }
+            .into());
+        }
         let receive = options
             .receive_frames
             .next_power_of_two()

@@ -93,6 +93,9 @@ fn what_is_missing_is_said_in_a_sentence() {
         ..options()
     });
     assert!(queue.contains("has no queue 99"), "{queue}");
+    link.ip(0, &format!("link set {INTERFACE} mtu 300"));
+    let short = refused(options());
+    assert!(short.contains("has an MTU of 300, at least 512"), "{short}");
     link.ip(0, &format!("link set {INTERFACE} down"));
     let down = refused(options());
     assert!(
