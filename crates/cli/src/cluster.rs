@@ -16,11 +16,14 @@ mod serve;
 mod status;
 mod up;
 
-use std::fs::DirBuilder;
+use std::fs::{DirBuilder, File};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use client::Source;
 
 use crate::failure::Failure;
 use crate::figures::parse_size;
@@ -134,6 +137,11 @@ impl State {
         self.directory.join("membership")
     }
 
+    /// The directories that showed the cluster since it was started, one on each line.
+    pub fn mounts(&self) -> PathBuf {
+        self.directory.join("mounts")
+    }
+
     /// Names of the nodes that have a file with this ending.
     pub fn nodes_with(&self, ending: &str) -> Vec<String> {
         let entries = std::fs::read_dir(&self.directory);
@@ -149,6 +157,20 @@ impl State {
     pub fn source(&self) -> String {
         format!("tako:///{}", self.name)
     }
+}
+
+/// Notes that a directory shows a cluster of this host, for `tako down`.
+pub fn note_mount(source: &Path, directory: &Path) -> Result<(), Failure> {
+    let text = source.to_string_lossy();
+    let local = text.parse::<Source>().ok();
+    let Some(local) = local.filter(|source| source.hosts.is_empty()) else {
+        return Ok(());
+    };
+    let path = State::of(&local.name)?.mounts();
+    let file = File::options().create(true).append(true).open(&path);
+    let line = [directory.as_os_str().as_bytes(), b"\n"].concat();
+    let noted = file.and_then(|mut file| file.write_all(&line));
+    noted.map_err(|error| failed("write", &path, error))
 }
 
 /// A failure to do something with a file of the state directory.

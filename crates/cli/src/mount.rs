@@ -82,7 +82,9 @@ fn serve(
     let mut mount = match is_remote(arguments) {
         true => {
             let file_system = remote::open(&arguments.source, &remote, log)?;
-            fuse::mount(file_system, directory, &options)?
+            let mount = fuse::mount(file_system, directory, &options)?;
+            crate::cluster::note_mount(&arguments.source, mount.directory())?;
+            mount
         }
         false => mount_pool(&arguments.source, directory, &options, log)?,
     };

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use super::config::NodeFile;
 use super::{Down, State, failed, process};
@@ -45,14 +46,22 @@ pub fn run(arguments: &Down, out: &mut dyn Write) -> Outcome {
     Ok(())
 }
 
-/// Unmounts what shows the cluster.
-pub fn unmount(state: &State) -> Outcome {
+/// Unmounts what shows the cluster. Another user may have a cluster of the same name.
+fn unmount(state: &State) -> Outcome {
+    let path = state.mounts();
+    let noted = fs::read(&path).unwrap_or_default();
+    let is_noted = |directory: &Path| {
+        let mut lines = noted.split(|byte| *byte == b'\n');
+        lines.any(|line| line == directory.as_os_str().as_bytes())
+    };
     let source = PathBuf::from(state.source());
     for mount in fuse::mounts()? {
-        if mount.source == source {
+        if mount.source == source && is_noted(&mount.directory) {
             fuse::unmount(&mount.directory)?;
         }
     }
+    // Nothing was ever mounted, perhaps.
+    let _ = fs::remove_file(&path);
     Ok(())
 }
 

@@ -54,6 +54,14 @@ pub fn running(state: &State, node: &str) -> Option<Pid> {
     (is_node && test_kill_process(pid).is_ok()).then_some(pid)
 }
 
+/// Whether a process ends soon: it was killed a moment ago.
+pub fn ends(pid: Pid) -> bool {
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(descriptor) => has_ended(&descriptor).unwrap_or(true),
+        Err(_) => true,
+    }
+}
+
 /// Ends a process: by asking it, then by force.
 pub fn stop(pid: Pid) -> Outcome {
     let end = || -> Result<(), Errno> {

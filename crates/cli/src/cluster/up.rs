@@ -134,7 +134,11 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
 fn start(state: &State, nodes: &[String], started: &mut Vec<Child>) -> Outcome {
     let missing: Vec<_> = nodes
         .iter()
-        .filter(|node| process::running(state, node).is_none())
+        .filter(|node| match process::running(state, node) {
+            // One that does not answer may be ending.
+            Some(pid) => control::ask(state, node).is_none() && process::ends(pid),
+            None => true,
+        })
         .collect();
     for node in &missing {
         started.push(process::start(state, node)?);
