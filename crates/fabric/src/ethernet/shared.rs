@@ -90,29 +90,48 @@ fn system(what: &str, source: rustix::io::Errno) -> Error {
     }
 }
 
+/// The interface with this name, if packets fit into its frames.
+fn usable(name: &str, places: bool) -> Result<Interface, Error> {
+    let interface = Interface::named(name)?;
+    let least = if places { MTU_PLACED } else { MTU_LEAST };
+    if interface.mtu < least {
+        let (interface, mtu) = (interface.name, interface.mtu);
+        return Err(xdp::Error::Mtu {
+            interface,
+            mtu,
+            least,
+        }
+        .into());
+    }
+    Ok(interface)
+}
+
+/// The memory for frames, and how many bytes in front of them are the pool's.
+fn memory(options: &EthernetOptions) -> Result<(Region, u64), Error> {
+    let bytes = Shared::frame_memory(options);
+    let Some(pool) = &options.pool else {
+        return Ok((Region::memory(bytes, false)?, 0));
+    };
+    let too_short = Error::Memory {
+        provider: Provider::Ethernet,
+        memory: format!("{:?}", pool.region),
+        reason: "it has no room for frames; make it longer by `EthernetOptions::frame_memory`",
+    };
+    let rest = pool.region.length().checked_sub(bytes).ok_or(too_short)?;
+    let chunk = u64::from(CHUNK);
+    Ok((pool.region.clone(), rest / chunk * chunk))
+}
+
 impl Shared {
     pub fn open(options: EthernetOptions) -> Result<Shared, Error> {
         let Some(name) = &options.interface else {
             return Err(Error::NoInterface);
         };
-        let interface = Interface::named(name)?;
-        let least = match options.pool {
-            Some(_) => MTU_PLACED,
-            None => MTU_LEAST,
-        };
-        if interface.mtu < least {
-            let (interface, mtu) = (interface.name, interface.mtu);
-            return Err(xdp::Error::Mtu {
-                interface,
-                mtu,
-                least,
-            }
-            .into());
-        }
+        let interface = usable(name, options.pool.is_some())?;
         let receive = options
             .receive_frames
-            .next_power_of_two()
-            .clamp(64, 1 << 16);
+            .clamp(64, 1 << 16)
+            .next_power_of_two();
         let transports = options.transports.clamp(1, 64);
         let transmit = transports * TRANSMIT_FRAMES;
         let options = EthernetOptions {
@@ -120,22 +139,7 @@ impl Shared {
             transports,
             ..options
         };
-        let bytes = Shared::frame_memory(&options);
-        let (region, pool_bytes) = match &options.pool {
-            None => (Region::memory(bytes, false)?, 0),
-            Some(pool) => {
-                let too_short = Error::Memory {
-                    provider: Provider::Ethernet,
-                    memory: format!("{:?}", pool.region),
-                    reason: "it has no room for frames; make it longer by `EthernetOptions::frame_memory`",
-                };
-                let rest = pool.region.length().checked_sub(bytes).ok_or(too_short)?;
-                (
-                    pool.region.clone(),
-                    rest / u64::from(CHUNK) * u64::from(CHUNK),
-                )
-            }
-        };
+        let (region, pool_bytes) = memory(&options)?;
         let placed = options.pool.as_ref().map(|pool| PlacedOptions {
             queue: pool.queue,
             shape: pool.shape,
@@ -181,8 +185,8 @@ impl Shared {
     pub fn frame_memory(options: &EthernetOptions) -> u64 {
         let receive = options
             .receive_frames
-            .next_power_of_two()
-            .clamp(64, 1 << 16);
+            .clamp(64, 1 << 16)
+            .next_power_of_two();
         let transmit = options.transports.clamp(1, 64) * TRANSMIT_FRAMES;
         u64::from(receive + transmit) * u64::from(CHUNK)
     }
