@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use client::{FileSystem, Source};
-use fuse::{MountOptions, Remount};
+use fuse::{Locks, MountOptions, Remount};
 use pmem::{Access, Region};
 use store::{Options, Store};
 
@@ -48,6 +48,10 @@ fn parse_options(arguments: &Mount) -> Result<(MountOptions, RemoteOptions), Fai
     let mut options: MountOptions = text
         .parse()
         .map_err(|error: fuse::Error| Failure::Usage(error.to_string()))?;
+    // Locks of a cluster hold for all of its mounts, unless those of one are asked for.
+    if is_remote && !text.split(',').any(|option| option.starts_with("locks=")) {
+        options.locks = Locks::Shared;
+    }
     // Unmounting finds the pool by this name. Opening reports a pool that does not exist.
     if options.name == MountOptions::default().name {
         match arguments.source.canonicalize() {

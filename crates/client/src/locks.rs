@@ -48,6 +48,8 @@ pub type LockWake = Box<dyn FnOnce(bool) + Send>;
 pub(crate) struct LockTable {
     state: Mutex<State>,
     users: AtomicU64,
+    /// Held while a cluster is asked for the locks that are waited for.
+    asking: Mutex<()>,
 }
 
 #[derive(Default)]

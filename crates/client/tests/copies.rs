@@ -48,7 +48,7 @@ fn crashed(region: &Region) -> FileSystem {
     };
     let report = store::check(&with_bytes(), &CheckOptions::default()).unwrap();
     assert_eq!(report.findings, []);
-    FileSystem::open_region(with_bytes(), Options::default()).unwrap()
+    common::open(with_bytes(), Options::default())
 }
 
 /// Writes into another file until there is no space left.

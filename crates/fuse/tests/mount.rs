@@ -14,9 +14,9 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, UNIX_EPOCH};
 
-use common::{apart, options, run};
+use crate::common::{apart, options, run};
+use crate::mounted::{Directory, Mounted, errno, file_system};
 use fuse::Error;
-use mounted::{Directory, Mounted, errno, file_system};
 
 /// Makes the kernel ask for the contents of a file at its next reading.
 fn forget_cached(path: &Path) {

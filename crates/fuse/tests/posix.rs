@@ -15,8 +15,8 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 
-use common::{apart, run};
-use mounted::{Mounted, errno};
+use crate::common::{apart, run};
+use crate::mounted::{Mounted, errno};
 
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";

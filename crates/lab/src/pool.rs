@@ -68,17 +68,32 @@ pub fn copy(region: &Region) -> Result<Region, String> {
 pub struct Pool {
     region: Region,
     clock: Arc<AtomicI64>,
+    open: Open,
     system: Option<Embedded>,
 }
+
+/// Makes a file system of the pool in a region.
+pub type Open = fn(Region, Options) -> Result<FileSystem, client::Error>;
 
 impl Pool {
     /// A new pool of `length` bytes.
     pub fn new(length: u64, geometry: &Geometry, clock: &Arc<AtomicI64>) -> Result<Pool, String> {
+        Pool::opened_by(FileSystem::open_region, length, geometry, clock)
+    }
+
+    /// The same, opened in another way.
+    pub fn opened_by(
+        open: Open,
+        length: u64,
+        geometry: &Geometry,
+        clock: &Arc<AtomicI64>,
+    ) -> Result<Pool, String> {
         let region = Region::memory(length, false).map_err(|error| error.to_string())?;
         format(&region, geometry)?;
         let mut pool = Pool {
             region,
             clock: clock.clone(),
+            open,
             system: None,
         };
         pool.open()?;
@@ -92,8 +107,9 @@ impl Pool {
 
     fn open(&mut self) -> Result<(), String> {
         let options = options(&self.clock, Defects::default());
-        let system = Embedded::open(self.region.clone(), options);
-        self.system = Some(system.map_err(|error| format!("the pool does not open: {error}"))?);
+        let opened = (self.open)(self.region.clone(), options);
+        let opened = opened.map_err(|error| format!("the pool does not open: {error}"))?;
+        self.system = Some(Embedded::new(opened));
         Ok(())
     }
 }

@@ -18,6 +18,9 @@ pub struct FileId {
 }
 
 impl FileId {
+    /// Stands for whatever generation the inode has: for numbers from a listing without attributes. No inode has it.
+    pub const ANY_GENERATION: u32 = 0;
+
     /// The root directory of a unit. Its generation is never checked.
     pub const fn root(unit: u16) -> FileId {
         FileId {

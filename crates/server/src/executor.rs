@@ -191,7 +191,7 @@ impl Executor {
         }
         let node = self.store.node(file.inode)?;
         let generation = self.store.attributes(&node).generation;
-        let is_any = file.generation == 0 || file.inode == store::ROOT;
+        let is_any = file.generation == FileId::ANY_GENERATION || file.inode == store::ROOT;
         if is_any || file.generation == generation {
             Ok(node)
         } else {

@@ -18,12 +18,29 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "client",
-        &["operations", "pmem", "fabric", "store", "protocol"],
+        &[
+            "operations",
+            "pmem",
+            "fabric",
+            "store",
+            "protocol",
+            "server",
+        ],
     ),
     ("fuse-device", &[]),
     ("verbs", &["pmem"]),
     ("xdp", &["pmem"]),
-    ("fuse", &["client", "fuse-device"]),
+    (
+        "fuse",
+        &[
+            "client",
+            "fuse-device",
+            "operations",
+            "protocol",
+            "server",
+            "store",
+        ],
+    ),
     ("bench", &["pmem", "fabric", "store", "client"]),
     (
         "cli",

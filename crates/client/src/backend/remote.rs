@@ -10,6 +10,9 @@ mod names;
 mod table;
 
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
 use operations::{
     Acknowledge, Attributes, Details, ErrorCode, FileId, NAME_LENGTH_MAX, Operation, Outcome, ROOT,
@@ -17,11 +20,13 @@ use operations::{
 };
 
 use super::Result;
-use crate::{Cause, RequestError, Requests};
+use crate::{Cause, Interrupt, RequestError, Requests};
 use table::Table;
 
 /// Bits of an inode number below the unit.
 const UNIT_SHIFT: u32 = 48;
+/// How long the end of a session may take.
+const CLOSE_WITHIN: Duration = Duration::from_secs(3);
 /// Bytes of a page of a directory that is asked for.
 const PAGE_LENGTH: u32 = 64 << 10;
 
@@ -85,11 +90,12 @@ impl Remote {
         if number == ROOT {
             return self.0.root;
         }
+        let generation = self.0.table.generation(number);
         FileId {
             unit: (number >> UNIT_SHIFT) as u16,
             inode: number & ((1 << UNIT_SHIFT) - 1),
-            // The generation of a number that nothing refers to is unknown: 0 stands for any.
-            generation: self.0.table.generation(number).unwrap_or(0),
+            // That of a number that nothing refers to is unknown.
+            generation: generation.unwrap_or(FileId::ANY_GENERATION),
         }
     }
 
@@ -100,10 +106,27 @@ impl Remote {
         }
     }
 
+    /// Ends the session in good order, if the cluster is reachable. Otherwise it ends the session by itself, later.
     pub(super) fn close(&self) -> Result<()> {
-        let closed = self.call(Operation::CloseSession);
+        let interrupt = Interrupt::default();
+        let (done, is_done) = mpsc::channel::<()>();
+        let limit = interrupt.clone();
+        let timer = thread::Builder::new().name("tako-close".into());
+        let timer = timer.spawn(move || {
+            if is_done.recv_timeout(CLOSE_WITHIN) == Err(RecvTimeoutError::Timeout) {
+                limit.interrupt();
+            }
+        });
+        let closed = match timer.is_ok() {
+            true => interrupt.scope(|| self.call(Operation::CloseSession).map(drop)),
+            false => Ok(()),
+        };
+        drop(done);
         self.0.requests.end();
-        closed.map(drop)
+        match closed {
+            Err(Cause::Request(_)) => Ok(()),
+            result => result,
+        }
     }
 
     pub(crate) fn end(&self) {
@@ -155,7 +178,7 @@ impl Remote {
             return Ok(());
         }
         match self.call(Operation::Hold { file: inode.file }) {
-            Ok(_) => table.note_hold(inode.number),
+            Ok(outcome) => table.note_hold(inode.number, outcome.file),
             Err(error) => {
                 table.release(inode.number, 1);
                 return Err(error);
@@ -195,7 +218,10 @@ fn refusal(operation: &Operation) -> ErrorCode {
             ErrorCode::NameTooLong
         }
         Operation::Lookup { .. } => ErrorCode::NotFound,
-        Operation::Xattr { .. } | Operation::RemoveXattr { .. } => ErrorCode::NoXattr,
+        Operation::Xattr { .. } => ErrorCode::NoXattr,
+        Operation::SetXattr { name, .. } | Operation::RemoveXattr { name, .. } if is_long(name) => {
+            ErrorCode::NameTooLong
+        }
         Operation::SetXattr { value, .. } if value.len() > XATTR_VALUE_MAX => ErrorCode::NoSpace,
         _ => ErrorCode::InvalidArgument,
     }

@@ -1,6 +1,7 @@
 //! Locks in a cluster. Its primary decides; the table of this process has what its users hold and wait for.
 //!
-//! Until the cluster reports that a lock became free, a thread asks again for those that are waited for.
+//! A thread that gives back a lock asks at once for those that others of this process wait for. Until the cluster reports
+//! that a lock became free elsewhere, a thread of its own asks for them again and again.
 
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -44,11 +45,16 @@ impl Remotely {
 
     pub(super) fn in_the_way(&self, number: u64, wanted: &Lock) -> Result<Option<Lock>, Cause> {
         let Asking { remote, .. } = &*self.0;
-        remote.test_lock(number, self.0.spread(wanted))
+        remote.test_lock(number, spread(&self.0.held(wanted)))
     }
 
     pub(super) fn take(&self, number: u64, wanted: &Lock) -> Result<bool, Cause> {
-        self.0.take(number, wanted)
+        let is_taken = self.0.take(number, &self.0.held(wanted))?;
+        if wanted.space == LockSpace::Whole || wanted.kind == LockKind::Read {
+            // It may replace a stronger one.
+            self.0.hand_on(number);
+        }
+        Ok(is_taken)
     }
 
     pub(super) fn take_or_wait(
@@ -57,7 +63,7 @@ impl Remotely {
         wanted: &Lock,
         wake: LockWake,
     ) -> Result<Option<LockTicket>, NotLocked> {
-        if self.0.take(number, wanted)? {
+        if self.take(number, wanted)? {
             return Ok(None);
         }
         let wanted = self.0.held(wanted);
@@ -84,7 +90,7 @@ impl Remotely {
 
     pub(super) fn give_back(&self, number: u64, range: &Lock) -> Result<(), Cause> {
         let Asking { remote, table, .. } = &*self.0;
-        remote.unlock(number, self.0.spread(range))?;
+        remote.unlock(number, spread(&self.0.held(range)))?;
         {
             let mut state = table.state.lock();
             if let Some(file) = state.files.get_mut(&number) {
@@ -92,7 +98,7 @@ impl Remotely {
             }
             state.forget_unused(number);
         }
-        self.0.freed.notify_one();
+        self.0.hand_on(number);
         Ok(())
     }
 
@@ -150,25 +156,14 @@ impl Asking {
         }
     }
 
-    /// The lock as the cluster knows it: there, owners and handles of all users of the session differ.
-    fn spread(&self, lock: &Lock) -> Lock {
-        let spread = self.user.wrapping_mul(SPREAD);
-        Lock {
-            owner: lock.owner ^ spread,
-            handle: lock.handle ^ spread,
-            ..*lock
-        }
-    }
-
     fn has(&self, number: u64, wanted: impl Fn(&Held) -> bool) -> bool {
         let state = self.table.state.lock();
         let file = state.files.get(&number);
         file.is_some_and(|file| file.held.iter().any(wanted))
     }
 
-    fn take(&self, number: u64, wanted: &Lock) -> Result<bool, Cause> {
-        let held = self.held(wanted);
-        let taken = self.remote.set_lock(number, self.spread(wanted));
+    fn take(&self, number: u64, held: &Held) -> Result<bool, Cause> {
+        let taken = self.remote.set_lock(number, spread(held));
         let is_taken = match taken {
             Ok(()) => true,
             Err(error) if error.code() == Some(ErrorCode::Locked) => false,
@@ -176,12 +171,12 @@ impl Asking {
         };
         let mut state = self.table.state.lock();
         let file = state.files.entry(number).or_default();
-        if wanted.space == LockSpace::Whole {
+        if held.lock.space == LockSpace::Whole {
             // An owner that asks for the other kind first loses the lock that it has.
-            file.cut(&held);
+            file.cut(held);
         }
         if is_taken {
-            file.enter(&held);
+            file.enter(held);
         }
         state.forget_unused(number);
         Ok(is_taken)
@@ -192,8 +187,8 @@ impl Asking {
         if !self.has(number, is_own) {
             return Ok(());
         }
-        let spread = self.user.wrapping_mul(SPREAD);
-        self.remote.unlock_handle(number, handle ^ spread)?;
+        self.remote
+            .unlock_handle(number, handle ^ self.user.wrapping_mul(SPREAD))?;
         {
             let mut state = self.table.state.lock();
             if let Some(file) = state.files.get_mut(&number) {
@@ -201,33 +196,62 @@ impl Asking {
             }
             state.forget_unused(number);
         }
-        self.freed.notify_one();
+        self.hand_on(number);
         Ok(())
     }
 
-    /// Asks once for each lock that this user waits for, in the order in which they came. Whether any waits on.
+    /// Asks for the locks of a file that others wait for.
+    fn hand_on(&self, number: u64) {
+        let state = self.table.state.lock();
+        if state.files.get(&number).is_some_and(|file| file.waits > 0) {
+            drop(state);
+            self.ask_for_all();
+        }
+    }
+
+    /// Asks once for each lock that is waited for, in the order in which they came. Whether any waits on.
     fn ask_for_all(&self) -> bool {
-        let waits: Vec<(LockTicket, u64, Lock)> = {
+        // One thread at a time, so that no lock is taken for a wait that another one has ended.
+        let asking = self.table.asking.lock();
+        let waits: Vec<(LockTicket, u64, Held)> = {
             let state = self.table.state.lock();
-            let own = state.waits.iter();
-            let own = own.filter(|(_, wait)| wait.wanted.user == self.user);
-            own.map(|(ticket, wait)| (*ticket, wait.number, wait.wanted.lock))
+            let all = state.waits.iter();
+            all.map(|(ticket, wait)| (*ticket, wait.number, wait.wanted))
                 .collect()
         };
-        let mut waits_on = false;
+        let (mut waits_on, mut ended) = (false, Vec::new());
         for (ticket, number, wanted) in waits {
             if !matches!(self.take(number, &wanted), Ok(true)) {
                 waits_on = true;
                 continue;
             }
-            let ended = self.table.state.lock().end_wait(ticket);
-            match ended {
-                Some(wait) => (wait.wake)(true),
-                // It was cancelled meanwhile.
-                None => drop(self.remote.unlock(number, self.spread(&wanted))),
+            let wait = self.table.state.lock().end_wait(ticket);
+            match wait {
+                Some(wait) => ended.push(wait.wake),
+                // It was cancelled meanwhile. What cannot be given back now ends with the session.
+                None => {
+                    let _ = self.remote.unlock(number, spread(&wanted));
+                    let mut state = self.table.state.lock();
+                    if let Some(file) = state.files.get_mut(&number) {
+                        file.cut(&wanted);
+                    }
+                    state.forget_unused(number);
+                }
             }
         }
+        drop(asking);
+        ended.into_iter().for_each(|wake| wake(true));
         waits_on
+    }
+}
+
+/// The lock as the cluster knows it: there, owners and handles of all users of the session differ.
+fn spread(held: &Held) -> Lock {
+    let spread = held.user.wrapping_mul(SPREAD);
+    Lock {
+        owner: held.lock.owner ^ spread,
+        handle: held.lock.handle ^ spread,
+        ..held.lock
     }
 }
 
@@ -237,9 +261,7 @@ fn ask(asking: &Weak<Asking>) {
     while let Some(asking) = asking.upgrade() {
         if !asking.ask_for_all() {
             let mut has_thread = asking.has_thread.lock();
-            let state = asking.table.state.lock();
-            let mut waits = state.waits.values();
-            if !waits.any(|wait| wait.wanted.user == asking.user) {
+            if asking.table.state.lock().waits.is_empty() {
                 *has_thread = false;
                 return;
             }

@@ -1,6 +1,14 @@
 //! A small file system in memory, for each test its own.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+#[path = "loopback.rs"]
+pub mod loopback;
 
 use client::{Error, FileSystem, Geometry, OpenFlags, Options, Region};
+use store::Store;
+
+/// Whether the tests of this program work on a cluster, which is what `remote.rs` repeats them for.
+pub const IS_REMOTE: bool = matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"remote");
 
 /// A new, empty file system.
 pub fn file_system() -> FileSystem {
@@ -16,8 +24,17 @@ pub fn file_system_of(length: u64, geometry: &Geometry) -> FileSystem {
 pub fn pool(length: u64, geometry: &Geometry) -> (Region, FileSystem) {
     let region = Region::memory(length, false).expect("memory");
     FileSystem::format_region(&region, geometry).expect("a pool");
-    let opened = FileSystem::open_region(region.clone(), Options::default());
-    (region, opened.expect("a file system"))
+    let file_system = open(region.clone(), Options::default());
+    (region, file_system)
+}
+
+/// Opens the pool in a region.
+pub fn open(region: Region, options: Options) -> FileSystem {
+    let store = Store::open(region, options).expect("a store");
+    match IS_REMOTE {
+        true => loopback::file_system(store),
+        false => FileSystem::of_store(store.into()),
+    }
 }
 
 /// Makes a file with `contents`.

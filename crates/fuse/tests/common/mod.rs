@@ -1,4 +1,5 @@
 //! Starting processes and unmounting, each while no other test does the other.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -27,7 +28,8 @@ pub fn options(text: &str) -> MountOptions {
     let chosen = std::env::var("TAKO_TEST_TRANSPORT").ok();
     let has_queues = Path::new("/sys/module/fuse/parameters/enable_uring").exists();
     // The kernel gives its queues to root alone.
-    let usual = if has_queues && rustix::process::geteuid().is_root() {
+    let is_remote = env!("CARGO_CRATE_NAME") == "remote";
+    let usual = if has_queues && !is_remote && rustix::process::geteuid().is_root() {
         "uring"
     } else {
         "auto"

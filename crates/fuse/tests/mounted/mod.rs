@@ -1,4 +1,8 @@
 //! A mounted pool in memory, for each test its own.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+#[path = "../../../client/tests/common/loopback.rs"]
+pub mod loopback;
 
 use std::fs;
 use std::io;
@@ -7,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use client::{FileSystem, Geometry, Options, Region};
 use fuse::Mount;
+use store::Store;
 
 use crate::common::{apart, options};
 
@@ -41,8 +46,13 @@ impl Drop for Directory {
 impl Mounted {
     /// Mounts with these options; see [`options`].
     pub fn new(text: &str) -> Mounted {
+        Mounted::of(file_system(), text)
+    }
+
+    /// Mounts this file system.
+    pub fn of(file_system: FileSystem, text: &str) -> Mounted {
         let directory = Directory::new();
-        let mount = fuse::mount(file_system(), &directory.0, &options(text)).expect("a mount");
+        let mount = fuse::mount(file_system, &directory.0, &options(text)).expect("a mount");
         Mounted {
             mount: Some(mount),
             directory,
@@ -61,10 +71,20 @@ impl Mounted {
     }
 }
 
+/// Whether the tests of this program work on a cluster, which is what `remote.rs` repeats them for.
+const IS_REMOTE: bool = matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"remote");
+
 pub fn file_system() -> FileSystem {
+    match IS_REMOTE {
+        true => loopback::file_system(store()),
+        false => FileSystem::of_store(store().into()),
+    }
+}
+
+pub fn store() -> Store {
     let region = Region::memory(POOL_LENGTH, false).expect("memory");
     FileSystem::format_region(&region, &Geometry::for_length(POOL_LENGTH)).expect("a pool");
-    FileSystem::open_region(region, Options::default()).expect("a file system")
+    Store::open(region, Options::default()).expect("a store")
 }
 
 /// The errno of a call that must fail.

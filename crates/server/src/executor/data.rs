@@ -121,12 +121,15 @@ impl Executor {
         let mut count = self
             .store
             .share(transaction, (&from, offset), (&to, to_offset), length)?;
-        if count == 0 && length > 0 {
+        if count == 0 {
+            // Also for no bytes: the source must be a file.
             let mut data = vec![0; length.min(DATA_MAX as u64) as usize];
             let read = self.store.read(&from, offset, &mut data)?;
-            let at = WriteAt::Offset(to_offset);
-            let written = self.store.write(transaction, &to, at, &data[..read])?;
-            count = written.length as u64;
+            if read > 0 {
+                let at = WriteAt::Offset(to_offset);
+                let written = self.store.write(transaction, &to, at, &data[..read])?;
+                count = written.length as u64;
+            }
         }
         let outcome = Outcome {
             offset: to_offset,

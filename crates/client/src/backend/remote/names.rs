@@ -197,7 +197,7 @@ impl Remote {
                 listed.entry.number = self.number(FileId {
                     unit: directory.file.unit,
                     inode: listed.entry.number,
-                    generation: 0,
+                    generation: FileId::ANY_GENERATION,
                 });
                 if let Some(attributes) = &mut listed.attributes {
                     attributes.number = listed.entry.number;

@@ -51,7 +51,7 @@ impl Table {
             references: 0,
             holds: 0,
         });
-        if entry.file != file {
+        if entry.file != file && file.generation != FileId::ANY_GENERATION {
             // The number is in use again: without a hold the old file could be removed.
             (entry.file, entry.holds) = (file, 0);
         }
@@ -66,9 +66,10 @@ impl Table {
         shard.get(&number).is_some_and(|entry| entry.holds > 0)
     }
 
-    /// Counts a hold that was granted after [`Table::refer`].
-    pub(super) fn note_hold(&self, number: u64) {
+    /// Counts a hold of this file that was granted after [`Table::refer`].
+    pub(super) fn note_hold(&self, number: u64, file: FileId) {
         if let Some(entry) = self.shard(number).lock().get_mut(&number) {
+            entry.file = file;
             entry.holds += 1;
         }
     }
