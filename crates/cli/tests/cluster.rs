@@ -426,3 +426,30 @@ fn half_made_configurations_are_refused() {
     let refused = serve(&text);
     assert!(refused.contains("is a pool by itself"), "{refused}");
 }
+
+#[test]
+fn commands_work_on_a_cluster_without_a_mount() {
+    let cluster = Cluster::new();
+    cluster.up("1");
+    let file = cluster.scratch.path("file");
+    let contents = "line\n".repeat(50_000);
+    std::fs::write(&file, &contents).expect("a file");
+    cluster.tako(&["mkdir", "tako:///c:/d"]).ended(0);
+    cluster.tako(&["cp", &file, "tako:///c:/d/file"]).ended(0);
+    assert_eq!(
+        cluster.tako(&["cat", "tako:///c:/d/file"]).ended(0),
+        contents
+    );
+    let mv = ["mv", "tako:///c:/d/file", "tako:///c:/moved"];
+    cluster.tako(&mv).ended(0);
+    let listed = cluster.tako(&["ls", "tako:///c:/"]).ended(0);
+    assert_eq!(
+        listed.split_whitespace().collect::<Vec<_>>(),
+        ["d", "moved"]
+    );
+    cluster.tako(&["rm", "tako:///c:/moved"]).ended(0);
+    let missing = cluster.tako(&["cat", "tako:///c:/moved"]);
+    assert!(missing.ended(1).contains("tako:///c:/moved"));
+    let nowhere = cluster.tako(&["ls", "tako:///other:/"]).ended(1);
+    assert!(nowhere.contains("tako up --name other"), "{nowhere}");
+}
