@@ -41,6 +41,11 @@ pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
 fn parse_options(arguments: &Mount) -> Result<(MountOptions, RemoteOptions), Failure> {
     let text = arguments.options.join(",");
     let is_remote = is_remote(arguments);
+    if is_remote {
+        // Refused here, a source that is none is a matter of usage for the process in the background, too.
+        let parsed = arguments.source.to_string_lossy().parse::<Source>();
+        parsed.map_err(|error| Failure::Usage(error.to_string()))?;
+    }
     let (remote, text) = match is_remote {
         true => RemoteOptions::take(&text)?,
         false => (RemoteOptions::default(), text),
