@@ -129,6 +129,10 @@ fn mounts_of_one_cluster_see_each_other() {
     // The file that lost its name is still there for the reader that has it open.
     assert_eq!(open.read_at(&mut seen, 0).unwrap(), 6);
     drop(open);
-    // The first one that is closed ends the session of both.
-    drop((one, other));
+    // The first one that is closed ends the session of both, and a mount without one gives no attributes: both are detached
+    // before either is closed.
+    for mounted in [&one, &other] {
+        let detached = run(Command::new("umount").arg("-l").arg(&mounted.directory.0));
+        assert!(detached.status.success(), "{detached:?}");
+    }
 }
