@@ -10,7 +10,7 @@ use crate::defects::{Defect, Defects};
 use crate::map::{NodeId, Sequence, UnitMap};
 use crate::member::READS_MAX;
 use crate::wire::{
-    Acknowledge, BODY_MAX, Body, DATA_MAX, Envelope, ErrorCode, FileId, Message, Operation,
+    Acknowledge, BODY_MAX, Body, DATA_MAX, Envelope, ErrorCode, FileId, Held, Message, Operation,
     Outcome, Refusal, Replay,
 };
 use crate::{NO_SLOT, Options, SLOTS_MAX, Transmit};
@@ -27,6 +27,8 @@ const UNCONFIRMED_MAX: usize = 64;
 const UNCONFIRMED_DATA_MAX: usize = BODY_MAX - (64 << 10);
 /// Files whose refused writes nobody was told of, at most: then no write is answered before all have it.
 const REFUSED_MAX: usize = 64;
+/// Held files in one message.
+const HOLDS_AT_ONCE: usize = 10_000;
 const _: () = assert!(DATA_MAX <= UNCONFIRMED_DATA_MAX && UNCONFIRMED_MAX + SLOTS_MAX < 1024);
 
 /// What a client has to tell whoever uses it.
@@ -98,6 +100,8 @@ pub struct Client {
     slots: Vec<(u64, Option<Pending>)>,
     reads: BTreeMap<u64, Pending>,
     unconfirmed: Vec<Replay>,
+    /// Files that the session holds: the next primary does not know them.
+    holds: BTreeMap<FileId, u64>,
     active: Active,
     /// Writes and reads that were done one-sided.
     one_sided: (u64, u64),
@@ -127,6 +131,7 @@ impl Client {
             slots: Vec::new(),
             reads: BTreeMap::new(),
             unconfirmed: Vec::new(),
+            holds: BTreeMap::new(),
             active: Active::default(),
             one_sided: (0, 0),
             refused: BTreeMap::new(),
@@ -351,7 +356,8 @@ impl Client {
                 if now >= self.resume_sent_at + retry {
                     self.resume_sent_at = now;
                     let replays = self.unconfirmed.clone();
-                    self.send(number, 0, Body::Resume { replays });
+                    let holds = self.send_holds(number);
+                    self.send(number, 0, Body::Resume { holds, replays });
                 }
             }
             Session::Open { number } => {
@@ -360,6 +366,41 @@ impl Client {
                 self.begin_queued();
                 self.send_pending(now, number);
             }
+        }
+    }
+
+    /// Tells a new primary which files the session holds. Returns how many.
+    fn send_holds(&mut self, session: u64) -> u64 {
+        let held = self.holds.iter();
+        let all: Vec<Held> = held
+            .map(|(file, count)| Held {
+                file: *file,
+                count: *count,
+            })
+            .collect();
+        for part in all.chunks(HOLDS_AT_ONCE) {
+            let holds = part.to_vec();
+            self.send(session, 0, Body::Holds { holds });
+        }
+        all.len() as u64
+    }
+
+    /// Counts holds as the primary does.
+    fn count_holds(&mut self, operation: &Operation, outcome: &Outcome) {
+        match operation {
+            // Without attributes the file was removed before it could be held again after a takeover.
+            operation if operation.takes_hold() && outcome.attributes.is_some() => {
+                *self.holds.entry(outcome.file).or_default() += 1;
+            }
+            Operation::Release { holds } => {
+                for Held { file, count } in holds {
+                    if let Some(held) = self.holds.get_mut(file) {
+                        *held = held.saturating_sub(*count);
+                    }
+                }
+                self.holds.retain(|_, count| *count > 0);
+            }
+            _ => {}
         }
     }
 
@@ -522,6 +563,9 @@ impl Client {
             self.note_refused(file, error);
         }
         self.tell_refused(&pending, &mut outcome.error);
+        if outcome.is_done() {
+            self.count_holds(&pending.operation, &outcome);
+        }
         let is_open =
             pending.operation.is_write() && outcome.is_done() && sequence.number > confirmed;
         if is_open && !self.defects.has(Defect::ForgetUnconfirmed) {
@@ -592,6 +636,7 @@ impl Client {
     /// Everything that is in flight fails, except a close of the session. The next operation gets a new session.
     fn end_session(&mut self) {
         self.session = Session::None;
+        self.holds.clear();
         self.unconfirmed.clear();
         self.refused.clear();
         let told = self.end_active();

@@ -89,13 +89,15 @@ pub enum Defect {
     IgnoreValidity,
     /// A write that is refused after it was answered is forgotten.
     ForgetRefused,
+    /// A new primary does not hold the files that sessions held.
+    ForgetHolds,
     /// A pool that was only formatted follows as if it had what the unit began with.
     TrustBlankPool,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 44] = [
+    pub const ALL: [Defect; 45] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -139,6 +141,7 @@ impl Defect {
         Defect::LayoutBeforeTails,
         Defect::IgnoreValidity,
         Defect::ForgetRefused,
+        Defect::ForgetHolds,
         Defect::TrustBlankPool,
     ];
 }

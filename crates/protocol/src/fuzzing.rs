@@ -279,6 +279,7 @@ impl World {
             Intent::NoteLocks { ticket, .. }
             | Intent::OpenSession { ticket, .. }
             | Intent::EndSession { ticket, .. }
+            | Intent::ReclaimOrphans { ticket }
             | Intent::FreeGrant { ticket, .. } => self.executed(ticket, choice | 1),
             Intent::OpenKey { session } => Completion::KeyOpened {
                 session,
@@ -318,7 +319,9 @@ impl World {
                 self.tail = to;
                 return None;
             }
-            Intent::ReleaseFreed { .. } | Intent::WriteImage { .. } => return None,
+            Intent::ReleaseFreed { .. }
+            | Intent::WriteImage { .. }
+            | Intent::RestoreHolds { .. } => return None,
         })
     }
 

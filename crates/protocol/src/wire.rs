@@ -242,6 +242,8 @@ pub enum Body {
     },
     /// To a new primary: requests that were answered and may be lost.
     Resume {
+        /// Files that the session holds: [`Body::Holds`] came before with all of them.
+        holds: u64,
         /// In the order of their records.
         replays: Vec<Replay>,
     },
@@ -249,6 +251,11 @@ pub enum Body {
     Resumed {
         /// One for each file.
         refusals: Vec<Refusal>,
+    },
+    /// To a new primary, before [`Body::Resume`]: files that the session holds.
+    Holds {
+        /// Some of them.
+        holds: Vec<Held>,
     },
     /// A client asks for the keys to the members' memories.
     OpenKeys,
@@ -313,6 +320,7 @@ impl Body {
             | Body::SessionOpened { .. }
             | Body::Alive { .. }
             | Body::Expired
+            | Body::Holds { .. }
             | Body::Map { .. }
             | Body::Reply { .. }
             | Body::Resumed { .. } => Mode::NoReply,
@@ -347,6 +355,7 @@ impl Body {
             Body::Resumed { .. } => 40,
             Body::OpenKeys => 41,
             Body::Key { .. } => 42,
+            Body::Holds { .. } => 43,
             Body::Hello { .. } => HELLO,
             Body::Map { .. } => MAP,
         }
@@ -451,9 +460,16 @@ impl Body {
                 to.u64(*confirmed);
                 operation::write_outcome(to, outcome);
             }
-            Body::Resume { replays } => {
+            Body::Resume { holds, replays } => {
+                to.u64(*holds);
                 to.u16(replays.len() as u16);
                 replays.iter().for_each(|replay| replay.write(to));
+            }
+            Body::Holds { holds } => {
+                to.u32(holds.len() as u32);
+                holds
+                    .iter()
+                    .for_each(|held| operation::write_held(to, held));
             }
             Body::Resumed { refusals } => {
                 to.u16(refusals.len() as u16);
@@ -576,10 +592,14 @@ impl Body {
                 outcome: Outcome::decode(from.rest())?,
             },
             39 => {
+                let holds = from.u64()?;
                 let replays: Result<_, _> = (0..read_replays(from)?)
                     .map(|_| Replay::read(from))
                     .collect();
-                Body::Resume { replays: replays? }
+                Body::Resume {
+                    holds,
+                    replays: replays?,
+                }
             }
             40 => {
                 let refusals: Result<_, _> = (0..read_replays(from)?)
@@ -594,6 +614,12 @@ impl Body {
                 member: from.u32()?,
                 key: from.u64()?,
             },
+            43 => {
+                let holds: Result<_, _> = (0..from.u32()?)
+                    .map(|_| operation::read_held(from))
+                    .collect();
+                Body::Holds { holds: holds? }
+            }
             HELLO => Body::Hello {
                 map_version: from.u64()?,
             },

@@ -75,7 +75,7 @@ fn a_primary_that_cannot_carry_out_a_replay_says_so() {
     let (mut member, now) = primary();
     let epoch = member.map().epoch;
     let replays = vec![replay(0, 4)];
-    let resume = message(epoch, CLIENT, 0, Body::Resume { replays });
+    let resume = message(epoch, CLIENT, 0, Body::Resume { holds: 0, replays });
     member.handle_message(now, &resume);
     let tickets = executes(&mut member);
     assert_eq!(tickets.len(), 1);
@@ -103,7 +103,12 @@ fn a_primary_that_cannot_carry_out_a_replay_says_so() {
 fn after_a_refused_replay_no_other_of_its_slot_is_carried_out() {
     let (mut member, now) = primary();
     let replays = vec![replay(0, 4), replay(0, 5), replay(1, 6)];
-    let resume = message(member.map().epoch, CLIENT, 0, Body::Resume { replays });
+    let resume = message(
+        member.map().epoch,
+        CLIENT,
+        0,
+        Body::Resume { holds: 0, replays },
+    );
     member.handle_message(now, &resume);
     let mut requests = Vec::new();
     while let Some(intent) = member.poll_intent() {
@@ -143,7 +148,7 @@ fn what_is_about_to_be_named_is_not_changed_in_place() {
         member.handle_message(now, &message(epoch, CLIENT, 4, request));
     }
     let replays = Vec::new();
-    let resume = message(epoch, CLIENT, 0, Body::Resume { replays });
+    let resume = message(epoch, CLIENT, 0, Body::Resume { holds: 0, replays });
     member.handle_message(now, &resume);
     let now = member.poll_timeout().expect("a heartbeat is due some time");
     member.handle_timeout(now);
@@ -169,7 +174,7 @@ fn changes_wait_for_enough_members_in_sync_and_reads_go_on() {
     let (mut member, now) = primary_with(options);
     let epoch = member.map().epoch;
     let replays = Vec::new();
-    let resume = message(epoch, CLIENT, 0, Body::Resume { replays });
+    let resume = message(epoch, CLIENT, 0, Body::Resume { holds: 0, replays });
     member.handle_message(now, &resume);
     let request = |operation| Body::Request {
         slot: 0,

@@ -93,7 +93,7 @@ impl Scene {
         match &said[..] {
             [
                 Message {
-                    body: Body::Resume { replays },
+                    body: Body::Resume { replays, .. },
                     ..
                 },
             ] => replays.clone(),

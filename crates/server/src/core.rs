@@ -138,6 +138,8 @@ fn name(intent: &Intent) -> &'static str {
         Intent::NoteLocks { .. } => "recording locks",
         Intent::OpenSession { .. } => "opening a session",
         Intent::EndSession { .. } => "ending a session",
+        Intent::RestoreHolds { .. } => "restoring the holds of a session",
+        Intent::ReclaimOrphans { .. } => "reclaiming removed files",
         Intent::FreeGrant { .. } => "freeing a grant",
         Intent::OpenKey { .. } => "opening a key",
         Intent::CloseKey { .. } => "closing a key",

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use protocol::Defects;
 use protocol::member::{Completion, HeldLock, RequestId, Slot, Ticket};
-use protocol::wire::{ErrorCode, FileId, Operation, Outcome};
+use protocol::wire::{ErrorCode, FileId, Held, Operation, Outcome};
 use store::{Error, Node, Reply, Transaction, WriteAt};
 
 use crate::executor::{Executor, Request};
@@ -20,9 +21,14 @@ pub struct Serving {
     pub locks: Arc<Node>,
     /// Blocks that a session's grant may have.
     pub grant_blocks: u32,
+    /// Removed files that were there when the pool was opened, and are to be reclaimed.
+    pub orphans: Mutex<Vec<u64>>,
     /// Rules that are broken.
     pub defects: Defects,
 }
+
+/// Removed files that are reclaimed at a time.
+const RECLAIMED_AT_ONCE: usize = 4;
 
 impl Serving {
     /// Executes a request. The record of a change carries its answer.
@@ -185,6 +191,37 @@ impl Serving {
             self.executor.release_all(file);
         }
         self.noted(ticket, ended)
+    }
+
+    /// Holds files again that a session held under the primary before. A file that is gone stays gone.
+    pub fn restore_holds(&self, session: u64, holds: &[Held]) {
+        let executor = &self.executor;
+        for held in holds.iter().filter(|held| held.count > 0) {
+            let node = executor.node(held.file);
+            if let Ok(node) = node
+                && executor.store.hold(&node).is_ok()
+            {
+                executor.holds.restore(session, held);
+            }
+        }
+    }
+
+    /// Frees a few removed files that no session holds.
+    pub fn reclaim_orphans(&self, ticket: Ticket) -> Completion {
+        let (some, left) = {
+            let mut orphans = self.orphans.lock();
+            let rest = orphans.len().saturating_sub(RECLAIMED_AT_ONCE);
+            (orphans.split_off(rest), orphans.len())
+        };
+        for number in some {
+            // Damage in an orphan must not keep the unit from serving: it stays one, and `check` reports it.
+            let _ = self.executor.store.reclaim_orphan(number);
+        }
+        let mut completion = self.noted(ticket, Ok(()));
+        if let Completion::Executed { outcome, .. } = &mut completion {
+            outcome.count = left as u64;
+        }
+        completion
     }
 
     fn try_to_end(&self, index: u32) -> Result<(), Error> {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use operations::FileId;
+use operations::{FileId, Held};
 use parking_lot::Mutex;
 use protocol::member::RequestId;
 use store::Error;
@@ -85,6 +85,13 @@ impl Holds {
             }
         }
         unused.iter().try_for_each(|file| release(file.inode, 1))
+    }
+
+    /// Sets the holds of a file that a session had under the primary before.
+    pub fn restore(&self, session: u64, held: &Held) {
+        let mut sessions = self.sessions.lock();
+        let own = sessions.entry(session).or_default();
+        own.counts.insert(held.file, held.count);
     }
 
     /// Drops all holds of a session. Returns the files that it held.

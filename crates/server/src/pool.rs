@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use pmem::Region;
 use protocol::member::{Completion, Intent, NamedData, SessionRecord};
 use protocol::wire::Fetch;
@@ -121,7 +122,9 @@ impl UnitPool {
         };
         let store = replica.into_store(epoch, self.options.clone())?;
         let (sessions, locks) = (file(&store, b"sessions")?, file(&store, b"locks")?);
+        let orphans = Mutex::new(store.orphans());
         let serving = Serving {
+            orphans,
             executor: Executor::new(store, self.unit),
             sessions,
             locks,
@@ -209,6 +212,30 @@ pub(crate) fn file(store: &Store, name: &[u8]) -> Result<Arc<Node>, Error> {
     }
 }
 
+/// Executes an intent about sessions.
+fn carry_out_for_session(serving: &Serving, intent: Intent) -> Option<Completion> {
+    Some(match intent {
+        Intent::OpenSession {
+            ticket,
+            index,
+            session,
+            client,
+        } => serving.open_session(ticket, index, session, client),
+        Intent::EndSession {
+            ticket,
+            session,
+            index,
+        } => serving.end_session(ticket, session, index),
+        Intent::RestoreHolds { session, holds } => {
+            serving.restore_holds(session, &holds);
+            return None;
+        }
+        Intent::ReclaimOrphans { ticket } => serving.reclaim_orphans(ticket),
+        Intent::FreeGrant { ticket, index } => serving.free_grant(ticket, index),
+        _ => return None,
+    })
+}
+
 fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<Completion> {
     let store = &serving.executor.store;
     Some(match intent {
@@ -225,18 +252,11 @@ fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<
             count,
             slot,
         } => serving.note_locks(ticket, (first, &locks), count, &slot),
-        Intent::OpenSession {
-            ticket,
-            index,
-            session,
-            client,
-        } => serving.open_session(ticket, index, session, client),
-        Intent::EndSession {
-            ticket,
-            session,
-            index,
-        } => serving.end_session(ticket, session, index),
-        Intent::FreeGrant { ticket, index } => serving.free_grant(ticket, index),
+        intent @ (Intent::OpenSession { .. }
+        | Intent::EndSession { .. }
+        | Intent::RestoreHolds { .. }
+        | Intent::ReclaimOrphans { .. }
+        | Intent::FreeGrant { .. }) => return carry_out_for_session(serving, intent),
         Intent::ReadRecords { from, to } => {
             let mut records = Vec::new();
             let read = store.read_records(from, batch, &mut records);

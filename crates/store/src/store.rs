@@ -66,7 +66,8 @@ impl Store {
         Store::open_as(region, options, None)
     }
 
-    /// Opens a pool for writing in exactly this epoch, which must be higher than that of its tail.
+    /// Opens a pool for writing in exactly this epoch, which must be higher than that of its tail. Removed files stay until
+    /// [`Store::reclaim_orphan`].
     pub fn open_in_epoch(region: Region, epoch: u32, options: Options) -> Result<Store> {
         Store::open_as(region, options, Some(epoch))
     }
@@ -91,13 +92,30 @@ impl Store {
             superblock: Mutex::new(superblock),
             clock: options.clock,
         };
-        for number in store.shared.allocator.orphans() {
-            // Damage in an orphan must not keep the pool from opening: it stays one, and `check` reports it.
-            if let Ok(node) = store.node(number) {
+        for number in store.orphans() {
+            // In a unit a session may still hold it: `reclaim_orphan` follows when all sessions have resumed.
+            let is_removed = |node: &Arc<Node>| node.state.read().links == 0;
+            if let Ok(node) = store.node(number)
+                && !(epoch.is_some() && is_removed(&node))
+            {
+                // Damage in an orphan must not keep the pool from opening: it stays one, and `check` reports it.
                 let _ = store.reclaim(&node, &mut node.state.write());
             }
         }
         Ok(store)
+    }
+
+    /// Numbers of all inodes that have something to reclaim.
+    pub fn orphans(&self) -> Vec<u64> {
+        self.shared.allocator.orphans()
+    }
+
+    /// Frees an orphan that has neither a name nor a hold.
+    ///
+    /// # Errors
+    /// It is damaged, and stays an orphan.
+    pub fn reclaim_orphan(&self, number: u64) -> Result<()> {
+        self.reclaim_unused(&self.node(number)?)
     }
 
     /// Brings everything into the image and leaves the ring empty. No other operation may be under way.

@@ -18,7 +18,7 @@ use protocol::member::Completion;
 use protocol::wire::active::BLOCK;
 use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome};
 use protocol::{Defects, EpochStart, Member, Mode, NOBODY, Options, Sequence, Transmit, UnitMap};
-use store::{Geometry, Store};
+use store::{FileKind, Geometry, Store};
 
 use super::node::Machine;
 use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
@@ -390,7 +390,7 @@ impl Unit {
     /// counted.
     fn filled_file(&mut self, random: &mut Random) -> Result<FileId, String> {
         let (directory, name) = (ROOT, b"file".to_vec());
-        let create = create(directory, name);
+        let create = create(directory, name, FileKind::Regular);
         let (_, made) = self.measure("a file", vec![(create, Acknowledge::Primary)])?;
         let whole = write(made.file, 1 << 20, random);
         self.measure("all of it", vec![(whole, Acknowledge::All)])?;
@@ -473,7 +473,7 @@ pub fn costs(
         measure(format!("read {called}"), vec![(read, Acknowledge::Primary)])?;
     }
     let (directory, name) = entry("another");
-    let create = create(directory, name.clone());
+    let create = create(directory, name.clone(), FileKind::Regular);
     let lookup = Operation::Lookup {
         directory,
         name: name.clone(),
@@ -563,7 +563,7 @@ pub fn during_a_refill() -> Result<(Latency, Latency, Time), String> {
         ..LinkOptions::steady(DELAY)
     });
     let (directory, name) = (ROOT, b"file".to_vec());
-    let create = create(directory, name);
+    let create = create(directory, name, FileKind::Regular);
     let file = unit.carry_out(create)?.1.file;
     let mut random = Random::new(1);
     unit.carry_out(write(file, 64, &mut random))?;

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use operations::{
-    LOCK_END, Lock, LockKind, LockSpace, NewInode, RenameMode, SetAttributes, WriteAt,
+    LOCK_END, Lock, LockKind, LockSpace, NewInode, RenameMode, SetAttributes, WriteAt, XattrMode,
 };
 use pmem::Random;
 use protocol::client::{Client, Event, Ticket, Transfer};
-use protocol::wire::{Acknowledge, ErrorCode, FileId, Operation, Outcome};
+use protocol::wire::{Acknowledge, ErrorCode, FileId, Held, Operation, Outcome};
 use protocol::{Defects, Mode, Options, UnitMap};
 use store::FileKind;
 
@@ -75,6 +75,10 @@ pub struct Worker {
     to_sync: Option<FileId>,
     /// A read of a file that is there was refused: its data is damaged.
     pub has_met_damage: bool,
+    /// A file that it holds was reclaimed.
+    pub has_lost_held: bool,
+    /// The file that its session holds.
+    held: Option<FileId>,
     files: Vec<FileId>,
     values: u64,
     random: Random,
@@ -99,6 +103,8 @@ impl Worker {
             has_synced: false,
             to_sync: None,
             has_met_damage: false,
+            has_lost_held: false,
+            held: None,
             files,
             values: u64::from(node) << 32,
             random: Random::new(seed),
@@ -160,6 +166,7 @@ impl Worker {
     fn lose(&mut self, now: Time, over_at: Time, lost: &mut Lost) {
         let fresh_until = self.fresh_until.1.min(now);
         lost.sessions.push((self.identity(), fresh_until, over_at));
+        self.held = None;
         self.sent.clear();
         for write in self.unsynced.drain(..) {
             lost.writes.push((write.ids, write.invoked));
@@ -261,7 +268,16 @@ impl Worker {
             (number + 1 + self.random.below(NAMES - 1)) % NAMES,
         );
         let directory = ROOT;
-        let operation = match self.random.below(22) {
+        let operation = match self.random.below(30) {
+            22..25 => self.use_held(name),
+            25 => self::create(directory, name, FileKind::Directory),
+            26 => Operation::RemoveDirectory { directory, name },
+            27 => self.link(),
+            28 => set_xattr(file, self.value()),
+            29 => Operation::Xattr {
+                file,
+                name: XATTR.to_vec(),
+            },
             21 => Operation::Rename {
                 directory,
                 name,
@@ -278,7 +294,7 @@ impl Worker {
                 note_read: false,
             },
             11 | 12 => Operation::Sync { file },
-            13 | 14 => create(directory, name),
+            13 | 14 => create(directory, name, FileKind::Regular),
             15 => Operation::Unlink { directory, name },
             16 | 17 => Operation::Lookup {
                 directory,
@@ -294,6 +310,57 @@ impl Worker {
             _ => Acknowledge::Primary,
         };
         Some((operation, acknowledge))
+    }
+
+    /// Opens a file, looks at the open one, or closes it.
+    fn use_held(&mut self, name: Vec<u8>) -> Operation {
+        let is_opening = |it: &Pending| it.operation.takes_hold();
+        match self.held {
+            Some(file) if self.random.below(6) > 0 => Operation::Attributes { file },
+            Some(file) => {
+                self.held = None;
+                let held = Held { file, count: 1 };
+                Operation::Release { holds: vec![held] }
+            }
+            None => Operation::Lookup {
+                directory: ROOT,
+                name,
+                hold: !self.pending.values().any(is_opening),
+            },
+        }
+    }
+
+    /// Gives the open file one more name, or works with such a name. Those are never renamed: a rename of one name of a
+    /// file over another one does nothing.
+    fn link(&mut self) -> Operation {
+        let directory = ROOT;
+        let name = name(NAMES + self.random.below(2));
+        match (self.held, self.random.below(3)) {
+            (Some(file), 0 | 1) => Operation::Link {
+                file,
+                directory,
+                name,
+            },
+            (None, 0) => Operation::Lookup {
+                directory,
+                name,
+                hold: false,
+            },
+            _ => Operation::Unlink { directory, name },
+        }
+    }
+
+    /// A file was opened, or the open one was looked at.
+    fn note_held(&mut self, operation: &Operation, outcome: &Outcome) {
+        match operation {
+            operation if operation.takes_hold() && outcome.is_done() => {
+                self.held = Some(outcome.file);
+            }
+            Operation::Attributes { file } if self.held == Some(*file) => {
+                self.has_lost_held |= outcome.error == Some(ErrorCode::Stale);
+            }
+            _ => {}
+        }
     }
 
     /// Asks for an operation, and notes it.
@@ -405,6 +472,7 @@ impl Worker {
         let is_done = outcome.is_done();
         let is_read = matches!(pending.operation, Operation::Read { .. });
         self.has_met_damage |= is_read && outcome.error == Some(ErrorCode::Corrupt);
+        self.note_held(&pending.operation, outcome);
         match &pending.operation {
             Operation::Sync { .. } if outcome.error != Some(ErrorCode::SessionEnded) => {
                 self.synced(now, &pending, is_done, history, lost);
@@ -426,6 +494,10 @@ impl Worker {
         }
         if let (Operation::Rename { .. }, [from, to]) = (&pending.operation, &pending.ids[..]) {
             return renamed(now, outcome.error, (*from, *to), history);
+        }
+        if is_refused(&pending.operation, outcome) {
+            pending.ids.iter().for_each(|id| history.withdraw(*id));
+            return;
         }
         for id in &pending.ids {
             if let Some(answered) = answer(&pending.operation, outcome) {
@@ -457,18 +529,32 @@ pub struct Lost {
     pub sessions: Vec<(u32, Time, Time)>,
 }
 
+/// Stands for the extended attribute of a file.
+const XATTR_BLOCK: u64 = 1 << 32;
 /// What a block holds that was cut off.
 const NOTHING: u64 = 0;
 
 /// The root directory.
 pub const ROOT: FileId = FileId::root(0);
 
-/// Makes a regular file.
-pub fn create(directory: FileId, name: Vec<u8>) -> Operation {
+/// The extended attribute that files have.
+const XATTR: &[u8] = b"user.value";
+
+fn set_xattr(file: FileId, value: [u8; 8]) -> Operation {
+    Operation::SetXattr {
+        file,
+        name: XATTR.to_vec(),
+        value: value.to_vec(),
+        mode: XattrMode::Set,
+    }
+}
+
+/// Makes a file or directory.
+pub fn create(directory: FileId, name: Vec<u8>, kind: FileKind) -> Operation {
     Operation::Create {
         directory,
         name,
-        new: (&NewInode::new(FileKind::Regular, 0o644)).into(),
+        new: (&NewInode::new(kind, 0o644)).into(),
         hold: false,
     }
 }
@@ -515,6 +601,10 @@ fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
         name: u64::from(*name.last().unwrap_or(&0)),
     };
     let lock = |file: &FileId| Key::Lock { file: file.inode };
+    let xattr = |file: &FileId| Key::Block {
+        file: file.inode,
+        block: XATTR_BLOCK,
+    };
     match operation {
         Operation::Write {
             file,
@@ -541,7 +631,15 @@ fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
             (size / BLOCK..BLOCKS).map(key).collect()
         }
         Operation::Create { name, .. } => vec![(entry(name), Asked::Create)],
-        Operation::Unlink { name, .. } => vec![(entry(name), Asked::Remove)],
+        Operation::Unlink { name, .. } | Operation::RemoveDirectory { name, .. } => {
+            vec![(entry(name), Asked::Remove)]
+        }
+        Operation::Link { name, .. } => vec![(entry(name), Asked::Place)],
+        Operation::SetXattr { file, value, .. } => {
+            let value = value.first_chunk().copied().map_or(0, u64::from_le_bytes);
+            vec![(xattr(file), Asked::Write(value))]
+        }
+        Operation::Xattr { file, .. } => vec![(xattr(file), Asked::Read)],
         Operation::Rename { name, new_name, .. } => {
             vec![
                 (entry(name), Asked::Remove),
@@ -588,18 +686,35 @@ fn value(data: &[u8]) -> u64 {
     }
 }
 
+/// Whether an operation on names certainly changed nothing, for reasons that its keys do not show.
+fn is_refused(operation: &Operation, outcome: &Outcome) -> bool {
+    let is_other_kind = matches!(
+        outcome.error,
+        Some(ErrorCode::NotADirectory | ErrorCode::IsADirectory)
+    );
+    let is_link = matches!(operation, Operation::Link { .. });
+    is_other_kind || is_link && !matches!(outcome.error, None | Some(ErrorCode::SessionEnded))
+}
+
 /// What an outcome says about a key; nothing, if it says nothing for certain.
 fn answer(operation: &Operation, outcome: &Outcome) -> Option<Answered> {
     let inode = u64::from(outcome.file.generation) << 32 | outcome.file.inode;
     Some(match (operation, outcome.error) {
-        (Operation::Write { .. } | Operation::SetAttributes { .. }, None) => Answered::Written,
+        (
+            Operation::Write { .. } | Operation::SetAttributes { .. } | Operation::SetXattr { .. },
+            None,
+        ) => Answered::Written,
+        (Operation::Xattr { .. }, None) => Answered::Value(value(outcome.data())),
+        (Operation::Xattr { .. }, Some(ErrorCode::NoXattr)) => Answered::Value(NOTHING),
+        (Operation::Link { .. }, None) => Answered::Placed,
         (Operation::Read { .. }, None) => Answered::Value(value(outcome.data())),
         (Operation::Create { .. }, None) => Answered::Made(inode),
         (Operation::Create { .. }, Some(ErrorCode::Exists)) => Answered::Exists,
-        (Operation::Unlink { .. }, None) => Answered::Removed,
-        (Operation::Unlink { .. } | Operation::Lookup { .. }, Some(ErrorCode::NotFound)) => {
-            Answered::Missing
-        }
+        (Operation::Unlink { .. } | Operation::RemoveDirectory { .. }, None) => Answered::Removed,
+        (
+            Operation::Unlink { .. } | Operation::RemoveDirectory { .. } | Operation::Lookup { .. },
+            Some(ErrorCode::NotFound),
+        ) => Answered::Missing,
         (Operation::Lookup { .. }, None) => Answered::Found(inode),
         (Operation::SetLock { .. }, None) => Answered::Granted,
         (Operation::SetLock { .. }, Some(ErrorCode::Locked)) => Answered::Refused,

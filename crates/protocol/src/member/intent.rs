@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::locks::HeldLock;
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
-use crate::wire::{Fetch, Operation, Outcome};
+use crate::wire::{Fetch, Held, Operation, Outcome};
 
 /// Names an intent, so that its completion finds what waits for it.
 pub type Ticket = u64;
@@ -91,6 +91,19 @@ pub enum Intent {
         /// Place in the table.
         index: u32,
     },
+    /// Hold files for a session that has resumed.
+    RestoreHolds {
+        /// The session.
+        session: u64,
+        /// The files.
+        holds: Vec<Held>,
+    },
+    /// All sessions have resumed or ended: free some of the files that were removed and that no session holds. The count
+    /// of the outcome is not 0 while some are left.
+    ReclaimOrphans {
+        /// Names it.
+        ticket: Ticket,
+    },
     /// Free all blocks that are left in a session's grant.
     FreeGrant {
         /// Names it.
@@ -176,7 +189,8 @@ pub enum Intent {
 /// How an intent ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// Of [`Intent::Execute`], [`Intent::NoteLocks`], [`Intent::OpenSession`], [`Intent::EndSession`], [`Intent::FreeGrant`].
+    /// Of [`Intent::Execute`], [`Intent::NoteLocks`], [`Intent::OpenSession`], [`Intent::EndSession`], [`Intent::ReclaimOrphans`],
+    /// [`Intent::FreeGrant`].
     Executed {
         /// Names it.
         ticket: Ticket,

@@ -8,12 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::Member;
-use super::intent::SessionRecord;
-use super::requests::Parked;
+use super::intent::{Intent, SessionRecord};
+use super::requests::{Executing, Parked};
+use super::serve::Primary;
 use super::sessions::{Session, SlotState};
 use crate::defects::Defect;
 use crate::map::Sequence;
-use crate::wire::{Acknowledge, Body, ErrorCode, Operation, Replay};
+use crate::wire::{Acknowledge, Body, ErrorCode, FileId, Held, Operation, Replay};
 
 /// State of a new primary before it serves.
 pub(super) struct Replaying {
@@ -26,8 +27,27 @@ pub(super) struct Replaying {
     queue: Option<VecDeque<(u64, Replay)>>,
     /// Sessions and their slots in which one was refused, and why.
     refused: BTreeMap<(u64, u16), ErrorCode>,
+    /// Files that sessions hold, as far as they have said so.
+    holds: BTreeMap<u64, BTreeMap<FileId, u64>>,
     /// Intents under way.
     left: usize,
+}
+
+/// Most files that a session holds across a takeover.
+const HOLDS_MAX: usize = 1 << 20;
+
+impl Primary {
+    /// A session says which files it holds, before it resumes.
+    pub fn note_holds(&mut self, session: u64, holds: Vec<Held>) {
+        let replaying = self.replaying.as_mut();
+        if let Some(replaying) = replaying.filter(|it| it.missing.contains(&session)) {
+            let known = replaying.holds.entry(session).or_default();
+            known.extend(holds.iter().map(|held| (held.file, held.count)));
+            while known.len() > HOLDS_MAX {
+                known.pop_last();
+            }
+        }
+    }
 }
 
 impl Member {
@@ -52,16 +72,31 @@ impl Member {
             replays: Vec::new(),
             queue: None,
             refused: BTreeMap::new(),
+            holds: BTreeMap::new(),
             left: 0,
         });
     }
 
-    pub(super) fn handle_resume(&mut self, now: u64, session: u64, replays: Vec<Replay>) {
+    pub(super) fn handle_resume(
+        &mut self,
+        now: u64,
+        session: u64,
+        holds: u64,
+        replays: Vec<Replay>,
+    ) {
+        let forgets_holds = self.defects.has(Defect::ForgetHolds);
         let Some(primary) = self.primary() else {
             return;
         };
+        let mut restored = None;
         match &mut primary.replaying {
             Some(replaying) => {
+                let known = replaying.holds.get(&session).map_or(0, BTreeMap::len);
+                if known < holds.min(HOLDS_MAX as u64) as usize {
+                    // Some of them were lost on the way. The client sends all again.
+                    return;
+                }
+                restored = replaying.holds.remove(&session);
                 if replaying.missing.remove(&session) && replaying.queue.is_none() {
                     // Nothing but writes is answered before it is confirmed.
                     let its = replays
@@ -74,7 +109,37 @@ impl Member {
             // The answer got lost. What it replays was carried out, or it would have been ended.
             None => self.welcome_back(session),
         }
+        if let Some(restored) = restored.filter(|_| !forgets_holds) {
+            let held = restored
+                .into_iter()
+                .map(|(file, count)| Held { file, count });
+            let holds = held.collect();
+            self.out
+                .intents
+                .push_back(Intent::RestoreHolds { session, holds });
+        }
         self.go_on_replaying(now);
+    }
+
+    /// Has files reclaimed that were removed while a session held them that has ended, or that is not known to hold them.
+    /// A few at a time, as far as the window has room.
+    pub(super) fn reclaim_orphans(&mut self) {
+        let window = self.options.window;
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let is_running = |it: &Executing| matches!(it, Executing::ReclaimOrphans);
+        let waits = primary.replaying.is_some()
+            || primary.is_full(window)
+            || primary.executing.values().any(is_running);
+        if !primary.has_orphans || waits {
+            return;
+        }
+        let ticket = primary.ticket();
+        primary.executing.insert(ticket, Executing::ReclaimOrphans);
+        self.out
+            .intents
+            .push_back(Intent::ReclaimOrphans { ticket });
     }
 
     fn welcome_back(&mut self, session: u64) {

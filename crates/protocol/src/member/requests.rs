@@ -55,6 +55,7 @@ pub(super) enum Executing {
     FreeGrant {
         session: u64,
     },
+    ReclaimOrphans,
 }
 
 /// A message that waits until all members in sync have the records below `needs`.
@@ -159,7 +160,8 @@ impl Member {
                 }
             }
             Body::OpenKeys => self.open_keys(session),
-            Body::Resume { replays } => self.handle_resume(now, session, replays),
+            Body::Holds { holds } => primary.note_holds(session, holds),
+            Body::Resume { holds, replays } => self.handle_resume(now, session, holds, replays),
             Body::Request {
                 slot,
                 acknowledge,
@@ -363,6 +365,7 @@ impl Member {
             Some(Executing::FreeGrant { session }) => {
                 self.grant_freed(session, is_done);
             }
+            Some(Executing::ReclaimOrphans) => primary.has_orphans = outcome.count > 0,
             None => {}
         }
         self.confirm(now);

@@ -67,6 +67,8 @@ pub(super) struct Primary {
     pub next_ticket: Ticket,
     pub next_session: u32,
     pub quarantines: Quarantines,
+    /// Files may be left that were removed under a primary before.
+    pub has_orphans: bool,
     pub is_proposing: bool,
     proposed_at: u64,
     heartbeat_at: u64,
@@ -183,6 +185,7 @@ impl Member {
             next_ticket: 0,
             next_session: 0,
             quarantines: Quarantines::default(),
+            has_orphans: true,
             is_proposing: false,
             proposed_at: now,
             heartbeat_at: now,
@@ -474,6 +477,7 @@ impl Member {
             self.out.intents.push_back(Intent::ReleaseFreed { below });
         }
         self.go_on_replaying(now);
+        self.reclaim_orphans();
         self.serve_parked(now);
     }
 

@@ -1,6 +1,6 @@
 //! Operations, outcomes and replays in messages. The operations crate encodes and validates the first two.
 
-use operations::{ErrorCode, FileId, Operation, Outcome};
+use operations::{ErrorCode, FileId, Held, Operation, Outcome};
 
 use super::bytes::{Reader, Writer};
 use super::{BODY_MAX, Malformed, read_sequence, write_sequence};
@@ -37,20 +37,42 @@ pub struct Refusal {
     pub error: ErrorCode,
 }
 
+fn write_file(to: &mut Writer, file: FileId) {
+    to.u16(file.unit);
+    to.u64(file.inode);
+    to.u32(file.generation);
+}
+
+fn read_file(from: &mut Reader<'_>) -> Result<FileId, Malformed> {
+    Ok(FileId {
+        unit: from.u16()?,
+        inode: from.u64()?,
+        generation: from.u32()?,
+    })
+}
+
+/// Appends the holds of a file.
+pub(super) fn write_held(to: &mut Writer, held: &Held) {
+    write_file(to, held.file);
+    to.u64(held.count);
+}
+
+/// Reads the holds of a file.
+pub(super) fn read_held(from: &mut Reader<'_>) -> Result<Held, Malformed> {
+    Ok(Held {
+        file: read_file(from)?,
+        count: from.u64()?,
+    })
+}
+
 impl Refusal {
     pub(super) fn write(&self, to: &mut Writer) {
-        to.u16(self.file.unit);
-        to.u64(self.file.inode);
-        to.u32(self.file.generation);
+        write_file(to, self.file);
         to.u8(self.error as u8);
     }
 
     pub(super) fn read(from: &mut Reader<'_>) -> Result<Refusal, Malformed> {
-        let file = FileId {
-            unit: from.u16()?,
-            inode: from.u64()?,
-            generation: from.u32()?,
-        };
+        let file = read_file(from)?;
         let error = ErrorCode::from_byte(from.u8()?).ok_or(Malformed("its error is unknown"))?;
         Ok(Refusal { file, error })
     }

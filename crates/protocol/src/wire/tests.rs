@@ -115,8 +115,12 @@ fn resumes() -> Vec<Body> {
     };
     let replays = operations().into_iter().zip(100..).map(replay).collect();
     vec![
-        Body::Resume { replays },
         Body::Resume {
+            holds: LARGE,
+            replays,
+        },
+        Body::Resume {
+            holds: 0,
             replays: Vec::new(),
         },
     ]
@@ -180,7 +184,11 @@ fn bodies() -> Vec<Body> {
             position: 0,
             confirmed: 0,
         }],
-        Body::Resume { .. } => [Body::Resume { replays: Vec::new() }],
+        Body::Resume { .. } => [Body::Resume { holds: 1, replays: Vec::new() }],
+        Body::Holds { .. } => [
+            Body::Holds { holds: vec![Held { file: FILE, count: LARGE }; 2] },
+            Body::Holds { holds: Vec::new() },
+        ],
         Body::Resumed { .. } => [
             Body::Resumed { refusals: vec![Refusal { file: FILE, error: ErrorCode::NoSpace }] },
             Body::Resumed { refusals: Vec::new() },
@@ -328,9 +336,10 @@ fn lengths_over_their_bounds_are_refused_before_anything_is_allocated() {
     // Not one of them has the bytes that it promises: what is refused for its bound was not looked for.
     assert_eq!(objection(7, &field(&[0; 21], BODY_MAX as u32 + 1)), bound);
     let replays = (REPLAYS_MAX as u16 + 1).to_le_bytes();
-    for kind in [39, 40] {
+    let resume = [&[0; 8][..], &replays].concat();
+    for (kind, body) in [(39, &resume[..]), (40, &replays[..])] {
         assert_eq!(
-            objection(kind, &replays),
+            objection(kind, body),
             "it replays more than a session may have"
         );
     }

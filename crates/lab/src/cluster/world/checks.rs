@@ -377,6 +377,12 @@ impl World {
 
     /// What must be true when all is quiet.
     pub(super) fn examine(&mut self) -> Result<Summary, String> {
+        if let Some(worker) = self.workers.iter().find(|worker| worker.has_lost_held) {
+            return Err(format!(
+                "a file was reclaimed that client {} holds",
+                worker.node
+            ));
+        }
         if let Some(worker) = self.workers.iter().find(|worker| worker.has_met_damage) {
             return Err(format!("client {} was refused a read", worker.node));
         }
