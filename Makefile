@@ -27,7 +27,7 @@ lab: ## tests in emulated guests with RDMA and persistent memory
 	@scripts/install.sh lab
 	scripts/lab.sh
 
-demo: tools build ## a mounted pool at real work, killed and verified
+demo: tools build ## a cluster and a mounted pool at real work, killed and verified
 	scripts/demo.sh
 
 bench: build ## every figure beside the raw limit of this machine, and programs beside tmpfs

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# A mounted pool at real work: sources, a compiler, grep, git, SQLite and Redis. Then the serving process is killed with
-# -9 in the middle of it, the pool is mounted again, and everything is verified. Each figure stands beside the same work
-# in a plain directory. Nothing is left behind.
+# A replicated cluster of three nodes on this host at real work: sources, a compiler, grep, git, SQLite and Redis. The
+# primary is killed with -9 in the middle of it; the programs go on, and everything that was confirmed is verified. Then the
+# same with a single pool: its mount is killed and mounted again. Each figure stands beside the same work in a plain
+# directory. Nothing is left behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8
 
 tako=${TAKO_BIN:-$PWD/target/release/tako}
-readonly bytes_needed=$((3 << 30))
-readonly sources_mib_max=100 sources_count_max=6000
-readonly rows_before=3000 keys_before=20000 no_end=100000000
+readonly bytes_needed=$((6 << 30))
+readonly sources_mib_max=40 sources_count_max=2500
+readonly rows_before=1000 keys_before=5000 no_end=100000000
 readonly seconds_of_work=3
 
 fail() {
@@ -26,14 +27,22 @@ say() {
 parent=$(choose_parent)
 work=$(mktemp -d "$parent/tako-demo-XXXXXX")
 pool=$work/demo.pool
-mounted=$work/mounted
+cluster=demo-$$
+clustered=$work/clustered
+single=$work/single
+# The directory in which the programs work.
+mounted=$clustered
 beside=$work/beside
 jobs=()
 
 clean_up() {
     trap - EXIT
     stop_jobs
-    "$tako" umount "$mounted" 2>/dev/null || fusermount3 -uz "$mounted" 2>/dev/null || true
+    local directory
+    for directory in "$clustered" "$single"; do
+        "$tako" umount "$directory" 2>/dev/null || fusermount3 -uz "$directory" 2>/dev/null || true
+    done
+    "$tako" down --name "$cluster" --remove >/dev/null 2>&1 || true
     rm -rf "$work"
 }
 trap clean_up EXIT
@@ -201,10 +210,6 @@ set_keys() {
 
 # ---- the demonstration
 
-mount_pool() {
-    "$tako" mount "$pool" "$mounted"
-}
-
 work_on_both() {
     local bytes count there here
     bytes=$(du -sb "$work/sources" | cut -f 1)
@@ -230,21 +235,14 @@ list_sums() {
     (cd "$1" && find sources program found -path sources/.git -prune -o -type f -print0 | xargs -0 sha256sum)
 }
 
-# Redis is running already. What each program was told was done is noted outside of the pool.
-work_and_be_killed() {
-    local server
+# Redis is running already. What each program was told was done is noted outside of the mount.
+start_work() {
     commit_on "$mounted" >"$work/commits" 2>/dev/null &
     jobs+=($!)
     sqlite3 -bail "$mounted/database" < <(transactions $((rows_before + 1)) "$no_end") >"$work/rows" 2>/dev/null &
     jobs+=($!)
     redis-cli -s "$work/redis.socket" < <(redis_commands SET $((keys_before + 1)) "$no_end") >"$work/keys" 2>/dev/null &
     jobs+=($!)
-    sleep "$seconds_of_work"
-    server=$(pgrep -f -- "mount --detached -- $pool ") || fail "no process serves the mount any more"
-    kill -9 "$server"
-    # The dead process holds the pool until the last of its threads has ended.
-    flock --shared "$pool" true
-    stop_jobs
 }
 
 # Prints a line of the verification; $2 is what was acknowledged, $3 what is there.
@@ -276,28 +274,87 @@ verify() {
     stop_jobs
 }
 
+# Of the node with this role: its name and process.
+node_with_role() {
+    "$tako" status --name "$cluster" --json | python3 -c '
+import json, sys
+for node in json.load(sys.stdin)["nodes"]:
+    if node["role"] == sys.argv[1]:
+        print(node["name"], node["pid"])
+        break' "$1"
+}
+
+# The nanoseconds at which each of many small synchronous writes through the mount was done.
+tick_on() {
+    while dd if=/dev/zero of="$mounted/tick" bs=64 count=1 conv=fsync status=none; do
+        date +%s%N
+    done
+}
+
+# The primary is killed, and the programs go on.
+work_and_lose_the_primary() {
+    local name process programs
+    start_work
+    programs=("${jobs[@]}")
+    tick_on >"$work/ticks" 2>"$work/output" &
+    jobs+=($!)
+    sleep "$seconds_of_work"
+    read -r name process < <(node_with_role primary) || fail "no node is the primary"
+    kill -9 "$process"
+    printf '  killed %s, the primary\n' "$name"
+    sleep $((2 * seconds_of_work))
+    for process in "${programs[@]}"; do
+        kill -0 "$process" 2>/dev/null || fail "a program ended when the primary was killed"
+    done
+    stop_jobs
+    read -r name process < <(node_with_role primary) || fail "no node took over"
+    awk -v name="$name" '
+        NR > 1 && $1 - last > most { most = $1 - last }
+        { last = $1 }
+        END { printf "  %s took over; the longest pause of a program was %.1f s\n", name, most / 1e9 }' "$work/ticks"
+}
+
+# The process that serves the mount is killed, and the pool is mounted again.
+work_and_lose_the_mount() {
+    local server
+    start_work
+    sleep "$seconds_of_work"
+    server=$(pgrep -f -- "mount --detached -- $pool ") || fail "no process serves the mount any more"
+    kill -9 "$server"
+    # The dead process holds the pool until the last of its threads has ended.
+    flock --shared "$pool" true
+    stop_jobs
+    local started_mount=$EPOCHREALTIME
+    "$tako" mount "$pool" "$mounted"
+    awk -v from="$started_mount" -v to="$EPOCHREALTIME" \
+        'BEGIN { printf "  mounted again, recovered, in %.0f ms\n", (to - from) * 1000 }'
+}
+
 [ -x "$tako" ] || fail "$tako is missing; run \`make build\` first"
 started=$SECONDS
-mkdir "$mounted" "$beside"
+mkdir "$clustered" "$single" "$beside"
 collect_sources
 
-if [ "$parent" = /dev/shm ]; then
-    say "Without a mount, in one process (tako bench --quick)"
-    "$tako" bench --quick --directory "$work" | sed '/^two threads/,$d'
-fi
-
-say "A pool of 2 GiB"
-"$tako" mkfs "$pool" --size 2G
-mount_pool
-
+say "A cluster of three nodes on this host (tako up)"
+"$tako" up --name "$cluster" --nodes 3 --size 1G --directory "$work/cluster" --mount "$clustered"
 work_on_both
 list_sums "$mounted" >"$work/sums"
-say "git, SQLite and Redis go on for $seconds_of_work s; then kill -9"
-work_and_be_killed
-started_mount=$EPOCHREALTIME
-mount_pool
-awk -v from="$started_mount" -v to="$EPOCHREALTIME" 'BEGIN { printf "  mounted again, recovered, in %.0f ms\n", (to - from) * 1000 }'
+say "git, SQLite and Redis go on; after $seconds_of_work s the primary is killed with -9"
+work_and_lose_the_primary
+say "What is there"
+verify
+"$tako" down --name "$cluster" --remove
 
+say "A single pool of 1 GiB (tako mount)"
+mounted=$single
+rm -rf "$beside"
+mkdir "$beside"
+"$tako" mkfs "$pool" --size 1G
+"$tako" mount "$pool" "$mounted"
+work_on_both
+list_sums "$mounted" >"$work/sums"
+say "git, SQLite and Redis go on; after $seconds_of_work s the mount is killed with -9"
+work_and_lose_the_mount
 say "What is there"
 verify
 "$tako" umount "$mounted"

@@ -1,5 +1,7 @@
 //! The tests of file systems, repeated on a cluster: operations are encoded, decoded and executed on a store.
 #![forbid(unsafe_code)]
+// The files of other tests run here once more, over a remote file system; each loads the common modules.
+#![expect(clippy::duplicate_mod)]
 
 #[path = "acls.rs"]
 mod acls;

@@ -1,6 +1,8 @@
 //! Mounts of a cluster: the tests of mounts, repeated, and what only a cluster does. Operations are encoded, decoded and
 //! executed on a store.
 #![forbid(unsafe_code)]
+// The files of other tests run here once more, over a remote file system; each loads the common modules.
+#![expect(clippy::duplicate_mod)]
 
 mod common;
 #[path = "mount.rs"]

@@ -39,6 +39,7 @@ impl Serving {
         operation: &Operation,
         slot: Option<&Slot>,
     ) -> Completion {
+        let before = self.executor.store.tail().number;
         // Before the change, whose record is to carry the answer. This record counts though the change may fail.
         if let Err(error) = self.prepare(operation, slot) {
             return self.noted(ticket, Err(error));
@@ -67,8 +68,9 @@ impl Serving {
         }
         // Everything that the operation has seen is applied, and so committed.
         let tail = self.executor.store.tail().number;
-        if !operation.is_change() && operation.makes_record() {
-            // Noted a read, or reclaimed a file that is not held any more.
+        // Also records without an answer count: of a read that was noted, a file reclaimed, a change that failed after
+        // what prepared it. Members must have them before an answer that depends on the tail is given.
+        if position.is_none() && tail > before {
             position = Some(tail);
         }
         Completion::Executed {

@@ -178,10 +178,9 @@ impl Requests for Loopback {
     fn call(&self, operation: Operation, _: Acknowledge) -> Result<Outcome, RequestError> {
         self.link.pass()?;
         let sent = operation.encode(Vec::new());
-        let received = Operation::decode(&sent).map_err(|malformed| {
+        let received = Operation::decode(&sent).inspect_err(|_| {
             // The store refuses the same with an error of its own.
             assert!(operation.validate().is_err(), "{operation:?}");
-            malformed
         });
         let outcome = match received {
             Ok(received) => {
