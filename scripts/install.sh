@@ -14,7 +14,7 @@ fail() {
 needed="
     fusermount3:fuse3 git:git sqlite3:sqlite3 redis-server:redis-server redis-cli:redis-tools
     pkg-config:pkg-config gcc:gcc gcc:libc6-dev make:make setfattr:attr setfacl:acl ps:procps
-    python3:python3 etcd:etcd-server"
+    python3:python3 etcd:etcd-server ip:iproute2"
 [ "${1:-}" != soak ] || needed+=" pgbench:postgresql pg_ctlcluster:postgresql rsync:rsync perl:perl setpriv:util-linux stress-ng:stress-ng"
 [ "${1:-}" != bench ] || needed+=" rg:ripgrep redis-benchmark:redis-tools"
 [ "${1:-}" != lab ] || needed+=" qemu-system-x86_64:qemu-system-x86 xz:xz-utils strip:binutils setpriv:util-linux"
