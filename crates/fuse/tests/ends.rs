@@ -26,7 +26,8 @@ struct PoolFile(PathBuf);
 impl PoolFile {
     fn new(name: &str) -> PoolFile {
         let path = PathBuf::from(format!("/dev/shm/tako-ends-{}-{name}", std::process::id()));
-        FileSystem::format_pool(&path, 256 << 20, None).expect("a pool");
+        // Sparse, and too large for writers to fill while a slow machine unmounts.
+        FileSystem::format_pool(&path, 2 << 30, None).expect("a pool");
         PoolFile(path)
     }
 
@@ -132,7 +133,7 @@ fn a_mount_in_use_ends_when_its_last_user_has() {
     let stop = AtomicBool::new(false);
     let written = AtomicUsize::new(0);
     thread::scope(|scope| {
-        for writer in 0..WRITERS {
+        let write = |writer: usize| {
             let file = File::create(directory.0.join(writer.to_string())).unwrap();
             let (stop, written) = (&stop, &written);
             scope.spawn(move || {
@@ -140,8 +141,9 @@ fn a_mount_in_use_ends_when_its_last_user_has() {
                     (&file).write_all(&[7; 100]).unwrap();
                     written.fetch_add(1, Ordering::Relaxed);
                 }
-            });
-        }
+            })
+        };
+        let writers: Vec<_> = (0..WRITERS).map(write).collect();
         assert!(matches!(
             apart(|| mount.unmount()),
             Err(fuse::Error::Busy(_))
@@ -149,7 +151,10 @@ fn a_mount_in_use_ends_when_its_last_user_has() {
         let output = run(Command::new("umount").arg("-l").arg(&directory.0));
         assert!(output.status.success(), "{output:?}");
         let before = written.load(Ordering::Relaxed);
-        while written.load(Ordering::Relaxed) < before + FILES_BEFORE {
+        // A writer that ended early has failed, and says why when the scope ends.
+        while written.load(Ordering::Relaxed) < before + FILES_BEFORE
+            && !writers.iter().any(|writer| writer.is_finished())
+        {
             thread::yield_now();
         }
         stop.store(true, Ordering::Relaxed);
