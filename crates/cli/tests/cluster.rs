@@ -17,6 +17,9 @@ use common::{Run, Scratch};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+/// How long anything may take on a busy machine. Nothing here measures speed; `make demo` prints the time of a failover.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// A cluster with a state directory of its own. It ends with the test, however that ends.
 struct Cluster {
     scratch: Scratch,
@@ -75,10 +78,7 @@ impl Cluster {
             if is_so(&status) {
                 return status;
             }
-            assert!(
-                start.elapsed() < Duration::from_secs(20),
-                "{what}: {status:#}"
-            );
+            assert!(start.elapsed() < PATIENCE, "{what}: {status:#}");
         }
     }
 
@@ -123,15 +123,9 @@ fn a_cluster_starts_survives_its_primary_and_starts_again() {
     let before = cluster.wait("all are in sync", is_whole);
     assert_eq!(before["source"], "tako:///c");
     kill(primary(&before), Signal::KILL);
-    let killed = Instant::now();
     let after = cluster.wait("another one serves", |status| {
         status["serving"] == true && status["unit"]["primary"] != before["unit"]["primary"]
     });
-    assert!(
-        killed.elapsed() < Duration::from_secs(3),
-        "{:?}",
-        killed.elapsed()
-    );
     assert_eq!(after["unit"]["in_sync"], 2);
     cluster.tako(&["up", "--name", "c"]).ended(0);
     cluster.wait("the node is back", is_whole);
@@ -152,16 +146,9 @@ fn a_stopped_primary_is_replaced_and_follows_when_it_goes_on() {
     cluster.up("3");
     let before = cluster.wait("all are in sync", is_whole);
     kill(primary(&before), Signal::STOP);
-    let stopped = Instant::now();
     cluster.wait("another one serves", |status| {
         status["serving"] == true && status["unit"]["primary"] != before["unit"]["primary"]
     });
-    // Each question to the stopped process takes its time, too.
-    assert!(
-        stopped.elapsed() < Duration::from_secs(8),
-        "{:?}",
-        stopped.elapsed()
-    );
     kill(primary(&before), Signal::CONT);
     cluster.wait("it follows", is_whole);
 }
@@ -311,7 +298,7 @@ fn changes_wait_for_a_second_member_and_reads_go_on() {
     );
     cluster.tako(&["up", "--name", "c"]).ended(0);
     is_ended
-        .recv_timeout(Duration::from_secs(20))
+        .recv_timeout(PATIENCE)
         .expect("there are two members again");
     writer.join().expect("it wrote");
 }

@@ -521,7 +521,7 @@ fn the_service_manager_is_told() {
             }
             None => UnixDatagram::bind(&name).unwrap(),
         };
-        let patience = Some(Duration::from_secs(60));
+        let patience = Some(Duration::from_secs(120));
         socket.set_read_timeout(patience).unwrap();
         let options = transport::options();
         let arguments = [

@@ -18,7 +18,7 @@ use common::{Scratch, apart, tako};
 use mounted::Mounted;
 
 /// How long a step may take at most.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Kills the mount again and again while a program works on it, each time after other numbers of acknowledged steps, up
 /// to `steps_max`, and of microseconds. Steps are numbered from 1. `start` begins the work and gives a function that does one step and says whether that was

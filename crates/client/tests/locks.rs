@@ -15,7 +15,7 @@ use common::file_system;
 const BYTES: usize = 12;
 const OWNERS: u64 = 4;
 /// Longest wait for a report, in a test that fails otherwise.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(120);
 
 fn range(owner: u64, kind: LockKind, start: u64, end: u64) -> Lock {
     Lock {

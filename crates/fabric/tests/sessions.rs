@@ -17,7 +17,7 @@ use fabric::{
 use pmem::Region;
 
 /// Nothing that works takes so long.
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 const LENGTH: u64 = 8192;
 /// Set for the process that is connected to: the directory with its keys.
 const SERVES: &str = "TAKO_TEST_SERVES";

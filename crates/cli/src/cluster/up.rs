@@ -18,7 +18,7 @@ const NODES: u8 = 3;
 /// Bytes of a node's pool in a new cluster.
 const SIZE: u64 = 1 << 30;
 /// How long a cluster may take to serve.
-const SERVE_WITHIN: Duration = Duration::from_secs(30);
+const SERVE_WITHIN: Duration = Duration::from_secs(60);
 
 pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
     let state = State::of(&arguments.name)?;

@@ -101,7 +101,7 @@ mod tests {
 
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(30);
+    const LONG: Duration = Duration::from_secs(120);
 
     fn call() -> Arc<Call> {
         let file = FileId::default();

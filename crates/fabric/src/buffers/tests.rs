@@ -6,7 +6,7 @@ use std::thread;
 use super::*;
 use crate::simulated::{Network, NetworkOptions};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn pool(classes: &[(u32, u32)]) -> Pool {
     let device = Network::new(1, NetworkOptions::default()).device();

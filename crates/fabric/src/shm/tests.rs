@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 /// So long that a wake-up which was lost is noticed.
 const NO_NAP: Duration = Duration::from_secs(3600);
 

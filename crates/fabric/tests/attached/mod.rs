@@ -16,7 +16,7 @@ use super::suite::{self, Pair, Setup};
 
 /// Set for the process that is killed.
 const HOLD: &str = "TAKO_TEST_HOLD";
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What the system shows of the interface: flags, MTU, offloads, XDP programs.
 fn shown() -> String {

@@ -21,7 +21,7 @@ use fabric::{
 use pmem::Region;
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A transport, to be tested.
 pub trait Setup {

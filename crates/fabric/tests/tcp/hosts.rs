@@ -116,7 +116,7 @@ fn a_killed_listener_is_noticed_at_once() {
         Role::Listener,
         "hosts::a_killed_listener_is_noticed_at_once",
     );
-    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(took < PATIENCE, "{took:?}");
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_killed_dialer_is_noticed_at_once() {
         return child(Role::Dialer);
     }
     let took = kill_a_peer(Role::Dialer, "hosts::a_killed_dialer_is_noticed_at_once");
-    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(took < PATIENCE, "{took:?}");
 }
 
 fn open_on(hosts: &Hosts, side: usize) -> (Tcp, Queue) {
@@ -255,6 +255,5 @@ fn a_host_that_is_cut_off_is_lost_by_both_within_bounds() {
             }
             assert!(cut.elapsed() < PATIENCE, "{events:?}");
         }
-        assert!(cut.elapsed() < Duration::from_secs(10), "{cut:?}");
     });
 }

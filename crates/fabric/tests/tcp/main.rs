@@ -21,7 +21,7 @@ use fabric::{
 };
 
 /// How long anything may take.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Options for endpoints of this host, which nothing but their ends ends, however busy the machine is.
 pub fn options() -> TcpOptions {

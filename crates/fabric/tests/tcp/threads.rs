@@ -20,7 +20,7 @@ fn rally(spin_max: Duration) -> (Queue, Queue) {
     let echo = std::thread::spawn(move || {
         let mut events = Vec::new();
         loop {
-            far.wait(&mut events, Duration::from_secs(10));
+            far.wait(&mut events, super::PATIENCE);
             for event in events.drain(..) {
                 match event {
                     Event::Message(ball) => {
@@ -42,7 +42,7 @@ fn rally(spin_max: Duration) -> (Queue, Queue) {
         let ball = round.to_le_bytes();
         near.post(to_far, &message(0, &ball).quiet()).unwrap();
         near.submit();
-        while near.wait(&mut events, Duration::from_secs(10)) == 0 {}
+        while near.wait(&mut events, super::PATIENCE) == 0 {}
         match events.pop() {
             Some(Event::Message(answer)) => assert_eq!(answer.to_vec(), ball),
             other => panic!("{other:?}"),
@@ -95,7 +95,7 @@ fn who_sleeps_carries_out_what_peers_ask_for_and_is_told_nothing() {
     let remote = near.import(to_far, export).unwrap();
     let sleeper = std::thread::spawn(move || {
         let mut events = Vec::new();
-        while far.wait(&mut events, Duration::from_secs(10)) == 0 {}
+        while far.wait(&mut events, super::PATIENCE) == 0 {}
         let lost = matches!(events[..], [Event::Lost(..)]);
         assert!(lost, "{events:?}");
     });

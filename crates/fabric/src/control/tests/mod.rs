@@ -17,7 +17,7 @@ use crate::keys;
 
 const CLUSTER: [u8; 16] = [3; 16];
 /// Nothing that works takes so long.
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(120);
 /// What a step takes that nobody takes. A busy machine does not hold up the others for so long.
 const SHORT: Duration = Duration::from_secs(3);
 

@@ -4,7 +4,7 @@ use super::super::{Tcp, TcpOptions};
 use super::*;
 use crate::Operation;
 
-const LATE: Duration = Duration::from_secs(60);
+const LATE: Duration = Duration::from_secs(240);
 const END: EndpointId = EndpointId(0);
 
 fn side() -> (TcpTransport, Peer) {
