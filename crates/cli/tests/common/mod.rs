@@ -1,5 +1,7 @@
 //! What every test needs: a place of its own, and the program.
 
+#![allow(dead_code, reason = "each test uses a part of it")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -92,9 +94,12 @@ pub fn tako(arguments: &[&str]) -> Run {
     }
 }
 
+/// The program.
+pub const TAKO: &str = env!("CARGO_BIN_EXE_tako");
+
 /// The program, ready to run.
 pub fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tako"));
+    let mut command = Command::new(TAKO);
     command.args(arguments).stdin(Stdio::null());
     command
 }

@@ -1,10 +1,13 @@
 //! Hosts, as far as network namespaces on one bridge are hosts.
 
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common;
 
-/// Network namespaces that reach each other. They end with the test.
+/// Network namespaces that reach each other. They end with the test, and so does every process in them.
 pub struct Hosts {
     names: Vec<String>,
     bridge: String,
@@ -19,7 +22,9 @@ fn ip(arguments: &str) -> bool {
 impl Hosts {
     /// So many of them. The address of each is [`Hosts::address`].
     pub fn new(count: usize) -> Hosts {
-        let id = std::process::id();
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count_before = COUNT.fetch_add(1, Ordering::Relaxed);
+        let id = format!("{}n{count_before}", std::process::id());
         let hosts = Hosts {
             names: (0..count).map(|host| format!("tako{id}h{host}")).collect(),
             bridge: format!("tako{id}b"),
@@ -46,19 +51,13 @@ impl Hosts {
 
     /// The address of a host.
     pub fn address(&self, host: usize) -> String {
-        format!("10.78.0.{}", host + 1)
+        format!("10.0.0.{}", host + 1)
     }
 
-    /// The program, ready to run on a host.
-    pub fn tako(&self, host: usize, arguments: &[&str]) -> Command {
+    /// A program, ready to run on a host.
+    pub fn command(&self, host: usize, program: &str) -> Command {
         let mut command = Command::new("ip");
-        command.args([
-            "netns",
-            "exec",
-            &self.names[host],
-            env!("CARGO_BIN_EXE_tako"),
-        ]);
-        command.args(arguments).stdin(Stdio::null());
+        command.args(["netns", "exec", &self.names[host], program]);
         command
     }
 
@@ -71,6 +70,16 @@ impl Hosts {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
+        for name in &self.names {
+            let mut list = Command::new("ip");
+            let listed = common::run(list.args(["netns", "pids", name]));
+            let pids = String::from_utf8_lossy(&listed.stdout).into_owned();
+            let pids = pids.lines().filter_map(|line| line.parse().ok());
+            for pid in pids.filter_map(Pid::from_raw) {
+                // It may have ended by itself.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
         for name in self.names.iter().chain([&self.bridge]) {
             ip(&format!("netns delete {name}"));
         }
