@@ -50,6 +50,18 @@ pub struct Up {
     /// Number of nodes: 1–7 [default: 3, or as many as the cluster has]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=7))]
     pub nodes: Option<u8>,
+    /// Number of nodes that hold metadata and the data of files
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=7), conflicts_with = "nodes")]
+    pub data_nodes: Option<u8>,
+    /// Number of nodes besides that hold metadata only: they never lead [default: 0]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=6), requires = "data_nodes")]
+    pub metadata_nodes: Option<u8>,
+    /// Number of nodes besides that stand by, to take the place of one that is away [default: 0]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(0..=7))]
+    pub spares: Option<u8>,
+    /// Seconds that a node may be away before a spare takes its place; 0 for ever [default: 60]
+    #[arg(long, value_name = "SECONDS")]
+    pub spare_after: Option<u32>,
     /// Mount the cluster on this directory
     #[arg(long, value_name = "DIR")]
     pub mount: Option<PathBuf>,

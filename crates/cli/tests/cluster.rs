@@ -2,102 +2,17 @@
 #![forbid(unsafe_code)]
 
 mod common;
+mod nodes;
 
-use std::fs::File;
-use std::io::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{Run, Scratch};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 
-/// How long anything may take on a busy machine. Nothing here measures speed; `make demo` prints the time of a failover.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// A cluster with a state directory of its own. It ends with the test, however that ends.
-struct Cluster {
-    scratch: Scratch,
-}
-
-impl Cluster {
-    fn new() -> Cluster {
-        Cluster {
-            scratch: Scratch::new(),
-        }
-    }
-
-    fn state(&self) -> String {
-        self.scratch.path("state")
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = common::command(arguments);
-        command.env("TAKO_STATE", self.state());
-        command
-    }
-
-    fn tako(&self, arguments: &[&str]) -> Run {
-        let mut command = self.command(arguments);
-        let output = match arguments.first() {
-            // A process that another test starts has copies of this one's files for a moment.
-            Some(&"down") => common::apart(|| command.output()).expect("it runs"),
-            _ => common::run(&mut command),
-        };
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Run {
-            code: output.status.code(),
-            out: text(&output.stdout),
-            err: text(&output.stderr),
-        }
-    }
-
-    /// Starts the cluster `c` with so many nodes, with pools in the scratch directory.
-    fn up(&self, nodes: &str) -> String {
-        let pools = self.scratch.path("pools");
-        let all = ["up", "--name", "c", "--nodes", nodes, "--size", "16M"];
-        self.tako(&[&all[..], &["--directory", &pools]].concat())
-            .ended(0)
-    }
-
-    fn status(&self) -> Value {
-        let text = self.tako(&["status", "--name", "c", "--json"]).ended(0);
-        serde_json::from_str(&text).expect("it is JSON")
-    }
-
-    /// Waits until the status is so.
-    fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        let start = Instant::now();
-        loop {
-            let status = self.status();
-            if is_so(&status) {
-                return status;
-            }
-            assert!(start.elapsed() < PATIENCE, "{what}: {status:#}");
-        }
-    }
-
-    fn down(&self, arguments: &[&str]) -> Run {
-        self.tako(&[&["down", "--name", "c"], arguments].concat())
-    }
-}
-
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        let is_there = Path::new(&self.state()).join("c").is_dir();
-        if is_there && self.down(&["--remove"]).code != Some(0) {
-            // A test that failed may have left files open.
-            let mount = self.scratch.path("mount");
-            let _ = self.tako(&["umount", "-l", &mount]);
-            let _ = self.down(&["--remove"]);
-        }
-    }
-}
+use nodes::{Cluster, PATIENCE, examine, is_whole, kill, mounted, under_load, verify_records};
 
 fn primary(status: &Value) -> &Value {
     let nodes = status["nodes"].as_array().expect("nodes");
@@ -105,20 +20,10 @@ fn primary(status: &Value) -> &Value {
     found.expect("a primary")
 }
 
-fn kill(node: &Value, signal: Signal) {
-    let pid = node["pid"].as_i64().expect("it runs");
-    let pid = Pid::from_raw(pid as i32).expect("a process");
-    kill_process(pid, signal).expect("it is ours");
-}
-
-fn is_whole(status: &Value) -> bool {
-    status["serving"] == true && status["unit"]["in_sync"] == status["unit"]["members"]
-}
-
 #[test]
 fn a_cluster_starts_survives_its_primary_and_starts_again() {
     let cluster = Cluster::new();
-    let said = cluster.up("3");
+    let said = cluster.up(&["--nodes", "3"]);
     assert!(said.contains("3 nodes serve tako:///c"), "{said}");
     let before = cluster.wait("all are in sync", is_whole);
     assert_eq!(before["source"], "tako:///c");
@@ -143,7 +48,7 @@ fn a_cluster_starts_survives_its_primary_and_starts_again() {
 #[test]
 fn a_stopped_primary_is_replaced_and_follows_when_it_goes_on() {
     let cluster = Cluster::new();
-    cluster.up("3");
+    cluster.up(&["--nodes", "3"]);
     let before = cluster.wait("all are in sync", is_whole);
     kill(primary(&before), Signal::STOP);
     cluster.wait("another one serves", |status| {
@@ -153,96 +58,10 @@ fn a_stopped_primary_is_replaced_and_follows_when_it_goes_on() {
     cluster.wait("it follows", is_whole);
 }
 
-/// The mount of the cluster. It is unmounted by `tako down`.
-fn mounted(cluster: &Cluster) -> PathBuf {
-    let directory = cluster.scratch.path("mount");
-    std::fs::create_dir(&directory).expect("it is new");
-    let up = ["up", "--name", "c", "--mount", &directory];
-    let said = cluster.tako(&up).ended(0);
-    assert!(said.contains("tako:///c is mounted on"), "{said}");
-    directory.into()
-}
-
-/// Records in a file of a writer.
-const RECORDS: usize = 64;
-
-fn record(writer: u32, number: usize) -> Vec<u8> {
-    let text = format!("{writer}.{number} ").repeat(400);
-    text.into_bytes()[..400].to_vec()
-}
-
-fn path_of(directory: &Path, writer: u32, number: usize) -> PathBuf {
-    directory.join(format!("{writer}.{}", number / RECORDS))
-}
-
-/// Appends records to files, each synced before the next, until it is told to end. Returns how many were confirmed.
-fn write_records(directory: &Path, writer: u32, end: &AtomicBool) -> usize {
-    let mut count = 0;
-    while !end.load(Ordering::Relaxed) {
-        let mut options = File::options();
-        let is_first = count % RECORDS == 0;
-        let path = path_of(directory, writer, count);
-        let file = options.append(true).create_new(is_first).open(path);
-        let mut file = file.expect("it is there");
-        file.write_all(&record(writer, count)).expect("written");
-        file.sync_all().expect("synced");
-        count += 1;
-    }
-    count
-}
-
-fn verify_records(directory: &Path, writer: u32, count: usize) {
-    for first in (0..count).step_by(RECORDS) {
-        let path = path_of(directory, writer, first);
-        let found = std::fs::read(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
-        let last = count.min(first + RECORDS);
-        let expected: Vec<_> = (first..last)
-            .flat_map(|number| record(writer, number))
-            .collect();
-        assert!(found == expected, "{path:?}");
-    }
-}
-
-/// Hits the cluster while two threads write; returns how many records each wrote.
-fn under_load(directory: &Path, hit: impl FnOnce()) -> [usize; 2] {
-    let end = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let write = |writer| {
-            let end = &end;
-            scope.spawn(move || write_records(directory, writer, end))
-        };
-        let writers = [write(0), write(1)];
-        // The writers end although a check fails.
-        let hit = catch_unwind(AssertUnwindSafe(hit));
-        end.store(true, Ordering::Relaxed);
-        let counts = writers.map(|writer| writer.join().expect("it wrote"));
-        hit.unwrap_or_else(|panic| resume_unwind(panic));
-        counts
-    })
-}
-
-/// All members have the same records, and the check of each pool finds the same files and nothing wrong.
-fn examine(cluster: &Cluster, nodes: usize) {
-    let is_equal = |status: &Value| {
-        let nodes = status["nodes"].as_array().expect("nodes");
-        is_whole(status) && nodes.iter().all(|node| node["tail"] == nodes[0]["tail"])
-    };
-    cluster.wait("all members are equal", is_equal);
-    cluster.down(&[]).ended(0);
-    let pools = Path::new(&cluster.scratch.path("pools")).to_owned();
-    let checks = (1..=nodes).map(|node| {
-        let pool = pools.join(format!("c-n{node}.pool"));
-        let said = common::tako(&["check", &pool.display().to_string()]).ended(0);
-        said.split(';').next().map(str::to_owned)
-    });
-    let checks: Vec<_> = checks.collect();
-    assert!(checks.iter().all(|it| *it == checks[0]), "{checks:?}");
-}
-
 #[test]
 fn what_was_synced_outlives_the_primary_a_restart_and_the_mount() {
     let cluster = Cluster::new();
-    cluster.up("3");
+    cluster.up(&["--nodes", "3"]);
     let directory = mounted(&cluster);
     let before = cluster.wait("all are in sync", is_whole);
     let counts = under_load(&directory, || {
@@ -257,7 +76,7 @@ fn what_was_synced_outlives_the_primary_a_restart_and_the_mount() {
     let verify =
         || (0..2).for_each(|writer| verify_records(&directory, writer as u32, counts[writer]));
     verify();
-    examine(&cluster, 3);
+    examine(&cluster);
     assert_eq!(
         std::fs::read_dir(&directory).expect("it is there").count(),
         0
@@ -271,7 +90,7 @@ fn what_was_synced_outlives_the_primary_a_restart_and_the_mount() {
 #[test]
 fn changes_wait_for_a_second_member_and_reads_go_on() {
     let cluster = Cluster::new();
-    cluster.up("3");
+    cluster.up(&["--nodes", "3"]);
     let directory = mounted(&cluster);
     std::fs::write(directory.join("before"), "there").expect("written");
     let before = cluster.wait("all are in sync", is_whole);
@@ -306,7 +125,7 @@ fn changes_wait_for_a_second_member_and_reads_go_on() {
 #[test]
 fn members_are_identical_after_random_kills_and_stops_under_load() {
     let cluster = Cluster::new();
-    cluster.up("3");
+    cluster.up(&["--nodes", "3"]);
     let directory = mounted(&cluster);
     cluster.wait("all are in sync", is_whole);
     // Which process is hit, and whether it is killed, or stopped for longer than a lease.
@@ -339,7 +158,7 @@ fn members_are_identical_after_random_kills_and_stops_under_load() {
         assert!(count > 0);
         verify_records(&directory, writer, count);
     }
-    examine(&cluster, 3);
+    examine(&cluster);
 }
 
 #[test]
@@ -417,7 +236,7 @@ fn half_made_configurations_are_refused() {
 #[test]
 fn commands_work_on_a_cluster_without_a_mount() {
     let cluster = Cluster::new();
-    cluster.up("1");
+    cluster.up(&["--nodes", "1"]);
     let file = cluster.scratch.path("file");
     let contents = "line\n".repeat(50_000);
     std::fs::write(&file, &contents).expect("a file");

@@ -80,8 +80,11 @@ impl Cluster {
             interface: None,
             pool: self.scratch.0.join(format!("n{index}.pool")),
             pool_length: 64 << 20,
+            metadata_only: false,
             members: self.nodes.len() as u8,
+            metadata_members: 0,
             min_sync: 0,
+            spare_after: 0,
         };
         let log = Arc::new(|line: std::fmt::Arguments<'_>| println!("{line}"));
         self.nodes[index] = Some(Node::start(&config, &self.membership, log).unwrap());

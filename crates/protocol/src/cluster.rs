@@ -58,6 +58,8 @@ pub struct NodeEntry {
     /// Identity of its pool.
     #[serde(with = "hexadecimal")]
     pub pool: Uuid,
+    /// Whether its pool holds metadata only.
+    pub metadata_only: bool,
     /// Addresses that it listens at: the path of a Unix socket, which begins with `/`, or `host:port`.
     pub addresses: Vec<String>,
 }
@@ -71,8 +73,12 @@ pub struct UnitEntry {
     pub format: UnitFormat,
     /// Members that it is to have. It is formed when so many nodes have registered.
     pub members: u8,
+    /// How many of them hold metadata only.
+    pub metadata_members: u8,
     /// Least number of members in sync with which it takes changes; 0 for the default.
     pub min_sync: u8,
+    /// Seconds that a member may be away before a spare takes its place; 0 for ever.
+    pub spare_after: u32,
     /// Its members and their roles; version 0 while it is not formed.
     pub map: UnitMap,
 }
@@ -139,10 +145,14 @@ impl ClusterMap {
             return Some("a name or address is too long, or a node's identity is a client's");
         }
         let is_known = |id: &NodeId| self.node(*id).is_some();
+        let is_metadata_only = |id: &NodeId| self.node(*id).is_some_and(|node| node.metadata_only);
         let unit = |unit: &UnitEntry| match unit.map.version {
             0 if unit.map == UnitMap::default() => None,
             0 => Some("a unit that is not formed has members"),
             _ if !unit.map.members.iter().all(is_known) => Some("a member is no node"),
+            _ if !unit.has_metadata_only(is_metadata_only) => {
+                Some("a member holds metadata only by the map, or by its pool, and not by both")
+            }
             _ => unit.map.fault(&Defects::default()),
         };
         self.units.iter().find_map(unit)
@@ -195,8 +205,19 @@ impl ClusterMap {
         }
     }
 
-    /// The map after a node has registered: under the identity that it has, or under a new one.
+    /// The map after a node has registered: under the identity that its pool has, or under a new one.
     pub fn register(&self, name: &str, pool: Uuid, addresses: Vec<String>) -> (ClusterMap, NodeId) {
+        self.register_as(name, pool, false, addresses)
+    }
+
+    /// The map after a node has registered whose pool holds metadata only or not.
+    pub fn register_as(
+        &self,
+        name: &str,
+        pool: Uuid,
+        metadata_only: bool,
+        addresses: Vec<String>,
+    ) -> (ClusterMap, NodeId) {
         let mut next = self.next();
         let known = next.nodes.iter_mut().find(|node| node.pool == pool);
         if let Some(node) = known {
@@ -210,6 +231,7 @@ impl ClusterMap {
             id,
             name: name.into(),
             pool,
+            metadata_only,
             addresses,
         });
         (next, id)
@@ -223,13 +245,16 @@ impl ClusterMap {
             return None;
         }
         members.sort_unstable();
+        let nodes = members.iter().filter_map(|id| self.node(*id));
+        let metadata_only = nodes.filter(|node| node.metadata_only);
+        let metadata_only = metadata_only.map(|node| node.id).collect();
         entry.map = UnitMap {
             version: 1,
             epoch: FIRST_EPOCH,
             primary: NOBODY,
             in_sync: members.clone(),
             members,
-            metadata_only: Vec::new(),
+            metadata_only,
             lineage: vec![EpochStart {
                 epoch: FIRST_EPOCH,
                 start: FIRST_POSITION,
@@ -266,6 +291,13 @@ impl NodeEntry {
 }
 
 impl UnitEntry {
+    /// Whether the members that hold metadata only are those of whom this is true.
+    fn has_metadata_only(&self, is_metadata_only: impl Fn(&NodeId) -> bool) -> bool {
+        let members = self.map.members.iter();
+        let listed = members.filter(|id| is_metadata_only(id));
+        listed.eq(&self.map.metadata_only)
+    }
+
     /// Least number of members in sync with which the unit takes changes: 2 of 3 or more members, unless set.
     pub fn least_in_sync(&self) -> usize {
         let members = self.map.members.len().max(usize::from(self.members));

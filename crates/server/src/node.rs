@@ -7,6 +7,7 @@
 //! ```
 //! The service thread never blocks on anything but its messenger. Connecting, TLS and membership have threads of their own.
 
+mod absence;
 mod clock;
 mod config;
 mod error;
@@ -120,7 +121,7 @@ impl Node {
     ) -> Result<Node, NodeError> {
         let keys = config.keys.as_deref().map(Identity::load).transpose()?;
         let cluster = keys.as_ref().map(Identity::cluster);
-        let map = registration::first_map(config, membership.as_ref(), cluster)?;
+        let map = registration::first_map(config, membership.as_ref(), cluster, &log)?;
         let identity = match keys {
             Some(keys) => keys,
             None => Identity::local(map.cluster, &config.name)?,

@@ -43,8 +43,11 @@ impl Scratch {
             interface: None,
             pool: path("pool"),
             pool_length: 8 << 20,
+            metadata_only: false,
             members,
+            metadata_members: 0,
             min_sync: 0,
+            spare_after: 0,
         }
     }
 

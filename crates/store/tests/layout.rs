@@ -212,6 +212,10 @@ fn pool_constants() -> Vec<(&'static str, String)> {
             number(superblock::FEATURE_DATA_CHECKSUMS),
         ),
         (
+            "superblock::FEATURE_METADATA_ONLY",
+            number(superblock::FEATURE_METADATA_ONLY),
+        ),
+        (
             "superblock::COMPATIBLE_KNOWN",
             number(superblock::COMPATIBLE_KNOWN),
         ),

@@ -36,6 +36,8 @@ pub struct NodeFile {
 pub struct PoolSection {
     pub path: PathBuf,
     pub size: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub metadata_only: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -52,7 +54,16 @@ pub struct MembershipSection {
 pub struct UnitSection {
     pub members: u8,
     #[serde(default)]
+    pub metadata_members: u8,
+    #[serde(default)]
     pub min_sync: u8,
+    #[serde(default = "spare_after")]
+    pub spare_after: u32,
+}
+
+/// Seconds that a member may be away before a spare takes its place, unless configured.
+pub fn spare_after() -> u32 {
+    60
 }
 
 impl NodeFile {
@@ -103,8 +114,11 @@ impl NodeFile {
             pool: self.pool.path,
             pool_length: parse_size(&self.pool.size)
                 .map_err(|error| wrong(format!("`size`: {error}")))?,
+            metadata_only: self.pool.metadata_only,
             members: self.unit.members,
+            metadata_members: self.unit.metadata_members,
             min_sync: self.unit.min_sync,
+            spare_after: self.unit.spare_after,
         })
     }
 }

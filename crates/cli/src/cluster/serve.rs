@@ -2,9 +2,13 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
+use rustix::io::Errno;
 use server::node::{Node, NodeError};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -23,7 +27,13 @@ impl From<NodeError> for Failure {
 pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
     if arguments.detached {
         let alone = rustix::process::setsid();
-        alone.map_err(|errno| failed("leave the session of", &arguments.config, errno))?;
+        match alone {
+            // It starts over.
+            Err(Errno::PERM) => {}
+            left => {
+                left.map_err(|errno| failed("leave the session of", &arguments.config, errno))?;
+            }
+        }
     }
     let file = NodeFile::read(&arguments.config)?;
     let membership = file.membership()?;
@@ -60,7 +70,24 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
     }
     let ended = node.wait();
     let _ = std::fs::remove_file(&path);
-    Ok(ended?)
+    match ended {
+        Err(error @ NodeError::LeftUnit { .. }) => {
+            Log::Terminal.write(format_args!("{error}"));
+            Err(start_over(&arguments.config))
+        }
+        ended => Ok(ended?),
+    }
+}
+
+/// Becomes a new process of the same number, with nothing of the old one in its memory. Returns why not.
+fn start_over(config: &Path) -> Failure {
+    let error = match std::env::current_exe() {
+        Ok(program) => Command::new(program)
+            .args(std::env::args_os().skip(1))
+            .exec(),
+        Err(error) => error,
+    };
+    failed("start again with", config, error)
 }
 
 /// Closes the pipe to the process that waits for this one. The log stays.

@@ -145,10 +145,11 @@ fn describe(state: &State, map: &ClusterMap, statuses: &[&NodeStatus]) -> Cluste
 
 /// What the unit's contents survive: with one pool that does, or because another host has them.
 fn survives(map: &ClusterMap, statuses: &[&NodeStatus]) -> Survives {
-    let in_sync = map.units.first().map(|unit| unit.map.in_sync.as_slice());
+    let in_sync = map.units.first().map(|unit| unit.map.full_in_sync());
     let in_sync = in_sync.unwrap_or_default();
     let has = |least: &[Survival]| {
-        let mut pools = statuses.iter().filter(|status| status.is_in_sync);
+        let is_full = |status: &&&NodeStatus| status.is_in_sync && status.role != Role::Metadata;
+        let mut pools = statuses.iter().filter(is_full);
         pools.any(|status| least.iter().any(|it| it.to_string() == status.survives))
     };
     let host = |id: &NodeId| {

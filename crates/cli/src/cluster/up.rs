@@ -9,12 +9,16 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use server::membership::{DirectoryMembership, Membership};
 
-use super::config::{MembershipSection, NodeFile, PoolSection, UnitSection};
+use super::config::{MembershipSection, NodeFile, PoolSection, UnitSection, spare_after};
 use super::{State, Up, control, down, failed, process};
 use crate::failure::{Failure, Outcome};
 
 /// Nodes of a new cluster.
 const NODES: u8 = 3;
+/// Most nodes of a new cluster.
+const MEMBERS_MAX: u8 = 7;
+/// Begins the names of nodes with metadata only; those of the others begin with an n.
+const METADATA_NODE: char = 'm';
 /// Bytes of a node's pool in a new cluster.
 const SIZE: u64 = 1 << 30;
 /// How long a cluster may take to serve.
@@ -31,7 +35,10 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
         false => existing(&state, arguments, known)?,
     };
     let mut started = Vec::new();
-    let served = start(&state, &nodes, &mut started).and_then(|()| wait(&state, &nodes));
+    let (members, spares) = nodes.split_at(nodes.len() - count_spares(&state, &nodes));
+    let served = start(&state, members, &mut started)
+        .and_then(|()| start(&state, spares, &mut started))
+        .and_then(|()| wait(&state, &nodes));
     if let Err(failure) = served {
         // Nothing half-started is left; a failure to clean up would hide why it did not start.
         for mut child in started {
@@ -44,7 +51,13 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
         return Err(failure);
     }
     let (name, source) = (&state.name, state.source());
-    writeln!(out, "cluster {name}: {} nodes serve {source}", nodes.len())?;
+    let count = members.len();
+    write!(out, "cluster {name}: {count} nodes serve {source}")?;
+    match spares.len() {
+        0 => writeln!(out)?,
+        1 => writeln!(out, ", and 1 stands by")?,
+        count => writeln!(out, ", and {count} stand by")?,
+    }
     match &arguments.mount {
         Some(directory) => mount(&source, directory, out),
         None => Ok(writeln!(out, "mount it: tako mount {source} DIR")?),
@@ -62,21 +75,31 @@ fn lock(state: &State) -> Result<File, Failure> {
 /// The nodes of a cluster that was made before.
 fn existing(state: &State, arguments: &Up, known: Vec<String>) -> Result<Vec<String>, Failure> {
     let name = &state.name;
-    let differs = arguments
-        .nodes
-        .is_some_and(|nodes| usize::from(nodes) != known.len());
-    if differs {
+    let unit = NodeFile::read(&state.file(&known[0], "toml"))?.unit;
+    let spares = known.len().saturating_sub(unit.members.into());
+    let data_nodes = unit.members.saturating_sub(unit.metadata_members);
+    let differs = |wanted: Option<u8>, count: u8| wanted.is_some_and(|it| it != count);
+    if differs(arguments.nodes, unit.members)
+        || differs(arguments.data_nodes, data_nodes)
+        || differs(arguments.metadata_nodes, unit.metadata_members)
+        || differs(arguments.spares, spares as u8)
+    {
         return Err(Failure::Failed(format!(
-            "cluster {name} has {} nodes; leave out --nodes, or remove it first with `tako down --name {name} --remove`",
-            known.len()
+            "cluster {name} has {} nodes, {} of them with metadata only, and {spares} spares; leave these options out, or remove it first with `tako down --name {name} --remove`",
+            unit.members, unit.metadata_members
         )));
     }
-    if arguments.size.is_some() || arguments.directory.is_some() {
+    if arguments.size.is_some() || arguments.directory.is_some() || arguments.spare_after.is_some()
+    {
         return Err(Failure::Failed(format!(
-            "cluster {name} exists already; leave out --size and --directory, or choose another --name"
+            "cluster {name} exists already; leave out --size, --directory and --spare-after, or choose another --name"
         )));
     }
     Ok(known)
+}
+
+fn is_metadata_node(name: &str) -> bool {
+    name.starts_with(METADATA_NODE)
 }
 
 /// Writes the configurations of a new cluster's nodes.
@@ -91,8 +114,20 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
     let pools = pools
         .canonicalize()
         .map_err(|error| failed("find", &pools, error))?;
-    let members = arguments.nodes.unwrap_or(NODES);
-    let nodes: Vec<_> = (1..=members).map(|number| format!("n{number}")).collect();
+    let data_nodes = arguments.data_nodes.or(arguments.nodes).unwrap_or(NODES);
+    let metadata_nodes = arguments.metadata_nodes.unwrap_or(0);
+    let members = data_nodes + metadata_nodes;
+    if members > MEMBERS_MAX {
+        return Err(Failure::Usage(format!(
+            "a unit has at most {MEMBERS_MAX} nodes, got {data_nodes} and {metadata_nodes}"
+        )));
+    }
+    let named = |first: char, count| (1..=count).map(move |number| format!("{first}{number}"));
+    let spares = arguments.spares.unwrap_or(0);
+    // Spares start last: the unit is formed of those that start first.
+    let nodes: Vec<_> = named(METADATA_NODE, metadata_nodes)
+        .chain(named('n', data_nodes + spares))
+        .collect();
     let pool = |node: &String| pools.join(format!("{}-{node}.pool", state.name));
     // What is there belongs to someone else, and is not removed if this cluster does not start.
     if let Some(there) = nodes.iter().map(pool).find(|pool| pool.exists()) {
@@ -112,6 +147,7 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
             pool: PoolSection {
                 path: pool(node),
                 size: arguments.size.unwrap_or(SIZE).to_string(),
+                metadata_only: is_metadata_node(node),
             },
             membership: MembershipSection {
                 directory: Some(state.membership()),
@@ -119,7 +155,9 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
             },
             unit: UnitSection {
                 members,
+                metadata_members: metadata_nodes,
                 min_sync: arguments.min_sync.unwrap_or(0),
+                spare_after: arguments.spare_after.unwrap_or_else(spare_after),
             },
         };
         let path = state.file(node, "toml");
@@ -128,6 +166,17 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
         fs::write(&path, text).map_err(|error| failed("write", &path, error))?;
     }
     Ok(nodes)
+}
+
+/// How many of a cluster's nodes are more than its unit has members.
+fn count_spares(state: &State, nodes: &[String]) -> usize {
+    let first = nodes
+        .first()
+        .map(|node| NodeFile::read(&state.file(node, "toml")));
+    match first {
+        Some(Ok(file)) => nodes.len().saturating_sub(file.unit.members.into()),
+        _ => 0,
+    }
 }
 
 /// Starts the nodes that do not run, all at a time.
@@ -140,10 +189,11 @@ fn start(state: &State, nodes: &[String], started: &mut Vec<Child>) -> Outcome {
             None => true,
         })
         .collect();
+    let first = started.len();
     for node in &missing {
         started.push(process::start(state, node)?);
     }
-    for (child, node) in started.iter_mut().zip(missing) {
+    for (child, node) in started[first..].iter_mut().zip(missing) {
         let mut line = String::new();
         if let Some(mut output) = child.stdout.take() {
             // It closes its end when it is ready, or ends.

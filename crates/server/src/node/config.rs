@@ -27,10 +27,16 @@ pub struct NodeConfig {
     pub pool: PathBuf,
     /// Bytes of the pool, if it is made.
     pub pool_length: u64,
+    /// Whether the node holds metadata only.
+    pub metadata_only: bool,
     /// Members of the unit, when the cluster is made.
     pub members: u8,
+    /// How many of them hold metadata only, when the cluster is made.
+    pub metadata_members: u8,
     /// Least number of members in sync with which changes are taken, when the cluster is made; 0 for the default.
     pub min_sync: u8,
+    /// Seconds that a member may be away before a spare takes its place, when the cluster is made; 0 for ever.
+    pub spare_after: u32,
 }
 
 impl NodeConfig {
@@ -61,6 +67,12 @@ impl NodeConfig {
         let most = protocol::map::MEMBERS_MAX;
         if !(1..=most).contains(&usize::from(self.members)) {
             return wrong(format!("`members` must be 1–{most}, got {}", self.members));
+        }
+        if self.metadata_members >= self.members {
+            return wrong(format!(
+                "`metadata_members` must be less than `members`, {}, since the others hold the data; got {}",
+                self.members, self.metadata_members
+            ));
         }
         if self.min_sync > self.members {
             return wrong(format!(

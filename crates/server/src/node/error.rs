@@ -42,6 +42,14 @@ pub enum NodeError {
         /// Their names.
         members: String,
     },
+    /// A spare has its place in the unit: it has to start over with a new process.
+    #[error(
+        "node {name} was away for too long and a spare has its place; start it again, and it is a spare"
+    )]
+    LeftUnit {
+        /// The node.
+        name: String,
+    },
     /// The pool failed while the node worked.
     #[error("pool {path} failed: {source}; check it with `tako check`")]
     Failed {

@@ -24,7 +24,7 @@ pub fn store_options() -> store::Options {
 }
 
 /// How the pools of the cluster's unit are formatted.
-fn format_of(map: &ClusterMap) -> MemberFormat {
+fn format_of(map: &ClusterMap, metadata_only: bool) -> MemberFormat {
     let format = map.unit(UNIT).map(|unit| unit.format.clone());
     let format = format.unwrap_or_default();
     MemberFormat {
@@ -41,6 +41,7 @@ fn format_of(map: &ClusterMap) -> MemberFormat {
             inodes_per_group: format.inodes_per_group,
             data_checksums: format.data_checksums,
         },
+        metadata_only,
     }
 }
 
@@ -48,7 +49,7 @@ fn format_of(map: &ClusterMap) -> MemberFormat {
 /// spare without contents.
 pub fn open(config: &NodeConfig, map: &ClusterMap) -> Result<Opened, NodeError> {
     let path = &config.pool;
-    let format = format_of(map);
+    let format = format_of(map, config.metadata_only);
     let is_formed = map.unit(UNIT).is_some_and(|unit| unit.map.version > 0);
     let region = match Region::open(path, Access::ReadWrite) {
         Err(pmem::Error::NotFound { .. }) => {
@@ -74,6 +75,17 @@ pub fn open(config: &NodeConfig, map: &ClusterMap) -> Result<Opened, NodeError> 
             path: path.display().to_string(),
             found: show((superblock.cluster, superblock.unit)),
             expected: show(expected),
+        });
+    }
+    if superblock.is_metadata_only() != config.metadata_only {
+        let holds = |metadata_only| match metadata_only {
+            true => "metadata only",
+            false => "the data of files, too",
+        };
+        return Err(NodeError::OtherUnit {
+            path: path.display().to_string(),
+            found: format!("made for {}", holds(superblock.is_metadata_only())),
+            expected: format!("for {}, as configured", holds(config.metadata_only)),
         });
     }
     Ok(Opened {

@@ -72,15 +72,15 @@ impl Peers {
         Some(node)
     }
 
-    /// Members of the unit that this node dials and has no link to. Of two members the one with the higher identity dials.
+    /// Members of the unit that this node dials and has no link to. Of two members the one with the higher identity dials. A
+    /// spare dials all, so that the primary knows of it.
     fn wanted(&self, map: &ClusterMap, own: NodeId) -> Vec<NodeId> {
         let members = map.unit(UNIT).map(|unit| unit.map.members.as_slice());
         let members = members.unwrap_or_default();
-        if !members.contains(&own) {
-            return Vec::new();
-        }
-        let lower = members.iter().copied().filter(|node| *node < own);
-        lower.filter(|node| self.link(*node).is_none()).collect()
+        let is_spare = !members.contains(&own);
+        let to_dial = members.iter().copied();
+        let to_dial = to_dial.filter(|node| is_spare || *node < own);
+        to_dial.filter(|node| self.link(*node).is_none()).collect()
     }
 
     /// Dials the members that are to be dialed now.

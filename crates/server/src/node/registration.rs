@@ -1,6 +1,8 @@
 //! How a node gets into the cluster map: it makes the first map, registers its pool, forms the unit, replaces itself.
 
 use std::collections::BTreeSet;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use fabric::control::Address;
 use fabric::keys::show_identity;
@@ -8,17 +10,26 @@ use protocol::cluster::{NodeEntry, UnitEntry, UnitFormat, Uuid};
 use protocol::{ClusterMap, NodeId};
 use store::{Clock, Geometry};
 
-use super::{NodeConfig, NodeError, UNIT};
+use super::{Log, NodeConfig, NodeError, UNIT};
 use crate::membership::{Membership, MembershipError};
+
+/// How long a node that starts waits for etcd: the machine may be starting both.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// Pause between two attempts to reach etcd.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// Shortest record ring of a unit's pools: it holds the window of records that members lack, and the largest write.
+const RING_LENGTH_MIN: u64 = 2 << 20;
 
 /// The cluster map; the first one is made from the configuration.
 pub fn first_map(
     config: &NodeConfig,
     membership: &dyn Membership,
     cluster: Option<Uuid>,
+    log: &Log,
 ) -> Result<ClusterMap, NodeError> {
     config.validate()?;
-    let map = match membership.read()? {
+    let map = match read_when_it_answers(membership, log)? {
         Some(map) => map,
         None => membership.propose(&new_map(config, cluster)?)?,
     };
@@ -26,6 +37,13 @@ pub fn first_map(
         return Err(NodeError::Configuration(format!(
             "membership keeps cluster {}, not {}; change `cluster` or the membership directory",
             map.name, config.cluster
+        )));
+    }
+    let has_none = |unit: &UnitEntry| unit.metadata_members == 0;
+    if config.metadata_only && map.unit(UNIT).is_none_or(has_none) {
+        return Err(NodeError::Configuration(format!(
+            "node {} has `metadata_only`, and cluster {} was made without such members; leave it out, or set `metadata_members` for a new cluster",
+            config.name, map.name
         )));
     }
     match cluster {
@@ -39,6 +57,25 @@ pub fn first_map(
     }
 }
 
+fn read_when_it_answers(
+    membership: &dyn Membership,
+    log: &Log,
+) -> Result<Option<ClusterMap>, MembershipError> {
+    let start = Instant::now();
+    let mut is_waiting = false;
+    loop {
+        match membership.read() {
+            Err(error @ MembershipError::Etcd(_)) if start.elapsed() < ANSWER_WITHIN => {
+                if !std::mem::replace(&mut is_waiting, true) {
+                    log(format_args!("{error}; waiting for it"));
+                }
+                thread::park_timeout(RETRY);
+            }
+            ended => return ended,
+        }
+    }
+}
+
 fn new_map(config: &NodeConfig, cluster: Option<Uuid>) -> Result<ClusterMap, NodeError> {
     let geometry = Geometry::for_length(config.pool_length);
     let format = UnitFormat {
@@ -48,7 +85,7 @@ fn new_map(config: &NodeConfig, cluster: Option<Uuid>) -> Result<ClusterMap, Nod
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         pool_length: config.pool_length,
-        ring_length: geometry.ring_length,
+        ring_length: geometry.ring_length.max(RING_LENGTH_MIN),
         blocks_per_group: geometry.blocks_per_group,
         inodes_per_group: geometry.inodes_per_group,
         data_checksums: geometry.data_checksums,
@@ -62,7 +99,9 @@ fn new_map(config: &NodeConfig, cluster: Option<Uuid>) -> Result<ClusterMap, Nod
             unit: UNIT,
             format,
             members: config.members,
+            metadata_members: config.metadata_members,
             min_sync: config.min_sync,
+            spare_after: config.spare_after,
             ..UnitEntry::default()
         }],
     };
@@ -100,7 +139,13 @@ pub fn register(
         let is_right = |node: &NodeEntry| node.name == config.name && node.addresses == addresses;
         match known {
             Some(node) if is_right(node) => None,
-            _ => Some(map.register(&config.name, pool, addresses.clone()).0),
+            _ => {
+                let (name, metadata_only) = (&config.name, config.metadata_only);
+                Some(
+                    map.register_as(name, pool, metadata_only, addresses.clone())
+                        .0,
+                )
+            }
         }
     })?;
     let id = map.nodes.iter().find(is_own).map_or(0, |node| node.id);
@@ -114,32 +159,45 @@ pub fn register(
 pub fn next_roles(map: &ClusterMap, id: NodeId) -> Option<ClusterMap> {
     let unit = map.unit(UNIT)?;
     if unit.map.version == 0 {
-        let newest = map.nodes.iter().filter(|node| is_newest(map, node));
-        let members: Vec<_> = newest.map(|node| node.id).collect();
-        let wanted = usize::from(unit.members);
-        return (members.len() >= wanted)
-            .then(|| map.form(UNIT, members[..wanted].to_vec()))
-            .flatten();
+        return map.form(UNIT, founders(map, unit)?);
     }
     if unit.map.members.contains(&id) {
         return None;
     }
     let own = map.node(id)?;
-    let old = map
-        .nodes
-        .iter()
-        .find(|node| node.name == own.name && unit.map.members.contains(&node.id));
-    let next = match old {
-        Some(old) => unit.map.replace(old.id, id)?,
-        None if unit.map.members.len() < usize::from(unit.members) => {
-            let mut next = unit.map.next();
-            next.members.push(id);
-            next.members.sort_unstable();
-            next
-        }
-        None => return None,
+    let is_lost = |node: &&NodeEntry| {
+        let is_same = (&node.name, node.metadata_only) == (&own.name, own.metadata_only);
+        is_same && unit.map.members.contains(&node.id)
     };
-    map.with_unit(UNIT, next)
+    let old = map.nodes.iter().find(is_lost)?;
+    map.with_unit(UNIT, unit.map.replace(old.id, id)?)
+}
+
+/// The first nodes that make a unit: as many of either kind as it is to have. `None` while some are missing.
+fn founders(map: &ClusterMap, unit: &UnitEntry) -> Option<Vec<NodeId>> {
+    let newest = |metadata_only: bool| {
+        let nodes = map.nodes.iter().filter(|node| is_newest(map, node));
+        nodes
+            .filter(move |node| node.metadata_only == metadata_only)
+            .map(|node| node.id)
+    };
+    let with_metadata_only = usize::from(unit.metadata_members);
+    let full = usize::from(unit.members).saturating_sub(with_metadata_only);
+    let members = newest(true).take(with_metadata_only);
+    let members: Vec<_> = members.chain(newest(false).take(full)).collect();
+    (members.len() == usize::from(unit.members)).then_some(members)
+}
+
+/// Nodes without a role that can take the place of this member.
+pub fn spares_for(map: &ClusterMap, member: NodeId) -> Vec<NodeId> {
+    let (Some(unit), Some(member)) = (map.unit(UNIT), map.node(member)) else {
+        return Vec::new();
+    };
+    let is_spare = |node: &&NodeEntry| {
+        let is_same = node.metadata_only == member.metadata_only;
+        is_same && is_newest(map, node) && !unit.map.members.contains(&node.id)
+    };
+    map.nodes.iter().filter(is_spare).map(|it| it.id).collect()
 }
 
 fn is_newest(map: &ClusterMap, node: &NodeEntry) -> bool {
@@ -194,6 +252,25 @@ mod tests {
         assert_eq!(formed.units[0].map.members, [1, 3, 4]);
         assert_eq!(formed.units[0].map.in_sync, [1, 3, 4]);
         assert_eq!(next_roles(&formed, 4), None);
+    }
+
+    #[test]
+    fn a_unit_is_formed_of_nodes_of_both_kinds() {
+        let mut two = with_nodes(map(3), &[("n1", 1), ("n2", 2), ("n3", 3)]);
+        two.units[0].metadata_members = 1;
+        assert_eq!(next_roles(&two, 3), None, "no node holds metadata only");
+        let (all, _) = two.register_as("m1", [4; 16], true, Vec::new());
+        let formed = next_roles(&all, 4).expect("it is formed");
+        assert_eq!(formed.fault(), None);
+        assert_eq!(formed.units[0].map.members, [1, 2, 4]);
+        assert_eq!(formed.units[0].map.metadata_only, [4]);
+        // A pool of the other kind does not take the place of a lost one.
+        let mut lost = with_nodes(formed, &[("m1", 5)]);
+        lost.units[0].map.in_sync = vec![1, 2];
+        assert_eq!(next_roles(&lost, 5), None);
+        let (lost, id) = lost.register_as("m1", [6; 16], true, Vec::new());
+        let replaced = next_roles(&lost, id).expect("it is replaced");
+        assert_eq!(replaced.units[0].map.metadata_only, [id]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use protocol::member::{Completion, Intent};
 use protocol::wire::{Body, Envelope, Message, is_of_cluster};
 use protocol::{ClusterMap, Defects, Member, NodeId};
 
+use super::absence::Absence;
 use super::peers::Peers;
 use super::status::{LinkStatus, NodeStatus, Role};
 use super::stewards::Task;
@@ -43,6 +44,7 @@ pub struct Service {
     core: Core,
     messenger: Messenger,
     peers: Peers,
+    absence: Absence,
     epochs: EpochRule,
     tasks: Sender<Task>,
     log: Log,
@@ -69,6 +71,7 @@ impl Service {
             core,
             messenger,
             peers: Peers::default(),
+            absence: Absence::default(),
             epochs: EpochRule::default(),
             tasks,
             log,
@@ -101,6 +104,7 @@ impl Service {
             if self.timer.is_some_and(|at| now >= at) {
                 self.step(now, Member::handle_timeout)?;
             }
+            self.replace_absent(now);
             self.peers
                 .dial(now, &self.map, self.id, &mut self.messenger);
             self.messenger.submit();
@@ -109,10 +113,30 @@ impl Service {
 
     fn timeout(&self, now: u64) -> Duration {
         let dial = self.peers.next_dial(&self.map, self.id);
-        let next = [self.timer, dial].into_iter().flatten().min();
+        let absent = self.absence.next(now, &self.map);
+        let next = [self.timer, dial, absent].into_iter().flatten().min();
         next.map_or(IDLE, |at| {
             Duration::from_nanos(at.saturating_sub(now)).min(IDLE)
         })
+    }
+
+    /// As the primary, proposes spares for members that have been away for too long.
+    fn replace_absent(&mut self, now: u64) {
+        if !self.core.member().is_serving(now) {
+            return;
+        }
+        let peers = &self.peers;
+        let is_linked = |node| peers.link(node).is_some();
+        if let Some((old, new)) = self.absence.replacement(now, &self.map, is_linked) {
+            let name = |id| self.map.node(id).map_or("?", |node| node.name.as_str());
+            (self.log)(format_args!(
+                "{}: {} has been away for too long; {} takes its place",
+                self.name,
+                name(old),
+                name(new)
+            ));
+            let _ = self.tasks.send(Task::Replace(old, new));
+        }
     }
 
     fn step(&mut self, now: u64, input: impl FnOnce(&mut Member, u64)) -> Result<(), NodeError> {
@@ -231,6 +255,7 @@ impl Service {
             self.drop_link(link, format_args!("it sent a message as {}", envelope.from));
             return Ok(());
         }
+        self.absence.hear(now, envelope.from);
         let own = self.core.member().map().epoch;
         match self.epochs.judge(now, envelope.from, envelope.epoch, own) {
             Judgement::Current => {
@@ -287,6 +312,14 @@ impl Service {
     fn take_map(&mut self, now: u64, map: ClusterMap) -> Result<(), NodeError> {
         if map.version <= self.map.version {
             return Ok(());
+        }
+        let is_member = |map: &ClusterMap| {
+            let unit = map.unit(UNIT);
+            unit.is_some_and(|unit| unit.map.members.contains(&self.id))
+        };
+        if is_member(&self.map) && !is_member(&map) {
+            let name = self.name.clone();
+            return Err(NodeError::LeftUnit { name });
         }
         self.map = map;
         if registration::next_roles(&self.map, self.id).is_some() {

@@ -11,6 +11,8 @@ pub enum Role {
     Primary,
     /// It takes all records.
     Replica,
+    /// It takes all records, without the data of files.
+    Metadata,
     /// It does not have all records yet.
     Joining,
     /// The unit does not have it.
@@ -22,6 +24,8 @@ impl Role {
     pub fn of(map: &UnitMap, id: NodeId) -> Role {
         if map.primary == id {
             Role::Primary
+        } else if map.is_in_sync(id) && map.is_metadata_only(id) {
+            Role::Metadata
         } else if map.is_in_sync(id) {
             Role::Replica
         } else if map.members.contains(&id) {
@@ -36,6 +40,7 @@ impl Role {
         match self {
             Role::Primary => "primary",
             Role::Replica => "replica",
+            Role::Metadata => "metadata",
             Role::Joining => "joining",
             Role::Spare => "spare",
         }

@@ -20,6 +20,8 @@ pub enum Task {
     Propose(UnitMap),
     /// Take the part that the node has by the current map: form the unit, or replace a lost pool.
     TakeRole,
+    /// Give the place of the first node, which has been away for too long, to the second one.
+    Replace(NodeId, NodeId),
     /// Read the current map.
     Refresh,
 }
@@ -86,6 +88,7 @@ fn propose_all(
             let done = match &task {
                 Task::Propose(map) => propose(membership, map).map(Input::Proposed),
                 Task::TakeRole => take_role(membership, id).map(Input::Map),
+                Task::Replace(old, new) => replace(membership, *old, *new).map(Input::Map),
                 Task::Refresh => membership
                     .read()
                     .map(|map| Input::Map(map.unwrap_or_default())),
@@ -118,6 +121,21 @@ fn propose(membership: &dyn Membership, map: &UnitMap) -> Result<ClusterMap, Mem
         if now_valid == next {
             return Ok(next);
         }
+    }
+}
+
+/// Proposes a spare once: if the map changes meanwhile, the primary looks again.
+fn replace(
+    membership: &dyn Membership,
+    old: NodeId,
+    new: NodeId,
+) -> Result<ClusterMap, MembershipError> {
+    let current = membership.read()?.unwrap_or_default();
+    let unit = current.unit(UNIT);
+    let replaced = unit.and_then(|unit| unit.map.replace(old, new));
+    match replaced.and_then(|map| current.with_unit(UNIT, map)) {
+        Some(next) => membership.propose(&next),
+        None => Ok(current),
     }
 }
 

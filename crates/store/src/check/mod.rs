@@ -47,7 +47,7 @@ const FINDINGS_MAX: usize = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckOptions {
     /// Whether all data, of files and of long symbolic links, is read and compared with its checksums; metadata is
-    /// checked always. A pool that has metadata only is checked without.
+    /// checked always. The data of a pool that holds metadata only is never checked.
     pub data: bool,
 }
 
@@ -130,7 +130,9 @@ pub fn check(region: &Region, options: &CheckOptions) -> Result<Report> {
     let mut checker = Checker {
         image: &image,
         superblock: &superblock,
-        options: *options,
+        options: CheckOptions {
+            data: options.data && !superblock.is_metadata_only(),
+        },
         end,
         report,
         used_blocks: block_bits(),

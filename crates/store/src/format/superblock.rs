@@ -27,8 +27,10 @@ pub const FEATURE_DATA_CHECKSUMS: u64 = 1;
 pub const COMPATIBLE_KNOWN: u64 = 0;
 /// Features that an ignorant program may read past but not write.
 pub const READ_ONLY_COMPATIBLE_KNOWN: u64 = FEATURE_DATA_CHECKSUMS;
+/// Incompatible feature: blocks of file data are not those of the unit; the pool belongs to a member with metadata only.
+pub const FEATURE_METADATA_ONLY: u64 = 1;
 /// Features without which nothing may be read.
-pub const INCOMPATIBLE_KNOWN: u64 = 0;
+pub const INCOMPATIBLE_KNOWN: u64 = FEATURE_METADATA_ONLY;
 
 /// Identity and geometry of a pool; the first of the 4096 bytes of its block, the rest is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -97,6 +99,11 @@ impl Superblock {
     /// Whether data blocks carry checksums.
     pub fn data_checksums(&self) -> bool {
         self.read_only_compatible & FEATURE_DATA_CHECKSUMS != 0
+    }
+
+    /// Whether the pool holds metadata only: what its blocks of file data hold means nothing.
+    pub fn is_metadata_only(&self) -> bool {
+        self.incompatible & FEATURE_METADATA_ONLY != 0
     }
 
     /// Checks magic number, checksum, version, features and geometry of one copy, in this order.

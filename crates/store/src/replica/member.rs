@@ -6,7 +6,7 @@ use super::Replica;
 use crate::error::{Error, Result};
 use crate::format::placement::Layout;
 use crate::format::record::ALIGN;
-use crate::format::superblock::{RingState, Superblock};
+use crate::format::superblock::{FEATURE_METADATA_ONLY, RingState, Superblock};
 use crate::image::create::{
     Founder, Geometry, clear_superblocks, format_image, identity, new_superblock, write_superblocks,
 };
@@ -31,6 +31,8 @@ pub struct MemberFormat {
     pub pool_length: u64,
     /// How the image is divided.
     pub geometry: Geometry,
+    /// Whether the pool holds metadata only.
+    pub metadata_only: bool,
 }
 
 impl MemberFormat {
@@ -44,6 +46,9 @@ impl MemberFormat {
         superblock.unit = self.unit;
         superblock.hash_key = self.hash_key;
         superblock.created_ns = self.created_ns;
+        if self.metadata_only {
+            superblock.incompatible |= FEATURE_METADATA_ONLY;
+        }
         superblock.crc = superblock.checksum();
         Ok(superblock)
     }
@@ -96,6 +101,7 @@ mod tests {
             gid: 6,
             pool_length: 1 << 20,
             geometry: Geometry::small(),
+            metadata_only: false,
         };
         let formatted = [1 << 20, 2 << 20].map(|length| {
             let region = Region::memory(length, false).expect("memory");
