@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# GlusterFS (replica 2) and MooseFS (goal 2) on tmpfs, for scripts/programs.sh to measure beside: servers in one network
-# namespace, clients in another, mounted on /mnt/gluster and /mnt/mfs. As root; installs their Debian packages.
+# GlusterFS (replica 2), MooseFS (goal 2) and Tako (two members over tcp) on tmpfs, for `tako bench cluster` and
+# scripts/programs.sh to measure beside: servers in one network namespace, clients in another, mounted on /mnt/gluster,
+# /mnt/mfs and /mnt/tako-tcp. As root; installs the Debian packages of the first two.
 set -euo pipefail
 
 readonly place=/dev/shm/tako-peers address=10.77.0.1
+tako=${TAKO_BIN:-$(dirname "$0")/../target/release/tako}
 readonly packages="glusterfs-server glusterfs-client moosefs-master moosefs-chunkserver moosefs-client iproute2 fuse3"
 
 fail() {
@@ -70,6 +72,21 @@ up_moosefs() {
     client mfssetgoal 2 /mnt/mfs
 }
 
+up_tako() {
+    local own=$place/tako number
+    mkdir -p "$own" /mnt/tako-tcp
+    "$tako" keys init "$own/keys" n1 >/dev/null
+    "$tako" keys issue "$own/keys" n2 >/dev/null
+    "$tako" keys issue "$own/keys" client >/dev/null
+    for number in 1 2; do
+        printf '%s\n' 'cluster = "peers"' "name = \"n$number\"" "listen = [\"$address:747$number\"]" \
+            "keys = \"$own/keys/n$number\"" '[pool]' "path = \"$place/t$number/pool\"" 'size = "2G"' \
+            '[membership]' "directory = \"$own/membership\"" '[unit]' 'members = 2' >"$own/n$number.toml"
+        server "$tako" serve --config "$own/n$number.toml" >"$own/n$number.log" 2>&1 &
+    done
+    wait_until client "$tako" mount -o "keys=$own/keys/client" "tako://$address:7471,$address:7472/peers" /mnt/tako-tcp
+}
+
 has_room() {
     [ "$(stat -f -c %a "$1")" -gt 0 ]
 }
@@ -90,7 +107,7 @@ up() {
     mkdir "$place"
     trap down EXIT
     local name
-    for name in g1 g2 m1 m2; do
+    for name in g1 g2 m1 m2 t1 t2; do
         mkdir "$place/$name"
         mount -t tmpfs -o size=3G,mode=777 tmpfs "$place/$name"
     done
@@ -98,13 +115,14 @@ up() {
     make_network
     up_gluster
     up_moosefs
+    up_tako
     trap - EXIT
-    df -h /mnt/gluster /mnt/mfs
+    df -h /mnt/gluster /mnt/mfs /mnt/tako-tcp
 }
 
 down() {
     trap - EXIT
-    umount -l /mnt/gluster /mnt/mfs 2>/dev/null || true
+    umount -l /mnt/gluster /mnt/mfs /mnt/tako-tcp 2>/dev/null || true
     local process name
     # All that lives in the namespaces is ours.
     for name in tako-clients tako-servers; do
@@ -113,7 +131,7 @@ down() {
         done
         ip netns del "$name" 2>/dev/null || true
     done
-    for name in g1 g2 m1 m2; do
+    for name in g1 g2 m1 m2 t1 t2; do
         umount -l "$place/$name" 2>/dev/null || true
     done
     rm -rf "$place" /var/lib/glusterd/vols/tako

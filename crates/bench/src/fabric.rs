@@ -4,7 +4,7 @@
 //! completions: bytes in a socket, words in memory.
 
 mod messages;
-mod ping;
+pub mod ping;
 mod raw;
 mod sizes;
 mod transfers;

@@ -6,10 +6,11 @@
 //! - [`run`] and its [`Options`]; [`workloads`] names what can be run alone;
 //! - [`Report`]: rows and notes, as a table or as JSON (`report`);
 //! - `harness`: rounds and medians; `setup`: the pool and the files that are measured;
-//! - one module for each family of workloads: `data`, `sizes`, `names`, `unit`, `threads`, `mount`, `primitives`, and `mounted`
+//! - one module for each family of workloads: `cluster`, `data`, `sizes`, `names`, `unit`, `threads`, `mount`, `primitives`, and `mounted`
 //!   for what goes through the kernel.
 #![forbid(unsafe_code)]
 
+mod cluster;
 mod data;
 mod error;
 mod fabric;
@@ -80,7 +81,7 @@ struct Group {
 const IN_PROCESS: &str =
     "Tako is a call in this process; tmpfs is a system call; medians of the rounds";
 
-const GROUPS: [Group; 12] = [
+const GROUPS: [Group; 13] = [
     Group {
         name: "memory",
         sides: "bytes, not times; the limit is what is allowed",
@@ -115,6 +116,11 @@ const GROUPS: [Group; 12] = [
         name: mounted::GROUP,
         sides: "all are system calls; null is a FUSE file system that does nothing; servers block; real time",
         workloads: &mounted::WORKLOADS,
+    },
+    Group {
+        name: cluster::GROUP,
+        sides: "all are system calls on mounts; three members over shm, two over tcp; peers as scripts/peers.sh mounts them; real time",
+        workloads: &cluster::WORKLOADS,
     },
     Group {
         name: "mount after a crash",
@@ -182,16 +188,22 @@ fn run_at(options: &Options, scale: Scale) -> Result<Report, Error> {
     let mut notes = bench.notes();
     let mut rows = Vec::new();
     for (group, workloads) in chosen {
-        if group.name == mounted::GROUP && !workloads.is_empty() {
-            match bench.mounts() {
-                Ok(mounts) => notes.extend(mounts.notes.iter().cloned()),
-                Err(Error::Mount(text)) => {
-                    let name = mounted::GROUP;
-                    notes.push(Note { name, text });
-                    continue;
-                }
-                Err(error) => return Err(error),
+        if workloads.is_empty() {
+            continue;
+        }
+        let mounts_notes = match group.name {
+            mounted::GROUP => bench.mounts().map(|mounts| mounts.notes.clone()),
+            cluster::GROUP => bench.clusters().map(|places| places.notes.clone()),
+            _ => Ok(Vec::new()),
+        };
+        match mounts_notes {
+            Ok(of_mounts) => notes.extend(of_mounts),
+            Err(Error::Mount(text)) => {
+                let name = group.name;
+                notes.push(Note { name, text });
+                continue;
             }
+            Err(error) => return Err(error),
         }
         for workload in workloads {
             let measured = (workload.measure)(&bench, workload.name)?;

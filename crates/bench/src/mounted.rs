@@ -60,12 +60,12 @@ pub const WORKLOADS: [Workload; 8] = [
 
 /// Figures of a [`timed`] side.
 const MEDIAN: usize = 0;
-const MEAN: usize = 1;
+pub const MEAN: usize = 1;
 const COUNT: usize = 2;
 
 /// A side that repeats an operation for `effort` in each round; its figures are the median and the mean of the real time
 /// of one, in ns, and how many there were. The median is over `batch` operations at a time, as many as hide what reading the clock takes.
-fn timed<'a>(
+pub fn timed<'a>(
     effort: Duration,
     batch: u32,
     mut operation: impl FnMut() -> Result<(), Error> + 'a,

@@ -14,6 +14,7 @@ use pmem::Region;
 use rustix::fs::{Mode, OFlags};
 use store::{Geometry, read_superblock};
 
+use crate::cluster::Places;
 use crate::error::whole;
 use crate::mounted::Mounts;
 use crate::report::Note;
@@ -75,6 +76,7 @@ pub struct Bench {
     notes: Vec<Note>,
     program: Option<PathBuf>,
     mounts: OnceLock<Mounts>,
+    clusters: OnceLock<Places>,
 }
 
 impl Bench {
@@ -94,6 +96,7 @@ impl Bench {
             notes,
             program: options.program.clone(),
             mounts: OnceLock::new(),
+            clusters: OnceLock::new(),
         })
     }
 
@@ -102,14 +105,25 @@ impl Bench {
         if let Some(mounts) = self.mounts.get() {
             return Ok(mounts);
         }
-        let why = "no mount is measured without the tako program";
-        let program = self
-            .program
-            .as_ref()
-            .ok_or_else(|| Error::Mount(why.into()))?;
         let length = self.scale.pool_length / 2;
-        let mounts = Mounts::new(program, &self.directory, &self.limits.path, length)?;
+        let mounts = Mounts::new(self.program()?, &self.directory, &self.limits.path, length)?;
         Ok(self.mounts.get_or_init(|| mounts))
+    }
+
+    /// A cluster and what it is compared with, from the first time on that somebody asks.
+    pub fn clusters(&self) -> Result<&Places, Error> {
+        if let Some(places) = self.clusters.get() {
+            return Ok(places);
+        }
+        let length = self.scale.pool_length / 2;
+        let places = Places::new(self.program()?, &self.directory, length)?;
+        Ok(self.clusters.get_or_init(|| places))
+    }
+
+    fn program(&self) -> Result<&Path, Error> {
+        let why = "no mount is measured without the tako program";
+        let program = self.program.as_deref();
+        program.ok_or_else(|| Error::Mount(why.into()))
     }
 
     /// Machine, pool and method.
@@ -164,6 +178,10 @@ pub const NEW_DIRECTORY: NewInode<'static> = NewInode {
 pub fn bytes(length: usize) -> Vec<u8> {
     (0..length).map(|index| (index * 31 % 251) as u8).collect()
 }
+
+/// A page of memory, as `O_DIRECT` wants it.
+#[repr(align(4096))]
+pub struct Aligned(pub [u8; 4096]);
 
 /// A full file. It has no name, and so is gone when it is dropped.
 pub fn full_file(file_system: &FileSystem, length: u64) -> Result<File, Error> {

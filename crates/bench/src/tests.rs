@@ -27,9 +27,11 @@ fn a_tiny_run_gives_every_row_and_leaves_nothing() {
     std::fs::remove_dir_all(&directory).unwrap();
     let report = result.unwrap();
     assert_eq!(left, 0);
-    let mounted = mounted::WORKLOADS.len();
+    let mounted = mounted::WORKLOADS.len() + cluster::WORKLOADS.len();
     assert!(report.rows.len() > workloads().len() - mounted);
-    assert!(report.notes.iter().any(|note| note.name == mounted::GROUP));
+    for group in [mounted::GROUP, cluster::GROUP] {
+        assert!(report.notes.iter().any(|note| note.name == group));
+    }
     for row in &report.rows {
         assert!(row.tako.value > 0.0, "{row:?}");
         assert_eq!(row.ratio.is_some(), row.limit.is_some(), "{row:?}");

@@ -13,7 +13,7 @@ use crate::Error;
 use crate::error::whole;
 use crate::harness::{Random, Side, interleave};
 use crate::report::{Quantity, Row};
-use crate::setup::{Bench, bytes};
+use crate::setup::{Aligned, Bench, bytes};
 use crate::threads::{one_and_two, scaling};
 
 const PAGE: usize = 4096;
@@ -129,10 +129,6 @@ fn reading(bench: &Bench, file: OwnedFd) -> impl FnMut() -> Result<(), Error> + 
         whole(done, PAGE)
     }
 }
-
-/// As `O_DIRECT` wants memory.
-#[repr(align(4096))]
-struct Aligned([u8; PAGE]);
 
 /// Two threads that write pages of a file each beside one.
 pub fn two_threads(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {

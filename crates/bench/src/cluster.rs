@@ -1,0 +1,203 @@
+//! A replicated cluster of this host, mounted, beside one pool mounted alone and beside other distributed file systems.
+//!
+//! Peers are measured where `scripts/peers.sh up` has mounted them; it mounts a Tako cluster of two members over tcp there, too,
+//! in the same network namespaces as the peers'.
+
+mod places;
+
+use std::hint::black_box;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use rustix::fs::{Advice, AtFlags, OFlags, StatxFlags, fadvise};
+
+use self::places::Place;
+pub use self::places::Places;
+use crate::error::whole;
+use crate::harness::{Random, Side, interleave};
+use crate::mounted::{MEAN, timed};
+use crate::names::{CREATE, OWNER};
+use crate::report::{Quantity, Row};
+use crate::setup::{Aligned, Bench, bytes};
+use crate::{Error, Workload, fabric};
+
+pub const GROUP: &str = "cluster";
+
+pub const WORKLOADS: [Workload; 8] = [
+    Workload {
+        name: "cluster: 2 KiB random write",
+        measure: |bench, name| operations(bench, name, 2.0, |place| write(bench, place, false)),
+    },
+    Workload {
+        name: "cluster: 2 KiB random write, fdatasync",
+        measure: |bench, name| operations(bench, name, 2.0, |place| write(bench, place, true)),
+    },
+    Workload {
+        name: "cluster: 4 KiB random read, direct",
+        measure: |bench, name| operations(bench, name, 2.0, |place| read(bench, place)),
+    },
+    Workload {
+        name: "cluster: stat, not cached",
+        measure: |bench, name| operations(bench, name, 2.0, |place| stat(bench, place)),
+    },
+    Workload {
+        name: "cluster: create and close",
+        measure: |bench, name| operations(bench, name, 2.0, |place| Ok(create(place))),
+    },
+    Workload {
+        name: "cluster: 1 MiB sequential write",
+        measure: |bench, name| operations(bench, name, 2.0, |place| write_through(bench, place)),
+    },
+    Workload {
+        name: "cluster: 1 MiB sequential read",
+        measure: |bench, name| operations(bench, name, 2.0, |place| read_through(bench, place)),
+    },
+    Workload {
+        name: "cluster: the transport's ping",
+        measure: |bench, _| ping(bench),
+    },
+];
+
+const PAGE: usize = 4096;
+const MIB: usize = 1 << 20;
+/// Files that come and go in each round.
+const FILES: usize = 50;
+/// The fastest peer of a cluster over tcp: what clusters on one host take twice of.
+const BAR_TCP: f64 = 1.0;
+
+/// The time of one operation in every place, and the rows of it: Tako's clusters beside the embedded mount, and beside the
+/// faster peer. `bar`: what a cluster over shm is to have of the faster peer's speed.
+fn operations<'a>(
+    bench: &'a Bench,
+    name: &str,
+    bar: f64,
+    side: impl Fn(&'a Place) -> Result<Side<'a>, Error>,
+) -> Result<Vec<Row>, Error> {
+    let places = bench.clusters()?;
+    let sides = places.all.iter().map(side).collect::<Result<Vec<_>, _>>()?;
+    let measured = interleave(bench.scale.rounds.div_ceil(3), sides)?;
+    let name = name.trim_start_matches("cluster: ");
+    let time = |side| Quantity::ns(measured.median(side, 0));
+    let row = |cluster: usize, limit: usize, bar| {
+        let title = format!("{name}, {}", places.all[cluster].label);
+        let limit_name = places.all[limit].label;
+        let ratio = measured.ratio((limit, 0), (cluster, 0));
+        Row::new(&title, time(cluster)).beside(limit_name, time(limit), ratio, bar)
+    };
+    let peers = places.peers();
+    let fastest = peers.min_by(|a, b| measured.median(*a, 0).total_cmp(&measured.median(*b, 0)));
+    let mut rows = vec![row(Places::SHM, Places::EMBEDDED, None)];
+    rows.extend(fastest.map(|peer| row(Places::SHM, peer, Some(bar))));
+    if let Some(tcp) = places.tcp() {
+        rows.extend(fastest.map(|peer| row(tcp, peer, Some(BAR_TCP))));
+    }
+    Ok(rows)
+}
+
+/// A side that repeats an operation; its figure is the mean time of one, in ns. Peers take milliseconds for some, so rounds are long.
+fn mean<'a>(bench: &Bench, operation: impl FnMut() -> Result<(), Error> + 'a) -> Side<'a> {
+    let mut side = timed(5 * bench.scale.effort, 1, operation);
+    Box::new(move || Ok(vec![side()?[MEAN]]))
+}
+
+fn write<'a>(bench: &Bench, place: &'a Place, syncs: bool) -> Result<Side<'a>, Error> {
+    const SIZE: usize = 2048;
+    let file = full_file(bench, place)?;
+    let (data, length) = (bytes(SIZE), bench.scale.file_length);
+    let mut random = Random::new(1);
+    Ok(mean(bench, move || {
+        let done = rustix::io::pwrite(&file, &data, random.offset(length, SIZE))?;
+        whole(done, SIZE)?;
+        if syncs {
+            rustix::fs::fdatasync(&file)?;
+        }
+        Ok(())
+    }))
+}
+
+fn read<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
+    rustix::fs::fsync(full_file(bench, place)?)?;
+    let file = place.open("data", OFlags::DIRECT)?;
+    let length = bench.scale.file_length;
+    let (mut random, mut into) = (Random::new(2), Aligned([0; PAGE]));
+    Ok(mean(bench, move || {
+        let done = rustix::io::pread(&file, &mut into.0[..], random.offset(length, PAGE))?;
+        black_box(&into);
+        whole(done, PAGE)
+    }))
+}
+
+fn stat<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
+    let file = place.open("looked-at", OFlags::empty())?;
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    Ok(mean(bench, move || {
+        let basic = StatxFlags::BASIC_STATS;
+        black_box(rustix::fs::statx(&file, "", flags, basic)?);
+        Ok(())
+    }))
+}
+
+/// What a request and its answer take at least, by the transports of clusters.
+fn ping(bench: &Bench) -> Result<Vec<Row>, Error> {
+    let mut rows = fabric::ping::shm(bench, "shm ping")?;
+    rows.extend(fabric::ping::tcp(bench, "tcp ping")?);
+    Ok(rows)
+}
+
+/// Only the creating is timed.
+fn create(place: &Place) -> Side<'_> {
+    let names: Vec<String> = (0..FILES).map(|number| format!("new-{number}")).collect();
+    Box::new(move || {
+        let start = Instant::now();
+        for name in &names {
+            drop(rustix::fs::openat(&place.directory, name, CREATE, OWNER)?);
+        }
+        let took = start.elapsed();
+        for name in &names {
+            rustix::fs::unlinkat(&place.directory, name, AtFlags::empty())?;
+        }
+        Ok(vec![took.as_nanos() as f64 / FILES as f64])
+    })
+}
+
+/// Overwrites the file from its beginning to its end, and syncs it.
+fn write_through<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
+    let file = full_file(bench, place)?;
+    let (piece, length) = (bytes(MIB), bench.scale.file_length);
+    Ok(Box::new(move || {
+        let start = Instant::now();
+        for offset in (0..length).step_by(MIB) {
+            whole(rustix::io::pwrite(&file, &piece, offset)?, MIB)?;
+        }
+        rustix::fs::fdatasync(&file)?;
+        Ok(vec![
+            start.elapsed().as_nanos() as f64 / (length / MIB as u64) as f64,
+        ])
+    }))
+}
+
+/// Reads the file from its beginning to its end, of which the page cache has nothing.
+fn read_through<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
+    let file = full_file(bench, place)?;
+    rustix::fs::fsync(&file)?;
+    let (mut into, length) = (bytes(MIB), bench.scale.file_length);
+    Ok(Box::new(move || {
+        fadvise(&file, 0, None, Advice::DontNeed)?;
+        let start = Instant::now();
+        for offset in (0..length).step_by(MIB) {
+            whole(rustix::io::pread(&file, &mut into[..], offset)?, MIB)?;
+        }
+        Ok(vec![
+            start.elapsed().as_nanos() as f64 / (length / MIB as u64) as f64,
+        ])
+    }))
+}
+
+fn full_file(bench: &Bench, place: &Place) -> Result<OwnedFd, Error> {
+    let file = place.open("data", OFlags::empty())?;
+    let piece = bytes(MIB);
+    for offset in (0..bench.scale.file_length).step_by(MIB) {
+        whole(rustix::io::pwrite(&file, &piece, offset)?, MIB)?;
+    }
+    Ok(file)
+}

@@ -1,0 +1,201 @@
+//! The mounted file systems that are compared, and what cleans up after them.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::Error;
+use crate::report::Note;
+use crate::setup::Scratch;
+
+/// What ends the cluster and takes the mounts away when this process ends, however it does.
+const KEEPER: &str = r#"
+read -r _
+program=$1 mounts=$2 pools=$3
+export TAKO_STATE="$pools/state"
+"$program" down --name bench --remove
+for mount in "$mounts"/*/; do
+    mountpoint -q "$mount" && { fusermount3 -uz "$mount" || umount -l "$mount"; }
+done
+rm -rf --one-file-system "$mounts" "$pools"
+"#;
+
+/// Where peers are mounted, and how rows call them.
+const PEERS: [(&str, &str); 2] = [("GlusterFS", "/mnt/gluster"), ("MooseFS", "/mnt/mfs")];
+/// Where `scripts/peers.sh` mounts a Tako cluster of two members over tcp.
+const TCP: (&str, &str) = ("two members, tcp", "/mnt/tako-tcp");
+
+/// A directory of a mounted file system.
+pub struct Place {
+    /// What it is called in rows.
+    pub label: &'static str,
+    pub directory: OwnedFd,
+    /// A directory in a file system that others have mounted, which goes with this.
+    own: Option<PathBuf>,
+}
+
+/// All of them: a cluster of three members over shm first, and one pool mounted alone.
+pub struct Places {
+    pub all: Vec<Place>,
+    /// What could not be had, and why.
+    pub notes: Vec<Note>,
+    keeper: Child,
+    // After the keeper, which removes them too.
+    scratch: [Scratch; 2],
+}
+
+impl Places {
+    pub const SHM: usize = 0;
+    pub const EMBEDDED: usize = 1;
+
+    /// Starts and mounts what is compared. `program` is the tako program, `directory` where pools of `length` bytes are made.
+    pub fn new(program: &Path, directory: &Path, length: u64) -> Result<Places, Error> {
+        let mounts = Scratch::new(&std::env::temp_dir())?;
+        let pools = Scratch::new(directory)?;
+        let keeper = Command::new("sh")
+            .args(["-c", KEEPER, "keeper"])
+            .args([program, mounts.path(), pools.path()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // Ctrl-C is not for it.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| Error::Mount(format!("sh cannot be run: {error}")))?;
+        let mut places = Places {
+            all: Vec::new(),
+            notes: Vec::new(),
+            keeper,
+            scratch: [mounts, pools],
+        };
+        places.start_cluster(program, length)?;
+        places.start_embedded(program, length)?;
+        for (label, path) in PEERS.into_iter().chain([TCP]) {
+            places.add_mounted(label, Path::new(path))?;
+        }
+        Ok(places)
+    }
+
+    /// The numbers of the places that are not Tako's.
+    pub fn peers(&self) -> impl Iterator<Item = usize> {
+        let is_peer = |label| PEERS.iter().any(|(peer, _)| *peer == label);
+        (0..self.all.len()).filter(move |place| is_peer(self.all[*place].label))
+    }
+
+    /// The number of the cluster over tcp, if there is one.
+    pub fn tcp(&self) -> Option<usize> {
+        self.all.iter().position(|place| place.label == TCP.0)
+    }
+
+    fn start_cluster(&mut self, program: &Path, length: u64) -> Result<(), Error> {
+        let (mount, pools) = (self.mount_point("cluster")?, self.scratch[1].path());
+        let (size, place) = (length.to_string(), pools.join("pools"));
+        let mut command = Command::new(program);
+        command
+            .env("TAKO_STATE", pools.join("state"))
+            .args(["up", "--name", "bench", "--nodes", "3", "--size", &size])
+            .arg("--directory")
+            .arg(place)
+            .arg("--mount")
+            .arg(&mount);
+        run(&mut command)?;
+        self.all.push(Place::new("three members, shm", &mount)?);
+        Ok(())
+    }
+
+    fn start_embedded(&mut self, program: &Path, length: u64) -> Result<(), Error> {
+        let mount = self.mount_point("embedded")?;
+        let pool = self.scratch[1].path().join("embedded.pool");
+        let mut mkfs = Command::new(program);
+        run(mkfs
+            .arg("mkfs")
+            .arg(&pool)
+            .args(["--size", &length.to_string()]))?;
+        run(Command::new(program).arg("mount").arg(&pool).arg(&mount))?;
+        self.all.push(Place::new("one pool, mounted", &mount)?);
+        Ok(())
+    }
+
+    /// Adds what is mounted at `path`, or notes that nothing is.
+    fn add_mounted(&mut self, label: &'static str, path: &Path) -> Result<(), Error> {
+        let device = |path: &Path| rustix::fs::stat(path).map(|stat| stat.st_dev);
+        let parent = path.parent().unwrap_or(Path::new("/"));
+        let is_mounted =
+            matches!((device(path), device(parent)), (Ok(own), Ok(other)) if own != other);
+        if !is_mounted {
+            let path = path.display();
+            let text = format!(
+                "{label} is not measured: nothing is mounted on {path} (scripts/peers.sh up)"
+            );
+            self.notes.push(Note {
+                name: super::GROUP,
+                text,
+            });
+            return Ok(());
+        }
+        let own = path.join(format!("tako-bench-{}", std::process::id()));
+        fs::create_dir(&own).map_err(Error::at(&own))?;
+        let mut place = Place::new(label, &own)?;
+        place.own = Some(own);
+        self.all.push(place);
+        Ok(())
+    }
+
+    fn mount_point(&self, name: &str) -> Result<PathBuf, Error> {
+        let path = self.scratch[0].path().join(name);
+        fs::create_dir(&path).map_err(Error::at(&path))?;
+        Ok(path)
+    }
+}
+
+impl Drop for Places {
+    fn drop(&mut self) {
+        // The directories must be closed before they can be unmounted.
+        self.all.clear();
+        // The end of its input is what the keeper waits for. No caller is left to report a failure to.
+        drop(self.keeper.stdin.take());
+        let _ = self.keeper.wait();
+    }
+}
+
+impl Place {
+    fn new(label: &'static str, path: &Path) -> Result<Place, Error> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Place {
+            label,
+            directory: rustix::fs::open(path, flags, Mode::empty())?,
+            own: None,
+        })
+    }
+
+    /// Opens or makes a file.
+    pub fn open(&self, name: &str, flags: OFlags) -> Result<OwnedFd, Error> {
+        let flags = flags | OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
+        let mode = Mode::RUSR | Mode::WUSR;
+        Ok(rustix::fs::openat(&self.directory, name, flags, mode)?)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(own) = &self.own {
+            // No caller is left to report it to.
+            let _ = fs::remove_dir_all(own);
+        }
+    }
+}
+
+/// Runs a command of the tako program.
+fn run(command: &mut Command) -> Result<(), Error> {
+    let output = command.stdin(Stdio::null()).output();
+    let failed = |why: &str| Error::Mount(format!("{command:?}: {why}"));
+    let output = output.map_err(|error| failed(&error.to_string()))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(failed(String::from_utf8_lossy(&output.stderr).trim())),
+    }
+}
