@@ -48,8 +48,6 @@ pub struct Shm(Arc<Inner>);
 struct Inner {
     watcher: Watcher,
     keys: Mutex<HashMap<Key, Arc<Exports>>>,
-    /// See [`bell`].
-    has_barriers: bool,
     /// See [`bell::NAP`]; tests make it longer.
     nap: Duration,
 }
@@ -90,14 +88,13 @@ impl Shm {
     /// # Errors
     /// [`Error::System`].
     pub fn new() -> Result<Shm, Error> {
-        Shm::with(bell::NAP, bell::has_barriers())
+        Shm::with(bell::NAP)
     }
 
-    fn with(nap: Duration, has_barriers: bool) -> Result<Shm, Error> {
+    fn with(nap: Duration) -> Result<Shm, Error> {
         Ok(Shm(Arc::new(Inner {
             watcher: Watcher::new()?,
             keys: Mutex::default(),
-            has_barriers,
             nap,
         })))
     }

@@ -11,15 +11,8 @@
 //! kernel finds another word than 1, or after. If it is the other one's, the sleeper sees the news when it looks. (With
 //! release and acquire alone both stores could still be on their way out of the processors when both load.)
 //!
-//! **Who has news needs no fence where both sides have barriers.** A fence with each message waits until its line has come
-//! over, which takes longer than all the rest. So it is the sleeper that pays: its fence is `membarrier`, by which the
-//! kernel runs one in each thread that runs in a process that has registered for it
-//! (`MEMBARRIER_CMD_GLOBAL_EXPEDITED`); a thread that does not run has had one when it was stopped. Wherever in the other
-//! one's instructions that fence comes, it is after the news, or before the load of the word, or both: they are in this
-//! order for the compiler. So it stands for the other one's fence. (The other one looks after each message, and wakes who slept at
-//! the end of the batch.) A process says that it has registered, and looks in this
-//! way before it sleeps, when an endpoint is set up; a peer that lies about it misses wake-ups of its own, or is looked
-//! at late. Where the kernel has no such barriers there are fences on both sides.
+//! The other one stores the news of a whole batch, and then has one fence for all of it
+//! ([decision 0016](../../../../docs/decisions/0016-fences-of-bells.md)).
 //!
 //! All peers of a queue can store to its bell, also those that lie, and a peer can be killed between its store of 0 and
 //! its wake. So nobody relies on it for more than a [nap](NAP): then everything is looked at anyway.
@@ -32,7 +25,6 @@ use std::time::Duration;
 use pmem::{LINE, Lines, Region};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, fcntl_getfl};
-use rustix::thread::{MembarrierCommand, membarrier};
 
 use super::ring;
 use crate::Error;
@@ -48,14 +40,6 @@ const BLOCKED: u64 = 1 << 33 | 2;
 
 /// The longest sleep without looking at everything.
 pub const NAP: Duration = Duration::from_millis(100);
-/// The same where a barrier has failed, though it was there before.
-const SHORT_NAP: Duration = Duration::from_millis(1);
-
-/// Registers this process for the barriers of others; whether it has them.
-pub fn has_barriers() -> bool {
-    membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
-        && membarrier(MembarrierCommand::GlobalExpedited).is_ok()
-}
 
 /// A queue's own bell, or a peer's.
 #[derive(Clone)]
@@ -120,10 +104,10 @@ impl Bell {
         self.lines.load(CHANGES, 0)
     }
 
-    /// Sleeps until somebody rings, unless `news` finds that something has come meanwhile. `barrier`: peers may have news
-    /// without a fence.
-    pub fn sleep(&self, timeout: Duration, barrier: bool, news: impl FnOnce() -> bool) {
-        let timeout = timeout.min(self.announce(ASLEEP, barrier));
+    /// Sleeps until somebody rings, unless `news` finds that something has come meanwhile.
+    pub fn sleep(&self, timeout: Duration, news: impl FnOnce() -> bool) {
+        self.announce(ASLEEP);
+        let timeout = timeout.min(NAP);
         if !news() {
             self.memory.sleep_while(0, 1, Some(timeout));
         }
@@ -131,9 +115,9 @@ impl Bell {
     }
 
     /// Announces that the thread will block at [`Bell::event`], among others. The caller then looks for news once more, blocks
-    /// for no longer than what is returned, and ends it with [`Bell::awake`].
-    pub fn block(&self, barrier: bool) -> Duration {
-        self.announce(BLOCKED, barrier)
+    /// for no longer than a [nap](NAP), and ends it with [`Bell::awake`].
+    pub fn block(&self) {
+        self.announce(BLOCKED);
     }
 
     /// The descriptor that is readable when a thread that blocks is woken up.
@@ -152,13 +136,9 @@ impl Bell {
         let _ = rustix::io::read(&*self.event, &mut [0u8; 8]);
     }
 
-    fn announce(&self, how: u64, barrier: bool) -> Duration {
+    fn announce(&self, how: u64) {
         self.lines.store(SLEEPING, 0, how);
         fence(Ordering::SeqCst);
-        match barrier && membarrier(MembarrierCommand::GlobalExpedited).is_err() {
-            true => SHORT_NAP,
-            false => NAP,
-        }
     }
 
     /// Says that there was a change, and wakes who sleeps.
@@ -168,14 +148,7 @@ impl Bell {
         self.wake();
     }
 
-    /// Whether somebody sleeps: what must be between the news and this is the same as for [`Bell::wake`].
-    #[inline]
-    pub fn is_asleep(&self) -> bool {
-        self.lines.load(SLEEPING, 0) != 0
-    }
-
-    /// Wakes who sleeps. A full fence must be between the news and this, or where both sides have barriers, one for the
-    /// compiler.
+    /// Wakes who sleeps. A full fence must be between the news and this.
     #[inline]
     pub fn wake(&self) {
         match self.lines.load(SLEEPING, 0) {

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, compiler_fence, fence};
+use std::sync::atomic::{Ordering, fence};
 
 use pmem::Region;
 
@@ -15,49 +15,48 @@ use crate::{
 };
 
 /// What this transport's parameters begin with: it says how rings and bells look.
-const VERSION: u32 = 3;
-/// Version, window, longest message and whether this side has [barriers](super::bell), 4 bytes each, least significant
-/// first.
-const PARAMETER_BYTES: usize = 16;
+const VERSION: u32 = 4;
+/// Version, window and longest message, 4 bytes each, least significant first.
+const PARAMETER_BYTES: usize = 12;
 
 /// What a peer has to know of our ring, and the three descriptors: ring, bell, and the bell's eventfd.
-pub fn describe(incoming: &Incoming, bell: &Bell, has_barriers: bool) -> Result<Parameters, Error> {
+pub fn describe(incoming: &Incoming, bell: &Bell) -> Result<Parameters, Error> {
     let Layout {
         window,
         message_bytes,
     } = incoming.layout();
     let [memory, event] = bell.share()?;
-    let words = [VERSION, window, message_bytes, has_barriers.into()];
+    let words = [VERSION, window, message_bytes];
     Ok(Parameters {
         bytes: words.into_iter().flat_map(u32::to_le_bytes).collect(),
         descriptors: vec![incoming.memory().share(true)?, memory, event],
     })
 }
 
-/// What the peer said of its ring, and whether it has barriers.
-fn layout_of(bytes: &[u8]) -> Option<(Layout, bool)> {
+/// What the peer said of its ring.
+fn layout_of(bytes: &[u8]) -> Option<Layout> {
     if bytes.len() != PARAMETER_BYTES {
         return None;
     }
     let word = |index: usize| u32::from_le_bytes(std::array::from_fn(|at| bytes[index * 4 + at]));
-    match (word(0), word(3)) {
-        (VERSION, barriers @ 0..=1) => Some((Layout::new(word(1), word(2))?, barriers == 1)),
+    match word(0) {
+        VERSION => Layout::new(word(1), word(2)),
         _ => None,
     }
 }
 
-/// Maps the peer's ring and bell, and says whether it has barriers.
-pub fn attach(parameters: Parameters) -> Result<(Outgoing, Bell, bool), Error> {
+/// Maps the peer's ring and bell.
+pub fn attach(parameters: Parameters) -> Result<(Outgoing, Bell), Error> {
     let wrong = Error::Peer {
         what: "description of shared memory",
     };
-    let Some((layout, has_barriers)) = layout_of(&parameters.bytes) else {
+    let Some(layout) = layout_of(&parameters.bytes) else {
         return Err(wrong);
     };
     match <[OwnedFd; 3]>::try_from(parameters.descriptors) {
         Ok([ring, memory, event]) => {
             let outgoing = Outgoing::attach(ring, layout)?;
-            Ok((outgoing, Bell::attach(memory, event)?, has_barriers))
+            Ok((outgoing, Bell::attach(memory, event)?))
         }
         Err(_) => Err(wrong),
     }
@@ -111,8 +110,6 @@ pub struct Side {
     pub may_import: bool,
     /// The peer's.
     pub bell: Bell,
-    /// Whether there must be a fence between news and a look at its bell, since one side has no barriers.
-    pub needs_fence: bool,
     /// What the peer says of credits.
     pub credits: Returned,
     /// The peer has something new, may sleep, and its bell was not rung yet.
@@ -215,14 +212,6 @@ impl Side {
         self.outgoing.send(from, immediate)
     }
 
-    /// After a message: whether the peer may have to be woken, at the end of the batch.
-    #[inline]
-    pub fn may_sleep(&self) -> bool {
-        // Between the header and the look at the bell: see there.
-        compiler_fence(Ordering::SeqCst);
-        self.needs_fence || self.bell.is_asleep()
-    }
-
     /// Tells the peer of credits, beside the messages.
     pub fn credit(&mut self, returned: u32, ask: bool) {
         self.incoming.tell(returned);
@@ -311,8 +300,8 @@ mod tests {
     fn only_a_right_description_is_understood() {
         let bell = Bell::new().unwrap();
         let incoming = Incoming::new(Layout::new(8, 100).unwrap()).unwrap();
-        let right = describe(&incoming, &bell, true).unwrap();
-        assert_eq!(layout_of(&right.bytes), Some((incoming.layout(), true)));
+        let right = describe(&incoming, &bell).unwrap();
+        assert_eq!(layout_of(&right.bytes), Some(incoming.layout()));
         for length in 0..PARAMETER_BYTES {
             assert_eq!(layout_of(&right.bytes[..length]), None);
         }
@@ -320,7 +309,7 @@ mod tests {
         other[0] ^= 2;
         assert_eq!(layout_of(&other), None);
         other.clone_from(&right.bytes);
-        other[12] = 2;
+        other[4..8].fill(0);
         assert_eq!(layout_of(&other), None);
         assert_eq!(layout_of(&[right.bytes.clone(), vec![0]].concat()), None);
         let copies = || -> Vec<OwnedFd> {

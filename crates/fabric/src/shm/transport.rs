@@ -3,7 +3,7 @@
 use std::hint::spin_loop;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, compiler_fence, fence};
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use pmem::LINE;
@@ -47,8 +47,6 @@ pub struct Thread {
     places: Vec<u32>,
     /// Places of those whose peers have something new and may sleep.
     touched: Vec<usize>,
-    /// Whether one of them needs a fence.
-    needs_fence: bool,
     /// Ends of requests, to be told by the next poll.
     ended: Vec<Report>,
     supplies: Supplies,
@@ -66,7 +64,6 @@ impl Thread {
             sides: Vec::new(),
             places: Vec::new(),
             touched: Vec::with_capacity(KEPT),
-            needs_fence: false,
             ended: Vec::with_capacity(KEPT),
             supplies: Supplies::default(),
         })
@@ -121,7 +118,7 @@ impl Transport for Thread {
             what: "size of buffers",
         })?;
         let incoming = Incoming::new(layout)?;
-        let parameters = side::describe(&incoming, &self.bell, self.device.has_barriers)?;
+        let parameters = side::describe(&incoming, &self.bell)?;
         self.prepared.push((endpoint, incoming));
         Ok(parameters)
     }
@@ -129,7 +126,7 @@ impl Transport for Thread {
     fn establish(&mut self, endpoint: EndpointId, _role: Role, peer: Peer) -> Result<(), Error> {
         let prepared = self.prepared.iter().position(|(id, _)| *id == endpoint);
         let prepared = prepared.ok_or(Error::NoEndpoint)?;
-        let (outgoing, bell, peer_has_barriers) = side::attach(peer.parameters)?;
+        let (outgoing, bell) = side::attach(peer.parameters)?;
         let process = match peer.process.and_then(Process::other) {
             Some(process) => {
                 let watch = self.device.watcher.watch(&process, &self.bell)?;
@@ -148,7 +145,6 @@ impl Transport for Thread {
             may_import: outgoing.join(),
             outgoing,
             bell,
-            needs_fence: !(self.device.has_barriers && peer_has_barriers),
             credits: Returned::default(),
             is_touched: false,
             end: None,
@@ -242,10 +238,8 @@ impl Transport for Thread {
         side.is_over = outcome.is_err();
         if request.operation.is_message() {
             let news = side.news_of_credits();
-            if side.may_sleep() && !std::mem::replace(&mut side.is_touched, true) {
-                let needs_fence = side.needs_fence;
+            if !std::mem::replace(&mut side.is_touched, true) {
                 self.touched.push(endpoint.place());
-                self.needs_fence |= needs_fence;
             }
             if let Some(news) = news {
                 self.ended.push(news);
@@ -274,11 +268,7 @@ impl Transport for Thread {
             return;
         }
         // Between the headers and the looks at the bells.
-        if std::mem::take(&mut self.needs_fence) {
-            fence(Ordering::SeqCst);
-        } else {
-            compiler_fence(Ordering::SeqCst);
-        }
+        fence(Ordering::SeqCst);
         for place in self.touched.drain(..) {
             let index = self.places[place];
             if let Some(side) = self.sides.get_mut(index as usize) {
@@ -321,7 +311,7 @@ impl Transport for Thread {
     fn sleep(&mut self, timeout: Duration) {
         let Thread { sides, ended, .. } = self;
         let timeout = timeout.min(self.device.nap);
-        self.bell.sleep(timeout, self.device.has_barriers, || {
+        self.bell.sleep(timeout, || {
             !ended.is_empty() || sides.iter().any(Side::has_news)
         });
         // Whatever it was that has come.
@@ -329,10 +319,10 @@ impl Transport for Thread {
     }
 
     fn arm(&mut self, timeout: Duration) -> Duration {
-        let longest = self.bell.block(self.device.has_barriers);
+        self.bell.block();
         match !self.ended.is_empty() || self.sides.iter().any(Side::has_news) {
             true => Duration::ZERO,
-            false => timeout.min(self.device.nap).min(longest),
+            false => timeout.min(self.device.nap),
         }
     }
 
