@@ -414,8 +414,10 @@ impl Messenger {
         }
     }
 
-    /// Whether another thread has called.
+    /// Lets others run, and looks whether something has come; whether another thread has called. A thread that only looked would
+    /// keep a processor from the peer that it waits for.
     fn look(&mut self) -> bool {
+        rustix::thread::sched_yield();
         for lane in self.lanes.iter().filter(|lane| lane.links > 0) {
             let queue = self.transports.queue(lane.provider);
             if queue.is_some_and(|queue| queue.look(LOOKS)) {
