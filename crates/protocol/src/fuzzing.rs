@@ -46,7 +46,7 @@ fn decode(bytes: &[u8]) {
 /// A message without its checksum.
 fn header(kind: u8, epoch: u32, [session, request]: [u64; 2], from: u32, body: &[u8]) -> Vec<u8> {
     let body = if wire::is_in_halves(kind) {
-        &halves::encode(body, true)
+        &halves::wrapped(body, true)
     } else {
         body
     };

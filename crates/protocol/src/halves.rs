@@ -10,41 +10,51 @@
 //! Parity may be left out, and its checksum is 0 then: it is half as many bytes again, and of use only where a fabric may
 //! damage what it carries. The receiver sees by the length which it is.
 
+use std::borrow::Cow;
+
 use crate::checksum;
 use crate::defects::{Defect, Defects};
 
-const HEAD: usize = 16;
+/// Bytes before the halves.
+pub const HEAD: usize = 16;
 
 /// What became of a payload on its way.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Halves {
+pub enum Halves<'a> {
     /// It came as it was sent, or was repaired (`true`).
-    Whole(Vec<u8>, bool),
+    Whole(Cow<'a, [u8]>, bool),
     /// Too much of it is wrong.
     AskAgain,
 }
 
-/// Wraps a payload.
-pub fn encode(payload: &[u8], with_parity: bool) -> Vec<u8> {
-    let half = payload.len().div_ceil(2);
-    let (first, second) = payload.split_at(half);
-    let mut second = second.to_vec();
-    second.resize(half, 0);
-    let both = first.iter().zip(&second).filter(|_| with_parity);
-    let parity: Vec<u8> = both.map(|(a, b)| a ^ b).collect();
-    let mut wrapped = Vec::with_capacity(HEAD + 3 * half);
-    wrapped.extend((payload.len() as u32).to_le_bytes());
-    for part in [first, &second, &parity] {
-        wrapped.extend(checksum(&[part]).to_le_bytes());
+/// Wraps the payload that ends the message and begins [`HEAD`] bytes behind `start`, in its place.
+pub fn wrap(message: &mut Vec<u8>, start: usize, with_parity: bool) {
+    let (at, length) = (start + HEAD, message.len() - start - HEAD);
+    let half = length.div_ceil(2);
+    message.resize(at + 2 * half, 0);
+    if with_parity {
+        message.reserve(half);
+        for index in at..at + half {
+            message.push(message[index] ^ message[index + half]);
+        }
     }
-    for part in [first, &second, &parity] {
-        wrapped.extend(part);
-    }
-    wrapped
+    let (first, rest) = message[at..].split_at(half);
+    let (second, parity) = rest.split_at(half);
+    let checksums = [first, second, parity].map(|part| checksum(&[part]));
+    let words = [length as u32].into_iter().chain(checksums);
+    let head = words.flat_map(u32::to_le_bytes);
+    message.splice(start..at, head);
+}
+
+/// A payload by itself, wrapped.
+pub fn wrapped(payload: &[u8], with_parity: bool) -> Vec<u8> {
+    let mut message = [&[0; HEAD], payload].concat();
+    wrap(&mut message, 0, with_parity);
+    message
 }
 
 /// Unwraps a payload, and repairs it if one half is bad.
-pub fn decode(wrapped: &[u8], defects: &Defects) -> Halves {
+pub fn unwrap<'a>(wrapped: &'a [u8], defects: &Defects) -> Halves<'a> {
     let Some((head, body)) = wrapped.split_at_checked(HEAD) else {
         return Halves::AskAgain;
     };
@@ -59,22 +69,22 @@ pub fn decode(wrapped: &[u8], defects: &Defects) -> Halves {
     let has_parity = parity.len() == half;
     let is_right = |part: &[u8], at| checksum(&[part]) == word(at);
     let mend = |other: &[u8]| -> Vec<u8> { other.iter().zip(parity).map(|(a, b)| a ^ b).collect() };
-    let (first, second, repaired) = match (is_right(first, 4), is_right(second, 8)) {
-        (true, true) => (first.to_vec(), second.to_vec(), false),
-        (false, true) if has_parity => (mend(second), second.to_vec(), true),
-        (true, false) if has_parity => (first.to_vec(), mend(first), true),
+    let (first, second) = match (is_right(first, 4), is_right(second, 8)) {
+        (true, true) => return Halves::Whole(Cow::Borrowed(&body[..length]), false),
+        (false, true) if has_parity => (mend(second), second.to_vec()),
+        (true, false) if has_parity => (first.to_vec(), mend(first)),
         _ => return Halves::AskAgain,
     };
     // Parity has errors too: what was made from it is believed only if its checksum says so.
-    let checked =
+    let is_checked =
         defects.has(Defect::RepairWithoutCheck) || is_right(&first, 4) && is_right(&second, 8);
-    if repaired && !checked {
+    if !is_checked {
         return Halves::AskAgain;
     }
     let mut payload = first;
     payload.extend(second);
     payload.truncate(length);
-    Halves::Whole(payload, repaired)
+    Halves::Whole(Cow::Owned(payload), true)
 }
 
 #[cfg(test)]
@@ -90,10 +100,10 @@ mod tests {
         for length in [0, 1, 2, 7, 64, 1001] {
             let payload: Vec<u8> = (0..length).map(|at| at as u8 ^ 0x5a).collect();
             let half = payload.len().div_ceil(2);
-            let wrapped = encode(&payload, true);
+            let wrapped = super::wrapped(&payload, true);
             assert_eq!(
-                decode(&wrapped, &sound()),
-                Halves::Whole(payload.clone(), false)
+                unwrap(&wrapped, &sound()),
+                Halves::Whole(Cow::Borrowed(&payload), false)
             );
             if half == 0 {
                 continue;
@@ -106,12 +116,12 @@ mod tests {
                     }
                 }
                 let expected = match bad & 3 {
-                    0 => Halves::Whole(payload.clone(), false),
+                    0 => Halves::Whole(Cow::Borrowed(&payload), false),
                     3 => Halves::AskAgain,
-                    _ if bad & 4 == 0 => Halves::Whole(payload.clone(), true),
+                    _ if bad & 4 == 0 => Halves::Whole(Cow::Borrowed(&payload), true),
                     _ => Halves::AskAgain,
                 };
-                assert_eq!(decode(&damaged, &sound()), expected, "{length} {bad}");
+                assert_eq!(unwrap(&damaged, &sound()), expected, "{length} {bad}");
             }
         }
     }
@@ -120,26 +130,26 @@ mod tests {
     fn without_parity_nothing_is_repaired() {
         for length in [0, 1, 2, 7, 64, 1001] {
             let payload: Vec<u8> = (0..length).map(|at| at as u8 ^ 0x5a).collect();
-            let wrapped = encode(&payload, false);
+            let wrapped = super::wrapped(&payload, false);
             assert_eq!(wrapped.len(), HEAD + payload.len().next_multiple_of(2));
-            let whole = Halves::Whole(payload, false);
-            assert_eq!(decode(&wrapped, &sound()), whole);
+            let whole = Halves::Whole(Cow::Borrowed(&payload), false);
+            assert_eq!(unwrap(&wrapped, &sound()), whole);
             for at in HEAD..wrapped.len() {
                 let mut damaged = wrapped.clone();
                 damaged[at] ^= 4;
-                assert_eq!(decode(&damaged, &sound()), Halves::AskAgain);
+                assert_eq!(unwrap(&damaged, &sound()), Halves::AskAgain);
             }
         }
     }
 
     #[test]
     fn lengths_that_lie_are_asked_again() {
-        let wrapped = encode(b"some payload", true);
+        let wrapped = super::wrapped(b"some payload", true);
         for end in 0..wrapped.len() {
-            assert_eq!(decode(&wrapped[..end], &sound()), Halves::AskAgain);
+            assert_eq!(unwrap(&wrapped[..end], &sound()), Halves::AskAgain);
         }
         let mut longer = wrapped.clone();
         longer[3] = 0xff;
-        assert_eq!(decode(&longer, &sound()), Halves::AskAgain);
+        assert_eq!(unwrap(&longer, &sound()), Halves::AskAgain);
     }
 }

@@ -38,6 +38,8 @@ const OTHER_VERSION: &str =
     "its protocol version differs; use one version of tako on all nodes and clients";
 /// Bytes before the body.
 pub const HEADER: usize = 48;
+/// Room for a header and the fields of most bodies.
+const FIELDS: usize = 512;
 /// Kinds of the messages that are not about a unit.
 const HELLO: u8 = 64;
 const MAP: u8 = 65;
@@ -704,13 +706,9 @@ pub fn is_of_cluster(bytes: &[u8]) -> bool {
 impl Message {
     /// The message as bytes. What goes in halves is sent with parity if the fabric may damage it.
     pub fn encode(&self, with_parity: bool) -> Vec<u8> {
-        let mut body = Writer::default();
-        self.body.write(&mut body);
-        if is_in_halves(self.body.kind()) {
-            body.bytes = halves::encode(&body.bytes, with_parity);
-        }
         let envelope = &self.envelope;
         let mut message = Writer::default();
+        message.bytes.reserve(FIELDS + self.body.data_length());
         message.u16(MAGIC);
         message.u8(VERSION);
         message.u8(self.body.kind());
@@ -722,9 +720,17 @@ impl Message {
         message.u64(envelope.session);
         message.u64(envelope.request);
         message.u32(envelope.from);
-        message.u32(body.bytes.len() as u32);
-        message.bytes.extend(body.bytes);
+        message.u32(0);
+        if is_in_halves(self.body.kind()) {
+            message.bytes.extend([0; halves::HEAD]);
+            self.body.write(&mut message);
+            halves::wrap(&mut message.bytes, HEADER, with_parity);
+        } else {
+            self.body.write(&mut message);
+        }
         let mut bytes = message.bytes;
+        let length = (bytes.len() - HEADER) as u32;
+        bytes[HEADER - 4..HEADER].copy_from_slice(&length.to_le_bytes());
         seal(&mut bytes);
         bytes
     }
@@ -750,7 +756,7 @@ impl Message {
         }
         let mended;
         if is_in_halves(kind) {
-            let Halves::Whole(whole, _) = halves::decode(from.bytes(length)?, defects) else {
+            let Halves::Whole(whole, _) = halves::unwrap(from.bytes(length)?, defects) else {
                 return Err(Malformed("both halves of its body are damaged"));
             };
             mended = whole;

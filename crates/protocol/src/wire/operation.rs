@@ -3,7 +3,7 @@
 use operations::{ErrorCode, FileId, Held, Operation, Outcome};
 
 use super::bytes::{Reader, Writer};
-use super::{BODY_MAX, Malformed, read_sequence, write_sequence};
+use super::{BODY_MAX, Body, Details, Malformed, read_sequence, write_sequence};
 use crate::map::Sequence;
 
 /// Most requests that one session replays.
@@ -104,4 +104,20 @@ pub(super) fn write_operation(to: &mut Writer, operation: &Operation) {
 /// Appends an outcome; it ends its message.
 pub(super) fn write_outcome(to: &mut Writer, outcome: &Outcome) {
     to.bytes = outcome.encode(std::mem::take(&mut to.bytes));
+}
+
+impl Body {
+    /// Bytes of data in it, beside its fields.
+    pub(super) fn data_length(&self) -> usize {
+        match self {
+            Body::Records { records, .. } => records.len(),
+            Body::Range { bytes, .. } => bytes.len(),
+            Body::Request { operation, .. } => operation.data_length(),
+            Body::Reply { outcome, .. } => match &outcome.details {
+                Details::Data(bytes) => bytes.len(),
+                _ => 0,
+            },
+            _ => 0,
+        }
+    }
 }
