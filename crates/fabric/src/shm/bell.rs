@@ -12,7 +12,7 @@
 //! release and acquire alone both stores could still be on their way out of the processors when both load.)
 //!
 //! The other one stores the news of a whole batch, and then has one fence for all of it
-//! ([decision 0016](../../../../docs/decisions/0016-fences-of-bells.md)).
+//! ([decision 0017](../../../../docs/decisions/0017-fences-of-bells.md)).
 //!
 //! All peers of a queue can store to its bell, also those that lie, and a peer can be killed between its store of 0 and
 //! its wake. So nobody relies on it for more than a [nap](NAP): then everything is looked at anyway.
