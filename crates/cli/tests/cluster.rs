@@ -2,8 +2,13 @@
 #![forbid(unsafe_code)]
 
 mod common;
+mod mounted;
 mod nodes;
+mod transport;
 
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -12,13 +17,10 @@ use std::time::Duration;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use nodes::{Cluster, PATIENCE, examine, is_whole, kill, mounted, under_load, verify_records};
-
-fn primary(status: &Value) -> &Value {
-    let nodes = status["nodes"].as_array().expect("nodes");
-    let found = nodes.iter().find(|node| node["role"] == "primary");
-    found.expect("a primary")
-}
+use mounted::Mounted;
+use nodes::{
+    Cluster, PATIENCE, examine, is_whole, kill, mounted, primary, under_load, verify_records,
+};
 
 #[test]
 fn a_cluster_starts_survives_its_primary_and_starts_again() {
@@ -238,7 +240,8 @@ fn commands_work_on_a_cluster_without_a_mount() {
     let cluster = Cluster::new();
     cluster.up(&["--nodes", "1"]);
     let file = cluster.scratch.path("file");
-    let contents = "line\n".repeat(50_000);
+    // Longer than one change may be.
+    let contents = "line\n".repeat(500_000);
     std::fs::write(&file, &contents).expect("a file");
     cluster.tako(&["mkdir", "tako:///c:/d"]).ended(0);
     cluster.tako(&["cp", &file, "tako:///c:/d/file"]).ended(0);
@@ -257,5 +260,64 @@ fn commands_work_on_a_cluster_without_a_mount() {
     let missing = cluster.tako(&["cat", "tako:///c:/moved"]);
     assert!(missing.ended(1).contains("tako:///c:/moved"));
     let nowhere = cluster.tako(&["ls", "tako:///other:/"]).ended(1);
-    assert!(nowhere.contains("tako up --name other"), "{nowhere}");
+    let sentence = "there is no cluster other on this host; start it with `tako up --name other`\n";
+    assert!(nowhere.ends_with(sentence), "{nowhere}");
+}
+
+/// A file that is open and has no name keeps its contents across a takeover. Its blocks come back when it is closed, and when
+/// the process that has it open is killed with its mount.
+#[test]
+fn space_of_removed_files_comes_back_after_a_takeover() {
+    const LENGTH: usize = 4 << 20;
+    /// Blocks that lists of sessions and locks may take, and stay.
+    const BLOCKS_OF_LISTS: u64 = 16;
+    let cluster = Cluster::serving("3", "64M");
+    let directory = mounted(&cluster);
+    let mount = || {
+        let path = cluster.scratch.path("other");
+        let mount = ["mount", "--foreground", "tako:///c", &path];
+        Mounted::by(&mut cluster.command(&mount), &path)
+    };
+    let blocks_free = || {
+        rustix::fs::statvfs(&directory)
+            .expect("it is mounted")
+            .f_bfree
+    };
+    let before = blocks_free();
+    let hold = |mounted: &Mounted| {
+        let path = mounted.path("removed");
+        let mut options = File::options();
+        let file = options.read(true).write(true).create_new(true).open(&path);
+        let mut file = file.expect("it is new");
+        file.write_all(&[7; LENGTH]).expect("written");
+        std::fs::remove_file(&path).expect("it is there");
+        file
+    };
+    let is_back = || blocks_free() + BLOCKS_OF_LISTS >= before;
+    let comes_back = || {
+        cluster.wait("the space is back", |_| is_back());
+    };
+    let is_whole_file = |file: &File| {
+        let mut found = vec![0; LENGTH];
+        file.read_exact_at(&mut found, 0).expect("it is held");
+        assert!(found.iter().all(|byte| *byte == 7));
+    };
+    let other = mount();
+    let file = hold(&other);
+    cluster.lose_primary();
+    is_whole_file(&file);
+    assert!(!is_back());
+    drop(file);
+    comes_back();
+    cluster.up_again();
+    cluster.wait("the node is back", is_whole);
+    let file = hold(&other);
+    cluster.lose_primary();
+    is_whole_file(&file);
+    // Its process ends with an error from now on.
+    drop(other);
+    comes_back();
+    drop(file);
+    cluster.up_again();
+    examine(&cluster);
 }

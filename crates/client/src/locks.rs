@@ -48,7 +48,7 @@ pub type LockWake = Box<dyn FnOnce(bool) + Send>;
 pub(crate) struct LockTable {
     state: Mutex<State>,
     users: AtomicU64,
-    /// Held while a cluster is asked for the locks that are waited for.
+    /// Held while a cluster is asked for a lock that is waited for.
     asking: Mutex<()>,
 }
 
@@ -58,6 +58,8 @@ struct State {
     files: HashMap<u64, FileLocks>,
     /// In the order in which they came.
     waits: BTreeMap<LockTicket, Wait>,
+    /// The wait for which a cluster is being asked, and its file. It may have been cancelled since.
+    asked: Option<(LockTicket, u64)>,
     tickets: u64,
 }
 

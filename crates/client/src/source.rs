@@ -6,6 +6,7 @@
 //! ```
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -36,10 +37,14 @@ pub enum SourceError {
     #[error("'{0}' is no source: {1}; write tako:///NAME or tako://HOST:PORT[,HOST:PORT]/NAME")]
     Syntax(String, &'static str),
     /// No cluster of this name was started on this host.
+    #[error("there is no cluster {0} on this host; start it with `tako up --name {0}`")]
+    NoCluster(String),
+    /// The cluster's map cannot be used.
     #[error(
-        "no cluster {name} on this host: {path}: {reason}; start it with `tako up --name {name}`"
+        "the map of cluster {name} cannot be read: {path}: {reason}; restore the file, or remove the cluster with \
+         `tako down --name {name} --remove`"
     )]
-    NoCluster {
+    Map {
         /// The cluster.
         name: String,
         /// The file with its map.
@@ -101,12 +106,15 @@ impl Source {
 
     fn map_of_this_host(&self) -> Result<ClusterMap, SourceError> {
         let path = cluster_map_file(&self.name);
-        let failed = |reason: String| SourceError::NoCluster {
+        let failed = |reason: String| SourceError::Map {
             name: self.name.clone(),
             path: path.clone(),
             reason,
         };
-        let bytes = std::fs::read(&path).map_err(|error| failed(error.to_string()))?;
+        let bytes = std::fs::read(&path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => SourceError::NoCluster(self.name.clone()),
+            _ => failed(error.to_string()),
+        })?;
         let map: ClusterMap =
             serde_json::from_slice(&bytes).map_err(|error| failed(error.to_string()))?;
         match map.fault() {

@@ -25,16 +25,25 @@ mod unnamed;
 #[path = "xattrs.rs"]
 mod xattrs;
 
-use client::{FileSystem, Geometry, OpenFlags, Options, Region};
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use client::{
+    FileSystem, Geometry, LOCK_END, Lock, LockKind, LockSpace, OpenFlags, Options, ROOT, Region,
+};
 use common::{loopback, make_file};
 use store::Store;
 
-#[test]
-fn a_session_knows_the_holds_that_it_would_resume_with() {
+/// An empty pool of 16 MiB, whose ring has 512 KiB.
+fn store() -> Store {
     let region = Region::memory(16 << 20, false).unwrap();
     FileSystem::format_region(&region, &Geometry::for_length(16 << 20)).unwrap();
-    let store = Store::open(region, Options::default()).unwrap();
-    let (fs, holds) = loopback::with_holds(store);
+    Store::open(region, Options::default()).unwrap()
+}
+
+#[test]
+fn a_session_knows_the_holds_that_it_would_resume_with() {
+    let (fs, holds) = loopback::with_holds(store());
     make_file(&fs, "file", b"data");
     assert_eq!(holds(), []);
     let file = fs.open("file", OpenFlags::READ, 0).unwrap();
@@ -44,4 +53,64 @@ fn a_session_knows_the_holds_that_it_would_resume_with() {
     assert_eq!(file.read_at(&mut [0; 4], 0).unwrap(), 4);
     drop(file);
     assert_eq!(holds(), []);
+}
+
+/// While the cluster is asked for a lock that is waited for, the lock becomes free, the wait is cancelled, and the same owner
+/// takes the lock by another call.
+#[test]
+fn a_cancelled_wait_takes_no_lock_from_its_owner() {
+    let link = Arc::default();
+    let user = loopback::behind(store(), &link).lock_user();
+    let lock = |owner| Lock {
+        space: LockSpace::Ranges,
+        kind: LockKind::Write,
+        start: 0,
+        end: LOCK_END,
+        owner,
+        handle: owner,
+        process: owner as u32,
+    };
+    assert!(user.take(ROOT, &lock(0)).unwrap());
+    let (say, hear) = mpsc::channel();
+    let wake = Box::new(move |is_held| say.send(is_held).unwrap());
+    let ticket = user.take_or_wait(ROOT, &lock(1), wake).unwrap().unwrap();
+    link.cut_locks(true);
+    link.wait_for(1);
+    thread::scope(|scope| {
+        let freed = scope.spawn(|| user.give_back(ROOT, &lock(0)).unwrap());
+        while user.in_the_way(ROOT, &lock(2)).unwrap().is_some() {
+            thread::yield_now();
+        }
+        user.cancel(ticket);
+        assert_eq!(hear.recv(), Ok(false));
+        let taken = scope.spawn(|| user.take(ROOT, &lock(1)).unwrap());
+        link.cut_locks(false);
+        freed.join().unwrap();
+        assert!(taken.join().unwrap());
+    });
+    let found = user.in_the_way(ROOT, &lock(2)).unwrap();
+    assert_eq!(found.map(|it| it.owner), Some(1));
+}
+
+#[test]
+fn writes_that_are_longer_than_one_change_come_in_parts() {
+    let fs = loopback::file_system(store());
+    let data: Vec<u8> = (0..3 << 20).map(|at: u32| (at >> 3) as u8).collect();
+    make_file(&fs, "file", &data);
+    assert_eq!(common::contents(&fs, "file"), data);
+    // Not as blocks that both files have, since the ranges lie otherwise in their blocks.
+    let create = OpenFlags {
+        create: true,
+        ..OpenFlags::WRITE
+    };
+    let copy = fs.open("copy", create, 0o644).unwrap();
+    let file = fs.open("file", OpenFlags::READ, 0).unwrap();
+    let mut done = 0;
+    while done < 1 << 20 {
+        let copied = file.copy_range(1 + done, &copy, done, (1 << 20) - done);
+        let copied = copied.unwrap();
+        assert!(copied > 0);
+        done += copied;
+    }
+    assert!(common::contents(&fs, "copy") == data[1..][..1 << 20]);
 }

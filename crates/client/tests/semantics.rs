@@ -600,7 +600,8 @@ fn reads_change_access_times_now_and_then() {
 fn readers_see_whole_writes() {
     // A cluster gets longer writes in parts.
     const LENGTH: usize = (1 << 20) + if common::IS_REMOTE { 0 } else { 5000 };
-    let fs = file_system();
+    // The ring is not shorter than a write.
+    let fs = file_system_of(32 << 20, &Geometry::for_length(32 << 20));
     make_file(&fs, "file", &vec![0; LENGTH]);
     let done = AtomicBool::new(false);
     thread::scope(|scope| {

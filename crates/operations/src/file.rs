@@ -282,4 +282,6 @@ pub struct Statistics {
     pub inodes_free: u64,
     /// Longest name, in bytes.
     pub name_length_max: u32,
+    /// Longest write that is one change, in bytes.
+    pub write_max: u32,
 }

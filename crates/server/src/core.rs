@@ -72,7 +72,9 @@ impl Core {
     ) -> Result<Core, Error> {
         let pool = UnitPool::open(region, store, options)?.with_defects(defects);
         let (tail, history) = pool.position();
-        let (options, defects) = (options.clone(), defects.clone());
+        let (mut options, defects) = (options.clone(), defects.clone());
+        // The ring must hold what a slow member will ask for, and more.
+        options.window = options.window.min(pool.ring_length() / 2);
         Ok(Core {
             member: Member::new(node, options, defects, tail, history, now),
             pool,

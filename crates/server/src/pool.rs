@@ -68,14 +68,24 @@ impl UnitPool {
         self
     }
 
+    /// Bytes of the pool's ring.
+    pub fn ring_length(&self) -> u64 {
+        self.superblock().map_or(0, |it| it.ring_length)
+    }
+
+    fn superblock(&self) -> Option<store::Superblock> {
+        match &self.state {
+            State::Following(replica) => Some(*replica.superblock()),
+            State::Serving(serving) => Some(serving.executor.store.superblock()),
+            State::Closed => None,
+        }
+    }
+
     /// Where the image begins in the region, and its length: what others reach into.
     pub fn image(&self) -> Range<u64> {
-        let superblock = match &self.state {
-            State::Following(replica) => *replica.superblock(),
-            State::Serving(serving) => serving.executor.store.superblock(),
-            State::Closed => return 0..0,
-        };
-        superblock.image_offset..superblock.image_offset + superblock.image_length
+        self.superblock().map_or(0..0, |it| {
+            it.image_offset..it.image_offset + it.image_length
+        })
     }
 
     /// The region that holds the pool.
@@ -122,6 +132,8 @@ impl UnitPool {
         };
         let store = replica.into_store(epoch, self.options.clone())?;
         let (sessions, locks) = (file(&store, b"sessions")?, file(&store, b"locks")?);
+        // A unit that was stopped in good order has empty rings; the last that it changed were sessions.
+        store.stamp_after(store.attributes(&sessions).changed_ns);
         let orphans = Mutex::new(store.orphans());
         let serving = Serving {
             orphans,

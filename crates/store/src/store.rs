@@ -1,7 +1,7 @@
 //! The open store.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use parking_lot::Mutex;
 use pmem::Region;
@@ -55,6 +55,8 @@ pub struct Store {
     pub(crate) superblock: Mutex<Superblock>,
     hash_key: [u8; 16],
     clock: Clock,
+    /// Nanoseconds by which time stamps are ahead of the clock.
+    ahead_ns: AtomicI64,
 }
 
 impl Store {
@@ -73,7 +75,7 @@ impl Store {
     }
 
     fn open_as(region: Region, options: Options, epoch: Option<u32>) -> Result<Store> {
-        let (superblock, shared) = recover(region, &options, epoch)?;
+        let (superblock, shared, newest_ns) = recover(region, &options, epoch)?;
         let nodes = NodeTable::new();
         let root = root_directory(&nodes, &shared, ROOT, "the root directory")?;
         let system = root_directory(&nodes, &shared, SYSTEM, "the system directory")?;
@@ -91,7 +93,14 @@ impl Store {
             hash_key: superblock.hash_key,
             superblock: Mutex::new(superblock),
             clock: options.clock,
+            ahead_ns: AtomicI64::new(0),
         };
+        if epoch.is_some() {
+            // Another member's clock stamped what is there.
+            let directories = [&store.root, &store.system];
+            let changed = directories.map(|node| node.state.read().changed_ns);
+            store.stamp_after(changed.into_iter().fold(newest_ns, i64::max));
+        }
         for number in store.orphans() {
             // In a unit a session may still hold it: `reclaim_orphan` follows when all sessions have resumed.
             let is_removed = |node: &Arc<Node>| node.state.read().links == 0;
@@ -221,15 +230,30 @@ impl Store {
             inodes: layout.inodes() - 2,
             inodes_free: allocator.free_inodes(),
             name_length_max: NAME_LENGTH_MAX as u32,
+            write_max: self.write_max() as u32,
         }
+    }
+
+    /// Longest write that is one change, in bytes.
+    pub fn write_max(&self) -> usize {
+        self.atomic_write_max
     }
 
     pub(crate) fn hash(&self, name: &[u8]) -> u64 {
         hash_name(&self.hash_key, name)
     }
 
+    /// Gives no time stamp before this one from now on, in nanoseconds since 1970: the clock that gave it may be ahead of this
+    /// one.
+    pub fn stamp_after(&self, newest_ns: i64) {
+        let ahead = newest_ns.saturating_sub(self.clock.now_ns());
+        self.ahead_ns.fetch_max(ahead, Ordering::Relaxed);
+    }
+
+    #[inline]
     pub(crate) fn now_ns(&self) -> i64 {
-        self.clock.now_ns()
+        let ahead = self.ahead_ns.load(Ordering::Relaxed);
+        self.clock.now_ns().saturating_add(ahead)
     }
 }
 

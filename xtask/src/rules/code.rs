@@ -21,7 +21,11 @@ const SLEEP: &str = "thread::sleep";
 
 /// Files that several test programs include, each of which uses a part of them.
 const PARTS_ALLOWED: &[&str] = &[
+    "crates/cli/tests/backing/mod.rs",
     "crates/cli/tests/common/mod.rs",
+    "crates/cli/tests/mounted/mod.rs",
+    "crates/cli/tests/nodes/mod.rs",
+    "crates/cli/tests/suite/mod.rs",
     "crates/client/tests/common/loopback.rs",
     "crates/client/tests/common/mod.rs",
     "crates/fuse/tests/common/mod.rs",

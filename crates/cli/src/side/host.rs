@@ -351,6 +351,7 @@ impl Side for Host {
             inodes: found.f_files,
             inodes_free: found.f_ffree,
             name_length_max: found.f_namemax as u32,
+            write_max: found.f_frsize as u32,
         })
     }
 

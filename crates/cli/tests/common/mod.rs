@@ -1,6 +1,5 @@
 //! What every test needs: a place of its own, and the program.
-
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

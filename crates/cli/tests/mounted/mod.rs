@@ -1,4 +1,5 @@
 //! A mount that ends with its test, however that ends.
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -14,12 +15,17 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Mounts and waits until the directory is ready.
+    /// Mounts a pool and waits until the directory is ready.
     pub fn new(pool: &str, directory: &str) -> Mounted {
-        std::fs::create_dir_all(directory).unwrap();
         let options = transport::options();
         let arguments = ["mount", "--foreground", "-o", &options, pool, directory];
-        let mut child = start(command(&arguments).stdout(Stdio::piped()));
+        Mounted::by(&mut command(&arguments), directory)
+    }
+
+    /// Mounts by a command that stays in the foreground.
+    pub fn by(command: &mut Command, directory: &str) -> Mounted {
+        std::fs::create_dir_all(directory).unwrap();
+        let mut child = start(command.stdout(Stdio::piped()));
         let stdout = child.stdout.take().unwrap();
         let mounted = Mounted {
             directory: directory.into(),
@@ -39,6 +45,13 @@ impl Mounted {
         format!("{}/{name}", self.directory)
     }
 
+    /// Takes away what is left of a mount when its process was killed.
+    pub fn unmount_dead(&self) {
+        let mut helper = Command::new("fusermount3");
+        helper.args(["-uz", &self.directory]).stderr(Stdio::null());
+        let _ = apart(|| helper.status());
+    }
+
     /// Unmounts, and expects the serving process to end well.
     pub fn unmount(mut self) {
         tako(&["umount", &self.directory]).ended(0);
@@ -51,8 +64,6 @@ impl Drop for Mounted {
         // After a test that ended well there is nothing left to do.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        let mut helper = Command::new("fusermount3");
-        helper.args(["-uz", &self.directory]).stderr(Stdio::null());
-        let _ = apart(|| helper.status());
+        self.unmount_dead();
     }
 }

@@ -1,4 +1,5 @@
 //! Clusters of real processes on this host, and work on their mounts.
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::fs::File;
 use std::io::Write;
@@ -9,8 +10,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use lab::reachable::{self, Part};
+use pmem::{Access, Region};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal,
+};
 use serde_json::Value;
+use store::Replica;
 
 use crate::common::{self, Run, Scratch};
 
@@ -29,6 +36,17 @@ impl Cluster {
         }
     }
 
+    /// A cluster that serves, of so many nodes with pools of this size.
+    pub fn serving(nodes: &str, size: &str) -> Cluster {
+        let cluster = Cluster::new();
+        let pools = cluster.scratch.path("pools");
+        let up = ["up", "--name", "c", "--directory", &pools];
+        let form = ["--nodes", nodes, "--size", size];
+        cluster.tako(&[&up[..], &form].concat()).ended(0);
+        cluster.wait("all are in sync", is_whole);
+        cluster
+    }
+
     pub fn state(&self) -> String {
         self.scratch.path("state")
     }
@@ -43,7 +61,7 @@ impl Cluster {
         let mut command = self.command(arguments);
         let output = match arguments.first() {
             // A process that another test starts has copies of this one's files for a moment.
-            Some(&"down") => common::apart(|| command.output()).expect("it runs"),
+            Some(&("down" | "umount")) => common::apart(|| command.output()).expect("it runs"),
             _ => common::run(&mut command),
         };
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -59,6 +77,11 @@ impl Cluster {
         let pools = self.scratch.path("pools");
         let all = ["up", "--name", "c", "--size", "16M", "--directory", &pools];
         self.tako(&[&all[..], options].concat()).ended(0)
+    }
+
+    /// Starts the nodes that do not run.
+    pub fn up_again(&self) {
+        self.tako(&["up", "--name", "c"]).ended(0);
     }
 
     pub fn status(&self) -> Value {
@@ -78,6 +101,19 @@ impl Cluster {
         }
     }
 
+    /// Kills the primary, and waits until another member serves. A single member is started again.
+    pub fn lose_primary(&self) {
+        let before = self.wait("there is a primary", |status| status["serving"] == true);
+        kill(primary(&before), Signal::KILL);
+        if before["unit"]["members"] == 1 {
+            self.up_again();
+        } else {
+            self.wait("another one serves", |status| {
+                status["serving"] == true && status["unit"]["epoch"] != before["unit"]["epoch"]
+            });
+        }
+    }
+
     pub fn down(&self, arguments: &[&str]) -> Run {
         self.tako(&[&["down", "--name", "c"], arguments].concat())
     }
@@ -85,8 +121,18 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        let is_there = Path::new(&self.state()).join("c").is_dir();
-        if is_there && self.down(&["--remove"]).code != Some(0) {
+        if !Path::new(&self.state()).join("c").is_dir() {
+            return;
+        }
+        let status = self.tako(&["status", "--name", "c", "--json"]).out;
+        if let Ok(status) = serde_json::from_str::<Value>(&status) {
+            // A stopped process does not end.
+            let nodes = status["nodes"].as_array().into_iter().flatten();
+            for pid in nodes.filter_map(|node| Pid::from_raw(node["pid"].as_i64()? as i32)) {
+                let _ = kill_process(pid, Signal::CONT);
+            }
+        }
+        if self.down(&["--remove"]).code != Some(0) {
             // A test that failed may have left files open.
             let mount = self.scratch.path("mount");
             let _ = self.tako(&["umount", "-l", &mount]);
@@ -95,10 +141,26 @@ impl Drop for Cluster {
     }
 }
 
+pub fn primary(status: &Value) -> &Value {
+    let nodes = status["nodes"].as_array().expect("nodes");
+    let found = nodes.iter().find(|node| node["role"] == "primary");
+    found.expect("a primary")
+}
+
+/// Sends a signal to a node. One that is told to end has ended when this returns.
 pub fn kill(node: &Value, signal: Signal) {
     let pid = node["pid"].as_i64().expect("it runs");
     let pid = Pid::from_raw(pid as i32).expect("a process");
-    kill_process(pid, signal).expect("it is ours");
+    let process = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
+    pidfd_send_signal(&process, signal).expect("it is ours");
+    if signal == Signal::KILL || signal == Signal::TERM {
+        let timeout = Timespec {
+            tv_sec: PATIENCE.as_secs() as i64,
+            tv_nsec: 0,
+        };
+        let mut ends = [PollFd::new(&process, PollFlags::IN)];
+        assert_eq!(poll(&mut ends, Some(&timeout)), Ok(1), "{node} goes on");
+    }
 }
 
 pub fn is_whole(status: &Value) -> bool {
@@ -173,20 +235,56 @@ pub fn under_load(directory: &Path, hit: impl FnOnce()) -> [usize; 2] {
     })
 }
 
-/// All members have the same records, and the check of each pool finds the same files and nothing wrong.
+/// Ends the mount that `tako up` has made, and stops the cluster. All members have the same records, the check of each pool
+/// finds the same files and nothing wrong, and all reachable bytes are the same.
 pub fn examine(cluster: &Cluster) {
+    let mount = cluster.scratch.path("mount");
+    if is_mounted(&mount) {
+        cluster.tako(&["umount", &mount]).ended(0);
+    }
     let is_equal = |status: &Value| {
         let nodes = status["nodes"].as_array().expect("nodes");
-        is_whole(status) && nodes.iter().all(|node| node["tail"] == nodes[0]["tail"])
+        let has_tail = |node: &Value| node["tail"] == nodes[0]["tail"];
+        // Sessions end with a record.
+        let is_idle = status["unit"]["sessions"] == 0;
+        is_idle && is_whole(status) && nodes.iter().all(has_tail)
     };
     cluster.wait("all members are equal", is_equal);
     cluster.down(&[]).ended(0);
     let pools = std::fs::read_dir(cluster.scratch.path("pools")).expect("there are pools");
-    let pools = pools.map(|entry| entry.expect("it is readable").path());
-    let checks = pools.map(|pool| {
+    let pools: Vec<PathBuf> = pools
+        .map(|entry| entry.expect("it is readable").path())
+        .collect();
+    let checks = pools.iter().map(|pool| {
         let said = common::tako(&["check", &pool.display().to_string()]).ended(0);
         said.split(';').next().map(str::to_owned)
     });
     let checks: Vec<_> = checks.collect();
     assert!(checks.iter().all(|it| *it == checks[0]), "{checks:?}");
+    let images: Vec<_> = pools.iter().map(|pool| image(pool)).collect();
+    let (first, part) = &images[0];
+    for ((other, other_part), pool) in images.iter().zip(&pools).skip(1) {
+        let is_whole = *part == Part::Whole && *other_part == Part::Whole;
+        let part = if is_whole { Part::Whole } else { Part::Metadata };
+        let difference = reachable::difference(first, other, part);
+        assert_eq!(difference, None, "{pool:?} differs from {:?}", pools[0]);
+    }
+}
+
+/// A copy of a pool, with its records in the image, and what it has of the image.
+fn image(pool: &Path) -> (Region, Part) {
+    let region = Region::open(pool, Access::Private).expect("a pool");
+    let replica = Replica::open(region.clone(), store::Options::default()).expect("it is whole");
+    match replica.superblock().is_metadata_only() {
+        true => (region, Part::Metadata),
+        false => (region, Part::Whole),
+    }
+}
+
+/// Whether something is mounted on a directory of a scratch directory.
+fn is_mounted(directory: &str) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("the kernel lists mounts");
+    mounts
+        .lines()
+        .any(|line| line.split(' ').nth(1) == Some(directory))
 }

@@ -10,6 +10,7 @@ mod names;
 mod table;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -39,6 +40,8 @@ struct Session {
     acknowledge: Acknowledge,
     root: FileId,
     table: Arc<Table>,
+    /// Longest write that is one change, in bytes, once the primary has said so; 0 before.
+    write_max: AtomicUsize,
 }
 
 /// A file or directory of the cluster.
@@ -66,6 +69,7 @@ impl Remote {
             requests,
             acknowledge,
             table,
+            write_max: AtomicUsize::new(0),
         }))
     }
 

@@ -44,11 +44,13 @@ impl Remotely {
     }
 
     pub(super) fn in_the_way(&self, number: u64, wanted: &Lock) -> Result<Option<Lock>, Cause> {
+        self.0.settle(number);
         let Asking { remote, .. } = &*self.0;
         remote.test_lock(number, spread(&self.0.held(wanted)))
     }
 
     pub(super) fn take(&self, number: u64, wanted: &Lock) -> Result<bool, Cause> {
+        self.0.settle(number);
         let is_taken = self.0.take(number, &self.0.held(wanted))?;
         if wanted.space == LockSpace::Whole || wanted.kind == LockKind::Read {
             // It may replace a stronger one.
@@ -89,6 +91,7 @@ impl Remotely {
     }
 
     pub(super) fn give_back(&self, number: u64, range: &Lock) -> Result<(), Cause> {
+        self.0.settle(number);
         let Asking { remote, table, .. } = &*self.0;
         remote.unlock(number, spread(&self.0.held(range)))?;
         {
@@ -121,6 +124,7 @@ impl Remotely {
     }
 
     pub(super) fn close(&self, number: u64, handle: u64) -> Result<(), Cause> {
+        self.0.settle(number);
         self.0.close(number, handle)
     }
 
@@ -209,39 +213,59 @@ impl Asking {
         }
     }
 
+    /// Waits until the cluster has answered for a wait that was cancelled meanwhile, and has that lock back: the owner may go
+    /// on to use the same bytes.
+    fn settle(&self, number: u64) {
+        let is_open = {
+            let state = self.table.state.lock();
+            let asked = state.asked.filter(|(_, of)| *of == number);
+            asked.is_some_and(|(ticket, _)| !state.waits.contains_key(&ticket))
+        };
+        if is_open {
+            drop(self.table.asking.lock());
+        }
+    }
+
     /// Asks once for each lock that is waited for, in the order in which they came. Whether any waits on.
     fn ask_for_all(&self) -> bool {
+        let tickets: Vec<LockTicket> = self.table.state.lock().waits.keys().copied().collect();
+        let mut waits_on = false;
+        for ticket in tickets {
+            waits_on |= !self.ask_for(ticket);
+        }
+        waits_on
+    }
+
+    /// Asks for the lock of a wait. Whether the wait has ended.
+    fn ask_for(&self, ticket: LockTicket) -> bool {
         // One thread at a time, so that no lock is taken for a wait that another one has ended.
         let asking = self.table.asking.lock();
-        let waits: Vec<(LockTicket, u64, Held)> = {
-            let state = self.table.state.lock();
-            let all = state.waits.iter();
-            all.map(|(ticket, wait)| (*ticket, wait.number, wait.wanted))
-                .collect()
+        let (number, wanted) = {
+            let mut state = self.table.state.lock();
+            let Some(wait) = state.waits.get(&ticket) else {
+                return true;
+            };
+            let found = (wait.number, wait.wanted);
+            state.asked = Some((ticket, found.0));
+            found
         };
-        let (mut waits_on, mut ended) = (false, Vec::new());
-        for (ticket, number, wanted) in waits {
-            if !matches!(self.take(number, &wanted), Ok(true)) {
-                waits_on = true;
-                continue;
+        let is_taken = matches!(self.take(number, &wanted), Ok(true));
+        let ended = is_taken.then(|| self.table.state.lock().end_wait(ticket));
+        if let Some(None) = ended {
+            // It was cancelled meanwhile. What cannot be given back now ends with the session.
+            let _ = self.remote.unlock(number, spread(&wanted));
+            let mut state = self.table.state.lock();
+            if let Some(file) = state.files.get_mut(&number) {
+                file.cut(&wanted);
             }
-            let wait = self.table.state.lock().end_wait(ticket);
-            match wait {
-                Some(wait) => ended.push(wait.wake),
-                // It was cancelled meanwhile. What cannot be given back now ends with the session.
-                None => {
-                    let _ = self.remote.unlock(number, spread(&wanted));
-                    let mut state = self.table.state.lock();
-                    if let Some(file) = state.files.get_mut(&number) {
-                        file.cut(&wanted);
-                    }
-                    state.forget_unused(number);
-                }
-            }
+            state.forget_unused(number);
         }
+        self.table.state.lock().asked = None;
         drop(asking);
-        ended.into_iter().for_each(|wake| wake(true));
-        waits_on
+        if let Some(Some(wait)) = ended {
+            (wait.wake)(true);
+        }
+        is_taken
     }
 }
 

@@ -39,8 +39,8 @@ pub struct Connection {
     asked_at: Instant,
     is_lost: bool,
     holds: Option<HoldsSource>,
-    /// Session and epoch of the primary that has its holds.
-    holds_sent: (Option<u64>, u32),
+    /// The session that has its holds.
+    held_by: Option<u64>,
     events: Vec<Event>,
 }
 
@@ -73,7 +73,7 @@ impl Connection {
             asked_at: now,
             is_lost: false,
             holds: None,
-            holds_sent: (None, 0),
+            held_by: None,
             events: Vec::new(),
             options,
         })
@@ -96,14 +96,14 @@ impl Connection {
         self.holds = Some(holds);
     }
 
-    /// Takes the holds of the session again if the primary has no memory of them: one for each file, which the last
-    /// release gives back.
+    /// Takes holds again when there is another session: one for each file, which the last release gives back. To another
+    /// primary the state machine reports those of the session.
     fn hold_again(&mut self) {
-        let current = (self.client.session(), self.client.resumed_in());
-        if current.0.is_none() || current == self.holds_sent {
+        let session = self.client.session();
+        if session.is_none() || session == self.held_by {
             return;
         }
-        self.holds_sent = current;
+        self.held_by = session;
         let held = self.holds.as_ref().map_or(Vec::new(), |holds| holds());
         for Held { file, .. } in held {
             let now = self.now();

@@ -34,6 +34,8 @@ pub struct Link {
 #[derive(Default)]
 struct LinkState {
     is_cut: bool,
+    /// Only requests for locks wait.
+    is_for_locks: bool,
     is_ended: bool,
     waiting: usize,
 }
@@ -49,6 +51,12 @@ impl Link {
         self.changed.notify_all();
     }
 
+    /// Makes requests for locks wait, and nothing else, or lets them go on.
+    pub fn cut_locks(&self, is_cut: bool) {
+        self.state().is_for_locks = is_cut;
+        self.cut(is_cut);
+    }
+
     /// Waits until so many calls wait.
     pub fn wait_for(&self, waiting: usize) {
         let mut state = self.state();
@@ -58,7 +66,10 @@ impl Link {
     }
 
     /// Waits until calls can go on, or the caller is interrupted.
-    fn pass(self: &Arc<Link>) -> Result<(), RequestError> {
+    fn pass(self: &Arc<Link>, operation: &Operation) -> Result<(), RequestError> {
+        if self.state().is_for_locks && !matches!(operation, Operation::SetLock { .. }) {
+            return Ok(());
+        }
         let interrupt = Interrupt::current().unwrap_or_default();
         let link = self.clone();
         interrupt.set_wake(Some(Box::new(move || {
@@ -176,7 +187,7 @@ impl Loopback {
 
 impl Requests for Loopback {
     fn call(&self, operation: Operation, _: Acknowledge) -> Result<Outcome, RequestError> {
-        self.link.pass()?;
+        self.link.pass(&operation)?;
         let sent = operation.encode(Vec::new());
         let received = Operation::decode(&sent).inspect_err(|_| {
             // The store refuses the same with an error of its own.

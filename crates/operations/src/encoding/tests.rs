@@ -222,6 +222,7 @@ fn outcomes() -> Vec<Outcome> {
         inodes: 4,
         inodes_free: 5,
         name_length_max: 255,
+        write_max: 6,
     };
     let details = [
         Details::Nothing,

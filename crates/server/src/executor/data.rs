@@ -1,6 +1,6 @@
 //! Data of files.
 
-use operations::{DATA_MAX, Details, FileId, Operation, Outcome};
+use operations::{Details, FileId, Operation, Outcome};
 use store::{Error, Transaction, WriteAt};
 
 use super::{Executed, Executor, done, shown};
@@ -123,7 +123,8 @@ impl Executor {
             .share(transaction, (&from, offset), (&to, to_offset), length)?;
         if count == 0 {
             // Also for no bytes: the source must be a file.
-            let mut data = vec![0; length.min(DATA_MAX as u64) as usize];
+            let most = self.store.write_max() as u64;
+            let mut data = vec![0; length.min(most) as usize];
             let read = self.store.read(&from, offset, &mut data)?;
             if read > 0 {
                 let at = WriteAt::Offset(to_offset);

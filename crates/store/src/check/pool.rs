@@ -11,7 +11,7 @@ use crate::format::superblock::{
     COMPATIBLE_KNOWN, RING_STATES, RingState, SUPERBLOCKS, Superblock,
 };
 use crate::image::Image;
-use crate::image::recovery::{read_ring_state, read_superblock, replay};
+use crate::image::recovery::{Replayed, read_ring_state, read_superblock, replay};
 use crate::ring::RingReader;
 
 /// Positions beyond this are not reached in the life of any pool, and sums with them must not overflow.
@@ -100,7 +100,7 @@ pub fn replay_ring(
         report.add("the pool was opened as often as it can be", None, None);
     }
     match replay(region, superblock, image, state, Defects::default()) {
-        Ok(tail) => {
+        Ok(Replayed { tail, .. }) => {
             report.records_replayed = count_records(region, superblock, state, tail.number);
             tail.number
         }

@@ -14,6 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::BLOCK;
 use crate::format::checksum::crc32c;
+use crate::format::inode::Inode;
 
 /// Begins every record.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TKRC");
@@ -23,6 +24,8 @@ pub const ALIGN: usize = 64;
 pub const HEADER: usize = 32;
 /// Where the part of a record begins that does not depend on its number.
 const CONTENTS: usize = 16;
+/// Where the time of change is in an inode.
+const CHANGED: usize = std::mem::offset_of!(Inode, changed_ns);
 /// Bytes of an operation's header.
 pub const OPERATION: usize = 16;
 /// Longest payload of one operation.
@@ -145,6 +148,16 @@ pub struct Operation<'a> {
 }
 
 impl Operation<'_> {
+    /// When it changes an inode, nanoseconds since 1970; 0 if it changes none.
+    pub fn changed_ns(&self) -> i64 {
+        let of_inode = self.payload.get(CHANGED..).and_then(<[u8]>::first_chunk);
+        match (self.touch, self.kind, of_inode) {
+            (Some(touch), ..) => touch.time_ns,
+            (None, Kind::Inode, Some(time)) => i64::from_le_bytes(*time),
+            _ => 0,
+        }
+    }
+
     /// Bytes of payload for an operation of this kind and length.
     fn payload_length(kind: Kind, length: usize) -> usize {
         match kind {

@@ -58,7 +58,16 @@ pub fn read_ring_state(region: &Region) -> Result<RingState> {
         .ok_or(Error::DamagedRing)
 }
 
-/// Replays the ring of a pool and makes it ready for work, in the given epoch or else the next one.
+/// What replaying the ring of a pool has found.
+pub(crate) struct Replayed {
+    /// Where the next record goes.
+    pub tail: Sequence,
+    /// The newest time of change in the records, in nanoseconds since 1970.
+    pub newest_ns: i64,
+}
+
+/// Replays the ring of a pool and makes it ready for work, in the given epoch or else the next one. Returns also the newest
+/// time of change in the ring's records.
 ///
 /// A pool of a unit is opened in an epoch that the unit agreed on: one that a pool gave itself would stand for records that
 /// the others do not have.
@@ -66,7 +75,7 @@ pub fn recover(
     region: Region,
     options: &Options,
     epoch: Option<u32>,
-) -> Result<(Superblock, Shared)> {
+) -> Result<(Superblock, Shared, i64)> {
     let defects = options.defects;
     let superblock = read_superblock(&region)?;
     if epoch.is_none() {
@@ -76,7 +85,7 @@ pub fn recover(
     let mut image =
         Image::new(region.clone(), &superblock).with_parts_in_caches(options.between_system_calls);
     image.is_read_outside = options.hold_freed;
-    let tail = replay(&region, &superblock, &image, state, defects)?;
+    let Replayed { tail, newest_ns } = replay(&region, &superblock, &image, state, defects)?;
     let next = tail.epoch.checked_add(1).ok_or(Error::DamagedRing)?;
     let epoch = epoch.unwrap_or(next);
     if epoch < next {
@@ -101,20 +110,22 @@ pub fn recover(
             replies: ReplyLocks::new(options.hold_freed),
             defects,
         },
+        newest_ns,
     ))
 }
 
-/// Applies all whole records in order and returns the tail.
+/// Applies all whole records in order.
 pub(crate) fn replay(
     region: &Region,
     superblock: &Superblock,
     image: &Image,
     state: RingState,
     defects: Defects,
-) -> Result<Sequence> {
+) -> Result<Replayed> {
     let reader = RingReader::new(region, superblock, state.epoch, defects);
     let mut references = References::default();
     let mut record = Vec::new();
+    let mut newest_ns = 0;
     let mut end = state.start;
     while let Some(header) = reader.read(end, &mut record) {
         if end + u64::from(header.length) > state.start + superblock.ring_length {
@@ -125,6 +136,7 @@ pub(crate) fn replay(
             let operation = operation
                 .filter(|operation| image.accepts(operation))
                 .ok_or(Error::DamagedRing)?;
+            newest_ns = newest_ns.max(operation.changed_ns());
             if operation.kind == Kind::Extent && !defects.replay_over_references {
                 references.add(
                     operation.target,
@@ -153,7 +165,8 @@ pub(crate) fn replay(
         apply(&record, position);
         position += u64::from(header.length);
     }
-    Ok(Sequence { epoch, number: end })
+    let tail = Sequence { epoch, number: end };
+    Ok(Replayed { tail, newest_ns })
 }
 
 /// Ranges of the image that a record names by reference. Their bytes are in no record, so an earlier record, from when

@@ -108,7 +108,10 @@ pub fn replay_ring(
             state.or_else(|| lost_state(region, superblock))
         }
     };
-    let replayed = state.map(|state| replay(region, superblock, image, state, Defects::default()));
+    let replayed = state.map(|state| {
+        let replayed = replay(region, superblock, image, state, Defects::default());
+        replayed.map(|it| it.tail)
+    });
     match replayed {
         Some(Ok(tail)) if tail.epoch < u32::MAX => Tail {
             sequence: tail,

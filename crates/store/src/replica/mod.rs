@@ -82,7 +82,7 @@ impl Replica {
         let mut image = Image::new(region.clone(), &superblock);
         image.is_read_outside = true;
         let defects = options.defects;
-        let tail = replay(&region, &superblock, &image, state, defects)?;
+        let tail = replay(&region, &superblock, &image, state, defects)?.tail;
         // What was replayed around the caches is not flushed again when its ring space is reused.
         region.fence_everywhere();
         let ring = Ring::new(region, &superblock, tail.epoch, tail.number, defects);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::common::{Unit, create, new_inode, read_all};
 use pmem::{Region, Simulation};
 use store::{
-    BLOCK, CheckOptions, Error, FileKind, Geometry, Node, Options, RenameMode, Replica, Sequence,
-    Store, Transaction, WriteAt,
+    BLOCK, CheckOptions, Clock, Error, FileKind, Geometry, Node, Options, RenameMode, Replica,
+    Sequence, Store, Transaction, WriteAt,
 };
 
 const POOL: u64 = 8 << 20;
@@ -486,4 +486,39 @@ fn what_is_freed_waits() {
     assert_eq!(store.statistics(), with_file);
     store.release_freed(store.tail().number);
     assert_eq!(store.statistics(), before);
+}
+
+/// A clock that is an hour behind the one that stamped what is there: by a record in the ring, or only in the image.
+#[test]
+fn time_stamps_do_not_go_back_when_a_replica_takes_over() {
+    const HOUR_NS: i64 = 3_600_000_000_000;
+    let behind = || Clock::Manual(Arc::new((Clock::System.now_ns() - HOUR_NS).into()));
+    let options = || Options {
+        clock: behind(),
+        ..Options::default()
+    };
+    for has_records in [true, false] {
+        let mut unit = Unit::new(POOL, &Geometry::small());
+        let file = create(&unit.primary, &unit.primary.root(), "before");
+        if has_records {
+            write(&unit.primary, &file, 0, b"data");
+        }
+        let newest = unit.primary.attributes(&file).changed_ns;
+        unit.follow();
+        let tail = unit.replica.tail();
+        let mut replica = unit.replica;
+        if !has_records {
+            let store = replica.into_store(tail.epoch + 1, options()).unwrap();
+            store.close().unwrap();
+            drop(store);
+            replica = Replica::open(unit.region.clone(), Options::default()).unwrap();
+        }
+        let store = replica.into_store(tail.epoch + 2, options()).unwrap();
+        let file = create(&store, &store.root(), "after");
+        let stamped = store.attributes(&file);
+        let all = [stamped.created_ns, stamped.modified_ns, stamped.changed_ns];
+        assert!(all.iter().all(|time| *time >= newest), "{has_records}");
+        // The clock goes on from there.
+        assert!(stamped.changed_ns < newest + HOUR_NS);
+    }
 }

@@ -1,5 +1,7 @@
 //! Data of files of a cluster.
 
+use std::sync::atomic::Ordering;
+
 use operations::{
     Acknowledge, DATA_MAX, Details, ErrorCode, Fallocate, FileExtent, Operation, Outcome, WriteAt,
     Written,
@@ -8,6 +10,9 @@ use operations::{
 use super::super::Result;
 use super::{Remote, RemoteInode, invalid};
 use crate::Cause;
+
+/// Every pool takes so many bytes as one change: its ring is no shorter.
+const WRITE_MAX_LEAST: usize = 64 << 10;
 
 impl Remote {
     pub(in super::super) fn read(
@@ -74,7 +79,25 @@ impl Remote {
         self.write_parts(inode, at, data, Some(set_id))
     }
 
-    /// Writes up to 1 MiB at a time. Each part is written as a whole or not at all.
+    /// Longest write of this length that the primary takes as one change.
+    fn write_max(&self, length: usize) -> Result<usize> {
+        if length <= WRITE_MAX_LEAST {
+            return Ok(WRITE_MAX_LEAST);
+        }
+        match self.0.write_max.load(Ordering::Relaxed) {
+            0 => self.ask_write_max(),
+            known => Ok(known),
+        }
+    }
+
+    fn ask_write_max(&self) -> Result<usize> {
+        let most = self.statistics()?.write_max as usize;
+        let most = most.clamp(WRITE_MAX_LEAST, DATA_MAX);
+        self.0.write_max.store(most, Ordering::Relaxed);
+        Ok(most)
+    }
+
+    /// Writes as much at a time as one change may be, at most 1 MiB. Each part is written as a whole or not at all.
     fn write_parts(
         &self,
         inode: &RemoteInode,
@@ -83,8 +106,9 @@ impl Remote {
         drop_privileges: Option<bool>,
     ) -> Result<Written> {
         let (mut start, mut done) = (None, 0);
+        let mut most = self.write_max(data.len())?;
         loop {
-            let part = &data[done..][..(data.len() - done).min(DATA_MAX)];
+            let part = &data[done..][..(data.len() - done).min(most)];
             let outcome = self.call(Operation::Write {
                 file: inode.file,
                 at: match at {
@@ -97,6 +121,13 @@ impl Remote {
             let Outcome { offset, count, .. } = match outcome {
                 Ok(outcome) => outcome,
                 Err(Cause::Refused(ErrorCode::NoSpace)) if done > 0 => break,
+                // The ring of a new primary may be shorter.
+                Err(Cause::Refused(ErrorCode::InvalidArgument))
+                    if part.len() > WRITE_MAX_LEAST && self.ask_write_max()? < most =>
+                {
+                    most = self.write_max(data.len())?;
+                    continue;
+                }
                 Err(error) => return Err(error),
             };
             if count > part.len() as u64 {

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use operations::{
-    Attributes, Details, Entry, FileId, ListedEntry, NAME_LENGTH_MAX, NewInode, Operation,
-    OwnedNewInode, RenameMode,
+    Attributes, Details, Entry, ErrorCode, FileId, FileKind, ListedEntry, NAME_LENGTH_MAX,
+    NewInode, Operation, OwnedNewInode, RenameMode,
 };
 
 use super::super::Result;
 use super::{PAGE_LENGTH, Remote, RemoteInode, invalid, is_dot};
+
+/// Takeovers in a row that the making of a file without a name outlives.
+const ATTEMPTS_MAX: u32 = 10;
 
 impl Remote {
     pub(in super::super) fn lookup(
@@ -57,6 +60,13 @@ impl Remote {
         new: &NewInode<'_>,
     ) -> Result<(Arc<RemoteInode>, Attributes)> {
         let outcome = self.call(create(directory, name, new, true))?;
+        if outcome.attributes.is_none() && new.kind == FileKind::Regular {
+            // It was made before a takeover, and other clients removed it before it could be held again. The caller has it
+            // open without a name, and nothing was written to it yet: another file without a name is the same.
+            let inode = self.create_unnamed(directory, new, false)?;
+            let attributes = inode.found.ok_or(ErrorCode::Stale)?;
+            return Ok((inode, attributes));
+        }
         let (inode, attributes) = self.handle(&outcome)?;
         self.0.table.add(inode.number, inode.file, 1);
         Ok((inode, attributes))
@@ -68,14 +78,20 @@ impl Remote {
         new: &NewInode<'_>,
         may_be_named: bool,
     ) -> Result<Arc<RemoteInode>> {
-        let outcome = self.call(Operation::CreateUnnamed {
-            directory: directory.file,
-            new: OwnedNewInode::from(new),
-            may_be_named,
-        })?;
-        let inode = self.handle(&outcome)?.0;
-        self.0.table.add(inode.number, inode.file, 1);
-        Ok(inode)
+        for _ in 0..ATTEMPTS_MAX {
+            let outcome = self.call(Operation::CreateUnnamed {
+                directory: directory.file,
+                new: OwnedNewInode::from(new),
+                may_be_named,
+            })?;
+            // A file that was made before a takeover was reclaimed: the new primary did not know that it is held.
+            if outcome.attributes.is_some() {
+                let inode = self.handle(&outcome)?.0;
+                self.0.table.add(inode.number, inode.file, 1);
+                return Ok(inode);
+            }
+        }
+        Err(invalid("attributes are missing"))
     }
 
     pub(in super::super) fn link(

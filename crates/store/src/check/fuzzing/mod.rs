@@ -120,7 +120,7 @@ pub fn exercise(bytes: &[u8]) -> Result<Report, Error> {
 pub fn record(body: &[u8]) {
     let region =
         SAMPLES.with(|samples| region_with(samples[0].get_or_init(|| sample(Sample::Closed))));
-    let Ok((_, Shared { image, .. })) = recover(region, &Options::default(), None) else {
+    let Ok((_, Shared { image, .. }, _)) = recover(region, &Options::default(), None) else {
         return;
     };
     /// What operations that name whole blocks find behind them.
