@@ -1,9 +1,9 @@
 //! What proves mounts of a pool, on mounts of clusters.
 
 mod backing;
-mod clusters;
 mod common;
 mod mounted;
+mod nodes;
 mod suite;
 mod transport;
 

@@ -1,9 +1,9 @@
 //! POSIX as others test it: `fsx` and `pjdfstest` through the mount of a pool.
 
 mod backing;
-mod clusters;
 mod common;
 mod mounted;
+mod nodes;
 mod suite;
 mod transport;
 

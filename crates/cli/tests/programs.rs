@@ -1,9 +1,9 @@
 //! Programs at work when the process is killed that has mounted a pool.
 
 mod backing;
-mod clusters;
 mod common;
 mod mounted;
+mod nodes;
 mod suite;
 mod transport;
 

@@ -1,9 +1,9 @@
 //! What is mounted in a test: a pool of the mounting process, or a cluster.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
-use crate::clusters::{Cluster, is_whole};
 use crate::common::{Scratch, tako};
 use crate::mounted::Mounted;
+use crate::nodes::{Cluster, examine, is_whole};
 
 /// A file system to mount. It ends with the test.
 pub enum Backing {
@@ -75,7 +75,7 @@ impl Backing {
     pub fn examine(&self) {
         match self {
             Backing::Embedded { pool, .. } => drop(tako(&["check", pool]).ended(0)),
-            Backing::Cluster { cluster, .. } => cluster.examine(),
+            Backing::Cluster { cluster, .. } => examine(cluster),
         }
     }
 }

@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 use lab::reachable::{self, Part};
 use pmem::{Access, Region};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal,
-};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use serde_json::Value;
 use store::Replica;
 
@@ -265,7 +263,11 @@ pub fn examine(cluster: &Cluster) {
     let (first, part) = &images[0];
     for ((other, other_part), pool) in images.iter().zip(&pools).skip(1) {
         let is_whole = *part == Part::Whole && *other_part == Part::Whole;
-        let part = if is_whole { Part::Whole } else { Part::Metadata };
+        let part = if is_whole {
+            Part::Whole
+        } else {
+            Part::Metadata
+        };
         let difference = reachable::difference(first, other, part);
         assert_eq!(difference, None, "{pool:?} differs from {:?}", pools[0]);
     }

@@ -1,0 +1,352 @@
+//! Threads that work on blocks and names of a cluster through its mounts, and note all that they did and saw.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use lab::cluster::history::{History, Id, Key, Operation, Outcome};
+use pmem::Random;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+const FILES: u64 = 3;
+const BLOCKS: u64 = 4;
+const NAMES: u64 = 4;
+const BLOCK: usize = 4096;
+/// Pause between two operations of a thread, so that the machine has time for others.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// A block of a file: the kernel takes memory that is aligned so past its cache, which other mounts do not see.
+#[repr(align(4096))]
+struct Aligned([u8; BLOCK]);
+
+impl Aligned {
+    fn of(value: u64) -> Aligned {
+        let bytes: Vec<u8> = value.to_le_bytes().repeat(BLOCK / 8);
+        Aligned(bytes.try_into().expect("a block"))
+    }
+
+    /// The value that it holds, if it holds one.
+    fn value(&self) -> Option<u64> {
+        let value = u64::from_le_bytes(self.0[..8].try_into().expect("eight bytes"));
+        (self.0 == Aligned::of(value).0).then_some(value)
+    }
+}
+
+/// A write that was acknowledged and not synchronised.
+struct Unsynced {
+    id: Id,
+    mount: usize,
+    file: u64,
+    completed: u64,
+}
+
+#[derive(Default)]
+struct Log {
+    history: History,
+    unsynced: Vec<Unsynced>,
+}
+
+/// A directory on which the cluster is mounted, or soon will be again.
+struct Place {
+    /// `None` while it is not mounted.
+    directory: RwLock<Option<PathBuf>>,
+    /// Counts the mounts on it.
+    mounts: AtomicU64,
+}
+
+/// The work of all threads.
+pub struct Work {
+    start: Instant,
+    log: Mutex<Log>,
+    places: Vec<Place>,
+    values: AtomicU64,
+    is_over: Mutex<bool>,
+    ended: Condvar,
+}
+
+/// How an operation has failed.
+#[derive(Debug)]
+enum Failed {
+    /// Nothing was done.
+    Before,
+    /// It may have been done, or will be.
+    Unknown(io::Error),
+}
+
+impl Work {
+    /// Work on so many mounts.
+    pub fn new(mounts: usize) -> Work {
+        let place = || Place {
+            directory: RwLock::new(None),
+            mounts: AtomicU64::new(0),
+        };
+        Work {
+            start: Instant::now(),
+            log: Mutex::default(),
+            places: (0..mounts).map(|_| place()).collect(),
+            values: AtomicU64::new(1),
+            is_over: Mutex::new(false),
+            ended: Condvar::new(),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes the files.
+    pub fn prepare(&self, directory: &str) {
+        for number in 0..FILES {
+            let file = File::create_new(format!("{directory}/f{number}")).expect("a file");
+            let zeros = vec![0; BLOCK * BLOCKS as usize];
+            file.write_all_at(&zeros, 0).expect("written");
+            file.sync_all().expect("synced");
+        }
+    }
+
+    /// The cluster is mounted there from now on.
+    pub fn mounted(&self, mount: usize, directory: &str) {
+        let place = &self.places[mount];
+        *place.directory.write().expect("no thread panics with it") = Some(directory.into());
+        place.mounts.fetch_add(1, Ordering::Release);
+    }
+
+    /// Waits until no thread is in the mount, and keeps them out until [`Work::mounted`].
+    pub fn leave(&self, mount: usize) {
+        let directory = &self.places[mount].directory;
+        *directory.write().expect("no thread panics with it") = None;
+    }
+
+    /// The processes of a mount and of a primary have died: writes that were not synchronised may be lost.
+    pub fn may_have_lost(&self, mount: usize) {
+        let now = self.now();
+        let mut log = self.log();
+        let Log { history, unsynced } = &mut *log;
+        for write in unsynced.extract_if(.., |write| write.mount == mount) {
+            history.may_vanish(write.id, now);
+        }
+    }
+
+    /// Waits for a moment. False when the work is over.
+    fn goes_on(&self) -> bool {
+        let is_over = self.is_over.lock().expect("no thread panics with it");
+        let waited = self.ended.wait_timeout(is_over, PAUSE);
+        !*waited.expect("no thread panics with it").0
+    }
+
+    /// Works as one client through a mount until the work is over.
+    pub fn run(&self, mount: usize, client: u32, seed: u64) {
+        let mut random = Random::new(seed);
+        while self.goes_on() {
+            let place = &self.places[mount];
+            let mounts = place.mounts.load(Ordering::Acquire);
+            let directory = place.directory.read().expect("no thread panics with it");
+            let Some(root) = directory.clone() else {
+                continue;
+            };
+            let is_done = self.step(mount, client, &root, &mut random);
+            drop(directory);
+            // A mount that is dead fails all that is asked of it.
+            while !is_done && self.goes_on() && place.mounts.load(Ordering::Acquire) == mounts {}
+        }
+    }
+
+    pub fn end(&self) {
+        *self.is_over.lock().expect("no thread panics with it") = true;
+        self.ended.notify_all();
+    }
+
+    /// One operation. False if its fate is not known.
+    fn step(&self, mount: usize, client: u32, root: &Path, random: &mut Random) -> bool {
+        let file = random.below(FILES as usize) as u64;
+        let block = random.below(BLOCKS as usize) as u64;
+        let name = random.below(NAMES as usize) as u64;
+        let entry = Key::Entry { directory: 0, name };
+        let path = root.join(format!("n{name}"));
+        match random.below(10) {
+            0..3 => self.write(mount, client, root, (file, block)),
+            3..5 => self.read(client, root, (file, block)),
+            5 => self.sync(root, file),
+            6 | 7 => {
+                let value = self.values.fetch_add(1, Ordering::Relaxed);
+                self.note(
+                    client,
+                    entry,
+                    Operation::Create,
+                    || match rustix::fs::symlink(value.to_string(), &path) {
+                        Err(Errno::EXIST) => Ok(Outcome::Exists),
+                        made => Ok(made.map(|()| Outcome::Made(value))?),
+                    },
+                )
+            }
+            8 => self.note(
+                client,
+                entry,
+                Operation::Remove,
+                || match rustix::fs::unlink(&path) {
+                    Err(Errno::NOENT) => Ok(Outcome::Missing),
+                    removed => Ok(removed.map(|()| Outcome::Removed)?),
+                },
+            ),
+            _ => self.look_up(client, root, name),
+        }
+    }
+
+    /// Notes an operation and how it ends.
+    fn note(
+        &self,
+        client: u32,
+        key: Key,
+        operation: Operation,
+        act: impl FnOnce() -> Result<Outcome, io::Error>,
+    ) -> bool {
+        self.note_as(client, key, operation, || {
+            act().map_err(|error| match Errno::from_io_error(&error) {
+                Some(Errno::NOSPC) => Failed::Before,
+                _ => Failed::Unknown(error),
+            })
+        })
+        .is_ok()
+    }
+
+    /// The same; returns its place in the history and when it was completed, none of an operation that was refused.
+    fn note_as(
+        &self,
+        client: u32,
+        key: Key,
+        operation: Operation,
+        act: impl FnOnce() -> Result<Outcome, Failed>,
+    ) -> Result<Option<(Id, u64)>, io::Error> {
+        let id = {
+            let mut log = self.log();
+            let now = self.now();
+            log.history.invoke(client, key, operation, now)
+        };
+        let ended = act();
+        let mut log = self.log();
+        let now = self.now();
+        match ended {
+            Ok(outcome) => {
+                log.history.complete(id, outcome, now);
+                Ok(Some((id, now)))
+            }
+            Err(Failed::Before) => {
+                log.history.withdraw(id);
+                Ok(None)
+            }
+            Err(Failed::Unknown(error)) => {
+                // The mount is dead, or its session has ended.
+                println!("{} ms: client {client}: {key}: {error}", now / 1_000_000);
+                Err(error)
+            }
+        }
+    }
+
+    fn write(&self, mount: usize, client: u32, root: &Path, (file, block): (u64, u64)) -> bool {
+        let value = self.values.fetch_add(1, Ordering::Relaxed);
+        let key = Key::Block { file, block };
+        let Ok(open) = open(root, file) else {
+            return false;
+        };
+        let written = self.note_as(client, key, Operation::Write(value), || {
+            let offset = block * BLOCK as u64;
+            match open.write_at(&Aligned::of(value).0, offset) {
+                Ok(BLOCK) => Ok(Outcome::Written),
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::NOSPC) => {
+                    Err(Failed::Before)
+                }
+                Ok(count) => panic!("{count} bytes of a block were written"),
+                Err(error) => Err(Failed::Unknown(error)),
+            }
+        });
+        if let Ok(Some((id, completed))) = written {
+            self.log().unsynced.push(Unsynced {
+                id,
+                mount,
+                file,
+                completed,
+            });
+        }
+        written.is_ok()
+    }
+
+    fn read(&self, client: u32, root: &Path, (file, block): (u64, u64)) -> bool {
+        let key = Key::Block { file, block };
+        let Ok(open) = open(root, file) else {
+            return false;
+        };
+        self.note(client, key, Operation::Read, || {
+            let mut found = Aligned::of(0);
+            open.read_exact_at(&mut found.0, block * BLOCK as u64)?;
+            let value = found.value();
+            Ok(Outcome::Value(value.unwrap_or_else(|| {
+                panic!("{key}: parts of different writes: {:?}", &found.0[..16])
+            })))
+        })
+    }
+
+    fn sync(&self, root: &Path, file: u64) -> bool {
+        let Ok(open) = open(root, file) else {
+            return false;
+        };
+        let invoked = self.now();
+        let is_synced = open.sync_all().is_ok();
+        if is_synced {
+            let is_open = |write: &Unsynced| write.file != file || write.completed > invoked;
+            self.log().unsynced.retain(is_open);
+        }
+        is_synced
+    }
+
+    fn look_up(&self, client: u32, root: &Path, name: u64) -> bool {
+        let entry = Key::Entry { directory: 0, name };
+        self.note(client, entry, Operation::Lookup, || {
+            match fs::read_link(root.join(format!("n{name}"))) {
+                Ok(target) => {
+                    let target = target.to_str().and_then(|text| text.parse().ok());
+                    Ok(Outcome::Found(target.expect("a number")))
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Outcome::Missing),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    /// Reads everything through a mount, and finds one order that explains all that was done and seen.
+    pub fn examine(&self, directory: &str) -> Result<usize, String> {
+        let (root, client) = (PathBuf::from(directory), u32::MAX);
+        for file in 0..FILES {
+            for block in 0..BLOCKS {
+                assert!(self.read(client, &root, (file, block)), "a read fails");
+            }
+        }
+        for name in 0..NAMES {
+            assert!(self.look_up(client, &root, name), "a lookup fails");
+        }
+        let checked = self.log().history.check()?;
+        match checked.gave_up.is_empty() {
+            true => Ok(checked.operations),
+            false => Err(format!(
+                "it takes too long to examine {:?}",
+                checked.gave_up
+            )),
+        }
+    }
+}
+
+/// Opens a file past the kernel's cache.
+fn open(root: &Path, file: u64) -> Result<File, io::Error> {
+    let mut options = File::options();
+    options.read(true).write(true);
+    options.custom_flags(OFlags::DIRECT.bits() as i32);
+    options.open(root.join(format!("f{file}")))
+}
