@@ -35,9 +35,10 @@ bench: build ## every figure beside the raw limit of this machine, and programs 
 	$(TAKO_BIN) bench
 	scripts/programs.sh
 
-soak: tools build ## the tests of the lab, and fsx, with their bounds lifted, and real programs
+soak: tools build ## the tests of the lab, fsx and clusters with their bounds lifted, and real programs
 	TAKO_SOAK=1 cargo test --profile tests -p tako-lab
 	TAKO_SOAK=1 cargo test --profile tests -p tako-cli --test conformance fsx
+	TAKO_SOAK=1 cargo test --profile tests -p tako-cli --test clustered --test random_kills
 	scripts/soak.sh
 
 fuzz: ## a minute of fuzzing for each parser of media and messages

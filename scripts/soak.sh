@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Real programs on a mounted pool: a large C project and a Rust project are built, PostgreSQL and SQLite are killed at
 # work, and so is the mount; git, rsync and tar copy to and fro; stress-ng asks all that it knows to ask of files. What each
-# says it did must be there afterwards, and the check must find nothing. `soak.sh NAME...` runs only these. Nothing is left behind.
+# says it did must be there afterwards, and the check must find nothing. PostgreSQL also works on a cluster, and goes on without
+# an error when its primary is killed. `soak.sh NAME...` runs only these. Nothing is left behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8
 
-readonly all="c rust postgresql sqlite git rsync tar names stress"
+readonly all="c rust postgresql postgresql_cluster sqlite git rsync tar names stress"
 tako=${TAKO_BIN:-$PWD/target/release/tako}
 readonly bytes_needed=$((7 << 30))
 readonly openssl_src=300.6.1 ripgrep=15.2.0
@@ -23,6 +24,7 @@ fail() {
 work=$(mktemp -d "$(choose_parent)/tako-soak-XXXXXX")
 chmod 755 "$work"
 pool=$work/soak.pool
+cluster=soak-$$
 mounted=$work/mounted
 aside=$work/aside
 server=""
@@ -34,6 +36,7 @@ clean_up() {
     stop_postgresql
     "$tako" umount "$mounted" 2>/dev/null || fusermount3 -uz "$mounted" 2>/dev/null || true
     end "$server"
+    "$tako" down --name "$cluster" --remove >/dev/null 2>&1 || true
     rm -rf "$work"
 }
 trap clean_up EXIT
@@ -67,6 +70,44 @@ kill_mount() {
     end "$server"
     "$tako" check "$pool" >"$work/check" || fail "after a kill: $(head -n 5 "$work/check")"
     mount_pool
+}
+
+# ---- a cluster of three nodes in place of the pool
+
+start_cluster() {
+    "$tako" up --name "$cluster" --nodes 3 --size 1G --directory "$work/pools" --mount "$mounted" >/dev/null
+}
+
+# The process of the node that serves.
+primary() {
+    "$tako" status --name "$cluster" --json | python3 -c '
+import json, sys
+print(*(node["pid"] for node in json.load(sys.stdin)["nodes"] if node["role"] == "primary"))'
+}
+
+# Waits until all members are in sync, with the same records.
+wait_for_members() {
+    local attempt
+    for attempt in {1..1200}; do
+        "$tako" status --name "$cluster" --json | python3 -c '
+import json, sys
+status = json.load(sys.stdin)
+unit, tails = status["unit"], {node["tail"] for node in status["nodes"]}
+sys.exit(not (status["serving"] and unit["in_sync"] == unit["members"] and len(tails) == 1))' && return
+        sleep 0.1
+    done
+    fail "the members are not in sync after $attempt looks at them"
+}
+
+end_cluster() {
+    "$tako" umount "$mounted" || fail "the mount is still in use"
+    wait_for_members
+    "$tako" down --name "$cluster" >/dev/null
+    local member
+    for member in "$work"/pools/*; do
+        "$tako" check "$member" >"$work/check" || fail "the check of $member finds $(head -n 5 "$work/check")"
+    done
+    "$tako" down --name "$cluster" --remove >/dev/null
 }
 
 # ---- the work, each with the mount as its place
@@ -183,7 +224,32 @@ kill_below_postgresql() {
     kill_mount
 }
 
+# Nothing fails that works on the cluster.
+kill_primary_below_postgresql() {
+    local bench=${jobs[-1]}
+    kill -9 "$(primary)"
+    sleep "$seconds_of_work"
+    kill -0 "$bench" 2>/dev/null || fail "pgbench ended with the primary: $(tail -n 2 "$work/pgbench.log")"
+    ! grep -q ERROR "$work/sockets/log" || fail "PostgreSQL: $(grep -m 3 ERROR "$work/sockets/log")"
+    stop_postgresql
+    "$tako" up --name "$cluster" >/dev/null
+}
+
+postgresql_cluster() {
+    prepare_postgresql
+    postgresql_round kill_primary_below_postgresql
+    postgresql_round kill_primary_below_postgresql
+    end_postgresql
+}
+
 postgresql() {
+    prepare_postgresql
+    postgresql_round kill_postgresql
+    postgresql_round kill_below_postgresql
+    end_postgresql
+}
+
+prepare_postgresql() {
     binaries=$(dirname "$(find /usr/lib/postgresql -name initdb | sort -V | tail -n 1)")
     mkdir -p "$work/sockets" "$mounted/postgresql"
     chown postgres "$work/sockets" "$mounted/postgresql"
@@ -195,8 +261,9 @@ postgresql() {
     query 'CREATE TABLE counter (client int PRIMARY KEY, n int NOT NULL)'
     postgres pgbench -q -i -s 5 -h "$work/sockets" postgres >"$work/pgbench.log" 2>&1 ||
         fail "pgbench: $(tail -n 2 "$work/pgbench.log")"
-    postgresql_round kill_postgresql
-    postgresql_round kill_below_postgresql
+}
+
+end_postgresql() {
     postgres "$binaries/pg_ctl" -s -w -D "$mounted/postgresql" stop
     postmaster=""
     postgres "$binaries/pg_checksums" --check -D "$mounted/postgresql" >/dev/null || fail "pg_checksums finds damage"
@@ -372,11 +439,21 @@ binaries="" postmaster=""
 for name in ${*:-$all}; do
     case " $all " in *" $name "*) ;; *) fail "there is no '$name'; there are: $all" ;; esac
     mkdir -p "$mounted" "$aside"
-    "$tako" mkfs "$pool" --size 5G --inodes 1200000 >/dev/null
-    mount_pool
+    if [[ $name = *_cluster ]]; then
+        start_cluster
+    else
+        "$tako" mkfs "$pool" --size 5G --inodes 1200000 >/dev/null
+        mount_pool
+    fi
     start=$EPOCHREALTIME
     "$name"
     seconds=$(awk -v from="$start" -v to="$EPOCHREALTIME" 'BEGIN { printf "%.0f", to - from }')
+    if [[ $name = *_cluster ]]; then
+        end_cluster
+        echo "  $name: $seconds s, $(tail -n 1 "$work/check")"
+        rm -rf "$aside"
+        continue
+    fi
     "$tako" umount "$mounted" || fail "$name: the mount is still in use"
     wait "$server" || fail "$name: the mount did not end well: $(cat "$work/mount.log")"
     server=""
