@@ -93,7 +93,10 @@ pub struct Down {
 /// Which cluster to report.
 #[derive(Args)]
 pub struct Status {
-    /// The cluster's name
+    /// A cluster of other machines, as in tako://10.0.0.1:7474/lab; its keys are those of $TAKO_KEYS
+    #[arg(value_name = "SOURCE", conflicts_with = "name")]
+    pub source: Option<PathBuf>,
+    /// Name of the cluster of this host
     #[arg(long, default_value = "tako")]
     pub name: String,
     /// Print JSON

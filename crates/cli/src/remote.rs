@@ -7,6 +7,7 @@ use std::time::Duration;
 use client::network::Network;
 use client::{Acknowledge, FileSystem, Source};
 use fabric::Provider;
+use protocol::ClusterMap;
 
 use crate::failure::Failure;
 use crate::log::Log;
@@ -75,8 +76,28 @@ fn parse_transport(value: &str) -> Result<Provider, Failure> {
     })
 }
 
+/// How long a cluster may take to show that it serves.
+const SERVE_WITHIN: Duration = Duration::from_secs(10);
+
+/// The map of a cluster, its source, and whether it serves.
+pub fn survey(source: &Path) -> Result<(ClusterMap, String, bool), Failure> {
+    let options = RemoteOptions {
+        timeout: Some(SERVE_WITHIN),
+        ..RemoteOptions::default()
+    };
+    let network = Arc::new(connect(source, &options, Log::Terminal)?);
+    let file_system = FileSystem::remote(network.clone(), options.acknowledge);
+    let is_serving = file_system.stat("/").is_ok();
+    Ok((network.map(), source.display().to_string(), is_serving))
+}
+
 /// Opens the file system of a cluster. What becomes of the cluster is written to the log.
 pub fn open(source: &Path, options: &RemoteOptions, log: Log) -> Result<FileSystem, Failure> {
+    let network = connect(source, options, log)?;
+    Ok(FileSystem::remote(Arc::new(network), options.acknowledge))
+}
+
+fn connect(source: &Path, options: &RemoteOptions, log: Log) -> Result<Network, Failure> {
     let text = source.to_string_lossy();
     let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
     let source: Source = text
@@ -88,8 +109,7 @@ pub fn open(source: &Path, options: &RemoteOptions, log: Log) -> Result<FileSyst
     reached.only = options.transport;
     let name = source.to_string();
     reached.report = Arc::new(move |sentence| log.write(format_args!("{name}: {sentence}")));
-    let network = Network::connect(reached).map_err(|error| failed(&error))?;
-    Ok(FileSystem::remote(Arc::new(network), options.acknowledge))
+    Network::connect(reached).map_err(|error| failed(&error))
 }
 
 #[cfg(test)]

@@ -42,6 +42,8 @@ pub struct Options {
     pub identity: Identity,
     /// Where nodes of the cluster may listen. One that answers is enough.
     pub addresses: Vec<Address>,
+    /// Name of the cluster, if it is to be checked.
+    pub cluster: Option<String>,
     /// The only transport to use.
     pub only: Option<Provider>,
     /// How long [`Network::connect`] waits for a node that answers.
@@ -58,6 +60,7 @@ impl Options {
         Options {
             identity,
             addresses,
+            cluster: None,
             only: None,
             connect_timeout: Duration::from_secs(10),
             timeout: None,

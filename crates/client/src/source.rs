@@ -100,6 +100,7 @@ impl Source {
             found.extend(resolve(host)?);
         }
         let mut options = Options::new(identity, found);
+        options.cluster = Some(self.name.clone());
         options.connect_timeout = Duration::from_secs(20);
         Ok(options)
     }

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use super::config::NodeFile;
-use super::{Down, State, failed, process};
+use super::{Down, State, control, failed, process};
 use crate::failure::{Failure, Outcome};
 
 pub fn run(arguments: &Down, out: &mut dyn Write) -> Outcome {
@@ -19,12 +19,8 @@ pub fn run(arguments: &Down, out: &mut dyn Write) -> Outcome {
         )));
     }
     unmount(&state)?;
-    let mut stopped = 0;
+    let stopped = stop(&state, &nodes)?;
     for node in &nodes {
-        if let Some(pid) = process::running(&state, node) {
-            process::stop(pid)?;
-            stopped += 1;
-        }
         for ending in ["pid", "status", "sock"] {
             // It may be gone already.
             let _ = fs::remove_file(state.file(node, ending));
@@ -44,6 +40,28 @@ pub fn run(arguments: &Down, out: &mut dyn Write) -> Outcome {
         )?;
     }
     Ok(())
+}
+
+/// Stops the nodes that run, the primary last: while it runs, no other node takes over. Returns how many ran.
+fn stop(state: &State, nodes: &[String]) -> Result<usize, Failure> {
+    let reports = nodes.iter().filter_map(|node| control::ask(state, node));
+    let map = reports
+        .map(|report| report.map)
+        .max_by_key(|map| map.version);
+    let primary = map.and_then(|map| {
+        let unit = &map.units.first()?.map;
+        Some(map.node(unit.primary)?.name.clone())
+    });
+    let running = |is_primary: bool| {
+        let nodes = nodes.iter();
+        let chosen = nodes.filter(|node| (Some(*node) == primary.as_ref()) == is_primary);
+        let pids = chosen.filter_map(|node| process::running(state, node));
+        pids.collect::<Vec<_>>()
+    };
+    let (others, last) = (running(false), running(true));
+    process::stop(&others)?;
+    process::stop(&last)?;
+    Ok(others.len() + last.len())
 }
 
 /// Unmounts what shows the cluster. Another user may have a cluster of the same name.

@@ -62,27 +62,36 @@ pub fn ends(pid: Pid) -> bool {
     }
 }
 
-/// Ends a process: by asking it, then by force.
-pub fn stop(pid: Pid) -> Outcome {
-    let end = || -> Result<(), Errno> {
+/// Ends processes, all at a time: by asking them, then by force.
+pub fn stop(pids: &[Pid]) -> Outcome {
+    let ask = |pid: Pid| {
         let descriptor = pidfd_open(pid, PidfdFlags::empty())?;
         pidfd_send_signal(&descriptor, Signal::TERM)?;
         // A stopped process takes the signal once it goes on.
         kill_process(pid, Signal::CONT)?;
-        if !has_ended(&descriptor)? {
-            pidfd_send_signal(&descriptor, Signal::KILL)?;
-            has_ended(&descriptor)?;
-        }
-        Ok(())
+        Ok(descriptor)
     };
-    match end() {
-        Ok(()) | Err(Errno::SRCH) => Ok(()),
-        Err(errno) => Err(Failure::Failed(format!(
-            "cannot stop process {}: {}; stop it as the user who started it",
-            pid.as_raw_nonzero(),
-            io::Error::from(errno)
-        ))),
+    let asked: Vec<_> = pids.iter().map(|pid| (*pid, ask(*pid))).collect();
+    for (pid, asked) in asked {
+        let ended = asked.and_then(|descriptor| {
+            if !has_ended(&descriptor)? {
+                pidfd_send_signal(&descriptor, Signal::KILL)?;
+                has_ended(&descriptor)?;
+            }
+            Ok(())
+        });
+        match ended {
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(errno) => {
+                return Err(Failure::Failed(format!(
+                    "cannot stop process {}: {}; stop it as the user who started it",
+                    pid.as_raw_nonzero(),
+                    io::Error::from(errno)
+                )));
+            }
+        }
     }
+    Ok(())
 }
 
 fn has_ended(descriptor: &impl std::os::fd::AsFd) -> Result<bool, Errno> {

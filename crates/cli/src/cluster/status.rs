@@ -1,4 +1,4 @@
-//! `tako status`: what a cluster of this host is and does.
+//! `tako status`: what a cluster is and does. Nodes of this host report more than the map of a cluster elsewhere tells.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -10,6 +10,7 @@ use server::node::{LinkStatus, NodeStatus, Role};
 
 use super::{State, Status, control};
 use crate::failure::{Failure, Outcome};
+use crate::remote;
 
 #[derive(Serialize)]
 struct Cluster {
@@ -60,8 +61,13 @@ struct Node {
 }
 
 pub fn run(arguments: &Status, out: &mut dyn Write) -> Outcome {
-    let state = State::of(&arguments.name)?;
-    let cluster = collect(&state)?;
+    let cluster = match &arguments.source {
+        Some(source) => {
+            let (map, source, serving) = remote::survey(source)?;
+            describe(&map, None, source, serving)
+        }
+        None => collect(&State::of(&arguments.name)?)?,
+    };
     if arguments.json {
         let text = serde_json::to_string_pretty(&cluster).map_err(std::io::Error::from)?;
         return Ok(writeln!(out, "{text}")?);
@@ -87,10 +93,18 @@ fn collect(state: &State) -> Result<Cluster, Failure> {
         )));
     };
     let statuses: Vec<_> = reports.iter().map(|report| &report.status).collect();
-    Ok(describe(state, map, &statuses))
+    let serving = statuses.iter().any(|status| status.is_serving);
+    Ok(describe(map, Some(&statuses), source(state, map), serving))
 }
 
-fn describe(state: &State, map: &ClusterMap, statuses: &[&NodeStatus]) -> Cluster {
+/// Describes a cluster by its map and, on its own host, what its nodes report.
+fn describe(
+    map: &ClusterMap,
+    reported: Option<&[&NodeStatus]>,
+    source: String,
+    serving: bool,
+) -> Cluster {
+    let statuses = reported.unwrap_or_default();
     let entry = map.units.first().cloned().unwrap_or_default();
     let unit = &entry.map;
     let newest = |id: &NodeId| {
@@ -103,7 +117,7 @@ fn describe(state: &State, map: &ClusterMap, statuses: &[&NodeStatus]) -> Cluste
         let node = map.node(*id)?;
         let status = statuses.iter().find(|status| status.name == node.name);
         let role = match status {
-            None if unit.members.contains(id) => "down",
+            None if reported.is_some() && unit.members.contains(id) => "down",
             _ => Role::of(unit, *id).name(),
         };
         Some(Node {
@@ -122,13 +136,13 @@ fn describe(state: &State, map: &ClusterMap, statuses: &[&NodeStatus]) -> Cluste
         })
     });
     let nodes: Vec<_> = nodes.collect();
-    let serving = statuses.iter().find(|status| status.is_serving);
+    let primary = statuses.iter().find(|status| status.is_serving);
     Cluster {
         name: map.name.clone(),
         identity: fabric::keys::show_identity(&map.cluster),
-        source: source(state, map),
+        source,
         map_version: map.version,
-        serving: serving.is_some(),
+        serving,
         unit: Unit {
             number: entry.unit,
             epoch: unit.epoch,
@@ -136,7 +150,7 @@ fn describe(state: &State, map: &ClusterMap, statuses: &[&NodeStatus]) -> Cluste
             members: unit.members.len(),
             in_sync: unit.in_sync.len(),
             min_sync: entry.least_in_sync(),
-            sessions: serving.map_or(0, |status| status.sessions),
+            sessions: primary.map_or(0, |status| status.sessions),
             survives: survives(map, statuses),
         },
         nodes,

@@ -118,10 +118,17 @@ impl Connection {
         let until = Instant::now() + self.options.connect_timeout;
         while self.map.version == 0 {
             let now = Instant::now();
-            if now >= until {
+            if now >= until || self.links.is_refused() {
                 return Err(Error::Unreachable(self.links.failures()));
             }
             self.step(until - now);
+        }
+        let found = &self.map.name;
+        if let Some(wanted) = self.options.cluster.as_ref().filter(|it| *it != found) {
+            return Err(Error::OtherCluster {
+                found: found.clone(),
+                wanted: wanted.clone(),
+            });
         }
         self.map
             .units

@@ -8,6 +8,16 @@ pub enum Error {
     /// No node answers.
     #[error("connecting to the cluster failed: {0}")]
     Unreachable(String),
+    /// The nodes are of another cluster.
+    #[error(
+        "these addresses serve cluster {found}, not {wanted}; check the addresses and the name"
+    )]
+    OtherCluster {
+        /// The cluster that answered.
+        found: String,
+        /// The cluster that was asked for.
+        wanted: String,
+    },
     /// No transport can be opened.
     #[error(transparent)]
     Transport(#[from] fabric::Error),

@@ -27,6 +27,8 @@ struct Attempts {
     count: usize,
     dial: Option<DialId>,
     failure: Option<String>,
+    /// Whether that will not change: the keys of both sides do not match.
+    is_refused: bool,
 }
 
 struct Link {
@@ -105,6 +107,7 @@ impl Links {
                 count: 0,
                 dial: None,
                 failure: None,
+                is_refused: false,
             });
             if attempts.dial.is_some() || now < attempts.next {
                 continue;
@@ -159,6 +162,7 @@ impl Links {
             Ok(link) => {
                 attempts.pause = PAUSE;
                 attempts.failure = None;
+                attempts.is_refused = false;
                 let target = target.clone();
                 let node = node_of(link, map, messenger);
                 if node.is_some_and(|node| self.of(node).is_some()) {
@@ -169,6 +173,7 @@ impl Links {
             }
             Err(error) => {
                 attempts.failure = Some(error.to_string());
+                attempts.is_refused = matches!(error, control::Error::Stranger { .. });
                 Dialed::Failed
             }
         }
@@ -198,6 +203,12 @@ impl Links {
             self.links.remove(id);
         }
         useless
+    }
+
+    /// Whether every address that was given refuses this process for good.
+    pub fn is_refused(&self) -> bool {
+        let mut attempts = self.attempts.values();
+        !self.attempts.is_empty() && attempts.all(|it| it.is_refused)
     }
 
     /// Why nothing is linked.
