@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::network::Network;
+use client::network::{Io, Network};
 use client::{Acknowledge, FileSystem, Source};
 use fabric::Provider;
 use protocol::ClusterMap;
@@ -20,6 +20,9 @@ pub struct RemoteOptions {
     timeout: Option<Duration>,
     keys: Option<PathBuf>,
     transport: Option<Provider>,
+    /// The side that moves the data of writes and reads.
+    io: Io,
+    is_read_only: bool,
 }
 
 /// Time limit of `soft`, unless `timeout=` gives another one.
@@ -39,6 +42,15 @@ impl RemoteOptions {
                 ("timeout", _) => timeout = Some(parse_seconds(value)?),
                 ("ack", _) => options.acknowledge = parse_acknowledge(value)?,
                 ("keys", _) if !value.is_empty() => options.keys = Some(value.into()),
+                ("io", _) => options.io = parse_io(value)?,
+                ("ro", "") => {
+                    options.is_read_only = true;
+                    others.push(option);
+                }
+                ("rw", "") => {
+                    options.is_read_only = false;
+                    others.push(option);
+                }
                 ("transport", _) => options.transport = Some(parse_transport(value)?),
                 _ => others.push(option),
             }
@@ -63,6 +75,17 @@ fn parse_acknowledge(value: &str) -> Result<Acknowledge, Failure> {
         "all" => Ok(Acknowledge::All),
         _ => Err(Failure::Usage(format!(
             "option `ack` must be sent, primary or all, got '{value}'"
+        ))),
+    }
+}
+
+fn parse_io(value: &str) -> Result<Io, Failure> {
+    match value {
+        "server" => Ok(Io::Server),
+        "client" => Ok(Io::Client),
+        "auto" => Ok(Io::Auto),
+        _ => Err(Failure::Usage(format!(
+            "option `io` must be server, client or auto, got '{value}'"
         ))),
     }
 }
@@ -107,6 +130,8 @@ fn connect(source: &Path, options: &RemoteOptions, log: Log) -> Result<Network, 
     let mut reached = reached.map_err(|error| failed(&error))?;
     reached.timeout = options.timeout;
     reached.only = options.transport;
+    reached.io = options.io;
+    reached.is_read_only = options.is_read_only;
     let name = source.to_string();
     reached.report = Arc::new(move |sentence| log.write(format_args!("{name}: {sentence}")));
     Network::connect(reached).map_err(|error| failed(&error))
@@ -118,18 +143,28 @@ mod tests {
 
     #[test]
     fn options_of_clusters_are_told_from_those_of_mounts() {
-        let text = "ro,ack=all,soft,timeout=3,keys=/k,transport=tcp,noexec";
+        let text = "ro,ack=all,soft,timeout=3,keys=/k,transport=tcp,io=client,noexec";
         let (options, others) = RemoteOptions::take(text).unwrap();
         let expected = RemoteOptions {
             acknowledge: Acknowledge::All,
             timeout: Some(Duration::from_secs(3)),
             keys: Some("/k".into()),
             transport: Some(Provider::Tcp),
+            io: Io::Client,
+            is_read_only: true,
         };
         assert_eq!((options, others.as_str()), (expected, "ro,noexec"));
         let (options, _) = RemoteOptions::take("timeout=3,soft,hard").unwrap();
         assert_eq!(options, RemoteOptions::default());
-        for wrong in ["ack=", "ack=some", "timeout=0", "timeout=x", "transport=x"] {
+        for wrong in [
+            "io=",
+            "io=some",
+            "ack=",
+            "ack=some",
+            "timeout=0",
+            "timeout=x",
+            "transport=x",
+        ] {
             assert!(RemoteOptions::take(wrong).is_err(), "{wrong}");
         }
     }

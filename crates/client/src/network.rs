@@ -17,6 +17,7 @@ mod call;
 mod connection;
 mod error;
 mod links;
+mod reach;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -46,12 +47,28 @@ pub struct Options {
     pub cluster: Option<String>,
     /// The only transport to use.
     pub only: Option<Provider>,
+    /// The side that moves the data of writes and reads.
+    pub io: Io,
+    /// Nothing is written: then members export their memory for reading only.
+    pub is_read_only: bool,
     /// How long [`Network::connect`] waits for a node that answers.
     pub connect_timeout: Duration,
     /// How long a call waits for its outcome: for ever if `None`.
     pub timeout: Option<Duration>,
     /// Receives one sentence when the cluster has become unreachable, and one when it answers again.
     pub report: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+/// The side that moves the data of writes and reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Io {
+    /// The servers: it comes and goes in messages.
+    #[default]
+    Server,
+    /// The client, one-sided, wherever it can.
+    Client,
+    /// The client, where that is faster.
+    Auto,
 }
 
 impl Options {
@@ -62,6 +79,8 @@ impl Options {
             addresses,
             cluster: None,
             only: None,
+            io: Io::default(),
+            is_read_only: false,
             connect_timeout: Duration::from_secs(10),
             timeout: None,
             report: Arc::new(|_| {}),
@@ -151,6 +170,11 @@ impl Network {
             shared,
             keeper: Some(keeper.map_err(Error::Thread)?),
         })
+    }
+
+    /// How many writes and reads were done one-sided.
+    pub fn one_sided(&self) -> (u64, u64) {
+        self.shared.connection.lock().one_sided()
     }
 
     /// The newest cluster map that this client has received.

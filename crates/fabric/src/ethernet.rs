@@ -25,6 +25,7 @@ mod transport;
 mod window;
 mod wire;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -278,7 +279,12 @@ impl Device for Ethernet {
         capabilities(&self.shared)
     }
 
-    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error> {
+    fn register_part(
+        &self,
+        region: &Region,
+        part: Range<u64>,
+        access: Access,
+    ) -> Result<Registration, Error> {
         let refused = |reason| Error::Memory {
             provider: Provider::Ethernet,
             memory: format!("{region:?}"),
@@ -289,7 +295,7 @@ impl Device for Ethernet {
                 "simulated memory has no network; use a file or memory",
             ));
         }
-        let registered = self.shared.table.insert(region, access);
+        let registered = self.shared.table.insert(region, part, access);
         registered.ok_or_else(|| refused("65536 regions are registered; withdraw one first"))
     }
 

@@ -15,6 +15,7 @@ mod block;
 mod fragment;
 mod joining;
 mod link;
+mod memory;
 #[cfg(test)]
 mod tests;
 
@@ -26,6 +27,7 @@ use self::block::{Blocker, Waker};
 pub use self::fragment::MESSAGE_MAX;
 use self::joining::Arrived;
 use self::link::{Link, Post};
+pub use self::memory::{Direction, TRANSFER_MAX, Transfer};
 use crate::buffers::Class;
 use crate::choice::Choice;
 use crate::control::{self, Identity, Local, PeerIdentity, Session};
@@ -102,7 +104,24 @@ pub enum Event {
     },
     /// A caller that was given to [`Handle::pass`] has been joined, or not.
     Accepted(Result<LinkId, control::Error>),
-    /// The link has ended. Messages that it had not delivered are lost.
+    /// The peer lets this side reach memory of its.
+    Exported {
+        /// The link.
+        link: LinkId,
+        /// What the peer calls the memory.
+        name: u64,
+    },
+    /// [`Messenger::transfer`] has ended.
+    Transferred {
+        /// The link.
+        link: LinkId,
+        /// The caller's number.
+        id: u64,
+        /// What was read; nothing of a write. `None`: nothing was done, since the memory is not there, or not the range.
+        outcome: Option<Vec<u8>>,
+    },
+    /// The link has ended. Messages that it had not delivered are lost, and whether transfers that have not ended were carried
+    /// out, or will be, is not known.
     Lost {
         /// The link.
         link: LinkId,
@@ -159,11 +178,17 @@ pub struct Messenger {
     waker: Arc<Waker>,
     spin: Spin,
     dials: u64,
+    /// Transfers that can never be carried out, to be reported by the next poll.
+    refused: Vec<(LinkId, u64)>,
+    /// Links with transfers that the transport did not take.
+    held: Vec<LinkId>,
     /// Kept from one poll to the next.
     reports: Vec<crate::Event>,
     arrived: Vec<Arrived>,
     readable: Vec<usize>,
     polls: u32,
+    /// Until then each poll reads control connections, since something is expected there.
+    expects_until: Option<Instant>,
 }
 
 /// The links of one transport.
@@ -171,6 +196,8 @@ struct Lane {
     provider: Provider,
     /// Buffers for messages that cannot be given by value.
     pool: Option<Pool>,
+    /// Buffers for the data of transfers, once there was one.
+    transfers: Option<Pool>,
     /// By an endpoint's place: the slot of its link.
     slots: Vec<Option<usize>>,
     links: usize,
@@ -219,6 +246,7 @@ impl Messenger {
             lanes.push(Lane {
                 provider,
                 pool,
+                transfers: None,
                 slots: Vec::new(),
                 links: 0,
             });
@@ -240,10 +268,13 @@ impl Messenger {
             behind: Vec::new(),
             blocker,
             dials: 0,
+            refused: Vec::new(),
+            held: Vec::new(),
             reports: Vec::new(),
             arrived: Vec::new(),
             readable: Vec::new(),
             polls: 0,
+            expects_until: None,
         })
     }
 
@@ -370,14 +401,25 @@ impl Messenger {
             self.poll_lane(index, events);
         }
         self.polls = self.polls.wrapping_add(1);
-        if self.polls.is_multiple_of(HEAR_EVERY) {
+        let expects = self.expects_until.is_some();
+        if expects || self.polls.is_multiple_of(HEAR_EVERY) {
             self.hear_sessions(events);
+        }
+        if expects
+            && self
+                .expects_until
+                .is_some_and(|until| Instant::now() >= until)
+        {
+            self.expects_until = None;
         }
         if !self.unready.is_empty() {
             self.look_at_unready(events);
         }
         if !self.behind.is_empty() {
             self.catch_up();
+        }
+        if !self.held.is_empty() || !self.refused.is_empty() {
+            self.post_held(events);
         }
         events.len() - before
     }
@@ -442,8 +484,8 @@ impl Messenger {
                         self.end(slot, failure.into(), events);
                     }
                 }
-                // Buffers return to their pool; a failure ends the endpoint, too.
-                crate::Event::Done(_) => {}
+                // Of messages, buffers return to their pool; a failure ends the endpoint, too.
+                crate::Event::Done(completion) => self.transferred(index, &completion, events),
             }
         }
         self.reports = reports;

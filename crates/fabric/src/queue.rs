@@ -15,8 +15,8 @@ use self::message::Tickets;
 pub(crate) use self::spin::Spin;
 use crate::{
     Access, Capabilities, Completion, Device, EndpointId, Error, Event, Export, Failure,
-    GroupAddress, GroupId, Limits, Parameters, Peer, Refusal, Registration, RemoteRegion, Report,
-    Role, Source, Supply, Transport, WorkRequest, WrId,
+    GroupAddress, GroupId, Limits, Parameters, Peer, Provider, Refusal, RegionDescriptor,
+    Registration, RemoteRegion, Report, Role, Source, Supply, Transport, WorkRequest, WrId,
 };
 
 /// How a queue is laid out.
@@ -297,11 +297,25 @@ impl Queue {
         if !self.is_open(id) {
             return Err(Error::NoEndpoint);
         }
-        let (length, access) = (export.descriptor.length, export.descriptor.access);
+        let RegionDescriptor {
+            base,
+            length,
+            access,
+            ..
+        } = export.descriptor;
+        if base.checked_add(length).is_none() {
+            return Err(Error::Peer { what: "memory" });
+        }
         let number = self.transport.import(id, export)?;
+        // An adapter names memory by its addresses.
+        let start = match self.capabilities.provider {
+            Provider::Verbs => 0,
+            _ => base,
+        };
         Ok(RemoteRegion {
             endpoint: id,
             number,
+            start,
             length,
             access,
         })

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::fmt;
-use std::ops::BitOr;
+use std::ops::{BitOr, Range};
 use std::sync::Arc;
 
 use parking_lot::{RwLock, RwLockReadGuard};
@@ -62,10 +62,12 @@ impl fmt::Debug for Key {
 
 /// A registered region. Clones share it. It stays mapped while one is left, also after its key was withdrawn.
 #[derive(Clone)]
-pub struct Registration(Arc<Registered>);
+pub struct Registration(Arc<Registered>, Option<u64>);
 
 struct Registered {
     region: Region,
+    /// What of it peers may reach.
+    part: Range<u64>,
     access: Access,
     key: Key,
     base: u64,
@@ -88,15 +90,40 @@ pub struct Details {
 
 impl Registration {
     /// For transports.
-    pub fn new(region: &Region, access: Access, details: Details) -> Registration {
-        Registration(Arc::new(Registered {
+    pub fn new(
+        region: &Region,
+        part: Range<u64>,
+        access: Access,
+        details: Details,
+    ) -> Registration {
+        let registered = Registered {
             region: region.clone(),
+            part,
             access,
             key: details.key,
             base: details.base,
             local_key: details.local_key,
             held: details.held,
-        }))
+        };
+        Registration(Arc::new(registered), None)
+    }
+
+    /// The same, marked: where memory is passed to peers and mapped there, it is passed with this mark
+    /// ([`Region::share_marked`]), and the key is revoked once nothing that has it is left. Without a mark it is revoked
+    /// once the peers' processes are gone.
+    pub fn with_mark(mut self, mark: u64) -> Registration {
+        self.1 = Some(mark);
+        self
+    }
+
+    /// Its mark.
+    pub fn mark(&self) -> Option<u64> {
+        self.1
+    }
+
+    /// What of the region peers may reach.
+    pub fn part(&self) -> Range<u64> {
+        self.0.part.clone()
     }
 
     /// The memory.
@@ -155,7 +182,7 @@ impl Registration {
         RegionDescriptor {
             key: self.0.key,
             base: self.0.base,
-            length: self.0.region.length(),
+            length: self.0.part.end - self.0.part.start,
             access: self.0.access,
         }
     }
@@ -197,6 +224,8 @@ pub struct RemoteRegion {
     pub(crate) endpoint: EndpointId,
     /// The transport's number for it.
     pub(crate) number: u32,
+    /// Where it begins in the peer's region.
+    pub(crate) start: u64,
     pub(crate) length: u64,
     pub(crate) access: Access,
 }
@@ -211,7 +240,7 @@ impl RemoteRegion {
     pub fn at(self, offset: u64) -> Remote {
         Remote {
             region: self,
-            offset,
+            offset: self.start.saturating_add(offset),
         }
     }
 }
@@ -221,7 +250,7 @@ impl RemoteRegion {
 pub struct Remote {
     /// The memory.
     pub region: RemoteRegion,
-    /// Bytes from its start.
+    /// Bytes from the start of the peer's region.
     pub offset: u64,
 }
 
@@ -254,8 +283,13 @@ pub struct Table {
 const SLOT_BITS: u32 = 16;
 
 impl Table {
-    /// Registers a region: 2^16 at a time at most.
-    pub fn insert(&self, region: &Region, access: Access) -> Option<Registration> {
+    /// Registers a part of a region: 2^16 at a time at most.
+    pub fn insert(
+        &self,
+        region: &Region,
+        part: Range<u64>,
+        access: Access,
+    ) -> Option<Registration> {
         let mut slots = self.slots.write();
         let free = slots.iter().position(Option::is_none);
         let number = match free {
@@ -268,11 +302,11 @@ impl Table {
         };
         let details = Details {
             key: Key(crate::random() << SLOT_BITS | number as u64),
-            base: 0,
+            base: part.start,
             local_key: 0,
             held: None,
         };
-        let registration = Registration::new(region, access, details);
+        let registration = Registration::new(region, part, access, details);
         slots[number] = Some(registration.clone());
         Some(registration)
     }
@@ -334,7 +368,8 @@ impl Held<'_> {
             return Err(Failure::Access);
         };
         let end = offset.checked_add(length);
-        let inside = end.is_some_and(|end| end <= found.region().length());
+        let part = &found.0.part;
+        let inside = offset >= part.start && end.is_some_and(|end| end <= part.end);
         let aligned = !access.allows(Access::ATOMIC) || offset.is_multiple_of(8);
         if !found.access().allows(access) || !inside || !aligned {
             return Err(Failure::Access);
@@ -356,20 +391,22 @@ mod tests {
         let region = Region::memory(4096, false).unwrap();
         let table = Table::default();
         let both = table
-            .insert(&region, Access::READ | Access::ATOMIC)
+            .insert(&region, 0..4096, Access::READ | Access::ATOMIC)
             .unwrap();
-        let other = table.insert(&region, Access::WRITE).unwrap();
+        let other = table.insert(&region, 64..4096, Access::WRITE).unwrap();
         assert_ne!(both.key(), other.key());
         let reach = |key, access, offset, length| table.with(key, access, offset, length, |_| ());
         assert_eq!(reach(both.key(), Access::READ, 4000, 96), Ok(()));
         assert_eq!(reach(both.key(), Access::ATOMIC, 4088, 8), Ok(()));
-        assert_eq!(reach(other.key(), Access::WRITE, 0, 4096), Ok(()));
+        assert_eq!(reach(other.key(), Access::WRITE, 64, 4032), Ok(()));
         for (key, access, offset, length) in [
             (both.key(), Access::WRITE, 0, 8),
             (both.key(), Access::READ, 4000, 97),
             (both.key(), Access::READ, u64::MAX, 2),
             (both.key(), Access::ATOMIC, 4, 8),
-            (other.key(), Access::READ, 0, 8),
+            (other.key(), Access::READ, 64, 8),
+            (other.key(), Access::WRITE, 56, 16),
+            (other.key(), Access::WRITE, 4032, 65),
             (Key(both.key().0 ^ 1 << 40), Access::READ, 0, 8),
             (Key(u64::MAX), Access::READ, 0, 8),
         ] {
@@ -377,7 +414,7 @@ mod tests {
         }
         assert_eq!(table.remove(both.key()).key(), both.key());
         assert_eq!(reach(both.key(), Access::READ, 0, 8), Err(Failure::Access));
-        let again = table.insert(&region, Access::ALL).unwrap();
+        let again = table.insert(&region, 0..4096, Access::ALL).unwrap();
         assert_eq!(reach(both.key(), Access::READ, 0, 8), Err(Failure::Access));
         assert_eq!(reach(again.key(), Access::READ, 0, 8), Ok(()));
     }

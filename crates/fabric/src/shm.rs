@@ -10,7 +10,8 @@
 //!   its endpoint, with [`Failure::MemoryGone`](crate::Failure::MemoryGone). Rings and bells are never files.
 //! - A key cannot be taken back from who has mapped the memory: the proof of revocation is that all those are gone. Until
 //!   then they can go on to load and store there, as they were allowed to; nobody new is given the memory.
-//!   (Whom they passed the memory on to, and what they forked, are theirs to answer for.)
+//!   (Whom they passed the memory on to, and what they forked, are theirs to answer for.) Memory that is passed with a
+//!   mark needs no end of processes: the mark goes with the last mapping, whose ever it is.
 //!
 //! Order, for [`Capabilities`]: all requests of a queue are carried out by the thread that posts them, in that order.
 //! A read sees the thread's own writes since they are to the same memory, though mapped elsewhere. Each header is stored
@@ -28,6 +29,7 @@ mod transport;
 mod watch;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -135,7 +137,12 @@ impl Device for Shm {
         Shm::description()
     }
 
-    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error> {
+    fn register_part(
+        &self,
+        region: &Region,
+        part: Range<u64>,
+        access: Access,
+    ) -> Result<Registration, Error> {
         if access != Access::LOCAL && region.kind() == Kind::Simulated {
             return Err(refusal(
                 region,
@@ -150,11 +157,11 @@ impl Device for Shm {
         };
         let details = Details {
             key,
-            base: 0,
+            base: part.start,
             local_key: 0,
             held: Some(Box::new(forget)),
         };
-        Ok(Registration::new(region, access, details))
+        Ok(Registration::new(region, part, access, details))
     }
 
     fn revoke(&self, registration: &Registration) -> Option<Proof> {
@@ -163,7 +170,13 @@ impl Device for Shm {
             let mut state = exports.state.lock();
             state.is_withdrawn = true;
             state.holders.retain(|holder| !holder.is_gone());
-            if !state.holders.is_empty() {
+            let marked = registration.mark();
+            let is_held = match marked {
+                // What cannot be found out may be so.
+                Some(mark) => registration.region().is_marked(mark).unwrap_or(true),
+                None => true,
+            };
+            if is_held && !state.holders.is_empty() {
                 return None;
             }
         }

@@ -23,6 +23,7 @@ mod sockets;
 mod transport;
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -175,7 +176,12 @@ impl Device for Tcp {
         capabilities()
     }
 
-    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error> {
+    fn register_part(
+        &self,
+        region: &Region,
+        part: Range<u64>,
+        access: Access,
+    ) -> Result<Registration, Error> {
         let refused = |reason| Error::Memory {
             provider: Provider::Tcp,
             memory: format!("{region:?}"),
@@ -186,7 +192,7 @@ impl Device for Tcp {
                 "the kernel cannot reach simulated memory; use a file or memory",
             ));
         }
-        let registered = self.common.table.insert(region, access);
+        let registered = self.common.table.insert(region, part, access);
         registered.ok_or_else(|| refused("65536 regions are registered; withdraw one first"))
     }
 

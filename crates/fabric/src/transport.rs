@@ -2,6 +2,7 @@
 //! [`Queue`](crate::Queue), and that wrappers put themselves in between.
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -21,7 +22,20 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Memory`], [`Error::System`].
-    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error>;
+    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error> {
+        self.register_part(region, 0..region.length(), access)
+    }
+
+    /// The same, but peers reach only this part of it, which is inside of the region. Their offsets begin with it.
+    ///
+    /// # Errors
+    /// [`Error::Memory`], [`Error::System`].
+    fn register_part(
+        &self,
+        region: &Region,
+        part: Range<u64>,
+        access: Access,
+    ) -> Result<Registration, Error>;
 
     /// Withdraws the key of registered memory; from now on no request of a peer that has not begun is carried out. The
     /// proof comes once nobody can reach the memory by it any more: ask again until then.

@@ -29,6 +29,7 @@ mod transport;
 mod trouble;
 pub(crate) mod wire;
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -275,14 +276,25 @@ impl Device for Verbs {
         self.0.capabilities.clone()
     }
 
-    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error> {
+    fn register_part(
+        &self,
+        region: &Region,
+        part: Range<u64>,
+        access: Access,
+    ) -> Result<Registration, Error> {
         let length = region.length();
-        let register =
-            |rights| ::verbs::Registration::new(&self.0.domain, region, 0, length, rights);
-        let local = register(Rights::LOCAL)?;
+        let (start, reached) = (part.start, part.end - part.start);
+        let domain = &self.0.domain;
+        let local = ::verbs::Registration::new(domain, region, 0, length, Rights::LOCAL)?;
         let remote = match access {
             Access::LOCAL => None,
-            _ => Some(register(rights(access))?),
+            _ => Some(::verbs::Registration::new(
+                domain,
+                region,
+                start,
+                reached,
+                rights(access),
+            )?),
         };
         let named = remote.as_ref().unwrap_or(&local).remote(0);
         let details = Details {
@@ -296,7 +308,7 @@ impl Device for Verbs {
                 is_withdrawn: AtomicBool::new(false),
             })),
         };
-        Ok(Registration::new(region, access, details))
+        Ok(Registration::new(region, part, access, details))
     }
 
     fn revoke(&self, registration: &Registration) -> Option<Proof> {

@@ -7,11 +7,14 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use client::network::{Network, Options};
+use client::network::{Io, Network, Options};
 use client::{RequestError, Requests};
 use fabric::Provider;
 use fabric::control::{Address, Identity};
+use fabric::messenger::{self, Event, Messenger};
 use operations::{Acknowledge, FileId, FileKind, Operation, Outcome, OwnedNewInode, WriteAt};
+use protocol::cluster::FIRST_CLIENT;
+use protocol::wire::{Body, Envelope, Message};
 use rustix::time::{ClockId, clock_gettime};
 use server::membership::{DirectoryMembership, Membership};
 use server::node::{Node, NodeConfig};
@@ -91,13 +94,32 @@ impl Cluster {
     }
 
     fn connect(&self, timeout: Option<Duration>) -> Network {
+        self.connect_with(timeout, Io::Server)
+    }
+
+    fn connect_with(&self, timeout: Option<Duration>, io: Io) -> Network {
         let map = self.membership.read().unwrap().unwrap();
         let identity = Identity::local(map.cluster, "client").unwrap();
         let sockets = (0..self.nodes.len()).map(|index| Address::Unix(self.socket(index)));
         let mut options = Options::new(identity, sockets.collect());
         options.only = Some(self.provider);
         options.timeout = timeout;
+        options.io = io;
         Network::connect(options).unwrap()
+    }
+
+    /// Bytes of files that the nodes have moved in messages.
+    fn moved(&self) -> u64 {
+        let nodes = self.nodes.iter().flatten();
+        let status = nodes.map(|node| node.asker().status(LONG).unwrap());
+        status.map(|status| status.moved).sum()
+    }
+
+    /// How many clients reach into memories of nodes.
+    fn exports(&self) -> usize {
+        let nodes = self.nodes.iter().flatten();
+        let status = nodes.map(|node| node.asker().status(LONG).unwrap());
+        status.map(|status| status.exports).sum()
     }
 
     /// Index of the primary, once all members are in sync.
@@ -232,11 +254,14 @@ fn calls_wait_for_a_node_that_restarts_or_end_when_they_are_late() {
 
 #[test]
 fn a_lost_primary_is_replaced_and_nothing_confirmed_is_missing() {
-    for provider in [Provider::Shm, Provider::Tcp] {
+    let shm = [(Provider::Shm, Io::Server), (Provider::Shm, Io::Client)];
+    let tcp = [(Provider::Tcp, Io::Server), (Provider::Tcp, Io::Client)];
+    for (provider, io) in shm.into_iter().chain(tcp) {
         let mut cluster = Cluster::start(3, provider);
-        let network = Arc::new(cluster.connect(None));
+        let network = Arc::new(cluster.connect_with(None, io));
         let file = create(&network, "file");
-        const LENGTH: u64 = 10_000;
+        // Whole blocks.
+        const LENGTH: u64 = 12_288;
         const WRITES: u64 = 300;
         let begun = Arc::new(Barrier::new(2));
         let writes = thread::spawn({
@@ -260,9 +285,103 @@ fn a_lost_primary_is_replaced_and_nothing_confirmed_is_missing() {
         cluster.nodes[primary] = None;
         let longest = writes.join().unwrap();
         println!("{provider}: the longest write took {longest:?}");
+        let (written, _) = network.one_sided();
+        assert_eq!(written > 0, io == Io::Client, "{provider}");
         for number in 0..WRITES {
             let bytes = read(&network, file, number * LENGTH, LENGTH as u32);
             assert!(bytes == data(number as usize, LENGTH as usize), "{number}");
         }
+    }
+}
+
+/// Does something until so many writes and reads were one-sided: keys and layouts come while it goes on.
+fn until_one_sided(network: &Network, more: (u64, u64), mut work: impl FnMut(u64)) {
+    let (start, before) = (Instant::now(), network.one_sided());
+    for round in 0.. {
+        work(round);
+        let (writes, reads) = network.one_sided();
+        if writes >= before.0 + more.0 && reads >= before.1 + more.1 {
+            return;
+        }
+        assert!(start.elapsed() < LONG, "{:?}", network.one_sided());
+    }
+}
+
+#[test]
+fn data_goes_one_sided_and_the_servers_move_none_of_it() {
+    const LENGTH: usize = 256 << 10;
+    for provider in [Provider::Shm, Provider::Tcp] {
+        let cluster = Cluster::start(3, provider);
+        cluster.primary();
+        let network = cluster.connect_with(None, Io::Client);
+        let other = cluster.connect(None);
+        let file = create(&network, "file");
+        let round_trip = |round: u64| {
+            let bytes = data(round as usize, LENGTH);
+            write(&network, file, 0, bytes.clone());
+            assert!(read(&network, file, 0, LENGTH as u32) == bytes, "{round}");
+            assert!(read(&other, file, 0, LENGTH as u32) == bytes, "{round}");
+            let part = read(&network, file, 5000, 100);
+            assert!(part == bytes[5000..5100], "{round}");
+        };
+        until_one_sided(&network, (10, 20), round_trip);
+        // By now there are keys to all members and a layout.
+        let before = (network.one_sided(), cluster.moved());
+        for round in 0..20 {
+            let offset = (round * 4096) % LENGTH as u32;
+            read(&network, file, offset.into(), 4096);
+        }
+        assert_eq!(network.one_sided(), (before.0.0, before.0.1 + 20));
+        assert_eq!(cluster.moved(), before.1, "{provider}");
+        let bytes = data(3, LENGTH);
+        until_one_sided(&network, (3, 0), |_| {
+            write(&network, file, 0, bytes.clone());
+        });
+        assert!(read(&other, file, 0, LENGTH as u32) == bytes);
+        assert_eq!(cluster.exports(), 3);
+        drop(network);
+        let start = Instant::now();
+        while cluster.exports() > 0 {
+            assert!(
+                start.elapsed() < LONG,
+                "memory of the ended session is open"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_wrong_key_opens_no_memory_and_ends_the_link() {
+    for provider in [Provider::Shm, Provider::Tcp] {
+        let cluster = Cluster::start(1, provider);
+        cluster.primary();
+        let map = cluster.membership.read().unwrap().unwrap();
+        let identity = Identity::local(map.cluster, "client").unwrap();
+        let mut options = messenger::Options::default();
+        options.wanted.only = Some(provider);
+        let mut messenger = Messenger::open(identity, options).unwrap();
+        let address = Address::Unix(cluster.socket(0));
+        let link = messenger.dial_now(&address, Some("n0")).unwrap();
+        let envelope = Envelope {
+            cluster: map.number(),
+            from: FIRST_CLIENT,
+            session: 1,
+            ..Envelope::default()
+        };
+        let reach = Body::Reach {
+            key: 1,
+            writes: true,
+        };
+        for body in [Body::Hello { map_version: 0 }, reach] {
+            let bytes = Message { envelope, body }.encode(false);
+            messenger.send(link, &bytes).unwrap();
+        }
+        let (start, mut events) = (Instant::now(), Vec::new());
+        while !events.iter().any(|it| matches!(it, Event::Lost { .. })) {
+            assert!(start.elapsed() < LONG, "{events:?}");
+            messenger.wait(&mut events, Duration::from_secs(1));
+        }
+        let is_exported = |it: &Event| matches!(it, Event::Exported { .. });
+        assert!(!events.iter().any(is_exported), "{provider}: {events:?}");
     }
 }

@@ -308,6 +308,8 @@ pub enum Operation {
         checksums: Vec<u32>,
         /// The least size of the file afterwards.
         size: u64,
+        /// As for a write.
+        drop_privileges: Option<bool>,
     },
     /// Outcome: the layout of a part of a file, as data.
     Layout {

@@ -27,6 +27,7 @@ mod error;
 mod lend;
 mod lines;
 mod mapping;
+mod marks;
 mod persist;
 mod pool;
 mod random;

@@ -14,7 +14,9 @@ use rustix::thread::{futex, membarrier};
 use crate::cut::Watched;
 use crate::persist::{self, Machine};
 use crate::pool::LENGTH_MAX;
-use crate::{Access, Error, Kind, LINE, Survival, barrier, check_range, check_word, checksum};
+use crate::{
+    Access, Error, Kind, LINE, Survival, barrier, check_range, check_word, checksum, marks,
+};
 
 /// A pool, mapped whole.
 pub(crate) struct Mapping {
@@ -264,6 +266,23 @@ impl Mapping {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         rustix::fs::open(path, mode | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| Error::from_system(&self.path, "share", errno))
+    }
+
+    /// The same, with a mark (see [`marks`]).
+    pub(crate) fn share_marked(&self, writable: bool, mark: u64) -> Result<OwnedFd, Error> {
+        let shared = self.share(writable)?;
+        match marks::set(&shared, mark) {
+            Ok(()) => Ok(shared),
+            Err(errno) => Err(Error::from_system(&self.path, "mark", errno)),
+        }
+    }
+
+    /// Whether what was shared with a mark is still open or mapped somewhere.
+    pub(crate) fn is_marked(&self, mark: u64) -> Result<bool, Error> {
+        let Some(LockedFile(file)) = &self.file else {
+            return Err(Error::NotShared);
+        };
+        marks::is_set(file, mark).map_err(|errno| Error::from_system(&self.path, "examine", errno))
     }
 
     #[inline]

@@ -154,6 +154,29 @@ impl Region {
         }
     }
 
+    /// The same, with a mark, which lasts until the descriptor and all mappings and copies of it are gone, in whatever
+    /// process they are.
+    ///
+    /// # Errors
+    /// Those of [`Region::share`].
+    pub fn share_marked(&self, writable: bool, mark: u64) -> Result<OwnedFd, Error> {
+        match &self.0 {
+            Mapped(mapping) => mapping.share_marked(writable, mark),
+            Simulated(_) => Err(Error::NotShared),
+        }
+    }
+
+    /// Whether anything that was shared with this mark is left, by this process or an earlier one that had the pool open.
+    ///
+    /// # Errors
+    /// Those of [`Region::share`].
+    pub fn is_marked(&self, mark: u64) -> Result<bool, Error> {
+        match &self.0 {
+            Mapped(mapping) => mapping.is_marked(mark),
+            Simulated(_) => Err(Error::NotShared),
+        }
+    }
+
     /// Maps the first `length` bytes of what another process shares. The descriptor is not trusted: memory must be
     /// sealed against shrinking (`F_SEAL_SHRINK`) and long enough. A file may be shortened all the same, and a device may
     /// go: see [`Region::is_cut`]. It is closed once it is mapped.

@@ -55,8 +55,18 @@ pub enum Mode {
     /// The primary: it comes and goes in messages.
     #[default]
     ServerActive,
-    /// The client, which reaches into the members' memories, wherever it can.
-    ClientActive,
+    /// The client, which reaches into the members' memories, wherever it can: for writes and reads of at least so many bytes.
+    ClientActive {
+        /// Bytes of the shortest write.
+        write: u32,
+        /// Bytes of the shortest read.
+        read: u32,
+    },
+}
+
+impl Mode {
+    /// The client moves the data itself, of any length.
+    pub const CLIENT_ACTIVE: Mode = Mode::ClientActive { write: 0, read: 0 };
 }
 
 struct Pending {
@@ -151,6 +161,11 @@ impl Client {
         self
     }
 
+    /// Changes who moves the data of operations that begin from now on.
+    pub fn set_mode(&mut self, mode: Mode) {
+        self.mode = mode;
+    }
+
     /// Until when, by this client's clock, its locks are its own for certain.
     pub fn fresh_until(&self) -> u64 {
         self.fresh_until
@@ -242,7 +257,7 @@ impl Client {
                 confirmed,
             } => {
                 let sequence = Sequence::new(epoch, position);
-                self.replied(slot, request, outcome, sequence, confirmed);
+                self.replied(now, slot, request, outcome, (sequence, confirmed));
                 self.drop_confirmed(epoch, confirmed);
             }
             Body::Alive {
@@ -547,11 +562,11 @@ impl Client {
 
     fn replied(
         &mut self,
+        now: u64,
         slot: u16,
         request: u64,
         mut outcome: Outcome,
-        sequence: Sequence,
-        confirmed: u64,
+        (sequence, confirmed): (Sequence, u64),
     ) {
         let pending = if slot == NO_SLOT {
             self.reads.remove(&request)
@@ -581,6 +596,16 @@ impl Client {
             });
         }
         let has_closed = pending.operation == Operation::CloseSession && outcome.is_done();
+        match (&pending.operation, file) {
+            (operation, Some(file)) if operation.is_change() => self.active.layouts.forget(file),
+            (
+                Operation::Read {
+                    note_read: true, ..
+                },
+                Some(file),
+            ) => self.active.layouts.note(file, now),
+            _ => {}
+        }
         if !pending.is_told {
             self.tell(pending.ticket, outcome);
         }
@@ -686,112 +711,4 @@ fn early_outcome(operation: &Operation, acknowledge: Acknowledge) -> Option<Outc
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::EpochStart;
-
-    const SESSION: u64 = 7;
-
-    fn hear(client: &mut Client, request: u64, body: Body) {
-        let envelope = Envelope {
-            cluster: Options::default().cluster,
-            epoch: 1,
-            session: SESSION,
-            request,
-            ..Envelope::default()
-        };
-        client.handle_message(request, &Message { envelope, body }.encode(false));
-    }
-
-    fn map_of(primary: NodeId, epoch: u32) -> UnitMap {
-        UnitMap {
-            version: epoch.into(),
-            epoch,
-            primary,
-            members: vec![0, 1],
-            in_sync: vec![0, 1],
-            lineage: vec![EpochStart { epoch, start: 0 }],
-            ..UnitMap::default()
-        }
-    }
-
-    /// Kinds of the messages that it sends, and their receivers.
-    fn sent(client: &mut Client) -> Vec<(NodeId, u8)> {
-        let kind = |it: Transmit| (it.to[0], it.bytes[3]);
-        std::iter::from_fn(|| client.poll_transmit())
-            .map(kind)
-            .collect()
-    }
-
-    #[test]
-    fn over_a_reliable_transport_requests_are_sent_again_when_the_link_or_the_primary_changes() {
-        const REQUEST: u8 = 37;
-        const RESUME: u8 = 39;
-        let options = Options {
-            reliable: true,
-            ..Options::default()
-        };
-        let late = 100 * options.retry_ns;
-        let mut client = Client::new(100, options, Defects::default(), 0);
-        client.handle_map(0, map_of(0, 1));
-        let file = FileId::default();
-        client.submit(0, Operation::Sync { file }, Acknowledge::All);
-        sent(&mut client);
-        hear(&mut client, 0, Body::SessionOpened { slots: 2 });
-        let requests = |client: &mut Client| {
-            let all = sent(client).into_iter();
-            all.filter(|(_, kind)| *kind == REQUEST || *kind == RESUME)
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(requests(&mut client), [(0, REQUEST)]);
-        client.handle_timeout(late);
-        assert_eq!(requests(&mut client), []);
-        client.handle_link(late);
-        assert_eq!(requests(&mut client), [(0, REQUEST)]);
-        client.handle_map(late, map_of(1, 2));
-        assert_eq!(requests(&mut client), [(1, RESUME)]);
-        // A session is resumed by time, too.
-        client.handle_timeout(2 * late);
-        assert_eq!(requests(&mut client), [(1, RESUME)]);
-    }
-
-    #[test]
-    fn a_primary_without_leases_does_not_say_that_a_session_lasts() {
-        let mut client = Client::new(100, Options::default(), Defects::default(), 0);
-        let start = EpochStart { epoch: 1, start: 0 };
-        let map = UnitMap {
-            version: 1,
-            epoch: 1,
-            members: vec![0],
-            in_sync: vec![0],
-            lineage: vec![start],
-            ..UnitMap::default()
-        };
-        client.handle_map(0, map);
-        client.submit(
-            0,
-            Operation::Sync {
-                file: FileId::default(),
-            },
-            Acknowledge::All,
-        );
-        hear(&mut client, 0, Body::SessionOpened { slots: 2 });
-        assert_eq!(client.session(), Some(SESSION));
-        let mut fresh_until = |request, valid_ns| {
-            let confirmed = 0;
-            hear(
-                &mut client,
-                request,
-                Body::Alive {
-                    confirmed,
-                    valid_ns,
-                },
-            );
-            client.fresh_until()
-        };
-        assert_eq!(fresh_until(1000, 0), 0);
-        let lasts = Options::default().session_ns / 100 * 95;
-        assert_eq!(fresh_until(2000, 1), 2000 + lasts);
-        assert_eq!(fresh_until(3000, 0), 2000 + lasts);
-    }
-}
+mod tests;

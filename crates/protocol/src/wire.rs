@@ -13,9 +13,11 @@
 
 pub mod active;
 mod bytes;
+mod envelope;
 mod map;
 mod operation;
 
+pub use envelope::Envelope;
 pub(crate) use map::seal_map;
 pub use operation::{REPLAYS_MAX, Refusal, Replay};
 pub use operations::{
@@ -43,6 +45,7 @@ const FIELDS: usize = 512;
 /// Kinds of the messages that are not about a unit.
 const HELLO: u8 = 64;
 const MAP: u8 = 65;
+const REACH: u8 = 66;
 /// Longest body.
 pub const BODY_MAX: usize = 4 << 20;
 
@@ -50,25 +53,6 @@ pub const BODY_MAX: usize = 4 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message was dropped: {0}")]
 pub struct Malformed(pub &'static str);
-
-/// What every message carries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Envelope {
-    /// The cluster that it belongs to.
-    pub cluster: u64,
-    /// The sender's epoch.
-    pub epoch: u32,
-    /// The tenant that the traffic is charged to.
-    pub tenant: u16,
-    /// The unit that it is about.
-    pub unit: u16,
-    /// The session that it belongs to, 0 between members.
-    pub session: u64,
-    /// Number of the request, 0 where there is none. Replies repeat it.
-    pub request: u64,
-    /// Who sent it.
-    pub from: NodeId,
-}
 
 /// What the receiver of a message does about an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -278,6 +262,13 @@ pub enum Body {
         /// The map.
         map: Box<ClusterMap>,
     },
+    /// A client asks a member to export its memory over this connection. The envelope names the session.
+    Reach {
+        /// The member's key for the session.
+        key: u64,
+        /// Whether it wants to write, too.
+        writes: bool,
+    },
 }
 
 /// A message, whole.
@@ -308,6 +299,7 @@ impl Body {
             | Body::KeepAlive
             | Body::OpenKeys
             | Body::Hello { .. }
+            | Body::Reach { .. }
             | Body::Request { .. }
             | Body::Resume { .. } => Mode::Immediate,
             Body::Lease { .. }
@@ -360,6 +352,7 @@ impl Body {
             Body::Holds { .. } => 43,
             Body::Hello { .. } => HELLO,
             Body::Map { .. } => MAP,
+            Body::Reach { .. } => REACH,
         }
     }
 
@@ -500,6 +493,10 @@ impl Body {
             }
             Body::Hello { map_version } => to.u64(*map_version),
             Body::Map { map } => to.bytes.extend(map.encode()),
+            Body::Reach { key, writes } => {
+                to.u64(*key);
+                to.u8((*writes).into());
+            }
             _ => {}
         }
     }
@@ -622,6 +619,10 @@ impl Body {
                     .collect();
                 Body::Holds { holds: holds? }
             }
+            REACH => Body::Reach {
+                key: from.u64()?,
+                writes: from.flag()?,
+            },
             HELLO => Body::Hello {
                 map_version: from.u64()?,
             },
@@ -671,36 +672,10 @@ fn read_fetch(from: &mut Reader<'_>) -> Result<Fetch, Malformed> {
     }
 }
 
-impl Envelope {
-    /// The envelope of a message whose body is not read yet: its checksum is not checked either.
-    pub fn peek(bytes: &[u8]) -> Result<Envelope, Malformed> {
-        let mut from = Reader::new(bytes);
-        if from.u16()? != MAGIC {
-            return Err(Malformed("it does not begin as one"));
-        }
-        if from.u8()? != VERSION {
-            return Err(Malformed(OTHER_VERSION));
-        }
-        from.bytes(5)?;
-        Envelope::read(&mut from)
-    }
-
-    fn read(from: &mut Reader<'_>) -> Result<Envelope, Malformed> {
-        Ok(Envelope {
-            cluster: from.u64()?,
-            epoch: from.u32()?,
-            tenant: from.u16()?,
-            unit: from.u16()?,
-            session: from.u64()?,
-            request: from.u64()?,
-            from: from.u32()?,
-        })
-    }
-}
-
-/// Whether this is a message about the cluster, [`Body::Hello`] or [`Body::Map`]: it counts in every epoch.
+/// Whether this is a message about the cluster or the connection, [`Body::Hello`], [`Body::Map`] or [`Body::Reach`]: it
+/// counts in every epoch.
 pub fn is_of_cluster(bytes: &[u8]) -> bool {
-    matches!(bytes.get(3), Some(&(HELLO | MAP)))
+    matches!(bytes.get(3), Some(&(HELLO | MAP | REACH)))
 }
 
 impl Message {

@@ -19,8 +19,9 @@ use crate::pool::UnitPool;
 
 /// What surrounds a member: it opens memory to transfers, and may watch or stop what the member does.
 pub trait Host {
-    /// Executes [`Intent::OpenKey`] and [`Intent::CloseKey`]; `None` for every other intent.
-    fn access(&mut self, intent: &Intent) -> Option<Completion>;
+    /// Executes [`Intent::OpenKey`] and [`Intent::CloseKey`], and breaks with the completion, or without one if it has not
+    /// ended: then the member asks again if it matters. Every other intent is for the pool.
+    fn access(&mut self, intent: &Intent) -> ControlFlow<Option<Completion>>;
 
     /// Called before the pool executes an intent.
     fn before(&mut self, _member: &Member, _intent: &Intent) {}
@@ -108,8 +109,10 @@ impl Core {
                 proposals.push(map);
                 continue;
             }
-            if let Some(completion) = host.access(&intent) {
-                self.member.handle_completion(now, completion);
+            if let ControlFlow::Break(completion) = host.access(&intent) {
+                if let Some(completion) = completion {
+                    self.member.handle_completion(now, completion);
+                }
                 continue;
             }
             host.before(&self.member, &intent);

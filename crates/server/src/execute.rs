@@ -91,6 +91,11 @@ impl Serving {
                     file,
                     drop_privileges: Some(set_id),
                     ..
+                }
+                | Operation::Commit {
+                    file,
+                    drop_privileges: Some(set_id),
+                    ..
                 },
                 _,
             ) => {

@@ -13,6 +13,7 @@ mod config;
 mod error;
 mod opening;
 mod peers;
+mod reach;
 mod registration;
 mod service;
 mod status;

@@ -14,6 +14,7 @@ use protocol::{Client, ClusterMap, Defects, NodeId};
 
 use super::call::Call;
 use super::links::{Dialed, Links};
+use super::reach::Reach;
 use super::{Error, Options};
 use crate::HoldsSource;
 
@@ -33,6 +34,7 @@ pub struct Connection {
     client: Client,
     map: ClusterMap,
     links: Links,
+    reach: Reach,
     calls: HashMap<u64, Arc<Call>>,
     /// When the primary has sent something, or nothing was asked of it.
     heard_at: Instant,
@@ -67,6 +69,7 @@ impl Connection {
             client: Client::new(node, map.options(), defects.clone(), 0),
             defects,
             links: Links::new(options.addresses.clone(), now),
+            reach: Reach::new(options.io, !options.is_read_only),
             map,
             calls: HashMap::new(),
             heard_at: now,
@@ -152,9 +155,20 @@ impl Connection {
         }
     }
 
+    /// Writes and reads that were done one-sided.
+    pub fn one_sided(&self) -> (u64, u64) {
+        self.client.one_sided()
+    }
+
     /// Sends what the state machine has to send, and delivers the outcomes that it has.
     pub fn pump(&mut self) {
         self.hold_again();
+        self.let_go();
+        while let Some(transfer) = self.client.poll_transfer() {
+            let now = self.now();
+            self.reach
+                .start(now, transfer, &mut self.messenger, &mut self.client);
+        }
         while let Some(transmit) = self.client.poll_transmit() {
             // Without a link it is lost; with the next one the state machine sends it again.
             if let Some(link) = transmit.to.first().and_then(|to| self.links.of(*to)) {
@@ -173,8 +187,53 @@ impl Connection {
     fn send(&mut self, link: LinkId, bytes: &[u8]) {
         if self.messenger.send(link, bytes).is_err() {
             // A peer that takes nothing is no better than one that is gone.
-            self.messenger.close(link);
-            self.links.lost(link, Instant::now());
+            self.close(link);
+        }
+    }
+
+    fn close(&mut self, link: LinkId) {
+        self.messenger.close(link);
+        self.lost(link);
+    }
+
+    fn lost(&mut self, link: LinkId) {
+        self.links.lost(link, Instant::now());
+        let now = self.now();
+        self.reach.lost(now, link, &mut self.client);
+    }
+
+    /// Lets go of memory that may not be reached any more, and adapts to the way to the primary.
+    fn let_go(&mut self) {
+        let members = self.map.units.first().map(|unit| &unit.map.members);
+        let members = members.map_or(&[][..], |members| members);
+        for link in self.reach.useless(&self.client, members) {
+            self.close(link);
+        }
+    }
+
+    fn choose_mode(&mut self) {
+        let link = self.links.of(self.primary());
+        let provider = link.and_then(|link| self.messenger.provider(link));
+        self.client.set_mode(self.reach.mode(provider));
+    }
+
+    /// Asks a member to export its memory.
+    fn ask_to_export(&mut self, link: LinkId, body: Body) {
+        let envelope = Envelope {
+            session: self.client.session().unwrap_or_default(),
+            ..self.envelope()
+        };
+        let bytes = Message { envelope, body }.encode(false);
+        self.send(link, &bytes);
+        self.messenger.expect_export();
+    }
+
+    fn envelope(&self) -> Envelope {
+        Envelope {
+            cluster: self.map.number(),
+            epoch: self.map.units.first().map_or(0, |unit| unit.map.epoch),
+            from: self.node,
+            ..Envelope::default()
         }
     }
 
@@ -253,12 +312,7 @@ impl Connection {
 
     fn greet(&mut self, link: LinkId) {
         let map_version = self.map.version;
-        let envelope = Envelope {
-            cluster: self.map.number(),
-            epoch: self.map.units.first().map_or(0, |unit| unit.map.epoch),
-            from: self.node,
-            ..Envelope::default()
-        };
+        let envelope = self.envelope();
         let body = Body::Hello { map_version };
         let bytes = Message { envelope, body }.encode(false);
         self.send(link, &bytes);
@@ -281,7 +335,6 @@ impl Connection {
     }
 
     fn handle_event(&mut self, event: Event) {
-        let now = Instant::now();
         match event {
             Event::Message { link, bytes } => self.handle_message(link, &bytes),
             Event::Dialed { dial, outcome } => {
@@ -295,7 +348,12 @@ impl Connection {
                     Dialed::Failed => {}
                 }
             }
-            Event::Lost { link, .. } => self.links.lost(link, now),
+            Event::Lost { link, .. } => self.lost(link),
+            Event::Exported { link, name } => self.reach.exported(link, name, &mut self.client),
+            Event::Transferred { id, outcome, .. } => {
+                let now = self.now();
+                self.reach.ended(now, id, outcome, &mut self.client);
+            }
             // A client does not listen.
             Event::Accepted(_) => {}
         }
@@ -303,6 +361,12 @@ impl Connection {
 
     /// There is a new link. If it is the primary's, what was sent over the one before may be lost.
     fn linked(&mut self, link: LinkId) {
+        self.choose_mode();
+        if let Some(node) = self.links.node(link)
+            && let Some(body) = self.reach.linked(node, link)
+        {
+            self.ask_to_export(link, body);
+        }
         if self.links.of(self.primary()) == Some(link) {
             self.client.handle_link(self.now());
         }
@@ -321,6 +385,16 @@ impl Connection {
         if self.links.of(self.primary()) == Some(link) {
             self.heard();
         }
+        if let Body::Key { member, key } = message.body {
+            if self.client.session() == Some(message.envelope.session)
+                && let Some((link, body)) =
+                    self.reach
+                        .take_key((member, key), &self.links, &mut self.client)
+            {
+                self.ask_to_export(link, body);
+            }
+            return;
+        }
         self.client.handle_message(self.now(), bytes);
     }
 
@@ -337,6 +411,7 @@ impl Connection {
         if let Some(unit) = self.map.units.first() {
             self.client.handle_map(self.now(), unit.map.clone());
         }
+        self.choose_mode();
         let link = self.links.of(self.primary());
         // With a new epoch everything is sent anyway.
         if epoch(&self.map) == before.0

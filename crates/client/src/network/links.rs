@@ -69,6 +69,11 @@ impl Links {
         found.map(|(id, _)| *id)
     }
 
+    /// The node that a link is to, once the map names it.
+    pub fn node(&self, link: LinkId) -> Option<NodeId> {
+        self.links.get(&link).and_then(|link| link.node)
+    }
+
     pub fn all(&self) -> Vec<LinkId> {
         self.links.keys().copied().collect()
     }

@@ -167,8 +167,15 @@ impl Messenger {
                     self.unready.retain(|&other| other != slot);
                 }
                 Ok(Some(Note::Goodbye)) => return self.end(slot, Reason::Closed, events),
-                // Regions of peers are not used here.
-                Ok(Some(Note::Exported { .. } | Note::Revoked { .. } | Note::Released { .. })) => {}
+                Ok(Some(Note::Exported { name, region })) => {
+                    link.exported(name, region);
+                    let link = LinkId::new(slot, self.links[slot].generation);
+                    events.push(Event::Exported { link, name });
+                    self.expects_until = None;
+                }
+                Ok(Some(Note::Revoked { name })) => link.revoked(name),
+                // Memory is exported until its link or its key ends.
+                Ok(Some(Note::Released { .. })) => {}
                 Err(
                     control::Error::Closed { .. }
                     | control::Error::Refused { .. }

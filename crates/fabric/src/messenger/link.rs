@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::block::Blocker;
 use super::fragment::{Incoming, head};
+use super::memory::Transfers;
 use crate::control::Session;
 use crate::{Operation, Pool, Queue, Refusal, Source, WorkRequest};
 
@@ -18,7 +19,9 @@ pub struct Link {
     pub incoming: Incoming,
     backlog: VecDeque<Waiting>,
     backlog_bytes: usize,
-    posted: u64,
+    /// Requests, of messages and transfers.
+    pub posted: u64,
+    pub transfers: Transfers,
 }
 
 struct Waiting {
@@ -46,6 +49,7 @@ impl Link {
             backlog: VecDeque::new(),
             backlog_bytes: 0,
             posted: 0,
+            transfers: Transfers::default(),
         }
     }
 

@@ -1,5 +1,7 @@
 //! Two messengers, in one thread, two threads or two processes, over each transport that is everywhere.
 
+mod memory;
+
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

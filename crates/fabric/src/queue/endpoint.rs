@@ -223,7 +223,7 @@ fn validate_remote(
         Err(Refusal::Invalid("the memory is another endpoint's"))
     } else if !remote.region.access.allows(access) {
         Err(Refusal::Invalid("the peer does not allow it"))
-    } else if end.is_none_or(|end| end > remote.region.length) {
+    } else if end.is_none_or(|end| end - remote.region.start > remote.region.length) {
         Err(Refusal::Invalid("it is outside of the peer's memory"))
     } else if length > capabilities.transfer_bytes.into() {
         Err(Refusal::Invalid("it is too long"))

@@ -136,7 +136,9 @@ impl Side {
             Some(_) if !self.may_import => None,
             Some(descriptor) => {
                 let writable = access != Access::LOCAL && access != Access::READ;
-                match Region::attach(descriptor, export.descriptor.length, writable) {
+                // The queue has checked the sum. Requests name places of the whole region.
+                let length = export.descriptor.base + export.descriptor.length;
+                match Region::attach(descriptor, length, writable) {
                     Ok(region) => Some(region),
                     Err(error @ (pmem::Error::Io { .. } | pmem::Error::Unsealed)) => {
                         return Err(Error::Region(error));

@@ -192,10 +192,12 @@ impl Transport for Thread {
             Some((process, _)) => Holder::Process(process.clone()),
             None => Holder::Endpoint(side.incoming.head()),
         };
-        let memory = match registration
-            .region()
-            .share(descriptor.access != Access::READ)
-        {
+        let (region, writable) = (registration.region(), descriptor.access != Access::READ);
+        let shared = match registration.mark() {
+            Some(mark) => region.share_marked(writable, mark),
+            None => region.share(writable),
+        };
+        let memory = match shared {
             Ok(memory) => Some(memory),
             Err(pmem::Error::NotShared) => {
                 let reason = "other processes cannot see it; use a file or memory";

@@ -1,5 +1,6 @@
 //! A node of the network, and its transports.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,9 +66,14 @@ impl Device for SimulatedDevice {
         capabilities()
     }
 
-    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error> {
+    fn register_part(
+        &self,
+        region: &Region,
+        part: Range<u64>,
+        access: Access,
+    ) -> Result<Registration, Error> {
         self.table
-            .insert(region, access)
+            .insert(region, part, access)
             .ok_or_else(|| Error::Memory {
                 provider: Provider::Simulated,
                 memory: format!("{region:?}"),

@@ -46,7 +46,9 @@ pub fn heads(input: &[u8]) {
 pub fn connection(input: &[u8]) {
     let region = Region::memory(2 * MEMORY, false).expect("memory");
     let table = Table::default();
-    let memory = table.insert(&region, Access::ALL).expect("a key");
+    let memory = table
+        .insert(&region, 0..region.length(), Access::ALL)
+        .expect("a key");
     let mut input = input.to_vec();
     for at in 0..input.len().saturating_sub(KEY.len() - 1) {
         if input[at..].starts_with(&KEY) {
@@ -111,6 +113,7 @@ fn joined(memory: &Registration) -> Link {
         access: Access::ALL,
     });
     let from = RemoteRegion {
+        start: 0,
         endpoint: PEER,
         number: 0,
         length: MEMORY,

@@ -538,10 +538,8 @@ impl Transport for VerbsTransport {
         if memory.is_withdrawn() {
             return Err(refused("its key was withdrawn; register it again"));
         }
-        let mut descriptor = registration.descriptor();
-        descriptor.length = memory.length;
         Ok(Export {
-            descriptor,
+            descriptor: registration.descriptor(),
             memory: None,
         })
     }

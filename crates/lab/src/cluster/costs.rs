@@ -494,7 +494,7 @@ pub fn costs(
 
 /// What the operations cost that a client does itself, one-sided, in such a unit.
 fn active_costs(members: u32, metadata_only: Option<u32>) -> Result<Vec<(String, Cost)>, String> {
-    let mut unit = Unit::new(members, metadata_only, false, Mode::ClientActive)?;
+    let mut unit = Unit::new(members, metadata_only, false, Mode::CLIENT_ACTIVE)?;
     let mut costs = Vec::new();
     let mut random = Random::new(1);
     let file = unit.filled_file(&mut random)?;

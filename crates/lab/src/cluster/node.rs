@@ -380,8 +380,11 @@ struct Watch<'a> {
 }
 
 impl Host for Watch<'_> {
-    fn access(&mut self, intent: &Intent) -> Option<Completion> {
-        self.port.carry_out(intent)
+    fn access(&mut self, intent: &Intent) -> ControlFlow<Option<Completion>> {
+        match self.port.carry_out(intent) {
+            Some(completion) => ControlFlow::Break(Some(completion)),
+            None => ControlFlow::Continue(()),
+        }
     }
 
     fn before(&mut self, _member: &Member, intent: &Intent) {

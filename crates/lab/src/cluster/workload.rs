@@ -510,7 +510,7 @@ impl Worker {
 /// Every other client reaches into the members' memories, on the same files.
 pub fn mode_of(client: u32) -> Mode {
     if client.is_multiple_of(2) {
-        Mode::ClientActive
+        Mode::CLIENT_ACTIVE
     } else {
         Mode::ServerActive
     }

@@ -149,6 +149,7 @@ fn of_data() -> Vec<Operation> {
             wr_ids: [4, 5],
             checksums: vec![6; 256],
             size: 7,
+            drop_privileges: Some(true),
         },
         Operation::Layout {
             file,
@@ -322,6 +323,7 @@ fn hostile() -> Vec<Operation> {
         wr_ids,
         checksums: vec![0; blocks],
         size,
+        drop_privileges: None,
     };
     let set_xattr = |name: usize, value| Operation::SetXattr {
         file: FILE,

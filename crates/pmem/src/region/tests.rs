@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::scratch::Scratch;
 use crate::{Access, Error, Kind, LINE, Region, Simulation, Survival};
@@ -504,4 +505,39 @@ fn who_sleeps_at_a_word_is_woken() {
     region.wake(128);
     sleeper.join().unwrap();
     region.sleep_while(128, 1, Some(std::time::Duration::from_millis(1)));
+}
+
+/// Waits until a mark is gone: a child that another test is just starting has all descriptors for a moment.
+fn wait_for_end(region: &Region, mark: u64) {
+    let start = Instant::now();
+    while region.is_marked(mark).unwrap() {
+        assert!(start.elapsed() < Duration::from_secs(60), "mark {mark}");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_mark_lasts_as_long_as_a_descriptor_or_mapping_that_has_it() {
+    let directory = Scratch::new();
+    let path = pool(&directory);
+    let region = Region::create(&path, 8192).unwrap();
+    let marked = |region: &Region, mark| region.is_marked(mark).unwrap();
+    assert!(!marked(&region, 7));
+    let shared = region.share_marked(true, 7).unwrap();
+    let second = region.share_marked(false, 7).unwrap();
+    assert!(marked(&region, 7) && !marked(&region, 8));
+    let attached = Region::attach(shared, 8192, true).unwrap();
+    drop(second);
+    assert!(marked(&region, 7), "it is mapped");
+    drop(region);
+    let again = Region::open(&path, Access::ReadWrite).unwrap();
+    assert!(marked(&again, 7), "whoever opens the pool");
+    assert!(!marked(&again, u64::MAX));
+    drop(attached);
+    wait_for_end(&again, 7);
+    let memory = Region::memory(8192, false).unwrap();
+    let shared = memory.share_marked(false, u64::MAX).unwrap();
+    assert!(marked(&memory, u64::MAX));
+    drop(shared);
+    wait_for_end(&memory, u64::MAX);
 }

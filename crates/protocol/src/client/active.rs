@@ -5,6 +5,7 @@
 //! if it is the layout's, and the blocks hold what the layout says, the data was current. Whatever does not work out is
 //! done by message.
 
+mod layouts;
 mod read;
 mod transfer;
 mod write;
@@ -16,14 +17,13 @@ use operations::WriteAt;
 use super::{Client, Event, Mode, Pending, Session, Ticket};
 use crate::map::NodeId;
 use crate::wire::active::{BLOCK, COMMIT_MAX, Extent, Layout};
-use crate::wire::{Acknowledge, Body, ErrorCode, FileId, Operation, Outcome};
-use read::{Cached, Reading};
+use crate::wire::{Acknowledge, Body, ErrorCode, Operation, Outcome};
+use layouts::Layouts;
+use read::Reading;
 use transfer::UnderWay;
 pub use transfer::{Transfer, TransferKind, TransferOutcome};
 use write::{Unsettled, Writing};
 
-/// Layouts that are kept.
-const LAYOUTS_MAX: usize = 64;
 /// After so many pauses without progress, an operation is done by message.
 const PATIENCE: u64 = 10;
 
@@ -49,7 +49,7 @@ pub(super) struct Active {
     /// Blocks of the grant below were listed once: the others of them are in use, or must not be used any more.
     listed: u64,
     granting: Option<Ticket>,
-    layouts: BTreeMap<FileId, Cached>,
+    pub(super) layouts: Layouts,
     runs: BTreeMap<Ticket, Run>,
     /// Requests by message, and for which run each is.
     requests: BTreeMap<Ticket, Ticket>,
@@ -71,7 +71,7 @@ impl Active {
 
     fn forget_epoch(&mut self) {
         self.valid_until = 0;
-        self.layouts.clear();
+        self.layouts = Layouts::default();
     }
 }
 
@@ -85,27 +85,32 @@ impl Client {
         operation: &Operation,
         acknowledge: Acknowledge,
     ) -> bool {
+        let Mode::ClientActive { write, read } = self.mode else {
+            return false;
+        };
         let run = match operation {
-            _ if self.mode == Mode::ServerActive => return false,
             Operation::Write {
                 file,
                 at: WriteAt::Offset(offset),
                 data,
-                drop_privileges: None,
-            } if is_whole_blocks(*offset, data.len()) => {
+                drop_privileges,
+            } if is_whole_blocks(*offset, data.len()) && data.len() >= write as usize => {
                 let acknowledge = match acknowledge {
                     Acknowledge::Sent => Acknowledge::Primary,
                     other => other,
                 };
-                let writing = Writing::new(now, *file, *offset, data.clone(), acknowledge);
-                Run::Write(writing)
+                let at = (*file, *offset);
+                let data = data.clone();
+                Run::Write(Writing::new(now, at, data, *drop_privileges, acknowledge))
             }
             Operation::Read {
                 file,
                 offset,
                 length,
-                note_read: false,
-            } => Run::Read(Reading::new(now, *file, *offset, *length)),
+                note_read,
+            } if *length >= read && (!note_read || self.active.layouts.is_noted(*file, now)) => {
+                Run::Read(Reading::new(now, *file, *offset, *length))
+            }
             _ => return false,
         };
         self.active.runs.insert(ticket, run);
@@ -122,9 +127,15 @@ impl Client {
         self.active.out.pop_front()
     }
 
-    /// The key to a member's memory came.
-    pub(super) fn handle_key(&mut self, member: NodeId, key: u64) {
+    /// A member's memory can be reached with this key from now on. A host whose fabric needs more than the key for that gets
+    /// the messages with keys itself ([`Body::Key`]), and calls this later.
+    pub fn handle_key(&mut self, member: NodeId, key: u64) {
         self.active.keys.insert(member, key);
+    }
+
+    /// A member's memory cannot be reached any more. Transfers that were under way there have to be reported.
+    pub fn forget_key(&mut self, member: NodeId) {
+        self.active.keys.remove(&member);
     }
 
     /// The primary has answered at `now` what was asked at `asked_at`: there was no other for this long.
@@ -248,23 +259,26 @@ impl Client {
         self.session().filter(|_| self.is_resumed)?;
         let active = &self.active;
         let runs = (!active.runs.is_empty()).then_some(active.looked_at + self.options.retry_ns);
-        let transfers = active.transfers.values().map(|it| it.due(&self.options));
+        let transfers = active.transfers.values();
+        let transfers = transfers.map(|it| it.due(&self.options));
         transfers.chain(runs).min()
     }
 
-    /// Whether there is a key to each of these members; asks for them if not.
-    fn has_keys(&mut self, now: u64, members: &[NodeId]) -> bool {
+    /// Those of the full members in sync whose memories can be reached, if the primary's can. Asks for keys that are missing:
+    /// nobody waits for them.
+    fn reached(&mut self, now: u64) -> Option<Vec<NodeId>> {
+        let mut members = self.map.full_in_sync();
+        let count = members.len();
         let keys = &self.active.keys;
-        if members.iter().all(|node| keys.contains_key(node)) {
-            return true;
-        }
-        if let Session::Open { number } = self.session
-            && now >= self.active.keys_asked_at + self.options.retry_ns
+        members.retain(|node| keys.contains_key(node));
+        if members.len() < count
+            && let Session::Open { number } = self.session
+            && now >= self.active.keys_asked_at + self.options.handshake_retry_ns()
         {
             self.active.keys_asked_at = now;
             self.send(number, 0, Body::OpenKeys);
         }
-        false
+        members.contains(&self.map.primary).then_some(members)
     }
 
     fn is_impatient(&self, now: u64, since: u64) -> bool {

@@ -66,6 +66,7 @@ fn operations() -> Vec<Operation> {
             wr_ids: [LARGE, u64::MAX],
             checksums: vec![u32::MAX; active::COMMIT_MAX],
             size: 6,
+            drop_privileges: Some(false),
         },
     ]
 }
@@ -134,6 +135,14 @@ fn cluster_map() -> ClusterMap {
     empty.register("n1", [1; 16], vec!["/run/n1".into()]).0
 }
 
+fn sync_request() -> Body {
+    Body::Request {
+        slot: u16::MAX,
+        acknowledge: Acknowledge::All,
+        operation: Operation::Sync { file: FILE },
+    }
+}
+
 /// Every kind of message, those with contents in more than one form.
 fn bodies() -> Vec<Body> {
     let tail = Sequence::new(0x2122_2324, LARGE);
@@ -173,11 +182,7 @@ fn bodies() -> Vec<Body> {
         Body::KeepAlive => [Body::KeepAlive],
         Body::Alive { .. } => [Body::Alive { confirmed: LARGE, valid_ns: 7 }],
         Body::Expired => [Body::Expired],
-        Body::Request { .. } => [Body::Request {
-            slot: u16::MAX,
-            acknowledge: Acknowledge::All,
-            operation: Operation::Sync { file: FILE },
-        }],
+        Body::Request { .. } => [sync_request()],
         Body::Reply { .. } => [Body::Reply {
             slot: u16::MAX,
             outcome: Outcome::default(),
@@ -199,6 +204,7 @@ fn bodies() -> Vec<Body> {
         Body::KeyOpened { .. } => [Body::KeyOpened { session: 4, key: u64::MAX }],
         Body::CloseKey { .. } => [Body::CloseKey { session: 5 }],
         Body::KeyClosed { .. } => [Body::KeyClosed { session: u64::MAX }],
+        Body::Reach { .. } => [Body::Reach { key: u64::MAX, writes: true }],
         Body::Hello { .. } => [Body::Hello { map_version: LARGE }],
         Body::Map { .. } => [Body::Map { map: Box::new(cluster_map()) }],
     });

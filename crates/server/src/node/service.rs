@@ -5,16 +5,17 @@ use std::time::Duration;
 
 use fabric::messenger::{Event, LinkId, Messenger, SendError};
 use protocol::cluster::{EpochRule, FIRST_CLIENT, Judgement};
-use protocol::member::{Completion, Intent};
+use protocol::member::Completion;
 use protocol::wire::{Body, Envelope, Message, is_of_cluster};
 use protocol::{ClusterMap, Defects, Member, NodeId};
 
 use super::absence::Absence;
 use super::peers::Peers;
+use super::reach::{NotReached, Port, Reach};
 use super::status::{LinkStatus, NodeStatus, Role};
 use super::stewards::Task;
 use super::{Input, Log, NodeConfig, NodeError, UNIT, clock, registration};
-use crate::core::{Core, Host};
+use crate::core::Core;
 
 /// The thread wakes up at least this often.
 const IDLE: Duration = Duration::from_secs(10);
@@ -22,18 +23,6 @@ const IDLE: Duration = Duration::from_secs(10);
 const LEAST_PAUSE_NS: u64 = 1000;
 /// Membership is asked at most this often.
 const REFRESH_NS: u64 = 20_000_000;
-
-/// The memory of a node is open to no transfers: clients without keys send their data in messages.
-struct Closed;
-
-impl Host for Closed {
-    fn access(&mut self, intent: &Intent) -> Option<Completion> {
-        match *intent {
-            Intent::CloseKey { session } => Some(Completion::KeyClosed { session }),
-            _ => None,
-        }
-    }
-}
 
 /// The state of the service thread.
 pub struct Service {
@@ -45,6 +34,7 @@ pub struct Service {
     messenger: Messenger,
     peers: Peers,
     absence: Absence,
+    reach: Reach,
     epochs: EpochRule,
     tasks: Sender<Task>,
     log: Log,
@@ -68,6 +58,7 @@ impl Service {
             pool: config.pool.display().to_string(),
             // The watcher delivers it again: then it is new to the member, too.
             map: ClusterMap { version: 0, ..map },
+            reach: Reach::new(core.pool().region().clone()),
             core,
             messenger,
             peers: Peers::default(),
@@ -140,7 +131,13 @@ impl Service {
     }
 
     fn step(&mut self, now: u64, input: impl FnOnce(&mut Member, u64)) -> Result<(), NodeError> {
-        let stepped = self.core.step(now, &mut Closed, input);
+        let mut port = Port {
+            reach: &mut self.reach,
+            messenger: &mut self.messenger,
+            peers: &mut self.peers,
+            reads: false,
+        };
+        let stepped = self.core.step(now, &mut port, input);
         let output = stepped.map_err(|source| NodeError::Failed {
             path: self.pool.clone(),
             source,
@@ -201,6 +198,7 @@ impl Service {
         ));
         self.messenger.close(link);
         self.peers.remove(link);
+        self.reach.lost(link, &self.messenger);
     }
 
     fn take_event(&mut self, event: Event) -> Result<(), NodeError> {
@@ -224,8 +222,10 @@ impl Service {
                 }
             }
             Event::Accepted(Err(error)) => (self.log)(format_args!("{}: {error}", self.name)),
-            Event::Accepted(Ok(_)) => {}
+            // A node reaches into no memory.
+            Event::Accepted(Ok(_)) | Event::Exported { .. } | Event::Transferred { .. } => {}
             Event::Lost { link, reason } => {
+                self.reach.lost(link, &self.messenger);
                 if let Some(node) = self.peers.remove(link).filter(|node| *node < FIRST_CLIENT) {
                     let name = self.map.node(node).map_or("?", |node| node.name.as_str());
                     (self.log)(format_args!("{}: lost {name}: {reason}", self.name));
@@ -286,10 +286,32 @@ impl Service {
                 map_version
             }
             Body::Map { map } => map.version,
+            Body::Reach { key, writes } => {
+                let session = message.envelope.session;
+                return self.export(link, from, (session, key, writes));
+            }
             _ => 0,
         };
         if version > self.map.version {
             self.refresh(now);
+        }
+    }
+
+    /// Exports the image to a client that has the session's key.
+    fn export(&mut self, link: LinkId, from: NodeId, what: (u64, u64, bool)) {
+        let exported = match self.peers.at(link) == Some(from) {
+            true => {
+                let image = self.core.pool().image();
+                let parts = (&mut self.messenger, &mut self.peers);
+                self.reach.export(parts, link, image, what)
+            }
+            false => Err(NotReached::Key),
+        };
+        match exported {
+            Ok(()) => {}
+            // The client's data goes in messages.
+            Err(NotReached::Transport(error)) => (self.log)(format_args!("{}: {error}", self.name)),
+            Err(error) => self.drop_link(link, format_args!("{error}")),
         }
     }
 
@@ -335,6 +357,9 @@ impl Service {
                 self.name, unit.epoch
             ));
         }
+        if !unit.members.contains(&self.id) {
+            self.reach.close_all(&mut self.messenger, &mut self.peers);
+        }
         self.step(now, |member, now| member.handle_map(now, unit))?;
         // Clients have no membership: they learn it from here.
         for link in self.peers.clients() {
@@ -368,6 +393,8 @@ impl Service {
             sessions: member.sessions().len(),
             links: self.links(),
             messages: self.messages,
+            exports: self.reach.exports(),
+            moved: self.reach.moved,
             memory: region.kind().to_string(),
             survives: region.survives().to_string(),
         }

@@ -85,6 +85,10 @@ pub struct NodeStatus {
     pub links: Vec<LinkStatus>,
     /// Messages received since it started.
     pub messages: u64,
+    /// Clients that reach into its memory.
+    pub exports: usize,
+    /// Bytes of files that clients have sent or received in messages since it started.
+    pub moved: u64,
     /// The memory of its pool.
     pub memory: String,
     /// What the contents of the pool survive.

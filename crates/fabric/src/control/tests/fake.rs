@@ -1,5 +1,6 @@
 //! A transport that only does what setting up takes, and remembers what it was told.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -100,8 +101,13 @@ impl Device for Fake {
         }
     }
 
-    fn register(&self, region: &Region, access: Access) -> Result<Registration, Error> {
-        Ok(self.table.insert(region, access).expect("room"))
+    fn register_part(
+        &self,
+        region: &Region,
+        part: Range<u64>,
+        access: Access,
+    ) -> Result<Registration, Error> {
+        Ok(self.table.insert(region, part, access).expect("room"))
     }
 
     fn revoke(&self, registration: &Registration) -> Option<Proof> {

@@ -191,7 +191,7 @@ impl Maker {
     /// A client that reaches into memories, from this one on.
     fn active_client(&mut self, least: u32) -> Option<u32> {
         let active: Vec<u32> = (least..self.clients)
-            .filter(|it| mode_of(*it) == Mode::ClientActive)
+            .filter(|it| mode_of(*it) == Mode::CLIENT_ACTIVE)
             .collect();
         (!active.is_empty()).then(|| *self.random.pick(&active))
     }

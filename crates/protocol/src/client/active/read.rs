@@ -1,7 +1,7 @@
 //! Reading from the members' memories: data first, then the version word of the primary.
 
 use super::transfer::{TransferKind, TransferOutcome};
-use super::{BLOCK, Client, Extent, LAYOUTS_MAX, Layout, Run, Ticket};
+use super::{BLOCK, Client, Extent, Layout, Run, Ticket};
 use crate::block_checksum;
 use crate::defects::Defect;
 use crate::map::NodeId;
@@ -10,13 +10,6 @@ use crate::wire::{Acknowledge, FileId, Operation, Outcome};
 
 /// After so many tries a read is done by message.
 const TRIES: u32 = 4;
-
-/// A layout, and for which part of its file.
-#[derive(Clone)]
-pub(in crate::client) struct Cached {
-    start: u64,
-    layout: Layout,
-}
 
 /// A piece of data that is being read.
 struct Piece {
@@ -31,8 +24,8 @@ struct Piece {
 enum Step {
     /// Nothing is under way.
     Waiting,
-    /// The primary was asked for a layout.
-    Asking,
+    /// The primary was asked for the layout of the part that begins here.
+    Asking { start: u64 },
     /// Data is being read, and the version word behind it.
     Data,
 }
@@ -125,29 +118,29 @@ impl Client {
         }
         let (file, since, tries) = (reading.file, reading.since, reading.tries);
         let (offset, end) = (reading.offset, reading.end());
-        let start = offset / LAYOUT_MAX * LAYOUT_MAX;
-        let is_too_long = end > start + LAYOUT_MAX;
-        if self.is_impatient(now, since) || tries >= TRIES || is_too_long {
+        if self.is_impatient(now, since) || tries >= TRIES || end - offset > LAYOUT_MAX {
             return self.read_by_message(ticket);
         }
-        let members = self.map.full_in_sync();
-        let is_behind = self.is_behind(file);
-        if is_behind || !self.has_keys(now, &members) || !self.is_valid(now) {
+        let Some(members) = self.reached(now) else {
+            return self.read_by_message(ticket);
+        };
+        if self.is_behind(file) || !self.is_valid(now) {
             return;
         }
-        let cached = self.active.layouts.get(&file);
-        let Some(cached) = cached.filter(|cached| cached.start == start).cloned() else {
-            if let Some(reading) = self.reading(ticket) {
-                reading.step = Step::Asking;
+        match self.active.layouts.find(file, offset..end) {
+            Ok(layout) => self.read_data(now, ticket, layout, &members),
+            Err(start) => {
+                if let Some(reading) = self.reading(ticket) {
+                    reading.step = Step::Asking { start };
+                }
+                let layout = Operation::Layout {
+                    file,
+                    offset: start,
+                    length: LAYOUT_MAX as u32,
+                };
+                self.request(ticket, layout, Acknowledge::Primary);
             }
-            let layout = Operation::Layout {
-                file,
-                offset: start,
-                length: LAYOUT_MAX as u32,
-            };
-            return self.request(ticket, layout, Acknowledge::Primary);
-        };
-        self.read_data(now, ticket, cached.layout, &members);
+        }
     }
 
     /// Whose memory to read: of the members in sync the one with the fewest reads of this client under way, in turn if
@@ -275,7 +268,7 @@ impl Client {
                 self.finish(ticket, outcome);
             }
             None => {
-                self.active.layouts.remove(&file);
+                self.active.layouts.forget(file);
                 self.read_failed(ticket);
             }
         }
@@ -294,17 +287,13 @@ impl Client {
         let Some(reading) = self.reading(ticket) else {
             return;
         };
-        reading.step = Step::Waiting;
-        let start = reading.offset / LAYOUT_MAX * LAYOUT_MAX;
         let file = reading.file;
+        let Step::Asking { start } = std::mem::replace(&mut reading.step, Step::Waiting) else {
+            return;
+        };
         match Layout::decode(outcome.data()) {
             Ok(layout) if outcome.is_done() => {
-                let cached = Cached { start, layout };
-                let layouts = &mut self.active.layouts;
-                layouts.insert(file, cached);
-                if layouts.len() > LAYOUTS_MAX {
-                    layouts.retain(|it, _| *it == file);
-                }
+                self.active.layouts.insert(file, start, layout);
             }
             _ => self.read_by_message(ticket),
         }

@@ -53,6 +53,8 @@ pub enum TransferOutcome {
     Read(Vec<u8>),
     /// The key is not good there (any more): nothing was, or will be, done.
     Refused,
+    /// The way to the memory is gone. Of a write it is not known whether it has landed, or will.
+    Lost,
 }
 
 pub(in crate::client) struct UnderWay {
@@ -66,12 +68,11 @@ pub(in crate::client) struct UnderWay {
 }
 
 impl UnderWay {
-    /// When it is sent again.
+    /// When it is sent again, or given up.
     pub fn due(&self, options: &Options) -> u64 {
-        let pause = if self.is_given_up {
-            options.heartbeat_ns
-        } else {
-            options.retry_ns
+        let pause = match self.is_given_up || options.reliable {
+            true => options.heartbeat_ns,
+            false => options.retry_ns,
         };
         self.sent_at + pause
     }
@@ -80,6 +81,9 @@ impl UnderWay {
 impl Client {
     /// A transfer has ended.
     pub fn handle_transfer(&mut self, now: u64, wr_id: u64, outcome: TransferOutcome) {
+        if outcome == TransferOutcome::Lost && self.write_lost(now, wr_id) {
+            return self.advance(now);
+        }
         let Some(under_way) = self.active.transfers.remove(&wr_id) else {
             return;
         };
@@ -97,6 +101,21 @@ impl Client {
             }
         }
         self.advance(now);
+    }
+
+    /// A write may land later: it is given up, and sent again until it is answered. Whether it is a write.
+    fn write_lost(&mut self, now: u64, wr_id: u64) -> bool {
+        let found = self.active.transfers.get_mut(&wr_id);
+        let is_write = |it: &&mut UnderWay| matches!(it.transfer.kind, TransferKind::Write(_));
+        let Some(it) = found.filter(is_write) else {
+            return false;
+        };
+        it.sent_at = now;
+        if !std::mem::replace(&mut it.is_given_up, true) {
+            let run = it.run;
+            self.give_up(run);
+        }
+        true
     }
 
     pub(super) fn start(
@@ -155,13 +174,19 @@ impl Client {
                 continue;
             };
             let (run, to) = (it.run, it.transfer.to);
+            // A reliable transport sends again by itself.
+            let is_reliable = self.options.reliable;
             if matches!(it.transfer.kind, TransferKind::Read(_)) {
+                if is_reliable {
+                    // Other reads go to other members, until this one gives its key again.
+                    self.active.keys.remove(&to);
+                }
                 self.read_failed(run);
                 continue;
             }
             it.sent_at = now;
             it.tries += 1;
-            if it.tries <= TRIES || it.is_given_up {
+            if it.tries <= TRIES && !is_reliable || it.is_given_up {
                 self.active.out.push_back(it.transfer.clone());
             } else if self.defects.has(Defect::CommitBeforeCompletion) {
                 self.active.transfers.remove(&wr_id);

@@ -18,6 +18,7 @@ pub(in crate::client) struct Writing {
     file: FileId,
     offset: u64,
     data: Vec<u8>,
+    drop_privileges: Option<bool>,
     acknowledge: Acknowledge,
     since: u64,
     /// The blocks that it fills, once it has begun: number in the grant, and place in the image.
@@ -42,15 +43,16 @@ pub(in crate::client) struct Unsettled {
 impl Writing {
     pub fn new(
         now: u64,
-        file: FileId,
-        offset: u64,
+        (file, offset): (FileId, u64),
         data: Vec<u8>,
+        drop_privileges: Option<bool>,
         acknowledge: Acknowledge,
     ) -> Writing {
         Writing {
             file,
             offset,
             data,
+            drop_privileges,
             acknowledge,
             since: now,
             blocks: Vec::new(),
@@ -67,7 +69,7 @@ impl Writing {
             file: self.file,
             at: WriteAt::Offset(self.offset),
             data: self.data.clone(),
-            drop_privileges: None,
+            drop_privileges: self.drop_privileges,
         }
     }
 
@@ -80,6 +82,7 @@ impl Writing {
             grant_block: self.blocks.first().map_or(0, |(number, _)| *number),
             checksums: blocks.map(block_checksum).collect(),
             size: self.offset + self.data.len() as u64,
+            drop_privileges: self.drop_privileges,
         }
     }
 
@@ -116,10 +119,9 @@ impl Client {
         if self.is_impatient(now, since) || count > u64::from(self.options.grant_blocks) {
             return self.write_by_message(ticket);
         }
-        let members = self.map.full_in_sync();
-        if !self.has_keys(now, &members) {
-            return;
-        }
+        let Some(members) = self.reached(now) else {
+            return self.write_by_message(ticket);
+        };
         let Some(blocks) = self.take_blocks(count) else {
             return self.ask_for_grant(count);
         };

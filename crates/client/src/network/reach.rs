@@ -1,0 +1,234 @@
+//! The members' memories: which can be reached, and the transfers under way.
+//!
+//! The primary gives the key of each member ([`Body::Key`]). With it the client asks that member to export its memory over
+//! their link, and only then the state machine is told of the key. When the link is lost, so is the export: transfers that
+//! have not ended are reported as lost, and with the next link the member is asked again.
+
+use std::collections::BTreeMap;
+
+use fabric::Provider;
+use fabric::messenger::{self, Direction, LinkId, Messenger};
+use protocol::client::{Mode, Transfer, TransferKind, TransferOutcome};
+use protocol::wire::Body;
+use protocol::{Client, NodeId};
+
+use super::Io;
+use super::links::Links;
+
+/// From this length on a client that chooses itself reads one-sided. It never writes so: the commit costs more than it spares
+/// where the members are on one host. `docs/PERFORMANCE.md` has the figures.
+const LEAST_READ: u32 = 4 << 10;
+/// No write is so long.
+const NEVER: u32 = u32::MAX;
+
+/// What is known of a member's memory.
+struct Known {
+    key: u64,
+    /// It was asked over this link to export it.
+    asked: LinkId,
+    is_exported: bool,
+}
+
+/// The members' memories, as a client reaches them.
+pub struct Reach {
+    io: Io,
+    /// Whether it writes one-sided.
+    writes: bool,
+    /// The session that the keys are for.
+    session: Option<u64>,
+    known: BTreeMap<NodeId, Known>,
+    /// Transfers under way by their numbers, with their links, and whether each is a write.
+    in_flight: BTreeMap<u64, (LinkId, bool)>,
+}
+
+impl Reach {
+    pub fn new(io: Io, writes: bool) -> Reach {
+        Reach {
+            io,
+            writes: writes && io == Io::Client,
+            session: None,
+            known: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
+        }
+    }
+
+    /// Who moves the data, with a primary at the other end of this transport.
+    pub fn mode(&self, provider: Option<Provider>) -> Mode {
+        let is_passive = matches!(provider, Some(Provider::Shm | Provider::Verbs));
+        match self.io {
+            Io::Client if self.writes => Mode::CLIENT_ACTIVE,
+            Io::Client => Mode::ClientActive {
+                write: NEVER,
+                read: 0,
+            },
+            Io::Auto if is_passive => Mode::ClientActive {
+                write: NEVER,
+                read: LEAST_READ,
+            },
+            Io::Auto | Io::Server => Mode::ServerActive,
+        }
+    }
+
+    /// The primary has given a member's key. Returns what to send to the member over this link.
+    pub fn take_key(
+        &mut self,
+        (member, key): (NodeId, u64),
+        links: &Links,
+        client: &mut Client,
+    ) -> Option<(LinkId, Body)> {
+        let asked = links.of(member)?;
+        if let Some(known) = self.known.get(&member)
+            && known.key == key
+            && known.asked == asked
+        {
+            if known.is_exported {
+                client.handle_key(member, key);
+            }
+            return None;
+        }
+        let known = Known {
+            key,
+            asked,
+            is_exported: false,
+        };
+        self.known.insert(member, known);
+        client.forget_key(member);
+        let writes = self.writes;
+        Some((asked, Body::Reach { key, writes }))
+    }
+
+    /// There is a link to a member. Returns what to send over it.
+    pub fn linked(&mut self, member: NodeId, link: LinkId) -> Option<Body> {
+        let known = self.known.get_mut(&member)?;
+        known.asked = link;
+        known.is_exported = false;
+        Some(Body::Reach {
+            key: known.key,
+            writes: self.writes,
+        })
+    }
+
+    /// A member has exported its memory.
+    pub fn exported(&mut self, link: LinkId, name: u64, client: &mut Client) {
+        let mut known = self.known.iter_mut();
+        let found = known.find(|(_, known)| known.asked == link && known.key == name);
+        if let Some((member, known)) = found {
+            known.is_exported = true;
+            client.handle_key(*member, known.key);
+        }
+    }
+
+    /// A link has ended. Whether transfers over it will land is not known.
+    pub fn lost(&mut self, now: u64, link: LinkId, client: &mut Client) {
+        // A key that was not good was the reason, perhaps: the primary gives another one.
+        self.known.retain(|member, known| {
+            let is_lost = known.asked == link;
+            if is_lost {
+                client.forget_key(*member);
+            }
+            !is_lost || std::mem::take(&mut known.is_exported)
+        });
+        let in_flight = self.in_flight.iter();
+        let lost: Vec<u64> = in_flight
+            .filter(|(_, (over, _))| *over == link)
+            .map(|(wr_id, _)| *wr_id)
+            .collect();
+        for wr_id in lost {
+            self.in_flight.remove(&wr_id);
+            client.handle_transfer(now, wr_id, TransferOutcome::Lost);
+        }
+    }
+
+    /// Links that lead to memory which is of no use any more: the session has ended, or members have left. Closing them
+    /// lets go of the memory.
+    pub fn useless(&mut self, client: &Client, members: &[NodeId]) -> Vec<LinkId> {
+        let session = client.session();
+        let has_ended = self.session.is_some_and(|known| session != Some(known));
+        self.session = session;
+        let mut useless = Vec::new();
+        self.known.retain(|member, known| {
+            let is_useful = !has_ended && members.contains(member);
+            if !is_useful && known.is_exported {
+                useless.push(known.asked);
+            }
+            is_useful
+        });
+        useless
+    }
+
+    /// Starts a transfer that the state machine asks for, or says at once what becomes of it.
+    pub fn start(
+        &mut self,
+        now: u64,
+        transfer: Transfer,
+        messenger: &mut Messenger,
+        client: &mut Client,
+    ) {
+        let wr_id = transfer.wr_id;
+        // The transport sends again by itself what is under way.
+        if self.in_flight.contains_key(&wr_id) {
+            return;
+        }
+        let refused = TransferOutcome::Refused;
+        let link = match self.known.get(&transfer.to) {
+            Some(known) if known.key != transfer.key => {
+                return client.handle_transfer(now, wr_id, refused);
+            }
+            Some(known) if known.is_exported => known.asked,
+            _ => return client.handle_transfer(now, wr_id, TransferOutcome::Lost),
+        };
+        let (direction, is_write) = match transfer.kind {
+            TransferKind::Write(bytes) => (Direction::Write(bytes), true),
+            TransferKind::Read(length) => (Direction::Read(length), false),
+        };
+        let begun = messenger.transfer(
+            link,
+            messenger::Transfer {
+                id: wr_id,
+                name: transfer.key,
+                offset: transfer.offset,
+                direction,
+            },
+        );
+        match begun {
+            true => drop(self.in_flight.insert(wr_id, (link, is_write))),
+            false => client.handle_transfer(now, wr_id, TransferOutcome::Lost),
+        }
+    }
+
+    /// A transfer has ended.
+    pub fn ended(&mut self, now: u64, wr_id: u64, bytes: Option<Vec<u8>>, client: &mut Client) {
+        let Some((_, is_write)) = self.in_flight.remove(&wr_id) else {
+            return;
+        };
+        let outcome = match bytes {
+            Some(_) if is_write => TransferOutcome::Written,
+            Some(bytes) => TransferOutcome::Read(bytes),
+            None => TransferOutcome::Refused,
+        };
+        client.handle_transfer(now, wr_id, outcome);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_chooses_itself_reads_one_sided_where_the_target_is_passive() {
+        let mode = |io, writes, provider| Reach::new(io, writes).mode(provider);
+        let active = |write, read| Mode::ClientActive { write, read };
+        for provider in [None, Some(Provider::Shm), Some(Provider::Tcp)] {
+            assert_eq!(mode(Io::Server, true, provider), Mode::ServerActive);
+            assert_eq!(mode(Io::Client, true, provider), active(0, 0));
+            assert_eq!(mode(Io::Client, false, provider), active(NEVER, 0));
+        }
+        for passive in [Provider::Shm, Provider::Verbs] {
+            let auto = mode(Io::Auto, true, Some(passive));
+            assert_eq!(auto, active(NEVER, LEAST_READ));
+        }
+        for other in [None, Some(Provider::Tcp)] {
+            assert_eq!(mode(Io::Auto, true, other), Mode::ServerActive);
+        }
+    }
+}

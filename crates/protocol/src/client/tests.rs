@@ -1,0 +1,261 @@
+//! What a client sends and tells, message by message.
+
+use super::*;
+use crate::EpochStart;
+use crate::wire::active::{Extent, Layout};
+
+const SESSION: u64 = 7;
+
+fn hear(client: &mut Client, request: u64, body: Body) {
+    let envelope = Envelope {
+        cluster: Options::default().cluster,
+        epoch: 1,
+        session: SESSION,
+        request,
+        ..Envelope::default()
+    };
+    client.handle_message(request, &Message { envelope, body }.encode(false));
+}
+
+fn map_of(primary: NodeId, epoch: u32) -> UnitMap {
+    UnitMap {
+        version: epoch.into(),
+        epoch,
+        primary,
+        members: vec![0, 1],
+        in_sync: vec![0, 1],
+        lineage: vec![EpochStart { epoch, start: 0 }],
+        ..UnitMap::default()
+    }
+}
+
+/// Kinds of the messages that it sends, and their receivers.
+fn sent(client: &mut Client) -> Vec<(NodeId, u8)> {
+    let kind = |it: Transmit| (it.to[0], it.bytes[3]);
+    std::iter::from_fn(|| client.poll_transmit())
+        .map(kind)
+        .collect()
+}
+
+#[test]
+fn over_a_reliable_transport_requests_are_sent_again_when_the_link_or_the_primary_changes() {
+    const REQUEST: u8 = 37;
+    const RESUME: u8 = 39;
+    let options = Options {
+        reliable: true,
+        ..Options::default()
+    };
+    let late = 100 * options.retry_ns;
+    let mut client = Client::new(100, options, Defects::default(), 0);
+    client.handle_map(0, map_of(0, 1));
+    let file = FileId::default();
+    client.submit(0, Operation::Sync { file }, Acknowledge::All);
+    sent(&mut client);
+    hear(&mut client, 0, Body::SessionOpened { slots: 2 });
+    let requests = |client: &mut Client| {
+        let all = sent(client).into_iter();
+        all.filter(|(_, kind)| *kind == REQUEST || *kind == RESUME)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(requests(&mut client), [(0, REQUEST)]);
+    client.handle_timeout(late);
+    assert_eq!(requests(&mut client), []);
+    client.handle_link(late);
+    assert_eq!(requests(&mut client), [(0, REQUEST)]);
+    client.handle_map(late, map_of(1, 2));
+    assert_eq!(requests(&mut client), [(1, RESUME)]);
+    // A session is resumed by time, too.
+    client.handle_timeout(2 * late);
+    assert_eq!(requests(&mut client), [(1, RESUME)]);
+}
+
+#[test]
+fn a_primary_without_leases_does_not_say_that_a_session_lasts() {
+    let mut client = Client::new(100, Options::default(), Defects::default(), 0);
+    let start = EpochStart { epoch: 1, start: 0 };
+    let map = UnitMap {
+        version: 1,
+        epoch: 1,
+        members: vec![0],
+        in_sync: vec![0],
+        lineage: vec![start],
+        ..UnitMap::default()
+    };
+    client.handle_map(0, map);
+    client.submit(
+        0,
+        Operation::Sync {
+            file: FileId::default(),
+        },
+        Acknowledge::All,
+    );
+    hear(&mut client, 0, Body::SessionOpened { slots: 2 });
+    assert_eq!(client.session(), Some(SESSION));
+    let mut fresh_until = |request, valid_ns| {
+        let confirmed = 0;
+        hear(
+            &mut client,
+            request,
+            Body::Alive {
+                confirmed,
+                valid_ns,
+            },
+        );
+        client.fresh_until()
+    };
+    assert_eq!(fresh_until(1000, 0), 0);
+    let lasts = Options::default().session_ns / 100 * 95;
+    assert_eq!(fresh_until(2000, 1), 2000 + lasts);
+    assert_eq!(fresh_until(3000, 0), 2000 + lasts);
+}
+
+const BLOCK: usize = 4096;
+
+/// A client of a unit of two, with a session, keys to both and a grant of blocks 0 and 1.
+fn active() -> Client {
+    let options = Options {
+        reliable: true,
+        ..Options::default()
+    };
+    let client = Client::new(100, options, Defects::default(), 0);
+    let mut client = client.with_mode(Mode::CLIENT_ACTIVE);
+    client.handle_map(0, map_of(0, 1));
+    client
+}
+
+/// The bodies that it sends.
+fn said(client: &mut Client) -> Vec<(u64, Body)> {
+    let all = std::iter::from_fn(|| client.poll_transmit());
+    let decode = |it: Transmit| Message::decode(&it.bytes, &Defects::default());
+    let messages = all.map(|it| decode(it).expect("it is whole"));
+    messages.map(|it| (it.envelope.request, it.body)).collect()
+}
+
+fn write(seed: u8) -> Operation {
+    Operation::Write {
+        file: FileId::default(),
+        at: WriteAt::Offset(0),
+        data: vec![seed; BLOCK],
+        drop_privileges: Some(true),
+    }
+}
+
+/// Answers all requests for blocks, with as many as were asked for.
+fn grant(client: &mut Client) {
+    for (request, body) in said(client) {
+        let Body::Request {
+            slot,
+            operation: Operation::Grant { blocks },
+            ..
+        } = body
+        else {
+            continue;
+        };
+        let extent = Extent {
+            offset: 0,
+            image_offset: 1 << 20,
+            blocks,
+            checksums: Vec::new(),
+        };
+        let layout = Layout {
+            extents: vec![extent],
+            ..Layout::default()
+        };
+        let outcome = Outcome::with_data(layout.encode());
+        let (position, confirmed) = (0, 0);
+        hear(
+            client,
+            request,
+            Body::Reply {
+                slot,
+                outcome,
+                position,
+                confirmed,
+            },
+        );
+    }
+}
+
+fn transfers(client: &mut Client) -> Vec<Transfer> {
+    std::iter::from_fn(|| client.poll_transfer()).collect()
+}
+
+/// Submits a write, and gives the client all that it asks for before its transfers.
+fn begun(client: &mut Client, members: &[NodeId]) -> Vec<Transfer> {
+    client.submit(0, write(1), Acknowledge::Primary);
+    said(client);
+    hear(client, 0, Body::SessionOpened { slots: 4 });
+    for member in members {
+        client.handle_key(*member, 7);
+    }
+    client.handle_timeout(0);
+    client.submit(0, write(2), Acknowledge::Primary);
+    grant(client);
+    transfers(client)
+}
+
+fn has_write(client: &mut Client) -> bool {
+    let is_write = |(_, body): &(u64, Body)| {
+        matches!(
+            body,
+            Body::Request {
+                operation: Operation::Write { .. },
+                ..
+            }
+        )
+    };
+    said(client).iter().any(is_write)
+}
+
+#[test]
+fn a_member_without_a_key_gets_no_transfers_and_delays_nobody() {
+    let mut client = active();
+    let begun = begun(&mut client, &[0]);
+    let targets: Vec<_> = begun.iter().map(|it| it.to).collect();
+    assert!(
+        !targets.is_empty() && targets.iter().all(|to| *to == 0),
+        "{targets:?}"
+    );
+}
+
+#[test]
+fn without_the_primarys_key_a_write_goes_by_message_at_once() {
+    let mut client = active();
+    client.submit(0, write(1), Acknowledge::Primary);
+    said(&mut client);
+    hear(&mut client, 0, Body::SessionOpened { slots: 4 });
+    client.handle_key(1, 7);
+    said(&mut client);
+    client.submit(0, write(2), Acknowledge::Primary);
+    assert!(has_write(&mut client));
+    assert_eq!(transfers(&mut client), []);
+}
+
+#[test]
+fn a_write_whose_link_is_lost_goes_by_message_and_its_blocks_wait_for_the_transfer() {
+    let mut client = active();
+    let begun = begun(&mut client, &[0, 1]);
+    let lost = begun
+        .iter()
+        .find(|it| it.to == 1)
+        .expect("one to each")
+        .clone();
+    let free = client.granted_blocks();
+    for transfer in &begun {
+        let outcome = match transfer.wr_id == lost.wr_id {
+            true => TransferOutcome::Lost,
+            false => TransferOutcome::Written,
+        };
+        client.handle_transfer(1, transfer.wr_id, outcome);
+    }
+    assert!(has_write(&mut client));
+    assert_eq!(client.granted_blocks(), free, "it may land later");
+    let late = 2 * Options::default().heartbeat_ns;
+    client.handle_timeout(late);
+    assert!(
+        transfers(&mut client).contains(&lost),
+        "it is sent until it is answered"
+    );
+    client.handle_transfer(late, lost.wr_id, TransferOutcome::Written);
+    assert!(client.granted_blocks() > free);
+}
