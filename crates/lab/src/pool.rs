@@ -5,15 +5,17 @@ use std::sync::atomic::AtomicI64;
 
 use client::{Clock, FileSystem, Geometry, Options};
 use pmem::Region;
+use store::format::inode::Inode;
+use store::format::placement::Layout;
 use store::format::superblock::{SUPERBLOCKS, Superblock};
-use store::{CheckOptions, Defects, Replica};
+use store::{CheckOptions, Defects, ROOT, Replica, SYSTEM};
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::embedded::Embedded;
 use crate::operation::{Answer, Operation, System};
 use crate::runner::Subject;
 
-/// Makes an empty pool whose identity and hash key are no random numbers.
+/// Makes an empty pool whose identity, hash key and times are the same in every run.
 pub fn format(region: &Region, geometry: &Geometry) -> Result<(), String> {
     FileSystem::format_region(region, geometry).map_err(|error| error.to_string())?;
     change_superblocks(region, |superblock| {
@@ -22,6 +24,25 @@ pub fn format(region: &Region, geometry: &Geometry) -> Result<(), String> {
         superblock.hash_key = *b"the key of tests";
         superblock.created_ns = 0;
     });
+    forget_times(region)
+}
+
+/// Sets the times of the root and the system directory to 0.
+fn forget_times(region: &Region) -> Result<(), String> {
+    let superblock = store::read_superblock(region).map_err(|error| error.to_string())?;
+    let layout = Layout::of(&superblock).ok_or("the pool has no layout")?;
+    for number in [ROOT, SYSTEM] {
+        let offset = superblock.image_offset + layout.inode(number);
+        let mut inode = Inode::new_zeroed();
+        region.read(offset, inode.as_mut_bytes());
+        inode.modified_ns = 0;
+        inode.changed_ns = 0;
+        inode.accessed_ns = 0;
+        inode.created_ns = 0;
+        inode.seal();
+        region.write_flushed(offset, inode.as_bytes());
+    }
+    region.fence();
     Ok(())
 }
 
