@@ -167,6 +167,16 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::ForgetRefused, 11),
     (Defect::ForgetHolds, 3),
     (Defect::TrustBlankPool, 207),
+    (Defect::ChangeBeforeRecall, 0),
+    (Defect::GrantDuringChange, 0),
+    (Defect::GrantBeyondLease, 0),
+    (Defect::CountLeaseFromReply, 0),
+    (Defect::IgnoreOvertaking, 0),
+    (Defect::AnswerBeforeInvalidation, 0),
+    (Defect::KeepMissingNames, 0),
+    (Defect::CreateWithoutRecall, 0),
+    (Defect::AnswerEndsNewLease, 0),
+    (Defect::ForgetLease, 0),
 ];
 
 /// The seed that notices a defect: the hint, or else the first that is met.

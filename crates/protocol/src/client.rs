@@ -1,12 +1,15 @@
 //! A client of a unit: a session, requests under way, and what may have to be replayed.
 
 mod active;
+mod keeping;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use operations::WriteAt;
 
 use crate::defects::{Defect, Defects};
+use crate::leases::Covers;
+use crate::leases::holder::Holder;
 use crate::map::{NodeId, Sequence, UnitMap};
 use crate::member::READS_MAX;
 use crate::wire::{
@@ -44,9 +47,33 @@ pub enum Event {
         ticket: Ticket,
         /// What came out.
         outcome: Outcome,
+        /// What of it may be kept.
+        keep: Keep,
     },
+    /// The caches have to drop what they keep of an inode, and then [`Client::invalidated`] is called.
+    Recalled(Recalled),
     /// The session is over, and with it its locks and everything that was under way.
     SessionOver,
+}
+
+/// How long what an outcome shows may be kept without asking again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// By this client's clock.
+    pub until: u64,
+    /// Of what.
+    pub covers: Covers,
+}
+
+/// A lease that has to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recalled {
+    /// The inode.
+    pub inode: u64,
+    /// Names in this directory may be kept, besides its attributes.
+    pub has_entries: bool,
+    /// Names the recall.
+    pub number: u64,
 }
 
 /// Who moves the data of reads and writes.
@@ -75,6 +102,8 @@ struct Pending {
     acknowledge: Acknowledge,
     operation: Operation,
     sent_at: Option<u64>,
+    /// When it was sent first: the time of a lease counts from then.
+    asked_at: Option<u64>,
     /// The number that was given last when it began.
     began_at: u64,
     /// Its user was told already.
@@ -117,6 +146,9 @@ pub struct Client {
     /// Files that the session holds: the next primary does not know them.
     holds: BTreeMap<FileId, u64>,
     active: Active,
+    /// The leases of the session, and whether it asks for any.
+    leases: Holder,
+    keeps: bool,
     /// Writes and reads that were done one-sided.
     one_sided: (u64, u64),
     /// Writes that their user believes to be done, and that were refused: the next fsync of the file says why.
@@ -147,6 +179,8 @@ impl Client {
             unconfirmed: Vec::new(),
             holds: BTreeMap::new(),
             active: Active::default(),
+            leases: Holder::default(),
+            keeps: false,
             one_sided: (0, 0),
             refused: BTreeMap::new(),
             next_number: first_number,
@@ -199,8 +233,7 @@ impl Client {
         self.next_number += 1;
         let ticket = self.next_number;
         if operation == Operation::CloseSession && self.session == Session::None {
-            let outcome = Outcome::done();
-            self.events.push_back(Event::Done { ticket, outcome });
+            self.tell_done(ticket, Outcome::done());
             return ticket;
         }
         if !self.begin_run(now, ticket, &operation, acknowledge) {
@@ -219,6 +252,7 @@ impl Client {
         self.map = map;
         if is_new_primary {
             self.epoch_changed();
+            self.leases.epoch_changed();
             self.is_resumed = self.session().is_none();
             self.forget_sent();
         }
@@ -255,11 +289,17 @@ impl Client {
                 outcome,
                 position,
                 confirmed,
+                grant,
             } => {
                 let sequence = Sequence::new(epoch, position);
-                self.replied(now, slot, request, outcome, (sequence, confirmed));
+                if let Some(pending) = self.take_pending(slot, request) {
+                    let keep = self.take_grant(now, &pending, &outcome, grant);
+                    let positions = (sequence, confirmed);
+                    self.replied(now, (slot, pending), outcome, keep, positions);
+                }
                 self.drop_confirmed(epoch, confirmed);
             }
+            Body::Recall { inode, number } => self.recalled(now, inode, number),
             Body::Alive {
                 confirmed,
                 valid_ns,
@@ -493,6 +533,7 @@ impl Client {
                 acknowledge,
                 operation,
                 sent_at: None,
+                asked_at: None,
                 began_at: self.next_number,
                 is_told: false,
             };
@@ -537,20 +578,19 @@ impl Client {
                 continue;
             }
             pending.sent_at = Some(now);
+            pending.asked_at.get_or_insert(now);
             let acknowledge = pending.acknowledge;
             let operation = pending.operation.clone();
             if let Some(outcome) = early_outcome(&operation, acknowledge)
                 && !pending.is_told
             {
                 pending.is_told = true;
-                self.events.push_back(Event::Done {
-                    ticket: pending.ticket,
-                    outcome,
-                });
+                self.events.push_back(done(pending.ticket, outcome));
             }
             let body = Body::Request {
                 slot,
                 acknowledge,
+                wants_lease: self.keeps && slot == NO_SLOT,
                 operation,
             };
             due.push((pending.request, body));
@@ -560,23 +600,22 @@ impl Client {
         }
     }
 
+    fn take_pending(&mut self, slot: u16, request: u64) -> Option<Pending> {
+        if slot == NO_SLOT {
+            return self.reads.remove(&request);
+        }
+        let (_, place) = self.slots.get_mut(usize::from(slot))?;
+        place.take_if(|pending| pending.request == request)
+    }
+
     fn replied(
         &mut self,
         now: u64,
-        slot: u16,
-        request: u64,
+        (slot, pending): (u16, Pending),
         mut outcome: Outcome,
+        keep: Keep,
         (sequence, confirmed): (Sequence, u64),
     ) {
-        let pending = if slot == NO_SLOT {
-            self.reads.remove(&request)
-        } else {
-            let place = self.slots.get_mut(usize::from(slot)).map(|(_, it)| it);
-            place.and_then(|it| it.take_if(|pending| pending.request == request))
-        };
-        let Some(pending) = pending else {
-            return;
-        };
         let file = pending.operation.file();
         if let Some((file, error)) = file.zip(outcome.error).filter(|_| pending.is_told) {
             self.note_refused(file, error);
@@ -591,7 +630,7 @@ impl Client {
             self.unconfirmed.push(Replay {
                 sequence,
                 slot,
-                request,
+                request: pending.request,
                 operation: self.replayed_as(&pending, &outcome),
             });
         }
@@ -607,7 +646,7 @@ impl Client {
             _ => {}
         }
         if !pending.is_told {
-            self.tell(pending.ticket, outcome);
+            self.tell(pending.ticket, outcome, keep);
         }
         if has_closed {
             self.end_session();
@@ -668,16 +707,14 @@ impl Client {
         self.holds.clear();
         self.unconfirmed.clear();
         self.refused.clear();
+        self.leases = Holder::default();
         let told = self.end_active();
         let slots = std::mem::take(&mut self.slots);
         let changes = slots.into_iter().filter_map(|(_, pending)| pending);
         let reads = std::mem::take(&mut self.reads);
         // What waited for a slot was asked for in this session too.
         for (ticket, _, _) in std::mem::take(&mut self.queue) {
-            self.events.push_back(Event::Done {
-                ticket,
-                outcome: Outcome::failed(ErrorCode::SessionEnded),
-            });
+            self.tell_done(ticket, Outcome::failed(ErrorCode::SessionEnded));
         }
         for pending in changes.chain(reads.into_values()) {
             if !pending.is_told && !told.contains(&pending.ticket) {
@@ -685,12 +722,23 @@ impl Client {
                     Operation::CloseSession => Outcome::done(),
                     _ => Outcome::failed(ErrorCode::SessionEnded),
                 };
-                self.events.push_back(Event::Done {
-                    ticket: pending.ticket,
-                    outcome,
-                });
+                self.tell_done(pending.ticket, outcome);
             }
         }
+    }
+
+    fn tell_done(&mut self, ticket: Ticket, outcome: Outcome) {
+        self.events.push_back(done(ticket, outcome));
+    }
+}
+
+/// The end of an operation of which nothing may be kept.
+fn done(ticket: Ticket, outcome: Outcome) -> Event {
+    let keep = Keep::default();
+    Event::Done {
+        ticket,
+        outcome,
+        keep,
     }
 }
 

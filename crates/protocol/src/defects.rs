@@ -93,11 +93,31 @@ pub enum Defect {
     ForgetHolds,
     /// A pool that was only formatted follows as if it had what the unit began with.
     TrustBlankPool,
+    /// A change is executed when its recalls were sent.
+    ChangeBeforeRecall,
+    /// Leases are granted while a change waits for its recalls.
+    GrantDuringChange,
+    /// A lease is granted for longer than the primary's own leases last.
+    GrantBeyondLease,
+    /// A client counts the time of a lease from the arrival of the reply.
+    CountLeaseFromReply,
+    /// A grant counts that was made before a recall and arrives after it.
+    IgnoreOvertaking,
+    /// A recall is answered before the caches have dropped what they keep.
+    AnswerBeforeInvalidation,
+    /// Caches keep the names that are not there when a directory is recalled.
+    KeepMissingNames,
+    /// A name is made without a recall of its directory.
+    CreateWithoutRecall,
+    /// An answer to a recall ends also leases that were granted later.
+    AnswerEndsNewLease,
+    /// Of too many leases the primary forgets one, and does not recall it.
+    ForgetLease,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 45] = [
+    pub const ALL: [Defect; 55] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -143,6 +163,16 @@ impl Defect {
         Defect::ForgetRefused,
         Defect::ForgetHolds,
         Defect::TrustBlankPool,
+        Defect::ChangeBeforeRecall,
+        Defect::GrantDuringChange,
+        Defect::GrantBeyondLease,
+        Defect::CountLeaseFromReply,
+        Defect::IgnoreOvertaking,
+        Defect::AnswerBeforeInvalidation,
+        Defect::KeepMissingNames,
+        Defect::CreateWithoutRecall,
+        Defect::AnswerEndsNewLease,
+        Defect::ForgetLease,
     ];
 }
 

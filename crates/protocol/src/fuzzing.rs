@@ -12,10 +12,13 @@ use crate::member::{Completion, HeldLock, Intent, SessionRecord};
 use crate::wire::{self, Body, ErrorCode, FileId, Message, Outcome};
 use crate::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
 
-/// Entries in lists that a member keeps, at most, with these options: four sessions with 2 slots and 64 reads each,
+/// Entries in lists that a member keeps, at most, with these options: four sessions with 2 slots, 8 leases and 64 reads each,
 /// a key and a quarantine each, 64 ranges for each of two members, twice, 64 messages that came early, 16 ranges that a
 /// completion names, and a window of 16 KiB with a file for each 64 bytes.
-const KEPT_MAX: usize = 4 * (1 + 2 * 2 + 2 * 64 + 2 + 2) + 2 * 2 * 64 + 64 + 3 * 16 + 512;
+const KEPT_MAX: usize =
+    4 * (1 + 2 * 2 + 2 * 64 + 2 + 2 + LENT_MAX) + 2 * 2 * 64 + 64 + 3 * 16 + 512;
+/// Of a session: its leases, and the inodes that its changes wait for.
+const LENT_MAX: usize = 8 + 2 * 4;
 /// Rounds of intents and completions that one input may lead to.
 const ROUNDS_MAX: usize = 2000;
 
@@ -112,6 +115,7 @@ fn options() -> Options {
     Options {
         sessions: 4,
         slots: 2,
+        leases: 8,
         window: 16 << 10,
         refill: 4 << 10,
         batch: 4 << 10,
@@ -276,6 +280,10 @@ impl World {
         Some(match intent {
             Intent::Propose { map } => self.propose(map, choice),
             Intent::Execute { ticket, .. } => self.executed(ticket, choice),
+            Intent::Resolve { ticket, names } => Completion::Resolved {
+                ticket,
+                inodes: vec![u64::from(choice % 4); names.len()],
+            },
             Intent::NoteLocks { ticket, .. }
             | Intent::OpenSession { ticket, .. }
             | Intent::EndSession { ticket, .. }

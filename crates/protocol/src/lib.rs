@@ -6,7 +6,7 @@
 //! without it.
 //!
 //! Reading order: [`map`] (the map of a unit), [`cluster`] (that of all units and nodes), [`wire`] (messages), [`member`] (what a member does: following, standing for
-//! primary, serving), [`client`].
+//! primary, serving), [`client`], [`leases`] (what clients keep).
 #![forbid(unsafe_code)]
 
 pub mod client;
@@ -15,6 +15,7 @@ pub mod defects;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod halves;
+pub mod leases;
 pub mod map;
 pub mod member;
 pub mod wire;
@@ -104,6 +105,8 @@ pub struct Options {
     pub slots: u16,
     /// Sessions that a unit may have.
     pub sessions: u32,
+    /// Leases of inodes that a session may have.
+    pub leases: u32,
     /// Blocks that a session's grant may have.
     pub grant_blocks: u32,
     /// One-sided reads of one client from one member are carried out in the order in which they were sent.
@@ -185,6 +188,7 @@ impl Default for Options {
             parity: false,
             slots: SLOTS_MAX as u16,
             sessions: 4096,
+            leases: 1 << 16,
             grant_blocks: 1024,
             ordered_reads: false,
         }

@@ -7,6 +7,7 @@
 //! - `serve`: the primary's view of the others, leases, shipping of records;
 //! - `defer`: what the primary does when it has nothing else to do;
 //! - `requests`, `execute`, `sessions`, `locks`, `replay`: what clients ask of the primary;
+//! - `lend`: leases for what clients keep, and their recall;
 //! - `grants`: keys for clients that reach into the members' memories, and their end;
 //! - `bounds`: how much of it is kept;
 //! - `view`: what a primary knows, for those who watch it.
@@ -20,6 +21,7 @@ mod follow;
 mod grants;
 mod intent;
 mod join;
+mod lend;
 mod locks;
 mod replay;
 mod requests;
@@ -262,7 +264,10 @@ impl Member {
                 self.promise(now);
                 self.begin_role(now);
             }
-            Completion::Executed { .. } | Completion::Records { .. } | Completion::Image { .. } => {
+            Completion::Executed { .. }
+            | Completion::Resolved { .. }
+            | Completion::Records { .. }
+            | Completion::Image { .. } => {
                 self.completed_as_primary(now, completion);
             }
             Completion::Ingested { .. } | Completion::Touched { .. } => {

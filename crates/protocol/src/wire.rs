@@ -28,6 +28,7 @@ use crate::checksum;
 use crate::cluster::ClusterMap;
 use crate::defects::Defects;
 use crate::halves::{self, Halves};
+use crate::leases::{Covers, Grant};
 use crate::map::{NodeId, Sequence};
 use bytes::{Reader, Writer};
 
@@ -46,6 +47,8 @@ const FIELDS: usize = 512;
 const HELLO: u8 = 64;
 const MAP: u8 = 65;
 const REACH: u8 = 66;
+/// Beside the acknowledgement of a request: the client wants a lease.
+const WANTS_LEASE: u8 = 128;
 /// Longest body.
 pub const BODY_MAX: usize = 4 << 20;
 
@@ -212,6 +215,8 @@ pub enum Body {
         slot: u16,
         /// When a write returns.
         acknowledge: Acknowledge,
+        /// The client keeps what it reads for as long as it has a lease.
+        wants_lease: bool,
         /// What to do.
         operation: Operation,
     },
@@ -225,6 +230,22 @@ pub enum Body {
         position: u64,
         /// All members in sync have the records below.
         confirmed: u64,
+        /// The client may keep what the outcome shows.
+        grant: Grant,
+    },
+    /// From the primary: the session's leases of an inode that were granted before have to end.
+    Recall {
+        /// The inode.
+        inode: u64,
+        /// The number of the recall, in one order with those of grants.
+        number: u64,
+    },
+    /// Answer to it: the client keeps nothing that was granted before.
+    RecallAnswer {
+        /// The inode.
+        inode: u64,
+        /// The number of the recall.
+        number: u64,
     },
     /// To a new primary: requests that were answered and may be lost.
     Resume {
@@ -301,6 +322,7 @@ impl Body {
             | Body::Hello { .. }
             | Body::Reach { .. }
             | Body::Request { .. }
+            | Body::Recall { .. }
             | Body::Resume { .. } => Mode::Immediate,
             Body::Lease { .. }
             | Body::Records { .. }
@@ -317,6 +339,7 @@ impl Body {
             | Body::Holds { .. }
             | Body::Map { .. }
             | Body::Reply { .. }
+            | Body::RecallAnswer { .. }
             | Body::Resumed { .. } => Mode::NoReply,
         }
     }
@@ -350,6 +373,8 @@ impl Body {
             Body::OpenKeys => 41,
             Body::Key { .. } => 42,
             Body::Holds { .. } => 43,
+            Body::Recall { .. } => 44,
+            Body::RecallAnswer { .. } => 45,
             Body::Hello { .. } => HELLO,
             Body::Map { .. } => MAP,
             Body::Reach { .. } => REACH,
@@ -438,10 +463,12 @@ impl Body {
             Body::Request {
                 slot,
                 acknowledge,
+                wants_lease,
                 operation,
             } => {
                 to.u16(*slot);
-                to.u8(*acknowledge as u8);
+                let lease = if *wants_lease { WANTS_LEASE } else { 0 };
+                to.u8(*acknowledge as u8 | lease);
                 operation::write_operation(to, operation);
             }
             Body::Reply {
@@ -449,10 +476,14 @@ impl Body {
                 outcome,
                 position,
                 confirmed,
+                grant,
             } => {
                 to.u16(*slot);
                 to.u64(*position);
                 to.u64(*confirmed);
+                to.u64(grant.number);
+                to.u64(grant.lasts_ns);
+                to.u8(grant.covers.bits());
                 operation::write_outcome(to, outcome);
             }
             Body::Resume { holds, replays } => {
@@ -490,6 +521,10 @@ impl Body {
             Body::Key { member, key } => {
                 to.u32(*member);
                 to.u64(*key);
+            }
+            Body::Recall { inode, number } | Body::RecallAnswer { inode, number } => {
+                to.u64(*inode);
+                to.u64(*number);
             }
             Body::Hello { map_version } => to.u64(*map_version),
             Body::Map { map } => to.bytes.extend(map.encode()),
@@ -579,15 +614,21 @@ impl Body {
                 valid_ns: from.position()?,
             },
             36 => Body::Expired,
-            37 => Body::Request {
-                slot: from.u16()?,
-                acknowledge: read_acknowledge(from)?,
-                operation: Operation::decode(from.rest())?,
-            },
+            37 => {
+                let slot = from.u16()?;
+                let (acknowledge, wants_lease) = read_acknowledge(from)?;
+                Body::Request {
+                    slot,
+                    acknowledge,
+                    wants_lease,
+                    operation: Operation::decode(from.rest())?,
+                }
+            }
             38 => Body::Reply {
                 slot: from.u16()?,
                 position: from.position()?,
                 confirmed: from.position()?,
+                grant: read_grant(from)?,
                 outcome: Outcome::decode(from.rest())?,
             },
             39 => {
@@ -623,6 +664,14 @@ impl Body {
                 key: from.u64()?,
                 writes: from.flag()?,
             },
+            44 => Body::Recall {
+                inode: from.u64()?,
+                number: from.position()?,
+            },
+            45 => Body::RecallAnswer {
+                inode: from.u64()?,
+                number: from.position()?,
+            },
             HELLO => Body::Hello {
                 map_version: from.u64()?,
             },
@@ -642,12 +691,23 @@ fn read_replays(from: &mut Reader<'_>) -> Result<usize, Malformed> {
     }
 }
 
-fn read_acknowledge(from: &mut Reader<'_>) -> Result<Acknowledge, Malformed> {
-    Ok(match from.u8()? {
+/// When a write returns, and whether a lease is wanted.
+fn read_acknowledge(from: &mut Reader<'_>) -> Result<(Acknowledge, bool), Malformed> {
+    let byte = from.u8()?;
+    let acknowledge = match byte & !WANTS_LEASE {
         0 => Acknowledge::Sent,
         1 => Acknowledge::Primary,
         2 => Acknowledge::All,
         _ => return Err(Malformed("it asks for no known acknowledgement")),
+    };
+    Ok((acknowledge, byte & WANTS_LEASE != 0))
+}
+
+fn read_grant(from: &mut Reader<'_>) -> Result<Grant, Malformed> {
+    Ok(Grant {
+        number: from.position()?,
+        lasts_ns: from.position()?,
+        covers: Covers::from_bits(from.u8()?).ok_or(Malformed("its lease covers nothing known"))?,
     })
 }
 

@@ -143,6 +143,7 @@ fn what_is_about_to_be_named_is_not_changed_in_place() {
         let request = Body::Request {
             slot,
             acknowledge: Acknowledge::Primary,
+            wants_lease: false,
             operation,
         };
         member.handle_message(now, &message(epoch, CLIENT, 4, request));
@@ -179,6 +180,7 @@ fn changes_wait_for_enough_members_in_sync_and_reads_go_on() {
     let request = |operation| Body::Request {
         slot: 0,
         acknowledge: Acknowledge::Primary,
+        wants_lease: false,
         operation,
     };
     member.handle_message(now, &message(epoch, CLIENT, 4, request(write())));

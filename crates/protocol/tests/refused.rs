@@ -6,6 +6,7 @@ mod common;
 use common::{CLIENT, FILE, decoded, first_map, message, refusals, write};
 use operations::WriteAt;
 use protocol::client::Event;
+use protocol::leases::Grant;
 use protocol::wire::{Acknowledge, Body, ErrorCode, FileId, Message, Operation, Outcome, Replay};
 use protocol::{Client, Defects, Options, Sequence, UnitMap};
 
@@ -59,6 +60,7 @@ impl Scene {
                     },
                     position,
                     confirmed: 64,
+                    grant: Grant::default(),
                 };
                 self.hear(envelope.request, reply);
             }
@@ -70,6 +72,7 @@ impl Scene {
         let error = |event| match event {
             Event::Done { outcome, .. } => outcome.error,
             Event::SessionOver => Some(ErrorCode::SessionEnded),
+            Event::Recalled(_) => None,
         };
         events.map(error).collect()
     }
@@ -127,6 +130,7 @@ fn an_fsync_that_began_before_does_not_tell_in_place_of_the_next() {
         outcome: Outcome::default(),
         position: 0,
         confirmed: 64,
+        grant: Grant::default(),
     };
     scene.hear(request, reply);
     assert_eq!(scene.told(), [Some(ErrorCode::NoSpace)]);

@@ -140,6 +140,7 @@ impl Core {
 fn name(intent: &Intent) -> &'static str {
     match intent {
         Intent::Execute { .. } => "executing a request",
+        Intent::Resolve { .. } => "looking up the names of a change",
         Intent::NoteLocks { .. } => "recording locks",
         Intent::OpenSession { .. } => "opening a session",
         Intent::EndSession { .. } => "ending a session",

@@ -257,6 +257,10 @@ fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<
             operation,
             slot,
         } => serving.execute(ticket, request, &operation, slot.as_ref()),
+        Intent::Resolve { ticket, names } => Completion::Resolved {
+            ticket,
+            inodes: serving.executor.resolve(&names),
+        },
         Intent::NoteLocks {
             ticket,
             first,

@@ -176,7 +176,9 @@ impl Connection {
             }
         }
         while let Some(event) = self.client.poll_event() {
-            if let ClientEvent::Done { ticket, outcome } = event
+            if let ClientEvent::Done {
+                ticket, outcome, ..
+            } = event
                 && let Some(call) = self.calls.remove(&ticket)
             {
                 call.deliver(outcome);

@@ -307,7 +307,10 @@ impl Unit {
         let local = clock().local(now);
         input(&mut self.client, local);
         while let Some(told) = self.client.poll_event() {
-            if let Told::Done { ticket, outcome } = told {
+            if let Told::Done {
+                ticket, outcome, ..
+            } = told
+            {
                 self.done.insert(ticket, (now, outcome));
             }
         }

@@ -11,6 +11,7 @@
 
 pub mod costs;
 pub mod history;
+mod keeping;
 mod linear;
 pub mod membership;
 pub mod node;

@@ -6,12 +6,13 @@ use operations::{
     LOCK_END, Lock, LockKind, LockSpace, NewInode, RenameMode, SetAttributes, WriteAt, XattrMode,
 };
 use pmem::Random;
-use protocol::client::{Client, Event, Ticket, Transfer};
+use protocol::client::{Client, Event, Keep, Ticket, Transfer};
 use protocol::wire::{Acknowledge, ErrorCode, FileId, Held, Operation, Outcome};
 use protocol::{Defects, Mode, Options, UnitMap};
 use store::FileKind;
 
 use super::history::{History, Id, Key, Operation as Asked, Outcome as Answered};
+use super::keeping::{self, Keeping};
 use super::time::{Clock, MILLISECOND, Time};
 use super::world::FIRST_CLIENT;
 
@@ -37,6 +38,8 @@ struct Pending {
     operation: Operation,
     acknowledge: Acknowledge,
     invoked: Time,
+    /// Changes of the inode by this machine before.
+    stamp: u64,
 }
 
 /// A completed write that may be lost with this client.
@@ -79,6 +82,13 @@ pub struct Worker {
     pub has_lost_held: bool,
     /// The file that its session holds.
     held: Option<FileId>,
+    /// What it keeps under leases.
+    keeping: Keeping,
+    /// Operations that were answered by what it keeps.
+    kept: u64,
+    /// For what its caches do.
+    chance: Random,
+    defects: Defects,
     files: Vec<FileId>,
     values: u64,
     random: Random,
@@ -105,6 +115,10 @@ impl Worker {
             has_met_damage: false,
             has_lost_held: false,
             held: None,
+            keeping: Keeping::default(),
+            kept: 0,
+            chance: Random::new(seed ^ CACHES),
+            defects: Defects::default(),
             files,
             values: u64::from(node) << 32,
             random: Random::new(seed),
@@ -118,7 +132,12 @@ impl Worker {
             self.fresh_until = (0, 0);
             let first = self.incarnation << 32;
             let client = Client::new(self.node, options.clone(), defects.clone(), first);
-            self.client = Some(client.with_mode(mode_of(self.node - FIRST_CLIENT)));
+            let client = client.with_mode(mode_of(self.node - FIRST_CLIENT));
+            self.defects = defects.clone();
+            self.client = Some(match keeps(self.node - FIRST_CLIENT) {
+                true => client.with_leases(),
+                false => client,
+            });
         }
     }
 
@@ -131,6 +150,11 @@ impl Worker {
     pub fn one_sided(&self) -> (u64, u64) {
         let (writes, reads) = self.client.as_ref().map_or((0, 0), Client::one_sided);
         (self.one_sided.0 + writes, self.one_sided.1 + reads)
+    }
+
+    /// How many operations were answered by what it keeps.
+    pub fn kept(&self) -> u64 {
+        self.kept
     }
 
     /// Nothing is under way.
@@ -167,6 +191,7 @@ impl Worker {
         let fresh_until = self.fresh_until.1.min(now);
         lost.sessions.push((self.identity(), fresh_until, over_at));
         self.held = None;
+        self.keeping.clear();
         self.sent.clear();
         for write in self.unsynced.drain(..) {
             lost.writes.push((write.ids, write.invoked));
@@ -186,6 +211,9 @@ impl Worker {
             return Vec::new();
         };
         self.has_synced = false;
+        for recalled in self.keeping.carried_out(now, &self.defects) {
+            client.invalidated(recalled);
+        }
         input(&mut client, local);
         if client.fresh_until() != self.fresh_until.0 {
             let until = client.fresh_until();
@@ -193,7 +221,17 @@ impl Worker {
         }
         while let Some(event) = client.poll_event() {
             match event {
-                Event::Done { ticket, outcome } => self.done(now, ticket, &outcome, history, lost),
+                Event::Done {
+                    ticket,
+                    outcome,
+                    keep,
+                } => {
+                    self.keep(ticket, &outcome, keep);
+                    self.done(now, ticket, &outcome, history, lost);
+                }
+                Event::Recalled(recalled) => {
+                    self.keeping.recall(now, recalled, &mut self.chance);
+                }
                 Event::SessionOver => self.lose(now, now, lost),
             }
         }
@@ -205,8 +243,9 @@ impl Worker {
         let sent = std::iter::from_fn(|| client.poll_transmit()).collect();
         self.transfers
             .extend(std::iter::from_fn(|| client.poll_transfer()));
-        let due = client.poll_timeout();
-        self.timer = due.map(|at| self.clock.instant(at).max(now + 1000));
+        let due = client.poll_timeout().map(|at| self.clock.instant(at));
+        let due = due.into_iter().chain(self.keeping.due()).min();
+        self.timer = due.map(|at| at.max(now + 1000));
         self.client = Some(client);
         sent
     }
@@ -372,6 +411,15 @@ impl Worker {
         history: &mut History,
     ) {
         let local = self.clock.local(now);
+        if self.use_kept(now, &operation, history) {
+            return;
+        }
+        let changed = keeping::changed_inode(&operation);
+        if let Some(inode) = changed {
+            self.keeping.begin(inode);
+        }
+        let read = keeping::read_inode(&operation);
+        let stamp = read.map_or(0, |inode| self.keeping.stamp(inode));
         let Some(process) = &mut self.client else {
             return;
         };
@@ -386,8 +434,46 @@ impl Worker {
             operation,
             acknowledge,
             invoked: now,
+            stamp,
         };
         self.pending.insert(ticket, pending);
+    }
+
+    /// Answers an operation by what is kept, if it is.
+    fn use_kept(&mut self, now: Time, operation: &Operation, history: &mut History) -> bool {
+        let local = self.clock.local(now);
+        let Some(outcome) = self.keeping.find(local, operation).cloned() else {
+            return false;
+        };
+        let client = self.identity();
+        for (key, asked) in keys(operation) {
+            if let Some(answered) = answer(operation, &outcome) {
+                let id = history.invoke(client, key, asked, now);
+                history.complete(id, answered, now);
+            }
+        }
+        self.kept += 1;
+        true
+    }
+
+    /// Looks at something that is kept.
+    pub fn look_at_kept(&mut self, now: Time, history: &mut History) {
+        let local = self.clock.local(now);
+        if let Some(operation) = self.keeping.any(local, &mut self.chance) {
+            self.use_kept(now, &operation, history);
+        }
+    }
+
+    /// An operation has ended, and its outcome may be kept.
+    fn keep(&mut self, ticket: Ticket, outcome: &Outcome, keep: Keep) {
+        let Some(pending) = self.pending.get(&ticket) else {
+            return;
+        };
+        if let Some(inode) = keeping::changed_inode(&pending.operation) {
+            self.keeping.end(inode);
+        }
+        self.keeping
+            .keep(&pending.operation, outcome, keep, pending.stamp);
     }
 
     /// Writes of whole blocks of one file. When they are done an fsync follows.
@@ -505,6 +591,14 @@ impl Worker {
             }
         }
     }
+}
+
+/// What makes the numbers of a client's caches others than those of its work.
+const CACHES: u64 = 0x4341_4348;
+
+/// Most clients keep what they read under leases.
+fn keeps(client: u32) -> bool {
+    client > 0
 }
 
 /// Every other client reaches into the members' memories, on the same files.

@@ -73,6 +73,8 @@ impl Setup {
                 parity: seed.is_multiple_of(2),
                 // There are not many blocks.
                 grant_blocks: 32,
+                // A client keeps more than that at times.
+                leases: 3,
                 ordered_reads: (seed / 2).is_multiple_of(2),
                 ..Options::default()
             },
@@ -93,6 +95,8 @@ pub struct Summary {
     pub one_sided_writes: u64,
     /// Reads that were done one-sided.
     pub one_sided_reads: u64,
+    /// Operations that were answered by what clients kept.
+    pub kept: u64,
     /// A spare has taken the place of a member.
     pub is_replaced: bool,
     /// Virtual time.
@@ -651,7 +655,9 @@ impl World {
             incarnation,
         };
         self.queue.add(at, next);
-        let chosen = self.workers[client].choose();
+        let worker = &mut self.workers[client];
+        worker.look_at_kept(now, &mut self.history);
+        let chosen = worker.choose();
         if let Some((operation, acknowledge)) = chosen {
             self.submit(now, client, operation, acknowledge);
         }

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use operations::WriteAt;
 
-use super::{Client, Event, Mode, Pending, Session, Ticket};
+use super::{Client, Event, Keep, Mode, Pending, Session, Ticket};
 use crate::map::NodeId;
 use crate::wire::active::{BLOCK, COMMIT_MAX, Extent, Layout};
 use crate::wire::{Acknowledge, Body, ErrorCode, Operation, Outcome};
@@ -181,8 +181,7 @@ impl Client {
     pub(super) fn end_active(&mut self) -> BTreeSet<Ticket> {
         let active = std::mem::take(&mut self.active);
         for ticket in active.runs.into_keys() {
-            let outcome = Outcome::failed(ErrorCode::SessionEnded);
-            self.events.push_back(Event::Done { ticket, outcome });
+            self.tell_done(ticket, Outcome::failed(ErrorCode::SessionEnded));
         }
         let requests: BTreeSet<_> = active.requests.into_keys().chain(active.granting).collect();
         // Blocks are counted from the start again in the next session's grant.
@@ -191,13 +190,17 @@ impl Client {
     }
 
     /// How a request ended: its user hears of it, or the run that it is for goes on.
-    pub(super) fn tell(&mut self, ticket: Ticket, outcome: Outcome) {
+    pub(super) fn tell(&mut self, ticket: Ticket, outcome: Outcome, keep: Keep) {
         if self.active.granting == Some(ticket) {
             self.active.granting = None;
             return self.granted(&outcome);
         }
         let Some(run) = self.active.requests.remove(&ticket) else {
-            return self.events.push_back(Event::Done { ticket, outcome });
+            return self.events.push_back(Event::Done {
+                ticket,
+                outcome,
+                keep,
+            });
         };
         match self.active.runs.get(&run) {
             Some(Run::Write(_)) => self.committed(run, outcome),
@@ -208,7 +211,7 @@ impl Client {
 
     fn finish(&mut self, ticket: Ticket, outcome: Outcome) {
         self.active.runs.remove(&ticket);
-        self.events.push_back(Event::Done { ticket, outcome });
+        self.tell_done(ticket, outcome);
     }
 
     /// Asks by message for what a run needs.

@@ -1,7 +1,7 @@
 //! Bounds on what others can have a member keep, however often they say the same thing, and whatever they say.
 //!
 //! For each session the primary keeps one change of a slot and [`READS_MAX`] requests without one, from their arrival to
-//! their answer; for each member [`FETCHES_MAX`] ranges. Sessions are bounded by the table of sessions, members by the
+//! their answer, and as many leases as the options say; for each member [`FETCHES_MAX`] ranges. Sessions are bounded by the table of sessions, members by the
 //! map. What does not fit is dropped: whoever needs it asks again. The lists are short, so they are searched.
 
 use super::requests::{Executing, Parked, Waiting};
@@ -61,11 +61,24 @@ impl Primary {
         if !is_change && !self.has_room_for_read(&parked) {
             return;
         }
+        if self.is_resolving(&parked) {
+            return;
+        }
         match self.parked.iter_mut().find(|it| parked.displaces(it)) {
             Some(other) if parked.request > other.request => *other = parked,
             Some(_) => {}
             None => self.parked.push_back(parked),
         }
+    }
+
+    /// Whether the names of this change, or of a newer one of its slot, are being looked up.
+    fn is_resolving(&self, change: &Parked) -> bool {
+        self.executing.values().any(|it| match it {
+            Executing::Resolve { parked } => {
+                parked.displaces(change) && parked.request >= change.request
+            }
+            _ => false,
+        })
     }
 
     /// Whether a read is not under way yet, and its session has not too many of them.
@@ -149,6 +162,7 @@ impl Member {
                 let sessions = primary.sessions.by_number.len();
                 let requests = primary.parked.len() + primary.executing.len();
                 let others = primary.held_files.len() + primary.quarantines.len();
+                let others = others + primary.leases.kept();
                 sessions + requests + primary.deferred.kept() + primary.waiting.len() + others
             }
             Role::Opening | Role::Closing => 0,

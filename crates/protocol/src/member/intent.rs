@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::locks::HeldLock;
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
-use crate::wire::{Fetch, Held, Operation, Outcome};
+use crate::wire::{Fetch, FileId, Held, Operation, Outcome};
 
 /// Names an intent, so that its completion finds what waits for it.
 pub type Ticket = u64;
@@ -57,6 +57,13 @@ pub enum Intent {
         operation: Operation,
         /// Where the answer goes.
         slot: Option<Slot>,
+    },
+    /// Find the files of names, as far as there are any.
+    Resolve {
+        /// Names it.
+        ticket: Ticket,
+        /// Directories and names in them.
+        names: Vec<(FileId, Vec<u8>)>,
     },
     /// Record locks of a session at consecutive positions.
     NoteLocks {
@@ -202,6 +209,13 @@ pub enum Completion {
         depends_on: u64,
         /// The record names data that is not in it.
         is_by_reference: bool,
+    },
+    /// Of [`Intent::Resolve`].
+    Resolved {
+        /// Names it.
+        ticket: Ticket,
+        /// Inodes of the files.
+        inodes: Vec<u64>,
     },
     /// Of [`Intent::OpenKey`]. The same key, if one was open.
     KeyOpened {

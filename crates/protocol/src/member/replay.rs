@@ -272,7 +272,9 @@ impl Member {
             request: replay.request,
             slot: replay.slot,
             acknowledge: Acknowledge::All,
+            wants_lease: false,
             operation: replay.operation,
+            targets: None,
         };
         self.execute(parked, true);
     }

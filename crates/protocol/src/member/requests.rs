@@ -6,6 +6,7 @@ use super::sessions::{Answer, Session, SlotState};
 use super::{Member, Out};
 use crate::NO_SLOT;
 use crate::defects::Defect;
+use crate::leases::Grant;
 use crate::map::NodeId;
 use crate::wire::{Acknowledge, Body, Envelope, Message, Operation, Outcome};
 
@@ -16,7 +17,18 @@ pub(super) struct Parked {
     pub request: u64,
     pub slot: u16,
     pub acknowledge: Acknowledge,
+    pub wants_lease: bool,
     pub operation: Operation,
+    /// Files whose names it changes, once they are known.
+    pub targets: Option<Targets>,
+}
+
+/// The files that names lead to.
+#[derive(Clone, Debug)]
+pub(super) struct Targets {
+    pub inodes: Vec<u64>,
+    /// How many changes had begun then.
+    pub begun: u64,
 }
 
 impl Parked {
@@ -41,6 +53,10 @@ pub(super) enum Executing {
     Recall {
         parked: Parked,
         answer: Answer,
+    },
+    /// The files of the names that a change changes are looked up.
+    Resolve {
+        parked: Parked,
     },
     OpenSession {
         session: u64,
@@ -165,6 +181,7 @@ impl Member {
             Body::Request {
                 slot,
                 acknowledge,
+                wants_lease,
                 operation,
             } => {
                 primary.deferred.note_ordinary(now);
@@ -173,9 +190,14 @@ impl Member {
                     request,
                     slot,
                     acknowledge,
+                    wants_lease,
                     operation,
+                    targets: None,
                 });
                 self.serve_parked(now);
+            }
+            Body::RecallAnswer { inode, number } => {
+                self.recall_answered(now, session, inode, number)
             }
             _ => {}
         }
@@ -199,6 +221,7 @@ impl Member {
         if !primary.may_serve(now) {
             return;
         }
+        primary.leases.reopen();
         for _ in 0..primary.parked.len() {
             let Some(primary) = self.primary() else {
                 return;
@@ -212,7 +235,7 @@ impl Member {
             let waits_for_members = is_short && parked.operation.is_change();
             if waits_for_members || makes_record && (is_full || is_held) {
                 primary.parked.push_back(parked);
-            } else {
+            } else if let Some(parked) = self.recall_for(now, parked) {
                 self.begin(parked);
             }
         }
@@ -251,6 +274,7 @@ impl Member {
                 request: parked.request,
                 answer: None,
             };
+            primary.begun += 1;
             primary.forget_answer(&parked);
         }
         if parked.operation == Operation::CloseSession {
@@ -278,6 +302,10 @@ impl Member {
     }
 
     pub(super) fn answer(&mut self, parked: &Parked, answer: Answer) {
+        self.answer_with(parked, answer, Grant::default());
+    }
+
+    fn answer_with(&mut self, parked: &Parked, answer: Answer, grant: Grant) {
         let Some(primary) = self.primary() else {
             return;
         };
@@ -289,6 +317,7 @@ impl Member {
             outcome: answer.outcome,
             position: answer.position,
             confirmed: 0,
+            grant,
         };
         primary.wait(Waiting {
             needs: answer.needs,
@@ -341,7 +370,8 @@ impl Member {
                 if is_replay {
                     self.note_replayed(&parked, answer.outcome.error);
                 } else {
-                    self.answer(&parked, answer);
+                    let grant = self.grant_for(now, &parked, &answer.outcome);
+                    self.answer_with(&parked, answer, grant);
                 }
             }
             Some(Executing::Recall { parked, answer }) => {
@@ -365,6 +395,8 @@ impl Member {
             Some(Executing::FreeGrant { session }) => {
                 self.grant_freed(session, is_done);
             }
+            // Its completion is another one.
+            Some(Executing::Resolve { .. }) => {}
             Some(Executing::ReclaimOrphans) => primary.has_orphans = outcome.count > 0,
             None => {}
         }
@@ -381,6 +413,7 @@ impl Member {
         if revives && let Some(state) = primary.sessions.by_number.get_mut(&session) {
             (state.is_ending, state.heard_at) = (false, now);
         } else if let Some(ended) = primary.sessions.by_number.remove(&session) {
+            primary.leases.end(session);
             self.session_ended(session, &ended);
             self.session_closed(session, ended.client, request);
         }
@@ -523,6 +556,7 @@ impl Member {
                 outcome: Outcome::done(),
                 position: 0,
                 confirmed: 0,
+                grant: Grant::default(),
             },
             is_service: true,
         });

@@ -11,6 +11,7 @@ use super::requests::{Executing, Parked, Waiting};
 use super::sessions::Sessions;
 use super::{Member, Role};
 use crate::defects::Defect;
+use crate::leases::table::Table;
 use crate::map::{NodeId, Sequence, UnitMap};
 use crate::wire::{Body, Envelope, Fetch, FileId, Mode, Operation};
 
@@ -67,6 +68,10 @@ pub(super) struct Primary {
     pub next_ticket: Ticket,
     pub next_session: u32,
     pub quarantines: Quarantines,
+    /// What clients may keep.
+    pub leases: Table,
+    /// Counts changes that were begun: a name may lead elsewhere after each.
+    pub begun: u64,
     /// Files may be left that were removed under a primary before.
     pub has_orphans: bool,
     pub is_proposing: bool,
@@ -185,6 +190,8 @@ impl Member {
             next_ticket: 0,
             next_session: 0,
             quarantines: Quarantines::default(),
+            leases: Table::new(self.map.epoch),
+            begun: 0,
             has_orphans: true,
             is_proposing: false,
             proposed_at: now,
@@ -399,6 +406,7 @@ impl Member {
                 }
             }
             Completion::Executed { .. } => self.executed(now, completion),
+            Completion::Resolved { ticket, inodes } => self.resolved(now, ticket, inodes),
             _ => {}
         }
         self.ship(now);
@@ -510,6 +518,9 @@ impl Member {
         };
         let to = if is_due { self.others() } else { silent };
         self.send_all(to, heartbeat);
+        if let Some(primary) = self.primary() {
+            primary.leases.expire_all(now);
+        }
         self.expire_sessions(now);
         self.free_grants(now);
         self.confirm(now);
@@ -544,7 +555,9 @@ impl Member {
             let is_back = peer.is_counted
                 && !peer.is_leaving
                 && peer.tail >= peer.counted_from
-                && peer.lease_until > now;
+                && peer.lease_until > now
+                // It may be primary next, and clients were granted leases without its promise.
+                && peer.lease_until >= primary.leases.latest();
             if is_back && !map.is_in_sync(*node) {
                 next.in_sync.push(*node);
                 peer.proposed_from = Some(map.version);

@@ -19,8 +19,8 @@ impl Member {
         let Role::Serving(primary) = &self.role else {
             return None;
         };
-        // Sessions stay, and so do keys: one that nobody needs any more gives its place to the next.
-        let lasting = primary.sessions.by_number.len() + self.keys.len();
+        // Sessions stay, and so do their leases and keys: one that nobody needs any more gives its place to the next.
+        let lasting = primary.sessions.by_number.len() + self.keys.len() + primary.leases.kept();
         Some(View {
             position: primary.position,
             confirmed: primary.confirmed,

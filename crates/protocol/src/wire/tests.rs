@@ -86,6 +86,15 @@ fn replies() -> Vec<Body> {
         outcome,
         position: LARGE,
         confirmed: 5,
+        grant: Grant {
+            number: LARGE,
+            lasts_ns: 77,
+            covers: Covers {
+                subject: true,
+                found: false,
+                listed: true,
+            },
+        },
     };
     outcomes.into_iter().map(reply).collect()
 }
@@ -99,6 +108,7 @@ fn requests() -> Vec<Body> {
     let request = |(operation, acknowledge)| Body::Request {
         slot: 0x1234,
         acknowledge,
+        wants_lease: acknowledge == Acknowledge::Primary,
         operation,
     };
     let all = operations()
@@ -139,6 +149,7 @@ fn sync_request() -> Body {
     Body::Request {
         slot: u16::MAX,
         acknowledge: Acknowledge::All,
+        wants_lease: true,
         operation: Operation::Sync { file: FILE },
     }
 }
@@ -188,7 +199,10 @@ fn bodies() -> Vec<Body> {
             outcome: Outcome::default(),
             position: 0,
             confirmed: 0,
+            grant: Grant::default(),
         }],
+        Body::Recall { .. } => [Body::Recall { inode: u64::MAX, number: LARGE }],
+        Body::RecallAnswer { .. } => [Body::RecallAnswer { inode: LARGE, number: 3 }],
         Body::Resume { .. } => [Body::Resume { holds: 1, replays: Vec::new() }],
         Body::Holds { .. } => [
             Body::Holds { holds: vec![Held { file: FILE, count: LARGE }; 2] },
@@ -373,7 +387,9 @@ fn values_without_meaning_are_refused() {
         "it asks for no known acknowledgement"
     );
     assert_eq!(objection(37, &[0, 0, 1, 99]), "its fields cannot be read");
-    assert_eq!(objection(38, &[0; 18]), "its fields cannot be read");
+    assert_eq!(objection(38, &[0; 35]), "its fields cannot be read");
+    let lease = [&[0; 34][..], &[8]].concat();
+    assert_eq!(objection(38, &lease), "its lease covers nothing known");
     let refusal = [&[1, 0][..], &[0; 15]].concat();
     assert_eq!(objection(40, &refusal), "its error is unknown");
 }

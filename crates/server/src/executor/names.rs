@@ -86,6 +86,17 @@ impl Executor {
         Err(Error::Stale)
     }
 
+    /// Inodes of the files that these names lead to. A name that cannot be looked up leads nowhere: the change that it is
+    /// for says why.
+    pub(crate) fn resolve(&self, names: &[(FileId, Vec<u8>)]) -> Vec<u64> {
+        let find = |(directory, name): &(FileId, Vec<u8>)| {
+            let directory = self.node(*directory).ok()?;
+            let found = self.store.attributes_of(&directory, name).ok()?;
+            Some(found.number)
+        };
+        names.iter().filter_map(find).collect()
+    }
+
     pub(super) fn create(
         &self,
         transaction: &mut Transaction<'_>,

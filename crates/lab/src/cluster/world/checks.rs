@@ -407,6 +407,7 @@ impl World {
         Ok(Summary {
             one_sided_writes,
             one_sided_reads,
+            kept: self.workers.iter().map(Worker::kept).sum(),
             is_replaced: self.is_replaced(),
             operations: checked.operations,
             epochs: self.membership.valid().epoch,

@@ -1,0 +1,149 @@
+//! What a client's machine keeps under leases, as the kernel of a mount does: names and blocks, until a time or a recall.
+
+use std::collections::BTreeMap;
+
+use pmem::Random;
+use protocol::Defects;
+use protocol::client::{Keep, Recalled};
+use protocol::defects::Defect;
+use protocol::wire::{ErrorCode, Operation, Outcome};
+
+use super::time::{MILLISECOND, SECOND, Time};
+use super::workload::ROOT;
+
+/// Recalls of which one is answered late, or not before the lease has ended.
+const LATE_ONE_IN: usize = 12;
+
+/// An outcome that is kept.
+struct Kept {
+    operation: Operation,
+    outcome: Outcome,
+    /// By the machine's clock.
+    until: u64,
+}
+
+/// The caches of one process.
+#[derive(Default)]
+pub struct Keeping {
+    /// By inode: names of a directory, blocks of a file.
+    kept: BTreeMap<u64, Vec<Kept>>,
+    /// Counts the changes by this machine of each inode, when they begin and when they end.
+    changes: BTreeMap<u64, u64>,
+    /// Changes by this machine that have begun and not ended.
+    changing: BTreeMap<u64, u64>,
+    /// Recalls that are being carried out, and until when.
+    recalls: Vec<(Time, Recalled)>,
+}
+
+/// The inode whose caches an operation reads.
+pub fn read_inode(operation: &Operation) -> Option<u64> {
+    match operation {
+        Operation::Lookup {
+            directory,
+            hold: false,
+            ..
+        } => Some(directory.inode),
+        Operation::Read { file, .. } => Some(file.inode),
+        _ => None,
+    }
+}
+
+/// The inode whose caches a change makes stale.
+pub fn changed_inode(operation: &Operation) -> Option<u64> {
+    match operation {
+        Operation::Write { file, .. } | Operation::SetAttributes { file, .. } => Some(file.inode),
+        Operation::Create { .. }
+        | Operation::Unlink { .. }
+        | Operation::RemoveDirectory { .. }
+        | Operation::Link { .. }
+        | Operation::Rename { .. } => Some(ROOT.inode),
+        _ => None,
+    }
+}
+
+impl Keeping {
+    /// Forgets everything: the session is over.
+    pub fn clear(&mut self) {
+        *self = Keeping::default();
+    }
+
+    /// How many changes of an inode this machine has begun and ended: what is read meanwhile is not kept.
+    pub fn stamp(&self, inode: u64) -> u64 {
+        self.changes.get(&inode).copied().unwrap_or(0)
+    }
+
+    /// This machine asks for a change.
+    pub fn begin(&mut self, inode: u64) {
+        *self.changes.entry(inode).or_default() += 1;
+        *self.changing.entry(inode).or_default() += 1;
+        self.kept.remove(&inode);
+    }
+
+    /// The change was answered.
+    pub fn end(&mut self, inode: u64) {
+        *self.changes.entry(inode).or_default() += 1;
+        if let Some(changing) = self.changing.get_mut(&inode) {
+            *changing = changing.saturating_sub(1);
+        }
+    }
+
+    /// An outcome that was asked for when the inode had this stamp.
+    pub fn keep(&mut self, operation: &Operation, outcome: &Outcome, keep: Keep, stamp: u64) {
+        let Some(inode) = read_inode(operation).filter(|_| keep.covers.subject) else {
+            return;
+        };
+        let is_changing = self.changing.get(&inode).is_some_and(|count| *count > 0);
+        let says_something = outcome.is_done() || outcome.error == Some(ErrorCode::NotFound);
+        if is_changing || stamp != self.stamp(inode) || !says_something {
+            return;
+        }
+        let of_inode = self.kept.entry(inode).or_default();
+        of_inode.retain(|it| it.operation != *operation);
+        of_inode.push(Kept {
+            operation: operation.clone(),
+            outcome: outcome.clone(),
+            until: keep.until,
+        });
+    }
+
+    /// The outcome of an operation, if it is kept.
+    pub fn find(&self, local: u64, operation: &Operation) -> Option<&Outcome> {
+        let of_inode = self.kept.get(&read_inode(operation)?)?;
+        let found = of_inode.iter().find(|it| it.operation == *operation)?;
+        (local < found.until).then_some(&found.outcome)
+    }
+
+    /// Any operation whose outcome is kept.
+    pub fn any(&self, local: u64, random: &mut Random) -> Option<Operation> {
+        let kept = self.kept.values().flatten();
+        let valid: Vec<&Kept> = kept.filter(|it| local < it.until).collect();
+        (!valid.is_empty()).then(|| random.pick(&valid).operation.clone())
+    }
+
+    /// A lease is recalled: the caches take a moment to drop what they keep.
+    pub fn recall(&mut self, now: Time, recalled: Recalled, random: &mut Random) {
+        let pause = match random.below(LATE_ONE_IN) {
+            0 => random.between(100 * MILLISECOND, 2 * SECOND),
+            _ => random.between(0, 5 * MILLISECOND),
+        };
+        self.recalls.push((now + pause, recalled));
+    }
+
+    /// When the next recall has been carried out.
+    pub fn due(&self) -> Option<Time> {
+        self.recalls.iter().map(|(at, _)| *at).min()
+    }
+
+    /// The recalls that have been carried out by now.
+    pub fn carried_out(&mut self, now: Time, defects: &Defects) -> Vec<Recalled> {
+        let done = self.recalls.extract_if(.., |(at, _)| *at <= now);
+        let done: Vec<Recalled> = done.map(|(_, recalled)| recalled).collect();
+        let stays = defects.has(Defect::KeepMissingNames);
+        for Recalled { inode, .. } in &done {
+            if let Some(of_inode) = self.kept.get_mut(inode) {
+                of_inode.retain(|it| stays && it.outcome.error == Some(ErrorCode::NotFound));
+            }
+        }
+        done
+    }
+}

@@ -1,0 +1,232 @@
+//! What a client holds.
+
+use std::collections::BTreeMap;
+
+use super::{Covers, Grant, Shown};
+
+/// Recalls that are remembered, at most.
+const RECALLS_MAX: usize = 1 << 16;
+/// Leases after which those that have ended are dropped for the first time.
+const HELD_LEAST: usize = 1024;
+
+struct Held {
+    until: u64,
+    /// Names in the directory may be kept.
+    has_entries: bool,
+}
+
+struct Recalled {
+    number: u64,
+    at: u64,
+    is_answered: bool,
+}
+
+/// What a client does about a recall.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// It answers: it keeps nothing.
+    Answer,
+    /// Its caches must drop what they keep of the inode first.
+    Invalidate { has_entries: bool },
+    /// That is being done.
+    Wait,
+}
+
+/// The leases of a session, by inode.
+#[derive(Default)]
+pub(crate) struct Holder {
+    held: BTreeMap<u64, Held>,
+    /// A grant that was made before the newest recall of its inode and arrives after it is void.
+    recalled: BTreeMap<u64, Recalled>,
+    /// All grants up to this number are void.
+    void_to: u64,
+    /// How many leases and recalls there may be before those that have ended are dropped.
+    sweep_at: [usize; 2],
+    /// When the last lease ends.
+    until: u64,
+}
+
+impl Holder {
+    /// When the last lease ends that was granted.
+    pub fn until(&self) -> u64 {
+        self.until
+    }
+
+    fn is_void(&self, inode: u64, number: u64) -> bool {
+        let recalled = self.recalled.get(&inode);
+        number <= self.void_to || recalled.is_some_and(|it| number < it.number)
+    }
+
+    /// Takes a grant until a time; returns what is left of it.
+    pub fn take(
+        &mut self,
+        now: u64,
+        shown: &Shown,
+        grant: Grant,
+        until: u64,
+        believes: bool,
+    ) -> Covers {
+        let is_good = |inode: &u64| believes || !self.is_void(*inode, grant.number);
+        if until <= now {
+            return Covers::default();
+        }
+        let Covers {
+            subject,
+            found,
+            listed,
+        } = grant.covers;
+        let covers = Covers {
+            subject: subject && shown.subject.as_ref().is_some_and(is_good),
+            found: found && shown.found.as_ref().is_some_and(is_good),
+            listed: listed && shown.listed.iter().all(is_good),
+        };
+        let subject = shown.subject.filter(|_| covers.subject);
+        let found = shown.found.filter(|_| covers.found);
+        let listed = shown.listed.iter().copied().filter(|_| covers.listed);
+        let plain = found.into_iter().chain(listed).map(|inode| (inode, false));
+        for (inode, has_entries) in subject
+            .map(|it| (it, shown.has_entries))
+            .into_iter()
+            .chain(plain)
+        {
+            let held = self.held.entry(inode).or_insert(Held {
+                until,
+                has_entries: false,
+            });
+            held.until = held.until.max(until);
+            held.has_entries |= has_entries;
+            self.until = self.until.max(until);
+        }
+        self.sweep(now);
+        covers
+    }
+
+    /// Drops leases that have ended, once there are twice as many as were left the last time.
+    fn sweep(&mut self, now: u64) {
+        if self.held.len() > self.sweep_at[0].max(HELD_LEAST) {
+            self.held.retain(|_, held| held.until > now);
+            self.sweep_at[0] = 2 * self.held.len();
+        }
+    }
+
+    /// Drops recalls before which all grants have ended.
+    fn forget_recalls(&mut self, now: u64, lease_ns: u64) {
+        if self.recalled.len() > self.sweep_at[1].max(HELD_LEAST) {
+            self.recalled
+                .retain(|_, it| it.at + lease_ns > now || !it.is_answered);
+            self.sweep_at[1] = 2 * self.recalled.len();
+        }
+        if self.recalled.len() >= RECALLS_MAX {
+            let newest = self.recalled.values().map(|it| it.number).max();
+            self.void_to = newest.unwrap_or(0);
+            self.recalled.clear();
+        }
+    }
+
+    /// A lease is recalled. Recalls older than `lease_ns` are forgotten: grants before them have ended.
+    pub fn recall(&mut self, now: u64, inode: u64, number: u64, lease_ns: u64) -> Step {
+        if let Some(known) = self.recalled.get(&inode)
+            && known.number >= number
+        {
+            let is_same = known.number == number;
+            return match known.is_answered || !is_same {
+                true => Step::Answer,
+                false => Step::Wait,
+            };
+        }
+        self.forget_recalls(now, lease_ns);
+        let held = self.held.remove(&inode).filter(|held| held.until > now);
+        let recalled = Recalled {
+            number,
+            at: now,
+            is_answered: held.is_none(),
+        };
+        self.recalled.insert(inode, recalled);
+        match held {
+            Some(Held { has_entries, .. }) => Step::Invalidate { has_entries },
+            None => Step::Answer,
+        }
+    }
+
+    /// The caches keep nothing of an inode any more. Whether its recall is still to be answered.
+    pub fn invalidated(&mut self, inode: u64, number: u64) -> bool {
+        let recalled = self.recalled.get_mut(&inode);
+        recalled
+            .filter(|it| it.number == number)
+            .is_some_and(|it| !std::mem::replace(&mut it.is_answered, true))
+    }
+
+    /// Another primary: it counts its grants and recalls anew. What is held stays so until its time is over.
+    pub fn epoch_changed(&mut self) {
+        self.recalled.clear();
+        self.void_to = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: u64 = 1000;
+
+    fn name_in(directory: u64, found: u64) -> Shown {
+        Shown {
+            subject: Some(directory),
+            has_entries: true,
+            found: Some(found),
+            listed: Vec::new(),
+        }
+    }
+
+    fn grant(number: u64) -> Grant {
+        Grant {
+            number,
+            lasts_ns: LEASE,
+            covers: Covers {
+                subject: true,
+                found: true,
+                listed: false,
+            },
+        }
+    }
+
+    #[test]
+    fn a_recall_that_overtakes_the_grant_makes_it_void() {
+        let mut holder = Holder::default();
+        assert_eq!(holder.recall(5, 1, 8, LEASE), Step::Answer);
+        let covers = holder.take(6, &name_in(1, 2), grant(7), 100, false);
+        assert_eq!((covers.subject, covers.found), (false, true));
+        let covers = holder.take(7, &name_in(1, 2), grant(9), 100, false);
+        assert!(covers.subject && covers.found);
+    }
+
+    #[test]
+    fn a_recall_is_answered_after_the_caches_dropped_what_they_keep() {
+        let mut holder = Holder::default();
+        holder.take(6, &name_in(1, 2), grant(1), 100, false);
+        let has_entries = true;
+        assert_eq!(
+            holder.recall(7, 1, 2, LEASE),
+            Step::Invalidate { has_entries }
+        );
+        assert_eq!(holder.recall(8, 1, 2, LEASE), Step::Wait);
+        assert!(holder.invalidated(1, 2) && !holder.invalidated(1, 2));
+        assert_eq!(holder.recall(9, 1, 2, LEASE), Step::Answer);
+        let has_entries = false;
+        assert_eq!(
+            holder.recall(9, 2, 3, LEASE),
+            Step::Invalidate { has_entries }
+        );
+        // One that has ended needs no invalidation.
+        holder.take(10, &name_in(1, 2), grant(4), 100, false);
+        assert_eq!(holder.recall(100, 1, 5, LEASE), Step::Answer);
+    }
+
+    #[test]
+    fn a_grant_whose_time_is_over_gives_nothing() {
+        let mut holder = Holder::default();
+        let covers = holder.take(100, &name_in(1, 2), grant(1), 100, false);
+        assert!(covers.is_empty());
+        assert_eq!(holder.until(), 0);
+    }
+}

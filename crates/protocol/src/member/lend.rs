@@ -1,0 +1,199 @@
+//! Leases for what clients keep: granted with the answers to reads, recalled before a change that others would miss.
+
+use super::Member;
+use super::intent::{Intent, Ticket};
+use super::requests::{Executing, Parked, Targets};
+use super::serve::Primary;
+use crate::defects::Defect;
+use crate::leases::table::Recall;
+use crate::leases::{Covers, Grant, changed, changed_names, shown};
+use crate::wire::{Body, Operation, Outcome};
+
+/// What keeps a change from being begun.
+enum Obstacle {
+    /// The files of its names are not known.
+    Names,
+    /// Others have leases: these recalls are to be sent, and it is looked at again then.
+    Leases(Vec<u64>, Vec<Recall>, u64),
+}
+
+impl Parked {
+    /// The inodes that it changes, as far as they are known.
+    fn changed(&self) -> Vec<u64> {
+        let mut inodes = changed(&self.operation);
+        let targets = self.targets.iter().flat_map(|it| &it.inodes);
+        inodes.extend(targets);
+        inodes
+    }
+}
+
+impl Primary {
+    fn obstacle(&mut self, now: u64, parked: &Parked, resend_ns: Option<u64>) -> Option<Obstacle> {
+        if !parked.operation.is_change() || !self.leases.has_others(parked.session) {
+            return None;
+        }
+        let session = self.sessions.by_number.get(&parked.session);
+        let slot = session.and_then(|it| it.slots.get(usize::from(parked.slot)));
+        // One that was begun before gets the first answer.
+        if slot.is_none_or(|slot| parked.request <= slot.request) {
+            return None;
+        }
+        let has_names = matches!(
+            parked.operation,
+            Operation::Unlink { .. } | Operation::RemoveDirectory { .. } | Operation::Rename { .. }
+        );
+        let is_known = |it: &Targets| it.begun == self.begun;
+        if has_names && !parked.targets.as_ref().is_some_and(is_known) {
+            return Some(Obstacle::Names);
+        }
+        let inodes = parked.changed();
+        let (recalls, next) = self
+            .leases
+            .recall(now, parked.session, &inodes, resend_ns)?;
+        Some(Obstacle::Leases(inodes, recalls, next))
+    }
+
+    /// Whether a change that was begun may not have been executed yet, on this inode.
+    fn is_changing(&self, inode: u64) -> bool {
+        self.executing.values().any(|it| match it {
+            Executing::Request { parked, .. } => {
+                parked.operation.is_change() && parked.changed().contains(&inode)
+            }
+            _ => false,
+        })
+    }
+}
+
+impl Member {
+    /// Recalls the leases that are in the way of a change. Returns the request if it can be begun; otherwise it is kept.
+    pub(super) fn recall_for(&mut self, now: u64, parked: Parked) -> Option<Parked> {
+        let resend_ns = (!self.options.reliable).then_some(self.options.retry_ns);
+        let waits = !self.defects.has(Defect::ChangeBeforeRecall);
+        let is_create = matches!(parked.operation, Operation::Create { .. });
+        if is_create && self.defects.has(Defect::CreateWithoutRecall) {
+            return Some(parked);
+        }
+        let primary = self.primary()?;
+        match primary.obstacle(now, &parked, resend_ns) {
+            None => Some(parked),
+            Some(Obstacle::Names) => {
+                let ticket = primary.ticket();
+                let names = changed_names(&parked.operation);
+                primary
+                    .executing
+                    .insert(ticket, Executing::Resolve { parked });
+                self.out
+                    .intents
+                    .push_back(Intent::Resolve { ticket, names });
+                None
+            }
+            Some(Obstacle::Leases(inodes, recalls, next)) => {
+                primary.next_tick = primary.next_tick.min(next);
+                primary.leases.close(&inodes);
+                let begins = (!waits).then(|| parked.clone());
+                if waits {
+                    primary.parked.push_back(parked);
+                }
+                self.send_recalls(recalls);
+                begins
+            }
+        }
+    }
+
+    /// The names of a change were looked up.
+    pub(super) fn resolved(&mut self, now: u64, ticket: Ticket, inodes: Vec<u64>) {
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        if let Some(Executing::Resolve { mut parked }) = primary.executing.remove(&ticket) {
+            let begun = primary.begun;
+            parked.targets = Some(Targets { inodes, begun });
+            primary.park(parked);
+            self.serve_parked(now);
+        }
+    }
+
+    fn send_recalls(&mut self, recalls: Vec<Recall>) {
+        for Recall {
+            session,
+            inode,
+            number,
+        } in recalls
+        {
+            let sessions = self.primary().map(|it| &it.sessions.by_number);
+            let client = sessions.and_then(|it| it.get(&session)).map(|it| it.client);
+            if let Some(client) = client {
+                self.tell_client(client, session, 0, Body::Recall { inode, number });
+            }
+        }
+    }
+
+    /// A client has answered a recall.
+    pub(super) fn recall_answered(&mut self, now: u64, session: u64, inode: u64, number: u64) {
+        let ends_all = self.defects.has(Defect::AnswerEndsNewLease);
+        if let Some(primary) = self.primary() {
+            let number = if ends_all { u64::MAX } else { number };
+            primary.leases.answered(session, inode, number);
+        }
+        self.serve_parked(now);
+    }
+
+    /// The lease that goes out with the answer to a read.
+    pub(super) fn grant_for(&mut self, now: u64, parked: &Parked, outcome: &Outcome) -> Grant {
+        let (lease_ns, drift) = (self.options.lease_ns, self.options.drift_permille);
+        let most = self.options.leases as usize;
+        let closes = !self.defects.has(Defect::GrantDuringChange);
+        let forgets = self.defects.has(Defect::ForgetLease);
+        let beyond = self.defects.has(Defect::GrantBeyondLease);
+        let Some(primary) = self.primary() else {
+            return Grant::default();
+        };
+        let lasts = if beyond {
+            2 * lease_ns
+        } else {
+            primary.valid_ns(now).min(lease_ns)
+        };
+        if !parked.wants_lease || lasts == 0 {
+            return Grant::default();
+        }
+        let shown = shown(&parked.operation, outcome);
+        let number = primary.leases.next_number();
+        let mut recalls = Vec::new();
+        let mut grant = |inode: &u64| {
+            if closes && (primary.leases.is_closed(*inode) || primary.is_changing(*inode)) {
+                return false;
+            }
+            let lease = (parked.session, *inode);
+            match primary
+                .leases
+                .grant(now, lease, (number, now + lasts), most)
+            {
+                Ok(()) => true,
+                Err(recall) => {
+                    recalls.extend(recall);
+                    false
+                }
+            }
+        };
+        let covers = Covers {
+            subject: shown.subject.as_ref().is_some_and(&mut grant),
+            found: shown.found.as_ref().is_some_and(&mut grant),
+            listed: !shown.listed.is_empty() && shown.listed.iter().all(&mut grant),
+        };
+        if forgets {
+            let forgotten = std::mem::take(&mut recalls);
+            for it in forgotten {
+                primary.leases.answered(it.session, it.inode, it.number);
+            }
+        }
+        self.send_recalls(recalls);
+        if covers.is_empty() {
+            return Grant::default();
+        }
+        Grant {
+            number,
+            lasts_ns: lasts - lasts * drift / 1000,
+            covers,
+        }
+    }
+}
