@@ -11,6 +11,7 @@ use store::{
 };
 
 use crate::backend::{Backend, Counts, Embedded, Inode, Remote};
+use crate::leases::Recall;
 use crate::locks::LockTable;
 use crate::{Cause, Error, File, LockUser, OpenFlags, Requests};
 
@@ -83,6 +84,21 @@ impl FileSystem {
     /// Whether other processes may change files, too.
     pub fn is_remote(&self) -> bool {
         matches!(self.backend, Backend::Remote(_))
+    }
+
+    /// Sets what takes recalls of leases, or nothing. While there is a listener, outcomes may be kept for as long as
+    /// [`Validity`](crate::leases::Validity) says. A pool of this process recalls nothing.
+    pub fn on_recall(&self, listener: Option<Box<dyn Fn(Recall) + Send>>) {
+        if let Backend::Remote(remote) = &self.backend {
+            remote.on_recall(listener);
+        }
+    }
+
+    /// The caches keep nothing any more of what was recalled.
+    pub fn invalidated(&self, recall: &Recall) {
+        if let Backend::Remote(remote) = &self.backend {
+            remote.invalidated(recall);
+        }
     }
 
     /// Ends the session with a cluster: calls that wait fail, and so does every later one. A pool of this process does not

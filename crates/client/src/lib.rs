@@ -11,6 +11,7 @@
 //! - [`OpenFlags`]: how to open it;
 //! - [`Lock`]: what users of a file ask each other to respect (`locks`);
 //! - [`Requests`]: the way of operations to a cluster (`requests`);
+//! - [`leases`]: what may be kept of outcomes, and until when;
 //! - [`network`]: a session with a cluster, and [`Source`]: how users name one;
 //! - [`state_directory`]: where the clusters of this host are (`state`);
 //! - [`Error`]: what went wrong and where, and its errno.
@@ -21,6 +22,7 @@ mod backend;
 mod error;
 mod file;
 mod file_system;
+pub mod leases;
 mod locks;
 pub mod network;
 mod open_flags;

@@ -8,7 +8,8 @@
 //! **The calling thread does the work.** One call at a time leads: it holds the connection, sends what all calls ask for, and
 //! polls until its own outcome has arrived. The others wait until the leader delivers their outcomes, or hands over to one
 //! of them. A thread of its own, the keeper, leads for a moment when something is due and no call is in progress: it sends
-//! keep-alives and connects again. An idle network costs a wake-up per keep-alive.
+//! keep-alives and connects again. While there are leases it leads whenever no call does, so that recalls are seen at once.
+//! An idle network costs a wake-up per keep-alive.
 //!
 //! **A lost primary is not an error.** Links are dialed again, each member is asked for its cluster map, the session
 //! resumes with the new primary, and calls wait meanwhile: without a bound, or until [`Options::timeout`].
@@ -30,10 +31,12 @@ use fabric::messenger::Handle;
 use operations::{Acknowledge, FileId, Operation, Outcome};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use protocol::ClusterMap;
+use protocol::client::Recalled;
 
 use self::call::{Call, Waited};
 use self::connection::Connection;
 pub use self::error::Error;
+use crate::leases::{Listener, RecallListener};
 use crate::{HoldsSource, Interrupt, RequestError, Requests};
 
 /// How a network is reached, and how long calls wait for it.
@@ -109,6 +112,12 @@ struct Shared {
     keeper_until: AtomicU64,
     is_closed: Mutex<bool>,
     keeper: Condvar,
+    /// What takes recalls.
+    listener: Listener,
+    /// Recalls that are to be answered.
+    invalidated: Mutex<Vec<Recalled>>,
+    /// When the last lease ends, in nanoseconds since the start: recalls come until then.
+    leases_until: AtomicU64,
     /// The cluster has not answered for a while, though it was asked.
     is_lost: AtomicBool,
     /// Every call fails.
@@ -137,6 +146,8 @@ const INTERRUPTED_EVERY: Duration = Duration::from_millis(250);
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 /// The keeper looks after the connection at least so often.
 const KEEPER_EVERY: Duration = Duration::from_secs(5);
+/// While there are leases, the keeper listens for recalls when no call has led for so long.
+const LISTEN_AFTER: Duration = Duration::from_millis(2);
 
 impl Network {
     /// Connects to a node that answers, and gets the cluster map.
@@ -148,6 +159,9 @@ impl Network {
         let mut connection = Connection::open(options)?;
         let unit = connection.reach()?;
         let shared = Arc::new(Shared {
+            listener: connection.listener(),
+            invalidated: Mutex::default(),
+            leases_until: AtomicU64::new(0),
             handle: connection.handle(),
             connection: Mutex::new(connection),
             submitted: Mutex::default(),
@@ -201,6 +215,25 @@ impl Requests for Network {
         self.shared.connection.lock().set_holds(holds);
     }
 
+    fn set_recalls(&self, listener: Option<RecallListener>) {
+        *self.shared.listener.lock() = listener;
+    }
+
+    fn invalidated(&self, recalled: Recalled) {
+        self.shared.invalidated.lock().push(recalled);
+        match self.shared.connection.try_lock() {
+            Some(mut connection) => {
+                connection.answer_recalls(&mut self.shared.invalidated.lock());
+                connection.pump();
+                connection.step(Duration::ZERO);
+                drop(connection);
+                self.shared.hand_over();
+            }
+            // The leader sends it, or the keeper after it.
+            None => self.shared.handle.wake(),
+        }
+    }
+
     fn end(&self) {
         self.shared.end();
     }
@@ -210,6 +243,7 @@ impl Drop for Network {
     fn drop(&mut self) {
         *self.shared.is_closed.lock() = true;
         self.shared.keeper.notify_all();
+        self.shared.handle.wake();
         if let Some(keeper) = self.keeper.take() {
             // It ends with the flag; a panic of it has been reported already.
             let _ = keeper.join();
@@ -316,6 +350,7 @@ impl Shared {
     ) -> Result<Outcome, RequestError> {
         let outcome = loop {
             connection.begin(&mut self.submitted.lock());
+            connection.answer_recalls(&mut self.invalidated.lock());
             connection.pump();
             if let Some(outcome) = call.take() {
                 break Ok(outcome);
@@ -327,11 +362,26 @@ impl Shared {
             connection.step(limit.next(now) - now);
             self.is_lost.store(connection.is_lost(), Ordering::Release);
         };
-        let due = connection.due();
+        let due = self.due(&connection);
         drop(connection);
         self.wake_keeper_before(due);
         self.hand_over();
         outcome
+    }
+
+    /// When the keeper has to look after the connection.
+    fn due(&self, connection: &Connection) -> Instant {
+        let leases_until = connection.leases_until();
+        self.leases_until
+            .store(self.since_start(leases_until), Ordering::Relaxed);
+        match self.has_leases() {
+            true => connection.due().min(Instant::now() + LISTEN_AFTER),
+            false => connection.due(),
+        }
+    }
+
+    fn has_leases(&self) -> bool {
+        self.since_start(Instant::now()) < self.leases_until.load(Ordering::Relaxed)
     }
 
     /// Lets one of the calls that wait lead.
@@ -378,27 +428,48 @@ impl Shared {
         }
     }
 
-    /// Leads for a moment whenever something is due and no call leads.
+    /// Leads for a moment whenever something is due and no call leads, and for as long as recalls may come.
     fn keep(&self) {
         let mut is_closed = self.is_closed.lock();
         while !*is_closed {
-            let until = MutexGuard::unlocked(&mut is_closed, || {
-                let Some(mut connection) = self.connection.try_lock() else {
-                    // The leader does what is due.
-                    return Instant::now() + KEEPER_EVERY;
-                };
-                connection.begin(&mut self.submitted.lock());
-                connection.pump();
-                connection.step(Duration::ZERO);
-                let due = connection.due();
-                drop(connection);
-                self.hand_over();
-                due.min(Instant::now() + KEEPER_EVERY)
+            let until = MutexGuard::unlocked(&mut is_closed, || match self.connection.try_lock() {
+                Some(connection) => self.look_after(connection),
+                // The leader does what is due.
+                None if self.has_leases() => Instant::now() + LISTEN_AFTER,
+                None => Instant::now() + KEEPER_EVERY,
             });
             let wakes = self.since_start(until);
             self.keeper_until.store(wakes, Ordering::Relaxed);
             if !*is_closed {
                 self.keeper.wait_until(&mut is_closed, until);
+            }
+        }
+    }
+
+    /// Does what is due, and listens for recalls while there are leases and no call wants to lead. Returns when to look
+    /// again.
+    fn look_after(&self, mut connection: MutexGuard<'_, Connection>) -> Instant {
+        loop {
+            connection.begin(&mut self.submitted.lock());
+            connection.answer_recalls(&mut self.invalidated.lock());
+            connection.pump();
+            let listens = self.has_leases() && self.waiting.lock().is_empty();
+            let most = if listens {
+                KEEPER_EVERY
+            } else {
+                Duration::ZERO
+            };
+            let most = most.min(
+                connection
+                    .leases_until()
+                    .saturating_duration_since(Instant::now()),
+            );
+            connection.step(most);
+            let due = self.due(&connection);
+            if !listens || *self.is_closed.lock() {
+                drop(connection);
+                self.hand_over();
+                return due.min(Instant::now() + KEEPER_EVERY);
             }
         }
     }

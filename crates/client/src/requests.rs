@@ -7,6 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use operations::{Acknowledge, FileId, Held, Operation, Outcome};
 use parking_lot::Mutex;
+use protocol::client::Recalled;
+
+use crate::leases::RecallListener;
 
 /// Executes operations in a cluster, in one session.
 ///
@@ -28,6 +31,13 @@ pub trait Requests: Send + Sync {
     /// Sets the source of the holds that the session has. The session sends them when it resumes, since a new primary has
     /// no memory of them.
     fn set_holds(&self, holds: HoldsSource);
+
+    /// Sets what takes recalls, or nothing: from then on the session asks for leases, or does without. [`Requests::invalidated`]
+    /// has to follow each recall.
+    fn set_recalls(&self, _listener: Option<RecallListener>) {}
+
+    /// The caches have dropped what was recalled.
+    fn invalidated(&self, _recalled: Recalled) {}
 
     /// Ends the session: calls that wait fail with [`RequestError::Ended`], and so does every later one.
     fn end(&self);

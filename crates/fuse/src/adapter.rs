@@ -12,6 +12,7 @@ mod calls;
 mod directories;
 mod files;
 mod holes;
+mod keeping;
 mod locks;
 mod names;
 mod shared;
@@ -24,6 +25,7 @@ use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use client::leases::Validity;
 use client::{Error, FileSystem};
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -36,6 +38,7 @@ use crate::request::Request;
 use crate::translate::errno;
 use crate::wire;
 use calls::Calls;
+use keeping::Keeping;
 use locks::Locks;
 use shared::Shared;
 
@@ -75,6 +78,9 @@ pub(crate) struct Adapter {
     locks: Option<Locks>,
     /// None if nothing else changes the file system.
     shared: Option<Shared>,
+    keeping: Keeping,
+    /// The kernel keeps names and attributes under leases.
+    pub(crate) keeps: bool,
     /// None if requests wait for nothing but the store.
     calls: Option<Arc<Calls>>,
     /// None while no thread looks after holes.
@@ -91,6 +97,9 @@ impl Adapter {
         let is_remote = file_system.is_remote();
         Adapter {
             shared: is_remote.then(Shared::default),
+            keeping: Keeping::new(),
+            // A kernel that collects writes believes its own sizes and times.
+            keeps: is_remote && options.cache != Cache::Writeback,
             calls: is_remote.then(Arc::default),
             locks: shares_locks.then(|| Locks::new(file_system.lock_user())),
             holes: Mutex::new(None),
@@ -105,6 +114,36 @@ impl Adapter {
             access_times: Arc::new(AccessTimes::of(options)),
             open_unneeded: false,
             open_directory_unneeded: false,
+        }
+    }
+
+    /// The kernel can be made to ask for names again.
+    pub(crate) fn keep_names(&self) {
+        self.keeping.keep_names();
+    }
+
+    /// The answer to a request of this thread is with the kernel.
+    pub(crate) fn sent(&self) {
+        self.keeping.sent();
+    }
+
+    /// For how long the kernel may keep parts of what the last call has shown.
+    fn validity(&self) -> Validity {
+        if self.keeps {
+            return self.keeping.validity();
+        }
+        Validity {
+            subject: self.cache,
+            found: self.cache,
+            listed: self.cache,
+        }
+    }
+
+    /// For how long the kernel may keep a name, of what the leases allow.
+    fn keeps_name(&self, directory: u64, name: &[u8], validity: &Validity) -> Duration {
+        match self.keeps {
+            true => self.keeping.name(directory, name, validity.subject),
+            false => validity.subject,
         }
     }
 
@@ -128,6 +167,7 @@ impl Adapter {
         length: usize,
         later: &dyn Fn() -> Option<Later>,
     ) -> Option<(wire::OutHeader, usize)> {
+        self.keeping.begin();
         let mut answer = match (&self.locks, header.opcode) {
             (Some(locks), wire::opcode::SETLKW) => {
                 match Request::decode(header.opcode, argument, &[]) {

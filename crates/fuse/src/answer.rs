@@ -30,12 +30,15 @@ pub fn attributes(attributes: &Attributes, cache: Duration) -> wire::AttrOut {
     }
 }
 
-pub fn entry(attributes: &Attributes, cache: Duration) -> wire::EntryOut {
+/// A name, and the file that it leads to, which the kernel keeps for so long each.
+pub fn entry(attributes: &Attributes, name: Duration, cache: Duration) -> wire::EntryOut {
     wire::EntryOut {
         node: attributes.number,
         generation: attributes.generation.into(),
         attributes: plain(attributes),
-        ..nothing_there(cache)
+        attributes_valid: cache.as_secs(),
+        attributes_valid_ns: cache.subsec_nanos(),
+        ..nothing_there(name)
     }
 }
 
@@ -44,8 +47,6 @@ pub fn nothing_there(cache: Duration) -> wire::EntryOut {
     wire::EntryOut {
         entry_valid: cache.as_secs(),
         entry_valid_ns: cache.subsec_nanos(),
-        attributes_valid: cache.as_secs(),
-        attributes_valid_ns: cache.subsec_nanos(),
         ..wire::EntryOut::default()
     }
 }

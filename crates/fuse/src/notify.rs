@@ -46,10 +46,19 @@ impl Notifier {
 
     /// A name in a directory leads elsewhere now, or nowhere.
     pub fn name_changed(&self, directory: u64, name: &[u8]) -> io::Result<()> {
+        self.entry_changed(directory, name, 0)
+    }
+
+    /// A name in a directory may lead elsewhere: the kernel asks before it uses it again. What is mounted on it stays.
+    pub(crate) fn name_expired(&self, directory: u64, name: &[u8]) -> io::Result<()> {
+        self.entry_changed(directory, name, wire::notice::EXPIRE_ONLY)
+    }
+
+    fn entry_changed(&self, directory: u64, name: &[u8], flags: u32) -> io::Result<()> {
         let entry = wire::NotifyEntry {
             directory,
             name_length: name.len() as u32,
-            flags: 0,
+            flags,
         };
         self.send(
             wire::notice::INVALIDATE_ENTRY,

@@ -127,6 +127,7 @@ impl Session {
         let notifier = Notifier::new(&device);
         let holes = Adapter::start_holes(&adapter, notifier.clone())?;
         let signaled = adapter.start_calls()?;
+        let recalls = Adapter::start_recalls(&adapter, &notifier)?;
         let mut threads = classic::serve(device, readers, &share, &adapter)?;
         #[cfg(test)]
         let alarm = serving.as_ref().map(|serving| serving.alarm.clone());
@@ -136,6 +137,7 @@ impl Session {
             threads,
             holes,
             signaled,
+            recalls,
             adapter,
         });
         Ok(Session {
@@ -163,6 +165,7 @@ struct Answering {
     /// They end after them.
     holes: JoinHandle<()>,
     signaled: Option<JoinHandle<()>>,
+    recalls: Vec<JoinHandle<()>>,
     adapter: Arc<Adapter>,
 }
 
@@ -183,14 +186,17 @@ fn server() -> io::Result<(JoinHandle<End>, mpsc::Sender<Answering>)> {
                 threads,
                 holes,
                 signaled,
+                recalls,
                 adapter,
             } = answering;
             let ended: Vec<io::Result<()>> = threads.into_iter().map(join).collect();
             adapter.end_holes();
             adapter.end_calls();
+            adapter.end_recalls();
             // The callers are gone.
             let _ = holes.join();
             let _ = signaled.map(JoinHandle::join);
+            recalls.into_iter().for_each(|thread| drop(thread.join()));
             let ended: io::Result<()> = ended.into_iter().collect();
             match adapter.has_failed() {
                 // What was answered is in the pool. What the file system looks like in memory, nobody knows.

@@ -9,6 +9,8 @@ pub const MAJOR: u32 = 7;
 pub const MINOR: u32 = 45;
 /// The oldest one: that of Linux 5.4.
 pub const MINOR_LEAST: u32 = 31;
+/// The minor version that brought [`notice::EXPIRE_ONLY`], Linux 6.2.
+pub const MINOR_EXPIRE_ONLY: u32 = 38;
 
 /// What a request asks for.
 pub mod opcode {
@@ -119,6 +121,8 @@ pub mod notice {
     pub const INVALIDATE_INODE: i32 = 2;
     pub const INVALIDATE_ENTRY: i32 = 3;
     pub const STORE: i32 = 4;
+    /// Of an entry: it is not dropped, but asked for when it is used next.
+    pub const EXPIRE_ONLY: u32 = 1 << 0;
 }
 
 /// Flags of a request for a lock.

@@ -664,6 +664,18 @@ impl Body {
                 key: from.u64()?,
                 writes: from.flag()?,
             },
+            HELLO => Body::Hello {
+                map_version: from.u64()?,
+            },
+            MAP => Body::Map {
+                map: Box::new(ClusterMap::decode(from.rest())?),
+            },
+            _ => Body::read_of_leases(kind, from)?,
+        })
+    }
+
+    fn read_of_leases(kind: u8, from: &mut Reader<'_>) -> Result<Body, Malformed> {
+        Ok(match kind {
             44 => Body::Recall {
                 inode: from.u64()?,
                 number: from.position()?,
@@ -671,12 +683,6 @@ impl Body {
             45 => Body::RecallAnswer {
                 inode: from.u64()?,
                 number: from.position()?,
-            },
-            HELLO => Body::Hello {
-                map_version: from.u64()?,
-            },
-            MAP => Body::Map {
-                map: Box::new(ClusterMap::decode(from.rest())?),
             },
             _ => return Err(Malformed("its kind is unknown")),
         })

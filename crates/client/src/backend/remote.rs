@@ -21,6 +21,7 @@ use operations::{
 };
 
 use super::Result;
+use crate::leases::{Recall, RecallListener};
 use crate::{Cause, Interrupt, RequestError, Requests};
 use table::Table;
 
@@ -133,6 +134,25 @@ impl Remote {
         }
     }
 
+    pub(crate) fn on_recall(&self, listener: Option<Box<dyn Fn(Recall) + Send>>) {
+        let root = self.0.root;
+        let listener = listener.map(|listener| {
+            let take: RecallListener = Box::new(move |recalled| {
+                let file = FileId {
+                    inode: recalled.inode,
+                    ..root
+                };
+                listener(Recall::new(recalled, number(root, file)));
+            });
+            take
+        });
+        self.0.requests.set_recalls(listener);
+    }
+
+    pub(crate) fn invalidated(&self, recall: &Recall) {
+        self.0.requests.invalidated(recall.recalled);
+    }
+
     pub(crate) fn end(&self) {
         self.0.requests.end();
     }
@@ -147,10 +167,7 @@ impl Remote {
     }
 
     fn number(&self, file: FileId) -> u64 {
-        match file {
-            FileId { unit, inode, .. } if (unit, inode) == (self.0.root.unit, ROOT) => ROOT,
-            FileId { unit, inode, .. } => u64::from(unit) << UNIT_SHIFT | inode,
-        }
+        number(self.0.root, file)
     }
 
     /// The file and the attributes in an outcome, with the number that users see.
@@ -198,6 +215,14 @@ impl Remote {
                 .map(drop),
             None => Ok(()),
         }
+    }
+}
+
+/// The inode number that users see of a file in a cluster with this root directory.
+fn number(root: FileId, file: FileId) -> u64 {
+    match file {
+        FileId { unit, inode, .. } if (unit, inode) == (root.unit, ROOT) => ROOT,
+        FileId { unit, inode, .. } => u64::from(unit) << UNIT_SHIFT | inode,
     }
 }
 

@@ -5,6 +5,8 @@ use std::time::Instant;
 use operations::{Acknowledge, Operation, Outcome};
 use parking_lot::{Condvar, Mutex};
 
+use crate::leases::{self, Kept};
+
 pub struct Call {
     state: Mutex<State>,
     changed: Condvar,
@@ -14,7 +16,17 @@ struct State {
     /// What is asked for, until a leader takes it.
     request: Option<(Operation, Acknowledge)>,
     outcome: Option<Outcome>,
+    /// What may be kept of the outcome.
+    kept: Option<Kept>,
     leads: bool,
+}
+
+impl State {
+    fn take(&mut self) -> Option<Outcome> {
+        let outcome = self.outcome.take()?;
+        leases::note(self.kept.take());
+        Some(outcome)
+    }
 }
 
 /// How a wait has ended.
@@ -32,6 +44,7 @@ impl Call {
             state: Mutex::new(State {
                 request: Some((operation, acknowledge)),
                 outcome: None,
+                kept: None,
                 leads: false,
             }),
             changed: Condvar::new(),
@@ -42,13 +55,17 @@ impl Call {
         self.state.lock().request.take()
     }
 
-    pub fn deliver(&self, outcome: Outcome) {
-        self.state.lock().outcome = Some(outcome);
+    pub fn deliver(&self, outcome: Outcome, kept: Option<Kept>) {
+        {
+            let mut state = self.state.lock();
+            (state.outcome, state.kept) = (Some(outcome), kept);
+        }
         self.changed.notify_one();
     }
 
+    /// The outcome, if it is there; notes for this thread what it may keep of it.
     pub fn take(&self) -> Option<Outcome> {
-        self.state.lock().outcome.take()
+        self.state.lock().take()
     }
 
     /// Lets the call lead, unless its outcome is there.
@@ -76,7 +93,7 @@ impl Call {
         if state.outcome.is_none() && !state.leads && !is_to_end() {
             self.changed.wait_until(&mut state, until);
         }
-        if let Some(outcome) = state.outcome.take() {
+        if let Some(outcome) = state.take() {
             return Waited::Outcome(outcome);
         }
         match std::mem::take(&mut state.leads) {
@@ -119,9 +136,9 @@ mod tests {
         assert!(first.promote());
         assert!(matches!(waiting.join().unwrap(), Waited::Leads));
         let waiting = waits(&first);
-        first.deliver(Outcome::default());
+        first.deliver(Outcome::default(), None);
         assert!(matches!(waiting.join().unwrap(), Waited::Outcome(_)));
-        first.deliver(Outcome::default());
+        first.deliver(Outcome::default(), None);
         assert!(!first.promote(), "its outcome is there");
         let second = call();
         let ended = second.wait(Instant::now() + LONG, || true);

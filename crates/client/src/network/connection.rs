@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fabric::messenger::{self, Event, Handle, LinkId, Messenger};
 use operations::{Acknowledge, Held, Operation};
-use protocol::client::Event as ClientEvent;
+use protocol::client::{Event as ClientEvent, Keep, Recalled};
 use protocol::cluster::FIRST_CLIENT;
 use protocol::map::NOBODY;
 use protocol::wire::{Body, Envelope, Message};
@@ -17,6 +17,7 @@ use super::links::{Dialed, Links};
 use super::reach::Reach;
 use super::{Error, Options};
 use crate::HoldsSource;
+use crate::leases::{Kept, Listener};
 
 /// Members are asked for the map so often while the primary is not linked.
 const ASK_EVERY: Duration = Duration::from_millis(100);
@@ -43,6 +44,8 @@ pub struct Connection {
     holds: Option<HoldsSource>,
     /// The session that has its holds.
     held_by: Option<u64>,
+    /// What takes recalls: leases are asked for while there is one.
+    listener: Listener,
     events: Vec<Event>,
 }
 
@@ -77,6 +80,7 @@ impl Connection {
             is_lost: false,
             holds: None,
             held_by: None,
+            listener: Listener::default(),
             events: Vec::new(),
             options,
         })
@@ -93,6 +97,23 @@ impl Connection {
     /// Whether the cluster has not answered for a while, though it was asked.
     pub fn is_lost(&self) -> bool {
         self.is_lost
+    }
+
+    /// What takes recalls, to be set.
+    pub fn listener(&self) -> Listener {
+        self.listener.clone()
+    }
+
+    /// When the last lease ends: recalls come until then.
+    pub fn leases_until(&self) -> Instant {
+        self.start + Duration::from_nanos(self.client.leases_until())
+    }
+
+    /// The caches have dropped these.
+    pub fn answer_recalls(&mut self, invalidated: &mut Vec<Recalled>) {
+        for recalled in invalidated.drain(..) {
+            self.client.invalidated(recalled);
+        }
     }
 
     pub fn set_holds(&mut self, holds: HoldsSource) {
@@ -164,6 +185,8 @@ impl Connection {
     pub fn pump(&mut self) {
         self.hold_again();
         self.let_go();
+        let has_listener = self.listener.lock().is_some();
+        self.client.ask_for_leases(has_listener);
         while let Some(transfer) = self.client.poll_transfer() {
             let now = self.now();
             self.reach
@@ -176,14 +199,31 @@ impl Connection {
             }
         }
         while let Some(event) = self.client.poll_event() {
-            if let ClientEvent::Done {
-                ticket, outcome, ..
-            } = event
-                && let Some(call) = self.calls.remove(&ticket)
-            {
-                call.deliver(outcome);
+            match event {
+                ClientEvent::Done {
+                    ticket,
+                    outcome,
+                    keep,
+                } => {
+                    if let Some(call) = self.calls.remove(&ticket) {
+                        call.deliver(outcome, self.kept(keep));
+                    }
+                }
+                ClientEvent::Recalled(recalled) => match &*self.listener.lock() {
+                    Some(listener) => listener(recalled),
+                    None => self.client.invalidated(recalled),
+                },
+                ClientEvent::SessionOver => {}
             }
         }
+    }
+
+    fn kept(&self, keep: Keep) -> Option<Kept> {
+        let Keep { until, covers } = keep;
+        (!covers.is_empty()).then(|| Kept {
+            until: self.start + Duration::from_nanos(until),
+            covers,
+        })
     }
 
     fn send(&mut self, link: LinkId, bytes: &[u8]) {

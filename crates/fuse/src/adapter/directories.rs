@@ -36,7 +36,11 @@ impl Adapter {
         let mut listing = Listing::new(room);
         // The kernel remembers each inode that it gets here. Where the inode is 0, it asks when it needs the file.
         let mut add = |entry: &Entry, attributes: Option<&Attributes>| {
-            let found = attributes.map(|attributes| answer::entry(attributes, self.cache));
+            let found = attributes.map(|attributes| {
+                let validity = self.validity();
+                let name = self.keeps_name(number, &entry.name, &validity);
+                answer::entry(attributes, name, validity.listed)
+            });
             listing.add_with(&found.unwrap_or_default(), &listed(entry))
         };
         let read = self

@@ -51,13 +51,15 @@ impl Adapter {
     pub(super) fn get_attributes(&self, number: u64, body: &mut [u8]) -> Answer {
         let attributes = self.file_system.attributes(number);
         let attributes = attributes.map_err(|error| errno(&error))?;
-        Ok(put(body, &answer::attributes(&attributes, self.cache)))
+        let validity = self.validity().subject;
+        Ok(put(body, &answer::attributes(&attributes, validity)))
     }
 
     pub(super) fn extended_attributes(&self, number: u64, body: &mut [u8]) -> Answer {
         let attributes = self.file_system.attributes(number);
         let attributes = attributes.map_err(|error| errno(&error))?;
-        Ok(put(body, &answer::extended(&attributes, self.cache)))
+        let validity = self.validity().subject;
+        Ok(put(body, &answer::extended(&attributes, validity)))
     }
 
     pub(super) fn set_attributes(

@@ -11,9 +11,13 @@ use crate::wire;
 
 impl Adapter {
     pub(super) fn lookup(&self, directory: u64, name: &[u8]) -> Result<wire::EntryOut, Errno> {
-        match self.file_system.lookup_held(directory, name) {
-            Err(error) if error.errno() == libc::ENOENT => Ok(answer::nothing_there(self.cache)),
-            result => self.answered(result),
+        let found = self.file_system.lookup_held(directory, name);
+        let validity = self.validity();
+        let keeps_name = || self.keeps_name(directory, name, &validity);
+        match found {
+            Err(error) if error.errno() == libc::ENOENT => Ok(answer::nothing_there(keeps_name())),
+            Err(error) => Err(errno(&error)),
+            Ok(attributes) => Ok(answer::entry(&attributes, keeps_name(), validity.found)),
         }
     }
 
@@ -25,7 +29,7 @@ impl Adapter {
     /// The same with one that is held already.
     fn answered(&self, held: Result<Attributes, Error>) -> Result<wire::EntryOut, Errno> {
         let attributes = held.map_err(|error| errno(&error))?;
-        Ok(answer::entry(&attributes, self.cache))
+        Ok(answer::entry(&attributes, self.cache, self.cache))
     }
 
     pub(super) fn held(&self, result: Result<Attributes, Error>) -> Result<Attributes, Error> {

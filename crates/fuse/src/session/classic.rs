@@ -205,7 +205,9 @@ fn answer_one(
     if let Some((head, length)) = answer
         && !is_unanswered(header.opcode)
     {
-        send(device, &head, &body[..length])?;
+        let sent = send(device, &head, &body[..length]);
+        adapter.sent();
+        sent?;
     }
     Ok(header.opcode)
 }

@@ -119,6 +119,11 @@ impl Offer {
             wanted |= capability::AUTO_INVAL_DATA;
             wanted &= !capability::EXPLICIT_INVAL_DATA;
         }
+        if self.init.minor >= wire::MINOR_EXPIRE_ONLY {
+            adapter.keep_names();
+        }
+        // Answers by queues are not counted.
+        adapter.keeps &= !with_queues;
         let taken = wanted & self.capabilities;
         adapter.open_unneeded = taken & capability::NO_OPEN_SUPPORT != 0;
         adapter.open_directory_unneeded = taken & capability::NO_OPENDIR_SUPPORT != 0;

@@ -13,6 +13,11 @@ impl Client {
         self
     }
 
+    /// Asks for leases from now on, or not any more.
+    pub fn ask_for_leases(&mut self, keeps: bool) {
+        self.keeps = keeps;
+    }
+
     /// When the last lease ends that was granted, by this client's clock.
     pub fn leases_until(&self) -> u64 {
         self.leases.until()

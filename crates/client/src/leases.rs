@@ -1,0 +1,91 @@
+//! What a front end may keep of the outcomes of calls without asking again, and the recall of that.
+//!
+//! The thread that made a call finds here what it may keep of the outcome. Only a front end that has set a listener for
+//! recalls ([`crate::FileSystem::on_recall`]) is granted anything.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use protocol::client::Recalled;
+use protocol::leases::Covers;
+
+/// Clocks of caches begin to count later than this process, by less than this: the time until the thread runs that
+/// waits for the answer.
+const MARGIN: Duration = Duration::from_millis(200);
+
+thread_local! {
+    static LAST: Cell<Option<Kept>> = const { Cell::new(None) };
+}
+
+/// Until when something may be kept, and of which inodes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept {
+    pub(crate) until: Instant,
+    pub(crate) covers: Covers,
+}
+
+/// For how long parts of an outcome may be kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Validity {
+    /// Attributes of the file that was asked about, or the entries of the directory.
+    pub subject: Duration,
+    /// Attributes of the file that was found.
+    pub found: Duration,
+    /// Attributes of the files that were listed.
+    pub listed: Duration,
+}
+
+/// Notes what this thread may keep of the outcome that it has got.
+pub(crate) fn note(kept: Option<Kept>) {
+    LAST.set(kept);
+}
+
+impl Validity {
+    /// Forgets what calls before have left.
+    pub fn reset() {
+        note(None);
+    }
+
+    /// Of the last call that this thread has made.
+    pub fn of_last() -> Validity {
+        let Some(Kept { until, covers }) = LAST.get() else {
+            return Validity::default();
+        };
+        let left = until.saturating_duration_since(Instant::now() + MARGIN);
+        let part = |is_covered| if is_covered { left } else { Duration::ZERO };
+        Validity {
+            subject: part(covers.subject),
+            found: part(covers.found),
+            listed: part(covers.listed),
+        }
+    }
+}
+
+/// A lease that has to end: caches drop what they keep of this inode, and then the recall is answered with
+/// [`crate::FileSystem::invalidated`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recall {
+    /// The inode number that users see.
+    pub number: u64,
+    /// Names in this directory may be kept, besides its attributes.
+    pub has_entries: bool,
+    pub(crate) recalled: Recalled,
+}
+
+/// Takes recalls. It must not wait for anything.
+pub type RecallListener = Box<dyn Fn(Recalled) + Send>;
+
+/// The listener, if there is one.
+pub(crate) type Listener = Arc<Mutex<Option<RecallListener>>>;
+
+impl Recall {
+    pub(crate) fn new(recalled: Recalled, number: u64) -> Recall {
+        Recall {
+            number,
+            has_entries: recalled.has_entries,
+            recalled,
+        }
+    }
+}
