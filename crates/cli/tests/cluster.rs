@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod common;
+mod leases;
 mod mounted;
 mod nodes;
 mod transport;

@@ -36,10 +36,6 @@ const _: () = assert!(DATA_MAX <= UNCONFIRMED_DATA_MAX && UNCONFIRMED_MAX + SLOT
 
 /// What a client has to tell whoever uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "all but a few events are outcomes"
-)]
 pub enum Event {
     /// An operation has ended.
     Done {

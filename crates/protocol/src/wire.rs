@@ -14,20 +14,19 @@
 pub mod active;
 mod bytes;
 mod envelope;
+mod frame;
 mod map;
 mod operation;
 
 pub use envelope::Envelope;
+pub(crate) use frame::{is_in_halves, seal};
 pub(crate) use map::seal_map;
 pub use operation::{REPLAYS_MAX, Refusal, Replay};
 pub use operations::{
     Acknowledge, DATA_MAX, Details, ErrorCode, FileId, Held, Operation, Outcome, RECORD_DATA_MAX,
 };
 
-use crate::checksum;
 use crate::cluster::ClusterMap;
-use crate::defects::Defects;
-use crate::halves::{self, Halves};
 use crate::leases::{Covers, Grant};
 use crate::map::{NodeId, Sequence};
 use bytes::{Reader, Writer};
@@ -35,14 +34,12 @@ use bytes::{Reader, Writer};
 /// First two bytes of every message.
 pub const MAGIC: u16 = u16::from_le_bytes(*b"TK");
 /// Version of the messages.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 /// Why a message of another version is refused.
 const OTHER_VERSION: &str =
     "its protocol version differs; use one version of tako on all nodes and clients";
 /// Bytes before the body.
 pub const HEADER: usize = 48;
-/// Room for a header and the fields of most bodies.
-const FIELDS: usize = 512;
 /// Kinds of the messages that are not about a unit.
 const HELLO: u8 = 64;
 const MAP: u8 = 65;
@@ -742,92 +739,6 @@ fn read_fetch(from: &mut Reader<'_>) -> Result<Fetch, Malformed> {
 /// counts in every epoch.
 pub fn is_of_cluster(bytes: &[u8]) -> bool {
     matches!(bytes.get(3), Some(&(HELLO | MAP | REACH)))
-}
-
-impl Message {
-    /// The message as bytes. What goes in halves is sent with parity if the fabric may damage it.
-    pub fn encode(&self, with_parity: bool) -> Vec<u8> {
-        let envelope = &self.envelope;
-        let mut message = Writer::default();
-        message.bytes.reserve(FIELDS + self.body.data_length());
-        message.u16(MAGIC);
-        message.u8(VERSION);
-        message.u8(self.body.kind());
-        message.u32(0);
-        message.u64(envelope.cluster);
-        message.u32(envelope.epoch);
-        message.u16(envelope.tenant);
-        message.u16(envelope.unit);
-        message.u64(envelope.session);
-        message.u64(envelope.request);
-        message.u32(envelope.from);
-        message.u32(0);
-        if is_in_halves(self.body.kind()) {
-            message.bytes.extend([0; halves::HEAD]);
-            self.body.write(&mut message);
-            halves::wrap(&mut message.bytes, HEADER, with_parity);
-        } else {
-            self.body.write(&mut message);
-        }
-        let mut bytes = message.bytes;
-        let length = (bytes.len() - HEADER) as u32;
-        bytes[HEADER - 4..HEADER].copy_from_slice(&length.to_le_bytes());
-        seal(&mut bytes);
-        bytes
-    }
-
-    /// The message that these bytes are.
-    pub fn decode(bytes: &[u8], defects: &Defects) -> Result<Message, Malformed> {
-        let mut from = Reader::new(bytes);
-        let (magic, version, kind) = (from.u16()?, from.u8()?, from.u8()?);
-        if magic != MAGIC {
-            return Err(Malformed("it does not begin as one"));
-        }
-        if version != VERSION {
-            return Err(Malformed(OTHER_VERSION));
-        }
-        let crc = from.u32()?;
-        let envelope = Envelope::read(&mut from)?;
-        let length = from.u32()? as usize;
-        if length > BODY_MAX || bytes.len() != HEADER + length {
-            return Err(Malformed("its length is not what it says"));
-        }
-        if crc != header_checksum(kind, bytes) {
-            return Err(Malformed("its checksum is wrong"));
-        }
-        let mended;
-        if is_in_halves(kind) {
-            let Halves::Whole(whole, _) = halves::unwrap(from.bytes(length)?, defects) else {
-                return Err(Malformed("both halves of its body are damaged"));
-            };
-            mended = whole;
-            from = Reader::new(&mended);
-        }
-        let body = Body::read(kind, &mut from)?;
-        from.end()?;
-        Ok(Message { envelope, body })
-    }
-}
-
-/// Whether bodies of this kind are sent in halves: records, image bytes, requests and their answers.
-pub(crate) fn is_in_halves(kind: u8) -> bool {
-    matches!(kind, 3 | 7 | 37 | 38)
-}
-
-/// The checksum of a message of this kind: of all but the checksum itself, or of as much as cannot be repaired.
-fn header_checksum(kind: u8, bytes: &[u8]) -> u32 {
-    let end = if is_in_halves(kind) {
-        bytes.len().min(HEADER + 4)
-    } else {
-        bytes.len()
-    };
-    checksum(&[&bytes[..4], &bytes[8..end]])
-}
-
-/// Puts the checksum into a message that is whole but for it.
-pub(crate) fn seal(bytes: &mut [u8]) {
-    let crc = header_checksum(bytes[3], bytes);
-    bytes[4..8].copy_from_slice(&crc.to_le_bytes());
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use client::leases::{Recall, Validity};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::Adapter;
 use crate::Notifier;
@@ -29,8 +29,8 @@ const NAMES_MAX: usize = 1 << 17;
 const SETTLES_WITHIN: Duration = Duration::from_millis(5);
 /// Names are remembered for so much longer than they may be kept: the kernel begins to count when the caller runs.
 const BEGINS_WITHIN: Duration = Duration::from_secs(1);
-/// A thread that waits for answers on their way looks this often.
-const LOOK_EVERY: Duration = Duration::from_micros(50);
+/// A thread that waits for answers on their way looks this often, if it misses one.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// A directory whose names took longer to expire is in use by others, too: its names are not kept for [`CONTENDED_FOR`].
 const CONTENDED_AFTER: Duration = Duration::from_millis(20);
 const CONTENDED_FOR: Duration = Duration::from_secs(10);
@@ -66,6 +66,9 @@ pub(super) struct Keeping {
     /// When the last of them was given to the kernel, in nanoseconds since the start.
     answered_at: AtomicU64,
     start: Instant,
+    /// An answer was given to the kernel.
+    answered: Condvar,
+    waiting: Mutex<()>,
     directories: Mutex<Directories>,
 }
 
@@ -77,6 +80,8 @@ impl Keeping {
             answering: Default::default(),
             answered_at: AtomicU64::new(0),
             start: Instant::now(),
+            answered: Condvar::new(),
+            waiting: Mutex::default(),
             directories: Mutex::default(),
         }
     }
@@ -113,6 +118,7 @@ impl Keeping {
             let now = self.start.elapsed().as_nanos() as u64;
             self.answered_at.fetch_max(now, Ordering::SeqCst);
             self.answering[parity].fetch_sub(1, Ordering::SeqCst);
+            self.answered.notify_one();
         }
     }
 
@@ -144,15 +150,18 @@ impl Keeping {
         left
     }
 
-    /// Takes part in no answer that began before this moment.
+    /// From now on no answer promises anything whose request began before. Waits until those that do are with the kernel,
+    /// and it has taken them.
     fn count_recall(&self) {
         let before = self.recalls.fetch_add(1, Ordering::SeqCst);
-        while self.answering[(before % 2) as usize].load(Ordering::SeqCst) > 0 {
-            thread::sleep(LOOK_EVERY);
+        let answering = &self.answering[(before % 2) as usize];
+        let mut waiting = self.waiting.lock();
+        while answering.load(Ordering::SeqCst) > 0 {
+            self.answered.wait_for(&mut waiting, LOOK_EVERY);
         }
-        let settled =
-            Duration::from_nanos(self.answered_at.load(Ordering::SeqCst)) + SETTLES_WITHIN;
-        thread::sleep(settled.saturating_sub(self.start.elapsed()));
+        let last = Duration::from_nanos(self.answered_at.load(Ordering::SeqCst));
+        let settled = self.start + last + SETTLES_WITHIN;
+        while !self.answered.wait_until(&mut waiting, settled).timed_out() {}
     }
 
     fn take_names(&self, directory: u64) -> HashSet<Vec<u8>> {

@@ -1,5 +1,7 @@
 //! A client that works: random operations on a few files, names and locks, all of them recorded.
 
+mod outcomes;
+
 use std::collections::BTreeMap;
 
 use operations::{
@@ -13,6 +15,8 @@ use store::FileKind;
 
 use super::history::{History, Id, Key, Operation as Asked, Outcome as Answered};
 use super::keeping::{self, Keeping};
+use outcomes::{is_refused, value};
+
 use super::time::{Clock, MILLISECOND, Time};
 use super::world::FIRST_CLIENT;
 
@@ -761,33 +765,6 @@ fn renamed(now: Time, error: Option<ErrorCode>, (from, to): (Id, Id), history: &
         // It may have happened, or not.
         _ => {}
     }
-}
-
-/// The value that a block begins with, if it is made as all are: the last write of its first [`SHORT`] bytes, and behind
-/// it one of the whole block.
-fn value(data: &[u8]) -> u64 {
-    let word = |bytes: &[u8]| {
-        let mut word = [0; 8];
-        word[..bytes.len()].copy_from_slice(bytes);
-        u64::from_le_bytes(word)
-    };
-    let (first, rest) = data.split_at(data.len().min(SHORT));
-    let is_one = |part: &[u8]| part.chunks(8).all(|it| word(it) == word(&part[..it.len()]));
-    if is_one(first) && is_one(rest) {
-        word(&first[..first.len().min(8)])
-    } else {
-        TORN
-    }
-}
-
-/// Whether an operation on names certainly changed nothing, for reasons that its keys do not show.
-fn is_refused(operation: &Operation, outcome: &Outcome) -> bool {
-    let is_other_kind = matches!(
-        outcome.error,
-        Some(ErrorCode::NotADirectory | ErrorCode::IsADirectory)
-    );
-    let is_link = matches!(operation, Operation::Link { .. });
-    is_other_kind || is_link && !matches!(outcome.error, None | Some(ErrorCode::SessionEnded))
 }
 
 /// What an outcome says about a key; nothing, if it says nothing for certain.

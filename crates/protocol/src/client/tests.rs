@@ -171,6 +171,7 @@ fn grant(client: &mut Client) {
                 outcome,
                 position,
                 confirmed,
+                grant: None,
             },
         );
     }

@@ -154,17 +154,19 @@ fn sync_request() -> Body {
     }
 }
 
-/// Every kind of message, those with contents in more than one form.
-fn bodies() -> Vec<Body> {
-    let tail = Sequence::new(0x2122_2324, LARGE);
+fn fetches() -> [Fetch; 3] {
     let fetches = examples!(Fetch {
         Fetch::Data => [Fetch::Data],
         Fetch::Refill => [Fetch::Refill],
         Fetch::Metadata => [Fetch::Metadata],
     });
-    let [first, second, third] = fetches[..] else {
-        panic!("three reasons")
-    };
+    fetches.try_into().expect("three reasons")
+}
+
+/// Every kind of message, those with contents in more than one form.
+fn bodies() -> Vec<Body> {
+    let tail = Sequence::new(0x2122_2324, LARGE);
+    let [first, second, third] = fetches();
     let mut bodies = examples!(Body {
         Body::Heartbeat { .. } => [Body::Heartbeat { sent_at_ns: LARGE, position: 2, confirmed: 3 }],
         Body::Lease { .. } => [Body::Lease { sent_at_ns: LARGE, tail: 2, is_caught_up: true }],
@@ -253,7 +255,7 @@ fn lying(kind: u8, length: u32, body: &[u8]) -> Vec<u8> {
     .encode(true);
     let is_honest = length as usize == body.len();
     let body = if is_in_halves(kind) {
-        halves::wrapped(body, true)
+        crate::halves::wrapped(body, true)
     } else {
         body.to_vec()
     };

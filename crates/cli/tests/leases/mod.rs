@@ -1,0 +1,172 @@
+//! Mounts of one cluster that keep names and attributes under leases: never stale, and without requests while nothing changes.
+
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::common;
+use crate::nodes::{Cluster, PATIENCE, is_whole, kill};
+
+/// Messages that all nodes have received.
+fn messages(cluster: &Cluster) -> u64 {
+    let status = cluster.status();
+    let nodes = status["nodes"].as_array().expect("nodes");
+    let received = nodes.iter().filter_map(|node| node["messages"].as_u64());
+    received.sum()
+}
+
+fn cluster() -> Cluster {
+    let cluster = Cluster::new();
+    cluster.up(&["--nodes", "3"]);
+    cluster.wait("all are in sync", is_whole);
+    cluster
+}
+
+/// A mount of a cluster, served by a child of this process.
+struct Mount {
+    directory: PathBuf,
+    child: Child,
+}
+
+impl Mount {
+    fn new(cluster: &Cluster, name: &str) -> Mount {
+        let directory = cluster.scratch.path(name);
+        fs::create_dir(&directory).expect("a directory");
+        let arguments = ["mount", "--foreground", "-o", "ack=all", "tako:///c"];
+        let mut command = cluster.command(&[&arguments[..], &[&directory]].concat());
+        let mut child = common::start(command.stdout(Stdio::piped()));
+        let stdout = child.stdout.take().expect("a pipe");
+        let mount = Mount {
+            directory: directory.into(),
+            child,
+        };
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).expect("a line");
+        assert!(line.contains(" is mounted on "), "{line}");
+        mount
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id() as i32).expect("a process");
+        kill_process(pid, signal).expect("it is ours");
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let mut helper = Command::new("fusermount3");
+        helper.arg("-uz").arg(&self.directory);
+        let _ = common::apart(|| helper.stderr(Stdio::null()).status());
+    }
+}
+
+fn exists(path: &Path) -> bool {
+    match fs::symlink_metadata(path) {
+        Ok(_) => true,
+        Err(error) if error.kind() == ErrorKind::NotFound => false,
+        Err(error) => panic!("{}: {error}", path.display()),
+    }
+}
+
+fn size(path: &Path) -> u64 {
+    fs::metadata(path).expect("it is there").len()
+}
+
+#[test]
+fn a_call_sees_what_a_call_at_another_mount_has_done() {
+    let cluster = cluster();
+    let mounts = ["a", "b", "c"].map(|name| Mount::new(&cluster, name));
+    fs::write(mounts[0].path("file"), "x").expect("a write");
+    for round in 0..20 {
+        let [one, two, three] = [0, 1, 2].map(|at| &mounts[(round + at) % 3]);
+        let all = |look: &dyn Fn(&Mount)| [one, two, three].into_iter().for_each(look);
+        let (name, other) = (format!("n{round}"), format!("m{round}"));
+        all(&|mount| assert!(!exists(&mount.path(&name))));
+        fs::write(one.path(&name), "1").expect("a new file");
+        all(&|mount| assert_eq!(fs::read(mount.path(&name)).expect("it is there"), b"1"));
+        let file = OpenOptions::new().append(true).open(two.path(&name));
+        file.and_then(|mut file| file.write_all(b"23"))
+            .expect("a write");
+        all(&|mount| assert_eq!(size(&mount.path(&name)), 3));
+        all(&|mount| assert_eq!(fs::read(mount.path(&name)).expect("it is there"), b"123"));
+        let mode = fs::Permissions::from_mode(0o600 + round as u32 % 8);
+        fs::set_permissions(three.path(&name), mode.clone()).expect("a chmod");
+        let mode_of = |mount: &Mount| fs::metadata(mount.path(&name)).expect("it is there");
+        all(&|mount| assert_eq!(mode_of(mount).permissions().mode() & 0o777, mode.mode()));
+        let file = OpenOptions::new().write(true).open(one.path(&name));
+        file.and_then(|file| file.set_len(1)).expect("a truncate");
+        all(&|mount| assert_eq!(fs::read(mount.path(&name)).expect("it is there"), b"1"));
+        all(&|mount| assert!(!exists(&mount.path(&other))));
+        fs::rename(two.path(&name), two.path(&other)).expect("a rename");
+        all(&|mount| assert!(!exists(&mount.path(&name)) && exists(&mount.path(&other))));
+        fs::rename(three.path(&other), three.path("file")).expect("a rename over a file");
+        all(&|mount| assert!(!exists(&mount.path(&other)) && size(&mount.path("file")) == 1));
+        fs::hard_link(one.path("file"), one.path(&name)).expect("a link");
+        all(&|mount| assert_eq!(size(&mount.path(&name)), 1));
+        fs::remove_file(two.path(&name)).expect("an unlink");
+        all(&|mount| assert!(!exists(&mount.path(&name))));
+    }
+}
+
+/// The kernel of a busy machine may take longer than a lease for a few calls: of many it has to ask for few.
+#[test]
+fn cached_attributes_make_no_requests() {
+    const CALLS: u64 = 20_000;
+    let cluster = cluster();
+    let mount = Mount::new(&cluster, "a");
+    fs::write(mount.path("file"), "x").expect("a write");
+    let file = fs::File::open(mount.path("file")).expect("it opens");
+    let before = messages(&cluster);
+    for _ in 0..CALLS {
+        assert_eq!(file.metadata().expect("attributes").len(), 1);
+    }
+    let sent = messages(&cluster) - before;
+    assert!(sent < CALLS / 4, "{sent} messages for {CALLS} calls");
+}
+
+#[test]
+fn a_stopped_mount_delays_others_until_its_leases_end() {
+    let cluster = cluster();
+    let (stopped, other) = (Mount::new(&cluster, "a"), Mount::new(&cluster, "b"));
+    fs::write(other.path("file"), "x").expect("a write");
+    assert_eq!(size(&stopped.path("file")), 1);
+    assert!(!exists(&stopped.path("new")));
+    stopped.signal(Signal::STOP);
+    let start = Instant::now();
+    fs::write(other.path("new"), "y").expect("a new file");
+    fs::write(other.path("file"), "xyz").expect("a write");
+    assert!(start.elapsed() < PATIENCE);
+    stopped.signal(Signal::CONT);
+    assert!(exists(&stopped.path("new")) && size(&stopped.path("file")) == 3);
+    // One that is killed answers nothing more, either.
+    assert!(!exists(&stopped.path("last")));
+    drop(stopped);
+    fs::write(other.path("last"), "z").expect("a new file");
+    assert!(start.elapsed() < PATIENCE);
+}
+
+#[test]
+fn leases_do_not_outlive_the_primary() {
+    let cluster = cluster();
+    let (one, two) = (Mount::new(&cluster, "a"), Mount::new(&cluster, "b"));
+    fs::write(one.path("file"), "x").expect("a write");
+    for mount in [&one, &two] {
+        assert!(size(&mount.path("file")) == 1 && !exists(&mount.path("new")));
+    }
+    kill(crate::primary(&cluster.status()), Signal::KILL);
+    fs::write(one.path("new"), "y").expect("a new file");
+    assert!(exists(&two.path("new")));
+    fs::write(two.path("file"), "xyz").expect("a write");
+    assert_eq!(size(&one.path("file")), 3);
+}

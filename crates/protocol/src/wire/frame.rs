@@ -1,0 +1,123 @@
+//! The header around a body, its checksum, and bodies in halves.
+
+use super::bytes::{Reader, Writer};
+use super::{BODY_MAX, Body, Envelope, HEADER, MAGIC, Malformed, Message, OTHER_VERSION, VERSION};
+use crate::checksum;
+use crate::defects::Defects;
+use crate::halves::{self, Halves};
+
+/// Room for a header and the fields of most bodies.
+const FIELDS: usize = 512;
+
+impl Envelope {
+    /// The envelope of a message whose body is not read yet: its checksum is not checked either.
+    pub fn peek(bytes: &[u8]) -> Result<Envelope, Malformed> {
+        let mut from = Reader::new(bytes);
+        if from.u16()? != MAGIC {
+            return Err(Malformed("it does not begin as one"));
+        }
+        if from.u8()? != VERSION {
+            return Err(Malformed(OTHER_VERSION));
+        }
+        from.bytes(5)?;
+        Envelope::read(&mut from)
+    }
+
+    fn read(from: &mut Reader<'_>) -> Result<Envelope, Malformed> {
+        Ok(Envelope {
+            cluster: from.u64()?,
+            epoch: from.u32()?,
+            tenant: from.u16()?,
+            unit: from.u16()?,
+            session: from.u64()?,
+            request: from.u64()?,
+            from: from.u32()?,
+        })
+    }
+}
+
+impl Message {
+    /// The message as bytes. What goes in halves is sent with parity if the fabric may damage it.
+    pub fn encode(&self, with_parity: bool) -> Vec<u8> {
+        let envelope = &self.envelope;
+        let mut message = Writer::default();
+        message.bytes.reserve(FIELDS + self.body.data_length());
+        message.u16(MAGIC);
+        message.u8(VERSION);
+        message.u8(self.body.kind());
+        message.u32(0);
+        message.u64(envelope.cluster);
+        message.u32(envelope.epoch);
+        message.u16(envelope.tenant);
+        message.u16(envelope.unit);
+        message.u64(envelope.session);
+        message.u64(envelope.request);
+        message.u32(envelope.from);
+        message.u32(0);
+        if is_in_halves(self.body.kind()) {
+            message.bytes.extend([0; halves::HEAD]);
+            self.body.write(&mut message);
+            halves::wrap(&mut message.bytes, HEADER, with_parity);
+        } else {
+            self.body.write(&mut message);
+        }
+        let mut bytes = message.bytes;
+        let length = (bytes.len() - HEADER) as u32;
+        bytes[HEADER - 4..HEADER].copy_from_slice(&length.to_le_bytes());
+        seal(&mut bytes);
+        bytes
+    }
+
+    /// The message that these bytes are.
+    pub fn decode(bytes: &[u8], defects: &Defects) -> Result<Message, Malformed> {
+        let mut from = Reader::new(bytes);
+        let (magic, version, kind) = (from.u16()?, from.u8()?, from.u8()?);
+        if magic != MAGIC {
+            return Err(Malformed("it does not begin as one"));
+        }
+        if version != VERSION {
+            return Err(Malformed(OTHER_VERSION));
+        }
+        let crc = from.u32()?;
+        let envelope = Envelope::read(&mut from)?;
+        let length = from.u32()? as usize;
+        if length > BODY_MAX || bytes.len() != HEADER + length {
+            return Err(Malformed("its length is not what it says"));
+        }
+        if crc != header_checksum(kind, bytes) {
+            return Err(Malformed("its checksum is wrong"));
+        }
+        let mended;
+        if is_in_halves(kind) {
+            let Halves::Whole(whole, _) = halves::unwrap(from.bytes(length)?, defects) else {
+                return Err(Malformed("both halves of its body are damaged"));
+            };
+            mended = whole;
+            from = Reader::new(&mended);
+        }
+        let body = Body::read(kind, &mut from)?;
+        from.end()?;
+        Ok(Message { envelope, body })
+    }
+}
+
+/// Whether bodies of this kind are sent in halves: records, image bytes, requests and their answers.
+pub(crate) fn is_in_halves(kind: u8) -> bool {
+    matches!(kind, 3 | 7 | 37 | 38)
+}
+
+/// The checksum of a message of this kind: of all but the checksum itself, or of as much as cannot be repaired.
+fn header_checksum(kind: u8, bytes: &[u8]) -> u32 {
+    let end = if is_in_halves(kind) {
+        bytes.len().min(HEADER + 4)
+    } else {
+        bytes.len()
+    };
+    checksum(&[&bytes[..4], &bytes[8..end]])
+}
+
+/// Puts the checksum into a message that is whole but for it.
+pub(crate) fn seal(bytes: &mut [u8]) {
+    let crc = header_checksum(bytes[3], bytes);
+    bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+}
