@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::EpochStart;
+use crate::leases::Grant;
 use crate::wire::active::{Extent, Layout};
 
 const SESSION: u64 = 7;
@@ -171,7 +172,7 @@ fn grant(client: &mut Client) {
                 outcome,
                 position,
                 confirmed,
-                grant: None,
+                grant: Grant::default(),
             },
         );
     }

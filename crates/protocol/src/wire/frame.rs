@@ -9,33 +9,6 @@ use crate::halves::{self, Halves};
 /// Room for a header and the fields of most bodies.
 const FIELDS: usize = 512;
 
-impl Envelope {
-    /// The envelope of a message whose body is not read yet: its checksum is not checked either.
-    pub fn peek(bytes: &[u8]) -> Result<Envelope, Malformed> {
-        let mut from = Reader::new(bytes);
-        if from.u16()? != MAGIC {
-            return Err(Malformed("it does not begin as one"));
-        }
-        if from.u8()? != VERSION {
-            return Err(Malformed(OTHER_VERSION));
-        }
-        from.bytes(5)?;
-        Envelope::read(&mut from)
-    }
-
-    fn read(from: &mut Reader<'_>) -> Result<Envelope, Malformed> {
-        Ok(Envelope {
-            cluster: from.u64()?,
-            epoch: from.u32()?,
-            tenant: from.u16()?,
-            unit: from.u16()?,
-            session: from.u64()?,
-            request: from.u64()?,
-            from: from.u32()?,
-        })
-    }
-}
-
 impl Message {
     /// The message as bytes. What goes in halves is sent with parity if the fabric may damage it.
     pub fn encode(&self, with_parity: bool) -> Vec<u8> {
