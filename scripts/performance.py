@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Puts the tables of runs into docs/PERFORMANCE.md, and draws the plots in docs/plots.
+"""Puts the tables of runs into docs/performance/tables.md, and draws the plots in docs/plots.
 
 performance.py FILE...    each FILE is what `tako bench --bars`, `tako bench fabric --tune --bars` or
                           `BARS=1 scripts/programs.sh` printed
 
-A table stands behind a comment that names it: `<!-- table: fabric -->`. Prose is not touched; whoever runs this reads it again.
+A table stands behind a comment that names it: `<!-- table: fabric -->`. Prose is not touched; read it again after each run.
 """
 
 import math
@@ -13,7 +13,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DOCUMENT = ROOT / "docs" / "PERFORMANCE.md"
+DOCUMENT = ROOT / "docs" / "performance" / "tables.md"
 PLOTS = ROOT / "docs" / "plots"
 # The groups of `tako bench` that have a table of their own.
 APART = ["through the mount", "fabric"]
