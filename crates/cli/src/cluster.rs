@@ -39,6 +39,9 @@ pub struct Serve {
     /// The node's configuration, as in examples/node.toml
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
+    /// The only transport to use: shm, verbs, ethernet or tcp, in place of the configuration's
+    #[arg(long, value_name = "NAME")]
+    pub transport: Option<String>,
     /// Serve apart from the process that started this one
     #[arg(long, hide = true)]
     pub detached: bool,

@@ -7,6 +7,8 @@ use std::time::Duration;
 use client::network::{Io, Network};
 use client::{Acknowledge, FileSystem, Source};
 use fabric::Provider;
+use fabric::choice::PREFERENCE;
+use fabric::control::Address;
 use protocol::ClusterMap;
 
 use crate::failure::Failure;
@@ -20,6 +22,9 @@ pub struct RemoteOptions {
     timeout: Option<Duration>,
     keys: Option<PathBuf>,
     transport: Option<Provider>,
+    interface: Option<String>,
+    /// Whether it is for long enough to attach to an interface: short commands use other transports.
+    is_mount: bool,
     /// The side that moves the data of writes and reads.
     io: Io,
     is_read_only: bool,
@@ -31,7 +36,10 @@ const SOFT_TIMEOUT: Duration = Duration::from_secs(60);
 impl RemoteOptions {
     /// Takes its own options out of those of a mount, and returns the others.
     pub fn take(text: &str) -> Result<(RemoteOptions, String), Failure> {
-        let mut options = RemoteOptions::default();
+        let mut options = RemoteOptions {
+            is_mount: true,
+            ..RemoteOptions::default()
+        };
         let (mut timeout, mut is_soft) = (None, false);
         let mut others = Vec::new();
         for option in text.split(',').filter(|option| !option.is_empty()) {
@@ -42,6 +50,7 @@ impl RemoteOptions {
                 ("timeout", _) => timeout = Some(parse_seconds(value)?),
                 ("ack", _) => options.acknowledge = parse_acknowledge(value)?,
                 ("keys", _) if !value.is_empty() => options.keys = Some(value.into()),
+                ("interface", _) if !value.is_empty() => options.interface = Some(value.into()),
                 ("io", _) => options.io = parse_io(value)?,
                 ("ro", "") => {
                     options.is_read_only = true;
@@ -91,11 +100,14 @@ fn parse_io(value: &str) -> Result<Io, Failure> {
 }
 
 fn parse_transport(value: &str) -> Result<Provider, Failure> {
-    let all = [Provider::Shm, Provider::Verbs, Provider::Tcp];
-    let found = all.into_iter().find(|provider| provider.name() == value);
+    let known = PREFERENCE.into_iter();
+    let found = known.clone().find(|provider| provider.name() == value);
     found.ok_or_else(|| {
-        let sentence = format!("option `transport` must be shm, verbs or tcp, got '{value}'");
-        Failure::Usage(sentence)
+        let names: Vec<&str> = known.map(Provider::name).collect();
+        let names = names.join(", ");
+        Failure::Usage(format!(
+            "option `transport` must be one of {names}, got '{value}'"
+        ))
     })
 }
 
@@ -130,6 +142,10 @@ fn connect(source: &Path, options: &RemoteOptions, log: Log) -> Result<Network, 
     let mut reached = reached.map_err(|error| failed(&error))?;
     reached.timeout = options.timeout;
     reached.only = options.transport;
+    reached.interface = match &options.interface {
+        None if options.is_mount => reached.addresses.iter().find_map(Address::interface),
+        chosen => chosen.clone(),
+    };
     reached.io = options.io;
     reached.is_read_only = options.is_read_only;
     let name = source.to_string();
@@ -143,19 +159,26 @@ mod tests {
 
     #[test]
     fn options_of_clusters_are_told_from_those_of_mounts() {
-        let text = "ro,ack=all,soft,timeout=3,keys=/k,transport=tcp,io=client,noexec";
+        let text =
+            "ro,ack=all,soft,timeout=3,keys=/k,transport=ethernet,interface=eth0,io=client,noexec";
         let (options, others) = RemoteOptions::take(text).unwrap();
         let expected = RemoteOptions {
             acknowledge: Acknowledge::All,
             timeout: Some(Duration::from_secs(3)),
             keys: Some("/k".into()),
-            transport: Some(Provider::Tcp),
+            transport: Some(Provider::Ethernet),
+            interface: Some("eth0".into()),
+            is_mount: true,
             io: Io::Client,
             is_read_only: true,
         };
         assert_eq!((options, others.as_str()), (expected, "ro,noexec"));
         let (options, _) = RemoteOptions::take("timeout=3,soft,hard").unwrap();
-        assert_eq!(options, RemoteOptions::default());
+        let expected = RemoteOptions {
+            is_mount: true,
+            ..RemoteOptions::default()
+        };
+        assert_eq!(options, expected);
         for wrong in [
             "io=",
             "io=some",

@@ -50,6 +50,8 @@ pub struct Options {
     pub cluster: Option<String>,
     /// The only transport to use.
     pub only: Option<Provider>,
+    /// Interface of the transport over Ethernet; without one that transport is not used.
+    pub interface: Option<String>,
     /// The side that moves the data of writes and reads.
     pub io: Io,
     /// Nothing is written: then members export their memory for reading only.
@@ -82,6 +84,7 @@ impl Options {
             addresses,
             cluster: None,
             only: None,
+            interface: None,
             io: Io::default(),
             is_read_only: false,
             connect_timeout: Duration::from_secs(10),

@@ -49,6 +49,16 @@ pub enum Address {
     Tcp(SocketAddr),
 }
 
+impl Address {
+    /// Name of the Ethernet interface that leads to it, or that has it. `None`: there is none, or it is a Unix socket.
+    pub fn interface(&self) -> Option<String> {
+        match self {
+            Address::Unix(_) => None,
+            Address::Tcp(address) => crate::ethernet::interface_towards(address.ip()),
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -17,6 +17,7 @@ mod faulty;
 mod input;
 mod link;
 mod local;
+mod nearby;
 mod output;
 mod payload;
 mod placement;
@@ -34,6 +35,7 @@ use parking_lot::Mutex;
 use pmem::{Kind, Region};
 pub use xdp::{Mode, Modes, Shape};
 
+pub use self::nearby::interface_towards;
 use self::shared::Shared;
 use self::transport::EthernetTransport;
 use crate::{

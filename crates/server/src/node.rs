@@ -135,7 +135,7 @@ impl Node {
             )));
         }
         let opened = opening::open(config, &map)?;
-        let messenger = Messenger::open(identity, options(config))?;
+        let messenger = Messenger::open(identity, options(config)?)?;
         let listener = Listener::bind(&config.addresses()?, messenger.local().clone())?;
         let addresses = listener.addresses();
         let (map, id) =
@@ -250,11 +250,14 @@ impl Asker {
     }
 }
 
-fn options(config: &NodeConfig) -> Options {
+fn options(config: &NodeConfig) -> Result<Options, NodeError> {
     let mut options = Options::default();
     options.wanted.only = config.transport;
-    options.wanted.ethernet.interface = config.interface.clone();
-    options
+    options.wanted.ethernet.interface = match &config.interface {
+        Some(interface) => Some(interface.clone()),
+        None => config.addresses()?.iter().find_map(Address::interface),
+    };
+    Ok(options)
 }
 
 fn spawn<T: Send + 'static>(

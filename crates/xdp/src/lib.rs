@@ -11,6 +11,7 @@
 
 mod bpf;
 mod error;
+mod freed;
 mod interface;
 mod lane;
 mod membership;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
 
 use pmem::Region;
 use rustix::io::Errno;
@@ -18,7 +19,7 @@ use rustix::net::xdp::{
 
 use crate::bpf::{Link, Program, SocketMap};
 use crate::ring::{Consumer, Producer};
-use crate::{Error, Interface, Lane, Shape, Socket, program, socket};
+use crate::{Error, Interface, Lane, Shape, Socket, freed, program, socket};
 
 /// How frames get into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -356,6 +357,7 @@ fn attach(
         Modes::Fastest if is_virtual(name) => &[Mode::Generic],
         Modes::Fastest => &[Mode::ZeroCopy, Mode::NativeCopy, Mode::Generic],
     };
+    let freed_by = Instant::now() + freed::WITHIN;
     let mut failed = Errno::OPNOTSUPP;
     let mut native: Option<Link> = None;
     for &mode in modes {
@@ -381,10 +383,8 @@ fn attach(
             }
             _ => SocketAddrXdpFlags::XDP_COPY | SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP,
         };
-        match bind(
-            owner,
-            &SocketAddrXdp::new(flags, interface.index, options.queue),
-        ) {
+        let address = SocketAddrXdp::new(flags, interface.index, options.queue);
+        match freed::bind(owner, &address, freed_by) {
             Ok(()) => {
                 let is_direct = xdp_options(owner)
                     .is_ok_and(|found| found.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY));

@@ -35,7 +35,8 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
             }
         }
     }
-    let file = NodeFile::read(&arguments.config)?;
+    let mut file = NodeFile::read(&arguments.config)?;
+    file.transport = arguments.transport.clone().or(file.transport);
     let membership = file.membership()?;
     let config = file.config(&arguments.config)?;
     let log = Arc::new(|line: std::fmt::Arguments<'_>| Log::Terminal.write(line));

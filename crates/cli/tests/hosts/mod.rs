@@ -1,4 +1,7 @@
 //! Hosts, as far as network namespaces on one bridge are hosts.
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+pub mod cluster;
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,6 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common;
+
+/// Every host's interface has this name.
+pub const INTERFACE: &str = "tako0";
 
 /// Network namespaces that reach each other. They end with the test, and so does every process in them.
 pub struct Hosts {
@@ -39,11 +45,13 @@ impl Hosts {
         for (host, name) in hosts.names.iter().enumerate() {
             assert!(ip(&format!("netns add {name}")));
             let peer = format!("type veth peer name h{host} netns {bridge}");
-            assert!(ip(&format!("link add eth0 netns {name} {peer}")));
+            assert!(ip(&format!("link add {INTERFACE} netns {name} {peer}")));
             assert!(ip(&format!("-n {bridge} link set h{host} master br0 up")));
             let address = hosts.address(host);
-            assert!(ip(&format!("-n {name} address add {address}/24 dev eth0")));
-            assert!(ip(&format!("-n {name} link set eth0 up")));
+            assert!(ip(&format!(
+                "-n {name} address add {address}/24 dev {INTERFACE}"
+            )));
+            assert!(ip(&format!("-n {name} link set {INTERFACE} up")));
             assert!(ip(&format!("-n {name} link set lo up")));
         }
         hosts
@@ -54,10 +62,11 @@ impl Hosts {
         format!("10.0.0.{}", host + 1)
     }
 
-    /// A program, ready to run on a host.
+    /// A program, ready to run on a host. It sees this process's mounts, and its own are seen here.
     pub fn command(&self, host: usize, program: &str) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[host], program]);
+        let mut command = Command::new("nsenter");
+        let namespace = format!("--net=/run/netns/{}", self.names[host]);
+        command.args([&namespace, program]).stdin(Stdio::null());
         command
     }
 

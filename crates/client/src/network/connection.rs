@@ -54,6 +54,7 @@ impl Connection {
     pub fn open(options: Options) -> Result<Connection, Error> {
         let mut layout = messenger::Options::default();
         layout.wanted.only = options.only;
+        layout.wanted.ethernet.interface = options.interface.clone();
         layout.wanted.queues.endpoints = 16;
         // More than the requests of all slots.
         layout.backlog_bytes = 128 << 20;

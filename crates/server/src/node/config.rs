@@ -21,7 +21,7 @@ pub struct NodeConfig {
     pub keys: Option<PathBuf>,
     /// The one transport to use.
     pub transport: Option<Provider>,
-    /// Interface of the transport over Ethernet.
+    /// Interface of the transport over Ethernet. `None`: the one with the address that the node listens at.
     pub interface: Option<String>,
     /// The pool file or DAX device.
     pub pool: PathBuf,

@@ -1,0 +1,154 @@
+//! A cluster of nodes on several hosts that sends Ethernet frames, and mounts of it on another host.
+#![forbid(unsafe_code)]
+
+mod common;
+mod hosts;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+
+use common::apart;
+use hosts::INTERFACE;
+use hosts::cluster::{Cluster, is_whole, links, primary};
+use serde_json::Value;
+
+/// The host of the mounts.
+const CLIENT: usize = 3;
+const LENGTH: usize = 1 << 20;
+
+/// A mount on a host. It ends with the value.
+struct Mounted {
+    directory: PathBuf,
+}
+
+impl Mounted {
+    fn new(cluster: &Cluster, name: &str, options: &str) -> Mounted {
+        Mounted::start(cluster, name, options).expect("it is mounted")
+    }
+
+    fn start(cluster: &Cluster, name: &str, options: &str) -> Result<Mounted, String> {
+        let directory = PathBuf::from(cluster.scratch.path(name));
+        std::fs::create_dir(&directory).expect("it is new");
+        let hosts: Vec<String> = (0..3)
+            .map(|host| cluster.hosts.address(host) + ":7474")
+            .collect();
+        let source = format!("tako://{}/hosts", hosts.join(","));
+        let keys = cluster.scratch.path("keys/n4");
+        let mut command = cluster.hosts.command(CLIENT, common::TAKO);
+        command.args(["mount", &source]).arg(&directory);
+        command.args(["-o", &format!("keys={keys}{options}")]);
+        command.env("TAKO_STATE", cluster.scratch.path("client"));
+        let output = common::run(&mut command);
+        match output.status.success() {
+            true => Ok(Mounted { directory }),
+            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        }
+    }
+
+    fn write(&self, name: &str, seed: usize) {
+        let mut file = File::create(self.directory.join(name)).expect("it can be made");
+        file.write_all(&bytes(seed)).expect("it has room");
+        file.sync_all().expect("it is synced");
+    }
+
+    fn verify(&self, name: &str, seed: usize) {
+        let found = std::fs::read(self.directory.join(name)).expect("it is there");
+        assert!(found == bytes(seed), "{name}");
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let mut command = common::command(&["umount", "-l"]);
+        let _ = apart(|| command.arg(&self.directory).output());
+    }
+}
+
+fn bytes(seed: usize) -> Vec<u8> {
+    (0..LENGTH)
+        .map(|at| ((at / 7 + seed) % 251) as u8)
+        .collect()
+}
+
+fn is_all_ethernet(links: &[&Value]) -> bool {
+    links.iter().all(|link| link["transport"] == "ethernet")
+}
+
+/// Links of a kind of peer.
+fn links_to(status: &Value, nodes: bool) -> Vec<&Value> {
+    let mut found = links(status);
+    found.retain(|link| link["is_node"] == nodes);
+    found
+}
+
+#[test]
+fn nodes_and_mounts_on_one_link_use_frames_and_go_on_without_the_primary() {
+    let mut cluster = Cluster::start(3, 4, "");
+    let status = cluster.wait("they serve", is_whole);
+    let between = links_to(&status, true);
+    assert!(between.len() >= 4);
+    assert!(is_all_ethernet(&between), "{status:#}");
+    let mount = Mounted::new(&cluster, "mount", ",transport=ethernet");
+    for number in 0..4 {
+        mount.write(&format!("before{number}"), number);
+    }
+    let status = cluster.status().expect("they serve");
+    assert!(links_to(&status, false).len() >= 3, "{status:#}");
+    assert!(is_all_ethernet(&links(&status)), "{status:#}");
+    let lost = primary(&status);
+    let _ = cluster.nodes[lost].kill();
+    for number in 0..4 {
+        mount.verify(&format!("before{number}"), number);
+        mount.write(&format!("after{number}"), number + 4);
+    }
+    let _ = cluster.nodes[lost].wait();
+    // It has its interface again, though the kernel frees that a moment after the process.
+    let config = cluster.configure(lost, 3, &cluster.scratch.path("keys"));
+    cluster.nodes[lost] = cluster.serve(lost, &config, &[]);
+    let status = cluster.wait("all are in sync again", |status| {
+        is_whole(status) && links_to(status, false).len() >= 3
+    });
+    assert!(is_all_ethernet(&links(&status)), "{status:#}");
+    for number in 0..4 {
+        mount.verify(&format!("before{number}"), number);
+        mount.verify(&format!("after{number}"), number + 4);
+    }
+}
+
+#[test]
+fn what_hinders_frames_is_said_and_tcp_is_used() {
+    let mut cluster = Cluster::prepare(4, "");
+    let keys = cluster.scratch.path("keys");
+    let lacks = ["setpriv", "--bounding-set=-net_raw,-bpf,-sys_admin"];
+    for (node, before) in [&lacks[..], &[], &[]].into_iter().enumerate() {
+        let config = cluster.configure(node, 3, &keys);
+        cluster.nodes.push(cluster.serve(node, &config, before));
+    }
+    let status = cluster.wait("they serve", is_whole);
+    for link in links_to(&status, true) {
+        let reason = link["passed_over"].to_string();
+        match link["transport"].as_str() {
+            Some("ethernet") => {}
+            _ => assert!(reason.contains("CAP_NET_RAW and CAP_BPF"), "{link:#}"),
+        }
+    }
+    let has = |transport| {
+        links(&status)
+            .iter()
+            .any(|link| link["transport"] == transport)
+    };
+    assert!(has("ethernet") && has("tcp"), "{status:#}");
+    // The interface has one queue, which the first mount uses.
+    let first = Mounted::new(&cluster, "first", "");
+    first.write("file", 1);
+    let second = Mounted::new(&cluster, "second", "");
+    second.verify("file", 1);
+    let status = cluster.status().expect("they serve");
+    let reason = format!("queue 0 of {INTERFACE} is in use");
+    let mut clients = links_to(&status, false).into_iter();
+    let is_second = |link: &Value| link["passed_over"].to_string().contains(&reason);
+    assert!(clients.any(is_second), "{status:#}");
+    let said = Mounted::start(&cluster, "third", ",transport=ethernet");
+    assert!(said.is_err_and(|said| said.contains(&reason)));
+}

@@ -1,0 +1,130 @@
+//! A cluster with a node on each of several hosts, with keys.
+
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::Hosts;
+use crate::common::{self, Scratch};
+
+/// How long anything may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+pub struct Cluster {
+    /// A process on each of the first hosts.
+    pub nodes: Vec<Child>,
+    pub hosts: Hosts,
+    pub scratch: Scratch,
+    /// Lines of each node's configuration.
+    options: String,
+}
+
+impl Cluster {
+    /// Makes so many hosts and keys for each, and starts a node on the first ones.
+    pub fn start(count: usize, hosts: usize, options: &str) -> Cluster {
+        let mut cluster = Cluster::prepare(hosts, options);
+        for node in 0..count {
+            let path = cluster.configure(node, count, &cluster.scratch.path("keys"));
+            cluster.nodes.push(cluster.serve(node, &path, &[]));
+        }
+        cluster
+    }
+
+    /// Makes so many hosts and keys for each.
+    pub fn prepare(hosts: usize, options: &str) -> Cluster {
+        let cluster = Cluster {
+            nodes: Vec::new(),
+            hosts: Hosts::new(hosts),
+            scratch: Scratch::new(),
+            options: options.into(),
+        };
+        let keys = cluster.scratch.path("keys");
+        common::tako(&["keys", "init", &keys, "n1"]).ended(0);
+        for host in 1..hosts {
+            common::tako(&["keys", "issue", &keys, &format!("n{}", host + 1)]).ended(0);
+        }
+        cluster
+    }
+
+    pub fn configure(&self, node: usize, count: usize, keys: &str) -> String {
+        let name = format!("n{}", node + 1);
+        let text = format!(
+            "cluster = \"hosts\"\nname = \"{name}\"\nlisten = [\"{}:7474\"]\nkeys = \"{keys}/{name}\"\n{}\
+             [pool]\npath = \"{}\"\nsize = \"16M\"\n[membership]\ndirectory = \"{}\"\n[unit]\nmembers = {count}\n",
+            self.hosts.address(node),
+            self.options,
+            self.scratch.path(&format!("{name}.pool")),
+            self.scratch.path("membership"),
+        );
+        let path = self.scratch.path(&format!("{name}.toml"));
+        std::fs::write(&path, text).expect("written");
+        path
+    }
+
+    /// Starts a node; `before` is a program with its arguments that starts it, if it is not empty.
+    pub fn serve(&self, node: usize, config: &str, before: &[&str]) -> Child {
+        let words = [before, &[common::TAKO, "serve", "--config", config]].concat();
+        let mut command = self.hosts.command(node, words[0]);
+        command.args(&words[1..]);
+        command.env("TAKO_STATE", self.scratch.path("state"));
+        common::start(command.stdout(Stdio::null()).stderr(Stdio::inherit()))
+    }
+
+    /// What the node of the first host says when it does not start.
+    pub fn refused(&self, config: &str) -> String {
+        let mut command = self.hosts.command(0, common::TAKO);
+        command.args(["serve", "--config", config]);
+        command.env("TAKO_STATE", self.scratch.path("state"));
+        let output = common::run(&mut command);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        said
+    }
+
+    /// The status, as soon as a node answers.
+    pub fn status(&self) -> Option<Value> {
+        let mut command = common::command(&["status", "--name", "hosts", "--json"]);
+        command.env("TAKO_STATE", self.scratch.path("state"));
+        let output = common::run(&mut command);
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    pub fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let start = Instant::now();
+        loop {
+            let status = self.status();
+            if let Some(status) = status.as_ref().filter(|status| is_so(status)) {
+                return status.clone();
+            }
+            assert!(start.elapsed() < PATIENCE, "{what}: {status:#?}");
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for node in &mut self.nodes {
+            let _ = node.kill();
+            let _ = node.wait();
+        }
+    }
+}
+
+pub fn is_whole(status: &Value) -> bool {
+    status["serving"] == true && status["unit"]["in_sync"] == status["unit"]["members"]
+}
+
+/// The number of the primary's host.
+pub fn primary(status: &Value) -> usize {
+    let name = status["unit"]["primary"].as_str().expect("a primary");
+    name[1..].parse::<usize>().expect("a number") - 1
+}
+
+/// The links that nodes report.
+pub fn links(status: &Value) -> Vec<&Value> {
+    let nodes = status["nodes"].as_array().expect("nodes").iter();
+    nodes
+        .flat_map(|node| node["links"].as_array().expect("links"))
+        .collect()
+}
