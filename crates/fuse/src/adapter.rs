@@ -26,7 +26,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use client::leases::Validity;
-use client::{Error, FileSystem};
+use client::{Attributes, Error, FileSystem};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -96,7 +96,7 @@ impl Adapter {
         let shares_locks = options.locks == options::Locks::Shared;
         let is_remote = file_system.is_remote();
         Adapter {
-            shared: is_remote.then(Shared::default),
+            shared: is_remote.then(|| Shared::new(options.cache == Cache::Strict)),
             keeping: Keeping::new(),
             // A kernel that collects writes believes its own sizes and times.
             keeps: is_remote && options.cache != Cache::Writeback,
@@ -136,6 +136,38 @@ impl Adapter {
             subject: self.cache,
             found: self.cache,
             listed: self.cache,
+        }
+    }
+
+    /// For how long the kernel may keep the attributes of a file, by the last call, which it asks for in order to read or not.
+    fn validity_of(
+        &self,
+        attributes: &Attributes,
+        for_read: bool,
+        part: fn(Validity) -> Duration,
+    ) -> Duration {
+        let Some(shared) = &self.shared else {
+            return part(self.validity());
+        };
+        if !shared.shows(attributes, for_read) {
+            return Duration::ZERO;
+        }
+        let left = part(self.validity());
+        shared.keeps(attributes, left);
+        left
+    }
+
+    /// The kernel is told attributes after a change that it has asked for.
+    fn note_changed(&self, attributes: &Attributes) {
+        if let Some(shared) = &self.shared {
+            shared.changed(attributes);
+        }
+    }
+
+    /// The kernel has written or allocated a file up to here.
+    fn note_end(&self, number: u64, end: u64) {
+        if let Some(shared) = &self.shared {
+            shared.reaches(number, end);
         }
     }
 
@@ -247,7 +279,7 @@ impl Adapter {
         length: usize,
     ) -> Answer {
         match Request::decode(header.opcode, argument, &body[..length])? {
-            Request::GetAttributes => self.get_attributes(header.node, body),
+            Request::GetAttributes { for_read } => self.get_attributes(header.node, for_read, body),
             Request::Write { at, data } => {
                 let written = self.write(header.node, &at, data)?;
                 Ok(put(body, &written))

@@ -22,7 +22,9 @@ pub enum Request<'a> {
     BatchForget {
         list: &'a [u8],
     },
-    GetAttributes,
+    GetAttributes {
+        for_read: bool,
+    },
     ExtendedAttributes,
     SetAttributes(wire::SetattrIn),
     ReadLink,
@@ -135,7 +137,10 @@ impl<'a> Request<'a> {
                 count: fixed::<wire::ForgetIn>(argument)?.count,
             },
             opcode::BATCH_FORGET => batch_forget(argument, payload)?,
-            opcode::GETATTR => Request::GetAttributes,
+            opcode::GETATTR => Request::GetAttributes {
+                // The kernel names the open file when it is about to read its pages.
+                for_read: fixed::<wire::GetattrIn>(argument)?.flags & wire::OF_OPEN_FILE != 0,
+            },
             opcode::STATX => Request::ExtendedAttributes,
             opcode::SETATTR => Request::SetAttributes(fixed(argument)?),
             opcode::READ => Request::Read(fixed(argument)?),

@@ -95,6 +95,9 @@ pub mod opened {
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
+/// A request for attributes names an open file.
+pub const OF_OPEN_FILE: u32 = 1 << 0;
+
 /// What a request to set attributes sets.
 pub mod valid {
     pub const MODE: u32 = 1 << 0;

@@ -113,11 +113,15 @@ pub enum Defect {
     AnswerEndsNewLease,
     /// Of too many leases the primary forgets one, and does not recall it.
     ForgetLease,
+    /// Pages of a file are kept though its attributes show another version.
+    KeepOldPages,
+    /// Attributes with another version are shown before pages are dropped.
+    DropPagesAfterAnswer,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 55] = [
+    pub const ALL: [Defect; 57] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -173,6 +177,8 @@ impl Defect {
         Defect::CreateWithoutRecall,
         Defect::AnswerEndsNewLease,
         Defect::ForgetLease,
+        Defect::KeepOldPages,
+        Defect::DropPagesAfterAnswer,
     ];
 }
 

@@ -1,8 +1,8 @@
 //! Mounts of one cluster that keep names and attributes under leases: never stale, and without requests while nothing changes.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, FileTimes, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -126,7 +126,7 @@ fn cached_attributes_make_no_requests() {
     let cluster = cluster();
     let mount = Mount::new(&cluster, "a");
     fs::write(mount.path("file"), "x").expect("a write");
-    let file = fs::File::open(mount.path("file")).expect("it opens");
+    let file = File::open(mount.path("file")).expect("it opens");
     let before = messages(&cluster);
     for _ in 0..CALLS {
         assert_eq!(file.metadata().expect("attributes").len(), 1);
@@ -169,4 +169,50 @@ fn leases_do_not_outlive_the_primary() {
     assert!(exists(&two.path("new")));
     fs::write(two.path("file"), "xyz").expect("a write");
     assert_eq!(size(&one.path("file")), 3);
+}
+
+/// The kernel of a busy machine may take longer than a lease for a few calls: of many it has to ask for few.
+#[test]
+fn files_are_opened_and_read_again_without_requests() {
+    const ROUNDS: u64 = 2_000;
+    let cluster = cluster();
+    let mount = Mount::new(&cluster, "a");
+    let data = vec![7; 64 << 10];
+    fs::write(mount.path("file"), &data).expect("a write");
+    assert!(fs::read(mount.path("file")).expect("a read") == data);
+    let before = messages(&cluster);
+    for _ in 0..ROUNDS {
+        assert!(fs::read(mount.path("file")).expect("a read") == data);
+    }
+    let sent = messages(&cluster) - before;
+    assert!(sent < ROUNDS / 4, "{sent} messages for {ROUNDS} rounds");
+}
+
+/// Neither size nor time tell that the contents are others.
+#[test]
+fn pages_are_kept_by_version() {
+    let cluster = cluster();
+    let (one, two) = (Mount::new(&cluster, "a"), Mount::new(&cluster, "b"));
+    let path = two.path("file");
+    fs::write(&path, "0000").expect("a write");
+    let modified = fs::metadata(&path).and_then(|it| it.modified());
+    let times = FileTimes::new().set_modified(modified.expect("a time"));
+    let open = File::open(one.path("file")).expect("it opens");
+    for round in 1..200 {
+        let data = format!("{round:04}");
+        let file = OpenOptions::new()
+            .write(true)
+            .open(&path)
+            .expect("it opens");
+        (&file).write_all(data.as_bytes()).expect("a write");
+        let mut found = [0; 4];
+        if round % 3 > 0 {
+            file.set_times(times).expect("times");
+        }
+        if round % 2 > 0 {
+            open.read_exact_at(&mut found, 0).expect("a read");
+            assert_eq!(found, data.as_bytes());
+        }
+        assert_eq!(fs::read(one.path("file")).expect("a read"), data.as_bytes());
+    }
 }

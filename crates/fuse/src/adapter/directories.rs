@@ -39,7 +39,8 @@ impl Adapter {
             let found = attributes.map(|attributes| {
                 let validity = self.validity();
                 let name = self.keeps_name(number, &entry.name, &validity);
-                answer::entry(attributes, name, validity.listed)
+                let listed = self.validity_of(attributes, false, |it| it.listed);
+                answer::entry(attributes, name, listed)
             });
             listing.add_with(&found.unwrap_or_default(), &listed(entry))
         };

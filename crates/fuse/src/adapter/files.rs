@@ -48,17 +48,17 @@ impl Adapter {
         })
     }
 
-    pub(super) fn get_attributes(&self, number: u64, body: &mut [u8]) -> Answer {
+    pub(super) fn get_attributes(&self, number: u64, for_read: bool, body: &mut [u8]) -> Answer {
         let attributes = self.file_system.attributes(number);
         let attributes = attributes.map_err(|error| errno(&error))?;
-        let validity = self.validity().subject;
+        let validity = self.validity_of(&attributes, for_read, |it| it.subject);
         Ok(put(body, &answer::attributes(&attributes, validity)))
     }
 
     pub(super) fn extended_attributes(&self, number: u64, body: &mut [u8]) -> Answer {
         let attributes = self.file_system.attributes(number);
         let attributes = attributes.map_err(|error| errno(&error))?;
-        let validity = self.validity().subject;
+        let validity = self.validity_of(&attributes, false, |it| it.subject);
         Ok(put(body, &answer::extended(&attributes, validity)))
     }
 
@@ -102,6 +102,7 @@ impl Adapter {
             self.file_system.set_attributes(header.node, &change)
         };
         let attributes = set().map_err(|error| errno(&error))?;
+        self.note_changed(&attributes);
         Ok(put(body, &answer::attributes(&attributes, self.cache)))
     }
 
@@ -131,6 +132,7 @@ impl Adapter {
         let set_id = at.write_flags & written::KILL_SUIDGID != 0;
         let written = self.file_system.write_dropping(number, set_id, place, data);
         let size = written.map_err(|error| errno(&error))?.length as u32;
+        self.note_end(number, at.offset.saturating_add(u64::from(size)));
         Ok(wire::WriteOut { size, padding: 0 })
     }
 
@@ -142,7 +144,11 @@ impl Adapter {
             self.file_system
                 .fallocate(number, mode, asked.offset, asked.length)
         };
-        self.done(dropped.and_then(allocate))
+        let allocated = dropped.and_then(allocate);
+        if allocated.is_ok() && asked.mode & libc::FALLOC_FL_KEEP_SIZE as u32 == 0 {
+            self.note_end(number, asked.offset.saturating_add(asked.length));
+        }
+        self.done(allocated)
     }
 
     pub(super) fn copy_range(
@@ -159,6 +165,7 @@ impl Adapter {
                 .copy_range((from, asked.offset), (to, asked.to_offset), length)
         };
         let copied = self.noted(from, copy())?;
+        self.note_end(to, asked.to_offset.saturating_add(copied));
         // The older request has a word of 32 bits in its answer, the newer one of 64: both begin alike.
         Ok(if header.opcode == wire::opcode::COPY_FILE_RANGE {
             let size = copied as u32;

@@ -17,6 +17,7 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use client::Attributes;
 use client::leases::{Recall, Validity};
 use parking_lot::{Condvar, Mutex};
 
@@ -193,14 +194,24 @@ impl Adapter {
         adapter: &Arc<Adapter>,
         notifier: &Notifier,
     ) -> io::Result<Vec<JoinHandle<()>>> {
-        if !adapter.keeps {
-            return Ok(Vec::new());
-        }
-        let (take, recalls) = mpsc::channel::<Recall>();
-        let (take_names, of_names) = mpsc::channel::<Recall>();
         let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
             thread::Builder::new().name(name.into()).spawn(work)
         };
+        let mut threads = Vec::new();
+        if let Some(shared) = &adapter.shared {
+            let (drop_pages, listed) = mpsc::channel();
+            shared.begin(notifier.clone(), drop_pages);
+            let weak = Arc::downgrade(adapter);
+            threads.push(start(
+                "tako-pages",
+                Box::new(move || drop_listed(&listed, &weak)),
+            )?);
+        }
+        if !adapter.keeps {
+            return Ok(threads);
+        }
+        let (take, recalls) = mpsc::channel::<Recall>();
+        let (take_names, of_names) = mpsc::channel::<Recall>();
         let (weak, own) = (Arc::downgrade(adapter), notifier.clone());
         let names = start(
             "tako-names",
@@ -216,11 +227,15 @@ impl Adapter {
             let _ = take.send(recall);
         };
         adapter.file_system.on_recall(Some(Box::new(listener)));
-        Ok(vec![inodes, names])
+        threads.extend([inodes, names]);
+        Ok(threads)
     }
 
     /// The kernel keeps nothing any more: the mount has ended.
     pub(crate) fn end_recalls(&self) {
+        if let Some(shared) = &self.shared {
+            shared.end();
+        }
         self.file_system.on_recall(None);
     }
 }
@@ -235,6 +250,9 @@ fn expire_inodes(
         let Some(adapter) = adapter.upgrade() else {
             return;
         };
+        if let Some(shared) = &adapter.shared {
+            shared.recalled(recall.number);
+        }
         adapter.keeping.count_recall();
         // It fails where the mount has ended.
         let _ = notifier.attributes_changed(recall.number);
@@ -259,5 +277,17 @@ fn expire_names(recalls: &Receiver<Recall>, adapter: &Weak<Adapter>, notifier: &
             adapter.keeping.note_contended(recall.number);
         }
         adapter.file_system.invalidated(&recall);
+    }
+}
+
+/// Drops pages of files whose attributes were shown with another version.
+fn drop_listed(listed: &Receiver<Attributes>, adapter: &Weak<Adapter>) {
+    for attributes in listed {
+        let Some(adapter) = adapter.upgrade() else {
+            return;
+        };
+        if let Some(shared) = &adapter.shared {
+            shared.drop_other_pages(&attributes);
+        }
     }
 }

@@ -12,12 +12,17 @@ use crate::wire;
 impl Adapter {
     pub(super) fn lookup(&self, directory: u64, name: &[u8]) -> Result<wire::EntryOut, Errno> {
         let found = self.file_system.lookup_held(directory, name);
-        let validity = self.validity();
-        let keeps_name = || self.keeps_name(directory, name, &validity);
         match found {
-            Err(error) if error.errno() == libc::ENOENT => Ok(answer::nothing_there(keeps_name())),
+            Err(error) if error.errno() == libc::ENOENT => {
+                let keeps_name = self.keeps_name(directory, name, &self.validity());
+                Ok(answer::nothing_there(keeps_name))
+            }
             Err(error) => Err(errno(&error)),
-            Ok(attributes) => Ok(answer::entry(&attributes, keeps_name(), validity.found)),
+            Ok(attributes) => {
+                let validity = self.validity_of(&attributes, false, |it| it.found);
+                let keeps_name = self.keeps_name(directory, name, &self.validity());
+                Ok(answer::entry(&attributes, keeps_name, validity))
+            }
         }
     }
 
@@ -29,6 +34,7 @@ impl Adapter {
     /// The same with one that is held already.
     fn answered(&self, held: Result<Attributes, Error>) -> Result<wire::EntryOut, Errno> {
         let attributes = held.map_err(|error| errno(&error))?;
+        self.note_changed(&attributes);
         Ok(answer::entry(&attributes, self.cache, self.cache))
     }
 

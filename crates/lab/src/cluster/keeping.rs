@@ -22,12 +22,26 @@ struct Kept {
     until: u64,
 }
 
+/// Pages of a file. They outlive leases.
+#[derive(Default)]
+struct Pages {
+    /// Generation and version of the file: no page is older.
+    version: (u32, u64),
+    reads: Vec<(Operation, Outcome)>,
+    /// Until when they may be read without asking for attributes, by the machine's clock.
+    until: u64,
+    /// They are dropped after the next read, against the rule.
+    drops_later: bool,
+}
+
 /// The caches of one process.
 #[derive(Default)]
 pub struct Keeping {
     /// By inode: names of a directory, blocks of a file.
     kept: BTreeMap<u64, Vec<Kept>>,
-    /// Counts the changes by this machine of each inode, when they begin and when they end.
+    /// By inode.
+    pages: BTreeMap<u64, Pages>,
+    /// Counts the changes by this machine of each inode, when they begin and when they end, and how often pages are dropped.
     changes: BTreeMap<u64, u64>,
     /// Changes by this machine that have begun and not ended.
     changing: BTreeMap<u64, u64>,
@@ -77,6 +91,7 @@ impl Keeping {
         *self.changes.entry(inode).or_default() += 1;
         *self.changing.entry(inode).or_default() += 1;
         self.kept.remove(&inode);
+        self.pages.remove(&inode);
     }
 
     /// The change was answered.
@@ -92,9 +107,8 @@ impl Keeping {
         let Some(inode) = read_inode(operation).filter(|_| keep.covers.subject) else {
             return;
         };
-        let is_changing = self.changing.get(&inode).is_some_and(|count| *count > 0);
         let says_something = outcome.is_done() || outcome.error == Some(ErrorCode::NotFound);
-        if is_changing || stamp != self.stamp(inode) || !says_something {
+        if !self.is_current(inode, stamp) || !says_something {
             return;
         }
         let of_inode = self.kept.entry(inode).or_default();
@@ -104,6 +118,63 @@ impl Keeping {
             outcome: outcome.clone(),
             until: keep.until,
         });
+    }
+
+    fn is_current(&self, inode: u64, stamp: u64) -> bool {
+        let is_changing = self.changing.get(&inode).is_some_and(|count| *count > 0);
+        !is_changing && stamp == self.stamp(inode)
+    }
+
+    /// Pages of another version are dropped before these attributes count.
+    pub fn keep_attributes(
+        &mut self,
+        inode: u64,
+        version: (u32, u64),
+        keep: Keep,
+        stamp: u64,
+        defects: &Defects,
+    ) {
+        let is_current = self.is_current(inode, stamp);
+        let pages = self.pages.entry(inode).or_default();
+        if pages.version != version && !defects.has(Defect::KeepOldPages) {
+            pages.drops_later = defects.has(Defect::DropPagesAfterAnswer);
+            if !pages.drops_later {
+                pages.reads.clear();
+            }
+            // Pages that are being read are dropped, too.
+            *self.changes.entry(inode).or_default() += 1;
+        }
+        pages.version = version;
+        pages.until = match keep.covers.subject && is_current {
+            true => keep.until,
+            false => 0,
+        };
+    }
+
+    /// Whether pages of a file may be read without asking for attributes.
+    pub fn shows_pages(&self, local: u64, inode: u64) -> bool {
+        self.pages.get(&inode).is_some_and(|it| local < it.until)
+    }
+
+    /// A page, once attributes were shown.
+    pub fn page(&mut self, read: &Operation) -> Option<Outcome> {
+        let pages = self.pages.get_mut(&read_inode(read)?)?;
+        let mut kept = pages.reads.iter();
+        let found = kept.find(|(it, _)| it == read).map(|(_, it)| it.clone());
+        if std::mem::take(&mut pages.drops_later) {
+            pages.reads.clear();
+        }
+        found
+    }
+
+    /// A page that was asked for when the inode had this stamp.
+    pub fn keep_page(&mut self, read: &Operation, outcome: &Outcome, stamp: u64) {
+        let Some(inode) = read_inode(read).filter(|inode| self.is_current(*inode, stamp)) else {
+            return;
+        };
+        let pages = self.pages.entry(inode).or_default();
+        pages.reads.retain(|(it, _)| it != read);
+        pages.reads.push((read.clone(), outcome.clone()));
     }
 
     /// The outcome of an operation, if it is kept.
@@ -140,6 +211,9 @@ impl Keeping {
         let done: Vec<Recalled> = done.map(|(_, recalled)| recalled).collect();
         let stays = defects.has(Defect::KeepMissingNames);
         for Recalled { inode, .. } in &done {
+            if let Some(pages) = self.pages.get_mut(inode) {
+                pages.until = 0;
+            }
             if let Some(of_inode) = self.kept.get_mut(inode) {
                 of_inode.retain(|it| stays && it.outcome.error == Some(ErrorCode::NotFound));
             }

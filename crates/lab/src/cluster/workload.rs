@@ -1,6 +1,7 @@
 //! A client that works: random operations on a few files, names and locks, all of them recorded.
 
 mod outcomes;
+mod pages;
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,7 @@ use store::FileKind;
 
 use super::history::{History, Id, Key, Operation as Asked, Outcome as Answered};
 use super::keeping::{self, Keeping};
-use outcomes::{is_refused, value};
+use outcomes::{answer, is_refused};
 
 use super::time::{Clock, MILLISECOND, Time};
 use super::world::FIRST_CLIENT;
@@ -44,6 +45,8 @@ struct Pending {
     invoked: Time,
     /// Changes of the inode by this machine before.
     stamp: u64,
+    /// The read of a page that this is part of.
+    page: Option<Operation>,
 }
 
 /// A completed write that may be lost with this client.
@@ -70,6 +73,8 @@ pub struct Worker {
     one_sided: (u64, u64),
     client: Option<Client>,
     pending: BTreeMap<Ticket, Pending>,
+    /// What reads of pages ask for next.
+    to_ask: Vec<Pending>,
     unsynced: Vec<Unsynced>,
     /// Writes that were only sent: they happen at some time, before a later fsync returns.
     sent: Vec<Unsynced>,
@@ -110,6 +115,7 @@ impl Worker {
             one_sided: (0, 0),
             client: None,
             pending: BTreeMap::new(),
+            to_ask: Vec::new(),
             unsynced: Vec::new(),
             sent: Vec::new(),
             resumed_in: 0,
@@ -174,6 +180,7 @@ impl Worker {
             self.lose(now, Time::MAX, lost);
         }
         self.pending.clear();
+        self.to_ask.clear();
         self.transfers.clear();
         self.timer = None;
     }
@@ -239,6 +246,7 @@ impl Worker {
                 Event::SessionOver => self.lose(now, now, lost),
             }
         }
+        self.ask_for_pages(local, &mut client);
         if client.resumed_in() != self.resumed_in {
             self.resumed_in = client.resumed_in();
             // What it replayed is at all members in sync, or was refused.
@@ -439,6 +447,7 @@ impl Worker {
             acknowledge,
             invoked: now,
             stamp,
+            page: None,
         };
         self.pending.insert(ticket, pending);
     }
@@ -470,14 +479,19 @@ impl Worker {
 
     /// An operation has ended, and its outcome may be kept.
     fn keep(&mut self, ticket: Ticket, outcome: &Outcome, keep: Keep) {
-        let Some(pending) = self.pending.get(&ticket) else {
+        let Some(pending) = self.pending.remove(&ticket) else {
             return;
         };
         if let Some(inode) = keeping::changed_inode(&pending.operation) {
             self.keeping.end(inode);
         }
-        self.keeping
-            .keep(&pending.operation, outcome, keep, pending.stamp);
+        match &pending.page {
+            Some(_) => self.keep_page(&pending, outcome, keep),
+            None => self
+                .keeping
+                .keep(&pending.operation, outcome, keep, pending.stamp),
+        }
+        self.pending.insert(ticket, pending);
     }
 
     /// Writes of whole blocks of one file. When they are done an fsync follows.
@@ -559,6 +573,9 @@ impl Worker {
         let Some(pending) = self.pending.remove(&ticket) else {
             return;
         };
+        if let (Some(_), Operation::Attributes { .. }) = (&pending.page, &pending.operation) {
+            return self.attributes_read(now, pending, outcome, history);
+        }
         let is_done = outcome.is_done();
         let is_read = matches!(pending.operation, Operation::Read { .. });
         self.has_met_damage |= is_read && outcome.error == Some(ErrorCode::Corrupt);
@@ -765,32 +782,4 @@ fn renamed(now: Time, error: Option<ErrorCode>, (from, to): (Id, Id), history: &
         // It may have happened, or not.
         _ => {}
     }
-}
-
-/// What an outcome says about a key; nothing, if it says nothing for certain.
-fn answer(operation: &Operation, outcome: &Outcome) -> Option<Answered> {
-    let inode = u64::from(outcome.file.generation) << 32 | outcome.file.inode;
-    Some(match (operation, outcome.error) {
-        (
-            Operation::Write { .. } | Operation::SetAttributes { .. } | Operation::SetXattr { .. },
-            None,
-        ) => Answered::Written,
-        (Operation::Xattr { .. }, None) => Answered::Value(value(outcome.data())),
-        (Operation::Xattr { .. }, Some(ErrorCode::NoXattr)) => Answered::Value(NOTHING),
-        (Operation::Link { .. }, None) => Answered::Placed,
-        (Operation::Read { .. }, None) => Answered::Value(value(outcome.data())),
-        (Operation::Create { .. }, None) => Answered::Made(inode),
-        (Operation::Create { .. }, Some(ErrorCode::Exists)) => Answered::Exists,
-        (Operation::Unlink { .. } | Operation::RemoveDirectory { .. }, None) => Answered::Removed,
-        (
-            Operation::Unlink { .. } | Operation::RemoveDirectory { .. } | Operation::Lookup { .. },
-            Some(ErrorCode::NotFound),
-        ) => Answered::Missing,
-        (Operation::Lookup { .. }, None) => Answered::Found(inode),
-        (Operation::SetLock { .. }, None) => Answered::Granted,
-        (Operation::SetLock { .. }, Some(ErrorCode::Locked)) => Answered::Refused,
-        (Operation::Unlock { .. }, None) if outcome.count > 0 => Answered::Released,
-        (Operation::Unlock { .. }, None) => Answered::NotHeld,
-        _ => return None,
-    })
 }

@@ -657,7 +657,10 @@ impl World {
         self.queue.add(at, next);
         let worker = &mut self.workers[client];
         worker.look_at_kept(now, &mut self.history);
-        let chosen = worker.choose();
+        if worker.read_page(now, &mut self.history) {
+            self.client_step(now, client, |_, _| ());
+        }
+        let chosen = self.workers[client].choose();
         if let Some((operation, acknowledge)) = chosen {
             self.submit(now, client, operation, acknowledge);
         }

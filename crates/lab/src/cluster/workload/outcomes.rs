@@ -1,12 +1,12 @@
-//! What outcomes say, whatever the key.
+//! What outcomes say.
 
 use protocol::wire::{ErrorCode, Operation, Outcome};
 
-use super::{SHORT, TORN};
+use super::{Answered, NOTHING, SHORT, TORN};
 
 /// The value that a block begins with, if it is made as all are: the last write of its first [`SHORT`] bytes, and behind
 /// it one of the whole block.
-pub(super) fn value(data: &[u8]) -> u64 {
+fn value(data: &[u8]) -> u64 {
     let word = |bytes: &[u8]| {
         let mut word = [0; 8];
         word[..bytes.len()].copy_from_slice(bytes);
@@ -29,4 +29,32 @@ pub(super) fn is_refused(operation: &Operation, outcome: &Outcome) -> bool {
     );
     let is_link = matches!(operation, Operation::Link { .. });
     is_other_kind || is_link && !matches!(outcome.error, None | Some(ErrorCode::SessionEnded))
+}
+
+/// What an outcome says about a key; nothing, if it says nothing for certain.
+pub(super) fn answer(operation: &Operation, outcome: &Outcome) -> Option<Answered> {
+    let inode = u64::from(outcome.file.generation) << 32 | outcome.file.inode;
+    Some(match (operation, outcome.error) {
+        (
+            Operation::Write { .. } | Operation::SetAttributes { .. } | Operation::SetXattr { .. },
+            None,
+        ) => Answered::Written,
+        (Operation::Xattr { .. }, None) => Answered::Value(value(outcome.data())),
+        (Operation::Xattr { .. }, Some(ErrorCode::NoXattr)) => Answered::Value(NOTHING),
+        (Operation::Link { .. }, None) => Answered::Placed,
+        (Operation::Read { .. }, None) => Answered::Value(value(outcome.data())),
+        (Operation::Create { .. }, None) => Answered::Made(inode),
+        (Operation::Create { .. }, Some(ErrorCode::Exists)) => Answered::Exists,
+        (Operation::Unlink { .. } | Operation::RemoveDirectory { .. }, None) => Answered::Removed,
+        (
+            Operation::Unlink { .. } | Operation::RemoveDirectory { .. } | Operation::Lookup { .. },
+            Some(ErrorCode::NotFound),
+        ) => Answered::Missing,
+        (Operation::Lookup { .. }, None) => Answered::Found(inode),
+        (Operation::SetLock { .. }, None) => Answered::Granted,
+        (Operation::SetLock { .. }, Some(ErrorCode::Locked)) => Answered::Refused,
+        (Operation::Unlock { .. }, None) if outcome.count > 0 => Answered::Released,
+        (Operation::Unlock { .. }, None) => Answered::NotHeld,
+        _ => return None,
+    })
 }
