@@ -15,12 +15,13 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 use mounted::Mounted;
 use nodes::{
-    Cluster, PATIENCE, examine, is_whole, kill, mounted, primary, under_load, verify_records,
+    Cluster, PATIENCE, ends_by, examine, is_whole, kill, mounted, primary, under_load,
+    verify_records,
 };
 
 #[test]
@@ -88,6 +89,27 @@ fn what_was_synced_outlives_the_primary_a_restart_and_the_mount() {
     let up = ["up", "--name", "c", "--mount", &directory_text];
     cluster.tako(&up).ended(0);
     verify();
+}
+
+/// The process that is told to end sends no request to its own mount, which nothing would answer.
+#[test]
+fn a_mount_ends_by_a_signal_although_no_node_is_left() {
+    let cluster = Cluster::serving("1", "16M");
+    let path = cluster.scratch.path("mount");
+    let arguments = ["mount", "--foreground", "tako:///c", &path];
+    let mut mounted = Mounted::by(&mut cluster.command(&arguments), &path);
+    std::fs::write(mounted.path("file"), "contents").expect("written");
+    kill(primary(&cluster.status()), Signal::KILL);
+    let pid = Pid::from_child(&mounted.child);
+    let ended = ends_by(pid, Signal::TERM, Duration::from_secs(60));
+    if !ended {
+        // Otherwise the process could not even be killed.
+        mounted.abort();
+    }
+    assert!(ended, "the mount goes on");
+    let is_mounted = std::fs::read_to_string("/proc/self/mounts").expect("the kernel lists mounts");
+    assert!(!is_mounted.contains(&path));
+    mounted.child.wait().expect("it has ended");
 }
 
 #[test]

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::thread;
 
 use client::FileSystem;
+use rustix::fs::{AtFlags, CWD, StatxFlags, makedev};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 
@@ -59,8 +61,8 @@ pub fn mount(
             return Err(Error::Session { directory, source });
         }
     };
-    let ready = rustix::fs::stat(&directory);
-    let device = ready.map_or(0, |found| found.st_dev);
+    let ready = device_at(&directory);
+    let device = ready.unwrap_or(0);
     let mount = Mount {
         place: Place { directory, device },
         transport: session.transport.clone(),
@@ -170,8 +172,8 @@ impl Drop for Mount {
 impl Place {
     /// Unmounts, wherever the mount is by now. One that another covers cannot be reached, and counts as used.
     fn leave(&self, leave: Leave) -> Result<(), Error> {
-        let directory = match rustix::fs::stat(&self.directory) {
-            Ok(found) if found.st_dev == self.device => self.directory.clone(),
+        let directory = match device_at(&self.directory) {
+            Ok(device) if device == self.device => self.directory.clone(),
             // A dead mount is no longer ours to judge, but it certainly is one.
             Err(errno) if kernel::is_dead(errno) => self.directory.clone(),
             _ => match mountinfo::directory_of(self.device, &self.directory)? {
@@ -187,6 +189,14 @@ impl Place {
     }
 
     fn is_at(&self, directory: &Path) -> bool {
-        rustix::fs::stat(directory).is_ok_and(|found| found.st_dev == self.device)
+        device_at(directory) == Ok(self.device)
     }
+}
+
+/// Returns the number of the device mounted at `directory`. The kernel knows it without a request to the file system, so
+/// this does not wait for a file system that does not answer.
+fn device_at(directory: &Path) -> Result<u64, Errno> {
+    let (flags, mask) = (AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE);
+    let found = rustix::fs::statx(CWD, directory, flags, mask)?;
+    Ok(makedev(found.stx_dev_major, found.stx_dev_minor))
 }

@@ -1,11 +1,15 @@
 //! A mount that ends with its test, however that ends.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use crate::common::{apart, command, start, tako};
 use crate::transport;
+
+/// Where the kernel lists its connections with FUSE processes, each by the minor number of its device.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// A mount that is served by a child of this process.
 pub struct Mounted {
@@ -43,6 +47,24 @@ impl Mounted {
     /// The path of `name` in it.
     pub fn path(&self, name: &str) -> String {
         format!("{}/{name}", self.directory)
+    }
+
+    /// Ends the kernel's connection with the serving process: all requests fail, so that no process waits for one.
+    pub fn abort(&self) {
+        if fs::read_dir(CONNECTIONS).is_ok_and(|mut found| found.next().is_none()) {
+            let mut mount = Command::new("mount");
+            mount.args(["-t", "fusectl", "fusectl", CONNECTIONS]);
+            let _ = mount.status();
+        }
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let lines = table
+            .lines()
+            .filter(|line| line.split(' ').nth(4) == Some(&self.directory));
+        let minors = lines.filter_map(|line| line.split(' ').nth(2)?.split(':').nth(1));
+        for minor in minors {
+            // It may have ended by itself.
+            let _ = fs::write(format!("{CONNECTIONS}/{minor}/abort"), "1");
+        }
     }
 
     /// Takes away what is left of a mount when its process was killed.

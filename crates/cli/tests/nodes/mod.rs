@@ -149,16 +149,22 @@ pub fn primary(status: &Value) -> &Value {
 pub fn kill(node: &Value, signal: Signal) {
     let pid = node["pid"].as_i64().expect("it runs");
     let pid = Pid::from_raw(pid as i32).expect("a process");
+    let is_to_end = signal == Signal::KILL || signal == Signal::TERM;
+    let within = if is_to_end { PATIENCE } else { Duration::ZERO };
+    let has_ended = ends_by(pid, signal, within);
+    assert!(has_ended || !is_to_end, "{node} goes on");
+}
+
+/// Sends a signal to a process; whether it ends within this time.
+pub fn ends_by(pid: Pid, signal: Signal, within: Duration) -> bool {
     let process = pidfd_open(pid, PidfdFlags::empty()).expect("it runs");
     pidfd_send_signal(&process, signal).expect("it is ours");
-    if signal == Signal::KILL || signal == Signal::TERM {
-        let timeout = Timespec {
-            tv_sec: PATIENCE.as_secs() as i64,
-            tv_nsec: 0,
-        };
-        let mut ends = [PollFd::new(&process, PollFlags::IN)];
-        assert_eq!(poll(&mut ends, Some(&timeout)), Ok(1), "{node} goes on");
-    }
+    let timeout = Timespec {
+        tv_sec: within.as_secs() as i64,
+        tv_nsec: 0,
+    };
+    let mut ends = [PollFd::new(&process, PollFlags::IN)];
+    poll(&mut ends, Some(&timeout)) == Ok(1)
 }
 
 pub fn is_whole(status: &Value) -> bool {
