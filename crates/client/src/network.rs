@@ -191,12 +191,14 @@ impl Network {
 
     /// How many writes and reads were done one-sided.
     pub fn one_sided(&self) -> (u64, u64) {
-        self.shared.connection.lock().one_sided()
+        self.shared
+            .with_connection(|connection| connection.one_sided())
     }
 
     /// The newest cluster map that this client has received.
     pub fn map(&self) -> ClusterMap {
-        self.shared.connection.lock().map().clone()
+        self.shared
+            .with_connection(|connection| connection.map().clone())
     }
 }
 
@@ -215,7 +217,8 @@ impl Requests for Network {
     }
 
     fn set_holds(&self, holds: HoldsSource) {
-        self.shared.connection.lock().set_holds(holds);
+        self.shared
+            .with_connection(|connection| connection.set_holds(holds));
     }
 
     fn set_recalls(&self, listener: Option<RecallListener>) {
@@ -309,7 +312,7 @@ impl Shared {
                 Waited::Leads => {}
                 Waited::Woken => {
                     if let Some(error) = self.ends_early(limit) {
-                        call.withdraw();
+                        call.end();
                         self.leave(call);
                         return Err(error);
                     }
@@ -368,8 +371,18 @@ impl Shared {
         let due = self.due(&connection);
         drop(connection);
         self.wake_keeper_before(due);
+        // It may still be listed, since it was woken up before it led.
+        call.end();
         self.hand_over();
         outcome
+    }
+
+    /// Uses the connection for a moment.
+    fn with_connection<T>(&self, work: impl FnOnce(&mut Connection) -> T) -> T {
+        let result = work(&mut self.connection.lock());
+        // A call that came meanwhile waits for this thread to hand over.
+        self.hand_over();
+        result
     }
 
     /// When the keeper has to look after the connection.

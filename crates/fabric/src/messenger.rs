@@ -176,6 +176,8 @@ pub struct Messenger {
     behind: Vec<usize>,
     blocker: Blocker,
     waker: Arc<Waker>,
+    /// A poll has taken a call of another thread, which no wait has returned for yet.
+    is_woken: bool,
     spin: Spin,
     dials: u64,
     /// Transfers that can never be carried out, to be reported by the next poll.
@@ -259,6 +261,7 @@ impl Messenger {
                 options: options.control,
             },
             waker: blocker.waker(),
+            is_woken: false,
             spin: Spin::new(options.spin_max),
             options,
             transports,
@@ -395,6 +398,7 @@ impl Messenger {
     pub fn poll(&mut self, events: &mut Vec<Event>) -> usize {
         let before = events.len();
         if self.waker.take(&mut self.arrived) {
+            self.is_woken = true;
             self.join_arrived(events);
         }
         for index in 0..self.lanes.len() {
@@ -428,10 +432,11 @@ impl Messenger {
     /// polls for a while, shorter the less often that helps, and then blocks.
     pub fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) -> usize {
         let before = events.len();
-        let looks = self.spin.looks();
-        if timeout.is_zero() || looks {
+        let is_due = timeout.is_zero() || self.is_woken || !self.refused.is_empty();
+        if is_due || self.spin.looks() {
             let count = self.poll(events);
-            if count > 0 || timeout.is_zero() {
+            let is_woken = std::mem::take(&mut self.is_woken);
+            if count > 0 || is_woken || timeout.is_zero() {
                 return count;
             }
         } else {
@@ -442,23 +447,24 @@ impl Messenger {
         let mut now = start;
         loop {
             spins = spins && self.spin.goes_on(now);
-            let woken = match spins {
+            match spins {
                 true => self.look(),
                 false => self.block(timeout.saturating_sub(now - start), events),
-            };
+            }
             self.poll(events);
             let count = events.len() - before;
             now = Instant::now();
-            if count > 0 || woken || now - start >= timeout {
+            // Whichever poll took the call: it must end the wait.
+            let is_woken = std::mem::take(&mut self.is_woken);
+            if count > 0 || is_woken || now - start >= timeout {
                 self.spin.end(now, count > 0);
                 return count;
             }
         }
     }
 
-    /// Lets others run, and looks whether something has come; whether another thread has called. A thread that only looked would
-    /// keep a processor from the peer that it waits for.
-    fn look(&mut self) -> bool {
+    /// Lets others run, and polls for a moment. A thread that only polled would keep a processor from the peer that it waits for.
+    fn look(&mut self) {
         rustix::thread::sched_yield();
         for lane in self.lanes.iter().filter(|lane| lane.links > 0) {
             let queue = self.transports.queue(lane.provider);
@@ -466,7 +472,6 @@ impl Messenger {
                 break;
             }
         }
-        self.waker.is_called()
     }
 
     fn poll_lane(&mut self, index: usize, events: &mut Vec<Event>) {

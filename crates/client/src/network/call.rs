@@ -19,6 +19,8 @@ struct State {
     /// What may be kept of the outcome.
     kept: Option<Kept>,
     leads: bool,
+    /// Its thread waits no longer.
+    has_ended: bool,
 }
 
 impl State {
@@ -46,6 +48,7 @@ impl Call {
                 outcome: None,
                 kept: None,
                 leads: false,
+                has_ended: false,
             }),
             changed: Condvar::new(),
         }
@@ -68,10 +71,10 @@ impl Call {
         self.state.lock().take()
     }
 
-    /// Lets the call lead, unless its outcome is there.
+    /// Lets the call lead, unless its outcome is there or it has ended.
     pub fn promote(&self) -> bool {
         let mut state = self.state.lock();
-        state.leads = state.outcome.is_none();
+        state.leads = state.outcome.is_none() && !state.has_ended;
         self.changed.notify_one();
         state.leads
     }
@@ -102,9 +105,10 @@ impl Call {
         }
     }
 
-    /// No later leader begins it.
-    pub fn withdraw(&self) {
-        self.state.lock().request = None;
+    /// No later leader begins it or hands over to it.
+    pub fn end(&self) {
+        let mut state = self.state.lock();
+        (state.request, state.has_ended) = (None, true);
     }
 }
 
@@ -143,7 +147,8 @@ mod tests {
         let second = call();
         let ended = second.wait(Instant::now() + LONG, || true);
         assert!(matches!(ended, Waited::Woken));
-        second.withdraw();
+        second.end();
         assert!(second.take_request().is_none());
+        assert!(!second.promote(), "its thread would never hand over");
     }
 }

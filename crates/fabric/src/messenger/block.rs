@@ -60,18 +60,16 @@ impl Waker {
         }
     }
 
-    pub fn is_called(&self) -> bool {
-        self.is_called.load(Ordering::Acquire)
-    }
-
     /// Takes what has arrived; whether there may be something.
     pub fn take(&self, arrived: &mut Vec<Arrived>) -> bool {
-        if !self.is_called() {
+        if !self.is_called.load(Ordering::Acquire) {
             return false;
         }
         // Unreadable before the flag: a call after it writes again.
         let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
-        self.is_called.store(false, Ordering::Release);
+        // A call that found the flag set wrote nothing. A plain store could pass its reader by: what that caller has changed must
+        // be visible from here on.
+        self.is_called.swap(false, Ordering::AcqRel);
         arrived.append(&mut self.arrived.lock());
         true
     }
@@ -128,8 +126,8 @@ impl Blocker {
 }
 
 impl Messenger {
-    /// Blocks until there may be something to poll, so long at most; whether another thread has called.
-    pub(super) fn block(&mut self, mut timeout: Duration, events: &mut Vec<Event>) -> bool {
+    /// Blocks until there may be something to poll, so long at most.
+    pub(super) fn block(&mut self, mut timeout: Duration, events: &mut Vec<Event>) {
         if !self.unready.is_empty() {
             timeout = timeout.min(UNREADY_EVERY);
         }
@@ -148,7 +146,6 @@ impl Messenger {
         if is_readable {
             self.hear_sessions(events);
         }
-        self.waker.is_called()
     }
 
     /// Adds to `ready` whether each lane is; returns whether control connections are.

@@ -281,6 +281,48 @@ fn a_handle_wakes_a_blocked_thread() {
 }
 
 #[test]
+fn a_call_ends_a_wait_whichever_poll_takes_it() {
+    for spin_max in [Duration::ZERO, Options::default().spin_max, LONG] {
+        let mut options = options(Provider::Tcp);
+        options.spin_max = spin_max;
+        let mut near = messenger("near", options);
+        let handle = near.handle();
+        // Before the wait, which polls first as long as that helps; and before a poll before the wait.
+        for polls in [0, 1] {
+            handle.wake();
+            let start = Instant::now();
+            for _ in 0..polls {
+                near.poll(&mut Vec::new());
+            }
+            assert_eq!(near.wait(&mut Vec::new(), LONG), 0);
+            assert!(start.elapsed() < LONG / 2, "{spin_max:?}");
+        }
+        // At any moment of the wait.
+        let rounds = AtomicU32::new(0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=2000 {
+                    rounds.store(round, Ordering::Relaxed);
+                    handle.wake();
+                    let start = Instant::now();
+                    while rounds.load(Ordering::Relaxed) == round && start.elapsed() < LONG {
+                        thread::yield_now();
+                    }
+                }
+            });
+            let start = Instant::now();
+            for round in 1..=2000 {
+                while rounds.load(Ordering::Relaxed) != round {
+                    near.wait(&mut Vec::new(), LONG);
+                    assert!(start.elapsed() < LONG / 2, "{spin_max:?}: round {round}");
+                }
+                rounds.store(0, Ordering::Relaxed);
+            }
+        });
+    }
+}
+
+#[test]
 fn no_wake_up_is_lost_between_threads_that_block_at_once() {
     for provider in BOTH {
         let mut options = options(provider);
