@@ -9,12 +9,14 @@ mod transport;
 
 use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
@@ -47,6 +49,31 @@ fn a_cluster_starts_survives_its_primary_and_starts_again() {
     cluster.down(&["--remove"]).ended(0);
     assert!(!Path::new(&cluster.scratch.path("pools")).exists());
     assert!(!Path::new(&cluster.state()).join("c").exists());
+}
+
+/// The kernel takes a killed process apart bit by bit: the lock of its pool may outlive its place in /proc.
+#[test]
+fn a_node_starts_again_although_its_killed_process_still_has_the_pool() {
+    let cluster = Cluster::serving("3", "16M");
+    let before = cluster.status();
+    kill(primary(&before), Signal::KILL);
+    let name = before["unit"]["primary"].as_str().expect("a primary");
+    let pool = File::open(cluster.scratch.path(&format!("pools/c-{name}.pool"))).expect("a pool");
+    rustix::fs::flock(&pool, FlockOperation::LockExclusive).expect("the process has ended");
+    let mut up = cluster.command(&["up", "--name", "c"]);
+    let mut up = common::start(up.stdout(Stdio::null()));
+    let inode = format!(":{} ", pool.metadata().expect("a pool").ino());
+    let is_waited_for = || {
+        let locks = std::fs::read_to_string("/proc/locks").expect("the kernel lists locks");
+        let mut waits = locks.lines().filter(|line| line.contains("->"));
+        waits.any(|line| line.contains(&inode))
+    };
+    while up.try_wait().expect("it is ours").is_none() && !is_waited_for() {
+        thread::yield_now();
+    }
+    drop(pool);
+    assert!(up.wait().expect("it is ours").success());
+    assert!(is_whole(&cluster.status()), "it is ready only in sync");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use protocol::ClusterMap;
 use rustix::fs::{FlockOperation, flock};
 use server::membership::{DirectoryMembership, Membership};
 
@@ -191,6 +192,10 @@ fn start(state: &State, nodes: &[String], started: &mut Vec<Child>) -> Outcome {
         .collect();
     let first = started.len();
     for node in &missing {
+        // A process that was killed a moment ago has its pool until the kernel has taken it apart.
+        if let Ok(file) = NodeFile::read(&state.file(node, "toml")) {
+            fuse::wait_for_close(&file.pool.path);
+        }
         started.push(process::start(state, node)?);
     }
     for (child, node) in started[first..].iter_mut().zip(missing) {
@@ -210,9 +215,11 @@ fn start(state: &State, nodes: &[String], started: &mut Vec<Child>) -> Outcome {
     Ok(())
 }
 
-/// Waits until the unit serves.
+/// Waits until the unit serves and its members are in sync. Members that still copy when the time has expired are not an
+/// error.
 fn wait(state: &State, nodes: &[String]) -> Outcome {
     let start = Instant::now();
+    let mut serves = false;
     let membership = DirectoryMembership::open(&state.membership());
     let membership = membership.map_err(|error| Failure::Failed(error.to_string()))?;
     while start.elapsed() < SERVE_WITHIN {
@@ -222,13 +229,19 @@ fn wait(state: &State, nodes: &[String]) -> Outcome {
                 continue;
             };
             if report.status.is_serving {
-                return Ok(());
+                serves = true;
+                if are_in_sync(&report.map) {
+                    return Ok(());
+                }
             }
             version = version.max(report.map.version);
         }
         // The primary may also just wait for its leases.
         let waited = membership.wait(version, Duration::from_millis(20));
         waited.map_err(|error| Failure::Failed(error.to_string()))?;
+    }
+    if serves {
+        return Ok(());
     }
     let log = state.file(&nodes[0], "log");
     Err(Failure::Failed(format!(
@@ -237,6 +250,11 @@ fn wait(state: &State, nodes: &[String]) -> Outcome {
         SERVE_WITHIN.as_secs(),
         log.display()
     )))
+}
+
+fn are_in_sync(map: &ClusterMap) -> bool {
+    let mut units = map.units.iter().map(|unit| &unit.map);
+    units.all(|unit| unit.in_sync.len() == unit.members.len())
 }
 
 fn mount(source: &str, directory: &Path, out: &mut dyn Write) -> Outcome {
