@@ -11,6 +11,7 @@
 mod config;
 mod control;
 mod down;
+mod inside;
 mod process;
 mod serve;
 mod status;
@@ -68,6 +69,9 @@ pub struct Up {
     /// Mount the cluster on this directory
     #[arg(long, value_name = "DIR")]
     pub mount: Option<PathBuf>,
+    /// Mount it in the primary's process: faster, but the mount ends with that node
+    #[arg(long, requires = "mount")]
+    pub inside: bool,
     /// The cluster's name
     #[arg(long, default_value = "tako")]
     pub name: String,

@@ -40,32 +40,42 @@ pub fn run(arguments: &Mount, out: &mut dyn Write) -> Outcome {
 
 fn parse_options(arguments: &Mount) -> Result<(MountOptions, RemoteOptions), Failure> {
     let text = arguments.options.join(",");
-    let is_remote = is_remote(arguments);
-    if is_remote {
+    if is_remote(arguments) {
         // Refused here, a source that is none is a matter of usage for the process in the background, too.
         let parsed = arguments.source.to_string_lossy().parse::<Source>();
         parsed.map_err(|error| Failure::Usage(error.to_string()))?;
+        return cluster_options(&arguments.source, &text);
     }
-    let (remote, text) = match is_remote {
-        true => RemoteOptions::take(&text)?,
-        false => (RemoteOptions::default(), text),
-    };
-    let mut options: MountOptions = text
-        .parse()
-        .map_err(|error: fuse::Error| Failure::Usage(error.to_string()))?;
+    let mut options = fuse_options(&text)?;
+    // Unmounting finds the pool by this name. Opening reports a pool that does not exist.
+    if options.name == MountOptions::default().name
+        && let Ok(pool) = arguments.source.canonicalize()
+    {
+        options.name = pool.to_string_lossy().into_owned();
+    }
+    Ok((options, RemoteOptions::default()))
+}
+
+/// The options of a mount of a cluster.
+pub fn cluster_options(
+    source: &Path,
+    text: &str,
+) -> Result<(MountOptions, RemoteOptions), Failure> {
+    let (remote, text) = RemoteOptions::take(text)?;
+    let mut options = fuse_options(&text)?;
     // Locks of a cluster hold for all of its mounts, unless those of one are asked for.
-    if is_remote && !text.split(',').any(|option| option.starts_with("locks=")) {
+    if !text.split(',').any(|option| option.starts_with("locks=")) {
         options.locks = Locks::Shared;
     }
-    // Unmounting finds the pool by this name. Opening reports a pool that does not exist.
     if options.name == MountOptions::default().name {
-        match arguments.source.canonicalize() {
-            _ if is_remote => options.name = arguments.source.to_string_lossy().into_owned(),
-            Ok(pool) => options.name = pool.to_string_lossy().into_owned(),
-            Err(_) => {}
-        }
+        options.name = source.to_string_lossy().into_owned();
     }
     Ok((options, remote))
+}
+
+fn fuse_options(text: &str) -> Result<MountOptions, Failure> {
+    let parsed = text.parse();
+    parsed.map_err(|error: fuse::Error| Failure::Usage(error.to_string()))
 }
 
 fn is_remote(arguments: &Mount) -> bool {

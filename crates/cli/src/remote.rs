@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use client::network::{Io, Network};
+use client::network::{self, Io, Network};
 use client::{Acknowledge, FileSystem, Source};
 use fabric::Provider;
 use fabric::choice::PREFERENCE;
@@ -129,7 +129,7 @@ pub fn survey(source: &Path) -> Result<(ClusterMap, String, bool), Failure> {
 /// Opens the file system of a cluster. What becomes of the cluster is written to the log.
 pub fn open(source: &Path, options: &RemoteOptions, log: Log) -> Result<FileSystem, Failure> {
     let network = connect(source, options, log)?;
-    Ok(FileSystem::remote(Arc::new(network), options.acknowledge))
+    Ok(file_system(Arc::new(network), options))
 }
 
 fn connect(source: &Path, options: &RemoteOptions, log: Log) -> Result<Network, Failure> {
@@ -139,7 +139,18 @@ fn connect(source: &Path, options: &RemoteOptions, log: Log) -> Result<Network, 
         .parse()
         .map_err(|error: client::SourceError| Failure::Usage(error.to_string()))?;
     let reached = source.options(options.keys.as_deref());
-    let mut reached = reached.map_err(|error| failed(&error))?;
+    let reached = reached.map_err(|error| failed(&error))?;
+    let reached = network_options(reached, options, &source.to_string(), log);
+    Network::connect(reached).map_err(|error| failed(&error))
+}
+
+/// Adds the options of a mount to a way to the cluster.
+pub fn network_options(
+    mut reached: network::Options,
+    options: &RemoteOptions,
+    source: &str,
+    log: Log,
+) -> network::Options {
     reached.timeout = options.timeout;
     reached.only = options.transport;
     reached.interface = match &options.interface {
@@ -148,9 +159,14 @@ fn connect(source: &Path, options: &RemoteOptions, log: Log) -> Result<Network, 
     };
     reached.io = options.io;
     reached.is_read_only = options.is_read_only;
-    let name = source.to_string();
+    let name = source.to_owned();
     reached.report = Arc::new(move |sentence| log.write(format_args!("{name}: {sentence}")));
-    Network::connect(reached).map_err(|error| failed(&error))
+    reached
+}
+
+/// The file system of a cluster that is connected.
+pub fn file_system(network: Arc<Network>, options: &RemoteOptions) -> FileSystem {
+    FileSystem::remote(network, options.acknowledge)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@
 mod call;
 mod connection;
 mod error;
+mod inside;
 mod links;
 mod reach;
 
@@ -36,6 +37,7 @@ use protocol::client::Recalled;
 use self::call::{Call, Waited};
 use self::connection::Connection;
 pub use self::error::Error;
+pub use self::inside::Inside;
 use crate::leases::{Listener, RecallListener};
 use crate::{HoldsSource, Interrupt, RequestError, Requests};
 
@@ -54,6 +56,8 @@ pub struct Options {
     pub interface: Option<String>,
     /// The side that moves the data of writes and reads.
     pub io: Io,
+    /// A node in this process: while it is the primary, requests are calls.
+    pub inside: Option<Arc<dyn Inside>>,
     /// Nothing is written: then members export their memory for reading only.
     pub is_read_only: bool,
     /// How long [`Network::connect`] waits for a node that answers.
@@ -86,6 +90,7 @@ impl Options {
             only: None,
             interface: None,
             io: Io::default(),
+            inside: None,
             is_read_only: false,
             connect_timeout: Duration::from_secs(10),
             timeout: None,
@@ -354,6 +359,7 @@ impl Shared {
         call: &Arc<Call>,
         limit: &Limit,
     ) -> Result<Outcome, RequestError> {
+        connection.catch_up();
         let outcome = loop {
             connection.begin(&mut self.submitted.lock());
             connection.answer_recalls(&mut self.invalidated.lock());

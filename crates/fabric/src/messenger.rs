@@ -22,8 +22,8 @@ mod tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub use self::block::Handle;
-use self::block::{Blocker, Waker};
+pub use self::block::{Armed, Handle, Ready};
+use self::block::{Blocker, Descriptors, Waker, duplicate};
 pub use self::fragment::MESSAGE_MAX;
 use self::joining::Arrived;
 use self::link::{Link, Post};
@@ -196,6 +196,8 @@ pub struct Messenger {
 /// The links of one transport.
 struct Lane {
     provider: Provider,
+    /// What its queue blocks at.
+    descriptors: Descriptors,
     /// Buffers for messages that cannot be given by value.
     pool: Option<Pool>,
     /// Buffers for the data of transfers, once there was one.
@@ -247,6 +249,7 @@ impl Messenger {
             };
             lanes.push(Lane {
                 provider,
+                descriptors: duplicate(&transports.descriptors(provider))?,
                 pool,
                 transfers: None,
                 slots: Vec::new(),
@@ -464,7 +467,7 @@ impl Messenger {
     }
 
     /// Lets others run, and polls for a moment. A thread that only polled would keep a processor from the peer that it waits for.
-    fn look(&mut self) {
+    pub fn look(&mut self) {
         rustix::thread::sched_yield();
         for lane in self.lanes.iter().filter(|lane| lane.links > 0) {
             let queue = self.transports.queue(lane.provider);

@@ -14,6 +14,14 @@ pub enum Error {
     /// Only directories are mounted on.
     #[error("the mount point {} is not a directory; choose one that is", .0.display())]
     NotADirectory(PathBuf),
+    /// The mount point is one already.
+    #[error("{} shows {from} already; unmount it first, or choose another directory", directory.display())]
+    Taken {
+        /// The mount point.
+        directory: PathBuf,
+        /// What is mounted there.
+        from: String,
+    },
     /// Somebody still uses the mount.
     #[error("{} is in use; close its files and leave the directory (`fuser -vm` names who is there), then unmount again", .0.display())]
     Busy(PathBuf),

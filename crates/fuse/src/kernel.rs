@@ -89,6 +89,40 @@ fn is_closed_within(limit: Duration, pool: File) -> bool {
     receiver.recv_timeout(limit).is_ok()
 }
 
+/// The absolute path of a directory that a later [`mount`](crate::mount()) is for. Of a directory that shows a Tako file
+/// system nothing is asked, which might wait for its server.
+///
+/// # Errors
+/// There is no such directory.
+pub fn mount_point(directory: &Path) -> Result<PathBuf, Error> {
+    let directory = std::path::absolute(directory).map_err(|source| Error::System {
+        what: "find the path of",
+        directory: directory.into(),
+        source,
+    })?;
+    let mounts = mountinfo::mounts()?;
+    match mounts.iter().any(|mount| mount.directory == directory) {
+        true => Ok(directory),
+        false => prepare(&directory),
+    }
+}
+
+/// Takes dead mounts at `directory` away, and checks that no Tako file system is left there. Waits for the server of one that
+/// is.
+///
+/// # Errors
+/// [`Error::Taken`]
+pub fn make_free(directory: &Path) -> Result<(), Error> {
+    prepare(directory)?;
+    match mountinfo::find(directory)? {
+        Some(mount) => Err(Error::Taken {
+            directory: mount.directory,
+            from: mount.source.display().to_string(),
+        }),
+        None => Ok(()),
+    }
+}
+
 /// Checks that `directory` can be mounted on and returns its absolute path. What a killed process left mounted there
 /// is taken away.
 pub(crate) fn prepare(directory: &Path) -> Result<PathBuf, Error> {

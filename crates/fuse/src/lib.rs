@@ -29,7 +29,7 @@ mod translate;
 mod wire;
 
 pub use error::Error;
-pub use kernel::{unmount, unmount_lazily, wait_for_close};
+pub use kernel::{make_free, mount_point, unmount, unmount_lazily, wait_for_close};
 pub use mount::{Mount, mount};
 pub use mountinfo::{Mounted, mounts};
 pub use notify::Notifier;

@@ -11,6 +11,7 @@ mod absence;
 mod clock;
 mod config;
 mod error;
+mod inside;
 mod opening;
 mod peers;
 mod reach;
@@ -20,7 +21,7 @@ mod status;
 mod stewards;
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -31,10 +32,12 @@ use protocol::{ClusterMap, NodeId};
 
 pub use config::{NodeConfig, parse_address};
 pub use error::NodeError;
+pub use inside::Inside;
 pub use status::{LinkStatus, NodeStatus, Role};
 
 use crate::core::Core;
 use crate::membership::Membership;
+use inside::{Outbox, Shared};
 use service::Service;
 
 /// The number of the one unit that a cluster has.
@@ -53,6 +56,8 @@ enum Input {
     Proposed(ClusterMap),
     /// Report the status.
     Status(Sender<NodeStatus>),
+    /// Keep messages for a client inside from now on.
+    Attach(Outbox),
     /// Stop.
     Stop,
 }
@@ -104,9 +109,11 @@ impl Inbox {
 /// A running node.
 pub struct Node {
     inbox: Inbox,
+    shared: Shared,
     service: Option<JoinHandle<Result<(), NodeError>>>,
     listener: Option<JoinHandle<()>>,
     addresses: Vec<Address>,
+    identity: Identity,
     id: NodeId,
 }
 
@@ -138,6 +145,7 @@ impl Node {
         let messenger = Messenger::open(identity, options(config)?)?;
         let listener = Listener::bind(&config.addresses()?, messenger.local().clone())?;
         let addresses = listener.addresses();
+        let local = messenger.local().identity.clone();
         let (map, id) =
             registration::register(config, membership.as_ref(), opened.pool, &addresses)?;
         let now = clock::now();
@@ -159,31 +167,28 @@ impl Node {
             stop: Arc::default(),
         };
         let proposals = stewards::start(config, membership, &inbox, id, &log)?;
-        let service = Service::new(config, (id, map), core, messenger, proposals, log.clone());
+        let ways = (received, proposals);
+        let service = Service::new(config, (id, map), core, messenger, ways, log.clone());
         let mut node = Node {
             inbox,
+            shared: Arc::new(Mutex::new(Some(service))),
             service: None,
             listener: None,
             addresses,
+            identity: local,
             id,
         };
-        node.run(listener, service, received, log)?;
+        node.run(listener, log)?;
         Ok(node)
     }
 
-    fn run(
-        &mut self,
-        listener: Listener,
-        mut service: Service,
-        received: Receiver<Input>,
-        log: Log,
-    ) -> Result<(), NodeError> {
+    fn run(&mut self, listener: Listener, log: Log) -> Result<(), NodeError> {
         let inbox = self.inbox.clone();
         let listening = spawn("tako-listen", move || listen(listener, &inbox, &log))?;
         self.listener = Some(listening);
-        let stop = self.inbox.stop.clone();
+        let (stop, shared) = (self.inbox.stop.clone(), self.shared.clone());
         let thread = spawn("tako-serve", move || {
-            let served = service.run(&received);
+            let served = Service::run(&shared);
             stop.set();
             served
         })?;
@@ -196,7 +201,12 @@ impl Node {
         &self.addresses
     }
 
-    /// Its identity in the cluster map.
+    /// As which it connects to peers.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Its number in the cluster map.
     pub fn id(&self) -> NodeId {
         self.id
     }
@@ -204,6 +214,11 @@ impl Node {
     /// A way to ask the node from other threads.
     pub fn asker(&self) -> Asker {
         Asker(self.inbox.clone())
+    }
+
+    /// The way into the node for a client in this process. There is one such client.
+    pub fn inside(&self) -> Inside {
+        Inside::new(self.id, self.shared.clone(), self.inbox.clone())
     }
 
     /// Waits until the node ends.

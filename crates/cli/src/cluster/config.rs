@@ -26,6 +26,11 @@ pub struct NodeFile {
     pub transport: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
+    /// Where the node's process mounts the cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount_options: Option<String>,
     pub pool: PoolSection,
     pub membership: MembershipSection,
     pub unit: UnitSection,
@@ -81,6 +86,13 @@ impl NodeFile {
                 "{path}:{line}: {message}; compare with examples/node.toml"
             ))
         })
+    }
+
+    /// Writes a configuration.
+    pub fn write(&self, path: &Path) -> Result<(), Failure> {
+        let text = toml::to_string(self)
+            .map_err(|error| Failure::Failed(format!("cannot describe {}: {error}", self.name)))?;
+        std::fs::write(path, text).map_err(|error| Failure::host("write", path, &error))
     }
 
     /// The service that keeps the cluster map.

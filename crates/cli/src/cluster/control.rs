@@ -12,6 +12,7 @@ use server::membership::Membership;
 use server::node::{Asker, NodeStatus};
 
 use super::State;
+use super::inside::{InsideMount, MountReport};
 
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -23,6 +24,9 @@ const REPORT_MAX: u64 = 4 << 20;
 pub struct Report {
     pub status: NodeStatus,
     pub map: ClusterMap,
+    /// Its mount inside.
+    #[serde(default)]
+    pub mount: Option<MountReport>,
 }
 
 /// Reports the status of a node at this path, on a thread of its own.
@@ -30,6 +34,7 @@ pub fn serve(
     path: &Path,
     asker: Asker,
     membership: std::sync::Arc<dyn Membership>,
+    mount: Option<InsideMount>,
 ) -> io::Result<()> {
     // A process that was killed leaves its socket. The node's pool is locked: there is no other process.
     match std::fs::remove_file(path) {
@@ -41,7 +46,8 @@ pub fn serve(
         for stream in listener.incoming().flatten() {
             if let (Some(status), Ok(Some(map))) = (asker.status(PATIENCE), membership.read()) {
                 // A caller that has gone needs no report.
-                let _ = report(stream, &Report { status, map });
+                let mount = mount.as_ref().map(InsideMount::report);
+                let _ = report(stream, &Report { status, map, mount });
             }
         }
     };

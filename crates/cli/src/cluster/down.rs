@@ -25,6 +25,7 @@ pub fn run(arguments: &Down, out: &mut dyn Write) -> Outcome {
             // It may be gone already.
             let _ = fs::remove_file(state.file(node, ending));
         }
+        forget_mount(&state, node)?;
     }
     let name = &state.name;
     if arguments.remove {
@@ -62,6 +63,20 @@ fn stop(state: &State, nodes: &[String]) -> Result<usize, Failure> {
     process::stop(&others)?;
     process::stop(&last)?;
     Ok(others.len() + last.len())
+}
+
+/// The next `tako up` says anew where the cluster is mounted.
+fn forget_mount(state: &State, node: &str) -> Outcome {
+    let path = state.file(node, "toml");
+    // One that is half made has none.
+    match NodeFile::read(&path) {
+        Ok(file) if file.mount.is_some() => NodeFile {
+            mount: None,
+            ..file
+        }
+        .write(&path),
+        _ => Ok(()),
+    }
 }
 
 /// Unmounts what shows the cluster. Another user may have a cluster of the same name.

@@ -14,6 +14,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::config::NodeFile;
+use super::inside::{InsideMount, Plan};
 use super::{Serve, State, control, failed};
 use crate::failure::{Failure, Outcome};
 use crate::log::Log;
@@ -38,6 +39,7 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
     let mut file = NodeFile::read(&arguments.config)?;
     file.transport = arguments.transport.clone().or(file.transport);
     let membership = file.membership()?;
+    let plan = Plan::of(&file)?;
     let config = file.config(&arguments.config)?;
     let log = Arc::new(|line: std::fmt::Arguments<'_>| Log::Terminal.write(line));
     // Signals that come while the node starts are kept.
@@ -48,11 +50,14 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
     let state = State::of(&config.cluster)?;
     state.make()?;
     let path = state.file(&config.name, "status");
-    let served = control::serve(&path, node.asker(), membership);
+    let mount = plan.map(|plan| plan.start(&node, Log::Terminal));
+    let mount = mount.transpose()?;
+    let served = control::serve(&path, node.asker(), membership, mount.clone());
     served.map_err(|error| failed("listen at", &path, error))?;
-    let asker = node.asker();
+    let (asker, ended_first) = (node.asker(), mount.clone());
     thread::spawn(move || {
         if signals.forever().next().is_some() {
+            end_mount(ended_first.as_ref());
             asker.stop();
         }
     });
@@ -70,6 +75,7 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
         leave_output().map_err(|error| failed("close the output of", &arguments.config, error))?;
     }
     let ended = node.wait();
+    end_mount(mount.as_ref());
     let _ = std::fs::remove_file(&path);
     match ended {
         Err(error @ NodeError::LeftUnit { .. }) => {
@@ -77,6 +83,12 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
             Err(start_over(&arguments.config))
         }
         ended => Ok(ended?),
+    }
+}
+
+fn end_mount(mount: Option<&InsideMount>) {
+    if let Some(mount) = mount {
+        mount.end();
     }
 }
 

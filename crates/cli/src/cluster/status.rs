@@ -8,6 +8,8 @@ use protocol::{ClusterMap, NodeId};
 use serde::Serialize;
 use server::node::{LinkStatus, NodeStatus, Role};
 
+use super::control::Report;
+use super::inside::{MountReport, Stage};
 use super::{State, Status, control};
 use crate::failure::{Failure, Outcome};
 use crate::remote;
@@ -59,6 +61,8 @@ struct Node {
     moved: Option<u64>,
     memory: Option<String>,
     survives: Option<String>,
+    /// Its mount inside.
+    mount: Option<MountReport>,
     links: Vec<LinkStatus>,
 }
 
@@ -94,19 +98,19 @@ fn collect(state: &State) -> Result<Cluster, Failure> {
             "no node of cluster {name} runs on this host; {advice} `tako up --name {name}`"
         )));
     };
-    let statuses: Vec<_> = reports.iter().map(|report| &report.status).collect();
-    let serving = statuses.iter().any(|status| status.is_serving);
-    Ok(describe(map, Some(&statuses), source(state, map), serving))
+    let serving = reports.iter().any(|report| report.status.is_serving);
+    Ok(describe(map, Some(&reports), source(state, map), serving))
 }
 
 /// Describes a cluster by its map and, on its own host, what its nodes report.
 fn describe(
     map: &ClusterMap,
-    reported: Option<&[&NodeStatus]>,
+    reported: Option<&[Report]>,
     source: String,
     serving: bool,
 ) -> Cluster {
-    let statuses = reported.unwrap_or_default();
+    let reports = reported.unwrap_or_default();
+    let statuses: Vec<_> = reports.iter().map(|report| &report.status).collect();
     let entry = map.units.first().cloned().unwrap_or_default();
     let unit = &entry.map;
     let newest = |id: &NodeId| {
@@ -117,7 +121,8 @@ fn describe(
     let nodes: Vec<_> = ids.filter(|id| newest(id).is_some()).collect();
     let nodes = nodes.iter().filter_map(|id| {
         let node = map.node(*id)?;
-        let status = statuses.iter().find(|status| status.name == node.name);
+        let report = reports.iter().find(|it| it.status.name == node.name);
+        let status = report.map(|report| &report.status);
         let role = match status {
             None if reported.is_some() && unit.members.contains(id) => "down",
             _ => Role::of(unit, *id).name(),
@@ -136,6 +141,7 @@ fn describe(
             moved: status.map(|status| status.moved),
             memory: status.map(|status| status.memory.clone()),
             survives: status.map(|status| status.survives.clone()),
+            mount: report.and_then(|report| report.mount.clone()),
             links: status.map_or_else(Vec::new, |status| status.links.clone()),
         })
     });
@@ -155,7 +161,7 @@ fn describe(
             in_sync: unit.in_sync.len(),
             min_sync: entry.least_in_sync(),
             sessions: primary.map_or(0, |status| status.sessions),
-            survives: survives(map, statuses),
+            survives: survives(map, &statuses),
         },
         nodes,
     }
@@ -232,6 +238,19 @@ fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
             "{:10} {:8} {sync:12} process {pid:8} tail {tail:12} {address}",
             node.name, node.role
         )?;
+        if let Some(mount) = &node.mount {
+            let stage = match mount.stage {
+                Stage::Starting => "will be mounted, inside this node",
+                Stage::Mounted => "mounted, inside this node",
+                Stage::Ended => "not mounted any more",
+            };
+            let MountReport {
+                directory, detail, ..
+            } = mount;
+            let directory = directory.display();
+            let separator = if detail.is_empty() { "" } else { "; " };
+            writeln!(out, "             {directory}: {stage}{separator}{detail}")?;
+        }
         for link in &node.links {
             let kind = if link.is_node { "node" } else { "client" };
             let mut line = format!("             {kind} {}: {}", link.peer, link.transport);

@@ -11,6 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use server::membership::{DirectoryMembership, Membership};
 
 use super::config::{MembershipSection, NodeFile, PoolSection, UnitSection, spare_after};
+use super::inside::{MountReport, Stage};
 use super::{State, Up, control, down, failed, process};
 use crate::failure::{Failure, Outcome};
 
@@ -27,6 +28,9 @@ const SERVE_WITHIN: Duration = Duration::from_secs(60);
 
 pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
     let state = State::of(&arguments.name)?;
+    let inside = arguments.mount.as_ref().filter(|_| arguments.inside);
+    let inside = inside.map(|directory| fuse::mount_point(directory));
+    let inside = inside.transpose()?;
     state.make()?;
     let _lock = lock(&state)?;
     let known = state.nodes_with("toml");
@@ -36,8 +40,12 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
         false => existing(&state, arguments, known)?,
     };
     let mut started = Vec::new();
+    let inside = inside.map(|directory| choose_inside(&state, &nodes, &directory));
+    let inside = inside.transpose()?;
     let (members, spares) = nodes.split_at(nodes.len() - count_spares(&state, &nodes));
-    let served = start(&state, members, &mut started)
+    // The first node of a new cluster becomes its primary.
+    let served = start(&state, inside.as_slice(), &mut started)
+        .and_then(|()| start(&state, members, &mut started))
         .and_then(|()| start(&state, spares, &mut started))
         .and_then(|()| wait(&state, &nodes));
     if let Err(failure) = served {
@@ -59,9 +67,10 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
         1 => writeln!(out, ", and 1 stands by")?,
         count => writeln!(out, ", and {count} stand by")?,
     }
-    match &arguments.mount {
-        Some(directory) => mount(&source, directory, out),
-        None => Ok(writeln!(out, "mount it: tako mount {source} DIR")?),
+    match (&arguments.mount, &inside) {
+        (Some(_), Some(node)) => wait_for_mount(&state, node, out),
+        (Some(directory), None) => mount(&source, directory, out),
+        (None, _) => Ok(writeln!(out, "mount it: tako mount {source} DIR")?),
     }
 }
 
@@ -145,6 +154,8 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
             keys: None,
             transport: None,
             interface: None,
+            mount: None,
+            mount_options: None,
             pool: PoolSection {
                 path: pool(node),
                 size: arguments.size.unwrap_or(SIZE).to_string(),
@@ -162,9 +173,7 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
             },
         };
         let path = state.file(node, "toml");
-        let text = toml::to_string(&file)
-            .map_err(|error| Failure::Failed(format!("cannot describe {node}: {error}")))?;
-        fs::write(&path, text).map_err(|error| failed("write", &path, error))?;
+        file.write(&path)?;
     }
     Ok(nodes)
 }
@@ -255,6 +264,84 @@ fn wait(state: &State, nodes: &[String]) -> Outcome {
 fn are_in_sync(map: &ClusterMap) -> bool {
     let mut units = map.units.iter().map(|unit| &unit.map);
     units.all(|unit| unit.in_sync.len() == unit.members.len())
+}
+
+/// Has one node mount the cluster in its process, and no other: the one that did before, or the one that leads. Returns its
+/// name.
+fn choose_inside(state: &State, nodes: &[String], directory: &Path) -> Result<String, Failure> {
+    let mut files = Vec::new();
+    for node in nodes {
+        files.push(NodeFile::read(&state.file(node, "toml"))?);
+    }
+    let has_mount = |file: &&NodeFile| file.mount.as_deref() == Some(directory);
+    let before = files.iter().find(has_mount).map(|file| file.name.clone());
+    let leads = || last_primary(state).filter(|name| nodes.contains(name));
+    let first = || nodes.iter().find(|node| !is_metadata_node(node)).cloned();
+    let name = &state.name;
+    let Some(chosen) = before.or_else(leads).or_else(first) else {
+        return Err(Failure::Failed(format!("cluster {name} has no node")));
+    };
+    let wanted = |node: &str| (node == chosen).then(|| directory.to_owned());
+    files.retain(|file| file.mount != wanted(&file.name));
+    let runs = |file: &&NodeFile| process::running(state, &file.name).is_some();
+    if let Some(file) = files.iter().find(runs) {
+        let node = &file.name;
+        return Err(Failure::Failed(format!(
+            "node {node} runs already, and a node mounts when it starts; stop the cluster first with `tako down --name {name}`"
+        )));
+    }
+    for mut file in files {
+        file.mount = wanted(&file.name);
+        file.write(&state.file(&file.name, "toml"))?;
+    }
+    Ok(chosen)
+}
+
+/// The node that led last.
+fn last_primary(state: &State) -> Option<String> {
+    let membership = DirectoryMembership::open(&state.membership()).ok()?;
+    let map = membership.read().ok()??;
+    let primary = map.units.first()?.map.primary;
+    Some(map.node(primary)?.name.clone())
+}
+
+/// Waits until a node has mounted the cluster in its process.
+fn wait_for_mount(state: &State, node: &str, out: &mut dyn Write) -> Outcome {
+    let start = Instant::now();
+    while start.elapsed() < SERVE_WITHIN {
+        let report = control::ask(state, node).and_then(|report| report.mount);
+        let Some(MountReport {
+            directory,
+            stage,
+            detail,
+        }) = report
+        else {
+            break;
+        };
+        let directory = directory.display();
+        match stage {
+            // The node answers when that has changed, or after a moment.
+            Stage::Starting => {}
+            Stage::Mounted => {
+                let source = state.source();
+                return Ok(writeln!(
+                    out,
+                    "{source} is mounted on {directory}, inside {node}; {detail}"
+                )?);
+            }
+            Stage::Ended => {
+                return Err(Failure::Failed(format!(
+                    "node {node} has not mounted {directory}: {detail}"
+                )));
+            }
+        }
+    }
+    let log = state.file(node, "log");
+    Err(Failure::Failed(format!(
+        "node {node} has not mounted the cluster after {} s; see {}",
+        SERVE_WITHIN.as_secs(),
+        log.display()
+    )))
 }
 
 fn mount(source: &str, directory: &Path, out: &mut dyn Write) -> Outcome {

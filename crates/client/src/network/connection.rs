@@ -13,6 +13,7 @@ use protocol::wire::{Body, Envelope, Message};
 use protocol::{Client, ClusterMap, Defects, NodeId};
 
 use super::call::Call;
+use super::inside::Entry;
 use super::links::{Dialed, Links};
 use super::reach::Reach;
 use super::{Error, Options};
@@ -23,6 +24,8 @@ use crate::leases::{Kept, Listener};
 const ASK_EVERY: Duration = Duration::from_millis(100);
 /// A primary that has sent nothing for so long, though something is asked of it, may have been replaced.
 const QUIET: Duration = Duration::from_millis(250);
+/// Links are polled at least so often while calls go to a node in this process.
+const POLL_EVERY: Duration = Duration::from_millis(5);
 /// It is reported as unreachable after this long.
 const LOST_AFTER: Duration = Duration::from_secs(2);
 
@@ -46,6 +49,10 @@ pub struct Connection {
     held_by: Option<u64>,
     /// What takes recalls: leases are asked for while there is one.
     listener: Listener,
+    /// The way to a node in this process.
+    entry: Option<Entry>,
+    /// When the links were polled.
+    polled_at: Instant,
     events: Vec<Event>,
 }
 
@@ -66,8 +73,10 @@ impl Connection {
         let now = Instant::now();
         let node = FIRST_CLIENT | random();
         let defects = Defects::default();
+        let inside = options.inside.clone();
         Ok(Connection {
             start: now,
+            entry: inside.map(|inside| Entry::new(inside, node, messenger.handle())),
             node,
             messenger,
             client: Client::new(node, map.options(), defects.clone(), 0),
@@ -78,6 +87,7 @@ impl Connection {
             calls: HashMap::new(),
             heard_at: now,
             asked_at: now,
+            polled_at: now,
             is_lost: false,
             holds: None,
             held_by: None,
@@ -188,6 +198,40 @@ impl Connection {
         self.let_go();
         let has_listener = self.listener.lock().is_some();
         self.client.ask_for_leases(has_listener);
+        self.transmit();
+        while self.exchange() {
+            self.transmit();
+        }
+        self.deliver();
+    }
+
+    /// Gives a node in this process what there is for it; whether it had messages.
+    fn exchange(&mut self) -> bool {
+        let replies = self.entry.as_mut().map(Entry::exchange);
+        self.take_replies(replies.unwrap_or_default())
+    }
+
+    /// Works for the primary while calls wait for it, if it is in this process; whether it had messages.
+    fn drive(&mut self) -> bool {
+        let primary = self.primary();
+        let waits = !self.calls.is_empty();
+        let entry = self.entry.as_mut();
+        let entry = entry.filter(|entry| waits && entry.node() == primary);
+        let replies = entry.map(Entry::drive);
+        self.take_replies(replies.unwrap_or_default())
+    }
+
+    fn take_replies(&mut self, replies: Vec<Vec<u8>>) -> bool {
+        let has_some = !replies.is_empty();
+        for bytes in replies {
+            if let Ok(message) = Message::decode(&bytes, &self.defects) {
+                self.handle_reply(message, &bytes);
+            }
+        }
+        has_some
+    }
+
+    fn transmit(&mut self) {
         while let Some(transfer) = self.client.poll_transfer() {
             let now = self.now();
             self.reach
@@ -195,10 +239,19 @@ impl Connection {
         }
         while let Some(transmit) = self.client.poll_transmit() {
             // Without a link it is lost; with the next one the state machine sends it again.
-            if let Some(link) = transmit.to.first().and_then(|to| self.links.of(*to)) {
-                self.send(link, &transmit.bytes);
+            let to = transmit.to.first().copied().unwrap_or(NOBODY);
+            match &mut self.entry {
+                Some(entry) if entry.node() == to => entry.put(transmit.bytes),
+                _ => {
+                    if let Some(link) = self.links.of(to) {
+                        self.send(link, &transmit.bytes);
+                    }
+                }
             }
         }
+    }
+
+    fn deliver(&mut self) {
         while let Some(event) = self.client.poll_event() {
             match event {
                 ClientEvent::Done {
@@ -294,14 +347,25 @@ impl Connection {
         self.ask_for_map(now);
         self.report(now);
         self.pump();
+        if !most.is_zero() && self.drive() {
+            return self.pump();
+        }
         let most = most.min(self.due().saturating_duration_since(Instant::now()));
         let mut events = std::mem::take(&mut self.events);
         self.messenger.wait(&mut events, most);
+        self.polled_at = now;
         for event in events.drain(..) {
             self.handle_event(event);
         }
         self.events = events;
         self.pump();
+    }
+
+    /// Polls the links if calls of a node in this process have kept it from that for long.
+    pub fn catch_up(&mut self) {
+        if self.entry.is_some() && self.polled_at.elapsed() > POLL_EVERY {
+            self.step(Duration::ZERO);
+        }
     }
 
     /// When something is due.
@@ -425,7 +489,12 @@ impl Connection {
         if !self.links.is_from(link, message.envelope.from) {
             return;
         }
-        if self.links.of(self.primary()) == Some(link) {
+        self.handle_reply(message, bytes);
+    }
+
+    /// Takes a message of a member: its envelope says so truly.
+    fn handle_reply(&mut self, message: Message, bytes: &[u8]) {
+        if self.primary() == message.envelope.from {
             self.heard();
         }
         if let Body::Key { member, key } = message.body {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -30,6 +30,11 @@ impl Handle {
     /// Ends a [`Messenger::wait`], or the next one.
     pub fn wake(&self) {
         self.0.call();
+    }
+
+    /// Whether [`Handle::wake`] was called since the last poll.
+    pub fn is_called(&self) -> bool {
+        self.0.is_called.load(Ordering::Acquire)
     }
 
     /// Gives a caller to the messenger, which reports it as [`Event::Accepted`].
@@ -79,7 +84,11 @@ impl Waker {
 pub struct Blocker {
     sessions: OwnedFd,
     waker: Arc<Waker>,
+    descriptors: Descriptors,
 }
+
+/// Where the descriptor of the control connections is among those of a blocker.
+const SESSIONS: usize = 1;
 
 impl Blocker {
     pub fn new() -> Result<Blocker, Error> {
@@ -89,11 +98,14 @@ impl Blocker {
             remedy: "raise the limit of open files (`ulimit -n`)",
         };
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let event = event.map_err(|errno| failed("make an eventfd", errno))?;
         let sessions = epoll::create(epoll::CreateFlags::CLOEXEC);
+        let sessions = sessions.map_err(|errno| failed("make an epoll descriptor", errno))?;
         Ok(Blocker {
-            sessions: sessions.map_err(|errno| failed("make an epoll descriptor", errno))?,
+            descriptors: duplicate(&[event.as_fd(), sessions.as_fd()])?,
+            sessions,
             waker: Arc::new(Waker {
-                event: event.map_err(|errno| failed("make an eventfd", errno))?,
+                event,
                 is_called: AtomicBool::new(false),
                 arrived: Mutex::default(),
             }),
@@ -125,9 +137,74 @@ impl Blocker {
     }
 }
 
+/// What a thread blocks at after [`Messenger::arm`]. It does not need the messenger, which other threads may use meanwhile.
+pub struct Armed {
+    /// The waker's and that of the control connections.
+    own: Descriptors,
+    /// Those of each lane.
+    lanes: Vec<Descriptors>,
+    timeout: Duration,
+}
+
+/// Duplicates of descriptors that a messenger blocks at.
+pub type Descriptors = Arc<[OwnedFd]>;
+
+/// Duplicates descriptors, for threads without the messenger.
+///
+/// # Errors
+/// [`Error::System`]: there are no more descriptors.
+pub fn duplicate(descriptors: &[BorrowedFd<'_>]) -> Result<Descriptors, Error> {
+    let duplicates = descriptors.iter().map(BorrowedFd::try_clone_to_owned);
+    let duplicates: io::Result<Descriptors> = duplicates.collect();
+    duplicates.map_err(|source| Error::System {
+        what: "duplicate a descriptor".to_owned(),
+        source,
+        remedy: "raise the limit of open files (`ulimit -n`)",
+    })
+}
+
+/// What was readable when [`Armed::block`] returned.
+pub struct Ready {
+    lanes: Vec<bool>,
+    sessions: bool,
+}
+
+impl Armed {
+    /// How long it blocks at most: not at all if something has come already.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Blocks until there may be something to poll, or the timeout of [`Messenger::arm`] has passed.
+    pub fn block(self) -> Ready {
+        let lanes = self.lanes.iter().flat_map(|lane| lane.iter());
+        let all = self.own.iter().chain(lanes);
+        let mut entries: Vec<_> = all.map(|it| PollFd::new(it, PollFlags::IN)).collect();
+        let timeout = Timespec {
+            tv_sec: self.timeout.as_secs().min(1 << 20) as i64,
+            tv_nsec: self.timeout.subsec_nanos().into(),
+        };
+        // Interrupted or not: everything is polled afterwards.
+        let _ = poll(&mut entries, Some(&timeout));
+        let is_ready = |entry: &PollFd<'_>| !entry.revents().is_empty();
+        let mut rest = &entries[self.own.len()..];
+        let lanes = self.lanes.iter().map(|lane| {
+            let (own, others) = rest.split_at(lane.len());
+            rest = others;
+            own.iter().any(is_ready)
+        });
+        Ready {
+            lanes: lanes.collect(),
+            sessions: is_ready(&entries[SESSIONS]),
+        }
+    }
+}
+
 impl Messenger {
-    /// Blocks until there may be something to poll, so long at most.
-    pub(super) fn block(&mut self, mut timeout: Duration, events: &mut Vec<Event>) {
+    /// Prepares to block: from now on peers wake the thread that calls [`Armed::block`], after which
+    /// [`Messenger::disarm`] and [`Messenger::poll`] follow. Another thread may use the messenger meanwhile, if it calls
+    /// [`Messenger::disarm`] first and this at its end.
+    pub fn arm(&mut self, mut timeout: Duration) -> Armed {
         if !self.unready.is_empty() {
             timeout = timeout.min(UNREADY_EVERY);
         }
@@ -136,43 +213,36 @@ impl Messenger {
                 timeout = timeout.min(queue.arm(timeout));
             }
         }
-        let mut ready = Vec::with_capacity(8);
-        let is_readable = self.poll_descriptors(timeout, &mut ready);
-        for (lane, ready) in self.lanes.iter().zip(ready) {
+        let lanes = self.lanes.iter().map(|lane| {
+            // An adapter that has failed would be readable for ever.
+            match self.transports.descriptors(lane.provider).is_empty() {
+                true => Arc::default(),
+                false => lane.descriptors.clone(),
+            }
+        });
+        Armed {
+            own: self.blocker.descriptors.clone(),
+            lanes: lanes.collect(),
+            timeout,
+        }
+    }
+
+    /// Ends what [`Messenger::arm`] began. `ready` is what [`Armed::block`] returned; `None` for a thread that did not block.
+    pub fn disarm(&mut self, ready: Option<&Ready>, events: &mut Vec<Event>) {
+        for (index, lane) in self.lanes.iter().enumerate() {
             if let Some(queue) = self.transports.queue(lane.provider) {
-                queue.disarm(ready);
+                queue.disarm(ready.is_some_and(|ready| ready.lanes[index]));
             }
         }
-        if is_readable {
+        if ready.is_some_and(|ready| ready.sessions) {
             self.hear_sessions(events);
         }
     }
 
-    /// Adds to `ready` whether each lane is; returns whether control connections are.
-    fn poll_descriptors(&self, timeout: Duration, ready: &mut Vec<bool>) -> bool {
-        let mut entries = vec![
-            PollFd::new(&self.waker.event, PollFlags::IN),
-            PollFd::new(&self.blocker.sessions, PollFlags::IN),
-        ];
-        let mut ends = Vec::with_capacity(self.lanes.len());
-        for lane in &self.lanes {
-            let descriptors = self.transports.descriptors(lane.provider).into_iter();
-            entries.extend(descriptors.map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN)));
-            ends.push(entries.len());
-        }
-        let timeout = Timespec {
-            tv_sec: timeout.as_secs().min(1 << 20) as i64,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        // Interrupted or not: everything is polled afterwards.
-        let _ = poll(&mut entries, Some(&timeout));
-        let is_ready = |entry: &PollFd<'_>| !entry.revents().is_empty();
-        let mut begin = 2;
-        for end in ends {
-            ready.push(entries[begin..end].iter().any(is_ready));
-            begin = end;
-        }
-        is_ready(&entries[1])
+    /// Blocks until there may be something to poll, so long at most.
+    pub(super) fn block(&mut self, timeout: Duration, events: &mut Vec<Event>) {
+        let ready = self.arm(timeout).block();
+        self.disarm(Some(&ready), events);
     }
 
     /// Takes what peers say over control connections, if they say something.

@@ -1,15 +1,18 @@
-//! The service thread: everything that the node receives goes through here, one input after the other.
+//! The service thread: everything that the node receives goes through here, one input after the other. A client in the same
+//! process takes its place for moments ([`inside`](super::inside)).
 
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use fabric::messenger::{Event, LinkId, Messenger, SendError};
+use fabric::messenger::{Armed, Event, Handle, LinkId, Messenger, SendError};
+use parking_lot::MutexGuard;
 use protocol::cluster::{EpochRule, FIRST_CLIENT, Judgement};
 use protocol::member::Completion;
 use protocol::wire::{Body, Envelope, Message, is_of_cluster};
 use protocol::{ClusterMap, Defects, Member, NodeId};
 
 use super::absence::Absence;
+use super::inside::{Outbox, Shared};
 use super::peers::Peers;
 use super::reach::{NotReached, Port, Reach};
 use super::status::{LinkStatus, NodeStatus, Role};
@@ -41,6 +44,16 @@ pub struct Service {
     timer: Option<u64>,
     refreshed_at: u64,
     messages: u64,
+    inputs: Receiver<Input>,
+    /// Kept from one poll to the next.
+    events: Vec<Event>,
+    /// How the service ends, once it does.
+    ended: Option<Result<(), NodeError>>,
+    handle: Handle,
+    /// Of the client inside, if there is one.
+    pub outbox: Option<Outbox>,
+    /// When the service thread wakes up by itself, while it blocks.
+    blocked_until: u64,
 }
 
 impl Service {
@@ -49,7 +62,7 @@ impl Service {
         (id, map): (NodeId, ClusterMap),
         core: Core,
         messenger: Messenger,
-        tasks: Sender<Task>,
+        (inputs, tasks): (Receiver<Input>, Sender<Task>),
         log: Log,
     ) -> Service {
         Service {
@@ -60,6 +73,7 @@ impl Service {
             map: ClusterMap { version: 0, ..map },
             reach: Reach::new(core.pool().region().clone()),
             core,
+            handle: messenger.handle(),
             messenger,
             peers: Peers::default(),
             absence: Absence::default(),
@@ -69,37 +83,157 @@ impl Service {
             timer: None,
             refreshed_at: 0,
             messages: 0,
+            inputs,
+            events: Vec::new(),
+            ended: None,
+            outbox: None,
+            blocked_until: 0,
         }
     }
 
-    /// Serves until it is told to stop.
-    pub fn run(&mut self, inputs: &Receiver<Input>) -> Result<(), NodeError> {
-        let mut events = Vec::new();
-        self.step(clock::now(), |_, _| ())?;
+    /// Serves until it is told to stop. The service is gone then.
+    pub fn run(shared: &Shared) -> Result<(), NodeError> {
+        let mut guard = shared.lock();
+        let Some(service) = guard.as_mut() else {
+            return Ok(());
+        };
+        let started = service.step(clock::now(), |_, _| ());
+        service.note_end(started);
         loop {
-            let timeout = self.timeout(clock::now());
-            self.messenger.wait(&mut events, timeout);
-            let now = clock::now();
-            for input in inputs.try_iter() {
-                match input {
-                    Input::Stop => return Ok(()),
-                    Input::Map(map) => self.take_map(now, map)?,
-                    Input::Proposed(map) => self.proposed(now, map)?,
-                    Input::Status(answer) => drop(answer.send(self.status(now))),
-                }
+            let Some(service) = guard.as_mut() else {
+                return Ok(());
+            };
+            if let Some(ended) = service.ended.take() {
+                *guard = None;
+                return ended;
             }
-            for event in events.drain(..) {
-                self.take_event(event)?;
+            let timeout = service.timeout(clock::now());
+            if service.outbox.is_none() {
+                service.messenger.wait(&mut service.events, timeout);
+                service.take_all();
+                continue;
             }
-            let now = clock::now();
-            if self.timer.is_some_and(|at| now >= at) {
-                self.step(now, Member::handle_timeout)?;
+            let armed = service.arm(timeout);
+            let ready = MutexGuard::unlocked(&mut guard, || armed.block());
+            if let Some(service) = guard.as_mut() {
+                service.messenger.disarm(Some(&ready), &mut service.events);
+                service.poll();
             }
-            self.replace_absent(now);
-            self.peers
-                .dial(now, &self.map, self.id, &mut self.messenger);
-            self.messenger.submit();
         }
+    }
+
+    /// Prepares to block, for another thread than this one perhaps.
+    fn arm(&mut self, timeout: Duration) -> Armed {
+        let armed = self.messenger.arm(timeout);
+        let timeout = armed.timeout().as_nanos() as u64;
+        self.blocked_until = clock::now() + timeout;
+        armed
+    }
+
+    /// Takes the place of the service thread, which blocks.
+    pub fn begin_to_poll(&mut self) {
+        self.messenger.disarm(None, &mut self.events);
+        self.poll();
+    }
+
+    /// Lets other threads run, and looks whether there may be something to poll.
+    pub fn look(&mut self) {
+        self.messenger.look();
+    }
+
+    /// Takes what has come, and does what is due.
+    pub fn poll(&mut self) {
+        self.messenger.poll(&mut self.events);
+        self.take_all();
+    }
+
+    /// Gives its place back to the service thread.
+    pub fn end_polling(&mut self) {
+        let now = clock::now();
+        let timeout = self.timeout(now);
+        // Peers do not ring for what has come meanwhile: then this is zero.
+        let timeout = self.messenger.arm(timeout).timeout();
+        self.call_by(now + timeout.as_nanos() as u64);
+    }
+
+    /// Whether there is a message for the client inside.
+    pub fn has_reply(&self) -> bool {
+        let outbox = self.outbox.as_ref();
+        outbox.is_some_and(|outbox| !outbox.is_empty())
+    }
+
+    /// Calls the service thread if it would wake up too late.
+    fn call_by(&mut self, due: u64) {
+        if self.ended.is_some() || due < self.blocked_until {
+            self.blocked_until = due;
+            self.handle.wake();
+        }
+    }
+
+    /// Takes a message of the client inside.
+    pub fn take_inside(&mut self, bytes: &[u8]) {
+        let taken = match Envelope::peek(bytes) {
+            Ok(envelope) => {
+                self.messages += 1;
+                let link = self.peers.link(envelope.from);
+                self.take_of_unit(clock::now(), link, &envelope, bytes)
+            }
+            // The client's own defect: what it asked for stays without an answer.
+            Err(_) => Ok(()),
+        };
+        self.note_end(taken);
+    }
+
+    /// Ends the taking of messages.
+    pub fn end_taking(&mut self) {
+        self.messenger.submit();
+        let now = clock::now();
+        self.call_by(now + self.timeout(now).as_nanos() as u64);
+    }
+
+    fn note_end(&mut self, done: Result<(), NodeError>) {
+        if let Err(error) = done {
+            self.ended = Some(Err(error));
+        }
+    }
+
+    fn take_all(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        let taken = self
+            .take_inputs()
+            .and_then(|()| self.take_events(&mut events));
+        events.clear();
+        self.events = events;
+        self.note_end(taken);
+    }
+
+    fn take_inputs(&mut self) -> Result<(), NodeError> {
+        let now = clock::now();
+        while let Ok(input) = self.inputs.try_recv() {
+            match input {
+                Input::Stop => self.ended = Some(Ok(())),
+                Input::Map(map) => self.take_map(now, map)?,
+                Input::Proposed(map) => self.proposed(now, map)?,
+                Input::Status(answer) => drop(answer.send(self.status(now))),
+                Input::Attach(outbox) => self.outbox = Some(outbox),
+            }
+        }
+        Ok(())
+    }
+
+    fn take_events(&mut self, events: &mut Vec<Event>) -> Result<(), NodeError> {
+        for event in events.drain(..) {
+            self.take_event(event)?;
+        }
+        let now = clock::now();
+        if self.timer.is_some_and(|at| now >= at) {
+            self.step(now, Member::handle_timeout)?;
+        }
+        self.replace_absent(now);
+        self.peers
+            .dial(now, &self.map, self.id, &mut self.messenger);
+        self.messenger.submit();
+        Ok(())
     }
 
     fn timeout(&self, now: u64) -> Duration {
@@ -160,6 +294,9 @@ impl Service {
 
     /// Sends a message to a node or client, if there is a link. The protocol repeats what gets lost.
     fn send(&mut self, to: NodeId, bytes: &[u8]) {
+        if let Some(outbox) = self.outbox.as_mut().filter(|it| it.client == to) {
+            return outbox.put(bytes);
+        }
         let Some(link) = self.peers.link(to) else {
             return;
         };
@@ -255,13 +392,28 @@ impl Service {
             self.drop_link(link, format_args!("it sent a message as {}", envelope.from));
             return Ok(());
         }
+        self.take_of_unit(now, Some(link), &envelope, bytes)
+    }
+
+    /// Takes a message of a member or client of the unit, to whom the link leads if there is one.
+    fn take_of_unit(
+        &mut self,
+        now: u64,
+        link: Option<LinkId>,
+        envelope: &Envelope,
+        bytes: &[u8],
+    ) -> Result<(), NodeError> {
         self.absence.hear(now, envelope.from);
         let own = self.core.member().map().epoch;
         match self.epochs.judge(now, envelope.from, envelope.epoch, own) {
             Judgement::Current => {
                 return self.step(now, |member, now| member.handle_message(now, bytes));
             }
-            Judgement::SendMap => self.send_map(link),
+            Judgement::SendMap => {
+                if let Some(link) = link {
+                    self.send_map(link);
+                }
+            }
             Judgement::AskMembership => self.refresh(now),
             Judgement::Drop => {}
         }

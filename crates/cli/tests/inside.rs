@@ -1,0 +1,204 @@
+//! Mounts inside nodes: files, the loss of the node with the mount and of others, the end, and mistakes.
+#![forbid(unsafe_code)]
+
+mod common;
+mod nodes;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use nodes::{Cluster, examine, is_whole, kill, primary, under_load, verify_records};
+
+/// A new directory of the test.
+fn directory(cluster: &Cluster, name: &str) -> PathBuf {
+    let path = cluster.scratch.path(name);
+    std::fs::create_dir(&path).expect("it is new");
+    path.into()
+}
+
+/// Starts the cluster with a mount inside.
+fn start_inside(cluster: &Cluster, nodes: &str) -> PathBuf {
+    let mount = directory(cluster, "mount");
+    let text = mount.display().to_string();
+    let said = cluster.up(&["--nodes", nodes, "--mount", &text, "--inside"]);
+    assert!(said.contains("inside n1"), "{said}");
+    mount
+}
+
+/// The node with the mount inside.
+fn host(status: &Value) -> Value {
+    let nodes = status["nodes"].as_array().expect("nodes");
+    let has_mount = |node: &&Value| node["mount"]["stage"] == "mounted";
+    nodes.iter().find(has_mount).cloned().unwrap_or_default()
+}
+
+fn is_served_by_another(before: &Value) -> impl Fn(&Value) -> bool {
+    let epoch = before["unit"]["epoch"].clone();
+    move |status| status["serving"] == true && status["unit"]["epoch"] != epoch
+}
+
+fn is_mounted(directory: &Path) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("the kernel lists mounts");
+    let is_it = |line: &str| line.split(' ').nth(1).map(Path::new) == Some(directory);
+    mounts.lines().any(is_it)
+}
+
+#[test]
+fn a_node_shows_its_cluster_until_it_ends() {
+    let cluster = Cluster::new();
+    let mount = start_inside(&cluster, "3");
+    let status = cluster.wait("all are in sync", is_whole);
+    assert_eq!(host(&status)["name"], primary(&status)["name"]);
+    // What one writes, another mount shows, and the other way round.
+    let other = directory(&cluster, "other");
+    let text = other.display().to_string();
+    cluster.tako(&["mount", "tako:///c", &text]).ended(0);
+    let long: Vec<u8> = (0..3 << 20).map(|index| (index % 251) as u8).collect();
+    std::fs::write(mount.join("inside"), &long).expect("written");
+    assert!(std::fs::read(other.join("inside")).expect("read") == long);
+    std::fs::write(other.join("outside"), "by messages").expect("written");
+    let read = std::fs::read(mount.join("outside")).expect("read");
+    assert_eq!(read, b"by messages");
+    std::fs::remove_file(mount.join("outside")).expect("it is there");
+    assert!(!other.join("outside").exists());
+    // A node that is told to end unmounts, also when its mount is in use.
+    let held = File::open(mount.join("inside")).expect("it is there");
+    kill(primary(&status), Signal::TERM);
+    assert!(!is_mounted(&mount));
+    let lost = held.read_at(&mut [0; 8], 0);
+    assert!(lost.is_err(), "{lost:?}");
+    assert!(std::fs::read(other.join("inside")).expect("read") == long);
+    // It mounts again, and `tako down` ends all.
+    cluster.up_again();
+    cluster.wait("it is mounted again", |status| {
+        is_whole(status) && host(status)["name"] == "n1"
+    });
+    assert!(std::fs::read(mount.join("inside")).expect("read") == long);
+    drop(held);
+    cluster.down(&[]).ended(0);
+    assert!(!is_mounted(&mount) && !is_mounted(&other));
+    cluster.up_again();
+    let status = cluster.wait("it serves without a mount", is_whole);
+    assert_eq!(host(&status), Value::Null);
+}
+
+#[test]
+fn a_killed_host_is_a_failover_for_others_and_a_replica_outlives_the_primary() {
+    let cluster = Cluster::new();
+    let mount = start_inside(&cluster, "3");
+    let other = directory(&cluster, "other");
+    let text = other.display().to_string();
+    cluster.tako(&["mount", "tako:///c", &text]).ended(0);
+    let before = cluster.wait("all are in sync", is_whole);
+    let counts = under_load(&other, || {
+        kill(&host(&before), Signal::KILL);
+        cluster.wait("another one serves", is_served_by_another(&before));
+    });
+    let first =
+        || (0..2).for_each(|writer| verify_records(&other, writer, counts[writer as usize]));
+    first();
+    // The dead mount goes, and the node that is a replica now mounts again.
+    cluster.up_again();
+    let before = cluster.wait("it is back", |status| {
+        is_whole(status) && host(status)["name"] == "n1"
+    });
+    assert_ne!(primary(&before)["name"], "n1");
+    let place = mount.join("later");
+    std::fs::create_dir(&place).expect("it is new");
+    let later = under_load(&place, || {
+        kill(primary(&before), Signal::KILL);
+        cluster.wait("another one serves", is_served_by_another(&before));
+        cluster.up_again();
+        cluster.wait("all are back", is_whole);
+    });
+    assert!(counts.iter().chain(&later).all(|count| *count > 0));
+    (0..2).for_each(|writer| verify_records(&place, writer, later[writer as usize]));
+    first();
+    cluster.tako(&["umount", &text]).ended(0);
+    examine(&cluster);
+}
+
+#[test]
+fn a_node_without_a_quorum_is_not_held_up_by_its_mount() {
+    let cluster = Cluster::new();
+    let mount = start_inside(&cluster, "3");
+    let before = cluster.wait("all are in sync", is_whole);
+    std::fs::write(mount.join("before"), "there").expect("written");
+    for node in before["nodes"].as_array().expect("nodes") {
+        kill(node, Signal::KILL);
+    }
+    // Alone, the node mounts when others have started.
+    let config = Path::new(&cluster.state()).join("c/n1.toml");
+    let config = config.display().to_string();
+    let mut serve = cluster.command(&["serve", "--config", &config]);
+    let nowhere = || std::process::Stdio::null();
+    let mut alone = common::start(serve.stdout(nowhere()).stderr(nowhere()));
+    let status = wait_for_status(&cluster);
+    assert_eq!(status["nodes"][0]["mount"]["stage"], "starting");
+    let pid = rustix::process::Pid::from_child(&alone);
+    rustix::process::kill_process(pid, Signal::TERM).expect("it runs");
+    alone.wait().expect("it ends");
+    assert!(!is_mounted(&mount));
+    cluster.up_again();
+    cluster.wait("it is mounted", |status| host(status)["name"] == "n1");
+    assert_eq!(std::fs::read(mount.join("before")).expect("read"), b"there");
+}
+
+/// The status, once a node reports it.
+fn wait_for_status(cluster: &Cluster) -> Value {
+    let start = std::time::Instant::now();
+    loop {
+        let run = cluster.tako(&["status", "--name", "c", "--json"]);
+        if let Ok(status) = serde_json::from_str(&run.out) {
+            return status;
+        }
+        assert!(start.elapsed() < nodes::PATIENCE, "{}", run.err);
+    }
+}
+
+#[test]
+fn mistakes_are_told_in_one_sentence() {
+    let cluster = Cluster::new();
+    let usage = cluster.tako(&["up", "--name", "c", "--inside"]);
+    assert_eq!(usage.code, Some(2), "{}", usage.err);
+    let nowhere = cluster.scratch.path("nowhere");
+    let up = ["up", "--name", "c", "--mount", &nowhere, "--inside"];
+    let refused = cluster.tako(&up).ended(1);
+    assert!(refused.contains("does not exist"), "{refused}");
+    assert!(!Path::new(&cluster.state()).join("c").exists());
+    // Nodes that run do not begin to mount.
+    cluster.up(&["--nodes", "1"]);
+    let mount = directory(&cluster, "mount").display().to_string();
+    let up = ["up", "--name", "c", "--mount", &mount, "--inside"];
+    let refused = cluster.tako(&up).ended(1);
+    assert!(refused.contains("tako down --name c"), "{refused}");
+    // A directory that is a mount already.
+    let pool = cluster.scratch.pool("pool", "16M");
+    common::tako(&["mount", &pool, &mount]).ended(0);
+    cluster.down(&[]).ended(0);
+    let refused = cluster.tako(&up).ended(1);
+    common::tako(&["umount", &mount]).ended(0);
+    assert!(refused.contains("already"), "{refused}");
+    // Wrong options, and options without a mount.
+    cluster.down(&[]).ended(0);
+    let path = Path::new(&cluster.state()).join("c/n1.toml");
+    let text = std::fs::read_to_string(&path).expect("a configuration");
+    for (line, part) in [
+        (
+            format!("mount = \"{mount}\"\nmount_options = \"ack=some\"\n"),
+            "`ack`",
+        ),
+        ("mount_options = \"ro\"\n".to_owned(), "needs `mount`"),
+        (format!("mount = \"{nowhere}\"\n"), "does not exist"),
+    ] {
+        std::fs::write(&path, line + &text).expect("written");
+        let serve = ["serve", "--config", &path.display().to_string()];
+        let refused = cluster.tako(&serve).ended(1);
+        assert!(refused.contains(part), "{refused}");
+    }
+    std::fs::write(&path, text).expect("written");
+}
