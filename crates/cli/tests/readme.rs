@@ -43,8 +43,10 @@ impl Shell {
         let program = Path::new(common::TAKO).parent().expect("a file");
         let path = std::env::var("PATH").unwrap_or_default();
         let path = format!("{}:{path}", program.display());
-        let mut command = hosts.command(host, "bash");
+        // Its mounts are its own, as a machine's are.
+        let mut command = hosts.command(host, "unshare");
         command
+            .args(["--mount", "bash"])
             .current_dir(&directory)
             .env("PATH", path)
             .env("TAKO_STATE", format!("{directory}/state"))
@@ -67,7 +69,6 @@ impl Shell {
             output,
         };
         shell.run(SCP);
-        // A machine has memory and /mnt of its own.
         shell.run("mount -t tmpfs none /dev/shm && mount -t tmpfs none /mnt");
         shell
     }
