@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8
 
 # Each scene, how many guests it takes, and how many seconds at most.
-readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200"
+readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200 cluster:3:120"
 # Those that are run only if they are named: they measure, and test nothing. In `counted` the guest's clock counts
 # instructions, one a nanosecond, so that nothing else on this machine changes a figure.
 readonly figures="measure:1:200 counted:1:200"
@@ -18,7 +18,7 @@ programs=(verbs-guest fabric-guest)
 profile=tests
 # What is measured is the program as it is released.
 [[ " $* " != *" measure "* && " $* " != *" counted "* ]] || profile=release
-readonly programs profile examples=${lab%/lab}/$profile/examples
+readonly programs profile examples=${lab%/lab}/$profile/examples tako=${lab%/lab}/$profile/tako
 guests=()
 
 fail() {
@@ -125,10 +125,15 @@ sweep
 rm -rf "$lab/failed"
 mkdir -p "$run"
 cargo build -q --profile "$profile" "${programs[@]/#/--example=}"
+cargo build -q --profile "$profile" --bin tako
 passed=0 failed=0
 check_headers
 "$examples/fabric-guest" keys "$run/keys"
-scripts/lab/image.sh add "$run/programs.cpio" "${programs[@]/#/$examples/}" "$run/keys"
+"$tako" keys init "$run/nodes" n1 >"$run/keys.log"
+for name in n2 n3 client; do
+    "$tako" keys issue "$run/nodes" "$name" >>"$run/keys.log"
+done
+scripts/lab/image.sh add "$run/programs.cpio" "${programs[@]/#/$examples/}" "$tako" "$(command -v etcd)" "$run/keys" "$run/nodes"
 cat "$lab/base.cpio" "$run/programs.cpio" >"$run/guest.cpio"
 [ $# = 0 ] || scenes_to_run="$scenes $figures"
 for scene in ${scenes_to_run:-$scenes}; do

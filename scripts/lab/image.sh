@@ -25,7 +25,8 @@ readonly modules="
     crc32_generic ib_core ib_uverbs ib_cm iw_cm configfs rdma_cm rdma_ucm udp_tunnel ip6_udp_tunnel rdma_rxe
     veth llc stp bridge sch_netem
     virtio_ring virtio virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci failover net_failover virtio_net
-    libnvdimm nfit nd_btt nd_pmem dax_pmem device_dax crc32c_generic jbd2 mbcache crc16 ext4"
+    libnvdimm nfit nd_btt nd_pmem dax_pmem device_dax crc32c_generic jbd2 mbcache crc16 ext4
+    fuse"
 
 fail() {
     echo "lab/image.sh: $1" >&2

@@ -296,7 +296,7 @@ impl Device for Verbs {
                 rights(access),
             )?),
         };
-        let named = remote.as_ref().unwrap_or(&local).remote(0);
+        let named = remote.as_ref().unwrap_or(&local).remote(start);
         let details = Details {
             key: Key(named.key.into()),
             base: named.address,

@@ -56,6 +56,33 @@ pub fn writes_and_reads_of_every_length(setup: &dyn Setup) {
     assert!(pair.far.messages.is_empty() && pair.far.done.is_empty());
 }
 
+pub fn a_part_of_a_region_is_reached_from_its_start(setup: &dyn Setup) {
+    const PART: std::ops::Range<u64> = 8192..12_288;
+    let mut pair = Pair::new(setup);
+    let region = pmem::Region::memory(MEMORY, false).unwrap();
+    let far = pair.far.device.register_part(&region, PART, Access::ALL);
+    let far = far.unwrap();
+    let near = pair.near.memory(4096, Access::LOCAL);
+    let remote = pair.import(&far);
+    assert_eq!(remote.length(), PART.end - PART.start);
+    near.region().write(0, b"first");
+    let pieces = [near.piece(0, 5)];
+    let write = Operation::Write {
+        from: Source::Pieces(&pieces),
+        to: remote.at(0),
+        immediate: None,
+    };
+    assert_eq!(pair.carry_out(1, write), Ok(0));
+    let pieces = [near.piece(100, 5)];
+    let read = Operation::Read {
+        into: &pieces,
+        from: remote.at(0),
+    };
+    assert_eq!(pair.carry_out(2, read), Ok(0));
+    assert_eq!(contents(&near, 100, 5), b"first");
+    assert_eq!(contents(&far, PART.start, 5), b"first");
+}
+
 pub fn pieces_are_scattered_and_gathered(setup: &dyn Setup) {
     let mut pair = Pair::new(setup);
     let far = pair.far.memory(1 << 20, Access::READ | Access::WRITE);

@@ -1,0 +1,201 @@
+# shellcheck shell=dash
+# Three guests, each a node of one cluster over RDMA. The first one keeps the map, mounts, and leads the scene. The guest of the
+# primary is reset while files are written: its connections are not closed.
+. /lab/functions.sh
+
+readonly source=tako://10.0.0.1:7474,10.0.0.2:7474,10.0.0.3:7474/lab keys=/lab/nodes/client length=32768
+# shellcheck disable=SC2154 # init knows it
+readonly node=n$guest
+
+# Waits until the command succeeds; the scene has a time-out.
+await() {
+    until "$@" >/dev/null 2>&1; do sleep 0.5; done
+}
+
+# Starts the node of this guest, and reports its status at port 97.
+serve() {
+    cat >/tmp/node.toml <<END
+cluster = "lab"
+name = "$node"
+listen = ["10.0.0.$guest:7474"]
+keys = "/lab/nodes/$node"
+[pool]
+path = "/tmp/$node.pool"
+size = "16M"
+[membership.etcd]
+endpoints = ["http://10.0.0.1:2379"]
+[unit]
+members = 3
+END
+    /lab/tako serve --config /tmp/node.toml &
+    server=$!
+    nc -ll -p 97 -e /lab/tako status --name lab --json &
+}
+
+stop() {
+    kill "$server"
+    wait "$server"
+    /lab/tako check "/tmp/$node.pool"
+    echo "passed cluster: pool of $node is sound"
+}
+
+# Node $1 reports a line with this pattern.
+reports() {
+    nc "10.0.0.$1" 97 | grep -q "$2"
+}
+
+# The state of the cluster has a line with this pattern.
+state() {
+    TAKO_KEYS=$keys /lab/tako status "$source" | grep "$1"
+}
+
+# Contents of a file with this number.
+contents() {
+    seq "$1" 100000 | head -c $length
+}
+
+# Acknowledged by the cluster when it returns.
+write() {
+    contents "$2" | dd of="$1" bs=$length conv=fsync 2>/dev/null
+}
+
+verify() {
+    contents "$2" | cmp - "$1"
+}
+
+# In directory $1, writes files 1, 2, ... and notes each in file $2, until there is /tmp/stop.
+write_files() {
+    local number=0
+    until [ -e /tmp/stop ]; do
+        number=$((number + 1))
+        write "$1/$number" $number
+        echo $number >>"$2"
+    done
+}
+
+count() {
+    wc -l <"$1"
+}
+
+has_lines() {
+    [ "$(count "$1")" -ge "$2" ]
+}
+
+# All files in directory $1 that file $2 notes hold what was written.
+verify_files() {
+    local number
+    while read -r number; do
+        verify "$1/$number" "$number"
+    done <"$2"
+}
+
+all_choose_verbs() {
+    local member
+    for member in 1 2 3; do
+        nc 10.0.0.$member 97 | grep '"transport"' | sort -u >/tmp/transports
+        [ "$(grep -o '"transport".*' /tmp/transports)" = '"transport": "verbs",' ]
+    done
+    nc 10.0.0.1 97 | grep '"shm: ' | sort -u
+    echo "passed cluster: three nodes and their clients choose verbs"
+}
+
+# Makes a node of another guest the primary, and notes the guests of the primary and of the third node. This guest must not be
+# reset: it keeps the map.
+find_primary() {
+    while state 'served by n1'; do
+        kill -9 "$server"
+        await state 'served by n[23]'
+        serve
+        await state '3 of 3 members in sync'
+    done
+    primary=$(state 'served by' | sed 's/.*served by n\([23]\).*/\1/')
+    third=$((5 - primary))
+}
+
+# Bytes of files that the primary has had in messages.
+moved() {
+    nc "10.0.0.$primary" 97 | sed -n 's/.*"moved": \([0-9]*\),.*/\1/p'
+}
+
+# Writes with the second mount until nothing of a file came in messages, and reads until at most half of one did: keys, grants
+# and layouts come with what goes in messages before.
+data_moves_one_sided() {
+    local number=0 before member
+    until [ "${before:-}" = "$(moved)" ]; do
+        number=$((number + 1))
+        before=$(moved)
+        write /onesided/$number $number
+    done
+    for member in 1 2 3; do
+        reports $member '"exports": 1'
+    done
+    number=100
+    before=-$length
+    until [ "$(moved)" -le $((before + length / 2)) ]; do
+        number=$((number + 1))
+        write /mnt/$number $number
+        before=$(moved)
+        verify /onesided/$number $number
+    done
+    echo "passed cluster: a client moves data one-sided over verbs"
+}
+
+goes_on_without_primary() {
+    local first second before
+    mkdir /mnt/m /mnt/o
+    write_files /mnt/m /tmp/m &
+    first=$!
+    write_files /onesided/o /tmp/o &
+    second=$!
+    await has_lines /tmp/m 5
+    await has_lines /tmp/o 5
+    before=$(($(count /tmp/m) + $(count /tmp/o)))
+    echo reset | nc "10.0.0.$primary" 99
+    await has_lines /tmp/m $((before + 5))
+    await has_lines /tmp/o $((before + 5))
+    await state "served by n[1$third]"
+    touch /tmp/stop
+    wait $first
+    wait $second
+    echo "figure cluster: $before files before the primary was lost, $(($(count /tmp/m) + $(count /tmp/o))) in all"
+    verify_files /onesided/m /tmp/m
+    verify_files /mnt/o /tmp/o
+    echo "passed cluster: mounts go on without the primary, and nothing acknowledged is lost"
+}
+
+lead() {
+    /lab/etcd --data-dir /tmp/etcd --listen-client-urls http://10.0.0.1:2379 \
+        --advertise-client-urls http://10.0.0.1:2379 >/tmp/etcd.log 2>&1 &
+    # If something fails, the others need not wait.
+    trap 'for other in 2 3; do echo stop | nc -w 2 10.0.0.$other 99 || true; done' EXIT
+    serve
+    await state '3 of 3 members in sync'
+    find_primary
+    mkdir /onesided
+    /lab/tako mount -o keys=$keys "$source" /mnt
+    /lab/tako mount -o keys=$keys,io=client "$source" /onesided
+    all_choose_verbs
+    data_moves_one_sided
+    goes_on_without_primary
+    umount /mnt
+    umount /onesided
+    stop
+}
+
+follow() {
+    serve
+    if [ "$(nc -l -p 99)" = reset ]; then
+        # To the lab, which waits for this, it ends as it should.
+        echo "ended 0"
+        echo b >/proc/sysrq-trigger
+    fi
+    stop
+}
+
+# etcd looks it up.
+echo 127.0.0.1 localhost >/etc/hosts
+on_network
+load fuse
+mount -t tmpfs none /tmp
+export HOME=/tmp
+if [ "$guest" = 1 ]; then lead; else follow; fi
