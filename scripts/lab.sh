@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 export LC_ALL=C.UTF-8
 
 # Each scene, how many guests it takes, and how many seconds at most.
-readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200 cluster:3:120"
+readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200 cluster:3:120 dax:1:60"
 # Those that are run only if they are named: they measure, and test nothing. In `counted` the guest's clock counts
 # instructions, one a nanosecond, so that nothing else on this machine changes a figure.
 readonly figures="measure:1:200 counted:1:200"

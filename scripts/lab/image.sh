@@ -17,8 +17,8 @@ readonly packages="
     iproute2 libbpf1 libelf1 libmnl0 libbsd0 libcap2 zlib1g libmd0 libxtables12
     ibverbs-utils libibverbs1 ibverbs-providers librdmacm1 libnl-3-200 libnl-route-3-200
     libibverbs-dev librdmacm-dev
-    e2fsprogs libext2fs2 libcom-err2 libblkid1 libuuid1"
-readonly programs="bin/ip sbin/tc usr/bin/rdma usr/bin/ibv_rc_pingpong sbin/mke2fs"
+    e2fsprogs libext2fs2 libcom-err2 libblkid1 libuuid1 util-linux"
+readonly programs="bin/ip sbin/tc usr/bin/rdma usr/bin/ibv_rc_pingpong sbin/mke2fs sbin/blkid"
 # Nothing is linked to these: they are opened at run time. The last one is glibc's, for threads that end.
 readonly opened="librdmacm.so.1 libibverbs/librxe-rdmav34.so libgcc_s.so.1"
 readonly modules="

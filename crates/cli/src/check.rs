@@ -9,6 +9,7 @@ use store::CheckOptions;
 
 use crate::arguments::Check;
 use crate::failure::{Failure, Outcome};
+use crate::figures::show_size;
 use crate::info::write_json;
 use crate::pools::mounted_at;
 use crate::progress::while_working;
@@ -79,8 +80,7 @@ pub fn examine(arguments: &Check, out: &mut dyn Write) -> Result<Verdict, Failur
             (Some(repair.done), repair.left)
         }
         false => {
-            let region = Region::open(&arguments.pool, Access::Private);
-            let region = region.map_err(|error| refused(&arguments.pool, error))?;
+            let region = open_private(&arguments.pool)?;
             (None, check(arguments, &region).map_err(explain)?)
         }
     };
@@ -93,6 +93,44 @@ pub fn examine(arguments: &Check, out: &mut dyn Write) -> Result<Verdict, Failur
         false => write_text(done.as_deref(), &report, out)?,
     }
     Ok(verdict)
+}
+
+/// The memory of a pool, so that stores to it do not reach the medium.
+fn open_private(pool: &Path) -> Result<Region, Failure> {
+    let opened = match Region::open(pool, Access::Private) {
+        Err(pmem::Error::SharedOnly { .. }) => return copy_device(pool),
+        opened => opened,
+    };
+    opened.map_err(|error| refused(pool, error))
+}
+
+/// A copy of a DAX device in memory: the kernel does not map such devices copy-on-write.
+fn copy_device(pool: &Path) -> Result<Region, Failure> {
+    let device = Region::open(pool, Access::ReadWrite);
+    let device = device.map_err(|error| refused(pool, error))?;
+    let length = device.length();
+    let available = available_memory();
+    if available.is_some_and(|available| available < length) {
+        let (length, available) = (show_size(length), show_size(available.unwrap_or(0)));
+        return Err(Failure::Failed(format!(
+            "cannot check {}: a DAX device is checked in a copy, and {available} of memory are available for its {length}; \
+             free memory, or copy the device to a file and check that",
+            pool.display()
+        )));
+    }
+    let copy = Region::memory(length, false)?;
+    copy.copy_from(0, &device, 0, length as usize);
+    Ok(copy)
+}
+
+/// Bytes of memory that are available without swapping, if the kernel tells.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find(|line| line.starts_with("MemAvailable:"))?;
+    let kibibytes: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kibibytes * 1024)
 }
 
 /// Why a pool cannot be opened: one that is mounted is not checked through its mount.
