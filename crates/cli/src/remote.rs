@@ -23,6 +23,7 @@ pub struct RemoteOptions {
     keys: Option<PathBuf>,
     transport: Option<Provider>,
     interface: Option<String>,
+    data_queue: Option<u32>,
     /// Whether it is for long enough to attach to an interface: short commands use other transports.
     is_mount: bool,
     /// The side that moves the data of writes and reads.
@@ -30,6 +31,8 @@ pub struct RemoteOptions {
     is_read_only: bool,
 }
 
+/// Highest number of an interface's queue.
+const QUEUE_MAX: u32 = 4095;
 /// Time limit of `soft`, unless `timeout=` gives another one.
 const SOFT_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -51,6 +54,7 @@ impl RemoteOptions {
                 ("ack", _) => options.acknowledge = parse_acknowledge(value)?,
                 ("keys", _) if !value.is_empty() => options.keys = Some(value.into()),
                 ("interface", _) if !value.is_empty() => options.interface = Some(value.into()),
+                ("data_queue", _) => options.data_queue = Some(parse_queue(value)?),
                 ("io", _) => options.io = parse_io(value)?,
                 ("ro", "") => {
                     options.is_read_only = true;
@@ -73,6 +77,14 @@ fn parse_seconds(value: &str) -> Result<Duration, Failure> {
     let seconds = value.parse().ok().filter(|it| (1..=86_400).contains(it));
     seconds.map(Duration::from_secs).ok_or_else(|| {
         let sentence = format!("option `timeout` must be 1–86400 seconds, got '{value}'");
+        Failure::Usage(sentence)
+    })
+}
+
+fn parse_queue(value: &str) -> Result<u32, Failure> {
+    let queue = value.parse().ok().filter(|it| (1..=QUEUE_MAX).contains(it));
+    queue.ok_or_else(|| {
+        let sentence = format!("option `data_queue` must be 1–{QUEUE_MAX}, got '{value}'");
         Failure::Usage(sentence)
     })
 }
@@ -157,6 +169,7 @@ pub fn network_options(
         None if options.is_mount => reached.addresses.iter().find_map(Address::interface),
         chosen => chosen.clone(),
     };
+    reached.data_queue = options.data_queue;
     reached.io = options.io;
     reached.is_read_only = options.is_read_only;
     let name = source.to_owned();
@@ -175,8 +188,7 @@ mod tests {
 
     #[test]
     fn options_of_clusters_are_told_from_those_of_mounts() {
-        let text =
-            "ro,ack=all,soft,timeout=3,keys=/k,transport=ethernet,interface=eth0,io=client,noexec";
+        let text = "ro,ack=all,soft,timeout=3,keys=/k,transport=ethernet,interface=eth0,data_queue=1,io=client,noexec";
         let (options, others) = RemoteOptions::take(text).unwrap();
         let expected = RemoteOptions {
             acknowledge: Acknowledge::All,
@@ -184,6 +196,7 @@ mod tests {
             keys: Some("/k".into()),
             transport: Some(Provider::Ethernet),
             interface: Some("eth0".into()),
+            data_queue: Some(1),
             is_mount: true,
             io: Io::Client,
             is_read_only: true,
@@ -202,6 +215,7 @@ mod tests {
             "ack=some",
             "timeout=0",
             "timeout=x",
+            "data_queue=0",
             "transport=x",
         ] {
             assert!(RemoteOptions::take(wrong).is_err(), "{wrong}");

@@ -5,21 +5,23 @@ mod common;
 mod hosts;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
+use std::process::{Child, Stdio};
 
 use common::apart;
-use hosts::INTERFACE;
 use hosts::cluster::{Cluster, is_whole, links, primary};
+use hosts::{Hosts, INTERFACE};
 use serde_json::Value;
 
-/// The host of the mounts.
-const CLIENT: usize = 3;
 const LENGTH: usize = 1 << 20;
+/// Frames of a file if all of it is placed.
+const FRAMES: u64 = LENGTH as u64 / 4096 * 3;
 
-/// A mount on a host. It ends with the value.
+/// A mount on the last host, which has no node. It ends with the value, and so does its process.
 struct Mounted {
     directory: PathBuf,
+    process: Child,
 }
 
 impl Mounted {
@@ -30,19 +32,28 @@ impl Mounted {
     fn start(cluster: &Cluster, name: &str, options: &str) -> Result<Mounted, String> {
         let directory = PathBuf::from(cluster.scratch.path(name));
         std::fs::create_dir(&directory).expect("it is new");
-        let hosts: Vec<String> = (0..3)
+        let client = cluster.hosts.count() - 1;
+        let nodes: Vec<String> = (0..client)
             .map(|host| cluster.hosts.address(host) + ":7474")
             .collect();
-        let source = format!("tako://{}/hosts", hosts.join(","));
-        let keys = cluster.scratch.path("keys/n4");
-        let mut command = cluster.hosts.command(CLIENT, common::TAKO);
-        command.args(["mount", &source]).arg(&directory);
+        let source = format!("tako://{}/hosts", nodes.join(","));
+        let keys = cluster.scratch.path(&format!("keys/n{}", client + 1));
+        let log = cluster.scratch.path(&format!("{name}.log"));
+        let mut command = cluster.hosts.command(client, common::TAKO);
+        command
+            .args(["mount", "--foreground", &source])
+            .arg(&directory);
         command.args(["-o", &format!("keys={keys}{options}")]);
         command.env("TAKO_STATE", cluster.scratch.path("client"));
-        let output = common::run(&mut command);
-        match output.status.success() {
-            true => Ok(Mounted { directory }),
-            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        command.stderr(File::create(&log).expect("it can be made"));
+        let process = common::start(command.stdout(Stdio::piped()));
+        let mut mount = Mounted { directory, process };
+        let said = mount.process.stdout.take().expect("a pipe");
+        let mut line = String::new();
+        let read = BufReader::new(said).read_line(&mut line);
+        match read.is_ok() && line.contains("is mounted on") {
+            true => Ok(mount),
+            false => Err(std::fs::read_to_string(log).expect("it is there")),
         }
     }
 
@@ -62,6 +73,10 @@ impl Drop for Mounted {
     fn drop(&mut self) {
         let mut command = common::command(&["umount", "-l"]);
         let _ = apart(|| command.arg(&self.directory).output());
+        if std::thread::panicking() {
+            let _ = self.process.kill();
+        }
+        let _ = self.process.wait();
     }
 }
 
@@ -84,7 +99,7 @@ fn links_to(status: &Value, nodes: bool) -> Vec<&Value> {
 
 #[test]
 fn nodes_and_mounts_on_one_link_use_frames_and_go_on_without_the_primary() {
-    let mut cluster = Cluster::start(3, 4, "");
+    let mut cluster = Cluster::start(3, Hosts::new(4), "");
     let status = cluster.wait("they serve", is_whole);
     let between = links_to(&status, true);
     assert!(between.len() >= 4);
@@ -116,9 +131,44 @@ fn nodes_and_mounts_on_one_link_use_frames_and_go_on_without_the_primary() {
     }
 }
 
+/// What the node reports under a name.
+fn reported(status: &Value, name: &str) -> u64 {
+    status["nodes"][0][name].as_u64().expect("a number")
+}
+
+#[test]
+fn long_writes_are_received_in_the_pool_itself() {
+    let mut cluster = Cluster::start(1, Hosts::with_cable(), "data_queue = 1\n");
+    cluster.wait("it serves", is_whole);
+    let mount = Mounted::new(&cluster, "mount", ",transport=ethernet");
+    mount.write("sent", 1);
+    drop(mount);
+    let status = cluster.status().expect("it serves");
+    assert_eq!(reported(&status, "placed"), 0);
+    assert!(reported(&status, "moved") >= LENGTH as u64, "{status:#}");
+    let options = ",transport=ethernet,io=client,data_queue=1";
+    let mount = Mounted::new(&cluster, "placing", options);
+    // Key and blocks come with the first requests.
+    cluster.wait("most of a file is placed", |status| {
+        mount.write("placed", 2);
+        let before = reported(status, "placed");
+        let now = reported(&cluster.status().expect("it serves"), "placed");
+        now >= before + FRAMES / 2
+    });
+    mount.write("placed", 3);
+    drop(mount);
+    let mount = Mounted::new(&cluster, "again", ",transport=tcp");
+    mount.verify("sent", 1);
+    mount.verify("placed", 3);
+    drop(mount);
+    let _ = cluster.nodes[0].kill();
+    let _ = cluster.nodes[0].wait();
+    common::tako(&["check", &cluster.scratch.path("n1.pool")]).ended(0);
+}
+
 #[test]
 fn what_hinders_frames_is_said_and_tcp_is_used() {
-    let mut cluster = Cluster::prepare(4, "");
+    let mut cluster = Cluster::prepare(Hosts::new(4), "");
     let keys = cluster.scratch.path("keys");
     let lacks = ["setpriv", "--bounding-set=-net_raw,-bpf,-sys_admin"];
     for (node, before) in [&lacks[..], &[], &[]].into_iter().enumerate() {

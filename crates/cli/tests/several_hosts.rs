@@ -6,11 +6,12 @@ mod hosts;
 
 use std::path::Path;
 
+use hosts::Hosts;
 use hosts::cluster::{Cluster, is_whole, links, primary};
 
 #[test]
 fn nodes_on_several_hosts_serve_with_keys_and_without_one_of_them() {
-    let mut cluster = Cluster::start(3, 3, "transport = \"tcp\"\n");
+    let mut cluster = Cluster::start(3, Hosts::new(3), "transport = \"tcp\"\n");
     let status = cluster.wait("they serve", is_whole);
     let source = status["source"].as_str().expect("a source");
     assert!(source.starts_with("tako://10.0.0."), "{source}");

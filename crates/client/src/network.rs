@@ -54,6 +54,8 @@ pub struct Options {
     pub only: Option<Provider>,
     /// Interface of the transport over Ethernet; without one that transport is not used.
     pub interface: Option<String>,
+    /// Its queue by which long writes go straight into the pools of members.
+    pub data_queue: Option<u32>,
     /// The side that moves the data of writes and reads.
     pub io: Io,
     /// A node in this process: while it is the primary, requests are calls.
@@ -89,6 +91,7 @@ impl Options {
             cluster: None,
             only: None,
             interface: None,
+            data_queue: None,
             io: Io::default(),
             inside: None,
             is_read_only: false,

@@ -6,6 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::Provider;
+use crate::ethernet::unreached;
 
 /// The transports that are chosen from, the fastest first.
 pub const PREFERENCE: [Provider; 4] = [
@@ -60,6 +61,11 @@ impl Offers {
             return self.clone();
         };
         let reason = match peer {
+            Some(peer) if unreached::contains(peer) => {
+                format!(
+                    "frames from {peer} did not come to {interface}; check that the link passes them"
+                )
+            }
             Some(peer) if link::is_neighbor(peer, interface) => return self.clone(),
             Some(peer) => format!("{peer} is not on the link of {interface}"),
             None => "a Unix socket does not show which link the peer is on".into(),

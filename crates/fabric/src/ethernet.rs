@@ -23,6 +23,7 @@ mod payload;
 mod placement;
 mod shared;
 mod transport;
+pub(crate) mod unreached;
 mod window;
 mod wire;
 
@@ -98,6 +99,27 @@ impl EthernetOptions {
     pub fn frame_memory(&self) -> u64 {
         Shared::frame_memory(self)
     }
+
+    /// Lets long writes of peers be received in a pool, or only those of this side in pools of peers. Data comes by a queue of the
+    /// interface of its own.
+    ///
+    /// # Errors
+    /// Those of [`Region::with_memory_behind`] and [`Region::memory`].
+    pub fn place(&mut self, pool: Option<&Region>, queue: u32) -> Result<(), pmem::Error> {
+        let bytes = self.frame_memory();
+        let region = match pool {
+            Some(pool) => pool.with_memory_behind(bytes)?,
+            None => Region::memory(bytes, false)?,
+        };
+        // Something else may use the bytes in front of a block.
+        let shape = Shape::Strip;
+        self.pool = Some(PlacedPool {
+            region,
+            queue,
+            shape,
+        });
+        Ok(())
+    }
 }
 
 /// Memory that data is placed in: whole aligned blocks of 4 KiB, but for the first one.
@@ -153,6 +175,8 @@ pub struct EthernetCounters {
     pub refused: u64,
     /// Runs of blocks that were received where they belong.
     pub placed: u64,
+    /// Frames of these.
+    pub placed_frames: u64,
     /// Messages to groups that were dropped for want of a buffer.
     pub unbuffered: u64,
 }
@@ -166,6 +190,7 @@ struct Counts {
     strange: AtomicU64,
     refused: AtomicU64,
     placed: AtomicU64,
+    placed_frames: AtomicU64,
     unbuffered: AtomicU64,
 }
 
@@ -231,6 +256,7 @@ impl Ethernet {
             strange: read(&counts.strange),
             refused: read(&counts.refused),
             placed: read(&counts.placed),
+            placed_frames: read(&counts.placed_frames),
             unbuffered: read(&counts.unbuffered),
         }
     }
@@ -309,6 +335,10 @@ impl Device for Ethernet {
             placement.lock().withdraw(&self.shared, *shape, key);
         }
         Some(proof)
+    }
+
+    fn placed_frames(&self) -> u64 {
+        self.counters().placed_frames
     }
 
     fn open(&self) -> Result<Box<dyn Transport>, Error> {

@@ -41,6 +41,11 @@ pub trait Device: Send + Sync {
     /// proof comes once nobody can reach the memory by it any more: ask again until then.
     fn revoke(&self, registration: &Registration) -> Option<Proof>;
 
+    /// Frames of peers' writes that were received where they belong, without a copy by this process.
+    fn placed_frames(&self) -> u64 {
+        0
+    }
+
     /// What one thread needs.
     ///
     /// # Errors

@@ -81,6 +81,7 @@ impl Cluster {
             keys: None,
             transport: Some(self.provider),
             interface: None,
+            data_queue: None,
             pool: self.scratch.0.join(format!("n{index}.pool")),
             pool_length: 64 << 20,
             metadata_only: false,

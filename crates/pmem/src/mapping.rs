@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -23,8 +24,10 @@ pub(crate) struct Mapping {
     /// If the pages may go away. It goes before them.
     watched: Option<Watched>,
     pages: Pages,
-    /// It only grows, up to that of the pages.
+    /// It only grows, up to its reach.
     length: AtomicUsize,
+    /// Bytes of the pages, or without those that are memory of [`Mapping::with_memory_behind`].
+    reach: AtomicUsize,
     kind: Kind,
     survives: Survival,
     access: Access,
@@ -77,6 +80,7 @@ impl Mapping {
         );
         Ok(Mapping {
             watched: None,
+            reach: AtomicUsize::new(pages.length),
             pages,
             length: AtomicUsize::new(length),
             kind,
@@ -90,7 +94,7 @@ impl Mapping {
 
     /// The same, when its pages may go away: if they do, it is cut, or the process says its last words and ends.
     pub(crate) fn watched(mut self, last_words: Option<String>) -> Result<Mapping, Error> {
-        let Pages { base, length } = self.pages;
+        let Pages { base, length, .. } = self.pages;
         let watched = Watched::new(base, length, last_words).map_err(|source| Error::Io {
             path: self.path.clone(),
             what: "watch",
@@ -116,17 +120,46 @@ impl Mapping {
         if length <= self.length() {
             return Ok(());
         }
-        let fits = length <= self.pages.length as u64 && self.access != Access::Private;
+        let reach = self.reach.load(Ordering::Acquire) as u64;
+        let fits = length <= reach && self.access != Access::Private;
         let Some(LockedFile(file)) = self.file.as_ref().filter(|_| fits) else {
-            return Err(Error::NoReach {
-                path: self.path.clone(),
-                length,
-                most: self.pages.length as u64,
-            });
+            return Err(self.no_reach(length, reach));
         };
         crate::pool::reserve(&self.path, file, length)?;
         self.length.fetch_max(length as usize, Ordering::Release);
         Ok(())
+    }
+
+    fn no_reach(&self, length: u64, most: u64) -> Error {
+        let path = self.path.clone();
+        Error::NoReach { path, length, most }
+    }
+
+    /// See [`crate::Region::with_memory_behind`].
+    pub(crate) fn with_memory_behind(self: &Arc<Mapping>, bytes: u64) -> Result<Mapping, Error> {
+        let start = (self.length() as usize).next_multiple_of(PAGE);
+        let most = self.pages.length;
+        let end = start.saturating_add(usize::try_from(bytes).unwrap_or(usize::MAX));
+        let reach = &self.reach;
+        let is_first = end <= most
+            && reach
+                .compare_exchange(most, start, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok();
+        if !is_first {
+            let most = reach.load(Ordering::Acquire);
+            return Err(self.no_reach(end as u64, most as u64));
+        }
+        let pages = Pages::lend(self, start, end - start);
+        let pages =
+            pages.map_err(|errno| Error::from_system(&self.path, "put memory behind", errno))?;
+        let pool = Pool {
+            file: None,
+            length: end,
+            kind: self.kind,
+            survives: self.survives,
+            access: self.access,
+        };
+        Mapping::new(&self.path, pages, pool)
     }
 
     pub(crate) fn kind(&self) -> Kind {
@@ -388,6 +421,8 @@ impl Mapping {
 pub(crate) struct Pages {
     base: NonNull<u8>,
     length: usize,
+    /// What unmaps them in place of this value.
+    lender: Option<Arc<Mapping>>,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread, and `base` is only used for the copies
@@ -444,7 +479,32 @@ impl Pages {
         // SAFETY: the kernel chooses the address, at the wish or elsewhere, so the mapping overlaps nothing that exists.
         let base = unsafe { rustix::mm::mmap(wish.cast(), length, protection, flags, file, 0) }?;
         let base = NonNull::new(base.cast()).ok_or(Errno::FAULT)?;
-        Ok(Pages { base, length })
+        Ok(Pages {
+            base,
+            length,
+            lender: None,
+        })
+    }
+
+    /// The first `start` bytes of a mapping, and so many bytes of memory in place of the addresses behind them, which nothing else
+    /// may use.
+    fn lend(lender: &Arc<Mapping>, start: usize, bytes: usize) -> rustix::io::Result<Pages> {
+        let Pages { base, length, .. } = lender.pages;
+        assert!(
+            start + bytes <= length,
+            "{bytes} bytes at {start} of {length}"
+        );
+        let behind = base.as_ptr().wrapping_add(start);
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the range is inside the lender's pages and behind its length, where no operation reaches, now or after it grows:
+        // the caller has ended its reach. The lender unmaps the range with its pages.
+        unsafe { rustix::mm::mmap_anonymous(behind.cast(), bytes, protection, flags) }?;
+        Ok(Pages {
+            base,
+            length: start + bytes,
+            lender: Some(lender.clone()),
+        })
     }
 
     /// Addresses with nothing there.
@@ -455,7 +515,11 @@ impl Pages {
         let base =
             unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), length, protection, flags) }?;
         let base = NonNull::new(base.cast()).ok_or(Errno::FAULT)?;
-        Ok(Pages { base, length })
+        Ok(Pages {
+            base,
+            length,
+            lender: None,
+        })
     }
 
     /// Asks for a large page in place of the small ones at `offset`, a multiple of its length. No byte changes. At least one
@@ -472,12 +536,18 @@ impl Pages {
 /// Bytes of a page that saves the processor 512 entries in its tables.
 pub(crate) const LARGE_PAGE: usize = 2 << 20;
 
+/// Bytes of a page.
+const PAGE: usize = 4096;
+
 /// How many times its length a pool can grow to while it is mapped, and how far any can.
 const REACH: usize = 64;
 const REACH_MIN: usize = 16 << 30;
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        if self.lender.is_some() {
+            return;
+        }
         // SAFETY: the pages are this value's own, and no pointer into them outlives an operation on
         // its owner. It can only fail for a range that is not a mapping.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };

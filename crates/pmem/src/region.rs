@@ -211,6 +211,20 @@ impl Region {
         }
     }
 
+    /// A region of the same bytes and `bytes` of memory behind them, at one range of addresses, for adapters that take no more. The
+    /// memory is not part of the pool's file. It can be had once; from then on the pool does not grow while it is open, so let no
+    /// other thread grow it meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::NoReach`] if it was had before, or there are too few addresses; [`Error::NotShared`] of a simulated region;
+    /// [`Error::Io`].
+    pub fn with_memory_behind(&self, bytes: u64) -> Result<Region, Error> {
+        match &self.0 {
+            Mapped(mapping) => mapping.with_memory_behind(bytes).map(Region::mapped),
+            Simulated(_) => Err(Error::NotShared),
+        }
+    }
+
     fn mapped(mapping: Mapping) -> Region {
         Region(Mapped(Arc::new(mapping)))
     }

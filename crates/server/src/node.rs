@@ -28,6 +28,7 @@ use std::time::Duration;
 use fabric::control::{Address, Identity, Listener};
 use fabric::messenger::{Handle, Messenger, Options};
 use parking_lot::{Condvar, Mutex};
+use pmem::Region;
 use protocol::{ClusterMap, NodeId};
 
 pub use config::{NodeConfig, parse_address};
@@ -142,7 +143,7 @@ impl Node {
             )));
         }
         let opened = opening::open(config, &map)?;
-        let messenger = Messenger::open(identity, options(config)?)?;
+        let messenger = Messenger::open(identity, options(config, &opened.region)?)?;
         let listener = Listener::bind(&config.addresses()?, messenger.local().clone())?;
         let addresses = listener.addresses();
         let local = messenger.local().identity.clone();
@@ -265,13 +266,16 @@ impl Asker {
     }
 }
 
-fn options(config: &NodeConfig) -> Result<Options, NodeError> {
+fn options(config: &NodeConfig, pool: &Region) -> Result<Options, NodeError> {
     let mut options = Options::default();
     options.wanted.only = config.transport;
     options.wanted.ethernet.interface = match &config.interface {
         Some(interface) => Some(interface.clone()),
         None => config.addresses()?.iter().find_map(Address::interface),
     };
+    if let Some(queue) = config.data_queue {
+        options.wanted.ethernet.place(Some(pool), queue)?;
+    }
     Ok(options)
 }
 

@@ -282,6 +282,7 @@ impl Nodes {
             keys: None,
             transport: None,
             interface: None,
+            data_queue: None,
             pool: path("pool"),
             pool_length: 8 << 20,
             metadata_only: false,

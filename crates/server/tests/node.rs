@@ -41,6 +41,7 @@ impl Scratch {
             keys: None,
             transport: None,
             interface: None,
+            data_queue: None,
             pool: path("pool"),
             pool_length: 8 << 20,
             metadata_only: false,

@@ -31,6 +31,8 @@ pub struct NodeFile {
     pub mount: Option<PathBuf>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_options: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_queue: Option<u32>,
     pub pool: PoolSection,
     pub membership: MembershipSection,
     pub unit: UnitSection,
@@ -123,6 +125,7 @@ impl NodeFile {
             keys: self.keys,
             transport: transport.transpose().map_err(&wrong)?,
             interface: self.interface,
+            data_queue: self.data_queue,
             pool: self.pool.path,
             pool_length: parse_size(&self.pool.size)
                 .map_err(|error| wrong(format!("`size`: {error}")))?,

@@ -59,6 +59,7 @@ struct Node {
     messages: Option<u64>,
     exports: Option<usize>,
     moved: Option<u64>,
+    placed: Option<u64>,
     memory: Option<String>,
     survives: Option<String>,
     /// Its mount inside.
@@ -139,6 +140,7 @@ fn describe(
             messages: status.map(|status| status.messages),
             exports: status.map(|status| status.exports),
             moved: status.map(|status| status.moved),
+            placed: status.map(|status| status.placed),
             memory: status.map(|status| status.memory.clone()),
             survives: status.map(|status| status.survives.clone()),
             mount: report.and_then(|report| report.mount.clone()),

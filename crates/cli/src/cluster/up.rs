@@ -156,6 +156,7 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
             interface: None,
             mount: None,
             mount_options: None,
+            data_queue: None,
             pool: PoolSection {
                 path: pool(node),
                 size: arguments.size.unwrap_or(SIZE).to_string(),

@@ -21,8 +21,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Makes so many hosts and keys for each, and starts a node on the first ones.
-    pub fn start(count: usize, hosts: usize, options: &str) -> Cluster {
+    /// Makes keys for all hosts, and starts a node on each of the first ones.
+    pub fn start(count: usize, hosts: Hosts, options: &str) -> Cluster {
         let mut cluster = Cluster::prepare(hosts, options);
         for node in 0..count {
             let path = cluster.configure(node, count, &cluster.scratch.path("keys"));
@@ -31,17 +31,17 @@ impl Cluster {
         cluster
     }
 
-    /// Makes so many hosts and keys for each.
-    pub fn prepare(hosts: usize, options: &str) -> Cluster {
+    /// Makes keys for all hosts.
+    pub fn prepare(hosts: Hosts, options: &str) -> Cluster {
         let cluster = Cluster {
             nodes: Vec::new(),
-            hosts: Hosts::new(hosts),
+            hosts,
             scratch: Scratch::new(),
             options: options.into(),
         };
         let keys = cluster.scratch.path("keys");
         common::tako(&["keys", "init", &keys, "n1"]).ended(0);
-        for host in 1..hosts {
+        for host in 1..cluster.hosts.count() {
             common::tako(&["keys", "issue", &keys, &format!("n{}", host + 1)]).ended(0);
         }
         cluster

@@ -26,8 +26,7 @@ fn ip(arguments: &str) -> bool {
 }
 
 impl Hosts {
-    /// So many of them. The address of each is [`Hosts::address`].
-    pub fn new(count: usize) -> Hosts {
+    fn made(count: usize) -> Hosts {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count_before = COUNT.fetch_add(1, Ordering::Relaxed);
         let id = format!("{}n{count_before}", std::process::id());
@@ -35,26 +34,57 @@ impl Hosts {
             names: (0..count).map(|host| format!("tako{id}h{host}")).collect(),
             bridge: format!("tako{id}b"),
         };
-        assert!(
-            ip(&format!("netns add {}", hosts.bridge)),
-            "cannot make a network namespace; run as root with iproute2"
-        );
+        for name in hosts.names.iter().chain([&hosts.bridge]) {
+            assert!(
+                ip(&format!("netns add {name}")),
+                "cannot make a network namespace; run as root with iproute2"
+            );
+            assert!(ip(&format!("-n {name} link set lo up")));
+        }
+        hosts
+    }
+
+    /// So many of them at a switch. The address of each is [`Hosts::address`].
+    pub fn new(count: usize) -> Hosts {
+        let hosts = Hosts::made(count);
         let bridge = &hosts.bridge;
         assert!(ip(&format!("-n {bridge} link add br0 type bridge")));
         assert!(ip(&format!("-n {bridge} link set br0 up")));
         for (host, name) in hosts.names.iter().enumerate() {
-            assert!(ip(&format!("netns add {name}")));
             let peer = format!("type veth peer name h{host} netns {bridge}");
             assert!(ip(&format!("link add {INTERFACE} netns {name} {peer}")));
             assert!(ip(&format!("-n {bridge} link set h{host} master br0 up")));
-            let address = hosts.address(host);
-            assert!(ip(&format!(
-                "-n {name} address add {address}/24 dev {INTERFACE}"
-            )));
-            assert!(ip(&format!("-n {name} link set {INTERFACE} up")));
-            assert!(ip(&format!("-n {name} link set lo up")));
+            hosts.set_address(host);
         }
         hosts
+    }
+
+    /// Two hosts with a cable between them. A frame comes by the queue of the number that it left by.
+    pub fn with_cable() -> Hosts {
+        let hosts = Hosts::made(2);
+        let [near, far] = [0, 1].map(|host: usize| &hosts.names[host]);
+        let queues = "numrxqueues 2 numtxqueues 2";
+        let peer = format!("type veth peer name {INTERFACE} netns {far} {queues}");
+        assert!(ip(&format!(
+            "link add {INTERFACE} netns {near} {queues} {peer}"
+        )));
+        for host in 0..2 {
+            hosts.set_address(host);
+        }
+        hosts
+    }
+
+    fn set_address(&self, host: usize) {
+        let (name, address) = (&self.names[host], self.address(host));
+        assert!(ip(&format!(
+            "-n {name} address add {address}/24 dev {INTERFACE}"
+        )));
+        assert!(ip(&format!("-n {name} link set {INTERFACE} up")));
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.names.len()
     }
 
     /// The address of a host.

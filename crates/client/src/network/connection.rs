@@ -62,6 +62,10 @@ impl Connection {
         let mut layout = messenger::Options::default();
         layout.wanted.only = options.only;
         layout.wanted.ethernet.interface = options.interface.clone();
+        if let Some(queue) = options.data_queue {
+            let placed = layout.wanted.ethernet.place(None, queue);
+            placed.map_err(fabric::Error::Region)?;
+        }
         layout.wanted.queues.endpoints = 16;
         // More than the requests of all slots.
         layout.backlog_bytes = 128 << 20;

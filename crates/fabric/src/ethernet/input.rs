@@ -5,10 +5,10 @@ use std::time::Instant;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::link::{Answer, Asked, Coming, Landing, Link, Owed, RESEND_AFTER, State};
+use super::link::{Answer, Asked, Coming, Landing, Link, Owed, RESEND_AFTER, Run, State};
 use super::local::Local;
 use super::output::AIMED;
-use super::placement::{self, Progress, Run};
+use super::placement::{self, Progress};
 use super::window::Place;
 use super::wire::{self, IMMEDIATE, Kind, LAST, Packet, UNSEQUENCED};
 use super::{TRANSFER_MAX, count};
@@ -57,6 +57,7 @@ pub fn take(
         return Fate::Stays;
     }
     link.heard = now;
+    link.is_heard = true;
     let (expected, selective) = (packet.header.expected.get(), packet.header.selective.get());
     let frames = &mut local.frames;
     let known = link
@@ -102,6 +103,9 @@ fn hear(link: &mut Link, local: &mut Local, packet: &Packet<'_>) {
         Kind::Resend => resend(link, local, packet),
         Kind::Closed => {
             link.closed_there = true;
+            if link.run.as_ref().is_some_and(Run::is_stuck) {
+                link.avoid();
+            }
             link.lose(Failure::PeerLost, local);
         }
         _ => {}
@@ -384,7 +388,7 @@ fn aim(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
         if !placement::is_placeable(shared, memory, offset, bytes.into()) {
             return None;
         }
-        let run = Run {
+        let run = placement::Run {
             key,
             offset,
             blocks: bytes / placement::BLOCK,
@@ -400,6 +404,7 @@ fn aim(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
                 bytes,
                 first,
                 asked: None,
+                waits: (0, Instant::now()),
             });
             link.answers.push_back(Answer::Aimed { request, first });
         }
@@ -412,7 +417,7 @@ fn aim(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Option<()> {
 fn aimed(link: &mut Link, packet: &Packet<'_>) -> Option<()> {
     let (head, _) = wire::Answer::ref_from_prefix(packet.body).ok()?;
     let (request, value) = (head.request.get(), head.value.get());
-    let is_asked = |run: &super::link::Run| run.request == request && run.first.is_none();
+    let is_asked = |run: &Run| run.request == request && run.first.is_none();
     let run = link.run.as_mut().filter(|run| is_asked(run))?;
     if value & AIMED != 0 {
         run.first = Some(value as u32);
@@ -436,6 +441,10 @@ fn resend(link: &mut Link, local: &mut Local, packet: &Packet<'_>) {
         && run.first.is_some()
         && from <= run.frames()
     {
+        run.asked = match run.asked {
+            (times, frame) if frame == from => (times + 1, from),
+            _ => (1, from),
+        };
         run.first = Some(first);
         run.next = from;
         count(&local.shared.counts.repeated);
@@ -476,7 +485,7 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
                 placement.finish(&shared, *shape, owner);
                 drop(placement);
                 link.landing = None;
-                count(&shared.counts.placed);
+                shared.count_placed(bytes / placement::BLOCK * shape.frames());
                 announce(link, local, packet);
                 return Outcome::Executed;
             }
@@ -487,6 +496,11 @@ fn placed(link: &mut Link, local: &mut Local, packet: &Packet<'_>) -> Outcome {
         Some(Progress::Expects(frame)) => Some(frame),
     };
     let now = Instant::now();
+    if landing.is_stuck(wanted, now, shared.options.lost_after) {
+        drop(placement);
+        link.lose(Failure::PeerLost, local);
+        return Outcome::Stalled;
+    }
     let asked = *landing.asked.get_or_insert(now);
     let from = match wanted {
         Some(_) if now.saturating_duration_since(asked) < RESEND_AFTER => {

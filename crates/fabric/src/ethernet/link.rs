@@ -1,13 +1,14 @@
 //! One endpoint: its requests, what it answers, and the packets of both directions.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::local::{Head, Local, Supplied, Target};
 use super::payload::Payload;
 use super::window::{Incoming, Outgoing};
 use super::wire::{self, Kind, Protection};
-use super::{count, output};
+use super::{count, output, unreached};
 use crate::{EndpointId, Failure, RegionDescriptor, Report};
 
 /// Frames that are kept for packets that are not repeated.
@@ -16,6 +17,8 @@ pub const RESERVED: usize = 32;
 const FRAMES: u32 = 3;
 /// After how long missing frames of a run are asked for again.
 pub const RESEND_AFTER: Duration = Duration::from_millis(1);
+/// How often a frame is asked for before the link counts as one that cannot bring it.
+const STUCK_AFTER: u32 = 100;
 /// Packets after which an acknowledgement does not wait for something that could take it along.
 const UNACKNOWLEDGED_MAX: u32 = 16;
 
@@ -128,6 +131,8 @@ pub struct Run {
     pub next: u32,
     /// The packet that ends it.
     pub sealed: Option<u64>,
+    /// How often the same frame was asked for, and which.
+    pub asked: (u32, u32),
 }
 
 /// Blocks that are placed here.
@@ -138,6 +143,21 @@ pub struct Landing {
     pub first: u32,
     /// When frames were last asked for again, or first missed.
     pub asked: Option<Instant>,
+    /// The frame that was expected last, and since when.
+    pub waits: (u32, Instant),
+}
+
+impl Landing {
+    /// Whether the same frame has been expected for so long that the link cannot bring it.
+    pub fn is_stuck(&mut self, expected: Option<u32>, now: Instant, limit: Duration) -> bool {
+        let (known, since) = self.waits;
+        let expected = expected.unwrap_or(known);
+        if expected != known {
+            self.waits = (expected, now);
+            return false;
+        }
+        now.saturating_duration_since(since) >= limit
+    }
 }
 
 /// A message that is coming.
@@ -160,6 +180,11 @@ impl Run {
     /// Frames of all blocks.
     pub fn frames(&self) -> u32 {
         self.blocks * FRAMES
+    }
+
+    /// Whether a frame was asked for so often that the link cannot bring it.
+    pub fn is_stuck(&self) -> bool {
+        self.asked.0 >= STUCK_AFTER
     }
 
     /// Whether frames are to be sent.
@@ -189,6 +214,10 @@ pub struct Link {
     pub owed: Owed,
     /// Number of the last packet that is not repeated.
     unsequenced: u64,
+    /// Where the other side is.
+    pub host: Option<IpAddr>,
+    /// Something right has come from there.
+    pub is_heard: bool,
     /// When something right has come, and when it was last asked for.
     pub heard: Instant,
     pub probed: Instant,
@@ -223,6 +252,8 @@ impl Link {
             landing: None,
             owed: Owed::Nothing,
             unsequenced: 0,
+            host: None,
+            is_heard: false,
             heard: now,
             probed: now,
             refused: false,
@@ -230,6 +261,13 @@ impl Link {
             closed_there: false,
             stalled: false,
             listed: false,
+        }
+    }
+
+    /// Another transport is used for the host for a while.
+    pub fn avoid(&self) {
+        if let Some(host) = self.host {
+            unreached::add(host);
         }
     }
 
@@ -403,6 +441,9 @@ impl Link {
         }
         let silent = now.saturating_duration_since(self.heard);
         if silent >= lost_after {
+            if !self.is_heard {
+                self.avoid();
+            }
             self.lose(Failure::PeerLost, local);
         } else if silent >= lost_after / 4
             && now.saturating_duration_since(self.probed) >= lost_after / 8

@@ -239,6 +239,7 @@ pub fn advance(link: &mut Link, made: &Made, sequence: u64) {
             first: None,
             next: 0,
             sealed: None,
+            asked: (0, 0),
         });
         return;
     }

@@ -14,7 +14,7 @@ use xdp::{
 };
 
 use super::placement::{Placement, RING};
-use super::{Counts, EthernetOptions, wire};
+use super::{Counts, EthernetOptions, count, wire};
 use crate::{Access, Error, Failure, Key, Provider, Registration, Table};
 
 /// Bytes of the memory for one frame.
@@ -339,6 +339,13 @@ impl Shared {
 }
 
 impl Shared {
+    /// A run of so many frames has been placed.
+    pub fn count_placed(&self, frames: u32) {
+        count(&self.counts.placed);
+        let counter = &self.counts.placed_frames;
+        counter.fetch_add(frames.into(), Ordering::Relaxed);
+    }
+
     /// Passes on a frame for this interface, which does not receive what it sends. Whether it is one.
     pub fn loop_back(&self, frame: &[u8]) -> bool {
         let own = &self.interface.hardware.0;

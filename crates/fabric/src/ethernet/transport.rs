@@ -312,6 +312,7 @@ impl Transport for EthernetTransport {
         link.other = Some(other);
         link.state = State::Ready;
         link.heard = Instant::now();
+        link.host = peer.address;
         Ok(())
     }
 

@@ -129,6 +129,13 @@ impl Messenger {
         Some(session.export(queue, name, registration))
     }
 
+    /// Frames of peers' writes that were received where they belong, over all transports.
+    pub fn placed_frames(&self) -> u64 {
+        let providers = self.transports.providers().into_iter();
+        let devices = providers.filter_map(|provider| self.transports.device(provider));
+        devices.map(crate::Device::placed_frames).sum()
+    }
+
     /// A peer was asked to export memory: control connections are read soon, also by a thread that never blocks.
     pub fn expect_export(&mut self) {
         self.expects_until = Some(Instant::now() + EXPECTED_WITHIN);

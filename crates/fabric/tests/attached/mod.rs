@@ -2,12 +2,14 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use fabric::control;
-use fabric::ethernet::{Ethernet, EthernetOptions};
+use fabric::ethernet::{Ethernet, EthernetOptions, FrameFaults};
 use fabric::transports::{Transports, Wanted};
-use fabric::{Access, Event, Operation, Options, Queue, Role, Source, WorkRequest};
+use fabric::{Access, Event, Operation, Options, Provider, Queue, Role, Source, WorkRequest};
 use pmem::Region;
 use xdp::{Descriptor, Interface, Modes, Port, PortOptions};
 
@@ -234,8 +236,8 @@ fn forged_packets_change_nothing() {
 struct Keys(std::path::PathBuf);
 
 impl Keys {
-    fn new() -> Keys {
-        let name = format!("tako-attached-{}", std::process::id());
+    fn new(test: &str) -> Keys {
+        let name = format!("tako-attached-{test}-{}", std::process::id());
         let keys = Keys(std::env::temp_dir().join(name));
         fabric::keys::init(&keys.0, "a").unwrap();
         fabric::keys::issue(&keys.0, "b", fabric::keys::usual_validity()).unwrap();
@@ -258,11 +260,15 @@ fn node(keys: &std::path::Path, transports: &Transports) -> control::Local {
 }
 
 fn transports(interface: &str) -> Transports {
+    transports_with(EthernetOptions {
+        interface: Some(interface.into()),
+        ..options()
+    })
+}
+
+fn transports_with(ethernet: EthernetOptions) -> Transports {
     Transports::open(&Wanted {
-        ethernet: EthernetOptions {
-            interface: Some(interface.into()),
-            ..options()
-        },
+        ethernet,
         ..Wanted::default()
     })
     .unwrap()
@@ -317,11 +323,72 @@ fn hosts_on_one_link_choose_ethernet_and_others_say_why_not() {
     link.ip(0, "link add other0 type veth peer name other1");
     link.ip(0, "link set other0 up");
     link.ip(1, &format!("address add 10.88.0.2/24 dev {INTERFACE}"));
-    let keys = Keys::new();
+    let keys = Keys::new("chosen");
     let same = chosen(&link, &keys, "10.88.0.2", INTERFACE);
     assert!(same.starts_with("ethernet ("), "{same}");
     let other = chosen(&link, &keys, "10.88.0.2", "other0");
     assert!(other.starts_with("tcp ("), "{other}");
     let reason = "not ethernet: a: 10.88.0.2 is not on the link of other0";
     assert!(other.contains(reason), "{other}");
+}
+
+/// The listener of a node on host 1, which joins all callers.
+fn join_callers(link: &Link, keys: &Keys, tell: &Sender<control::Address>, ended: &AtomicBool) {
+    link.enter(1);
+    let mut transports = transports(INTERFACE);
+    let local = node(&keys.0.join("b"), &transports);
+    let address = "10.89.0.2:0".parse().unwrap();
+    let mut listener = control::Listener::bind(&[control::Address::Tcp(address)], local).unwrap();
+    tell.send(listener.addresses()[0].clone()).unwrap();
+    let mut sessions = Vec::new();
+    while !ended.load(Ordering::Acquire) {
+        if let Some(caller) = listener.accept(Duration::from_millis(10)).unwrap() {
+            sessions.extend(caller.establish(&mut transports.queues()));
+        }
+        for queue in transports.queues() {
+            queue.poll(&mut Vec::new());
+        }
+    }
+}
+
+#[test]
+fn a_host_whose_frames_do_not_come_is_reached_by_tcp() {
+    let link = Link::pair();
+    link.ip(0, &format!("address add 10.89.0.1/24 dev {INTERFACE}"));
+    link.ip(1, &format!("address add 10.89.0.2/24 dev {INTERFACE}"));
+    let keys = Keys::new("unreached");
+    let ended = AtomicBool::new(false);
+    let (tell, told) = channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| join_callers(&link, &keys, &tell, &ended));
+        link.enter(0);
+        let mut transports = transports_with(EthernetOptions {
+            lost_after: Duration::from_secs(1),
+            faults: FrameFaults {
+                loss_permille: 1000,
+                ..FrameFaults::default()
+            },
+            ..options()
+        });
+        let local = node(&keys.0.join("a"), &transports);
+        let address = told.recv().unwrap();
+        let mut dial = || {
+            let session = control::dial(&address, Some("b"), &local, &mut transports.queues());
+            let session = session.unwrap();
+            let provider = session.choice().provider;
+            let mut events = Vec::new();
+            while provider == Provider::Ethernet && events.is_empty() {
+                let queue = transports.queue(provider).unwrap();
+                queue.wait(&mut events, PATIENCE);
+            }
+            session.choice().to_string()
+        };
+        let first = dial();
+        assert!(first.starts_with("ethernet ("), "{first}");
+        let second = dial();
+        ended.store(true, Ordering::Release);
+        assert!(second.starts_with("tcp ("), "{second}");
+        let reason = "not ethernet: a: frames from 10.89.0.2 did not come to tako0";
+        assert!(second.contains(reason), "{second}");
+    });
 }

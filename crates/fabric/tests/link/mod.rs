@@ -58,8 +58,8 @@ impl Link {
         let near = new_namespace();
         let peer = path(&far);
         ip(&format!(
-            "link add {INTERFACE} numrxqueues 2 numtxqueues 2 type veth peer name {INTERFACE} \
-             numrxqueues 2 numtxqueues 2 netns {peer}"
+            "link add {INTERFACE} numrxqueues 3 numtxqueues 3 type veth peer name {INTERFACE} \
+             numrxqueues 3 numtxqueues 3 netns {peer}"
         ));
         let hosts = vec![near, far];
         for host in &hosts {

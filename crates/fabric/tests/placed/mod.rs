@@ -19,6 +19,8 @@ struct Placing {
     link: Link,
     options: EthernetOptions,
     shape: Shape,
+    /// By which data leaves and comes, of each host.
+    queues: [u32; 2],
     devices: RefCell<Vec<Arc<Ethernet>>>,
     pools: RefCell<Vec<Region>>,
     next: Cell<usize>,
@@ -34,6 +36,7 @@ impl Placing {
                 ..options()
             },
             shape,
+            queues: [1, 1],
             devices: RefCell::default(),
             pools: RefCell::default(),
             next: Cell::new(0),
@@ -54,7 +57,7 @@ impl Setup for Placing {
         let options = EthernetOptions {
             pool: Some(PlacedPool {
                 region: pool.clone(),
-                queue: 1,
+                queue: self.queues[host],
                 shape: self.shape,
             }),
             ..self.options.clone()
@@ -230,5 +233,25 @@ fn a_withdrawn_key_ends_what_is_aimed() {
     let to_far = pair.to_far;
     pair.until("the refusal", |near, _| near.outcome(to_far, 1).is_some());
     assert_eq!(pair.near.outcome(to_far, 1), Some(Err(Failure::Access)));
+    target.check("nothing has landed");
+}
+
+/// The adapter delivers data by another queue than that which waits for it.
+#[test]
+fn an_endpoint_whose_data_never_comes_is_lost() {
+    let mut setup = Placing::new(Shape::Strip, FrameFaults::default());
+    setup.queues = [2, 1];
+    setup.options.lost_after = std::time::Duration::from_secs(1);
+    let mut pair = Pair::new(&setup);
+    let target = Target::new(&pair, &setup, &mut Random(15));
+    let remote = pair.import(&target.memory);
+    let near = pair.near.memory(BLOCKS * BLOCK, Access::LOCAL);
+    let pieces = [near.piece(0, 4 * BLOCK as u32)];
+    let write = Operation::Write {
+        from: Source::Pieces(&pieces),
+        to: remote.at(10 * BLOCK),
+        immediate: None,
+    };
+    assert_eq!(pair.carry_out(1, write), Err(Failure::Flushed));
     target.check("nothing has landed");
 }

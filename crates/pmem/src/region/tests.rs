@@ -541,3 +541,28 @@ fn a_mark_lasts_as_long_as_a_descriptor_or_mapping_that_has_it() {
     drop(shared);
     wait_for_end(&memory, u64::MAX);
 }
+
+#[test]
+fn memory_behind_a_pool_is_reached_with_it_and_is_not_in_its_file() {
+    let scratch = Scratch::new();
+    let path = scratch.path().join("pool");
+    let pool = Region::create(&path, 3 * 4096).unwrap();
+    let longer = pool.with_memory_behind(8192).unwrap();
+    assert_eq!(longer.length(), 5 * 4096);
+    assert_eq!(longer.address(0, 1), pool.address(0, 1));
+    longer.write(3 * 4096 - 4, b"in front");
+    let mut found = [0; 4];
+    pool.read(3 * 4096 - 4, &mut found);
+    assert_eq!(&found, b"in f");
+    longer.read(3 * 4096, &mut found);
+    assert_eq!(&found, b"ront");
+    assert!(matches!(
+        pool.with_memory_behind(1),
+        Err(Error::NoReach { .. })
+    ));
+    assert!(matches!(pool.grow(4 * 4096), Err(Error::NoReach { .. })));
+    drop(pool);
+    longer.store(4 * 4096, 7);
+    assert_eq!(longer.load(4 * 4096), 7);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * 4096);
+}

@@ -23,6 +23,8 @@ pub struct NodeConfig {
     pub transport: Option<Provider>,
     /// Interface of the transport over Ethernet. `None`: the one with the address that the node listens at.
     pub interface: Option<String>,
+    /// Its queue by which long writes come, to be received in the pool itself.
+    pub data_queue: Option<u32>,
     /// The pool file or DAX device.
     pub pool: PathBuf,
     /// Bytes of the pool, if it is made.

@@ -547,6 +547,7 @@ impl Service {
             messages: self.messages,
             exports: self.reach.exports(),
             moved: self.reach.moved,
+            placed: self.messenger.placed_frames(),
             memory: region.kind().to_string(),
             survives: region.survives().to_string(),
         }

@@ -89,6 +89,8 @@ pub struct NodeStatus {
     pub exports: usize,
     /// Bytes of files that clients have sent or received in messages since it started.
     pub moved: u64,
+    /// Frames of clients' writes that were received in the pool itself.
+    pub placed: u64,
     /// The memory of its pool.
     pub memory: String,
     /// What the contents of the pool survive.
