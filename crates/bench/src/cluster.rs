@@ -1,4 +1,5 @@
-//! A replicated cluster of this host, mounted, beside one pool mounted alone and beside other distributed file systems.
+//! A replicated cluster of this host, mounted by a process of its own and inside its primary's node, beside one pool mounted alone
+//! and beside other distributed file systems.
 //!
 //! Peers are measured where `scripts/peers.sh up` has mounted them; it mounts a Tako cluster of two members over tcp there, too,
 //! in the same network namespaces as the peers'.
@@ -86,8 +87,13 @@ fn operations<'a>(
     };
     let peers = places.peers();
     let fastest = peers.min_by(|a, b| measured.median(*a, 0).total_cmp(&measured.median(*b, 0)));
-    let mut rows = vec![row(Places::SHM, Places::EMBEDDED, None)];
+    let mut rows = vec![
+        row(Places::SHM, Places::EMBEDDED, None),
+        row(Places::INSIDE, Places::SHM, None),
+        row(Places::INSIDE, Places::EMBEDDED, None),
+    ];
     rows.extend(fastest.map(|peer| row(Places::SHM, peer, Some(bar))));
+    rows.extend(fastest.map(|peer| row(Places::INSIDE, peer, Some(bar))));
     if let Some(tcp) = places.tcp() {
         rows.extend(fastest.map(|peer| row(tcp, peer, Some(BAR_TCP))));
     }

@@ -18,6 +18,7 @@ read -r _
 program=$1 mounts=$2 pools=$3
 export TAKO_STATE="$pools/state"
 "$program" down --name bench --remove
+"$program" down --name inside --remove
 for mount in "$mounts"/*/; do
     mountpoint -q "$mount" && { fusermount3 -uz "$mount" || umount -l "$mount"; }
 done
@@ -38,7 +39,8 @@ pub struct Place {
     own: Option<PathBuf>,
 }
 
-/// All of them: a cluster of three members over shm first, and one pool mounted alone.
+/// All of them: clusters of three members over shm first, mounted by a process of its own and inside the primary's node, and one
+/// pool mounted alone.
 pub struct Places {
     pub all: Vec<Place>,
     /// What could not be had, and why.
@@ -50,7 +52,8 @@ pub struct Places {
 
 impl Places {
     pub const SHM: usize = 0;
-    pub const EMBEDDED: usize = 1;
+    pub const INSIDE: usize = 1;
+    pub const EMBEDDED: usize = 2;
 
     /// Starts and mounts what is compared. `program` is the tako program, `directory` where pools of `length` bytes are made.
     pub fn new(program: &Path, directory: &Path, length: u64) -> Result<Places, Error> {
@@ -72,7 +75,8 @@ impl Places {
             keeper,
             scratch: [mounts, pools],
         };
-        places.start_cluster(program, length)?;
+        places.start_cluster(program, length, "bench", &[])?;
+        places.start_cluster(program, length, "inside", &["--inside"])?;
         places.start_embedded(program, length)?;
         for (label, path) in PEERS.into_iter().chain([TCP]) {
             places.add_mounted(label, Path::new(path))?;
@@ -91,19 +95,30 @@ impl Places {
         self.all.iter().position(|place| place.label == TCP.0)
     }
 
-    fn start_cluster(&mut self, program: &Path, length: u64) -> Result<(), Error> {
-        let (mount, pools) = (self.mount_point("cluster")?, self.scratch[1].path());
+    fn start_cluster(
+        &mut self,
+        program: &Path,
+        length: u64,
+        name: &str,
+        options: &[&str],
+    ) -> Result<(), Error> {
+        let (mount, pools) = (self.mount_point(name)?, self.scratch[1].path());
         let (size, place) = (length.to_string(), pools.join("pools"));
         let mut command = Command::new(program);
         command
             .env("TAKO_STATE", pools.join("state"))
-            .args(["up", "--name", "bench", "--nodes", "3", "--size", &size])
+            .args(["up", "--name", name, "--nodes", "3", "--size", &size])
+            .args(options)
             .arg("--directory")
             .arg(place)
             .arg("--mount")
             .arg(&mount);
         run(&mut command)?;
-        self.all.push(Place::new("three members, shm", &mount)?);
+        let label = match options {
+            [] => "three members, shm",
+            _ => "three members, mounted inside",
+        };
+        self.all.push(Place::new(label, &mount)?);
         Ok(())
     }
 
