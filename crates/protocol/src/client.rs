@@ -496,12 +496,17 @@ impl Client {
 
     /// Whether all that would have to be replayed fits into one message, with this.
     fn has_room_for(&self, operation: &Operation) -> bool {
+        self.fits(operation, 1)
+    }
+
+    /// Whether it fits into this part of such a message.
+    fn fits(&self, operation: &Operation, part: usize) -> bool {
         let unconfirmed = self.unconfirmed.iter().map(|it| &it.operation);
         let under_way = self.slots.iter().filter_map(|(_, it)| it.as_ref());
         let others = unconfirmed.chain(under_way.map(|it| &it.operation));
         let data: usize = others.map(Operation::data_length).sum();
-        self.unconfirmed.len() < UNCONFIRMED_MAX
-            && data + operation.data_length() <= UNCONFIRMED_DATA_MAX
+        self.unconfirmed.len() < UNCONFIRMED_MAX / part
+            && data + operation.data_length() <= UNCONFIRMED_DATA_MAX / part
     }
 
     /// Gives slots to what waits for one.
@@ -520,7 +525,9 @@ impl Client {
             let Some((ticket, operation, mut acknowledge)) = self.queue.pop_front() else {
                 return;
             };
-            if self.refused.len() >= REFUSED_MAX {
+            // The answer confirms all before it. Without one, what waits for room waits for a keep-alive.
+            let is_filling = !self.fits(&operation, 2);
+            if is_filling || self.refused.len() >= REFUSED_MAX {
                 acknowledge = Acknowledge::All;
             }
             let mut pending = Pending {

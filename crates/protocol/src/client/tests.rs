@@ -261,3 +261,40 @@ fn a_write_whose_link_is_lost_goes_by_message_and_its_blocks_wait_for_the_transf
     client.handle_transfer(late, lost.wr_id, TransferOutcome::Written);
     assert!(client.granted_blocks() > free);
 }
+
+#[test]
+fn a_write_that_begins_the_second_half_of_the_room_for_unconfirmed_ones_waits_for_all_members() {
+    let mut client = active().with_mode(Mode::ServerActive);
+    client.submit(0, write(0), Acknowledge::Primary);
+    said(&mut client);
+    hear(&mut client, 0, Body::SessionOpened { slots: 4 });
+    let mut acknowledges = Vec::new();
+    for number in 1..UNCONFIRMED_MAX {
+        for (request, body) in said(&mut client) {
+            let Body::Request {
+                slot, acknowledge, ..
+            } = body
+            else {
+                continue;
+            };
+            acknowledges.push(acknowledge);
+            let all = acknowledge == Acknowledge::All;
+            let position = acknowledges.len() as u64;
+            let reply = Body::Reply {
+                slot,
+                outcome: Outcome::done(),
+                position,
+                confirmed: if all { position } else { 0 },
+                grant: Grant::default(),
+            };
+            hear(&mut client, request, reply);
+        }
+        client.submit(0, write(number as u8), Acknowledge::Primary);
+    }
+    let waits = acknowledges.iter().position(|it| *it == Acknowledge::All);
+    assert_eq!(waits, Some(UNCONFIRMED_MAX / 2));
+    let count = |wanted| acknowledges.iter().filter(|it| **it == wanted).count();
+    // Its answer confirms all before it.
+    assert_eq!(count(Acknowledge::All), 1);
+    assert_eq!(count(Acknowledge::Primary), UNCONFIRMED_MAX - 2);
+}
