@@ -99,8 +99,21 @@ fn collect(state: &State) -> Result<Cluster, Failure> {
             "no node of cluster {name} runs on this host; {advice} `tako up --name {name}`"
         )));
     };
-    let serving = reports.iter().any(|report| report.status.is_serving);
+    let primary = map.units.first().map_or(0, |unit| unit.map.primary);
+    let name = map.node(primary).map(|node| &node.name);
+    let report = reports.iter().find(|it| Some(&it.status.name) == name);
+    let serving = match report {
+        Some(report) => report.status.is_serving,
+        // It is on another host: only links to it show that it lives.
+        None => is_linked(&reports, primary),
+    };
     Ok(describe(map, Some(&reports), source(state, map), serving))
+}
+
+/// Whether a node of this host has a link to this node, which may be on another host.
+fn is_linked(reports: &[Report], node: NodeId) -> bool {
+    let mut links = reports.iter().flat_map(|report| &report.status.links);
+    links.any(|link| link.id == node)
 }
 
 /// Describes a cluster by its map and, on its own host, what its nodes report.
@@ -125,7 +138,9 @@ fn describe(
         let report = reports.iter().find(|it| it.status.name == node.name);
         let status = report.map(|report| &report.status);
         let role = match status {
-            None if reported.is_some() && unit.members.contains(id) => "down",
+            None if reported.is_some() && unit.members.contains(id) && !is_linked(reports, *id) => {
+                "down"
+            }
             _ => Role::of(unit, *id).name(),
         };
         Some(Node {

@@ -559,6 +559,7 @@ impl Service {
             let node = self.peers.at(link)?;
             let passed_over = choice.passed_over.iter();
             Some(LinkStatus {
+                id: node,
                 peer: peer.to_string(),
                 is_node: node < FIRST_CLIENT,
                 transport: choice.provider.to_string(),

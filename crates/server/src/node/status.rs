@@ -50,6 +50,8 @@ impl Role {
 /// A link to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkStatus {
+    /// The peer's identity in the cluster.
+    pub id: NodeId,
     /// The peer's name.
     pub peer: String,
     /// Whether the peer is a node; else it is a client.
