@@ -3,6 +3,7 @@
 //! Both peers are threads of this process, with a queue each. What is raw has no frames, no checks, no credits and no
 //! completions: bytes in a socket, words in memory.
 
+mod ethernet;
 mod messages;
 pub mod ping;
 mod raw;
@@ -28,7 +29,7 @@ use crate::{Error, Workload};
 /// What its rows are called together.
 pub const GROUP: &str = "fabric";
 
-pub const WORKLOADS: [Workload; 8] = [
+pub const WORKLOADS: [Workload; 9] = [
     Workload {
         name: "shm ping",
         measure: ping::shm,
@@ -54,6 +55,10 @@ pub const WORKLOADS: [Workload; 8] = [
         measure: messages::tcp,
     },
     Workload {
+        name: "ethernet",
+        measure: ethernet::measure,
+    },
+    Workload {
         name: "idle connections",
         measure: messages::idle,
     },
@@ -65,6 +70,9 @@ pub const WORKLOADS: [Workload; 8] = [
 
 /// How long anything may take before the run is given up.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Addresses of two ends in this network namespace.
+const LOCAL: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST); 2];
 
 /// A peer's queue, with what it has to tell.
 struct End {
@@ -92,9 +100,14 @@ fn device(provider: Provider) -> Result<Box<dyn Device>, Error> {
 
 impl Ends {
     fn new(device: &dyn Device, options: Options) -> Result<Ends, Error> {
-        let mut near = End::new(device, options)?;
-        let mut far = End::new(device, options)?;
-        let (to_far, to_near) = join(&mut near, &mut far)?;
+        let near = End::new(device, options)?;
+        let far = End::new(device, options)?;
+        Ends::of(near, far, LOCAL)
+    }
+
+    /// Joins two ends at these addresses.
+    fn of(mut near: End, mut far: End, addresses: [IpAddr; 2]) -> Result<Ends, Error> {
+        let (to_far, to_near) = join(&mut near, &mut far, addresses)?;
         Ok(Ends {
             near,
             far,
@@ -164,18 +177,22 @@ impl End {
     }
 }
 
-fn join(near: &mut End, far: &mut End) -> Result<(EndpointId, EndpointId), Error> {
-    let peer = |parameters: Parameters| Peer {
+fn join(
+    near: &mut End,
+    far: &mut End,
+    [near_address, far_address]: [IpAddr; 2],
+) -> Result<(EndpointId, EndpointId), Error> {
+    let peer = |parameters: Parameters, address| Peer {
         parameters,
-        address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        address: Some(address),
         process: None,
     };
     let (to_far, near_parameters) = near.queue.offer()?;
     let (to_near, far_parameters) = far.queue.offer()?;
     far.queue
-        .accept(to_near, Role::Listener, peer(near_parameters))?;
+        .accept(to_near, Role::Listener, peer(near_parameters, near_address))?;
     near.queue
-        .accept(to_far, Role::Dialer, peer(far_parameters))?;
+        .accept(to_far, Role::Dialer, peer(far_parameters, far_address))?;
     // Setting up goes on while both look: it is over when a message has come.
     let note = Operation::Send {
         from: Source::Inline(b""),

@@ -10,7 +10,7 @@ use rustix::event::epoll;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::raw::RawQueue;
-use super::{End, Placement, device, join, options, with_far};
+use super::{End, LOCAL, Placement, device, join, options, with_far};
 use crate::Error;
 use crate::harness::{Side, interleave};
 use crate::report::{Quantity, Row};
@@ -101,7 +101,7 @@ impl Many {
                     ..few
                 },
             )?;
-            let (to_far, _) = join(&mut near, &mut far)?;
+            let (to_far, _) = join(&mut near, &mut far, LOCAL)?;
             peers.push((near, to_far));
         }
         Ok(Many { peers, far })

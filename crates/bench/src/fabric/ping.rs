@@ -65,17 +65,17 @@ pub fn tcp(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
 }
 
 /// Pings of a round: what sleeps takes 40 µs and more each.
-fn count(bench: &Bench, spins: bool) -> u64 {
+pub fn count(bench: &Bench, spins: bool) -> u64 {
     let effort_us = bench.scale.effort.as_micros() as u64;
     if spins { effort_us } else { effort_us / 20 }
 }
 
-fn per_ping(count: u64, took_ns: Result<f64, Error>) -> Result<Vec<f64>, Error> {
+pub fn per_ping(count: u64, took_ns: Result<f64, Error>) -> Result<Vec<f64>, Error> {
     took_ns.map(|took| vec![took / count as f64])
 }
 
 /// So many messages there and back, in ns. Both sides wait, in which way the options of their queues say.
-fn ping(ends: &mut Ends, count: u64, place: Placement) -> Result<f64, Error> {
+pub(super) fn ping(ends: &mut Ends, count: u64, place: Placement) -> Result<f64, Error> {
     let Ends {
         near,
         far,
