@@ -141,6 +141,7 @@ fn code_errno(code: ErrorCode) -> i32 {
         WrongVersion | UnknownFeature => libc::EPROTONOSUPPORT,
         Locked | Again => libc::EAGAIN,
         OtherUnit => libc::EXDEV,
+        Deadlock => libc::EDEADLK,
     }
 }
 

@@ -38,7 +38,7 @@ pub use locks::{LockTicket, LockUser, LockWake, NotLocked};
 pub use open_flags::OpenFlags;
 pub use operations::{Acknowledge, LOCK_END, Lock, LockKind, LockSpace};
 pub use pmem::Region;
-pub use requests::{HoldsSource, Interrupt, RequestError, Requests};
+pub use requests::{HoldsSource, Interrupt, RequestError, Requests, TurnListener};
 pub use source::{Source, SourceError};
 pub use state::{cluster_map_file, state_directory};
 pub use store::{

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use crate::backend::Remote;
 use crate::{Cause, Error};
-use remote::Remotely;
+use remote::{Remotely, Turns};
 
 /// Why a lock is neither held nor waited for.
 #[derive(Debug)]
@@ -50,6 +50,8 @@ pub(crate) struct LockTable {
     users: AtomicU64,
     /// Held while a cluster is asked for a lock that is waited for.
     asking: Mutex<()>,
+    /// For the thread that takes locks of a cluster.
+    turns: Turns,
 }
 
 #[derive(Default)]
@@ -368,6 +370,9 @@ impl LockUser {
         let wait = self.table.state.lock().end_wait(ticket);
         if let Some(wait) = wait {
             (wait.wake)(false);
+            if let Some(remotely) = &self.remotely {
+                remotely.cancelled(ticket);
+            }
         }
     }
 

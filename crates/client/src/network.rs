@@ -8,7 +8,8 @@
 //! **The calling thread does the work.** One call at a time leads: it holds the connection, sends what all calls ask for, and
 //! polls until its own outcome has arrived. The others wait until the leader delivers their outcomes, or hands over to one
 //! of them. A thread of its own, the keeper, leads for a moment when something is due and no call is in progress: it sends
-//! keep-alives and connects again. While there are leases it leads whenever no call does, so that recalls are seen at once.
+//! keep-alives and connects again. While there are leases, or waits for locks, it leads whenever no call does, so that recalls
+//! and turns are seen at once.
 //! An idle network costs a wake-up per keep-alive.
 //!
 //! **A lost primary is not an error.** Links are dialed again, each member is asked for its cluster map, the session
@@ -39,7 +40,7 @@ use self::connection::Connection;
 pub use self::error::Error;
 pub use self::inside::Inside;
 use crate::leases::{Listener, RecallListener};
-use crate::{HoldsSource, Interrupt, RequestError, Requests};
+use crate::{HoldsSource, Interrupt, RequestError, Requests, TurnListener};
 
 /// How a network is reached, and how long calls wait for it.
 #[derive(Clone)]
@@ -125,6 +126,8 @@ struct Shared {
     keeper: Condvar,
     /// What takes recalls.
     listener: Listener,
+    /// What takes turns of waits for locks.
+    turns: Arc<Mutex<Option<TurnListener>>>,
     /// Recalls that are to be answered.
     invalidated: Mutex<Vec<Recalled>>,
     /// When the last lease ends, in nanoseconds since the start: recalls come until then.
@@ -171,6 +174,7 @@ impl Network {
         let unit = connection.reach()?;
         let shared = Arc::new(Shared {
             listener: connection.listener(),
+            turns: connection.turns(),
             invalidated: Mutex::default(),
             leases_until: AtomicU64::new(0),
             handle: connection.handle(),
@@ -246,6 +250,11 @@ impl Requests for Network {
             // The leader sends it, or the keeper after it.
             None => self.shared.handle.wake(),
         }
+    }
+
+    fn await_turns(&self, listener: Option<TurnListener>) {
+        *self.shared.turns.lock() = listener;
+        self.shared.wake_keeper_before(Instant::now());
     }
 
     fn end(&self) {
@@ -399,7 +408,7 @@ impl Shared {
         let leases_until = connection.leases_until();
         self.leases_until
             .store(self.since_start(leases_until), Ordering::Relaxed);
-        match self.has_leases() {
+        match self.listens() {
             true => connection.due().min(Instant::now() + LISTEN_AFTER),
             false => connection.due(),
         }
@@ -407,6 +416,11 @@ impl Shared {
 
     fn has_leases(&self) -> bool {
         self.since_start(Instant::now()) < self.leases_until.load(Ordering::Relaxed)
+    }
+
+    /// Whether messages may come that no call waits for.
+    fn listens(&self) -> bool {
+        self.has_leases() || self.turns.lock().is_some()
     }
 
     /// Lets one of the calls that wait lead.
@@ -453,14 +467,14 @@ impl Shared {
         }
     }
 
-    /// Leads for a moment whenever something is due and no call leads, and for as long as recalls may come.
+    /// Leads for a moment whenever something is due and no call leads, and for as long as recalls or turns may come.
     fn keep(&self) {
         let mut is_closed = self.is_closed.lock();
         while !*is_closed {
             let until = MutexGuard::unlocked(&mut is_closed, || match self.connection.try_lock() {
                 Some(connection) => self.look_after(connection),
                 // The leader does what is due.
-                None if self.has_leases() => Instant::now() + LISTEN_AFTER,
+                None if self.listens() => Instant::now() + LISTEN_AFTER,
                 None => Instant::now() + KEEPER_EVERY,
             });
             let wakes = self.since_start(until);
@@ -478,17 +492,17 @@ impl Shared {
             connection.begin(&mut self.submitted.lock());
             connection.answer_recalls(&mut self.invalidated.lock());
             connection.pump();
-            let listens = self.has_leases() && self.waiting.lock().is_empty();
-            let most = if listens {
-                KEEPER_EVERY
-            } else {
-                Duration::ZERO
+            let listens = self.listens() && self.waiting.lock().is_empty();
+            let until = match self.turns.lock().is_some() {
+                true => Instant::now() + KEEPER_EVERY,
+                false => connection.leases_until(),
             };
-            let most = most.min(
-                connection
-                    .leases_until()
-                    .saturating_duration_since(Instant::now()),
-            );
+            let most = match listens {
+                true => until
+                    .saturating_duration_since(Instant::now())
+                    .min(KEEPER_EVERY),
+                false => Duration::ZERO,
+            };
             connection.step(most);
             let due = self.due(&connection);
             if !listens || *self.is_closed.lock() {

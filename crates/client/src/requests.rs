@@ -39,9 +39,15 @@ pub trait Requests: Send + Sync {
     /// The caches have dropped what was recalled.
     fn invalidated(&self, _recalled: Recalled) {}
 
+    /// Sets what takes turns, or nothing: from then on the session listens for them, or not.
+    fn await_turns(&self, _listener: Option<TurnListener>) {}
+
     /// Ends the session: calls that wait fail with [`RequestError::Ended`], and so does every later one.
     fn end(&self);
 }
+
+/// Takes the number of a wait for a lock whose lock is free. It must not wait for anything.
+pub type TurnListener = Box<dyn Fn(u64) + Send>;
 
 /// Lists the holds of a session.
 pub type HoldsSource = Box<dyn Fn() -> Vec<Held> + Send + Sync>;

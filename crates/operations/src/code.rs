@@ -126,11 +126,16 @@ pub enum ErrorCode {
     /// The receiver does not execute this operation.
     #[error("the server does not support this operation")]
     Unsupported = 68,
+    /// The wait would never end.
+    #[error(
+        "the owner of a lock in the way waits for a lock of the same owner; release one of them"
+    )]
+    Deadlock = 69,
 }
 
 impl ErrorCode {
     /// All codes.
-    pub const ALL: [ErrorCode; 34] = {
+    pub const ALL: [ErrorCode; 35] = {
         use ErrorCode::*;
         [
             NotFound,
@@ -167,6 +172,7 @@ impl ErrorCode {
             Again,
             OtherUnit,
             Unsupported,
+            Deadlock,
         ]
     };
 

@@ -71,6 +71,7 @@ impl Operation {
             }
             Operation::SetLock { lock, .. }
             | Operation::TestLock { lock, .. }
+            | Operation::WaitLock { lock, .. }
             | Operation::Unlock { range: lock, .. } => check_lock(lock),
             Operation::Release { holds } => {
                 check(holds.len() <= RELEASES_MAX, "it releases too many files")

@@ -266,6 +266,22 @@ pub enum Operation {
         /// The lock.
         lock: Lock,
     },
+    /// Waits for a lock, or goes on waiting. Outcome: `count` is 1 if it is free now and reserved for its owner, who takes it
+    /// by [`Operation::SetLock`], and 0 if the owner is notified when it is. Fails with
+    /// [`ErrorCode::Deadlock`](crate::ErrorCode::Deadlock) if that would never be.
+    WaitLock {
+        /// The file.
+        file: FileId,
+        /// The lock.
+        lock: Lock,
+        /// Number of the wait in its session, of the client's choice.
+        wait: u64,
+    },
+    /// Ends a wait of the session.
+    EndWait {
+        /// Number of the wait.
+        wait: u64,
+    },
     /// Gives back the owner's locks of these bytes; the kind has no meaning. Outcome: `count` of locks.
     Unlock {
         /// The file.

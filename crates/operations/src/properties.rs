@@ -32,12 +32,19 @@ impl Operation {
                 | Operation::NextHole { .. }
                 | Operation::NextExtent { .. }
                 | Operation::TestLock { .. }
+                | Operation::WaitLock { .. }
+                | Operation::EndWait { .. }
                 | Operation::Sync { .. }
                 | Operation::SyncAll
                 | Operation::Statistics
                 | Operation::Layout { .. }
                 | Operation::CloseSession
         )
+    }
+
+    /// Whether it begins or ends a wait for a lock, which the primary keeps.
+    pub fn is_wait(&self) -> bool {
+        matches!(self, Operation::WaitLock { .. } | Operation::EndWait { .. })
     }
 
     /// Whether it may make a record.
@@ -142,6 +149,7 @@ impl Operation {
             | Operation::Hold { file }
             | Operation::SetLock { file, .. }
             | Operation::TestLock { file, .. }
+            | Operation::WaitLock { file, .. }
             | Operation::Unlock { file, .. }
             | Operation::UnlockHandle { file, .. }
             | Operation::Sync { file }

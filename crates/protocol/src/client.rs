@@ -48,6 +48,11 @@ pub enum Event {
     },
     /// The caches have to drop what they keep of an inode, and then [`Client::invalidated`] is called.
     Recalled(Recalled),
+    /// The lock of a wait is free, and reserved for its owner for a while.
+    LockTurn {
+        /// Number of the wait.
+        wait: u64,
+    },
     /// The session is over, and with it its locks and everything that was under way.
     SessionOver,
 }
@@ -296,6 +301,7 @@ impl Client {
                 self.drop_confirmed(epoch, confirmed);
             }
             Body::Recall { inode, number } => self.recalled(now, inode, number),
+            Body::LockTurn { wait } => self.events.push_back(Event::LockTurn { wait }),
             Body::Alive {
                 confirmed,
                 valid_ns,

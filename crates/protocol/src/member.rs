@@ -28,6 +28,7 @@ mod requests;
 mod serve;
 mod sessions;
 mod view;
+mod waits;
 
 use std::collections::{BTreeMap, VecDeque};
 

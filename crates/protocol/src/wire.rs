@@ -244,6 +244,11 @@ pub enum Body {
         /// The number of the recall.
         number: u64,
     },
+    /// From the primary: the lock of a wait is free, and reserved for its owner.
+    LockTurn {
+        /// Number of the wait.
+        wait: u64,
+    },
     /// To a new primary: requests that were answered and may be lost.
     Resume {
         /// Files that the session holds: [`Body::Holds`] came before with all of them.
@@ -337,6 +342,7 @@ impl Body {
             | Body::Map { .. }
             | Body::Reply { .. }
             | Body::RecallAnswer { .. }
+            | Body::LockTurn { .. }
             | Body::Resumed { .. } => Mode::NoReply,
         }
     }
@@ -372,6 +378,7 @@ impl Body {
             Body::Holds { .. } => 43,
             Body::Recall { .. } => 44,
             Body::RecallAnswer { .. } => 45,
+            Body::LockTurn { .. } => 46,
             Body::Hello { .. } => HELLO,
             Body::Map { .. } => MAP,
             Body::Reach { .. } => REACH,
@@ -523,6 +530,7 @@ impl Body {
                 to.u64(*inode);
                 to.u64(*number);
             }
+            Body::LockTurn { wait } => to.u64(*wait),
             Body::Hello { map_version } => to.u64(*map_version),
             Body::Map { map } => to.bytes.extend(map.encode()),
             Body::Reach { key, writes } => {
@@ -681,6 +689,7 @@ impl Body {
                 inode: from.u64()?,
                 number: from.position()?,
             },
+            46 => Body::LockTurn { wait: from.u64()? },
             _ => return Err(Malformed("its kind is unknown")),
         })
     }

@@ -212,7 +212,8 @@ impl Error {
             | ErrorCode::SessionEnded
             | ErrorCode::Again
             | ErrorCode::OtherUnit
-            | ErrorCode::Unsupported => return None,
+            | ErrorCode::Unsupported
+            | ErrorCode::Deadlock => return None,
         })
     }
 }

@@ -1,5 +1,8 @@
 //! Mounts of one cluster that keep names and attributes under leases: never stale, and without requests while nothing changes.
 
+mod locks;
+mod races;
+
 use std::fs::{self, File, FileTimes, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};

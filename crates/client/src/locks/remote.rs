@@ -1,61 +1,73 @@
-//! Locks in a cluster. Its primary decides; the table of this process has what its users hold and wait for.
+//! Locks in a cluster. Its primary decides, and keeps waits in their order; the table of this process has what its users hold
+//! and wait for.
 //!
-//! A thread that gives back a lock asks at once for those that others of this process wait for. Until the cluster reports
-//! that a lock became free elsewhere, a thread of its own asks for them again and again.
+//! When a lock becomes free the primary gives a wait its turn. A thread, which runs while anything is waited for, takes the
+//! lock then. It also repeats the waits now and then: a new primary knows none, and a turn may get lost.
 
-use std::sync::{Arc, Weak};
+use std::collections::VecDeque;
+use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use operations::{ErrorCode, LOCK_END, Lock, LockKind, LockSpace};
+
 use parking_lot::{Condvar, Mutex};
 
 use super::{Held, LockTable, LockTicket, LockWake, NotLocked, Wait};
 use crate::Cause;
 use crate::backend::Remote;
 
-/// How long the thread waits before it asks again: at first, and at most.
-const PAUSE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
+/// How often waits are repeated: several times before the primary forgets them.
+const REPEAT_EVERY: Duration = Duration::from_millis(500);
 /// Spreads the owners of different users over all numbers. Those of the first user stay as they are.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// One user's locks in a cluster.
-pub(super) struct Remotely(Arc<Asking>);
+pub(super) struct Remotely {
+    asking: Asking,
+    user: u64,
+}
 
+/// Turns of waits, for the thread that takes their locks.
+#[derive(Default)]
+pub(super) struct Turns {
+    /// Held while the thread starts or ends. It runs while anything is waited for.
+    is_running: Mutex<bool>,
+    waits: Mutex<VecDeque<u64>>,
+    changed: Condvar,
+}
+
+/// Asks for locks of all users of a table.
+#[derive(Clone)]
 struct Asking {
     remote: Remote,
     table: Arc<LockTable>,
-    user: u64,
-    /// Whether a thread asks for locks that are waited for.
-    has_thread: Mutex<bool>,
-    /// A lock of this process became free, or the user has ended.
-    freed: Condvar,
 }
 
 impl Remotely {
     pub(super) fn new(remote: Remote, table: Arc<LockTable>, user: u64) -> Remotely {
-        Remotely(Arc::new(Asking {
-            remote,
-            table,
-            user,
-            has_thread: Mutex::new(false),
-            freed: Condvar::new(),
-        }))
+        let asking = Asking { remote, table };
+        Remotely { asking, user }
+    }
+
+    fn held(&self, lock: &Lock) -> Held {
+        Held {
+            user: self.user,
+            lock: *lock,
+        }
     }
 
     pub(super) fn in_the_way(&self, number: u64, wanted: &Lock) -> Result<Option<Lock>, Cause> {
-        self.0.settle(number);
-        let Asking { remote, .. } = &*self.0;
-        remote.test_lock(number, spread(&self.0.held(wanted)))
+        self.asking.settle(number);
+        let wanted = spread(&self.held(wanted));
+        self.asking.remote.test_lock(number, wanted)
     }
 
     pub(super) fn take(&self, number: u64, wanted: &Lock) -> Result<bool, Cause> {
-        self.0.settle(number);
-        let is_taken = self.0.take(number, &self.0.held(wanted))?;
-        if wanted.space == LockSpace::Whole || wanted.kind == LockKind::Read {
-            // It may replace a stronger one.
-            self.0.hand_on(number);
-        }
+        self.asking.settle(number);
+        let is_taken = self.asking.take(number, &self.held(wanted))?;
+        // It may replace a stronger one.
+        self.asking.hand_on();
         Ok(is_taken)
     }
 
@@ -68,40 +80,48 @@ impl Remotely {
         if self.take(number, wanted)? {
             return Ok(None);
         }
-        let wanted = self.0.held(wanted);
-        let ticket = {
-            let mut state = self.0.table.state.lock();
-            if state.would_wait_for_itself(number, &wanted) {
-                return Err(NotLocked::Deadlock);
+        let Asking { remote, table } = &self.asking;
+        let wanted = self.held(wanted);
+        let ticket = table.state.lock().begin_wait(Wait {
+            number,
+            wanted,
+            wake,
+        });
+        self.asking.start();
+        match remote.wait_lock(number, spread(&wanted), ticket.0) {
+            Ok(true) => table.turns.add(ticket.0),
+            Ok(false) => {}
+            // Unless it was cancelled meanwhile.
+            Err(error) if table.state.lock().end_wait(ticket).is_some() => {
+                return Err(match error.code() {
+                    Some(ErrorCode::Deadlock) => NotLocked::Deadlock,
+                    _ => error.into(),
+                });
             }
-            state.begin_wait(Wait {
-                number,
-                wanted,
-                wake,
-            })
-        };
-        let mut has_thread = self.0.has_thread.lock();
-        if !*has_thread {
-            let asking = Arc::downgrade(&self.0);
-            let thread = thread::Builder::new().name("tako-locks".into());
-            *has_thread = thread.spawn(move || ask(&asking)).is_ok();
+            Err(_) => {}
         }
-        self.0.freed.notify_one();
         Ok(Some(ticket))
     }
 
+    /// A wait was cancelled.
+    pub(super) fn cancelled(&self, ticket: LockTicket) {
+        // If it does not arrive, the primary forgets the wait in time.
+        let _ = self.asking.remote.end_wait(ticket.0);
+    }
+
     pub(super) fn give_back(&self, number: u64, range: &Lock) -> Result<(), Cause> {
-        self.0.settle(number);
-        let Asking { remote, table, .. } = &*self.0;
-        remote.unlock(number, spread(&self.0.held(range)))?;
+        self.asking.settle(number);
+        let Asking { remote, table } = &self.asking;
+        let range = self.held(range);
+        remote.unlock(number, spread(&range))?;
         {
             let mut state = table.state.lock();
             if let Some(file) = state.files.get_mut(&number) {
-                file.cut(&self.0.held(range));
+                file.cut(&range);
             }
             state.forget_unused(number);
         }
-        self.0.hand_on(number);
+        self.asking.hand_on();
         Ok(())
     }
 
@@ -116,47 +136,93 @@ impl Remotely {
             handle: 0,
             process: 0,
         };
-        let own = self.0.held(&all);
-        match self.0.has(number, |held| held.is_of(&own)) {
+        let own = self.held(&all);
+        match self.asking.has(number, |held| held.is_of(&own)) {
             true => self.give_back(number, &all),
             false => Ok(()),
         }
     }
 
     pub(super) fn close(&self, number: u64, handle: u64) -> Result<(), Cause> {
-        self.0.settle(number);
-        self.0.close(number, handle)
+        self.asking.settle(number);
+        let Asking { remote, table } = &self.asking;
+        let is_own = |held: &Held| (held.user, held.lock.handle) == (self.user, handle);
+        if !self.asking.has(number, is_own) {
+            return Ok(());
+        }
+        remote.unlock_handle(number, handle ^ self.user.wrapping_mul(SPREAD))?;
+        {
+            let mut state = table.state.lock();
+            if let Some(file) = state.files.get_mut(&number) {
+                file.held.retain(|held| !is_own(held));
+            }
+            state.forget_unused(number);
+        }
+        self.asking.hand_on();
+        Ok(())
     }
 
     /// Gives all locks back, and ends all waits without one.
     pub(super) fn end(&self) {
-        let Asking { table, user, .. } = &*self.0;
-        let is_own = |held: &Held| held.user == *user;
+        let table = &self.asking.table;
+        let is_own = |held: &Held| held.user == self.user;
         let (mut taken, mut dropped) = (Vec::new(), Vec::new());
         {
             let mut state = table.state.lock();
             let tickets = state.waits.iter().filter(|(_, wait)| is_own(&wait.wanted));
             let tickets: Vec<LockTicket> = tickets.map(|(ticket, _)| *ticket).collect();
-            dropped.extend(tickets.into_iter().filter_map(|it| state.end_wait(it)));
+            for ticket in tickets {
+                dropped.extend(state.end_wait(ticket).map(|wait| (ticket, wait)));
+            }
             for (number, file) in &state.files {
                 let own = file.held.iter().filter(|held| is_own(held));
                 taken.extend(own.map(|held| (*number, held.lock.handle)));
             }
         }
-        dropped.into_iter().for_each(|wait| (wait.wake)(false));
+        for (ticket, wait) in dropped {
+            (wait.wake)(false);
+            self.cancelled(ticket);
+        }
         for (number, handle) in taken {
             // What cannot be given back now ends with the session.
-            let _ = self.0.close(number, handle);
+            let _ = self.close(number, handle);
         }
-        self.0.freed.notify_one();
+    }
+}
+
+impl Turns {
+    fn add(&self, wait: u64) {
+        self.waits.lock().push_back(wait);
+        self.changed.notify_one();
     }
 }
 
 impl Asking {
-    fn held(&self, lock: &Lock) -> Held {
-        Held {
-            user: self.user,
-            lock: *lock,
+    /// Starts the thread that takes locks, unless it runs.
+    fn start(&self) {
+        let mut is_running = self.table.turns.is_running.lock();
+        if *is_running {
+            return;
+        }
+        let asking = self.clone();
+        let builder = thread::Builder::new().name("tako-locks".into());
+        if builder.spawn(move || asking.ask()).is_ok() {
+            let table = self.table.clone();
+            let listener = move |wait| table.turns.add(wait);
+            self.remote.await_turns(Some(Box::new(listener)));
+            *is_running = true;
+        }
+    }
+
+    /// Takes the locks whose turns have come with the answer to this thread: callers of one process need not wait for the
+    /// other thread.
+    fn hand_on(&self) {
+        loop {
+            let wait = self.table.turns.waits.lock().pop_front();
+            match wait {
+                Some(wait) => self.ask_for(LockTicket(wait)),
+                None => return,
+            }
         }
     }
 
@@ -186,33 +252,6 @@ impl Asking {
         Ok(is_taken)
     }
 
-    fn close(&self, number: u64, handle: u64) -> Result<(), Cause> {
-        let is_own = |held: &Held| (held.user, held.lock.handle) == (self.user, handle);
-        if !self.has(number, is_own) {
-            return Ok(());
-        }
-        self.remote
-            .unlock_handle(number, handle ^ self.user.wrapping_mul(SPREAD))?;
-        {
-            let mut state = self.table.state.lock();
-            if let Some(file) = state.files.get_mut(&number) {
-                file.held.retain(|held| !is_own(held));
-            }
-            state.forget_unused(number);
-        }
-        self.hand_on(number);
-        Ok(())
-    }
-
-    /// Asks for the locks of a file that others wait for.
-    fn hand_on(&self, number: u64) {
-        let state = self.table.state.lock();
-        if state.files.get(&number).is_some_and(|file| file.waits > 0) {
-            drop(state);
-            self.ask_for_all();
-        }
-    }
-
     /// Waits until the cluster has answered for a wait that was cancelled meanwhile, and has that lock back: the owner may go
     /// on to use the same bytes.
     fn settle(&self, number: u64) {
@@ -226,24 +265,33 @@ impl Asking {
         }
     }
 
-    /// Asks once for each lock that is waited for, in the order in which they came. Whether any waits on.
-    fn ask_for_all(&self) -> bool {
-        let tickets: Vec<LockTicket> = self.table.state.lock().waits.keys().copied().collect();
-        let mut waits_on = false;
-        for ticket in tickets {
-            waits_on |= !self.ask_for(ticket);
+    /// Waits again for all that is waited for.
+    fn repeat(&self) {
+        let waits: Vec<(LockTicket, u64, Held)> = {
+            let state = self.table.state.lock();
+            let waits = state.waits.iter();
+            waits
+                .map(|(ticket, wait)| (*ticket, wait.number, wait.wanted))
+                .collect()
+        };
+        for (ticket, number, wanted) in waits {
+            if matches!(
+                self.remote.wait_lock(number, spread(&wanted), ticket.0),
+                Ok(true)
+            ) {
+                self.ask_for(ticket);
+            }
         }
-        waits_on
     }
 
-    /// Asks for the lock of a wait. Whether the wait has ended.
-    fn ask_for(&self, ticket: LockTicket) -> bool {
+    /// Takes the lock of a wait, if it is free and still waited for.
+    fn ask_for(&self, ticket: LockTicket) {
         // One thread at a time, so that no lock is taken for a wait that another one has ended.
         let asking = self.table.asking.lock();
         let (number, wanted) = {
             let mut state = self.table.state.lock();
             let Some(wait) = state.waits.get(&ticket) else {
-                return true;
+                return;
             };
             let found = (wait.number, wait.wanted);
             state.asked = Some((ticket, found.0));
@@ -265,7 +313,31 @@ impl Asking {
         if let Some(Some(wait)) = ended {
             (wait.wake)(true);
         }
-        is_taken
+    }
+
+    /// The thread that takes locks, until nothing is waited for.
+    fn ask(&self) {
+        let turns = &self.table.turns;
+        let mut repeat_at = Instant::now() + REPEAT_EVERY;
+        loop {
+            self.hand_on();
+            if Instant::now() >= repeat_at {
+                self.repeat();
+                repeat_at = Instant::now() + REPEAT_EVERY;
+            }
+            if self.table.state.lock().waits.is_empty() {
+                let mut is_running = turns.is_running.lock();
+                if self.table.state.lock().waits.is_empty() {
+                    self.remote.await_turns(None);
+                    *is_running = false;
+                    return;
+                }
+            }
+            let mut waits = turns.waits.lock();
+            if waits.is_empty() {
+                turns.changed.wait_until(&mut waits, repeat_at);
+            }
+        }
     }
 }
 
@@ -276,25 +348,5 @@ fn spread(held: &Held) -> Lock {
         owner: held.lock.owner ^ spread,
         handle: held.lock.handle ^ spread,
         ..held.lock
-    }
-}
-
-/// The thread that asks for locks, until nothing is waited for.
-fn ask(asking: &Weak<Asking>) {
-    let mut pause = PAUSE[0];
-    while let Some(asking) = asking.upgrade() {
-        if !asking.ask_for_all() {
-            let mut has_thread = asking.has_thread.lock();
-            if asking.table.state.lock().waits.is_empty() {
-                *has_thread = false;
-                return;
-            }
-        }
-        let mut has_thread = asking.has_thread.lock();
-        let is_freed = !asking.freed.wait_for(&mut has_thread, pause).timed_out();
-        pause = match is_freed {
-            true => PAUSE[0],
-            false => (pause * 2).min(PAUSE[1]),
-        };
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use fabric::messenger::{self, Event, Handle, LinkId, Messenger};
 use operations::{Acknowledge, Held, Operation};
+use parking_lot::Mutex;
 use protocol::client::{Event as ClientEvent, Keep, Recalled};
 use protocol::cluster::FIRST_CLIENT;
 use protocol::map::NOBODY;
@@ -17,8 +18,8 @@ use super::inside::Entry;
 use super::links::{Dialed, Links};
 use super::reach::Reach;
 use super::{Error, Options};
-use crate::HoldsSource;
 use crate::leases::{Kept, Listener};
+use crate::{HoldsSource, TurnListener};
 
 /// Members are asked for the map so often while the primary is not linked.
 const ASK_EVERY: Duration = Duration::from_millis(100);
@@ -53,6 +54,8 @@ pub struct Connection {
     entry: Option<Entry>,
     /// When the links were polled.
     polled_at: Instant,
+    /// What takes turns of waits for locks.
+    turns: Arc<Mutex<Option<TurnListener>>>,
     events: Vec<Event>,
 }
 
@@ -96,6 +99,7 @@ impl Connection {
             holds: None,
             held_by: None,
             listener: Listener::default(),
+            turns: Arc::default(),
             events: Vec::new(),
             options,
         })
@@ -117,6 +121,11 @@ impl Connection {
     /// What takes recalls, to be set.
     pub fn listener(&self) -> Listener {
         self.listener.clone()
+    }
+
+    /// What takes turns, to be set.
+    pub fn turns(&self) -> Arc<Mutex<Option<TurnListener>>> {
+        self.turns.clone()
     }
 
     /// When the last lease ends: recalls come until then.
@@ -271,6 +280,11 @@ impl Connection {
                     Some(listener) => listener(recalled),
                     None => self.client.invalidated(recalled),
                 },
+                ClientEvent::LockTurn { wait } => {
+                    if let Some(listener) = &*self.turns.lock() {
+                        listener(wait);
+                    }
+                }
                 ClientEvent::SessionOver => {}
             }
         }

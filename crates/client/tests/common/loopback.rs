@@ -1,11 +1,13 @@
 //! A cluster of one unit in this process: operations and outcomes are encoded, decoded and executed on a store.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 
 use client::{
-    FileSystem, Geometry, HoldsSource, Interrupt, LockUser, Options, Region, RequestError, Requests,
+    FileSystem, Geometry, HoldsSource, Interrupt, Lock, LockTicket, LockUser, LockWake, NotLocked,
+    Options, Region, RequestError, Requests, TurnListener,
 };
 use operations::{Acknowledge, Details, ErrorCode, FileId, Held, Operation, Outcome};
 use protocol::member::RequestId;
@@ -21,6 +23,9 @@ pub struct Loopback {
     holds: Arc<OnceLock<HoldsSource>>,
     /// Locks of the session.
     locks: LockUser,
+    /// Waits by their numbers.
+    waits: Arc<Mutex<HashMap<u64, Wait>>>,
+    turns: Arc<Mutex<Option<TurnListener>>>,
     link: Arc<Link>,
 }
 
@@ -38,6 +43,14 @@ struct LinkState {
     is_for_locks: bool,
     is_ended: bool,
     waiting: usize,
+}
+
+/// A wait for a lock. At its turn the session has the lock, and its owner takes it once more.
+struct Wait {
+    ticket: Option<LockTicket>,
+    file: FileId,
+    lock: Lock,
+    has_turn: bool,
 }
 
 impl Link {
@@ -122,6 +135,8 @@ fn connected(store: Store, link: Arc<Link>) -> (FileSystem, Holds) {
         requests: AtomicU64::new(1),
         holds: holds.clone(),
         locks: locks.lock_user(),
+        waits: Arc::default(),
+        turns: Arc::default(),
         link,
     };
     let file_system = FileSystem::remote(Arc::new(loopback), Acknowledge::Primary);
@@ -162,6 +177,48 @@ impl Loopback {
         }
     }
 
+    fn waits(&self) -> MutexGuard<'_, HashMap<u64, Wait>> {
+        self.waits.lock().expect("no test panics here")
+    }
+
+    /// Keeps a wait.
+    fn wait(&self, file: FileId, lock: &Lock, number: u64) -> Outcome {
+        let known = self.waits().get(&number).map(|it| it.has_turn);
+        if let Some(has_turn) = known {
+            return counted(has_turn);
+        }
+        let wait = Wait {
+            ticket: None,
+            file,
+            lock: *lock,
+            has_turn: false,
+        };
+        self.waits().insert(number, wait);
+        let (waits, turns) = (self.waits.clone(), self.turns.clone());
+        let wake: LockWake = Box::new(move |is_held| {
+            if let Some(wait) = waits.lock().expect("no test panics here").get_mut(&number) {
+                wait.has_turn = is_held;
+            }
+            if let Some(turns) = &*turns.lock().expect("no test panics here") {
+                turns(number);
+            }
+        });
+        match self.locks.take_or_wait(file.inode, lock, wake) {
+            Ok(ticket) => {
+                if let Some(wait) = self.waits().get_mut(&number) {
+                    wait.has_turn |= ticket.is_none();
+                    wait.ticket = ticket;
+                }
+                counted(ticket.is_none())
+            }
+            Err(NotLocked::Deadlock) => {
+                self.waits().remove(&number);
+                Outcome::failed(ErrorCode::Deadlock)
+            }
+            Err(NotLocked::Failed(error)) => panic!("{error}"),
+        }
+    }
+
     /// Operations on locks.
     fn lock(&self, operation: &Operation) -> Option<Outcome> {
         let locks = &self.locks;
@@ -169,9 +226,26 @@ impl Loopback {
         let result = match operation {
             Operation::SetLock { file, lock } => {
                 locks.take(file.inode, lock).map(|is_taken| match is_taken {
-                    true => Outcome::done(),
+                    true => {
+                        self.waits()
+                            .retain(|_, it| !it.has_turn || it.lock != *lock);
+                        Outcome::done()
+                    }
                     false => Outcome::failed(ErrorCode::Locked),
                 })
+            }
+            Operation::WaitLock { file, lock, wait } => return Some(self.wait(*file, lock, *wait)),
+            Operation::EndWait { wait } => {
+                let ended = self.waits().remove(wait);
+                match ended {
+                    Some(wait) if wait.has_turn => {
+                        let given = locks.give_back(wait.file.inode, &wait.lock);
+                        given.expect("a pool of this process refuses no lock");
+                    }
+                    Some(wait) => wait.ticket.into_iter().for_each(|it| locks.cancel(it)),
+                    None => {}
+                }
+                return Some(Outcome::done());
             }
             Operation::TestLock { file, lock } => {
                 let found = locks.in_the_way(file.inode, lock);
@@ -214,8 +288,19 @@ impl Requests for Loopback {
         assert!(self.holds.set(holds).is_ok(), "holds are set once");
     }
 
+    fn await_turns(&self, listener: Option<TurnListener>) {
+        *self.turns.lock().expect("no test panics here") = listener;
+    }
+
     fn end(&self) {
         self.link.state().is_ended = true;
         self.link.changed.notify_all();
+    }
+}
+
+fn counted(has_turn: bool) -> Outcome {
+    Outcome {
+        count: has_turn.into(),
+        ..Outcome::done()
     }
 }

@@ -243,6 +243,7 @@ impl Worker {
                 Event::Recalled(recalled) => {
                     self.keeping.recall(now, recalled, &mut self.chance);
                 }
+                Event::LockTurn { .. } => {}
                 Event::SessionOver => self.lose(now, now, lost),
             }
         }

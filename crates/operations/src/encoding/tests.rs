@@ -166,6 +166,12 @@ fn of_data() -> Vec<Operation> {
         },
         Operation::SetLock { file, lock: LOCK },
         Operation::TestLock { file, lock: LOCK },
+        Operation::WaitLock {
+            file,
+            lock: LOCK,
+            wait: 7,
+        },
+        Operation::EndWait { wait: u64::MAX },
         Operation::Unlock { file, range: LOCK },
         Operation::UnlockHandle { file, handle: 1 },
     ]

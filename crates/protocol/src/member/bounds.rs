@@ -1,7 +1,7 @@
 //! Bounds on what others can have a member keep, however often they say the same thing, and whatever they say.
 //!
 //! For each session the primary keeps one change of a slot and [`READS_MAX`] requests without one, from their arrival to
-//! their answer, and as many leases as the options say; for each member [`FETCHES_MAX`] ranges. Sessions are bounded by the table of sessions, members by the
+//! their answer, [`WAITS_MAX`](super::waits::WAITS_MAX) waits for locks, and as many leases as the options say; for each member [`FETCHES_MAX`] ranges. Sessions are bounded by the table of sessions, members by the
 //! map. What does not fit is dropped: whoever needs it asks again. The lists are short, so they are searched.
 
 use super::requests::{Executing, Parked, Waiting};
@@ -162,7 +162,7 @@ impl Member {
                 let sessions = primary.sessions.by_number.len();
                 let requests = primary.parked.len() + primary.executing.len();
                 let others = primary.held_files.len() + primary.quarantines.len();
-                let others = others + primary.leases.kept();
+                let others = others + primary.leases.kept() + primary.waits.len();
                 sessions + requests + primary.deferred.kept() + primary.waiting.len() + others
             }
             Role::Opening | Role::Closing => 0,

@@ -48,6 +48,7 @@ impl Member {
         let (intent, edit) = match step {
             Step::Answer(outcome) => return self.answer_at_once(&parked, outcome, is_replay),
             Step::Locks(edit) => {
+                primary.waits.locks_changed();
                 let intent = Intent::NoteLocks {
                     ticket,
                     first: edit.first,
@@ -77,7 +78,7 @@ impl Member {
     }
 
     /// Answers without the store.
-    fn answer_at_once(&mut self, parked: &Parked, outcome: Outcome, is_replay: bool) {
+    pub(super) fn answer_at_once(&mut self, parked: &Parked, outcome: Outcome, is_replay: bool) {
         let Some(primary) = self.primary() else {
             return;
         };
@@ -170,7 +171,13 @@ fn next_step(primary: &mut Primary, parked: &Parked) -> Step {
     let locks = &mut primary.sessions.locks;
     let session = parked.session;
     let edit = match &parked.operation {
-        Operation::SetLock { file, lock } => locks.set(session, *file, lock),
+        Operation::SetLock { file, lock } if primary.waits.is_reserved(session, *file, lock) => {
+            Err(ErrorCode::Locked)
+        }
+        Operation::SetLock { file, lock } => {
+            primary.waits.taken(session, *file, lock);
+            locks.set(session, *file, lock)
+        }
         Operation::Unlock { file, range } => locks.remove(session, *file, range),
         Operation::UnlockHandle { file, handle } => locks.remove_handle(session, *file, *handle),
         Operation::TestLock { file, lock } => {

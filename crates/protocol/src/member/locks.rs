@@ -36,6 +36,13 @@ pub(super) struct LockTable {
     by_file: BTreeMap<FileId, BTreeSet<(u64, usize)>>,
 }
 
+/// Whether two locks of a file, each with its session, cannot be held at the same time.
+pub(super) fn excludes((holder, held): &(u64, Lock), (session, wanted): &(u64, Lock)) -> bool {
+    let is_own = holder == session && is_same_owner(held, wanted);
+    let is_exclusive = held.kind == LockKind::Write || wanted.kind == LockKind::Write;
+    !is_own && is_exclusive && held.space == wanted.space && held.overlaps(wanted)
+}
+
 /// Whether both are of one owner and space.
 fn is_same_owner(one: &Lock, other: &Lock) -> bool {
     (one.owner, one.space) == (other.owner, other.space)
@@ -44,14 +51,20 @@ fn is_same_owner(one: &Lock, other: &Lock) -> bool {
 impl LockTable {
     /// The first lock that excludes the wanted one.
     pub fn conflict(&self, session: u64, file: FileId, wanted: &Lock) -> Option<Lock> {
-        let held = self.of_file(file);
-        let excludes = held.filter(|(holder, _, lock)| {
-            let is_own = *holder == session && is_same_owner(lock, wanted);
-            let is_exclusive = lock.kind == LockKind::Write || wanted.kind == LockKind::Write;
-            !is_own && is_exclusive && lock.space == wanted.space && lock.overlaps(wanted)
-        });
-        let first = excludes.min_by_key(|(_, _, lock)| lock.start);
-        first.map(|(_, _, lock)| lock)
+        let excludes = self.conflicts(session, file, wanted);
+        excludes.map(|(_, lock)| lock).min_by_key(|lock| lock.start)
+    }
+
+    /// All locks that exclude the wanted one, with their sessions.
+    pub fn conflicts(
+        &self,
+        session: u64,
+        file: FileId,
+        wanted: &Lock,
+    ) -> impl Iterator<Item = (u64, Lock)> {
+        let held = self.of_file(file).map(|(holder, _, lock)| (holder, lock));
+        let wanted = *wanted;
+        held.filter(move |held| excludes(held, &(session, wanted)))
     }
 
     fn of_file(&self, file: FileId) -> impl Iterator<Item = (u64, usize, Lock)> {

@@ -205,6 +205,7 @@ impl Member {
     }
 
     fn after_client(&mut self, now: u64) {
+        self.give_turns(now);
         self.ship(now);
         self.release_waiting(now);
     }
@@ -235,6 +236,8 @@ impl Member {
             let waits_for_members = is_short && parked.operation.is_change();
             if waits_for_members || makes_record && (is_full || is_held) {
                 primary.parked.push_back(parked);
+            } else if parked.operation.is_wait() {
+                self.handle_wait(now, &parked);
             } else if let Some(parked) = self.recall_for(now, parked) {
                 self.begin(parked);
             }
@@ -354,6 +357,7 @@ impl Member {
             }) => {
                 if let Some(edit) = edit.filter(|_| !is_done) {
                     primary.sessions.locks.undo(parked.session, &edit);
+                    primary.waits.locks_changed();
                 }
                 // One that failed has named nothing.
                 let end = position.filter(|_| is_by_reference);
@@ -410,6 +414,7 @@ impl Member {
             return;
         };
         primary.sessions.locks.end(session);
+        primary.waits.locks_changed();
         if revives && let Some(state) = primary.sessions.by_number.get_mut(&session) {
             (state.is_ending, state.heard_at) = (false, now);
         } else if let Some(ended) = primary.sessions.by_number.remove(&session) {
@@ -516,6 +521,7 @@ impl Member {
                 if let Some(primary) = self.primary() {
                     primary.sessions.by_number.remove(&session);
                     primary.sessions.locks.end(session);
+                    primary.waits.end(session);
                 }
             } else {
                 self.end_session(session, None);
@@ -530,6 +536,7 @@ impl Member {
         let state = primary.sessions.by_number.get_mut(&session)?;
         state.is_ending = true;
         let index = state.index;
+        primary.waits.end(session);
         primary
             .executing
             .insert(ticket, Executing::EndSession { session, request });

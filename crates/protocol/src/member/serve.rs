@@ -9,6 +9,7 @@ use super::join::METADATA_STEP;
 use super::replay::Replaying;
 use super::requests::{Executing, Parked, Waiting};
 use super::sessions::Sessions;
+use super::waits::Waits;
 use super::{Member, Role};
 use crate::defects::Defect;
 use crate::leases::table::Table;
@@ -55,6 +56,8 @@ pub(super) struct Primary {
     pub opened_at: u64,
     peers: BTreeMap<NodeId, Peer>,
     pub sessions: Sessions,
+    /// Waits for locks.
+    pub waits: Waits,
     pub replaying: Option<Replaying>,
     /// Requests that wait for leases, or for room in the window.
     pub parked: VecDeque<Parked>,
@@ -181,6 +184,7 @@ impl Member {
             opened_at: tail.number,
             peers,
             sessions: Sessions::default(),
+            waits: Waits::default(),
             replaying: None,
             parked: VecDeque::new(),
             waiting: Vec::new(),
@@ -405,7 +409,10 @@ impl Member {
                     primary.wait(waiting);
                 }
             }
-            Completion::Executed { .. } => self.executed(now, completion),
+            Completion::Executed { .. } => {
+                self.executed(now, completion);
+                self.give_turns(now);
+            }
             Completion::Resolved { ticket, inodes } => self.resolved(now, ticket, inodes),
             _ => {}
         }
@@ -522,6 +529,7 @@ impl Member {
             primary.leases.expire_all(now);
         }
         self.expire_sessions(now);
+        self.give_turns(now);
         self.free_grants(now);
         self.confirm(now);
         self.propose_changes(now);

@@ -205,6 +205,7 @@ fn bodies() -> Vec<Body> {
         }],
         Body::Recall { .. } => [Body::Recall { inode: u64::MAX, number: LARGE }],
         Body::RecallAnswer { .. } => [Body::RecallAnswer { inode: LARGE, number: 3 }],
+        Body::LockTurn { .. } => [Body::LockTurn { wait: u64::MAX }],
         Body::Resume { .. } => [Body::Resume { holds: 1, replays: Vec::new() }],
         Body::Holds { .. } => [
             Body::Holds { holds: vec![Held { file: FILE, count: LARGE }; 2] },

@@ -4,11 +4,27 @@ use operations::{Details, Lock, Operation};
 
 use super::super::Result;
 use super::{Remote, invalid};
+use crate::TurnListener;
 
 impl Remote {
     pub(crate) fn set_lock(&self, number: u64, lock: Lock) -> Result<()> {
         let file = self.file(number);
         self.call(Operation::SetLock { file, lock }).map(drop)
+    }
+
+    /// Waits for a lock, or goes on waiting; whether it is free now.
+    pub(crate) fn wait_lock(&self, number: u64, lock: Lock, wait: u64) -> Result<bool> {
+        let file = self.file(number);
+        let outcome = self.call(Operation::WaitLock { file, lock, wait })?;
+        Ok(outcome.count > 0)
+    }
+
+    pub(crate) fn end_wait(&self, wait: u64) -> Result<()> {
+        self.call(Operation::EndWait { wait }).map(drop)
+    }
+
+    pub(crate) fn await_turns(&self, listener: Option<TurnListener>) {
+        self.0.requests.await_turns(listener);
     }
 
     pub(crate) fn test_lock(&self, number: u64, lock: Lock) -> Result<Option<Lock>> {
