@@ -62,7 +62,7 @@ boot() {
     done
     group=239.$(($$ >> 16 & 255)).$(($$ >> 8 & 255)).$(($$ & 255)):18515
     setpriv --pdeathsig KILL qemu-system-x86_64 "${processor[@]}" -cpu max -machine q35,nvdimm=on \
-        -m 512M,slots=2,maxmem=2G "${modules[@]}" -nodefaults -nographic -no-reboot -serial "file:$run/$1.$2.log" \
+        -m 768M,slots=2,maxmem=2G "${modules[@]}" -nodefaults -nographic -no-reboot -serial "file:$run/$1.$2.log" \
         -netdev "socket,id=net,mcast=$group,localaddr=127.0.0.1" \
         -device "virtio-net-pci,netdev=net,mac=52:54:00:00:00:0$2,romfile=" \
         -kernel "$lab/vmlinux" -initrd "$run/guest.cpio" \
