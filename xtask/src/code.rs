@@ -1,4 +1,4 @@
-//! Just enough of a Rust lexer to tell code from comments and literals.
+//! A minimal Rust lexer, which distinguishes code from comments and literals.
 
 /// The text with comments, strings and character literals blanked. Lines stay where they were.
 pub fn code_only(text: &str) -> String {
@@ -20,7 +20,7 @@ pub fn code_only(text: &str) -> String {
     code
 }
 
-/// Whether `word` stands in `line` by itself, not as a part of a longer name.
+/// Whether `word` occurs in `line` as a whole word, not as a part of a longer name.
 pub fn has_word(line: &str, word: &str) -> bool {
     let is_name = |character: char| character.is_alphanumeric() || character == '_';
     line.match_indices(word).any(|(start, _)| {
@@ -30,8 +30,8 @@ pub fn has_word(line: &str, word: &str) -> bool {
     })
 }
 
-/// How many characters belong to the comment or literal that begins here: 0 when none does.
-/// One that never ends may be counted longer than what is left.
+/// Length in characters of the comment or literal that begins here: 0 without one. An unterminated one may be counted
+/// longer than the rest.
 fn opaque_length(rest: &[char]) -> usize {
     match rest {
         ['/', '/', ..] => position(rest, |c| c == '\n'),

@@ -1,5 +1,5 @@
-//! Chores of the project. `tidy` holds the sources and documents to the rules that neither the
-//! compiler nor clippy can check; CONTRIBUTING.md says why they are there.
+//! Chores of the project. `tidy` checks the sources and documents against the rules that neither the compiler nor
+//! clippy can check; CONTRIBUTING.md gives their reasons.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The rules. Each looks at the whole tree and answers with what is wrong, where, and what to do.
+//! The rules. Each reads the whole tree and returns violations: problem, location, and remedy.
 
 mod code;
 mod crates;
@@ -11,7 +11,7 @@ mod words;
 use crate::tree::Tree;
 use std::fmt;
 
-/// A broken rule: the message says what is wrong, then, after a semicolon, what to do.
+/// A broken rule: the message contains the problem, then, after a semicolon, the remedy.
 pub struct Violation {
     pub path: String,
     pub line: usize,
@@ -36,7 +36,7 @@ impl fmt::Display for Violation {
 
 type Rule = fn(&Tree) -> Vec<Violation>;
 
-const RULES: [Rule; 14] = [
+const RULES: [Rule; 15] = [
     crates::arrows_point_down,
     crates::layers_point_down,
     crates::dependencies_have_reasons,
@@ -51,6 +51,7 @@ const RULES: [Rule; 14] = [
     documents::decisions_are_linked,
     words::components_are_named,
     words::docstrings_are_sentences,
+    words::tests_state_properties,
 ];
 
 /// All that is wrong with the tree, rule by rule.

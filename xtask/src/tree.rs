@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What is read: every file with one of these endings, outside the directories named below.
+/// Files that are read: every file with one of these endings, outside the directories named below.
 const ENDINGS: [&str; 4] = ["rs", "md", "sh", "toml"];
 const NOT_OURS: [&str; 3] = [".git", ".cache", "target"];
 
@@ -20,7 +20,7 @@ pub struct Tree {
 pub struct File {
     pub path: String,
     pub text: String,
-    /// Of a Rust file, the text without comments and literals; else empty.
+    /// Text of a Rust file without comments and literals; empty for other files.
     pub code: String,
 }
 

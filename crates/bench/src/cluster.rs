@@ -66,8 +66,8 @@ const FILES: usize = 50;
 /// The fastest peer of a cluster over tcp: what clusters on one host take twice of.
 const BAR_TCP: f64 = 1.0;
 
-/// The time of one operation in every place, and the rows of it: Tako's clusters beside the embedded mount, and beside the
-/// faster peer. `bar`: what a cluster over shm is to have of the faster peer's speed.
+/// The time of one operation in every place, and its rows: Tako's clusters beside the embedded mount, and beside the
+/// faster peer. `bar`: the required share of the faster peer's speed for a cluster over shm.
 fn operations<'a>(
     bench: &'a Bench,
     name: &str,
@@ -143,7 +143,7 @@ fn stat<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
     }))
 }
 
-/// What a request and its answer take at least, by the transports of clusters.
+/// Least time of a request and its answer, by the transports of clusters.
 fn ping(bench: &Bench) -> Result<Vec<Row>, Error> {
     let mut rows = fabric::ping::shm(bench, "shm ping")?;
     rows.extend(fabric::ping::tcp(bench, "tcp ping")?);

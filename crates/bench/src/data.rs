@@ -75,7 +75,7 @@ fn overwrite_sides(bench: &Bench, size: usize) -> Result<Vec<Side<'_>>, Error> {
     ])
 }
 
-/// Its record is two lines: what they take alone is what the machine leaves.
+/// Its record is two lines: their cost alone is the machine's limit.
 fn small_overwrite(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let mut sides = overwrite_sides(bench, 64)?;
     sides.push(flushed_lines(bench, 2)?);

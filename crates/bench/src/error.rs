@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors of a benchmark.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub enum Error {
     Directory {
         /// Name of the measurement.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
     /// The pool that is measured could not be opened.
@@ -52,9 +52,9 @@ pub enum Error {
         "no transport that can be tuned has '{name}' in its name; choose one of {names}, or none for all of them"
     )]
     NotTuned {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What could be.
+        /// The known names.
         names: String,
     },
 }

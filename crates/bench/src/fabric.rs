@@ -1,6 +1,6 @@
 //! Transports between peers, each beside the plainest loop over the same memory or socket.
 //!
-//! Both peers are threads of this process, with a queue each. What is raw has no frames, no checks, no credits and no
+//! Both peers are threads of this process, each with a queue. The raw side has no frames, no checks, no credits and no
 //! completions: bytes in a socket, words in memory.
 
 mod ethernet;
@@ -26,7 +26,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::{Error, Workload};
 
-/// What its rows are called together.
+/// Name of the group of its rows.
 pub const GROUP: &str = "fabric";
 
 pub const WORKLOADS: [Workload; 9] = [
@@ -68,13 +68,13 @@ pub const WORKLOADS: [Workload; 9] = [
     },
 ];
 
-/// How long anything may take before the run is given up.
+/// Time limit after which the run is abandoned.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Addresses of two ends in this network namespace.
 const LOCAL: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST); 2];
 
-/// A peer's queue, with what it has to tell.
+/// A peer's queue, with its events.
 struct End {
     queue: Queue,
     events: Vec<Event>,
@@ -147,7 +147,7 @@ impl End {
         }
     }
 
-    /// Polls, and counts what has come: ends of requests, and messages.
+    /// Polls, and counts events: completions of requests, and messages.
     fn count(&mut self) -> Result<(u64, u64), Error> {
         self.queue.poll(&mut self.events);
         self.sort()
@@ -166,7 +166,7 @@ impl End {
                 Event::Message(_) => messages += 1,
                 Event::Done(completion) => match completion.outcome {
                     Ok(_) => done += 1,
-                    // Why is told when the endpoint is.
+                    // The reason is reported when the endpoint ends.
                     Err(Failure::Flushed) => {}
                     Err(failure) => return Err(Error::Fabric(failure.to_string())),
                 },
@@ -193,7 +193,7 @@ fn join(
         .accept(to_near, Role::Listener, peer(near_parameters, near_address))?;
     near.queue
         .accept(to_far, Role::Dialer, peer(far_parameters, far_address))?;
-    // Setting up goes on while both look: it is over when a message has come.
+    // Set-up continues while both poll: it ends when a message has arrived.
     let note = Operation::Send {
         from: Source::Inline(b""),
         immediate: None,
@@ -217,7 +217,7 @@ fn memory(device: &dyn Device, bytes: u64, access: Access) -> Result<Registratio
     Ok(device.register(&region, access)?)
 }
 
-/// Options for a benchmark: a thread that looks all the time, or one that sleeps at once.
+/// Options for a benchmark: a thread that polls all the time, or one that blocks at once.
 fn options(spins: bool) -> Options {
     Options {
         spin_max: if spins { PATIENCE } else { Duration::ZERO },
@@ -228,8 +228,8 @@ fn options(spins: bool) -> Options {
 /// Where the two sides run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Placement {
-    /// Each has a processor of its own, if there are two. Threads that spin on one processor
-    /// measure only how the system schedules them.
+    /// Each has a separate processor, if there are two. Threads that spin on one processor measure only how the system
+    /// schedules them.
     Apart,
     /// Where the system has them.
     Anywhere,

@@ -16,7 +16,7 @@ pub struct Measured {
     rounds: Vec<Vec<Vec<f64>>>,
 }
 
-/// Runs the sides in turns, one round each, so that what disturbs the machine disturbs all. A round before the first
+/// Runs the sides in turns, one round each, so that disturbances of the machine affect all. A round before the first
 /// warms up and does not count.
 pub fn interleave(rounds: usize, mut sides: Vec<Side<'_>>) -> Result<Measured, Error> {
     for side in &mut sides {
@@ -110,9 +110,9 @@ fn time(count: u32, operation: &mut impl FnMut() -> Result<(), Error>) -> Result
     Ok(thread_time() - start)
 }
 
-/// How long this thread has run. In rows about one thread this is the clock, since neither Tako nor tmpfs hands work
-/// to another thread or waits for one: on an idle machine it is no different from the time of day, and on a busy one
-/// the time that other programs took is left out.
+/// Processor time of this thread. In rows about one thread this is the clock, since neither Tako nor tmpfs hands work
+/// to another thread or waits for one: on an idle machine it equals real time, and on a busy one it excludes the time
+/// of other programs.
 pub fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     let nanoseconds = time.tv_sec * 1_000_000_000 + time.tv_nsec;
@@ -142,7 +142,7 @@ pub fn percentile(ascending: &[u64], share: f64) -> u64 {
 pub struct Random(u64);
 
 impl Random {
-    /// A sequence of its own for each seed.
+    /// A separate sequence for each seed.
     pub fn new(seed: u64) -> Random {
         Random(0x9e37_79b9_7f4a_7c15 ^ (seed << 1))
     }

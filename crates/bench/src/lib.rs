@@ -1,7 +1,7 @@
 //! Benchmarks, each beside the limit of the same machine.
 //!
-//! A figure alone says little, and machines are noisy: every row alternates short rounds of Tako with rounds of what
-//! bounds it (tmpfs, a copy in memory, one thread instead of two), and compares round by round.
+//! A figure alone says little, and machines are noisy: every row alternates short rounds of Tako with rounds of its
+//! limit (tmpfs, a copy in memory, one thread instead of two), and compares round by round.
 //!
 //! - [`run`] and its [`Options`]; [`workloads`] names what can be run alone;
 //! - [`Report`]: rows and notes, as a table or as JSON (`report`);
@@ -35,7 +35,7 @@ pub use report::{Note, Quantity, Report, Row};
 
 use setup::{Bench, Scale};
 
-/// What to run, and where.
+/// Selects the rows and the place.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Fewer and shorter rounds.
@@ -72,7 +72,7 @@ struct Workload {
 /// A group of rows.
 struct Group {
     name: &'static str,
-    /// What Tako's side and the limit's do.
+    /// Operations of the two sides.
     sides: &'static str,
     workloads: &'static [Workload],
 }

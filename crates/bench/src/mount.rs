@@ -63,7 +63,7 @@ fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     ])
 }
 
-/// Opens the store in a region, which tells how full its ring is, and the file system in it.
+/// Opens the store in a region, which reports how full its ring is, and the file system in it.
 fn open_pool(region: &Region) -> Result<(Arc<Store>, FileSystem), Error> {
     let store = Arc::new(Store::open(region.clone(), Options::default())?);
     Ok((store.clone(), FileSystem::of_store(store)))
@@ -105,8 +105,8 @@ impl CrashedPool {
         Ok(pool)
     }
 
-    /// How long opening takes, in ns. Then the ring is filled as before, and the pool crashes again: dropping a file
-    /// system does not close it.
+    /// Time of opening, in ns. Then the ring is filled as before, and the pool crashes again: dropping a file system
+    /// does not close it.
     fn open_and_crash(&mut self) -> Result<f64, Error> {
         let start = Instant::now();
         let (store, file_system) = open_pool(&self.region)?;

@@ -1,4 +1,4 @@
-//! What programs get through the mount, from the kernel and by requests to a process of its own.
+//! Speed of programs through the mount, with answers of the kernel and with requests to a separate process.
 //!
 //! The clients here run on any processor, unless a row says otherwise. `null` is a libfuse file system that does nothing
 //! ([`null.c`](mounted/null.c)): on any processor too, or kept on the one that its client is kept on.
@@ -63,8 +63,9 @@ const MEDIAN: usize = 0;
 pub const MEAN: usize = 1;
 const COUNT: usize = 2;
 
-/// A side that repeats an operation for `effort` in each round; its figures are the median and the mean of the real time
-/// of one, in ns, and how many there were. The median is over `batch` operations at a time, as many as hide what reading the clock takes.
+/// A side that repeats an operation for `effort` in each round; its figures are the median and the mean of the real
+/// time of one, in ns, and the number of operations. The median is over `batch` operations at a time, as many as hide
+/// the cost of reading the clock.
 pub fn timed<'a>(
     effort: Duration,
     batch: u32,
@@ -90,9 +91,9 @@ pub fn timed<'a>(
     })
 }
 
-/// A side in which two of the same kind take turns, `batch` operations each; its figures are the medians of both. What the
-/// processor's caches keep of the data is then shared alike: where each has a round to itself, the one that is faster reads
-/// more, and so has more of it kept.
+/// A side in which two of the same kind alternate, `batch` operations each; its figures are the medians of both. The
+/// processor's caches are then shared alike: with separate rounds, the faster one reads more, and so has more of its
+/// data cached.
 fn in_turns<'a>(
     effort: Duration,
     batch: u32,
@@ -187,8 +188,8 @@ fn beside_null(
         .collect()
 }
 
-/// A request that does nothing, where no thread on another processor is woken up, beside one where a thread may be: so far ahead
-/// the null would be of itself.
+/// A request that does nothing, where no thread on another processor is woken up, beside one where a thread may be: the
+/// null's gain over itself.
 fn null_alone(measured: &Measured, mounts: &Mounts, figure: usize) -> Option<Row> {
     let null = mounts.tako.len();
     let names = ("  null, one processor, mean", "null, mean");
@@ -214,7 +215,7 @@ fn bar_of(transport: usize, bar: f64) -> Option<f64> {
     (transport == 0).then_some(bar)
 }
 
-/// How rows say which transport they are about.
+/// Name of a row with its transport.
 fn named(name: &str, mount: &Mount) -> String {
     format!("{name}, {}", mount.label)
 }

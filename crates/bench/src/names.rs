@@ -79,7 +79,7 @@ fn create_and_unlink(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
     ])
 }
 
-/// How a file on tmpfs is created.
+/// Flags for creating a file on tmpfs.
 pub const CREATE: OFlags = OFlags::CREATE
     .union(OFlags::EXCL)
     .union(OFlags::RDWR)
@@ -145,11 +145,11 @@ fn rename(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
 
 /// Names that come and go at once in [`flat`].
 const BATCH: u64 = 100;
-/// How often they do in a round.
+/// Batches in a round.
 const BATCHES: u64 = 20;
 
-/// In a directory with many files, beside one with few: names that were not there before come, and go again, and those
-/// that stay are looked at. And lines of as much memory, which say what the processor's caches are worth.
+/// In a directory with many files, beside one with few: new names are created and removed, and existing ones are looked
+/// up. And accesses to as much plain memory, which show the effect of the processor's caches.
 fn flat(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
     let [few, many] = bench.scale.flat_files;
     let sides = [few, many].map(|files| flat_sides(bench.scale.pool_length, files));
@@ -227,10 +227,10 @@ fn flat_sides(pool_length: u64, files: u64) -> Result<(Side<'static>, Side<'stat
     Ok((side, memory))
 }
 
-/// The lines that a create and a stat cannot do without, in plain memory: random ones, of as many bytes as leaves and
-/// inodes take. A create reads a line of a leaf, and a second line that the first one points to; flushes six lines behind the last
-/// ones; and stores to the former and to an inode behind the last one. A stat reads a word in as many as there are files,
-/// and then the lines that this tells of: two of a leaf and two of an inode.
+/// The lines that a create and a stat need at least, in plain memory: random ones, of as many bytes as leaves and
+/// inodes take. A create reads a line of a leaf, and a second line that the first one points to; flushes six lines
+/// after the last ones; and stores to the former and to an inode after the last one. A stat reads a word in as many as
+/// there are files, and then the lines that it refers to: two of a leaf and two of an inode.
 fn memory_side(leaves_length: u64, files: u64) -> Result<Side<'static>, Error> {
     const LEAF: u64 = 4096;
     const LINES: u64 = LEAF / LINE as u64;

@@ -1,4 +1,4 @@
-//! How long a thread waits at most while another one makes huge files and deletes them.
+//! Greatest wait of a thread while another one makes huge files and deletes them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -26,7 +26,7 @@ pub const WORKLOADS: [Workload; 2] = [
 const HUGE: &[u8] = b"huge";
 const BLOCK: u64 = store::BLOCK as u64;
 
-/// The longest waits are what this is about.
+/// The longest waits matter here.
 const SHARES: [(&str, f64); 3] = [("p50", 0.5), ("p99.9", 0.999), ("longest", 1.0)];
 
 /// Makes a huge file of the name [`HUGE`] in the root.

@@ -1,4 +1,4 @@
-//! What the rows above are made of.
+//! Primitives of the rows above.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -20,7 +20,7 @@ pub const WORKLOADS: [Workload; 1] = [Workload {
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
 
-/// At random places of a range as long as the files above, but for those that say otherwise.
+/// At random positions of a range as long as the files above, except where stated.
 fn measure(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
     let length = bench.scale.file_length;
     let region = &Region::memory(length, false)?;

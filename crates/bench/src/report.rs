@@ -1,4 +1,4 @@
-//! What came out, as a table or as JSON.
+//! The results, as a table or as JSON.
 
 use std::fmt::Write;
 
@@ -7,9 +7,9 @@ use serde::Serialize;
 /// A value and its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Quantity {
-    /// How many.
+    /// The number.
     pub value: f64,
-    /// Of what: `ns`, `bytes`, `bytes/s` or `/s`.
+    /// Unit: `ns`, `bytes`, `bytes/s` or `/s`.
     pub unit: &'static str,
 }
 
@@ -18,30 +18,30 @@ pub struct Quantity {
 pub struct Row {
     /// The group of rows that it belongs to.
     pub group: &'static str,
-    /// What the two sides of the group's rows do: calls in this process or system calls, and how they wait.
+    /// Operations of the two sides of the group's rows: calls in this process or system calls, and how they wait.
     pub sides: &'static str,
-    /// What was measured.
+    /// Name of the row.
     pub name: String,
-    /// What Tako did.
+    /// Tako's figure.
     pub tako: Quantity,
-    /// What it is compared with.
+    /// Name of the limit.
     pub limit_name: Option<String>,
-    /// What that did in the same run.
+    /// The limit's figure in the same run.
     pub limit: Option<Quantity>,
     /// Tako's speed as a multiple of the limit's: the median of the rounds' ratios.
     pub ratio: Option<f64>,
-    /// What the ratio should be at least.
+    /// Least ratio.
     pub bar: Option<f64>,
     /// Whether it is. Without a bar, it is.
     pub met: bool,
 }
 
-/// Something to know about a run.
+/// A note about a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Note {
     /// About what.
     pub name: &'static str,
-    /// What there is to know.
+    /// Text of the note.
     pub text: String,
 }
 
@@ -63,7 +63,7 @@ impl Quantity {
         Quantity::new(value, "ns")
     }
 
-    /// For people: three digits and a unit that suits.
+    /// For people: three digits and a suitable unit.
     fn to_text(self) -> String {
         let steps: &[(f64, &str)] = match self.unit {
             "ns" => &[(1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")],
@@ -142,8 +142,8 @@ impl Row {
 }
 
 impl Report {
-    /// The report for people: groups of rows, then the notes. With `with_bars`, the project's own bars stand beside the
-    /// ratios.
+    /// The report for people: groups of rows, then the notes. With `with_bars`, the project's own targets are beside
+    /// the ratios.
     pub fn to_table(&self, with_bars: bool) -> String {
         let last = if with_bars { "at least" } else { "" };
         let head = ["", "Tako", "limit", "which is", "ratio", last].map(str::to_owned);

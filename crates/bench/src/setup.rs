@@ -1,4 +1,4 @@
-//! What is measured: a pool, files in it, and the like on tmpfs.
+//! The measured objects: a pool, files in it, and their counterparts on tmpfs.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ use crate::{Error, Options};
 /// Where the limits are measured: tmpfs on every Linux.
 pub const LIMIT_DIRECTORY: &str = "/dev/shm";
 
-/// How much of everything.
+/// Sizes of the workloads.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
     /// Rounds of each side.
@@ -43,7 +43,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// What the documents show.
+    /// Sizes for the documents.
     pub const FULL: Scale = Scale {
         rounds: 31,
         effort: Duration::from_millis(20),
@@ -64,9 +64,9 @@ impl Scale {
     };
 }
 
-/// What all workloads use.
+/// Objects that all workloads use.
 pub struct Bench {
-    /// How much of everything.
+    /// Sizes of the workloads.
     pub scale: Scale,
     /// Where pools are made.
     pub directory: PathBuf,
@@ -100,7 +100,7 @@ impl Bench {
         })
     }
 
-    /// What is mounted, from the first time on that somebody asks.
+    /// The mounts, created at the first call.
     pub fn mounts(&self) -> Result<&Mounts, Error> {
         if let Some(mounts) = self.mounts.get() {
             return Ok(mounts);
@@ -110,7 +110,7 @@ impl Bench {
         Ok(self.mounts.get_or_init(|| mounts))
     }
 
-    /// A cluster and what it is compared with, from the first time on that somebody asks.
+    /// A cluster and its peers, created at the first call.
     pub fn clusters(&self) -> Result<&Places, Error> {
         if let Some(places) = self.clusters.get() {
             return Ok(places);
@@ -228,7 +228,7 @@ pub fn nameless_pool(directory: &Path, length: u64) -> Result<Region, Error> {
     Ok(Region::create(&scratch.path.join("pool"), length)?)
 }
 
-/// What removes a directory when this process ends, however it does.
+/// Removes a directory when this process ends, in any way.
 const KEEPER: &str = r#"read -r _; exec rm -rf --one-file-system -- "$1""#;
 
 /// A directory that is removed, with all that is in it, when this is dropped, or when this process is killed.
@@ -278,7 +278,7 @@ impl Drop for Scratch {
         // No caller is left to report it to.
         let _ = fs::remove_dir_all(&self.path);
         if let Some(mut keeper) = self.keeper.take() {
-            // The end of its input is what it waits for.
+            // It waits for the end of its input.
             drop(keeper.stdin.take());
             let _ = keeper.wait();
         }

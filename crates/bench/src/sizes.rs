@@ -1,4 +1,4 @@
-//! What the length of a file, and the number of files, cost.
+//! Cost of the length of a file, and of the number of files.
 
 use std::fs;
 use std::hint::black_box;
@@ -50,9 +50,9 @@ const SPARSE: u64 = 16 << 30;
 /// A quarter more time is the most that a long file may take.
 const FLAT: f64 = 0.8;
 
-/// Random pages of a file of 1 MiB, beside those of longer ones: one as long as half the pool, and one with holes
-/// and pages apart from each other, so that each is an extent. And the same in as much memory, which says what the processor's
-/// caches are worth.
+/// Random pages of a file of 1 MiB, beside those of longer ones: one as long as half the pool, and one with holes and
+/// separate pages, so that each is an extent. And the same in as much memory, which shows the effect of the processor's
+/// caches.
 fn by_length(
     bench: &Bench,
     verb: &str,
@@ -144,11 +144,11 @@ fn sparse_file(bench: &Bench, step: u64) -> Result<File, Error> {
     Ok(file)
 }
 
-/// What the process takes for files, beside what is allowed: by all that it has in memory of its own, before and after.
-/// Memory that something else gave back would be used again and not seen, so this is measured first.
+/// Memory of the process for files, beside the allowed amount: all of its private memory, before and after. Memory that
+/// was freed before would be reused without being seen, so this is measured first.
 fn memory(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let region = nameless_pool(&bench.directory, bench.scale.pool_length)?;
-    // What carries the data is there at each count, so that it is in no difference.
+    // The buffer exists at each count, so that no difference contains it.
     let mut piece = bytes(MIB as usize);
     let closed = own_memory()?;
     let file_system = format_and_open(&region)?;
@@ -183,7 +183,7 @@ fn memory(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     }
     let with_data = own_memory()?;
     let row = |what, before: u64, after: u64, count: f64, allowed: f64| {
-        // What does not fill a page may be seen or not.
+        // Amounts below a page may be seen or not.
         let each = (after.saturating_sub(before) + PAGE as u64) as f64 / count;
         let allowed = Quantity::new(allowed, "bytes");
         let row = Row::new(&format!("{name}, {what}"), Quantity::new(each, "bytes"));
@@ -193,7 +193,7 @@ fn memory(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     Ok(vec![
         row("a closed file", with_open, with_cold, cold as f64, 200.0),
         row("an open file", start, with_open, open as f64, 1024.0),
-        // What a pool takes from the start, for data or not, is counted with it.
+        // Initial memory of a pool is included.
         row(
             "a GiB of data",
             with_cold,

@@ -1,4 +1,4 @@
-//! What two threads do to each other.
+//! Mutual effects of two threads.
 
 use std::hint::black_box;
 use std::panic::resume_unwind;
@@ -170,7 +170,7 @@ fn creates(
     ])
 }
 
-/// A side like those of [`one_and_two`]: each thread creates files, of names of its own; then they go again.
+/// A side like those of [`one_and_two`]: each thread creates files with separate names; then they are removed.
 fn creating<'a>(
     names: &'a [Vec<String>; 2],
     create: impl Fn(usize, &str) -> Result<(), Error> + Sync + 'a,
@@ -253,8 +253,8 @@ pub fn at_once<T: Send>(
     })
 }
 
-/// How long a thread's small writes take: alone; while another thread writes pages to the same pool, hence to the
-/// same ring; and while it writes them to another pool, which shows what sharing the machine costs.
+/// Time of a thread's small writes: alone; while another thread writes pages to the same pool, hence to the same ring;
+/// and while it writes them to another pool, which shows the cost of sharing the machine.
 fn latency(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let (file, same_pool) = (bench.tako_file()?, bench.tako_file()?);
     let region = Region::memory(4 * bench.scale.file_length, false)?;

@@ -1,5 +1,5 @@
-//! Changes as the primary of a unit makes them: the record carries a reply, and what it frees is held back. Beside the same
-//! changes in an embedded pool.
+//! Changes as the primary of a unit makes them: the record contains a reply, and freed space is retained. Beside the
+//! same changes in an embedded pool.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -31,11 +31,11 @@ pub const WORKLOADS: [Workload; 3] = [
 
 /// A primary takes at most a quarter longer.
 const BAR: Option<f64> = Some(0.8);
-/// What stands beside the primary's figures.
+/// Name of the other side of the primary's figures.
 const LIMIT: &str = "embedded";
 /// Slots of a session, each with its reply.
 const SLOTS: u64 = 63;
-/// Changes after which the members have confirmed the records, so that what they freed is used again.
+/// Changes after which the members have confirmed the records, so that freed space is reused.
 const CONFIRMED_AFTER: u64 = 64;
 /// Most bytes of the file that is overwritten.
 const FILE_MAX: u64 = 16 << 20;
@@ -115,7 +115,7 @@ fn pools(bench: &Bench) -> Result<[Pool; 2], Error> {
 
 fn overwrites(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
     let pools = pools(bench)?;
-    // A pool has room for two such files, and for what a unit holds back.
+    // A pool has room for two such files, and for the retained space of a unit.
     let file_length = FILE_MAX.min(bench.scale.pool_length / 32);
     let mut rows = Vec::new();
     for (size, name) in [(64, "64 B overwrite"), (4096, "4 KiB overwrite")] {

@@ -1,4 +1,4 @@
-//! What can be asked for on the command line.
+//! Arguments of the command line.
 
 pub mod files;
 
@@ -33,11 +33,11 @@ pub enum Command {
     Umount(files::Umount),
     /// List the mounted pools
     Mounts,
-    /// Look for damage in a pool, without writing to it unless told to; exits with 1 if there is any left
+    /// Find damage in a pool, without writing to it unless asked to; exits with 1 if damage remains
     Check(Check),
     /// Make a pool larger, also while it is mounted
     Grow(Grow),
-    /// Tell what a pool is: identity, sizes, geometry, and what its memory survives
+    /// Show the identity, sizes and geometry of a pool, and what its memory survives
     Info {
         /// The pool file or DAX device
         pool: PathBuf,
@@ -45,7 +45,7 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Start a cluster on this host, or what is not running of it
+    /// Start a cluster on this host, or its missing processes
     Up(cluster::Up),
     /// Unmount and stop a cluster of this host
     Down(cluster::Down),
@@ -53,7 +53,7 @@ pub enum Command {
     Status(cluster::Status),
     /// Serve one node of a cluster
     Serve(cluster::Serve),
-    /// Make the keys by which the nodes of a cluster know each other
+    /// Make the keys by which the nodes of a cluster authenticate each other
     Keys {
         #[command(subcommand)]
         command: Keys,
@@ -110,7 +110,7 @@ pub enum Command {
     },
 }
 
-/// How to make a pool.
+/// Options for making a pool.
 #[derive(Args)]
 pub struct Mkfs {
     /// The pool file, or a DAX device
@@ -121,7 +121,7 @@ pub struct Mkfs {
     /// Overwrite a pool with all its files, or a device that holds other data
     #[arg(long)]
     pub force: bool,
-    /// How many files there can be at least [default: one for each 16 KiB]
+    /// Least number of files [default: one for each 16 KiB]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     pub inodes: Option<u64>,
     /// Keep no checksums of file contents
@@ -129,7 +129,7 @@ pub struct Mkfs {
     pub no_data_checksums: bool,
 }
 
-/// How to make a pool larger.
+/// Options for making a pool larger.
 #[derive(Args)]
 pub struct Grow {
     /// The pool file, or a DAX device
@@ -147,28 +147,28 @@ pub enum Keys {
         /// The directory to make
         #[arg(value_name = "DIR")]
         directory: PathBuf,
-        /// What the first node is called [default: the name of this host]
+        /// Name of the first node [default: the name of this host]
         name: Option<String>,
     },
     /// Make keys for another node
     Issue {
-        /// What `tako keys init` made
+        /// Directory made by `tako keys init`
         #[arg(value_name = "DIR")]
         directory: PathBuf,
-        /// What the node is called
+        /// Name of the node
         name: String,
     },
-    /// Take back all keys that were made for a node until now
+    /// Revoke all keys that were made for a node so far
     Revoke {
-        /// What `tako keys init` made
+        /// Directory made by `tako keys init`
         #[arg(value_name = "DIR")]
         directory: PathBuf,
-        /// What the node is called
+        /// Name of the node
         name: String,
     },
 }
 
-/// How to mount.
+/// Options for mounting.
 #[derive(Args)]
 pub struct Mount {
     /// The pool file or DAX device; with -o remount, the mounted directory
@@ -187,7 +187,7 @@ pub struct Mount {
     pub detached: bool,
 }
 
-/// How to check.
+/// Options for checking.
 #[derive(Args)]
 pub struct Check {
     /// The pool file
@@ -200,7 +200,7 @@ pub struct Check {
     pub repair: bool,
 }
 
-/// What to measure.
+/// Options for measuring.
 #[derive(Args)]
 pub struct Bench {
     /// Only the measurements with this in their name or their group's
@@ -208,7 +208,7 @@ pub struct Bench {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Show the project's own bars beside the ratios
+    /// Show the project's own targets beside the ratios
     #[arg(long)]
     pub bars: bool,
     /// A short run, less exact

@@ -31,7 +31,7 @@ pub fn mkdir(arguments: &Mkdir, out: &mut dyn Write) -> Outcome {
         pools::with(place, Use::Change, |side| {
             let mut make = |path: &Path, permissions: u32| -> Outcome {
                 side.make_directory(path, permissions)?;
-                // The kernel takes the mask away from what was asked for.
+                // The kernel removes the mask from the requested bits.
                 if arguments.mode.is_some() && path == place.path {
                     set_permissions(side, place, permissions)?;
                 }
@@ -59,7 +59,7 @@ fn set_permissions(side: &dyn Side, place: &PoolPlace, permissions: u32) -> Outc
         .map_err(|error| error.at(place))
 }
 
-/// Makes a directory and those above it that are missing, with permissions of their own.
+/// Makes a directory and its missing parents, with separate permissions.
 fn make_all(
     side: &dyn Side,
     place: &PoolPlace,

@@ -1,4 +1,4 @@
-//! The channel to the process that serves a mount: what is asked of a pool that this process has open.
+//! The channel to the process that serves a mount: requests about a pool that this process has open.
 //!
 //! A socket in the abstract namespace. Its name holds device and inode of the pool's file: it ends with its process, and a
 //! copy of a pool has another one. A request is one line, and so is the answer. Only root and the user that mounted the pool
@@ -40,7 +40,7 @@ pub const YES: &str = "yes";
 pub const NO: &str = "no";
 const DONE: &str = "done";
 
-/// What the channel of a mount works on.
+/// State that the channel of a mount works on.
 pub struct Served {
     pub file_system: FileSystem,
     pub store: Arc<Store>,
@@ -59,7 +59,7 @@ fn is_trusted(stream: &UnixStream) -> bool {
     socket_peercred(stream).is_ok_and(|peer| peer.uid.is_root() || peer.uid == geteuid())
 }
 
-/// Answers what is asked of the pool, on a thread that sleeps until somebody asks.
+/// Answers requests about the pool, on a thread that blocks until one arrives.
 pub fn serve(pool: &Path, served: Served) -> io::Result<()> {
     let path = pool.to_owned();
     let listener = UnixListener::bind_addr(&address(pool)?)?;
@@ -69,7 +69,7 @@ pub fn serve(pool: &Path, served: Served) -> io::Result<()> {
                 // A client that does not wait for the answer goes without it.
                 Ok(stream) if is_trusted(&stream) => drop(answer(stream, &path, &served)),
                 Ok(_) => {}
-                // No client can connect any more, which its own error tells it. The mount goes on.
+                // No client can connect any more, which its own error reports. The mount continues.
                 Err(_) => return,
             }
         }
@@ -90,7 +90,7 @@ fn answer(mut stream: UnixStream, pool: &Path, served: &Served) -> io::Result<()
     stream.write_all(format!("{}\n", answer.replace('\n', " ")).as_bytes())
 }
 
-/// Does what is asked, and returns the answer. `None`: it is not understood.
+/// Executes a request, and returns the answer. `None`: it is unknown.
 fn execute(asked: &str, pool: &Path, served: &Served) -> Option<String> {
     if let Some(length) = asked.strip_prefix(GROW) {
         return Some(match served.file_system.grow(length.parse().ok()?) {

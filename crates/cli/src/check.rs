@@ -14,7 +14,7 @@ use crate::info::write_json;
 use crate::pools::mounted_at;
 use crate::progress::while_working;
 
-/// What a check found, as JSON names it.
+/// Findings of a check, named as in JSON.
 #[derive(Serialize)]
 struct Report {
     pool: String,
@@ -37,7 +37,7 @@ struct Finding {
     block: Option<u64>,
 }
 
-/// How a check ended.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// Findings that were repaired.
@@ -133,7 +133,7 @@ fn available_memory() -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-/// Why a pool cannot be opened: one that is mounted is not checked through its mount.
+/// Why a pool cannot be opened: a mounted one is not checked through its mount.
 fn refused(pool: &Path, error: pmem::Error) -> Failure {
     match (&error, mounted_at(pool)) {
         (pmem::Error::Busy { .. }, Some(directory)) => {
@@ -162,10 +162,10 @@ fn repair(arguments: &Check) -> Result<store::Repair, Failure> {
                     left: report,
                 });
             }
-            // Repair says of an error whether it has to stay.
+            // Repair states of an error whether it has to stay.
             _ => {}
         },
-        // Of a DAX device there is no private mapping.
+        // A DAX device has no private mapping.
         Err(pmem::Error::SharedOnly { .. }) => {}
         Err(error) => return Err(refused(&arguments.pool, error)),
     }

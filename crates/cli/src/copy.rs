@@ -15,7 +15,7 @@ use crate::pools::{self, Sides, Use};
 use crate::progress::Copied;
 use crate::side::{Found, Side, Spot, Trouble, is_directory, names};
 
-/// Bytes that are moved at a time: what the store writes atomically.
+/// Bytes that are moved at a time: the length that the store writes atomically.
 const PIECE: usize = 1 << 20;
 /// Access control lists are part of the permissions.
 const LISTS: &[u8] = b"system.posix_acl_";
@@ -36,7 +36,7 @@ pub fn cat(places: &[PoolPlace], out: &mut dyn Write) -> Outcome {
     Ok(())
 }
 
-/// What to copy and to keep.
+/// Parts to copy and to preserve.
 #[derive(Clone, Copy)]
 struct Wishes {
     recursive: bool,
@@ -225,7 +225,7 @@ impl Copier<'_> {
         Ok(())
     }
 
-    /// Removes what a link or a special file replaces.
+    /// Removes the file that a link or a special file replaces.
     fn make_way(&self, to: &End<'_>, there: Option<&Found>) -> Outcome {
         match there {
             Some(found) if !is_directory(found) => to.side.remove_path(&to.path, false),

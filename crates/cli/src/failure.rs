@@ -1,4 +1,4 @@
-//! How a command fails.
+//! Failures of a command.
 
 use std::fmt::Display;
 use std::io;
@@ -15,9 +15,9 @@ pub type Outcome = Result<(), Failure>;
 pub enum Failure {
     /// The operation failed. One sentence: what, where, and what to do.
     Failed(String),
-    /// This cannot be asked for. One sentence too.
+    /// An invalid request, as one sentence.
     Usage(String),
-    /// All was said already.
+    /// Everything was already printed.
     Silent,
     /// The reader of the output has ended, which is no failure: `tako cat … | head`.
     NoReader,
@@ -28,7 +28,7 @@ impl Failure {
     pub fn at(place: impl Display, error: &client::Error) -> Failure {
         let reason = error.cause().to_string();
         let advice = match reason.contains("; ") {
-            // The reason says what to do.
+            // The reason includes the remedy.
             true => String::new(),
             false => format!("; {}", advice(error.errno())),
         };
@@ -58,7 +58,7 @@ impl Failure {
         }
     }
 
-    /// Tells the user, and the exit code for it.
+    /// Prints the failure, and returns its exit code.
     pub fn report(self) -> ExitCode {
         let (sentence, code) = match self {
             Failure::NoReader => return ExitCode::SUCCESS,
@@ -67,13 +67,13 @@ impl Failure {
             Failure::Usage(sentence) => (sentence, 2),
         };
         use io::Write;
-        // There is nowhere left to say that this could not be said.
+        // There is no other output to report this failure.
         let _ = writeln!(io::stderr(), "tako: {sentence}");
         ExitCode::from(code)
     }
 }
 
-/// Failures to write the output: all others know where they happened.
+/// Failures to write the output: all others contain their location.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Failure {
         match error.kind() {
@@ -119,7 +119,7 @@ pub fn reason(error: &io::Error) -> String {
     first.into_iter().chain(characters).collect()
 }
 
-/// What to do about an error number on a command line.
+/// Advice for an error number on a command line.
 fn advice(errno: i32) -> &'static str {
     match Errno::from_raw_os_error(errno) {
         Errno::NOENT => "check the path; `tako ls` shows what a pool holds",

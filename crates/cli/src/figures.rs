@@ -28,7 +28,7 @@ pub fn show_size(bytes: u64) -> String {
     let mut size = bytes as f64;
     let mut unit = "B";
     for larger in UNITS {
-        // What would be rounded to four digits is shown in the next unit.
+        // A value that would be rounded to four digits is shown in the next unit.
         if size < 999.5 {
             break;
         }
@@ -144,7 +144,7 @@ pub fn show_mode(attributes: &Attributes) -> String {
     mode
 }
 
-/// What a kind is called.
+/// Name of a kind.
 pub fn kind_name(kind: FileKind) -> &'static str {
     match kind {
         FileKind::Regular => "regular file",

@@ -14,7 +14,7 @@ use crate::channel;
 use crate::failure::{Failure, Outcome};
 use crate::figures::{show_size, show_time};
 
-/// What there is to know about a pool as a whole.
+/// Information about a pool as a whole.
 #[derive(Serialize, Deserialize)]
 pub struct Info {
     pool: String,
@@ -29,7 +29,7 @@ pub struct Info {
     pool_bytes: u64,
     image_bytes: u64,
     ring_bytes: u64,
-    /// What was in the ring for recovery to read.
+    /// Bytes in the ring that recovery read.
     replayed_bytes: u64,
     group_blocks: u32,
     group_inodes: u32,
@@ -39,7 +39,7 @@ pub struct Info {
     pub bytes_available: u64,
     /// Data that several files, or places in them, have in common.
     bytes_shared: u64,
-    /// What it would take besides if each had its own.
+    /// Additional bytes if each file had its own copy.
     bytes_saved: u64,
     inodes: u64,
     pub inodes_free: u64,
@@ -71,7 +71,7 @@ impl Info {
         Info::of_store(pool, &store, start)
     }
 
-    /// What the process says that serves a mount of the pool. `None`: no process does.
+    /// Answer of the process that serves a mount of the pool. `None`: no process does.
     fn asked(pool: &Path) -> Result<Option<Info>, Failure> {
         let Some(answer) = channel::ask(pool, channel::INFO)? else {
             return Ok(None);

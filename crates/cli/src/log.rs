@@ -32,7 +32,7 @@ impl Log {
     }
 }
 
-/// A way to the daemon that keeps the system's log. What is written there at once is a line, of no facility.
+/// A connection to the daemon of the system's log. Each write is a line, of no facility.
 pub fn daemon() -> std::io::Result<UnixDatagram> {
     reach(Path::new(SYSTEM_LOG))
 }

@@ -23,7 +23,7 @@ struct Row {
     name: Vec<u8>,
     spot: Spot,
     attributes: Attributes,
-    /// Of a symbolic link, where it leads.
+    /// Target of a symbolic link.
     target: Vec<u8>,
     has_list: bool,
 }

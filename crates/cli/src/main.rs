@@ -1,8 +1,8 @@
 //! The `tako` command: pools, mounts, and files in a pool without a mount.
 //!
-//! `arguments` says what can be asked for; each command has its module; `place` tells `POOL:/path` from a path on
-//! this host, `pools` opens pools, `walk` goes through a tree,
-//! `service` is what mount(8) and the service manager expect, and `failure` is how all of them fail.
+//! `arguments` defines the command line; each command has its module; `place` distinguishes `POOL:/path` from a path on
+//! this host, `pools` opens pools, `walk` goes through a tree, `service` is the interface of mount(8) and the service
+//! manager, and `failure` is how all of them fail.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     let command = Arguments::parse().command;
     let mut out = BufWriter::new(std::io::stdout().lock());
     let outcome = run(&command, &mut out);
-    // What was printed before a failure still belongs to the user.
+    // Output printed before a failure still belongs to the user.
     let flushed = out.flush();
     match outcome.and(flushed.map_err(Into::into)) {
         Ok(()) => ExitCode::SUCCESS,

@@ -116,7 +116,7 @@ pub fn chmod(arguments: &Chmod) -> Outcome {
     let mask = mask();
     let how = (arguments.recursive, true);
     change_all(&arguments.places, how, &|attributes| {
-        // Symbolic links have no permissions of their own.
+        // Symbolic links have no separate permissions.
         let is_link = attributes.kind == FileKind::Symlink;
         let is_directory = attributes.kind == FileKind::Directory;
         let permissions = mode.apply(attributes.permissions, is_directory, mask);
@@ -131,7 +131,7 @@ pub fn chown(arguments: &Chown) -> Outcome {
     let (uid, gid) = users::parse_owner(&arguments.owner).map_err(Failure::Usage)?;
     let how = (arguments.recursive, !arguments.no_dereference);
     change_all(&arguments.places, how, &|attributes| {
-        // As chown(2) does: a program that changes hands loses its set-id bits.
+        // As chown(2) does: a program with a new owner loses its set-id bits.
         let is_program =
             attributes.kind == FileKind::Regular && attributes.permissions & 0o6000 != 0;
         let set_group = match attributes.permissions & 0o010 {

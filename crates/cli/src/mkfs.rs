@@ -70,7 +70,7 @@ pub fn run(arguments: &Mkfs, out: &mut dyn Write) -> Outcome {
     describe(pool, out)
 }
 
-/// Removes what is there of a pool if this process is asked to end before it is made.
+/// Removes an incomplete pool if this process is asked to end before it is made.
 fn remove_when_interrupted(pool: &Path) -> Result<Handle, Failure> {
     let signals = Signals::new([SIGINT, SIGTERM]);
     let mut signals =
@@ -132,7 +132,7 @@ fn check_overwriting(path: &Path, region: &Region, is_device: bool, force: bool)
     }
 }
 
-/// The failure for a file that is no pool, and what it holds as far as that is recognized.
+/// The failure for a file that is no pool, with its contents as far as they are recognized.
 fn not_a_pool(path: &Path) -> Failure {
     let holds = match signature::of_file(path) {
         Ok(Some(found)) => format!(" but holds data ({found})"),
@@ -144,7 +144,7 @@ fn not_a_pool(path: &Path) -> Failure {
     ))
 }
 
-/// How the pool is divided: as suits its size, but for what was asked for.
+/// The division of the pool: suitable for its size, except requested values.
 fn geometry(arguments: &Mkfs, length: u64) -> Result<Geometry, Failure> {
     let mut geometry = Geometry::for_length(length);
     geometry.data_checksums = !arguments.no_data_checksums;
@@ -166,7 +166,7 @@ fn geometry(arguments: &Mkfs, length: u64) -> Result<Geometry, Failure> {
     Ok(geometry)
 }
 
-/// Says what a pool has room for, and what it is good for.
+/// Prints the capacity of a pool, and what it survives.
 pub fn describe(pool: &Path, out: &mut dyn Write) -> Outcome {
     let info = Info::of(pool)?;
     let (size, inodes) = (show_size(info.bytes_available), info.inodes_free);

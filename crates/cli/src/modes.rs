@@ -130,7 +130,7 @@ impl Action {
         }
     }
 
-    /// The bits that the letters stand for, in every class.
+    /// The bits for the letters, in every class.
     fn bits(&self, old: u32, is_directory: bool) -> u32 {
         let three = match &self.what {
             What::CopyOf('u') => old >> 6,

@@ -82,7 +82,7 @@ fn is_remote(arguments: &Mount) -> bool {
     Source::is_source(arguments.source.as_os_str().as_bytes())
 }
 
-/// Serves the mount until it ends, and says when the directory is ready.
+/// Serves the mount until it ends, and reports when the directory is ready.
 fn serve(
     arguments: &Mount,
     directory: &Path,
@@ -230,7 +230,7 @@ fn let_go_of_streams() -> io::Result<()> {
     Ok(())
 }
 
-/// Starts a process that serves the mount, and returns when the directory is ready, with what that process says of it.
+/// Starts a process that serves the mount, and returns when the directory is ready, with the report of that process.
 fn start(arguments: &Mount, directory: &Path, out: &mut dyn Write) -> Outcome {
     let options = arguments
         .options
@@ -255,7 +255,7 @@ fn start(arguments: &Mount, directory: &Path, out: &mut dyn Write) -> Outcome {
                 .wait()
                 .map_err(|error| cannot("wait for the mount", error))?;
             match status.code() {
-                // It has said why.
+                // It has printed the reason.
                 Some(_) => Err(Failure::Silent),
                 None => Err(Failure::Failed(format!(
                     "the process for the mount ended by {status}; try --foreground"
@@ -266,8 +266,7 @@ fn start(arguments: &Mount, directory: &Path, out: &mut dyn Write) -> Outcome {
     }
 }
 
-/// What the child says when it is ready, whole, or what it said before it ended: either way it closes its end of the
-/// pipe.
+/// The child's report when it is ready, whole, or its output before it ended: either way it closes its end of the pipe.
 fn first_line(child: &mut Child) -> io::Result<String> {
     let mut line = String::new();
     if let Some(mut stdout) = child.stdout.take() {

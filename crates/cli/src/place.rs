@@ -27,7 +27,7 @@ pub struct PoolPlace {
 
 impl Place {
     /// Pools end at the first `:/`, or at a `:` at the end. Any other colon ends one too, unless a slash before it
-    /// says that this is a path: `./a:b`.
+    /// makes it a path: `./a:b`.
     fn parse(text: &OsStr) -> Result<Place, String> {
         let bytes = text.as_bytes();
         if Source::is_source(bytes) {
@@ -109,7 +109,7 @@ impl PoolPlace {
         }
     }
 
-    /// What lies below this directory; an empty `below` is the directory itself.
+    /// Files below this directory; an empty `below` is the directory itself.
     pub fn below(&self, below: &[u8]) -> PoolPlace {
         match below {
             b"" => self.clone(),

@@ -11,7 +11,7 @@ use crate::place::{Place, PoolPlace};
 use crate::remote::{self, RemoteOptions};
 use crate::side::{Host, Pool, Side};
 
-/// What a command does with the files of a pool.
+/// Use of a pool's files by a command.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Use {
     /// Nothing is written to the pool.
@@ -20,8 +20,8 @@ pub enum Use {
     Change,
 }
 
-/// Opens a pool without ever writing to it. A DAX device cannot be mapped in such a way and is opened as a mount
-/// would open it.
+/// Opens a pool without ever writing to it. A DAX device cannot be mapped in such a way and is opened as a mount would
+/// open it.
 fn open_to_read(pool: &Path) -> Result<FileSystem, Error> {
     match FileSystem::open_pool_private(pool) {
         Err(error) if matches!(error.cause(), Cause::Region(pmem::Error::SharedOnly { .. })) => {

@@ -59,7 +59,7 @@ impl Drop for Copied {
     }
 }
 
-/// Shows on a terminal that `what` goes on, and for how long already, while `work` runs.
+/// Shows on a terminal that `what` is in progress, and for how long already, while `work` runs.
 pub fn while_working<T>(what: String, work: impl FnOnce() -> T) -> T {
     if !stderr().is_terminal() {
         return work();

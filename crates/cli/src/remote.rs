@@ -14,7 +14,7 @@ use protocol::ClusterMap;
 use crate::failure::Failure;
 use crate::log::Log;
 
-/// How a cluster is reached, and what a write waits for.
+/// Access to a cluster, and the acknowledgement that a write waits for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteOptions {
     acknowledge: Acknowledge,

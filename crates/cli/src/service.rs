@@ -1,5 +1,5 @@
-//! What the system's own programs expect of a file system: the helpers that mount(8) and fsck(8) find, and a message to
-//! the service manager.
+//! Interface to the system's own programs: the helpers that mount(8) and fsck(8) find, and a message to the service
+//! manager.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -123,7 +123,7 @@ pub fn run_as_helper(
     Some(ExitCode::from(code))
 }
 
-/// Parses a helper's command line. If that fails, the message was printed, and the error says whether it was help.
+/// Parses a helper's command line. If that fails, the message was printed, and the error tells whether it was help.
 fn parse<T: Parser>(arguments: Vec<OsString>) -> Result<T, bool> {
     T::try_parse_from(arguments).map_err(|error| {
         // There is no other place for the message.
@@ -167,7 +167,7 @@ fn run_fsck(helper: FsckHelper) -> u8 {
     };
     let mut out = io::stdout().lock();
     let outcome = check::examine(&arguments, &mut out);
-    // The exit code says what matters.
+    // The exit code reports the result.
     let _ = out.flush();
     match outcome {
         Ok(verdict) => {
@@ -196,7 +196,7 @@ fn fsck_exit(verdict: Verdict) -> u8 {
     corrected | uncorrected
 }
 
-/// Notifies the service manager, if one waits, that what it started is ready (sd_notify(3)).
+/// Notifies the service manager, if one waits, that the started service is ready (sd_notify(3)).
 pub fn say_ready() -> io::Result<()> {
     match std::env::var_os("NOTIFY_SOCKET") {
         Some(place) => tell(&place, b"READY=1\n"),

@@ -50,7 +50,7 @@ pub struct Child {
 pub enum Trouble {
     /// The pool refused the call.
     Pool(client::Error),
-    /// The host refused the call: what was tried, as a verb, and the reason.
+    /// The host refused the call: the action, as a verb, and the reason.
     Host(&'static str, io::Error),
 }
 
@@ -63,7 +63,7 @@ impl Trouble {
         }
     }
 
-    /// Whether the file system does not have what was asked for, such as extended attributes.
+    /// Whether the file system lacks the requested feature, such as extended attributes.
     pub fn is_unsupported(&self) -> bool {
         self.errno() == Some(Errno::OPNOTSUPP)
     }
@@ -84,8 +84,7 @@ impl Trouble {
 /// A name and its value.
 pub type Xattr = (Vec<u8>, Vec<u8>);
 
-/// Where paths are looked up. Calls by path report the place in their failure, calls by [`Spot`] leave that to the
-/// caller.
+/// Lookup of paths. Calls by path report the location in their failure, calls by [`Spot`] leave that to the caller.
 pub trait Side {
     /// Returns a path as the user would write it.
     fn show(&self, path: &Path) -> String;
@@ -135,7 +134,7 @@ pub trait Side {
     /// Gives a file a further name.
     fn link(&self, from: &Path, to: &Path) -> Outcome;
 
-    /// Renames a file and replaces what has the new name.
+    /// Renames a file and replaces the one with the new name.
     fn rename(&self, from: &Path, to: &Path) -> Outcome;
 
     /// Opens a file to read it.

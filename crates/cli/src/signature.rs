@@ -1,4 +1,4 @@
-//! What a file or device holds already, by the signatures that blkid(8) knows.
+//! Contents of a file or device, by the signatures that blkid(8) knows.
 
 use std::fs::File;
 use std::io;
@@ -14,12 +14,12 @@ const PROBED: u64 = 2 << 20;
 /// Exit code of blkid(8) if it recognizes nothing.
 const NOTHING: i32 = 2;
 
-/// Returns what a file holds, such as "ext4"; `None` if nothing is recognized.
+/// Returns the contents of a file, such as "ext4"; `None` if nothing is recognized.
 pub fn of_file(path: &Path) -> io::Result<Option<String>> {
     probe(File::open(path)?)
 }
 
-/// Returns what a device holds. Its ends are copied, since a DAX device cannot be read.
+/// Returns the contents of a device. Its ends are copied, since a DAX device cannot be read.
 pub fn of_region(region: &Region) -> io::Result<Option<String>> {
     let copy: File = memfd_create("tako-signature", MemfdFlags::CLOEXEC)?.into();
     let length = region.length();
@@ -61,7 +61,7 @@ fn probe(file: File) -> io::Result<Option<String>> {
     match (output.status.code(), found.is_empty()) {
         (_, false) => Ok(Some(found)),
         (Some(0 | NOTHING), true) => Ok(None),
-        // Several signatures contradict each other, or it could not look.
+        // Several signatures contradict each other, or the probe failed.
         _ => Ok(Some("signatures that contradict each other".into())),
     }
 }

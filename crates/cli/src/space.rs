@@ -14,7 +14,7 @@ use crate::pools::{self, Use};
 use crate::side::{Side, is_directory};
 use crate::walk::{Visit, walk};
 
-/// How sizes are shown.
+/// Units of sizes.
 #[derive(Clone, Copy)]
 enum Unit {
     Short,

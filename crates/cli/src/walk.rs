@@ -9,12 +9,12 @@ use crate::failure::{Failure, Outcome};
 use crate::place::PoolPlace;
 use crate::side::{Child, Found, Side, Spot};
 
-/// What is being visited. Directories are visited twice.
+/// A visited file. Directories are visited twice.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Visit {
-    /// A directory, before what is in it.
+    /// A directory, before its contents.
     Enter,
-    /// A directory, after what is in it.
+    /// A directory, after its contents.
     Leave,
     /// Anything else.
     Leaf,

@@ -55,7 +55,7 @@ impl Node {
         }
     }
 
-    /// What another node says that does not start.
+    /// Error of another node that does not start.
     fn refused(&self, config: &str) -> String {
         let mut serve = common::command(&["serve", "--config", config]);
         serve.env("TAKO_STATE", self.scratch.path("state"));
@@ -156,7 +156,7 @@ fn a_full_cluster_says_so_keeps_what_it_has_and_takes_more_when_there_is_room() 
         }
     };
     verify(count);
-    // Room is given back, and taken again.
+    // Space is released, and taken again.
     file.set_len((count / 2 * PART) as u64).expect("it is cut");
     count /= 2;
     let mut more = File::create(directory.join("more")).expect("there is room");

@@ -1,4 +1,4 @@
-//! Pools that cannot be used: a clear error, and not a byte of them is changed.
+//! Unusable pools: a clear error, and no byte of them is changed.
 
 mod common;
 
@@ -103,7 +103,7 @@ fn a_pool_of_a_unit_is_neither_opened_nor_repaired_nor_grown() {
     ] {
         let sentence = tako(arguments).ended(1);
         assert!(
-            sentence.contains("one of a storage unit") && sentence.contains(&pool),
+            sentence.contains("belongs to a storage unit") && sentence.contains(&pool),
             "{sentence}"
         );
         assert!(fs::read(&pool).unwrap() == bytes, "{arguments:?}");
@@ -267,7 +267,7 @@ fn repair_mends_what_it_can_and_says_the_rest() {
 }
 
 #[test]
-fn what_is_no_file_is_refused() {
+fn pools_that_are_no_files_are_refused() {
     let scratch = Scratch::new();
     for path in [scratch.path(""), "/dev/null".into(), "/dev/zero".into()] {
         for arguments in [

@@ -1,4 +1,4 @@
-//! Clusters on this host: started, looked at, hit, stopped, started again.
+//! Clusters on this host: started, examined, disturbed, stopped, started again.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -90,7 +90,7 @@ fn a_stopped_primary_is_replaced_and_follows_when_it_goes_on() {
 }
 
 #[test]
-fn what_was_synced_outlives_the_primary_a_restart_and_the_mount() {
+fn synced_data_outlives_the_primary_a_restart_and_the_mount() {
     let cluster = Cluster::new();
     cluster.up(&["--nodes", "3"]);
     let directory = mounted(&cluster);
@@ -314,8 +314,8 @@ fn commands_work_on_a_cluster_without_a_mount() {
     assert!(nowhere.ends_with(sentence), "{nowhere}");
 }
 
-/// A file that is open and has no name keeps its contents across a takeover. Its blocks come back when it is closed, and when
-/// the process that has it open is killed with its mount.
+/// A file that is open and has no name keeps its contents across a takeover. Its blocks are freed when it is closed,
+/// and when the process that has it open is killed with its mount.
 #[test]
 fn space_of_removed_files_comes_back_after_a_takeover() {
     const LENGTH: usize = 4 << 20;

@@ -1,4 +1,4 @@
-//! What proves mounts of a pool, on mounts of clusters.
+//! The tests of mounted pools, on mounts of clusters.
 
 mod backing;
 mod common;

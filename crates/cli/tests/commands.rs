@@ -1,4 +1,4 @@
-//! Every command on pools without a mount, and what it refuses.
+//! Every command on pools without a mount, and its errors.
 
 mod common;
 
@@ -12,7 +12,7 @@ use std::process::Stdio;
 use common::{Scratch, command, start, tako};
 use rustix::process::{Pid, Signal};
 
-/// Runs a command that must succeed, and returns what it prints.
+/// Runs a command that must succeed, and returns its output.
 fn done(arguments: &[&str]) -> String {
     tako(arguments).ended(0)
 }
@@ -138,7 +138,7 @@ fn a_pool_that_is_half_made_goes_with_who_makes_it() {
     assert_eq!(ended.success(), Path::new(&pool).exists(), "{ended}");
 }
 
-/// What a command prints as JSON.
+/// Output of a command as JSON.
 fn json(arguments: &[&str]) -> serde_json::Value {
     serde_json::from_str(&done(arguments)).unwrap()
 }
@@ -229,7 +229,7 @@ fn a_tree_goes_in_and_out_unchanged() {
     let tree = scratch.path("tree");
     make_tree(&tree);
     done(&["cp", "-r", &tree, &format!("{pool}:/in")]);
-    // A second time, over what is there; and into a directory, under its own name.
+    // A second time, over existing files; and into a directory, under its own name.
     done(&["cp", "-r", &format!("{tree}/."), &format!("{pool}:/in")]);
     done(&["mkdir", &format!("{pool}:/more")]);
     done(&["cp", "-r", &tree, &format!("{pool}:/more")]);
@@ -618,7 +618,7 @@ fn benchmarks_that_are_killed_leave_no_pool() {
     }
     bench.kill().unwrap();
     bench.wait().unwrap();
-    // What removes it has the same standard error, and ends after that.
+    // The removing process has the same standard error, and ends after that.
     let mut said = String::new();
     let mut stderr = bench.stderr.take().unwrap();
     stderr.read_to_string(&mut said).unwrap();

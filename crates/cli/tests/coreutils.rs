@@ -16,7 +16,7 @@ fn done(arguments: &[&str]) -> String {
     tako(arguments).ended(0)
 }
 
-/// What a program of the system prints, in the C locale and UTC.
+/// Output of a program of the system, in the C locale and UTC.
 fn system(program: &str, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(arguments).env("LC_ALL", "C").env("TZ", "UTC");
@@ -129,7 +129,7 @@ fn an_archive_copy_keeps_what_that_of_coreutils_keeps() {
     let same = |name: &str| fs::metadata(format!("{ours}/{name}")).unwrap().ino();
     assert_eq!(same("file"), same("sub/second name"));
 
-    // Through the mount, and over what is there.
+    // Through the mount, and over existing files.
     let mount = Mounted::new(&pool, &scratch.path("directory"));
     done(&["cp", "-a", &format!("{tree}/."), &format!("{pool}:/in")]);
     assert_eq!(facts(&mount.path("in")), facts(&tree));

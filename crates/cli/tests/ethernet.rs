@@ -167,7 +167,7 @@ fn long_writes_are_received_in_the_pool_itself() {
 }
 
 #[test]
-fn what_hinders_frames_is_said_and_tcp_is_used() {
+fn obstacles_to_frames_are_reported_and_tcp_is_used() {
     let mut cluster = Cluster::prepare(Hosts::new(4), "");
     let keys = cluster.scratch.path("keys");
     let lacks = ["setpriv", "--bounding-set=-net_raw,-bpf,-sys_admin"];

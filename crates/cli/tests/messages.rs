@@ -1,5 +1,5 @@
-//! The texts of help and errors, as snapshots under `snapshots`. After a change that is meant, run the test with
-//! `INSTA_UPDATE=always` and look at the difference.
+//! The texts of help and errors, as snapshots under `snapshots`. After an intended change, run the test with
+//! `INSTA_UPDATE=always` and review the difference.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn help_is_as_reviewed() {
     }
 }
 
-/// The sentences of failing commands. Each is one line that begins with `tako: ` and says what to do.
+/// The sentences of failing commands. Each is one line that begins with `tako: ` and states what to do.
 #[test]
 fn errors_are_as_reviewed() {
     let scratch = Scratch::new();

@@ -249,7 +249,7 @@ fn a_killed_mount_is_found_by_a_link() {
 }
 
 #[test]
-fn what_cannot_be_mounted_is_refused() {
+fn invalid_mounts_are_refused() {
     let place = Background::new();
     let (pool, directory) = (&place.pool, &place.directory);
     let missing = place.scratch.path("missing");
@@ -458,7 +458,7 @@ fn a_pool_that_is_closed_soon_is_waited_for() {
     assert!(child.wait().unwrap().success());
 }
 
-/// By `mount -t tako` and by a line of fstab, in a mount namespace where the helper stands where mount(8) looks for it.
+/// By `mount -t tako` and by a line of fstab, in a mount namespace with the helper where mount(8) expects it.
 #[test]
 fn the_system_mounts_by_its_helper() {
     let place = Background::new();
@@ -544,7 +544,7 @@ fn the_service_manager_is_told() {
     }
 }
 
-/// Asks the process that serves a mount, as this user, and returns what it answers.
+/// Sends a request to the process that serves a mount, as this user, and returns its answer.
 fn ask(pool: &str, line: &str, user: u32) -> String {
     const SCRIPT: &str = "
 import os, socket, sys

@@ -123,7 +123,7 @@ fn bytes(seed: usize, length: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Writes a file in parts past the page cache, and what it was written with.
+/// Writes a file in parts past the page cache; returns the contents.
 fn write(path: &Path, seed: usize) -> Vec<u8> {
     let contents = bytes(seed, LENGTH);
     let file = OpenOptions::new()

@@ -1,5 +1,5 @@
-//! Nodes and mounts of clusters are killed, stopped and started again at random, under load: what was confirmed is there
-//! afterwards, clients saw one order of all that they did, and all members hold the same.
+//! Nodes and mounts of clusters are killed, stopped and started again at random, under load: confirmed writes are there
+//! afterwards, clients saw one order of all their operations, and all members hold the same.
 //!
 //! A failure prints its seed.
 
@@ -27,7 +27,7 @@ const CLIENTS: u32 = 2;
 /// Rounds with one cluster and one history.
 const ROUNDS: usize = 5;
 
-/// What happens in a round.
+/// Disturbances in a round.
 #[derive(Clone, Copy, Debug)]
 enum Hit {
     KillPrimary,
@@ -56,7 +56,7 @@ const HITS: [Hit; 9] = [
     Hit::RestartPrimary,
 ];
 
-/// A cluster, its mounts, and what is done there.
+/// A cluster, its mounts, and their workload.
 struct Field {
     mounts: Vec<Mounted>,
     cluster: Cluster,
@@ -122,7 +122,7 @@ impl Field {
                 work.may_have_lost(victim);
             }
             work.leave(victim);
-            // It takes away what is left of the mount.
+            // It removes the rest of the mount.
             drop(self.mounts.remove(victim));
             self.mounts.insert(victim, mount(&self.cluster, victim));
             work.mounted(victim, &self.mounts[victim].directory);

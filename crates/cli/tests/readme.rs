@@ -17,7 +17,7 @@ use hosts::Hosts;
 
 /// Machines that the README names: 10.0.0.1 to 10.0.0.4.
 const MACHINES: usize = 4;
-/// How long a command may take on a busy machine.
+/// Time limit of a command on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// In place of scp: each machine's directory is beside that of the others.
 const SCP: &str = "scp() {
@@ -73,7 +73,7 @@ impl Shell {
         shell
     }
 
-    /// Runs a line, expects success, and returns what it printed.
+    /// Runs a line, expects success, and returns its output.
     fn run(&mut self, line: &str) -> String {
         writeln!(self.input, "{line}\necho \"ended $?\"").expect("the shell runs");
         let mut printed = String::new();
@@ -119,7 +119,7 @@ fn commands() -> Vec<(Vec<usize>, String)> {
     commands
 }
 
-/// Waits until the nodes serve and are in sync. What they report until then is in the failure.
+/// Waits until the nodes serve and are in sync. The failure contains their reports until then.
 fn wait_until_served(nodes: &mut [Shell]) {
     let start = Instant::now();
     loop {
@@ -193,7 +193,7 @@ fn the_unit_of_systemd_starts_a_node() {
             .next()
             .is_some_and(|program| program.ends_with("/tako"))
     );
-    // The program takes the arguments, and finds no such configuration.
+    // The program accepts the arguments, and finds no such configuration.
     let refused = common::tako(&words.collect::<Vec<_>>()).ended(1);
     assert!(refused.contains("n1.toml"), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! Files and directories by inode: what the path API and open files are built on.
+//! Files and directories by inode: the layer below the path API and open files.
 //!
 //! A backend is an enum, and so is the handle of an inode: a call costs one comparison more than the store's own.
 //! [`Embedded`] works on a pool of this process, [`Remote`] on a cluster.
@@ -82,7 +82,7 @@ impl Backend {
         }
     }
 
-    /// Prefetches what a lookup of this name needs.
+    /// Prefetches the data for a lookup of this name.
     #[inline]
     pub(crate) fn expect(&self, name: &[u8]) {
         match self {
@@ -91,7 +91,7 @@ impl Backend {
         }
     }
 
-    /// The directory of this name in `directory`, if it was looked up lately and still has the name.
+    /// The directory of this name in `directory`, if it was looked up recently and still has the name.
     #[inline]
     pub(crate) fn known_subdirectory(&self, directory: &Inode, name: &[u8]) -> Option<Inode> {
         match (self, directory) {

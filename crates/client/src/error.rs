@@ -1,4 +1,4 @@
-//! What can go wrong, and the one place where it becomes an errno.
+//! Errors, and the one place where an error becomes an errno.
 
 use std::fmt;
 use std::path::Path;
@@ -67,7 +67,7 @@ pub enum Cause {
         "the root directory, '.' and '..' can be neither renamed nor removed; name the entry itself"
     )]
     FixedName,
-    /// A pipe, a socket or a device, whose other side is not in the file system.
+    /// A pipe, a socket or a device, which the file system does not serve.
     #[error("a pipe, socket or device can only be opened through a mount")]
     SpecialFile,
 }
@@ -97,7 +97,7 @@ impl Error {
         &self.cause
     }
 
-    /// The errno that stands for this error: the only mapping there is.
+    /// Returns the errno for this error: the only mapping there is.
     pub fn errno(&self) -> i32 {
         match &self.cause {
             Cause::Store(error) => code_errno(error.code()),

@@ -181,8 +181,8 @@ impl File {
         Ok(count)
     }
 
-    /// Where in the pool the byte at `offset` is, or the next one behind it that has a place: to be asked again with the
-    /// end of what is returned.
+    /// Location in the pool of the byte at `offset`, or of the next allocated one: call it again with the end of the
+    /// result.
     pub fn next_extent(&self, offset: u64) -> Result<Option<FileExtent>, Error> {
         Ok(self.backend.next_extent(&self.inode, offset)?)
     }
@@ -244,7 +244,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // An inode that cannot be given back now is reclaimed when the pool is opened again.
+        // An inode that cannot be released now is reclaimed when the pool is opened again.
         let _ = self.backend.release(&self.inode, 1);
     }
 }

@@ -50,7 +50,7 @@ impl FileSystem {
         FileSystem::open_path(path, Access::ReadWrite, Options::default())
     }
 
-    /// The same for who answers requests of the kernel, each between two system calls.
+    /// The same for a server of kernel requests, each between two system calls.
     pub fn open_pool_for_requests(path: &Path) -> Result<FileSystem, Error> {
         let options = Options {
             between_system_calls: true,
@@ -59,7 +59,7 @@ impl FileSystem {
         FileSystem::open_path(path, Access::ReadWrite, options)
     }
 
-    /// Looks into the pool at `path` without ever writing to it: changes stay in this process.
+    /// Opens the pool at `path` without ever writing to it: changes stay in this process.
     pub fn open_pool_private(path: &Path) -> Result<FileSystem, Error> {
         FileSystem::open_path(path, Access::Private, Options::default())
     }
@@ -76,7 +76,7 @@ impl FileSystem {
         FileSystem::over(Backend::Embedded(Embedded::new(store)))
     }
 
-    /// The file system of a cluster. Its changes are acknowledged as `acknowledge` says.
+    /// The file system of a cluster. Its changes are acknowledged by the rule of `acknowledge`.
     pub fn remote(requests: Arc<dyn Requests>, acknowledge: Acknowledge) -> FileSystem {
         FileSystem::over(Backend::Remote(Remote::new(requests, acknowledge)))
     }
@@ -86,23 +86,23 @@ impl FileSystem {
         matches!(self.backend, Backend::Remote(_))
     }
 
-    /// Sets what takes recalls of leases, or nothing. While there is a listener, outcomes may be kept for as long as
-    /// [`Validity`](crate::leases::Validity) says. A pool of this process recalls nothing.
+    /// Sets the receiver of lease recalls, or removes it. While there is a listener, outcomes may be cached for as long
+    /// as [`Validity`](crate::leases::Validity) states. A pool of this process recalls nothing.
     pub fn on_recall(&self, listener: Option<Box<dyn Fn(Recall) + Send>>) {
         if let Backend::Remote(remote) = &self.backend {
             remote.on_recall(listener);
         }
     }
 
-    /// The caches keep nothing any more of what was recalled.
+    /// Reports that the caches have dropped the recalled contents.
     pub fn invalidated(&self, recall: &Recall) {
         if let Backend::Remote(remote) = &self.backend {
             remote.invalidated(recall);
         }
     }
 
-    /// Ends the session with a cluster: calls that wait fail, and so does every later one. A pool of this process does not
-    /// wait, and goes on.
+    /// Ends the session with a cluster: calls that wait fail, and so does every later one. A pool of this process does
+    /// not wait, and continues.
     pub fn abandon(&self) {
         if let Backend::Remote(remote) = &self.backend {
             remote.end();
@@ -128,8 +128,8 @@ impl FileSystem {
         Ok(self.backend.close()?)
     }
 
-    /// Makes the pool `length` bytes long, while others go on using it. What a crash leaves is as long as before, or as
-    /// after.
+    /// Makes the pool `length` bytes long, while others continue to use it. After a crash it has the old length or the
+    /// new one.
     ///
     /// # Errors
     /// It is longer already ([`Cause::Shrinks`]), it is in a cluster ([`Cause::NotEmbedded`]), its medium has no room, or it is one of a unit.
@@ -156,12 +156,12 @@ impl FileSystem {
         }
     }
 
-    /// How large the file system is and how much of it is free.
+    /// Returns the size of the file system and its free space.
     pub fn statistics(&self) -> Result<Statistics, Error> {
         Ok(self.backend.statistics()?)
     }
 
-    /// Enters as one who locks files, beside all others who do.
+    /// Registers a user that locks files, beside all others.
     pub fn lock_user(&self) -> LockUser {
         let remote = match &self.backend {
             Backend::Remote(remote) => Some(remote),
@@ -285,8 +285,8 @@ impl FileSystem {
             .read_directory_held(&self.node(number)?, cookie, visit)?)
     }
 
-    /// Takes from a file that is changed what it could do as another: its capabilities, and, if `set_id`, its set-user and
-    /// set-group bits.
+    /// Removes the privileges of a file that is changed: its capabilities, and, if `set_id`, its set-user and set-group
+    /// bits.
     pub fn drop_privileges(&self, number: u64, set_id: bool) -> Result<(), Error> {
         Ok(self.backend.drop_privileges(&self.node(number)?, set_id)?)
     }
@@ -329,7 +329,7 @@ impl FileSystem {
         Ok(self.backend.read_noted(&self.node(number)?, offset, into)?)
     }
 
-    /// Notes that somebody read a file or directory: its access time changes if it changed since, or after a day.
+    /// Records a read of a file or directory: its access time changes if it changed since, or after a day.
     pub fn note_read(&self, number: u64) -> Result<(), Error> {
         Ok(self.backend.note_read(&self.node(number)?)?)
     }
@@ -405,8 +405,8 @@ impl FileSystem {
         Ok(self.open_node(self.node(number)?, flags)?)
     }
 
-    /// Opens a new file without a name, which is gone when it is closed. Unless the flags are exclusive,
-    /// [`FileSystem::link`] can give it a name before that. In all else it is like what is made in `directory`.
+    /// Opens a new file without a name, which is freed when it is closed. Unless the flags are exclusive,
+    /// [`FileSystem::link`] can give it a name before that. Otherwise it is like a file created in `directory`.
     pub fn create_unnamed(
         &self,
         directory: u64,
@@ -447,7 +447,7 @@ impl FileSystem {
         Ok(self.backend.hold(&self.node(number)?)?)
     }
 
-    /// Gives back `count` holds.
+    /// Releases `count` holds.
     pub fn release(&self, number: u64, count: u64) -> Result<(), Error> {
         Ok(self.backend.release(&self.node(number)?, count)?)
     }
@@ -514,7 +514,8 @@ impl FileSystem {
     }
 }
 
-/// Whether a file with flags may be opened like this. The store sees to each change; this says it early, as Linux does.
+/// Whether a file with flags may be opened in this way. The store checks each change; this reports it early, as Linux
+/// does.
 fn check_flags(own: FileFlags, flags: OpenFlags) -> Result<(), ErrorCode> {
     let grows = flags.append && !flags.truncate;
     let changes = flags.write || flags.truncate;
@@ -524,11 +525,11 @@ fn check_flags(own: FileFlags, flags: OpenFlags) -> Result<(), ErrorCode> {
     Ok(())
 }
 
-/// How often an operation starts over because other threads removed what it had found.
+/// How often an operation restarts because other threads removed what it had found.
 const ATTEMPTS_MAX: u32 = 1000;
 
-/// Does `work` again as long as what it finds by name has been removed when it gets there: then the name has gone too,
-/// or leads elsewhere. Damage that looks the same ends the attempts.
+/// Repeats `work` as long as the file found by name has been removed when `work` reaches it: then the name is gone too,
+/// or has another target. Damage that looks the same ends the attempts.
 pub(crate) fn settle<T>(work: impl Fn() -> Result<T, Cause>) -> Result<T, Cause> {
     let mut attempts = 1;
     loop {

@@ -1,7 +1,7 @@
-//! What a front end may keep of the outcomes of calls without asking again, and the recall of that.
+//! Caching of outcomes of calls in a front end, and its recall.
 //!
-//! The thread that made a call finds here what it may keep of the outcome. Only a front end that has set a listener for
-//! recalls ([`crate::FileSystem::on_recall`]) is granted anything.
+//! The thread that made a call finds here how long it may cache the outcome. Only a front end that has set a listener
+//! for recalls ([`crate::FileSystem::on_recall`]) is granted anything.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) struct Kept {
     pub(crate) covers: Covers,
 }
 
-/// For how long parts of an outcome may be kept.
+/// How long parts of an outcome may be cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Validity {
     /// Attributes of the file that was asked about, or the entries of the directory.
@@ -37,7 +37,7 @@ pub struct Validity {
     pub listed: Duration,
 }
 
-/// Notes what this thread may keep of the outcome that it has got.
+/// Records what this thread may cache of its outcome.
 pub(crate) fn note(kept: Option<Kept>) {
     LAST.set(kept);
 }
@@ -48,7 +48,7 @@ impl Validity {
         note(None);
     }
 
-    /// Of the last call that this thread has made.
+    /// Returns the validity of this thread's last call.
     pub fn of_last() -> Validity {
         let Some(Kept { until, covers }) = LAST.get() else {
             return Validity::default();
@@ -63,7 +63,7 @@ impl Validity {
     }
 }
 
-/// A lease that has to end: caches drop what they keep of this inode, and then the recall is answered with
+/// A lease that has to end: caches drop their contents of this inode, and then the recall is answered with
 /// [`crate::FileSystem::invalidated`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recall {

@@ -1,20 +1,41 @@
 //! The file system as a library: the one interface that every front end uses.
 //!
-//! The path API (path walk, open flags, positions, locks) stands on calls by inode, which a backend executes. The embedded
-//! backend is a pool in this process: the calling thread does the work in the store, nothing is handed over to another
-//! thread, and reading and writing take no locks but the store's own.
+//! ```
+//! use client::{FileSystem, Geometry, OpenFlags, Options, Region};
+//!
+//! # fn main() -> Result<(), client::Error> {
+//! let region = Region::memory(16 << 20, false)?;
+//! FileSystem::format_region(&region, &Geometry::for_length(16 << 20))?;
+//! let files = FileSystem::open_region(region, Options::default())?;
+//!
+//! files.make_directory("notes", 0o755)?;
+//! let flags = OpenFlags { create: true, ..OpenFlags::READ_WRITE };
+//! let file = files.open("notes/first", flags, 0o644)?;
+//! file.write_at(b"persistent when it returns", 0)?;
+//!
+//! let mut start = [0; 10];
+//! file.read_at(&mut start, 0)?;
+//! assert_eq!(&start, b"persistent");
+//! assert_eq!(files.list("notes")?[0].name, b"first");
+//! files.close()
+//! # }
+//! ```
+//!
+//! The path API (path walk, open flags, positions, locks) uses calls by inode, which a backend executes. The embedded
+//! backend is a pool in this process: the calling thread does the work in the store, hands nothing over to another
+//! thread, and reading and writing take only the store's locks.
 //!
 //! - [`FileSystem`]: calls by inode number (`file_system`), for front ends that keep names themselves, and by path
 //!   (`path`, over the walk in `path::walk`);
-//! - `backend`: the calls by inode, and what executes them;
+//! - `backend`: the calls by inode, and their execution;
 //! - [`File`]: an open file with its shared position;
 //! - [`OpenFlags`]: how to open it;
-//! - [`Lock`]: what users of a file ask each other to respect (`locks`);
-//! - [`Requests`]: the way of operations to a cluster (`requests`);
-//! - [`leases`]: what may be kept of outcomes, and until when;
+//! - [`Lock`]: advisory locks of files (`locks`);
+//! - [`Requests`]: transport of operations to a cluster (`requests`);
+//! - [`leases`]: caching of outcomes, and its limits;
 //! - [`network`]: a session with a cluster, and [`Source`]: how users name one;
 //! - [`state_directory`]: where the clusters of this host are (`state`);
-//! - [`Error`]: what went wrong and where, and its errno.
+//! - [`Error`]: the failure, its location, and its errno.
 
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,11 @@
-//! Locks that users of files ask each other to respect: of ranges of bytes, as fcntl(2) has them, and of whole files, as
-//! flock(2) has them. The two kinds do not know each other, and neither keeps anybody from reading or writing.
+//! Advisory locks of files: of ranges of bytes, as in fcntl(2), and of whole files, as in flock(2). The two kinds are
+//! independent, and neither prevents reading or writing.
 //!
-//! A file system has one table. Whoever locks enters it as a user ([`LockUser`]): a mount, or a program beside it. A wait
-//! holds up no thread: what becomes of it is told to a function, by the thread that ends it.
+//! A file system has one table. A program that locks enters it as a user ([`LockUser`]): a mount, or a program beside
+//! it. A wait blocks no thread: its result is passed to a function, by the thread that ends it.
 //!
-//! A cluster has a table of its own, which decides (`remote`). That of this process then has what its users hold there, for
-//! finding waits that would wait for each other.
+//! A cluster has a separate table, which decides (`remote`). The table of this process then has the locks of its users
+//! there, to detect deadlocks among them.
 
 mod remote;
 
@@ -24,7 +24,7 @@ use remote::{Remotely, Turns};
 /// Why a lock is neither held nor waited for.
 #[derive(Debug)]
 pub enum NotLocked {
-    /// The wait would never end: whoever is in the way waits for its owner.
+    /// The wait would never end: the holder of the conflicting lock waits for its owner.
     Deadlock,
     /// The cluster refused it, or gave no answer.
     Failed(Error),
@@ -84,7 +84,7 @@ struct Wait {
     wake: LockWake,
 }
 
-/// One who locks. When it is dropped, its locks are gone, and its waits end without one.
+/// A user of locks. When it is dropped, its locks are released, and its waits end without one.
 pub struct LockUser {
     table: Arc<LockTable>,
     user: u64,
@@ -145,7 +145,7 @@ impl FileLocks {
         self.held.append(&mut rests);
     }
 
-    /// Enters a lock that nobody is in the way of.
+    /// Enters a lock without a conflict.
     fn enter(&mut self, wanted: &Held) {
         self.cut(wanted);
         let mut whole = *wanted;
@@ -162,7 +162,7 @@ impl FileLocks {
 }
 
 impl State {
-    /// Takes a lock if nobody is in the way.
+    /// Takes a lock if there is no conflict.
     fn take(&mut self, number: u64, wanted: &Held) -> bool {
         let file = self.files.entry(number).or_default();
         if wanted.lock.space == LockSpace::Whole {
@@ -179,7 +179,7 @@ impl State {
         is_free
     }
 
-    /// Whether who is in the way of `wanted` waits for its owner, directly or by others.
+    /// Whether a holder that conflicts with `wanted` waits for its owner, directly or through others.
     fn would_wait_for_itself(&self, number: u64, wanted: &Held) -> bool {
         if wanted.lock.space == LockSpace::Whole {
             return false;
@@ -203,12 +203,12 @@ impl State {
         false
     }
 
-    /// Gives a file's locks to those who wait, in the order in which they came, as far as they are free.
+    /// Grants a file's locks to waiting users, in the order of their requests, as far as they are free.
     fn grant(&mut self, number: u64, ended: &mut Vec<LockWake>) {
         let Some(file) = self.files.get_mut(&number) else {
             return;
         };
-        // A lock that replaces a stronger one lets in others, who may have come before.
+        // A lock that replaces a stronger one admits others, which may have come before.
         let mut has_changed = file.waits > 0;
         while mem::take(&mut has_changed) {
             let is_free = |wait: &Wait| {
@@ -229,7 +229,7 @@ impl State {
         }
     }
 
-    /// Takes away what `goes` says of a file, and gives it to others.
+    /// Removes the locks of a file selected by `goes`, and grants them to others.
     fn remove(&mut self, number: u64, goes: impl Fn(&Held) -> bool, ended: &mut Vec<LockWake>) {
         let Some(file) = self.files.get_mut(&number) else {
             return;
@@ -297,7 +297,7 @@ impl LockUser {
         }
     }
 
-    /// Changes the table, and then tells those whose waits have ended, when it is free again.
+    /// Changes the table, and then notifies the users of ended waits, when the table is unlocked.
     fn change<T>(&self, work: impl FnOnce(&mut State, &mut Vec<LockWake>) -> T) -> T {
         let mut ended = Vec::new();
         let result = work(&mut self.table.state.lock(), &mut ended);
@@ -319,7 +319,7 @@ impl LockUser {
         Ok(found.map(|held| held.lock))
     }
 
-    /// Takes a lock of file `number`; false if somebody is in the way.
+    /// Takes a lock of file `number`; false if there is a conflict.
     pub fn take(&self, number: u64, wanted: &Lock) -> Result<bool, Error> {
         if let Some(remotely) = &self.remotely {
             return Ok(remotely.take(number, wanted)?);
@@ -335,7 +335,7 @@ impl LockUser {
     /// returns.
     ///
     /// # Errors
-    /// [`NotLocked::Deadlock`]: whoever is in the way waits for the same owner's locks.
+    /// [`NotLocked::Deadlock`]: the conflicting holder waits for the same owner's locks.
     pub fn take_or_wait(
         &self,
         number: u64,
@@ -376,7 +376,7 @@ impl LockUser {
         }
     }
 
-    /// Gives back the bytes of `range` that its owner holds; its kind means nothing.
+    /// Releases the bytes of `range` that its owner holds; its kind has no meaning.
     pub fn give_back(&self, number: u64, range: &Lock) -> Result<(), Error> {
         if let Some(remotely) = &self.remotely {
             return Ok(remotely.give_back(number, range)?);
@@ -390,7 +390,7 @@ impl LockUser {
         Ok(())
     }
 
-    /// Gives back all ranges of a file that an owner holds: it has closed the file.
+    /// Releases all ranges of a file that an owner holds: it has closed the file.
     pub fn give_back_ranges(&self, number: u64, owner: u64) -> Result<(), Error> {
         if let Some(remotely) = &self.remotely {
             return Ok(remotely.give_back_ranges(number, owner)?);
@@ -403,7 +403,7 @@ impl LockUser {
         Ok(())
     }
 
-    /// Gives back all that was taken by an open file: nobody has it open any more.
+    /// Releases all locks that were taken by an open file: it is closed everywhere.
     pub fn close(&self, number: u64, handle: u64) -> Result<(), Error> {
         if let Some(remotely) = &self.remotely {
             return Ok(remotely.close(number, handle)?);
@@ -413,7 +413,7 @@ impl LockUser {
         Ok(())
     }
 
-    /// How many wait for locks, of all users.
+    /// Number of waits for locks, of all users.
     pub fn waits(&self) -> usize {
         self.table.state.lock().waits.len()
     }

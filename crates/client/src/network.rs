@@ -42,10 +42,10 @@ pub use self::inside::Inside;
 use crate::leases::{Listener, RecallListener};
 use crate::{HoldsSource, Interrupt, RequestError, Requests, TurnListener};
 
-/// How a network is reached, and how long calls wait for it.
+/// Access to a network, and time limits of calls.
 #[derive(Clone)]
 pub struct Options {
-    /// Who this process is: the cluster, and keys if nodes are reached over a network.
+    /// Identity of this process: the cluster, and keys if nodes are reached over a network.
     pub identity: Identity,
     /// Where nodes of the cluster may listen. One that answers is enough.
     pub addresses: Vec<Address>,
@@ -65,7 +65,7 @@ pub struct Options {
     pub is_read_only: bool,
     /// How long [`Network::connect`] waits for a node that answers.
     pub connect_timeout: Duration,
-    /// How long a call waits for its outcome: for ever if `None`.
+    /// How long a call waits for its outcome: forever if `None`.
     pub timeout: Option<Duration>,
     /// Receives one sentence when the cluster has become unreachable, and one when it answers again.
     pub report: Arc<dyn Fn(&str) + Send + Sync>,
@@ -124,7 +124,7 @@ struct Shared {
     keeper_until: AtomicU64,
     is_closed: Mutex<bool>,
     keeper: Condvar,
-    /// What takes recalls.
+    /// Receiver of recalls.
     listener: Listener,
     /// What takes turns of waits for locks.
     turns: Arc<Mutex<Option<TurnListener>>>,
@@ -139,7 +139,7 @@ struct Shared {
 }
 
 impl Limit {
-    /// When the call looks again whether it goes on, at the latest.
+    /// When the call checks its limits again, at the latest.
     fn next(&self, now: Instant) -> Instant {
         let is_interrupted = self
             .interrupt
@@ -154,11 +154,11 @@ impl Limit {
     }
 }
 
-/// An interrupted call looks this often whether the cluster is unreachable.
+/// Interval at which an interrupted call checks whether the cluster is unreachable.
 const INTERRUPTED_EVERY: Duration = Duration::from_millis(250);
 /// How long a session that ends waits for the cluster.
 const CLOSE_WITHIN: Duration = Duration::from_secs(1);
-/// The keeper looks after the connection at least so often.
+/// Greatest interval of the keeper's work on the connection.
 const KEEPER_EVERY: Duration = Duration::from_secs(5);
 /// While there are leases, the keeper listens for recalls when no call has led for so long.
 const LISTEN_AFTER: Duration = Duration::from_millis(2);
@@ -201,7 +201,7 @@ impl Network {
         })
     }
 
-    /// How many writes and reads were done one-sided.
+    /// Number of one-sided writes and reads.
     pub fn one_sided(&self) -> (u64, u64) {
         self.shared
             .with_connection(|connection| connection.one_sided())
@@ -279,7 +279,7 @@ impl Drop for Network {
     }
 }
 
-/// How long a call goes on, apart from its outcome.
+/// Limits of a call, apart from its outcome.
 struct Limit {
     until: Option<Instant>,
     timeout: Duration,
@@ -403,7 +403,7 @@ impl Shared {
         result
     }
 
-    /// When the keeper has to look after the connection.
+    /// When the keeper has to work on the connection.
     fn due(&self, connection: &Connection) -> Instant {
         let leases_until = connection.leases_until();
         self.leases_until
@@ -473,7 +473,7 @@ impl Shared {
         while !*is_closed {
             let until = MutexGuard::unlocked(&mut is_closed, || match self.connection.try_lock() {
                 Some(connection) => self.look_after(connection),
-                // The leader does what is due.
+                // The leader executes due actions.
                 None if self.listens() => Instant::now() + LISTEN_AFTER,
                 None => Instant::now() + KEEPER_EVERY,
             });
@@ -485,8 +485,8 @@ impl Shared {
         }
     }
 
-    /// Does what is due, and listens for recalls while there are leases and no call wants to lead. Returns when to look
-    /// again.
+    /// Executes due actions, and polls for recalls while there are leases and no call wants to lead. Returns when to
+    /// work again.
     fn look_after(&self, mut connection: MutexGuard<'_, Connection>) -> Instant {
         loop {
             connection.begin(&mut self.submitted.lock());

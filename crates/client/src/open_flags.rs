@@ -1,6 +1,6 @@
-//! How to open a file.
+//! Flags for opening a file.
 
-/// How to open a file: the flags of `open(2)` that mean something here.
+/// How to open a file: the flags of `open(2)` that Tako uses.
 ///
 /// Writes are persistent when they return, so `O_SYNC` and `O_DSYNC` ask for nothing more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl OpenFlags {
         ..OpenFlags::READ
     };
 
-    /// The flags that `bits`, the `O_*` argument of `open(2)`, stand for.
+    /// The flags of `bits`, the `O_*` argument of `open(2)`.
     pub fn from_bits(bits: i32) -> OpenFlags {
         let access = bits & libc::O_ACCMODE;
         let has = |flag: i32| bits & flag == flag;

@@ -22,7 +22,7 @@ use walk::{Last, Part, Walk};
 type Named<'p> = (Inode, Cow<'p, [u8]>, bool);
 
 /// By path: absolute, or relative to the root, which is the same. Symbolic links are followed, at most 40. New files
-/// belong to the user and group of this process; permissions are taken as given.
+/// belong to the user and group of this process; permissions are not checked.
 impl FileSystem {
     /// Opens a file; with `create`, `permissions` are for a new one.
     pub fn open(
@@ -33,7 +33,7 @@ impl FileSystem {
     ) -> Result<File, Error> {
         self.at(path.as_ref(), |bytes| {
             match self.open_once(bytes, flags, permissions) {
-                // Somebody was faster to create it: open that.
+                // Another caller created it first: open that one.
                 Err(error) if !flags.exclusive && error.code() == Some(ErrorCode::Exists) => {
                     Err(ErrorCode::Stale.into())
                 }
@@ -42,8 +42,9 @@ impl FileSystem {
         })
     }
 
-    /// Opens a new file without a name (`O_TMPFILE`), which is gone when it is closed, unless [`FileSystem::link_file`]
-    /// gives it a name before, for which the flags must not be exclusive. It is like what is made in `directory`.
+    /// Opens a new file without a name (`O_TMPFILE`), which is freed when it is closed, unless
+    /// [`FileSystem::link_file`] gives it a name before, which exclusive flags forbid. It is like a file created in
+    /// `directory`.
     pub fn open_unnamed(
         &self,
         directory: impl AsRef<Path>,
@@ -143,7 +144,7 @@ impl FileSystem {
         })
     }
 
-    /// Gives the file `from`, or the symbolic link if that is what it names, the further name `to`.
+    /// Gives the file `from`, or the symbolic link of that name, the further name `to`.
     pub fn link_path(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<(), Error> {
         let node = self.at(from.as_ref(), |bytes| self.resolve(bytes, false))?;
         self.at(to.as_ref(), |bytes| self.link_to(&node, bytes))
@@ -281,7 +282,7 @@ impl FileSystem {
         walk.attributes(last, follow)
     }
 
-    /// Has fetched what is known of a path's last name, before the way there is walked.
+    /// Prefetches data of a path's last name, before the path is walked.
     fn expect(&self, path: &[u8]) {
         let last = path.rsplit(|byte| *byte == b'/').next();
         self.backend().expect(last.unwrap_or_default());

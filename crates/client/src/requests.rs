@@ -36,7 +36,7 @@ pub trait Requests: Send + Sync {
     /// has to follow each recall.
     fn set_recalls(&self, _listener: Option<RecallListener>) {}
 
-    /// The caches have dropped what was recalled.
+    /// Reports that the caches have dropped the recalled contents.
     fn invalidated(&self, _recalled: Recalled) {}
 
     /// Sets what takes turns, or nothing: from then on the session listens for them, or not.
@@ -46,7 +46,7 @@ pub trait Requests: Send + Sync {
     fn end(&self);
 }
 
-/// Takes the number of a wait for a lock whose lock is free. It must not wait for anything.
+/// Takes the number of a wait for a lock that is free now. It must not wait for anything.
 pub type TurnListener = Box<dyn Fn(u64) + Send>;
 
 /// Lists the holds of a session.
@@ -112,8 +112,8 @@ impl Interrupt {
         self.0.is_interrupted.load(Ordering::SeqCst)
     }
 
-    /// Sets the function that wakes the call's thread while it waits; `None` when it waits no longer. The caller asks
-    /// [`Interrupt::is_interrupted`] afterwards, before it waits.
+    /// Sets the function that wakes the call's thread up while it waits; `None` when it waits no longer. The caller
+    /// checks [`Interrupt::is_interrupted`] afterwards, before it waits.
     pub fn set_wake(&self, wake: Option<Wake>) {
         *self.0.wake.lock() = wake;
     }

@@ -39,7 +39,7 @@ pub enum SourceError {
     /// No cluster of this name was started on this host.
     #[error("there is no cluster {0} on this host; start it with `tako up --name {0}`")]
     NoCluster(String),
-    /// The cluster's map cannot be used.
+    /// The cluster's map is unusable.
     #[error(
         "the map of cluster {name} cannot be read: {path}: {reason}; restore the file, or remove the cluster with \
          `tako down --name {name} --remove`"
@@ -57,7 +57,7 @@ pub enum SourceError {
         "{0} is reached over a network, which takes keys; name their directory with `-o keys=DIR` or $TAKO_KEYS"
     )]
     NoKeys(String),
-    /// The keys cannot be used.
+    /// The keys are unusable.
     #[error(transparent)]
     Keys(#[from] fabric::keys::Error),
     /// A host has no address.
@@ -76,7 +76,7 @@ impl Source {
         text.starts_with(SCHEME.as_bytes())
     }
 
-    /// How to connect to the cluster. `keys` is the directory with the keys of this node, if it has any.
+    /// Returns how to connect to the cluster. `keys` is the directory with the keys of this node, if it has any.
     ///
     /// # Errors
     /// [`SourceError`]

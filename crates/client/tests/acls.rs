@@ -60,7 +60,7 @@ fn lists_and_modes_follow_each_other() {
     assert_eq!(fs.xattr_path("file", ACCESS).unwrap(), expected);
     let shown = fs.xattr_names_path("file").unwrap();
     assert_eq!(shown, [ACCESS.to_vec()]);
-    // A list that says what a mode can say becomes the mode, and takes no block.
+    // A list equivalent to a mode becomes the mode, and takes no block.
     let basic = [(0x01, 6, NOBODY), (0x04, 0, NOBODY), (0x20, 1, NOBODY)];
     set(&fs, "file", ACCESS, &list(&basic)).unwrap();
     assert_eq!(permissions(&fs, "file"), 0o601);
@@ -114,7 +114,7 @@ fn new_files_get_the_default_list() {
     let link = make("link", FileKind::Symlink, 0o777);
     assert_eq!(link.permissions, 0o777);
     assert!(fs.xattr_names(link.number).unwrap().is_empty());
-    // A default list that says what a mode can say leaves a mode; the umask still does not count.
+    // A default list equivalent to a mode leaves a mode; the umask still does not count.
     let basic = [(0x01, 6, NOBODY), (0x04, 6, NOBODY), (0x20, 0, NOBODY)];
     set(&fs, "d", DEFAULT, &list(&basic)).unwrap();
     let plain = make("plain", FileKind::Regular, 0o666);

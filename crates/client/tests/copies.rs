@@ -37,7 +37,7 @@ fn bytes(length: usize, seed: u8) -> Vec<u8> {
         .collect()
 }
 
-/// What a crash of the process leaves, checked, and opened anew.
+/// State after a crash of the process, checked, and opened again.
 fn crashed(region: &Region) -> FileSystem {
     let mut bytes = vec![0; region.length() as usize];
     region.read(0, &mut bytes);
@@ -61,7 +61,7 @@ fn fill(fs: &FileSystem) {
     assert_eq!(errno(file.write(&[9; 4096])), libc::ENOSPC);
 }
 
-/// What this thread has run for, which others beside it do not make longer.
+/// Processor time of this thread, which other threads do not increase.
 fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -156,7 +156,7 @@ fn blocks_are_free_when_their_last_owner_lets_go() {
     open(&fs, "two").truncate(MIB as u64).unwrap();
     assert!(contents(&fs, "three") == bytes(2 * MIB, 1));
     assert!(fs.statistics().unwrap().blocks_free <= free - 512);
-    // What is the last owner's is written in place again.
+    // Blocks of the last owner are written in place again.
     fs.remove_file("two").unwrap();
     let held = fs.statistics().unwrap().blocks_free;
     open(&fs, "three").write_at(&[7; 100], 5000).unwrap();
@@ -196,7 +196,7 @@ fn copies_of_parts_share_the_blocks_between() {
     expected[4196..64_196].copy_from_slice(&old[100..60_100]);
     assert!(contents(&fs, "copy") == expected);
     assert_eq!(fs.statistics().unwrap().blocks_free, free + 13);
-    // Within a file, to a place behind what is there; the last block stays one of its own.
+    // Within a file, to a position beyond its data; the last block stays separate.
     assert_eq!(copy.copy_range(0, &copy, 122_880, 90_000).unwrap(), 90_000);
     let mut whole = expected.clone();
     whole.resize(122_880, 0);
@@ -219,7 +219,7 @@ fn shared_data_in_a_full_pool() {
         assert_eq!(errno(file.write_at(&vec![5; length], at)), libc::ENOSPC);
     }
     assert!(contents(&fs, "file") == old && contents(&fs, "copy") == old);
-    // What frees space works.
+    // Operations that free space work.
     file.truncate(5000).unwrap();
     assert!(contents(&fs, "file") == old[..5000]);
     file.fallocate(Fallocate::PunchHole, 100, 300).unwrap();
@@ -322,7 +322,7 @@ fn a_pool_that_grew_shares_in_its_new_part() {
 }
 
 #[test]
-fn what_was_copied_before_an_error_is_told() {
+fn bytes_copied_before_an_error_are_reported() {
     let fs = file_system();
     let (file, copy) = (open(&fs, "file"), open(&fs, "copy"));
     file.write_at(&bytes(2 * MIB, 1), 0).unwrap();

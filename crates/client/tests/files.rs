@@ -202,7 +202,7 @@ fn many_held_files_outlive_their_names() {
     let name = |index: usize| format!("file{index}").into_bytes();
     let new = NewInode::new(FileKind::Regular, 0o600);
     let hold = |index| {
-        // Later, from the start, and with looking it up.
+        // Later, from the start, and with a lookup.
         let made = match index % 3 {
             1 => fs.create_held(ROOT, &name(index), &new),
             _ => fs.create(ROOT, &name(index), &new),

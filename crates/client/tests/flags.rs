@@ -123,7 +123,7 @@ fn directories_keep_their_names() {
         }
         assert_eq!(errno(fs.remove_file("d/file")), libc::EPERM);
         assert_eq!(errno(fs.remove_directory_at("d")), libc::EPERM);
-        // What is in them changes as it likes.
+        // Their contents may change.
         let file = fs.open("d/file", OpenFlags::WRITE, 0).unwrap();
         file.write(b"x").unwrap();
     };

@@ -21,7 +21,7 @@ fn open(region: Region) -> FileSystem {
     FileSystem::open_region(region, Options::default()).expect("the pool opens")
 }
 
-/// Fills the pool with one file, whose name is `filler`.
+/// Fills the pool with one file named `filler`.
 fn fill(fs: &FileSystem) {
     let file = fs.open("filler", CREATE, 0o644).unwrap();
     for length in [1 << 18, 8192, 4096] {
@@ -152,7 +152,7 @@ fn lost_data_is_told_of_once() {
     assert_eq!(line.lines().count(), 1);
 }
 
-/// However much is lost, the log and what is remembered stay short.
+/// However much is lost, the log and the memory for it stay short.
 #[test]
 fn a_thousand_blocks_are_told_of() {
     let length = 16 << 20;
@@ -201,7 +201,7 @@ fn open_pools_grow() {
         make_file(&fs, &format!("new-{index}"), &[3; 20_000]);
     }
     make_file(&fs, "large", &vec![4; 20 << 20]);
-    // As a crash leaves it.
+    // After a crash.
     let fs = open(region);
     assert_eq!(fs.statistics().unwrap().blocks, after.blocks);
     assert_eq!(contents(&fs, "large"), vec![4; 20 << 20]);

@@ -36,10 +36,10 @@ fn whole(owner: u64, kind: LockKind) -> Lock {
     }
 }
 
-/// Says into the channel how a wait ends.
+/// Sends the end of a wait into the channel.
 fn wake(owner: u64, say: &mpsc::Sender<(u64, bool)>) -> LockWake {
     let say = say.clone();
-    // Nobody may hear it any more.
+    // The receiver may be gone.
     Box::new(move |is_held| say.send((owner, is_held)).unwrap_or_default())
 }
 
@@ -67,7 +67,7 @@ impl Random {
     }
 }
 
-/// What each owner has of each byte.
+/// Locks of each owner on each byte.
 type Model = [[Option<LockKind>; BYTES]; OWNERS as usize];
 
 fn is_free(model: &Model, wanted: &Lock) -> bool {
@@ -86,7 +86,7 @@ fn enter(model: &mut Model, lock: &Lock, kind: Option<LockKind>) {
     model[lock.owner as usize][lock.start as usize..=lock.end as usize].fill(kind);
 }
 
-/// The table says of each byte what the model says.
+/// The table has the same state as the model for each byte.
 fn compare(user: &LockUser, model: &Model, seed: u64) {
     for byte in 0..BYTES as u64 {
         for kind in [LockKind::Read, LockKind::Write] {
@@ -189,7 +189,7 @@ fn waits_for_each_other_are_refused() {
     assert_eq!(hear.try_recv(), Ok((1, true)));
     user.give_back_ranges(1, 1).unwrap();
     assert_eq!(hear.try_recv(), Ok((0, true)));
-    // Locks of whole files are not looked at: their owners are open files, which do not wait.
+    // Locks of whole files are not compared: their owners are open files, which do not wait.
     let takes = |number| user.take(number, &whole(number, LockKind::Write)).unwrap();
     assert!(takes(0) && takes(1));
     wait(&user, 1, &whole(0, LockKind::Write), &say);
@@ -207,7 +207,7 @@ fn whole_files_change_hands() {
     // Ranges are others' business.
     assert!(takes(range(2, write, 0, LOCK_END)));
     wait(&user, ROOT, &whole(2, write), &say);
-    // Who asks for the other kind has lost what it had: now two wait for one.
+    // A caller that requests the other kind has lost its former lock: now two wait for one.
     wait(&user, ROOT, &whole(1, write), &say);
     assert!(!takes(whole(3, write)) && hear.try_recv().is_err());
     user.close(ROOT, 0).unwrap();
@@ -230,7 +230,7 @@ fn users_keep_each_other_out() {
     let (say, hear) = mpsc::channel();
     let lock = range(7, LockKind::Write, 0, 9);
     assert!(one.take(ROOT, &lock).unwrap());
-    // The same number is somebody else's.
+    // The same number belongs to another user.
     assert_eq!(other.in_the_way(ROOT, &lock).unwrap(), Some(lock));
     wait(&other, ROOT, &lock, &say);
     let third = file_system.lock_user();
@@ -241,7 +241,7 @@ fn users_keep_each_other_out() {
     assert_eq!((hear.try_recv(), other.waits()), (Ok((7, true)), 0));
 }
 
-/// Threads that take turns are never two at a time, and all get theirs.
+/// Alternating threads are never two at a time, and all get the lock.
 #[test]
 fn threads_take_turns() {
     const THREADS: u64 = 8;

@@ -1,4 +1,4 @@
-//! Paths: where they lead, and what they are refused for.
+//! Paths: their targets, and their errors.
 
 mod common;
 
@@ -329,7 +329,7 @@ fn a_path_follows_each_change_of_its_directories() {
     assert_eq!(errno(fs.stat("c/d/file")), libc::ENOENT);
 }
 
-/// What is in `directory/file`, asked by this thread, which has gone that way before.
+/// Contents of `directory/file`, read by this thread, which has used that path before.
 #[track_caller]
 fn assert_leads(fs: &FileSystem, path: &str, wanted: &[u8]) {
     for _ in 0..2 {
@@ -362,7 +362,7 @@ fn a_way_taken_before_leads_where_its_names_lead_now() {
     assert_eq!(errno(fs.stat("a/sub/file")), libc::ENOENT);
     fs.symlink("../c", "a/sub").unwrap();
     assert_leads(&fs, "a/sub/file", b"in b");
-    // A link is no directory, so that nothing but its own name tells when it goes.
+    // A link is no directory, so that only its own name shows when it is removed.
     fs.remove_file("a/sub").unwrap();
     fs.symlink("../b/sub", "a/sub").unwrap();
     assert_leads(&fs, "a/sub/file", b"in a");
@@ -388,7 +388,7 @@ fn a_way_taken_before_goes_on_from_its_end_only() {
         assert_leads(&fs, "a/file", b"a");
         assert_eq!(number(".."), client::ROOT);
     }
-    // A link goes on from the directory where it is, and leads elsewhere.
+    // A link continues from its own directory, and has another target.
     fs.symlink("b/file", "a/link").unwrap();
     fs.symlink("/a/b", "a/absolute").unwrap();
     for _ in 0..2 {
@@ -427,8 +427,8 @@ fn a_way_taken_before_ends_when_another_thread_moves_it() {
     }
 }
 
-/// A directory `sub`, in which there is a file, a file `text`, and a directory `other`. The entry of one of these names was
-/// damaged, with a right checksum, so that it says another kind than the inode.
+/// A directory `sub` with a file in it, a file `text`, and a directory `other`. The entry of one of these names was
+/// damaged, with a right checksum, so that it states another kind than the inode.
 fn with_wrong_kind(name: &str, kind: FileKind) -> FileSystem {
     let length = 4 << 20;
     let region = Region::memory(length, false).unwrap();
@@ -492,7 +492,7 @@ const TAKINGS: [fn(&FileSystem, &str); 4] = [
 
 #[test]
 fn a_way_taken_before_ends_with_its_name_whatever_kind_is_damaged() {
-    // By another thread, which leaves this one's way alone.
+    // By another thread, which does not change this one's cached path.
     let take = |fs: &FileSystem, name, take: fn(&FileSystem, &str)| {
         std::thread::scope(|scope| scope.spawn(|| take(fs, name)).join().unwrap());
         let path = format!("{name}/file");
@@ -509,7 +509,7 @@ fn a_way_taken_before_ends_with_its_name_whatever_kind_is_damaged() {
         let fs = with_wrong_kind("sub", FileKind::Regular);
         assert_leads(&fs, "sub/file", b"old");
         take(&fs, "sub", taking);
-        // By its entry only: none does, but it may be remembered.
+        // By its entry only: none does, but it may be cached.
         let fs = with_wrong_kind("text", FileKind::Directory);
         for _ in 0..2 {
             assert_eq!(errno(fs.stat("text/file")), libc::ENOTDIR);

@@ -133,14 +133,14 @@ fn zeroed_ranges_keep_their_blocks() {
     expected[39_000..].fill(0);
     expected.resize(89_990, 0);
     assert!(contents(&fs, "file") == expected);
-    // In a full pool too: what was there makes room.
+    // In a full pool too: the former data makes room.
     fill(&fs);
     file.fallocate(zero(false), 0, 89_990).unwrap();
     assert!(contents(&fs, "file") == [0; 89_990]);
     assert_eq!(blocks(&file), 22);
 }
 
-/// A file of many pieces, and what it holds.
+/// A file of many extents, and its contents.
 fn pieces(fs: &FileSystem, count: usize) -> (File, Vec<u8>) {
     let file = new_file(fs);
     let mut expected = vec![0; count * 8192 - 4096];
@@ -203,7 +203,7 @@ fn ranges_are_taken_out_and_put_in() {
 }
 
 #[test]
-fn what_is_in_too_many_pieces_is_not_moved() {
+fn a_file_in_too_many_pieces_is_not_moved() {
     let length = 16 << 20;
     let geometry = client::Geometry {
         ring_length: 64 << 10,

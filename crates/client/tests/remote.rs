@@ -1,6 +1,6 @@
 //! The tests of file systems, repeated on a cluster: operations are encoded, decoded and executed on a store.
 #![forbid(unsafe_code)]
-// The files of other tests run here once more, over a remote file system; each loads the common modules.
+// The files of other tests run here again, over a remote file system; each loads the common modules.
 #![expect(clippy::duplicate_mod)]
 
 #[path = "acls.rs"]
@@ -34,7 +34,7 @@ use client::{
 use common::{loopback, make_file};
 use store::Store;
 
-/// An empty pool of 16 MiB, whose ring has 512 KiB.
+/// An empty pool of 16 MiB with a ring of 512 KiB.
 fn store() -> Store {
     let region = Region::memory(16 << 20, false).unwrap();
     FileSystem::format_region(&region, &Geometry::for_length(16 << 20)).unwrap();

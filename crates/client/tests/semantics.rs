@@ -1,4 +1,4 @@
-//! `docs/SEMANTICS.md`, re-enacted. Each test's name stands in the document beside its statement.
+//! `docs/SEMANTICS.md`, re-enacted. Each test is named in the document beside its statement.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -25,10 +25,10 @@ const EXCLUSIVE: OpenFlags = OpenFlags {
     ..CREATE
 };
 const SIMULATED: u64 = 1 << 20;
-/// Images of one crash that are looked at.
+/// Images of one crash that are examined.
 const IMAGES: usize = 12;
 
-/// A file system in memory whose crashes can be enumerated.
+/// A file system in memory with crashes that can be enumerated.
 fn simulated(length: u64, geometry: &Geometry) -> (Simulation, FileSystem) {
     let simulation = Simulation::new(length);
     FileSystem::format_region(&simulation.region(), geometry).expect("a pool");
@@ -40,7 +40,7 @@ fn open(region: Region) -> FileSystem {
     common::open(region, Options::default())
 }
 
-/// Opens what a crash at this moment may leave, and looks at it.
+/// Opens possible images after a crash at this moment, and examines them.
 fn after_crashes(moment: &Moment, look: impl Fn(&FileSystem)) {
     for image in moment.images(IMAGES, 1) {
         look(&open(Simulation::from_image(image).region()));
@@ -524,7 +524,7 @@ fn cookies_stay_valid() {
     assert_eq!(stayed.len(), 1000);
 }
 
-/// A file system whose clock the test moves.
+/// A file system with a clock that the test moves.
 fn with_clock() -> (FileSystem, Arc<AtomicI64>) {
     let now = Arc::new(AtomicI64::new(1000));
     let region = Region::memory(16 << 20, false).unwrap();
@@ -630,7 +630,7 @@ fn a_pool_has_one_process() {
     drop(fs);
     let before = std::fs::read(&pool).unwrap();
     let fs = FileSystem::open_pool_private(&pool).unwrap();
-    make_file(&fs, "file", b"nobody will see this");
+    make_file(&fs, "file", b"no reader will see this");
     drop(fs);
     assert!(std::fs::read(&pool).unwrap() == before);
 }

@@ -65,7 +65,7 @@ fn attributes_have_limits() {
     ] {
         assert_eq!(errno(set(name, b"")), error, "{name:?}");
     }
-    // One block takes them all: 64 bytes of its own, 4 for each, names and values.
+    // One block holds them all: a header of 64 bytes, 4 for each, names and values.
     set(b"user.a", &[1; 2000]).unwrap();
     assert_eq!(errno(set(b"user.b", &[2; 2011])), libc::ENOSPC);
     set(b"user.b", &[2; 2010]).unwrap();

@@ -6,8 +6,8 @@
 //!          │ descriptor │ request, at its end    │ data                         │
 //!          └────────────┴────────────────────────┴──────────────────────────────┘
 //! ```
-//! A request is written right before the data, so that both are one piece. The descriptor says where the data is, for a
-//! peer that pulls it.
+//! A request is written right before the data, so that both are one piece. The descriptor contains the location of the
+//! data, for a peer that pulls it.
 
 #[cfg(test)]
 mod tests;
@@ -34,7 +34,7 @@ const DATA: u64 = (DESCRIPTOR_BYTES + REQUEST_BYTES) as u64;
 pub struct Class {
     /// Bytes of data that one holds.
     pub bytes: u32,
-    /// How many there are.
+    /// Number of buffers.
     pub count: u32,
 }
 
@@ -59,7 +59,7 @@ struct Inner {
     classes: Vec<Class>,
     /// Where each class begins in the memory; one more than there are classes.
     starts: Vec<u64>,
-    /// Of each block, in the order of the memory: how many have it.
+    /// Users of each block, in the order of the memory.
     users: Vec<AtomicU32>,
     state: Mutex<State>,
     freed: Condvar,
@@ -67,12 +67,11 @@ struct Inner {
 
 #[derive(Debug)]
 struct State {
-    /// Of each class, the blocks that nobody has; the last one given back is the first one taken, since it is in the
-    /// caches.
+    /// Free blocks of each class; the last one returned is the first one taken, since it is in the caches.
     free: Vec<Vec<u32>>,
-    /// Of each class, who waits for one of its buffers, in order of arrival.
+    /// Waiting users of each class, in order of arrival.
     waiting: Vec<VecDeque<u64>>,
-    /// The number of the next one who waits.
+    /// Number of the next waiting user.
     next: u64,
 }
 
@@ -128,7 +127,8 @@ impl Pool {
         self.0.classes[self.0.classes.len() - 1].bytes
     }
 
-    /// Implicit use: a buffer of the smallest class that holds so many bytes, if one is free and nobody has waited longer.
+    /// Implicit use: a buffer of the smallest class that holds so many bytes, if one is free and no other user has
+    /// waited longer.
     ///
     /// # Panics
     /// If no class is so large: see [`Pool::largest`].
@@ -143,7 +143,7 @@ impl Pool {
         Some(self.buffer(class, block))
     }
 
-    /// The same, but waits for its turn, so long at most.
+    /// The same, but waits for its turn, at most so long.
     pub fn allocate_within(&self, bytes: u32, timeout: Duration) -> Option<Buffer> {
         let class = self.class(bytes);
         let deadline = deadline(timeout);
@@ -160,7 +160,7 @@ impl Pool {
             if block.is_some() || late {
                 state.waiting[class].retain(|&waiting| waiting != turn);
                 drop(state);
-                // The next one may have been woken in vain before.
+                // The next one may have been woken up for nothing before.
                 self.0.freed.notify_all();
                 return block.map(|block| self.buffer(class, block));
             }
@@ -168,7 +168,7 @@ impl Pool {
         }
     }
 
-    /// Explicit use: all buffers of the class that holds so many bytes, for one owner. Nothing if somebody has one.
+    /// Explicit use: all buffers of the class that holds so many bytes, for one owner. Nothing if any is in use.
     pub fn take(&self, bytes: u32) -> Option<Taken> {
         let class = self.class(bytes);
         let mut state = self.0.state.lock();
@@ -225,7 +225,7 @@ impl Inner {
     }
 }
 
-/// The buffers of a class that one owner has taken. Those that are here when it goes are anybody's again.
+/// The buffers of a class that one owner has taken. Those that are here when it is dropped are free again.
 #[derive(Debug)]
 pub struct Taken {
     buffers: Vec<Buffer>,
@@ -238,7 +238,7 @@ impl Taken {
         Some(self.buffers.swap_remove(free))
     }
 
-    /// Gives one back to the owner. (One that is dropped instead is anybody's.)
+    /// Returns one to the owner. (One that is dropped instead becomes free for all.)
     pub fn release(&mut self, buffer: Buffer) {
         self.buffers.push(buffer);
     }
@@ -327,7 +327,7 @@ impl Buffer {
     }
 
     fn has_one_user(&self) -> bool {
-        // What others did with the buffer comes before whoever gets it next.
+        // Accesses of others to the buffer precede those of the next user.
         self.pool.users[self.block as usize].load(Ordering::Acquire) == 1
     }
 
@@ -356,7 +356,7 @@ impl Clone for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // What others did with the buffer comes before whoever gets it next: as for `Arc`.
+        // Accesses of others to the buffer precede those of the next user: as for `Arc`.
         if self.pool.users[self.block as usize].fetch_sub(1, Ordering::AcqRel) == 1 {
             self.pool.give_back(self.class as usize, self.block);
         }

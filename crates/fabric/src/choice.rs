@@ -16,12 +16,12 @@ pub const PREFERENCE: [Provider; 4] = [
     Provider::Tcp,
 ];
 
-/// What a process has of each transport.
+/// Transports of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offers {
     entries: Vec<(Provider, Option<String>)>,
     only: Option<Provider>,
-    /// The interface of the transport over Ethernet. Peers are not told.
+    /// The interface of the transport over Ethernet. Peers do not receive it.
     interface: Option<String>,
 }
 
@@ -37,7 +37,7 @@ impl Offers {
         self
     }
 
-    /// It has not got this one. `reason` says why, and what to do: "libibverbs is not installed; install libibverbs1".
+    /// It lacks this one. `reason` contains why, and what to do: "libibverbs is not installed; install libibverbs1".
     pub fn without(mut self, provider: Provider, reason: &str) -> Offers {
         self.set(provider, Some(reason.into()));
         self
@@ -105,20 +105,20 @@ impl Offers {
 pub struct Side<'a> {
     /// Its node's name.
     pub node: &'a str,
-    /// What it has.
+    /// Its transports.
     pub offers: &'a Offers,
 }
 
-/// How the two reach each other.
+/// How two processes reach each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// By a Unix socket, over which memory can be passed.
     Memory,
-    /// By a network only. The reason why not by a Unix socket.
+    /// By a network only, with the reason against a Unix socket.
     Network(String),
 }
 
-/// What was chosen.
+/// The chosen transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The transport.

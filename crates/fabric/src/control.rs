@@ -1,19 +1,19 @@
-//! Control connections, over which two processes become endpoints of a transport, and tell each other of memory.
+//! Control connections, over which two processes become endpoints of a transport, and exchange descriptions of memory.
 //!
 //! ```text
 //!   dialer                       listener
-//!     │ ◄──── who are you? ────► │     Unix socket: the kernel says. TCP: TLS 1.3, a certificate on both sides.
+//!     │ ◄── authentication ────► │     Unix socket: by the kernel. TCP: TLS 1.3, a certificate on both sides.
 //!     │ ◄──────────────── Hello  │     versions, cluster, node, what there is of each transport
 //!     │ Hello, Choice, Offer ──► │     the fastest in common, why no faster one; its transport's parameters
 //!     │ ◄────────── Offer, Ready │     the listener's, which has joined its side
 //!     │ Ready ─────────────────► │
 //!     │ ◄─ Export, Revoked, Released, Goodbye ─►
 //! ```
-//! Before the other has proved who it is, nobody says anything. The bytes are in `message`.
+//! Nothing is sent before the other side is authenticated. The bytes are in `message`.
 //!
-//! A process listens with [`Listener`], which waits for all callers at once: one that says nothing, little, or nonsense
-//! holds up nobody. [`Caller::establish`] then joins one to a [`Queue`], without waiting. [`dial`] does the same from the
-//! other side, and waits. Both give a [`Session`].
+//! A process listens with [`Listener`], which waits for all callers at once: one that sends nothing, little, or
+//! nonsense delays no other. [`Caller::establish`] then joins one to a [`Queue`], without waiting. [`dial`] does the
+//! same from the other side, and waits. Both return a [`Session`].
 
 pub(crate) mod channel;
 mod dial;
@@ -68,23 +68,23 @@ impl fmt::Display for Address {
     }
 }
 
-/// This process, as its peers get to know it.
+/// This process, as its peers see it.
 #[derive(Clone, Debug)]
 pub struct Local {
-    /// Who it is.
+    /// Its identity.
     pub identity: Identity,
-    /// What it has of each transport.
+    /// Its transports.
     pub offers: Offers,
-    /// How patient it is.
+    /// Its time limits.
     pub options: Options,
 }
 
-/// How patient a process is with its peers.
+/// Time limits of a process for its peers.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// How long a peer may take for each step.
     pub step_timeout: Duration,
-    /// How many callers may be on their way in at once; for each one more, the one that has been for longest is dropped.
+    /// Greatest number of callers in progress; for each one more, the oldest is dropped.
     pub callers: usize,
 }
 
@@ -97,7 +97,7 @@ impl Default for Options {
     }
 }
 
-/// Who a peer is, proved.
+/// Authenticated identity of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerIdentity {
     /// Its node's name.
@@ -133,7 +133,7 @@ impl Local {
         }
     }
 
-    /// Whether this node goes on with a peer that says this, of whom a certificate says that it is `node`.
+    /// Whether this node continues with a peer that sends this, and with a certificate that names `node`.
     fn judge(&self, who: &str, hello: &Hello, node: Option<&str>) -> Result<(), Error> {
         let who = who.to_string();
         if VERSIONS.common(hello.versions).is_none() {

@@ -1,8 +1,8 @@
-//! How many messages one side may still send, since the other has buffers for them.
+//! Number of messages one side may still send, since the other has buffers for them.
 //!
-//! Both sides count from the beginning, so that a count that is lost or comes twice does no harm: the receiver tells
-//! how many buffers it has given back in all, with every message and, when it has none to send, by itself. Who has
-//! waited too long for that asks; the answer is the same count once more.
+//! Both sides count from the beginning, so that a lost or repeated count does no harm: the receiver reports the total
+//! of returned buffers, with every message and, when it has none to send, by itself. A sender that has waited too long
+//! asks; the answer is the same count again.
 
 use std::time::{Duration, Instant};
 
@@ -12,18 +12,18 @@ pub const ASK_AFTER: Duration = Duration::from_millis(20);
 /// The counts of one endpoint, in both directions. They wrap.
 #[derive(Debug)]
 pub struct Credits {
-    /// How many of our messages the peer can hold.
+    /// Number of this side's messages that the peer can hold.
     window: u32,
     sent: u32,
-    /// How many of them the peer has given back the buffers of, as it last told.
+    /// Number of them with buffers that the peer has returned, by its last report.
     returned_to_us: u32,
     /// Since when there is none left and something waits.
     starved_since: Option<Instant>,
-    /// How many of the peer's messages we can hold.
+    /// Number of the peer's messages that this side can hold.
     own_window: u32,
     given_back: u32,
     told: u32,
-    /// What `sent` was then.
+    /// Value of `sent` then.
     sent_when_told: u32,
 }
 
@@ -42,7 +42,7 @@ impl Credits {
         }
     }
 
-    /// How many messages may be sent.
+    /// Number of messages that may be sent.
     #[inline]
     pub fn left(&self) -> u32 {
         self.window - self.sent.wrapping_sub(self.returned_to_us)
@@ -59,7 +59,7 @@ impl Credits {
         true
     }
 
-    /// The peer told how many buffers it has given back in all. An older count changes nothing.
+    /// The peer reported the total of its returned buffers. An older count changes nothing.
     ///
     /// # Errors
     /// Nothing is returned for a count of messages that were never sent.
@@ -90,7 +90,7 @@ impl Credits {
         }
     }
 
-    /// When [`Credits::asks`] is to be looked at.
+    /// When [`Credits::asks`] must be checked.
     pub fn deadline(&self) -> Option<Instant> {
         self.starved_since.map(|since| since + ASK_AFTER)
     }
@@ -101,7 +101,7 @@ impl Credits {
         self.given_back = self.given_back.wrapping_add(count);
     }
 
-    /// How many were given back in all: to be told to the peer now.
+    /// Total of returned buffers: to be reported to the peer now.
     #[inline]
     pub fn tell(&mut self) -> u32 {
         self.told = self.given_back;
@@ -109,14 +109,14 @@ impl Credits {
         self.given_back
     }
 
-    /// What the peer was told last.
+    /// Last total that was reported to the peer.
     pub fn told(&self) -> u32 {
         self.told
     }
 
-    /// Whether the peer should be told by a message of its own: it may have half of its credits left, or fewer. A peer that has
-    /// been answered each time waits for answers, and has few messages on their way: a quarter is enough for it. `alone`: none of
-    /// its is held.
+    /// Whether the peer should be notified by a separate message: it may have half of its credits left, or fewer. A
+    /// peer that has been answered each time waits for answers, and has few messages in flight: a quarter is enough for
+    /// it. `alone`: none of its messages is held.
     #[inline]
     pub fn owes(&self, alone: bool) -> bool {
         let news = self.given_back.wrapping_sub(self.told);
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_answers_is_told_later_than_who_does_not() {
+    fn a_peer_that_waits_for_answers_gets_credits_later() {
         let told_at = |answers: bool, alone: bool| {
             let mut credits = Credits::new(100, 16);
             let told = (1..).find(|_| {

@@ -1,4 +1,4 @@
-//! What can go wrong: while something is set up ([`Error`]), and with a request ([`Failure`]).
+//! Errors: of set-up ([`Error`]), and of a request ([`Failure`]).
 
 use std::io;
 
@@ -9,30 +9,28 @@ use crate::Provider;
 /// Why something could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The memory cannot be used by this transport.
+    /// This transport cannot use the memory.
     #[error("{memory} cannot be registered with {provider}: {reason}")]
     Memory {
         /// The transport.
         provider: Provider,
-        /// What the memory is.
+        /// Kind of the memory.
         memory: String,
         /// Why not, and what to do.
         reason: &'static str,
     },
-    /// What the peer sent while the endpoint was set up cannot be.
-    #[error(
-        "the peer's {what} cannot be right; check that both sides run the same version of Tako"
-    )]
+    /// The peer's data during set-up of the endpoint was invalid.
+    #[error("invalid {what} of the peer; check that both sides run the same version of Tako")]
     Peer {
-        /// What was wrong.
+        /// Invalid part of it.
         what: &'static str,
     },
-    /// A queue cannot be laid out like this.
-    #[error("{value} {option} of a queue cannot be had; choose {least} to {most}")]
+    /// Invalid options of a queue.
+    #[error("queue option `{option}` must be {least}–{most}, got {value}")]
     Options {
         /// Which option.
         option: &'static str,
-        /// What it is.
+        /// The given value.
         value: u64,
         /// The least that it can be.
         least: u64,
@@ -42,7 +40,7 @@ pub enum Error {
     /// There are no buffers left for another endpoint.
     #[error("the queue has {endpoints} endpoints and no buffers for another; open it with more")]
     Full {
-        /// How many it has.
+        /// Number of its endpoints.
         endpoints: usize,
     },
     /// The transport cannot do this at all.
@@ -50,7 +48,7 @@ pub enum Error {
     Unsupported {
         /// The transport.
         provider: Provider,
-        /// What was asked for.
+        /// The requested feature.
         what: &'static str,
     },
     /// The transport that must be used is not there.
@@ -73,9 +71,9 @@ pub enum Error {
     /// The system refused.
     #[error("cannot {what}: {source}; {remedy}")]
     System {
-        /// What was tried, with its object: "listen at 10.0.0.1:7000".
+        /// The attempted action, with its object: "listen at 10.0.0.1:7000".
         what: String,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
         /// What to do.
         remedy: &'static str,
@@ -94,7 +92,7 @@ pub(crate) fn out_of_descriptors(error: &io::Error) -> bool {
     matches!(errno, Some(Errno::MFILE | Errno::NFILE))
 }
 
-/// Why a request failed. Every failure ends its endpoint, whatever the transport: what was posted after it is
+/// Reason why a request failed. Every failure ends its endpoint, whatever the transport: requests posted after it are
 /// [`Failure::Flushed`], and a new endpoint has to be set up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
@@ -109,16 +107,16 @@ pub enum Failure {
         "the adapter of this node has failed; connect again by another transport, or when it is back"
     )]
     AdapterFailed,
-    /// The peer's memory is mapped here, and is not there any more: what was read or written is nothing.
+    /// The peer's memory is mapped here, and is not there any more: the data read or written is invalid.
     #[error(
         "the peer's memory is gone: its file was shortened, or its device failed; the peer has to lend other memory"
     )]
     MemoryGone,
-    /// The peer sent what it may not.
+    /// The peer sent something forbidden.
     #[error("the peer broke the rules of the transport")]
     Violation,
-    /// An earlier request of this endpoint failed, or the endpoint was closed. Whether the target has carried this one out, nobody
-    /// says; not more than once.
+    /// An earlier request of this endpoint failed, or the endpoint was closed. Whether the target has executed this one
+    /// is unknown; at most once.
     #[error("an earlier request failed, or the endpoint was closed")]
     Flushed,
 }

@@ -7,9 +7,9 @@
 //!     │ Link            an endpoint: packets with numbers, acknowledged, repeated, in order, once
 //!   frames              docs/ETHERNET.md
 //! ```
-//! Who polls a queue does all there is to do: receives, executes what peers ask for, sends. What is lost is repeated, what comes
-//! twice is dropped, what comes early waits. Packets are authenticated with a key that the control connection has passed, unless
-//! both sides do without.
+//! A thread that polls a queue does all its work: it receives, executes requests of peers, and sends. Lost packets are
+//! repeated, repeated ones are dropped, early ones wait. Packets are authenticated with a key that the control
+//! connection has passed, unless both sides disable it.
 
 #[cfg(test)]
 mod document;
@@ -58,7 +58,7 @@ pub struct EthernetOptions {
     pub queue: u32,
     /// EtherTypes of data and of commands; the same on both sides.
     pub types: [u16; 2],
-    /// How frames get into memory.
+    /// Modes by which frames get into memory.
     pub modes: Modes,
     /// Whether packets must be authenticated. They are if one side wants it; else a checksum guards against damage only.
     pub authenticated: bool,
@@ -72,7 +72,7 @@ pub struct EthernetOptions {
     pub receive_frames: u32,
     /// Memory that long writes of peers are received in without a copy by this process.
     pub pool: Option<PlacedPool>,
-    /// What shall go wrong, for tests.
+    /// Injected faults, for tests.
     pub faults: FrameFaults,
 }
 
@@ -133,10 +133,10 @@ pub struct PlacedPool {
     pub shape: Shape,
 }
 
-/// What happens to received frames on purpose, each of a thousand.
+/// Faults injected into received frames, each per thousand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameFaults {
-    /// Lost.
+    /// Share of lost frames.
     pub loss_permille: u32,
     /// Received twice.
     pub duplication_permille: u32,
@@ -144,7 +144,7 @@ pub struct FrameFaults {
     pub reorder_permille: u32,
     /// Received with one wrong bit.
     pub corruption_permille: u32,
-    /// What decides which.
+    /// Seed of the choice.
     pub seed: u64,
 }
 
@@ -158,7 +158,7 @@ impl FrameFaults {
     }
 }
 
-/// How often something happened at a process's interface.
+/// Counts of events at a process's interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EthernetCounters {
     /// Packets that were repeated.
@@ -198,7 +198,7 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What [`Ethernet::shared`] has opened.
+/// Interfaces that [`Ethernet::shared`] has opened.
 static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
 /// An interface as a process has it.
@@ -210,7 +210,7 @@ impl Ethernet {
     /// Attaches to the interface, until the last transport and this value are gone.
     ///
     /// # Errors
-    /// [`Error::NoInterface`], [`Error::Ethernet`]: no such interface, capabilities that are missing, a queue in use.
+    /// [`Error::NoInterface`], [`Error::Ethernet`]: no such interface, missing capabilities, a queue in use.
     pub fn open(options: EthernetOptions) -> Result<Ethernet, Error> {
         let shared = Arc::new(Shared::open(options)?);
         Ok(Ethernet { shared })
@@ -239,12 +239,12 @@ impl Ethernet {
         Ok(opened)
     }
 
-    /// How frames get into memory.
+    /// Mode by which frames get into memory.
     pub fn mode(&self) -> Mode {
         self.shared.mode
     }
 
-    /// How often something happened.
+    /// Counts of events.
     pub fn counters(&self) -> EthernetCounters {
         let counts = &self.shared.counts;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -264,7 +264,7 @@ impl Ethernet {
 
 fn capabilities(shared: &Shared) -> Capabilities {
     let group_head = wire::HEADER_BYTES + size_of::<wire::Group>();
-    // Two into the frame, two out of it, and what the kernel does on both sides.
+    // Two into the frame, two out of it, and those of the kernel on both sides.
     let copies = 4 + 2 * shared.mode.copies();
     Capabilities {
         provider: Provider::Ethernet,
@@ -288,7 +288,7 @@ fn capabilities(shared: &Shared) -> Capabilities {
         revocation: Proves::Key,
         copies: Copies {
             message: copies,
-            // Into the frame, and what the kernel does: blocks of a pool are received where they belong.
+            // Into the frame, and those of the kernel: blocks of a pool are received in place.
             write: if shared.placement.is_some() {
                 copies - 3
             } else {
@@ -330,7 +330,7 @@ impl Device for Ethernet {
     fn revoke(&self, registration: &Registration) -> Option<Proof> {
         let key = registration.key();
         let proof = self.shared.table.remove(key);
-        // Nothing is aimed by this key from here on; what was aimed before is withdrawn.
+        // Nothing is aimed by this key from here on; earlier aims are withdrawn.
         if let Some((placement, shape)) = &self.shared.placement {
             placement.lock().withdraw(&self.shared, *shape, key);
         }

@@ -9,19 +9,19 @@ use crate::control::channel::{Channel, Trouble};
 use crate::control::message::{HEAD_BYTES, Head, Message};
 use crate::verbs::wire::{comes_from, header, parameters, parse_header, parse_parameters};
 
-/// What peers say to the transport over TCP: heads of frames, parameters, greetings and datagrams; and all frames of a
-/// connection.
+/// Data of peers for the transport over TCP: headers of frames, parameters, greetings and datagrams; and all frames of
+/// a connection.
 pub fn tcp(input: &[u8]) {
     crate::tcp::fuzzing::heads(input);
     crate::tcp::fuzzing::connection(input);
 }
 
-/// What a peer stores into memory that it shares with the transport: headers and counts of a ring, and a bell.
+/// Data that a peer stores into memory shared with the transport: headers and counts of a ring, and a bell.
 pub fn shm(input: &[u8]) {
     crate::shm::fuzzing::memory(input);
 }
 
-/// What a peer says to the transport over RDMA: parameters, the header of a message, and the one in front of a datagram.
+/// Data of a peer for the transport over RDMA: parameters, the header of a message, and the one in front of a datagram.
 pub fn verbs(input: &[u8]) {
     if let Some(peer) = parse_parameters(input) {
         assert_eq!(parameters(&peer), input);
@@ -50,7 +50,7 @@ pub fn control(input: &[u8]) {
         && let Some(fields) = input[HEAD_BYTES..].get(..head.length)
         && let Ok(message) = Message::decode(head.kind, fields)
     {
-        // What was understood is said again in the same way, but for what later versions add to it.
+        // A decoded value is encoded in the same way, except additions of later versions.
         let again = message.encode(head.descriptors);
         let fields = &again[HEAD_BYTES..];
         assert_eq!(Message::decode(head.kind, fields), Ok(message));
@@ -58,7 +58,7 @@ pub fn control(input: &[u8]) {
     let (mut near, far) = UnixStream::pair().expect("a pair of sockets");
     near.set_nonblocking(true).expect("a socket");
     let mut channel = Channel::unix(far).expect("a channel");
-    // What does not fit into the socket is left out.
+    // Bytes that do not fit into the socket are left out.
     let _ = near.write(input);
     drop(near);
     loop {

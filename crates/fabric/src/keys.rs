@@ -1,4 +1,4 @@
-//! The keys by which the nodes of a cluster know each other.
+//! The keys by which the nodes of a cluster authenticate each other.
 //!
 //! ```text
 //!  DIR/authority.pem, authority.key         the cluster's authority; its key issues certificates and stays here
@@ -28,11 +28,11 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 
 pub use self::revocation::{Revoked, revoke};
 
-/// How long an authority's certificate is valid.
+/// Validity of an authority's certificate.
 const AUTHORITY_DAYS: u64 = 20 * 365;
-/// How long a node's is.
+/// Validity of a node's certificate.
 const NODE_DAYS: u64 = 2 * 365;
-/// How far the clocks of nodes may be apart.
+/// Greatest difference between the clocks of nodes.
 const CLOCKS_DIFFER: Duration = DAY;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Longer files hold no key, and no list of some ten thousand certificates.
@@ -61,7 +61,7 @@ pub enum Error {
     /// Something is there already.
     #[error("{path} exists already; choose another place, or move it away first")]
     Exists {
-        /// What.
+        /// Path of the file.
         path: PathBuf,
     },
     /// A file is not there.
@@ -69,7 +69,7 @@ pub enum Error {
         "{path} is missing; make keys with `tako keys`, and give each node the directory that bears its name"
     )]
     Missing {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
     },
     /// Others than the owner may use a key.
@@ -80,12 +80,12 @@ pub enum Error {
         /// Its permissions.
         mode: u32,
     },
-    /// A key belongs to somebody else.
+    /// A key belongs to another user.
     #[error("{path} belongs to user {owner}; run `chown` on it, or run as that user")]
     Owner {
         /// The key.
         path: PathBuf,
-        /// Whose it is.
+        /// User that owns it.
         owner: u32,
     },
     /// A file holds something else.
@@ -93,10 +93,10 @@ pub enum Error {
     Contents {
         /// The file.
         path: PathBuf,
-        /// What should be there.
+        /// Expected contents.
         what: &'static str,
     },
-    /// Whoever wrote the list of what was issued was cut off; nothing was done of what the last line says.
+    /// The last write to the list of issued certificates was interrupted; no action of its last line was executed.
     #[error(
         "{path} ends within a line, which was not written whole; remove that line, and do again what was cut off"
     )]
@@ -104,7 +104,7 @@ pub enum Error {
         /// The list.
         path: PathBuf,
     },
-    /// The certificate's time is over.
+    /// The certificate has expired.
     #[error("the certificate {path} expired {days} days ago; issue another with `tako keys issue`")]
     Expired {
         /// Where it is.
@@ -125,15 +125,15 @@ pub enum Error {
         path: PathBuf,
     },
     /// No certificate was issued for a node.
-    #[error("{path} says of no certificate that it was issued for '{node}'; check the node's name")]
+    #[error("{path} lists no certificate for '{node}'; check the node's name")]
     Unknown {
-        /// The list of what was issued.
+        /// The list of issued certificates.
         path: PathBuf,
         /// The node.
         node: String,
     },
     /// A process cannot become another node.
-    #[error("{path} holds keys of another node now; start this one anew to use them")]
+    #[error("{path} holds keys of another node now; restart this one to use them")]
     Changed {
         /// The directory.
         path: PathBuf,
@@ -155,13 +155,13 @@ pub enum Error {
         authority: PathBuf,
     },
     /// The system refused.
-    #[error("cannot {what} {path}: {source}; check the path and who may use it")]
+    #[error("cannot {what} {path}: {source}; check the path and its permissions")]
     System {
         /// A verb.
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
     /// No key could be made.
@@ -169,18 +169,18 @@ pub enum Error {
     Making(#[from] rcgen::Error),
 }
 
-/// What was made for a node.
+/// Files that were made for a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
     /// The cluster.
     pub cluster: [u8; 16],
-    /// What the node gets.
+    /// Directory of the node's files.
     pub directory: PathBuf,
     /// When its certificate ends.
     pub until: SystemTime,
 }
 
-/// Whether a node can be called so: it stands in certificates, paths and logs.
+/// Whether a node may have this name: it is part of certificates, paths and logs.
 pub fn is_node_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=NODE_MAX).contains(&name.len())
@@ -189,7 +189,7 @@ pub fn is_node_name(name: &str) -> bool {
         && !name.ends_with('-')
 }
 
-/// How long a node's certificate is valid that is issued now.
+/// Validity of a node's certificate that is issued now.
 pub fn usual_validity() -> Range<SystemTime> {
     days(NODE_DAYS)
 }
@@ -203,7 +203,7 @@ pub fn init(directory: &Path, node: &str) -> Result<Made, Error> {
     make_directory(directory)?;
     let made = init_in(directory, node);
     if made.is_err() {
-        // What made this fail is what the user hears of.
+        // The user sees the original error.
         let _ = fs::remove_dir_all(directory);
     }
     made
@@ -255,7 +255,7 @@ pub fn issue(directory: &Path, node: &str, valid: Range<SystemTime>) -> Result<M
     })
 }
 
-/// Who issues certificates, and lists of those that were taken back.
+/// Issuer of certificates, and of lists of revoked ones.
 struct Authority {
     cluster: [u8; 16],
     /// Its certificate, as the file has it.
@@ -290,7 +290,7 @@ fn load_authority(directory: &Path) -> Result<Authority, Error> {
     })
 }
 
-/// What a node has.
+/// Keys of a node.
 pub(crate) struct Keys {
     pub cluster: [u8; 16],
     pub node: String,
@@ -517,7 +517,7 @@ fn system(what: &'static str, path: &Path, source: io::Error) -> Error {
     }
 }
 
-/// The contents of a file, which nobody but its owner may use if it is secret.
+/// The contents of a file, which only its owner may access if it is secret.
 fn read(path: &Path, secret: bool) -> Result<Vec<u8>, Error> {
     let file = File::open(path).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::Missing { path: path.into() },

@@ -8,15 +8,15 @@
 //!   pmem::Region   memory, registered with a Device, reached by Key
 //! ```
 //!
-//! A [`Device`] is a transport as a process has it; its threads have a [`Queue`] each. Two sides become an endpoint over a
-//! control connection: each [`Queue::offer`]s, gives the other what it is told, and [`Queue::accept`]s. Whoever wants to
-//! know what a transport can do, what it costs and what it proves, looks at its [`Capabilities`].
+//! A [`Device`] is a transport as a process has it; each of its threads has a [`Queue`]. Two sides become an endpoint
+//! over a control connection: each [`Queue::offer`]s, sends the result to the other, and [`Queue::accept`]s.
+//! [`Capabilities`] state what a transport can do, its costs and its guarantees.
 //!
-//! What holds for all of them:
-//! - Requests of one endpoint end in the order in which they were posted. Successes are told only on demand, failures
-//!   always.
-//! - A failure ends its endpoint. Requests posted after the failed one are [`Failure::Flushed`]; whether they were carried
-//!   out is not known.
+//! Rules for all of them:
+//! - Requests of one endpoint complete in the order in which they were posted. Successes are reported only on demand,
+//!   failures always.
+//! - A failure ends its endpoint. Requests posted after the failed one are [`Failure::Flushed`]; whether they were
+//!   executed is unknown.
 //! - Nothing overflows: a request is held back, at its sender, while too much is outstanding, or while the receiver has no
 //!   buffer for it.
 
@@ -61,7 +61,7 @@ pub use work::{
     Completion, EndpointId, Event, GroupId, Operation, Refusal, Source, WorkRequest, WrId,
 };
 
-/// 64 bits that nobody can guess.
+/// 64 unpredictable bits.
 fn random() -> u64 {
     let mut bytes = [0; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

@@ -6,10 +6,11 @@
 //!   Transports     a Queue for each transport: shm, verbs, tcp
 //! ```
 //! A message that is longer than the transport's longest one travels in fragments (`fragment`). Each link delivers its
-//! messages whole, once and in order until it ends; the end is reported with its reason, and nothing else ever discards a
-//! message. A link whose peer takes no messages keeps them in a bounded backlog; beyond it [`Messenger::send`] fails.
+//! messages whole, once and in order until it ends; the end is reported with its reason, and nothing else ever discards
+//! a message. A link to a peer that takes no messages keeps them in a bounded backlog; beyond it [`Messenger::send`]
+//! fails.
 //!
-//! Dialing waits for the peer on a thread of its own, so that a thread that serves others never does.
+//! Dialing waits for the peer on a separate thread, so that a thread that serves others never does.
 
 mod block;
 mod fragment;
@@ -35,7 +36,7 @@ use crate::queue::Spin;
 use crate::transports::{Transports, Wanted};
 use crate::{Access, Error, Failure, Message, Origin, Pool, Provider};
 
-/// How a messenger is laid out.
+/// Options of a messenger.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The transports, and how their queues are laid out.
@@ -85,7 +86,7 @@ impl LinkId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DialId(u64);
 
-/// What a messenger reports.
+/// An event that a messenger reports.
 #[derive(Debug)]
 pub enum Event {
     /// A message, whole.
@@ -108,7 +109,7 @@ pub enum Event {
     Exported {
         /// The link.
         link: LinkId,
-        /// What the peer calls the memory.
+        /// The peer's name of the memory.
         name: u64,
     },
     /// [`Messenger::transfer`] has ended.
@@ -117,15 +118,15 @@ pub enum Event {
         link: LinkId,
         /// The caller's number.
         id: u64,
-        /// What was read; nothing of a write. `None`: nothing was done, since the memory is not there, or not the range.
+        /// The data read; nothing for a write. `None`: nothing was done, since the memory or the range does not exist.
         outcome: Option<Vec<u8>>,
     },
-    /// The link has ended. Messages that it had not delivered are lost, and whether transfers that have not ended were carried
-    /// out, or will be, is not known.
+    /// The link has ended. Undelivered messages are lost, and whether unfinished transfers were executed, or will be,
+    /// is unknown.
     Lost {
         /// The link.
         link: LinkId,
-        /// Why.
+        /// Reason of the end.
         reason: Reason,
     },
 }
@@ -170,7 +171,7 @@ pub struct Messenger {
     transports: Transports,
     lanes: Vec<Lane>,
     links: Vec<Slot>,
-    /// Slots of links whose peers have not joined their sides yet.
+    /// Slots of links to peers that have not joined their sides yet.
     unready: Vec<usize>,
     /// Slots of links with a backlog.
     behind: Vec<usize>,
@@ -180,7 +181,7 @@ pub struct Messenger {
     is_woken: bool,
     spin: Spin,
     dials: u64,
-    /// Transfers that can never be carried out, to be reported by the next poll.
+    /// Transfers that can never be executed, to be reported by the next poll.
     refused: Vec<(LinkId, u64)>,
     /// Links with transfers that the transport did not take.
     held: Vec<LinkId>,
@@ -198,11 +199,11 @@ struct Lane {
     provider: Provider,
     /// What its queue blocks at.
     descriptors: Descriptors,
-    /// Buffers for messages that cannot be given by value.
+    /// Buffers for messages that cannot be inline.
     pool: Option<Pool>,
     /// Buffers for the data of transfers, once there was one.
     transfers: Option<Pool>,
-    /// By an endpoint's place: the slot of its link.
+    /// Slot of the link, by the index of its endpoint.
     slots: Vec<Option<usize>>,
     links: usize,
 }
@@ -217,15 +218,15 @@ struct Slot {
 const LOOKS: u32 = 16;
 /// A thread that never blocks reads control connections every so many polls.
 const HEAR_EVERY: u32 = 4096;
-/// A peer that has not joined its side is looked at so often.
+/// Polling interval for a peer that has not joined its side.
 const UNREADY_EVERY: Duration = Duration::from_millis(100);
-/// Buffers for messages that cannot be given by value.
+/// Buffers for messages that cannot be inline.
 const BUFFERS: u32 = 128;
 /// A peer must take messages of at least so many bytes.
 const PEER_MESSAGE_MIN: u32 = 256;
 
 impl Messenger {
-    /// A messenger without links, with what this process has of each transport.
+    /// A messenger without links, with the transports of this process.
     ///
     /// # Errors
     /// [`Error::Forced`], [`Error::System`], [`Error::Region`], [`Error::Memory`].
@@ -284,7 +285,7 @@ impl Messenger {
         })
     }
 
-    /// This process, as peers get to know it: what a [`control::Listener`] needs, too.
+    /// This process, as peers see it: a [`control::Listener`] needs it, too.
     pub fn local(&self) -> &Local {
         &self.local
     }
@@ -353,7 +354,8 @@ impl Messenger {
         LinkId::new(slot, self.links[slot].generation)
     }
 
-    /// Sends a message, or keeps what the peer does not take yet. All of it is sent with the next poll at the latest.
+    /// Sends a message, or keeps the part that the peer does not take yet. All of it is sent with the next poll at the
+    /// latest.
     ///
     /// # Errors
     /// [`SendError`]; nothing of the message is sent then.
@@ -388,7 +390,7 @@ impl Messenger {
         Ok(())
     }
 
-    /// Begins to send what was given to [`Messenger::send`] since the last poll.
+    /// Begins to send the messages given to [`Messenger::send`] since the last poll.
     pub fn submit(&mut self) {
         for lane in &self.lanes {
             if let Some(queue) = self.transports.queue(lane.provider) {
@@ -397,7 +399,7 @@ impl Messenger {
         }
     }
 
-    /// Adds what has happened to `events`, and returns how much that was. Never waits.
+    /// Appends the new events to `events`, and returns their number. Never waits.
     pub fn poll(&mut self, events: &mut Vec<Event>) -> usize {
         let before = events.len();
         if self.waker.take(&mut self.arrived) {
@@ -492,7 +494,7 @@ impl Messenger {
                         self.end(slot, failure.into(), events);
                     }
                 }
-                // Of messages, buffers return to their pool; a failure ends the endpoint, too.
+                // For messages, buffers return to their pool; a failure ends the endpoint, too.
                 crate::Event::Done(completion) => self.transferred(index, &completion, events),
             }
         }

@@ -7,13 +7,12 @@ use crate::{Buffer, WrId};
 /// Requests end in the order in which they were posted, so each is known by how many were posted before it: its
 /// *sequence*, which the transport carries.
 ///
-/// Of one that nobody wants to be told of, only its number is kept: it is added by a store, and any number of them end
-/// at once.
+/// Of a request without a report, only its number is kept: it is added by a store, and any number of them end at once.
 #[derive(Debug)]
 pub struct Outstanding {
     /// The callers' numbers, by sequence: a power of two of places.
     ids: Box<[WrId]>,
-    /// Those of which there is more to know, oldest first.
+    /// Requests with more state, oldest first.
     marked: VecDeque<Marked>,
     /// The sequence of the oldest one, and of the next one.
     first: u64,
@@ -21,13 +20,13 @@ pub struct Outstanding {
     bound: u64,
 }
 
-/// A request whose end is not nobody's business.
+/// A request with a completion that must be handled.
 #[derive(Debug)]
 struct Marked {
     sequence: u64,
-    /// Whether the caller is told of success.
+    /// Whether the caller receives a report of success.
     notify: bool,
-    /// Given back when this goes.
+    /// Released when this is dropped.
     _keep: Option<Buffer>,
 }
 
@@ -43,7 +42,7 @@ impl Outstanding {
         }
     }
 
-    /// How many there are.
+    /// Number of requests.
     #[inline]
     pub fn length(&self) -> usize {
         (self.next - self.first) as usize
@@ -87,8 +86,8 @@ impl Outstanding {
         all.any(|sequence| self.ids[self.place(sequence)] == id)
     }
 
-    /// All through this sequence have ended well: the next one whose caller is to be told. Call it until it gives
-    /// nothing; then all of them are out.
+    /// All through this sequence have succeeded: returns the next one with a caller to be notified. Call it until it
+    /// returns nothing; then all of them are removed.
     #[inline]
     pub fn complete(&mut self, through: u64) -> Option<(u64, WrId)> {
         while let Some(marked) = self
@@ -158,7 +157,7 @@ mod tests {
                 Some((first + 2, WrId(102 + first)))
             );
             assert_eq!((list.complete(first + 3), list.length()), (None, 1));
-            // Once more, and of what was never posted.
+            // Again, and for requests that were never posted.
             assert_eq!((list.complete(first + 1), list.length()), (None, 1));
             assert_eq!((list.complete(u64::MAX - 1), list.length()), (None, 0));
         }

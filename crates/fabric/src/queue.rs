@@ -19,7 +19,7 @@ use crate::{
     Registration, RemoteRegion, Report, Role, Source, Supply, Transport, WorkRequest, WrId,
 };
 
-/// How a queue is laid out.
+/// Options of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Endpoints at once: 1 to 65 536.
@@ -30,11 +30,11 @@ pub struct Options {
     pub message_bytes: u32,
     /// Requests of each endpoint that can be outstanding: 1 to 65 536.
     pub outstanding: u32,
-    /// Every so many requests one is signaled (M4), and those whose caller wants to know.
+    /// One of so many requests is signaled (M4), and each with a caller that wants a report.
     pub signal_every: u32,
     /// Messages of groups that can be held at once; what comes beyond is lost.
     pub group_buffers: u32,
-    /// How long [`Queue::wait`] looks before it sleeps, at most.
+    /// How long [`Queue::wait`] polls before it blocks, at most.
     pub spin_max: Duration,
 }
 
@@ -61,7 +61,7 @@ impl Options {
     }
 }
 
-/// How many buffers a queue has for messages: `each` of every endpoint, and those of groups.
+/// Number of buffers that a queue has for messages: `each` of every endpoint, and those of groups.
 fn buffers_in_all(endpoints: u32, each: u32, of_groups: u32) -> Result<u32, Error> {
     let count = u64::from(endpoints) * u64::from(each) + u64::from(of_groups);
     in_range("buffers for messages", count, 0, BUFFERS_MAX)?;
@@ -86,28 +86,28 @@ fn in_range(
     }
 }
 
-/// Endpoints are told apart by 16 bits of their numbers.
+/// Endpoints are distinguished by 16 bits of their numbers.
 const ENDPOINTS_MAX: u32 = 1 << 16;
-/// As many requests as a peer believes that somebody has outstanding.
+/// Greatest number of outstanding requests that a peer accepts.
 const OUTSTANDING_MAX: u32 = 1 << 16;
 /// Buffers for messages of a queue, at most: each has a number in 32 bits, and one more without a buffer.
 const BUFFERS_MAX: u32 = 1 << 24;
 /// Places of the small lists that are kept from one poll to the next: so long that the first ones, which are used all the
 /// time, are not in one line with those of another thread's list.
 pub(crate) const KEPT: usize = 64;
-/// How often who waits looks before it reads the clock.
+/// Number of polls of a waiting thread between two reads of the clock.
 const LOOKS: u32 = 16;
 
-/// How often something happened to a queue.
+/// Counts of events of a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Requests taken.
     pub posted: u64,
-    /// Of those, signaled.
+    /// Number of signaled ones among them.
     pub signaled: u64,
     /// Requests not taken because too much was outstanding.
     pub held: u64,
-    /// Credits told by a message of their own.
+    /// Reports of credits by a separate message.
     pub credits_told: u64,
     /// Times that a peer was asked for its count.
     pub credits_asked: u64,
@@ -115,7 +115,7 @@ pub struct Counters {
     pub received: u64,
     /// Endpoints lost.
     pub lost: u64,
-    /// Of those, because the peer broke the rules.
+    /// Number of those caused by violations of the peer.
     pub violations: u64,
     /// Times the thread slept.
     pub slept: u64,
@@ -123,12 +123,12 @@ pub struct Counters {
 
 /// The endpoints of one thread and what comes of their requests.
 ///
-/// Set up: [`Queue::offer`], give the peer what it says, [`Queue::accept`] with what the peer said. Use:
-/// [`Queue::post`], then [`Queue::submit`] once for the batch, then [`Queue::poll`] or [`Queue::wait`].
+/// Set-up: [`Queue::offer`], send its result to the peer, [`Queue::accept`] with the peer's. Use: [`Queue::post`], then
+/// [`Queue::submit`] once for the batch, then [`Queue::poll`] or [`Queue::wait`].
 ///
-/// What a thread stores to with each message has lines of its own, two by two as processors fetch them: queues that were made one
-/// after the other are next to each other in memory, and each store to a line that another thread has takes longer than
-/// all that a message needs.
+/// Data that a thread stores to with each message has separate lines, two by two as processors fetch them: queues that
+/// were made one after the other are adjacent in memory, and each store to a line that another thread has takes longer
+/// than all other work for a message.
 #[repr(align(128))]
 pub struct Queue {
     transport: Box<dyn Transport>,
@@ -138,10 +138,10 @@ pub struct Queue {
     tickets: Tickets,
     /// Bytes of a buffer for messages.
     buffer_bytes: u64,
-    /// Kept from one poll to the next, like `reports`: who may have to be told of credits.
+    /// Kept from one poll to the next, like `reports`: peers that may need a report of credits.
     owing: Vec<EndpointId>,
     reports: Vec<Report>,
-    /// The same: buffers whose messages were dropped.
+    /// The same: buffers of dropped messages.
     emptied: Vec<u32>,
     spin: Spin,
     counters: Counters,
@@ -204,17 +204,17 @@ impl Queue {
         Ok(queue)
     }
 
-    /// What its transport can do.
+    /// Capabilities of its transport.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
-    /// How often something happened.
+    /// Counts of events.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Makes this side of an endpoint. The peer needs what is returned.
+    /// Makes this side of an endpoint. The peer needs the result.
     ///
     /// # Errors
     /// [`Error::Full`], [`Error::System`].
@@ -270,7 +270,7 @@ impl Queue {
         accepted
     }
 
-    /// Ends an endpoint. Nothing more is told of it, nor of what it had outstanding.
+    /// Ends an endpoint. Nothing more is reported about it, nor about its outstanding requests.
     pub fn close(&mut self, id: EndpointId) {
         if self.is_open(id) {
             self.transport.close(id);
@@ -278,7 +278,7 @@ impl Queue {
         }
     }
 
-    /// What a peer needs to reach memory of this side.
+    /// Data that a peer needs to access memory of this side.
     ///
     /// # Errors
     /// [`Error::NoEndpoint`], [`Error::Memory`], [`Error::System`].
@@ -289,7 +289,7 @@ impl Queue {
         self.transport.export(id, registration)
     }
 
-    /// Takes what the peer exported.
+    /// Accepts an export of the peer.
     ///
     /// # Errors
     /// [`Error::NoEndpoint`], [`Error::Peer`], [`Error::System`].
@@ -321,14 +321,14 @@ impl Queue {
         })
     }
 
-    /// Bytes of the longest message that the peer of an endpoint takes, and of the longest one that can be given by value.
+    /// Bytes of the longest message that the peer of an endpoint takes, and of the longest inline one.
     pub fn message_bytes(&self, id: EndpointId) -> Option<(u32, u32)> {
         let found = self.endpoints.get(id.place());
         let endpoint = found.filter(|found| found.is_ready(id))?;
         Some(endpoint.message_bytes())
     }
 
-    /// How many requests of an endpoint have not ended.
+    /// Number of requests of an endpoint that have not completed.
     pub fn outstanding(&self, id: EndpointId) -> usize {
         let found = self
             .endpoints
@@ -379,7 +379,7 @@ impl Queue {
         }
     }
 
-    /// Adds what has happened to `events` and returns how much that was. Never waits.
+    /// Appends the new events to `events` and returns their number. Never waits.
     pub fn poll(&mut self, events: &mut Vec<Event>) -> usize {
         let before = events.len();
         self.take_returned();
@@ -411,8 +411,8 @@ impl Queue {
         self.reports = reports;
     }
 
-    /// Like [`Queue::poll`], but waits until something has happened, so long at most: it looks for a while, shorter the
-    /// less often that helps, and then sleeps.
+    /// Like [`Queue::poll`], but waits for an event, at most so long: it polls for a while, shorter the less often that
+    /// helps, and then blocks.
     pub fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) -> usize {
         if timeout.is_zero() || self.spin.looks() {
             let count = self.poll(events);
@@ -420,7 +420,8 @@ impl Queue {
                 return count;
             }
         } else {
-            // Who sleeps is told at once if something is there: a look before costs a system call with some transports.
+            // A blocking thread is notified at once if there is something: a check before costs a system call with some
+            // transports.
             self.take_all_returned();
             self.submit();
         }
@@ -450,13 +451,13 @@ impl Queue {
         }
     }
 
-    /// Looks, so many times at most, whether there may be something to poll.
+    /// Polls, at most so many times, whether there may be an event.
     pub fn look(&mut self, times: u32) -> bool {
         self.transport.look(times)
     }
 
-    /// Prepares to block in a wait of the caller's own over several queues, as [`Transport::arm`] says: the caller blocks at
-    /// [`Queue::descriptors`] for no longer than what is returned, calls [`Queue::disarm`], and polls.
+    /// Prepares to block in a caller's own wait over several queues, as [`Transport::arm`] describes: the caller blocks
+    /// at [`Queue::descriptors`] for no longer than the returned time, calls [`Queue::disarm`], and polls.
     pub fn arm(&mut self, timeout: Duration) -> Duration {
         self.take_all_returned();
         self.submit();
@@ -465,7 +466,7 @@ impl Queue {
         self.transport.arm(most)
     }
 
-    /// What to block at after [`Queue::arm`].
+    /// Descriptors to block at after [`Queue::arm`].
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         self.transport.descriptors()
     }
@@ -488,7 +489,7 @@ impl Queue {
         self.transport.leave(group);
     }
 
-    /// Sends one message to all members of a group but this one. Nothing tells whether it arrives.
+    /// Sends one message to all members of a group but this one. Its arrival is not reported.
     ///
     /// # Errors
     /// [`Refusal::Invalid`].
@@ -516,7 +517,7 @@ impl Queue {
         found.is_some_and(|endpoint| endpoint.is_open(id))
     }
 
-    /// A sleep must not last longer than a question for credits can wait.
+    /// A sleep must not last longer than a request for credits can wait.
     fn sleep_at_most(&self, now: Instant, timeout: Duration) -> Duration {
         if !self.starved {
             return timeout;
@@ -591,7 +592,7 @@ impl Queue {
         self.lose(id, failure, events);
     }
 
-    /// Tells the end of all that is outstanding, and of the endpoint.
+    /// Reports the end of all outstanding requests, and of the endpoint.
     fn lose(&mut self, id: EndpointId, failure: Failure, events: &mut Vec<Event>) {
         if !self.is_open(id) {
             return;

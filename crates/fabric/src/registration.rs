@@ -10,16 +10,16 @@ use pmem::Region;
 
 use crate::{EndpointId, Failure};
 
-/// What peers may do with registered memory. The owner may always do all of it.
+/// Access of peers to registered memory. The owner always has full access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Access(u8);
 
 impl Access {
     /// Nothing: for buffers that only this side names.
     pub const LOCAL: Access = Access(0);
-    /// Loads.
+    /// Permission to load.
     pub const READ: Access = Access(1);
-    /// Stores.
+    /// Permission to store.
     pub const WRITE: Access = Access(2);
     /// Compare-and-swap and fetch-and-add.
     pub const ATOMIC: Access = Access(4);
@@ -36,7 +36,7 @@ impl Access {
         self.0
     }
 
-    /// What [`Access::bits`] gave; nothing if no access has these bits.
+    /// Decodes [`Access::bits`]; nothing if no access has these bits.
     pub fn from_bits(bits: u8) -> Option<Access> {
         (bits <= Access::ALL.0).then_some(Access(bits))
     }
@@ -49,11 +49,11 @@ impl BitOr for Access {
     }
 }
 
-/// What names registered memory to peers. Who does not know it can only guess.
+/// Name of registered memory for peers. Other processes can only guess it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key(pub u64);
 
-/// Nothing of it: this may stand in a log.
+/// Shows nothing of it: this may be printed in a log.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Key")
@@ -66,25 +66,25 @@ pub struct Registration(Arc<Registered>, Option<u64>);
 
 struct Registered {
     region: Region,
-    /// What of it peers may reach.
+    /// Part of it that peers may access.
     part: Range<u64>,
     access: Access,
     key: Key,
     base: u64,
     local_key: u32,
-    /// What the transport has to keep for as long.
+    /// Resources of the transport with the same lifetime.
     held: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// What a transport knows of memory it has registered.
+/// A transport's description of registered memory.
 pub struct Details {
-    /// What names it to peers.
+    /// Its name for peers.
     pub key: Key,
-    /// What peers call its first byte.
+    /// Its first byte's address for peers.
     pub base: u64,
-    /// What names it to the own adapter.
+    /// Its name for the own adapter.
     pub local_key: u32,
-    /// What is kept until the last clone of the registration goes.
+    /// Resources kept until the last clone of the registration is dropped.
     pub held: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -121,7 +121,7 @@ impl Registration {
         self.1
     }
 
-    /// What of the region peers may reach.
+    /// Part of the region that peers may access.
     pub fn part(&self) -> Range<u64> {
         self.0.part.clone()
     }
@@ -132,23 +132,23 @@ impl Registration {
         &self.0.region
     }
 
-    /// What peers may do.
+    /// Permitted accesses of peers.
     pub fn access(&self) -> Access {
         self.0.access
     }
 
-    /// What names it to peers.
+    /// Its name for peers.
     #[inline]
     pub fn key(&self) -> Key {
         self.0.key
     }
 
-    /// What names it to the own adapter.
+    /// Its name for the own adapter.
     pub fn local_key(&self) -> u32 {
         self.0.local_key
     }
 
-    /// What peers call its first byte.
+    /// Its first byte's address for peers.
     pub fn base(&self) -> u64 {
         self.0.base
     }
@@ -172,12 +172,12 @@ impl Registration {
         }
     }
 
-    /// What the transport keeps with it, if it is of this type.
+    /// The transport's resources, if they are of this type.
     pub(crate) fn held<T: Any>(&self) -> Option<&T> {
         self.0.held.as_deref()?.downcast_ref()
     }
 
-    /// What a peer has to know to reach it.
+    /// Data that a peer needs to access it.
     pub fn descriptor(&self) -> RegionDescriptor {
         RegionDescriptor {
             key: self.0.key,
@@ -201,20 +201,20 @@ pub struct Piece<'a> {
     pub registration: &'a Registration,
     /// Where in it.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
 }
 
-/// What a peer has to know to reach registered memory; it travels over the control connection.
+/// Data that a peer needs to access registered memory; it travels over the control connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionDescriptor {
-    /// What names it.
+    /// Name of the memory.
     pub key: Key,
-    /// What its first byte is called.
+    /// Address of its first byte.
     pub base: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// What may be done.
+    /// Permitted accesses.
     pub access: Access,
 }
 
@@ -254,14 +254,14 @@ pub struct Remote {
     pub offset: u64,
 }
 
-/// The proof that nobody reaches memory by this key any more; only transports make it.
+/// The proof that no peer accesses memory by this key any more; only transports make it.
 #[derive(Debug)]
 pub struct Proof {
     key: Key,
 }
 
 impl Proof {
-    /// For transports, once it is so.
+    /// For transports, once it holds.
     pub(crate) fn new(key: Key) -> Proof {
         Proof { key }
     }
@@ -273,7 +273,7 @@ impl Proof {
     }
 }
 
-/// Regions by key, for transports whose target checks each access itself.
+/// Regions by key, for transports with targets that check each access.
 #[derive(Default)]
 pub struct Table {
     slots: RwLock<Vec<Option<Registration>>>,
@@ -311,7 +311,7 @@ impl Table {
         Some(registration)
     }
 
-    /// Withdraws a key. Accesses under way are over when this returns, so it is the proof.
+    /// Withdraws a key. Accesses in flight have ended when this returns, so it is the proof.
     pub fn remove(&self, key: Key) -> Proof {
         let mut slots = self.slots.write();
         if let Some(slot) = slots.get_mut(slot_number(key))
@@ -322,7 +322,7 @@ impl Table {
         Proof::new(key)
     }
 
-    /// Does something with a range that a peer named, if it may; the key cannot be withdrawn meanwhile.
+    /// Calls a function with a range that a peer named, if it is allowed; the key cannot be withdrawn meanwhile.
     ///
     /// # Errors
     /// [`Failure::Access`].
@@ -338,7 +338,7 @@ impl Table {
         held.find(key, access, offset, length).map(act)
     }
 
-    /// For several ranges at once: no key can be withdrawn while what is returned lives.
+    /// For several ranges at once: no key can be withdrawn while the result lives.
     pub fn hold(&self) -> Held<'_> {
         Held {
             slots: self.slots.read(),

@@ -1,22 +1,24 @@
 //! Transport between threads and processes of one host, over the memory they share.
 //!
-//! - Registered regions are passed by descriptor and mapped by who imports them. One-sided requests are loads and stores of
-//!   the initiator, done when they are posted; the target's threads have no part in it. What may only be read is passed
-//!   so that it can only be mapped for reading.
+//! - Registered regions are passed by descriptor and mapped by the importing side. One-sided requests are loads and
+//!   stores of the initiator, executed when they are posted; the target's threads do not take part. Read-only memory is
+//!   passed so that it can only be mapped for reading.
 //! - Messages go through [rings](ring), one in each direction of an endpoint.
 //! - A thread sleeps at its queue's [bell](bell).
 //! - The end of a peer's process is [noticed](watch) by its descriptor.
-//! - Memory that a peer lends may be a file, which it can shorten meanwhile. An access to what is gone ends no process, but
-//!   its endpoint, with [`Failure::MemoryGone`](crate::Failure::MemoryGone). Rings and bells are never files.
-//! - A key cannot be taken back from who has mapped the memory: the proof of revocation is that all those are gone. Until
-//!   then they can go on to load and store there, as they were allowed to; nobody new is given the memory.
-//!   (Whom they passed the memory on to, and what they forked, are theirs to answer for.) Memory that is passed with a
-//!   mark needs no end of processes: the mark goes with the last mapping, whose ever it is.
+//! - Memory that a peer lends may be a file, which the peer can shorten meanwhile. An access to missing memory ends no
+//!   process, but its endpoint, with [`Failure::MemoryGone`](crate::Failure::MemoryGone). Rings and bells are never
+//!   files.
+//! - A key cannot be revoked from a process that has mapped the memory: the proof of revocation is that all those have
+//!   ended. Until then they can continue to load and store there, within their rights; no new peer is given the memory.
+//!   (They answer for processes to which they passed the memory on, and which they forked.) Memory that is passed with
+//!   a mark does not need the end of processes: the mark disappears with the last mapping in any process.
 //!
-//! Order, for [`Capabilities`]: all requests of a queue are carried out by the thread that posts them, in that order.
-//! A read sees the thread's own writes since they are to the same memory, though mapped elsewhere. Each header is stored
-//! with release and loaded with acquire, so who receives a message sees the writes posted before it. A read is followed
-//! by an acquire fence, so the next one is not earlier (on x86-64 loads are in order anyway, and it costs nothing).
+//! Order, for [`Capabilities`]: all requests of a queue are executed by the thread that posts them, in that order. A
+//! read sees the thread's own writes since they are to the same memory, though mapped elsewhere. Each header is stored
+//! with release and loaded with acquire, so the receiver of a message sees the writes posted before it. A read is
+//! followed by an acquire fence, so the next one is not earlier (on x86-64 loads are in order anyway, and it costs
+//! nothing).
 
 mod bell;
 pub(crate) mod fuzzing;
@@ -54,7 +56,7 @@ struct Inner {
     nap: Duration,
 }
 
-/// Who was given a registration's memory.
+/// Holders of a registration's memory.
 #[derive(Default)]
 struct Exports {
     state: Mutex<ExportsState>,
@@ -68,10 +70,10 @@ struct ExportsState {
 
 /// One of them.
 enum Holder {
-    /// All of another process: what is mapped there cannot be seen.
+    /// All of another process: its mappings are not visible.
     Process(Arc<Process>),
-    /// Another endpoint of this process, which drops what it has mapped before it marks our ring as closed, and maps nothing
-    /// if ours was closed before it joined.
+    /// Another endpoint of this process, which drops its mappings before it marks the ring as closed, and maps nothing
+    /// if the ring was closed before it joined.
     Endpoint(Lines),
 }
 
@@ -172,7 +174,7 @@ impl Device for Shm {
             state.holders.retain(|holder| !holder.is_gone());
             let marked = registration.mark();
             let is_held = match marked {
-                // What cannot be found out may be so.
+                // Unknown cases count as possible.
                 Some(mark) => registration.region().is_marked(mark).unwrap_or(true),
                 None => true,
             };
@@ -193,7 +195,7 @@ impl Inner {
         self.keys.lock().get(&key).cloned()
     }
 
-    /// Notes who is given a registration's memory.
+    /// Records holders of a registration's memory.
     ///
     /// # Errors
     /// [`Error::Memory`] if its key was withdrawn.
@@ -208,7 +210,7 @@ impl Inner {
             return Err(refusal(registration.region(), reason));
         }
         if state.holders.len() == state.holders.capacity() {
-            // Peers come and go: so the list does not become longer than about twice of what it has to be.
+            // Peers come and go: so the list does not become longer than about twice the necessary length.
             state.holders.retain(|holder| !holder.is_gone());
         }
         state.holders.push(holder);

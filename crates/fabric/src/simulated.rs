@@ -1,9 +1,9 @@
-//! A network in memory, with a clock of its own and seeded faults: the same seed and the same calls give the same run.
+//! A network in memory, with a separate clock and seeded faults: the same seed and the same calls give the same run.
 //!
-//! Time goes on only while somebody polls, a little, or sleeps, to the next thing that happens. Endpoints lose nothing
-//! and keep their order, as connections do; groups lose, repeat and reorder. A cut holds everything up, and ends the
-//! endpoints if it lasts too long. What becomes of a message on its way, [`Links`] say: the simulation of a whole cluster
-//! sends through the same.
+//! Time advances only while a thread polls, a little, or sleeps, to the next event. Endpoints lose nothing and keep
+//! their order, as connections do; groups lose, repeat and reorder. A cut delays everything, and ends the endpoints if
+//! it lasts too long. [`Links`] decide the fate of a message in flight: the simulation of a whole cluster sends through
+//! the same.
 
 mod device;
 mod links;
@@ -19,10 +19,10 @@ use crate::Device;
 
 pub use self::links::{Count, Delivery, LinkOptions, Links};
 
-/// How the network treats what is sent.
+/// How the network treats messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkOptions {
-    /// The links. What is lost, damaged or doubled is what is sent to groups, for each member.
+    /// The links. Messages to groups are lost, damaged or duplicated, separately for each member.
     pub links: LinkOptions,
     /// After how long without an answer an endpoint is lost.
     pub dead_after_ns: u64,
@@ -63,7 +63,7 @@ impl Network {
         self.0.lock().change(change);
     }
 
-    /// The node's process ends: its memory cannot be reached any more.
+    /// The node's process ends: its memory cannot be accessed any more.
     pub fn kill(&self, node: usize) {
         self.0.lock().kill(node);
     }

@@ -1,13 +1,13 @@
 //! The transport over TCP: one connection for each endpoint, and groups over UDP multicast.
 //!
-//! Whoever looks at a queue, or sleeps in it, does all there is to do for its connections: sends, receives, and carries out
-//! what peers ask for in registered memory. There are no other threads, so nobody is woken, and nothing happens to the
-//! memory of a process that does not look.
+//! A thread that polls a queue, or sleeps in it, does all work for its connections: it sends, receives, and executes
+//! requests of peers in registered memory. There are no other threads, so no thread is woken up for this, and nothing
+//! happens to the memory of a process that does not poll.
 //!
-//! A connection that is cut is made anew, by the side that asked for the endpoint. Frames are numbered, and kept until the
-//! other side has carried them out, which tells which one it expects: nothing is lost and nothing happens twice. A refusal,
-//! the last frame, is kept, too, though the endpoint has ended with it: who did not read it asks for the endpoint again, and
-//! is told why it ended.
+//! A cut connection is re-established, by the side that asked for the endpoint. Frames are numbered, and kept until the
+//! other side has executed them, which reports the one it expects: nothing is lost and nothing happens twice. A
+//! refusal, the last frame, is kept, too, though the endpoint has ended with it: a side that did not read it asks for
+//! the endpoint again, and receives the reason for its end.
 
 mod frame;
 pub(crate) mod fuzzing;
@@ -45,7 +45,7 @@ pub struct TcpOptions {
     /// An endpoint is lost when it has had no connection for so long. A connection is cut when its other side takes
     /// nothing for so long.
     pub lost_after: Duration,
-    /// A connection that has not proved for so long what it is for is dropped.
+    /// A connection that has not proved its purpose for so long is dropped.
     pub prove_within: Duration,
     /// So many connections may be unproved at once; then the oldest is dropped.
     pub unproved: usize,
@@ -62,16 +62,16 @@ impl Default for TcpOptions {
     }
 }
 
-/// How often something happened to a process's connections.
+/// Counts of events of a process's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpCounters {
     /// Connections that became an endpoint's, again or for the first time.
     pub joined: u64,
     /// Connections of endpoints that were cut.
     pub cut: u64,
-    /// Connections that were dropped before they had proved what they were for.
+    /// Connections that were dropped before they had proved their purpose.
     pub unproved: u64,
-    /// Endpoints whose other side broke the rules, or asked for what it may not have.
+    /// Endpoints with an other side that broke the rules, or requested something forbidden.
     pub refused: u64,
     /// Messages to groups that were dropped for want of a buffer.
     pub unbuffered: u64,
@@ -93,7 +93,7 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What the threads of a process have together.
+/// State that the threads of a process share.
 struct Common {
     options: TcpOptions,
     table: Table,
@@ -121,7 +121,7 @@ impl Tcp {
         }
     }
 
-    /// How often something happened.
+    /// Counts of events.
     pub fn counters(&self) -> TcpCounters {
         let counts = &self.common.counts;
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -144,7 +144,7 @@ fn capabilities() -> Capabilities {
         transfer_bytes: frame::TRANSFER_MAX,
         pieces: 16,
         atomics: true,
-        // All frames of a direction are carried out in the order of their numbers; a read takes its data later still.
+        // All frames of a direction are executed in the order of their numbers; a read takes its data later still.
         order: Order {
             reads: true,
             writes_before_messages: true,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Longer than anybody waits.
+/// Longer than any wait.
 pub const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// When so much time will be over, however much it is.

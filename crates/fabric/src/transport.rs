@@ -1,5 +1,5 @@
-//! What a transport is: the interface that shared memory, TCP, verbs and the simulation have below
-//! [`Queue`](crate::Queue), and that wrappers put themselves in between.
+//! The interface that shared memory, TCP, verbs and the simulation have below [`Queue`](crate::Queue), and that
+//! wrappers implement between them.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -15,10 +15,10 @@ use crate::{
 
 /// A transport as a process has it, once. Its threads open a [`Transport`] each.
 pub trait Device: Send + Sync {
-    /// What it can do.
+    /// Its capabilities.
     fn capabilities(&self) -> Capabilities;
 
-    /// Makes memory known: to the own side for all requests, and to peers for what `access` says.
+    /// Registers memory: for the own side for all requests, and for peers with the rights of `access`.
     ///
     /// # Errors
     /// [`Error::Memory`], [`Error::System`].
@@ -37,8 +37,8 @@ pub trait Device: Send + Sync {
         access: Access,
     ) -> Result<Registration, Error>;
 
-    /// Withdraws the key of registered memory; from now on no request of a peer that has not begun is carried out. The
-    /// proof comes once nobody can reach the memory by it any more: ask again until then.
+    /// Withdraws the key of registered memory; from now on no request of a peer that has not begun is executed. The
+    /// proof comes once no peer can access the memory by it any more: ask again until then.
     fn revoke(&self, registration: &Registration) -> Option<Proof>;
 
     /// Frames of peers' writes that were received where they belong, without a copy by this process.
@@ -46,30 +46,31 @@ pub trait Device: Send + Sync {
         0
     }
 
-    /// What one thread needs.
+    /// Opens the resources of one thread.
     ///
     /// # Errors
     /// [`Error::System`].
     fn open(&self) -> Result<Box<dyn Transport>, Error>;
 }
 
-/// The endpoints of one thread. Nothing here waits, but [`Transport::look`], [`Transport::sleep`], and the set-up for as long as it says.
+/// The endpoints of one thread. Nothing here waits, except [`Transport::look`], [`Transport::sleep`], and the set-up as
+/// documented.
 ///
 /// The [`Queue`](crate::Queue) above keeps these promises, and transports rely on them: no more than the agreed number of
 /// requests is outstanding at an endpoint, no more messages are sent than the receiver has supplied buffers for, and
 /// ranges are inside their registrations and allowed by the descriptor that was imported. Nothing of the kind is
 /// promised of peers.
 pub trait Transport: Send {
-    /// What it can do.
+    /// Its capabilities.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Makes this side of an endpoint, and says what the peer has to know.
+    /// Makes this side of an endpoint, and returns the data for the peer.
     ///
     /// # Errors
     /// [`Error::System`].
     fn prepare(&mut self, endpoint: EndpointId, limits: Limits) -> Result<Parameters, Error>;
 
-    /// Joins this side to the peer's. Requests may be posted from then on. `role` tells the two sides apart.
+    /// Joins this side to the peer's. Requests may be posted from then on. `role` distinguishes the two sides.
     ///
     /// # Errors
     /// [`Error::Peer`], [`Error::System`].
@@ -78,7 +79,7 @@ pub trait Transport: Send {
     /// Ends an endpoint. Nothing more is reported of it; all it had outstanding is forgotten.
     fn close(&mut self, endpoint: EndpointId);
 
-    /// What a peer needs to reach a registration through this endpoint.
+    /// Data that a peer needs to access a registration through this endpoint.
     ///
     /// # Errors
     /// [`Error::Memory`], [`Error::System`].
@@ -88,7 +89,7 @@ pub trait Transport: Send {
         registration: &Registration,
     ) -> Result<Export, Error>;
 
-    /// Takes what a peer exported, and returns the transport's number for it. It goes with the endpoint.
+    /// Accepts an export of a peer, and returns the transport's number for it. It is dropped with the endpoint.
     ///
     /// # Errors
     /// [`Error::Peer`], [`Error::System`].
@@ -107,17 +108,17 @@ pub trait Transport: Send {
     /// Takes a request. It may begin only with [`Transport::submit`].
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>);
 
-    /// Tells the peer how many credits it has in all, and asks for its count if `ask`. No request: nothing is
-    /// reported of it, and it may be lost.
+    /// Sends the peer its total of credits, and asks for its count if `ask`. No request: nothing is reported about it,
+    /// and it may be lost.
     fn credit(&mut self, endpoint: EndpointId, returned: u32, ask: bool);
 
     /// Begins all that was posted since.
     fn submit(&mut self);
 
-    /// Looks at what has happened, and moves on what has to be moved.
+    /// Handles new events, and advances pending work.
     fn poll(&mut self, reports: &mut Vec<Report>);
 
-    /// Looks, so many times at most, whether there may be something to report: as cheaply as it can be seen.
+    /// Polls, at most so many times, whether there may be something to report: by the cheapest check.
     fn look(&mut self, times: u32) -> bool {
         let _ = times;
         std::hint::spin_loop();
@@ -136,7 +137,7 @@ pub trait Transport: Send {
         Duration::ZERO
     }
 
-    /// What to block at after [`Transport::arm`].
+    /// Descriptors to block at after [`Transport::arm`].
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
     }
@@ -163,7 +164,7 @@ pub trait Transport: Send {
         let _ = group;
     }
 
-    /// Sends one message to all members of a group, this one not. Whether it arrives is not told.
+    /// Sends one message to all members of a group but this one. Its arrival is not reported.
     fn send_to_group(&mut self, group: GroupId, from: Source<'_>, immediate: u32) {
         let _ = (group, from, immediate);
     }
@@ -178,7 +179,7 @@ pub enum Role {
     Listener,
 }
 
-/// What two sides agree on before a transport makes its side.
+/// Limits that two sides agree on before a transport makes its side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Requests outstanding at once, at most.
@@ -189,16 +190,16 @@ pub struct Limits {
     pub message_bytes: u32,
 }
 
-/// What one side tells the other over the control connection.
+/// Data that one side sends to the other over the control connection.
 #[derive(Default)]
 pub struct Parameters {
-    /// To be validated by who gets them.
+    /// To be validated by the receiver.
     pub bytes: Vec<u8>,
     /// Descriptors, on one host.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Not the bytes, which have secrets in them: this may stand in a log.
+/// Without the bytes, which contain secrets: this may be printed in a log.
 impl std::fmt::Debug for Parameters {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (bytes, descriptors) = (self.bytes.len(), self.descriptors.len());
@@ -206,10 +207,10 @@ impl std::fmt::Debug for Parameters {
     }
 }
 
-/// What is known of a peer once the control connection has authenticated it.
+/// Data about a peer that the control connection has authenticated.
 #[derive(Debug)]
 pub struct Peer {
-    /// What its transport said.
+    /// Parameters of its transport.
     pub parameters: Parameters,
     /// Where it is, if it came over a network.
     pub address: Option<IpAddr>,
@@ -220,7 +221,7 @@ pub struct Peer {
 /// Registered memory on its way to a peer.
 #[derive(Debug)]
 pub struct Export {
-    /// What names it.
+    /// Description of the memory.
     pub descriptor: RegionDescriptor,
     /// The memory itself, on one host.
     pub memory: Option<OwnedFd>,
@@ -249,18 +250,18 @@ pub enum Supply {
 /// A request as a transport gets it.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// How many were posted to this endpoint before it.
+    /// Number of requests posted to this endpoint before it.
     pub sequence: u64,
-    /// Whether its end has to be reported; it then says that all before it have ended, too.
+    /// Whether its completion has to be reported; the report covers all before it, too.
     pub signaled: bool,
-    /// What.
+    /// The operation.
     pub operation: &'a Operation<'a>,
-    /// How many credits the peer has in all: news with every [`Operation::Send`], else what it was told before.
+    /// The peer's total of credits: new with every [`Operation::Send`], else as reported before.
     pub returned: u32,
 }
 
 impl Request<'_> {
-    /// The transport's number of the peer's memory, the offset there, what is done to it and the bytes.
+    /// The transport's number of the peer's memory, the offset there, the access and the bytes.
     pub fn remote(&self) -> Option<(u32, u64, Access, u64)> {
         let (remote, access, length) = self.operation.remote()?;
         let RemoteRegion { number, .. } = remote.region;
@@ -268,7 +269,7 @@ impl Request<'_> {
     }
 }
 
-/// Who sent a message.
+/// Sender of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// A peer.
@@ -277,39 +278,39 @@ pub enum Origin {
     Group(GroupId),
 }
 
-/// What a transport has to tell its queue.
+/// A report of a transport to its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
     /// A signaled request has ended well, and all before it.
     Done {
-        /// Whose.
+        /// Endpoint of the request.
         endpoint: EndpointId,
-        /// Which.
+        /// Sequence of the request.
         sequence: u64,
-        /// What an atomic found there.
+        /// Former value of an atomic's word.
         value: u64,
     },
     /// A request has failed. Those before it have ended well; the endpoint is of no use any more.
     Failed {
-        /// Whose.
+        /// Endpoint of the request.
         endpoint: EndpointId,
-        /// Which.
+        /// Sequence of the request.
         sequence: u64,
-        /// Why.
+        /// Reason of the failure.
         failure: Failure,
     },
     /// A message is in a supplied buffer, or one without data has come, which takes none.
     Received {
-        /// From whom.
+        /// Sender of the message.
         origin: Origin,
         /// Where it is.
         buffer: Option<Arrival>,
         /// The 32 bits beside it.
         immediate: Option<u32>,
     },
-    /// The peer says how many credits it has given back in all, and wants to know the same.
+    /// The peer reports its total of returned credits, and asks for this side's.
     Credit {
-        /// Who.
+        /// Endpoint of the peer.
         endpoint: EndpointId,
         /// Its count.
         returned: u32,
@@ -318,9 +319,9 @@ pub enum Report {
     },
     /// The endpoint is of no use any more, whatever was outstanding.
     Lost {
-        /// Which.
+        /// Endpoint that ended.
         endpoint: EndpointId,
-        /// Why.
+        /// Reason of the end.
         failure: Failure,
     },
 }

@@ -1,4 +1,4 @@
-//! The transports that a process has: each is tried once, here and nowhere else, and what is missing says why.
+//! The transports of a process: each is tried once, here and nowhere else, and each missing one has a reason.
 
 use std::os::fd::BorrowedFd;
 
@@ -9,7 +9,7 @@ use crate::tcp::{Tcp, TcpOptions};
 use crate::verbs::{Verbs, VerbsOptions};
 use crate::{Device, Error, Options, Provider, Queue};
 
-/// What a process wants to have.
+/// Transports that a process requests.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     /// Only this one.
@@ -20,11 +20,11 @@ pub struct Wanted {
     pub ethernet: EthernetOptions,
     /// How endpoints over TCP are made and kept.
     pub tcp: TcpOptions,
-    /// How the queues are laid out.
+    /// Options of the queues.
     pub queues: Options,
 }
 
-/// What it has: a device for each transport, and the queue of the thread that opened it.
+/// Its transports: a device for each, and the queue of the thread that opened it.
 ///
 /// Whether shared memory reaches a peer, only [`dial`](crate::control::dial) finds out: it needs a Unix socket.
 pub struct Transports {
@@ -69,7 +69,7 @@ impl Transports {
         Ok(Transports { ready, offers })
     }
 
-    /// What to tell peers ([`Local`](crate::control::Local)).
+    /// Data for peers ([`Local`](crate::control::Local)).
     pub fn offers(&self) -> &Offers {
         &self.offers
     }
@@ -93,7 +93,7 @@ impl Transports {
         found.map(|ready| &mut ready.queue)
     }
 
-    /// What to block at after [`Queue::arm`] of a transport's queue.
+    /// Descriptors to block at after [`Queue::arm`] of a transport's queue.
     pub fn descriptors(&self, provider: Provider) -> Vec<BorrowedFd<'_>> {
         let mut ready = self.ready.iter();
         let found = ready.find(|ready| ready.provider == provider);

@@ -4,21 +4,22 @@
 //! - Messages go into buffers that all endpoints of a queue share (a shared receive queue), behind a [header](wire). The
 //!   credits above see to it that there is one for each; if counts of credits have taken too many, the sender's adapter
 //!   waits and tries again, for ever.
-//! - A peer that is gone is noticed by requests that nobody acknowledges. While there are none, a [probe](link) is sent every
-//!   [`PROBE_EVERY`]: a write of no bytes. So it takes no longer than that and the adapter's retries, a second or so,
-//!   which a slow link doubles. Who closes an endpoint says so.
-//! - What has ended well, the target's adapter has; of what has failed, nobody knows. So nothing is repeated here: the endpoint
-//!   ends, and who uses it sets up a new one (`docs/decisions/0013-lost-endpoints.md`).
-//! - An adapter that fails as a whole says so by an event; all its endpoints are lost then, and it takes no new ones.
-//! - An adapter that refuses what a peer asked for ends the connection, on both sides. Its owner learns that by an event, if
-//!   the adapter gives one, or by the next probe.
+//! - A lost peer is detected by requests without an acknowledgement. While there are none, a [probe](link) is sent
+//!   every [`PROBE_EVERY`]: a write of no bytes. So detection takes no longer than that and the adapter's retries, a
+//!   second or so, which a slow link doubles. A side that closes an endpoint reports it.
+//! - The target's adapter has all successful requests; failed ones are unknown. So nothing is repeated here: the
+//!   endpoint ends, and its user sets up a new one (`docs/decisions/0013-lost-endpoints.md`).
+//! - An adapter that fails as a whole reports it by an event; all its endpoints are lost then, and it takes no new
+//!   ones.
+//! - An adapter that refuses a request of a peer ends the connection, on both sides. Its owner learns that by an event,
+//!   if the adapter gives one, or by the next probe.
 //!
-//! Order, for [`Capabilities`]: the target's adapter carries out the requests of one connection in the order in which they
-//! were posted (InfiniBand Architecture Specification, volume 1, 9.5), and they end in this order.
+//! Order, for [`Capabilities`]: the target's adapter executes the requests of one connection in the order in which they
+//! were posted (InfiniBand Architecture Specification, volume 1, 9.5), and they complete in this order.
 //!
 //! Atomics are atomic with respect to others of the same adapter. Those of processors may come between.
 //!
-//! What a registration costs: memory that peers may reach is registered twice, for them and for this side, so that
+//! Cost of a registration: memory that peers may access is registered twice, for them and for this side, so that
 //! withdrawing the one leaves the other. It counts twice against the memory that may be locked.
 
 mod closing;
@@ -49,14 +50,14 @@ use crate::{
     Provider, Registration, Transport,
 };
 
-/// How often an endpoint that is idle is looked after.
+/// Interval of checks of an idle endpoint.
 pub const PROBE_EVERY: Duration = Duration::from_millis(250);
 
-/// The longest payload by value: what adapters usually can, with the header.
+/// The longest inline payload: a common limit of adapters, with the header.
 const INLINE_BYTES: u32 = 256;
 
-/// Seven tries of 0.13 s to four times that. (More retries than six, and rdma_rxe never gives up.) No limit for a receiver
-/// without buffers, who will have some.
+/// Seven tries of 0.13 s to four times that. (With more retries than six, rdma_rxe never gives up.) No limit for a
+/// receiver without buffers, which will have some.
 const PATIENCE: Patience = Patience {
     timeout: 15,
     retries: 6,
@@ -64,7 +65,7 @@ const PATIENCE: Patience = Patience {
     receiver_timer: 12,
 };
 
-/// Which adapter is used. What is left open is chosen, and [`Verbs::explanation`] says how.
+/// Selects the adapter. Open fields are chosen, and [`Verbs::explanation`] describes the choice.
 #[derive(Clone, Debug, Default)]
 pub struct VerbsOptions {
     /// The adapter's name, as `rdma link` shows it.
@@ -75,10 +76,10 @@ pub struct VerbsOptions {
     pub gid_index: Option<u8>,
 }
 
-/// How often something happened.
+/// Counts of events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VerbsCounters {
-    /// Endpoints whose other side broke the rules, or asked for what it may not have.
+    /// Endpoints with an other side that broke the rules, or requested something forbidden.
     pub refused: u64,
     /// Messages to groups that could not be sent: for want of room, or since the adapter failed to.
     pub unsent: u64,
@@ -100,7 +101,7 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What the threads of a process have together.
+/// State that the threads of a process share.
 struct Common {
     domain: Arc<Domain>,
     capabilities: Capabilities,
@@ -113,7 +114,7 @@ impl Common {
         self.domain.device()
     }
 
-    /// Reads what has happened to the adapter. One thread reads it for all.
+    /// Reads the adapter's events. One thread reads them for all.
     fn read_events(&self) {
         while let Ok(Some(event)) = self.adapter().next_event() {
             self.trouble.note(event);
@@ -139,7 +140,7 @@ impl Common {
 pub struct Verbs(Arc<Common>);
 
 impl Verbs {
-    /// Opens an adapter. The error is one sentence that says what is missing and what to do: peers are told it
+    /// Opens an adapter. The error is one sentence with the missing part and the remedy: peers receive it
     /// ([`Transports`](crate::transports::Transports)).
     ///
     /// # Errors
@@ -170,12 +171,12 @@ impl Verbs {
         self.0.adapter().gid().gid.ipv4()
     }
 
-    /// Gives the adapter up, as if it had said that it has failed: its endpoints are lost, and there will be no others.
+    /// Gives the adapter up, as if it had reported its failure: its endpoints are lost, and there will be no others.
     pub fn give_up(&self) {
         self.0.trouble.note(Event::DeviceFailed);
     }
 
-    /// How often something happened.
+    /// Counts of events.
     pub fn counters(&self) -> VerbsCounters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counts = &self.0.counts;
@@ -191,7 +192,7 @@ impl Verbs {
 fn capabilities(domain: &Arc<Domain>) -> Result<Capabilities, Error> {
     let adapter = domain.device();
     let (limits, port) = (adapter.limits(), adapter.port());
-    // How much may be given by value, only a queue pair tells.
+    // The greatest inline length is known only from a queue pair.
     let completions = CompletionQueue::new(adapter, 1)?;
     let queues = Queues {
         send: completions.clone(),
@@ -228,8 +229,8 @@ fn capabilities(domain: &Arc<Domain>) -> Result<Capabilities, Error> {
             write: copies,
             read: copies,
         },
-        // The acknowledgement says that the target's adapter has the data, not that it has reached the memory (RBP). A
-        // read behind the write proves that, and so does a message behind it to who receives it.
+        // The acknowledgement proves that the target's adapter has the data, not that it has reached the memory (RBP).
+        // A read after the write proves that, and so does a message after it for its receiver.
         completed_write: Placement::Sent,
         passive_target: true,
         // `scripts/lab.sh measure`, emulated: up to 1 KiB a message takes at most a tenth more than a push, 4 KiB 1.25.
@@ -243,7 +244,7 @@ fn is_software(name: &str) -> bool {
     !class.join("device").exists()
 }
 
-/// What a registration of memory keeps.
+/// State of a registration of memory.
 struct Memory {
     /// Bytes that the adapter knows: the region may have grown since.
     length: u64,

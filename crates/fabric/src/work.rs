@@ -1,4 +1,4 @@
-//! What is asked of a peer, and what comes of it.
+//! Requests to a peer, and their results.
 
 use crate::{Buffer, Failure, Message, Piece, Remote};
 
@@ -6,8 +6,8 @@ use crate::{Buffer, Failure, Message, Piece, Remote};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WrId(pub u64);
 
-/// One peer, as one queue knows it. Numbers are not used again for as long as a queue lives, but after 65 536 others in
-/// the same place.
+/// One peer, as one queue knows it. Numbers are not reused for as long as a queue lives, except after 65 536 others at
+/// the same index.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct EndpointId(pub u32);
 
@@ -30,7 +30,7 @@ pub struct GroupId(pub u32);
 /// The data of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// By value: it may be changed as soon as the request is posted. At most `inline_bytes`.
+    /// Inline: it may be changed as soon as the request is posted. At most `inline_bytes`.
     Inline(&'a [u8]),
     /// Registered memory, one piece after the other; it must stay as it is until the request is done.
     Pieces(&'a [Piece<'a>]),
@@ -52,39 +52,39 @@ pub(crate) fn total(pieces: &[Piece<'_>]) -> u64 {
     pieces.iter().map(|piece| u64::from(piece.length)).sum()
 }
 
-/// What is asked.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
     /// Copies a peer's memory into pieces of one's own.
     Read {
-        /// Where to.
+        /// Destination of the data.
         into: &'a [Piece<'a>],
         /// Where from.
         from: Remote,
     },
     /// Copies into a peer's memory.
     Write {
-        /// What.
+        /// Source of the data.
         from: Source<'a>,
-        /// Where to.
+        /// Destination of the data.
         to: Remote,
         /// With it the peer gets a message without data, these 32 bits, after the data (O3: they name node and slot).
         immediate: Option<u32>,
     },
-    /// Replaces a word of 8 bytes if it is `expected`; the completion has what was there.
+    /// Replaces a word of 8 bytes if it is `expected`; the completion has the former value.
     CompareAndSwap {
         /// A multiple of 8.
         at: Remote,
-        /// What it should be.
+        /// Expected value.
         expected: u64,
-        /// What it shall be.
+        /// New value.
         new: u64,
     },
-    /// Adds to a word of 8 bytes, wrapping; the completion has what was there.
+    /// Adds to a word of 8 bytes, wrapping; the completion has the former value.
     FetchAndAdd {
         /// A multiple of 8.
         at: Remote,
-        /// What is added.
+        /// Value to add.
         addend: u64,
     },
     /// A message.
@@ -107,7 +107,7 @@ impl Operation<'_> {
         }
     }
 
-    /// Where in the peer's memory, what is done to it, and how many bytes.
+    /// Location in the peer's memory, the access, and the number of bytes.
     #[inline]
     pub(crate) fn remote(&self) -> Option<(Remote, crate::Access, u64)> {
         use crate::Access;
@@ -127,16 +127,16 @@ impl Operation<'_> {
 pub struct WorkRequest<'a> {
     /// The caller's number.
     pub id: WrId,
-    /// Whether the caller wants to be told when it is done. Failures are always told.
+    /// Whether the caller wants a report when it is done. Failures are always reported.
     pub notify: bool,
-    /// What.
+    /// The operation.
     pub operation: Operation<'a>,
     /// A buffer that belongs to the request until it is done.
     pub keep: Option<&'a Buffer>,
 }
 
 impl<'a> WorkRequest<'a> {
-    /// A request whose end is told.
+    /// A request with a reported completion.
     #[inline]
     pub fn new(id: u64, operation: Operation<'a>) -> WorkRequest<'a> {
         WorkRequest {
@@ -147,7 +147,7 @@ impl<'a> WorkRequest<'a> {
         }
     }
 
-    /// The same, but only a failure is told.
+    /// The same, but only a failure is reported.
     #[inline]
     pub fn quiet(mut self) -> WorkRequest<'a> {
         self.notify = false;
@@ -171,7 +171,7 @@ pub enum Refusal {
     /// The endpoint was closed or lost.
     #[error("the endpoint was closed or lost; set up a new one")]
     NoEndpoint,
-    /// It can never be carried out: longer than the capabilities allow, outside of the region, or not allowed there.
+    /// It can never be executed: longer than the capabilities allow, outside of the region, or not allowed there.
     #[error("the request cannot be: {0}")]
     Invalid(&'static str),
 }
@@ -179,21 +179,21 @@ pub enum Refusal {
 /// The end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// Whose.
+    /// Endpoint of the request.
     pub endpoint: EndpointId,
-    /// Which.
+    /// Number of the request.
     pub id: WrId,
-    /// What an atomic found there; 0 for all others.
+    /// Former value of an atomic's word; 0 for all others.
     pub outcome: Result<u64, Failure>,
 }
 
-/// What a queue has to tell.
+/// An event that a queue reports.
 #[derive(Debug)]
 pub enum Event {
     /// A request has ended.
     Done(Completion),
     /// A message has come.
     Message(Message),
-    /// The endpoint is no more. All its requests have been told.
+    /// The endpoint has ended. All its requests have been reported.
     Lost(EndpointId, Failure),
 }

@@ -1,4 +1,4 @@
-//! Transports around transports, for tests and for looking on: nothing above or below notices.
+//! Transports around transports, for tests and for observation: layers above and below are unaffected.
 
 mod delay;
 mod fault;

@@ -68,7 +68,7 @@ impl Setup for Cut {
     }
 }
 
-/// Each report is told later, counts of credits are lost now and then, and all is noted.
+/// Each report is delayed, counts of credits are lost now and then, and everything is recorded.
 struct Wrapped<S>(S);
 
 impl<S: Setup> Setup for Wrapped<S> {

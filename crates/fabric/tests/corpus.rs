@@ -1,4 +1,4 @@
-//! The fixed corpus of the fuzz targets: what was once found, and seeds. `scripts/fuzz.sh` looks for more.
+//! The fixed corpus of the fuzz targets: earlier findings, and seeds. `scripts/fuzz.sh` searches for more.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -64,6 +64,6 @@ fn memory_that_is_shared_with_peers() {
 }
 
 #[test]
-fn what_is_said_over_verbs() {
+fn messages_over_verbs() {
     run("verbs", fabric::fuzzing::verbs);
 }

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketType};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::ClockId;
 
-/// Nobody proves anything here, so that whoever is let in is dismissed after this.
+/// No caller authenticates here, so each admitted one is dismissed after this.
 const PROVE_WITHIN: Duration = Duration::from_millis(50);
 
 fn processor_time() -> Duration {
@@ -63,12 +63,15 @@ fn a_caller_waits_until_there_is_a_descriptor() {
     assert!(busy < start.elapsed() / 4, "busy for {busy:?}");
     assert!(!is_closed(&caller));
 
-    // There is one again: it is taken, and as it says nothing it is dismissed.
+    // There is one again: it is taken, and as it sends nothing it is dismissed.
     drop(files);
     let start = Instant::now();
     while !is_closed(&caller) {
         queue.wait(&mut events, PROVE_WITHIN);
-        assert!(start.elapsed() < Duration::from_secs(120), "nobody took it");
+        assert!(
+            start.elapsed() < Duration::from_secs(120),
+            "no process took it"
+        );
     }
     assert!(events.is_empty());
 }

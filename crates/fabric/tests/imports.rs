@@ -41,6 +41,6 @@ fn imported_memory_takes_no_descriptors() {
         let imported = far.import(to_near, export);
         assert!(imported.is_ok(), "{number} are imported: {imported:?}");
     }
-    // Others go on to get some.
+    // Others continue to get some.
     assert!(std::fs::File::open("/dev/null").is_ok());
 }

@@ -1,4 +1,4 @@
-//! Two processes that know each other by an address and keys only, over the transports as they are.
+//! Two processes with only an address and keys of each other, over the available transports.
 #![forbid(unsafe_code)]
 
 use std::io::{BufRead, BufReader};
@@ -30,7 +30,7 @@ impl Drop for Scratch {
     }
 }
 
-/// What a process has here, or one of it only.
+/// Transports of a process here, or only one of them.
 fn transports(only: Option<Provider>) -> Transports {
     Transports::open(&Wanted {
         only,
@@ -66,7 +66,7 @@ fn contents() -> Vec<u8> {
     (0..LENGTH).map(|at| (at * 7 % 251) as u8).collect()
 }
 
-/// Listens, exports memory to whoever comes, and serves it until it is killed.
+/// Listens, exports memory to every caller, and serves it until it is killed.
 fn serve(place: &Path) {
     let mut transports = transports(None);
     let addresses = [

@@ -1,4 +1,4 @@
-//! What a process has of each transport, on whatever machine this runs.
+//! Transports of a process, on whatever machine this runs.
 #![forbid(unsafe_code)]
 
 use std::process::Command;
@@ -25,7 +25,7 @@ fn wanted(only: Option<Provider>) -> Wanted {
     }
 }
 
-/// What verbs lack here, and what to do, as the sentences of `verbs::Error` have it.
+/// Missing parts of verbs here, and what to do, as in the sentences of `verbs::Error`.
 fn is_reason(text: &str) -> bool {
     let library = text.contains(".so.1 cannot be loaded (") && text.contains("; install rdma-core");
     let adapter = text.starts_with("there is no RDMA device; load its driver");
@@ -49,7 +49,7 @@ fn a_process_offers_what_it_has_and_says_why_it_lacks_the_rest() {
     assert!(is_reason(reason), "{reason}");
     assert!(no_interface.contains("no interface was chosen"));
 
-    // A peer with all of them is told just that.
+    // A peer with all of them receives exactly that.
     let offers = transports.offers().clone();
     let [one, other] = ["a", "b"].map(|node| Side {
         node,

@@ -2,8 +2,8 @@
 //! ([`clone_descriptor`]), and queues over io_uring, by which the kernel hands each request to a thread of the
 //! processor that made it ([`Queue`]); and which threads run first ([`set_background`]).
 //!
-//! What requests and answers mean, the crate `fuse` knows. Nothing that comes from the kernel is believed here but
-//! the number of bytes it says it wrote, which is bounded.
+//! The crate `fuse` interprets requests and answers. Nothing that comes from the kernel is trusted here except the
+//! number of bytes it reports to have written, which is bounded.
 
 mod memory;
 mod priority;
@@ -23,8 +23,8 @@ pub const ARGUMENT: usize = 128;
 /// `FUSE_DEV_IOC_CLONE` of `linux/fuse.h`: attaches an open of the device to another one's session.
 const CLONE: libc::c_ulong = 0x8004_e500;
 
-/// A further descriptor of the session of `device`, with requests under way of its own: an answer goes to the
-/// descriptor that its request was read from.
+/// A further descriptor of the session of `device`, with separate requests in flight: an answer goes to the descriptor
+/// that its request was read from.
 pub fn clone_descriptor(device: &OwnedFd) -> io::Result<OwnedFd> {
     let flags = libc::O_RDWR | libc::O_CLOEXEC;
     // SAFETY: the path is a string that ends in a zero byte.

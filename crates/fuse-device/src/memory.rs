@@ -32,7 +32,7 @@ impl Memory {
         unsafe { self.start.add(offset) }
     }
 
-    /// Never unmaps: somebody may still write there.
+    /// Never unmaps: the kernel may still write there.
     pub(crate) fn leak(self) {
         std::mem::forget(self);
     }

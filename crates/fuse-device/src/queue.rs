@@ -1,8 +1,8 @@
 //! A queue of requests over io_uring, as Documentation/filesystems/fuse-io-uring.rst in the kernel describes them.
 //!
-//! A queue has slots. Each slot belongs to the kernel until a completion says that there is a request in it, then to
-//! us until the answer is committed by the same system call that waits for the next request. So the whole life of a
-//! request costs one system call here, and none of it is copied but by the kernel.
+//! A queue has slots. Each slot belongs to the kernel until a completion reports a request in it, then to the process
+//! until the answer is committed by the same system call that waits for the next request. So the whole life of a
+//! request costs one system call here, and only the kernel copies it.
 //!
 //! ```text
 //! a slot:   0                 128               256            288      4096                  4096 + payload length
@@ -35,11 +35,11 @@ use crate::{ARGUMENT, HEADER};
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
 
-/// What the completion of the bell's poll is known by; those of slots are by their indices.
+/// Identity of the completion of the bell's poll; those of slots have their indices.
 const BELL: u64 = u64::MAX;
 /// The same of nudges.
 const NUDGE: u64 = u64::MAX - 1;
-/// Nudges under way for which the kernel has threads.
+/// Nudges in flight for which the kernel has threads.
 const NUDGES_MAX: u32 = 4096;
 /// Bytes for a path, and for attributes.
 const PATH_ROOM: usize = 4096;
@@ -83,16 +83,16 @@ pub struct Exchange<'a> {
     pub payload: &'a mut [u8],
     /// Bytes of the payload that came.
     pub length: usize,
-    /// By which it can be answered later instead.
+    /// Handle for answering it later instead.
     pub place: Place<'a>,
 }
 
-/// How the thread of a queue goes about its work.
+/// Scheduling of a queue's thread.
 pub trait Pace {
     /// Whether a thread that an answer wakes up runs at once, in place of this thread.
     fn stands_back(&self) -> bool;
 
-    /// Nothing is asked: the thread goes to sleep.
+    /// There is no request: the thread blocks.
     fn sleeps(&self);
 }
 
@@ -113,11 +113,11 @@ pub struct Later {
 struct Desk {
     answers: Mutex<Vec<Answer>>,
     is_stopped: AtomicBool,
-    /// Wakes the thread.
+    /// Wakes the thread up.
     bell: OwnedFd,
 }
 
-/// What goes into a slot that keeps its request.
+/// Answer to a slot that keeps its request.
 struct Answer {
     slot: usize,
     head: Vec<u8>,
@@ -133,7 +133,7 @@ pub struct Queue {
     ring: IoUring<Entry128, cqueue::Entry>,
     device: OwnedFd,
     slots: Vec<Slot>,
-    /// How many there were at first.
+    /// Initial number.
     first: usize,
     payload_length: usize,
     depth: usize,
@@ -146,7 +146,8 @@ pub struct Queue {
     desk: Arc<Desk>,
 }
 
-/// A request of our own, made by a thread of the kernel on this thread's processor, so that no thread of this process waits for it.
+/// A request of this process, made by a thread of the kernel on this thread's processor, so that no thread of this
+/// process waits for it.
 struct Nudge {
     /// The path, and behind it room for the attributes.
     memory: ManuallyDrop<Memory>,
@@ -177,7 +178,7 @@ enum State {
 }
 
 impl Place<'_> {
-    /// By which the request is answered later. None if too few slots would be left for others.
+    /// Handle for answering the request later. None if too few slots would be left for others.
     pub fn later(&self) -> Option<Later> {
         self.may_stay.then(|| Later {
             slot: self.slot,
@@ -210,7 +211,7 @@ impl Desk {
 }
 
 impl Stop {
-    /// Has the queue's thread end soon, whatever the kernel says.
+    /// Makes the queue's thread end soon, whatever the kernel reports.
     pub fn stop(&self) {
         self.0.is_stopped.store(true, Ordering::Release);
         self.0.ring();
@@ -260,7 +261,7 @@ impl Queue {
         })
     }
 
-    /// By which other threads end the service.
+    /// Handle for other threads to end the service.
     pub fn stop(&self) -> Stop {
         Stop(self.desk.clone())
     }
@@ -275,7 +276,7 @@ impl Queue {
         for slot in 0..self.slots.len() {
             self.give(slot)?;
         }
-        // What it refuses, it does at once.
+        // The kernel refuses at once.
         let mut refusal = None;
         let mut unread = VecDeque::new();
         while let Some((slot, result)) = self.completion() {
@@ -312,10 +313,10 @@ impl Queue {
     /// Answers requests until the session ends, or another thread stops it. `answer` returns the bytes of payload of its
     /// answer, or None if the answer comes later, by [`Place::later`].
     ///
-    /// When all slots of a queue stay but those given meanwhile, further requests may wait in the kernel for a slot that is
-    /// given back: a new slot does not move them, and nothing else would. Then there is one more request, from this
-    /// processor, for the attributes of `directory`, where the mount is ([`Nudge`]): its answer moves the next one. Not
-    /// more often than that, since no process can unmount meanwhile.
+    /// When all slots of a queue stay occupied except those added meanwhile, further requests may wait in the kernel
+    /// for a slot that is returned: a new slot does not move them, and nothing else would. Then there is one more
+    /// request, from this processor, for the attributes of `directory`, where the mount is ([`Nudge`]): its answer
+    /// moves the next one. Not more often than that, since no process can unmount meanwhile.
     pub fn serve(
         &mut self,
         mut answer: impl FnMut(Exchange<'_>) -> Option<usize>,
@@ -365,7 +366,7 @@ impl Queue {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Hands over what was pushed, and waits for a completion unless there is one.
+    /// Submits the pushed entries, and waits for a completion unless there is one.
     fn hand_over(&mut self, pace: &impl Pace) -> io::Result<()> {
         if !self.unread.is_empty() {
             return self.enter(0);
@@ -382,13 +383,13 @@ impl Queue {
         self.enter(1)
     }
 
-    /// Hands over what was pushed, and waits for so many completions.
+    /// Submits the pushed entries, and waits for so many completions.
     fn enter(&mut self, wanted: u32) -> io::Result<()> {
         let mut flags = EnterFlags::empty();
         if wanted > 0 {
             flags |= EnterFlags::GETEVENTS;
-            // A request that has not come is no disk that is slow: without this, the kernel says of all processors that
-            // they wait for I/O while the mount is idle.
+            // A missing request is no slow disk: without this, the kernel accounts all processors as waiting for I/O
+            // while the mount is idle.
             if self.ring.params().is_feature_no_iowait() {
                 flags |= EnterFlags::NO_IOWAIT;
             }
@@ -467,7 +468,7 @@ impl Queue {
         if self.free_beside(slot).take(self.depth).count() < self.depth
             && let Ok(further) = Slot::new(self.slots[slot].number, self.payload_length)
         {
-            // The kernel gives requests to the slot that came back last: this one is little used later.
+            // The kernel gives requests to the slot that was returned last: this one is rarely used later.
             self.slots.push(further);
             self.ended += 1;
             self.give(self.slots.len() - 1)?;
@@ -602,7 +603,7 @@ impl Drop for Nudge {
     fn drop(&mut self) {
         // SAFETY: it is not used after this.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
-        // What is found may still be written there.
+        // The slot may still be written.
         if self.under_way > 0 {
             memory.leak();
         }

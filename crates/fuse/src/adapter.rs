@@ -1,12 +1,13 @@
 //! Answers the kernel's requests out of a [`FileSystem`].
 //!
-//! Nothing is kept per open file: every request names its inode, the kernel checks access and says with each write
-//! whether it appends, and an unlinked file lives as long as the kernel remembers its inode ([`FileSystem::hold`]).
-//! So the kernel is told that opening, flushing and syncing need no requests at all, unless locks are kept here (`locks`) or
-//! other processes change the file system too (`shared`).
+//! There is no state per open file: every request names its inode, the kernel checks access and states with each write
+//! whether it appends, and an unlinked file lives as long as the kernel remembers its inode ([`FileSystem::hold`]). So
+//! the kernel learns that opening, flushing and syncing need no requests at all, unless locks are kept here (`locks`)
+//! or other processes change the file system too (`shared`).
 //!
 //! The thread that reads the request answers it: it waits for the store, or for a cluster (`calls`). A request that
-//! waits for a lock is answered later, by whoever frees it, and one that asks for a hole by a thread for that (`holes`).
+//! waits for a lock is answered later, by the thread that frees it, and one that asks for a hole by a separate thread
+//! (`holes`).
 
 mod calls;
 mod directories;
@@ -42,7 +43,7 @@ use keeping::Keeping;
 use locks::Locks;
 use shared::Shared;
 
-/// Requests that nobody waits for an answer to.
+/// Requests without an answer.
 pub(crate) fn is_unanswered(request: u32) -> bool {
     is_forget(request) || request == wire::opcode::INTERRUPT
 }
@@ -59,15 +60,15 @@ fn is_of_locks(request: u32) -> bool {
     matches!(request, FLUSH | INTERRUPT | RELEASE | SETLK)
 }
 
-/// How many bytes of an answer were written where the answer belongs, or what is wrong.
+/// Number of answer bytes written in place, or the error.
 type Answer = Result<usize, Errno>;
 
-/// By which a request is answered after its thread has gone on: with a head, and what follows it.
+/// Function that answers a request after its thread has continued: with a header, and the data after it.
 pub(crate) type Later = Box<dyn FnOnce(wire::OutHeader, &[u8]) + Send>;
 
 pub(crate) struct Adapter {
     file_system: FileSystem,
-    /// How long the kernel may keep names and attributes without asking.
+    /// How long the kernel may cache names and attributes.
     cache: Duration,
     /// The page cache is left out.
     direct: bool,
@@ -83,7 +84,7 @@ pub(crate) struct Adapter {
     pub(crate) keeps: bool,
     /// None if requests wait for nothing but the store.
     calls: Option<Arc<Calls>>,
-    /// None while no thread looks after holes.
+    /// None while no thread handles holes.
     holes: Mutex<Option<Sender<holes::Asked>>>,
     has_failed: AtomicBool,
     /// The kernel goes without requests for opening files, and for opening directories.
@@ -127,7 +128,7 @@ impl Adapter {
         self.keeping.sent();
     }
 
-    /// For how long the kernel may keep parts of what the last call has shown.
+    /// How long the kernel may cache parts of the last call's result.
     fn validity(&self) -> Validity {
         if self.keeps {
             return self.keeping.validity();
@@ -171,7 +172,7 @@ impl Adapter {
         }
     }
 
-    /// For how long the kernel may keep a name, of what the leases allow.
+    /// How long the kernel may cache a name, within the leases.
     fn keeps_name(&self, directory: u64, name: &[u8], validity: &Validity) -> Duration {
         match self.keeps {
             true => self.keeping.name(directory, name, validity.subject),
@@ -189,8 +190,8 @@ impl Adapter {
         self.file_system.close()
     }
 
-    /// Does what a request asks for, as [`Adapter::serve`], and returns the answer's head and how many bytes follow it. None
-    /// if it is answered by what `later` returns; if that is nothing, the request cannot wait.
+    /// Executes a request, as [`Adapter::serve`], and returns the answer's header and the number of bytes after it.
+    /// None if it is answered by the result of `later`; if that is nothing, the request cannot wait.
     pub(crate) fn answer(
         &self,
         header: &wire::InHeader,
@@ -228,7 +229,7 @@ impl Adapter {
         if self.has_failed() && !is_of_locks(header.opcode) {
             return Err(Errno::IO);
         }
-        // What a panic leaves half done, nobody looks at.
+        // State that a panic leaves inconsistent is not read any more.
         let serve = AssertUnwindSafe(|| match &self.calls {
             Some(calls) => calls.serve(header.unique, header.pid, || {
                 self.serve(header, argument, body, length)
@@ -259,7 +260,7 @@ impl Adapter {
         }
     }
 
-    /// Whether requests may wait for a cluster for a long time, so that each needs a thread of its own.
+    /// Whether requests may wait for a cluster for a long time, so that each needs a separate thread.
     pub(crate) fn may_wait(&self) -> bool {
         self.calls.is_some()
     }
@@ -269,8 +270,8 @@ impl Adapter {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Does what a request asks for. `body` begins with the `length` bytes that follow the request's fixed part, and
-    /// takes the answer's. There is room for the longest read or listing that the kernel may ask for.
+    /// Executes a request. `body` begins with the `length` bytes after the request's fixed part, and receives the
+    /// answer's. There is room for the longest read or listing that the kernel may request.
     pub(crate) fn serve(
         &self,
         header: &wire::InHeader,
@@ -374,7 +375,7 @@ impl Adapter {
         }
     }
 
-    /// What has to do with locks. Without locks of ours nothing is kept for an open file, and nothing waits.
+    /// Requests about locks. Without locks of Tako there is no state of open files, and no request waits.
     fn serve_locks(&self, header: &wire::InHeader, argument: &[u8], body: &mut [u8]) -> Answer {
         let request = Request::decode(header.opcode, argument, &[])?;
         if let Some(shared) = &self.shared {
@@ -441,7 +442,7 @@ impl Adapter {
         self.access_times.files() && flags & libc::O_NOATIME as u32 == 0
     }
 
-    /// An inode that the kernel forgets cannot fail to be given back in any way that it could act on.
+    /// A failure to release a forgotten inode is nothing that the kernel could act on.
     fn release(&self, number: u64, count: u64) {
         let _ = self.file_system.release(number, count);
     }
@@ -488,7 +489,7 @@ fn put_xattr(bytes: Result<Vec<u8>, Error>, size: u32, body: &mut [u8]) -> Answe
 }
 
 fn put_ioctl(data: &[u8], out_size: u32, body: &mut [u8]) -> Answer {
-    // The kernel's own requests for flags of files say 8 bytes and take 4.
+    // The kernel's own requests for flags of files state 8 bytes and take 4.
     let data = &data[..data.len().min(out_size as usize)];
     let length = put(body, &wire::IoctlOut::default());
     body[length..][..data.len()].copy_from_slice(data);
@@ -501,7 +502,7 @@ mod tests {
 
     use super::*;
 
-    /// A request that panics is answered, and so is what comes after it: nobody hangs, and nothing is done.
+    /// A request that panics is answered, and so are later ones: no caller hangs, and nothing is executed.
     #[test]
     fn after_a_panic_all_is_refused() {
         let region = Region::memory(32 << 20, false).unwrap();

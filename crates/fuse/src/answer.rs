@@ -146,7 +146,7 @@ pub struct Listed<'a> {
     pub number: u64,
     pub kind: FileKind,
     pub name: &'a [u8],
-    /// Where the listing goes on behind it.
+    /// Cookie at which the listing continues after it.
     pub cookie: u64,
 }
 

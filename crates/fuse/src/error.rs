@@ -1,4 +1,4 @@
-//! What can go wrong when mounting and unmounting.
+//! Errors of mounting and unmounting.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,18 +22,18 @@ pub enum Error {
         /// What is mounted there.
         from: String,
     },
-    /// Somebody still uses the mount.
-    #[error("{} is in use; close its files and leave the directory (`fuser -vm` names who is there), then unmount again", .0.display())]
+    /// The mount is in use.
+    #[error("{} is in use; close its files and leave the directory (`fuser -vm` lists the processes), then unmount again", .0.display())]
     Busy(PathBuf),
     /// Nothing of ours to unmount.
     #[error("no Tako file system is mounted at {}; `tako mounts` lists those that are", .0.display())]
     NotMounted(PathBuf),
-    /// Unmounted, but the serving process goes on.
+    /// Unmounted, but the serving process continues.
     #[error("{} is unmounted, but {} stays in use; a container may still show the mount", directory.display(), pool.display())]
     PoolHeld {
         /// The mount point.
         directory: PathBuf,
-        /// What was mounted there.
+        /// Pool that was mounted there.
         pool: PathBuf,
     },
     /// The kernel has no FUSE, or this process may not use it.
@@ -54,10 +54,10 @@ pub enum Error {
     Helper {
         /// The mount point.
         directory: PathBuf,
-        /// What it says itself.
+        /// Message of the program.
         message: String,
     },
-    /// A mount option that cannot be understood.
+    /// An unknown mount option.
     #[error("mount option '{0}' is unknown or lacks a value; known are {known}", known = crate::options::KNOWN)]
     Option(String),
     /// A mount option with a value that it does not take.
@@ -65,7 +65,7 @@ pub enum Error {
     OptionValue {
         /// The option and its value.
         option: String,
-        /// What it takes.
+        /// Allowed values.
         allowed: &'static str,
     },
     /// Two mount options that exclude each other.
@@ -84,7 +84,7 @@ pub enum Error {
     /// A mount option that fusermount3 does not set.
     #[error("mount option '{0}' takes root; mount as root, or leave it out")]
     TakesRoot(&'static str),
-    /// A mount option that cannot be changed while the mount goes on.
+    /// A mount option that cannot be changed while mounted.
     #[error(
         "mount option '{0}' cannot be changed by remount; unmount and mount again, or change {known}",
         known = crate::remount::CHANGEABLE.join(", ")
@@ -98,17 +98,17 @@ pub enum Error {
     Session {
         /// The mount point.
         directory: PathBuf,
-        /// What failed.
+        /// Cause of the failure.
         source: io::Error,
     },
     /// Any other refusal by the system.
     #[error("cannot {what} {}: {source}; check the directory, and the kernel's log", directory.display())]
     System {
-        /// What was tried, as a verb.
+        /// The attempted action, as a verb.
         what: &'static str,
         /// The mount point.
         directory: PathBuf,
-        /// What the system answered.
+        /// Error of the system.
         source: io::Error,
     },
     /// The file system could not be closed after the mount ended.

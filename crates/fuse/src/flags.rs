@@ -9,7 +9,7 @@ pub(crate) enum FlagsCommand {
     Set(Form),
 }
 
-/// How the flags are written down: bytes of the whole, of which the first four are the flags.
+/// Encoding of the flags: length in bytes, of which the first four are the flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Form {
     length: usize,
@@ -17,13 +17,13 @@ pub(crate) struct Form {
     append_only: u32,
 }
 
-/// A number of `chattr` and `lsattr`. The kernel's own request has 4 bytes, though the command says 8.
+/// A request of `chattr` and `lsattr`. The kernel's own request has 4 bytes, though the command states 8.
 const NUMBER: Form = Form {
     length: 4,
     immutable: 0x10,
     append_only: 0x20,
 };
-/// `struct fsxattr`. The rest of it is about extents and projects, of which there is nothing to say.
+/// `struct fsxattr`. The rest of it is about extents and projects, which Tako does not report.
 const STRUCTURE: Form = Form {
     length: 28,
     immutable: 0x08,

@@ -31,8 +31,8 @@ pub fn request(input: &[u8]) {
     let _ = Offer::decode(input);
 }
 
-/// Requests to a file system of their own, one after the other: each a code, an inode, the length of the fixed part that
-/// it says it has, that of what follows, and all these bytes.
+/// Requests to a separate file system, one after the other: each a code, an inode, the stated length of the fixed part,
+/// that of the rest, and all these bytes.
 pub fn requests(input: &[u8]) {
     let region = Region::memory(POOL_LENGTH, false).expect("memory");
     FileSystem::format_region(&region, &Geometry::for_length(POOL_LENGTH)).expect("a pool");

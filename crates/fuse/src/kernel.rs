@@ -1,4 +1,4 @@
-//! Making and ending mounts: by system calls as root, by `fusermount3` as anybody else.
+//! Making and ending mounts: by system calls as root, by `fusermount3` as another user.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -25,20 +25,20 @@ const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
 /// Longest read in one request, in bytes.
 const READ_LENGTH_MAX: u32 = 1 << 20;
-/// How long the serving process may take to close its pool.
+/// Greatest time for the serving process to close its pool.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(30);
 /// The same, if it is not known whether there is such a process.
 const GUESSED_CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Whether a mount goes away only when nobody uses it, or at once for new users and later for the others.
+/// Whether a mount ends only when it is unused, or at once for new users and later for the others.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Leave {
     WhenUnused,
     AtOnce,
 }
 
-/// Unmounts the Tako file system at `directory`, and returns when its pool can be opened again. If somebody uses the
-/// mount, it stays, and the error is [`Error::Busy`].
+/// Unmounts the Tako file system at `directory`, and returns when its pool can be opened again. If the mount is in use,
+/// it stays, and the error is [`Error::Busy`].
 pub fn unmount(directory: &Path) -> Result<(), Error> {
     let mount = mountinfo::find(directory)?.ok_or_else(|| Error::NotMounted(directory.into()))?;
     detach(&mount.directory, Leave::WhenUnused)?;
@@ -50,7 +50,7 @@ pub fn unmount(directory: &Path) -> Result<(), Error> {
                 pool: mount.source,
             }),
         },
-        // A mount whose name is not that of its pool has nothing to wait for.
+        // A mount with a name other than its pool's has nothing to wait for.
         _ => Ok(()),
     }
 }
@@ -61,20 +61,20 @@ pub fn unmount_lazily(directory: &Path) -> Result<(), Error> {
     detach(&mount.directory, Leave::AtOnce)
 }
 
-/// Waits until a pool can be opened that was mounted until now: umount(8) does not wait for that. A pool that still is
-/// mounted is not waited for, and of any other that somebody holds it is not known why.
+/// Waits until a recently unmounted pool can be opened: umount(8) does not wait for that. A pool that is still mounted
+/// is not waited for, and the reason is unknown for any other held pool.
 pub fn wait_for_close(pool: &Path) {
     let found = pool.canonicalize().and_then(|path| {
         let is_mounted = mountinfo::is_mounted(&path)?;
         Ok((!is_mounted).then_some(File::open(path)?))
     });
-    // What is wrong with it, whoever opens it will say.
+    // Opening it will report any problem.
     if let Ok(Some(pool)) = found {
         is_closed_within(GUESSED_CLOSE_TIME_MAX, pool);
     }
 }
 
-/// Waits until the process that serves a pool has closed it, whose lock it holds until then.
+/// Waits until the process that serves a pool has closed it; the process holds the pool's lock until then.
 fn is_closed_within(limit: Duration, pool: File) -> bool {
     if rustix::fs::flock(&pool, FlockOperation::NonBlockingLockShared) != Err(Errno::WOULDBLOCK) {
         return true;
@@ -123,13 +123,13 @@ pub fn make_free(directory: &Path) -> Result<(), Error> {
     }
 }
 
-/// Checks that `directory` can be mounted on and returns its absolute path. What a killed process left mounted there
-/// is taken away.
+/// Checks that `directory` can be mounted on and returns its absolute path. A mount left there by a killed process is
+/// removed.
 pub(crate) fn prepare(directory: &Path) -> Result<PathBuf, Error> {
     let found = loop {
         // The attributes of a dead mount may still be cached, its figures never are.
         match rustix::fs::statfs(directory).and_then(|_| rustix::fs::stat(directory)) {
-            // Each turn takes one dead mount away or fails.
+            // Each iteration removes one dead mount or fails.
             Err(errno) if is_dead(errno) => {
                 detach(&mountinfo::absolute(directory)?, Leave::AtOnce)?
             }
@@ -150,7 +150,7 @@ pub(crate) fn prepare(directory: &Path) -> Result<PathBuf, Error> {
     })
 }
 
-/// Whether this is what the kernel answers for a mount whose server is gone; the latter two while it still finds out.
+/// Whether this is the kernel's answer for a mount without a server; the latter two while the kernel still detects it.
 pub(crate) fn is_dead(errno: Errno) -> bool {
     matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)
 }

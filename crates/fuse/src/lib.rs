@@ -1,13 +1,14 @@
 //! The file system as a directory: a mount through the kernel's FUSE.
 //!
-//! [`mount`] makes a directory show a [`client::FileSystem`] and returns when it does; the [`Mount`] that it
-//! returns is waited for or unmounted. Below that, `kernel` makes and ends mounts; `session` agrees with the kernel and
-//! has the threads that take its requests, from the device or from a queue of each processor; `request` and `wire` decode
-//! them, `adapter` does what they ask for, and `answer` writes what is said back. `translate` and `flags` turn the
-//! kernel's words into ours.
+//! [`mount`] makes a directory show a [`client::FileSystem`] and returns when it does; the returned [`Mount`] is waited
+//! for or unmounted. Below that, `kernel` makes and ends mounts; `session` negotiates with the kernel and has the
+//! threads that take its requests, from the device or from a queue of each processor; `request` and `wire` decode them,
+//! `adapter` executes them, and `answer` encodes the answers. `translate` and `flags` convert the kernel's types into
+//! Tako's.
 //!
-//! The mount is the only one who uses its pool, so the kernel caches names, attributes and contents for as long as
-//! it likes; a program that changes its mounted file system itself says so by a [`Notifier`]. Writes are not among that: each has reached the pool when `write(2)` returns.
+//! The mount is the only user of its pool, so the kernel caches names, attributes and contents without limit; a program
+//! that changes its mounted file system itself reports it by a [`Notifier`]. Writes are not delayed: each has reached
+//! the pool when `write(2)` returns.
 
 #![forbid(unsafe_code)]
 

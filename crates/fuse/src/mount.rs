@@ -35,12 +35,12 @@ pub struct Mount {
 #[derive(Clone)]
 struct Place {
     directory: PathBuf,
-    /// Its device number, which tells it from other mounts at the same place.
+    /// Its device number, which distinguishes it from other mounts at the same path.
     device: u64,
 }
 
-/// Makes `directory` show `file_system`, and returns when it does. What a killed process left mounted there is
-/// replaced. The file system is closed when the mount ends.
+/// Makes `directory` show `file_system`, and returns when it does. A mount left there by a killed process is replaced.
+/// The file system is closed when the mount ends.
 pub fn mount(
     file_system: FileSystem,
     directory: &Path,
@@ -84,30 +84,30 @@ impl Mount {
         &self.place.directory
     }
 
-    /// How its requests come from the kernel.
+    /// Transport of its requests from the kernel.
     pub fn transport(&self) -> &Transport {
         &self.transport
     }
 
-    /// By which a program that changes the mounted file system itself tells the kernel so.
+    /// Notifier for a program that changes the mounted file system itself.
     pub fn notifier(&self) -> &Notifier {
         &self.notifier
     }
 
-    /// Which reads change access times, which a program may change while the mount goes on.
+    /// Which reads change access times; a program may change it while mounted.
     pub fn access_times(&self) -> &Arc<AccessTimes> {
         &self.access_times
     }
 
-    /// Ends the mount if nobody uses it; otherwise it stays, and the error is [`Error::Busy`]. Then
-    /// [`Mount::wait`] for the file system to be closed.
+    /// Ends the mount if it is unused; otherwise it stays, and the error is [`Error::Busy`]. Then [`Mount::wait`] for
+    /// the file system to be closed.
     pub fn unmount(&self) -> Result<(), Error> {
         self.place.leave(Leave::WhenUnused)
     }
 
     /// Ends the mount when this process is asked to end (SIGINT, SIGTERM or SIGHUP): the directory is free at once,
-    /// files still open work until they are closed, and then [`Mount::wait`] returns. A second signal does what it
-    /// does by default: it ends the process, which loses nothing that was answered.
+    /// files still open work until they are closed, and then [`Mount::wait`] returns. A second signal has its default
+    /// effect: it ends the process, which loses nothing that was answered.
     pub fn unmount_on_signals(&mut self) -> Result<(), Error> {
         let failed = |source| Error::System {
             what: "wait for signals that unmount",
@@ -163,14 +163,14 @@ impl Drop for Mount {
         }
         match self.unmount() {
             Ok(()) => drop(self.join()),
-            // Those who use it may be in this very process: it goes on for them without being waited for.
+            // Its users may be in this very process: it continues for them without being waited for.
             Err(_) => drop(self.place.leave(Leave::AtOnce)),
         }
     }
 }
 
 impl Place {
-    /// Unmounts, wherever the mount is by now. One that another covers cannot be reached, and counts as used.
+    /// Unmounts, wherever the mount is by now. A mount covered by another one is unreachable, and counts as used.
     fn leave(&self, leave: Leave) -> Result<(), Error> {
         let directory = match device_at(&self.directory) {
             Ok(device) if device == self.device => self.directory.clone(),

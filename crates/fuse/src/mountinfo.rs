@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::{Error, kernel};
 
-/// As many links of a path as the kernel follows.
+/// Greatest number of links in a path, as in the kernel.
 const LINKS_MAX: usize = 40;
 
 /// The type that our mounts have in the table.
@@ -78,7 +78,7 @@ fn directory_in(table: &[u8], device: u64) -> Option<PathBuf> {
     field(table.split(|byte| *byte == b'\n').find(is_it)?, 4)
 }
 
-/// The table, in which `directory` is looked for.
+/// The table of mounts, in which `directory` is searched.
 fn read(directory: &Path) -> Result<Vec<u8>, Error> {
     std::fs::read("/proc/self/mountinfo").map_err(|source| Error::System {
         what: "read /proc/self/mountinfo to find",
@@ -87,7 +87,7 @@ fn read(directory: &Path) -> Result<Vec<u8>, Error> {
     })
 }
 
-/// The absolute path of `directory`, which may be a dead mount that cannot be looked at.
+/// The absolute path of `directory`, which may be a dead mount that cannot be examined.
 pub(crate) fn absolute(directory: &Path) -> Result<PathBuf, Error> {
     let is_dead = |error: &io::Error| Errno::from_io_error(error).is_some_and(kernel::is_dead);
     let path = match directory.canonicalize() {
@@ -104,7 +104,7 @@ pub(crate) fn absolute(directory: &Path) -> Result<PathBuf, Error> {
     })
 }
 
-/// Where a dead mount is: links are followed as far as one can look.
+/// Location of a dead mount: links are followed as far as they can be read.
 fn dead(directory: &Path) -> io::Result<PathBuf> {
     let mut directory = directory.to_owned();
     for _ in 0..LINKS_MAX {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_over_our_mount_hides_it() {
+    fn a_mount_over_ours_hides_it() {
         assert_eq!(find_in(TABLE, "/mnt/over".into()), None);
     }
 }

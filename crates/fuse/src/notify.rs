@@ -10,13 +10,13 @@ use zerocopy::IntoBytes;
 
 use crate::wire;
 
-/// Tells the kernel about changes of a mounted file system that did not come through the mount, so that what it keeps of
-/// names, attributes and contents is exact again.
+/// Notifies the kernel about changes of a mounted file system that did not come through the mount, so that its caches
+/// of names, attributes and contents are exact again.
 ///
-/// Not to be called by whoever answers the mount's own requests: the kernel may wait for an answer meanwhile.
+/// Must not be called by threads that answer the mount's own requests: the kernel may wait for an answer meanwhile.
 #[derive(Clone)]
 pub struct Notifier {
-    /// Not kept open for this: when all who answer are gone, the kernel is to know.
+    /// Not kept open for this: when all answering threads are gone, the kernel must notice.
     device: Weak<OwnedFd>,
 }
 
@@ -49,7 +49,7 @@ impl Notifier {
         self.entry_changed(directory, name, 0)
     }
 
-    /// A name in a directory may lead elsewhere: the kernel asks before it uses it again. What is mounted on it stays.
+    /// A name in a directory may have another target: the kernel asks before it uses it again. A mount on it stays.
     pub(crate) fn name_expired(&self, directory: u64, name: &[u8]) -> io::Result<()> {
         self.entry_changed(directory, name, wire::notice::EXPIRE_ONLY)
     }
@@ -91,7 +91,7 @@ impl Notifier {
             return Ok(());
         };
         let length: usize = parts.iter().map(|part| part.len()).sum();
-        // What is no answer has no request, and says in place of an error what it is.
+        // A notification has no request, and its code in place of an error.
         let head = wire::OutHeader {
             length: (size_of::<wire::OutHeader>() + length) as u32,
             error: notice,

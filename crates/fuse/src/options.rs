@@ -15,17 +15,17 @@ pub(crate) const KNOWN: &str = "ro, rw, allow_other, private, suid, nosuid, dev,
 /// How to mount. The default suits a pool that one process owns; `-o` text is parsed with [`FromStr`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// What `mount` and `df` show as the source: the pool's path. `fsname=NAME`
+    /// Source shown by `mount` and `df`: the pool's path. `fsname=NAME`
     pub name: String,
     /// Threads that read the device; the default is one per processor. Queues have theirs besides. `threads=COUNT`
     pub threads: usize,
-    /// What the kernel keeps of the files' contents. `cache=strict|writeback|none`
+    /// Caching of file contents in the kernel. `cache=strict|writeback|none`
     pub cache: Cache,
-    /// How long the kernel may keep names and attributes without asking. `cache_time=SECONDS`
+    /// How long the kernel may cache names and attributes. `cache_time=SECONDS`
     pub cache_time: Duration,
-    /// Who keeps the locks of files. `locks=kernel|shared`
+    /// Keeper of the file locks. `locks=kernel|shared`
     pub locks: Locks,
-    /// How requests come. `transport=auto|uring|classic`
+    /// Transport of requests. `transport=auto|uring|classic`
     pub transport: Choice,
     /// Where the kernel has queues and its module's parameter keeps them off, root may switch it on, for the whole
     /// machine; the default. `switch`, `noswitch`
@@ -48,10 +48,10 @@ pub struct MountOptions {
     pub follow_links: bool,
 }
 
-/// What the kernel keeps of the files' contents.
+/// Caching of file contents in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// What was read or written; a write is persistent when it returns.
+    /// Caches data that was read or written; a write is persistent when it returns.
     Strict,
     /// Writes are collected too, and are persistent after `fsync` or `close`, as on a disk.
     Writeback,
@@ -59,12 +59,12 @@ pub enum Cache {
     None,
 }
 
-/// Who keeps the locks that users of files ask each other to respect.
+/// Keeper of advisory file locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Locks {
-    /// The kernel, for those who use this mount.
+    /// The kernel, for users of this mount.
     Kernel,
-    /// The file system, for them and for those who use it beside the mount ([`client::FileSystem::lock_user`]). Opening and
+    /// The file system, for them and for users beside the mount ([`client::FileSystem::lock_user`]). Opening and
     /// closing a file then takes three requests.
     Shared,
 }
@@ -72,15 +72,15 @@ pub enum Locks {
 /// Which way requests come from the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// By queues where the kernel has them, else from the device.
+    /// Queues where the kernel has them, else the device.
     Auto,
-    /// By a queue of each processor, or not at all.
+    /// A queue of each processor, or an error.
     Uring,
-    /// By reading the device.
+    /// Reading the device.
     Classic,
 }
 
-/// Which reads change access times: those of files, and among them those of directories. May change while the mount goes on.
+/// Which reads change access times: those of files, and among them those of directories. May change while mounted.
 #[derive(Debug, Default)]
 pub struct AccessTimes {
     files: AtomicBool,
@@ -88,7 +88,7 @@ pub struct AccessTimes {
 }
 
 impl AccessTimes {
-    /// As a mount with these options has it.
+    /// The setting of a mount with these options.
     pub(crate) fn of(options: &MountOptions) -> AccessTimes {
         let times = AccessTimes::default();
         let files = options.access_times && !options.read_only;
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_named() {
+    fn unknown_options_are_named() {
         for wrong in [
             "noway",
             "threads",

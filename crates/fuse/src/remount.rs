@@ -1,4 +1,4 @@
-//! Changing the options of a mount that goes on.
+//! Changing the options of an existing mount.
 
 use rustix::io::Errno;
 
@@ -6,7 +6,7 @@ use crate::kernel;
 use crate::options::is_for_others;
 use crate::{Error, MountOptions, Mounted};
 
-/// Options that can be changed while a mount goes on.
+/// Options that can be changed while mounted.
 pub(crate) const CHANGEABLE: [&str; 15] = [
     "ro",
     "rw",
@@ -75,7 +75,7 @@ impl Remount {
     }
 }
 
-/// Gives a mount other options. The process that serves it has to be told of access times
+/// Changes a mount's options. The process that serves it needs to learn of access times
 /// ([`crate::Mount::access_times`]).
 pub fn remount(mount: &Mounted, change: &Remount) -> Result<(), Error> {
     let flags = kernel::flags(&change.options);

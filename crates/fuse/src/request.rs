@@ -1,5 +1,5 @@
-//! Requests of the kernel, decoded. Nothing in them is believed: lengths are checked, names must end where they say and
-//! hold neither slash nor zero byte, and what is wrong is answered with `EINVAL`, what is unknown with `ENOSYS`.
+//! Requests of the kernel, decoded. Nothing in them is trusted: lengths are checked, names must end at their stated
+//! length and hold neither slash nor zero byte; invalid ones are answered with `EINVAL`, unknown ones with `ENOSYS`.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, KnownLayout};
@@ -101,7 +101,7 @@ pub enum Request<'a> {
     Fallocate(wire::FallocateIn),
     Seek(wire::LseekIn),
     CopyRange(wire::CopyFileRangeIn),
-    /// What is in the way of this lock.
+    /// Returns the lock that conflicts with this one.
     TestLock(wire::LockIn),
     /// To take a lock or to give it back, without waiting.
     Lock(wire::LockIn),
@@ -109,7 +109,7 @@ pub enum Request<'a> {
     WaitForLock(wire::LockIn),
     /// A process has closed a file.
     Flush(wire::FlushIn),
-    /// Nobody has a file open any more.
+    /// The last descriptor of an open file is closed.
     Release(wire::ReleaseIn),
     Interrupt {
         unique: u64,
@@ -312,7 +312,7 @@ fn fixed<T: FromBytes + KnownLayout + Immutable>(argument: &[u8]) -> Result<T, E
         .map_err(|_| Errno::INVAL)
 }
 
-/// What precedes a zero byte, and what follows it.
+/// The bytes before a zero byte, and those after it.
 fn text(bytes: &[u8]) -> Result<(&[u8], &[u8]), Errno> {
     let end = bytes.iter().position(|byte| *byte == 0);
     let end = end.ok_or(Errno::INVAL)?;

@@ -1,4 +1,4 @@
-//! The conversation with the kernel about one mount: what is agreed on at its start, and the threads that answer.
+//! The conversation with the kernel about one mount: the negotiation at its start, and the threads that answer.
 
 mod alarm;
 mod background;
@@ -22,13 +22,13 @@ use classic::Share;
 pub(crate) use negotiation::Offer;
 use queues::{Queues, Serving};
 
-/// Longest read or write in one request, in bytes: what the store writes atomically.
+/// Longest read or write in one request, in bytes: the length that the store writes atomically.
 pub(crate) const DATA_LENGTH_MAX: usize = 1 << 20;
 
-/// How requests come from the kernel.
+/// Transport of requests from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// By a queue of each processor, served by a thread on that processor.
+    /// A queue per processor, served by a thread on that processor.
     Uring {
         /// The queues.
         queues: usize,
@@ -70,7 +70,7 @@ pub(crate) struct Session {
     alarm: Option<Arc<alarm::Alarm>>,
 }
 
-/// How a session ended: the conversation, and the file system's closing.
+/// Result of a session: of the conversation, and of closing the file system.
 pub(crate) struct End {
     pub(crate) session: io::Result<()>,
     pub(crate) closed: Result<(), client::Error>,
@@ -116,7 +116,7 @@ impl Session {
         if let Some(serving) = &serving {
             match &serving.refusal {
                 None => (readers, share) = (1, Share::Unanswered(serving.alarm.clone())),
-                // What came by the queues it took would go on to come.
+                // Requests would continue to arrive through the queues that it took.
                 Some(refusal) => {
                     transport =
                         without_queues(options, format!("the kernel took no queues: {refusal}"))?;
@@ -158,7 +158,7 @@ impl Session {
     }
 }
 
-/// What answers.
+/// The answering threads.
 struct Answering {
     /// They end with the mount.
     threads: Vec<JoinHandle<io::Result<()>>>,
@@ -199,7 +199,7 @@ fn server() -> io::Result<(JoinHandle<End>, mpsc::Sender<Answering>)> {
             recalls.into_iter().for_each(|thread| drop(thread.join()));
             let ended: io::Result<()> = ended.into_iter().collect();
             match adapter.has_failed() {
-                // What was answered is in the pool. What the file system looks like in memory, nobody knows.
+                // All answered requests are in the pool. The file system's state in memory is unknown.
                 true => End {
                     session: ended.and_then(|()| Err(panicked())),
                     closed: Ok(()),
@@ -273,9 +273,9 @@ mod tests {
     use crate::Locks;
     use crate::kernel::{self, Leave};
 
-    /// Without queues there is the device, unless queues were insisted on; either way it is said why.
+    /// Without queues the device is used, unless queues are required; either way the reason is reported.
     #[test]
-    fn what_cannot_be_had_is_said() {
+    fn unavailable_transports_are_reported() {
         let device: OwnedFd = fs::File::open("/dev/null").unwrap().into();
         let offer = Offer::without_capabilities();
         let choose = |transport, is_on| {
@@ -307,14 +307,14 @@ mod tests {
         assert!(refused.to_string().contains("enable_uring"), "{refused}");
     }
 
-    /// A mount in a session that the test looks into. Needs root and /dev/fuse.
+    /// A mount in a session that the test examines. Needs root and /dev/fuse.
     struct Place(PathBuf, LockUser);
 
     /// More than a queue has room for.
     const WAITING: usize = 20;
     const WORKING: usize = 6;
     const PATIENCE: Duration = Duration::from_secs(60);
-    /// How often the machine is looked at before something is tried.
+    /// How often the machine is polled before something is tried.
     const LOOKS: usize = 10_000;
     /// Held by tests that count the threads of the process, or have some that are counted.
     static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
@@ -359,8 +359,8 @@ mod tests {
         }
     }
 
-    /// Waits until this process has so many threads whose names begin with this. They get their names when they run, and
-    /// are there for a moment after they were waited for.
+    /// Waits until this process has so many threads with names that begin with this. They get their names when they
+    /// run, and exist for a moment after they were joined.
     fn wait_for_threads(name: &str, count: usize) {
         let is_one = |task: io::Result<fs::DirEntry>| {
             let found = fs::read_to_string(task.ok()?.path().join("comm")).ok()?;
@@ -381,7 +381,7 @@ mod tests {
         }
     }
 
-    /// Processes that wait for I/O, in the whole machine, and so processors that say so when they are idle.
+    /// Processes that wait for I/O, in the whole machine, and so processors that report it when they are idle.
     fn waiting_for_disks() -> usize {
         let stat = fs::read_to_string("/proc/stat").unwrap();
         let blocked = stat
@@ -390,7 +390,7 @@ mod tests {
         blocked.unwrap().parse().unwrap()
     }
 
-    /// Whether io_uring lets who waits for it say that this is no I/O: from Linux 6.15 on.
+    /// Whether io_uring allows a waiting thread to declare that this is no I/O: from Linux 6.15 on.
     fn may_wait_without_disks() -> bool {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
         let mut numbers = release
@@ -451,12 +451,13 @@ mod tests {
         drop(place);
         session.join().session.unwrap();
         no_thread_stays();
-        // Who insists on queues gets an error, and no thread stays.
+        // A mount that requires queues gets an error, and no thread stays.
         let (place, session) = Place::start("insisted", Choice::Uring, DATA_LENGTH_MAX / 2);
         assert!(session.is_err());
         no_thread_stays();
         drop(place);
-        // A thread that fails takes the session with it: who asks is told, and who waits for a lock, and nobody hangs.
+        // A thread that fails ends the session: callers get an error, also those that wait for a lock, and nothing
+        // hangs.
         let (place, session) = Place::start("failed", Choice::Uring, DATA_LENGTH_MAX);
         let session = session.unwrap();
         let path = place.0.join("file");

@@ -47,7 +47,7 @@ fn switch_at(
     may_switch: bool,
 ) -> (Switch, Option<KeptOn>) {
     let is_on = || fs::read(parameter).is_ok_and(|text| text.starts_with(b"Y"));
-    // Locked before the first look: otherwise a mount that ends could switch it off just after that.
+    // Locked before the first check: otherwise a mount that ends could switch it off just after that.
     let mut kept = match wanted {
         true => KeptOn::lock(parameter, lock).ok(),
         false => None,

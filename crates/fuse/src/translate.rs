@@ -36,7 +36,7 @@ pub(crate) fn file_kind(mode: u32) -> Option<FileKind> {
     }
 }
 
-/// What `fallocate(2)` is to do, if it is something that Tako does.
+/// The operation of `fallocate(2)`, if Tako supports it.
 pub(crate) fn fallocate_mode(mode: i32) -> Option<Fallocate> {
     let keep_size = mode & libc::FALLOC_FL_KEEP_SIZE != 0;
     Some(match mode & !libc::FALLOC_FL_KEEP_SIZE {
@@ -49,7 +49,7 @@ pub(crate) fn fallocate_mode(mode: i32) -> Option<Fallocate> {
     })
 }
 
-/// The groups of a process besides its own one; none if it is gone. The kernel says only the latter.
+/// The groups of a process besides its own one; none if it has ended. The kernel states only the latter.
 pub(crate) fn further_groups(process: u32) -> Vec<u32> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"));

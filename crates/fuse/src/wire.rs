@@ -1,5 +1,5 @@
-//! The structures of the kernel's FUSE protocol, version 7, as `linux/fuse.h` has them. All are in the byte order of the
-//! machine, and any bytes are a value of each: what the values mean is validated where they are used.
+//! The structures of the kernel's FUSE protocol, version 7, as in `linux/fuse.h`. All are in the byte order of the
+//! machine, and any bytes are a value of each: values are validated where they are used.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -12,7 +12,7 @@ pub const MINOR_LEAST: u32 = 31;
 /// The minor version that brought [`notice::EXPIRE_ONLY`], Linux 6.2.
 pub const MINOR_EXPIRE_ONLY: u32 = 38;
 
-/// What a request asks for.
+/// Kinds of requests.
 pub mod opcode {
     pub const LOOKUP: u32 = 1;
     pub const FORGET: u32 = 2;
@@ -61,7 +61,7 @@ pub mod opcode {
     pub const COPY_FILE_RANGE_64: u32 = 53;
 }
 
-/// What kernel and server agree on; those above bit 31 travel in a word of their own.
+/// Capabilities that kernel and server negotiate; those above bit 31 travel in a separate word.
 pub mod capability {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const POSIX_LOCKS: u64 = 1 << 1;
@@ -98,7 +98,7 @@ pub mod opened {
 /// A request for attributes names an open file.
 pub const OF_OPEN_FILE: u32 = 1 << 0;
 
-/// What a request to set attributes sets.
+/// Attributes that a request sets.
 pub mod valid {
     pub const MODE: u32 = 1 << 0;
     pub const UID: u32 = 1 << 1;
@@ -119,12 +119,12 @@ pub mod written {
     pub const KILL_SUIDGID: u32 = 1 << 2;
 }
 
-/// What the kernel is told without having asked.
+/// Notifications to the kernel.
 pub mod notice {
     pub const INVALIDATE_INODE: i32 = 2;
     pub const INVALIDATE_ENTRY: i32 = 3;
     pub const STORE: i32 = 4;
-    /// Of an entry: it is not dropped, but asked for when it is used next.
+    /// Flag of an entry: it is not dropped, but requested again when it is used next.
     pub const EXPIRE_ONLY: u32 = 1 << 0;
 }
 
@@ -225,7 +225,7 @@ structures! {
     NotifyStore { node: u64, offset: u64, size: u32, padding: u32, }
 }
 
-/// The bytes of a request's fixed part; none for what this transport does not know.
+/// Length of a request's fixed part; none for requests unknown to this transport.
 pub fn argument_length(opcode: u32) -> usize {
     use opcode::*;
     match opcode {

@@ -1,4 +1,4 @@
-//! What the kernel of a mount keeps, and how it learns that it should not. Needs root and /dev/fuse.
+//! The kernel's caches of a mount, and their invalidation. Needs root and /dev/fuse.
 
 mod common;
 mod mounted;
@@ -38,9 +38,9 @@ fn no_cache_hides_data_in_holes() {
     }
 }
 
-/// The kernel asks where holes are before it has written what a mapping has there.
+/// The kernel asks for holes before it has written its data of a mapping.
 #[test]
-fn what_a_mapping_has_stored_is_in_no_hole() {
+fn stores_of_a_mapping_are_in_no_hole() {
     let script = r"
 import errno, mmap, os, subprocess, sys
 path = sys.argv[1]
@@ -186,13 +186,13 @@ fn the_kernel_is_told_of_changes_beside_the_mount() {
     assert_eq!(errno(fs::metadata(&path)), libc::ENOENT);
     assert_eq!(fs::read(directory.0.join("other")).unwrap(), b"as it");
 
-    // What is stored is read without asking: that it differs from what is there shows it.
+    // Stored data is read without a request: its difference from the pool shows it.
     file.write_at(b"in the pool", 0).unwrap();
     notifier.contents_changed(number, 0..u64::MAX).unwrap();
     assert_eq!(fs::metadata(directory.0.join("other")).unwrap().len(), 11);
     notifier.store(number, 0, b"in the page").unwrap();
     assert_eq!(fs::read(directory.0.join("other")).unwrap(), b"in the page");
-    // Of what it does not know the kernel keeps nothing.
+    // The kernel caches nothing of files that it does not know.
     notifier.attributes_changed(1_000_000).unwrap();
     notifier.name_changed(client::ROOT, b"nobody").unwrap();
 

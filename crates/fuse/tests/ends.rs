@@ -1,5 +1,5 @@
-//! Ends that come while requests are under way: nothing hangs, nothing that was answered is lost, nothing is left behind.
-//! Needs root and /dev/fuse.
+//! Ends while requests are in flight: nothing hangs, no answered request is lost, nothing is left over. Needs root and
+//! /dev/fuse.
 
 mod common;
 mod mounted;
@@ -32,7 +32,7 @@ impl PoolFile {
     }
 
     fn open(&self) -> FileSystem {
-        FileSystem::open_pool(&self.0).expect("nobody else holds the pool")
+        FileSystem::open_pool(&self.0).expect("no other process holds the pool")
     }
 }
 
@@ -103,7 +103,7 @@ fn an_aborted_connection_loses_nothing_that_was_answered() {
                 .map(|writer| writer.join().unwrap())
                 .collect()
         });
-        // Nobody answers any more, but the directory stays until it is unmounted.
+        // There is no answering thread any more, but the directory stays until it is unmounted.
         mount.wait().unwrap();
         assert_eq!(
             errno(File::create(directory.0.join("late"))),
@@ -151,7 +151,7 @@ fn a_mount_in_use_ends_when_its_last_user_has() {
         let output = run(Command::new("umount").arg("-l").arg(&directory.0));
         assert!(output.status.success(), "{output:?}");
         let before = written.load(Ordering::Relaxed);
-        // A writer that ended early has failed, and says why when the scope ends.
+        // A writer that ended early has failed, and reports why when the scope ends.
         while written.load(Ordering::Relaxed) < before + FILES_BEFORE
             && !writers.iter().any(|writer| writer.is_finished())
         {
@@ -181,7 +181,7 @@ fn whole(owner: u64) -> Lock {
     }
 }
 
-/// Shared locks keep out who uses the file system beside the mount, and go with the mount, also where somebody waits.
+/// Shared locks exclude users of the file system beside the mount, and end with the mount, also with waiting callers.
 #[test]
 fn shared_locks_go_with_the_mount() {
     for transport in ["auto", "classic"] {
@@ -266,7 +266,7 @@ while True:
         client.wait().unwrap();
         fs::remove_dir_all(&directory).unwrap();
     }
-    // What the kernel forgets it says later.
+    // The kernel reports forgotten inodes later.
     while free() < before {
         thread::yield_now();
     }
@@ -301,7 +301,7 @@ fn a_mount_ends_wherever_it_has_moved() {
     fs::rename(&above.0, &moved.0).unwrap();
     fs::write(moved.0.join("mount/file"), "data").unwrap();
     apart(|| mount.unmount()).unwrap();
-    // What is below the mount.
+    // The directory below the mount.
     fs::remove_dir(moved.0.join("mount")).unwrap();
     mount.wait().unwrap();
 }

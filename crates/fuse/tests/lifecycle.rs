@@ -13,11 +13,11 @@ use common::{apart, options, run};
 use fuse::MountOptions;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Tells a process of this test program to serve a mount at this place.
+/// Makes a process of this test program serve a mount at this path.
 const PLACE: &str = "TAKO_TEST_MOUNT";
 const NOBODY: u32 = 65534;
 
-/// Not a test: what the other process does.
+/// Not a test: the work of the other process.
 #[test]
 fn serve() {
     let Some(place) = std::env::var_os(PLACE).map(PathBuf::from) else {
@@ -40,7 +40,7 @@ fn pool_of(place: &Path) -> PathBuf {
 }
 
 fn open(pool: &Path) -> FileSystem {
-    FileSystem::open_pool(pool).expect("nobody else holds the pool")
+    FileSystem::open_pool(pool).expect("no other process holds the pool")
 }
 
 /// A process that serves a mount, and its directory; both end with the test.
@@ -54,7 +54,7 @@ impl Server {
         Server::run(name, Command::new(std::env::current_exe().unwrap()))
     }
 
-    /// The same as a user who is not root, in a mount namespace where the device admits everybody.
+    /// The same as a user who is not root, in a mount namespace where the device admits all users.
     fn start_as_nobody(name: &str) -> Server {
         let mut command = Command::new("unshare");
         let script = "mount -t tmpfs none /mnt && cp \"$0\" /mnt/server &&
@@ -83,7 +83,7 @@ impl Server {
                 lines.any(|line| line == "serving"),
                 "the server ended early"
             );
-            // Left open, for what the server has to say at its end.
+            // Left open, for the server's messages at its end.
             server.child.stdout = Some(output.into_inner());
             server
         })
@@ -115,7 +115,7 @@ impl Drop for Server {
 }
 
 #[test]
-fn what_a_killed_process_left_is_mounted_over() {
+fn a_mount_left_by_a_killed_process_is_replaced() {
     let mut server = Server::start("killed");
     let path = server.directory.join("file");
     fs::write(&path, b"answered").unwrap();
@@ -145,7 +145,7 @@ fn a_pool_is_free_when_its_mount_is_gone() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_unmounted() {
+fn a_mount_left_by_a_killed_process_is_unmounted() {
     let mut server = Server::start("unmounted");
     server.child.kill().unwrap();
     server.wait();

@@ -93,7 +93,7 @@ def holder(kind, start, length):
 
 
 def is_blocked(pid):
-    """Whether a process sleeps in a lock: the kernel lists those who wait for its own, and what call one is in."""
+    """Whether a process sleeps in a lock: the kernel lists waits for its own locks, and the system call of each process."""
     if SHARED:
         with open("/proc/%d/syscall" % pid) as call:
             # fcntl and flock.
@@ -109,8 +109,8 @@ def wait_until_blocked(pid):
 
 
 def wait_until_sent():
-    """Until what was asked before has been sent: by queues the kernel (Linux 6.18) forgets whom it interrupts before that.
-    Each processor has a queue, and what comes through it later is sent later. Nothing keeps figures of a file system."""
+    """Waits until earlier requests have been sent: through queues the kernel (Linux 6.18) forgets interruptions before that.
+    Each processor has a queue, and later requests are sent later. statfs is never cached."""
     processors = os.sched_getaffinity(0)
     for processor in processors:
         os.sched_setaffinity(0, {processor})
@@ -124,7 +124,7 @@ def wait_until(condition):
 
 
 def soon(condition):
-    """Whether it is so after a file was closed. Who keeps shared locks is told of that, but not waited for."""
+    """Whether the condition holds after a file was closed. The keeper of shared locks is notified of that, without a wait."""
     if SHARED:
         wait_until(condition)
     return condition()
@@ -281,7 +281,7 @@ def takes_whole(file):
 
 
 def crowd():
-    """Many more wait than a queue has room for: others go on, those who are killed go, and the rest get the lock."""
+    """Many more wait than a queue has room for: others continue, killed ones end, and the rest get the lock."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     file = opened()
     assert take(fcntl.F_WRLCK, 0, 1, file)

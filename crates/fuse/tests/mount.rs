@@ -404,7 +404,7 @@ fn holes_take_no_space_and_are_found() {
     file.seek(SeekFrom::Start((1 << 30) - 2)).unwrap();
     file.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"\0\0data\0\0");
-    // What was cut off does not come back.
+    // Data that was cut off does not reappear.
     file.set_len((1 << 30) + 2).unwrap();
     file.set_len(1 << 31).unwrap();
     file.read_exact_at(&mut bytes, (1 << 30) - 2).unwrap();
@@ -450,7 +450,7 @@ fn an_open_file_outlives_its_name() {
     for number in 0..3000 {
         fs::write(mounted.path(&format!("other{number}")), b"other").unwrap();
     }
-    // The kernel forgets the inodes that nobody uses.
+    // The kernel forgets unused inodes.
     fs::write("/proc/sys/vm/drop_caches", b"2").unwrap();
     assert_eq!(twin.metadata().unwrap().nlink(), 0);
     let mut bytes = [0; 6];
@@ -568,7 +568,7 @@ fn extended_attributes_are_kept() {
     mounted.end();
 }
 
-/// What a file may do as another goes when somebody changes the file.
+/// A file's privileges are removed when another user changes the file.
 #[test]
 fn privileges_are_dropped_by_changes() {
     let mounted = Mounted::new("");
@@ -689,7 +689,7 @@ fn unmounting_from_outside_ends_the_session() {
 }
 
 #[test]
-fn what_lies_below_is_left_alone() {
+fn the_directory_below_is_left_alone() {
     let below = Mounted::new("");
     fs::write(below.path("below"), b"x").unwrap();
     let above = fuse::mount(file_system(), &below.directory.0, &options("")).unwrap();

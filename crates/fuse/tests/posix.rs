@@ -1,4 +1,4 @@
-//! What POSIX and Linux have besides reading and writing, through a mount. Needs root and /dev/fuse.
+//! Features of POSIX and Linux besides reading and writing, through a mount. Needs root and /dev/fuse.
 
 mod common;
 mod mounted;
@@ -43,7 +43,7 @@ fn naming(user: u32, permissions: u16, mask: u16) -> Vec<u8> {
     ])
 }
 
-/// Runs a command as a user and group of this number, with these further groups; what it printed, if it succeeded.
+/// Runs a command as a user and group of this number, with these further groups; returns its output, if it succeeded.
 fn by(user: u32, groups: &str, words: &[&str]) -> Option<String> {
     let output = run(Command::new("setpriv")
         .arg(format!("--reuid={user}"))
@@ -73,7 +73,7 @@ fn access_control_lists_decide() {
     setxattr(&path, ACCESS, &naming(1001, 4, 7), XattrFlags::empty()).unwrap();
     assert_eq!(mode(&path), 0o670);
     assert!(reads(1001) && !reads(1002));
-    // The mask bounds whom the list names; chmod changes it.
+    // The mask bounds the named users and groups; chmod changes it.
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     assert!(!reads(1001));
     let mut value = [0; 100];
@@ -120,7 +120,7 @@ fn default_lists_take_the_place_of_the_umask() {
     mounted.end();
 }
 
-/// Only who is in a file's group keeps its set-group bit when changing the mode, by chmod or by a list.
+/// Only a user in a file's group keeps its set-group bit when changing the mode, by chmod or by a list.
 #[test]
 fn lists_take_the_set_group_bit_from_strangers() {
     let mounted = Mounted::new("");
@@ -142,7 +142,7 @@ os.setxattr(sys.argv[1], 'system.posix_acl_access', bytes.fromhex(sys.argv[2]))
     mounted.end();
 }
 
-/// The usual programs find what they find on tmpfs.
+/// The usual programs behave as on tmpfs.
 #[test]
 fn setfacl_and_getfacl_work() {
     let mounted = Mounted::new("");
@@ -175,7 +175,8 @@ user::rw-\ngroup::r--\nother::r--\n\n";
     mounted.end();
 }
 
-/// Ranges, open file descriptions, deadlocks, interruption, whole files, death, and more who wait than a queue has room for.
+/// Ranges, open file descriptions, deadlocks, interruption, whole files, death, and more waiting requests than a queue
+/// has room for.
 fn locks_are_kept(by: &str) {
     let mounted = Mounted::new(&format!("locks={by}"));
     let path = mounted.path("file");
@@ -382,7 +383,7 @@ fn files_may_be_large() {
     let data = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(0));
     assert_eq!(data, Ok(end - 4096));
     file.set_len(0).unwrap();
-    // A copy that comes to the end on the way says how far it came, and its size is seen.
+    // A copy that reaches the end on the way returns its length, and its size is seen.
     let source = mounted.path("source");
     fs::write(&source, vec![1; 2 << 20]).unwrap();
     let source = fs::File::open(&source).unwrap();
@@ -434,7 +435,7 @@ fn path_descriptors_and_sockets_work() {
     mounted.end();
 }
 
-/// What a program copies does not come to it.
+/// Copied data does not pass through the program.
 #[test]
 fn copies_stay_in_the_process_of_the_mount() {
     let mounted = Mounted::new("");
@@ -447,7 +448,7 @@ one, other = opened('one'), opened('other')
 data = bytes(range(256)) * (20 * 4096)
 os.pwrite(one, data, 0)
 free = os.statvfs(sys.argv[1]).f_bfree
-# A request is for 16 MiB at most, which shows who copies.
+# A request is for 16 MiB at most, which shows which process copies.
 assert os.copy_file_range(one, other, 20 * MIB, 0, 0) == 16 * MIB
 assert os.copy_file_range(one, other, 20 * MIB, 16 * MIB, 16 * MIB) == 4 * MIB
 assert os.copy_file_range(one, other, 1, 20 * MIB, 0) == 0

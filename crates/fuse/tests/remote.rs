@@ -1,7 +1,7 @@
 //! Mounts of a cluster: the tests of mounts, repeated, and what only a cluster does. Operations are encoded, decoded and
 //! executed on a store.
 #![forbid(unsafe_code)]
-// The files of other tests run here once more, over a remote file system; each loads the common modules.
+// The files of other tests run here again, over a remote file system; each loads the common modules.
 #![expect(clippy::duplicate_mod)]
 
 mod common;
@@ -47,7 +47,7 @@ fn killed_callers_end_while_the_cluster_is_unreachable() {
     const READERS: usize = 12;
     let (mounted, link) = behind_link();
     for number in 0..READERS {
-        // A file of its own for each: the kernel asks once for a name that several want.
+        // A separate file for each: the kernel sends one request for a name that several want.
         fs::create_dir(mounted.path(&number.to_string())).unwrap();
     }
     fs::write(mounted.path("file"), b"data").unwrap();

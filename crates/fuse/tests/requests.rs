@@ -1,11 +1,11 @@
-//! Requests of any bytes: decoded, and carried out. `scripts/fuzz.sh` looks for more.
+//! Requests of any bytes: decoded, and executed. `scripts/fuzz.sh` searches for more.
 
 use std::fs;
 use std::path::Path;
 
 /// The highest code of a request, and some more.
 const CODES: u64 = 58;
-/// What fields of 8 bytes are made of: small numbers, ends of ranges, bits.
+/// Values for fields of 8 bytes: small numbers, ends of ranges, bits.
 const WORDS: [u64; 12] = [
     0,
     1,

@@ -1,4 +1,4 @@
-//! Pools in which bytes went bad: reading may fail, but must not give anything else than what was written.
+//! Pools with damaged bytes: reading may fail, but must not return anything else than the written data.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::tree::{Tree, snapshot};
 const LINE: usize = 64;
 const BLOCK: usize = 4096;
 
-/// What became of damaged pools.
+/// Results for damaged pools.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fates {
     /// Everything was still read right: the damage hit nothing in use, or one of two copies.
@@ -22,8 +22,8 @@ pub struct Fates {
     pub refused: usize,
 }
 
-/// Damages a closed pool `count` times, each time anew. An error tells of a pool that was read wrongly, of damage
-/// that the check does not find although the store does, or of a panic.
+/// Damages a closed pool `count` times, each time a new copy. An error describes a pool that was read wrongly, damage
+/// that the check does not find although the store does, or a panic.
 pub fn inflict(
     prepared: &Prepared,
     count: usize,
@@ -79,7 +79,7 @@ fn compare_with_check(region: &Region, refusal: &str) -> Result<(), String> {
     }
 }
 
-/// Does some damage, and says what.
+/// Damages the image, and returns a description.
 fn harm(image: &mut [u8], random: &mut Random) -> String {
     let blocks = image.len() / BLOCK;
     match random.below(8) {

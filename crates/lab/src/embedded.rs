@@ -35,7 +35,7 @@ fn gone(error: client::Error) -> Errno {
     }
 }
 
-/// Entries that are read at a time, so that reading goes on from cookies.
+/// Entries that are read at a time, so that reading continues from cookies.
 const BATCH: usize = 5;
 
 impl Embedded {

@@ -1,10 +1,9 @@
 //! Crashes: every image that a power failure may leave is recovered, checked and compared with the model.
 //!
-//! A workload runs on a [`Simulation`]. At each fence, before it takes effect, the moment is kept; when the
-//! operation has answered, its moments are inspected: from each, a bounded number of the images that the hardware
-//! allows goes through the ordinary opening of a pool, and through `store::check`. The tree must be that of the
-//! model after all finished operations, or also that after the one that was under way. See [`Inspector`] for what
-//! else is done with an image.
+//! A workload runs on a [`Simulation`]. At each fence, before it takes effect, the moment is kept; when the operation
+//! has answered, its moments are inspected: from each, a bounded number of the images that the hardware allows goes
+//! through the ordinary opening of a pool, and through `store::check`. The tree must be that of the model after all
+//! finished operations, or also that after the one in flight. See [`Inspector`] for the other checks of an image.
 
 mod format;
 mod grow;
@@ -34,7 +33,7 @@ use crate::random::{Generator, Mix};
 use crate::runner::compare_answers;
 use crate::tree::{Tree, snapshot};
 
-/// How much of what is possible is explored.
+/// Bounds of the exploration.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// Images of one moment.
@@ -43,7 +42,7 @@ pub struct Bounds {
     pub deep_one_in: usize,
     /// Images of one moment of such a recovery.
     pub nested_images: usize,
-    /// One fence in so many is looked at.
+    /// One fence in so many is examined.
     pub fences_one_in: u64,
     /// Chooses among images.
     pub seed: u64,
@@ -61,7 +60,7 @@ impl Default for Bounds {
     }
 }
 
-/// What was explored.
+/// Counts of what was explored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Workloads run.
@@ -96,7 +95,7 @@ impl fmt::Display for Counts {
     }
 }
 
-/// A closed pool, and the model of what is in it.
+/// A closed pool, and the model of its contents.
 #[derive(Clone)]
 pub struct Prepared {
     image: Vec<u8>,
@@ -104,7 +103,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// A new pool of `length` bytes on which the operations were carried out, as far as there was space.
+    /// A new pool of `length` bytes on which the operations were executed, as far as there was space.
     pub fn new(
         length: u64,
         geometry: &Geometry,
@@ -141,7 +140,7 @@ impl Prepared {
         &self.image
     }
 
-    /// The model of what is in it, with a clock of its own.
+    /// The model of its contents, with a separate clock.
     pub fn model(&self, clock: &Arc<AtomicI64>) -> Model {
         self.model.with_clock(clock.clone())
     }
@@ -150,7 +149,7 @@ impl Prepared {
 /// A sequence of operations, explored from one of them on.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// What is done.
+    /// Operations of the workload.
     pub operations: Vec<Operation>,
     /// The operations before this one only lead there: those were explored in a shorter workload.
     pub explored_from: usize,
@@ -185,7 +184,7 @@ impl Recorder {
         self.0.one_in.store(one_in, Ordering::Relaxed);
     }
 
-    /// Takes out what was kept.
+    /// Returns the kept moments, and clears them.
     pub fn take(&self) -> Vec<Moment> {
         let mut moments = self
             .0
@@ -237,12 +236,12 @@ impl Explorer {
         self.fault = fault;
     }
 
-    /// What was explored so far.
+    /// Counts so far.
     pub fn counts(&self) -> Counts {
         self.inspector.counts
     }
 
-    /// Runs one workload; an error tells the objection.
+    /// Runs one workload; an error describes the objection.
     pub fn explore(&mut self, prepared: &Prepared, workload: &Workload) -> Result<(), String> {
         self.inspector.counts.workloads += 1;
         let mut run = Run::new(self, prepared.image.clone(), prepared.model(&self.clock))?;
@@ -282,7 +281,7 @@ impl<'a> Run<'a> {
         let simulation = Simulation::from_image(image);
         let recorder = Recorder::new(&simulation);
         let options = Options {
-            // Either way, by turns.
+            // Both, alternately.
             between_system_calls: explorer.inspector.bounds.seed.is_multiple_of(2),
             ..options(&explorer.clock, explorer.defects)
         };
@@ -298,7 +297,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Carries out an operation and inspects the crashes on the way.
+    /// Executes an operation and inspects the crashes during it.
     pub fn step(&mut self, operation: &Operation, is_explored: bool) -> Result<(), String> {
         let bounds = self.explorer.inspector.bounds;
         self.recorder
@@ -341,7 +340,7 @@ impl<'a> Run<'a> {
         model.apply(&half).ok().map(|_| model)
     }
 
-    /// Inspects a crash now that nothing is under way.
+    /// Inspects a crash now that no operation is in flight.
     pub fn pause(&mut self) -> Result<(), String> {
         let moment = self.simulation.moment();
         let allowed = [self.model.tree()];
@@ -363,7 +362,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Crashes somewhere in an operation, and goes on with what recovery makes of it.
+    /// Crashes in the middle of an operation, and continues with the recovered pool.
     fn crash_in(mut self, operation: &Operation, seed: u64) -> Result<Run<'a>, String> {
         let mut models = vec![self.model.clone(), self.model.clone()];
         models.extend(self.between(operation));
@@ -391,7 +390,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Images of a moment among which one is chosen to go on with.
+/// Images of a moment from which one is chosen to continue.
 const IMAGES_TO_GO_ON: usize = 16;
 
 /// A step of a long workload.
@@ -422,7 +421,7 @@ pub fn events(
 }
 
 impl Explorer {
-    /// Runs a long workload, through its crashes; an error tells the objection.
+    /// Runs a long workload, through its crashes; an error describes the objection.
     pub fn explore_events(&mut self, prepared: &Prepared, events: &[Event]) -> Result<(), String> {
         self.inspector.counts.workloads += 1;
         let model = prepared.model(&self.clock);
@@ -442,7 +441,7 @@ impl Explorer {
 
 const WORKERS: usize = 2;
 
-/// Explores all workloads, on two threads. An error tells the first objection.
+/// Explores all workloads, on two threads. An error describes the first objection.
 pub fn explore_all(
     prepared: &Prepared,
     workloads: &[Workload],

@@ -1,4 +1,4 @@
-//! What proves the file system: a reference model, and an explorer of crashes.
+//! Proofs of the file system: a reference model, and an explorer of crashes.
 //!
 //! - [`operation`]: one operation by path and its answer, and [`System`](operation::System), what carries it out;
 //! - [`model`]: the file system as plain as can be; [`embedded`] and [`mounted`]: the real ones;

@@ -76,7 +76,7 @@ impl Model {
         }
     }
 
-    /// What a crash or a restart leaves: nobody holds a file any more.
+    /// State after a crash or a restart: no file is held any more.
     pub fn restart(&mut self) {
         for slot in 0..SLOTS {
             self.release(slot);
@@ -227,7 +227,7 @@ impl Model {
         }
     }
 
-    /// Opens what is there, as `open` does without `O_CREAT`.
+    /// Opens an existing file, as `open` does without `O_CREAT`.
     fn open_existing(&mut self, number: u64, flags: OpenFlags) -> Result<u64> {
         let writes = flags.write || flags.create || flags.truncate;
         match self.inode(number).facts.kind {

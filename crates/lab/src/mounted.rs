@@ -19,7 +19,7 @@ use crate::operation::{
 };
 use crate::runner::Subject;
 
-/// A directory of a mounted file system. Changes of owners need root; nobody else may use the directory.
+/// A directory of a mounted file system. Changes of owners need root; no other process may use the directory.
 pub struct MountedSystem {
     root: PathBuf,
     held: [Option<File>; SLOTS],
@@ -81,7 +81,7 @@ impl MountedSystem {
         Ok(rustix::fs::mknodat(CWD, self.at(path), kind, mode, 0)?)
     }
 
-    /// Opens a file; what is neither file nor directory is refused, as opening it may wait for somebody.
+    /// Opens a file; other kinds except directories are refused, as opening them may block.
     fn open(&self, path: &str, flags: OpenFlags, permissions: u32) -> Result<File> {
         let path = self.at(path);
         let found = if flags.no_follow {
@@ -214,7 +214,7 @@ fn has_flags(kind: FileKind) -> bool {
     matches!(kind, FileKind::Regular | FileKind::Directory)
 }
 
-/// The flags of what is at a path.
+/// The flags of the file at a path.
 fn flags(path: &Path, kind: FileKind) -> Result<FileFlags> {
     if !has_flags(kind) {
         return Ok(FileFlags::default());
@@ -335,7 +335,7 @@ impl System for MountedSystem {
     }
 }
 
-/// Whoever mounted the directory sees to restarts.
+/// The test that mounted the directory handles restarts.
 impl Subject for MountedSystem {}
 
 impl MountedSystem {

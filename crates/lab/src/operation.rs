@@ -1,5 +1,5 @@
-//! One operation on a file system by path, and its answer: what the model, an embedded file system and
-//! a mounted directory have in common.
+//! One operation on a file system by path, and its answer, for the model, an embedded file system and a mounted
+//! directory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -42,7 +42,7 @@ pub enum Operation {
         to: String,
         mode: RenameMode,
     },
-    /// Opens a file and closes it again: creates or truncates it if the flags say so.
+    /// Opens a file and closes it again: creates or truncates it if the flags require it.
     Open {
         path: String,
         flags: OpenFlags,
@@ -109,7 +109,7 @@ pub enum Operation {
     Stat { path: String },
     /// Reads a directory.
     List { path: String },
-    /// Opens a file for reading and writing and keeps it in a slot, in place of what was there.
+    /// Opens a file for reading and writing and keeps it in a slot, in place of its former file.
     Hold { path: String, slot: usize },
     /// Opens a new file without a name, like those in a directory, for reading and writing, and keeps it in a slot.
     HoldUnnamed {
@@ -119,7 +119,7 @@ pub enum Operation {
     },
     /// Gives the file in a slot a name.
     LinkHeld { slot: usize, to: String },
-    /// Closes what a slot holds.
+    /// Closes the file in a slot.
     Release { slot: usize },
     /// Writes into the file in a slot.
     WriteHeld {
@@ -143,7 +143,7 @@ pub struct Acl {
     pub mode: u32,
     /// Users by number, with permissions.
     pub users: Vec<(u32, u32)>,
-    /// What users and groups may have at most; needed if any are named.
+    /// Greatest permissions of named users and groups; needed if any are named.
     pub mask: Option<u32>,
 }
 
@@ -195,7 +195,7 @@ impl Operation {
         )
     }
 
-    /// What the operation has done when it ends because the pool is full, if that can be seen.
+    /// The effect of the operation when it ends because the pool is full, if that is observable.
     pub fn without_space(&self) -> Option<Operation> {
         let mut zeros = self.clone();
         match &mut zeros {
@@ -233,13 +233,13 @@ impl fmt::Debug for Errno {
 /// Attributes that all systems agree on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// What it is.
+    /// Kind of the file.
     pub kind: FileKind,
     /// Permissions, set-id and sticky bits: 07777.
     pub permissions: u32,
     /// Names that lead here; for a directory 2 plus its subdirectories.
     pub links: u32,
-    /// Owner.
+    /// User that owns the file.
     pub uid: u32,
     /// Owning group.
     pub gid: u32,
@@ -247,18 +247,18 @@ pub struct Facts {
     pub size: u64,
     /// When the data changed last; `None` where the clock is not ours.
     pub modified_ns: Option<i64>,
-    /// What keeps it from being changed.
+    /// Flags that forbid changes.
     pub flags: FileFlags,
     /// Extended attributes.
     pub xattrs: BTreeMap<String, Vec<u8>>,
 }
 
-/// What a successful operation tells.
+/// Result of a successful operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Nothing more than that.
     Done,
-    /// How many bytes were written.
+    /// Number of bytes written.
     Written(usize),
     /// Bytes read, or a symbolic link's target.
     Bytes(Vec<u8>),
@@ -268,7 +268,7 @@ pub enum Outcome {
     Facts(u64, Facts),
 }
 
-/// What an operation answers.
+/// Answer of an operation.
 pub type Answer = Result<Outcome, Errno>;
 
 /// Whether two systems' answers mean the same: inode numbers and unknown times aside.
@@ -279,7 +279,7 @@ pub fn agree(one: &Answer, other: &Answer) -> bool {
     }
 }
 
-/// Whether attributes are the same, as far as both systems know them.
+/// Whether attributes are equal, as far as both systems know them.
 pub fn facts_agree(one: &Facts, other: &Facts) -> bool {
     let modified_ns = one.modified_ns.and(other.modified_ns);
     let known = |facts: &Facts| Facts {
@@ -291,11 +291,11 @@ pub fn facts_agree(one: &Facts, other: &Facts) -> bool {
 
 /// A file system that operations can be tried on.
 pub trait System {
-    /// Carries out one operation.
+    /// Executes one operation.
     fn apply(&mut self, operation: &Operation) -> Answer;
 }
 
-/// The bytes of a write: any two places, and any two fills, look different.
+/// The bytes of a write: any two positions, and any two fills, differ.
 pub fn contents(fill: u64, length: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(length + 8);
     let mut word = fill.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

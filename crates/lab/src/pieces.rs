@@ -1,4 +1,4 @@
-//! All that can be read of a pool, in pieces: what cannot be read is told from what is there.
+//! All readable contents of a pool, in pieces: unreadable parts are distinct from existing ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,25 +10,25 @@ const BLOCK: u64 = store::BLOCK as u64;
 /// Blocks of a file that are read from its beginning; its last one is, too.
 const BLOCKS_MAX: u64 = 32;
 
-/// What of one inode can be read; `None` stands for an error.
+/// Readable contents of one inode; `None` stands for an error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
-    /// What stat tells.
+    /// Result of stat.
     pub attributes: Attributes,
-    /// Of a file, its blocks; of a link, its target.
+    /// Blocks of a file, or the target of a link.
     pub blocks: BTreeMap<u64, Option<Vec<u8>>>,
     /// Extended attributes.
     pub xattrs: Option<BTreeMap<Vec<u8>, Vec<u8>>>,
-    /// Of a directory, its names and where they lead.
+    /// Names of a directory and their targets.
     pub names: Option<BTreeMap<Vec<u8>, u64>>,
 }
 
-/// What can be read of a pool.
+/// Readable contents of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pieces {
     /// Inodes that a path leads to.
     pub inodes: BTreeMap<u64, Piece>,
-    /// Paths, and where they lead; `None`: looking that up is an error.
+    /// Paths and their targets; `None`: the lookup is an error.
     pub paths: BTreeMap<Vec<u8>, Option<u64>>,
 }
 
@@ -59,8 +59,8 @@ impl Pieces {
         Ok(pieces)
     }
 
-    /// Whether all that is read of a damaged pool is what was there, and each error is of an inode with a finding, or
-    /// of what is in a directory with one.
+    /// Whether all contents read of a damaged pool are the original ones, and each error is of an inode with a finding,
+    /// or of an entry in a directory with one.
     pub fn is_right(&self, expected: &Pieces, findings: &[Finding]) -> Result<(), String> {
         let found: BTreeSet<u64> = findings.iter().filter_map(|it| it.inode).collect();
         let explain = |number: u64, what: &str| match found.contains(&number) {
@@ -103,8 +103,8 @@ impl Pieces {
         Ok(())
     }
 
-    /// Whether a repaired pool has all that was there but what repair said it lost. `lied`: inodes whose structures
-    /// were changed under right checksums; they may be anything.
+    /// Whether a repaired pool has all its contents except those that repair reported lost. `lied`: inodes with
+    /// structures that were changed under right checksums; they may be anything.
     pub fn is_kept(
         &self,
         expected: &Pieces,

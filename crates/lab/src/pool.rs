@@ -15,7 +15,7 @@ use crate::embedded::Embedded;
 use crate::operation::{Answer, Operation, System};
 use crate::runner::Subject;
 
-/// Makes an empty pool whose identity, hash key and times are the same in every run.
+/// Makes an empty pool with an identity, hash key and times that are the same in every run.
 pub fn format(region: &Region, geometry: &Geometry) -> Result<(), String> {
     FileSystem::format_region(region, geometry).map_err(|error| error.to_string())?;
     change_superblocks(region, |superblock| {
@@ -66,7 +66,7 @@ fn change_superblocks(region: &Region, change: impl Fn(&mut Superblock)) {
     }
 }
 
-/// Options with a clock that only moves when told.
+/// Options with a clock that only the test moves.
 pub fn options(clock: &Arc<AtomicI64>, defects: Defects) -> Options {
     Options {
         clock: Clock::Manual(clock.clone()),
@@ -166,7 +166,7 @@ impl Subject for Pool {
     }
 
     fn examine(&mut self) -> Result<(), String> {
-        // On a copy: the check replays the ring, which is no business of its own pool.
+        // On a copy: the check replays the ring, which must not change the pool itself.
         let copy = copy(&self.region)?;
         let report =
             store::check(&copy, &CheckOptions::default()).map_err(|error| error.to_string())?;

@@ -8,22 +8,22 @@ use pmem::Random;
 use crate::model::Model;
 use crate::operation::{Acl, At, Operation, SLOTS, System};
 
-/// What all file systems do to ranges of files.
+/// Operations on ranges of files that all file systems support.
 const COMMON_RANGES: &[Fallocate] = &[
     Fallocate::Allocate { keep_size: false },
     Fallocate::Allocate { keep_size: true },
     Fallocate::PunchHole,
     Fallocate::PunchHole,
 ];
-/// What tmpfs does not.
+/// Operations that tmpfs lacks.
 const OUR_RANGES: &[Fallocate] = &[
     Fallocate::ZeroRange { keep_size: false },
     Fallocate::ZeroRange { keep_size: true },
 ];
-/// What FUSE does not.
+/// Operations that FUSE lacks.
 const MOVING_RANGES: &[Fallocate] = &[Fallocate::CollapseRange, Fallocate::InsertRange];
 
-/// What a sequence is made of.
+/// Composition of a sequence.
 #[derive(Clone)]
 pub struct Mix {
     /// Names that are mostly directories.
@@ -38,7 +38,7 @@ pub struct Mix {
     offsets: Vec<u64>,
     /// Offsets are multiples of 4096 below this many blocks, in place of `offsets`, if not 0.
     blocks: usize,
-    /// Of 100 operations, how many change data and how many read; the rest changes names and attributes.
+    /// Of 100 operations, how many change data and how many read; the others change names and attributes.
     data: usize,
     reads: usize,
     /// Whether files become larger than this; 0 is no bound.
@@ -49,7 +49,7 @@ pub struct Mix {
     unnamed: bool,
     /// Whether files that are held are written to.
     held_writes: bool,
-    /// What is done to ranges of files.
+    /// Operations on ranges of files.
     ranges: Vec<Fallocate>,
     permissions: Vec<u32>,
 }
@@ -85,8 +85,8 @@ impl Mix {
         }
     }
 
-    /// The usual mix as far as a kernel in between leaves it alone: no set-id bits, which the kernel
-    /// clears by rules of its own, no symbolic links out of the mount, and no flags, which opening does not ask for there.
+    /// The usual mix without parts that a kernel changes: no set-id bits, which the kernel clears by its own rules, no
+    /// symbolic links out of the mount, and no flags, which opening does not check there.
     pub fn mounted() -> Mix {
         Mix {
             flags: false,
@@ -177,14 +177,14 @@ impl Mix {
     }
 }
 
-/// Makes operations that mostly succeed, as it knows what they lead to.
+/// Makes operations that mostly succeed, as it tracks their effects.
 pub struct Generator {
     mix: Mix,
     random: Random,
     model: Model,
     /// Paths of the model: of all but directories, and of directories.
     paths: [Vec<String>; 2],
-    /// What has flags now, in the end one at a time.
+    /// File that has flags now; at most one at the end.
     flagged: Option<String>,
 }
 
@@ -355,7 +355,7 @@ impl Generator {
         }
     }
 
-    /// How much can be appended to a file.
+    /// Number of bytes that can be appended to a file.
     fn room_behind(&self, path: &str) -> usize {
         let size = self.model.size(path).unwrap_or(0);
         self.mix.size_max.saturating_sub(size) as usize
@@ -516,7 +516,7 @@ impl Generator {
             read: random.one_in(2),
             write: true,
             create,
-            // What `O_EXCL` means without `O_CREAT` is not defined.
+            // `O_EXCL` without `O_CREAT` is undefined.
             exclusive: create && random.one_in(5),
             truncate: random.one_in(5),
             no_follow: random.one_in(5),

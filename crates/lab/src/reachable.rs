@@ -1,9 +1,9 @@
-//! Two pools compared in all bytes that anything can reach: what the pools of a unit have in common.
+//! Compares two pools in all reachable bytes: the part that the pools of a unit have in common.
 //!
 //! A pool that has metadata only is compared in all but data: of a block of data, its checksum.
 //!
-//! Not compared are the superblock and the ring, which are each pool's own; blocks that are free, and their checksums;
-//! what is in the blocks of grants, about which nobody has agreed yet, and in blocks that hold no data.
+//! Not compared are the superblock and the ring, which are separate for each pool; free blocks, and their checksums;
+//! the contents of grants' blocks, which are undefined, and of blocks without data.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -27,7 +27,7 @@ struct Image<'a> {
     superblock: Superblock,
 }
 
-/// What is compared.
+/// Selects the compared part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Every reachable byte.
@@ -36,7 +36,7 @@ pub enum Part {
     Metadata,
 }
 
-/// The first difference between the images in two regions, in words. Nothing may be under way in either.
+/// The first difference between the images in two regions, in words. No operation may be in flight in either.
 pub fn difference(first: &Region, second: &Region, part: Part) -> Option<String> {
     let [first, second] = [first, second].map(Image::new);
     let geometry = |image: &Image<'_>| {

@@ -1,4 +1,4 @@
-//! The same operations on a system and on the model, and the shortest list that still tells them apart.
+//! The same operations on a system and on the model, and the shortest list that still distinguishes them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub trait Subject: System {
 /// One step of a run.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Step {
-    /// An operation, whose answers are compared.
+    /// An operation; its answers are compared.
     Do(Operation),
     /// The whole trees are compared.
     Compare,
@@ -69,7 +69,7 @@ pub fn steps(seed: u64, mix: &Mix, count: usize) -> Vec<Step> {
     steps
 }
 
-/// Runs the steps on both. An error says at which step they part, and how.
+/// Runs the steps on both. An error describes the step at which they differ, and how.
 pub fn run(
     subject: &mut impl Subject,
     clock: &Arc<AtomicI64>,

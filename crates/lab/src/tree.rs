@@ -12,7 +12,7 @@ use crate::operation::{Errno, Facts, Operation, Outcome, System, facts_agree};
 #[derive(Clone, Debug, Default)]
 pub struct Tree(BTreeMap<String, Object>);
 
-/// What one path leads to.
+/// The file at one path.
 #[derive(Clone, Debug)]
 struct Object {
     facts: Facts,
@@ -58,7 +58,7 @@ impl Tree {
         );
     }
 
-    /// The same tree without the times, which depend on how threads took turns.
+    /// The same tree without the times, which depend on the order of threads.
     pub fn without_times(mut self) -> Tree {
         for object in self.0.values_mut() {
             object.facts.modified_ns = None;
@@ -66,7 +66,7 @@ impl Tree {
         self
     }
 
-    /// How this tree, said to be `own`, differs from another; `None` when it does not.
+    /// How this tree, called `own`, differs from another; `None` when it does not.
     pub fn difference(&self, own: &str, other: &Tree, others: &str) -> Option<String> {
         let mut text = String::new();
         let paths: std::collections::BTreeSet<_> = self.0.keys().chain(other.0.keys()).collect();
@@ -137,7 +137,7 @@ impl<S: System> Reader<'_, S> {
         answer.map_err(|error: Errno| format!("{operation:?} fails: {error:?}"))
     }
 
-    /// Reads what is at `path`, which its directory says to be of this kind.
+    /// Reads the file at `path`, with the kind that its directory lists.
     fn read(&mut self, path: String, listed: Option<FileKind>) -> Result<(), String> {
         let name = if path.is_empty() { "/" } else { &path }.to_string();
         let stat = Operation::Stat { path: name.clone() };

@@ -136,7 +136,7 @@ fn set_acl(path: &str, is_default: bool) -> Operation {
     }
 }
 
-/// Fills all free blocks with something and frees them again: what is not cleared before its use comes to light.
+/// Fills all free blocks with data and frees them again: uncleared blocks become visible when they are used.
 fn soil() -> Vec<Operation> {
     let mut operations = vec![make("soil", FileKind::Regular)];
     operations.extend((0..100).map(|block| write("soil", block * 4096, 4096)));
@@ -144,7 +144,7 @@ fn soil() -> Vec<Operation> {
     operations
 }
 
-/// What the workloads find: files `a` (three blocks and a bit), `b` (one block, also called `h`) and `d/f`, an empty
+/// Initial files of the workloads: `a` (three blocks and a bit), `b` (one block, also called `h`) and `d/f`, an empty
 /// directory `e`, and a symbolic link.
 pub fn preparation() -> Vec<Operation> {
     use FileKind::{Directory, Regular};
@@ -164,14 +164,14 @@ pub fn preparation() -> Vec<Operation> {
     [soil(), files].concat()
 }
 
-/// The same with free blocks in pieces of one, so that a longer run of freed blocks is what is taken next.
+/// The same with free blocks in pieces of one, so that a longer run of freed blocks is allocated next.
 pub fn preparation_in_pieces() -> Vec<Operation> {
     let mut operations = preparation();
     operations.extend([make("x", FileKind::Regular), make("y", FileKind::Regular)]);
     for _ in 0..40 {
         operations.extend([append("x", 4096), append("y", 4096)]);
     }
-    // The reserve is what is left in one piece.
+    // The reserve is the only remaining piece.
     operations.extend([unlink("y"), make("z", FileKind::Regular)]);
     operations.push(write("z", 0, 32_768));
     operations
@@ -447,7 +447,7 @@ fn long_name(number: usize) -> String {
     format!("{number:0240}")
 }
 
-/// Files whose names take several leaves.
+/// Files with names that take several leaves.
 pub fn preparation_of_leaves() -> Vec<Operation> {
     let file = |number| make(&long_name(number), FileKind::Regular);
     (0..40).map(file).collect()
@@ -510,14 +510,13 @@ pub fn stages_of_shared_blocks() -> [Vec<Operation>; 2] {
     [first, second]
 }
 
-/// What [`preparation`] leaves, with the blocks of one file in two others.
+/// The result of [`preparation`], with the blocks of one file in two others.
 pub fn preparation_of_shared_blocks() -> Vec<Operation> {
     let copies = ["b", "d/f"].map(|to| copy(("a", 0), (to, 0), 12_388));
     [preparation(), copies.to_vec()].concat()
 }
 
-/// Random operations for two threads, of which neither uses what the other does, but for the directories, and blocks
-/// that files of both share.
+/// Random operations for two threads that use separate files, except directories, and blocks that files of both share.
 pub fn duet(seed: u64, count: usize) -> Duet {
     let mut random = Random::new(seed);
     Duet([
@@ -530,7 +529,7 @@ pub fn duet(seed: u64, count: usize) -> Duet {
 fn part(random: &mut Random, count: usize, names: [&str; 5], directory: &str) -> Vec<Operation> {
     let mut model = Model::new(Arc::default());
     for operation in preparation_of_shared_blocks() {
-        // What cannot fail without the bound of a pool does not fail.
+        // Operations that cannot fail without the pool's bound do not fail.
         let _ = model.apply(&operation);
     }
     let modes = [

@@ -1,7 +1,7 @@
 //! Seeded runs of a whole unit, and rules of the protocol broken on purpose.
 //!
-//! `make soak` tries many more; `TAKO_FIRST_SEED=7 TAKO_SEEDS=1` tries one. A seed that fails is run again with
-//! ever fewer faults, and what is left is printed.
+//! `make soak` tries many more; `TAKO_FIRST_SEED=7 TAKO_SEEDS=1` tries one. A seed that fails is run again with ever
+//! fewer faults, and the remaining ones are printed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,7 +36,7 @@ fn number(name: &str, otherwise: u64) -> u64 {
     value.and_then(|it| it.parse().ok()).unwrap_or(otherwise)
 }
 
-/// Calls `work` with each number, on as many threads as there are processors, until it says that this is enough.
+/// Calls `work` with each number, on as many threads as there are processors, until it returns that this is enough.
 fn in_parallel(numbers: std::ops::Range<u64>, work: impl Fn(u64) -> bool + Sync) {
     let next = AtomicU64::new(numbers.start);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -57,7 +57,7 @@ fn in_parallel(numbers: std::ops::Range<u64>, work: impl Fn(u64) -> bool + Sync)
     });
 }
 
-/// What went wrong, and the fewest faults with which it still does.
+/// The error, and the fewest faults with which it still occurs.
 fn explained(seed: u64, error: &str) -> String {
     println!("seed {seed} fails: {error}");
     let sound = Defects::default();

@@ -1,4 +1,4 @@
-//! The table of costs in `docs/PROTOCOL.md`, counted anew.
+//! Recounts the table of costs in `docs/PROTOCOL.md`.
 #![forbid(unsafe_code)]
 
 const DOCUMENT: &str = include_str!("../../../docs/PROTOCOL.md");

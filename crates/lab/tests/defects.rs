@@ -15,7 +15,7 @@ use store::{BLOCK, Defects, NewInode, Options, Store, Transaction, WriteAt};
 
 type Result = std::result::Result<Counts, String>;
 
-/// What is done without the defect finds nothing, and something with it.
+/// The exploration finds nothing without the defect, and something with it.
 fn expect_objection(defects: Defects, explore: impl Fn(Defects) -> Result) {
     let counts = explore(Defects::default());
     let counts = counts.unwrap_or_else(|objection| panic!("nothing is broken, but {objection}"));
@@ -60,7 +60,7 @@ fn run_on(prepared: &Prepared, defects: Defects, operations: &[Operation]) -> Re
     explore_all(prepared, &[workload], Bounds::default(), defects)
 }
 
-/// Stops the first operation at each of its fences while the second goes on.
+/// Stops the first operation at each of its fences while the second continues.
 fn stage(prepared: &Prepared, defects: Defects, first: &Operation, second: &Operation) -> Result {
     let mut explorer = Explorer::new(POOL_LENGTH, Bounds::default(), defects)?;
     let mut fence = 0;

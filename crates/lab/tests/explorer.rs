@@ -81,7 +81,7 @@ fn a_sample_of_three_operations() {
     explore("three operations", &sample, Bounds::default());
 }
 
-/// Wraps the ring several times, and goes on after crashes. Beside the first `count` seeds, those that once failed.
+/// Wraps the ring several times, and continues after crashes. Besides the first `count` seeds, those that once failed.
 fn explore_long(what: &str, prepared: &Prepared, mix: &Mix, count: usize, failed: &[u64]) {
     let count = (count * factor()) as u64;
     let seeds: Vec<u64> = (0..count).chain(failed.iter().copied()).collect();

@@ -14,13 +14,13 @@ use lab::pool::Pool;
 use pmem::Random;
 
 const THREADS: u32 = 4;
-/// Of the files, each of which is always written and read as a whole: bytes in a record, a block, blocks by value, blocks
-/// by reference with a part of one.
+/// Lengths of the files, each of which is always written and read as a whole: bytes in a record, a block, inline
+/// blocks, out-of-line blocks with a part of one.
 const LENGTHS: [usize; 4] = [64, 4096, 8192, 20_000];
 const DIRECTORIES: usize = 2;
 /// In each directory.
 const NAMES: usize = 2;
-/// What is read of a file that is not as one write left it.
+/// Contents of a file that differ from every single write.
 const TORN: u64 = u64::MAX;
 
 fn seeds() -> u64 {
@@ -63,7 +63,7 @@ impl Scene {
         })
     }
 
-    /// Notes something with its time: what is noted first came first.
+    /// Records an event with its time: events recorded first came first.
     fn note<T>(&self, what: impl FnOnce(&mut History, u64) -> T) -> T {
         let mut history = self.history.lock().expect("no thread panicked");
         let now = self.started.elapsed().as_nanos() as u64;
@@ -230,7 +230,7 @@ fn identity(attributes: &Attributes) -> u64 {
     u64::from(attributes.generation) << 32 | attributes.number
 }
 
-/// What a result says, if it is no error or the one that is an answer too.
+/// Consequence of a result, if it is no error or one that is an answer too.
 fn answer<T>(
     result: Result<T, Error>,
     usual: i32,

@@ -96,13 +96,13 @@ struct Directory(PathBuf);
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        // What has become immutable stays otherwise.
+        // An immutable file stays so otherwise.
         let _ = MountedSystem::empty(self.0.clone());
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// The model is right if it is what the kernel's own file system in memory is.
+/// The model is right if it equals the kernel's own file system in memory.
 #[test]
 fn the_model_is_like_tmpfs() {
     if !rustix::process::geteuid().is_root() {

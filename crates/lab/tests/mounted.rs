@@ -23,7 +23,7 @@ fn bounds() -> (usize, u64) {
     }
 }
 
-/// A mount of a pool of its own, which ends with it.
+/// A mount of a separate pool, which ends with it.
 struct Mounted {
     mount: Option<Mount>,
     directory: PathBuf,
@@ -49,7 +49,7 @@ impl Mounted {
 
     fn end(mut self) {
         let mount = self.mount.take().expect("mounted until now");
-        mount.unmount().expect("nobody uses it");
+        mount.unmount().expect("it is unused");
         mount.wait().expect("a clean end");
     }
 }
@@ -96,7 +96,7 @@ fn a_mount_is_like_the_model() {
     }
 }
 
-/// Each thread compares a directory of its own with a model of its own, while all others do.
+/// Each thread compares a separate directory with a separate model, while all others do.
 #[test]
 fn many_threads_are_like_their_models() {
     let (operations, seeds) = bounds();

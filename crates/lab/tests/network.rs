@@ -1,4 +1,4 @@
-//! A client's network session with nodes of this process: calls from threads, a lost primary, nodes that come back.
+//! A client's network session with nodes of this process: calls from threads, a lost primary, nodes that rejoin.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 use server::membership::{DirectoryMembership, Membership};
 use server::node::{Node, NodeConfig};
 
-/// Each test takes its turn: one measures the processor time of the process.
+/// Tests run one at a time: one measures the processor time of the process.
 static TURN: Mutex<()> = Mutex::new(());
 /// Nothing that works takes so long.
 const LONG: Duration = Duration::from_secs(120);
@@ -116,7 +116,7 @@ impl Cluster {
         status.map(|status| status.moved).sum()
     }
 
-    /// How many clients reach into memories of nodes.
+    /// Number of clients that access memories of nodes.
     fn exports(&self) -> usize {
         let nodes = self.nodes.iter().flatten();
         let status = nodes.map(|node| node.asker().status(LONG).unwrap());
@@ -295,7 +295,7 @@ fn a_lost_primary_is_replaced_and_nothing_confirmed_is_missing() {
     }
 }
 
-/// Does something until so many writes and reads were one-sided: keys and layouts come while it goes on.
+/// Repeats an action until so many writes and reads were one-sided: keys and layouts arrive meanwhile.
 fn until_one_sided(network: &Network, more: (u64, u64), mut work: impl FnMut(u64)) {
     let (start, before) = (Instant::now(), network.one_sided());
     for round in 0.. {

@@ -1,4 +1,4 @@
-//! Damage of every kind: what is read is right or an error, and repair brings back all that was not hit.
+//! Damage of every kind: reads are right or an error, and repair restores everything that was not hit.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use store::{CheckOptions, Repair, Report, check, repair};
 /// For [`PoolBytes::seal`]: all kinds of checksums.
 const ALL: u8 = u8::MAX;
 
-/// A sample, and what is in it.
+/// A sample, and its contents.
 struct Whole {
     bytes: Vec<u8>,
     pieces: Pieces,
@@ -48,7 +48,7 @@ impl Whole {
         Whole { bytes, pieces }
     }
 
-    /// Repairs a damaged copy, expects a pool in which nothing is left to do, and compares what is in it.
+    /// Repairs a damaged copy, expects a pool without remaining findings, and compares its contents.
     fn repaired(&self, bytes: &[u8], lied: &BTreeSet<u64>) -> Result<Repair, String> {
         let region = region(bytes);
         let done = repair(&region).map_err(|error| error.to_string())?;
@@ -100,7 +100,7 @@ fn fields(structure: &str) -> Vec<Field> {
     rows.collect()
 }
 
-/// Where a structure stands in the closed sample, and the inodes that it tells of.
+/// Location of a structure in the closed sample, and the inodes that it describes.
 struct Target {
     structure: &'static str,
     at: usize,
@@ -236,7 +236,7 @@ fn counts_of_owners_are_put_right() {
     }
 }
 
-/// Fields that nothing else tells of: under a right checksum any value is one.
+/// Fields without redundancy: under a right checksum any value is valid.
 fn is_only_told(field: &str) -> bool {
     let fields = [
         "version",
@@ -275,8 +275,8 @@ fn is_only_told(field: &str) -> bool {
     fields.contains(&field.trim_matches('`'))
 }
 
-/// A copy of the sample in which `change` was made and all checksums are right. What a check says of it, and what is in it
-/// once it was repaired.
+/// A copy of the sample in which `change` was made and all checksums are right. Returns a check's report, and the
+/// contents after a repair.
 fn told_and_repaired(
     whole: &Whole,
     number: u64,
@@ -372,7 +372,7 @@ fn lists_that_do_not_go_with_the_mode_are_found_and_settled() {
             });
             let is_same = permissions == mode >> place & 7;
             assert_eq!(report.is_clean(), is_same, "entry {entry}, {permissions}");
-            // What both allowed.
+            // Permissions that both allowed.
             let least = mode & !(7 << place) | mode & permissions << place;
             let found = &pieces.inodes[number];
             assert_eq!(found.attributes.permissions, least);
@@ -380,7 +380,7 @@ fn lists_that_do_not_go_with_the_mode_are_found_and_settled() {
             assert_eq!(u32::from(list[4 + entry * 8 + 2]), least >> place & 7);
         }
     }
-    // No list at all: a tag that there is not, a version that nobody knows.
+    // Invalid lists: an unknown tag, an unknown version.
     for (what, value) in [(at, 0x40), (at - 4, 3), (at + 2, 8), (at + 24, 4)] {
         let (report, pieces) =
             told_and_repaired(&whole, *number, |damaged| damaged.bytes[what] = value);
@@ -391,7 +391,7 @@ fn lists_that_do_not_go_with_the_mode_are_found_and_settled() {
     }
 }
 
-/// Flips bits, and says which.
+/// Flips bits, and returns which.
 fn flip(bytes: &mut [u8], random: &mut Random, from: usize) -> Vec<String> {
     let count = [1, 1, 2, 9][random.below(4)];
     let near = from + random.below(bytes.len() - from);
@@ -431,7 +431,7 @@ fn flipped_bits_lose_no_more_than_they_hit() {
     }
 }
 
-/// What a damaged pool says before repair.
+/// Report of a damaged pool before repair.
 fn read_flipped(whole: &Whole, bytes: &[u8]) -> Result<(), String> {
     let pieces = Pieces::read(&region(bytes));
     let report = checked(bytes).ok_or("both superblocks are damaged")?;
@@ -442,7 +442,7 @@ fn read_flipped(whole: &Whole, bytes: &[u8]) -> Result<(), String> {
     }
 }
 
-/// In a ring with records damage looks like a crash: what follows is not there. But nothing breaks.
+/// In a ring with records damage looks like a crash: later records are lost. But nothing breaks.
 #[test]
 fn flipped_bits_of_a_crashed_pool_break_nothing() {
     for which in [Sample::Crashed, Sample::Orphans] {
@@ -460,7 +460,7 @@ fn flipped_bits_of_a_crashed_pool_break_nothing() {
     }
 }
 
-/// A repair that was interrupted anywhere, and is run again, keeps what it would have kept.
+/// A repair that was interrupted anywhere, and is run again, keeps the same contents as an uninterrupted one.
 #[test]
 fn an_interrupted_repair_is_run_again() {
     let whole = Whole::new(Sample::Closed);
@@ -497,7 +497,7 @@ fn an_interrupted_repair_is_run_again() {
     }
 }
 
-/// Images that a crash at each fence of a repair may leave, and what is there when it ends.
+/// Images that a crash at each fence of a repair may leave, and the final contents.
 fn repair_in_simulation(bytes: &[u8]) -> (Vec<Vec<Vec<u8>>>, Pieces) {
     let simulation = Simulation::from_image(bytes.to_vec());
     let moments = Arc::new(Mutex::new(Vec::new()));

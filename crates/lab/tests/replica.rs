@@ -118,7 +118,7 @@ impl Primary {
     }
 }
 
-/// Copies ranges of the image, or what is metadata of them.
+/// Copies ranges of the image, or their metadata.
 fn fetch(
     primary: &Store,
     replica: &Replica,
@@ -174,7 +174,7 @@ fn follow(primary: &Primary, replica: &mut Replica, part: Part) -> Result<()> {
     Err("the replica does not get on".into())
 }
 
-/// Recovers images of a moment. `expected` says what must be in a region with this tail.
+/// Recovers images of a moment. `expected` returns the contents of a region with this tail.
 fn inspect(
     moment: &Moment,
     seed: u64,
@@ -327,7 +327,7 @@ fn rejoin(back: &Back, replica: &mut Replica, primary: &Primary, common: Sequenc
     Ok(())
 }
 
-/// How a pool comes back.
+/// Manner in which a pool rejoins.
 struct Back {
     part: Part,
     /// It fetches everything, not only what its records changed.
@@ -341,7 +341,7 @@ fn crash_rejoiner(prepared: &Prepared, seed: u64, mix: &Mix, back: &Back) -> Res
     old.work(&mut generator, 10 + seed as usize % 7)?;
     follow(&old, &mut follower, Part::Whole)?;
     let common = follower.tail();
-    // What only the old primary has.
+    // Changes that only the old primary has.
     old.work(&mut generator, 1 + seed as usize % 5)?;
     let crashed = match back.part {
         Part::Whole => bytes_of(old.store().region()),
@@ -384,7 +384,7 @@ fn crash_rejoiner(prepared: &Prepared, seed: u64, mix: &Mix, back: &Back) -> Res
     count += inspect(&settled, seed, Defects::default(), &|replica| {
         is_back(&replica)
     })?;
-    // As an embedded pool, it can be used.
+    // As an embedded pool, it is usable.
     let region = memory(&bytes_of(replica.region()))?;
     Store::open(region, options(Defects::default())).map_err(text)?;
     Ok(count)

@@ -1,5 +1,5 @@
-//! Several threads over the same few names: every answer is one that a file system may give, and what is left is in
-//! order, before and after the process is killed.
+//! Several threads over the same few names: every answer is allowed for a file system, and the final state is valid,
+//! before and after the process is killed.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ fn operations() -> usize {
     if soak { 10_000 } else { 2_000 }
 }
 
-/// What may go wrong when others work on the same names.
+/// Errors that are allowed when others work on the same names.
 const USUAL: [i32; 14] = [
     libc::ENOENT,
     libc::EEXIST,
@@ -80,7 +80,7 @@ fn may_have_a_long_path(operation: &Operation) -> bool {
     format!("{operation:?}").len() >= libc::PATH_MAX as usize
 }
 
-/// One sequence, dealt out to the threads in turn: while they keep step, most operations succeed.
+/// One sequence, distributed over the threads in order: while they keep pace, most operations succeed.
 fn deal(mix: &Mix, seed: u64) -> [Vec<Operation>; THREADS] {
     let mut generator = Generator::new(seed, mix);
     let mut hands = [const { Vec::new() }; THREADS];

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Why an operation failed. Each error of the store has a code of its own, so that an outcome loses nothing that a caller
-/// can act on.
+/// Reasons why an operation failed. Each error of the store has a separate code, so that an outcome loses nothing that
+/// a caller can act on.
 #[derive(
     Clone,
     Copy,
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 )]
 #[repr(u8)]
 pub enum ErrorCode {
-    /// No such name in the directory.
+    /// The directory has no entry with this name.
     #[error("there is no file or directory of this name")]
     NotFound = 1,
     /// The name is taken.
@@ -81,7 +81,7 @@ pub enum ErrorCode {
     /// The inode was removed.
     #[error("the file was removed")]
     Stale = 19,
-    /// Bytes in the pool that cannot be right.
+    /// Bytes in the pool are invalid.
     #[error("a block of the pool is damaged; run `tako check` on it")]
     Corrupt = 20,
     /// No magic number in the superblock.
@@ -114,7 +114,7 @@ pub enum ErrorCode {
     /// A lock of another owner is in the way.
     #[error("another owner holds a lock of these bytes")]
     Locked = 64,
-    /// The session has ended, and what it held is gone.
+    /// The session has ended, and its locks and holds are gone.
     #[error("the session has ended; open the file system again")]
     SessionEnded = 65,
     /// Data that a commit names is not where it should be.
@@ -176,7 +176,7 @@ impl ErrorCode {
         ]
     };
 
-    /// The code of this byte. 0 is no code: it stands for success where a byte says how an operation ended.
+    /// The code of this byte. 0 is no code: it means success where a byte gives the result of an operation.
     pub fn from_byte(byte: u8) -> Option<ErrorCode> {
         Self::ALL.into_iter().find(|code| *code as u8 == byte)
     }

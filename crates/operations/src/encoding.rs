@@ -156,7 +156,7 @@ fn check(is_valid: bool, otherwise: &'static str) -> Result<(), Malformed> {
     }
 }
 
-/// A name that can be looked up: `.` and `..` can.
+/// Checks a name for a lookup: `.` and `..` are valid.
 fn check_looked_up(name: &[u8]) -> Result<(), Malformed> {
     check(
         name.len() <= NAME_LENGTH_MAX,

@@ -1,4 +1,4 @@
-//! What files are: identity, kind, attributes, entries of directories.
+//! Files: identity, kind, attributes, entries of directories.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,12 +13,12 @@ pub struct FileId {
     pub unit: u16,
     /// Inode number in the unit.
     pub inode: u64,
-    /// Generation of the inode number; 0 for any, where a caller knows only the number.
+    /// Generation of the inode number; 0 for any, if a caller knows only the number.
     pub generation: u32,
 }
 
 impl FileId {
-    /// Stands for whatever generation the inode has: for numbers from a listing without attributes. No inode has it.
+    /// Matches any generation of the inode: for numbers from a listing without attributes. No inode has it.
     pub const ANY_GENERATION: u32 = 0;
 
     /// The root directory of a unit. Its generation is never checked.
@@ -31,7 +31,7 @@ impl FileId {
     }
 }
 
-/// What an inode is.
+/// Kind of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FileKind {
     /// A file with data.
@@ -93,7 +93,7 @@ pub struct FileFlags {
 pub struct Attributes {
     /// Inode number.
     pub number: u64,
-    /// Tells files apart that had this number one after the other.
+    /// Distinguishes files that had this number one after the other.
     pub generation: u32,
     /// Kind of the inode.
     pub kind: FileKind,
@@ -101,11 +101,11 @@ pub struct Attributes {
     pub permissions: u32,
     /// Names that lead here.
     pub links: u32,
-    /// Owner.
+    /// User that owns the file.
     pub uid: u32,
     /// Owning group.
     pub gid: u32,
-    /// Bytes.
+    /// Length in bytes.
     pub size: u64,
     /// Units of 512 bytes held.
     pub blocks_512: u64,
@@ -141,7 +141,7 @@ impl Attributes {
 pub struct SetAttributes {
     /// Permissions, set-id and sticky bits: 07777.
     pub permissions: Option<u32>,
-    /// Owner.
+    /// User that owns the file; `None` leaves it unchanged.
     pub uid: Option<u32>,
     /// Owning group.
     pub gid: Option<u32>,
@@ -158,11 +158,11 @@ pub struct SetAttributes {
 /// Attributes of a file that is to be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewInode<'a> {
-    /// Kind.
+    /// Kind of the new inode.
     pub kind: FileKind,
     /// Permissions, set-id and sticky bits: 07777.
     pub permissions: u32,
-    /// Owner.
+    /// User that owns the new inode.
     pub uid: u32,
     /// Owning group.
     pub gid: u32,
@@ -192,11 +192,11 @@ impl NewInode<'_> {
 /// A [`NewInode`] that owns its target: the form inside an operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnedNewInode {
-    /// Kind.
+    /// Kind of the new inode.
     pub kind: FileKind,
     /// Permissions, set-id and sticky bits: 07777.
     pub permissions: u32,
-    /// Owner.
+    /// User that owns the new inode.
     pub uid: u32,
     /// Owning group.
     pub gid: u32,

@@ -6,7 +6,7 @@
 //! - [`FileId`], [`Attributes`], [`NewInode`], [`Entry`] and the like (`file`, `modes`): what files are;
 //! - [`Lock`]: byte-range and whole-file locks (`lock`);
 //! - [`Operation`] and [`Outcome`]: a request and its answer;
-//! - `properties`: what the protocol must know about an operation;
+//! - `properties`: what the protocol needs to know about an operation;
 //! - [`ErrorCode`]: why an operation failed;
 //! - `encoding`: operations and outcomes as bytes. Decoded values are validated: lengths, names, ranges.
 #![forbid(unsafe_code)]

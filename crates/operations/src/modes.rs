@@ -14,7 +14,7 @@ pub enum Acknowledge {
     All = 2,
 }
 
-/// What rename does about an existing new name.
+/// How rename treats an existing new name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RenameMode {
     /// It is replaced, atomically.
@@ -27,7 +27,7 @@ pub enum RenameMode {
     Whiteout,
 }
 
-/// What setting an extended attribute does about an existing or a missing one.
+/// How setting an extended attribute treats an existing or a missing one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum XattrMode {
     /// It is made or replaced.

@@ -16,7 +16,8 @@ pub struct Held {
     pub count: u64,
 }
 
-/// An operation on files. Each says what its [`Outcome`](crate::Outcome) contains; nothing means only the error code.
+/// An operation on files. Each states the contents of its [`Outcome`](crate::Outcome); without a statement it has only
+/// the error code.
 ///
 /// `hold` takes one hold of the file found or made, for the session: [`Operation::Hold`] in the same step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +58,7 @@ pub enum Operation {
         /// The name in it.
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
-        /// What to make.
+        /// The inode to create.
         new: OwnedNewInode,
         /// Takes a hold.
         hold: bool,
@@ -66,7 +67,7 @@ pub enum Operation {
     CreateUnnamed {
         /// In all else it is like a file made in this directory.
         directory: FileId,
-        /// What to make.
+        /// The inode to create.
         new: OwnedNewInode,
         /// [`Operation::Link`] may give it a name.
         may_be_named: bool,
@@ -109,7 +110,7 @@ pub enum Operation {
         /// The new name.
         #[serde(with = "serde_bytes")]
         new_name: Vec<u8>,
-        /// What to do about an existing new name.
+        /// How to treat an existing new name.
         mode: RenameMode,
     },
     /// Outcome: the link's target as data.
@@ -151,7 +152,7 @@ pub enum Operation {
         /// Its value.
         #[serde(with = "serde_bytes")]
         value: Vec<u8>,
-        /// What to do about an existing or a missing one.
+        /// How to treat an existing or a missing attribute.
         mode: XattrMode,
     },
     /// Removes an extended attribute.
@@ -180,7 +181,7 @@ pub enum Operation {
         file: FileId,
         /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u32,
         /// Then [`Operation::NoteRead`].
         note_read: bool,
@@ -189,7 +190,7 @@ pub enum Operation {
     Write {
         /// The file.
         file: FileId,
-        /// Where.
+        /// Position of the data in the file.
         at: WriteAt,
         /// The data.
         #[serde(with = "serde_bytes")]
@@ -201,11 +202,11 @@ pub enum Operation {
     Fallocate {
         /// The file.
         file: FileId,
-        /// How.
+        /// Change to make.
         mode: Fallocate,
         /// Offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// Outcome: the first offset from here on that holds data, as position.
@@ -239,7 +240,7 @@ pub enum Operation {
         to: FileId,
         /// Offset in the target.
         to_offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
     /// Keeps a file that loses its last name until the hold is released or the session ends. Outcome: file, attributes.
@@ -247,7 +248,7 @@ pub enum Operation {
         /// The file.
         file: FileId,
     },
-    /// Gives back holds of the session.
+    /// Releases holds of the session.
     Release {
         /// The files, with the number of holds.
         holds: Vec<Held>,
@@ -282,14 +283,14 @@ pub enum Operation {
         /// Number of the wait.
         wait: u64,
     },
-    /// Gives back the owner's locks of these bytes; the kind has no meaning. Outcome: `count` of locks.
+    /// Releases the owner's locks of these bytes; the kind has no meaning. Outcome: `count` of locks.
     Unlock {
         /// The file.
         file: FileId,
         /// The range.
         range: Lock,
     },
-    /// Gives back all locks of the session that were taken by an open file, of both spaces. Outcome: `count` of locks.
+    /// Releases all locks of the session that were taken by an open file, of both spaces. Outcome: `count` of locks.
     UnlockHandle {
         /// The file.
         file: FileId,
@@ -324,7 +325,7 @@ pub enum Operation {
         checksums: Vec<u32>,
         /// The least size of the file afterwards.
         size: u64,
-        /// As for a write.
+        /// Whether to drop privileges, as for a write.
         drop_privileges: Option<bool>,
     },
     /// Outcome: the layout of a part of a file, as data.

@@ -29,7 +29,7 @@ impl ListedEntry {
 /// The part of an outcome that only some operations have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Details {
-    /// Nothing.
+    /// No value.
     #[default]
     Nothing,
     /// Bytes: data, a link's target, a value, a grant, a layout.
@@ -55,7 +55,7 @@ pub struct Outcome {
     pub error: Option<ErrorCode>,
     /// The file that was found or made.
     pub file: FileId,
-    /// Bytes written or copied, or locks given back.
+    /// Bytes written or copied, or number of released locks.
     pub count: u64,
     /// Offset of the first byte written.
     pub offset: u64,

@@ -1,4 +1,4 @@
-//! What the protocol must know about an operation to order, acknowledge and replay it.
+//! What the protocol needs to know about an operation to order, acknowledge and replay it.
 
 use crate::{FileId, Operation};
 
@@ -160,7 +160,7 @@ impl Operation {
         }
     }
 
-    /// The file whose data it changes.
+    /// The file with the data that it changes.
     pub fn changes(&self) -> Option<FileId> {
         match self {
             Operation::Write { file, .. }
@@ -172,7 +172,7 @@ impl Operation {
         }
     }
 
-    /// Whether it must not overtake a write to this file whose user believes that it is done.
+    /// Whether it must not overtake a write to this file that its user considers complete.
     pub fn depends_on(&self, file: FileId) -> bool {
         match self {
             Operation::SyncAll | Operation::CloseSession => true,

@@ -1,9 +1,9 @@
 //! Barriers in all threads of the process.
 //!
-//! Two threads that each store a word and then look at the other's need a full barrier between both: then at least one of
-//! them sees what the other has stored. Where one of the two does so seldom, it has the barrier run in all threads
-//! ([`everywhere`]), and the other one does without ([`here`]): wherever in its instructions the barrier comes, it is behind
-//! its store, or before its look, or both, since they are in this order for the compiler.
+//! Two threads that each store a word and then load the other's need a full barrier between both: then at least one of
+//! them sees the other's store. If one of the two does so rarely, it executes the barrier in all threads
+//! ([`everywhere`]), and the other one needs none ([`here`]): wherever in its instructions the barrier occurs, it is
+//! after its store, or before its load, or both, since the compiler keeps them in this order.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -41,7 +41,7 @@ pub(crate) fn everywhere() {
     );
 }
 
-/// What stands for a full barrier beside [`everywhere`] in another thread.
+/// The counterpart of a full barrier, for a thread that pairs with [`everywhere`] in another thread.
 #[inline(always)]
 pub(crate) fn here() {
     compiler_fence(Ordering::SeqCst);

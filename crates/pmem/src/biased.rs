@@ -1,4 +1,4 @@
-//! [`BiasedLock`]: a reader-writer lock whose readers share no line.
+//! [`BiasedLock`]: a reader-writer lock with readers that share no cache line.
 
 mod bias;
 mod counter;
@@ -23,23 +23,22 @@ use owner::Owner;
 
 use crate::barrier;
 
-/// Threads with a line of their own; those that come while so many live read the slow way.
+/// Threads with a separate line; further concurrent threads take the slow path.
 const LINES: usize = 256;
-/// Reads without a writer between them, for each line that was ever used, before readers note themselves. The next
-/// writer looks at each of these lines once, so that a read pays for a small part of such a look.
+/// Reads without a writer between them, for each line that was ever used, before readers publish themselves. The next
+/// writer reads each of these lines once, so a read pays for a small part of that scan.
 const READS_PER_LINE: u32 = 16;
 /// Writes in a row by one thread before it owns the lock. Each saves at least 15 ns, and to end it takes microseconds.
 const WRITES: u32 = 512;
 /// After each end it takes twice as many, up to this power of two as many.
 const ENDS_MAX: u32 = 7;
-/// How long a writer stays away from a lock that another one uses, each time before it looks: in all for about ten changes
-/// of names.
+/// Back-off of a writer from a lock that another writer uses, before each attempt: in all about ten changes of names.
 const RESTS: [Duration; 5] = {
     const SHORT: Duration = Duration::from_micros(1);
     const LONG: Duration = Duration::from_micros(3);
     [SHORT, LONG, LONG, LONG, LONG]
 };
-/// How often it looks then, at once again, before it may be put to sleep.
+/// Number of polls after that, without a pause, before the writer may block.
 const LOOKS: u32 = 300;
 
 static READERS: [Line<AtomicUsize>; LINES] = [const { Line::new() }; LINES];
@@ -77,17 +76,17 @@ impl Drop for Own {
 
 /// A reader-writer lock after BRAVO (Dice and Kogan, "BRAVO – Biased Locking for Reader-Writer Locks", USENIX ATC 2019).
 ///
-/// After a good many reads it is biased: a reader then notes in a line of its thread that it reads, and writes nothing
-/// that another thread does. A writer takes the underlying lock, ends the bias, and waits for those who are noted.
-/// Without readers a writer looks at one word more than with the underlying lock.
+/// After many reads the lock is biased: a reader then publishes itself in its thread's line, and writes no line that
+/// another thread writes. A writer takes the underlying lock, ends the bias, and waits for the published readers.
+/// Without readers a writer reads one word more than with the underlying lock.
 ///
-/// A writer waits for those who read when it came and for those before it in the underlying lock, which later readers
-/// go to as well. As there, a thread that has the lock must not ask for it again.
+/// A writer waits for the readers present when it arrived and for those before it in the underlying lock, which later
+/// readers use as well. As there, a thread that holds the lock must not request it again.
 ///
-/// After a good many writes by one thread, which nobody came between, that thread owns it: it then notes in its line that it
-/// has the lock, by plain stores, and takes no locked instruction, which would wait for all that it has stored, around the
-/// caches too. Who else comes takes the underlying lock and ends that, by a barrier in all threads, which costs
-/// microseconds.
+/// After many writes by one thread, without another thread between, that thread owns the lock: it then publishes that
+/// it holds the lock in its line, by plain stores, and executes no locked instruction, which would wait for all its
+/// stores, including those past the caches. Another thread takes the underlying lock and ends the ownership, by a
+/// barrier in all threads, which costs microseconds.
 #[repr(C, align(16))]
 pub struct BiasedLock<T> {
     // Both beside the word of the underlying lock, which is written with them.
@@ -97,11 +96,11 @@ pub struct BiasedLock<T> {
     owner: Owner<AtomicU32>,
     /// 1 while the owner has it.
     is_in: AtomicU32,
-    /// Who had the underlying lock for writing last.
+    /// Thread that last held the underlying lock for writing.
     writer: AtomicU32,
-    /// How often, nobody having come between.
+    /// Number of its writes without another thread between.
     writes: AtomicU32,
-    /// How often there was an owner and somebody else came.
+    /// Number of times that another thread ended an ownership.
     ends: AtomicU32,
     lock: RwLock<T>,
 }
@@ -132,7 +131,7 @@ impl<'a, T> Held<'a, T> {
         }
     }
 
-    /// Whoever drops it gives the underlying lock back.
+    /// The guard's destructor releases the underlying lock.
     #[inline]
     fn locked(lock: &'a BiasedLock<T>) -> Held<'a, T> {
         Held {
@@ -144,7 +143,7 @@ impl<'a, T> Held<'a, T> {
 }
 
 impl<T> BiasedLock<T> {
-    /// A lock that nobody has.
+    /// Creates a lock that is free.
     pub const fn new(value: T) -> BiasedLock<T> {
         BiasedLock {
             bias: Bias::new(),
@@ -158,7 +157,7 @@ impl<T> BiasedLock<T> {
         }
     }
 
-    /// No other lock that somebody has can have the same.
+    /// Identifies the lock: no other held lock has the same key.
     fn key(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -184,7 +183,7 @@ impl<T> BiasedLock<T> {
         self.bias.enter(&READERS[own()?], self.key())
     }
 
-    /// For the owner, which has it then.
+    /// Takes the lock if the caller's thread owns it.
     #[inline]
     fn enter(&self) -> Option<&'static AtomicUsize> {
         let owner = self.owner.get();
@@ -198,7 +197,7 @@ impl<T> BiasedLock<T> {
     #[inline]
     fn enter_as(&self, own: usize) -> Option<&'static AtomicUsize> {
         let slot = self.owner.enter(number(own), &READERS[own], self.key())?;
-        // Who asks for it a second time waits for itself, as with the underlying lock.
+        // A second request by the same thread waits for itself, as with the underlying lock.
         if self.is_in.load(Ordering::Relaxed) != 0 {
             leave(slot);
             return None;
@@ -207,7 +206,7 @@ impl<T> BiasedLock<T> {
         Some(slot)
     }
 
-    /// Takes the underlying lock, which is given back by [`ReadGuard`].
+    /// Takes the underlying lock; [`ReadGuard`] releases it.
     #[inline(never)]
     fn read_slowly(&self) {
         let mut guard = self.lock.read();
@@ -220,7 +219,7 @@ impl<T> BiasedLock<T> {
         let reads = self.reads.load(Ordering::Relaxed) + 1;
         let used = USED.load(Ordering::Relaxed).max(1) as u32;
         if reads < READS_PER_LINE * used {
-            // Readers who count at the same time may count as one.
+            // Readers that count at the same time may count as one.
             self.reads.store(reads, Ordering::Relaxed);
         } else {
             self.bias.begin();
@@ -237,7 +236,7 @@ impl<T> BiasedLock<T> {
         })
     }
 
-    /// Takes the underlying lock, which is given back by [`WriteGuard`], or becomes the owner, as whom it has the lock.
+    /// Takes the underlying lock, which [`WriteGuard`] releases, or becomes the owner and holds the lock as such.
     #[inline]
     fn write_slowly(&self) -> Option<&'static AtomicUsize> {
         let guard = match self.lock.try_write() {
@@ -257,7 +256,7 @@ impl<T> BiasedLock<T> {
         if self.count_write(was_read)
             && let Some(slot) = self.begin_owner()
         {
-            // Who has the underlying lock now finds the owner noted.
+            // The next holder of the underlying lock finds the owner published.
             drop(guard);
             return Some(slot);
         }
@@ -265,12 +264,12 @@ impl<T> BiasedLock<T> {
         None
     }
 
-    /// Waits for the underlying lock, which somebody has.
+    /// Waits for the underlying lock, which is held.
     #[cold]
     fn write_behind(&self) -> RwLockWriteGuard<'_, T> {
         let taken = match self.lock.is_locked_exclusive() {
             true => self.let_write(rest_for).or_else(|| self.look_often()),
-            // Readers may follow one another without end: who queues comes between them.
+            // Readers may follow one another without end: queueing puts the writer between them.
             false => None,
         };
         taken.unwrap_or_else(|| self.lock.write())
@@ -289,7 +288,7 @@ impl<T> BiasedLock<T> {
         })
     }
 
-    /// Takes the lock if it is free soon: to be put to sleep and woken takes longer.
+    /// Takes the lock if it becomes free soon: blocking and being woken up takes longer.
     fn look_often(&self) -> Option<RwLockWriteGuard<'_, T>> {
         (0..LOOKS).find_map(|_| {
             spin_loop();
@@ -298,7 +297,7 @@ impl<T> BiasedLock<T> {
         })
     }
 
-    /// Takes it for writing, if nobody has it.
+    /// Takes the lock for writing if it is free.
     pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
         if let Some(slot) = self.enter() {
             return Some(WriteGuard(Held::noted(self, slot)));
@@ -314,7 +313,7 @@ impl<T> BiasedLock<T> {
             self.note_end();
         }
         if self.was_read() && self.end_bias().next().is_some() {
-            // The next writer has to look for who is noted, too.
+            // The next writer has to scan for published readers, too.
             self.reads.store(1, Ordering::Relaxed);
             self.bias.begin();
             return None;
@@ -323,7 +322,7 @@ impl<T> BiasedLock<T> {
         Some(WriteGuard(Held::locked(self)))
     }
 
-    /// For who has the underlying lock for writing: whether it is time for its thread to own the lock.
+    /// Returns whether the thread that holds the underlying lock for writing should become the owner.
     #[inline]
     fn count_write(&self, was_read: bool) -> bool {
         let own = own().map_or(0, number);
@@ -337,20 +336,22 @@ impl<T> BiasedLock<T> {
         writes >= WRITES << self.ends.load(Ordering::Relaxed).min(ENDS_MAX)
     }
 
-    /// For who has the underlying lock for writing, nobody being noted: makes its thread the owner, which has the lock.
+    /// Makes the thread that holds the underlying lock for writing the owner, which then holds the lock. No reader is
+    /// published.
     #[cold]
     fn begin_owner(&self) -> Option<&'static AtomicUsize> {
         let own = own().filter(|_| barrier::are_quick())?;
         self.owner.begin(number(own));
         let slot = self.enter_as(own);
         if slot.is_none() {
-            // It has as many locks as it can note. Nobody has seen that it owns this one.
+            // The thread has published its maximum of locks. No other thread has seen that it owns this one.
             self.owner.begin(0);
         }
         slot
     }
 
-    /// For who has the underlying lock for writing: nobody owns it from now on, and who did does not have it.
+    /// Ends the ownership: the caller holds the underlying lock for writing, and the former owner does not hold the
+    /// lock on return.
     #[inline]
     fn end_owner(&self) {
         let owner = self.owner.get();
@@ -370,7 +371,7 @@ impl<T> BiasedLock<T> {
             }
         }
         if had_it {
-            // What the owner has stored around the caches is not ordered with its leaving.
+            // The owner's stores past the caches are not ordered with its release.
             barrier::everywhere();
         }
         self.note_end();
@@ -393,7 +394,8 @@ impl<T> BiasedLock<T> {
         self.reads.load(Ordering::Relaxed) != 0
     }
 
-    /// For who has the underlying lock for writing: no reader notes itself from now on. Where somebody still does.
+    /// Ends the bias: the caller holds the underlying lock for writing. Returns the entries of readers that are still
+    /// published.
     #[cold]
     fn end_bias(&self) -> impl Iterator<Item = &'static AtomicUsize> {
         self.reads.store(0, Ordering::Relaxed);
@@ -411,7 +413,7 @@ impl<T> BiasedLock<T> {
     }
 }
 
-/// Lets time pass, and others run, who may have the lock and want the processor.
+/// Yields the processor repeatedly for this time: other threads may hold the lock and need it.
 fn rest_for(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
@@ -432,11 +434,11 @@ fn number(own: usize) -> u32 {
 }
 
 impl<T> Held<'_, T> {
-    /// Ends what was noted, if anything was.
+    /// Clears the published entry, if there is one; returns whether there was.
     #[inline]
     fn leave(&self) -> bool {
         if let Some(slot) = self.slot {
-            // While there is an owner, nobody else is noted.
+            // While there is an owner, no other thread is published.
             if self.lock.is_in.load(Ordering::Relaxed) != 0 {
                 self.lock.is_in.store(0, Ordering::Relaxed);
             }
@@ -451,9 +453,10 @@ impl<T> Deref for ReadGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the value is written by who has `lock` for writing and has waited for all who are noted, or owns it and is
-        // noted. This guard has `lock` for reading, or is noted, until it is dropped; the reference lives no longer than it
-        // does. An owner is noted once at a time, and while there is one no reader is.
+        // SAFETY: the value is written by a thread that holds `lock` for writing and has waited for all published
+        // threads, or owns it and is published. This guard holds `lock` for reading, or is published, until it is
+        // dropped; the reference lives no longer than it does. An owner is published once at a time, and while there is
+        // one no reader is.
         unsafe { &*self.0.lock.lock.data_ptr() }
     }
 }
@@ -473,8 +476,9 @@ impl<T> Deref for WriteGuard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this guard has `lock` for writing and has waited for all who are noted, or it is the owner's, which is
-        // noted once at a time. Until it is dropped nobody else reads or writes; the reference lives no longer than it does.
+        // SAFETY: this guard holds `lock` for writing and has waited for all published threads, or it is the owner's,
+        // which is published once at a time. Until it is dropped no other thread reads or writes; the reference lives
+        // no longer than it does.
         unsafe { &*self.0.lock.lock.data_ptr() }
     }
 }

@@ -68,7 +68,7 @@ mod machine {
         found
     }
 
-    // Assembly, since what the compiler is told of by `target_feature` it does not put in line.
+    // Assembly, since the compiler does not inline functions with `target_feature`.
 
     /// Only where [`has_instructions`].
     #[inline(always)]
@@ -136,7 +136,7 @@ pub fn bytes(register: u32, bytes: &[u8]) -> u32 {
 /// The register after `length` bytes at `from`.
 ///
 /// # Safety
-/// They must be readable. Others may write them meanwhile: what is read is then any mixture.
+/// The bytes must be readable. Other threads may write them meanwhile: the result is then that of any mixture.
 #[inline]
 pub(crate) unsafe fn at(register: u32, from: *const u8, length: usize) -> u32 {
     // SAFETY: the caller's promise.
@@ -152,7 +152,7 @@ pub(crate) unsafe fn at(register: u32, from: *const u8, length: usize) -> u32 {
 }
 
 /// # Safety
-/// As for [`at`].
+/// Requirements as for [`at`].
 #[inline(always)]
 unsafe fn short(register: u32, from: *const u8, length: usize) -> u32 {
     // SAFETY: the caller's promise.
@@ -186,7 +186,7 @@ pub(crate) unsafe fn copy(
 }
 
 /// # Safety
-/// As for [`at`].
+/// Requirements as for [`at`].
 #[inline(always)]
 unsafe fn stepped(
     register: u32,
@@ -195,7 +195,7 @@ unsafe fn stepped(
     step: impl Fn(u64, u64) -> u64,
     step_byte: impl Fn(u64, u8) -> u64,
 ) -> u32 {
-    // As wide as the instructions have it: else there is one more for each, which extends it.
+    // As wide as the instructions have it: else one more instruction extends each.
     let mut register = u64::from(register);
     // SAFETY: the caller's promise, for offsets below `length`.
     let word = |at: usize| u64::from_le(unsafe { from.add(at).cast::<u64>().read_unaligned() });
@@ -231,7 +231,7 @@ pub fn product(a: u32, b: u32) -> u32 {
 /// Without its highest power, in the order of the register.
 const POLYNOMIAL: u32 = 0x82f6_3b78;
 
-/// For other processors.
+/// Tables, for other processors.
 mod software {
     #[inline(never)]
     pub fn step(register: u64, word: u64) -> u64 {
@@ -247,7 +247,7 @@ mod software {
         step(0, (0..32).fold(0, |sum, bit| sum ^ shifted(bit))) as u32
     }
 
-    /// What becomes of a register that holds a byte.
+    /// Result for a register that holds a byte.
     static BYTES: [u32; 256] = {
         let mut table = [0; 256];
         let mut byte = 0;

@@ -1,31 +1,31 @@
 //! Memory of others that goes away while it is mapped.
 //!
-//! Who shares a file can shorten it whenever he likes, and a device can go or fail. The next access to what is gone ends in
-//! the signal SIGBUS, which ends the process. For [watched](Watched) pages it does not: the first access that fails marks
-//! them as cut and finds zeros in place of all of them. So whoever accesses them asks afterwards
-//! ([`Watched::is_cut`]): if they are not cut, the access met the memory that it meant.
+//! A process that shares a file can shorten it at any time, and a device can be removed or fail. The next access to the
+//! missing memory raises SIGBUS, which ends the process. For [watched](Watched) pages it does not: the first failing
+//! access marks them as cut and maps zeros in place of all of them. So a caller checks [`Watched::is_cut`] after its
+//! access: if they are not cut, the access reached the intended memory.
 //!
-//! A pool of the process's own is not to be replaced by zeros: what is stored there would be told as kept. The process ends
-//! as it would without a handler, but it says why: a sentence that was prepared goes to standard error first.
+//! A pool of the process itself must not be replaced by zeros: stores there would be acknowledged but lost. The process
+//! ends as it would without a handler, but prints a prepared sentence to standard error first.
 //!
-//! There is one handler of the signal for the process, set when the first pages are watched. What is none of ours it passes
-//! on to the handler that was there before.
+//! There is one handler of the signal for the process, set when the first pages are watched. It passes other signals on
+//! to the previous handler.
 //!
-//! **The handler** runs in the thread whose access failed, at that instruction, and so must not rely on anything that the
-//! thread may be in the middle of: it takes no lock, allocates nothing, and makes one plain system call, `mmap` or `write`. It looks the
-//! address up in a table that never shrinks or moves: a list of chunks of slots.
+//! **The handler** runs in the thread of the failed access, at that instruction, and so must not rely on any state that
+//! the thread may be changing: it takes no lock, allocates nothing, and makes one plain system call, `mmap` or `write`.
+//! It finds the address in a table that never shrinks or moves: a list of chunks of slots.
 //!
-//! **A slot is looked at without a lock.** Its `turn` is odd while it is changed, so who loads the same even turn before and
-//! after its range has a range that was there as a whole (a sequence lock). A slot that is just being changed can be passed
-//! over: it is not that of the pages that are accessed. Those were entered before anybody could access them, and stay until
-//! nobody does any more, since they belong to the value that is unmapped after that.
+//! **A slot is read without a lock.** Its `turn` is odd while it is changed, so a reader that loads the same even turn
+//! before and after its range has a consistent range (a sequence lock). A slot that is being changed can be skipped: it
+//! is not that of the accessed pages. Those were entered before any access, and stay until no access is possible, since
+//! they belong to the value that is unmapped after that.
 //!
-//! **Nobody sees zeros without the mark.** It is stored before the zeros are mapped. The thread itself sees it since the
-//! handler ran in it. Another thread that finds zeros has entered the kernel for them: they were mapped there under a lock
-//! that its own page fault took later, so the store of the mark happened before the end of that fault; and the instruction
-//! that failed is begun anew after it, with all that follows. (An access that still goes by the old tables of the
-//! processor meets the old pages, as if it had come earlier: the kernel takes these tables from all processors before it
-//! gives pages back.)
+//! **No thread sees zeros without the mark.** The mark is stored before the zeros are mapped. The failing thread sees
+//! it since the handler ran in it. Another thread that finds zeros has entered the kernel for them: they were mapped
+//! there under a lock that its own page fault took later, so the store of the mark happened before the end of that
+//! fault; and the failed instruction restarts after it, with all later ones. (An access that still uses the processor's
+//! old tables reaches the old pages, as if it had come earlier: the kernel flushes these tables on all processors
+//! before it frees pages.)
 
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
@@ -43,14 +43,14 @@ pub(crate) struct Watched {
     _last_words: Option<Box<LastWords>>,
 }
 
-/// What is said before the process ends.
+/// Message that is printed before the process ends.
 struct LastWords(String);
 
 impl Watched {
     /// The mapping that begins at `base`, all of it. Nothing there has been accessed yet, and it is unmapped after this has
     /// gone.
     ///
-    /// With last words, the process says them and ends when it accesses what is gone.
+    /// With last words, the process prints them and ends when it accesses missing memory.
     ///
     /// # Errors
     /// Those of sigaction(2).
@@ -74,8 +74,8 @@ impl Watched {
     /// Whether an access before this may have met zeros in place of the memory.
     #[inline]
     pub(crate) fn is_cut(&self) -> bool {
-        // For the compiler: the accesses are over before the load of the mark. For the processor: reads are, too. A write
-        // that failed was begun anew, and everything behind it.
+        // For the compiler: the accesses precede the load of the mark. For the processor: reads do, too. A failed write
+        // was restarted, and everything after it.
         compiler_fence(Ordering::SeqCst);
         fence(Ordering::Acquire);
         self.slot.cut.load(Ordering::Relaxed)
@@ -89,7 +89,7 @@ impl Drop for Watched {
     }
 }
 
-/// What is held by who changes the table. The handler never takes it.
+/// Lock of the threads that change the table. The handler never takes it.
 fn changes() -> impl Drop {
     static CHANGES: Mutex<()> = Mutex::new(());
     CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
@@ -106,7 +106,7 @@ struct Slot {
     cut: AtomicBool,
 }
 
-/// What a slot says of pages.
+/// Contents of a slot.
 struct Found {
     base: usize,
     length: usize,
@@ -124,11 +124,11 @@ impl Slot {
         }
     }
 
-    /// By one thread at a time.
+    /// Only one thread at a time may call this.
     fn set(&self, base: usize, length: usize, last_words: *const LastWords) {
         let turn = self.turn.load(Ordering::Relaxed);
         self.turn.store(turn.wrapping_add(1), Ordering::Relaxed);
-        // Who loads one of the new values and then the turn finds it odd, or a later one.
+        // A thread that loads one of the new values then finds the turn odd, or a later one.
         fence(Ordering::Release);
         self.base.store(base, Ordering::Relaxed);
         self.length.store(length, Ordering::Relaxed);
@@ -195,11 +195,11 @@ fn free_slot() -> &'static Slot {
     let chunk: &'static mut Chunk = Box::leak(Box::new(Chunk::empty()));
     let chunk = ptr::from_mut(chunk);
     last.next.store(chunk, Ordering::Release);
-    // SAFETY: it was just leaked, and nobody makes a `&mut` of it any more.
+    // SAFETY: it was just leaked, and no `&mut` of it is made any more.
     unsafe { &(*chunk).slots[0] }
 }
 
-/// What was there before the handler.
+/// Handler that was set before this one.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
 /// Sets the handler, once.
@@ -209,7 +209,7 @@ fn install() -> io::Result<()> {
     if *installed {
         return Ok(());
     }
-    // Asked for first, so that the handler knows it whenever it runs.
+    // Read first, so that the handler knows it whenever it runs.
     let before = action(None)?;
     BEFORE.get_or_init(|| before);
     // SAFETY: plain data, for which zeros are valid: no mask, no flags.
@@ -222,11 +222,12 @@ fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// What is done about the signal; sets it, if told what.
+/// Returns the action of the signal; sets it, if a new one is given.
 fn action(new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
     let new = new.map_or(ptr::null(), ptr::from_ref);
     let mut old = MaybeUninit::uninit();
-    // SAFETY: `new` is null or a whole action, whose handler may run in any thread at any time; `old` has room for one.
+    // SAFETY: `new` is null or a complete action with a handler that may run in any thread at any time; `old` has room
+    // for one.
     match unsafe { libc::sigaction(libc::SIGBUS, new, old.as_mut_ptr()) } {
         // SAFETY: the call has filled it.
         0 => Ok(unsafe { old.assume_init() }),
@@ -237,7 +238,7 @@ fn action(new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
 extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel gives a whole one to a handler that was set with `SA_SIGINFO`.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    // Not an address that is not aligned, and not a signal that somebody sent: `info` has no address then.
+    // Excludes unaligned accesses, and signals sent by a process: `info` has no address then.
     let is_gone = matches!(
         code,
         libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR
@@ -266,9 +267,9 @@ fn cut(address: usize) -> bool {
     slot.cut.store(true, Ordering::Release);
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: what is replaced are the watched pages, all of them, so that those of huge pages are replaced as wholes. They
-    // stay mapped for as long as they are watched, and this thread is just accessing them. What others find there was never
-    // theirs to rely on, and they ask for the mark.
+    // SAFETY: the watched pages are replaced, all of them, so that huge pages are replaced whole. They stay mapped for
+    // as long as they are watched, and this thread is accessing them now. Other threads must not rely on their
+    // contents, and check the mark.
     unsafe { rustix::mm::mmap_anonymous(base as *mut c_void, length, protection, flags) }.is_ok()
 }
 
@@ -278,7 +279,7 @@ fn say(words: &str) {
     unsafe { libc::write(libc::STDERR_FILENO, words.as_ptr().cast(), words.len()) };
 }
 
-/// Does what was done before there was this handler.
+/// Executes the action that was set before this handler.
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, by_kernel: bool) {
     let (handler, flags) = match BEFORE.get() {
         Some(before) => (before.sa_sigaction, before.sa_flags),
@@ -298,7 +299,7 @@ fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, by_k
         }
         _ if flags & libc::SA_SIGINFO != 0 => {
             type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-            // SAFETY: it was set as a handler of this kind, and gets what the kernel would give it.
+            // SAFETY: it was set as a handler of this kind, and gets the kernel's arguments.
             let handler = unsafe { mem::transmute::<usize, Handler>(handler) };
             handler(signal, info, context);
         }

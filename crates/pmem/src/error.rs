@@ -1,4 +1,4 @@
-//! What can go wrong when a region is made. Once it exists, no operation on it fails.
+//! Errors of making a region. Once it exists, no operation on it fails.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,7 @@ pub enum Error {
     NotAPool {
         /// The path.
         path: PathBuf,
-        /// What is there instead, with its article.
+        /// What was found instead, with its article.
         kind: &'static str,
     },
     /// The pool to create is already there.
@@ -132,9 +132,9 @@ pub enum Error {
     Io {
         /// The pool.
         path: PathBuf,
-        /// What was tried, as a verb: "map".
+        /// The attempted action, as a verb: "map".
         what: &'static str,
-        /// What the system answered.
+        /// Error of the system.
         source: std::io::Error,
     },
 }

@@ -1,20 +1,20 @@
-//! [`Lender`]: a value that is lent out under numbers, without counting who has it.
+//! [`Lender`]: a value that is lent out under numbers, without a reference count.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Lends a value to as many as it has numbers. What is lent can go to other threads, and outlives the lender. To lend and
-/// to give back takes no locked instruction, as a count of references would: a store each.
+/// Lends a value to as many users as it has numbers. A loan can move to other threads, and outlives the lender. Lending
+/// and returning execute no locked instruction, as a reference count would: a store each.
 ///
-/// The value goes with the lender, or if something is lent then, when another lender is made or goes after all has been
-/// given back.
+/// The value is dropped with the lender, or, if loans exist then, when another lender is made or dropped after all
+/// loans were returned.
 pub struct Lender<T: Send + Sync + 'static> {
     shared: NonNull<Shared<T>>,
 }
 
-/// What was lent under one number. It is given back when this goes.
+/// Value that was lent under one number. Dropping it returns the loan.
 pub struct Loan<T: Send + Sync + 'static> {
     shared: NonNull<Shared<T>>,
     number: u32,
@@ -22,7 +22,7 @@ pub struct Loan<T: Send + Sync + 'static> {
 
 struct Shared<T> {
     value: T,
-    /// By number. Set by the lender alone, cleared by the loan alone.
+    /// Flags by number. Only the lender sets them, only the loan clears them.
     lent: Box<[AtomicBool]>,
 }
 
@@ -30,13 +30,13 @@ struct Shared<T> {
 unsafe impl<T: Send + Sync> Send for Lender<T> {}
 // SAFETY: what takes no `&mut` only loads.
 unsafe impl<T: Send + Sync> Sync for Lender<T> {}
-// SAFETY: the value is shared by all who have a loan; the flag is cleared by whoever has this one.
+// SAFETY: the value is shared by all loans; the flag is cleared by the holder of this one.
 unsafe impl<T: Send + Sync> Send for Loan<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send + Sync> Sync for Loan<T> {}
 
 impl<T: Send + Sync> Lender<T> {
-    /// For numbers below `count`.
+    /// Creates a lender for numbers below `count`.
     pub fn new(value: T, count: u32) -> Lender<T> {
         free_orphans();
         let shared = Box::new(Shared {
@@ -50,14 +50,14 @@ impl<T: Send + Sync> Lender<T> {
 
     #[inline]
     fn shared(&self) -> &Shared<T> {
-        // SAFETY: it is freed when the lender goes or later, and nobody makes a `&mut` of it before.
+        // SAFETY: it is freed when the lender is dropped or later, and no `&mut` of it is made before.
         unsafe { self.shared.as_ref() }
     }
 
-    /// Whether it was lent under this number and not given back. If not, all that was done with it there happened before.
+    /// Whether a loan under this number was not returned yet. If it was, all accesses through it happened before.
     ///
     /// # Panics
-    /// If there is no such number.
+    /// If the number is out of range.
     #[inline]
     pub fn is_lent(&self, number: u32) -> bool {
         self.shared().lent[number as usize].load(Ordering::Acquire)
@@ -66,7 +66,7 @@ impl<T: Send + Sync> Lender<T> {
     /// Lends it.
     ///
     /// # Panics
-    /// If there is no such number, or it is in use.
+    /// If the number is out of range or in use.
     #[inline]
     pub fn lend(&mut self, number: u32) -> Loan<T> {
         let lent = &self.shared().lent[number as usize];
@@ -134,7 +134,7 @@ impl<T: Send + Sync> Drop for Loan<T> {
     }
 }
 
-/// A value whose lender is gone.
+/// A value without its lender.
 struct Orphan {
     shared: NonNull<()>,
     is_returned: unsafe fn(NonNull<()>) -> bool,
@@ -156,23 +156,24 @@ unsafe fn is_returned<T>(shared: NonNull<()>) -> bool {
 }
 
 /// # Safety
-/// As for [`is_returned`], which was true; and the lender is gone, so that it stays so. Nobody uses it after this.
+/// Requirements as for [`is_returned`], which was true; and the lender is gone, so it stays true. The value is not used
+/// after this.
 unsafe fn free<T>(shared: NonNull<()>) {
     // SAFETY: it was made by `Box::leak`, and of those that pointed to it none is left.
     drop(unsafe { Box::from_raw(shared.cast::<Shared<T>>().as_ptr()) });
 }
 
-/// Frees what was given back since. Each is taken out of the list first, by one thread.
+/// Frees values returned since. One thread removes each from the list first.
 fn free_orphans() {
     let returned: Vec<Orphan> = ORPHANS
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
-        // SAFETY: what is in the list is not freed.
+        // SAFETY: values in the list are not freed.
         .extract_if(.., |orphan| unsafe { (orphan.is_returned)(orphan.shared) })
         .collect();
     // Not under the lock: the value may be anything, also another lender.
     for orphan in returned {
-        // SAFETY: nobody lends it any more, all has been given back, and it is not in the list.
+        // SAFETY: it is not lent any more, all loans have been returned, and it is not in the list.
         unsafe { (orphan.free)(orphan.shared) }
     }
 }
@@ -184,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_lent_stays_until_it_is_given_back() {
+    fn a_lent_value_stays_until_it_is_returned() {
         let value = Arc::new("lent");
         let mut lender = Lender::new(value.clone(), 2);
         let loans = [lender.lend(1), lender.lend(0)];

@@ -1,19 +1,18 @@
-//! Memory regions whose stores can be made persistent.
+//! Memory regions with stores that can be made persistent.
 //!
-//! A [`Region`] is a pool of bytes addressed by offset: a file, huge pages, plain memory, a DAX
-//! device, or a [`Simulation`] of persistent memory. Everything the rest of Tako knows of
-//! persistence is here:
+//! A [`Region`] is a pool of bytes addressed by offset: a file, huge pages, plain memory, a DAX device, or a
+//! [`Simulation`] of persistent memory. This crate contains everything that Tako needs for persistence:
 //!
 //! - [`Region::write`] stores into the processor's caches; [`Region::flush`] starts the way of a
 //!   line to the medium; [`Region::fence`] waits until this thread's flushes have arrived.
 //!   [`Region::write_flushed`] is the fast union of the first two.
 //! - An aligned word of 8 bytes (or 4, 2, 1) is stored by one instruction and is never torn. Longer
 //!   stores may be torn between such pieces by a crash, in any order.
-//! - [`Region::survives`] says what the contents outlive. Memory is never called durable: flushes
-//!   on it cost what they cost and prove nothing.
+//! - [`Region::survives`] returns what the contents outlive. Memory is never called durable: flushes on it cost the
+//!   same and prove nothing.
 //!
-//! [`BiasedLock`], whose readers share no line and whose only writer has no locked instruction, is here for its `unsafe`
-//! only, and [`BiasedCounter`] beside it.
+//! [`BiasedLock`], with readers that share no line and a single writer without locked instructions, is here for its
+//! `unsafe` only, and so is [`BiasedCounter`].
 //!
 //! This is the crate where `unsafe` lives. No Rust reference to mapped bytes ever leaves it: other
 //! threads, other processes and network adapters may change them at any time, so bytes are copied
@@ -54,8 +53,7 @@ pub fn prefetch<T>(value: &T) {
     persist::prefetch(std::ptr::from_ref(value).cast_mut().cast());
 }
 
-/// Panics unless the range lies inside a region of that many bytes: callers validate what they read
-/// from media first.
+/// Panics unless the range lies inside a region of that many bytes: callers validate values from media first.
 #[inline]
 fn check_range(offset: u64, length: usize, region: u64) {
     #[cold]

@@ -11,7 +11,7 @@ use crate::persist;
 /// Words in a line.
 const WORDS: usize = LINE / 8;
 
-/// Whole lines of a region, for those who load and store single words so often that looking up where the region is
+/// Whole lines of a region, for callers that load and store single words so often that finding the region each time
 /// would cost more. Every operation panics if the line or its words are not among them.
 #[derive(Clone)]
 pub struct Lines {
@@ -41,7 +41,7 @@ impl Lines {
         }
     }
 
-    /// How many there are.
+    /// Number of lines.
     #[inline]
     pub fn count(&self) -> usize {
         self.count
@@ -136,8 +136,9 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Copies another line from its second word on to the beginning of this one, by the widest pieces that every processor
-    /// has: who soon reads it by such pieces does not wait for narrower ones. The last word stays as it is.
+    /// Copies another line, from its second word on, to the beginning of this one, in the widest pieces that every
+    /// processor has: a reader that soon loads such pieces does not wait for narrower stores. The last word is
+    /// unchanged.
     #[inline]
     pub fn copy_all_but_first(self, from: Line<'_>) {
         assert!(self.start != from.start, "a line is copied to itself");

@@ -49,7 +49,7 @@ impl Drop for LockedFile {
     }
 }
 
-/// What a pool is, once it has been opened and examined.
+/// A pool that has been opened and examined.
 pub(crate) struct Pool {
     /// Nothing if it need not stay open once it is mapped.
     pub file: Option<OwnedFd>,
@@ -92,7 +92,8 @@ impl Mapping {
         })
     }
 
-    /// The same, when its pages may go away: if they do, it is cut, or the process says its last words and ends.
+    /// The same, for pages that may disappear: if they do, the mapping is cut, or the process prints its last words and
+    /// ends.
     pub(crate) fn watched(mut self, last_words: Option<String>) -> Result<Mapping, Error> {
         let Pages { base, length, .. } = self.pages;
         let watched = Watched::new(base, length, last_words).map_err(|source| Error::Io {
@@ -177,18 +178,17 @@ impl Mapping {
     #[inline]
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) {
         let from = self.at(offset, into.len());
-        // SAFETY: `at` checked the range; `into` is memory of Rust's, hence outside the mapping.
-        // Another thread or process may store to the range meanwhile. Like a device's memory, it is
-        // none that the compiler knows (it came from `mmap`, and no reference to it exists); the
-        // copy is of plain bytes, of which every mixture is valid; and callers prove by locks,
-        // versions or checksums that they got the one they want.
+        // SAFETY: `at` checked the range; `into` is memory of Rust's, hence outside the mapping. Another thread or
+        // process may store to the range meanwhile. Like a device's memory, the compiler does not know it (it came from
+        // `mmap`, and no reference to it exists); the copy is of plain bytes, of which every mixture is valid; and
+        // callers prove by locks, versions or checksums that they got the intended bytes.
         unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) }
     }
 
     #[inline]
     pub(crate) fn read_summed(&self, offset: u64, into: &mut [u8], more: usize) -> Option<u32> {
         let from = self.at(offset, into.len());
-        // SAFETY: as in `read`. What is fetched ahead need not exist.
+        // SAFETY: as in `read`. Prefetched memory need not exist.
         unsafe { checksum::copy(into.as_mut_ptr(), from, into.len(), into.len() + more) }
     }
 
@@ -265,7 +265,7 @@ impl Mapping {
             tv_sec: timeout.as_secs().min(i64::MAX as u64) as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        // Whoever stored another value before, a signal, or the end of the time: all mean to look again.
+        // Another stored value, a signal, or the end of the time: in all cases the caller checks again.
         let _ = futex::wait(
             self.half_word(offset),
             futex::Flags::empty(),
@@ -295,7 +295,7 @@ impl Mapping {
         } else {
             OFlags::RDONLY
         };
-        // Opened anew: a duplicate would share the lock, and could let it go.
+        // Opened again: a duplicate would share the lock, and could release it.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         rustix::fs::open(path, mode | OFlags::CLOEXEC, Mode::empty())
             .map_err(|errno| Error::from_system(&self.path, "share", errno))
@@ -310,7 +310,7 @@ impl Mapping {
         }
     }
 
-    /// Whether what was shared with a mark is still open or mapped somewhere.
+    /// Whether memory that was shared with a mark is still open or mapped in any process.
     pub(crate) fn is_marked(&self, mark: u64) -> Result<bool, Error> {
         let Some(LockedFile(file)) = &self.file else {
             return Err(Error::NotShared);
@@ -387,8 +387,7 @@ impl Mapping {
             Kind::HugePageFile | Kind::HugePageMemory => self.pages.length,
             _ => self.length() as usize,
         };
-        // SAFETY: populating changes no byte. Kernels before 5.14 do not know the advice, which is
-        // only advice.
+        // SAFETY: populating changes no byte. Kernels before 5.14 reject the advice, which is only advice.
         let _ = unsafe { rustix::mm::madvise(self.pages.base.as_ptr().cast(), length, advice) };
     }
 
@@ -455,8 +454,8 @@ impl Pages {
     /// Like [`Pages::map`], at an address that lets the kernel map [large pages](LARGE_PAGE), unless another thread takes
     /// that meanwhile.
     ///
-    /// The address is a wish, not fixed: a mapping that was to replace another one, and is refused, may have taken that away
-    /// all the same, and nobody can tell. To unmap it then would unmap what another thread has there since.
+    /// The address is a hint, not fixed: a refused mapping that was to replace another one may have removed that one
+    /// all the same, without a way to tell. Unmapping it then would unmap another thread's newer mapping.
     pub(crate) fn map_aligned(
         file: &OwnedFd,
         length: usize,
@@ -539,7 +538,7 @@ pub(crate) const LARGE_PAGE: usize = 2 << 20;
 /// Bytes of a page.
 const PAGE: usize = 4096;
 
-/// How many times its length a pool can grow to while it is mapped, and how far any can.
+/// Growth limit of a mapped pool as a multiple of its length, and the absolute limit of any pool.
 const REACH: usize = 64;
 const REACH_MIN: usize = 16 << 30;
 
@@ -566,13 +565,13 @@ mod tests {
         let scratch = Scratch::new();
         let path = scratch.path().join("pool");
         let mapping = crate::pool::create(&path, 4096).unwrap();
-        // As a child has that is just being started.
+        // As in a child process that is being started.
         let _inherited = rustix::io::dup(&mapping.file.as_ref().unwrap().0).unwrap();
         drop(mapping);
         assert!(crate::pool::open(&path, Access::ReadWrite).is_ok());
     }
 
-    /// Of a file without DAX the kernel refuses a mapping first.
+    /// Without DAX the kernel refuses a mapping first.
     #[test]
     fn making_pools_takes_no_memory_from_other_threads() {
         let scratch = Scratch::new();

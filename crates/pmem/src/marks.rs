@@ -1,4 +1,5 @@
-//! Marks of shared memory: they last exactly as long as somebody can reach it through what was shared.
+//! Marks of shared memory: a mark lasts exactly as long as any process can reach the memory through the shared
+//! descriptor.
 //!
 //! A mark is a lock of the open file ([`F_OFD_SETLK`](https://man7.org/linux/man-pages/man2/fcntl_locking.2.html)) on one
 //! byte far behind every pool. Descriptors that are passed on or duplicated, and mappings, all hold the open file: the
@@ -11,7 +12,7 @@ use rustix::io::Errno;
 
 /// Where the bytes of marks begin: no pool is so long.
 const START: u64 = 1 << 62;
-/// Marks that are told apart. Two of the same byte last as long as the longer one, which does no harm.
+/// Number of distinct marks. Two on the same byte last as long as the longer one, which does no harm.
 const COUNT: u64 = 1 << 61;
 
 fn request(mark: u64, kind: libc::c_int) -> libc::flock {

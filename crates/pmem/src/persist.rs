@@ -51,7 +51,7 @@ pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, length: usize) {
 }
 
 /// # Safety
-/// As for [`copy`].
+/// Requirements as for [`copy`].
 unsafe fn copy_ragged(to: *mut u8, from: *const u8, length: usize) {
     let mut done = 0;
     while done < length {
@@ -81,7 +81,7 @@ unsafe fn copy_ragged(to: *mut u8, from: *const u8, length: usize) {
 const BLOCK: usize = size_of::<machine::Block>();
 
 /// # Safety
-/// As for [`copy`], with `to` and `length` multiples of [`BLOCK`].
+/// Requirements as for [`copy`], with `to` and `length` multiples of [`BLOCK`].
 #[inline]
 unsafe fn copy_blocks(to: *mut u8, from: *const u8, length: usize) {
     let copy_at = |done: usize| {
@@ -104,7 +104,7 @@ unsafe fn copy_blocks(to: *mut u8, from: *const u8, length: usize) {
 }
 
 /// # Safety
-/// As for [`copy`], with a length that [`piece`] gave for `to`.
+/// Requirements as for [`copy`], with a length that [`piece`] returned for `to`.
 #[inline]
 unsafe fn copy_piece(to: *mut u8, from: *const u8, length: usize) {
     // SAFETY: the caller's promise.
@@ -119,7 +119,7 @@ unsafe fn copy_piece(to: *mut u8, from: *const u8, length: usize) {
 }
 
 /// # Safety
-/// As for [`copy`], with the length of a `T`, for which `to` is aligned.
+/// Requirements as for [`copy`], with the length of a `T`, for which `to` is aligned.
 #[inline(always)]
 unsafe fn copy_one<T: Copy>(to: *mut u8, from: *const u8) {
     // SAFETY: the caller's promise; `from` need not be aligned.
@@ -139,7 +139,7 @@ pub(crate) unsafe fn copy_flushed(machine: Machine, to: *mut u8, bytes: &[u8]) {
 /// Like [`copy_flushed`], but with whole lines around the caches however short the copy is.
 ///
 /// # Safety
-/// As for [`copy_flushed`].
+/// Requirements as for [`copy_flushed`].
 #[inline]
 pub(crate) unsafe fn copy_streamed(machine: Machine, to: *mut u8, bytes: &[u8]) {
     // SAFETY: the caller's promise; `bytes` are all there.
@@ -184,7 +184,7 @@ unsafe fn store_flushed(
 /// Whole lines around the caches, and the ragged ends through them.
 ///
 /// # Safety
-/// As for [`store_flushed`], with at least [`LINE`] bytes.
+/// Requirements as for [`store_flushed`], with at least [`LINE`] bytes.
 unsafe fn store_streamed(
     machine: Machine,
     to: *mut u8,

@@ -1,4 +1,4 @@
-//! Finding out what a path leads to, and turning it into a [`Mapping`].
+//! Examines the object at a path, and turns it into a [`Mapping`].
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -18,9 +18,9 @@ use crate::{Access, Error, Kind, Survival};
 const HUGETLBFS: u64 = 0x9584_58f6;
 /// That of tmpfs.
 const TMPFS: u64 = 0x0102_1994;
-/// The largest pool: half of what a process can address.
+/// The largest pool: half of a process's address space.
 pub(crate) const LENGTH_MAX: u64 = 1 << 46;
-/// What the pages of DAX devices are usually aligned to.
+/// Usual alignment of the pages of DAX devices.
 const DAX_PAGE: u64 = 2 << 20;
 
 /// See [`crate::Region::create`].
@@ -70,7 +70,7 @@ pub(crate) fn lengthen(path: &Path, length: u64) -> Result<Mapping, Error> {
 
 fn fill(path: &Path, file: OwnedFd, length: u64) -> Result<Mapping, Error> {
     lock(path, &file)?;
-    // What there are no large pages for is filled with small ones.
+    // Ranges without large pages are filled with small ones.
     let _ = fill_with_large_pages(&file, length);
     let length = reserve(path, &file, length)?;
     let mapping = map_file(path, file, length, Access::ReadWrite)?;
@@ -192,7 +192,7 @@ pub(crate) fn memory(length: u64, huge_pages: bool) -> Result<Mapping, Error> {
     let mapped = length.next_multiple_of(huge_page(path, &file)?.unwrap_or(1));
     rustix::fs::ftruncate(&file, mapped as u64)
         .map_err(|errno| Error::from_system(path, "set the length of", errno))?;
-    // So that others who map it can rely on its length.
+    // So that other processes that map it can rely on its length.
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)
         .map_err(|errno| Error::from_system(path, "seal", errno))?;
     let pages = match huge_pages {
@@ -244,7 +244,7 @@ pub(crate) fn attach(file: OwnedFd, length: u64, writable: bool) -> Result<Mappi
     };
     let pages =
         Pages::map(&file, mapped, flags).map_err(|errno| Error::from_system(path, "map", errno))?;
-    // What is mapped stays, and its seals, too.
+    // Mapped ranges stay, and so do the seals.
     let pool = Pool {
         file: None,
         length: fits,
@@ -259,7 +259,7 @@ pub(crate) fn attach(file: OwnedFd, length: u64, writable: bool) -> Result<Mappi
     }
 }
 
-/// What a shared file is: memory, which must be sealed, or a pool's file, which cannot be.
+/// Kind of a shared file: memory, which must be sealed, or a pool's file, which cannot be.
 fn shared_kind(path: &Path, file: &OwnedFd) -> Result<Kind, Error> {
     match rustix::fs::fcntl_get_seals(file) {
         Ok(seals) if seals.contains(SealFlags::SHRINK) => match huge_page(path, file)? {
@@ -294,7 +294,7 @@ fn map_file(path: &Path, file: OwnedFd, length: u64, access: Access) -> Result<M
     let pages = match (dax, access, huge_page) {
         (Some(pages), ..) => Ok(pages),
         (None, Access::Private, _) => Pages::map(&file, mapped, MapFlags::PRIVATE),
-        // What is mapped of a file in huge pages is taken from their reserve at once.
+        // Mapping a file in huge pages takes them from their reserve at once.
         (None, Access::ReadWrite, Some(_)) => Pages::map(&file, mapped, MapFlags::SHARED),
         (None, Access::ReadWrite, None) => Pages::map_growing(&file, mapped, MapFlags::SHARED),
     };
@@ -345,7 +345,8 @@ fn map_device(path: &Path, file: OwnedFd, length: u64, access: Access) -> Result
     .watched(Some(last_words(path)))
 }
 
-/// What is said when an access to an own pool fails, before the process ends. A write that cannot be kept has no answer.
+/// Message before the process ends because an access to its own pool failed. A write that cannot be stored has no
+/// answer.
 fn last_words(path: &Path) -> String {
     format!(
         "tako: {}: memory of the pool is gone, since its file was made shorter or its device failed, so this process ends; \
@@ -406,8 +407,8 @@ fn dax_length(device: &Path) -> Option<u64> {
     Some(length - length % DAX_PAGE)
 }
 
-/// What a DAX device outlives. DAX also comes as memory set aside at boot or by the firmware; only
-/// an interleave set of real modules names the domain in which a store is safe.
+/// Persistence of a DAX device. DAX also exists on memory set aside at boot or by the firmware; only an interleave set
+/// of real modules names the domain in which a store is safe.
 fn dax_survival(device: &Path) -> Survival {
     let safe = |directory: &Path| {
         let domain = fs::read_to_string(directory.join("persistence_domain"));

@@ -13,7 +13,7 @@ use crate::mapping::Mapping;
 use crate::simulated::Simulation;
 use crate::{Error, LINE, Lines, pool};
 
-/// How a pool is mapped.
+/// How a pool is mapped: the access that it allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// Stores reach the medium.
@@ -27,7 +27,7 @@ pub enum Access {
 pub enum Survival {
     /// The contents end with the region.
     Nothing,
-    /// The process may crash; the operating system must go on.
+    /// Survives a crash of the process while the operating system continues.
     ProcessCrash,
     /// The operating system may crash and restart.
     NodeCrash,
@@ -46,7 +46,7 @@ impl fmt::Display for Survival {
     }
 }
 
-/// What a region is made of.
+/// Kind of memory of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A mapped file: the page cache, or tmpfs.
@@ -106,8 +106,8 @@ impl Region {
         pool::create(path, length).map(Region::mapped)
     }
 
-    /// What the memory of the pool at `path` is, and what its contents outlive once it is open for writing. Needs no
-    /// write access, and no lock.
+    /// Returns the kind of memory of the pool at `path`, and what its contents outlive once it is open for writing.
+    /// Needs no write access, and no lock.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Permission`], [`Error::Io`].
@@ -124,8 +124,8 @@ impl Region {
         pool::open(path, access).map(Region::mapped)
     }
 
-    /// Opens a pool file after making it `length` bytes long, if it is shorter (on hugetlbfs, in whole huge pages). The
-    /// space is reserved. What the file held stays.
+    /// Opens a pool file after extending it to `length` bytes, if it is shorter (on hugetlbfs, in whole huge pages).
+    /// The space is reserved. The file's contents stay.
     ///
     /// # Errors
     /// Those of [`Region::open`], [`Error::NoSpace`], [`Error::Length`].
@@ -187,10 +187,10 @@ impl Region {
         pool::attach(descriptor, length, writable).map(Region::mapped)
     }
 
-    /// Whether attached memory was found to be gone, by any access that ended before this: its file was shortened, or its
-    /// device or module failed. From then on all of the region is zeros, which nobody else sees. So what was read counts,
-    /// and what was written is there, only if this is false afterwards. A region that was not attached is never cut: to
-    /// lose it ends the process, which says so on standard error.
+    /// Whether attached memory was found missing, by any access that ended before this: its file was shortened, or its
+    /// device or module failed. From then on all of the region is zeros, private to this process. So reads are valid,
+    /// and writes are stored, only if this is false afterwards. A region that was not attached is never cut: losing it
+    /// ends the process, with a message on standard error.
     #[inline]
     pub fn is_cut(&self) -> bool {
         match &self.0 {
@@ -242,7 +242,7 @@ impl Region {
         }
     }
 
-    /// What the region is made of.
+    /// Returns the kind of memory of the region.
     pub fn kind(&self) -> Kind {
         match &self.0 {
             Mapped(mapping) => mapping.kind(),
@@ -250,9 +250,8 @@ impl Region {
         }
     }
 
-    /// What flushed and fenced contents outlive. A DAX pool is said to outlive a power loss only
-    /// where the kernel names its persistence domain: emulated DAX is memory. (A simulated region
-    /// outlives the losses it simulates.)
+    /// Returns what flushed and fenced contents outlive. A DAX pool outlives a power loss only where the kernel names
+    /// its persistence domain: emulated DAX is memory. (A simulated region outlives the losses it simulates.)
     pub fn survives(&self) -> Survival {
         match &self.0 {
             Mapped(mapping) => mapping.survives(),
@@ -278,8 +277,9 @@ impl Region {
         }
     }
 
-    /// Like [`Region::read`], with CRC32C's register (see [`crate::checksum`]), begun with all ones, after the copy. The
-    /// `more` bytes behind are wanted next. `None`, and nothing is copied, where the two cannot be had at once.
+    /// Like [`Region::read`], and returns CRC32C's register (see [`crate::checksum`]), begun with all ones, after the
+    /// copy. The next `more` bytes are needed next. Returns `None`, and copies nothing, where the two cannot be
+    /// combined.
     #[inline]
     pub fn read_summed(&self, offset: u64, into: &mut [u8], more: usize) -> Option<u32> {
         match &self.0 {
@@ -367,7 +367,7 @@ impl Region {
         }
     }
 
-    /// Replaces the word at `offset`, a multiple of 8, if it is `expected`, in one piece. Returns what was there.
+    /// Replaces the word at `offset`, a multiple of 8, if it is `expected`, in one piece. Returns the former value.
     #[inline]
     pub fn compare_and_swap(&self, offset: u64, expected: u64, new: u64) -> u64 {
         match &self.0 {
@@ -378,7 +378,7 @@ impl Region {
         }
     }
 
-    /// Adds to the word at `offset`, a multiple of 8, in one piece, wrapping. Returns what was there.
+    /// Adds to the word at `offset`, a multiple of 8, in one piece, wrapping. Returns the former value.
     #[inline]
     pub fn fetch_and_add(&self, offset: u64, addend: u64) -> u64 {
         match &self.0 {
@@ -410,7 +410,7 @@ impl Region {
         }
     }
 
-    /// Sleeps while the 4 bytes at `offset`, a multiple of 4, are `expected`, until [`Region::wake`] or for as long as
+    /// Blocks while the 4 bytes at `offset`, a multiple of 4, are `expected`, until [`Region::wake`] or for at most
     /// `timeout`; may return early. Works between processes. In a simulated region it returns at once.
     pub fn sleep_while(&self, offset: u64, expected: u32, timeout: Option<Duration>) {
         if let Mapped(mapping) = &self.0 {
@@ -418,7 +418,7 @@ impl Region {
         }
     }
 
-    /// Wakes all who sleep at `offset`, in whichever process. Store what they shall see first.
+    /// Wakes all threads that wait at `offset`, in any process. Store the new value first.
     pub fn wake(&self, offset: u64) {
         if let Mapped(mapping) = &self.0 {
             mapping.wake(offset);
@@ -475,7 +475,7 @@ impl Region {
         }
     }
 
-    /// Waits until what this thread has flushed, or written flushed, is persistent.
+    /// Waits until everything that this thread has flushed, or written flushed, is persistent.
     #[inline]
     pub fn fence(&self) {
         match &self.0 {
@@ -484,8 +484,8 @@ impl Region {
         }
     }
 
-    /// What this thread has stored so far is seen by everybody before what it stores from now on, around the caches too.
-    /// Says nothing of what is persistent.
+    /// Makes all earlier stores of this thread visible before its later ones, including those past the caches. It does
+    /// not affect persistence.
     #[inline]
     pub fn order_stores(&self) {
         if let Mapped(mapping) = &self.0 {
@@ -511,8 +511,8 @@ impl Region {
         }
     }
 
-    /// Fills the page tables, so that first accesses take no faults (for benchmarks). What the
-    /// kernel cannot populate keeps faulting in.
+    /// Fills the page tables, so that first accesses take no faults (for benchmarks). Pages that the kernel cannot
+    /// populate still take faults.
     pub fn populate(&self) {
         if let Mapped(mapping) = &self.0 {
             mapping.populate();

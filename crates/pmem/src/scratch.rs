@@ -27,7 +27,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What remains does no harm, and a failed test has more to tell.
+        // Remaining files do no harm, and a failed test needs them for inspection.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -13,7 +13,7 @@ pub use moment::Moment;
 
 use crate::{LINE, Region, check_range, check_word, checksum};
 
-/// A memory whose crashes can be enumerated.
+/// A memory with crashes that can be enumerated.
 ///
 /// The model, line by line: a store is *pending* until it is certain to be persistent. It becomes
 /// certain when a thread flushes its line after it and then fences. A crash keeps some prefix of a
@@ -33,9 +33,9 @@ struct Shared {
 pub type Observer = Box<dyn FnMut(&Moment) + Send>;
 
 struct State {
-    /// What the processors see.
+    /// Contents as the processors see them.
     volatile: Vec<u8>,
-    /// What the medium holds, and may hold.
+    /// Contents that the medium holds, and may hold.
     moment: Moment,
     /// The flushes of each thread since its last fence.
     flushed: HashMap<ThreadId, Vec<Flushed>>,
@@ -54,10 +54,10 @@ struct Flushed {
     sequence: u64,
 }
 
-/// What the simulated hardware does wrong, for tests that expect to catch it.
+/// Faults of the simulated hardware, for tests that expect to detect them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
     /// Flushes do nothing, nor does the flushing half of `write_flushed` and `zero_flushed`.
     IgnoreFlushes,
@@ -169,7 +169,7 @@ impl Simulation {
         self.write(offset, &word);
     }
 
-    /// Replaces a word in one piece, if there is something to replace it with. Returns what was there.
+    /// Replaces a word in one piece, if there is a replacement. Returns the former value.
     pub(crate) fn exchange(&self, offset: u64, new: impl FnOnce(u64) -> Option<u64>) -> u64 {
         check_word(offset, 8, self.length());
         let mut state = self.state();
@@ -216,7 +216,7 @@ impl Simulation {
     fn observe(&self) -> MutexGuard<'_, Option<Observer>> {
         let mut observer = lock(&self.0.observer);
         if let Some(observe) = observer.as_mut() {
-            // Given back before the fence, which else would have to copy the memory.
+            // Dropped before the fence, which else would have to copy the memory.
             let moment = self.moment();
             observe(&moment);
         }

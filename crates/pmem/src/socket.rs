@@ -1,4 +1,4 @@
-//! Bytes between regions and sockets, copied by the kernel alone; and who is at the other end of a Unix socket.
+//! Transfers bytes between regions and sockets, copied by the kernel alone, and identifies the peer of a Unix socket.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -19,7 +19,7 @@ pub enum Source<'a> {
         region: &'a Region,
         /// Where in it.
         offset: u64,
-        /// How many bytes.
+        /// Length in bytes.
         length: usize,
     },
 }
@@ -34,14 +34,14 @@ pub enum Target<'a> {
         region: &'a Region,
         /// Where in it.
         offset: u64,
-        /// How many bytes.
+        /// Length in bytes.
         length: usize,
     },
 }
 
 type Vectors = SmallVec<[libc::iovec; 16]>;
 
-/// Sends what a connected socket takes without waiting, and returns how many bytes that were.
+/// Sends as much as a connected socket accepts without waiting, and returns that number of bytes.
 ///
 /// # Errors
 /// Those of sendmsg(2), `WouldBlock` among them; `Unsupported` for a simulated region.
@@ -75,7 +75,7 @@ pub fn send(socket: BorrowedFd<'_>, sources: &[Source<'_>]) -> io::Result<usize>
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// Receives what a connected socket has, without waiting, and returns how many bytes that were: 0 at the end of the
+/// Receives the available bytes of a connected socket, without waiting, and returns their number: 0 at the end of the
 /// stream.
 ///
 /// # Errors
@@ -97,22 +97,22 @@ pub fn receive(socket: BorrowedFd<'_>, targets: &mut [Target<'_>]) -> io::Result
         });
     }
     let mut message = header(&mut vectors);
-    // SAFETY: the vectors point to what `targets` borrows for writing, or into regions, whose ranges are checked and to
-    // whose bytes no references exist. The kernel writes only there.
+    // SAFETY: the vectors point to memory that `targets` borrows for writing, or into regions, with checked ranges and
+    // without references to their bytes. The kernel writes only there.
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
 }
 
-/// Who connected a Unix socket, or listened at it, as the kernel noted it then.
+/// Process that connected a Unix socket, or listened at it, as the kernel recorded it then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Its process; 0 if that cannot be seen from here.
+    /// Its process; 0 if it is not visible from here.
     pub process: i32,
     /// Its effective user.
     pub user: u32,
 }
 
-/// Who is at the other end of a connected Unix socket.
+/// Returns the peer of a connected Unix socket.
 ///
 /// # Errors
 /// Those of getsockopt(2) for `SO_PEERCRED`.
@@ -136,11 +136,11 @@ pub fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
 pub fn process(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let mut descriptor: libc::c_int = -1;
     option(socket, libc::SO_PEERPIDFD, &mut descriptor)?;
-    // SAFETY: the kernel made a descriptor for this call, which nobody else knows of.
+    // SAFETY: the kernel made a descriptor for this call, which no other code knows.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// An option of a socket, whose value is plain data.
+/// Reads an option of a socket with a value of plain data.
 fn option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> io::Result<()> {
     let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes to where `value` borrows as many, integers both times.

@@ -1,4 +1,4 @@
-//! The lock whose readers share no line and whose only writer owns it, by threads.
+//! The lock with readers that share no line and a single writer that owns it, by threads.
 #![forbid(unsafe_code)]
 
 use std::sync::Barrier;
@@ -22,7 +22,7 @@ fn biased<T>(value: T) -> BiasedLock<T> {
     lock
 }
 
-/// As above, of writes: more than it takes for their thread to own the lock.
+/// As above, for writes: more than are needed for their thread to own the lock.
 fn write_often(lock: &BiasedLock<u64>) {
     for _ in 0..MANY {
         *lock.write() += 1;
@@ -30,7 +30,7 @@ fn write_often(lock: &BiasedLock<u64>) {
 }
 
 #[test]
-fn nobody_is_beside_the_owner() {
+fn no_thread_is_beside_the_owner() {
     let lock = BiasedLock::new(0);
     write_often(&lock);
     let mut held = lock.write();
@@ -72,7 +72,7 @@ fn an_owner_reads_and_others_come_who_do_not_wait() {
     assert_eq!(*read, MANY as u64);
     drop(read);
     thread::scope(|scope| {
-        scope.spawn(|| *lock.try_write().expect("nobody has it") += 1);
+        scope.spawn(|| *lock.try_write().expect("it is free") += 1);
     });
     write_often(&lock);
     assert_eq!(*lock.read(), 2 * MANY as u64 + 1);
@@ -216,7 +216,7 @@ fn a_writer_waits_for_each_reader() {
 }
 
 #[test]
-fn who_does_not_wait_leaves_readers_alone() {
+fn a_writer_that_does_not_wait_leaves_readers_alone() {
     let lock = biased(0);
     let reader = lock.read();
     for _ in 0..2 {
@@ -236,7 +236,7 @@ fn who_does_not_wait_leaves_readers_alone() {
         drop(reader);
         receive.recv().expect("the writer writes");
     });
-    *lock.try_write().expect("nobody has it") += 1;
+    *lock.try_write().expect("it is free") += 1;
     let mut held = lock.write();
     assert!(lock.try_write().is_none());
     *held += 1;

@@ -1,4 +1,4 @@
-//! A client of a unit: a session, requests under way, and what may have to be replayed.
+//! A client of a unit: a session, requests in flight, and writes that may have to be replayed.
 
 mod active;
 mod keeping;
@@ -20,49 +20,49 @@ use crate::{NO_SLOT, Options, SLOTS_MAX, Transmit};
 use active::Active;
 pub use active::{Transfer, TransferKind, TransferOutcome};
 
-/// Names what was asked for.
+/// Identifies a request.
 pub type Ticket = u64;
 
 /// Writes that may be unconfirmed, at most: then new changes wait.
 const UNCONFIRMED_MAX: usize = 64;
-/// Their data, with that of the writes under way, at most: so that a message holds what is to be replayed. The rest of
-/// its body is room for what a replay has beside its data.
+/// Their data, with that of the writes in flight, at most: so that one message holds all replays. The rest of its body
+/// is room for the other fields of a replay.
 const UNCONFIRMED_DATA_MAX: usize = BODY_MAX - (64 << 10);
-/// Files whose refused writes nobody was told of, at most: then no write is answered before all have it.
+/// Files with unreported refused writes, at most: then no write is answered before all have it.
 const REFUSED_MAX: usize = 64;
 /// Held files in one message.
 const HOLDS_AT_ONCE: usize = 10_000;
 const _: () = assert!(DATA_MAX <= UNCONFIRMED_DATA_MAX && UNCONFIRMED_MAX + SLOTS_MAX < 1024);
 
-/// What a client has to tell whoever uses it.
+/// Notifications of a client to its user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// An operation has ended.
     Done {
         /// Which one.
         ticket: Ticket,
-        /// What came out.
+        /// Outcome of the operation.
         outcome: Outcome,
-        /// What of it may be kept.
+        /// The cacheable part of it.
         keep: Keep,
     },
-    /// The caches have to drop what they keep of an inode, and then [`Client::invalidated`] is called.
+    /// The caches have to drop their contents of an inode, and then [`Client::invalidated`] is called.
     Recalled(Recalled),
     /// The lock of a wait is free, and reserved for its owner for a while.
     LockTurn {
         /// Number of the wait.
         wait: u64,
     },
-    /// The session is over, and with it its locks and everything that was under way.
+    /// The session has expired, and with it its locks and everything in flight.
     SessionOver,
 }
 
-/// How long what an outcome shows may be kept without asking again.
+/// How long the contents of an outcome may be cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keep {
-    /// By this client's clock.
+    /// End, by this client's clock.
     pub until: u64,
-    /// Of what.
+    /// The covered contents.
     pub covers: Covers,
 }
 
@@ -77,7 +77,7 @@ pub struct Recalled {
     pub number: u64,
 }
 
-/// Who moves the data of reads and writes.
+/// Which side moves the data of reads and writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// The primary: it comes and goes in messages.
@@ -107,7 +107,7 @@ struct Pending {
     asked_at: Option<u64>,
     /// The number that was given last when it began.
     began_at: u64,
-    /// Its user was told already.
+    /// Its user was already notified.
     is_told: bool,
 }
 
@@ -133,7 +133,7 @@ pub struct Client {
     mode: Mode,
     map: UnitMap,
     session: Session,
-    /// The primary of this epoch knows what was unconfirmed.
+    /// The primary of this epoch knows the unconfirmed writes.
     is_resumed: bool,
     resumed_in: u32,
     resume_sent_at: u64,
@@ -152,7 +152,7 @@ pub struct Client {
     keeps: bool,
     /// Writes and reads that were done one-sided.
     one_sided: (u64, u64),
-    /// Writes that their user believes to be done, and that were refused: the next fsync of the file says why.
+    /// Refused writes that their user considers done: the next fsync of the file returns the error.
     refused: BTreeMap<FileId, Refused>,
     next_number: u64,
     transmits: VecDeque<Transmit>,
@@ -196,7 +196,7 @@ impl Client {
         self
     }
 
-    /// Changes who moves the data of operations that begin from now on.
+    /// Changes which side moves the data of operations that begin from now on.
     pub fn set_mode(&mut self, mode: Mode) {
         self.mode = mode;
     }
@@ -206,17 +206,17 @@ impl Client {
         self.fresh_until
     }
 
-    /// The newest epoch whose primary has all that this client has written.
+    /// The newest epoch with a primary that has all writes of this client.
     pub fn resumed_in(&self) -> u32 {
         self.resumed_in
     }
 
-    /// How many writes and reads were done one-sided.
+    /// Number of one-sided writes and reads.
     pub fn one_sided(&self) -> (u64, u64) {
         self.one_sided
     }
 
-    /// Whether a write to the file was refused though its user believes it to be done: the next fsync will say so.
+    /// Whether a write to the file was refused though its user considers it done: the next fsync will report it.
     pub fn is_refused(&self, file: FileId) -> bool {
         self.refused.contains_key(&file)
     }
@@ -229,7 +229,7 @@ impl Client {
         }
     }
 
-    /// Asks for an operation. [`Event::Done`] tells how it ended.
+    /// Requests an operation. [`Event::Done`] reports its end.
     pub fn submit(&mut self, now: u64, operation: Operation, acknowledge: Acknowledge) -> Ticket {
         self.next_number += 1;
         let ticket = self.next_number;
@@ -307,13 +307,13 @@ impl Client {
                 valid_ns,
             } => {
                 self.drop_confirmed(epoch, confirmed);
-                // One that was replaced may not know it, and the new one counts the silence from when it began.
+                // A replaced primary may not know it, and the new one counts the silence from its own start.
                 if valid_ns > 0 {
                     self.extend_validity(now, request, valid_ns);
                     self.extend_session(request);
                 }
             }
-            // One that comes again says nothing about what was written since the first.
+            // A repeated one says nothing about writes since the first.
             Body::Resumed { refusals } if !self.is_resumed => {
                 self.is_resumed = true;
                 self.resumed_in = epoch;
@@ -330,7 +330,7 @@ impl Client {
         self.advance(now);
     }
 
-    /// What was sent to the primary, and its answers, may be lost: the link to it has ended, and there is a new one.
+    /// Messages to the primary, and its answers, may be lost: the link to it has ended, and there is a new one.
     pub fn handle_link(&mut self, now: u64) {
         self.keep_alive_at = 0;
         self.forget_sent();
@@ -430,7 +430,7 @@ impl Client {
         }
     }
 
-    /// Tells a new primary which files the session holds. Returns how many.
+    /// Reports the held files of the session to a new primary. Returns how many.
     fn send_holds(&mut self, session: u64) -> u64 {
         let held = self.holds.iter();
         let all: Vec<Held> = held
@@ -492,7 +492,7 @@ impl Client {
             .is_some_and(|(_, it, _)| !self.has_room_for(it));
         let pause = match self.unconfirmed.len() {
             0 if !self.active.relies_on_primary() => self.options.session_ns / 4,
-            // What waits may begin as soon as something is confirmed.
+            // Waiting requests may begin as soon as something is confirmed.
             1.. if waits => self.options.retry_ns,
             _ => self.options.heartbeat_ns,
         };
@@ -560,7 +560,7 @@ impl Client {
         }
     }
 
-    /// Files with a write on its way whose user believes that it is done.
+    /// Files with a write in flight that its user considers done.
     fn told(&self) -> impl Iterator<Item = FileId> {
         let in_flight = self.slots.iter().filter_map(|(_, it)| it.as_ref());
         let told = in_flight.filter(|it| it.is_told);
@@ -662,7 +662,7 @@ impl Client {
         }
     }
 
-    /// A primary under leases has answered what was asked at this time.
+    /// A primary under leases has answered a message sent at this time.
     fn extend_session(&mut self, asked_at: u64) {
         let spare = self.options.session_ns * self.options.drift_permille / 1000;
         let until = asked_at.saturating_add(self.options.session_ns);
@@ -721,7 +721,7 @@ impl Client {
         let slots = std::mem::take(&mut self.slots);
         let changes = slots.into_iter().filter_map(|(_, pending)| pending);
         let reads = std::mem::take(&mut self.reads);
-        // What waited for a slot was asked for in this session too.
+        // A request that waited for a slot was made in this session too.
         for (ticket, _, _) in std::mem::take(&mut self.queue) {
             self.tell_done(ticket, Outcome::failed(ErrorCode::SessionEnded));
         }

@@ -53,7 +53,7 @@ pub struct ClusterMap {
 pub struct NodeEntry {
     /// Its identity, never given to another node or pool.
     pub id: NodeId,
-    /// Its name. A node whose pool was lost gets a new entry with the same name.
+    /// Its name. A node with a lost pool gets a new entry with the same name.
     pub name: String,
     /// Identity of its pool.
     #[serde(with = "hexadecimal")]
@@ -69,11 +69,11 @@ pub struct NodeEntry {
 pub struct UnitEntry {
     /// Its number, the `unit` of the files in it.
     pub unit: u16,
-    /// How its pools are formatted.
+    /// Format of its pools.
     pub format: UnitFormat,
     /// Members that it is to have. It is formed when so many nodes have registered.
     pub members: u8,
-    /// How many of them hold metadata only.
+    /// Number of metadata-only members.
     pub metadata_members: u8,
     /// Least number of members in sync with which it takes changes; 0 for the default.
     pub min_sync: u8,
@@ -83,7 +83,7 @@ pub struct UnitEntry {
     pub map: UnitMap,
 }
 
-/// What the pools of a unit have in common. Pools formatted by the same `UnitFormat` hold the same image.
+/// Properties that the pools of a unit have in common. Pools formatted by the same `UnitFormat` hold the same image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnitFormat {
     /// Identity of the unit.
@@ -210,7 +210,7 @@ impl ClusterMap {
         self.register_as(name, pool, false, addresses)
     }
 
-    /// The map after a node has registered whose pool holds metadata only or not.
+    /// The map after the registration of a node with a full or a metadata-only pool.
     pub fn register_as(
         &self,
         name: &str,
@@ -291,7 +291,7 @@ impl NodeEntry {
 }
 
 impl UnitEntry {
-    /// Whether the members that hold metadata only are those of whom this is true.
+    /// Whether exactly the members for which this holds are metadata-only.
     fn has_metadata_only(&self, is_metadata_only: impl Fn(&NodeId) -> bool) -> bool {
         let members = self.map.members.iter();
         let listed = members.filter(|id| is_metadata_only(id));

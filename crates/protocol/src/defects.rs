@@ -3,13 +3,13 @@
 /// One rule broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Defect {
-    /// A half made from parity is believed without its checksum.
+    /// A half reconstructed from parity is accepted without its checksum.
     RepairWithoutCheck,
     /// Metadata is acknowledged when the primary has it.
     AcknowledgeBeforeTails,
     /// fsync returns when the primary has it.
     SyncBeforeTails,
-    /// A read shows what the other members do not have yet.
+    /// A read shows changes that the other members do not have yet.
     ReadBeforeTails,
     /// Messages of another epoch, or of a primary that is none any more, are taken.
     SkipEpochCheck,
@@ -17,7 +17,7 @@ pub enum Defect {
     ReportBeforeIngest,
     /// A replica never asks for records that it missed.
     DropGapRequest,
-    /// The primary serves though a member's lease is over.
+    /// The primary serves though a member's lease has expired.
     ServeWithoutLease,
     /// A member promotes itself as soon as it hears nothing for a moment.
     PromoteBeforeLease,
@@ -29,27 +29,27 @@ pub enum Defect {
     InSyncTooEarly,
     /// Refill hands out bytes that only the primary has.
     RefillBeforeTails,
-    /// A member is left out before the map says so.
+    /// A member is removed before the map is changed.
     OmitBeforeMap,
-    /// A request that comes again is carried out again.
+    /// A repeated request is executed again.
     ForgetSlots,
     /// Slots are kept in memory only, so that a takeover forgets them.
     ForgetSlotsAtTakeover,
-    /// Clients do not replay what was not confirmed.
+    /// Clients do not replay unconfirmed writes.
     ForgetUnconfirmed,
-    /// Replays are carried out as they come, not in the order they had.
+    /// Replays are executed as they arrive, not in their original order.
     ReplayOutOfOrder,
     /// The new primary serves before all sessions have replayed.
     ServeBeforeReplay,
-    /// An expired session goes on when it is heard of again.
+    /// An expired session continues when it is heard from again.
     ReviveSession,
     /// Locks survive their session's end only in the old primary's memory.
     ForgetLocksAtTakeover,
-    /// A reply of an old epoch is believed.
+    /// A reply of an old epoch is accepted.
     AcceptOldReply,
     /// Freed blocks are used again at once.
     ReuseBeforeTails,
-    /// Sessions expire without a record, so that the next primary knows them.
+    /// Sessions expire without a record, so the next primary knows them.
     ExpireInMemory,
     /// A process that starts does not keep the promise that the one before it may have given.
     ForgetPromiseAtRestart,
@@ -71,19 +71,19 @@ pub enum Defect {
     RefillBeforeCompletion,
     /// A transfer that comes again lands again.
     LandAgain,
-    /// Blocks are granted when only the primary knows it.
+    /// Blocks are granted when only the primary has the record.
     GrantBeforeTails,
     /// The blocks of an ended session are freed before its keys are closed.
     ForgetQuarantine,
     /// A new primary frees the blocks of ended sessions at once.
     ForgetQuarantineAtTakeover,
-    /// Members say that a key is closed, and leave it open.
+    /// Members report that a key is closed, and leave it open.
     KeepKeys,
-    /// Data is believed to be current without a look at the version.
+    /// Data is considered current without checking the version.
     IgnoreVersion,
-    /// Data is believed to be right without a look at the checksums.
+    /// Data is considered right without checking the checksums.
     IgnoreChecksums,
-    /// Layouts show what the other members do not have yet.
+    /// Layouts show changes that the other members do not have yet.
     LayoutBeforeTails,
     /// Layouts are relied on though there may be another primary.
     IgnoreValidity,
@@ -91,7 +91,7 @@ pub enum Defect {
     ForgetRefused,
     /// A new primary does not hold the files that sessions held.
     ForgetHolds,
-    /// A pool that was only formatted follows as if it had what the unit began with.
+    /// A pool that was only formatted follows as if it had the unit's initial contents.
     TrustBlankPool,
     /// A change is executed when its recalls were sent.
     ChangeBeforeRecall,
@@ -103,7 +103,7 @@ pub enum Defect {
     CountLeaseFromReply,
     /// A grant counts that was made before a recall and arrives after it.
     IgnoreOvertaking,
-    /// A recall is answered before the caches have dropped what they keep.
+    /// A recall is answered before the caches have dropped their contents.
     AnswerBeforeInvalidation,
     /// Caches keep the names that are not there when a directory is recalled.
     KeepMissingNames,
@@ -111,7 +111,7 @@ pub enum Defect {
     CreateWithoutRecall,
     /// An answer to a recall ends also leases that were granted later.
     AnswerEndsNewLease,
-    /// Of too many leases the primary forgets one, and does not recall it.
+    /// When there are too many leases the primary forgets one, and does not recall it.
     ForgetLease,
     /// Pages of a file are kept though its attributes show another version.
     KeepOldPages,

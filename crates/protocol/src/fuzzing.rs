@@ -1,7 +1,7 @@
 //! Entry points for fuzzing, and for the fixed corpus that runs in the tests. Nothing else calls them.
 //!
-//! Whatever the bytes, none of them may panic or run for long, nothing that a member keeps grows without bound, what a
-//! member sends is a message, and when its time-out was handled it waits for a later one.
+//! For any bytes, none of them may panic or run for long, the state of a member does not grow without bound, every
+//! output of a member is a message, and after its time-out was handled it waits for a later one.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ use crate::{Defects, EpochStart, Member, Options, Sequence, UnitMap};
 /// completion names, and a window of 16 KiB with a file for each 64 bytes.
 const KEPT_MAX: usize =
     4 * (1 + 2 * 2 + 2 * 64 + 2 + 2 + LENT_MAX) + 2 * 2 * 64 + 64 + 3 * 16 + 512;
-/// Of a session: its leases, and the inodes that its changes wait for.
+/// State of a session: its leases, and the inodes that its changes wait for.
 const LENT_MAX: usize = 8 + 2 * 4;
 /// Rounds of intents and completions that one input may lead to.
 const ROUNDS_MAX: usize = 2000;
@@ -105,9 +105,9 @@ struct World {
     intents: VecDeque<Intent>,
     /// Completions come later.
     is_slow: bool,
-    /// What the last message was.
+    /// The last message.
     last: Vec<u8>,
-    /// The number of the member's last question to come back.
+    /// The number of the member's last question for rejoining.
     asked: u64,
 }
 
@@ -204,8 +204,8 @@ impl World {
         self.member.handle_map(self.now, self.map.clone());
     }
 
-    /// A message with any body. Its sender is a member or one of a few clients, its session one that may exist. What
-    /// members say without a number may answer the member's question.
+    /// A message with any body. Its sender is a member or one of a few clients, its session one that may exist.
+    /// Messages of members without a number may answer the member's question.
     fn well_formed(&self, choice: u8, script: &mut Script<'_>) -> Option<Vec<u8>> {
         let (kind, from, number) = (script.byte()?, script.byte()?, script.byte()?);
         let epoch = self.map.epoch + u32::from(choice == 255);
@@ -247,7 +247,7 @@ impl World {
             .collect()
     }
 
-    /// Does what the member asks for, and looks at what it says.
+    /// Executes the member's intents, and checks its messages.
     fn settle(&mut self, choice: u8) {
         for round in 0.. {
             assert!(round < ROUNDS_MAX, "the member does not come to rest");
@@ -259,7 +259,7 @@ impl World {
                 if matches!(message.body, Body::Join { .. }) {
                     self.asked = message.envelope.request;
                 }
-                assert!(!sent.to.is_empty(), "it sends to nobody");
+                assert!(!sent.to.is_empty(), "it sends to no node");
             }
             let kept = self.member.kept();
             assert!(kept <= KEPT_MAX, "it keeps {kept}");

@@ -7,8 +7,8 @@
 //! bad the payload is accepted, with one bad that half is made from the other and parity and checked again, with more
 //! bad the sender is asked again.
 //!
-//! Parity may be left out, and its checksum is 0 then: it is half as many bytes again, and of use only where a fabric may
-//! damage what it carries. The receiver sees by the length which it is.
+//! Parity may be omitted, and its checksum is 0 then: it adds half as many bytes, and helps only where a fabric may
+//! damage its data. The receiver distinguishes the two by the length.
 
 use std::borrow::Cow;
 
@@ -18,7 +18,7 @@ use crate::defects::{Defect, Defects};
 /// Bytes before the halves.
 pub const HEAD: usize = 16;
 
-/// What became of a payload on its way.
+/// Result of receiving a payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Halves<'a> {
     /// It came as it was sent, or was repaired (`true`).
@@ -75,7 +75,7 @@ pub fn unwrap<'a>(wrapped: &'a [u8], defects: &Defects) -> Halves<'a> {
         (true, false) if has_parity => (first.to_vec(), mend(first)),
         _ => return Halves::AskAgain,
     };
-    // Parity has errors too: what was made from it is believed only if its checksum says so.
+    // Parity has errors too: a half reconstructed from it is accepted only if its checksum matches.
     let is_checked =
         defects.has(Defect::RepairWithoutCheck) || is_right(&first, 4) && is_right(&second, 8);
     if !is_checked {

@@ -57,13 +57,13 @@ impl Covers {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shown {
     pub subject: Option<u64>,
-    /// The subject is a directory whose entries the outcome shows.
+    /// The subject is a directory, and the outcome shows its entries.
     pub has_entries: bool,
     pub found: Option<u64>,
     pub listed: Vec<u64>,
 }
 
-/// What a client may keep of the outcome of a read under leases. Other outcomes show nothing.
+/// The part of a read's outcome that a client may cache under leases. Other outcomes show nothing.
 pub(crate) fn shown(operation: &Operation, outcome: &Outcome) -> Shown {
     let is_done = outcome.is_done();
     match operation {
@@ -97,8 +97,8 @@ pub(crate) fn shown(operation: &Operation, outcome: &Outcome) -> Shown {
     }
 }
 
-/// The inodes that a change names: nobody else may keep anything of them while it is executed. Access times are no part of
-/// what is kept.
+/// The inodes that a change names: no other session may cache their contents while it is executed. Access times are not
+/// cached.
 pub(crate) fn changed(operation: &Operation) -> Vec<u64> {
     match operation {
         Operation::SetAttributes { file, .. }
@@ -125,7 +125,7 @@ pub(crate) fn changed(operation: &Operation) -> Vec<u64> {
     }
 }
 
-/// Names whose files a change changes, too.
+/// Names of files that a change also changes.
 pub(crate) fn changed_names(operation: &Operation) -> Vec<(FileId, Vec<u8>)> {
     match operation {
         Operation::Unlink { directory, name } | Operation::RemoveDirectory { directory, name } => {

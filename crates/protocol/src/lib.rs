@@ -1,12 +1,12 @@
 //! The rules by which the members of a unit and their clients agree, as state machines without I/O and without a clock.
 //!
-//! Inputs go in (a map, a message, a completion, the time), and out come messages to send, intents for the host to carry
-//! out on the store or at the membership service, and the time of the next time-out. The same machines run under the
-//! seeded simulation and on real fabrics. `docs/PROTOCOL.md` has each rule, why it is there, and the schedule that breaks
-//! without it.
+//! Inputs go in (a map, a message, a completion, the time), and out come messages to send, intents for the host to
+//! execute on the store or at the membership service, and the time of the next time-out. The same machines run under
+//! the seeded simulation and on real fabrics. `docs/PROTOCOL.md` has each rule, its reason, and the schedule that
+//! breaks without it.
 //!
-//! Reading order: [`map`] (the map of a unit), [`cluster`] (that of all units and nodes), [`wire`] (messages), [`member`] (what a member does: following, standing for
-//! primary, serving), [`client`], [`leases`] (what clients keep).
+//! Reading order: [`map`] (the map of a unit), [`cluster`] (that of all units and nodes), [`wire`] (messages),
+//! [`member`] (following, standing for primary, serving), [`client`], [`leases`] (caching in clients).
 #![forbid(unsafe_code)]
 
 pub mod client;
@@ -52,7 +52,7 @@ pub struct Transmit {
     pub bytes: Vec<u8>,
 }
 
-/// Requests that a session may have under way, at most: its answers are in one block of the image.
+/// Requests that a session may have in flight, at most: its answers are in one block of the image.
 pub const SLOTS_MAX: usize = 63;
 
 /// Slot of requests that change nothing: they may be executed more than once and need none.
@@ -61,9 +61,9 @@ pub(crate) const NO_SLOT: u16 = u16::MAX;
 /// Most sessions of a unit.
 pub const SESSIONS_MAX: u32 = 1 << 20;
 
-/// Options that cannot be.
+/// Invalid options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the options of a unit cannot be so: {0}")]
+#[error("invalid unit options: {0}")]
 pub struct BadOptions(pub &'static str);
 
 /// Times and bounds that all nodes of a unit share.
@@ -75,19 +75,20 @@ pub struct Options {
     pub unit: u16,
     /// A lease that a member grants ends this long after the primary asked for it, in nanoseconds of the primary's clock.
     pub lease_ns: u64,
-    /// How much longer a member keeps its promise by its own clock, in thousandths: more than two clocks may drift apart.
+    /// How much longer a member keeps its promise by its own clock, in thousandths: more than the drift of two clocks.
     pub drift_permille: u64,
     /// The primary asks for leases this often.
     pub heartbeat_ns: u64,
-    /// What was not answered is sent again after this long.
+    /// A message without an answer is sent again after this long.
     pub retry_ns: u64,
     /// The transport loses a client's messages only with its link: requests are sent again then, never by time.
     pub reliable: bool,
-    /// A session that is not heard of for this long is over.
+    /// A session that is silent for this long expires.
     pub session_ns: u64,
     /// Records that members in sync do not have yet, at most, in bytes. Beyond it changes wait.
     pub window: u64,
-    /// Least number of members in sync with which the primary takes changes. Below it changes wait, and reads go on.
+    /// Least number of members in sync with which the primary accepts changes. Below it changes wait, and reads
+    /// continue.
     pub min_sync: usize,
     /// Records in one message, in bytes: as many as fit, one at least.
     pub batch: usize,
@@ -99,9 +100,10 @@ pub struct Options {
     pub deferred_pause_ns: u64,
     /// One of the deferred mode is served after this long even if there is no pause.
     pub deferred_patience_ns: u64,
-    /// Payloads are sent with parity, half as many bytes again: where the fabric's capability says that they may be damaged.
+    /// Payloads are sent with parity, half as many bytes again: for a fabric with a capability that says that they may
+    /// be damaged.
     pub parity: bool,
-    /// Requests that a session may have under way.
+    /// Requests that a session may have in flight.
     pub slots: u16,
     /// Sessions that a unit may have.
     pub sessions: u32,
@@ -109,7 +111,7 @@ pub struct Options {
     pub leases: u32,
     /// Blocks that a session's grant may have.
     pub grant_blocks: u32,
-    /// One-sided reads of one client from one member are carried out in the order in which they were sent.
+    /// One-sided reads of one client from one member are executed in the order in which they were sent.
     pub ordered_reads: bool,
 }
 
@@ -156,8 +158,8 @@ impl Options {
         (!self.reliable).then(|| sent_at + self.retry_ns)
     }
 
-    /// How long after its last attempt a client asks again for a session or to resume it: a primary that does not know its
-    /// own epoch yet drops such messages.
+    /// How long after its last attempt a client asks again for a session or to resume it: a primary that does not know
+    /// its own epoch yet drops such messages.
     fn handshake_retry_ns(&self) -> u64 {
         match self.reliable {
             true => self.heartbeat_ns,

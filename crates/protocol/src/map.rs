@@ -1,4 +1,4 @@
-//! The map of a unit: who its members are, who orders its changes, and who has them all.
+//! The map of a unit: its members, its primary, and the members in sync.
 //!
 //! The map is an input. A membership service keeps it and changes it by compare and swap on its version, so that of two
 //! proposals made from one map at most one succeeds.
@@ -23,7 +23,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// Of this epoch and number.
+    /// The sequence of this epoch and number.
     pub fn new(epoch: u32, number: u64) -> Sequence {
         Sequence { epoch, number }
     }
@@ -41,7 +41,7 @@ pub struct EpochStart {
 /// Members of a unit, at most.
 pub const MEMBERS_MAX: usize = 16;
 
-/// Epochs that a map remembers. Whoever missed more is refilled as a whole.
+/// Epochs that a map remembers. A member that missed more is refilled as a whole.
 pub const LINEAGE_MAX: usize = 32;
 
 /// One unit in the cluster map.
@@ -60,8 +60,7 @@ pub struct UnitMap {
     pub metadata_only: Vec<NodeId>,
     /// Members that have every record that was acknowledged; the primary is one of them.
     pub in_sync: Vec<NodeId>,
-    /// The epochs that the unit's records are of, oldest first. The epochs of primaries whose records were all lost are
-    /// not among them.
+    /// The epochs of the unit's records, oldest first, except those of primaries that lost all their records.
     pub lineage: Vec<EpochStart>,
 }
 
@@ -76,7 +75,7 @@ impl UnitMap {
         self.metadata_only.contains(&node)
     }
 
-    /// Members in sync that have the data of files: into whose memories clients reach.
+    /// Members in sync that have the data of files: clients access their memories.
     pub fn full_in_sync(&self) -> Vec<NodeId> {
         let in_sync = self.in_sync.iter().copied();
         in_sync
@@ -84,11 +83,11 @@ impl UnitMap {
             .collect()
     }
 
-    /// What is not possible in this map: such a map is not taken. Above all, it must leave somebody in sync who can be
+    /// Returns why this map is invalid: such a map is rejected. Above all, it must leave a member in sync that can be
     /// primary.
     pub fn fault(&self, defects: &Defects) -> Option<&'static str> {
         let is_member = |node: &NodeId| self.members.contains(node);
-        // In order, so that of one set there is one map: nobody proposes the same anew.
+        // Sorted, so that one set has one map: the same is never proposed again.
         let is_set = |list: &[NodeId]| list.is_sorted_by(|a, b| a < b);
         let may_serve = |node: &NodeId| {
             !self.is_metadata_only(*node) || defects.has(Defect::PromoteMetadataOnly)
@@ -109,7 +108,7 @@ impl UnitMap {
             );
         }
         if !self.in_sync.iter().any(may_serve) {
-            return Some("nobody in sync can be primary");
+            return Some("no member in sync can be primary");
         }
         if self.primary != NOBODY && !(self.is_in_sync(self.primary) && may_serve(&self.primary)) {
             return Some("the primary is not in sync, or has no data");
@@ -136,7 +135,7 @@ impl UnitMap {
         self.lineage.sort_by_key(|of| of.epoch);
     }
 
-    /// The map in which `node`, whose last record is `tail`, begins a new epoch with these members in sync.
+    /// The map in which `node`, with last record `tail`, begins a new epoch with these members in sync.
     pub fn promote(&self, node: NodeId, tail: Sequence, in_sync: Vec<NodeId>) -> UnitMap {
         let epoch = self.epoch + 1;
         let mut lineage: Vec<_> = self.lineage.clone();
@@ -157,8 +156,8 @@ impl UnitMap {
         }
     }
 
-    /// The map in which `new` has the place of `old`, whose machine is gone for good. None as long as `old` is in sync, for
-    /// then it may serve, or be the last that has what was acknowledged.
+    /// The map in which `new` replaces `old`, a permanently lost machine. None as long as `old` is in sync, for then it
+    /// may serve, or be the last that has all that was acknowledged.
     pub fn replace(&self, old: NodeId, new: NodeId) -> Option<UnitMap> {
         let is_possible = self.members.contains(&old) && !self.is_in_sync(old);
         if !is_possible || self.members.contains(&new) {
@@ -174,8 +173,8 @@ impl UnitMap {
         Some(next)
     }
 
-    /// How much of a member's history, whose epochs began at `history` and which ends at `tail`, is the unit's: the
-    /// position up to which its records are the same. `None` if the map does not reach back that far.
+    /// Common part of a member's history, which has epochs beginning at `history` and ends at `tail`, with the unit's:
+    /// the position up to which its records are the same. `None` if the map does not reach back that far.
     pub fn common_prefix(&self, history: &[EpochStart], tail: Sequence) -> Option<u64> {
         let end_of = |list: &[EpochStart], epoch: u32, end: u64| {
             let next = list.iter().find(|of| of.epoch > epoch);
@@ -218,11 +217,11 @@ mod tests {
         let cases: [(Starts, Starts, u64, Option<u64>); 6] = [
             // Nothing new since.
             (&[(1, 0)], &[(1, 0)], 900, Some(900)),
-            // An old primary that went on alone.
+            // An old primary that continued alone.
             (&[(1, 0), (2, 900)], &[(1, 0)], 1000, Some(900)),
             // One that stopped earlier.
             (&[(1, 0), (2, 900)], &[(1, 0)], 800, Some(800)),
-            // An epoch whose records all were lost, though the unit went on behind its start.
+            // An epoch with all records lost, though the unit continued after its start.
             (&[(1, 0), (3, 1000)], &[(1, 0), (2, 900)], 950, Some(900)),
             // Several epochs missed.
             (
@@ -298,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_promoted_brings_the_epochs_of_its_own_records() {
+    fn a_new_primary_brings_the_epochs_of_its_own_records() {
         let mut before = map(&[(1, 0), (3, 900)]);
         before.adopt(&starts(&[(1, 0), (2, 900)]));
         let after = before.promote(7, Sequence::new(2, 960), vec![7]);
@@ -306,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_promoted_leaves_out_epochs_it_has_not_seen() {
+    fn a_new_primary_leaves_out_epochs_it_has_not_seen() {
         let before = map(&[(1, 0), (2, 900)]);
         let after = before.promote(7, Sequence::new(1, 1000), vec![7]);
         assert_eq!(after.lineage, starts(&[(1, 0), (3, 1000)]));

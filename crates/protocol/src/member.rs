@@ -1,16 +1,16 @@
-//! A member of a unit: it follows the primary, stands for its place when it is gone, or is the primary.
+//! A member of a unit: it follows the primary, stands for primary when the primary is lost, or is the primary.
 //!
 //! - `follow`: records in, tails out; gaps, missing data;
 //! - `fetch`: which image bytes are missing, and on their way;
 //! - `join`: coming back after having been away;
-//! - `elect`: who is next;
+//! - `elect`: election of the next primary;
 //! - `serve`: the primary's view of the others, leases, shipping of records;
-//! - `defer`: what the primary does when it has nothing else to do;
+//! - `defer`: work of an idle primary;
 //! - `requests`, `execute`, `sessions`, `locks`, `replay`: what clients ask of the primary;
 //! - `lend`: leases for what clients keep, and their recall;
 //! - `grants`: keys for clients that reach into the members' memories, and their end;
 //! - `bounds`: how much of it is kept;
-//! - `view`: what a primary knows, for those who watch it.
+//! - `view`: state of a primary, for observers.
 
 mod bounds;
 mod defer;
@@ -46,7 +46,7 @@ use follow::Following;
 use join::Joining;
 use serve::Primary;
 
-/// What a member does at the moment.
+/// Current role of a member.
 enum Role {
     Following(Following),
     Standing(Candidacy),
@@ -64,7 +64,7 @@ pub struct Member {
     defects: Defects,
     map: UnitMap,
     role: Role,
-    /// Up to where this pool's records reach. While the role is `Serving`, the primary knows.
+    /// End of this pool's records. While the role is `Serving`, the primary knows it.
     tail: Sequence,
     /// The epochs of the records that this pool has.
     history: Vec<EpochStart>,
@@ -77,7 +77,7 @@ pub struct Member {
     out: Out,
 }
 
-/// What a machine has to say.
+/// Output of a state machine.
 #[derive(Default)]
 pub(crate) struct Out {
     pub with_parity: bool,
@@ -86,8 +86,8 @@ pub(crate) struct Out {
 }
 
 impl Member {
-    /// A member whose process just started: its pool is open for following, has records up to `tail`, and those that its
-    /// ring holds are of the epochs `history`.
+    /// A member with a process that just started: its pool is open for following, has records up to `tail`, and those
+    /// in its ring are of the epochs `history`.
     pub fn new(
         node: NodeId,
         options: Options,
@@ -113,14 +113,14 @@ impl Member {
             keys: BTreeMap::new(),
             out,
         };
-        // What the process promised before it ended, it does not know any more.
+        // It does not know any more what the process promised before it ended.
         if !member.defects.has(Defect::ForgetPromiseAtRestart) {
             member.promise(now);
         }
         member
     }
 
-    /// The newest map that this member knows.
+    /// The newest map that this member has received.
     pub fn map(&self) -> &UnitMap {
         &self.map
     }
@@ -153,11 +153,11 @@ impl Member {
                 self.role = Role::Closing;
                 self.out.intents.push_back(Intent::Follow);
             }
-            // The tail is not known before the pool is open or closed; then this is looked at again.
+            // The tail is not known before the pool is open or closed; then this is checked again.
             Role::Opening | Role::Closing => {}
             Role::Following(following) if same_epoch => {
                 following.is_welcome = false;
-                // Who is in sync has come back: an answer that is still on its way means no more.
+                // A member in sync has rejoined: an answer in flight has no meaning any more.
                 if self.map.is_in_sync(self.node) {
                     following.joining = Joining::No;
                 }
@@ -200,7 +200,7 @@ impl Member {
         self.map.is_metadata_only(self.node)
     }
 
-    /// Whether the unit does not have this member, or not any more: it asks nobody for anything.
+    /// Whether the map does not list this member, or not any more: it sends no requests.
     fn is_outside(&self) -> bool {
         self.map.version > 0 && !self.map.members.contains(&self.node)
     }
@@ -210,7 +210,7 @@ impl Member {
         self.map.common_prefix(&self.history, self.tail) == Some(self.tail.number)
     }
 
-    /// A message arrived. What is no message, or of another cluster, is dropped.
+    /// A message arrived. Invalid messages, and those of another cluster, are dropped.
     pub fn handle_message(&mut self, now: u64, bytes: &[u8]) {
         let Ok(message) = Message::decode(bytes, &self.defects) else {
             return;
@@ -242,7 +242,7 @@ impl Member {
         }
     }
 
-    /// An intent was carried out.
+    /// An intent was executed.
     pub fn handle_completion(&mut self, now: u64, completion: Completion) {
         match completion {
             Completion::Proposed { map } => {

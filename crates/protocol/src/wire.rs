@@ -6,10 +6,10 @@
 //! 32 request 8 | from 4 | length 4
 //! 48 body, `length` bytes
 //! ```
-//! Little-endian. `crc` is the CRC32C of everything but itself. Where the body may carry much (records, data, image bytes)
-//! it covers the header and the body's length only: such bodies are sent in halves, which have checksums of their own and
-//! allow repair ([`crate::halves`]). Lengths are bounded, and nothing may follow. Positions and times are below 2^62, so
-//! that sums of them do not overflow.
+//! Little-endian. `crc` is the CRC32C of everything but itself. Where the body may be long (records, data, image bytes)
+//! it covers the header and the body's length only: such bodies are sent in halves, which have separate checksums and
+//! allow repair ([`crate::halves`]). Lengths are bounded, and nothing may follow. Positions and times are below 2^62,
+//! so that sums of them do not overflow.
 
 pub mod active;
 mod bytes;
@@ -54,14 +54,14 @@ pub const BODY_MAX: usize = 4 << 20;
 #[error("a message was dropped: {0}")]
 pub struct Malformed(pub &'static str);
 
-/// What the receiver of a message does about an answer.
+/// How the receiver of a message answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// It gives none: records, and what is an answer itself. Tails tell what became of records.
+    /// It gives none: records, and answers themselves. Tails report the result of records.
     NoReply,
     /// It answers before anything else that may wait.
     Immediate,
-    /// It answers when nobody else wants anything, a little at a time: rebuilding.
+    /// It answers when there is no other work, a little at a time: rebuilding.
     Deferred,
 }
 
@@ -70,16 +70,16 @@ pub enum Mode {
 pub enum Fetch {
     /// Data that a record names and this member, in sync, did not get. Checked against the record.
     Data,
-    /// A range that may differ from the unit's. Handed out only when all members in sync have what it shows.
+    /// A range that may differ from the unit's. Returned only when all members in sync have its contents.
     Refill,
-    /// As for a refill, for a member that has metadata only: data, and what is free, is left out.
+    /// As for a refill, for a metadata-only member: data and free blocks are left out.
     Metadata,
 }
 
-/// What a message says.
+/// Contents of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// From the primary: it is there. The lease it asks for counts from `sent_at_ns` of its own clock.
+    /// From the primary: it is alive. The requested lease counts from `sent_at_ns` of its own clock.
     Heartbeat {
         /// Time of the primary's clock.
         sent_at_ns: u64,
@@ -118,7 +118,7 @@ pub enum Body {
     },
     /// Image bytes are missing.
     Fetch {
-        /// Why.
+        /// Reason for the fetch.
         fetch: Fetch,
         /// First byte.
         offset: u64,
@@ -127,7 +127,7 @@ pub enum Body {
     },
     /// Image bytes.
     Range {
-        /// As asked.
+        /// Reason, as requested.
         fetch: Fetch,
         /// First byte.
         offset: u64,
@@ -178,7 +178,7 @@ pub enum Body {
         /// No two keys are the same, of no two processes either.
         key: u64,
     },
-    /// From the primary: the session is over, nothing may land with a key of it any more.
+    /// From the primary: the session has ended, no access may arrive with its key any more.
     CloseKey {
         /// The session.
         session: u64,
@@ -190,7 +190,7 @@ pub enum Body {
     },
     /// A client asks for a session. `request` is a number it never used before.
     OpenSession,
-    /// The session, in the envelope, and how many requests it may have under way.
+    /// The session, in the envelope, and the number of requests that it may have in flight.
     SessionOpened {
         /// Number of slots.
         slots: u16,
@@ -212,22 +212,22 @@ pub enum Body {
         slot: u16,
         /// When a write returns.
         acknowledge: Acknowledge,
-        /// The client keeps what it reads for as long as it has a lease.
+        /// The client caches its reads for as long as it has a lease.
         wants_lease: bool,
-        /// What to do.
+        /// The operation to execute.
         operation: Operation,
     },
-    /// What a request came to.
+    /// Result of a request.
     Reply {
         /// The slot.
         slot: u16,
-        /// What came out.
+        /// Outcome of the operation.
         outcome: Outcome,
         /// Where its record ends, 0 if it made none.
         position: u64,
         /// All members in sync have the records below.
         confirmed: u64,
-        /// The client may keep what the outcome shows.
+        /// The client may cache the contents of the outcome.
         grant: Grant,
     },
     /// From the primary: the session's leases of an inode that were granted before have to end.
@@ -256,7 +256,7 @@ pub enum Body {
         /// In the order of their records.
         replays: Vec<Replay>,
     },
-    /// All replays of the session were carried out, but for these, and all members in sync have them.
+    /// All replays of the session were executed, except these, and all members in sync have them.
     Resumed {
         /// One for each file.
         refusals: Vec<Refusal>,
@@ -297,14 +297,14 @@ pub enum Body {
 /// A message, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// From whom and about what.
+    /// Sender and subject.
     pub envelope: Envelope,
-    /// What it says.
+    /// Contents of the message.
     pub body: Body,
 }
 
 impl Body {
-    /// How this message is answered. The kind says it, and of a fetch its reason.
+    /// How this message is answered. The kind determines it, and for a fetch its reason.
     pub fn mode(&self) -> Mode {
         match self {
             Body::Fetch {
@@ -695,7 +695,7 @@ impl Body {
     }
 }
 
-/// How many requests are replayed, or were.
+/// Number of requests that are replayed, or were.
 fn read_replays(from: &mut Reader<'_>) -> Result<usize, Malformed> {
     match usize::from(from.u16()?) {
         count if count <= REPLAYS_MAX => Ok(count),

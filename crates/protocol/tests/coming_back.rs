@@ -1,4 +1,4 @@
-//! A member that comes back: what it makes of answers that are late, and of data that is newer than its records.
+//! A member that rejoins: its handling of late answers, and of data that is newer than its records.
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
@@ -45,14 +45,14 @@ impl Scene {
         self.member.handle_message(self.now, &bytes);
     }
 
-    /// What the member says next.
+    /// The member's next messages.
     fn said(&mut self) -> Vec<Message> {
         let sent = std::iter::from_fn(|| self.member.poll_transmit());
         sent.map(|it| Message::decode(&it.bytes, &Defects::default()).expect("a message"))
             .collect()
     }
 
-    /// Some time later the member asks to come back: the number of its question.
+    /// Some time later the member asks to rejoin: the number of its question.
     fn asks(&mut self) -> u64 {
         self.now += 100 * MILLISECOND;
         self.member.handle_timeout(self.now);
@@ -151,7 +151,7 @@ fn only_data_that_was_fetched_is_taken_as_newer() {
     scene.ingested(std::slice::from_ref(&first));
     scene.fetches(&first);
     scene.ingests(NamedData::Required);
-    // Of this nothing was fetched yet.
+    // No part of this was fetched yet.
     scene.ingested(std::slice::from_ref(&second));
     scene.fetches(&second);
     scene.ingests(NamedData::Required);
@@ -159,7 +159,7 @@ fn only_data_that_was_fetched_is_taken_as_newer() {
     scene.ingests(NamedData::Reported);
 }
 
-/// A member with this tail that knows a map of these members, in which 1 is primary and alone in sync.
+/// A member with this tail and a map of these members, in which 1 is primary and alone in sync.
 fn member(tail: u64, members: Vec<u32>) -> Member {
     let lineage = vec![START];
     let map = UnitMap {
@@ -192,7 +192,7 @@ fn a_pool_that_was_only_formatted_is_refilled_as_a_whole() {
 }
 
 #[test]
-fn who_does_not_belong_to_the_unit_asks_for_nothing() {
+fn a_node_outside_of_the_unit_sends_no_requests() {
     let mut member = member(TAIL, vec![1, 2]);
     assert_eq!(member.poll_timeout(), None);
     member.handle_timeout(100 * MILLISECOND);

@@ -1,4 +1,4 @@
-//! The fixed corpus of the fuzz targets: what was once found, and seeds. `scripts/fuzz.sh` looks for more.
+//! The fixed corpus of the fuzz targets: earlier findings, and seeds. `scripts/fuzz.sh` searches for more.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ fn run(target: &str, entry_point: fn(&[u8])) {
     }
 }
 
-/// Scripts of a simple generator, so that the tests look a little beyond the corpus.
+/// Scripts of a simple generator, so that the tests search a little beyond the corpus.
 fn random_scripts(entry_point: fn(&[u8])) {
     let mut state = 1_u64;
     let mut next = || {

@@ -1,4 +1,4 @@
-//! `docs/PROTOCOL.md` against the code: every rule says which defect breaks it, and every defect breaks a rule.
+//! `docs/PROTOCOL.md` against the code: every rule names the defect that breaks it, and every defect breaks a rule.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeSet;

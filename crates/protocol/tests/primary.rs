@@ -1,4 +1,4 @@
-//! What a primary does about writes.
+//! A primary's handling of writes.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -51,7 +51,7 @@ fn primary_with(options: Options) -> (Member, u64) {
     (member, now)
 }
 
-/// What the store is to carry out.
+/// Operations for the store to execute.
 fn executes(member: &mut Member) -> Vec<Ticket> {
     let intents = std::iter::from_fn(|| member.poll_intent());
     let ticket = |intent| match intent {
@@ -98,7 +98,7 @@ fn a_primary_that_cannot_carry_out_a_replay_says_so() {
     assert_eq!(resumed, vec![Body::Resumed { refusals }; 2]);
 }
 
-/// The next primary takes what has a lower number than the last one of its slot for done.
+/// The next primary considers numbers below the last one of a slot as done.
 #[test]
 fn after_a_refused_replay_no_other_of_its_slot_is_carried_out() {
     let (mut member, now) = primary();
@@ -129,7 +129,7 @@ fn after_a_refused_replay_no_other_of_its_slot_is_carried_out() {
 }
 
 #[test]
-fn what_is_about_to_be_named_is_not_changed_in_place() {
+fn data_about_to_be_named_is_not_changed_in_place() {
     let (mut member, now) = primary();
     let epoch = member.map().epoch;
     let named = Operation::Write {

@@ -1,4 +1,4 @@
-//! Writes that their user believes to be done, and that are refused: the next fsync of the file says so, once.
+//! Writes that their user considers done, and that are refused: the next fsync of the file reports it, once.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -77,7 +77,7 @@ impl Scene {
         events.map(error).collect()
     }
 
-    /// What an fsync says that the primary has nothing against.
+    /// Result of an fsync to which the primary has no objection.
     fn syncs(&mut self) -> Option<ErrorCode> {
         self.ask(Operation::Sync { file: FILE }, Acknowledge::Primary);
         self.is_answered(None, 0);
@@ -86,7 +86,7 @@ impl Scene {
         told[0]
     }
 
-    /// Another epoch: what the client replays.
+    /// Another epoch: the client's replays.
     fn takeover(&mut self) -> Vec<Replay> {
         let tail = Sequence::new(self.map.epoch, 640);
         self.map = self.map.promote(0, tail, vec![0]);
@@ -152,7 +152,7 @@ fn the_next_fsync_tells_of_a_replay() {
     scene.ask(write(), Acknowledge::Primary);
     scene.is_answered(None, 640);
     assert_eq!(scene.told(), [None]);
-    // The same message once more says nothing about what was written since.
+    // A repetition of the same message says nothing about writes since.
     scene.hear(0, resumed);
     assert_eq!(scene.syncs(), None);
     assert_eq!(scene.takeover().len(), 1);

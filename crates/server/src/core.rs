@@ -17,7 +17,7 @@ use store::Error;
 
 use crate::pool::UnitPool;
 
-/// What surrounds a member: it opens memory to transfers, and may watch or stop what the member does.
+/// The environment of a member: it opens memory to transfers, and may observe or stop the member's actions.
 pub trait Host {
     /// Executes [`Intent::OpenKey`] and [`Intent::CloseKey`], and breaks with the completion, or without one if it has not
     /// ended: then the member asks again if it matters. Every other intent is for the pool.
@@ -32,7 +32,7 @@ pub trait Host {
     }
 }
 
-/// What a step leads to.
+/// Result of a step.
 #[derive(Debug, Default)]
 pub struct Output {
     /// Messages to send, in order.
@@ -43,13 +43,13 @@ pub struct Output {
     pub timeout: Option<u64>,
 }
 
-/// An intent that the pool could not execute. The member cannot go on.
+/// An intent that the pool could not execute. The member cannot continue.
 #[derive(Debug, thiserror::Error)]
 #[error("{intent} failed: {source}")]
 pub struct Failed {
     /// The intent.
     pub intent: &'static str,
-    /// Why.
+    /// Cause of the failure.
     pub source: Error,
 }
 
@@ -74,7 +74,7 @@ impl Core {
         let pool = UnitPool::open(region, store, options)?.with_defects(defects);
         let (tail, history) = pool.position();
         let (mut options, defects) = (options.clone(), defects.clone());
-        // The ring must hold what a slow member will ask for, and more.
+        // The ring must hold the records that a slow member will request, and more.
         options.window = options.window.min(pool.ring_length() / 2);
         Ok(Core {
             member: Member::new(node, options, defects, tail, history, now),

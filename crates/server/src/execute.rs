@@ -40,7 +40,7 @@ impl Serving {
         slot: Option<&Slot>,
     ) -> Completion {
         let before = self.executor.store.tail().number;
-        // Before the change, whose record is to carry the answer. This record counts though the change may fail.
+        // Before the change: its record contains the answer. This record counts though the change may fail.
         if let Err(error) = self.prepare(operation, slot) {
             return self.noted(ticket, Err(error));
         }
@@ -122,7 +122,7 @@ impl Serving {
         }
     }
 
-    /// Notes an answer in a record of its own, for a request that had nothing to change, and returns where that ends.
+    /// Stores an answer in a separate record, for a request that had nothing to change, and returns the record's end.
     fn note_answer(&self, slot: &Slot, operation: &Operation, outcome: &Outcome) -> Option<u64> {
         let (mut answer, _) = expected(operation);
         if matches!(

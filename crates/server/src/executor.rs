@@ -1,4 +1,4 @@
-//! Executes operations on a store. It knows nothing of slots, locks and grants: those belong to sessions of a unit.
+//! Executes operations on a store. It has no slots, locks and grants: those belong to sessions of a unit.
 
 mod data;
 mod names;
@@ -11,7 +11,7 @@ use store::{Error, Node, Store, Transaction};
 
 use crate::holds::Holds;
 
-/// A request: an operation, and who asks for it.
+/// A request: an operation, and its sender.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// Its session and number. One that is executed twice takes or releases holds once.
@@ -37,7 +37,7 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// For a store that is open for changes.
+    /// Creates an executor for a store that is open for changes.
     pub fn new(store: Store, unit: u16) -> Executor {
         Executor {
             store,
@@ -172,7 +172,7 @@ impl Executor {
         })
     }
 
-    /// Reads something of one file. The version is read afterwards, so that it is not older than what was read.
+    /// Reads from one file. The version is read afterwards, so that it is not older than the data.
     fn look(
         &self,
         file: FileId,
@@ -184,7 +184,7 @@ impl Executor {
         Ok(Executed { outcome, version })
     }
 
-    /// The inode of a file; files of the system directory belong to nobody else.
+    /// The inode of a file; files of the system directory are reserved.
     pub(crate) fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {
         if file.inode == store::SYSTEM || file.unit != self.unit {
             return Err(Error::Stale);

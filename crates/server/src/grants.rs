@@ -42,7 +42,7 @@ impl Serving {
         }
     }
 
-    /// Frees what is left in a grant.
+    /// Frees the rest of a grant.
     pub fn free_grant(&self, ticket: Ticket, index: u32) -> Completion {
         let freed = self.grant(index).and_then(|grant| {
             let blocks = self.executor.store.attributes(&grant).size / BLOCK as u64;
@@ -60,7 +60,7 @@ impl Serving {
         }
     }
 
-    /// Carries out what clients need that reach into the members' memories. A grant is the asking session's.
+    /// Executes requests of clients that access the members' memories. A grant is the requesting session's.
     pub fn run_active(
         &self,
         transaction: &mut Transaction<'_>,
@@ -161,7 +161,7 @@ impl Serving {
                 };
                 Ok(shown(outcome, 0))
             }
-            // Whoever has sent the data has it still.
+            // The sender of the data still has it.
             Err(Error::Corrupt { .. }) => {
                 let tail = self.executor.store.tail().number;
                 Ok(shown(again(), tail))

@@ -1,4 +1,4 @@
-//! Joins protocol and store: carries out on a pool what a member of a unit decides.
+//! Joins protocol and store: executes the decisions of a member of a unit on a pool.
 //!
 //! [`Core`] is a member at work: the state machine and its pool, driven by a node or by the simulation.
 //! [`node::Node`] is a process of a cluster, and [`membership`] keeps the cluster map for all of them.

@@ -16,7 +16,7 @@ pub enum MembershipError {
     /// A system call failed.
     #[error("cannot {action} the cluster map {path}: {source}; {advice}")]
     System {
-        /// What was tried.
+        /// Action that failed.
         action: &'static str,
         /// The file.
         path: String,
@@ -32,15 +32,15 @@ pub enum MembershipError {
     Invalid {
         /// The file.
         path: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
-    /// etcd does not answer, or cannot be asked.
+    /// etcd does not answer, or is unreachable.
     #[error("etcd: {0}")]
     Etcd(String),
 }
 
-/// The map that this JSON is, validated; else what is wrong with it.
+/// The map in this JSON, validated; else the problem.
 fn parse(text: &[u8]) -> Result<ClusterMap, String> {
     let map: ClusterMap = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     map.fault().map_or(Ok(map), |fault| Err(fault.into()))

@@ -5,7 +5,7 @@
 //!                                      ▲        │
 //!   watcher thread ── cluster maps ────┘        └── maps to propose ──► proposer thread
 //! ```
-//! The service thread never blocks on anything but its messenger. Connecting, TLS and membership have threads of their own.
+//! The service thread blocks only in its messenger. Connecting, TLS and membership have separate threads.
 
 mod absence;
 mod clock;
@@ -43,13 +43,13 @@ use service::Service;
 
 /// The number of the one unit that a cluster has.
 const UNIT: u16 = 0;
-/// How long the listener waits for callers before it looks whether the node stops.
+/// How long the listener waits for callers before it checks whether the node stops.
 const LISTEN_FOR: Duration = Duration::from_millis(200);
 
 /// Takes a line for the log.
 pub type Log = Arc<dyn Fn(std::fmt::Arguments<'_>) + Send + Sync>;
 
-/// What other threads have for the service thread.
+/// Input from other threads to the service thread.
 enum Input {
     /// The cluster map has changed.
     Map(ClusterMap),
@@ -59,7 +59,7 @@ enum Input {
     Status(Sender<NodeStatus>),
     /// Keep messages for a client inside from now on.
     Attach(Outbox),
-    /// Stop.
+    /// The node must stop.
     Stop,
 }
 
@@ -86,7 +86,7 @@ impl Stop {
 }
 
 impl Inbox {
-    /// Whether the node goes on.
+    /// Whether the node continues.
     fn is_open(&self) -> bool {
         !*self.stop.is_stopping.lock()
     }
@@ -225,7 +225,7 @@ impl Node {
     /// Waits until the node ends.
     ///
     /// # Errors
-    /// Why it ended, unless it was told to.
+    /// Waits for the end; returns why it ended, unless it was stopped.
     pub fn wait(mut self) -> Result<(), NodeError> {
         let Some(service) = self.service.take() else {
             return Ok(());
@@ -260,7 +260,7 @@ impl Asker {
         answered.recv_timeout(timeout).ok()
     }
 
-    /// Tells the node to end.
+    /// Makes the node stop.
     pub fn stop(&self) {
         self.0.send(Input::Stop);
     }

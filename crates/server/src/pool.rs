@@ -35,14 +35,14 @@ pub struct UnitPool {
     defects: Defects,
 }
 
-/// Sessions that are over and left blocks in their grants, with their places in the table.
+/// Ended sessions that left blocks in their grants, with their indexes in the table.
 type LeftGrants = Vec<(u64, u32)>;
 
 impl UnitPool {
     /// Opens a pool to follow in a unit with these options.
     ///
     /// # Errors
-    /// Those of opening a pool, and options that cannot be.
+    /// Those of opening a pool, and invalid options.
     pub fn open(
         region: Region,
         options: Options,
@@ -110,10 +110,10 @@ impl UnitPool {
         }
     }
 
-    /// Carries out an intent. What has no completion gives none. Proposals are not for a pool.
+    /// Executes an intent. An intent without a completion returns none. Proposals are not for a pool.
     ///
     /// # Errors
-    /// What keeps the pool from going on: damage, or that it is not open for this.
+    /// An error that stops the pool: damage, or that it is not open for this.
     pub fn carry_out(&mut self, intent: Intent) -> Result<Option<Completion>, Error> {
         match intent {
             Intent::OpenForWriting { epoch } => self.open_for_writing(epoch).map(Some),
@@ -289,7 +289,7 @@ fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<
             length,
             most,
         } => {
-            // A range that is not in the image was asked for by mistake, or by somebody who means no good.
+            // A range outside of the image was requested by mistake, or by an attacker.
             let (skipped, bytes) = match fetch {
                 Fetch::Metadata => {
                     let range = offset..offset.checked_add(length.into())?;

@@ -11,7 +11,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use server::membership::{EtcdMembership, EtcdOptions, Membership};
 use server::node::{Node, NodeConfig, NodeStatus};
 
-/// How long anything may take on a busy machine.
+/// Time limit on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// An etcd of one or three members in this test's directory.
@@ -21,7 +21,7 @@ struct Etcd {
     options: EtcdOptions,
 }
 
-/// Makes the certificates of an authority, of etcd, and of a client. Returns what a client needs, and etcd's arguments.
+/// Makes the certificates of an authority, of etcd, and of a client. Returns the client's files, and etcd's arguments.
 fn certificates(directory: &std::path::Path) -> (EtcdOptions, Vec<String>) {
     let write = |name: &str, text: String| {
         let path = directory.join(name);
@@ -139,7 +139,7 @@ impl Etcd {
         EtcdMembership::open(&self.options, "lab").expect("the options are right")
     }
 
-    /// What the service answers as soon as it answers.
+    /// The map, as soon as the service answers.
     fn read(&self) -> Option<ClusterMap> {
         let (start, membership) = (Instant::now(), self.membership());
         loop {
@@ -255,7 +255,7 @@ fn with_tls_only_those_with_a_certificate_of_the_authority_are_answered() {
     assert!(unusable.contains("/nowhere/key.pem"), "{unusable}");
 }
 
-/// Nodes in this process whose map is in etcd.
+/// Nodes in this process with a map in etcd.
 struct Nodes {
     nodes: Vec<Option<Node>>,
     directory: PathBuf,
@@ -344,14 +344,14 @@ fn nodes_serve_without_etcd_and_get_a_new_primary_only_with_it() {
     let revision = etcd.read().expect("there is a map").version;
     let compacted = ureq::post(url).send(format!("{{\"revision\": {revision}}}"));
     assert!(compacted.is_ok(), "{compacted:?}");
-    // Without a quorum the leases of the nodes go on.
+    // Without a quorum the leases of the nodes continue.
     etcd.kill_member(1);
     let primary = nodes.wait("one serves", |serving| !serving.is_empty())[0];
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(3) {
         nodes.wait("it goes on", |serving| serving == [primary]);
     }
-    // Nobody takes over as long as etcd does not answer.
+    // No member takes over as long as etcd does not answer.
     nodes.nodes[primary] = None;
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(3) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use server::membership::{DirectoryMembership, Membership};
 use server::node::{Node, NodeConfig, NodeError, NodeStatus, Role};
 
-/// How long anything may take on a busy machine.
+/// Time limit on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Scratch(PathBuf);

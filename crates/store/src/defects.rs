@@ -7,7 +7,7 @@ pub struct Defects {
     pub skip_record_flush: bool,
     /// An operation answers without the fence that makes its record persistent.
     pub skip_record_fence: bool,
-    /// Data that a record names by reference is not made persistent before the record.
+    /// Out-of-line data of a record is not made persistent before the record.
     pub skip_data_fence: bool,
     /// The image changes before the record is persistent.
     pub apply_before_commit: bool,
@@ -21,7 +21,7 @@ pub struct Defects {
     pub reclaim_unfenced: bool,
     /// Blocks freed by a record can be filled before that record is persistent.
     pub reuse_before_commit: bool,
-    /// Recovery writes old data over blocks that a later record names by reference.
+    /// Recovery writes old data over blocks that a later record names.
     pub replay_over_references: bool,
     /// A file's last link goes without a note that its inode is to be reclaimed.
     pub forget_orphans: bool,

@@ -2,10 +2,10 @@
 
 use operations::ErrorCode;
 
-/// Why an operation of the store failed. Each message says what and, where it helps, what to do.
+/// Reasons why an operation of the store failed. Each message says what failed and, where it helps, what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// No such name in the directory.
+    /// The directory has no entry with this name.
     #[error("there is no file or directory of this name")]
     NotFound,
     /// The name is taken.
@@ -47,10 +47,10 @@ pub enum Error {
          which symbolic links do not have"
     )]
     NoNamespace,
-    /// What is not a directory has nothing to hand on.
+    /// Only directories have default lists.
     #[error("only directories have default access control lists")]
     NoDefaultAcl,
-    /// What has no data of its own has no attributes of users.
+    /// Only files and directories have attributes of users.
     #[error("only files and directories have extended attributes of users")]
     NotForUsers,
     /// A flag keeps it from being changed.
@@ -58,7 +58,7 @@ pub enum Error {
         "this is immutable or may only be appended to; take the flag away first, through a mount with `chattr -i -a`"
     )]
     Guarded,
-    /// What is moved within a file in one change must fit into one record.
+    /// A move within a file in one change must fit into one record.
     #[error("the file is in too many pieces to move them all in one change; copy the file first")]
     TooManyPieces,
     /// An argument that no operation takes.
@@ -67,7 +67,7 @@ pub enum Error {
     /// The inode was removed.
     #[error("the file was removed")]
     Stale,
-    /// Bytes in the pool that cannot be right.
+    /// Bytes in the pool are invalid.
     #[error("{what} in block {block} of the image is damaged; run `tako check`")]
     Corrupt {
         /// Which structure.
@@ -88,7 +88,7 @@ pub enum Error {
     WrongVersion {
         /// Version in the pool.
         found: u32,
-        /// Version this program knows.
+        /// Version that this program supports.
         known: u32,
     },
     /// A feature that this program must not ignore.
@@ -106,8 +106,7 @@ pub enum Error {
     },
     /// The other pools of its unit hold the same image.
     #[error(
-        "the pool is one of a storage unit and is not changed by itself; what it lacks it gets from the others of the \
-         unit when it joins them again"
+        "the pool belongs to a storage unit; start `tako serve`, and it resynchronizes from the other members"
     )]
     OfUnit,
     /// Both copies of the ring's state are damaged.
@@ -118,7 +117,7 @@ pub enum Error {
     BadRecord {
         /// Where the record was to go.
         number: u64,
-        /// What is wrong with it.
+        /// The problem.
         what: &'static str,
     },
     /// mkfs was asked for something that cannot work.

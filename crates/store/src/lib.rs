@@ -1,13 +1,14 @@
-//! What the bytes in a pool mean.
+//! The meaning of the bytes in a pool.
 //!
 //! A pool holds a superblock, a **record ring** and an **image**. Every change of the image is one record: it is
 //! written into the ring, flushed and fenced (then it is committed), and only then applied to the image. Recovery
 //! replays the ring. See `docs/LAYOUT.md` for the bytes and `docs/ARCHITECTURE.md` for the picture.
 //!
-//! Reading order: [`layout`] (bytes), `image` (where they are), `ring` (the order of changes), `change` (one atomic
-//! change) with `transaction` (its context), `allocator`, `tree` (extents of a file), `owners` (of blocks that files share),
-//! `directory` (names), then the operations in `file`, `share`, `fallocate`, `names`, `attributes`, `flags`, `xattr` and `acl`, `recover` and [`check`]. Last what a unit of several pools needs: `replica` (a pool that follows another
-//! one's records), `held` and `grant`.
+//! Reading order: [`layout`] (bytes), `image` (their location), `ring` (the order of changes), `change` (one atomic
+//! change) with `transaction` (its context), `allocator`, `tree` (extents of a file), `owners` (of blocks that files
+//! share), `directory` (names), then the operations in `file`, `share`, `fallocate`, `names`, `attributes`, `flags`,
+//! `xattr` and `acl`, `recover` and [`check`]. Last the parts for a unit of several pools: `replica` (a pool that
+//! follows another pool's records), `held` and `grant`.
 #![forbid(unsafe_code)]
 
 #[cfg(target_endian = "big")]
@@ -58,8 +59,7 @@ pub use store::{Options, Store};
 /// Bytes in a block, the unit of allocation and of data checksums.
 pub const BLOCK: usize = 4096;
 pub use operations::ROOT;
-/// The inode number of the system directory: a root of its own, for what a server keeps with the files. No path leads
-/// there.
+/// The inode number of the system directory: a separate root for data of a server. No path reaches it.
 pub const SYSTEM: u64 = 2;
 pub use operations::NAME_LENGTH_MAX;
 /// Longest write that is atomic across a crash, in bytes.

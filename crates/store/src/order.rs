@@ -1,4 +1,4 @@
-//! Locks that know their rank in the order of `docs/ARCHITECTURE.md`.
+//! Locks that know their rank in the lock order of `docs/ARCHITECTURE.md`.
 //!
 //! With debug assertions a thread that takes a lock out of order panics, whether or not another thread is in its way just
 //! then: two threads that take two locks in different orders wait for each other some day. Without, nothing is left of it.
@@ -8,24 +8,24 @@ use std::ops::{Deref, DerefMut};
 use parking_lot::{Mutex, MutexGuard};
 use pmem::BiasedLock;
 
-/// Where a lock is in the order. Who holds one may wait for later ones only.
+/// Position of a lock in the order. A thread that holds one may wait for later ones only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// Of renames between directories.
+    /// Lock of renames between directories.
     Renames,
-    /// Of an inode, by number.
+    /// Lock of an inode, by number.
     Inode(u64),
-    /// Of the counts of owners.
+    /// Lock of the owner counts.
     Owners,
-    /// Of the file that a change's reply goes to.
+    /// Lock of the file that receives a change's reply.
     ReplyFile,
-    /// Of the block that the reply goes to.
+    /// Lock of the block that receives the reply.
     Reply,
-    /// Of reclaiming.
+    /// Lock of reclaiming.
     Reclaiming,
-    /// Of one of the tables of nodes.
+    /// Lock of one of the tables of nodes.
     Table,
-    /// Of a group, by number.
+    /// Lock of a group, by number.
     Group(u64),
 }
 
@@ -37,7 +37,7 @@ pub struct Ordered<L> {
     rank: Rank,
 }
 
-/// The lock is held, and what it protects can be reached.
+/// A held lock, which gives access to the protected value.
 #[derive(Debug)]
 pub struct Guard<G> {
     // Dropped first.
@@ -47,9 +47,9 @@ pub struct Guard<G> {
 
 /// An inode that is locked for reading.
 pub type ReadGuard<'a, T> = Guard<pmem::ReadGuard<'a, T>>;
-/// What is locked for writing.
+/// A value that is locked for writing.
 pub type WriteGuard<'a, T> = Guard<pmem::WriteGuard<'a, T>>;
-/// What only one can reach.
+/// A value that is locked exclusively.
 pub type LockGuard<'a, T> = Guard<MutexGuard<'a, T>>;
 
 impl<L> Ordered<L> {
@@ -107,7 +107,7 @@ impl<T> Ordered<BiasedLock<T>> {
         Guard::new(self.lock.read(), turn)
     }
 
-    /// Takes it for writing if that needs no waiting: in any order.
+    /// Takes the lock for writing if that needs no waiting: allowed in any order.
     pub fn try_write(&self) -> Option<WriteGuard<'_, T>> {
         let guard = self.lock.try_write()?;
         Some(Guard::new(guard, self.take()))
@@ -180,7 +180,7 @@ impl Turn {
             let later = held.iter().find(|other| **other >= rank);
             assert!(
                 later.is_none(),
-                "{rank:?} is waited for by who holds {later:?}: see the order of locks in docs/ARCHITECTURE.md"
+                "a thread that holds {later:?} waits for {rank:?}: see the lock order in docs/ARCHITECTURE.md"
             );
         });
         Turn::take(rank)
@@ -247,7 +247,7 @@ mod tests {
             let _held = first.read();
             drop(first.read());
         }));
-        // What is out of order is let go all the same.
+        // A violation of the order still releases the lock.
         drop(first.write());
     }
 }

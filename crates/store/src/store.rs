@@ -22,7 +22,7 @@ use crate::order::{Ordered, Rank};
 use crate::{ATOMIC_WRITE_MAX, BLOCK, NAME_LENGTH_MAX, ROOT, SYSTEM};
 use crate::{Attributes, Statistics};
 
-/// How a pool is opened.
+/// Options for opening a pool.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Where time stamps come from.
@@ -30,7 +30,7 @@ pub struct Options {
     /// The pool is one of a unit. Blocks and inodes that a record frees stay out of use until [`Store::release_freed`]:
     /// other pools may not have the record yet. And the image may be read from outside.
     pub hold_freed: bool,
-    /// Each call stands between two system calls, as those of a mount do, and the second waits for what was stored around the
+    /// Each call occurs between two system calls, as those of a mount do, and the second one waits for stores past the
     /// caches. So parts of blocks go through the caches, and are flushed later.
     pub between_system_calls: bool,
     /// Rules to break, for tests.
@@ -96,7 +96,7 @@ impl Store {
             ahead_ns: AtomicI64::new(0),
         };
         if epoch.is_some() {
-            // Another member's clock stamped what is there.
+            // The time stamps come from another member's clock.
             let directories = [&store.root, &store.system];
             let changed = directories.map(|node| node.state.read().changed_ns);
             store.stamp_after(changed.into_iter().fold(newest_ns, i64::max));
@@ -127,7 +127,7 @@ impl Store {
         self.reclaim_unused(&self.node(number)?)
     }
 
-    /// Brings everything into the image and leaves the ring empty. No other operation may be under way.
+    /// Applies all records and empties the ring. No other operation may be in flight.
     pub fn close(&self) -> Result<()> {
         self.shared.ring.drain(&self.shared.image);
         Ok(())
@@ -153,7 +153,7 @@ impl Store {
         self.root.clone()
     }
 
-    /// The system directory, a root of its own that no path leads to. Its files are made and used as others are.
+    /// The system directory, a separate root that no path reaches. Its files are made and used as others are.
     pub fn system(&self) -> Arc<Node> {
         self.system.clone()
     }
@@ -170,7 +170,7 @@ impl Store {
         if state.mode == 0 {
             return Err(Error::Stale);
         }
-        // Under the lock: whoever removes the last name either sees this hold or has freed the inode already.
+        // Under the lock: a thread that removes the last name either sees this hold or has freed the inode already.
         node.holds.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
@@ -205,7 +205,7 @@ impl Store {
         self.reclaim_unused(node)
     }
 
-    /// Frees an inode that has neither a name nor a holder. Nothing else is locked, so that nobody waits for it.
+    /// Frees an inode without a name and without a hold. No other lock is held, so no thread waits for it.
     pub(crate) fn reclaim_unused(&self, node: &Arc<Node>) -> Result<()> {
         let mut state = node.state.write();
         if state.mode != 0 && state.links == 0 && !node.is_held() {

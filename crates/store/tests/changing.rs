@@ -1,4 +1,4 @@
-//! What somebody sees who reads the image from outside, as one-sided reads do: data, then the version word.
+//! Result for a reader of the image from outside, as by one-sided reads: data, then the version word.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,7 +11,7 @@ const CHANGES: usize = 30_000;
 /// Bit 63 of a version word, as docs/LAYOUT.md has it.
 const CHANGING: u64 = 1 << 63;
 
-/// How often a reader found the file as it was, and how often it was told not to believe what it saw.
+/// How often a reader found the file unchanged, and how often the mark told it to discard its result.
 #[derive(Debug, Default)]
 struct Seen {
     valid: usize,
@@ -58,7 +58,7 @@ fn read_outside(
 fn overwritten_while_read(length: usize) {
     let region = Region::memory(POOL, false).unwrap();
     Store::format(&region, &Geometry::for_length(POOL)).unwrap();
-    // A pool of a unit: of others nobody reads the image.
+    // A pool of a unit: only such images are read from outside.
     let options = Options {
         hold_freed: true,
         ..Options::default()

@@ -1,4 +1,4 @@
-//! The fixed corpus of the fuzz targets: what was once found, and seeds. `scripts/fuzz.sh` looks for more.
+//! The fixed corpus of the fuzz targets: earlier findings, and seeds. `scripts/fuzz.sh` searches for more.
 
 use std::path::{Path, PathBuf};
 

@@ -46,7 +46,7 @@ fn structures() -> BTreeMap<&'static str, Structure> {
         .collect()
 }
 
-/// What describes the pool and its changes.
+/// Structures of the pool and its changes.
 fn pool_structures() -> Vec<(&'static str, Structure)> {
     vec![
         structure!(superblock::Superblock {
@@ -125,7 +125,7 @@ fn inode_structure() -> (&'static str, Structure) {
     })
 }
 
-/// What describes files and names.
+/// Structures of files and names.
 fn file_structures() -> Vec<(&'static str, Structure)> {
     vec![
         inode_structure(),
@@ -370,7 +370,7 @@ fn constants_are_as_listed() {
     assert_eq!(listed, constants);
 }
 
-/// The header of an operation is private to its module: what it encodes is compared.
+/// The header of an operation is private to its module: the encoding is compared.
 #[test]
 fn operations_are_encoded_as_listed() {
     let kinds = [
@@ -479,7 +479,7 @@ fn known_number(kind: u8) -> bool {
     })
 }
 
-/// What each checksum covers, as the document has it.
+/// Coverage of each checksum, compared with the document.
 #[test]
 fn checksums_cover_what_is_said() {
     use store::format::{BLOCK_CRC, BLOCK_CRC_FROM};

@@ -1,4 +1,4 @@
-//! A directory that grows to many leaves and shrinks again: what is remembered of its leaves and names is always right.
+//! A directory that grows to many leaves and shrinks again: the cached leaves and names are always right.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn embedded() -> Transaction<'static> {
 const POOL: u64 = 64 << 20;
 /// Names there are at most beside those: hundreds of leaves.
 const NAMES: u64 = 4000;
-/// Names that always stay, which threads look up meanwhile.
+/// Names that always exist, which threads look up meanwhile.
 const STAYING: u64 = 20;
 
 /// Pseudo-random numbers (xorshift).
@@ -35,12 +35,12 @@ impl Random {
 }
 
 fn name(number: u64) -> Vec<u8> {
-    // Of all lengths, so that leaves become full at different counts.
+    // Names of all lengths, so that leaves become full at different counts.
     let length = (number * 7 % 240) as usize;
     format!("{number}-{}", "x".repeat(length)).into_bytes()
 }
 
-/// Makes the directory grow and shrink by turns, and compares it with a map.
+/// Grows and shrinks the directory alternately, and compares it with a map.
 fn change(store: &Store, directory: &Arc<Node>, seed: u64) {
     let new = NewInode::new(FileKind::Regular, 0o600);
     let (mut random, mut model) = (Random(seed), BTreeMap::new());
@@ -141,7 +141,7 @@ fn a_directory_that_grows_and_shrinks() {
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
-/// Directories that become large and small in turns, so that leaves of one come to be leaves of another, with the same
+/// Directories that grow and shrink alternately, so that leaves of one come to be leaves of another, with the same
 /// hashes, while the first may still remember them.
 #[test]
 fn directories_that_take_each_others_leaves() {

@@ -1,4 +1,4 @@
-//! How long what is done to a huge file can keep others waiting: by counts, since times say little on a busy machine.
+//! How long an operation on a huge file can delay others: by counts, since times say little on a busy machine.
 
 use std::sync::Arc;
 use std::thread;
@@ -17,12 +17,12 @@ fn embedded() -> Transaction<'static> {
 }
 
 const BLOCK: u64 = store::BLOCK as u64;
-/// Whoever comes later waits for a record of so many bytes at most.
+/// A later operation waits for a record of so many bytes at most.
 const RECORD_MAX: u64 = 64 << 10;
 const FILE: NewInode<'static> = NewInode::new(FileKind::Regular, 0o600);
 const KEEP: Fallocate = Fallocate::Allocate { keep_size: false };
 
-/// A pool in memory, of which only what is written is ever touched, with a ring that holds all that a test does.
+/// A pool in memory, of which only written parts are accessed, with a ring that holds all records of a test.
 fn open(length: u64) -> Store {
     let region = Region::memory(length, false).unwrap();
     let geometry = Geometry {
@@ -49,7 +49,7 @@ fn records(store: &Store, work: impl FnOnce()) -> Vec<u64> {
     lengths
 }
 
-/// A file whose every second block is a hole, so that each block is an extent.
+/// A file with holes at every second block, so that each block is an extent.
 fn sieve(store: &Store, name: &[u8], extents: u64) -> Arc<Node> {
     let file = store
         .create(&mut embedded(), &store.root(), name, &FILE)
@@ -66,7 +66,7 @@ fn sieve(store: &Store, name: &[u8], extents: u64) -> Arc<Node> {
     file
 }
 
-/// What is done to a huge file; another file is there to replace it.
+/// An operation on a huge file; another file exists to replace it.
 type Deed = (&'static str, fn(&Store, &Arc<Node>));
 
 const DEEDS: [Deed; 5] = [
@@ -110,7 +110,7 @@ const DEEDS: [Deed; 5] = [
 ];
 
 #[test]
-fn what_is_done_to_a_huge_file_is_done_in_short_records() {
+fn operations_on_a_huge_file_use_short_records() {
     let dense = 8 << 30;
     for (what, deed) in DEEDS {
         let store = open(9 << 30);
@@ -221,7 +221,7 @@ fn a_directory_is_not_locked_while_a_huge_file_in_it_is_freed() {
                     .unwrap();
                 let free = store.statistics().blocks_free;
                 removing.join().unwrap();
-                // Of 20 000 blocks more than a record's were still to be freed.
+                // The rest of 20 000 blocks beyond a record's were still to be freed.
                 let was_between = store.statistics().blocks_free > free + 1000;
                 let _ = store.unlink(&mut embedded(), &store.root(), b"huge");
                 was_between

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::device::Gid;
 use crate::{Device, Domain, Error, ffi};
 
-/// Bytes of the global route header that stands before a datagram in the memory it is received in. If
-/// [`has_header`](crate::Completion::has_header) says that it is there, its last 32 bytes are the sender's and the
-/// receiver's GID; of a packet over IPv4 the last 20 are the header of IPv4.
+/// Bytes of the global route header before a datagram in the memory it is received in. If
+/// [`has_header`](crate::Completion::has_header) returns true, its last 32 bytes are the sender's and the receiver's
+/// GID; for a packet over IPv4 the last 20 are the header of IPv4.
 pub const GRH: u32 = 40;
 
 /// Packets pass through so many routers, at most.
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Address {
 
 impl Drop for Address {
     fn drop(&mut self) {
-        // SAFETY: the address is this value's own. Requests under way have what they need of it.
+        // SAFETY: the address belongs to this value. Requests in flight have copies of what they need.
         unsafe { (self.domain.device().verbs().ibv_destroy_ah)(self.pointer) };
     }
 }

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use crate::Error;
 use crate::device::{GidEntry, Port, PortState, Protocol};
 
-/// The device that is wanted. What is left open is chosen.
+/// The requested device. Open fields are chosen.
 #[derive(Clone, Default, Debug)]
 pub struct Wanted {
     /// The device's name, as `rdma link` shows it.
@@ -75,7 +75,7 @@ pub(crate) fn choose(ports: &[Port], wanted: &Wanted) -> Result<Choice, Error> {
     })
 }
 
-/// How good a GID is, better ones being greater. Packets of RoCE v2 are routed, and most networks have IPv4.
+/// Rank of a GID, better ones being greater. Packets of RoCE v2 are routed, and most networks have IPv4.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     RoceV1,

@@ -25,8 +25,8 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue with room for `depth` completions. More than fit must never be under way: the queue would fail, and all queue
-    /// pairs with it.
+    /// A queue with room for `depth` completions. More than fit must never be in flight: the queue would fail, and all
+    /// queue pairs with it.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -61,7 +61,7 @@ impl CompletionQueue {
     #[inline]
     pub fn poll<'a>(&self, into: &'a mut [Completion]) -> Result<&'a [Completion], Error> {
         let room = i32::try_from(into.len()).unwrap_or(i32::MAX);
-        // SAFETY: the queue lives, and there is room for so many. A `Completion` is what the library writes.
+        // SAFETY: the queue lives, and there is room for so many. A `Completion` has the library's layout.
         let count = unsafe {
             let operations = &(*(*self.pointer).context).ops;
             (operations.poll_cq)(self.pointer, room, into.as_mut_ptr().cast())
@@ -72,8 +72,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Has the next completion that arrives make [`CompletionQueue::channel`] readable. Those that have arrived already do
-    /// not: poll once more before waiting.
+    /// Makes the next completion that arrives turn [`CompletionQueue::channel`] readable. Earlier ones do not: poll
+    /// again before waiting.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -166,7 +166,7 @@ pub(crate) fn milliseconds(count: u32) -> Timespec {
     }
 }
 
-/// What became of a request.
+/// Completion of a request.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct Completion(ffi::ibv_wc);
@@ -185,13 +185,13 @@ impl Completion {
         self.0.wr_id
     }
 
-    /// How it went.
+    /// Status of the request.
     #[inline]
     pub fn status(&self) -> Status {
         Status::from_ffi(self.0.status)
     }
 
-    /// What it was. Nothing can be said of a request that failed.
+    /// Kind of the request. It is undefined for a request that failed.
     #[inline]
     pub fn kind(&self) -> Kind {
         match self.0.opcode {
@@ -211,7 +211,7 @@ impl Completion {
         self.0.byte_len
     }
 
-    /// The word that came with what was received.
+    /// The word that arrived with the data.
     #[inline]
     pub fn immediate(&self) -> Option<u32> {
         (self.0.wc_flags & ffi::IBV_WC_WITH_IMM != 0).then(|| u32::from_be(self.0.imm_data))
@@ -233,7 +233,7 @@ impl Completion {
         self.0.wc_flags & ffi::IBV_WC_GRH != 0
     }
 
-    /// What the maker of the device calls the failure.
+    /// The vendor's code of the failure.
     pub fn vendor_error(&self) -> u32 {
         self.0.vendor_err
     }
@@ -250,7 +250,7 @@ impl fmt::Debug for Completion {
     }
 }
 
-/// What a completed request was.
+/// Kind of a completed request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A message was sent.
@@ -263,16 +263,16 @@ pub enum Kind {
     Atomic,
     /// A message was received.
     Receive,
-    /// A peer has written memory here, and said so.
+    /// A peer has written memory here, with a notification.
     Written,
     /// Something else.
     Other,
 }
 
-/// How a request went.
+/// Status of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// As it should.
+    /// It succeeded.
     Success,
     /// The message was longer than the memory for it.
     LocalLength,

@@ -20,7 +20,7 @@ use crate::ffi::{self, Verbs};
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The IPv4 address that it stands for, if it stands for one.
+    /// The IPv4 address that it encodes, if it encodes one.
     pub fn ipv4(&self) -> Option<Ipv4Addr> {
         Ipv6Addr::from(self.0).to_ipv4_mapped()
     }
@@ -35,7 +35,7 @@ impl fmt::Display for Gid {
     }
 }
 
-/// How packets of a GID look on the network.
+/// Format of a GID's packets on the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protocol {
     /// InfiniBand, by local identifiers.
@@ -63,7 +63,7 @@ pub struct GidEntry {
     pub index: u8,
     /// The address.
     pub gid: Gid,
-    /// What its packets are.
+    /// Format of its packets.
     pub protocol: Protocol,
 }
 
@@ -74,7 +74,7 @@ pub struct Port {
     pub device: String,
     /// Its number, from 1.
     pub number: u8,
-    /// What it says of its link.
+    /// State of its link.
     pub state: PortState,
     /// Bytes of a packet's payload, from 256 to 4096.
     pub mtu: u32,
@@ -86,7 +86,7 @@ pub struct Port {
     pub gids: Vec<GidEntry>,
 }
 
-/// What a port says of its link.
+/// State of a port's link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PortState {
     /// There is none.
@@ -135,7 +135,7 @@ pub struct Device {
     limits: Limits,
 }
 
-/// What a device can do.
+/// Capabilities of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Requests in one queue.
@@ -148,7 +148,7 @@ pub struct Limits {
     pub pieces: u32,
     /// Reads and atomic operations of others that a queue pair works at, at once.
     pub reads_served: u8,
-    /// Those of its own that a queue pair can have under way.
+    /// Own ones that a queue pair can have in flight.
     pub reads_begun: u8,
     /// Whether it has atomic operations.
     pub atomics: bool,
@@ -200,12 +200,12 @@ impl Device {
         &self.gid
     }
 
-    /// What was chosen and why, in one sentence.
+    /// The choice and its reason, in one sentence.
     pub fn explanation(&self) -> &str {
         &self.explanation
     }
 
-    /// What the device can do.
+    /// Capabilities of the device.
     pub fn limits(&self) -> Limits {
         self.limits
     }
@@ -218,12 +218,12 @@ impl Device {
         self.opened.port(self.port.number)
     }
 
-    /// Becomes readable when [`Device::next_event`] has something to say.
+    /// Becomes readable when [`Device::next_event`] has an event.
     pub fn events(&self) -> BorrowedFd<'_> {
         self.opened.events()
     }
 
-    /// Something that has happened to the device or to what was made of it. Does not wait.
+    /// An event of the device or of an object made of it. Does not wait.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -301,7 +301,7 @@ impl fmt::Debug for Device {
     }
 }
 
-/// What has happened to a device.
+/// An event of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A port has lost its link.
@@ -540,7 +540,8 @@ impl Drop for Opened {
     }
 }
 
-/// Whether this user may not open a device's file. The library tries another file after it, and says what became of that.
+/// Whether this user may not open a device's file. The library tries another file after it, and reports the result of
+/// that.
 fn is_forbidden(device: &str) -> bool {
     let Ok(entries) = fs::read_dir("/sys/class/infiniband_verbs") else {
         return false;
@@ -559,7 +560,7 @@ fn is_forbidden(device: &str) -> bool {
 /// More than any device has on its ports together.
 const GIDS_MAX: usize = 1024;
 
-/// What `enum ibv_mtu` stands for. What it does not know is taken for the least.
+/// Bytes for a value of `enum ibv_mtu`. An unknown value counts as the least.
 pub(crate) fn bytes_of_mtu(mtu: u32) -> u32 {
     match mtu {
         ffi::IBV_MTU_256..=ffi::IBV_MTU_4096 => 128 << mtu,
@@ -583,7 +584,7 @@ mod tests {
     fn packets_have_five_lengths() {
         let lengths: Vec<u32> = (1..=5).map(bytes_of_mtu).collect();
         assert_eq!(lengths, [256, 512, 1024, 2048, 4096]);
-        // Nothing else is believed, nor is more than fits.
+        // Nothing else is trusted, nor more bytes than fit.
         assert_eq!([0, 6, u32::MAX].map(bytes_of_mtu), [256; 3]);
         assert_eq!(
             [0, 256, 1023, 1024, 9000].map(mtu_of_bytes),

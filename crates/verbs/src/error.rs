@@ -1,11 +1,11 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::io;
 
-/// Why something could not be done. What becomes of work that was posted, its [`Completion`](crate::Completion) says.
+/// Reasons why an action failed. The result of posted work is in its [`Completion`](crate::Completion).
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A library is not there, or cannot be loaded.
+    /// A library is missing, or cannot be loaded.
     #[error(
         "{name} cannot be loaded ({reason}); install rdma-core (on Debian: {packages}) or do without RDMA"
     )]
@@ -14,7 +14,7 @@ pub enum Error {
         name: &'static str,
         /// The packages of Debian it comes in.
         packages: &'static str,
-        /// What the loader says.
+        /// Error of the loader.
         reason: String,
     },
     /// A library lacks a function.
@@ -24,7 +24,7 @@ pub enum Error {
         name: &'static str,
         /// The packages of Debian it comes in.
         packages: &'static str,
-        /// What it lacks.
+        /// The missing function.
         function: &'static str,
     },
     /// The machine has no RDMA device, or no library for its kind.
@@ -36,9 +36,9 @@ pub enum Error {
     /// No device, port or GID is as wanted.
     #[error("there is no {wanted}; there are: {present}")]
     NotFound {
-        /// What was asked for.
+        /// The requested device.
         wanted: String,
-        /// What could be asked for instead.
+        /// The available devices.
         present: String,
     },
     /// None of the ports that could be chosen is active.
@@ -80,7 +80,7 @@ pub enum Error {
          devdax`), huge pages or memory"
     )]
     NotRegistrable {
-        /// What the region is made of.
+        /// Kind of the region.
         kind: pmem::Kind,
         /// The device.
         device: String,
@@ -98,7 +98,7 @@ pub enum Error {
     NotJoined {
         /// The group.
         group: std::net::Ipv4Addr,
-        /// What the connection manager says.
+        /// Error of the connection manager.
         reason: String,
     },
     /// Any other failure.
@@ -106,11 +106,11 @@ pub enum Error {
         "cannot {what} {device}: {source}; check the device with `rdma link` and the kernel's log"
     )]
     System {
-        /// What was tried, as a verb with its preposition: "create a queue pair of".
+        /// The attempted action, as a verb with its preposition: "create a queue pair of".
         what: &'static str,
         /// The device.
         device: String,
-        /// What the system answered.
+        /// Error of the system.
         source: io::Error,
     },
 }

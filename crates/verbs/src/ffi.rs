@@ -1,7 +1,7 @@
-//! What libibverbs and librdmacm say in C: structures, numbers and functions of `infiniband/verbs.h` and
+//! The C interface of libibverbs and librdmacm: structures, numbers and functions of `infiniband/verbs.h` and
 //! `rdma/rdma_cma.h` of rdma-core. Its binary interface has been stable since version 1.1 of libibverbs. Names are
 //! those of the headers. Of structures that the libraries allocate, only the first members are here, up to the last one
-//! that is used. [`assertions`] is C code that holds all of it to the headers; the lab compiles it.
+//! that is used. [`assertions`] is C code that compares all of it with the headers; the lab compiles it.
 
 #[macro_use]
 mod load;
@@ -103,7 +103,7 @@ structures! {
     }
     whole ibv_sge { addr: u64, length: u32, lkey: u32 }
     whole ibv_recv_wr { wr_id: u64, next: *mut ibv_recv_wr, sg_list: *mut ibv_sge, num_sge: c_int }
-    /// What stands behind `wr` is for kinds of requests that are not used.
+    /// The fields after `wr` are for kinds of requests that are not used.
     whole ibv_send_wr {
         wr_id: u64, next: *mut ibv_send_wr, sg_list: *mut ibv_sge, num_sge: c_int, opcode: c_uint, send_flags: c_uint,
         imm_data: u32, wr: Target, qp_type: u64, bind_mw: [u64; 6],
@@ -165,7 +165,7 @@ structures! {
     }
 }
 
-/// A union in C, which says that it is aligned.
+/// A union in C, which determines the alignment.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Default)]
 #[allow(non_camel_case_types)]
@@ -173,7 +173,7 @@ pub struct ibv_gid {
     pub raw: [u8; 16],
 }
 
-/// What the union `wr` of a request to send says.
+/// The union `wr` of a request to send.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union Target {

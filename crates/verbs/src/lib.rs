@@ -1,17 +1,17 @@
-//! RDMA: a thin safe layer over libibverbs and librdmacm. Both libraries are opened when something of them is first needed:
-//! where they are missing, all else works, and [`ports`] says what to install.
+//! RDMA: a thin safe layer over libibverbs and librdmacm. Both libraries are opened at first use: where they are
+//! missing, everything else works, and [`ports`] reports what to install.
 //!
 //! A [`Device`] is opened with a port and an address, chosen and explained. A [`Domain`] of it has [`Registration`]s of
 //! memory, and [`QueuePair`]s: ends of reliable connections, or places for datagrams, which may share a
 //! [`SharedReceiveQueue`]. Requests are posted in batches, or collected in a [`SendList`] or [`ReceiveList`] that is posted
 //! by one call, and what became of them arrives in a [`CompletionQueue`]. A [`Group`] is a multicast group.
 //!
-//! What makes this safe:
-//! - Each thing holds what it is made of, so that they go in the right order. The memory of a registration stays mapped
-//!   until the device has let it go, whatever is under way.
+//! Safety rests on these rules:
+//! - Each object holds the objects it is made of, so that they are destroyed in the right order. The memory of a
+//!   registration stays mapped until the device has released it, whatever is in flight.
 //! - The device reaches only registered memory, which is memory of [`pmem::Region`]s: these expect to be changed by others
 //!   at any time. Requests name it by [`Piece`]s with checked bounds. Inline bytes are copied when they are posted.
-//! - What peers say of themselves ([`Peer`], [`Remote`]) is used by the device only, which refuses what is not so.
+//! - A peer's description of itself ([`Peer`], [`Remote`]) is used by the device only, which refuses wrong values.
 
 mod address;
 mod choice;

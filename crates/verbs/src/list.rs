@@ -72,7 +72,7 @@ impl<E: Entry> List<E> {
     }
 }
 
-/// Requests to one queue pair. What they have inline is copied into the list.
+/// Requests to one queue pair. Their inline data is copied into the list.
 pub struct SendList {
     list: List<ffi::ibv_send_wr>,
     inline: Box<[u8]>,
@@ -143,8 +143,8 @@ impl SendList {
         let pair = &self.pair;
         self.list
             .post(
-                // SAFETY: the pair lives, the entries are linked, what they have inline is in this list, and the memory they
-                // name is registered for as long as they are under way, or refused by the device.
+                // SAFETY: the pair lives, the entries are linked, their inline data is in this list, and the memory
+                // they name is registered for as long as they are in flight, or refused by the device.
                 |first, bad| unsafe {
                     ((*(*pair.pointer).context).ops.post_send)(pair.pointer, first, bad)
                 },
@@ -189,7 +189,7 @@ impl ReceiveList {
         self.list.length == self.list.entries.len()
     }
 
-    /// How many wait to be posted.
+    /// Number of requests to be posted.
     #[inline]
     pub fn length(&self) -> usize {
         self.list.length
@@ -230,7 +230,8 @@ mod tests {
         list.push(|entry, pieces| work::fill_receive(&request, entry, pieces));
     }
 
-    /// Posts a list to a device that takes so many. Returns what it took, what it was said to have refused, and how it ended.
+    /// Posts a list to a device that takes so many. Returns the requests it took, the one it reported as refused, and
+    /// the result.
     fn post(list: &mut List<ffi::ibv_recv_wr>, takes: usize) -> (Vec<u64>, Vec<u64>, Posted) {
         let (mut taken, mut refused) = (Vec::new(), Vec::new());
         let device = |first: *mut ffi::ibv_recv_wr, bad: *mut *mut ffi::ibv_recv_wr| {
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_device_does_not_take_is_named_and_forgotten() {
+    fn requests_that_the_device_refuses_are_named_and_forgotten() {
         let mut list = List::new(4);
         for takes in 0..4 {
             (0..4).for_each(|id| push(&mut list, id));

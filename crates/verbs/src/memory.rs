@@ -13,7 +13,7 @@ use crate::{Device, Error};
 #[cfg(test)]
 mod tests;
 
-/// What belongs together: a queue pair reaches memory of its own domain only.
+/// A protection domain: a queue pair accesses memory of its own domain only.
 pub struct Domain {
     pub(crate) pointer: *mut ffi::ibv_pd,
     device: Arc<Device>,
@@ -54,7 +54,7 @@ impl Drop for Domain {
     }
 }
 
-/// What others may do with memory. The process itself may always read and write it.
+/// Access of peers to memory. The process itself may always read and write it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rights(u32);
 
@@ -79,10 +79,10 @@ impl BitOr for Rights {
 
 /// A range of a region that a device may reach, by this value's keys.
 ///
-/// [`Registration::end`] takes the keys back, and that is the proof of it: when it has returned without an error, the device
-/// works at nothing with these keys any more, and refuses them from then on, be they named by a peer or by work that was posted
-/// here. (The kernel waits for what is under way before it lets the pages go.) So each peer that may have to lose access has a
-/// registration of its own. Several may cover the same range.
+/// [`Registration::end`] revokes the keys, and is the proof of it: when it has returned without an error, the device
+/// uses these keys no more, and refuses them from then on, whether a peer or work posted here names them. (The kernel
+/// waits for accesses in flight before it releases the pages.) So each peer that may have to lose access has a separate
+/// registration. Several may cover the same range.
 ///
 /// Dropping it does the same, if the device does not refuse. If it does, no error is reported, and the memory stays mapped for as long
 /// as the process lives: the keys may still be good.
@@ -153,10 +153,10 @@ impl Registration {
         }))
     }
 
-    /// Takes the keys back. With the error the registration comes back, as it was: its keys may still be good.
+    /// Revokes the keys. With the error the registration is returned unchanged: its keys may still be valid.
     ///
     /// # Errors
-    /// [`Error::System`], also if somebody else holds the registration.
+    /// [`Error::System`], also if there is another reference to the registration.
     pub fn end(registration: Arc<Registration>) -> Result<(), (Arc<Registration>, Error)> {
         let mut own = Arc::try_unwrap(registration).map_err(|shared| {
             let error = shared.refusal(libc::EBUSY);
@@ -192,7 +192,7 @@ impl Registration {
         &self.region
     }
 
-    /// What a peer has to know to reach the byte at this offset of the region. Panics if the byte is not registered.
+    /// Data that a peer needs to access the byte at this offset of the region. Panics if the byte is not registered.
     pub fn remote(&self, offset: u64) -> Remote {
         Remote {
             address: self.address_of(offset, 0),
@@ -245,7 +245,7 @@ impl Drop for Registration {
     }
 }
 
-/// Where a peer's memory is, for one-sided requests. It comes from a peer; the device there refuses what is not so.
+/// Location of a peer's memory, for one-sided requests. It comes from a peer; the device there refuses wrong values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remote {
     /// The address, as the peer's device knows it.

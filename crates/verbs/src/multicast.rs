@@ -1,4 +1,5 @@
-//! Multicast groups, by the RDMA connection manager: it tells the network, and the device what the group's packets are.
+//! Multicast groups, by the RDMA connection manager: it notifies the network, and configures the device for the group's
+//! packets.
 
 use std::ffi::c_void;
 use std::io;
@@ -60,7 +61,7 @@ impl Group {
         }))
     }
 
-    /// Where to send, with [`GROUP_QUEUE_PAIR`] and [`Group::key`], what all members are to receive.
+    /// Destination for messages to all members, with [`GROUP_QUEUE_PAIR`] and [`Group::key`].
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -75,7 +76,7 @@ impl Group {
         self.membership.group
     }
 
-    /// Has a queue pair for datagrams, of the same domain, receive what is sent to the group.
+    /// Makes a queue pair for datagrams, of the same domain, receive messages to the group.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -96,7 +97,7 @@ impl Group {
     }
 }
 
-/// A queue pair that receives what is sent to a group, until this is dropped.
+/// A queue pair that receives messages to a group, until this is dropped.
 pub struct Attached {
     group: Arc<Group>,
     pair: Arc<QueuePair>,
@@ -110,7 +111,7 @@ impl Drop for Attached {
     }
 }
 
-/// What the connection manager has of a member.
+/// The connection manager's state of a member.
 struct Membership {
     manager: &'static ConnectionManager,
     channel: *mut ffi::rdma_event_channel,
@@ -148,7 +149,7 @@ impl Membership {
             _ => Err(membership.last_failure()),
         }
     }
-    /// Binds to the interface that has this address and joins the group there. What the kernel says of it is returned.
+    /// Binds to the interface that has this address and joins the group there. Returns the kernel's description of it.
     fn join(&self, source: Ipv4Addr, timeout_ms: u32) -> Result<ffi::rdma_ud_param, Error> {
         let mut source = socket_address(source);
         let mut group = socket_address(self.group);
@@ -191,7 +192,7 @@ impl Membership {
             }
             // SAFETY: the event was given by the call above.
             let found = unsafe { *event };
-            // SAFETY: it is acknowledged once. What it points to is not used any more.
+            // SAFETY: it is acknowledged once. The memory that it points to is not used any more.
             unsafe { (self.manager.rdma_ack_cm_event)(event) };
             match found.event {
                 ffi::RDMA_CM_EVENT_MULTICAST_JOIN if found.status == 0 => return Ok(found.param),

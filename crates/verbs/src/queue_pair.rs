@@ -13,13 +13,13 @@ use crate::{CompletionQueue, Domain, Error, SharedReceiveQueue, ffi};
 /// The queues of a queue pair.
 #[derive(Clone)]
 pub struct Queues {
-    /// Where what it posts completes.
+    /// Queue for completions of posted requests.
     pub send: Arc<CompletionQueue>,
-    /// Where what it receives completes. It may be the same.
+    /// Queue for completions of receptions. It may be the same.
     pub receive: Arc<CompletionQueue>,
     /// Where its receive requests are, if it shares them.
     pub shared: Option<Arc<SharedReceiveQueue>>,
-    /// Requests of its own to send that can be under way, and as many to receive unless it shares them.
+    /// Own send requests that can be in flight, and as many receive requests unless it shares them.
     pub depth: u32,
     /// Bytes that requests can have inline, if the device can do so many.
     pub inline: u32,
@@ -30,10 +30,10 @@ pub struct QueuePair {
     pub(crate) pointer: *mut ffi::ibv_qp,
     inline_max: u32,
     kind: Kind,
-    /// The number of the first packet: another one after each reset, so that old packets are not taken for new ones.
+    /// The number of the first packet: another one after each reset, so that old packets are not mistaken for new ones.
     first_packet: AtomicU32,
     domain: Arc<Domain>,
-    // Named for what they keep alive: a pair must go before its queues.
+    // Named for the objects they keep alive: a pair must be destroyed before its queues.
     _send: Arc<CompletionQueue>,
     _receive: Arc<CompletionQueue>,
     _shared: Option<Arc<SharedReceiveQueue>>,
@@ -50,7 +50,7 @@ enum Kind {
     Datagram { key: u32 },
 }
 
-/// What a connection's other end must know of this one. The bytes of it go over a connection that is there already.
+/// Data that a connection's other end needs about this one. Its bytes travel over an existing connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Peer {
     /// The number of the queue pair.
@@ -63,15 +63,14 @@ pub struct Peer {
     pub lid: u16,
     /// Reads and atomic operations of the other end that this one works at, at once.
     pub reads_served: u8,
-    /// Those of its own that this end has under way, at most.
+    /// Own ones that this end has in flight, at most.
     pub reads_begun: u8,
     /// The port's address.
     pub gid: Gid,
 }
 
 impl Peer {
-    /// How many reads and atomic operations this end may have under way to another, and has to work at: what the one serves and
-    /// the other begins.
+    /// Maximum number of concurrent inbound and outbound reads and atomic operations.
     fn reads_with(&self, other: &Peer) -> Reads {
         Reads {
             begun: self.reads_begun.min(other.reads_served),
@@ -92,11 +91,11 @@ struct Reads {
 pub struct Patience {
     /// An answer is waited for 4.096 µs × 2^this, at least, before the request is sent again. From 1 to 31; devices round up.
     pub timeout: u8,
-    /// How often it is sent again, from 0 to 7.
+    /// Number of retransmissions, from 0 to 7.
     pub retries: u8,
-    /// How often it is sent again to a peer that has no receive request, from 0 to 6; 7 for ever.
+    /// Number of retransmissions to a peer without a receive request, from 0 to 6; 7 for unlimited.
     pub receiver_retries: u8,
-    /// What a peer is asked to wait before it sends again to where no receive request is: a code of the InfiniBand
+    /// Requested delay of a peer before it retransmits to a side without a receive request: a code of the InfiniBand
     /// specification, from 1 (0.01 ms) over 12 (0.64 ms) to 31 (491 ms).
     pub receiver_timer: u8,
 }
@@ -113,7 +112,7 @@ impl Default for Patience {
     }
 }
 
-/// What a queue pair is ready for.
+/// State of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     /// No operation is allowed.
@@ -124,7 +123,7 @@ pub enum State {
     ReadyToReceive,
     /// It sends and receives.
     Ready,
-    /// What was posted is finished, and no more begun.
+    /// Posted requests are finished, and no more begun.
     Draining,
     /// It has failed: all that is posted is flushed.
     Failed,
@@ -198,7 +197,7 @@ impl QueuePair {
             if !pointer.is_null() {
                 break pointer;
             }
-            // No function says how much a device can have inline.
+            // No function reports how much inline data a device supports.
             let error = io::Error::last_os_error();
             let inline = wanted.cap.max_inline_data.min(capacity.max_inline_data) / 2;
             if error.raw_os_error() != Some(libc::EINVAL) || wanted.cap.max_inline_data == 0 {
@@ -236,7 +235,7 @@ impl QueuePair {
         let mut mask = ffi::IBV_QP_STATE | ffi::IBV_QP_PKEY_INDEX | ffi::IBV_QP_PORT;
         match self.kind {
             Kind::Reliable => {
-                // What is allowed where, the registrations say.
+                // The registrations determine the permitted accesses.
                 attributes.qp_access_flags = ffi::IBV_ACCESS_REMOTE_READ
                     | ffi::IBV_ACCESS_REMOTE_WRITE
                     | ffi::IBV_ACCESS_REMOTE_ATOMIC;
@@ -258,7 +257,7 @@ impl QueuePair {
         self.modify(&mut attributes, ffi::IBV_QP_STATE | ffi::IBV_QP_SQ_PSN)
     }
 
-    /// What the other end must know of this one.
+    /// Data that the other end needs about this one.
     pub fn peer(&self) -> Peer {
         let device = self.domain.device();
         Peer {
@@ -272,11 +271,12 @@ impl QueuePair {
         }
     }
 
-    /// Connects it with another end, which does the same, and makes it ready. Packets carry as much as both ports can, and
-    /// there are as many reads and atomic operations under way as one end begins and the other one works at: more wait here.
+    /// Connects it with another end, which does the same, and makes it ready. Packets are as long as both ports
+    /// support, and there are as many reads and atomic operations in flight as one end begins and the other one serves:
+    /// more wait here.
     ///
     /// # Errors
-    /// [`Error::System`], such as when the other end's address cannot be reached.
+    /// [`Error::System`], such as when the other end's address is unreachable.
     pub fn connect(&self, peer: &Peer, patience: &Patience) -> Result<(), Error> {
         let device = self.domain.device();
         let reads = self.peer().reads_with(peer);
@@ -314,8 +314,8 @@ impl QueuePair {
         )
     }
 
-    /// Forgets all requests and the connection. Then it can be connected again: what [`QueuePair::peer`] says has changed.
-    /// One for datagrams is ready again. Completions that are in their queue already stay there.
+    /// Discards all requests and the connection. Then it can be connected again: the result of [`QueuePair::peer`] has
+    /// changed. One for datagrams is ready again. Completions that are in their queue already stay there.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -332,7 +332,7 @@ impl QueuePair {
         self.modify(&mut attributes(ffi::IBV_QPS_ERR), ffi::IBV_QP_STATE)
     }
 
-    /// What it is ready for.
+    /// Its state.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -389,8 +389,8 @@ impl QueuePair {
                 );
                 work::fill_send(request, self.inline_max, entry, pieces);
             },
-            // SAFETY: the pair lives, the requests are linked, and the memory they name is registered for as long as they
-            // are under way, or refused by the device.
+            // SAFETY: the pair lives, the requests are linked, and the memory they name is registered for as long as
+            // they are in flight, or refused by the device.
             |first, refused| unsafe {
                 ((*(*self.pointer).context).ops.post_send)(self.pointer, first, refused)
             },
@@ -484,7 +484,8 @@ fn attributes(state: u32) -> ffi::ibv_qp_attr {
 fn random() -> u32 {
     let mut bytes = [0; 4];
     let length = bytes.len();
-    // SAFETY: the bytes are room for so many. Where there is no chance, zero will do: it only tells old packets from new.
+    // SAFETY: the bytes are room for so many. Without randomness, zero suffices: it only distinguishes old packets from
+    // new.
     unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), length, 0) };
     u32::from_ne_bytes(bytes)
 }

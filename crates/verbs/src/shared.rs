@@ -57,7 +57,7 @@ impl SharedReceiveQueue {
             requests,
             work::fill_receive,
             // SAFETY: the queue lives, the requests are linked, and their memory is registered for as long as they are
-            // under way, or refused by the device.
+            // in flight, or refused by the device.
             |first, refused| unsafe {
                 ((*(*self.pointer).context).ops.post_srq_recv)(self.pointer, first, refused)
             },

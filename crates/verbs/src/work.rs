@@ -16,34 +16,34 @@ const BATCH: usize = 16;
 /// A request to a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub id: u64,
-    /// Whether it completes visibly if it succeeds. One that fails always does. A signaled one says, too, that those before
-    /// it are done.
+    /// Whether it completes visibly if it succeeds. One that fails always does. A signaled one also reports that those
+    /// before it are done.
     pub signaled: bool,
     /// Whether it waits until reads and atomic operations before it are done.
     pub fenced: bool,
-    /// What is to be done.
+    /// The operation.
     pub operation: Operation<'a>,
 }
 
-/// What a request does.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
     /// Sends a message, with a word beside it if wanted.
     Send {
-        /// What is sent.
+        /// Data to send.
         data: Data<'a>,
         /// The word.
         immediate: Option<u32>,
     },
     /// Sends a message to a queue pair for datagrams.
     SendTo {
-        /// What is sent: at most as much as one packet has room for.
+        /// Data to send: at most as much as one packet has room for.
         data: Data<'a>,
         /// The word beside it.
         immediate: Option<u32>,
-        /// Where to.
+        /// Destination of the data.
         address: &'a Address,
         /// The number of the queue pair there.
         queue_pair: u32,
@@ -52,16 +52,16 @@ pub enum Operation<'a> {
     },
     /// Writes to a peer's memory. With a word the peer gets a completion, which takes one of its receive requests.
     Write {
-        /// What is written.
+        /// Data to write.
         data: Data<'a>,
-        /// Where to.
+        /// Destination of the data.
         remote: Remote,
         /// The word.
         immediate: Option<u32>,
     },
     /// Reads from a peer's memory.
     Read {
-        /// Where to: memory here, filled one piece after the other.
+        /// Destination: memory here, filled one piece after the other.
         into: &'a [Piece<'a>],
         /// Where from.
         remote: Remote,
@@ -72,9 +72,9 @@ pub enum Operation<'a> {
         into: Piece<'a>,
         /// Where the word is.
         remote: Remote,
-        /// What it must be.
+        /// Expected value.
         expected: u64,
-        /// What it becomes.
+        /// New value.
         new: u64,
     },
     /// Adds to a peer's word of 8 bytes, at a multiple of 8.
@@ -83,7 +83,7 @@ pub enum Operation<'a> {
         into: Piece<'a>,
         /// Where the word is.
         remote: Remote,
-        /// What is added.
+        /// Value to add.
         add: u64,
     },
 }
@@ -100,7 +100,7 @@ pub enum Data<'a> {
 /// A request for memory that a message is received in.
 #[derive(Clone, Copy, Debug)]
 pub struct Receive<'a> {
-    /// Comes back with the completion.
+    /// Returned with the completion.
     pub id: u64,
     /// Where a message goes. A datagram is preceded by the 40 bytes of [`GRH`](crate::GRH).
     pub into: &'a [Piece<'a>],
@@ -201,7 +201,7 @@ pub(crate) fn fill_receive(
 
 pub(crate) fn index_of<T>(first: *const T, refused: *const T, count: usize) -> usize {
     let distance = (refused as usize).wrapping_sub(first as usize) / size_of::<T>();
-    // What is no request of the batch says nothing: then none is taken to be posted.
+    // A pointer outside of the batch has no meaning: then none is considered posted.
     if distance < count { distance } else { 0 }
 }
 
@@ -356,8 +356,8 @@ mod tests {
 
     use super::*;
 
-    /// Posts so many requests; `accept` says how many of each batch are taken. Returns the identities that were, batch by
-    /// batch, and how it ended.
+    /// Posts so many requests; `accept` returns how many of each batch are taken. Returns the identities that were,
+    /// batch by batch, and the result.
     fn post(count: u64, accept: usize) -> (Vec<Vec<u64>>, Posted) {
         let requests: Vec<_> = (0..count).map(|id| Receive { id, into: &[] }).collect();
         let batches = RefCell::new(Vec::new());
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_counted() {
+    fn refused_requests_are_counted() {
         for taken in [0, 1, BATCH - 1] {
             let (batches, result) = post(BATCH as u64 * 2, taken);
             assert_eq!(result, Err((taken, libc::ENOMEM)));

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
-/// How often a program is loaded before it is an error that the kernel was interrupted.
+/// Attempts to load a program before an interruption of the kernel is an error.
 const TRIES: u32 = 20;
 
 /// One instruction, as the kernel reads it.
@@ -45,7 +45,7 @@ const ATTACH_TYPE_XDP: u32 = 37;
 const FLAG_GENERIC: u32 = 1 << 1;
 const FLAG_NATIVE: u32 = 1 << 2;
 
-/// The first 120 bytes of `union bpf_attr`. What is not set is zero.
+/// The first 120 bytes of `union bpf_attr`. Unset fields are zero.
 #[repr(C, align(8))]
 struct Attributes([u8; 120]);
 
@@ -69,7 +69,7 @@ impl Attributes {
 /// Addresses in `attributes` must be of memory that is as long as the command expects.
 unsafe fn call(command: libc::c_long, attributes: &mut Attributes) -> io::Result<i32> {
     let size = attributes.0.len();
-    // SAFETY: the attributes are as long as said; what they point at, the caller vouches for.
+    // SAFETY: the attributes have the given length; the caller guarantees the memory that they point to.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, attributes.0.as_mut_ptr(), size) };
     match result {
         0.. => Ok(result as i32),

@@ -1,8 +1,8 @@
-//! What can go wrong.
+//! Errors of this crate.
 
 use std::io;
 
-/// Why frames of an interface cannot be had.
+/// Reasons why frames of an interface are unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No interface is as wanted.
@@ -65,7 +65,7 @@ pub enum Error {
         "{memory} cannot hold frames of an interface; use memory, huge pages, or a file of tmpfs"
     )]
     Memory {
-        /// What the memory is.
+        /// Kind of the memory.
         memory: String,
     },
     /// The system refused.

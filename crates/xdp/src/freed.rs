@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::io::{Errno, Result};
 use rustix::net::xdp::SocketAddrXdp;
 
-/// How long the kernel may take.
+/// Time limit for the kernel.
 pub const WITHIN: Duration = Duration::from_secs(5);
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(5);

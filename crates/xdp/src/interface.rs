@@ -70,7 +70,7 @@ impl Interface {
             let Some(address) = address else { continue };
             match i32::from(address.sa_family) {
                 libc::AF_PACKET => {
-                    // SAFETY: the family says that it is one of these.
+                    // SAFETY: the family identifies this type.
                     let link = unsafe { &*entry.ifa_addr.cast::<libc::sockaddr_ll>() };
                     found.extend(ethernet(name, entry.ifa_flags, link));
                 }

@@ -1,4 +1,4 @@
-//! The lane: which frame of data is expected next, as this process and the XDP program know it.
+//! The lane: the next expected frame of data, shared by this process and the XDP program.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;

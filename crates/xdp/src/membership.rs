@@ -37,7 +37,7 @@ impl Membership {
             mr_alen: 6,
             mr_address: address,
         };
-        // SAFETY: the request outlives the call and is as long as said.
+        // SAFETY: the request outlives the call and has the given length.
         let joined = unsafe {
             libc::setsockopt(
                 socket.as_raw_fd(),

@@ -21,7 +21,7 @@ use crate::bpf::{Link, Program, SocketMap};
 use crate::ring::{Consumer, Producer};
 use crate::{Error, Interface, Lane, Shape, Socket, freed, program, socket};
 
-/// How frames get into memory.
+/// Modes by which frames get into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The adapter writes and reads the memory itself.
@@ -33,7 +33,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// How often the kernel copies a received frame.
+    /// Number of copies of a received frame by the kernel.
     pub fn copies(self) -> u8 {
         u8::from(self != Mode::ZeroCopy)
     }
@@ -59,7 +59,7 @@ pub enum Modes {
     Only(Mode),
 }
 
-/// How a port is laid out.
+/// Layout of a port.
 #[derive(Clone, Debug)]
 pub struct PortOptions {
     /// Which queue of the interface.
@@ -78,7 +78,7 @@ pub struct PortOptions {
     pub placed: Option<PlacedOptions>,
 }
 
-/// How data is placed.
+/// Placement of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacedOptions {
     /// The queue that it comes by.
@@ -87,7 +87,7 @@ pub struct PlacedOptions {
     pub shape: Shape,
 }
 
-/// The socket that data is placed by. It has rings of its own for memory.
+/// The socket by which data is placed. It has separate rings for memory.
 pub struct DataSocket {
     fill: Producer<u64>,
     completion: Consumer<u64>,
@@ -105,7 +105,7 @@ impl DataSocket {
         self.fill.push(address)
     }
 
-    /// Hands what was aimed to the kernel.
+    /// Submits the aimed descriptors to the kernel.
     pub fn filled(&mut self) {
         self.fill.publish();
     }
@@ -155,7 +155,7 @@ impl Port {
         set_xdp_umem_fill_ring_size(&owner, size).map_err(errno("make a fill ring for"))?;
         set_xdp_umem_completion_ring_size(&owner, size)
             .map_err(errno("make a completion ring for"))?;
-        // A socket needs a ring of its own to be bound; this one is never used.
+        // A socket needs a separate ring to be bound; this one is never used.
         set_xdp_tx_ring_size(&owner, 2).map_err(errno("make a ring for"))?;
         let offsets = xdp_mmap_offsets(&owner).map_err(errno("map the rings of"))?;
         let mapped = |source: Errno| Error::system("map the rings of", name, source.into());
@@ -196,7 +196,7 @@ impl Port {
         })
     }
 
-    /// How frames get into memory here.
+    /// Mode by which frames get into memory here.
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -295,7 +295,7 @@ impl Port {
         self.fill.push(address)
     }
 
-    /// Hands the memory to the kernel; whether it must be woken up to take it.
+    /// Submits the memory to the kernel; returns whether the kernel must be woken up to take it.
     pub fn filled(&mut self) -> bool {
         self.fill.publish() && self.mode == Mode::ZeroCopy && self.fill.needs_wakeup()
     }
@@ -352,7 +352,7 @@ fn attach(
         Modes::Only(Mode::ZeroCopy) => &[Mode::ZeroCopy],
         Modes::Only(Mode::NativeCopy) => &[Mode::NativeCopy],
         Modes::Only(Mode::Generic) => &[Mode::Generic],
-        // Generic mode does not know by which queue a frame has come.
+        // Generic mode does not know through which queue a frame arrived.
         Modes::Fastest if options.placed.is_some() => &[Mode::ZeroCopy, Mode::NativeCopy],
         Modes::Fastest if is_virtual(name) => &[Mode::Generic],
         Modes::Fastest => &[Mode::ZeroCopy, Mode::NativeCopy, Mode::Generic],
@@ -411,7 +411,7 @@ fn attach(
     })
 }
 
-/// Whether no device, and so no driver with zero copy, is behind an interface, as far as this mount of sysfs knows it.
+/// Whether an interface has no device, and so no driver with zero copy, as far as this mount of sysfs shows it.
 fn is_virtual(name: &str) -> bool {
     !std::path::Path::new("/sys/class/net")
         .join(name)

@@ -22,7 +22,7 @@ const RX_QUEUE: i16 = 16;
 const ADJUST_HEAD: i32 = 44;
 const DROP: i32 = 1;
 
-/// What the program selects by.
+/// Criteria of the program.
 pub struct Selection {
     pub hardware: Hardware,
     pub queue: u32,
@@ -32,7 +32,7 @@ pub struct Selection {
     pub placed: Option<Placed>,
 }
 
-/// Frames that are placed: they come by a queue of their own.
+/// Frames that are placed: they arrive through a separate queue.
 pub struct Placed {
     pub queue: u32,
     /// The map of [`Lane`](crate::Lane).
@@ -42,9 +42,9 @@ pub struct Placed {
     pub shape: crate::Shape,
 }
 
-/// Frames of these types that are for this interface, or for a group, and come by this queue go to the socket that their tag
-/// names in the map; those that are placed go to theirs if they are what is expected next, else nowhere. All others go on to
-/// the kernel.
+/// Frames of these types that are for this interface, or for a group, and arrive through this queue go to the socket
+/// that their tag names in the map; placed ones go to their socket if they are expected next, else they are dropped.
+/// All others continue to the kernel.
 pub fn select(selection: &Selection) -> Vec<Instruction> {
     let [a, b, c, d, e, f] = selection.hardware.0;
     let head = i32::from_ne_bytes([a, b, c, d]);
@@ -141,7 +141,7 @@ enum Label {
 #[derive(Default)]
 struct Assembler {
     code: Vec<Instruction>,
-    /// Where there are jumps, and what they are without their distance.
+    /// Positions of jumps, and their instructions without the distance.
     jumps: Vec<(usize, [u8; 3], i32, Label)>,
     labels: Vec<(Label, usize)>,
 }

@@ -15,7 +15,7 @@ pub struct Descriptor {
     pub address: u64,
     /// Bytes of the frame.
     pub length: u32,
-    /// Zero, or XDP_PKT_CONTD: the frame goes on in the next descriptor.
+    /// Zero, or XDP_PKT_CONTD: the frame continues in the next descriptor.
     pub options: u32,
 }
 
@@ -31,7 +31,7 @@ impl Descriptor {
     }
 }
 
-/// What a ring may hold: plain bytes of any value.
+/// Types of ring entries: plain bytes of any value.
 pub trait Entry: Copy {}
 impl Entry for u64 {}
 impl Entry for Descriptor {}
@@ -74,7 +74,7 @@ impl<T: Entry> Ring<T> {
             )?
         };
         let mapping = NonNull::new(mapping.cast::<u8>()).ok_or(rustix::io::Errno::FAULT)?;
-        // SAFETY: the kernel says where in the mapping its parts are.
+        // SAFETY: the kernel reports the positions of the parts in the mapping.
         let at = |offset: u64| unsafe { mapping.add(offset as usize) };
         Ok(Ring {
             mapping,
@@ -163,7 +163,7 @@ impl<T: Entry> Producer<T> {
         self.next.wrapping_sub(consumed)
     }
 
-    /// Whether the kernel must be called to go on.
+    /// Whether the kernel must be called to continue.
     pub fn needs_wakeup(&self) -> bool {
         let Some(flags) = self.ring.flags else {
             return true;

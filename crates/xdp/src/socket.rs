@@ -14,7 +14,7 @@ use rustix::net::{
 use crate::Descriptor;
 use crate::ring::{Consumer, Producer};
 
-/// How often the kernel dropped frames of a socket.
+/// Counts of frames of a socket that the kernel dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Frames without room in the receive ring, or too long for a chunk.
@@ -68,7 +68,7 @@ impl Socket {
         self.receive.pop()
     }
 
-    /// Gives the slots of frames that were received back to the kernel, and lets it go on if it waits for memory.
+    /// Returns the slots of received frames to the kernel, and lets it continue if it waits for memory.
     pub fn received(&mut self) {
         self.receive.release();
     }
@@ -86,7 +86,7 @@ impl Socket {
         self.transmit.push(descriptor)
     }
 
-    /// Sends what was added, as far as the kernel takes it now; whether it has taken all.
+    /// Sends the added frames, as many as the kernel takes now; returns whether it has taken all.
     pub fn flush(&mut self) -> bool {
         self.transmit.publish();
         // The kernel takes a bounded number of frames in a call.
@@ -114,7 +114,7 @@ impl Socket {
         let _ = poll(&mut sockets, timeout.as_ref());
     }
 
-    /// How often frames were dropped.
+    /// Counts of dropped frames.
     pub fn statistics(&self) -> Statistics {
         xdp_statistics(&self.descriptor).map_or(Statistics::default(), |found| Statistics {
             dropped: found.rx_dropped + found.rx_ring_full.unwrap_or(0),

@@ -21,7 +21,7 @@ export TAKO_TEST_OPERATIONS=3000
 ended=0
 /lab/fabric-guest memory || ended=1
 /lab/fabric-guest suite || ended=1
-/lab/fabric-guest wrapped messages_arrive_in_order who_receives_a_message_sees_the_writes_before_it \
+/lab/fabric-guest wrapped messages_arrive_in_order a_receiver_of_a_message_sees_the_writes_before_it \
     a_slow_receiver_holds_back_its_sender_alone a_descriptor_that_lies_ends_the_endpoint \
     a_lost_endpoint_is_told_once a_closed_endpoint_is_lost_to_its_peer || ended=1
 /lab/fabric-guest faults || ended=1

@@ -1,4 +1,4 @@
-//! What may not stand in code.
+//! Forbidden code.
 
 use super::Violation;
 use crate::code::has_word;
@@ -12,9 +12,9 @@ const UNSAFE_HOMES: &[&str] = &[
     "crates/xdp",
 ];
 
-/// Files that may sleep, because no event tells what they wait for.
+/// Files that may sleep, because no event signals the awaited condition.
 const SLEEP_ALLOWED: &[&str] = &[
-    // It lets forgets collect: to wait for one is what would have it woken for each.
+    // It lets forgets accumulate: waiting for one would wake the thread up for each.
     "crates/fuse/src/session/classic.rs",
     // The kernel frees a queue of an interface some time after the process has ended, and reports it to no one.
     "crates/xdp/src/freed.rs",

@@ -1,4 +1,4 @@
-//! What the crates may depend on.
+//! Allowed dependencies of the crates.
 
 use super::Violation;
 use crate::code::has_word;

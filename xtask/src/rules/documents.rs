@@ -1,4 +1,4 @@
-//! What the documents must mention.
+//! Required contents of the documents.
 
 use super::Violation;
 use crate::tree::Tree;
@@ -27,7 +27,7 @@ pub fn crates_are_described(tree: &Tree) -> Vec<Violation> {
         .collect()
 }
 
-/// Whether the path stands in the text and does not go on into a longer name.
+/// Whether the path occurs in the text and does not continue into a longer name.
 fn has_path(text: &str, path: &str) -> bool {
     let goes_on = |rest: &str| rest.starts_with(|c: char| c.is_alphanumeric() || "-_".contains(c));
     text.match_indices(path)

@@ -1,4 +1,4 @@
-//! How large files are, where they lie, and how clean their text is.
+//! Length and location of files, and cleanliness of their text.
 
 use super::Violation;
 use crate::code::has_word;
@@ -37,7 +37,7 @@ struct TestModule {
     count: usize,
 }
 
-/// The modules that are compiled for tests only and stand in the file itself.
+/// The modules that are compiled for tests only and are in the file itself.
 fn test_modules(file: &File) -> Vec<TestModule> {
     let lines: Vec<(usize, &str)> = file.code_lines().collect();
     let mut modules = Vec::new();
@@ -55,7 +55,7 @@ fn test_modules(file: &File) -> Vec<TestModule> {
     modules
 }
 
-/// How many lines it takes until the first brace is closed.
+/// Number of lines until the first brace is closed.
 fn block_length(lines: &[(usize, &str)]) -> usize {
     let mut depth = 0;
     for (index, (_, text)) in lines.iter().enumerate() {

@@ -85,7 +85,7 @@ fn dependency(key: &str) -> Dependency {
 }
 
 impl Tree {
-    /// The same project with one file written anew.
+    /// The same project with one file replaced.
     fn with(mut self, path: &str, text: &str) -> Tree {
         self.files.retain(|file| file.path != path);
         self.files.push(File::new(path.into(), text.into()));
@@ -301,11 +301,15 @@ fn a_link_to_no_decision_is_found() {
 #[test]
 fn components_called_by_words_for_people_are_found() {
     let text = "//! Waits.\n// Whoever waits is woken.\n// The user who waits.\n/// A file whose name ends.\nfn f() {}\n";
+    let code = "fn f(who: &str) {\n    g(\"{who} waits for nobody\");\n}\n";
     expect(
-        clean().with("scripts/demo.sh", text),
+        clean()
+            .with("scripts/demo.sh", text)
+            .with("crates/store/src/ring.rs", code),
         &[
             "scripts/demo.sh:2: \"whoever\" stands for a component; name it",
             "scripts/demo.sh:4: \"whose\" stands for a component; name it",
+            "crates/store/src/ring.rs:2: \"nobody\" stands for a component; name it",
         ],
     );
 }
@@ -314,10 +318,17 @@ fn components_called_by_words_for_people_are_found() {
 fn docstrings_of_one_word_are_found() {
     let text = "//! Words.\n\n/// Whole.\nstruct A;\n/// A long\n/// docstring.\nstruct B;\n";
     expect(
-        clean()
-            .with("xtask/main.rs", text)
-            .with("crates/store/src/ring.rs", text),
-        &["xtask/main.rs:3: a docstring of one word; write what the item is or returns"],
+        clean().with("crates/store/src/ring.rs", text),
+        &["crates/store/src/ring.rs:3: a docstring of one word; write what the item is or returns"],
+    );
+}
+
+#[test]
+fn tests_named_by_riddles_are_found() {
+    let text = "fn what_is_lost_is_found() {}\nfn lost_files_are_found() {}\n";
+    expect(
+        clean().with("crates/store/src/ring.rs", text),
+        &["crates/store/src/ring.rs:1: a function named \"what_…\"; name the property"],
     );
 }
 

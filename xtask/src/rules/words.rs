@@ -4,37 +4,22 @@ use super::Violation;
 use crate::code::has_word;
 use crate::tree::{File, Tree};
 
-/// Crates and documents that keep these rules. A crate joins the list once its text is rewritten; the list only grows.
-const PLAIN: [&str; 8] = [
-    "README.md",
-    "crates/bench/",
-    "crates/cli/",
-    "crates/fuse-device/",
-    "crates/verbs/",
-    "crates/xdp/",
-    "scripts/",
-    "xtask/",
-];
-
 /// Words for people, which comments used for components.
 const OF_PEOPLE: [&str; 5] = ["who", "whoever", "whose", "whom", "nobody"];
+
+/// Beginnings of names that hide what a test asserts.
+const RIDDLES: [&str; 4] = ["who_", "whoever_", "nobody_", "what_"];
 
 /// A sentence on a line with one of these is about people.
 const PEOPLE: [&str; 8] = [
     "user", "users", "people", "person", "reader", "author", "authors", "owner",
 ];
 
-fn plain_files(tree: &Tree) -> impl Iterator<Item = &File> {
-    tree.files
-        .iter()
-        .filter(|file| PLAIN.iter().any(|start| file.path.starts_with(start)))
-}
-
-/// No component is called by a word for people.
+/// No component is called by a word for people, in comments, strings and documents.
 pub fn components_are_named(tree: &Tree) -> Vec<Violation> {
     let mut all = Vec::new();
-    for file in plain_files(tree).filter(|file| !is_list_of_words(file)) {
-        for (index, line) in file.text.lines().enumerate() {
+    for file in tree.files.iter().filter(|file| !is_list_of_words(file)) {
+        for (index, line) in prose(file).enumerate() {
             let line = line.to_lowercase();
             if PEOPLE.iter().any(|word| has_word(&line, word)) || names_group(&line) {
                 continue;
@@ -42,6 +27,44 @@ pub fn components_are_named(tree: &Tree) -> Vec<Violation> {
             if let Some(word) = OF_PEOPLE.iter().find(|word| has_word(&line, word)) {
                 let message = format!("\"{word}\" stands for a component; name it");
                 all.push(Violation::new(&file.path, index + 1, message));
+            }
+        }
+    }
+    all
+}
+
+/// The lines of a file without its code, and without the names that format strings contain.
+fn prose(file: &File) -> impl Iterator<Item = String> {
+    let mut code = file.code.lines();
+    file.text.lines().map(move |line| {
+        let code = code.next().unwrap_or_default().chars();
+        let blank = code.chain(std::iter::repeat(' '));
+        let text = line.chars().zip(blank);
+        let text: String = text
+            .map(|(text, code)| if code == ' ' { text } else { ' ' })
+            .collect();
+        without_placeholders(&text)
+    })
+}
+
+fn without_placeholders(text: &str) -> String {
+    let mut parts = text.split('{');
+    let mut kept = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        kept += part.split_once('}').map_or(part, |(_, after)| after);
+    }
+    kept
+}
+
+/// A test's name states a property, not a riddle.
+pub fn tests_state_properties(tree: &Tree) -> Vec<Violation> {
+    let mut all = Vec::new();
+    for file in tree.rust_files() {
+        for (number, line) in file.code_lines() {
+            let name = line.split_once("fn ").map_or("", |(_, name)| name);
+            if let Some(start) = RIDDLES.iter().find(|start| name.starts_with(**start)) {
+                let message = format!("a function named \"{start}…\"; name the property");
+                all.push(Violation::new(&file.path, number, message));
             }
         }
     }
@@ -61,7 +84,7 @@ fn is_list_of_words(file: &File) -> bool {
 /// A docstring has more than one word.
 pub fn docstrings_are_sentences(tree: &Tree) -> Vec<Violation> {
     let mut all = Vec::new();
-    for file in plain_files(tree).filter(|file| file.path.ends_with(".rs")) {
+    for file in tree.rust_files() {
         let lines: Vec<&str> = file.text.lines().map(str::trim).collect();
         let text = |index: usize| lines.get(index).and_then(|line| line.strip_prefix("///"));
         for index in 0..lines.len() {

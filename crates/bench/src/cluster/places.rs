@@ -12,7 +12,7 @@ use crate::Error;
 use crate::report::Note;
 use crate::setup::Scratch;
 
-/// What ends the cluster and takes the mounts away when this process ends, however it does.
+/// Ends the cluster and removes the mounts when this process ends, in any way.
 const KEEPER: &str = r#"
 read -r _
 program=$1 mounts=$2 pools=$3
@@ -32,7 +32,7 @@ const TCP: (&str, &str) = ("two members, tcp", "/mnt/tako-tcp");
 
 /// A directory of a mounted file system.
 pub struct Place {
-    /// What it is called in rows.
+    /// Name in rows.
     pub label: &'static str,
     pub directory: OwnedFd,
     /// A directory in a file system that others have mounted, which goes with this.
@@ -43,7 +43,7 @@ pub struct Place {
 /// pool mounted alone.
 pub struct Places {
     pub all: Vec<Place>,
-    /// What could not be had, and why.
+    /// Unavailable parts, and why.
     pub notes: Vec<Note>,
     keeper: Child,
     // After the keeper, which removes them too.
@@ -55,7 +55,8 @@ impl Places {
     pub const INSIDE: usize = 1;
     pub const EMBEDDED: usize = 2;
 
-    /// Starts and mounts what is compared. `program` is the tako program, `directory` where pools of `length` bytes are made.
+    /// Starts and mounts the compared systems. `program` is the tako program, `directory` where pools of `length` bytes
+    /// are made.
     pub fn new(program: &Path, directory: &Path, length: u64) -> Result<Places, Error> {
         let mounts = Scratch::new(&std::env::temp_dir())?;
         let pools = Scratch::new(directory)?;
@@ -135,7 +136,7 @@ impl Places {
         Ok(())
     }
 
-    /// Adds what is mounted at `path`, or notes that nothing is.
+    /// Adds the file system mounted at `path`, or notes that there is none.
     fn add_mounted(&mut self, label: &'static str, path: &Path) -> Result<(), Error> {
         let device = |path: &Path| rustix::fs::stat(path).map(|stat| stat.st_dev);
         let parent = path.parent().unwrap_or(Path::new("/"));
@@ -171,7 +172,7 @@ impl Drop for Places {
     fn drop(&mut self) {
         // The directories must be closed before they can be unmounted.
         self.all.clear();
-        // The end of its input is what the keeper waits for. No caller is left to report a failure to.
+        // The keeper waits for the end of its input. No caller is left to report a failure to.
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
     }

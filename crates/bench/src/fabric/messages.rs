@@ -1,4 +1,4 @@
-//! How many short messages a second come from several peers, and what many idle ones cost.
+//! Short messages per second from several peers, and the cost of many idle ones.
 
 use std::hint::black_box;
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +16,7 @@ use crate::harness::{Side, interleave};
 use crate::report::{Quantity, Row};
 use crate::setup::Bench;
 
-/// Bytes of a message, as long as what is raw carries.
+/// Bytes of a message, as long as those of the raw side.
 const BYTES: usize = 56;
 const PEERS: [usize; 3] = [1, 4, 32];
 /// Requests begun together in the second row of each.
@@ -107,7 +107,7 @@ impl Many {
         Ok(Many { peers, far })
     }
 
-    /// Sends so many messages by turns, and returns the time of one in ns.
+    /// Sends so many messages in turns, and returns the time of one in ns.
     fn send(&mut self, count: u64, batch: u64) -> Result<Vec<f64>, Error> {
         let Many { peers, far } = self;
         let hear = || {
@@ -135,7 +135,7 @@ impl Many {
             }
             Ok(())
         })?;
-        // What is still to be told at the senders must not wait for the next round.
+        // Unreported events of the senders must not wait for the next round.
         for (near, _) in peers.iter_mut() {
             near.count()?;
         }
@@ -242,13 +242,13 @@ fn sockets(near: &mut [TcpStream], far: &mut [TcpStream], count: u64) -> Result<
     })
 }
 
-/// A hundred peers that have nothing to say, and one that waits for them.
+/// A hundred idle peers, and one thread that waits for them.
 pub fn idle(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     const IDLE: usize = 100;
     let mut rows = Vec::new();
     for provider in [Provider::Shm, Provider::Tcp] {
         let Many { mut peers, mut far } = Many::with(provider, IDLE, Options::default())?;
-        // What has to be said at the beginning is said.
+        // Initial messages are exchanged.
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(50) {
             far.count()?;
@@ -274,7 +274,7 @@ pub fn idle(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     Ok(rows)
 }
 
-/// How long all threads of this process have run.
+/// Processor time of all threads of this process.
 fn process_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

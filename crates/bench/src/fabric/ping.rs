@@ -1,4 +1,4 @@
-//! How long a short message and its answer take.
+//! Time of a short message and its answer.
 
 use std::time::Instant;
 
@@ -64,7 +64,7 @@ pub fn tcp(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     Ok(rows)
 }
 
-/// Pings of a round: what sleeps takes 40 µs and more each.
+/// Pings of a round: with blocking each takes 40 µs and more.
 pub fn count(bench: &Bench, spins: bool) -> u64 {
     let effort_us = bench.scale.effort.as_micros() as u64;
     if spins { effort_us } else { effort_us / 20 }
@@ -74,7 +74,7 @@ pub fn per_ping(count: u64, took_ns: Result<f64, Error>) -> Result<Vec<f64>, Err
     took_ns.map(|took| vec![took / count as f64])
 }
 
-/// So many messages there and back, in ns. Both sides wait, in which way the options of their queues say.
+/// So many messages there and back, in ns. Both sides wait as their queues' options require.
 pub(super) fn ping(ends: &mut Ends, count: u64, place: Placement) -> Result<f64, Error> {
     let Ends {
         near,

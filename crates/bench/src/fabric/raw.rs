@@ -9,7 +9,7 @@ use pmem::Region;
 use super::{Placement, with_far};
 use crate::Error;
 
-/// Two words in memory, on lines of their own, that two threads count up in turns.
+/// Two words in memory, on separate lines, that two threads increment alternately.
 pub struct RawMemory(Region);
 
 const THERE: u64 = 0;

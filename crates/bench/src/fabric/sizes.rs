@@ -1,4 +1,4 @@
-//! By which way a payload arrives soonest, by its size: in the message, written behind its back, or pulled.
+//! The method by which a payload arrives soonest, by its size: in the message, written before it, or pulled.
 //!
 //! Each way ends when the near side has the far side's answer that it has the data.
 
@@ -25,18 +25,18 @@ const PROVIDERS: [Provider; 2] = [Provider::Shm, Provider::Tcp];
 /// A message needs no place in the peer's memory that is known beforehand: it may be a little slower.
 const GOOD_ENOUGH: f64 = 0.9;
 
-/// How the data gets there.
+/// Method of transfer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     /// In the message.
     Message,
     /// Written, and announced by the write itself.
     Pushed,
-    /// The message says where it is; the far side reads it.
+    /// The message contains the location; the far side reads it.
     Pulled,
 }
 
-/// A few sizes, for the table; what is said here is shown in full by [`tune`].
+/// A few sizes, for the table; [`tune`] shows all of them.
 pub fn measure(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let mut rows = Vec::new();
     for provider in PROVIDERS {

@@ -17,7 +17,7 @@ use crate::setup::Bench;
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
 
-/// What one-sided access may cost beside the copy, in ns.
+/// Allowed cost of one-sided access beside the copy, in ns.
 const OVERHEAD_NS: f64 = 100.0;
 
 pub fn shm(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
@@ -164,7 +164,7 @@ pub fn carry_out(
     }
 }
 
-/// Does something at the near side while a thread looks after the far one.
+/// Runs an operation at the near side while a thread polls at the far one.
 pub fn served<T: Send>(
     ends: &mut Ends,
     act: impl FnOnce(&mut End) -> Result<T, Error>,
@@ -182,7 +182,7 @@ pub fn served<T: Send>(
     with_far(Placement::Apart, serve, || {
         let result = act(near);
         stop.store(true, Ordering::Release);
-        // So that it wakes.
+        // So that it wakes up.
         let last = Operation::Send {
             from: Source::Inline(b""),
             immediate: None,

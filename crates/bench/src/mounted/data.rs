@@ -19,7 +19,7 @@ use crate::threads::{one_and_two, scaling};
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
 
-/// Operations between two looks at the clock where each takes about as long as that.
+/// Operations between two reads of the clock where each takes about as long as that.
 const BATCH: u32 = 16;
 
 /// The figure behind those of [`timed`].
@@ -69,7 +69,7 @@ pub fn write(bench: &Bench, name: &str, size: usize) -> Result<Vec<Row>, Error> 
     Ok(rows)
 }
 
-/// Its fourth figure is how often a thread of the server goes to sleep for each write.
+/// Its fourth figure is the number of times a thread of the server blocks, per write.
 fn writing<'a>(bench: &Bench, mount: &'a Mount, size: usize) -> Result<Side<'a>, Error> {
     let file = match mount.is_null() {
         true => open(mount, "data", OFlags::empty())?,
@@ -195,7 +195,7 @@ fn read_through(bench: &Bench, mount: &Mount) -> Result<Side<'static>, Error> {
     let same = open(mount, "data", OFlags::empty())?;
     let mut into = bytes(MIB);
     let read = move |offset| whole(rustix::io::pread(&file, &mut into[..], offset)?, MIB);
-    // Tmpfs keeps what it has.
+    // Tmpfs keeps its contents.
     Ok(through(bench, read, move || {
         Ok(fadvise(&same, 0, None, Advice::DontNeed)?)
     }))

@@ -1,4 +1,4 @@
-//! The mounts that are measured, each served by a process of its own, and what cleans up after them.
+//! The measured mounts, each served by a separate process, and their cleanup.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ use crate::Error;
 use crate::report::Note;
 use crate::setup::Scratch;
 
-/// What takes all mounts below a directory away, and then the directories, when this process ends, however it does.
+/// Removes all mounts below a directory, and then the directories, when this process ends, in any way.
 const KEEPER: &str = r#"
 read -r _
 for mount in "$1"/*/; do
@@ -29,7 +29,7 @@ const NULL_SOURCE: &str = include_str!("null.c");
 
 /// A directory, served by another process.
 pub struct Mount {
-    /// What it is called in rows.
+    /// Name in rows.
     pub label: &'static str,
     pub directory: OwnedFd,
     server: Option<Child>,
@@ -42,7 +42,7 @@ pub struct Mounts {
     /// The file system that does nothing: on any processor, and kept on processor 0.
     pub null: Option<[Mount; 2]>,
     pub tmpfs: Mount,
-    /// What could not be had, and why.
+    /// Unavailable parts, and why.
     pub notes: Vec<Note>,
     keeper: Child,
     // After the keeper, which removes them too.
@@ -122,7 +122,7 @@ impl Mounts {
         }
     }
 
-    /// Starts a process that says a line when its mount is there.
+    /// Starts a process that prints a line when its mount is ready.
     fn start(
         &self,
         label: &'static str,
@@ -159,7 +159,7 @@ impl Mounts {
 
 impl Drop for Mounts {
     fn drop(&mut self) {
-        // The end of its input is what the keeper waits for. No caller is left to report a failure to.
+        // The keeper waits for the end of its input. No caller is left to report a failure to.
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();
     }
@@ -181,7 +181,7 @@ impl Mount {
         self.label.ends_with("null")
     }
 
-    /// How often threads of the server went to sleep until now.
+    /// Number of times threads of the server have blocked so far.
     pub fn sleeps(&self) -> u64 {
         let Some(server) = &self.server else {
             return 0;
@@ -213,7 +213,7 @@ impl Drop for Mount {
     }
 }
 
-/// Compiles the file system that does nothing, or says what is missing.
+/// Compiles the file system that does nothing, or reports the missing part.
 fn compile(binary: &Path) -> Result<(), String> {
     let run = |command: &mut Command, what: &str| {
         let output = command

@@ -12,10 +12,11 @@ use crate::names::{CREATE, OWNER};
 use crate::report::Row;
 use crate::setup::Bench;
 
-/// Looks at the attributes between two at the clock.
+/// Reads of attributes between two reads of the clock.
 const BATCH: u32 = 16;
 
-/// By path, where the kernel knows name and attributes; and of an open file, asking the process that serves it.
+/// By path, where the kernel knows name and attributes; and of an open file, with a request to the process that serves
+/// it.
 pub fn stat(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let mounts = bench.mounts()?;
     let effort = bench.scale.effort;

@@ -113,7 +113,7 @@ int main(int count, char *arguments[])
 	session = fuse_session_new(&options, &operations, sizeof(operations), NULL);
 	if (!session || fuse_set_signal_handlers(session) != 0 || fuse_session_mount(session, arguments[1]) != 0)
 		return 1;
-	/* Whoever started this waits for the line. */
+	/* The benchmark waits for the line. */
 	puts("ready");
 	fflush(stdout);
 	result = fuse_session_loop_mt(session, configuration);

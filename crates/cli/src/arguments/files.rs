@@ -191,7 +191,7 @@ pub struct Ln {
     /// Make a symbolic link; the target is any text
     #[arg(short, long)]
     pub symbolic: bool,
-    /// Replace what has the name
+    /// Replace an existing name
     #[arg(short, long)]
     pub force: bool,
     /// Treat a name that is a symbolic link to a directory as a file

@@ -114,7 +114,7 @@ impl NodeFile {
         })
     }
 
-    /// What the server needs of it.
+    /// The configuration of the server.
     pub fn config(self, path: &Path) -> Result<NodeConfig, Failure> {
         let wrong = |what: String| Failure::Failed(format!("{}: {what}", path.display()));
         let transport = self.transport.map(|name| parse_transport(&name));

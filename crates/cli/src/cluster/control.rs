@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// No report is longer.
 const REPORT_MAX: u64 = 4 << 20;
 
-/// What a node reports.
+/// Report of a node.
 #[derive(Serialize, Deserialize)]
 pub struct Report {
     pub status: NodeStatus,
@@ -29,7 +29,7 @@ pub struct Report {
     pub mount: Option<MountReport>,
 }
 
-/// Reports the status of a node at this path, on a thread of its own.
+/// Reports the status of a node at this path, on a separate thread.
 pub fn serve(
     path: &Path,
     asker: Asker,

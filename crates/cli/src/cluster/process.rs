@@ -67,7 +67,7 @@ pub fn stop(pids: &[Pid]) -> Outcome {
     let ask = |pid: Pid| {
         let descriptor = pidfd_open(pid, PidfdFlags::empty())?;
         pidfd_send_signal(&descriptor, Signal::TERM)?;
-        // A stopped process takes the signal once it goes on.
+        // A stopped process receives the signal once it continues.
         kill_process(pid, Signal::CONT)?;
         Ok(descriptor)
     };
@@ -100,7 +100,7 @@ fn has_ended(descriptor: &impl std::os::fd::AsFd) -> Result<bool, Errno> {
     Ok(poll(&mut descriptors, Some(&limit))? > 0)
 }
 
-/// What a process that did not start said last.
+/// The last output of a process that did not start.
 pub fn last_line(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let line = text.lines().rev().find(|line| !line.trim().is_empty());

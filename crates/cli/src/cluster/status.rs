@@ -1,4 +1,5 @@
-//! `tako status`: what a cluster is and does. Nodes of this host report more than the map of a cluster elsewhere tells.
+//! `tako status`: state and roles of a cluster. Nodes of this host report more than the map of a cluster elsewhere
+//! contains.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -38,7 +39,7 @@ struct Unit {
     survives: Survives,
 }
 
-/// What the contents of the unit survive.
+/// Failures that the contents of the unit survive.
 #[derive(Serialize)]
 struct Survives {
     process_crash: bool,
@@ -184,7 +185,7 @@ fn describe(
     }
 }
 
-/// What the unit's contents survive: with one pool that does, or because another host has them.
+/// Failures that the unit's contents survive: with one pool that does, or because another host has them.
 fn survives(map: &ClusterMap, statuses: &[&NodeStatus]) -> Survives {
     let in_sync = map.units.first().map(|unit| unit.map.full_in_sync());
     let in_sync = in_sync.unwrap_or_default();

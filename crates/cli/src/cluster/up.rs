@@ -139,7 +139,7 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
         .chain(named('n', data_nodes + spares))
         .collect();
     let pool = |node: &String| pools.join(format!("{}-{node}.pool", state.name));
-    // What is there belongs to someone else, and is not removed if this cluster does not start.
+    // Existing files belong to another user, and are not removed if this cluster does not start.
     if let Some(there) = nodes.iter().map(pool).find(|pool| pool.exists()) {
         return Err(Failure::Failed(format!(
             "{} exists and is of no cluster of this host; remove it, or choose another --name or --directory",
@@ -179,7 +179,7 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
     Ok(nodes)
 }
 
-/// How many of a cluster's nodes are more than its unit has members.
+/// Number of a cluster's nodes beyond the members of its unit.
 fn count_spares(state: &State, nodes: &[String]) -> usize {
     let first = nodes
         .first()
@@ -356,7 +356,7 @@ fn mount(source: &str, directory: &Path, out: &mut dyn Write) -> Outcome {
     });
     match status.map_err(|error| failed("mount", directory, error))? {
         status if status.success() => Ok(()),
-        // It has said why.
+        // It has printed the reason.
         _ => Err(Failure::Silent),
     }
 }

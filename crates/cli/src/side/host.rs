@@ -146,14 +146,14 @@ impl Side for Host {
         match self.metadata(path, follow) {
             Ok(metadata) => Ok(Some(found(self.path(path), &metadata))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(self.explain("look at", path, error)),
+            Err(error) => Err(self.explain("examine", path, error)),
         }
     }
 
     fn find(&self, path: &Path, follow: bool) -> Result<Found, Failure> {
         match self.metadata(path, follow) {
             Ok(metadata) => Ok(found(self.path(path), &metadata)),
-            Err(error) => Err(self.explain("look at", path, error)),
+            Err(error) => Err(self.explain("examine", path, error)),
         }
     }
 
@@ -163,7 +163,7 @@ impl Side for Host {
 
     fn attributes(&self, spot: &Spot) -> Result<Attributes, Trouble> {
         let metadata = fs::symlink_metadata(path_of(spot));
-        let metadata = metadata.map_err(|error| Trouble::Host("look at", error))?;
+        let metadata = metadata.map_err(|error| Trouble::Host("examine", error))?;
         Ok(attributes(&metadata))
     }
 
@@ -286,7 +286,7 @@ impl Side for Host {
         fs::hard_link(self.path(from), self.path(to)).map_err(|error| {
             match self.metadata(from, false) {
                 Ok(_) => self.explain("make the link", to, error),
-                Err(missing) => self.explain("look at", from, missing),
+                Err(missing) => self.explain("examine", from, missing),
             }
         })
     }
@@ -342,7 +342,7 @@ impl Side for Host {
     fn statistics(&self) -> Result<Statistics, Failure> {
         let root = Path::new("/");
         let found = rustix::fs::statvfs(self.path(root))
-            .map_err(|errno| self.explain("look at", root, errno))?;
+            .map_err(|errno| self.explain("examine", root, errno))?;
         Ok(Statistics {
             block_size: found.f_frsize as u32,
             blocks: found.f_blocks,

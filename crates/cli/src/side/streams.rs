@@ -28,8 +28,7 @@ pub enum Reader {
 }
 
 impl Reader {
-    /// Reads the next bytes from `offset` on, and says where they begin and how many there are. With `skip_holes`,
-    /// what lies in holes is left out.
+    /// Reads the next bytes from `offset` on, and returns their start and number. With `skip_holes`, holes are skipped.
     pub fn read(
         &mut self,
         offset: u64,
@@ -56,7 +55,7 @@ impl Reader {
         Ok((count > 0).then_some((start, count)))
     }
 
-    /// How long the file is, if it says so: there may be a hole at its end.
+    /// Length of the file, if it is known: there may be a hole at its end.
     pub fn size(&self) -> Option<u64> {
         match self {
             Reader::Pool { file, .. } => file.attributes().ok().map(|attributes| attributes.size),

@@ -1,4 +1,4 @@
-//! What is mounted in a test: a pool of the mounting process, or a cluster.
+//! Object mounted in a test: a pool of the mounting process, or a cluster.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use crate::common::{Scratch, tako};

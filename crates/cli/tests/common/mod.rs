@@ -1,4 +1,4 @@
-//! What every test needs: a place of its own, and the program.
+//! Requirements of every test: a separate directory, and the program.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::fs;
@@ -50,7 +50,7 @@ impl Drop for Scratch {
     }
 }
 
-/// What a command said and how it ended.
+/// Output of a command and its exit status.
 pub struct Run {
     pub code: Option<i32>,
     pub out: String,
@@ -67,7 +67,7 @@ pub fn apart<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Starts a process that may go on beside a test that unmounts.
+/// Starts a process that may run beside a test that unmounts.
 pub fn start(command: &mut Command) -> Child {
     apart(|| command.spawn()).unwrap()
 }
@@ -104,7 +104,7 @@ pub fn command(arguments: &[&str]) -> Command {
 }
 
 impl Run {
-    /// Expects this exit code, and returns what was printed on success, and the one sentence of a failure.
+    /// Expects this exit code, and returns the output on success, and the one sentence of a failure.
     pub fn ended(self, code: i32) -> String {
         let Run { out, err, .. } = self;
         assert_eq!(self.code, Some(code), "{err}{out}");

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Hosts;
 use crate::common::{self, Scratch};
 
-/// How long anything may take on a busy machine.
+/// Time limit on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub struct Cluster {
@@ -71,7 +71,7 @@ impl Cluster {
         common::start(command.stdout(Stdio::null()).stderr(Stdio::inherit()))
     }
 
-    /// What the node of the first host says when it does not start.
+    /// Error of the first host's node when it does not start.
     pub fn refused(&self, config: &str) -> String {
         let mut command = self.hosts.command(0, common::TAKO);
         command.args(["serve", "--config", config]);

@@ -67,7 +67,7 @@ impl Mounted {
         }
     }
 
-    /// Takes away what is left of a mount when its process was killed.
+    /// Removes the rest of a mount when its process was killed.
     pub fn unmount_dead(&self) {
         let mut helper = Command::new("fusermount3");
         helper.args(["-uz", &self.directory]).stderr(Stdio::null());

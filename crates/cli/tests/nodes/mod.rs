@@ -19,10 +19,10 @@ use store::Replica;
 
 use crate::common::{self, Run, Scratch};
 
-/// How long anything may take on a busy machine. Nothing here measures speed; `make demo` prints the time of a failover.
+/// Time limit on a busy machine. Nothing here measures speed; `make demo` prints the time of a failover.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A cluster with a state directory of its own. It ends with the test, however that ends.
+/// A cluster with a separate state directory. It ends with the test, in any case.
 pub struct Cluster {
     pub scratch: Scratch,
 }
@@ -145,7 +145,7 @@ pub fn primary(status: &Value) -> &Value {
     found.expect("a primary")
 }
 
-/// Sends a signal to a node. One that is told to end has ended when this returns.
+/// Sends a signal to a node. A node that is asked to end has ended when this returns.
 pub fn kill(node: &Value, signal: Signal) {
     let pid = node["pid"].as_i64().expect("it runs");
     let pid = Pid::from_raw(pid as i32).expect("a process");
@@ -193,7 +193,7 @@ fn path_of(directory: &Path, writer: u32, number: usize) -> PathBuf {
     directory.join(format!("{writer}.{}", number / RECORDS))
 }
 
-/// Appends records to files, each synced before the next, until it is told to end. Returns how many were confirmed.
+/// Appends records to files, each synced before the next, until it is stopped. Returns how many were confirmed.
 pub fn write_records(directory: &Path, writer: u32, end: &AtomicBool) -> usize {
     let mut count = 0;
     while !end.load(Ordering::Relaxed) {
@@ -279,7 +279,7 @@ pub fn examine(cluster: &Cluster) {
     }
 }
 
-/// A copy of a pool, with its records in the image, and what it has of the image.
+/// A copy of a pool, with its records in the image, and its part of the image.
 fn image(pool: &Path) -> (Region, Part) {
     let region = Region::open(pool, Access::Private).expect("a pool");
     let replica = Replica::open(region.clone(), store::Options::default()).expect("it is whole");

@@ -136,14 +136,14 @@ impl Work {
         }
     }
 
-    /// Waits for a moment. False when the work is over.
+    /// Waits for a moment. False when the work has ended.
     fn goes_on(&self) -> bool {
         let is_over = self.is_over.lock().expect("no thread panics with it");
         let waited = self.ended.wait_timeout(is_over, PAUSE);
         !*waited.expect("no thread panics with it").0
     }
 
-    /// Works as one client through a mount until the work is over.
+    /// Works as one client through a mount until the work has ended.
     pub fn run(&self, mount: usize, client: u32, seed: u64) {
         let mut random = Random::new(seed);
         while self.goes_on() {

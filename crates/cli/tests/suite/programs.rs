@@ -1,5 +1,5 @@
-//! Programs at work when the mounting process is killed, or the primary of its cluster, or both: what they were told was done
-//! is there afterwards.
+//! Programs at work when the mounting process is killed, or the primary of its cluster, or both: acknowledged steps are
+//! there afterwards.
 
 use std::fs;
 use std::hint::spin_loop;
@@ -15,14 +15,14 @@ use crate::backing::Backing;
 use crate::common::{self, Scratch, apart};
 use crate::mounted::Mounted;
 
-/// How long a step may take at most.
+/// Time limit of a step.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Kills the mount again and again while a program works on it, each time after other numbers of acknowledged steps, up
-/// to `steps_max`, and of microseconds. Of a cluster, the primary is killed too: in the middle of the work, which goes on, or
-/// together with the mount. Steps are numbered from 1. `start` begins the work and gives a function that does one step and
-/// says whether that was acknowledged; `verify` looks at what is there, of which so many steps were acknowledged, and says
-/// how many it found.
+/// Kills the mount repeatedly while a program works on it, each time after other numbers of acknowledged steps, up to
+/// `steps_max`, and of microseconds. The primary of a cluster is killed too: in the middle of the work, which
+/// continues, or together with the mount. Steps are numbered from 1. `start` begins the work and returns a function
+/// that does one step and returns whether that was acknowledged; `verify` examines the result, with so many
+/// acknowledged steps, and returns how many it found.
 fn survive<S: FnMut(u64) -> bool + Send>(
     backing: &Backing,
     (rounds, steps_max): (u64, u64),
@@ -59,16 +59,16 @@ fn survive<S: FnMut(u64) -> bool + Send>(
     backing.examine();
 }
 
-/// What is killed beside the mount.
+/// Process that is killed besides the mount.
 struct Hit<'a> {
-    /// The primary is killed in the middle of the work, and the work goes on.
+    /// The primary is killed in the middle of the work, and the work continues.
     loses_primary_first: bool,
     /// Is called when the mount has been killed.
     ends: &'a dyn Fn(),
     backing: &'a Backing,
 }
 
-/// Goes on after step `done`, kills the mount after that many steps more and a moment, and returns the last step that
+/// Continues after step `done`, kills the mount after that many steps more and a moment, and returns the last step that
 /// was acknowledged.
 fn kill_under(
     mut mounted: Mounted,
@@ -137,7 +137,7 @@ impl Running {
         }
     }
 
-    /// Reads lines up to one with this text in it. When the program ends first, the error is what it said.
+    /// Reads lines up to one with this text in it. When the program ends first, the error is its output.
     fn says(&mut self, text: &str) -> Result<(), String> {
         let mut said = String::new();
         loop {
@@ -160,7 +160,7 @@ impl Drop for Running {
     }
 }
 
-/// Runs a program to its end and returns what it printed; it must succeed.
+/// Runs a program to its end and returns its output; it must succeed.
 fn succeed(command: &mut Command) -> String {
     let Output {
         status,
@@ -190,7 +190,7 @@ const LOCK_PATIENCE: &str = ".timeout 120000";
 pub enum Journal {
     /// A log that is taken into the database now and then.
     Wal,
-    /// What was there before, in a file of its own that a commit removes.
+    /// The former contents, in a separate file that a commit removes.
     Rollback,
 }
 
@@ -268,7 +268,7 @@ fn git(repository: &str) -> Command {
     command
 }
 
-/// What the file that commit `number` changes holds after it.
+/// Contents of the file that commit `number` changes, after it.
 fn text_of(number: u64) -> String {
     (0..number % 100)
         .map(|line| format!("{number}: line {line}\n"))
@@ -331,7 +331,7 @@ fn remove_locks(directory: &Path) {
     }
 }
 
-/// A Redis that answers only what has been synchronised, and its one client.
+/// A Redis that answers only after synchronizing, and its one client.
 struct Redis {
     _server: Running,
     client: BufReader<UnixStream>,
@@ -395,7 +395,7 @@ pub fn redis(backing: &Backing, bounds: (u64, u64)) {
     let start = |scratch: &Scratch, mounted: &Mounted| {
         let mut redis = Redis::start(scratch, mounted);
         move |number| {
-            // The log is written anew now and then, which renames files.
+            // The log is rewritten now and then, which renames files.
             if number % 250 == 0 && redis.ask("BGREWRITEAOF").is_none() {
                 return false;
             }

@@ -23,10 +23,10 @@ fn tool(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{name} is missing; run scripts/install.sh"))
 }
 
-/// How `timeout` ends when it has ended what it ran.
+/// Exit code of `timeout` when it has ended its command.
 const ENDED: i32 = 124;
 
-/// Runs a tool to its end and returns whether it was content, and all that it said.
+/// Runs a tool to its end and returns whether it succeeded, and all its output.
 fn run(command: &mut Command) -> (bool, String) {
     let mut limited = Command::new("timeout");
     limited
@@ -47,7 +47,7 @@ fn run(command: &mut Command) -> (bool, String) {
     )
 }
 
-/// What `fsx` does, by weight; the rest of its settings is different each time.
+/// Operations of `fsx`, by weight; the rest of its settings is different each time.
 const WEIGHTS: &str = "
 [weights]
 close_open = 1
@@ -149,7 +149,7 @@ pub fn pjdfstest(backing: &Backing) {
         results_of(&run(&mut command).1)
     };
     // Some tests leave files open for writing, and then nothing can be mounted read-only any more: the tests that do
-    // this have a run of their own.
+    // this have a separate run.
     let mut all = results(false, &[]);
     assert!(all.len() > 390, "only {} tests were run", all.len());
     let read_only = results(true, &["erofs"]);
@@ -182,7 +182,7 @@ pub fn pjdfstest(backing: &Backing) {
     backing.examine();
 }
 
-/// The result of each test, and what was said about it.
+/// The result of each test, and the output about it.
 fn results_of(said: &str) -> BTreeMap<String, (String, String)> {
     let mut results: BTreeMap<String, (String, String)> = BTreeMap::new();
     let mut last = String::new();
@@ -216,7 +216,7 @@ fn group_of_nobody() -> String {
     name.into()
 }
 
-/// A search path on which `mount` does not ask `fuse3` how to remount: its helper would look for a program `tako`.
+/// A search path on which `mount` does not ask `fuse3` how to remount: its helper would search for a program `tako`.
 fn path_with_own_mount(scratch: &Scratch) -> String {
     let directory = scratch.path("bin");
     fs::create_dir_all(&directory).unwrap();

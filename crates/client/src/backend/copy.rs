@@ -2,7 +2,7 @@
 
 use store::{Node, Store, Transaction, WriteAt};
 
-/// Bytes that are copied at a time: what is written as one change.
+/// Bytes that are copied at a time: written as one change.
 const COPIED_AT_ONCE: u64 = 1 << 20;
 
 /// Copies from a place in a file to a place in one.
@@ -25,11 +25,12 @@ pub(super) fn copy_range(
         let source = (from, offset + done);
         let target = (to, to_offset + done);
         match copy_part(store, source, target, length - done, &mut buffer) {
-            // One change has no room for more of what is shared: up to 1 MiB stays one.
+            // One change has no room for more shared blocks: up to 1 MiB stays one.
             Ok(Copied::Shared(part)) if length > COPIED_AT_ONCE => done += part,
             Ok(Copied::Written(part)) if part == COPIED_AT_ONCE => done += part,
             Ok(Copied::Shared(part) | Copied::Written(part)) => return Ok(done + part),
-            // Whoever goes on gets the error. Who was told of nothing would not know that these bytes have changed.
+            // The next call returns the error. Without a report the caller would not know that these bytes have
+            // changed.
             Err(_) if done > 0 => return Ok(done),
             Err(error) => return Err(error),
         }

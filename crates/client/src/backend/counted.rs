@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Backend;
 
-/// How many lines there are to count on.
+/// Number of lines for counting.
 const COUNTS: usize = 16;
 
-/// A backend, with a count of references of its own on a line that it shares with nothing (two: processors fetch them in
-/// pairs).
+/// A backend, with a reference count on a separate cache line (two: processors fetch them in pairs).
 #[repr(align(128))]
 pub(crate) struct Counted(Backend);
 
@@ -23,8 +22,8 @@ impl Deref for Counted {
     }
 }
 
-/// References to a backend, of which each thread takes always the same one: what it opens and closes is counted where few
-/// others count.
+/// References to a backend. Each thread always uses the same one: its opens and closes are counted where few other
+/// threads count.
 #[derive(Clone)]
 pub(crate) struct Counts(Arc<[Arc<Counted>]>);
 

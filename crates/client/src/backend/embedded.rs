@@ -17,7 +17,7 @@ pub(crate) struct Embedded(Arc<Store>);
 /// A live inode of the store.
 pub(crate) type EmbeddedInode = Arc<Node>;
 
-/// Entries of a directory whose attributes are read at a time.
+/// Entries of a directory with attributes that are read at a time.
 const ENTRIES_BATCH: usize = 64;
 
 impl Embedded {
@@ -120,7 +120,7 @@ impl Embedded {
     }
 }
 
-/// Names.
+/// Operations on names.
 impl Embedded {
     #[inline]
     pub(super) fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Arc<Node>> {
@@ -301,7 +301,7 @@ impl Embedded {
     }
 }
 
-/// Data.
+/// Operations on data.
 impl Embedded {
     #[inline]
     pub(super) fn read(&self, inode: &Node, offset: u64, into: &mut [u8]) -> Result<usize> {

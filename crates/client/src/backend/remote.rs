@@ -1,7 +1,7 @@
 //! The backend that is a cluster: each call by inode becomes an operation.
 //!
-//! Users see the inode number `unit << 48 | inode`; the root directory has number 1. `table` knows the generation of each
-//! number as long as the kernel or an open file refers to it, and the holds that the session has of it.
+//! Users see the inode number `unit << 48 | inode`; the root directory has number 1. `table` knows the generation of
+//! each number as long as the kernel or an open file refers to it, and the holds that the session has of it.
 
 mod attributes;
 mod data;
@@ -27,7 +27,7 @@ use table::Table;
 
 /// Bits of an inode number below the unit.
 const UNIT_SHIFT: u32 = 48;
-/// How long the end of a session may take.
+/// Greatest time for the end of a session.
 const CLOSE_WITHIN: Duration = Duration::from_secs(3);
 /// Bytes of a page of a directory that is asked for.
 const PAGE_LENGTH: u32 = 64 << 10;
@@ -41,7 +41,7 @@ struct Session {
     acknowledge: Acknowledge,
     root: FileId,
     table: Arc<Table>,
-    /// Longest write that is one change, in bytes, once the primary has said so; 0 before.
+    /// Longest write that is one change, in bytes, once the primary has reported it; 0 before.
     write_max: AtomicUsize,
 }
 
@@ -191,7 +191,7 @@ impl Remote {
     }
 }
 
-/// Lifetime.
+/// Start and end of the session.
 impl Remote {
     pub(super) fn hold(&self, inode: &RemoteInode) -> Result<()> {
         let table = &self.0.table;

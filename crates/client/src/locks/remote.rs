@@ -184,7 +184,7 @@ impl Remotely {
             self.cancelled(ticket);
         }
         for (number, handle) in taken {
-            // What cannot be given back now ends with the session.
+            // Locks that cannot be released now end with the session.
             let _ = self.close(number, handle);
         }
     }
@@ -214,7 +214,7 @@ impl Asking {
         }
     }
 
-    /// Takes the locks whose turns have come with the answer to this thread: callers of one process need not wait for the
+    /// Takes the locks that the answer to this thread grants: callers of one process need not wait for the
     /// other thread.
     fn hand_on(&self) {
         loop {
@@ -252,8 +252,8 @@ impl Asking {
         Ok(is_taken)
     }
 
-    /// Waits until the cluster has answered for a wait that was cancelled meanwhile, and has that lock back: the owner may go
-    /// on to use the same bytes.
+    /// Waits until the cluster has answered for a wait that was cancelled meanwhile, and has that lock back: the owner
+    /// may continue to use the same bytes.
     fn settle(&self, number: u64) {
         let is_open = {
             let state = self.table.state.lock();
@@ -300,7 +300,7 @@ impl Asking {
         let is_taken = matches!(self.take(number, &wanted), Ok(true));
         let ended = is_taken.then(|| self.table.state.lock().end_wait(ticket));
         if let Some(None) = ended {
-            // It was cancelled meanwhile. What cannot be given back now ends with the session.
+            // It was cancelled meanwhile. A lock that cannot be released now ends with the session.
             let _ = self.remote.unlock(number, spread(&wanted));
             let mut state = self.table.state.lock();
             if let Some(file) = state.files.get_mut(&number) {
@@ -341,7 +341,7 @@ impl Asking {
     }
 }
 
-/// The lock as the cluster knows it: there, owners and handles of all users of the session differ.
+/// The lock in the cluster's terms: there, owners and handles of all users of the session differ.
 fn spread(held: &Held) -> Lock {
     let spread = held.user.wrapping_mul(SPREAD);
     Lock {

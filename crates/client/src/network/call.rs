@@ -13,10 +13,10 @@ pub struct Call {
 }
 
 struct State {
-    /// What is asked for, until a leader takes it.
+    /// The request, until a leader takes it.
     request: Option<(Operation, Acknowledge)>,
     outcome: Option<Outcome>,
-    /// What may be kept of the outcome.
+    /// Validity of the outcome.
     kept: Option<Kept>,
     leads: bool,
     /// Its thread waits no longer.
@@ -31,12 +31,12 @@ impl State {
     }
 }
 
-/// How a wait has ended.
+/// End of a wait.
 pub enum Waited {
     Outcome(Outcome),
     /// The call is to lead.
     Leads,
-    /// Its time is over, or it was interrupted.
+    /// Its time has expired, or it was interrupted.
     Woken,
 }
 
@@ -66,7 +66,7 @@ impl Call {
         self.changed.notify_one();
     }
 
-    /// The outcome, if it is there; notes for this thread what it may keep of it.
+    /// The outcome, if it is there; records for this thread what it may cache of it.
     pub fn take(&self) -> Option<Outcome> {
         self.state.lock().take()
     }
@@ -83,7 +83,7 @@ impl Call {
         self.state.lock().leads
     }
 
-    /// Ends the wait of the call's thread, so that it looks whether it goes on.
+    /// Ends the wait of the call's thread, so that it checks its limits.
     pub fn wake(&self) {
         // Under the lock, so that the thread is not just about to wait.
         let _state = self.state.lock();

@@ -1,4 +1,4 @@
-//! What the leader holds: the protocol's state machine, the messenger, and the calls in progress.
+//! State that the leader holds: the protocol's state machine, the messenger, and the calls in progress.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub struct Connection {
     holds: Option<HoldsSource>,
     /// The session that has its holds.
     held_by: Option<u64>,
-    /// What takes recalls: leases are asked for while there is one.
+    /// Receiver of recalls: leases are requested while there is one.
     listener: Listener,
     /// The way to a node in this process.
     entry: Option<Entry>,
@@ -118,7 +118,7 @@ impl Connection {
         self.is_lost
     }
 
-    /// What takes recalls, to be set.
+    /// The receiver of recalls, to be set.
     pub fn listener(&self) -> Listener {
         self.listener.clone()
     }
@@ -144,7 +144,7 @@ impl Connection {
         self.holds = Some(holds);
     }
 
-    /// Takes holds again when there is another session: one for each file, which the last release gives back. To another
+    /// Takes holds again when there is another session: one for each file, which the last release returns. To another
     /// primary the state machine reports those of the session.
     fn hold_again(&mut self) {
         let session = self.client.session();
@@ -205,7 +205,7 @@ impl Connection {
         self.client.one_sided()
     }
 
-    /// Sends what the state machine has to send, and delivers the outcomes that it has.
+    /// Sends the messages of the state machine, and delivers its outcomes.
     pub fn pump(&mut self) {
         self.hold_again();
         self.let_go();
@@ -316,7 +316,7 @@ impl Connection {
         self.reach.lost(now, link, &mut self.client);
     }
 
-    /// Lets go of memory that may not be reached any more, and adapts to the way to the primary.
+    /// Releases memory that must not be accessed any more, and adapts to the transport to the primary.
     fn let_go(&mut self) {
         let members = self.map.units.first().map(|unit| &unit.map.members);
         let members = members.map_or(&[][..], |members| members);
@@ -351,7 +351,7 @@ impl Connection {
         }
     }
 
-    /// Does what is due, and waits for something to happen, so long at most.
+    /// Executes due actions, and waits for an event, at most so long.
     pub fn step(&mut self, most: Duration) {
         let now = Instant::now();
         if self
@@ -484,7 +484,7 @@ impl Connection {
         }
     }
 
-    /// There is a new link. If it is the primary's, what was sent over the one before may be lost.
+    /// There is a new link. If it is the primary's, messages sent over the one before may be lost.
     fn linked(&mut self, link: LinkId) {
         self.choose_mode();
         if let Some(node) = self.links.node(link)

@@ -1,8 +1,8 @@
-//! Why a cluster cannot be used.
+//! Reasons why a cluster is unusable.
 
 use std::io;
 
-/// Why a cluster cannot be used.
+/// Reasons why a cluster is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No node answers.

@@ -12,7 +12,7 @@ use protocol::{ClusterMap, NodeId};
 const PAUSE: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// What is dialed: a node of the map, or while none is linked an address that the caller gave.
+/// Target of a dial: a node of the map, or while none is linked an address of the caller.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Target {
     Node(NodeId),
@@ -23,7 +23,7 @@ enum Target {
 struct Attempts {
     next: Instant,
     pause: Duration,
-    /// How many there were, which says the address that is tried next.
+    /// Number of attempts, which selects the next address.
     count: usize,
     dial: Option<DialId>,
     failure: Option<String>,
@@ -37,7 +37,7 @@ struct Link {
     target: Target,
 }
 
-/// How an attempt has ended.
+/// Result of an attempt.
 pub enum Dialed {
     Linked(LinkId),
     /// There is another link to the node.
@@ -84,7 +84,7 @@ impl Links {
         found.is_some_and(|link| link.node == Some(from))
     }
 
-    /// What should be linked and is not.
+    /// Targets that should be linked and are not.
     fn targets(&self, map: &ClusterMap) -> Vec<Target> {
         let members = map.units.iter().flat_map(|unit| &unit.map.members);
         let nodes = members.map(|node| Target::Node(*node));
@@ -103,7 +103,7 @@ impl Links {
             .collect()
     }
 
-    /// Dials what is due.
+    /// Dials the targets that are due.
     pub fn dial(&mut self, now: Instant, map: &ClusterMap, messenger: &mut Messenger) {
         for target in self.targets(map) {
             let attempts = self.attempts.entry(target.clone()).or_insert(Attempts {

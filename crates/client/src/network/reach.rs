@@ -1,8 +1,8 @@
-//! The members' memories: which can be reached, and the transfers under way.
+//! The members' memories: which are accessible, and the transfers in flight.
 //!
-//! The primary gives the key of each member ([`Body::Key`]). With it the client asks that member to export its memory over
-//! their link, and only then the state machine is told of the key. When the link is lost, so is the export: transfers that
-//! have not ended are reported as lost, and with the next link the member is asked again.
+//! The primary gives the key of each member ([`Body::Key`]). With it the client asks that member to export its memory
+//! over their link, and only then the state machine receives the key. When the link is lost, so is the export:
+//! transfers that have not ended are reported as lost, and with the next link the member is asked again.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ const LEAST_READ: u32 = 4 << 10;
 /// No write is so long.
 const NEVER: u32 = u32::MAX;
 
-/// What is known of a member's memory.
+/// State of a member's memory.
 struct Known {
     key: u64,
     /// It was asked over this link to export it.
@@ -37,7 +37,7 @@ pub struct Reach {
     /// The session that the keys are for.
     session: Option<u64>,
     known: BTreeMap<NodeId, Known>,
-    /// Transfers under way by their numbers, with their links, and whether each is a write.
+    /// Transfers in flight by their numbers, with their links, and whether each is a write.
     in_flight: BTreeMap<u64, (LinkId, bool)>,
 }
 
@@ -52,7 +52,7 @@ impl Reach {
         }
     }
 
-    /// Who moves the data, with a primary at the other end of this transport.
+    /// Which side moves the data, with a primary at the other end of this transport.
     pub fn mode(&self, provider: Option<Provider>) -> Mode {
         let is_passive = matches!(provider, Some(Provider::Shm | Provider::Verbs));
         match self.io {
@@ -139,8 +139,8 @@ impl Reach {
         }
     }
 
-    /// Links that lead to memory which is of no use any more: the session has ended, or members have left. Closing them
-    /// lets go of the memory.
+    /// Links to memory that is not needed any more: the session has ended, or members have left. Closing them releases
+    /// the memory.
     pub fn useless(&mut self, client: &Client, members: &[NodeId]) -> Vec<LinkId> {
         let session = client.session();
         let has_ended = self.session.is_some_and(|known| session != Some(known));
@@ -156,7 +156,7 @@ impl Reach {
         useless
     }
 
-    /// Starts a transfer that the state machine asks for, or says at once what becomes of it.
+    /// Starts a transfer of the state machine, or reports its result at once.
     pub fn start(
         &mut self,
         now: u64,
@@ -165,7 +165,7 @@ impl Reach {
         client: &mut Client,
     ) {
         let wr_id = transfer.wr_id;
-        // The transport sends again by itself what is under way.
+        // The transport itself retransmits requests in flight.
         if self.in_flight.contains_key(&wr_id) {
             return;
         }

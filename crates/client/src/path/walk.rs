@@ -32,7 +32,7 @@ pub(crate) struct Last<'p> {
 pub(crate) enum Part<'p> {
     /// The directory where the walk stands: `.`, or `/` alone.
     Here,
-    /// `..`
+    /// The parent directory, `..`.
     Up,
     /// A name in the directory where the walk stands.
     Name(Cow<'p, [u8]>),
@@ -112,7 +112,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// What the path's last part means. A symbolic link is followed if `follow` says so or a slash comes after it.
+    /// The target of the path's last part. A symbolic link is followed if `follow` is set or a slash comes after it.
     pub(crate) fn resolve(&mut self, mut last: Last<'_>, follow: bool) -> Result<Inode, Cause> {
         loop {
             let name = match last.part {
@@ -165,7 +165,7 @@ impl<'a> Walk<'a> {
         Ok(Last { part, slash })
     }
 
-    /// What kind of file `node` is.
+    /// The kind of file `node`.
     pub(crate) fn kind(&self, node: &Inode) -> Result<FileKind, Cause> {
         self.backend.kind(node)
     }

@@ -1,5 +1,5 @@
-//! The way that a walk took through directories. Each thread keeps its last one: paths that come one after the other
-//! mostly lead through the same directories, and then nothing is looked up, counted or locked on the way.
+//! The directories that a walk went through. Each thread keeps its last one: consecutive paths mostly lead through the
+//! same directories, and then nothing is looked up, counted or locked on the way.
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
@@ -15,7 +15,7 @@ const KEPT_MAX: usize = 256;
 /// Directories entered, the root first, so that `..` leads back the way that was really taken.
 pub(crate) struct Way {
     entered: SmallVec<[Inode; 8]>,
-    /// How names of directories stood before the first was looked up.
+    /// Version of the names of directories before the first lookup.
     names: Option<DirectoryNames>,
     /// Directories were entered by their own names only.
     is_plain: bool,
@@ -49,7 +49,7 @@ impl Way {
         self.entered.last().expect("the root is never left")
     }
 
-    /// Goes on, by the own name of a directory.
+    /// Continues with a directory of this name.
     pub(crate) fn enter(&mut self, directory: Inode) {
         self.is_kept = false;
         self.entered.push(directory);
@@ -97,7 +97,7 @@ thread_local! {
 pub(crate) struct Lent(Option<Box<Way>>);
 
 impl Lent {
-    /// The thread's last way if it is that of this beginning of a path, which it tells; else one that is at the root.
+    /// The thread's last way if it starts with this part of a path, which it returns; else one at the root.
     pub(crate) fn for_path(backend: &Backend, path: Option<&[u8]>) -> (Lent, bool) {
         // A thread that is ending has none.
         let Some(mut last) = LAST.try_with(Cell::take).ok().flatten() else {

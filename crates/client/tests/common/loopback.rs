@@ -58,13 +58,13 @@ impl Link {
         self.state.lock().expect("no test panics here")
     }
 
-    /// Makes calls wait, or lets them go on.
+    /// Makes calls wait, or lets them continue.
     pub fn cut(&self, is_cut: bool) {
         self.state().is_cut = is_cut;
         self.changed.notify_all();
     }
 
-    /// Makes requests for locks wait, and nothing else, or lets them go on.
+    /// Makes requests for locks wait, and nothing else, or lets them continue.
     pub fn cut_locks(&self, is_cut: bool) {
         self.state().is_for_locks = is_cut;
         self.cut(is_cut);
@@ -78,7 +78,7 @@ impl Link {
         }
     }
 
-    /// Waits until calls can go on, or the caller is interrupted.
+    /// Waits until calls can continue, or the caller is interrupted.
     fn pass(self: &Arc<Link>, operation: &Operation) -> Result<(), RequestError> {
         if self.state().is_for_locks && !matches!(operation, Operation::SetLock { .. }) {
             return Ok(());
@@ -107,7 +107,7 @@ impl Link {
     }
 }
 
-/// Lists the holds that a session says it has.
+/// Lists the holds that a session reports.
 pub type Holds = Box<dyn Fn() -> Vec<Held>>;
 
 /// The file system of a cluster that keeps its files in this store.
@@ -264,7 +264,7 @@ impl Requests for Loopback {
         self.link.pass(&operation)?;
         let sent = operation.encode(Vec::new());
         let received = Operation::decode(&sent).inspect_err(|_| {
-            // The store refuses the same with an error of its own.
+            // The store refuses the same with its own error.
             assert!(operation.validate().is_err(), "{operation:?}");
         });
         let outcome = match received {

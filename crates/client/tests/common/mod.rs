@@ -48,7 +48,7 @@ pub fn make_file(file_system: &FileSystem, path: &str, contents: &[u8]) {
     assert_eq!(file.write(contents).expect(path), contents.len());
 }
 
-/// What a file holds.
+/// Contents of a file.
 pub fn contents(file_system: &FileSystem, path: &str) -> Vec<u8> {
     let file = file_system.open(path, OpenFlags::READ, 0).expect(path);
     let mut bytes = vec![0; file.attributes().expect(path).size as usize];

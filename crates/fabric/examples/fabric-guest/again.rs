@@ -1,6 +1,6 @@
-//! What becomes of work when its endpoint is lost. Each request is told how it ended, once; what has ended well was carried
-//! out; nothing was carried out twice; and a new endpoint goes on. What has failed is repeated there, and the receiver knows
-//! by the numbers what it has already, as the protocol above does.
+//! Work with a lost endpoint. Each request completes with a status, once; a successful one was executed; nothing was
+//! executed twice; and a new endpoint continues. Failed requests are repeated there, and the receiver recognizes by the
+//! numbers what it already has, as the protocol above does.
 
 use std::ops::Range;
 use std::thread;
@@ -15,7 +15,7 @@ use pmem::Region;
 use crate::faults::{End, LONG, NOTICED_WITHIN, Victim, join, system};
 use crate::{Cases, open};
 
-/// Pieces of work. Each adds one to a word of the receiver's, and then says its number.
+/// Pieces of work. Each adds one to a word of the receiver's, and then sends its number.
 const WORK: Range<u64> = 0..60;
 /// After which one there is trouble, while others are on their way.
 const TROUBLE_AFTER: u64 = 20;
@@ -52,7 +52,7 @@ struct Worker {
     /// The far side's memory, and how the near side reaches it.
     memory: Registration,
     remote: Option<RemoteRegion>,
-    /// The near side's requests on this endpoint, and how they were told to have ended.
+    /// The near side's requests on this endpoint, and their reported completions.
     posted: Vec<u64>,
     told: Vec<(u64, Result<u64, Failure>)>,
     /// The numbers that came over it.
@@ -77,7 +77,7 @@ impl Worker {
         }
     }
 
-    /// Joins the two sides by an endpoint of theirs, which may be in vain.
+    /// Joins the two sides by an endpoint, which may fail.
     fn join(&mut self) -> bool {
         let is_joined = join(&mut self.near, &mut self.far).is_ok();
         if is_joined {
@@ -159,7 +159,7 @@ impl Worker {
         self.post(2 * number + 1, send);
     }
 
-    /// What the other adapter refuses, so that both queue pairs fail.
+    /// A request that the other adapter refuses, so that both queue pairs fail.
     fn post_forbidden(&mut self) {
         let descriptor = RegionDescriptor {
             key: Key(0x00be_ef00),
@@ -178,7 +178,7 @@ impl Worker {
         self.post(FORBIDDEN, write);
     }
 
-    /// What was told is what happened. `numbers` is what was to be done, `before` what the word was then.
+    /// The reports agree with the effects. `numbers` is the work, `before` the word's value then.
     fn check(&self, numbers: &[u64], before: u64) {
         let told: Vec<u64> = self.told.iter().map(|(id, _)| *id).collect();
         assert_eq!(told, self.posted, "each is told once, in order");
@@ -202,7 +202,7 @@ impl Worker {
         let (added, come) = (self.memory.region().load(0) - before, come as u64);
         assert!(well(1) <= come, "{} of {come} were sent", well(1));
         assert!(well(0) <= added, "{} of {added} were added", well(0));
-        // What is added goes before what is said.
+        // The addition precedes the message.
         assert!((come..=come + 1).contains(&added), "{added}, {come}");
     }
 }
@@ -228,7 +228,7 @@ fn goes_on(trouble: impl Fn(&mut Worker), heal: impl Fn(), expected: Failure) {
     heal();
     let deadline = Instant::now() + LONG;
     loop {
-        // Who repeats a request knows from the receiver what it has; here, both are one program.
+        // A repeated request is checked with the receiver; here, both are one program.
         left.retain(|number| !worker.came.contains(number));
         if left.is_empty() {
             break;
@@ -249,7 +249,7 @@ fn goes_on(trouble: impl Fn(&mut Worker), heal: impl Fn(), expected: Failure) {
     }
 }
 
-/// What has ended well, the receiver's adapter had; what the receiver itself had, it has said.
+/// The receiver's adapter had all successful requests; the receiver itself has reported those that it had.
 fn died() {
     let mut victim = Victim::start();
     let mut near = End::new("rxe1", Options::default());
@@ -304,7 +304,7 @@ fn post_number(near: &mut End, number: u64, posted: &mut Vec<u64>) {
     }
 }
 
-/// What has ended well for its sender is told by its receiver, however much that is, before a failure.
+/// A request that succeeded for its sender is reported by its receiver, however many there are, before a failure.
 fn told_first() {
     const ENDPOINTS: usize = 24;
     let (device, mut far) = (open("rxe2"), Vec::new());

@@ -1,4 +1,4 @@
-//! What one thread alone cannot show: sleep, peers that die or lie, and networks that break.
+//! Cases that need more than one thread: sleep, peers that die or lie, and broken networks.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
@@ -22,7 +22,7 @@ pub const LONG: Duration = Duration::from_secs(60);
 pub const NOTICED_WITHIN: Duration = Duration::from_secs(8);
 
 pub fn run(cases: &mut Cases) {
-    cases.run("fabric: who sleeps is woken", sleep_and_wake);
+    cases.run("fabric: a sleeper is woken up", sleep_and_wake);
     cases.run("fabric: a killed peer is noticed while idle", || {
         killed(false);
     });
@@ -68,7 +68,7 @@ impl End {
         }
     }
 
-    /// Makes another endpoint, and goes on with that.
+    /// Makes another endpoint, and continues with that.
     pub fn offer(&mut self) {
         let (id, parameters) = self.queue.offer().unwrap();
         self.id = id;
@@ -100,7 +100,7 @@ impl End {
         self.events.remove(0)
     }
 
-    /// Waits until there is more to be told.
+    /// Waits until there is more to report.
     pub fn wait(&mut self) {
         self.queue.wait(&mut self.events, LONG);
     }
@@ -169,7 +169,7 @@ fn sleep_and_wake() {
                 event => panic!("{event:?}"),
             }
         }
-        // Who is not woken sleeps until the next probe.
+        // A thread without a wake-up sleeps until the next probe.
         let took = start.elapsed();
         assert!(took < fabric::verbs::PROBE_EVERY / 4 * ROUNDS, "{took:?}");
         near.queue.close(near.id);
@@ -211,7 +211,7 @@ impl Victim {
         near.accept(Role::Dialer, parameters).unwrap();
     }
 
-    /// What it says has come next; nothing once it is dead and all is heard.
+    /// The next number that it sends; nothing once it is dead and everything was received.
     pub fn number(&mut self) -> Option<u64> {
         self.hear().parse().ok()
     }
@@ -238,7 +238,7 @@ impl Drop for Victim {
     }
 }
 
-/// The other process: says its parameters, and looks.
+/// The other process: sends its parameters, and polls.
 pub fn victim() {
     let mut far = End::new("rxe2", Options::default());
     println!("{}", to_hex(&far.parameters.take().unwrap().bytes));
@@ -248,7 +248,7 @@ pub fn victim() {
     let parameters = Parameters { bytes, descriptors };
     far.accept(Role::Listener, parameters).unwrap();
     println!("accepted");
-    // It looks until it is killed.
+    // It polls until it is killed.
     loop {
         if let Event::Message(message) = far.next()
             && let Ok(bytes) = message.to_vec().try_into()
@@ -312,7 +312,7 @@ fn given_up() {
     );
     drop(near);
     assert_eq!(far.lost(), Failure::PeerLost);
-    // Opened anew it works.
+    // After reopening it works.
     let (mut near, mut far) = pair(sleepy(), sleepy());
     near.send(b"after");
     assert!(matches!(far.next(), Event::Message(_)));
@@ -366,7 +366,7 @@ fn group_goes_on() {
                 .queue
                 .send_to_group(GROUP, text, number)
                 .unwrap();
-            // Both look after themselves.
+            // Both handle their links.
             for side in &mut sides {
                 let tick = Duration::from_millis(20);
                 side.queue.wait(&mut side.events, tick);
@@ -393,7 +393,7 @@ fn group_goes_on() {
     reaches(0, 3);
 }
 
-/// The target only sleeps, and learns all the same that its adapter has refused something.
+/// The target only sleeps, and learns nevertheless that its adapter has refused something.
 fn refused_while_idle() {
     let (mut near, mut far) = pair(sleepy(), sleepy());
     let lie = Export {
@@ -419,8 +419,8 @@ fn refused_while_idle() {
     assert_eq!(far.lost(), Failure::Violation);
 }
 
-/// A request that cannot be handed to the adapter ends the endpoint. Of those before it nobody says that they have ended well:
-/// they were on their way.
+/// A request that cannot be handed to the adapter ends the endpoint. Those before it are not reported as successful:
+/// they were in flight.
 fn foreign_memory() {
     let (mut near, _far) = pair(sleepy(), sleepy());
     let region = Region::memory(4096, false).unwrap();

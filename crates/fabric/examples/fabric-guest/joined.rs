@@ -20,7 +20,7 @@ use crate::faults::{LONG, NOTICED_WITHIN, system};
 const NAMES: [&str; 3] = ["a", "b", "c"];
 const KEYS: &str = "/lab/keys";
 const LENGTH: u64 = 1 << 20;
-/// What is written, and where.
+/// Written data and its position.
 const DATA: u32 = 100_000;
 const AT: u64 = 4096;
 const GROUP: GroupId = GroupId(1);
@@ -113,7 +113,7 @@ impl Node {
     fn exchange(&mut self, mut session: Session) -> Joined {
         assert_eq!(session.choice().provider, Provider::Verbs);
         let (memory, queue) = (self.memory.clone(), self.queue());
-        // Who listens waits until the other side is ready.
+        // The listener waits until the other side is ready.
         if session.peer().node == NAMES[0] {
             session.export(queue, 1, &memory).unwrap();
         }
@@ -214,7 +214,7 @@ fn lead(cases: &mut Cases, name: &str) {
         group(&mut node, &peers)
     });
     let [mut second, third] = peers;
-    cases.run("fabric: a guest whose link is cut, and comes back", || {
+    cases.run("fabric: a guest with a cut link rejoins", || {
         node.say(&second, b"cut");
         node.lose(&second, "a cut link");
         messages(&mut node, &third);
@@ -248,7 +248,7 @@ fn meet(node: &mut Node, listener: &mut Listener) -> Joined {
     node.exchange(session)
 }
 
-/// What is written is there, and read back; words change as they should.
+/// Written data is there, and is read back; words change correctly.
 fn one_sided(node: &mut Node, peer: &Joined, seed: u64) {
     let memory = node.memory.clone();
     memory.region().write(AT, &pattern(seed));
@@ -319,7 +319,7 @@ fn group(node: &mut Node, peers: &[Joined; 2]) {
     }
 }
 
-/// Which peer has said that; nothing if it said something else.
+/// The peer that sent that; nothing for another message.
 fn said(event: Event, peers: &[Joined; 2], what: &[u8]) -> Option<usize> {
     let Event::Message(message) = event else {
         panic!("{event:?}");

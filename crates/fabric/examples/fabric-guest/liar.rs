@@ -1,4 +1,4 @@
-//! A peer that is no transport: a queue pair that says and asks what it likes. Its endpoint ends; others go on.
+//! A peer that is no transport: a queue pair that sends and requests anything. Its endpoint ends; others continue.
 
 use std::time::{Duration, Instant};
 
@@ -73,7 +73,7 @@ pub fn run(cases: &mut Cases) {
         "fabric: a receiver without buffers holds up its sender, and nothing is lost",
         without_buffers,
     );
-    cases.run("fabric: questions without end hold nobody up", || {
+    cases.run("fabric: endless questions delay no peer", || {
         let mut target = Target::new();
         for _ in 0..200 {
             target.say(&[0, 0, 0, 0, 2, 0, 0, 0]);
@@ -84,7 +84,7 @@ pub fn run(cases: &mut Cases) {
     });
 }
 
-/// The adapter tries again for as long as it takes, and others go on meanwhile.
+/// The adapter retries for as long as necessary, and others continue meanwhile.
 fn without_buffers() {
     const COUNT: u64 = 5;
     let mut target = Target::new();
@@ -98,7 +98,7 @@ fn without_buffers() {
         target.queue.post(target.liar, &request).unwrap();
     }
     target.queue.submit();
-    // As long as a finite number of tries takes.
+    // As long as a finite number of retries takes.
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(50) {
         let events = target.poll();
@@ -219,7 +219,7 @@ impl Target {
         });
     }
 
-    /// Posts, and waits for the end, while the target does not look.
+    /// Posts, and waits for the end, while the target does not poll.
     fn post(&mut self, operation: Work<'_>) {
         self.end.post(true, operation);
         let mut room = [verbs::Completion::default()];

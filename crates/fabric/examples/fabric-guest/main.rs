@@ -1,5 +1,5 @@
-//! What the lab runs in its guests: the suite of transports, over two adapters in software. It prints `passed` or `failed`
-//! and a name for each test.
+//! The lab's tests in its guests: the suite of transports, over two adapters in software. It prints `passed` or
+//! `failed` and a name for each test.
 
 #![forbid(unsafe_code)]
 
@@ -38,7 +38,7 @@ type Test = (&'static str, fn(&dyn Setup));
 
 const ALL: &[Test] = suite::all!(list []);
 
-/// Sides have one of two adapters in turns, so that the near one of a pair has another one than the far one.
+/// Sides use the two adapters alternately, so that the near one of a pair has another one than the far one.
 struct Adapters {
     devices: [Arc<Verbs>; 2],
     sides: AtomicUsize,
@@ -72,7 +72,7 @@ impl Setup for Adapters {
     }
 }
 
-/// Each report is told later, and all is noted.
+/// Each report is delayed, and everything is recorded.
 struct Wrapped(Adapters);
 
 impl Setup for Wrapped {
@@ -95,7 +95,7 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let mut cases = Cases::default();
     match arguments[..] {
-        // What there is without an adapter, and that the reason begins like this.
+        // Behaviour without an adapter, and the beginning of the reason.
         ["refuses", beginning] => {
             cases.run(&format!("fabric: no verbs: {beginning}"), || {
                 refuses(beginning);
@@ -132,7 +132,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A process goes on without an adapter, and says why; one that must use it does not.
+/// A process continues without an adapter, and reports why; one that must use it does not.
 fn refuses(beginning: &str) {
     let wanted = |only| Wanted {
         only,
@@ -188,7 +188,7 @@ impl Cases {
     /// A case fails by panicking.
     fn run(&mut self, name: &str, case: impl FnOnce()) {
         let start = Instant::now();
-        // What a case has left half done, no other one uses.
+        // State that a case leaves incomplete is not used by another one.
         match panic::catch_unwind(AssertUnwindSafe(case)) {
             Ok(()) => println!("passed {name} ({} ms)", start.elapsed().as_millis()),
             Err(reason) => {

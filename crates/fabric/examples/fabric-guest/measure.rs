@@ -1,5 +1,5 @@
-//! The transport beside the plainest use of the same adapters, and its ways beside each other. Emulated: only ratios say
-//! anything. One thread drives both sides.
+//! The transport beside the plainest use of the same adapters, and its methods beside each other. Emulated: only ratios
+//! are meaningful. One thread drives both sides.
 
 use std::thread;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::faults::LONG;
 use crate::raw::{self, RawEnd};
 use crate::suite::{Pair, Setup, Side, join};
 
-/// Rounds of each of two ways, by turns, of which the median counts.
+/// Rounds of each of two methods, in turns; the median counts.
 const ROUNDS: usize = 9;
 
 type Figure = (&'static str, fn(&dyn Setup));
@@ -38,7 +38,7 @@ pub fn run(setup: &dyn Setup, names: &[&str]) {
     }
 }
 
-/// Nanoseconds of one of `count`, by turns, and what they are to each other.
+/// Nanoseconds of one of `count`, in turns, and their ratio.
 fn compare(name: &str, count: u64, names: [&str; 2], ways: [&mut dyn FnMut(u64); 2]) {
     compare_in(ROUNDS, name, count, names, ways);
 }
@@ -99,7 +99,7 @@ impl Ends {
     }
 }
 
-/// Looks until so many requests have ended.
+/// Polls until so many requests have completed.
 fn finish_with(count: usize, mut look: impl FnMut(&mut Vec<Event>)) {
     let mut events = Vec::with_capacity(count);
     while events.len() < count {
@@ -116,7 +116,7 @@ fn finish(end: &mut RawEnd, count: u64) {
     }
 }
 
-/// What a look costs that finds nothing.
+/// Cost of a poll that finds nothing.
 fn looks(setup: &dyn Setup) {
     let mut ends = Ends::new(setup, Options::default());
     let (mut near, _far) = raw::connected();
@@ -235,8 +235,8 @@ fn pings(setup: &dyn Setup) {
     );
 }
 
-/// Who polls leaves the processor after each look: the kernel's threads, which are the adapters here, have no other one. Who
-/// waits leaves it until something has ended.
+/// A polling thread yields the processor after each poll: the kernel's threads, which are the adapters here, have no
+/// other one. A waiting thread yields it until something has completed.
 fn bandwidth(setup: &dyn Setup) {
     let poll = |queue: &mut Queue, events: &mut Vec<Event>| {
         queue.poll(events);

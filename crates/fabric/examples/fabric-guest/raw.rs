@@ -1,4 +1,4 @@
-//! The plainest use of queue pairs: a limit for the transport, and a peer that may say what it likes.
+//! The plainest use of queue pairs: a limit for the transport, and a peer that may send anything.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -63,7 +63,7 @@ impl RawEnd {
         self.pair.post_receives(&[receive]).unwrap();
     }
 
-    /// Takes what has completed, and returns how much that was: requests, and arrivals.
+    /// Takes the completions, and returns their number: requests, and arrivals.
     pub fn poll(&mut self) -> (u64, u64) {
         let (mut done, mut come) = (0, 0);
         for completion in self.completions.poll(&mut self.room).unwrap() {

@@ -50,7 +50,7 @@ fn the_smallest_class_that_fits_is_used_and_no_other() {
 
 #[test]
 #[should_panic(expected = "more than the largest buffer holds")]
-fn what_no_buffer_holds_is_a_mistake() {
+fn data_longer_than_any_buffer_is_a_mistake() {
     pool(&[(100, 1)]).allocate(101);
 }
 
@@ -77,7 +77,7 @@ fn an_owner_takes_a_whole_class_or_nothing() {
 }
 
 #[test]
-fn what_an_operation_still_has_is_not_given_out_again() {
+fn a_buffer_in_use_is_not_given_out_again() {
     let pool = pool(&[(64, 2)]);
     let mut taken = pool.take(64).unwrap();
     let (one, other) = (taken.allocate().unwrap(), taken.allocate().unwrap());
@@ -91,9 +91,9 @@ fn what_an_operation_still_has_is_not_given_out_again() {
     drop(other);
 }
 
-/// In order of arrival; who gives up does not hold up those behind.
+/// In order of arrival; a user that gives up does not delay those behind.
 #[test]
-fn who_waits_is_served_in_turn() {
+fn waiting_users_are_served_in_order() {
     let pool = pool(&[(64, 1)]);
     let first = pool.allocate(64).unwrap();
     let (served, order) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! Messages over a Unix socket or TLS. Nothing here waits; what is kept is bounded.
+//! Messages over a Unix socket or TLS. Nothing here waits; buffers are bounded.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,7 +21,7 @@ use super::message::{DESCRIPTORS_MAX, FRAME_BYTES, HEAD_BYTES, Head, Malformed, 
 
 /// Bytes that are asked for at once.
 const PIECE_BYTES: usize = 16 << 10;
-/// Pieces of TLS that are looked at in one go: a peer that sends nothing but empty ones must not keep others waiting.
+/// Pieces of TLS that are processed at once: a peer that sends only empty ones must not delay others.
 const PIECES_MAX: usize = 64;
 
 /// Why nothing more comes of a channel.
@@ -29,9 +29,9 @@ const PIECES_MAX: usize = 64;
 pub enum Trouble {
     /// The peer ended it.
     Closed,
-    /// The peer sent what is no message.
+    /// The peer sent an invalid message.
     Malformed(Malformed),
-    /// What authenticates both sides failed.
+    /// Mutual authentication failed.
     Tls(rustls::Error),
     /// The system failed.
     System(io::Error),
@@ -56,11 +56,11 @@ impl From<Malformed> for Trouble {
 /// One control connection.
 pub struct Channel {
     link: Link,
-    /// What has come and was not taken: less than a frame, and the piece after it.
+    /// Received and unprocessed bytes: less than a frame, and the piece after it.
     incoming: Vec<u8>,
     /// Descriptors that have come, for the frames they belong to.
     descriptors: VecDeque<OwnedFd>,
-    /// What has not been sent.
+    /// Unsent data.
     outgoing: VecDeque<Outgoing>,
 }
 
@@ -100,7 +100,7 @@ impl Channel {
     }
 
     fn tls(socket: TcpStream, mut connection: Connection) -> Result<Channel, Trouble> {
-        // Whoever says something waits until it is sent, so what is kept is bounded by that.
+        // A sender waits until its message is sent, so the buffer is bounded by that.
         connection.set_buffer_limit(None);
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
@@ -116,7 +116,7 @@ impl Channel {
         }
     }
 
-    /// Goes on with the proof of who both are; whether it is complete.
+    /// Continues the mutual authentication; returns whether it is complete.
     pub fn authenticate(&mut self) -> Result<bool, Trouble> {
         while self.is_authenticating() {
             if !self.fill()? {
@@ -133,7 +133,7 @@ impl Channel {
         }
     }
 
-    /// What the peer proved who it is with.
+    /// Certificate by which the peer was authenticated.
     pub fn certificate(&self) -> Option<&CertificateDer<'static>> {
         match &self.link {
             Link::Unix(_) => None,
@@ -141,7 +141,7 @@ impl Channel {
         }
     }
 
-    /// What to wait for before something can go on.
+    /// Events to wait for before something can continue.
     pub fn interest(&self) -> PollFlags {
         let wants_write = match &self.link {
             Link::Unix(_) => !self.outgoing.is_empty(),
@@ -173,7 +173,7 @@ impl Channel {
         Ok(())
     }
 
-    /// Sends what is left, and returns whether all is sent.
+    /// Sends the rest, and returns whether everything is sent.
     pub fn flush(&mut self) -> Result<bool, Trouble> {
         match &mut self.link {
             Link::Unix(socket) => {
@@ -229,8 +229,8 @@ impl Channel {
         Ok(Some((message, descriptors)))
     }
 
-    /// Takes what has come; whether that was anything. A frame that lacks something is shorter than [`FRAME_BYTES`], so
-    /// what is kept is bounded.
+    /// Receives; returns whether anything arrived. An incomplete frame is shorter than [`FRAME_BYTES`], so the buffer
+    /// is bounded.
     fn fill(&mut self) -> Result<bool, Trouble> {
         debug_assert!(self.incoming.len() < FRAME_BYTES);
         let mut piece = [0; PIECE_BYTES];
@@ -245,7 +245,7 @@ impl Channel {
         Ok(true)
     }
 
-    /// Says that nothing more will come.
+    /// Sends the end of the stream.
     pub fn end(&mut self) {
         if let Link::Tls(_, connection) = &mut self.link {
             connection.send_close_notify();
@@ -255,7 +255,7 @@ impl Channel {
     }
 }
 
-/// Not what is on its way, in which there are secrets: this may stand in a log.
+/// Without data in flight, which contains secrets: this may be printed in a log.
 impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.link {
@@ -295,7 +295,7 @@ fn send_unix(socket: BorrowedFd<'_>, what: &mut Outgoing) -> io::Result<()> {
     Ok(())
 }
 
-/// How many bytes have come; nothing if none have.
+/// Number of received bytes; nothing if there are none.
 fn receive_unix(
     socket: BorrowedFd<'_>,
     piece: &mut [u8],
@@ -341,7 +341,7 @@ fn receive_tls(
             Err(error) => return waits(error).map(|_| None),
         }
         let processed = connection.process_new_packets();
-        // What the handshake answers, or the alert that says why it failed.
+        // The answer of the handshake, or the alert with the reason of its failure.
         let written = match connection.wants_write() {
             true => connection.write_tls(socket).map(|_| ()),
             false => Ok(()),

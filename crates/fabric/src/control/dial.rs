@@ -20,9 +20,9 @@ use crate::choice::{Choice, Reach, Side, choose, obstacle};
 use crate::time::deadline;
 use crate::{EndpointId, Parameters, Peer, Provider, Queue, Role};
 
-/// Connects to the process that listens at an address, to `node` if one is named, and joins both by the fastest transport
-/// that they have in common. If that is the same host, and the process has a Unix socket, that is used in place of a
-/// network. Waits for the peer, for each of its steps as long as the options say.
+/// Connects to the process that listens at an address, to `node` if one is named, and joins both by the fastest common
+/// transport. If that is the same host, and the process has a Unix socket, that is used in place of a network. Waits
+/// for the peer, for each of its steps as long as the options allow.
 ///
 /// # Errors
 /// [`Error`]; no endpoint is left then.
@@ -75,7 +75,7 @@ pub struct Answered {
 pub struct Unanswered {
     /// This side of the endpoint, to be closed in its queue.
     pub endpoint: EndpointId,
-    /// Why.
+    /// Reason of the failure.
     pub error: Error,
 }
 
@@ -109,7 +109,7 @@ impl Reached {
     /// Makes this side of an endpoint, in the queue of the chosen transport.
     ///
     /// # Errors
-    /// [`Error::Choice`], [`Error::Endpoint`]; the peer is told.
+    /// [`Error::Choice`], [`Error::Endpoint`]; the peer is notified.
     pub fn offer(mut self, queues: &mut [&mut Queue]) -> Result<Offered, Error> {
         let queue = queue_of(queues, self.choice.provider, "this node");
         let offered = queue.and_then(|queue| {
@@ -141,7 +141,7 @@ impl Offered {
         self.endpoint
     }
 
-    /// Tells the peer, and waits until it has joined its side.
+    /// Notifies the peer, and waits until it has joined its side.
     ///
     /// # Errors
     /// [`Unanswered`]: close the endpoint.
@@ -192,7 +192,7 @@ impl Answered {
     }
 }
 
-/// A listener that has proved who it is and said Hello.
+/// An authenticated listener that has sent Hello.
 #[derive(Debug)]
 struct Dialed {
     channel: Channel,
@@ -222,7 +222,7 @@ impl Dialed {
         };
         let judged = local.judge(&who, &hello, proved.as_deref());
         if let Err(error) = judged {
-            // The other side finds out what is wrong by itself.
+            // The other side detects the error by itself.
             let own = Message::Hello(local.hello(Vec::new()));
             let _ = channel.send(&own, Vec::new());
             channel.end();
@@ -307,7 +307,7 @@ impl Dialed {
         }
     }
 
-    /// Ends the connection, and tells the peer why.
+    /// Ends the connection, and sends the peer the reason.
     fn refuse(&mut self, error: Error) -> Error {
         refuse(&mut self.channel, &error);
         error
@@ -354,7 +354,7 @@ fn connect(address: &Address, local: &Local) -> Result<(Channel, Option<Process>
             };
             let socket = TcpStream::connect_timeout(address, timeout).map_err(unreachable)?;
             let channel = Channel::dialing(socket, &tls.client, tls.name.clone());
-            let step = "prove who it is";
+            let step = "prove its identity";
             let channel = channel.map_err(|trouble| Error::of(trouble, &who, step))?;
             Ok((channel, None))
         }
@@ -371,7 +371,7 @@ pub(super) fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStr
 }
 
 fn authenticate(channel: &mut Channel, who: &str, timeout: Duration) -> Result<(), Error> {
-    let step = "prove who it is";
+    let step = "prove its identity";
     let of = |trouble| Error::of(trouble, who, step);
     let deadline = deadline(timeout);
     loop {
@@ -426,7 +426,7 @@ fn send(
     Ok(())
 }
 
-/// Waits until the channel can go on.
+/// Waits until the channel can continue.
 fn until(channel: &Channel, deadline: Instant, who: &str, step: &'static str) -> Result<(), Error> {
     let left = left(deadline, who, step)?;
     process::wait_for(channel, channel.interest(), left)

@@ -6,30 +6,30 @@ use super::channel::Trouble;
 use super::message::Versions;
 use crate::keys;
 
-/// Why a control connection came to nothing. Who and what the peer is, is in each.
+/// Reasons why a control connection failed. Each contains the peer.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody is there.
+    /// No process listens there.
     #[error(
         "cannot connect to {who}: {source}; check that Tako runs there and that the address is right"
     )]
     Unreachable {
         /// The address.
         who: String,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Nobody can connect there.
+    /// No process can connect there.
     #[error(
-        "cannot listen at {address}: {source}; check the address and that nobody else listens there"
+        "cannot listen at {address}: {source}; check the address and that no other process listens there"
     )]
     Listen {
         /// The address.
         address: String,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The own keys cannot be used.
+    /// The own keys are unusable.
     #[error(transparent)]
     Keys(#[from] keys::Error),
     /// There are no keys.
@@ -40,10 +40,10 @@ pub enum Error {
         /// The address.
         address: String,
     },
-    /// The peer could not prove that it may connect, or says the same of this node.
+    /// The peer could not prove that it may connect, or reports the same of this node.
     #[error("{who} is not trusted: {reason}")]
     Stranger {
-        /// Who it may be.
+        /// The presumed peer.
         who: String,
         /// Why, and what to do.
         reason: String,
@@ -51,25 +51,25 @@ pub enum Error {
     /// The peer did not do its next step in time.
     #[error("{who} did not {step} in time; check that it is well")]
     Silent {
-        /// Who.
+        /// Peer of the connection.
         who: String,
-        /// What it should have done.
+        /// Step that it should have taken.
         step: &'static str,
     },
     /// The peer ended the connection.
     #[error("{who} ended the connection before it could {step}; its log may say why")]
     Closed {
-        /// Who.
+        /// Peer of the connection.
         who: String,
-        /// What should have been next.
+        /// Step that should have been next.
         step: &'static str,
     },
-    /// The peer sent what is no message, or not now.
+    /// The peer sent an invalid or misplaced message.
     #[error("{who} broke the rules of control connections: {what}; check that Tako runs there")]
     Malformed {
-        /// Who.
+        /// Peer of the connection.
         who: String,
-        /// What was wrong.
+        /// Invalid part of it.
         what: &'static str,
     },
     /// No version is common to both.
@@ -77,17 +77,17 @@ pub enum Error {
         "{who} speaks version {theirs} of control connections and this node {own}; update the older one"
     )]
     Version {
-        /// Who.
+        /// Peer of the connection.
         who: String,
-        /// What this program speaks.
+        /// Versions of this program.
         own: String,
-        /// What the other one does.
+        /// Versions of the other one.
         theirs: String,
     },
     /// The peer belongs elsewhere.
     #[error("{who} is of cluster {theirs} and this node of {own}; check the address")]
     Cluster {
-        /// Who.
+        /// Peer of the connection.
         who: String,
         /// This node's.
         own: String,
@@ -97,47 +97,47 @@ pub enum Error {
     /// Another node answered.
     #[error("{who} is node {found}, not {expected}; check the address")]
     Node {
-        /// Who.
+        /// Peer of the connection.
         who: String,
-        /// Who should be there.
+        /// Expected peer.
         expected: String,
-        /// Who is there.
+        /// Found peer.
         found: String,
     },
     /// There is no transport to use.
     #[error("{reason}; see what both sides have and were told to use")]
     Choice {
-        /// Why.
+        /// Reason why there is none.
         reason: String,
     },
-    /// The peer said why nothing comes of it.
+    /// The peer refused, with a reason.
     #[error("{who} refuses: {reason}")]
     Refused {
-        /// Who.
+        /// Peer of the connection.
         who: String,
-        /// What it said.
+        /// Reason that it sent.
         reason: String,
     },
     /// The transport could not do its part.
     #[error("no endpoint with {who}: {source}")]
     Endpoint {
-        /// Who.
+        /// Peer of the connection.
         who: String,
-        /// What it said.
+        /// Error of the transport.
         source: crate::Error,
     },
     /// The system failed.
     #[error("the connection with {who} failed: {source}; check the system's limits")]
     System {
-        /// Who.
+        /// Peer of the connection.
         who: String,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// What went wrong with a channel, while the peer should have done this step.
+    /// Error of a channel during this step of the peer.
     pub(super) fn of(trouble: Trouble, who: &str, step: &'static str) -> Error {
         let who = who.to_string();
         match trouble {
@@ -159,7 +159,7 @@ impl Error {
         }
     }
 
-    /// What the peer is told: nothing of what this node knows of it.
+    /// Text for the peer: nothing of this node's knowledge about it.
     pub(super) fn told(&self) -> Option<String> {
         match self {
             Error::Stranger { .. }

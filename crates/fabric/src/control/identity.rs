@@ -1,4 +1,4 @@
-//! Who this process is, to its peers.
+//! Identity of this process for its peers.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,12 +13,12 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::keys::{self, Keys, is_node_name};
 
-/// Who this process is. Clones are the same one.
+/// Identity of this process. Clones are the same one.
 #[derive(Clone, Debug)]
 pub struct Identity {
     pub(super) cluster: [u8; 16],
     pub(super) node: String,
-    /// Tells processes apart.
+    /// Distinguishes processes.
     pub(super) instance: u64,
     keys: Option<Arc<Mutex<Loaded>>>,
 }
@@ -34,12 +34,12 @@ struct Loaded {
 /// Differs if a file is another one, or was changed; nothing if it is not there.
 type Stamp = Option<(u64, u64, i64, i64)>;
 
-/// How connections over a network are authenticated: TLS 1.3 with certificates on both sides, each time anew.
+/// Authentication of connections over a network: TLS 1.3 with certificates on both sides, each time in full.
 #[derive(Clone, Debug)]
 pub(super) struct Tls {
     pub client: Arc<ClientConfig>,
     pub server: Arc<ServerConfig>,
-    /// What every listener of the cluster proves to be.
+    /// Name that every listener of the cluster proves.
     pub name: ServerName<'static>,
 }
 
@@ -64,11 +64,11 @@ impl Identity {
         })
     }
 
-    /// Uses other keys, or another list of revoked certificates, if there are some in the directory by now; whether there
-    /// were. This is done by itself before each connection over a network; what cannot be used changes nothing there.
+    /// Loads other keys, or another list of revoked certificates, if the directory has new ones; returns whether it
+    /// did. This happens before each connection over a network; unusable files change nothing there.
     ///
     /// # Errors
-    /// [`keys::Error`]: as [`Identity::load`], and [`keys::Error::Changed`]. What was loaded before stays in use.
+    /// [`keys::Error`]: as [`Identity::load`], and [`keys::Error::Changed`]. The files loaded before stay in use.
     pub fn refresh(&self) -> Result<bool, keys::Error> {
         let Some(loaded) = &self.keys else {
             return Ok(false);
@@ -88,10 +88,10 @@ impl Identity {
         Ok(true)
     }
 
-    /// By what it proves who it is, and judges others, over a network.
+    /// Credentials of this process, and rules to verify others, over a network.
     pub(super) fn tls(&self) -> Option<Tls> {
         let loaded = self.keys.as_ref()?;
-        // Half of what is being replaced may be there: what was loaded before is good until all of it is.
+        // A replacement may be incomplete: the files loaded before are used until all of it is there.
         let _ = self.refresh();
         Some(loaded.lock().tls.clone())
     }
@@ -154,7 +154,7 @@ fn tls(keys: Keys) -> Result<Tls, rustls::Error> {
     let callers = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
         .with_crls(keys.revoked.clone())
         .only_check_end_entity_revocation()
-        // Strangers are not told whose certificates would do.
+        // Strangers do not learn which certificates would be accepted.
         .clear_root_hint_subjects()
         .build()
         .map_err(general)?;
@@ -167,7 +167,7 @@ fn tls(keys: Keys) -> Result<Tls, rustls::Error> {
         .with_protocol_versions(versions)?
         .with_client_cert_verifier(callers)
         .with_single_cert(chain.clone(), keys.key.clone_key())?;
-    // Whoever comes back proves again who it is: its certificate may have expired.
+    // A returning peer authenticates again: its certificate may have expired.
     server.send_tls13_tickets = 0;
     server.session_storage = Arc::new(NoServerSessionStorage {});
     let mut client = ClientConfig::builder_with_provider(provider)

@@ -1,4 +1,4 @@
-//! [`Listener`]: all that come, at once, until they have said who they are and what they want.
+//! [`Listener`]: all callers at once, until they are authenticated and have sent their requests.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,27 +22,27 @@ use crate::error::out_of_descriptors;
 use crate::time::deadline;
 use crate::{Parameters, Peer, Queue, Role};
 
-/// Callers that are let in before those that are in are looked at again.
+/// Callers that are admitted before the present ones are polled again.
 const ARRIVALS_MAX: usize = 64;
 
-/// How often something happened to a listener.
+/// Counts of events of a listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Connections that came.
     pub connected: u64,
     /// Callers that were given out.
     pub admitted: u64,
-    /// Those who could not prove who they are.
+    /// Callers that failed authentication.
     pub strangers: u64,
-    /// Those who took too long.
+    /// Callers that took too long.
     pub silent: u64,
-    /// Those who sent what is no message, or not then.
+    /// Callers that sent an invalid or misplaced message.
     pub malformed: u64,
-    /// Those with whom nothing is in common: version, cluster, transport.
+    /// Callers with nothing in common: version, cluster, transport.
     pub unfit: u64,
-    /// Those who ended the connection themselves.
+    /// Callers that ended the connection themselves.
     pub gone: u64,
-    /// Those who were dropped because more came.
+    /// Callers that were dropped because more came.
     pub crowded_out: u64,
 }
 
@@ -66,7 +66,7 @@ enum Socket {
     Tcp(TcpListener),
 }
 
-/// A caller who has not said all yet.
+/// A caller that has not sent everything yet.
 #[derive(Debug)]
 struct Pending {
     channel: Channel,
@@ -84,15 +84,15 @@ enum Step {
     Hello,
     Choice(Hello),
     Offer(Choice),
-    /// All was said.
+    /// Everything was received.
     Ready(Choice, Parameters),
 }
 
 impl Step {
-    /// What the peer has to do.
+    /// Action expected of the peer.
     fn verb(&self) -> &'static str {
         match self {
-            Step::Authenticate => "prove who it is",
+            Step::Authenticate => "prove its identity",
             Step::Hello => "say hello",
             Step::Choice(_) => "choose a transport",
             Step::Offer(_) | Step::Ready(..) => "make its side of an endpoint",
@@ -100,7 +100,7 @@ impl Step {
     }
 }
 
-/// A peer that has proved who it is, and waits to be joined to a queue.
+/// An authenticated peer that waits to be joined to a queue.
 #[derive(Debug)]
 pub struct Caller {
     channel: Channel,
@@ -154,17 +154,17 @@ impl Listener {
         self.sockets.iter().filter_map(address).collect()
     }
 
-    /// How often something happened.
+    /// Counts of events.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// How many are on their way in.
+    /// Number of callers in progress.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// The next peer that has said all, if one does in this time.
+    /// The next peer that has sent everything, if there is one within this time.
     ///
     /// # Errors
     /// [`Error::System`]: this process cannot take connections. What callers do wrong is only counted.
@@ -215,7 +215,7 @@ impl Listener {
                     }
                     Ok(None) => break,
                     Err(Trouble::System(error)) if out_of_descriptors(&error) => {
-                        // Whoever has been here for longest makes room.
+                        // The oldest caller makes room.
                         if self.pending.pop_front().is_none() {
                             return Err(self.failed(error));
                         }
@@ -245,7 +245,7 @@ impl Listener {
         self.pending.push_back(pending);
     }
 
-    /// Moves all on that can be, up to one that has said all.
+    /// Advances all callers that can proceed, up to one that has sent everything.
     fn advance(&mut self) -> Option<Caller> {
         let socket = self.sockets.iter().find_map(|socket| match socket {
             Socket::Unix { path, .. } => std::path::absolute(path).ok(),
@@ -301,14 +301,14 @@ impl Drop for Listener {
             if let Socket::Unix { path, file, .. } = socket
                 && file_of(path).is_ok_and(|found| found == *file)
             {
-                // If it cannot be, the next one who listens there does it.
+                // If it fails, the next process that listens there does it.
                 let _ = std::fs::remove_file(path);
             }
         }
     }
 }
 
-/// Tells a peer why, if it can be told, and ends.
+/// Sends a peer the reason, if possible, and ends.
 pub(super) fn refuse(channel: &mut Channel, error: &Error) {
     if let Some(told) = error.told() {
         let _ = channel.send(&Message::Refused(told), Vec::new());
@@ -324,7 +324,7 @@ fn bind_unix(path: &Path) -> io::Result<Socket> {
         }
         bound => bound?,
     };
-    // Whoever gets past this is asked for who it is all the same.
+    // A caller that passes this is authenticated all the same.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     socket.set_nonblocking(true)?;
     Ok(Socket::Unix {
@@ -334,13 +334,13 @@ fn bind_unix(path: &Path) -> io::Result<Socket> {
     })
 }
 
-/// Whether nobody listens any more at a socket that is there.
+/// Whether no process listens any more at an existing socket.
 fn is_left_over(path: &Path) -> bool {
     // Connecting to a file of any other kind is refused, too.
     if !std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         return false;
     }
-    // Who has no time for callers listens.
+    // A process without time for callers still listens.
     let refused = connect_unix(path, Duration::from_millis(10)).err();
     refused.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
@@ -414,7 +414,7 @@ impl AsFd for Socket {
 }
 
 impl Pending {
-    /// Takes what the peer has said; whether that was all.
+    /// Takes the peer's messages; returns whether they are complete.
     fn advance(&mut self, local: &Local, socket: &[u8]) -> Result<bool, Error> {
         let (who, verb) = (self.who.clone(), self.step.verb());
         let of = |trouble| Error::of(trouble, &who, verb);
@@ -491,7 +491,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Whether the dialer may choose this: it knows what both have.
+    /// Whether the dialer may choose this: it knows both offers.
     fn check(&self, hello: &Hello, choice: &Choice, local: &Local) -> Result<(), Error> {
         let reach = match self.process {
             Some(_) => Reach::Memory,
@@ -550,7 +550,7 @@ pub(super) fn unknown_process(who: &str) -> Error {
 }
 
 impl Caller {
-    /// Who it is.
+    /// Its identity.
     pub fn peer(&self) -> &PeerIdentity {
         &self.peer
     }
@@ -564,7 +564,8 @@ impl Caller {
     /// has come.
     ///
     /// # Errors
-    /// [`Error::Endpoint`], [`Error::Choice`] if no queue is of that transport; the peer is told, and no endpoint is left.
+    /// [`Error::Endpoint`], [`Error::Choice`] if no queue is of that transport; the peer is notified, and no endpoint
+    /// is left.
     pub fn establish(mut self, queues: &mut [&mut Queue]) -> Result<Session, Error> {
         let joined = self.join(queues);
         if let Err(error) = &joined {
@@ -606,7 +607,7 @@ impl Caller {
         Ok(endpoint)
     }
 
-    /// Sends it away, and says why: one sentence.
+    /// Dismisses it with a reason: one sentence.
     pub fn refuse(mut self, reason: &str) {
         let _ = self
             .channel

@@ -1,4 +1,4 @@
-//! What is said on a control connection, as bytes. Pure functions: whatever comes is validated here, or refused.
+//! Messages of a control connection, as bytes. Pure functions: all input is validated here, or refused.
 //!
 //! ```text
 //!  frame:  0        4      5             6           8
@@ -6,8 +6,8 @@
 //!          │ length │ kind │ descriptors │ 0         │ fields  │   length: bytes of the fields
 //!          └────────┴──────┴─────────────┴───────────┴─────────┘   numbers: least significant byte first
 //! ```
-//! Texts and bytes of no fixed length have their length before them, in two bytes. Hello begins the same in all versions
-//! to come: what they add is at its end.
+//! Texts and bytes of variable length have their length before them, in two bytes. Hello begins the same in all future
+//! versions: they add fields at its end.
 
 #[cfg(test)]
 mod tests;
@@ -32,7 +32,7 @@ pub const PARAMETERS_MAX: usize = 48 << 10;
 pub const REASON_MAX: usize = 512;
 
 const MAGIC: [u8; 8] = *b"takoctl\n";
-/// As `sockaddr_un` has it.
+/// As in `sockaddr_un`.
 const PATH_MAX: usize = 107;
 
 /// Why bytes are no message.
@@ -63,15 +63,15 @@ impl fmt::Display for Versions {
     }
 }
 
-/// Who speaks, and what it has.
+/// Identity of the sender, and its transports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     pub versions: Versions,
     pub cluster: [u8; 16],
     pub node: String,
-    /// The boot of its host; zeros if it does not know.
+    /// The boot of its host; zeros if it is unknown.
     pub boot: [u8; 16],
-    /// Tells processes apart.
+    /// Distinguishes processes.
     pub instance: u64,
     /// When its process started, in ticks since the boot.
     pub started: u64,
@@ -80,7 +80,7 @@ pub struct Hello {
     pub offers: Offers,
 }
 
-/// Bytes that nobody shall read in a log.
+/// Bytes that must not be printed in a log.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Hidden(pub Vec<u8>);
 
@@ -90,7 +90,7 @@ impl fmt::Debug for Hidden {
     }
 }
 
-/// What is said.
+/// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// First, by both; the listener begins.
@@ -208,7 +208,7 @@ impl Message {
         frame
     }
 
-    /// What a frame says.
+    /// Decodes a frame.
     pub fn decode(kind: u8, fields: &[u8]) -> Result<Message, Malformed> {
         let mut reader = Reader(fields);
         let message = match kind {
@@ -294,7 +294,7 @@ fn decode_hello(reader: &mut Reader<'_>) -> Result<Hello, Malformed> {
         return Err(Malformed("a path has a zero in it"));
     }
     let offers = decode_offers(reader)?;
-    // A later version may say more.
+    // A later version may add fields.
     if versions.max > VERSIONS.max {
         reader.0 = &[];
     }
@@ -407,7 +407,7 @@ fn put(frame: &mut Vec<u8>, bytes: &[u8]) {
     frame.extend(bytes);
 }
 
-/// What is left of the fields.
+/// The unread fields.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -447,7 +447,7 @@ impl<'a> Reader<'a> {
     fn text(&mut self, max: usize) -> Result<String, Malformed> {
         let bytes = self.counted(max)?;
         let text = str::from_utf8(bytes).map_err(|_| Malformed("a text is not UTF-8"))?;
-        // It may stand in a log.
+        // It may be printed in a log.
         if text.chars().any(char::is_control) {
             return Err(Malformed("a text has control characters"));
         }

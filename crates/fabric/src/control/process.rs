@@ -1,4 +1,4 @@
-//! The process at the other end of a Unix socket, and what a process says of itself.
+//! The process at the other end of a Unix socket, and what a process reports about itself.
 
 use std::fs;
 use std::io;
@@ -15,28 +15,28 @@ pub struct Process {
     pub number: u32,
     /// Its effective user when it connected or listened.
     pub user: u32,
-    /// It, if the kernel told that by the socket.
+    /// The process, if the kernel passed it with the socket.
     descriptor: Option<OwnedFd>,
 }
 
 impl Process {
-    /// Who is at the other end.
+    /// Process at the other end.
     pub fn of(socket: BorrowedFd<'_>) -> io::Result<Process> {
         let found = pmem::socket::credentials(socket)?;
         Ok(Process {
             number: u32::try_from(found.process).unwrap_or(0),
             user: found.user,
-            // Kernels before 6.5 cannot tell: then `confirm` finds it by its number.
+            // Kernels before 6.5 lack this: then `confirm` finds it by its number.
             descriptor: pmem::socket::process(socket).ok(),
         })
     }
 
-    /// Whether it may connect: it can do to this process what it wants to anyway.
+    /// Whether it may connect: it can control this process in any case.
     pub fn may_connect(&self) -> bool {
         self.user == 0 || self.user == rustix::process::geteuid().as_raw()
     }
 
-    /// A descriptor of it, now that it has said when it started.
+    /// A descriptor of it, after it has sent its start time.
     pub fn confirm(&mut self, started: u64) -> io::Result<OwnedFd> {
         match self.descriptor.take() {
             Some(descriptor) => Ok(descriptor),
@@ -50,7 +50,7 @@ fn by_number(number: u32, started: u64) -> io::Result<OwnedFd> {
     let gone = || io::Error::from(io::ErrorKind::NotFound);
     let pid = i32::try_from(number).ok().and_then(Pid::from_raw);
     let descriptor = rustix::process::pidfd_open(pid.ok_or_else(gone)?, PidfdFlags::empty())?;
-    // What is read is of the process that the descriptor is of, if that lives still.
+    // The value belongs to the process of the descriptor, if that still lives.
     let found = start_of(&number.to_string());
     if found != Some(started) || has_ended(&descriptor)? {
         return Err(gone());
@@ -75,7 +75,7 @@ fn start_of(process: &str) -> Option<u64> {
     fields.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// What tells this boot of this host from all others; zeros if it is not known.
+/// Identifies this boot of this host; zeros if it is unknown.
 pub fn boot() -> [u8; 16] {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -84,7 +84,7 @@ pub fn boot() -> [u8; 16] {
 
 /// Waits until one of these is ready, so long at most.
 pub fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
-    // Rounded up, so that nobody looks again and again for the last part of a nanosecond.
+    // Rounded up, so that no thread polls repeatedly for the last part of a nanosecond.
     let timeout = rustix::event::Timespec {
         tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
@@ -95,7 +95,7 @@ pub fn wait(fds: &mut [PollFd<'_>], timeout: Duration) -> io::Result<()> {
     }
 }
 
-/// How one thing is waited for.
+/// Waits for one event.
 pub fn wait_for(what: &impl AsFd, flags: PollFlags, timeout: Duration) -> io::Result<()> {
     wait(&mut [PollFd::new(what, flags)], timeout)
 }

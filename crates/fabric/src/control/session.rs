@@ -1,4 +1,4 @@
-//! [`Session`]: what two processes tell each other once an endpoint joins them.
+//! [`Session`]: exchange between two processes once an endpoint joins them.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,37 +17,39 @@ use crate::{EndpointId, Export, Queue, RegionDescriptor, Registration, RemoteReg
 
 /// Regions of a peer that a session takes, less those that were released: each is kept, and on one host mapped.
 const EXPORTS_MAX: u32 = 1 << 12;
-/// What a peer says while it is told something is kept, so much at most: all its exports, and as much again.
+/// Greatest amount of a peer's messages kept while this side sends: all its exports, and as much again.
 const AHEAD_MAX: usize = 2 * EXPORTS_MAX as usize;
 
-/// What the peer says.
+/// A message of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// It has joined its side: requests may be posted. Only a listener is told; for a dialer it is so from the start.
+    /// It has joined its side: requests may be posted. Only a listener receives this; for a dialer it holds from the
+    /// start.
     Ready,
     /// Memory of its, which may be reached from now on.
     Exported {
-        /// What it calls it.
+        /// The peer's name of it.
         name: u64,
-        /// What it is called in requests.
+        /// Its name in requests.
         region: RemoteRegion,
     },
-    /// Memory that may not be reached any more: its key is withdrawn. Say [`Session::release`] when nothing is outstanding.
+    /// Memory that must not be accessed any more: its key is withdrawn. Call [`Session::release`] when nothing is
+    /// outstanding.
     Revoked {
-        /// What was exported.
+        /// Name of the export.
         name: u64,
     },
     /// It does not use exported memory any more.
     Released {
-        /// What was exported.
+        /// Name of the export.
         name: u64,
     },
     /// It ends the session in good order.
     Goodbye,
 }
 
-/// An endpoint with a peer, and the control connection by which it came about. It does not end with the connection: the
-/// peer may be well and only its network gone. The transport tells when an endpoint is lost.
+/// An endpoint with a peer, and the control connection by which it was made. It does not end with the connection: the
+/// peer may be alive and only its network broken. The transport reports when an endpoint is lost.
 #[derive(Debug)]
 pub struct Session {
     channel: Channel,
@@ -59,7 +61,7 @@ pub struct Session {
     /// Until when the peer must have joined its side, if it has not.
     ready_by: Option<Instant>,
     imported: u32,
-    /// What the peer has said while it was told something.
+    /// Messages that the peer sent while this side was sending.
     ahead: VecDeque<Note>,
 }
 
@@ -84,7 +86,7 @@ impl Session {
         }
     }
 
-    /// Who the peer is.
+    /// Identity of the peer.
     pub fn peer(&self) -> &PeerIdentity {
         &self.peer
     }
@@ -107,9 +109,9 @@ impl Session {
     /// Lets the peer reach registered memory, under a name of the caller's choice. `queue` is the one of the endpoint.
     ///
     /// # Errors
-    /// [`Error::Endpoint`]: nothing was said. [`Error::Silent`]: the peer takes nothing; what was said is kept, and goes with
-    /// what is said or asked for next, so do not say it again. Besides, those of [`Session::receive`], since a peer that
-    /// is itself telling something is listened to meanwhile.
+    /// [`Error::Endpoint`]: nothing was sent. [`Error::Silent`]: the peer takes nothing; the message is kept, and sent
+    /// with the next call, so do not send it again. Also those of [`Session::receive`], since this side reads meanwhile
+    /// from a peer that is itself sending.
     pub fn export(
         &mut self,
         queue: &mut Queue,
@@ -124,7 +126,7 @@ impl Session {
         self.send(queue, &message, export.memory.into_iter().collect())
     }
 
-    /// Says that the key of exported memory was withdrawn.
+    /// Reports that the key of exported memory was withdrawn.
     ///
     /// # Errors
     /// As [`Session::export`].
@@ -132,7 +134,7 @@ impl Session {
         self.send(queue, &Message::Revoked { name }, Vec::new())
     }
 
-    /// Says that memory of the peer's is not used any more: the peer may export other memory in its place.
+    /// Reports that memory of the peer is not used any more: the peer may export other memory in its place.
     ///
     /// # Errors
     /// As [`Session::export`].
@@ -141,12 +143,12 @@ impl Session {
         self.send(queue, &Message::Released { name }, Vec::new())
     }
 
-    /// What the peer says next, if it does in this time. Whoever waits for the descriptor of the session to be readable
-    /// first asks until there is nothing, anew after having said something.
+    /// The peer's next message, if there is one within this time. A caller that waits for the descriptor of the session
+    /// to be readable first calls this until it returns nothing, again after each message that it sent.
     ///
     /// # Errors
-    /// [`Error::Closed`], [`Error::Refused`], [`Error::System`]: the connection is over. [`Error::Malformed`],
-    /// [`Error::Endpoint`], [`Error::Silent`]: it is, and the endpoint is closed, since the peer broke the rules.
+    /// [`Error::Closed`], [`Error::Refused`], [`Error::System`]: the connection has ended. [`Error::Malformed`],
+    /// [`Error::Endpoint`], [`Error::Silent`]: it has, and the endpoint is closed, since the peer broke the rules.
     pub fn receive(&mut self, queue: &mut Queue, timeout: Duration) -> Result<Option<Note>, Error> {
         if let Some(note) = self.ahead.pop_front() {
             return Ok(Some(note));
@@ -241,8 +243,8 @@ impl Session {
         imported.map_err(|source| self.failed(source))
     }
 
-    /// Says something. While the peer takes nothing it is listened to: it may be telling as much itself, and would wait for
-    /// this side as this side does for it.
+    /// Sends a message. While the peer takes nothing this side reads: the peer may be sending as much itself, and would
+    /// wait for this side as this side does for it.
     fn send(
         &mut self,
         queue: &mut Queue,

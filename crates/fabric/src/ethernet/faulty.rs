@@ -25,7 +25,7 @@ impl Faulty {
         self.random.below(1000) < permille as usize
     }
 
-    /// What arrives of a frame, in order.
+    /// Arriving copies of a frame, in order.
     pub fn treat(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
         let faults = self.faults;
         let mut arrive = Vec::new();

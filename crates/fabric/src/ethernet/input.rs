@@ -17,7 +17,7 @@ use crate::{Access, Failure, Key, Origin, Report};
 /// Requests of a peer that can wait for their answers.
 const ANSWERS_MAX: usize = 1 << 16;
 
-/// What became of a packet.
+/// Result of a packet.
 enum Outcome {
     Executed,
     /// There is no buffer for it.
@@ -26,7 +26,7 @@ enum Outcome {
     Violation,
 }
 
-/// What becomes of the link.
+/// Next state of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Stays,
@@ -34,7 +34,7 @@ pub enum Fate {
     Goes,
 }
 
-/// Executes a packet for this link, whose header fits.
+/// Executes a packet for this link with a valid header.
 pub fn take(
     link: &mut Link,
     local: &mut Local,
@@ -132,7 +132,7 @@ fn take_in_order(link: &mut Link, local: &mut Local, packet: &Packet<'_>, frame:
     }
 }
 
-/// Executes packets that were kept, and whose turn has come.
+/// Executes kept packets that are next in order.
 pub fn resume(link: &mut Link, local: &mut Local) {
     link.stalled = false;
     while let Some(frame) = link.incoming.take_next() {
@@ -145,10 +145,10 @@ pub fn resume(link: &mut Link, local: &mut Local) {
     }
 }
 
-/// Whether to go on with the packet behind it.
+/// Whether to continue with the packet after it.
 fn execute_next(link: &mut Link, local: &mut Local, packet: &Packet<'_>, frame: &[u8]) -> bool {
     match execute(link, local, packet) {
-        // Not acknowledged: that would say that it ended well.
+        // Not acknowledged: that would report success.
         Outcome::Executed if link.refused => false,
         Outcome::Executed => {
             link.incoming.expected += 1;

@@ -1,4 +1,4 @@
-//! One endpoint: its requests, what it answers, and the packets of both directions.
+//! One endpoint: its requests, its answers, and the packets of both directions.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -29,14 +29,14 @@ pub enum State {
     Prepared,
     /// Requests go back and forth.
     Ready,
-    /// It has ended here. Until then the other side is told, and gets the answers that it still has to get.
+    /// It has ended here. Until then the other side is notified, and gets its remaining answers.
     Leaving { until: Instant },
 }
 
 /// The other side.
 pub struct Other {
     pub target: Target,
-    /// What protects packets to it, and from it.
+    /// Protection of packets to it, and from it.
     pub to: Protection,
     pub from: Protection,
     /// Bytes of the longest body.
@@ -59,7 +59,7 @@ pub struct Pending {
     pub value: u64,
 }
 
-/// What a request asks.
+/// Kind of a request.
 pub enum Asked {
     Send {
         data: Payload,
@@ -95,7 +95,7 @@ impl Asked {
     }
 }
 
-/// What this side owes the other.
+/// An answer that this side owes the other.
 pub enum Answer {
     Read {
         request: u64,
@@ -167,11 +167,11 @@ pub struct Coming {
     pub at: u32,
 }
 
-/// What the other side has to be told of packets that came.
+/// Acknowledgements owed to the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owed {
     Nothing,
-    /// With the next packet, or at the next look.
+    /// With the next packet, or at the next poll.
     Soon(u32),
     Now,
 }
@@ -411,7 +411,7 @@ impl Link {
         }
     }
 
-    /// A packet has come that the other side has to be told of.
+    /// A packet has arrived that must be acknowledged.
     pub fn owe(&mut self) {
         self.owed = match self.owed {
             Owed::Nothing => Owed::Soon(1),
@@ -429,7 +429,7 @@ impl Link {
         }
     }
 
-    /// What is late: packets that are not acknowledged, and the other side itself. Whether the link is of no use any more.
+    /// Handles late packets without an acknowledgement, and a late other side. Returns whether the link has ended.
     pub fn check(&mut self, local: &mut Local, now: Instant) -> bool {
         let lost_after = local.shared.options.lost_after;
         if let State::Leaving { until } = self.state {

@@ -1,4 +1,4 @@
-//! What a thread has at the port: socket, frames, buffers for messages, and what it has to report.
+//! State of a thread at the port: socket, frames, buffers for messages, and its reports.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ pub struct Target {
     pub endpoint: u32,
 }
 
-/// What a packet says besides its body.
+/// Header fields of a packet.
 #[derive(Clone, Copy)]
 pub struct Head {
     pub kind: Kind,
@@ -81,10 +81,10 @@ pub struct Local {
     /// The body of the packet that is being made.
     pub body: Vec<u8>,
     packet: Vec<u8>,
-    /// Memory of received frames, to be given back.
+    /// Memory of received frames, to be returned.
     received: Vec<u64>,
     unflushed: bool,
-    /// What happens to frames that are placed.
+    /// Faults of placed frames.
     pub faults: Option<Faulty>,
 }
 
@@ -181,7 +181,7 @@ impl Local {
         is_taken
     }
 
-    /// Lets the kernel send what it was given.
+    /// Lets the kernel send the submitted frames.
     pub fn flush(&mut self) {
         if self.unflushed {
             self.unflushed = !self.socket.flush();
@@ -293,7 +293,7 @@ impl Local {
         }
     }
 
-    /// What protects messages of groups.
+    /// Protection of messages of groups.
     pub fn group_protection(&self) -> Protection {
         match self.shared.options.group_key {
             Some(key) => Protection::Key(Box::new(key)),

@@ -9,20 +9,20 @@ use super::placement::{self, BLOCK, BLOCKS_MAX};
 use super::wire::{self, IMMEDIATE, Kind, LAST};
 use crate::{Access, Failure, Key};
 
-/// A packet whose body is made.
+/// A packet with a finished body.
 pub struct Made {
     pub kind: Kind,
     pub flags: u8,
     pub immediate: u32,
-    /// Of an answer, not of a request.
+    /// Part of an answer, not of a request.
     is_answer: bool,
     /// Bytes of data in it.
     bytes: u32,
-    /// Nothing of what it is made of remains.
+    /// No part of its source remains.
     is_last: bool,
 }
 
-/// Makes the body of the next packet: answers and requests take turns.
+/// Makes the body of the next packet: answers and requests alternate.
 pub fn next_packet(link: &mut Link, local: &mut Local) -> Option<Made> {
     let body_bytes = link.other.as_ref()?.body_bytes;
     let has_request = !link.refused && link.cursor < link.requests.len();
@@ -263,7 +263,7 @@ const PLACED_TAG: u16 = 0x8000;
 /// Frames that are given to the kernel in one call.
 const BATCH: usize = 64;
 
-/// What the next request needs.
+/// Needs of the next request.
 enum Turn {
     /// Packets, as usual.
     Packets,

@@ -27,14 +27,14 @@ pub const BLOCKS_MAX: u32 = 256;
 pub const RING: u32 = 1024;
 /// Runs begin below this number.
 const NUMBERS: u32 = 1 << 31;
-/// What the kernel keeps free in front of a frame.
+/// Space that the kernel keeps in front of a frame.
 const HEADROOM: u64 = 256;
 /// The header that stays in front of a frame without stripping.
 const HEADER: u64 = 16;
 /// Bytes that are hashed in one step.
 const STEP: usize = 64 << 10;
 
-/// What is aimed at now.
+/// Present aim.
 struct Aim {
     owner: (u32, EndpointId),
     key: Key,
@@ -45,7 +45,7 @@ struct Aim {
     first: u32,
     /// Frames that have landed.
     landed: u32,
-    /// What was before the first block, where a header lands.
+    /// Bytes before the first block, where a header arrives.
     saved: [u8; HEADER as usize],
 }
 
@@ -57,7 +57,7 @@ pub struct Placement {
     next: u32,
 }
 
-/// How far the frames of an aim are.
+/// Progress of the frames of an aim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     All,
@@ -158,7 +158,7 @@ impl Placement {
         Some(first)
     }
 
-    /// What has landed of an owner's aim. Nothing if there is none.
+    /// Arrived part of an owner's aim. Nothing if there is none.
     pub fn progress(
         &mut self,
         shared: &Shared,
@@ -193,14 +193,14 @@ impl Placement {
         })
     }
 
-    /// An owner's aim is over, as it should be.
+    /// An owner's aim has ended successfully.
     pub fn finish(&mut self, shared: &Shared, shape: Shape, owner: (u32, EndpointId)) {
         let Some(aim) = self.aim.take_if(|aim| aim.owner == owner) else {
             return;
         };
         restore(shared, shape, &aim);
         if aim.landed != aim.frames(shape) {
-            // What is aimed at is taken back only with the socket.
+            // An aim is withdrawn only with the socket.
             self.socket = None;
         }
     }
@@ -244,7 +244,7 @@ impl Placement {
             .is_some_and(|socket| socket.socket().transmit(descriptor))
     }
 
-    /// Lets the kernel send what it was given, and takes back what it has sent.
+    /// Lets the kernel send the submitted frames, and takes back those it has sent.
     pub fn flush(&mut self, mut sent: impl FnMut(u64)) {
         if let Some(socket) = &mut self.socket {
             socket.socket().flush();
@@ -255,7 +255,7 @@ impl Placement {
     }
 }
 
-/// Nothing more is taken, and what a header has covered is as it was.
+/// Nothing more is accepted, and bytes covered by a header are restored.
 fn restore(shared: &Shared, shape: Shape, aim: &Aim) {
     if let Some(lane) = shared.port.lock().lane() {
         lane.close();

@@ -1,4 +1,5 @@
-//! What the threads of a process share of an interface: the port, its memory, and the groups that they have joined.
+//! State that the threads of a process share of an interface: the port, its memory, and the groups that they have
+//! joined.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -23,7 +24,7 @@ pub const CHUNK: u32 = 2048;
 const HEADROOM: u32 = 256;
 /// Frames that a thread can have on their way.
 pub const TRANSMIT_FRAMES: u32 = 512;
-/// What may wait for another thread of this process.
+/// Greatest number of waiting entries for another thread of this process.
 const INBOX_MAX: usize = 256;
 /// Where the tag is in a frame.
 const TAG_AT: usize = 14;
@@ -45,11 +46,11 @@ pub struct Shared {
     pub frame_bytes: u32,
     pub region: Region,
     pub port: Mutex<Port>,
-    /// What places data, and how.
+    /// State and shape of placed data.
     pub placement: Option<(Mutex<Placement>, Shape)>,
     /// Bytes of the region that are not for frames.
     pub pool_bytes: u64,
-    /// How often each transmit frame is with the kernel.
+    /// Number of submissions of each transmit frame to the kernel.
     in_kernel: Vec<AtomicU16>,
     members: Mutex<Vec<Option<Arc<Member>>>>,
 }
@@ -65,7 +66,7 @@ pub struct Member {
     pub event: OwnedFd,
 }
 
-/// What one thread of this process has for another one.
+/// Data from one thread of this process to another one.
 #[derive(Clone, Debug)]
 pub enum Passed {
     Message(GroupMessage),
@@ -222,7 +223,7 @@ impl Shared {
         Ok(Membership::join(&self.interface, hardware)?)
     }
 
-    /// Frames no longer come to this place. What is in its socket's ring can be taken out after that.
+    /// Frames no longer arrive at this index. The rest in its socket's ring can be taken out after that.
     pub fn leave(&self, slot: u32) {
         let mut members = self.members.lock();
         members[slot as usize] = None;
@@ -240,7 +241,7 @@ impl Shared {
         }
     }
 
-    /// Gives memory of received frames back, and takes back that of frames that were sent. Whether the kernel must be woken
+    /// Returns memory of received frames, and takes back that of sent frames. Returns whether the kernel must be woken
     /// up to use the memory.
     pub fn exchange(&self, received: &mut Vec<u64>) -> bool {
         let mut port = self.port.lock();
@@ -346,7 +347,7 @@ impl Shared {
         counter.fetch_add(frames.into(), Ordering::Relaxed);
     }
 
-    /// Passes on a frame for this interface, which does not receive what it sends. Whether it is one.
+    /// Passes on a frame for this interface, which does not receive its own frames. Returns whether it is one.
     pub fn loop_back(&self, frame: &[u8]) -> bool {
         let own = &self.interface.hardware.0;
         if frame.get(..own.len()) != Some(own) {
@@ -432,7 +433,7 @@ impl Frames {
         }
     }
 
-    /// How many can be taken, as far as is known.
+    /// Number that can be taken, as far as is known.
     pub fn available(&mut self) -> usize {
         if self.free.len() < TRANSMIT_FRAMES as usize / 4 && !self.retired.is_empty() {
             let (shared, free) = (&self.shared, &mut self.free);

@@ -1,4 +1,4 @@
-//! The queue's side: links, and what has to be looked at when.
+//! The queue's side: links, and the times of their checks.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,9 +25,9 @@ use crate::{
 const TURNS: usize = 256;
 /// Endpoints that have ended here, but perhaps not there.
 const LEAVING_MAX: usize = 1024;
-/// Memory of a peer that an endpoint may know.
+/// Greatest number of a peer's regions that an endpoint may know.
 const IMPORTS_MAX: usize = 1 << 16;
-/// How often it is looked for what is late, while something can be.
+/// Interval of checks for late packets, while there can be any.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Its lines are its own, as a [`Queue`](crate::Queue)'s are.
@@ -153,7 +153,7 @@ impl EthernetTransport {
         self.local.flush();
     }
 
-    /// Looks at what is late.
+    /// Checks for late packets.
     fn check(&mut self, now: Instant) {
         self.check_at = now + TICK;
         let mut over = Vec::new();
@@ -220,7 +220,7 @@ impl EthernetTransport {
     }
 }
 
-/// How data is placed, as peers are told.
+/// Kind of placement, as peers receive it.
 fn placement_number(shared: &Shared) -> u32 {
     match shared.placement {
         None => 0,
@@ -437,7 +437,7 @@ impl Transport for EthernetTransport {
 
     fn arm(&mut self, timeout: Duration) -> Duration {
         let now = Instant::now();
-        // What may wait for an answer to travel with would wait too long.
+        // An acknowledgement that waits for an answer would wait too long.
         self.transmit(now, true);
         let local = &self.local;
         let has_news = !local.news.is_empty() || local.member.has_come();

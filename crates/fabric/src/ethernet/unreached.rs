@@ -1,5 +1,5 @@
-//! Hosts whose frames do not come, though the kernel finds them on the link: a switch may drop the EtherTypes, a router may answer
-//! for hosts behind it, or an adapter may deliver frames by another queue. Another transport is used for them.
+//! Hosts without arriving frames, though the kernel finds them on the link: a switch may drop the EtherTypes, a router may answer
+//! for hosts behind it, or an adapter may deliver frames through another queue. Another transport is used for them.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

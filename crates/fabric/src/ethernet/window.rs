@@ -1,4 +1,4 @@
-//! Packets of an endpoint that are on their way: what is repeated when, what is in order, and how much there may be.
+//! Packets of an endpoint in flight: time of retransmission, order, and number.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -81,8 +81,8 @@ impl Outgoing {
         });
     }
 
-    /// The receiver expects this packet next, and has those of the mask behind it. Calls with each frame that is not needed any
-    /// more. Nothing is returned if it cannot be so.
+    /// The receiver expects this packet next, and has those of the mask after it. Calls a function with each frame that
+    /// is not needed any more. Returns nothing if the values are invalid.
     pub fn acknowledge(
         &mut self,
         expected: u64,
@@ -148,7 +148,8 @@ impl Outgoing {
         self.sent.front().map(|sent| sent.at + self.repeat_after())
     }
 
-    /// Frames and lengths of packets that are to be repeated now. `is_back` says that the kernel has sent the frame.
+    /// Frames and lengths of packets that are to be retransmitted now. `is_back` returns whether the kernel has sent
+    /// the frame.
     pub fn lost(
         &mut self,
         now: Instant,
@@ -211,10 +212,10 @@ pub struct Incoming {
     unsequenced: u64,
 }
 
-/// What to do with a packet.
+/// Handling of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Its turn has come.
+    /// It is next in order.
     Next,
     /// It is kept until then.
     Later,

@@ -29,7 +29,7 @@ pub const IMMEDIATE: u8 = 2;
 /// Flag: the count of credits is asked for.
 pub const ASK: u8 = 4;
 
-/// What every frame begins with.
+/// Beginning of every frame.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -57,7 +57,7 @@ pub struct Header {
     pub check: [u8; CHECK_BYTES],
 }
 
-/// What a packet is.
+/// Kind of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -73,7 +73,7 @@ pub enum Kind {
     Add = 5,
     /// Part of the data of a read.
     Data = 6,
-    /// What an atomic found.
+    /// Former value of an atomic's word.
     Value = 7,
     /// A request is refused; the endpoint ends with it.
     Refused = 8,
@@ -83,7 +83,7 @@ pub enum Kind {
     Aimed = 10,
     /// All frames for them were sent.
     Placed = 11,
-    /// Nothing but what the header says.
+    /// No content besides the header.
     Acknowledge = 16,
     /// The same, and an answer is wanted.
     Probe = 17,
@@ -139,7 +139,7 @@ pub struct Send {
     pub total: U32,
     /// Where in it the data goes.
     pub at: U32,
-    /// Credits that were given back in all.
+    /// Total of returned credits.
     pub returned: U32,
 }
 
@@ -165,9 +165,9 @@ pub struct Atomic {
     pub request: U64,
     pub key: U64,
     pub offset: U64,
-    /// What is expected, or added.
+    /// Expected value, or addend.
     pub operand: U64,
-    /// What it shall be.
+    /// New value.
     pub new: U64,
 }
 
@@ -185,7 +185,7 @@ pub struct Data {
 #[repr(C)]
 pub struct Answer {
     pub request: U64,
-    /// What was found, or [`failure_number`], or numbers of frames.
+    /// Former value, or [`failure_number`], or numbers of frames.
     pub value: U64,
 }
 
@@ -208,7 +208,7 @@ pub struct Group {
     pub reserved: U16,
 }
 
-/// A frame that was received, whose header and check are right.
+/// A received frame with a valid header and check.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     pub header: &'a Header,
@@ -216,7 +216,7 @@ pub struct Packet<'a> {
     pub body: &'a [u8],
 }
 
-/// Takes a frame apart. The check is not looked at.
+/// Parses a frame. The check is not verified.
 pub fn parse(frame: &[u8]) -> Option<Packet<'_>> {
     let (header, rest) = Header::ref_from_prefix(frame).ok()?;
     let kind = Kind::from_byte(header.kind)?;
@@ -229,7 +229,7 @@ pub fn parse(frame: &[u8]) -> Option<Packet<'_>> {
     fits.then_some(Packet { header, kind, body })
 }
 
-/// What protects the packets of one direction of an endpoint.
+/// Protection of the packets of one direction of an endpoint.
 #[derive(Clone)]
 pub enum Protection {
     /// A keyed hash: nothing without the key makes a packet that is taken.
@@ -239,7 +239,7 @@ pub enum Protection {
 }
 
 impl Protection {
-    /// The check of a header, whose check is zero, and a body.
+    /// The check of a header, with a zero check, and a body.
     pub fn check(&self, header: &Header, body: &[u8]) -> [u8; CHECK_BYTES] {
         let head = &header.as_bytes()[..HEADER_BYTES - CHECK_BYTES];
         let mut check = [0; CHECK_BYTES];
@@ -323,7 +323,7 @@ pub fn keys(dialer: &[u8; 32], listener: &[u8; 32]) -> [Protection; 2] {
     .map(|context| Protection::Key(Box::new(blake3::derive_key(context, &secrets))))
 }
 
-/// What a target says of a request that it refuses.
+/// A target's code for a request that it refuses.
 pub fn failure_number(failure: Failure) -> u64 {
     match failure {
         Failure::Access => 1,
@@ -342,7 +342,7 @@ pub fn failure(number: u64) -> Option<Failure> {
     }
 }
 
-/// What one side of an endpoint says to the other over the control connection.
+/// Data that one side of an endpoint sends to the other over the control connection.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Hello {
@@ -355,7 +355,7 @@ pub struct Hello {
     pub frame_bytes: U32,
     /// 1 if packets must be authenticated.
     pub authenticated: U32,
-    /// How it places data: 0 not at all, 1 overlay, 2 strip.
+    /// Kind of placement: 0 none, 1 overlay, 2 strip.
     pub placement: U32,
     pub secret: [u8; 32],
 }

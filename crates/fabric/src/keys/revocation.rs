@@ -1,4 +1,5 @@
-//! Taking certificates back: what was issued is noted, so that it can be revoked when the node and its keys are out of reach.
+//! Revocation of certificates: issued ones are recorded, so that they can be revoked when the node and its keys are out
+//! of reach.
 //!
 //! ```text
 //!  issued SERIAL NODE
@@ -25,12 +26,12 @@ use super::{
 
 const JOURNAL: &str = "issued.txt";
 
-/// What was taken back.
+/// Revoked certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revoked {
     /// The list that every node has to get.
     pub list: PathBuf,
-    /// How many certificates of the node's it has: all that were issued for it until now.
+    /// Number of the node's certificates that it has: all that were issued so far.
     pub certificates: usize,
 }
 
@@ -76,7 +77,7 @@ impl Line {
     }
 }
 
-/// What was issued and revoked; nobody else changes it while this is there.
+/// Issued and revoked certificates; no other process changes them while this exists.
 struct Journal {
     path: PathBuf,
     file: File,
@@ -117,7 +118,7 @@ impl Journal {
         Ok(())
     }
 
-    /// A list that is made from this must not lack what the last one has: it would let it in again.
+    /// A new list must contain all entries of the last one: otherwise it would admit them again.
     fn must_know(&self, path: &Path) -> Result<(), Error> {
         let pem = match read(path, false) {
             Ok(pem) => pem,
@@ -151,7 +152,7 @@ fn hexadecimal(serial: &[u8]) -> String {
     serial.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Before anybody gets the certificate.
+/// Before the certificate is given out.
 pub(super) fn note_issued(
     directory: &Path,
     node: &str,
@@ -162,7 +163,7 @@ pub(super) fn note_issued(
     Journal::open(directory)?.add(&format!("issued {serial} {node}"))
 }
 
-/// A node that is new knows from the start who is out.
+/// A new node has the revocations from the start.
 pub(super) fn give_list(directory: &Path, made: &Path) -> Result<(), Error> {
     match read(&directory.join(REVOKED), false) {
         Ok(list) => write_bytes(&made.join(REVOKED), &list),
@@ -171,8 +172,8 @@ pub(super) fn give_list(directory: &Path, made: &Path) -> Result<(), Error> {
     }
 }
 
-/// Takes back all certificates that were issued for a node until now: makes the list that says so, and puts it beside the
-/// keys of the nodes whose directories are here. A node looks at its own before each connection.
+/// Revokes all certificates that were issued for a node so far: makes the list, and puts it beside the keys of the
+/// nodes with directories here. A node checks its own before each connection.
 ///
 /// # Errors
 /// [`Error::Name`], [`Error::Missing`], [`Error::Open`], [`Error::Contents`], [`Error::Torn`], [`Error::Unknown`],
@@ -242,7 +243,7 @@ fn nodes(directory: &Path) -> Result<Vec<PathBuf>, Error> {
 /// At no moment is there a part of it.
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let new = path.with_extension("new");
-    // What is left of one that was interrupted.
+    // Rest of an interrupted one.
     let _ = fs::remove_file(&new);
     write_bytes(&new, bytes)?;
     fs::rename(&new, path).map_err(|error| system("make", path, error))

@@ -95,7 +95,7 @@ fn nothing_is_overwritten_and_nothing_half_made_is_left() {
     );
     fs::write(directory.join(AUTHORITY_KEY), "no key").unwrap();
     assert!(sentence(issue(&directory, "c", usual_validity())).contains("holds no key"));
-    // What the authority of another cluster signs, nobody would take.
+    // No node accepts signatures of another cluster's authority.
     init(&scratch.0.join("others"), "a").unwrap();
     let strange = fs::read(scratch.0.join("others").join(AUTHORITY_KEY)).unwrap();
     fs::write(directory.join(AUTHORITY_KEY), strange).unwrap();
@@ -158,14 +158,14 @@ fn keys_that_are_not_right_are_refused_in_one_sentence() {
 }
 
 #[test]
-fn what_was_revoked_is_known_to_all_nodes_that_are_there_or_come() {
+fn revocations_reach_present_and_later_nodes() {
     let scratch = Scratch::new("revoked");
     let directory = scratch.0.join("keys");
     init(&directory, "a").unwrap();
     issue(&directory, "b", usual_validity()).unwrap();
     let unknown = sentence(revoke(&directory, "c"));
     assert!(
-        unknown.contains("issued for 'c'; check the node's name"),
+        unknown.contains("no certificate for 'c'; check the node's name"),
         "{unknown}"
     );
     assert!(!directory.join(REVOKED).exists());
@@ -189,7 +189,7 @@ fn what_was_revoked_is_known_to_all_nodes_that_are_there_or_come() {
     assert_eq!(revoke(&directory, "b").unwrap().certificates, 2);
     assert!(sentence(load(&other)).contains("was revoked"));
 
-    // Who was revoked would come in again.
+    // A revoked node would be admitted again.
     let journal = directory.join("issued.txt");
     let whole = fs::read_to_string(&journal).unwrap();
     fs::write(&journal, "").unwrap();
@@ -202,7 +202,7 @@ fn what_was_revoked_is_known_to_all_nodes_that_are_there_or_come() {
     fs::write(&list, signed).unwrap();
     revoke(&directory, "a").unwrap();
 
-    // The list of another cluster says nothing here; nor does one that was changed.
+    // The list of another cluster has no effect here; nor does a changed one.
     let others = scratch.0.join("others");
     init(&others, "a").unwrap();
     revoke(&others, "a").unwrap();

@@ -18,7 +18,7 @@ use crate::control::Caller;
 /// Control connections that are read after one wait.
 const READABLE: usize = 64;
 
-/// By which other threads reach a messenger. Clones reach the same one.
+/// Access of other threads to a messenger. Clones reach the same one.
 #[derive(Clone, Debug)]
 pub struct Handle(Arc<Waker>);
 
@@ -43,7 +43,7 @@ impl Handle {
     }
 }
 
-/// What a messenger shares with other threads.
+/// State that a messenger shares with other threads.
 #[derive(Debug)]
 pub struct Waker {
     event: OwnedFd,
@@ -65,7 +65,7 @@ impl Waker {
         }
     }
 
-    /// Takes what has arrived; whether there may be something.
+    /// Takes arrived inputs; returns whether there may be some.
     pub fn take(&self, arrived: &mut Vec<Arrived>) -> bool {
         if !self.is_called.load(Ordering::Acquire) {
             return false;
@@ -80,7 +80,7 @@ impl Waker {
     }
 }
 
-/// What a messenger blocks at, besides its transports.
+/// Descriptors at which a messenger blocks, besides its transports.
 pub struct Blocker {
     sessions: OwnedFd,
     waker: Arc<Waker>,
@@ -245,7 +245,7 @@ impl Messenger {
         self.disarm(Some(&ready), events);
     }
 
-    /// Takes what peers say over control connections, if they say something.
+    /// Takes messages of peers over control connections, if there are any.
     pub(super) fn hear_sessions(&mut self, events: &mut Vec<Event>) {
         let mut slots = std::mem::take(&mut self.readable);
         self.blocker.readable(&mut slots);

@@ -1,4 +1,4 @@
-//! How links begin, and what control connections report later.
+//! Beginning of links, and later reports of control connections.
 
 use std::thread;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use super::{DialId, Event, LinkId, Messenger, PEER_MESSAGE_MIN, Reason};
 use crate::Provider;
 use crate::control::{self, Address, Answered, Caller, Note, Reached, Session, Unanswered, dial};
 
-/// What another thread has for a messenger.
+/// Input from another thread to a messenger.
 #[derive(Debug)]
 pub enum Arrived {
     /// A peer that has called.
@@ -33,7 +33,8 @@ impl Messenger {
         id
     }
 
-    /// The same, but waits for the peer, for each of its steps as long as the options say. Other links wait meanwhile.
+    /// The same, but waits for the peer, for each of its steps as long as the options allow. Other links wait
+    /// meanwhile.
     ///
     /// # Errors
     /// [`control::Error`].
@@ -72,7 +73,7 @@ impl Messenger {
         Err(control::Error::Endpoint { who, source })
     }
 
-    /// Works in a thread of its own; if there is none, `failed` makes of the error what the work would have made.
+    /// Works in a separate thread; if it cannot be started, `failed` converts the error into the work's result.
     fn in_background(
         &self,
         work: impl FnOnce() -> Arrived + Send + 'static,
@@ -87,7 +88,7 @@ impl Messenger {
         }
     }
 
-    /// Goes on with a peer that was reached.
+    /// Continues with a reached peer.
     fn offer(&mut self, dial: DialId, reached: Reached) -> Result<(), control::Error> {
         let offered = reached.offer(&mut self.transports.queues())?;
         let (provider, endpoint) = (offered.provider(), offered.endpoint());
@@ -142,7 +143,7 @@ impl Messenger {
         }
     }
 
-    /// Looks whether peers have joined their sides, or are late.
+    /// Checks whether peers have joined their sides, or are late.
     pub(super) fn look_at_unready(&mut self, events: &mut Vec<Event>) {
         let slots = self.unready.clone();
         for slot in slots {
@@ -150,7 +151,7 @@ impl Messenger {
         }
     }
 
-    /// Takes what a peer says over the control connection.
+    /// Takes a peer's message over the control connection.
     pub(super) fn hear(&mut self, slot: usize, events: &mut Vec<Event>) {
         loop {
             let Some(link) = self.links[slot].link.as_deref_mut() else {

@@ -30,7 +30,7 @@ struct Waiting {
     at: usize,
 }
 
-/// What was posted of a message.
+/// Posted part of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Post {
     All,

@@ -50,7 +50,7 @@ pub enum Direction {
 pub struct Transfer {
     /// The caller's number.
     pub id: u64,
-    /// What the peer calls the memory.
+    /// The peer's name of the memory.
     pub name: u64,
     /// Where in it.
     pub offset: u64,
@@ -63,7 +63,7 @@ pub struct Transfer {
 pub struct Transfers {
     /// Memory of the peer.
     regions: BTreeMap<u64, RemoteRegion>,
-    /// What the transport does not take yet.
+    /// Requests that the transport does not take yet.
     waiting: VecDeque<Transfer>,
     /// By the number of the request.
     posted: BTreeMap<u64, Posted>,
@@ -75,11 +75,11 @@ struct Posted {
     into: Option<(Buffer, u32)>,
 }
 
-/// What became of an attempt to post a transfer.
+/// Result of an attempt to post a transfer.
 enum Attempt {
     Posted,
     Held,
-    /// It can never be carried out.
+    /// It can never be executed.
     Refused,
 }
 
@@ -106,8 +106,8 @@ impl Messenger {
         self.choice(link).map(|choice| choice.provider)
     }
 
-    /// Withdraws the key of memory that was registered with this transport. Whether nobody reaches it any more: if not, ask
-    /// again later.
+    /// Withdraws the key of memory that was registered with this transport. Returns whether no peer accesses it any
+    /// more: if not, ask again later.
     pub fn revoke(&self, provider: Provider, registration: &Registration) -> bool {
         let device = self.transports.device(provider);
         device.is_none_or(|device| device.revoke(registration).is_some())
@@ -141,7 +141,7 @@ impl Messenger {
         self.expects_until = Some(Instant::now() + EXPECTED_WITHIN);
     }
 
-    /// Begins a transfer, which ends with [`Event::Transferred`], or with the link. Each is carried out once at most, and
+    /// Begins a transfer, which ends with [`Event::Transferred`], or with the link. Each is executed once at most, and
     /// those of one link in order.
     ///
     /// Whether the link and the memory are there; if not, nothing was and will be done.
@@ -216,7 +216,7 @@ impl Messenger {
         events.push(Event::Transferred { link, id, outcome });
     }
 
-    /// Posts what was held back, and reports transfers that were refused.
+    /// Posts held requests, and reports transfers that were refused.
     pub(super) fn post_held(&mut self, events: &mut Vec<Event>) {
         let mut held = std::mem::take(&mut self.held);
         for link in held.drain(..) {

@@ -107,7 +107,7 @@ impl Pair {
     }
 }
 
-/// The peer that dials, once it has said all.
+/// The dialing peer, once it has sent everything.
 fn caller(listener: &mut Listener, dials: &mut Messenger) -> crate::control::Caller {
     let start = Instant::now();
     while start.elapsed() < LONG {

@@ -1,4 +1,4 @@
-//! What a queue knows of one endpoint.
+//! A queue's state of one endpoint.
 
 use std::time::Instant;
 
@@ -19,7 +19,7 @@ pub struct Endpoint {
     pub supplied: bool,
     /// The longest message that the peer can hold, in bytes.
     message_bytes: u32,
-    /// The longest that can be given by value, too.
+    /// The longest inline message, too.
     inline_bytes: usize,
     pub outstanding: Outstanding,
     pub credits: Credits,
@@ -90,7 +90,7 @@ impl Endpoint {
         self.unsignaled = 0;
     }
 
-    /// Bytes of the longest message that the peer takes, and of the longest one that can be given by value.
+    /// Bytes of the longest message that the peer takes, and of the longest inline one.
     pub fn message_bytes(&self) -> (u32, u32) {
         (self.message_bytes, self.inline_bytes as u32)
     }
@@ -116,13 +116,13 @@ impl Endpoint {
         self.credits.give_back(count);
     }
 
-    /// Whether the peer should be told by a message of its own what it may send.
+    /// Whether the peer should receive its credits by a separate message.
     #[inline]
     pub fn owes(&self) -> bool {
         self.credits.owes(self.held == 0)
     }
 
-    /// Whether it can be carried out at all.
+    /// Whether it can be executed at all.
     #[inline]
     pub fn validate(
         &self,
@@ -183,13 +183,13 @@ impl Endpoint {
         let operation = &request.operation;
         let returned = match operation {
             Operation::Send { .. } => self.credits.tell(),
-            // Not every transport can say it beside a write: what was said before does no harm.
+            // Not every transport can send it with a write: the earlier report does no harm.
             _ => self.credits.told(),
         };
         let (id, notify) = (request.id, request.notify);
         let sequence = self.outstanding.add(id, notify, request.keep);
         self.unsignaled += 1;
-        // A full list must become shorter by itself; and only a signaled atomic tells what it found.
+        // A full list must shrink by itself; and only a signaled atomic returns its former value.
         let signaled = request.notify
             || self.unsignaled >= signal_every
             || self.outstanding.is_full()
@@ -238,13 +238,13 @@ fn validate_remote(
     }
 }
 
-/// What a queue adds to a transport's parameters: window and longest message, 4 bytes each, least significant first.
+/// A queue's additions to a transport's parameters: window and longest message, 4 bytes each, least significant first.
 const LIMITS_BYTES: usize = 8;
 /// The largest window and the longest message that make sense.
 pub const WINDOW_MAX: u32 = 1 << 16;
 const MESSAGE_MAX: u32 = 1 << 24;
 
-/// Adds what the peer has to know of this side's buffers.
+/// Adds the limits of this side's buffers for the peer.
 pub fn add_limits(parameters: &mut Parameters, limits: Limits) {
     parameters.bytes.extend(limits.window.to_le_bytes());
     parameters.bytes.extend(limits.message_bytes.to_le_bytes());

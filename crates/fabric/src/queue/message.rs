@@ -11,13 +11,13 @@ use crate::{Capabilities, EndpointId, Event, Failure, Origin, Piece, Registratio
 
 /// A message. Its buffer is the queue's again, and its sender has a credit more, once it is dropped, in whichever thread.
 pub struct Message {
-    /// Who sent it.
+    /// Sender of the message.
     pub origin: Origin,
     /// The 32 bits beside it.
     pub immediate: Option<u32>,
     offset: u64,
     length: u32,
-    /// The memory for messages, under the message's *ticket*: who drops it says so by a store.
+    /// The memory for messages, under the message's *ticket*: dropping it is reported by a store.
     memory: Loan<Registration>,
 }
 
@@ -66,23 +66,23 @@ impl fmt::Debug for Message {
     }
 }
 
-/// How many messages that are still held are looked at in a poll. Who holds many waits a few polls for one to be taken back.
+/// Number of held messages that are examined in a poll. With many held messages, taking one back needs a few polls.
 const LOOKS: usize = 16;
 
-/// The messages that there can be at once. Each is known by its *ticket*: the place of its buffer in the memory, and beyond
-/// these a number of its own if it has none.
+/// The messages that can exist at once. Each is known by its *ticket*: the index of its buffer in the memory, and
+/// beyond these a separate number if it has none.
 pub struct Tickets {
     memory: Lender<Registration>,
-    /// How many buffers there are, of which these are for groups.
+    /// Number of buffers, including those for groups.
     buffers: u32,
     group_buffers: u32,
     /// Tickets for messages without a buffer.
     bare: Vec<u32>,
-    /// How many of these groups may have. The others are for endpoints, which lose nothing.
+    /// Number of these that groups may have. The others are for endpoints, which lose nothing.
     bare_for_groups: u32,
     /// Those that messages have.
     held: Vec<Held>,
-    /// Where to look next among them.
+    /// Index of the next check among them.
     next: usize,
 }
 
@@ -132,13 +132,13 @@ impl Tickets {
         self.memory.piece(offset, bytes as u32)
     }
 
-    /// How many have to be looked at to find all that were dropped.
+    /// Number to examine to find all dropped ones.
     #[inline]
     fn all(&self) -> usize {
         self.held.len()
     }
 
-    /// One whose message was dropped. `looks` is how many that are still held may be looked at.
+    /// A dropped message. `looks` is the number of held ones that may be examined.
     #[inline]
     fn dropped(&mut self, looks: &mut usize) -> Option<Held> {
         while *looks > 0 {
@@ -252,7 +252,7 @@ impl Queue {
         }));
     }
 
-    /// Counts a message of an endpoint; whether it is to be told.
+    /// Counts a message of an endpoint; returns whether it is to be reported.
     #[inline]
     fn admit(&mut self, id: EndpointId, events: &mut Vec<Event>) -> bool {
         let window = self.options.window;

@@ -1,12 +1,12 @@
-//! How long to look for news before going to sleep.
+//! How long to poll before blocking.
 
 use std::time::{Duration, Instant};
 
-/// A time that grows while looking helps and shrinks while it does not.
+/// A time that grows while polling helps and shrinks while it does not.
 ///
-/// A wake-up costs 20 to 40 µs on a machine whose processors halt when idle: to look for about as long never costs
-/// more than twice of what knowing the future would. On a machine with few processors looking takes the processor from
-/// the one who is waited for, so a time that did not help is halved, down to nothing.
+/// A wake-up costs 20 to 40 µs on a machine with processors that halt when idle: polling for about as long never costs
+/// more than twice the optimum. On a machine with few processors polling takes the processor from the awaited peer, so
+/// a time that did not help is halved, down to nothing.
 #[derive(Debug)]
 pub struct Spin {
     most: Duration,
@@ -15,7 +15,7 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Looks for so long at most.
+    /// Polls for at most so long.
     pub fn new(most: Duration) -> Spin {
         Spin {
             most,
@@ -24,35 +24,35 @@ impl Spin {
         }
     }
 
-    /// Whether looking has helped lately.
+    /// Whether polling has helped recently.
     pub fn looks(&self) -> bool {
         !self.now.is_zero()
     }
 
-    /// Whether it looks for as long as it may: what comes while it looks changes nothing then.
+    /// Whether it polls for the greatest time: an event during polling changes nothing then.
     pub fn is_longest(&self) -> bool {
         self.now == self.most
     }
 
-    /// Begins to wait; whether to look at all.
+    /// Begins to wait; returns whether to poll at all.
     pub fn begin(&mut self, now: Instant) -> bool {
         self.start = Some(now);
         self.looks()
     }
 
-    /// Whether to go on looking.
+    /// Whether to continue polling.
     pub fn goes_on(&self, now: Instant) -> bool {
         self.start.is_some_and(|start| now - start < self.now)
     }
 
-    /// The wait is over: something came, or only its time did.
+    /// The wait has ended: by an event, or by its time.
     pub fn end(&mut self, now: Instant, came: bool) {
         let Some(start) = self.start.take() else {
             return;
         };
         let took = now - start;
         if came && took <= self.most {
-            // It would have been seen by looking for so long.
+            // Polling for so long would have seen it.
             self.now = (took * 2).max(self.now).min(self.most);
         } else {
             self.now /= 2;

@@ -1,21 +1,21 @@
-//! The bell of a queue: by it peers wake a thread that sleeps, and say that something else than a message has come.
+//! The bell of a queue: by it peers wake a blocked thread up, and report events other than messages.
 //!
 //! ```text
 //!  line 0   sleeping: 1 from before the thread looks for the last time until it is awake; also what it sleeps at.
 //!           2 while it blocks at other descriptors, too: then the bell's eventfd wakes it up
 //!  line 1   changes: added to after a change of what is beside the messages of a ring
 //! ```
-//! **No wake-up is lost.** The sleeper stores 1, has a full fence, looks at everything, and then sleeps while the word
-//! is 1. The other one stores its news, has a full fence, and then loads the word. One of the two fences is first. If
-//! it is the sleeper's, the other one loads 1, stores 0 and wakes: either before the sleeper sleeps, and then the
-//! kernel finds another word than 1, or after. If it is the other one's, the sleeper sees the news when it looks. (With
-//! release and acquire alone both stores could still be on their way out of the processors when both load.)
+//! **No wake-up is lost.** The sleeper stores 1, executes a full fence, checks everything, and then sleeps while the
+//! word is 1. The other side stores its event, executes a full fence, and then loads the word. One of the two fences is
+//! first. If it is the sleeper's, the other side loads 1, stores 0 and wakes: either before the sleeper sleeps, and
+//! then the kernel finds another word than 1, or after. If it is the other side's, the sleeper sees the event when it
+//! checks. (With release and acquire alone both stores could still be in the store buffers when both sides load.)
 //!
 //! The other one stores the news of a whole batch, and then has one fence for all of it
 //! ([decision 0017](../../../../docs/decisions/0017-fences-of-bells.md)).
 //!
-//! All peers of a queue can store to its bell, also those that lie, and a peer can be killed between its store of 0 and
-//! its wake. So nobody relies on it for more than a [nap](NAP): then everything is looked at anyway.
+//! All peers of a queue can store to its bell, also malicious ones, and a peer can be killed between its store of 0 and
+//! its wake-up. So a sleeper relies on it for at most a [nap](NAP): then everything is checked anyway.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -33,12 +33,12 @@ use crate::Error;
 const SLEEPING: usize = 0;
 const CHANGES: usize = 1;
 const LINES: usize = 2;
-/// What is stored when somebody sleeps: 1 in whichever half of the word the kernel looks at.
+/// Value stored by a sleeper: 1 in whichever half of the word the kernel reads.
 const ASLEEP: u64 = 1 << 32 | 1;
-/// What is stored when the thread blocks at descriptors, of which the bell's is one.
+/// Value stored when the thread blocks at descriptors, one of which is the bell's.
 const BLOCKED: u64 = 1 << 33 | 2;
 
-/// The longest sleep without looking at everything.
+/// The longest sleep without checking everything.
 pub const NAP: Duration = Duration::from_millis(100);
 
 /// A queue's own bell, or a peer's.
@@ -98,13 +98,13 @@ impl Bell {
         Ok([self.memory.share(true)?, event])
     }
 
-    /// Differs from what it was if there was a change; if a peer lies, it may not.
+    /// Differs from its former value if there was a change; with a malicious peer, it may not.
     #[inline]
     pub fn changes(&self) -> u64 {
         self.lines.load(CHANGES, 0)
     }
 
-    /// Sleeps until somebody rings, unless `news` finds that something has come meanwhile.
+    /// Sleeps until the bell rings, unless `news` finds that something has arrived meanwhile.
     pub fn sleep(&self, timeout: Duration, news: impl FnOnce() -> bool) {
         self.announce(ASLEEP);
         let timeout = timeout.min(NAP);
@@ -114,13 +114,13 @@ impl Bell {
         self.awake();
     }
 
-    /// Announces that the thread will block at [`Bell::event`], among others. The caller then looks for news once more, blocks
-    /// for no longer than a [nap](NAP), and ends it with [`Bell::awake`].
+    /// Announces that the thread will block at [`Bell::event`], among others. The caller then checks for events again,
+    /// blocks for no longer than a [nap](NAP), and ends it with [`Bell::awake`].
     pub fn block(&self) {
         self.announce(BLOCKED);
     }
 
-    /// The descriptor that is readable when a thread that blocks is woken up.
+    /// The descriptor that becomes readable when a blocked thread is woken up.
     pub fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -141,14 +141,14 @@ impl Bell {
         fence(Ordering::SeqCst);
     }
 
-    /// Says that there was a change, and wakes who sleeps.
+    /// Reports a change, and wakes a sleeper up.
     pub fn change(&self) {
         self.memory.fetch_and_add((CHANGES * LINE) as u64, 1);
         fence(Ordering::SeqCst);
         self.wake();
     }
 
-    /// Wakes who sleeps. A full fence must be between the news and this.
+    /// Wakes a sleeper up. A full fence must be between the event and this.
     #[inline]
     pub fn wake(&self) {
         match self.lines.load(SLEEPING, 0) {

@@ -1,4 +1,4 @@
-//! What a peer stores into the memory of an endpoint, as a queue takes it.
+//! Data that a peer stores into the memory of an endpoint, as a queue takes it.
 
 use pmem::{LINE, Region};
 
@@ -7,7 +7,7 @@ use crate::{Event, Operation, Options, Parameters, Peer, Queue, Role, Source, Wo
 
 const WINDOW: u32 = 4;
 const BYTES: u32 = 200;
-/// What of the following to do, a place in words and a word to store there.
+/// Selector of the next action, an index in words and a word to store there.
 const STEP: usize = 11;
 const IN_BELL: u8 = 1;
 const POST: u8 = 2;

@@ -1,5 +1,5 @@
-//! What a message's header line begins with: one word, stored last, from which the receiver learns all it needs to trust
-//! before it copies.
+//! Beginning of a message's header line: one word, stored last, with all data that the receiver must trust before it
+//! copies.
 //!
 //! ```text
 //!   63            32 31        30          26 25        0
@@ -32,13 +32,13 @@ impl Header {
         u64::from(self.tag) << TAG_SHIFT | immediate | u64::from(self.length) & LENGTH
     }
 
-    /// The tag of a word, whatever else it says.
+    /// The tag of a word, whatever its other fields are.
     #[inline]
     pub fn tag_of(word: u64) -> u32 {
         (word >> TAG_SHIFT) as u32
     }
 
-    /// What a word says; nothing if no sender stores such a one, or its message is longer than `message_bytes`.
+    /// Decodes a word; nothing if no sender stores such a one, or its message is longer than `message_bytes`.
     #[inline]
     pub fn of(word: u64, message_bytes: u32) -> Option<Header> {
         let header = Header {

@@ -12,21 +12,21 @@
 //!                     without an immediate, data of up to 56 bytes
 //!  then               for each message of the window: room for longer data, an odd number of lines
 //! ```
-//! Message `n` has the slot `n % window`. Its header word, with `n + 1` as its tag, is stored last, with release: who
-//! loads it with acquire sees all of the message. Of a short message that is one line, which comes over at once.
+//! Message `n` has the slot `n % window`. Its header word, with `n + 1` as its tag, is stored last, with release: a
+//! thread that loads it with acquire sees all of the message. A short message is one line, which is transferred at
+//! once.
 //!
-//! **Nothing but a header is ever taken for one**, and so nothing has to be cleared: headers have lines of their own,
-//! where data never is in the first word, and what is there from the last time around has a tag that is less by
-//! `window`. (Tags wrap after 2^32 messages, which is more than one window.) Memory begins as zeros, and 0 is no tag
-//! that is waited for before the first time around is over.
+//! **Only a header can look like one**, so nothing has to be cleared: headers have separate lines, where data is never
+//! in the first word, and the old header has a tag that is less by `window`. (Tags wrap after 2^32 messages, which is
+//! more than one window.) Memory begins as zeros, and 0 is not a tag that is awaited in the first round.
 //!
-//! **Nothing is overwritten before it was copied out**: message `n` may be sent once the receiver has told that it gave
-//! back more than `n - window` buffers, and it takes messages out in order, each before its buffer can be given back.
+//! **Nothing is overwritten before it was copied out**: message `n` may be sent once the receiver has reported more
+//! than `n - window` returned buffers, and it takes messages out in order, each before its buffer can be returned.
 //!
 //! Data is odd numbers of lines apart, so that those of different messages are not all in the same set of a cache.
 //!
-//! Neither side trusts the other, who may store anything at any time: a header is loaded once and validated; lengths
-//! and places come from this side's limits; data is copied, and may be any mixture.
+//! Neither side trusts the other, which may store anything at any time: a header is loaded once and validated; lengths
+//! and positions come from this side's limits; data is copied, and may be any mixture.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -35,7 +35,7 @@ use pmem::{Kind, LINE, Line, Lines, Region};
 use super::header::Header;
 use crate::{Error, Failure, Source};
 
-/// Lines and words of what is beside the messages.
+/// Lines and words of the area beside the messages.
 const CREDITS: (usize, usize) = (0, 0);
 const SENDER_CLOSED: (usize, usize) = (0, 1);
 const SENDER_JOINED: (usize, usize) = (0, 2);
@@ -61,7 +61,7 @@ const AHEAD: u32 = 4;
 const WINDOW_MAX: u32 = 1 << 16;
 const MESSAGE_MAX: u32 = 1 << 24;
 
-/// How a ring is laid out.
+/// Layout of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Messages that it holds.
@@ -147,10 +147,10 @@ pub struct Incoming {
     head: Lines,
     cursor: Cursor,
     layout: Layout,
-    /// How many buffers the sender was told that it has back.
+    /// Number of returned buffers that was reported to the sender.
     told: u32,
     memory: Region,
-    /// What the sender last said of credits beside its messages.
+    /// The sender's last report of credits beside its messages.
     credits: u64,
 }
 
@@ -165,7 +165,7 @@ pub struct Arrived {
 
 /// Memory that messages are copied to.
 pub struct Target {
-    /// What it is in.
+    /// Memory that contains it.
     pub region: Region,
     /// Its lines, if it has some.
     pub lines: Option<Lines>,
@@ -193,7 +193,7 @@ impl Incoming {
         &self.memory
     }
 
-    /// How it is laid out.
+    /// Its layout.
     pub fn layout(&self) -> Layout {
         self.layout
     }
@@ -212,10 +212,10 @@ impl Incoming {
     /// The next message.
     ///
     /// # Errors
-    /// [`Failure::Violation`] for a message that cannot be, or for which the sender had no credit.
+    /// [`Failure::Violation`] for an invalid message, or one for which the sender had no credit.
     #[inline]
     pub fn peek(&self) -> Result<Option<Arrived>, Failure> {
-        // The one load; what is stored there later changes nothing.
+        // The one load; later stores change nothing.
         let line = self.line();
         let word = line.load(HEADER);
         if Header::tag_of(word) != self.cursor.tag() {
@@ -247,7 +247,7 @@ impl Incoming {
             && offset.is_multiple_of(LINE as u64)
             && room as usize >= SHORT_MAX
         {
-            // As many as there can be, whatever the length: nobody is shown those beyond.
+            // The greatest number, whatever the length: those beyond are not shown.
             let line = lines.line(offset as usize / LINE);
             line.copy_all_but_first(self.line());
         } else {
@@ -272,47 +272,47 @@ impl Incoming {
         self.cursor = self.cursor.next(self.layout.window);
     }
 
-    /// Whether a quarter of its window was given back since the sender was told.
+    /// Whether a quarter of its window was returned since the last report to the sender.
     #[inline]
     pub fn is_to_be_told(&self, returned: u32) -> bool {
         returned.wrapping_sub(self.told) >= (self.layout.window / 4).max(1)
     }
 
-    /// The sender is being told that it has so many buffers back in all.
+    /// The sender is being notified that it has so many buffers back in all.
     #[inline]
     pub fn tell(&mut self, returned: u32) {
         self.told = returned;
     }
 
-    /// What the sender says of credits, if it said something new, and whether it asks for ours.
+    /// The sender's report of credits, if it is new, and whether it asks for this side's.
     pub fn credits(&mut self) -> Option<(u32, bool)> {
         let word = self.head.load(CREDITS.0, CREDITS.1);
         let before = std::mem::replace(&mut self.credits, word);
         (word != before).then_some((word as u32, word >> 32 != before >> 32))
     }
 
-    /// How many buffers the sender says that it has given back in all.
+    /// The sender's total of returned buffers.
     #[inline]
     pub fn returned(&self) -> u32 {
         self.head.load(CREDITS.0, CREDITS.1) as u32
     }
 
-    /// Whether [`Incoming::credits`] or [`Incoming::is_closed`] would tell something.
+    /// Whether [`Incoming::credits`] or [`Incoming::is_closed`] would report something.
     pub fn has_changed(&self) -> bool {
         self.head.load(CREDITS.0, CREDITS.1) != self.credits || self.is_closed()
     }
 
-    /// Whether the sender has closed its side, and so nobody there has our memory mapped any more.
+    /// Whether the sender has closed its side, and so has no memory of this side mapped any more.
     pub fn is_closed(&self) -> bool {
         is_closed(&self.head)
     }
 
-    /// By which [`has_nothing`] tells when this is gone.
+    /// Lines by which [`has_nothing`] checks when this is gone.
     pub fn head(&self) -> Lines {
         self.head.clone()
     }
 
-    /// Tells a sender whom we may never have known that nobody receives.
+    /// Notifies a sender, which this side may never have known, that there is no receiver.
     pub fn close(&self) {
         self.head.store(RECEIVER_CLOSED.0, RECEIVER_CLOSED.1, 1);
     }
@@ -323,11 +323,11 @@ pub fn is_closed(head: &Lines) -> bool {
     head.load(SENDER_CLOSED.0, SENDER_CLOSED.1) != 0
 }
 
-/// Whether the sender into the ring with this head has nothing of ours mapped, nor ever will have: it has closed its side, or
-/// had not joined when ours was closed. Of a sender of this process, since it is believed.
+/// Whether the sender into the ring with this header has no memory of this side mapped, nor ever will: it has closed
+/// its side, or had not joined when this side was closed. For a sender of this process, since it is trusted.
 pub fn has_nothing(head: &Lines) -> bool {
     let closed = head.load(RECEIVER_CLOSED.0, RECEIVER_CLOSED.1) != 0;
-    // Pairs with the fence of `Outgoing::join`: of the two sides at least one sees what the other has stored.
+    // Pairs with the fence of `Outgoing::join`: at least one of the two sides sees the other's store.
     fence(Ordering::SeqCst);
     is_closed(head) || closed && head.load(SENDER_JOINED.0, SENDER_JOINED.1) == 0
 }
@@ -362,20 +362,21 @@ impl Outgoing {
         })
     }
 
-    /// Says that this side is about to map memory of the receiver's, and whether it may: not if the receiver has closed.
+    /// Announces that this side is about to map memory of the receiver's, and returns whether it may: not if the
+    /// receiver has closed.
     pub fn join(&self) -> bool {
         self.head.store(SENDER_JOINED.0, SENDER_JOINED.1, 1);
         fence(Ordering::SeqCst);
         !self.is_closed()
     }
 
-    /// How many messages were sent; it wraps.
+    /// Number of messages sent; it wraps.
     #[inline]
     pub fn sent(&self) -> u32 {
         self.cursor.count
     }
 
-    /// How many messages it holds.
+    /// Number of messages it holds.
     #[inline]
     pub fn window(&self) -> u32 {
         self.layout.window
@@ -385,7 +386,8 @@ impl Outgoing {
     /// pieces, a wide load of it waits for all stores before, and so for lines to come over, as a fence does.)
     ///
     /// # Errors
-    /// [`Failure::Violation`] if the receiver's ring is not for messages that long, though it said so elsewhere.
+    /// [`Failure::Violation`] if the receiver's ring is too small for messages of that length, though it reported
+    /// otherwise.
     #[inline]
     pub fn send(&mut self, from: &Source<'_>, immediate: Option<u32>) -> Result<(), Failure> {
         let length = from.length();
@@ -410,7 +412,7 @@ impl Outgoing {
             length,
             immediate: immediate.is_some(),
         };
-        // Release: what is stored above, and all that this thread wrote to the peer's memory, is seen before.
+        // Release: the stores above, and all writes of this thread to the peer's memory, are visible before.
         line.store(HEADER, header.word());
         // It is the receiver's until then, and to get it takes longer than to make a message.
         let ahead = self.layout.header_ahead(self.cursor, AHEAD);
@@ -419,14 +421,14 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Tells the receiver how many buffers it has back in all.
+    /// Reports to the receiver its total of returned buffers.
     pub fn credit(&mut self, returned: u32, ask: bool) {
         self.asked = self.asked.wrapping_add(ask.into());
         let word = u64::from(self.asked) << 32 | u64::from(returned);
         self.head.store(CREDITS.0, CREDITS.1, word);
     }
 
-    /// Whether nobody receives any more.
+    /// Whether there is no receiver any more.
     pub fn is_closed(&self) -> bool {
         self.head.load(RECEIVER_CLOSED.0, RECEIVER_CLOSED.1) != 0
     }
@@ -498,7 +500,7 @@ mod tests {
     fn messages_of_every_length_go_around() {
         let (mut incoming, mut outgoing) = pair(3, 300);
         for length in (0..=300).chain([49, 55, 300, 0]) {
-            // What looks like the header that is waited for next, everywhere in the data.
+            // Imitations of the next expected header, everywhere in the data.
             let fake = Header {
                 tag: incoming.cursor.tag().wrapping_add(1),
                 length: 5,
@@ -535,7 +537,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_without_credit_or_too_much_breaks_the_rules() {
+    fn sending_without_credit_or_too_much_breaks_the_rules() {
         let (mut incoming, mut outgoing) = pair(2, 64);
         let long = outgoing.send(&Source::Inline(&[0; 65]), None);
         assert_eq!(long, Err(Failure::Violation));

@@ -14,12 +14,12 @@ use crate::{
     Request, Source,
 };
 
-/// What this transport's parameters begin with: it says how rings and bells look.
+/// Beginning of this transport's parameters: version of the layout of rings and bells.
 const VERSION: u32 = 4;
 /// Version, window and longest message, 4 bytes each, least significant first.
 const PARAMETER_BYTES: usize = 12;
 
-/// What a peer has to know of our ring, and the three descriptors: ring, bell, and the bell's eventfd.
+/// Data that a peer needs about this side's ring, and the three descriptors: ring, bell, and the bell's eventfd.
 pub fn describe(incoming: &Incoming, bell: &Bell) -> Result<Parameters, Error> {
     let Layout {
         window,
@@ -33,7 +33,7 @@ pub fn describe(incoming: &Incoming, bell: &Bell) -> Result<Parameters, Error> {
     })
 }
 
-/// What the peer said of its ring.
+/// The peer's description of its ring.
 fn layout_of(bytes: &[u8]) -> Option<Layout> {
     if bytes.len() != PARAMETER_BYTES {
         return None;
@@ -62,10 +62,11 @@ pub fn attach(parameters: Parameters) -> Result<(Outgoing, Bell), Error> {
     }
 }
 
-/// How many buffers the peer has given back in all.
+/// Total of buffers that the peer has returned.
 ///
-/// It says so in a word beside its messages, whenever a quarter of the window has come together. The queue is told when it may have used half of its credits, as far as it knows: so it
-/// is never held back by what it was not told, and mostly does not have to be told.
+/// It reports so in a word beside its messages, whenever a quarter of the window has accumulated. The queue is notified
+/// when it may have used half of its credits, as far as it knows: so a missing report never holds it back, and mostly
+/// it needs none.
 #[derive(Clone, Copy, Default)]
 pub struct Returned {
     latest: u32,
@@ -73,7 +74,7 @@ pub struct Returned {
 }
 
 impl Returned {
-    /// The peer says so; an older count changes nothing.
+    /// A report of the peer; an older count changes nothing.
     #[inline]
     pub fn hear(&mut self, returned: u32) {
         if returned.wrapping_sub(self.latest) <= u32::MAX / 2 {
@@ -87,13 +88,13 @@ impl Returned {
         sent.wrapping_sub(self.told) >= window / 2
     }
 
-    /// What the queue does not know yet.
+    /// The part that the queue does not know yet.
     #[inline]
     pub fn tell(&mut self) -> Option<u32> {
         (self.latest != self.told).then(|| self.tell_all())
     }
 
-    /// The same, if it is to be told anyway.
+    /// The same, if it is to be reported in any case.
     pub fn tell_all(&mut self) -> u32 {
         self.told = self.latest;
         self.latest
@@ -110,13 +111,13 @@ pub struct Side {
     pub may_import: bool,
     /// The peer's.
     pub bell: Bell,
-    /// What the peer says of credits.
+    /// The peer's report of credits.
     pub credits: Returned,
-    /// The peer has something new, may sleep, and its bell was not rung yet.
+    /// The peer has new data, may sleep, and its bell was not rung yet.
     pub is_touched: bool,
-    /// How it ends, once all that has come was told.
+    /// Its end, once everything that arrived was reported.
     pub end: Option<Failure>,
-    /// The end was told, or will be by the next poll, since a request has failed.
+    /// The end was reported, or will be by the next poll, since a request has failed.
     pub is_over: bool,
     /// The peer's memory, by the numbers that import gave.
     pub imports: Vec<Option<Region>>,
@@ -125,7 +126,7 @@ pub struct Side {
 }
 
 impl Side {
-    /// Maps what the peer exported.
+    /// Maps an export of the peer.
     pub fn import(&mut self, export: Export) -> Result<u32, Error> {
         let wrong = Error::Peer { what: "memory" };
         let access = export.descriptor.access;
@@ -151,8 +152,8 @@ impl Side {
         Ok(self.imports.len() as u32 - 1)
     }
 
-    /// Carries a request out and returns what an atomic found. The queue has validated that the range is inside of what was
-    /// imported, and allowed there.
+    /// Executes a request and returns an atomic's former value. The queue has validated that the range is inside of the
+    /// import, and allowed there.
     #[inline(never)]
     pub fn carry_out(&mut self, request: &Request<'_>) -> Result<u64, Failure> {
         match *request.operation {
@@ -207,21 +208,21 @@ impl Side {
         returned: u32,
     ) -> Result<(), Failure> {
         if self.incoming.is_to_be_told(returned) {
-            // Before the peer learns of it, so that what it then sends is never too early.
+            // Before the peer learns of it, so that its next message is never too early.
             self.incoming.tell(returned);
             self.outgoing.credit(returned, false);
         }
         self.outgoing.send(from, immediate)
     }
 
-    /// Tells the peer of credits, beside the messages.
+    /// Reports credits to the peer, beside the messages.
     pub fn credit(&mut self, returned: u32, ask: bool) {
         self.incoming.tell(returned);
         self.outgoing.credit(returned, ask);
         self.bell.change();
     }
 
-    /// What the queue has to be told of credits now.
+    /// The report of credits that the queue needs now.
     #[inline]
     pub fn news_of_credits(&mut self) -> Option<Report> {
         let (sent, window) = (self.outgoing.sent(), self.outgoing.window());
@@ -237,7 +238,7 @@ impl Side {
         })
     }
 
-    /// Looks at what is beside the messages.
+    /// Checks the area beside the messages.
     pub fn inspect(&mut self) -> Option<Report> {
         if self.is_ended() {
             self.end = Some(Failure::PeerLost);
@@ -258,7 +259,7 @@ impl Side {
             || process.is_some_and(|(process, _)| process.was_seen_gone())
     }
 
-    /// Whether there is something that [`Side::inspect`] or a look at the ring would tell.
+    /// Whether [`Side::inspect`] or a poll of the ring would report something.
     pub fn has_news(&self) -> bool {
         !self.is_over
             && (self.incoming.has_come() || self.incoming.has_changed() || self.is_ended())
@@ -273,7 +274,7 @@ impl Side {
     }
 }
 
-/// What an access to a peer's memory found, if the memory was there.
+/// Result of an access to a peer's memory, if the memory was there.
 #[inline]
 fn unless_cut(memory: &Region, found: u64) -> Result<u64, Failure> {
     match memory.is_cut() {

@@ -1,4 +1,4 @@
-//! What takes two threads or two processes, or somebody who lies.
+//! Tests that need two threads or two processes, or a malicious peer.
 
 mod cut;
 mod link;
@@ -14,7 +14,7 @@ use crate::{
     Source, WorkRequest,
 };
 
-/// How long anything may take.
+/// Time limit of a step.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// So long that a wake-up which was lost is noticed.
 const NO_NAP: Duration = Duration::from_secs(3600);
@@ -105,7 +105,7 @@ fn echo(queue: &mut Queue, mut peers: usize) {
                     post(queue, to, &WorkRequest::new(0, send(&bytes)).quiet());
                 }
                 Event::Lost(..) => peers -= 1,
-                // An answer of which nobody has told that it has ended.
+                // An answer without a report of its completion.
                 Event::Done(done) => assert_eq!(done.outcome, Err(Failure::Flushed)),
             }
         }
@@ -154,7 +154,7 @@ fn no_wake_up_is_lost_between_threads_that_look_for_a_while() {
 }
 
 #[test]
-fn what_is_dropped_among_many_that_are_held_comes_back() {
+fn dropped_messages_among_many_held_ones_return() {
     let device = Shm::new().unwrap();
     let options = Options {
         window: 64,
@@ -177,7 +177,7 @@ fn what_is_dropped_among_many_that_are_held_comes_back() {
     let more = WorkRequest::new(64, send(b"more")).quiet();
     near.poll(&mut Vec::new());
     assert_eq!(near.post(to_far, &more), Err(Refusal::Held));
-    // Those behind many that stay: a few polls find them, and who sleeps has found them all.
+    // Those behind many that stay: a few polls find them, and a sleeper has found them all.
     messages.truncate(32);
     let mut events = Vec::new();
     for _ in 0..4 {
@@ -191,7 +191,7 @@ fn what_is_dropped_among_many_that_are_held_comes_back() {
     assert!(far.counters().credits_told > before);
 }
 
-/// What the process does that is to be killed.
+/// Work of the process that is to be killed.
 fn be_killed(link: &mut Link, queue: &mut Queue) {
     let to = link.join(queue, Role::Listener);
     let region = Region::memory(1 << 20, false).unwrap();
@@ -275,15 +275,12 @@ fn a_peer_that_is_killed_is_noticed_whatever_it_did() {
         );
         assert_eq!(await_message(&mut third), b"goes on");
         if round % 3 == 2 {
-            assert!(
-                device.revoke(&memory).is_some(),
-                "the one who had it is gone"
-            );
+            assert!(device.revoke(&memory).is_some(), "its holder is gone");
         }
     }
     let start = Instant::now();
     while device.0.watcher.is_running() {
-        assert!(start.elapsed() < PATIENCE, "there is nobody to watch");
+        assert!(start.elapsed() < PATIENCE, "there is nothing to watch");
         std::thread::yield_now();
     }
 }
@@ -321,7 +318,7 @@ fn memory_that_a_process_was_given_is_free_when_it_is_gone() {
     ));
     queue.close(to);
     assert_eq!(other.link.hear(), "lost");
-    // Its endpoint is closed, but what it has mapped cannot be known.
+    // Its endpoint is closed, but its mappings are unknown.
     assert!(device.revoke(&memory).is_none());
     other.link.say("go");
     other.ends();
@@ -350,7 +347,7 @@ fn memory_for_who_has_not_joined_is_free_when_the_endpoint_is_closed() {
             assert_eq!(await_loss(&mut near), (to_far, Failure::PeerLost));
         }
         near.close(to_far);
-        assert!(device.revoke(&memory).is_some(), "nobody has it");
+        assert!(device.revoke(&memory).is_some(), "no peer has it");
         if is_late {
             far.accept(to_near, Role::Dialer, peer(ours)).unwrap();
             let remote = far.import(to_near, export).unwrap();
@@ -439,7 +436,7 @@ impl Random {
     }
 }
 
-/// Somebody who was given a ring and a bell, and stores what he likes.
+/// A peer with a ring and a bell that stores arbitrary values.
 struct Liar {
     ring: Region,
     bell: Region,
@@ -541,7 +538,7 @@ fn lies_end_their_own_endpoint_at_most() {
         queue.post(to_honest, &request).unwrap();
         queue.submit();
         assert_eq!(await_message(&mut honest), b"honest");
-        // The changes that the honest side tells may be undone by the liar: they are seen all the same.
+        // The liar may undo the changes that the honest side reports: they are seen all the same.
         honest.poll(&mut Vec::new());
         for _ in 0..=256 {
             liar.bell.store(LINE as u64, 0);

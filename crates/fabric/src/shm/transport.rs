@@ -21,11 +21,11 @@ use crate::{
 
 /// Messages of one endpoint that are taken before those of the next.
 const TURN: usize = 16;
-/// Every so many polls everything is looked at, whether a peer said that there was a change or not: one that lies could
-/// undo what another has said.
+/// Every so many polls everything is checked, whether a peer reported a change or not: a malicious one could undo
+/// another's report.
 const LOOK_EVERY: u32 = 256;
-/// Endpoints of which lines are fetched ahead. With more, it lasts until one's turn comes again, and by then they may have
-/// gone, or have been fetched before their senders stored to them, who would have to get them back.
+/// Endpoints with lines that are fetched ahead. With more, it takes so long until one's next turn that they may have
+/// been evicted, or fetched before their senders stored to them, which would have to get them back.
 const PREFETCHED: usize = 8;
 const NOWHERE: u32 = u32::MAX;
 
@@ -35,19 +35,19 @@ pub struct Thread {
     device: Arc<Inner>,
     capabilities: Capabilities,
     bell: Bell,
-    /// Its count of changes when they were last looked at.
+    /// Its count of changes at the last check.
     changes: u64,
-    /// Polls since everything was looked at.
+    /// Polls since everything was checked.
     polls: u32,
     /// Offered, and not yet joined.
     prepared: Vec<(EndpointId, Incoming)>,
     /// Those that are polled, one after the other in memory.
     sides: Vec<Side>,
-    /// By an endpoint's place: where it is in `sides`, or [`NOWHERE`].
+    /// Index in `sides`, or [`NOWHERE`], by an endpoint's index.
     places: Vec<u32>,
-    /// Places of those whose peers have something new and may sleep.
+    /// Indexes of those with peers that have new data and may sleep.
     touched: Vec<usize>,
-    /// Ends of requests, to be told by the next poll.
+    /// Completions, to be reported by the next poll.
     ended: Vec<Report>,
     supplies: Supplies,
 }
@@ -80,7 +80,7 @@ impl Thread {
         self.side(endpoint).ok_or(Error::NoEndpoint)
     }
 
-    /// Looks at everything that is beside the messages.
+    /// Checks everything beside the messages.
     #[cold]
     fn inspect(&mut self, reports: &mut Vec<Report>) {
         self.polls = 0;
@@ -205,7 +205,7 @@ impl Transport for Thread {
             }
             Err(error) => return Err(Error::Region(error)),
         };
-        // Noted before it is given away, and under a lock with withdrawal: whoever has it is known there.
+        // Recorded before it is passed on, and under a lock with withdrawal: every holder is known there.
         device.note_export(registration, holder)?;
         Ok(Export { descriptor, memory })
     }
@@ -226,7 +226,7 @@ impl Transport for Thread {
     }
 
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
-        // Nothing behind a request that has failed is carried out.
+        // No request after a failed one is executed.
         let Some(side) = self.side(endpoint).filter(|side| !side.is_over) else {
             return;
         };
@@ -269,7 +269,7 @@ impl Transport for Thread {
         if self.touched.is_empty() {
             return;
         }
-        // Between the headers and the looks at the bells.
+        // Between the headers and the checks of the bells.
         fence(Ordering::SeqCst);
         for place in self.touched.drain(..) {
             let index = self.places[place];
@@ -352,7 +352,7 @@ impl Drop for Thread {
     }
 }
 
-/// Takes messages out of a ring, and tells of its end after the last one.
+/// Takes messages out of a ring, and reports its end after the last one.
 fn receive(side: &mut Side, supplies: &mut Supplies, reports: &mut Vec<Report>, prefetches: bool) {
     if side.is_over {
         return;
@@ -373,7 +373,7 @@ fn receive(side: &mut Side, supplies: &mut Supplies, reports: &mut Vec<Report>, 
         }
     }
     if taken == TURN && prefetches {
-        // There are probably more: their lines come over while these are looked at.
+        // There are probably more: their lines arrive while these are processed.
         side.incoming.prefetch(TURN as u32);
     }
     if let Some(news) = side.news_of_credits() {

@@ -19,7 +19,7 @@ const RETRY: Timespec = Timespec {
 
 /// Another process.
 pub struct Process {
-    /// By which the kernel tells of its end, and of nothing else.
+    /// Descriptor by which the kernel reports its end, and nothing else.
     descriptor: OwnedFd,
     gone: AtomicBool,
 }
@@ -53,7 +53,7 @@ impl Process {
     }
 }
 
-/// The kernel tells the number of the process that a descriptor is of.
+/// The kernel reports the number of a descriptor's process.
 fn is_this_process(descriptor: &OwnedFd) -> bool {
     let path = format!("/proc/self/fdinfo/{}", descriptor.as_raw_fd());
     let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -67,7 +67,7 @@ pub struct Watcher(Arc<Shared>);
 
 struct Shared {
     entries: Mutex<Entries>,
-    /// Wakes the thread when there are others to watch.
+    /// Wakes the thread up when there are others to watch.
     news: OwnedFd,
 }
 
@@ -92,7 +92,7 @@ pub struct Watch {
 }
 
 impl Watcher {
-    /// Watches nobody yet.
+    /// A watcher without processes.
     ///
     /// # Errors
     /// [`Error::System`].
@@ -134,14 +134,14 @@ impl Watcher {
         })
     }
 
-    /// Whether the thread is there; it goes soon after there is nobody left to watch.
+    /// Whether the thread exists; it ends soon after there is nothing left to watch.
     #[cfg(test)]
     pub fn is_running(&self) -> bool {
         self.0.entries.lock().is_running
     }
 
     fn tell(&self) {
-        // It fails only when it has been told 2^64 times and has not looked.
+        // It fails only after 2^64 notifications without a read.
         let _ = rustix::io::write(&self.0.news, &1u64.to_ne_bytes());
     }
 
@@ -150,7 +150,7 @@ impl Watcher {
             let watched = {
                 let mut entries = self.0.entries.lock();
                 if entries.list.is_empty() {
-                    // Under the lock: who adds an entry from now on starts another thread.
+                    // Under the lock: a thread that adds an entry from now on starts another watcher.
                     entries.is_running = false;
                     return;
                 }
@@ -166,7 +166,7 @@ impl Watcher {
         }
     }
 
-    /// Waits until processes have ended, whose numbers are returned, or others are to be watched.
+    /// Waits until processes have ended, and returns their numbers, or until others are to be watched.
     fn wait(&self, watched: &[Entry]) -> Vec<u64> {
         let news = [PollFd::new(&self.0.news, PollFlags::IN)];
         let processes = watched

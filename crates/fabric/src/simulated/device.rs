@@ -15,7 +15,7 @@ use crate::{
     Registration, Report, Request, Role, Source, Supply, Table, Transport,
 };
 
-/// What a poll takes of the simulated time.
+/// Simulated time of a poll.
 const POLL_NS: u64 = 2_000;
 
 pub struct SimulatedDevice {

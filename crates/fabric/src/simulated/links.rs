@@ -1,4 +1,4 @@
-//! What becomes of what nodes send each other: seeded delays and faults, and counts.
+//! Fate of messages between nodes: seeded delays and faults, and counts.
 
 use std::collections::BTreeMap;
 
@@ -15,17 +15,17 @@ const MILLISECOND: Time = 1_000_000;
 pub struct LinkOptions {
     /// Shortest and longest usual delay.
     pub delay_ns: (Time, Time),
-    /// How many of a thousand messages take longer than usual, and how long at most.
+    /// Share of slow messages, per thousand, and their greatest delay.
     pub slow_permille: u32,
     /// Longest delay of those.
     pub slow_ns: Time,
-    /// How many of a thousand messages are lost.
+    /// Share of lost messages, per thousand.
     pub loss_permille: u32,
-    /// How many of a thousand messages arrive twice.
+    /// Share of duplicated messages, per thousand.
     pub duplication_permille: u32,
     /// Bytes that a node sends in a microsecond, one message after the other.
     pub bytes_per_us: u64,
-    /// How many of a thousand messages arrive with 1 to 8 wrong bits.
+    /// Share of messages with 1 to 8 wrong bits, per thousand.
     pub corruption_permille: u32,
 }
 
@@ -58,10 +58,10 @@ impl LinkOptions {
     }
 }
 
-/// What was sent, whether it arrived or not.
+/// Sent messages, whether they arrived or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Messages.
+    /// Number of messages.
     pub messages: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -82,14 +82,14 @@ type Direction = (u32, u32);
 pub struct Delivery {
     /// When it arrives.
     pub at: Time,
-    /// What arrives.
+    /// Arriving bytes.
     pub bytes: Vec<u8>,
 }
 
 /// The links between all nodes, which have numbers.
 ///
-/// Every fault lasts until an instant (`Time::MAX`: until it is healed). Of faults that overlap the longest and the
-/// worst counts. A cut stops what is sent from then on, not what is on its way.
+/// Every fault lasts until an instant (`Time::MAX`: until it is healed). Of overlapping faults the longest and the
+/// worst counts. A cut stops messages sent from then on, not those in flight.
 pub struct Links {
     options: LinkOptions,
     random: Random,
@@ -98,7 +98,7 @@ pub struct Links {
     slowed: BTreeMap<Direction, Burst>,
     /// In milliseconds.
     late: BTreeMap<Direction, Burst>,
-    /// Until when each node is sending what it has to.
+    /// Until when each node is sending its queued messages.
     sending: BTreeMap<u32, Time>,
     loss: Burst,
     corruption: Burst,
@@ -134,7 +134,7 @@ fn prolong(until: &mut Time, at: Time) {
 }
 
 impl Links {
-    /// Links on which nothing is wrong yet. What they do to messages depends on the seed and on what is sent, in which order.
+    /// Links without faults. Their effect on messages depends on the seed and on the messages and their order.
     pub fn new(seed: u64, options: LinkOptions) -> Links {
         Links {
             options,
@@ -175,7 +175,7 @@ impl Links {
             .collect()
     }
 
-    /// Sends as a connection does, which repeats what is lost: when it arrives, if no cut holds it up.
+    /// Sends like a connection, which repeats lost data: returns the arrival, if no cut delays it.
     pub fn convey(&mut self, now: Time, from: u32, to: u32, length: usize) -> Time {
         self.note((from, to), length);
         let sent = self.sent(now, from, length);
@@ -224,7 +224,7 @@ impl Links {
         bytes
     }
 
-    /// Whether what is sent now in this direction is lost for sure.
+    /// Whether a message sent now in this direction is certainly lost.
     pub fn is_cut(&self, now: Time, from: u32, to: u32) -> bool {
         self.cut_until(now, from, to).is_some()
     }
@@ -258,7 +258,7 @@ impl Links {
         slowed.raise(now, factor, until);
     }
 
-    /// Lets what is sent in one direction arrive so much later than usual.
+    /// Delays messages in one direction by so much.
     pub fn delay_by(&mut self, now: Time, from: u32, to: u32, late_ms: u32, until: Time) {
         let late = self.late.entry((from, to)).or_default();
         late.raise(now, late_ms, until);
@@ -284,7 +284,7 @@ impl Links {
         self.corruption = Burst::default();
     }
 
-    /// Counts what is sent from now on under this label.
+    /// Counts messages sent from now on under this label.
     pub fn set_label(&mut self, label: &str) {
         let known = self.labels.iter().position(|known| known == label);
         self.label = known.unwrap_or_else(|| {
@@ -293,13 +293,13 @@ impl Links {
         });
     }
 
-    /// What was sent under a label, from one node to another.
+    /// Messages sent under a label, from one node to another.
     pub fn count(&self, label: &str, from: u32, to: u32) -> Count {
         let wanted = |counted: &str, direction| counted == label && direction == (from, to);
         self.sum(wanted)
     }
 
-    /// What was sent under a label, by all to all.
+    /// Messages sent under a label, by all to all.
     pub fn count_of(&self, label: &str) -> Count {
         self.sum(|counted, _| counted == label)
     }

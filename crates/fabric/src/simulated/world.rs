@@ -1,4 +1,4 @@
-//! What happens in the network, and when.
+//! Events in the network, by time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::{
 /// One side of an endpoint, in the whole network.
 pub type SideId = u64;
 
-/// What is asked of the target; data is by value.
+/// A request to the target; data is inline.
 pub enum Asked {
     Read {
         length: u64,
@@ -50,7 +50,7 @@ pub struct Flight {
     pub asked: Asked,
 }
 
-/// What comes back.
+/// An answer.
 struct Answer {
     sequence: u64,
     signaled: bool,
@@ -95,7 +95,7 @@ pub struct Side {
     endpoint: EndpointId,
     peer: Option<SideId>,
     pub imports: Vec<RegionDescriptor>,
-    /// Of reads that have not been answered.
+    /// Targets of reads without an answer.
     pub targets: VecDeque<(u64, Target)>,
     /// When the last thing that was sent arrives: nothing overtakes it.
     last_arrival: u64,
@@ -240,7 +240,7 @@ impl World {
         }
     }
 
-    /// Sends to each member but this queue, with a fate of its own for each.
+    /// Sends to each member but this queue, with a separate fate for each.
     pub fn send_to_group(&mut self, from: usize, group: GroupId, data: &[u8], immediate: u32) {
         let joined = self.queues[from]
             .groups
@@ -256,7 +256,7 @@ impl World {
             }
             let (near, far) = (self.queues[from].node, self.queues[queue].node);
             for delivery in self.links.send(self.now, near as u32, far as u32, data) {
-                // What is damaged on the way does not get past an adapter's checksum.
+                // An adapter's checksum rejects data damaged in transit.
                 if delivery.bytes == data {
                     let happening = Happening::ToGroup {
                         queue,
@@ -306,7 +306,7 @@ impl World {
         }
     }
 
-    /// Carries out what a cut held up, in its order, unless there still is one.
+    /// Executes requests that a cut delayed, in their order, unless there still is a cut.
     fn release(&mut self, id: SideId) {
         let cut = self.cut_until(id);
         let Some(side) = self.sides.get_mut(&id).filter(|side| !side.held.is_empty()) else {
@@ -323,7 +323,7 @@ impl World {
         }
     }
 
-    /// Looks whether the cut is over when it should be; a cut without an end is ended by a change.
+    /// Checks whether the cut has ended when it should; a cut without an end is ended by a change.
     fn look_again(&mut self, id: SideId, until: u64) {
         if until < u64::MAX {
             self.at(until, Happening::Healed(id));
@@ -350,7 +350,7 @@ impl World {
         }
     }
 
-    /// Lets time go on to the next happening, or by so much if that is earlier.
+    /// Advances time to the next event, or by so much if that is earlier.
     pub fn advance(&mut self, most_ns: u64) {
         let until = self.now.saturating_add(most_ns);
         let next = self
@@ -364,7 +364,7 @@ impl World {
         self.settle();
     }
 
-    /// Carries out all that has happened by now.
+    /// Executes all events up to now.
     pub fn settle(&mut self) {
         while let Some(entry) = self.happenings.first_entry() {
             if entry.key().0 > self.now {
@@ -411,7 +411,7 @@ impl World {
             side.held.push_back(happening);
             return match cut {
                 Some(until) => self.look_again(to, until),
-                // It waits behind what was held up.
+                // It waits behind delayed messages.
                 None => self.release(to),
             };
         }

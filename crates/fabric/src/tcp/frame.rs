@@ -14,7 +14,7 @@
 //! then:      `length` bytes; behind those of a read answer 8 more: whether they are good
 //! ```
 //! *number*: how many numbered frames came before this one in this direction; 0 in those without a number.
-//! *acknowledged*: how many numbered frames of the other direction have been carried out.
+//! *acknowledged*: how many numbered frames of the other direction have been executed.
 //!
 //! | kind | operands: key, offset, first, second | numbered | what |
 //! |---|---|---|---|
@@ -79,7 +79,7 @@ pub const HEADS_BYTES: usize = HEAD_BYTES + size_of::<Operands>();
 pub const SIGNALED: u8 = 1;
 /// `immediate` means something.
 pub const IMMEDIATE: u8 = 2;
-/// The sender of a credit wants to know the receiver's count.
+/// The sender of a credit asks for the receiver's count.
 pub const ASK: u8 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,7 +220,7 @@ impl Frame {
     }
 }
 
-/// What cannot be a frame.
+/// An invalid frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wrong;
 
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_frames_are_refused() {
         let head = |change: fn(&mut [u8; HEADS_BYTES])| {
             let mut bytes = [0; HEADS_BYTES];
             Frame::new(Kind::Send).write(&mut bytes);

@@ -1,4 +1,4 @@
-//! What comes over a connection that has proved itself, taken apart as a link does it.
+//! Data of an authenticated connection, parsed as a link does.
 
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,14 +17,14 @@ use crate::{
     Request, Role, Supply, Table,
 };
 
-/// Stands for the key of the memory that may be reached: what it is, no input knows.
+/// Stands for the key of the accessible memory: no input knows its value.
 const KEY: [u8; 8] = *b"the key!";
 const MEMORY: u64 = 4096;
 const BUFFERS: u32 = 3;
 const BUFFER: u32 = 64;
 const PEER: EndpointId = EndpointId(0);
 
-/// What stands at the beginning, as whatever it may be.
+/// The beginning, parsed as each possible type.
 pub fn heads(input: &[u8]) {
     if let Ok(Some(frame)) = parse(input) {
         let mut bytes = [0; HEADS_BYTES];
@@ -58,7 +58,7 @@ pub fn connection(input: &[u8]) {
     let (mut near, far) = UnixStream::pair().expect("a pair of sockets");
     near.set_nonblocking(true).expect("a socket");
     far.set_nonblocking(true).expect("a socket");
-    // What does not fit into the socket is left out.
+    // Bytes that do not fit into the socket are left out.
     let _ = near.write(&input);
     drop(near);
 
@@ -79,7 +79,7 @@ pub fn connection(input: &[u8]) {
         }
         assert!(rounds <= input.len() + 1, "it goes on for ever");
     }
-    // A frame tells of a message or of credits, and of at most both own requests.
+    // A frame contains a message or credits, and of at most both own requests.
     assert!(reports.len() <= 2 * (input.len() / HEAD_BYTES) + 4);
     let arrivals = reports.iter().filter_map(|report| match report {
         Report::Received { buffer, .. } => buffer.as_ref(),
@@ -90,7 +90,7 @@ pub fn connection(input: &[u8]) {
     assert!(lengths.len() + free.len() <= BUFFERS as usize);
 }
 
-/// A link that waits for what a read and an atomic bring.
+/// A link that waits for the results of a read and an atomic.
 fn joined(memory: &Registration) -> Link {
     let limits = Limits {
         outstanding: 4,

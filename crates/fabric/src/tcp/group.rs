@@ -1,4 +1,4 @@
-//! Groups: datagrams over IP multicast, one for each message. What is lost is lost.
+//! Groups: datagrams over IP multicast, one for each message. Lost ones are not repeated.
 //!
 //! ```text
 //! datagram:  0        4           8        16
@@ -35,7 +35,7 @@ const TURNS: usize = 32;
 struct Head {
     magic: U32,
     immediate: U32,
-    /// A random number for each member, by which it knows its own.
+    /// A random number for each member, by which it recognizes its own.
     sender: U64,
 }
 

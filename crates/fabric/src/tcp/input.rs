@@ -1,4 +1,4 @@
-//! What comes over a connection: taken apart, checked, carried out.
+//! Data from a connection: parsed, checked, executed.
 //!
 //! Nothing in it is trusted. Heads are received into a small stage, and short data with them; long data is received
 //! straight to where it goes, together with the heads of what comes behind it.
@@ -44,7 +44,7 @@ pub enum End {
     Cut,
     /// This frame, if any, is refused.
     Refuse(u64, Failure),
-    /// The other side refused, and the queue has been told.
+    /// The other side refused, and the queue was notified.
     Ended,
 }
 
@@ -64,7 +64,7 @@ enum Place {
     },
 }
 
-/// A frame whose data comes.
+/// A frame with data that is arriving.
 #[derive(Debug)]
 struct Incoming {
     place: Place,
@@ -73,17 +73,17 @@ struct Incoming {
     /// Bytes of data, a trailer included, and how many of them have come.
     length: u64,
     done: u64,
-    /// How long it was waited for to no purpose.
+    /// How long it was awaited without success.
     in_vain: Duration,
 }
 
 pub struct Input {
-    /// Numbered frames that were carried out.
+    /// Numbered frames that were executed.
     pub expected: u64,
-    /// Credits that the other side knows of at most, and how many messages it has sent.
+    /// Greatest number of credits that the other side knows of, and the number of messages it has sent.
     pub told: u32,
     messages: u32,
-    /// The last count of credits it told.
+    /// The last count of credits it reported.
     returned: u32,
     stage: Box<[u8]>,
     start: usize,
@@ -91,7 +91,7 @@ pub struct Input {
     current: Option<Incoming>,
 }
 
-/// What the endpoints of a queue have together.
+/// State that the endpoints of a queue share.
 pub struct Shared<'a> {
     pub table: &'a Table,
     /// Buffers for messages.
@@ -113,7 +113,7 @@ impl Input {
         }
     }
 
-    /// How many bytes of long data are still to come, if some has come.
+    /// Bytes of long data still to come, if some has arrived.
     pub fn missing(&self) -> u64 {
         let long = self.current.as_ref().filter(|it| it.length > LONG_BYTES);
         long.map_or(0, Incoming::rest)
@@ -132,7 +132,7 @@ impl Input {
         }
     }
 
-    /// Begins on another connection: what came in part comes again as a whole. Gives back the buffer it was for.
+    /// Begins on another connection: partly received frames are sent again as a whole. Returns their buffer.
     pub fn restart(&mut self) -> Option<Supplied> {
         (self.start, self.end) = (0, 0);
         let current = self.current.take()?;
@@ -148,7 +148,7 @@ impl Input {
 }
 
 impl Link {
-    /// Takes what has come. Whether there may be more.
+    /// Takes received data. Returns whether there may be more.
     ///
     /// # Errors
     /// [`End`].
@@ -217,12 +217,12 @@ impl Link {
 }
 
 impl Incoming {
-    /// What has not come.
+    /// The missing part.
     fn rest(&self) -> u64 {
         self.length - self.done
     }
 
-    /// Receives the rest to where it goes, and what is behind it.
+    /// Receives the rest into its destination, and the data after it.
     fn receive(
         &mut self,
         connection: BorrowedFd<'_>,
@@ -268,7 +268,7 @@ impl Incoming {
         }
     }
 
-    /// Copies what has come with the heads.
+    /// Copies the part that arrived with the headers.
     fn copy(&mut self, bytes: &[u8], requests: &Requests, table: &Table) -> Result<(), Failure> {
         let done = self.done;
         self.done += bytes.len() as u64;
@@ -301,7 +301,7 @@ impl Incoming {
 
 /// Frames, one after the other.
 impl Link {
-    /// Carries out what is in the stage.
+    /// Executes the frames in the stage.
     fn consume(&mut self, shared: &mut Shared<'_>) -> Result<(), End> {
         loop {
             if let Some(current) = &mut self.input.current {
@@ -331,7 +331,7 @@ impl Link {
         }
     }
 
-    /// The heads of a frame have come. What has no data is carried out.
+    /// The headers of a frame have arrived. A frame without data is executed.
     fn begin(&mut self, frame: &Frame, shared: &mut Shared<'_>) -> Result<(), End> {
         let acknowledged = self.output.acknowledged(frame.acknowledged);
         acknowledged.map_err(|_| VIOLATION)?;
@@ -399,7 +399,7 @@ impl Link {
         Ok(())
     }
 
-    /// It is carried out now; the answer is kept until it is known to have come.
+    /// It is executed now; the answer is kept until it is acknowledged.
     fn begin_atomic(&mut self, frame: &Frame, table: &Table) -> Result<(), End> {
         self.owe_answer()?;
         let (key, offset) = (Key(frame.key), frame.offset);
@@ -438,7 +438,7 @@ impl Link {
         self.await_data(Place::Message(buffer), frame, shared)
     }
 
-    /// The other side may send no more messages than it knows to have credits for.
+    /// The other side may send no more messages than it has credits for.
     fn count_message(&mut self) -> Result<(), End> {
         let unreturned = self.input.messages.wrapping_sub(self.input.told);
         if unreturned >= self.limits.window {
@@ -448,8 +448,8 @@ impl Link {
         Ok(())
     }
 
-    /// An answer more is owed. The other side knows those to earlier requests before it posts one beyond its bound, and
-    /// has acknowledged them with it.
+    /// One more answer is owed. The other side knows those to earlier requests before it posts one beyond its bound,
+    /// and has acknowledged them with it.
     fn owe_answer(&self) -> Result<(), End> {
         let bound = self.other.as_ref().map_or(0, |other| other.outstanding);
         match self.output.answers() < bound as usize {

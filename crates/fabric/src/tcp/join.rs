@@ -1,4 +1,4 @@
-//! Connections on their way to an endpoint: see [`super::proof`] for what is said.
+//! Connections on their way to an endpoint: see [`super::proof`] for the messages.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -29,13 +29,13 @@ pub struct Visitor {
     stage: Stage,
 }
 
-/// What is waited for. A *probe* only asks whether the endpoint still is.
+/// The awaited message. A *probe* only asks whether the endpoint still exists.
 enum Stage {
-    /// Of a connection that was accepted: the hello, that this side knows the other one, the proof.
+    /// For an accepted connection: the hello, that this side knows the other one, the proof.
     Hello,
     Parked(Hello),
     Proof(EndpointId, About),
-    /// Of a connection that this side makes: itself, the challenge, the welcome.
+    /// For a connection that this side makes: itself, the challenge, the welcome.
     Connecting(EndpointId, bool),
     Challenge(EndpointId, Hello),
     Welcome(EndpointId),
@@ -65,14 +65,14 @@ impl Stage {
     }
 }
 
-/// What becomes of a visitor.
+/// Next state of a visitor.
 enum Next {
     Stays,
     /// It is not heard any more.
     Goes,
     /// And it should not have come.
     Rejected,
-    /// It is an endpoint's, whose other side expects this frame.
+    /// It belongs to an endpoint; the other side expects this frame.
     Joins(EndpointId, u64),
 }
 
@@ -83,7 +83,7 @@ impl Visitor {
         net::send(&self.socket, bytes, flags) == Ok(bytes.len())
     }
 
-    /// What has come, once it is all that was waited for.
+    /// The received message, once it is complete.
     fn receive(&mut self) -> Result<Option<Vec<u8>>, Errno> {
         let mut bytes = [0; LONGEST];
         let missing = self.stage.bytes() - self.input.len();
@@ -125,7 +125,7 @@ impl TcpTransport {
         }
     }
 
-    /// Whoever came first of those that have not proved themselves makes room. Whether there is one.
+    /// The oldest of the unauthenticated ones makes room. Returns whether there is one.
     fn dismiss_oldest(&mut self) -> bool {
         let accepted = |slot: &usize| {
             let visitor = self.visitors[*slot].as_ref();
@@ -142,8 +142,8 @@ impl TcpTransport {
         true
     }
 
-    /// The system has no descriptor for who came. They stay in the listener's queue, and to look there before some time
-    /// has gone would only keep the processor busy.
+    /// The system has no descriptor for a new connection. It stays in the listener's queue, and polling there before
+    /// some time has passed would only keep the processor busy.
     fn rest(&mut self) {
         let until = Instant::now() + RETRY_MAX;
         let listener = self.listener.as_fd();
@@ -209,7 +209,7 @@ impl TcpTransport {
         }
     }
 
-    /// Its time is over.
+    /// Its time has expired.
     pub(super) fn dismiss_late(&mut self, slot: usize) {
         let late = self.visitors[slot].as_ref();
         if late.is_some_and(|visitor| visitor.stage.is_accepted()) {
@@ -252,7 +252,7 @@ impl TcpTransport {
         }
     }
 
-    /// A visitor has said something.
+    /// A visitor has sent something.
     pub(super) fn visit(&mut self, slot: usize) {
         let Some(mut visitor) = self.visitors.get_mut(slot).and_then(Option::take) else {
             return;
@@ -271,7 +271,7 @@ impl TcpTransport {
         if let Some(link) = attempt_of.and_then(|id| self.link(id)) {
             link.attempt = None;
         }
-        // Who is gone cannot be late any more, and if nobody else can, nothing is looked for.
+        // A gone visitor cannot be late any more, and if no other can, nothing is checked.
         self.look_by(Instant::now());
     }
 
@@ -308,7 +308,7 @@ impl TcpTransport {
                 Ok(welcome) => Next::Joins(*id, welcome.expected.get()),
                 Err(_) => Next::Rejected,
             },
-            // These have nothing to say.
+            // These have nothing to send.
             Stage::Parked(_) | Stage::Connecting(..) => Next::Rejected,
         }
     }
@@ -396,7 +396,7 @@ impl TcpTransport {
         }
     }
 
-    /// The other side is known now: goes on with those who came before.
+    /// The other side is known now: continues with connections that came before.
     pub(super) fn unpark(&mut self, id: EndpointId) {
         for slot in 0..self.visitors.len() {
             let Some(visitor) = &self.visitors[slot] else {
@@ -494,7 +494,7 @@ impl TcpTransport {
         let Some(place) = self.place_of(id) else {
             return;
         };
-        // First, since what the link had until now is kept if this fails.
+        // First, since the link's present state is kept if this fails.
         let token = Token::Link(place);
         let changed = self.poller.change(&visitor.socket, token, Interest::Read);
         let link = self.link(id).filter(|link| link.state != State::Ended);
@@ -514,7 +514,7 @@ impl TcpTransport {
         };
         link.connection = Some(visitor.socket);
         link.state = match link.state {
-            // What it was refused for before is told again.
+            // Its earlier refusal is sent again.
             State::Refusing { until } | State::Waiting { until, .. }
                 if link.output.is_closing() =>
             {

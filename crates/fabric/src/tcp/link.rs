@@ -14,7 +14,7 @@ use crate::{
     EndpointId, Failure, Limits, Operation, RegionDescriptor, Report, Request, Role, Source,
 };
 
-/// What is known of the other side.
+/// State of the other side.
 #[derive(Clone)]
 pub struct Other {
     pub role: Role,
@@ -30,25 +30,25 @@ pub struct Other {
 ///                             ▲ └──too long, or the other side has none─│─────────────────▶ │
 ///                             └────cut────────────┴─────────────────────┘
 /// ```
-/// Who has refused tells the queue as soon as that is sent, and goes on until the other side knows: when that has closed the
-/// connection, or it was cut, whoever makes connections asks for the endpoint once more. If it is there yet, it is told
-/// again; mostly it is not.
+/// A side that has refused notifies the queue as soon as that is sent, and continues until the other side knows: when
+/// that has closed the connection, or it was cut, the side that makes connections asks for the endpoint again. If it
+/// still exists, it is notified again; mostly it does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// The other side is not known yet.
     Prepared,
-    /// There is no connection: until then, and looked for at `next`.
+    /// There is no connection: until then, and retried at `next`.
     Waiting {
         until: Instant,
         next: Instant,
         tries: u32,
     },
     Joined,
-    /// The other side broke the rules, or asked for what it may not have; it is told so, until then.
+    /// The other side broke the rules, or requested something forbidden; it is notified, until then.
     Refusing {
         until: Instant,
     },
-    /// The queue has been told.
+    /// The queue was notified.
     Ended,
 }
 
@@ -61,7 +61,7 @@ pub struct Link {
     pub other: Option<Other>,
     pub state: State,
     pub connection: Option<OwnedFd>,
-    /// The set-up that goes on for it: its place among the visitors.
+    /// The set-up in progress for it: its index among the visitors.
     pub attempt: Option<usize>,
     /// Attempts to connect that were begun; at the listener, the one that has the connection.
     pub attempts: u32,
@@ -69,7 +69,7 @@ pub struct Link {
     pub full: bool,
     /// It is in the list of those that have to send.
     pub listed: bool,
-    /// The queue has been told of its end; the other side may not know yet.
+    /// The queue was notified of its end; the other side may not know yet.
     pub is_told: bool,
     pub output: Output,
     pub input: Input,
@@ -98,7 +98,7 @@ impl Link {
         }
     }
 
-    /// Adds a request to what has to be sent.
+    /// Adds a request to the outgoing data.
     pub fn post(&mut self, request: Request<'_>) {
         if self.state == State::Ended {
             return;
@@ -160,7 +160,7 @@ impl Link {
         }
     }
 
-    /// Tells of the requests that have ended.
+    /// Reports completed requests.
     pub fn settle(&mut self, reports: &mut Vec<Report>) {
         self.requests.settle(self.id, self.output.first(), reports);
     }
@@ -184,7 +184,7 @@ impl Link {
         self.state = State::Ended;
     }
 
-    /// The endpoint has ended for the queue; the other side has been sent why, and may ask for it once more.
+    /// The endpoint has ended for the queue; the other side has been sent the reason, and may ask for it again.
     pub fn tell_refused(&mut self, reports: &mut Vec<Report>) {
         if !std::mem::replace(&mut self.is_told, true) {
             reports.push(Report::Lost {

@@ -1,5 +1,5 @@
-//! The links of a queue: those of its endpoints, and those whose endpoints have ended with a refusal that the other side may
-//! not know of yet.
+//! The links of a queue: those of its endpoints, and those of endpoints that ended with a refusal that the other side
+//! may not know of yet.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ const ENDED_MAX: usize = 64;
 
 #[derive(Default)]
 pub struct Links {
-    /// By the places of endpoints.
+    /// By the indexes of endpoints.
     current: Vec<Option<Box<Link>>>,
     ended: Vec<Option<Box<Link>>>,
 }
@@ -70,7 +70,7 @@ impl Links {
         self.slot(place)?.take()
     }
 
-    /// Makes room for an ended one, and says where; and which one has to go for it.
+    /// Makes room for an ended one, and returns its index; and which one is removed for it.
     pub fn room(&self) -> (usize, Option<EndpointId>) {
         let free = self.ended.iter().position(Option::is_none);
         let free = free.or_else(|| (self.ended.len() < ENDED_MAX).then_some(self.ended.len()));
@@ -93,7 +93,7 @@ impl Links {
         }
     }
 
-    /// Whether the endpoint of this place has ended, and nobody here asks for it any more.
+    /// Whether the endpoint of this index has ended, and is not requested here any more.
     pub fn is_ended(place: usize) -> bool {
         place >= ENDED
     }

@@ -1,4 +1,4 @@
-//! What one side of an endpoint has to send: frames, kept until the other side has carried them out.
+//! Outgoing data of one side of an endpoint: frames, kept until the other side has executed them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,14 +12,14 @@ use super::frame::{self, BAD, Frame, GOOD, HEADS_BYTES, Kind, TRAILER_BYTES, Wro
 use crate::registration::Held;
 use crate::{Access, Failure, Key, Piece, Registration, Table};
 
-/// Frames whose heads go out with one system call, at most.
+/// Frames with headers that are sent with one system call, at most.
 const BATCH: usize = 32;
 /// Pieces of memory that go out with one system call, at most.
 const SOURCES: usize = 64;
-/// Data by value up to so many bytes is sent in one piece with its heads.
+/// Inline data of up to so many bytes is sent in one piece with its headers.
 const SHORT_BYTES: usize = 192;
-/// Bytes that one system call takes at most. While it lasts the kernel copies, but often sends nothing: what the other side
-/// has acknowledged meanwhile is looked at when the call ends. With much less there are more calls than pieces.
+/// Greatest number of bytes of one system call. During it the kernel copies, but often sends nothing: acknowledgements
+/// of the other side are processed when the call ends. With a much smaller value there are more calls than pieces.
 const CALL_BYTES: usize = 512 << 10;
 /// Bytes that are handed to the kernel before others have their turn.
 const TURN_BYTES: u64 = 4 << 20;
@@ -36,7 +36,7 @@ pub struct Part {
 
 pub type Parts = SmallVec<[Part; 2]>;
 
-/// Keeps what a request names.
+/// Keeps the memory that a request names.
 pub fn parts(pieces: &[Piece<'_>]) -> Parts {
     let part = |piece: &Piece<'_>| Part {
         registration: piece.registration.clone(),
@@ -46,7 +46,7 @@ pub fn parts(pieces: &[Piece<'_>]) -> Parts {
     pieces.iter().map(part).collect()
 }
 
-/// What is left of parts when `skip` bytes are done.
+/// The rest of the parts when `skip` bytes are done.
 pub fn ranges(parts: &[Part], mut skip: u64) -> impl Iterator<Item = (&Region, u64, usize)> {
     parts.iter().filter_map(move |part| {
         let length = u64::from(part.length);
@@ -94,23 +94,23 @@ impl Outgoing {
     }
 }
 
-/// When to acknowledge what has come.
+/// When to acknowledge received frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Due {
     /// With the next frame, whenever that is.
     No,
-    /// When the queue is looked at once more: the answer to a message may take it along.
+    /// At the next poll of the queue: the answer to a message may include it.
     Soon,
     Now,
 }
 
-/// How far sending went.
+/// Result of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sent {
     All,
     /// The connection takes no more for now.
     Full,
-    /// It takes more, but it is the turn of others.
+    /// The socket takes more, but others have their turn.
     More,
 }
 
@@ -122,17 +122,17 @@ pub enum Sent {
 /// ```
 #[derive(Debug)]
 pub struct Output {
-    /// The number of `frames[0]`: so many were carried out by the other side.
+    /// The number of `frames[0]`: so many were executed by the other side.
     first: u64,
     frames: VecDeque<Outgoing>,
-    /// Of the frames, the first one that has not gone as a whole.
+    /// Of the frames, the first one that was not completely sent.
     next: usize,
     /// Its heads have gone, or are in `carry`; and so much of its data has gone.
     begun: bool,
     done: u64,
     /// The rest of heads that went in part: it has to go as it was begun.
     carry: SmallVec<[u8; HEADS_BYTES]>,
-    /// Data given by value, of all frames; the first byte's number.
+    /// Inline data of all frames; the first byte's number.
     values: VecDeque<u8>,
     values_first: u64,
     answers: usize,
@@ -206,7 +206,7 @@ impl Output {
         number
     }
 
-    /// Keeps data given by value.
+    /// Keeps inline data.
     pub fn value(&mut self, bytes: &[u8]) -> Data {
         let start = self.values_first + self.values.len() as u64;
         self.values.extend(bytes);
@@ -237,8 +237,8 @@ impl Output {
         self.closing = true;
     }
 
-    /// The endpoint is closed, and callers may use their memory again: nothing that is there goes out any more, nor what was
-    /// to go behind it. The refusal stays, to be sent on another connection.
+    /// The endpoint is closed, and callers may reuse their memory: its data is not sent any more, nor anything behind
+    /// it. The refusal stays, to be sent on another connection.
     pub fn keep_refusal(&mut self) {
         (self.begun, self.done) = (false, 0);
         self.carry.clear();
@@ -271,12 +271,12 @@ impl Output {
         self.closing
     }
 
-    /// How many frames the other side has carried out.
+    /// Number of frames that the other side has executed.
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// The other side has carried out so many frames in all.
+    /// The other side has executed so many frames in all.
     ///
     /// # Errors
     /// [`Wrong`] if it cannot have.
@@ -300,12 +300,12 @@ impl Output {
         Ok(())
     }
 
-    /// Begins on another connection, whose other side has carried out so many frames.
+    /// Begins on another connection; its other side has executed so many frames.
     ///
     /// # Errors
     /// [`Wrong`] if it cannot have.
     pub fn restart(&mut self, count: u64) -> Result<(), Wrong> {
-        // What was to go before a refusal may not be there any more; the refusal goes in any case.
+        // Frames before a refusal may be missing; the refusal is sent in any case.
         let count = match self.closing {
             true => count.min(self.first + self.frames.len().saturating_sub(1) as u64),
             false => count,
@@ -327,7 +327,7 @@ impl Output {
             && self.due < Due::Now
     }
 
-    /// Sends what the connection takes. `expected`: how many frames of the other side have been carried out.
+    /// Sends as much as the connection takes. `expected`: number of executed frames of the other side.
     ///
     /// # Errors
     /// Those of sendmsg(2).
@@ -370,8 +370,8 @@ impl Output {
         Ok(Sent::All)
     }
 
-    /// Sends what is left if that is one short frame with data by value, the commonest: it is put together in one place, and
-    /// nobody's memory is looked up.
+    /// Sends the rest if that is one short frame with inline data, the most common: it is assembled in one buffer, and
+    /// no region is looked up.
     fn transmit_short(
         &mut self,
         connection: BorrowedFd<'_>,
@@ -427,7 +427,7 @@ impl Output {
         Sent::Full
     }
 
-    /// Data that was given by value, if it is not in two parts.
+    /// Inline data, if it is contiguous.
     fn value_in_one(&self, start: u64, length: u32) -> Option<&[u8]> {
         let from = (start - self.values_first) as usize;
         let (front, back) = self.values.as_slices();
@@ -488,8 +488,8 @@ impl Output {
         batch
     }
 
-    /// Memory that a peer asked for may have been withdrawn: then this is the last frame. If it was begun, it ends with
-    /// zeros and says so.
+    /// Memory that a peer requested may have been withdrawn: then this is the last frame. If it was begun, it ends with
+    /// zeros and a mark.
     fn check(&mut self, index: usize, held: &Held<'_>) {
         let begun = self.begun && index == self.next;
         let done = self.done;
@@ -517,7 +517,7 @@ impl Output {
         self.closing = true;
     }
 
-    /// What goes next, in order.
+    /// Next data to send, in order.
     fn gather<'a>(
         &'a self,
         batch: &'a Batch,
@@ -612,7 +612,7 @@ impl Output {
         }
     }
 
-    /// So many bytes of what was gathered have gone.
+    /// So many bytes of the gathered data were sent.
     fn advance(&mut self, taken: u64, batch: &Batch) {
         let mut left = taken as usize;
         let carried = left.min(self.carry.len());

@@ -1,4 +1,4 @@
-//! How the two sides of a connection prove themselves before any frame is taken.
+//! Authentication of the two sides of a connection before any frame is taken.
 //!
 //! ```text
 //!  dialer                                     listener
@@ -13,9 +13,9 @@
 //!    │ welcome: the number that this one expects  │
 //!    │◀───────────────────────────────────────────│
 //! ```
-//! Both secrets went over the control connection, which was authenticated. A proof is HMAC-SHA256 with the *other's*
-//! secret over who proves it, both endpoints, the attempt, both nonces, and what the message says: it is good for one connection, one
-//! direction, and these two endpoints.
+//! Both secrets went over the authenticated control connection. A proof is HMAC-SHA256 with the *other's* secret over
+//! the prover's role, both endpoints, the attempt, both nonces, and the contents of the message: it is valid for one
+//! connection, one direction, and these two endpoints.
 
 use ring::hmac;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -27,9 +27,9 @@ const MAGIC: u32 = u32::from_le_bytes(*b"Tako");
 
 pub type Secret = [u8; 32];
 
-/// What one side tells the other over the control connection.
+/// Data that one side sends to the other over the control connection.
 ///
-/// Without `Debug`, so that no log tells the secret.
+/// Without `Debug`, so that no log contains the secret.
 #[derive(Clone, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Introduction {
@@ -39,7 +39,7 @@ pub struct Introduction {
     pub port: U16,
     /// Its number of the endpoint.
     pub endpoint: U32,
-    /// How many requests it may have outstanding.
+    /// Number of requests it may have outstanding.
     pub outstanding: U32,
     /// Where it listens, as IPv6 has it; the unspecified address if anywhere.
     pub address: [u8; 16],
@@ -51,10 +51,10 @@ pub struct Introduction {
 pub struct Hello {
     pub magic: U32,
     pub version: U16,
-    /// 1: the sender only wants to know whether the endpoint still is.
+    /// 1: the sender only asks whether the endpoint still exists.
     pub probe: U16,
     pub endpoint: U32,
-    /// How many attempts to connect this endpoint's dialer has begun; an older one must not take the place of a newer.
+    /// Number of attempts that this endpoint's dialer has begun; an older one must not replace a newer.
     pub attempt: U32,
     pub nonce: [u8; 32],
 }
@@ -97,7 +97,7 @@ impl Introduction {
         }
     }
 
-    /// Validates what a peer told. Nothing if it cannot be.
+    /// Validates a peer's introduction. Nothing if it is invalid.
     pub fn parse(bytes: &[u8]) -> Option<Introduction> {
         let told = Introduction::read_from_bytes(bytes).ok()?;
         let fits = told.magic.get() == MAGIC
@@ -120,7 +120,7 @@ impl Hello {
         }
     }
 
-    /// Nothing if it cannot be.
+    /// Nothing if it is invalid.
     pub fn parse(bytes: &[u8]) -> Option<Hello> {
         let hello = Hello::read_from_bytes(bytes).ok()?;
         let fits =
@@ -129,7 +129,7 @@ impl Hello {
     }
 }
 
-/// What both proofs are about.
+/// Subject of both proofs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
     pub dialer: u32,
@@ -139,7 +139,7 @@ pub struct About {
     pub listener_nonce: [u8; 32],
 }
 
-/// Who proves.
+/// Role of the prover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prover {
     Dialer,
@@ -162,7 +162,7 @@ impl About {
         bytes
     }
 
-    /// The proof that `prover` knows the other's secret and says so.
+    /// The proof that `prover` knows the other's secret and sends these contents.
     pub fn prove(&self, prover: Prover, secret: &Secret, says: u64) -> [u8; 32] {
         let key = hmac::Key::new(hmac::HMAC_SHA256, secret);
         let tag = hmac::sign(&key, &self.bytes(prover, says));
@@ -176,7 +176,7 @@ impl About {
     }
 }
 
-/// Bytes that nobody can guess.
+/// Unpredictable bytes.
 pub fn random() -> [u8; 32] {
     let mut bytes = [0; 32];
     for chunk in bytes.chunks_mut(8) {

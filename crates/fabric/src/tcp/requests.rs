@@ -47,7 +47,7 @@ impl Requests {
         });
     }
 
-    /// Tells of those that have ended, if so many frames are acknowledged.
+    /// Reports completed requests, if so many frames are acknowledged.
     pub fn settle(&mut self, endpoint: EndpointId, acknowledged: u64, reports: &mut Vec<Report>) {
         while let Some(pending) = self.pending.front() {
             let value = match pending.wait {

@@ -16,7 +16,7 @@ use super::TcpOptions;
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 const BACKLOG: i32 = 128;
-/// Receptions of what nobody wants before others have their turn.
+/// Receptions of unneeded data before others have their turn.
 const DISCARD_TURNS: usize = 16;
 /// Events that are taken at once.
 const EVENTS: usize = 64;
@@ -64,7 +64,8 @@ pub fn datagrams() -> io::Result<OwnedFd> {
 /// Makes a connection of frames of it: nothing waits for more, and a host that is gone is noticed.
 pub fn prepare(connection: BorrowedFd<'_>, options: &TcpOptions) -> io::Result<()> {
     sockopt::set_tcp_nodelay(connection, true)?;
-    // Whoever takes nothing for so long, though something is to be sent, is cut; with nothing to be sent, the kernel asks.
+    // A peer that takes nothing for so long, though there is data to send, is cut; without data to send, the kernel
+    // probes.
     let milliseconds = options.lost_after.as_millis().clamp(1, 1 << 30) as u32;
     sockopt::set_tcp_user_timeout(connection, milliseconds)?;
     let idle = Duration::from_secs(options.lost_after.as_secs().clamp(1, 3600));
@@ -75,7 +76,7 @@ pub fn prepare(connection: BorrowedFd<'_>, options: &TcpOptions) -> io::Result<(
     Ok(())
 }
 
-/// Reads what nobody wants to know, as far as it is the turn of this connection.
+/// Reads and discards data, within the turn of this connection.
 ///
 /// # Errors
 /// Those of recv(2), and `ConnectionReset` at the end.
@@ -92,7 +93,7 @@ pub fn discard(connection: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// What has news.
+/// Source of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
     Listener,
@@ -122,7 +123,7 @@ impl Token {
     }
 }
 
-/// What to wait for at a socket.
+/// Events to wait for at a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     Read,
@@ -167,7 +168,7 @@ impl Poller {
         )?)
     }
 
-    /// Changes what is waited for, and who it is for.
+    /// Changes the awaited events, and their token.
     pub fn change(&self, socket: impl AsFd, token: Token, interest: Interest) -> io::Result<()> {
         let data = epoll::EventData::new_u64(token.number());
         Ok(epoll::modify(
@@ -178,7 +179,7 @@ impl Poller {
         )?)
     }
 
-    /// Waits so long at most; what has news is then in [`Poller::news`].
+    /// Waits at most so long; [`Poller::news`] then has the sources of events.
     pub fn wait(&mut self, timeout: Duration) {
         self.news.clear();
         let timeout = Timespec {
@@ -186,7 +187,7 @@ impl Poller {
             tv_nsec: timeout.subsec_nanos().into(),
         };
         let mut events = [const { MaybeUninit::uninit() }; EVENTS];
-        // Interrupted or not: the queue looks again.
+        // Interrupted or not: the queue polls again.
         if let Ok((events, _)) = epoll::wait(&self.descriptor, &mut events, Some(&timeout)) {
             let tokens = events
                 .iter()

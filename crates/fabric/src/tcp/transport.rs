@@ -1,4 +1,4 @@
-//! The queue's side: connections, and who has to be looked at when.
+//! The queue's side: connections, and the times of their checks.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -27,18 +27,18 @@ use crate::{
 
 /// With so few sockets it is cheaper to try each one than to ask which have news.
 const FEW: usize = 4;
-/// Even then it is asked for news every so many times: somebody may want to connect.
+/// Even then it is polled every so many times: a peer may want to connect.
 const ASK_EVERY: u32 = 64;
-/// Long data that comes in pieces is looked for so long after the last one before the thread sleeps: about what a wake-up
-/// takes, on both sides.
+/// Long data that arrives in pieces is polled for so long after the last one before the thread blocks: about the time
+/// of a wake-up, on both sides.
 const PIECE_AFTER: Duration = Duration::from_micros(50);
-/// So long in vain, for a transfer in all.
+/// Greatest unsuccessful polling time, for a transfer in all.
 const IN_VAIN_MAX: Duration = Duration::from_micros(100);
-/// Pieces that are shorter come more slowly than it is worth to look for them.
+/// Shorter pieces arrive too slowly to poll for them.
 const PIECE_BYTES: u64 = 16 << 10;
 /// Bytes of pieces before others have their turn.
 const PIECES_BYTES: u64 = 4 << 20;
-/// Memory of a peer that an endpoint may know.
+/// Greatest number of a peer's regions that an endpoint may know.
 const IMPORTS_MAX: usize = 1 << 16;
 
 /// Its lines are its own, as a [`Queue`](crate::Queue)'s are.
@@ -55,7 +55,7 @@ pub struct TcpTransport {
     /// Buffers for messages of endpoints, and of groups.
     pub(super) free: Vec<Supplied>,
     free_of_groups: Vec<Supplied>,
-    /// What has not been reported.
+    /// Events without a report.
     news: Vec<Report>,
     /// Places of links that have to send; each is there once.
     listed: Vec<usize>,
@@ -65,9 +65,9 @@ pub struct TcpTransport {
     /// Until when no connections are taken, since the system has no descriptors.
     pub(super) rests_until: Option<Instant>,
     polls: u32,
-    /// The link whose long data came in part when it was looked at last.
+    /// The link with partly received long data at the last poll.
     coming: Option<usize>,
-    /// Something has come that no poll has told of.
+    /// Something has arrived that no poll has reported.
     has_come: bool,
 }
 
@@ -118,12 +118,12 @@ impl TcpTransport {
         self.links.place_of(id)
     }
 
-    /// Something is to be looked at by then.
+    /// Something is to be checked by then.
     pub(super) fn look_by(&mut self, then: Instant) {
         self.look_at = Some(self.look_at.map_or(then, |at| at.min(then)));
     }
 
-    /// The link has to send, now or at the next look.
+    /// The link has to send, now or at the next poll.
     pub(super) fn list(&mut self, place: usize) {
         if let Some(link) = self.links.get_mut(place)
             && !link.listed
@@ -182,7 +182,7 @@ impl TcpTransport {
         }
     }
 
-    /// Sends what is listed: all, or not the acknowledgements that an answer may take along yet.
+    /// Sends for the listed links: everything, or without acknowledgements that an answer may still include.
     fn send_listed(&mut self, all: bool) {
         if self.listed.is_empty() {
             return;
@@ -236,7 +236,7 @@ impl TcpTransport {
             && let (State::Refusing { .. }, Some(connection)) = (link.state, &link.connection)
             && link.output.is_closed()
         {
-            // To close it while something is unread would take away what was sent.
+            // Closing it with unread data would discard sent data.
             let shut = net::shutdown(connection, net::Shutdown::Write);
             link.tell_refused(&mut self.news);
             if shut.is_err() {
@@ -261,7 +261,7 @@ impl TcpTransport {
         }
     }
 
-    /// The other side is told that it is refused, and not listened to any more.
+    /// The other side receives the refusal, and its messages are not processed any more.
     fn refuse(&mut self, place: usize) {
         count(&self.common.counts.refused);
         let until = Instant::now() + self.common.options.lost_after;
@@ -286,7 +286,7 @@ impl TcpTransport {
                 count(&self.common.counts.cut);
                 now + self.common.options.lost_after
             }
-            // It does not begin anew with each connection.
+            // It does not restart with each connection.
             State::Refusing { until } => until,
             _ => return,
         };
@@ -339,8 +339,8 @@ impl TcpTransport {
         }
     }
 
-    /// Takes the pieces of long data while they come; whether there is something to tell or to send then. To be woken for
-    /// each of them takes longer, and so does sending them to who has to be woken.
+    /// Takes the pieces of long data while they arrive; returns whether there is something to report or to send then. A
+    /// wake-up for each of them takes longer, and so does sending them to a thread that must be woken up.
     fn receive_pieces(&mut self) -> bool {
         let mut bytes = 0;
         let mut last = Instant::now();
@@ -382,7 +382,7 @@ impl TcpTransport {
         }
     }
 
-    /// Looks at those that have news, as the last wait found.
+    /// Handles the sources of events that the last wait found.
     fn look_at_news(&mut self) {
         let mut index = 0;
         while let Some(token) = self.poller.news(index) {
@@ -420,7 +420,7 @@ impl TcpTransport {
         }
     }
 
-    /// What is late, and when to look again.
+    /// Checks for late events, and returns the time of the next check.
     fn look_for_late(&mut self) {
         let Some(at) = self.look_at else {
             return;
@@ -443,7 +443,7 @@ impl TcpTransport {
                     match attempt {
                         None if now >= next => self.attempt(id, now),
                         None => self.look_by(next),
-                        // Its end is looked for below; then it is tried again.
+                        // Its end is checked below; then it is retried.
                         Some(_) => {}
                     }
                 }
@@ -462,7 +462,7 @@ impl TcpTransport {
     }
 }
 
-/// What a connection is asked for.
+/// Awaited events of a connection.
 fn interest(full: bool) -> Interest {
     match full {
         true => Interest::Both,
@@ -610,7 +610,7 @@ impl Transport for TcpTransport {
             // An answer to it may take along what waits for one.
             self.send_listed(false);
         } else {
-            // What could have gone with an answer goes by itself now.
+            // Acknowledgements that could have been part of an answer are sent by themselves now.
             self.send_listed(true);
             self.polls = self.polls.wrapping_add(1);
             if self.poller.has_news() {

@@ -1,7 +1,8 @@
-//! Links that were closed. Nobody waits for them, but the adapter may still be at work.
+//! Closed links. No thread waits for them, but the adapter may still be at work.
 //!
-//! The peer is told first. When it has that, or does not take it in time, the queue pair is made to fail, which ends all that
-//! is under way; and when the completions of that have been taken, it goes. Buffers that it was filling are back by then.
+//! The peer is notified first. When it has that, or does not take it in time, the queue pair is made to fail, which
+//! ends everything in flight; and when the completions of that have been taken, it is destroyed. Buffers that it was
+//! filling are back by then.
 
 use std::time::{Duration, Instant};
 
@@ -52,7 +53,7 @@ impl Closing {
         }
     }
 
-    /// Goes on. `drained` says that there are no completions. Calls `gone` with each link that is over.
+    /// Continues. `drained` states that there are no completions. Calls `gone` with each ended link.
     pub fn proceed(&mut self, now: Instant, drained: bool, mut gone: impl FnMut(Link)) {
         let mut at = 0;
         while at < self.links.len() {
@@ -69,7 +70,7 @@ impl Closing {
         }
     }
 
-    /// When to go on.
+    /// When to continue.
     pub fn deadline(&self) -> Option<Instant> {
         let untils = self.links.iter().map(|(_, stage)| match *stage {
             Stage::Leaving { until } | Stage::Draining { until } => until,

@@ -1,4 +1,4 @@
-//! Groups: a queue pair for datagrams for each. What is lost stays lost.
+//! Groups: a queue pair for datagrams for each. Lost messages are not repeated.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::{EndpointId, Error, GroupAddress, GroupId, Source};
 /// Datagrams of all groups that are on their way to the network at once, at most.
 pub const SENDS: u32 = 64;
 
-/// How long the network may take to let a port into a group.
+/// How long the network may take to admit a port to a group.
 const JOIN_WITHIN_MS: u32 = 5000;
 
 #[derive(Default)]
@@ -36,7 +36,7 @@ struct Member {
     has_failed: bool,
 }
 
-/// Copies of what is sent, since nobody is told when it has gone.
+/// Copies of outgoing messages, since their completion is not reported.
 struct Outgoing {
     memory: Arc<::verbs::Registration>,
     bytes: u32,
@@ -79,18 +79,18 @@ impl Groups {
         }
     }
 
-    /// Some adapters take what has completed away with the queue pair, and so the buffers that it is in: first
-    /// [`Groups::detach`], and take all completions.
+    /// Some adapters discard completions with the queue pair, and so their buffers: first [`Groups::detach`], and take
+    /// all completions.
     pub fn leave(&mut self, id: GroupId) {
         let Some(at) = self.members.iter().position(|member| member.id == id) else {
             return;
         };
         let number = self.members.swap_remove(at).pair.number();
-        // The queue pair is no more, so that nobody reads these places.
+        // The queue pair is destroyed, so these slots are not read any more.
         self.free_places(number);
     }
 
-    /// Frees the places of a queue pair, and says how many these were.
+    /// Frees the slots of a queue pair, and returns their number.
     fn free_places(&mut self, number: u32) -> u64 {
         let senders = self.outgoing.iter_mut().flat_map(|all| &mut all.senders);
         let of_pair = senders.filter(|sender| **sender == Some(number));
@@ -111,15 +111,15 @@ impl Groups {
         }
     }
 
-    /// Makes these ready again, and says which: what was posted to them is forgotten. Those that the adapter refuses stay as
-    /// they are, for another try.
+    /// Makes these ready again, and returns which: requests posted to them are discarded. Those that the adapter
+    /// refuses stay as they are, for a retry.
     pub fn restart(&mut self) -> Vec<GroupId> {
         let failed = self.members.iter().filter(|member| member.has_failed);
         let restarted = failed.filter(|member| member.pair.reset().is_ok());
         restarted.map(|member| member.id).collect()
     }
 
-    /// Goes on with these, after all completions of what was before were taken.
+    /// Continues with these, after all earlier completions were taken.
     pub fn go_on(&mut self, common: &Common, restarted: &[GroupId]) {
         for at in 0..self.members.len() {
             let member = &mut self.members[at];

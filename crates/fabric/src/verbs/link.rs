@@ -22,7 +22,7 @@ pub const BATCH: usize = 16;
 /// Bytes of a place in the link's own memory: a header, or what an atomic found.
 const PLACE: u64 = 8;
 
-/// What a completion is of. The number of the endpoint, which is never used again soon, stands in the upper half.
+/// Subject of a completion. The number of the endpoint, which is not reused soon, is in the upper half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tag {
     /// A request of the queue's.
@@ -44,7 +44,7 @@ pub fn identity(endpoint: EndpointId, tag: Tag, number: u64) -> u64 {
     u64::from(endpoint.0) << 32 | (tag as u64) << NUMBER_BITS | number & NUMBER_MASK
 }
 
-/// What was said with [`identity`].
+/// Decodes [`identity`].
 pub fn parse_identity(identity: u64) -> (EndpointId, Tag, u32) {
     let endpoint = EndpointId((identity >> 32) as u32);
     let tag = TAGS[(identity >> NUMBER_BITS & 3) as usize];
@@ -57,7 +57,7 @@ pub enum State {
     Made,
     /// It is joined to its peer's.
     Ready,
-    /// It is of no use any more; the queue knows.
+    /// It has ended; the queue knows.
     Over,
 }
 
@@ -68,7 +68,7 @@ pub struct Import {
     pub base: u64,
 }
 
-/// What is to be handed to the adapter.
+/// Requests to be handed to the adapter.
 struct Outbox {
     list: SendList,
     /// The adapter has not taken all.
@@ -85,8 +85,8 @@ impl Outbox {
         }
     }
 
-    /// Room is kept for all that may be outstanding: an adapter that does not take something has failed. What is behind that
-    /// is not handed over: nothing in the middle may be missing.
+    /// Room is kept for everything that may be outstanding: an adapter that does not take a request has failed. Later
+    /// ones are not handed over: nothing in the middle may be missing.
     fn hand_over(&mut self) -> bool {
         self.refused = self.refused || self.list.post(|_| ()).is_err();
         !self.refused
@@ -98,8 +98,8 @@ pub struct Link {
     pub state: State,
     outbox: Outbox,
     pub imports: Vec<Import>,
-    /// Places for the headers of messages, then for what atomics find, by the sequence of the request; then for headers of
-    /// own messages. Requests end in order, so that a place is free when its turn comes again.
+    /// Slots for the headers of messages, then for results of atomics, by the sequence of the request; then for headers
+    /// of own messages. Requests complete in order, so a slot is free when it is needed again.
     places: Arc<::verbs::Registration>,
     outstanding: u64,
     /// The sequence of the request that was posted last.
@@ -111,7 +111,7 @@ pub struct Link {
     /// When the peer may be asked again.
     ask_at: Option<Instant>,
     ask_after: Duration,
-    /// Something has ended well since the last look.
+    /// Something has succeeded since the last check.
     pub heard: bool,
 }
 
@@ -210,7 +210,7 @@ impl Link {
                 parts.push(self.places.piece(at, HEADER_BYTES));
                 match from {
                     Source::Pieces(pieces) if !add_parts(&mut parts, pieces) => return false,
-                    // What is given by value is empty where nothing can be.
+                    // Inline data is empty where none is possible.
                     _ => Data::Pieces(&parts),
                 }
             }
@@ -224,7 +224,7 @@ impl Link {
         let Some((number, offset, ..)) = request.remote() else {
             return false;
         };
-        // The queue knows what was imported.
+        // The queue knows the import.
         let Import { key, base } = self.imports[number as usize];
         let remote = ::verbs::Remote { address: base, key }.plus(offset);
         let found = || {
@@ -274,15 +274,15 @@ impl Link {
         self.newest - (self.newest.wrapping_sub(number.into()) & NUMBER_MASK).min(self.newest)
     }
 
-    /// What an atomic has found.
+    /// An atomic's former value.
     pub fn found(&self, sequence: u64) -> u64 {
         let place = self.outstanding + sequence % self.outstanding;
         self.places.region().load(place * PLACE)
     }
 
-    /// Tells the peer a count of credits, as soon as there is room: a later count says all that an earlier one
-    /// does. Nothing gets lost on the way, so a peer that does not answer is asked less and less often: each question takes
-    /// a buffer of its until it polls.
+    /// Sends the peer a count of credits, as soon as there is room: a later count includes an earlier one. Nothing gets
+    /// lost on the way, so a peer that does not answer is asked less and less often: each question takes a buffer of
+    /// the peer until it polls.
     pub fn credit(&mut self, returned: u32, ask: bool) {
         let mut kind = if ask { Kind::Ask } else { Kind::Credit };
         if ask {
@@ -315,17 +315,17 @@ impl Link {
         }
     }
 
-    /// Says that this side is closed, behind all that was posted.
+    /// Reports that this side is closed, after everything that was posted.
     pub fn send_goodbye(&mut self) -> bool {
         self.pending = None;
         self.send_own(Kind::Goodbye, 0);
         self.hand_over()
     }
 
-    /// Looks whether the peer is there, unless there is an answer to be expected, or was one.
+    /// Probes the peer, unless an answer is expected, or has arrived.
     pub fn probe(&mut self) {
         if !std::mem::take(&mut self.heard) && self.own_outstanding == 0 {
-            // Of no bytes, no key is looked at.
+            // With no bytes, no key is checked.
             let operation = Work::Write {
                 data: Data::Pieces(&[]),
                 remote: NOWHERE,
@@ -373,7 +373,7 @@ impl Link {
         self.own_outstanding == 0
     }
 
-    /// What the peer must know.
+    /// Data that the peer needs.
     pub fn parameters(&self) -> Vec<u8> {
         wire::parameters(&self.pair().peer())
     }
@@ -383,7 +383,7 @@ fn entry_of<'a>(id: EndpointId, request: &Request<'_>, operation: Work<'a>) -> E
     Entry {
         id: identity(id, Tag::Request, request.sequence),
         signaled: request.signaled,
-        // What an atomic or a read brings, nothing behind it reads.
+        // No later request depends on the result of an atomic or a read.
         fenced: false,
         operation,
     }

@@ -13,10 +13,10 @@ use crate::{EndpointId, Error, Piece, Registration, Supply};
 const MANY: usize = 8;
 
 pub struct Supplies {
-    /// What is to be handed to the adapter.
+    /// Buffers to be handed to the adapter.
     list: ReceiveList,
     groups: bool,
-    /// By their numbers. A buffer's memory is kept for as long as the adapter may write there: until this goes.
+    /// Buffers by number. A buffer's memory is kept for as long as the adapter may write there: until this is dropped.
     known: Vec<Option<Known>>,
     room: u32,
     waiting: VecDeque<u32>,
@@ -32,7 +32,7 @@ struct Known {
 }
 
 impl Supplies {
-    /// The adapter holds so many at most; others wait here for their turn.
+    /// The adapter holds at most so many; others wait here.
     pub fn new(common: &Common, groups: bool, depth: u32) -> Result<Supplies, Error> {
         let depth = common.adapter().limits().shared_depth.min(depth);
         let queue = SharedReceiveQueue::new(&common.domain, depth)?;
@@ -96,8 +96,8 @@ impl Supplies {
         }
     }
 
-    /// Hands them to the adapter if they are many. Others can wait as long as no peer knows that they are free: see
-    /// [`Supplies::hand_over`].
+    /// Hands them to the adapter if they are many. Otherwise they can wait as long as no peer knows that they are free:
+    /// see [`Supplies::hand_over`].
     #[inline]
     pub fn hand_over_many(&mut self) {
         if self.list.length() >= MANY.min(self.known.len() / 4 + 1) {
@@ -105,8 +105,8 @@ impl Supplies {
         }
     }
 
-    /// Hands all to the adapter, by one call: before peers are told of it, and before this thread sleeps. What it does not
-    /// take waits.
+    /// Hands all to the adapter, by one call: before peers are notified, and before this thread blocks. Buffers that it
+    /// does not take wait.
     #[inline]
     pub fn hand_over(&mut self) {
         if !self.list.is_empty() {
@@ -116,14 +116,14 @@ impl Supplies {
 
     fn post_list(&mut self) {
         let (room, waiting) = (&mut self.room, &mut self.waiting);
-        // Those that are refused are told one by one.
+        // Refused ones are reported one by one.
         let _ = self.list.post(|refused| {
             *room += 1;
             waiting.push_back(parse_identity(refused).2);
         });
     }
 
-    /// What is in a buffer.
+    /// Contents of a buffer.
     pub fn read(&self, number: u32, offset: u32, into: &mut [u8]) {
         if let Some(Some(known)) = self.known.get(number as usize) {
             let at = known.offset + u64::from(offset);
@@ -131,7 +131,7 @@ impl Supplies {
         }
     }
 
-    /// What the queue calls it.
+    /// The queue's name of it.
     pub fn name(&self, number: u32) -> Supply {
         match self.groups {
             true => Supply::Group(number),

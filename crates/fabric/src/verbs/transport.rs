@@ -27,12 +27,12 @@ const GROUP_BUFFERS_MAX: u32 = 1 << 10;
 /// Completions that are taken at once, and how often before others have their turn.
 const BATCH: usize = 32;
 const BATCHES: usize = 8;
-/// The clock, and what has failed, are looked at every so many polls: one that finds nothing must cost next to nothing, since
-/// whoever polls may have the processor that an adapter in software works on.
+/// The clock, and failures, are checked every so many polls: a poll that finds nothing must cost next to nothing, since
+/// the polling thread may hold the processor that a software adapter needs.
 const LOOK_EVERY: u32 = 64;
-/// Memory of a peer that an endpoint may know.
+/// Greatest number of a peer's regions that an endpoint may know.
 const IMPORTS_MAX: usize = 1 << 16;
-/// How long goodbyes are waited for when the whole transport ends.
+/// How long goodbyes are awaited when the whole transport ends.
 const LEAVE_WITHIN: Duration = Duration::from_millis(100);
 
 pub struct VerbsTransport {
@@ -40,7 +40,7 @@ pub struct VerbsTransport {
     completions: Arc<CompletionQueue>,
     buffers: Supplies,
     group_buffers: Supplies,
-    /// By the places of endpoints.
+    /// By the indexes of endpoints.
     links: Vec<Option<Link>>,
     /// Which endpoint each queue pair is, by the numbers of these.
     numbers: Vec<(u32, EndpointId)>,
@@ -55,7 +55,7 @@ pub struct VerbsTransport {
     news: Vec<Report>,
     batch: Vec<Completion>,
     polls: u32,
-    /// When links are to be looked after.
+    /// Time of the next check of links.
     look_at: Instant,
     failures: u64,
 }
@@ -98,7 +98,7 @@ impl VerbsTransport {
         }
     }
 
-    /// A deep queue may have less room by value than was promised.
+    /// A deep queue may have less inline room than was promised.
     fn check_inline(&self, pair: &QueuePair) -> Result<(), Error> {
         let room = pair.inline_max().saturating_sub(HEADER_BYTES);
         if room >= self.common.capabilities.inline_bytes {
@@ -133,7 +133,7 @@ impl VerbsTransport {
         }
     }
 
-    /// Nothing of this thread's goes on.
+    /// All work of this thread fails.
     fn lose_all(&mut self, failure: Failure) {
         let links = self.links.iter().flatten();
         for id in links.map(|link| link.id).collect::<Vec<_>>() {
@@ -150,7 +150,7 @@ impl VerbsTransport {
         }
     }
 
-    /// A request cannot be handed over. What became of those before it, the adapter says, or nobody knows.
+    /// A request cannot be handed over. The results of those before it come from the adapter, or are unknown.
     #[cold]
     fn give_up(&mut self, id: EndpointId, failure: Failure) {
         self.reap_all();
@@ -177,7 +177,7 @@ impl VerbsTransport {
         }
     }
 
-    /// Of what is told of a group afterwards, nothing was posted before.
+    /// Later reports about a group concern nothing that was posted before.
     #[cold]
     fn restore_groups(&mut self) {
         self.groups.stop();
@@ -185,11 +185,11 @@ impl VerbsTransport {
         let restarted = self.groups.restart();
         self.reap_all();
         self.groups.go_on(&self.common, &restarted);
-        // Those that were refused have their next turn later.
+        // Refused ones are retried later.
         self.is_unsent = false;
     }
 
-    /// Takes what the adapter has completed; whether that was all.
+    /// Takes the adapter's completions; returns whether that was all.
     #[inline]
     fn reap(&mut self) -> bool {
         match self.completions.poll(&mut self.batch).map(<[_]>::len) {
@@ -342,7 +342,7 @@ impl VerbsTransport {
         });
     }
 
-    /// The peer's transport has said something by itself.
+    /// The peer's transport has sent something by itself.
     fn told(&mut self, endpoint: EndpointId, what: Option<(Kind, u32)>) {
         match what {
             Some((kind @ (Kind::Credit | Kind::Ask), returned)) => {
@@ -387,7 +387,7 @@ impl VerbsTransport {
         }
     }
 
-    /// Looks after links that say nothing, those that are closed, and those that have failed.
+    /// Handles silent links, closed ones, and failed ones.
     #[inline(never)]
     fn look_after_all(&mut self, now: Instant, drained: bool) {
         if now >= self.look_at {
@@ -409,7 +409,7 @@ impl VerbsTransport {
         self.closing.proceed(now, drained, |link| {
             *room += link.depth();
             let number = link.pair().number();
-            // With the pair go the events of it that nobody has read.
+            // Unread events of the pair are discarded with it.
             drop(link);
             trouble.forget(number);
         });
@@ -417,13 +417,13 @@ impl VerbsTransport {
         self.buffers.hand_over();
     }
 
-    /// Adapters say which queue pairs have failed, if they say it, to the whole process.
+    /// Adapters report failed queue pairs, if at all, to the whole process.
     fn take_failures(&mut self) {
         let failures = self.common.trouble.count();
         if std::mem::replace(&mut self.failures, failures) == failures {
             return;
         }
-        // Why, a completion may know better; and what came before is told.
+        // A completion may have the reason; and earlier ones are reported.
         self.reap_all();
         let numbers = &self.numbers;
         let own = self.common.trouble.take(|number| {
@@ -438,14 +438,14 @@ impl VerbsTransport {
         }
     }
 
-    /// Waits until the adapter has something to say.
+    /// Waits until the adapter has an event.
     fn wait(&self, timeout: Duration) {
         let timeout = Timespec {
             tv_sec: timeout.as_secs().min(1 << 20) as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         };
         if self.common.trouble.is_adapter() {
-            // It says nothing more; of one that was taken out both descriptors are ready for ever.
+            // It reports nothing more; both descriptors of a removed one are ready forever.
             let _ = rustix::event::poll(&mut [], Some(&timeout));
             return;
         }
@@ -506,7 +506,7 @@ impl Transport for VerbsTransport {
         })
     }
 
-    /// May wait while the kernel looks for the peer's address: some seconds if nobody answers there.
+    /// May wait while the kernel resolves the peer's address: some seconds without an answer.
     fn establish(&mut self, endpoint: EndpointId, _role: Role, peer: Peer) -> Result<(), Error> {
         self.common.check_adapter()?;
         let wrong = Error::Peer { what: "queue pair" };
@@ -577,7 +577,7 @@ impl Transport for VerbsTransport {
 
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
         if let Operation::Send { .. } = request.operation {
-            // It tells credits.
+            // It contains credits.
             self.buffers.hand_over();
         }
         let Some(link) = self.ready(endpoint) else {
@@ -594,7 +594,7 @@ impl Transport for VerbsTransport {
         }
     }
 
-    /// At once, with all that waits: who has no credits cannot go on.
+    /// At once, with everything that waits: a side without credits cannot continue.
     fn credit(&mut self, endpoint: EndpointId, returned: u32, ask: bool) {
         // The peer may send as soon as it knows.
         self.buffers.hand_over();
@@ -629,7 +629,7 @@ impl Transport for VerbsTransport {
 
     fn arm(&mut self, timeout: Duration) -> Duration {
         self.hand_over_all();
-        // What completes from here on wakes; what has completed is found.
+        // Completions from here on wake the thread up; earlier ones are found.
         if self.completions.arm().is_err() {
             return Duration::ZERO;
         }
@@ -680,7 +680,7 @@ impl Transport for VerbsTransport {
     }
 }
 
-/// Peers are told, if that is quickly done. They find out all the same.
+/// Peers are notified, if that is quickly done. They detect it in any case.
 impl Drop for VerbsTransport {
     fn drop(&mut self) {
         for link in self.links.iter_mut().filter_map(Option::take) {

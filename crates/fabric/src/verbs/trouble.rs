@@ -1,4 +1,4 @@
-//! What an adapter says has failed, to the whole process: each thread looks what of it is its own.
+//! Failures that an adapter reports, to the whole process: each thread selects its own.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 pub struct Trouble {
     pairs: Mutex<Vec<u32>>,
     is_adapter: AtomicBool,
-    /// How often something failed, so that nobody has to look for nothing.
+    /// Number of failures, so that no thread searches for nothing.
     count: AtomicU64,
 }
 
@@ -19,8 +19,8 @@ impl Trouble {
     pub fn note(&self, event: Event) {
         match event {
             Event::QueuePairFailed(number) => self.pairs.lock().push(number),
-            // Of a queue of completions, or one for buffers, it is not said whose it is. Without the one nobody learns how
-            // requests end, without the other nothing is received.
+            // For a queue of completions, or one for buffers, the owner is not reported. Without the one no thread
+            // learns how requests complete, without the other nothing is received.
             Event::DeviceFailed
             | Event::CompletionQueueFailed
             | Event::SharedReceiveQueueFailed => {
@@ -31,17 +31,17 @@ impl Trouble {
         self.count.fetch_add(1, Ordering::Release);
     }
 
-    /// How often there was any.
+    /// Number of failures.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Whether the adapter has failed. It does not work again before it is opened anew.
+    /// Whether the adapter has failed. It does not work again before it is reopened.
     pub fn is_adapter(&self) -> bool {
         self.is_adapter.load(Ordering::Acquire)
     }
 
-    /// Takes out the queue pairs that belong to somebody: whose they are.
+    /// Removes the queue pairs with an owner, and returns the owners.
     pub fn take<T>(&self, owner: impl Fn(u32) -> Option<T>) -> Vec<T> {
         let mut own = Vec::new();
         self.pairs.lock().retain(|number| {
@@ -53,7 +53,7 @@ impl Trouble {
         own
     }
 
-    /// Whatever was said of this queue pair was said of one that is gone: adapters use numbers again.
+    /// Reports about this queue pair concern a destroyed one: adapters reuse numbers.
     pub fn forget(&self, gone: u32) {
         self.pairs.lock().retain(|number| *number != gone);
     }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gets_a_number_again_has_not_failed() {
+    fn a_reused_number_has_not_failed() {
         let trouble = Trouble::default();
         for number in [3, 4, 3] {
             trouble.note(Event::QueuePairFailed(number));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_failure_is_not_noted() {
+    fn events_without_a_failure_are_not_recorded() {
         let trouble = Trouble::default();
         for event in [
             Event::PortDown(1),

@@ -1,9 +1,9 @@
-//! What one side says to the other's: parameters, over the control connection, and the header in front of messages.
-//! All of it comes from a peer, and is validated. Numbers have their least significant byte first.
+//! Messages between the two sides: parameters, over the control connection, and the header in front of messages. All of
+//! it comes from a peer, and is validated. Numbers have their least significant byte first.
 
 use ::verbs::{GRH, Gid, Peer};
 
-/// What stands in front of each message. How many credits are returned in all, and what it is:
+/// Header of each message. The total of returned credits, and the kind:
 ///
 /// ```text
 /// 0          4      5        8
@@ -11,14 +11,14 @@ use ::verbs::{GRH, Gid, Peer};
 /// ```
 pub const HEADER_BYTES: u32 = 8;
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One of the queue's.
     Message,
     /// Nothing but the count of credits.
     Credit,
-    /// The same, and the receiver shall tell its own.
+    /// The same, and the receiver shall send its own.
     Ask,
     /// The sender closes its side, and sends nothing any more.
     Goodbye,
@@ -34,8 +34,8 @@ pub fn header(kind: Kind, returned: u32) -> [u8; HEADER_BYTES as usize] {
     bytes
 }
 
-/// What a message is, and how many credits its sender returns; nothing if it has no header. Only messages of a queue have
-/// anything behind it.
+/// The kind of a message, and the credits that its sender returns; nothing if it has no header. Only messages of a
+/// queue have anything after it.
 pub fn parse_header(bytes: [u8; HEADER_BYTES as usize], length: u32) -> Option<(Kind, u32)> {
     let kind = *KINDS.get(usize::from(bytes[4]))?;
     let fits = length == HEADER_BYTES || length > HEADER_BYTES && kind == Kind::Message;
@@ -43,7 +43,7 @@ pub fn parse_header(bytes: [u8; HEADER_BYTES as usize], length: u32) -> Option<(
     (fits && bytes[5..] == [0; 3]).then_some((kind, returned))
 }
 
-/// Says that parameters are these, in this form.
+/// Identifies parameters of this form.
 const MAGIC: [u8; 8] = *b"tkverbs2";
 
 /// The bytes of parameters:
@@ -52,10 +52,10 @@ const MAGIC: [u8; 8] = *b"tkverbs2";
 /// 0       8            12             16    20    22             23            24    40
 /// │ magic │ queue pair │ first packet │ mtu │ lid │ reads served │ reads begun │ GID │
 /// ```
-/// Of the other side's reads and atomics as many are worked at, at once, and of the own as many are under way, at most.
+/// Maximum number of concurrent inbound reads and atomics, and of own ones in flight.
 pub const PARAMETERS_BYTES: usize = 40;
 
-/// What the peer must know of a queue pair.
+/// Data about a queue pair that the peer needs.
 pub fn parameters(peer: &Peer) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(peer.queue_pair.to_le_bytes());
@@ -67,7 +67,7 @@ pub fn parameters(peer: &Peer) -> Vec<u8> {
     bytes
 }
 
-/// What the peer says of its queue pair; nothing if it cannot be right.
+/// The peer's description of its queue pair; nothing if it is invalid.
 pub fn parse_parameters(bytes: &[u8]) -> Option<Peer> {
     let bytes: &[u8; PARAMETERS_BYTES] = bytes.try_into().ok()?;
     let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|index| bytes[at + index]));
@@ -91,8 +91,8 @@ pub fn parse_parameters(bytes: &[u8]) -> Option<Peer> {
     is_right.then_some(peer)
 }
 
-/// Whether a header says that a datagram comes from this address: its source stands in the header of IPv6, which is that of
-/// InfiniBand, or in that of IPv4, which are the last 20 bytes.
+/// Whether a header states that a datagram comes from this address: its source is in the header of IPv6, which is that
+/// of InfiniBand, or in that of IPv4, which is the last 20 bytes.
 pub fn comes_from(header: &[u8; GRH as usize], gid: Gid) -> bool {
     match gid.ipv4() {
         Some(address) => header[32..36] == address.octets(),
@@ -121,7 +121,7 @@ mod tests {
         }
     }
 
-    /// What was right, with some bytes changed, and anything else.
+    /// Valid data with some changed bytes, and anything else.
     #[test]
     fn nothing_that_peers_say_is_too_much() {
         let mut valid = MAGIC.to_vec();

@@ -1,4 +1,4 @@
-//! Everything is told later.
+//! Delays all reports.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::pass_on;
 use crate::{EndpointId, Report, Request, Transport};
 
-/// Tells reports only after a time, in their order.
+/// Delivers reports only after a time, in their order.
 pub struct Delay {
     inner: Box<dyn Transport>,
     delay: Duration,

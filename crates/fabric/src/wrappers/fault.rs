@@ -5,12 +5,12 @@ use std::time::Duration;
 use super::pass_on;
 use crate::{EndpointId, Failure, Report, Request, Transport};
 
-/// What goes wrong.
+/// Faults to inject.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
-    /// Of so many counts of credits one arrives; 0: all do.
+    /// One of so many counts of credits arrives; 0: all do.
     pub credits_one_in: u32,
-    /// Of so many counts of credits one is lost; 0: none is.
+    /// One of so many counts of credits is lost; 0: none is.
     pub credits_but_one_in: u32,
     /// After so many requests the endpoint of the next one is lost; 0: never.
     pub lose_after: u64,

@@ -9,15 +9,15 @@ use parking_lot::Mutex;
 use super::pass_on;
 use crate::{EndpointId, Report, Request, Transport};
 
-/// How many lines are kept.
+/// Number of kept lines.
 const LINES: usize = 1024;
 
-/// What was noted: the last lines, and how many there were in all.
+/// The record: the last lines, and their total number.
 #[derive(Debug, Default)]
 pub struct Traced {
     /// The last ones, oldest first.
     pub lines: VecDeque<String>,
-    /// Of all there were.
+    /// Total number of lines.
     pub total: u64,
 }
 
@@ -28,7 +28,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Around a transport; what is noted can be read by the second.
+    /// Wraps a transport; the second result reads the record.
     pub fn new(inner: Box<dyn Transport>) -> (Trace, Arc<Mutex<Traced>>) {
         let traced = Arc::new(Mutex::new(Traced::default()));
         let trace = Trace {

@@ -1,4 +1,4 @@
-//! Interfaces: what attaching leaves behind, what is refused, and what strangers on the link can do.
+//! Interfaces: leftovers of attaching, refusals, and the power of strangers on the link.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -20,7 +20,7 @@ use super::suite::{self, Pair, Setup};
 const HOLD: &str = "TAKO_TEST_HOLD";
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What the system shows of the interface: flags, MTU, offloads, XDP programs.
+/// The system's state of the interface: flags, MTU, offloads, XDP programs.
 fn shown() -> String {
     let output = Command::new("ip")
         .args(["-details", "link", "show", "dev", INTERFACE])
@@ -65,7 +65,7 @@ fn an_interface_is_as_it_was_also_after_kill() {
 }
 
 #[test]
-fn what_is_missing_is_said_in_a_sentence() {
+fn a_missing_part_is_named_in_a_sentence() {
     let link = Link::pair();
     link.enter(0);
     let refused = |options: EthernetOptions| Ethernet::open(options).err().unwrap().to_string();
@@ -102,7 +102,7 @@ fn ball(bytes: &[u8]) -> Operation<'_> {
     }
 }
 
-/// Two threads that sleep until something comes.
+/// Two threads that sleep until something arrives.
 #[test]
 fn threads_wake_each_other() {
     const ROUNDS: u64 = 2000;
@@ -161,7 +161,7 @@ fn threads_wake_each_other() {
     echo.join().unwrap();
 }
 
-/// A packet that says to come from another host, and whose fields are all right but its check.
+/// A packet that claims to come from another host, with valid fields except its check.
 fn forged(from: [u8; 6], to: [u8; 6], endpoint: u32, kind: u8) -> Vec<u8> {
     let mut frame = vec![0; 256];
     frame[..6].copy_from_slice(&to);
@@ -274,7 +274,7 @@ fn transports_with(ethernet: EthernetOptions) -> Transports {
     .unwrap()
 }
 
-/// A node on host 1 that accepts a caller, and one on host 0 that dials it at an address. What the dialer has chosen.
+/// A node on host 1 that accepts a caller, and one on host 0 that dials it at an address. The dialer's choice.
 fn chosen(link: &Link, keys: &Keys, address: &str, interface: &str) -> String {
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {

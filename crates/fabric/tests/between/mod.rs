@@ -17,7 +17,7 @@ use super::cut::LOST_AFTER;
 use super::namespaces::{ADDRESSES, Hosts, enter};
 use super::suite::Setup;
 
-/// Sides are on the two hosts in turns.
+/// Sides are on the two hosts alternately.
 pub struct Between {
     hosts: Arc<Hosts>,
     sides: Cell<usize>,

@@ -1,4 +1,4 @@
-//! TCP whose connections are cut: each goes through a proxy that passes on some bytes and then cuts it.
+//! TCP with connections that are cut: each goes through a proxy that passes on some bytes and then cuts it.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -12,13 +12,13 @@ use fabric::{
     Piece, Registration, Report, Request, Role, Source, Supply, Transport,
 };
 
-/// Where an introduction says at which port its side listens.
+/// Location of the listening port in an introduction.
 const PORT: std::ops::Range<usize> = 6..8;
 
-/// Longer than a busy machine holds anybody up, and short enough to wait for.
+/// Longer than any delay of a busy machine, and short enough to wait for.
 pub const LOST_AFTER: Duration = Duration::from_secs(10);
 
-/// How many bytes the next connection lives for.
+/// Bytes after which the next connection is cut.
 pub type Budget = Box<dyn FnMut() -> i64 + Send>;
 
 /// Passes on what comes to its port, and cuts connections.
@@ -29,7 +29,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// To this port of the loopback address; `budget` says how many bytes each connection lives for. `cuts` counts them.
+    /// To this port of the loopback address; `budget` returns the bytes of each connection. `cuts` counts them.
     pub fn new(target: u16, mut budget: Budget, cuts: Arc<AtomicU64>) -> Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -110,7 +110,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, left: &AtomicI64, cuts: &AtomicU
         if passed < taken {
             cuts.fetch_add(1, Ordering::Relaxed);
             if before % 2 == 0 {
-                // With a reset: what is on its way is lost, too.
+                // With a reset: data in flight is lost, too.
                 let _ = rustix::net::connect_unspec(&to);
                 let _ = rustix::net::connect_unspec(&from);
             }
@@ -130,7 +130,7 @@ pub fn options() -> fabric::tcp::TcpOptions {
     }
 }
 
-/// A transport whose peers are told the port of a proxy.
+/// A transport with peers that receive the port of a proxy.
 pub struct Cut {
     inner: Box<dyn Transport>,
     budget: Option<Budget>,

@@ -128,7 +128,7 @@ fn path(namespace: &File) -> String {
     format!("/proc/{}/fd/{}", std::process::id(), namespace.as_raw_fd())
 }
 
-/// Sides of a test on the hosts of a link, in turns.
+/// Sides of a test on the hosts of a link, alternately.
 pub struct OnLink {
     link: Link,
     options: EthernetOptions,

@@ -54,7 +54,7 @@ impl Hosts {
         hosts
     }
 
-    /// Waits until the link carries something, which takes the kernel a while, and drops what is sent before.
+    /// Waits until the link carries data, which takes the kernel a while, and drops earlier packets.
     fn meet(&self) {
         let (tell, told) = channel();
         std::thread::scope(|scope| {

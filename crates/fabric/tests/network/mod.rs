@@ -1,4 +1,4 @@
-//! What the simulated network's links do to endpoints.
+//! Effects of the simulated network's links on endpoints.
 
 use fabric::simulated::{LinkOptions, NetworkOptions};
 use fabric::{Failure, Operation, Source};
@@ -31,14 +31,14 @@ fn send(pair: &mut Pair, number: u8) {
     pair.near.queue.submit();
 }
 
-/// First bytes of what the far side has.
+/// First bytes that the far side has received.
 fn received(pair: &Pair) -> Vec<u8> {
     let first = |message: &fabric::Message| message.to_vec()[0];
     pair.far.messages.iter().map(first).collect()
 }
 
 #[test]
-fn what_a_cut_holds_up_arrives_after_it_in_order() {
+fn messages_delayed_by_a_cut_arrive_in_order() {
     let setup = network(10_000);
     let mut pair = Pair::new(&setup);
     send(&mut pair, 1);

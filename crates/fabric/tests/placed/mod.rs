@@ -1,4 +1,4 @@
-//! Writes over Ethernet whose blocks are received where they belong.
+//! Writes over Ethernet with blocks that are received in place.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;

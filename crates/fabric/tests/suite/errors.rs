@@ -1,4 +1,4 @@
-//! What must not be, and what ends.
+//! Violations and ends.
 
 use fabric::wrappers::Faults;
 use fabric::{
@@ -104,7 +104,7 @@ pub fn a_descriptor_that_lies_ends_the_endpoint(setup: &dyn Setup) {
             },
         };
         pair.post(WorkRequest::new(1, operation));
-        // What was posted behind it may have been refused already.
+        // Requests posted after it may have been refused already.
         let to_far = pair.to_far;
         let behind = Operation::Send {
             from: Source::Inline(b"behind"),
@@ -192,7 +192,7 @@ pub fn a_lost_endpoint_is_told_once(setup: &dyn Setup) {
     );
 }
 
-/// The far side gets more messages than it said it would hold.
+/// The far side gets more messages than it promised to hold.
 pub fn a_peer_that_sends_more_than_it_may_is_lost(setup: &dyn Setup) {
     let faults = Faults {
         messages_twice: true,

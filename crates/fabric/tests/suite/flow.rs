@@ -43,7 +43,7 @@ pub fn quiet_requests_are_told_only_when_they_fail(setup: &dyn Setup) {
     );
 }
 
-pub fn what_is_outstanding_is_bounded(setup: &dyn Setup) {
+pub fn outstanding_requests_are_bounded(setup: &dyn Setup) {
     let options = Options {
         outstanding: 5,
         ..Options::default()
@@ -137,7 +137,7 @@ pub fn credits_come_back_without_messages_to_ride_on(setup: &dyn Setup) {
     );
 }
 
-/// A write that announces itself takes a credit, but may have no room to say what it gives back.
+/// A write with a notification takes a credit, but may have no room to report returned ones.
 pub fn writes_that_announce_themselves_leave_credits_as_they_are(setup: &dyn Setup) {
     let mut pair = Pair::with(setup, few(), few());
     let far = pair.far.memory(4096, Access::WRITE);
@@ -232,7 +232,7 @@ pub fn a_late_reader_loses_nothing(setup: &dyn Setup) {
     let mut pair = Pair::with(setup, Options::default(), few());
     let to_far = pair.to_far;
     let mut posted = 0;
-    // The near side goes on alone until it is held back; the far side has never looked yet.
+    // The near side continues alone until it is held back; the far side has never polled yet.
     while pair
         .near
         .queue

@@ -12,7 +12,7 @@ use super::{Pair, Random, Setup, Side};
 const GROUP: GroupId = GroupId(7);
 
 fn address(setup: &dyn Setup) -> GroupAddress {
-    // Tests run at the same time, in this process and in others: each has a group of its own.
+    // Tests run at the same time, in this process and in others: each has a separate group.
     static GROUPS: AtomicU32 = AtomicU32::new(0);
     let number = std::process::id() * 16 + GROUPS.fetch_add(1, Ordering::Relaxed);
     let [low, high, ..] = number.to_le_bytes();
@@ -70,7 +70,7 @@ pub fn groups_are_reached_by_one_send(setup: &dyn Setup) {
         }
     }
     assert!(received[0].is_empty(), "a sender hears itself");
-    // Who does not look loses, but not more than that.
+    // A side that does not poll loses messages, but not more than that.
     sides[3].queue.leave(GROUP);
     for _ in 0..1000 {
         let pieces = [memory.piece(0, 100)];

@@ -7,15 +7,15 @@ use super::{Pair, Random, Setup};
 /// Bytes of the far memory that operations touch.
 const SPACE: u64 = 1 << 18;
 const COUNT: u64 = 1_000_000;
-/// How often the whole of it is compared.
+/// How often the whole memory is compared.
 const EVERY: u64 = 50_000;
 
-/// What the near side expects: the far memory, and the messages that are under way.
+/// The near side's expectation: the far memory, and the messages in flight.
 struct Model {
     memory: Vec<u8>,
     /// Immediates and first bytes of messages not yet received.
     messages: std::collections::VecDeque<(Option<u32>, Vec<u8>)>,
-    /// What completions have to say.
+    /// Expected completions.
     values: std::collections::VecDeque<(u64, u64)>,
 }
 
@@ -122,7 +122,7 @@ impl Model {
         }
     }
 
-    /// Compares what has come with what was to come.
+    /// Compares arrived data with the expected data.
     fn check(&mut self, pair: &mut Pair) {
         let lost = [&pair.near.lost, &pair.far.lost];
         assert!(lost.iter().all(|lost| lost.is_empty()), "{lost:?}");

@@ -1,4 +1,4 @@
-//! What holds for every transport: one suite, driven from one thread by polling both sides in turns.
+//! Rules for every transport: one suite, driven from one thread by polling both sides alternately.
 
 pub mod errors;
 pub mod flow;
@@ -20,7 +20,7 @@ use fabric::{
 };
 use pmem::Region;
 
-/// How long anything may take.
+/// Time limit of a step.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A transport, to be tested.
@@ -28,7 +28,7 @@ pub trait Setup {
     /// A node's.
     fn device(&self) -> Arc<dyn Device>;
 
-    /// Where a peer is, as an authenticated control connection would say.
+    /// Location of a peer, as an authenticated control connection would report.
     fn peer(&self) -> (Option<IpAddr>, Option<OwnedFd>) {
         (None, None)
     }
@@ -65,7 +65,7 @@ impl Setup for Faulty<'_> {
     }
 }
 
-/// One side: a queue, and what it has told.
+/// One side: a queue, and its reports.
 pub struct Side {
     pub device: Arc<dyn Device>,
     pub queue: Queue,
@@ -114,7 +114,7 @@ impl Side {
         self.device.register(&region, access).unwrap()
     }
 
-    /// How a request ended, if it has.
+    /// Result of a request, if it has completed.
     pub fn outcome(&self, endpoint: EndpointId, id: u64) -> Option<Result<u64, Failure>> {
         let mut found = self
             .done
@@ -155,7 +155,7 @@ impl Pair {
         (self.to_far, self.to_near) = join(setup, &mut self.near, &mut self.far);
     }
 
-    /// Polls both sides in turns until something is so.
+    /// Polls both sides alternately until a condition holds.
     pub fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut Side, &mut Side) -> bool) {
         let start = Instant::now();
         while !is_so(&mut self.near, &mut self.far) {
@@ -266,7 +266,7 @@ impl Random {
     }
 }
 
-/// All tests, for another macro, which gets what is in the brackets in front of them.
+/// All tests, for another macro, which gets the bracketed tokens in front of them.
 #[rustfmt::skip]
 macro_rules! all {
     ($then:ident [$($first:tt)*]) => {
@@ -276,9 +276,9 @@ macro_rules! all {
                 immediates_arrive_with_and_without_data, messages_arrive_in_order, both_sides_send_at_once,
                 one_queue_has_many_endpoints;
             one_sided: writes_and_reads_of_every_length, a_part_of_a_region_is_reached_from_its_start, pieces_are_scattered_and_gathered,
-                atomics_are_carried_out_once, who_receives_a_message_sees_the_writes_before_it,
+                atomics_are_carried_out_once, a_receiver_of_a_message_sees_the_writes_before_it,
                 reads_see_writes_posted_before_them, reads_are_in_order, a_write_can_announce_itself;
-            flow: quiet_requests_are_told_only_when_they_fail, what_is_outstanding_is_bounded,
+            flow: quiet_requests_are_told_only_when_they_fail, outstanding_requests_are_bounded,
                 a_slow_receiver_holds_back_its_sender_alone, credits_come_back_without_messages_to_ride_on,
                 writes_that_announce_themselves_leave_credits_as_they_are, lost_counts_of_credits_are_asked_for,
                 buffers_belong_to_their_requests, a_late_reader_loses_nothing;

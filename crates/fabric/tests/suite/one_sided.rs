@@ -43,7 +43,7 @@ pub fn writes_and_reads_of_every_length(setup: &dyn Setup) {
         assert!(contents(&near, here, length) == bytes, "{length} bytes");
         assert!(contents(&far, there, length) == bytes, "{length} bytes");
     }
-    // By value, and up to the very end.
+    // Inline, and up to the very end.
     let write = Operation::Write {
         from: Source::Inline(b"the end"),
         to: remote.at(MEMORY - 7),
@@ -160,7 +160,7 @@ pub fn atomics_are_carried_out_once(setup: &dyn Setup) {
     }
 }
 
-pub fn who_receives_a_message_sees_the_writes_before_it(setup: &dyn Setup) {
+pub fn a_receiver_of_a_message_sees_the_writes_before_it(setup: &dyn Setup) {
     let mut pair = Pair::new(setup);
     if !pair.near.queue.capabilities().order.writes_before_messages {
         return;

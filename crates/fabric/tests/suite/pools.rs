@@ -1,4 +1,4 @@
-//! Large data through pools of buffers: pushed by who has it, or pulled by who wants it (RBP, rows B1 to B3).
+//! Large data through pools of buffers: pushed by its source, or pulled by its destination (RBP, rows B1 to B3).
 
 use fabric::buffers::{Class, REQUEST_BYTES};
 use fabric::{Access, Operation, Pool, Source, WorkRequest};
@@ -23,7 +23,7 @@ pub fn data_is_pushed_and_pulled_through_pools(setup: &dyn Setup) {
     let mut random = Random(10);
     for (id, length) in [1u32, 4096, 4097, 1 << 20].into_iter().enumerate() {
         let bytes = random.bytes(length as usize);
-        // The far side says where its buffer is; the near side pushes.
+        // The far side sends the location of its buffer; the near side pushes.
         let theirs = far.allocate(length).unwrap();
         let described = theirs.describe(length);
         assert_eq!(described.region, far.registration().descriptor());

@@ -150,7 +150,7 @@ pub fn one_queue_has_many_endpoints(setup: &dyn Setup) {
                 from: Source::Inline(&bytes),
                 immediate: Some(round),
             };
-            // The count of credits may be under way.
+            // The count of credits may be in flight.
             pair.until("room for a message", |_, _| {
                 side.poll();
                 let request = WorkRequest::new(round.into(), send);

@@ -34,12 +34,12 @@ struct Side {
     remote: Option<RemoteRegion>,
     state: u64,
     posted: u64,
-    /// Of each slot of the other side: what it holds, and how many reads of it have not ended.
+    /// State of each slot of the other side: its contents, and the number of its unfinished reads.
     slots: Vec<(u8, u32)>,
     counted: u64,
     sent: u64,
     received: u64,
-    /// What the completions have to be: identity, value, and for reads the slot.
+    /// Expected completions: identity, value, and for reads the slot.
     awaited: VecDeque<(u64, u64, Option<u64>)>,
 }
 
@@ -96,7 +96,7 @@ impl Side {
         ];
         let text = self.sent.to_le_bytes();
         let operation = match kind {
-            // What is under way must stay as it is: a slot is written again only once all is done.
+            // Requests in flight must stay as they are: a slot is rewritten only once all are done.
             0 if reads == 0 && self.queue.outstanding(self.endpoint) == 0 => {
                 let bytes = vec![next; SLOT_BYTES as usize];
                 buffer.region().write(slot * SLOT_BYTES, &bytes);

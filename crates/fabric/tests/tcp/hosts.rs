@@ -58,7 +58,7 @@ impl Drop for Killed {
     }
 }
 
-/// How long it takes to notice that the process of a peer in this role was killed.
+/// How long it takes to detect that the process of a peer in this role was killed.
 fn kill_a_peer(role: Role, name: &str) -> Duration {
     let (_device, mut queue) = open_with(options(), Options::default());
     let (endpoint, own) = queue.offer().unwrap();
@@ -140,7 +140,7 @@ fn open_on(hosts: &Hosts, side: usize) -> (Tcp, Queue) {
 
 type Told = (Sender<Vec<u8>>, Receiver<Vec<u8>>);
 
-/// Joins two hosts, each in a thread of its own.
+/// Joins two hosts, each in a separate thread.
 fn join_hosts(queue: &mut Queue, side: usize, (tell, told): &Told) -> fabric::EndpointId {
     let (endpoint, own) = queue.offer().unwrap();
     tell.send(own.bytes).unwrap();
@@ -153,7 +153,7 @@ fn join_hosts(queue: &mut Queue, side: usize, (tell, told): &Told) -> fabric::En
     endpoint
 }
 
-/// Waits for the other host. Who stops looking looks once more, so that what it owes the other is sent.
+/// Waits for the other host. A side that stops polling polls once more, so that its outstanding data is sent.
 fn meet(queue: &mut Queue, (tell, told): &Told) {
     let mut events = Vec::new();
     queue.poll(&mut events);
@@ -217,7 +217,7 @@ fn messages_and_groups_reach_another_host() {
             }
             true
         });
-        // Who is done first must not go before the other is.
+        // The side that is done first must not end before the other is.
         meet(&mut queue, &told);
     });
 }
@@ -241,7 +241,7 @@ fn a_host_that_is_cut_off_is_lost_by_both_within_bounds() {
         }
         meet(&mut queue, &told);
         let cut = Instant::now();
-        // One side has something to say, the other only listens.
+        // One side has something to send, the other only receives.
         if side == 0 {
             queue.post(endpoint, &message(2, b"after")).unwrap();
             queue.submit();

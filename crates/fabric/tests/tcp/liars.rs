@@ -13,7 +13,7 @@ use ring::hmac;
 
 use super::{PATIENCE, exchange, join, open, open_with, options, peer, until};
 
-/// Requests that the liar says it will have outstanding.
+/// Number of requests that the liar claims to have outstanding.
 const OUTSTANDING: u32 = 4;
 const ENDPOINT: u32 = 9;
 const NONCE: [u8; 32] = [5; 32];
@@ -21,7 +21,7 @@ const NONCE: [u8; 32] = [5; 32];
 /// A peer that has proved itself.
 struct Liar {
     stream: TcpStream,
-    /// Its own listener, which tells the other side that its process is.
+    /// Its own listener, which proves its process to the other side.
     _listener: TcpListener,
 }
 
@@ -52,7 +52,7 @@ impl Liar {
         (liar, id)
     }
 
-    /// Dials, and proves that it knows the secret, or something else; whether it is welcome.
+    /// Dials, and proves that it knows the secret, or something else; returns whether it is welcome.
     fn with_secret(queue: &mut Queue, other: Option<[u8; 32]>) -> (Liar, EndpointId, bool) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let (id, told) = queue.offer().unwrap();
@@ -94,7 +94,7 @@ impl Liar {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// So many bytes, while the queue is looked at; nothing if the connection ends.
+    /// So many bytes, while the queue is polled; nothing if the connection ends.
     fn hear(&mut self, queue: &mut Queue, count: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; count];
         let mut done = 0;
@@ -132,7 +132,7 @@ fn with(mut head: Vec<u8>, operands: [u64; 4]) -> Vec<u8> {
     head
 }
 
-/// What a liar says, and how its endpoint ends.
+/// A liar's message, and the end of its endpoint.
 fn refused(name: &str, lie: impl Fn(u64) -> Vec<u8>) {
     let (device, mut queue) = open_with(options(), Options::default());
     let (_other_device, mut other) = open();
@@ -156,7 +156,7 @@ fn refused(name: &str, lie: impl Fn(u64) -> Vec<u8>) {
     assert!(found.iter().all(|byte| *byte == 0), "{name}");
     assert_eq!(device.counters().refused, 1, "{name}");
     exchange(&mut queue, honest, &mut other);
-    // It is told so with its last frame.
+    // Its last frame reports it.
     let mut last = Vec::new();
     let mut events = Vec::new();
     let start = Instant::now();
@@ -267,7 +267,7 @@ fn a_frame_that_never_ends_is_nothing_and_its_buffer_comes_back() {
 }
 
 #[test]
-fn who_does_not_know_the_secret_is_not_let_in() {
+fn a_peer_without_the_secret_is_refused() {
     let (device, mut queue) = open();
     let (_liar, _, proved) = Liar::with_secret(&mut queue, Some([8; 32]));
     assert!(!proved);
@@ -292,7 +292,7 @@ fn connections_that_prove_nothing_are_dropped_and_hold_up_nobody() {
     for number in 0..many {
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
         match number % 3 {
-            // It says nothing.
+            // It sends nothing.
             0 => {}
             1 => stream.write_all(&[0x5a; 4096]).unwrap(),
             // An endpoint that is not.
@@ -359,7 +359,7 @@ fn datagrams_without_a_buffer_and_strange_ones_are_counted() {
     }
     assert_eq!(held.len(), 1);
     assert_eq!(device.counters().strange, 6);
-    // Its own messages do not come back; the buffer does.
+    // Its own messages do not return; the buffer does.
     held.clear();
     queue
         .send_to_group(group, Source::Inline(b"mine"), 1)

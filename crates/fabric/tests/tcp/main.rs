@@ -1,4 +1,4 @@
-//! What only TCP has: connections that are cut, peers that lie at the level of bytes, other processes and other hosts.
+//! Cases of TCP only: connections that are cut, peers that lie at the level of bytes, other processes and other hosts.
 #![forbid(unsafe_code)]
 
 #[path = "../cut/mod.rs"]
@@ -20,7 +20,7 @@ use fabric::{
     EndpointId, Event, Operation, Options, Parameters, Peer, Queue, Role, Source, WorkRequest,
 };
 
-/// How long anything may take.
+/// Time limit of a step.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Options for endpoints of this host, which nothing but their ends ends, however busy the machine is.
@@ -73,7 +73,7 @@ pub fn join(near: &mut Queue, far: &mut Queue) -> (EndpointId, EndpointId) {
     (to_far, to_near)
 }
 
-/// A message by value.
+/// An inline message.
 pub fn message(id: u64, bytes: &[u8]) -> WorkRequest<'_> {
     WorkRequest::new(
         id,
@@ -84,7 +84,7 @@ pub fn message(id: u64, bytes: &[u8]) -> WorkRequest<'_> {
     )
 }
 
-/// Polls queues in turns until one has told something that is so.
+/// Polls queues alternately until one has reported a matching event.
 pub fn until(what: &str, queues: &mut [&mut Queue], mut is_so: impl FnMut(usize, Event) -> bool) {
     let start = Instant::now();
     let mut events = Vec::new();

@@ -1,4 +1,4 @@
-//! Why an endpoint ends is told, wherever the connection is cut that tells it.
+//! The reason of an endpoint's end is reported, wherever its connection is cut.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,7 @@ use pmem::Region;
 use super::cut::Cut;
 use super::{join, message, options, until};
 
-/// What a later connection may carry.
+/// Budget of a later connection.
 const ENOUGH: i64 = 1 << 30;
 
 struct Side {
@@ -22,7 +22,7 @@ struct Side {
 }
 
 impl Side {
-    /// Whose first connection is cut after so many bytes, those of both directions together.
+    /// A connection that is cut after so many bytes, those of both directions together.
     fn new(bytes: i64, cuts: &Arc<AtomicU64>) -> Side {
         let device = Tcp::new(options());
         let mut next = bytes;
@@ -48,8 +48,8 @@ impl Side {
     }
 }
 
-/// The near side asks for what it may have, and then for what it may not, over a connection that is cut after so many bytes.
-/// Whether it was cut. `busy`: the far side sends something, too.
+/// The near side makes a permitted request, and then a forbidden one, over a connection that is cut after so many
+/// bytes. Returns whether it was cut. `busy`: the far side sends something, too.
 fn refuse(bytes: i64, role: Role, busy: bool) -> bool {
     let cuts = Arc::new(AtomicU64::new(0));
     let (mut near, mut far) = (Side::new(bytes, &cuts), Side::new(bytes, &cuts));
@@ -108,7 +108,7 @@ fn refuse(bytes: i64, role: Role, busy: bool) -> bool {
     });
     assert_eq!(far.device.counters().refused, 1);
     if busy && lost == [Some(Failure::Violation); 2] {
-        // Answers that would have gone behind the message never went: it is not known what the refusal is for.
+        // Answers behind the message were never sent: the subject of the refusal is unknown.
         return cuts.load(Ordering::Relaxed) > 0;
     }
     let expected = [

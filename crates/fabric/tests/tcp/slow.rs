@@ -1,4 +1,4 @@
-//! Peers that do not look, and keys that are withdrawn while their memory is read.
+//! Peers that do not poll, and keys that are withdrawn while their memory is read.
 
 use std::time::Instant;
 
@@ -38,7 +38,7 @@ fn a_key_withdrawn_while_its_memory_is_read_ends_the_read() {
         assert!(start.elapsed() < super::PATIENCE && events.is_empty());
     }
     assert!(far_device.revoke(&secret).is_some());
-    // What is stored now must never be seen.
+    // Later stores must never be seen.
     for at in (0..LARGE).step_by(4096) {
         region.store(at + 8, u64::MAX);
     }
@@ -84,7 +84,7 @@ fn a_peer_that_does_not_look_holds_up_nobody_and_is_lost_in_the_end() {
     let remote = near.import(to_stuck, export).unwrap();
     let own = device.register(&region, Access::LOCAL).unwrap();
     let pieces = [own.piece(0, 4 << 20)];
-    // As much as may be outstanding: more than any socket takes.
+    // The greatest outstanding amount: more than any socket takes.
     let mut posted = 0;
     let write = Operation::Write {
         from: Source::Pieces(&pieces),

@@ -53,7 +53,7 @@ fn rally(spin_max: Duration) -> (Queue, Queue) {
     (near, far)
 }
 
-/// Looks until the other side's thread has ended, which asks whether an endpoint still is.
+/// Polls until the other side's thread has ended, which asks whether an endpoint still exists.
 fn look_until_the_end<T>(queue: &mut Queue, other: JoinHandle<T>) -> T {
     let mut events = Vec::new();
     while !other.is_finished() {
@@ -78,13 +78,13 @@ fn messages_go_back_and_forth_between_threads_that_sleep() {
         let slept = queue.counters().slept;
         assert!(
             slept >= ROUNDS / 2,
-            "slept {slept} times of {ROUNDS}: who waits should not look"
+            "slept {slept} times of {ROUNDS}: a waiting thread should not poll"
         );
     }
 }
 
 #[test]
-fn who_sleeps_carries_out_what_peers_ask_for_and_is_told_nothing() {
+fn a_sleeper_executes_requests_of_peers_without_reports() {
     use fabric::{Access, Device};
     let (_near_device, mut near) = open_with(options(), Options::default());
     let (device, mut far) = open_with(options(), Options::default());

@@ -1,7 +1,7 @@
 //! Requests that are being served out of a cluster, which may be unreachable: then the caller waits, and can be killed.
 //!
-//! The kernel reports any signal that a waiting caller gets, and only the first one. A signal that does not end the caller
-//! must not end its call, as on a disk. So a thread looks for the end of callers that have got a signal.
+//! The kernel reports any signal that a waiting caller gets, and only the first one. A signal that does not end the
+//! caller must not end its call, as on a disk. So a thread watches for the end of signaled callers.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,9 +13,9 @@ use std::time::Duration;
 use client::Interrupt;
 use parking_lot::Mutex;
 
-/// How often callers that have got a signal are examined.
+/// How often signaled callers are examined.
 const TICK: Duration = Duration::from_millis(50);
-/// Ticks for which a signal is remembered whose request has not been seen: it may be on its way to its thread.
+/// Ticks for which a signal without its request is remembered: the request may be on its way to its thread.
 const TICKS_UNSEEN: u32 = 20;
 
 #[derive(Default)]
@@ -88,7 +88,7 @@ impl Calls {
 }
 
 fn watch(signaled: &Receiver<u64>, calls: &Weak<Calls>) {
-    // Requests whose callers have got a signal, with the ticks for which they may stay unseen.
+    // Requests of signaled callers, with the ticks for which they may stay unseen.
     let mut watched: Vec<(u64, u32)> = Vec::new();
     loop {
         let next = match watched.is_empty() {
@@ -118,8 +118,8 @@ fn watch(signaled: &Receiver<u64>, calls: &Weak<Calls>) {
     }
 }
 
-/// Whether SIGKILL is pending for a thread, which is how the kernel ends all threads of a process. Of a thread that cannot be
-/// seen it is assumed.
+/// Whether SIGKILL is pending for a thread, which is how the kernel ends all threads of a process. For an invisible
+/// thread it is assumed.
 fn is_killed(thread: u32) -> bool {
     const KILL: u64 = 1 << (libc::SIGKILL - 1);
     let Ok(status) = std::fs::read_to_string(format!("/proc/{thread}/status")) else {
@@ -153,7 +153,7 @@ mod tests {
         calls.serve(7, u32::MAX, || {
             let current = Interrupt::current().expect("a request is served");
             current.set_wake(Some(Box::new(move || {
-                // It may be woken twice.
+                // It may be woken up twice.
                 let _ = say.send(());
             })));
             if !current.is_interrupted() {

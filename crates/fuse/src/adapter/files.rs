@@ -122,7 +122,7 @@ impl Adapter {
         at: &wire::WriteIn,
         data: &[u8],
     ) -> Result<wire::WriteOut, Errno> {
-        // What comes from the page cache was stored through a mapping: it belongs where it was stored.
+        // Data from the page cache was stored through a mapping: its offset is the one of the store.
         let append = at.flags & libc::O_APPEND as u32 != 0 && at.write_flags & written::CACHE == 0;
         let place = if append {
             WriteAt::End
@@ -204,8 +204,8 @@ impl Adapter {
         self.done(set())
     }
 
-    /// Whether the set-group bit of a file stays when the caller changes its mode by a list, as with chmod: root's does,
-    /// and that of who is in the file's group.
+    /// Whether the set-group bit of a file stays when the caller changes its mode by a list, as with chmod: for root,
+    /// and for a caller in the file's group.
     fn may_set_group(&self, header: &wire::InHeader) -> bool {
         let Ok(attributes) = self.file_system.attributes(header.node) else {
             return false;
@@ -217,7 +217,7 @@ impl Adapter {
     }
 
     pub(super) fn list_xattr(&self, header: &wire::InHeader, size: u32, body: &mut [u8]) -> Answer {
-        // As in other file systems: who may not read these is not told that they are there.
+        // As in other file systems: a caller without read permission does not see these.
         let is_shown = |name: &Vec<u8>| header.uid == 0 || !name.starts_with(b"trusted.");
         let names = self.file_system.xattr_names(header.node).map(|names| {
             let names = names.into_iter().filter(is_shown);

@@ -1,9 +1,9 @@
 //! Where holes are.
 //!
-//! What a program stores through a mapping is the kernel's until it is written, and the kernel asks where holes are without
-//! writing it first: a copy that leaves holes out would lose it. So before a hole is named, the kernel is told that its
-//! contents changed, writes what it has there, and is answered by what there is then. A thread of its own does that, since
-//! what the kernel writes has to be answered meanwhile.
+//! Data that a program stores through a mapping is the kernel's until it is written, and the kernel asks for holes
+//! without writing it first: a copy that omits holes would lose it. So before a hole is reported, the kernel is
+//! notified that the contents changed, writes its data, and gets the answer for the state then. A separate thread does
+//! that, since the kernel's writes have to be answered meanwhile.
 
 use std::io;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use crate::request::Request;
 use crate::translate::errno;
 use crate::{Notifier, answer, wire};
 
-/// A request whose answer would name a hole.
+/// A request with an answer that would report a hole.
 pub(super) struct Asked {
     header: wire::InHeader,
     from: wire::LseekIn,
@@ -48,7 +48,7 @@ impl Adapter {
     }
 
     pub(super) fn seek(&self, number: u64, from: &wire::LseekIn, body: &mut [u8]) -> Answer {
-        // What the kernel collects may lie behind the end that the file has here.
+        // The kernel's cached data may lie beyond the end that the file has here.
         if self.collects {
             return Err(Errno::NOSYS);
         }
@@ -104,7 +104,7 @@ impl Adapter {
             libc::SEEK_HOLE => self.file_system.next_hole(number, from.offset)?,
             _ => Some(from.offset),
         };
-        // What is behind the end is no hole that could be stored to.
+        // Bytes beyond the end are no hole that could be stored to.
         let Some(start) = start.filter(|start| *start < size) else {
             return Ok(None);
         };
@@ -115,7 +115,7 @@ impl Adapter {
 
 fn answer_all(asked: &Receiver<Asked>, adapter: &Weak<Adapter>, notifier: &Notifier) {
     for asked in asked {
-        // It fails where a program stores again meanwhile: what was stored before has been written all the same.
+        // It fails where a program stores again meanwhile: earlier stores have been written in any case.
         let _ = notifier.contents_changed(asked.header.node, asked.hole);
         let Some(adapter) = adapter.upgrade() else {
             return;

@@ -1,12 +1,12 @@
-//! What the kernel keeps of a file system that other processes change too: names and attributes, for as long as the session has
-//! leases of them, and until they are recalled.
+//! The kernel's caches of a file system that other processes change too: names and attributes, for as long as the
+//! session has leases of them, and until they are recalled.
 //!
 //! ```text
 //!   recall ──► count it ──► wait until answers that promise something are with the kernel ──► expire ──► answer the recall
 //! ```
-//! An answer whose request began before a recall promises nothing. To expire names the kernel locks their directory, and a
-//! change in it may hold that lock and wait for another mount: names have a thread of their own, and the cluster waits for
-//! it no longer than the lease lasts. Where that took long, names are not kept for a while.
+//! An answer to a request that began before a recall promises nothing. To expire names the kernel locks their
+//! directory, and a change in it may hold that lock and wait for another mount: names have a separate thread, and the
+//! cluster waits for it no longer than the lease lasts. Where that took long, names are not cached for a while.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -26,13 +26,14 @@ use crate::Notifier;
 
 /// Names that the kernel may keep, at most.
 const NAMES_MAX: usize = 1 << 17;
-/// The kernel takes an answer within this time, and what it expires before that it may still take over.
+/// The kernel processes an answer within this time, and may still accept it after an earlier expiry.
 const SETTLES_WITHIN: Duration = Duration::from_millis(5);
 /// Names are remembered for so much longer than they may be kept: the kernel begins to count when the caller runs.
 const BEGINS_WITHIN: Duration = Duration::from_secs(1);
-/// A thread that waits for answers on their way looks this often, if it misses one.
+/// Polling interval of a thread that waits for answers in flight, if it misses one.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// A directory whose names took longer to expire is in use by others, too: its names are not kept for [`CONTENDED_FOR`].
+/// A directory with names that took longer to expire is in use by others, too: its names are not cached for
+/// [`CONTENDED_FOR`].
 const CONTENDED_AFTER: Duration = Duration::from_millis(20);
 const CONTENDED_FOR: Duration = Duration::from_secs(10);
 
@@ -98,7 +99,7 @@ impl Keeping {
         Validity::reset();
     }
 
-    /// What an answer may promise, made of the last call of this thread. Then [`Keeping::sent`] has to be called.
+    /// Validity that an answer may promise, from the last call of this thread. Then [`Keeping::sent`] has to be called.
     pub(super) fn validity(&self) -> Validity {
         if RAISED.get().is_none() {
             let began = BEGAN.get();
@@ -123,7 +124,7 @@ impl Keeping {
         }
     }
 
-    /// For how long the kernel may keep a name, found or not, of what the lease allows. It is remembered.
+    /// How long the kernel may cache a name, found or not, within the lease. It is remembered.
     pub(super) fn name(&self, directory: u64, name: &[u8], left: Duration) -> Duration {
         if left.is_zero() || !self.expires_names.load(Ordering::Relaxed) {
             return Duration::ZERO;
@@ -151,8 +152,8 @@ impl Keeping {
         left
     }
 
-    /// From now on no answer promises anything whose request began before. Waits until those that do are with the kernel,
-    /// and it has taken them.
+    /// From now on no answer to a request that began before promises anything. Waits until earlier promises have
+    /// reached the kernel, and it has processed them.
     fn count_recall(&self) {
         let before = self.recalls.fetch_add(1, Ordering::SeqCst);
         let answering = &self.answering[(before % 2) as usize];
@@ -189,7 +190,7 @@ impl Directories {
 }
 
 impl Adapter {
-    /// Starts the threads that make the kernel drop what is recalled. They end with [`Adapter::end_recalls`].
+    /// Starts the threads that make the kernel drop recalled contents. They end with [`Adapter::end_recalls`].
     pub(crate) fn start_recalls(
         adapter: &Arc<Adapter>,
         notifier: &Notifier,
@@ -280,7 +281,7 @@ fn expire_names(recalls: &Receiver<Recall>, adapter: &Weak<Adapter>, notifier: &
     }
 }
 
-/// Drops pages of files whose attributes were shown with another version.
+/// Drops pages of files with attributes that were shown with another version.
 fn drop_listed(listed: &Receiver<Attributes>, adapter: &Weak<Adapter>) {
     for attributes in listed {
         let Some(adapter) = adapter.upgrade() else {

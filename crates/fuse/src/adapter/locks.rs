@@ -1,11 +1,12 @@
 //! Locks of files, where the file system keeps them and not the kernel (`locks=shared`).
 //!
-//! A process's locks of ranges go when it closes the file, which the kernel says each time (flush); those of an open file,
-//! be they of ranges or of the whole, when nobody has it open any more (release). The kernel does not say which of the two
-//! a lock of a range is, but an open file's locks are all taken by it, and a process's are gone by then.
+//! A process's locks of ranges are released when it closes the file, which the kernel reports each time (flush); those
+//! of an open file, of ranges or of the whole, when its last descriptor is closed (release). The kernel does not state
+//! to which of the two a lock of a range belongs, but an open file's locks are all taken by it, and a process's are
+//! released by then.
 //!
-//! A request that waits is answered by whoever ends its wait. The kernel may interrupt any request, also before it is seen
-//! here, after it was answered, or more than once.
+//! A waiting request is answered by the thread that ends its wait. The kernel may interrupt any request, also before it
+//! is seen here, after it was answered, or more than once.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -144,7 +145,7 @@ impl Locks {
     }
 
     pub(super) fn flush(&self, node: u64, asked: &wire::FlushIn) {
-        // What cannot be given back now ends with the session.
+        // Locks that cannot be released now end with the session.
         let _ = self.user.give_back_ranges(node, asked.lock_owner);
     }
 
@@ -253,7 +254,7 @@ mod tests {
         }
     }
 
-    /// Asks for the lock by request `unique`; what is answered later goes into the channel.
+    /// Requests the lock by request `unique`; later answers go into the channel.
     fn wait(
         locks: &Locks,
         unique: u64,
@@ -292,7 +293,7 @@ mod tests {
         locks.interrupt(6);
         locks.interrupt(6);
         assert_eq!(hear.try_recv(), Ok((6, libc::EINTR)));
-        // The other one goes on waiting until the lock is free, and only then.
+        // The other one continues to wait until the lock is free, and only then ends.
         assert!(hear.try_recv().is_err());
         locks.release(
             NODE,

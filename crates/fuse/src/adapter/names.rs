@@ -1,4 +1,4 @@
-//! Names: what is found, made and renamed.
+//! Names: lookup, creation and rename.
 
 use client::{Attributes, Error, FileKind, NewInode, OpenFlags, RenameMode};
 use rustix::io::Errno;
@@ -26,7 +26,7 @@ impl Adapter {
         }
     }
 
-    /// Answers with a file that the kernel will remember until it says forget.
+    /// Answers with a file that the kernel will remember until it sends forget.
     fn entry(&self, result: Result<Attributes, Error>) -> Result<wire::EntryOut, Errno> {
         self.answered(self.held(result))
     }
@@ -44,7 +44,7 @@ impl Adapter {
         Ok(attributes)
     }
 
-    /// Makes what a request asks for: a file of any kind, or another name of one. With what else is said of an open one.
+    /// Makes the requested file: of any kind, or another name of one. With the further fields of an open one.
     pub(super) fn make(
         &self,
         header: &wire::InHeader,
@@ -55,8 +55,9 @@ impl Adapter {
                 let linked = self.file_system.link(node, header.node, name);
                 return Ok((self.entry(linked)?, None));
             }
-            // Where files are opened without a request, the kernel goes on to make a node and opens that: the same, without
-            // a request when it is closed. The directory is locked meanwhile, so nobody else makes the file in between.
+            // Where files are opened without a request, the kernel makes a node and opens that: the same, without a
+            // request when it is closed. The directory is locked meanwhile, so no other caller makes the file in
+            // between.
             Request::Create { .. } if self.opens_by_itself() => return Err(Errno::NOSYS),
             Request::Create { name, new } => {
                 let inode = new_inode(header, FileKind::Regular, new.mode, new.umask);
@@ -133,7 +134,7 @@ impl Adapter {
     }
 }
 
-/// What to create, owned by who asks.
+/// The inode to create, owned by the caller.
 fn new_inode(header: &wire::InHeader, kind: FileKind, mode: u32, umask: u32) -> NewInode<'static> {
     NewInode {
         umask,

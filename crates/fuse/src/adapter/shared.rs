@@ -52,7 +52,7 @@ pub(super) struct Shared {
     keeps_pages: bool,
     files: Mutex<Files>,
     notifier: OnceLock<Notifier>,
-    /// Takes files whose pages are to be dropped.
+    /// Receives files with pages to be dropped.
     dropping: Mutex<Option<Sender<Attributes>>>,
 }
 
@@ -101,7 +101,7 @@ impl Shared {
 
     /// Closes a file that was opened.
     pub(super) fn close(&self, file_system: &FileSystem, number: u64) {
-        // What cannot be given back now is given back when the session ends.
+        // Holds that cannot be released now are released when the session ends.
         let _ = file_system.release(number, 1);
     }
 

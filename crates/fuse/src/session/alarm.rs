@@ -1,5 +1,5 @@
-//! Ends the threads of a session when one of them fails. Then nobody has the device open any more, and the kernel tells
-//! everybody who waits for an answer that there is none.
+//! Ends the threads of a session when one of them fails. Then the device is closed everywhere, and the kernel reports
+//! to all waiting callers that there is no answer.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ pub(super) struct Alarm {
 struct Guard<'a>(&'a Alarm);
 
 impl Alarm {
-    /// For the threads of these queues, and whoever listens.
+    /// For the threads of these queues, and a listener.
     pub(super) fn new(queues: Vec<Stop>) -> io::Result<Alarm> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC)?;
         Ok(Alarm { queues, bell })
@@ -28,7 +28,7 @@ impl Alarm {
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    /// Does what a thread is for, and raises the alarm if that fails.
+    /// Runs a thread's work, and raises the alarm if that fails.
     pub(super) fn guard(&self, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let guard = Guard(self);
         work()?;

@@ -1,14 +1,14 @@
 //! Keeps a client on its processor.
 //!
-//! When a thread answers, the client wakes. As long as that thread runs, the scheduler takes its processor for busy, and
-//! wakes the client on another one that sleeps, which costs more than the request. A processor where only threads of
-//! `SCHED_IDLE` run counts as free: then the client takes over at once, where it was. But such a thread hardly runs beside
-//! any program that computes. So the threads of the queues are in the background only while there are many requests, and
-//! a guard looks whether one of them is kept from running; then none is, for a while.
+//! When a thread answers, the client wakes up. As long as that thread runs, the scheduler considers its processor busy,
+//! and wakes the client on another, idle one, which costs more than the request. A processor where only threads of
+//! `SCHED_IDLE` run counts as free: then the client continues there at once. But such a thread hardly runs beside any
+//! program that computes. So the queue threads are in the background only under many requests, and a guard checks
+//! whether one of them is kept from running; then none is in the background, for a while.
 //!
-//! A thread in the background does not sleep while its client runs: it stands back, and is there when the client waits for
-//! the next answer. So it may want to run for long without being asked anything, while the client computes. Which of both
-//! it is, the guard learns by bringing that thread back alone: it goes to sleep, or it answers.
+//! A thread in the background does not block while its client runs: it yields, and is ready when the client waits for
+//! the next answer. So it may be runnable for long without a request, while the client computes. The guard
+//! distinguishes the two cases by taking that thread out of the background alone: it blocks, or it answers.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -20,18 +20,18 @@ use fuse_device::{Pace, set_background};
 use rustix::process::Pid;
 use rustix::thread::gettid;
 
-/// How often the guard looks: a thread in the background that is kept from running waits twice this.
+/// Interval of the guard's checks: a thread in the background that is kept from running waits twice this.
 const TICK: Duration = Duration::from_millis(4);
 /// So many requests in that time are many: until then each costs several times as much, and a program that unpacks an
 /// archive may be done before long.
 const BURST: u64 = 20;
-/// How long it takes for fewer to be seen to be many.
+/// Time after which fewer requests count as many.
 const LOOK: Duration = Duration::from_millis(100);
 /// So many in that time are many.
 const MANY: u64 = 100;
-/// Looks without the background after a thread was kept from running; doubled each time, up to the second.
+/// Checks without the background after a thread was kept from running; doubled each time, up to the second.
 const PAUSE: [u32; 2] = [10, 640];
-/// Looks in the background after which the pause is the first again.
+/// Checks in the background after which the pause is reset.
 const CALM: u32 = 100;
 
 /// The threads of a session's queues.
@@ -44,14 +44,14 @@ pub(super) struct Background {
     is_on: AtomicBool,
 }
 
-/// What is known of a thread. Apart from the others': each writes its own with every request.
+/// State of a thread. Separate from the others': each writes its own with every request.
 #[derive(Default)]
 #[repr(align(64))]
 struct Seat {
     /// Its number to the kernel; 0 before it runs, and when it has ended.
     thread: AtomicI32,
     answered: AtomicU64,
-    /// How many it had answered when it last went to sleep.
+    /// Number of its answered requests when it last blocked.
     slept_at: AtomicU64,
 }
 
@@ -133,7 +133,7 @@ impl Background {
         }
     }
 
-    /// Waits for many requests; false if the threads are to be looked at again.
+    /// Waits for many requests; false if the threads are to be checked again.
     fn wait_for_many(&self) -> bool {
         let before = self.answered();
         let mut seen = before;
@@ -148,7 +148,7 @@ impl Background {
         let answered = seen - before;
         if answered == 0 {
             self.is_resting.store(true, Ordering::SeqCst);
-            // Whoever ended before that has not been seen to rest.
+            // A thread that ended before that has not been seen to block.
             if self.threads().next().is_some() {
                 thread::park();
             }
@@ -156,8 +156,7 @@ impl Background {
         answered >= MANY
     }
 
-    /// Guards the threads while there are many requests. Returns whether one was kept from running, and after how many
-    /// looks.
+    /// Guards the threads under many requests. Returns whether one was kept from running, and after how many checks.
     fn stay(&self) -> (bool, u32) {
         let mut was_stuck_before: Vec<Option<u64>> = vec![None; self.seats.len()];
         for look in 0.. {
@@ -182,11 +181,11 @@ impl Background {
         unreachable!("looks do not end by themselves")
     }
 
-    /// Whether a thread that wants to run since it has answered so many requests would answer one. If it does not, it has
-    /// stood back.
+    /// Whether a thread that has been runnable since it answered so many requests would answer one. If it does not, it
+    /// has yielded.
     fn is_kept_from_answering(&self, seat: &Seat, answered: u64) -> bool {
         let slept_at = || seat.slept_at.load(Ordering::Relaxed);
-        // Then somebody has woken it.
+        // Then another thread has woken it up.
         if slept_at() == answered {
             return true;
         }
@@ -205,7 +204,7 @@ impl Background {
         !has_stood_back
     }
 
-    /// How many requests a thread has answered, if it wants to run.
+    /// The number of requests a thread has answered, if it is runnable.
     fn stuck_at(&self, seat: &Seat) -> Option<u64> {
         let thread = seat.pid()?;
         let path = format!("/proc/self/task/{}/stat", thread.as_raw_pid());
@@ -221,7 +220,7 @@ impl Seat {
     }
 }
 
-/// Of a look.
+/// Ticks per observation window.
 fn ticks() -> u32 {
     (LOOK.as_micros() / TICK.as_micros()) as u32
 }
@@ -256,7 +255,7 @@ impl Drop for Answering<'_> {
     }
 }
 
-/// Whether `/proc/PID/stat` says running, or ready to run. The state follows the name, which may hold anything.
+/// Whether `/proc/PID/stat` says running, or runnable. The state follows the name, which may contain any bytes.
 fn wants_to_run(stat: &[u8]) -> bool {
     let name_end = stat.iter().rposition(|byte| *byte == b')');
     name_end.is_some_and(|end| stat.get(end + 2) == Some(&b'R'))
@@ -270,7 +269,7 @@ mod tests {
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(60);
-    /// Held by tests whose threads never wait: they would keep each other from running.
+    /// Held by tests with threads that never wait: they would keep each other from running.
     static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
     #[test]
@@ -331,12 +330,13 @@ mod tests {
     fn may_return() -> bool {
         let tried = set_background(gettid(), true).and_then(|()| set_background(gettid(), false));
         if tried.is_err() {
-            println!("only who may raise priorities comes back from the background: not tried");
+            println!("leaving the background needs the right to raise priorities: not tried");
         }
         tried.is_ok()
     }
 
-    /// Tries until it succeeds, or [`PATIENCE`] is over: on a busy machine threads may run late, but not each time.
+    /// Retries until it succeeds, or [`PATIENCE`] has expired: on a busy machine threads may run late, but not each
+    /// time.
     fn succeeds(attempt: impl FnMut() -> bool) -> bool {
         let start = Instant::now();
         std::iter::repeat_with(attempt)
@@ -353,7 +353,7 @@ mod tests {
         let (background, is_done) = (Background::new(2), AtomicBool::new(false));
         let (say, entered) = mpsc::channel();
         thread::scope(|scope| {
-            // It would rather sleep than be in nobody's background.
+            // It blocks outside of any background.
             scope.spawn(|| {
                 let answering = background.enter(0);
                 say.send(()).unwrap();
@@ -397,7 +397,7 @@ mod tests {
             return;
         }
         let _alone = ALONE.lock();
-        // Each time by a guard of its own: one that has seen all leave waits longer and longer.
+        // Each time by a separate guard: one that has seen all leave waits longer and longer.
         assert!(succeeds(leaves_the_background));
     }
 
@@ -434,7 +434,7 @@ mod tests {
             };
             let has_left = changes_to(libc::SCHED_IDLE) && changes_to(libc::SCHED_OTHER);
             is_done.store(true, Ordering::Relaxed);
-            // Who is in the background might not see for long that it is over.
+            // A thread in the background might not see the end for long.
             background.set_all(false);
             has_left
         })

@@ -19,21 +19,21 @@ use crate::wire;
 
 /// Room before the data of the longest write.
 const HEAD_ROOM: usize = 4096;
-/// How long inodes that the kernel forgets collect, once there is one, where nothing else comes from the device. Whoever
-/// removes files is spared from waking a thread for each.
+/// How long forgotten inodes collect, once there is one, where nothing else comes from the device. Removing files then
+/// does not wake a thread for each.
 const COLLECTING: Duration = Duration::from_micros(300);
 
-/// What comes from the device.
+/// Requests that come from the device.
 #[derive(Clone)]
 pub(super) enum Share {
     /// All requests.
     All,
-    /// What nobody answers: queues bring the others, and it ends when one of them fails.
+    /// Requests without an answer: queues bring the others, and it ends when one of them fails.
     Unanswered(Arc<Alarm>),
 }
 
-/// Starts threads that answer what comes from `device`, each through a descriptor of its own. If one cannot be started,
-/// none stays.
+/// Starts threads that answer requests from `device`, each through its own descriptor. If one cannot be started, none
+/// stays.
 pub(super) fn serve(
     device: Arc<OwnedFd>,
     count: usize,
@@ -80,8 +80,8 @@ pub(super) fn serve(
     Ok(threads)
 }
 
-/// Threads that read the device for a file system whose requests may wait for a long time. One of them always reads, so that
-/// the kernel can tell of callers that are killed, and of the end of the mount.
+/// Threads that read the device for a file system with requests that may wait for a long time. One of them always
+/// reads, so that the kernel can report killed callers, and the end of the mount.
 struct Readers {
     adapter: Arc<Adapter>,
     /// Threads that read now.
@@ -113,7 +113,7 @@ impl Readers {
             let Some(further) = self.further.lock().pop() else {
                 return result;
             };
-            // It has told the others why it ended, by the device.
+            // It has reported to the others why it ended, through the device.
             let _ = further.join();
         }
     }
@@ -182,7 +182,7 @@ fn answer_all(device: &Arc<OwnedFd>, alarm: Option<&Alarm>, adapter: &Adapter) -
     }
 }
 
-/// Answers a request and says which it was.
+/// Answers a request and returns which it was.
 fn answer_one(
     device: &Arc<OwnedFd>,
     adapter: &Adapter,
@@ -212,9 +212,9 @@ fn answer_one(
     Ok(header.opcode)
 }
 
-/// By which a request that came from `device` is answered later.
+/// Function that answers a request from `device` later.
 fn later(device: &Arc<OwnedFd>) -> Later {
-    // Not kept open for this: when all who answer are gone, the kernel is to know.
+    // Not kept open for this: when all answering threads are gone, the kernel must notice.
     let device = Arc::downgrade(device);
     Box::new(move |head, body| {
         if let Some(device) = device.upgrade() {
@@ -226,7 +226,7 @@ fn later(device: &Arc<OwnedFd>) -> Later {
 
 fn send(device: &OwnedFd, head: &wire::OutHeader, body: &[u8]) -> io::Result<()> {
     match rustix::io::writev(device, &[IoSlice::new(head.as_bytes()), IoSlice::new(body)]) {
-        // Whoever asked has been killed, or the mount has ended: the next read says which.
+        // The caller has been killed, or the mount has ended: the next read tells which.
         Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::INTR) => Ok(()),
         // The kernel does not take such an answer, and no other one comes.
         Err(errno) => Err(errno.into()),

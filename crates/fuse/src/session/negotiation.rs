@@ -11,7 +11,7 @@ use crate::adapter::Adapter;
 use crate::options::{Cache, Locks};
 use crate::wire::{self, capability};
 
-/// Read-ahead and asynchronous direct requests that the kernel may have under way.
+/// Read-ahead and asynchronous direct requests that the kernel may have in flight.
 const BACKGROUND_MAX: u16 = 64;
 /// Bytes of a page of the page cache.
 const PAGE: usize = 4096;
@@ -30,15 +30,15 @@ const WANTED: u64 = capability::ASYNC_READ
     | capability::NO_OPEN_SUPPORT
     | capability::NO_OPENDIR_SUPPORT
     | capability::INIT_EXT
-    // The kernel checks permissions by the lists that it finds among the extended attributes. It leaves the umask to us,
-    // since a directory's default list may stand in for it.
+    // The kernel checks permissions by the lists among the extended attributes. It leaves the umask to Tako, since a
+    // directory's default list may replace it.
     | capability::POSIX_ACL
     | capability::DONT_MASK
     // Without it the kernel asks for the file's capabilities before each write.
     | capability::HANDLE_KILLPRIV_V2
     | capability::DIRECT_IO_ALLOW_MMAP;
 
-/// What the kernel offers.
+/// Capabilities that the kernel offers.
 pub(crate) struct Offer {
     unique: u64,
     init: wire::InitIn,
@@ -96,7 +96,7 @@ impl Offer {
         self.capabilities & capability::OVER_IO_URING != 0
     }
 
-    /// Answers with what is taken of it.
+    /// Answers with the accepted part of it.
     pub(super) fn accept(
         &self,
         device: &OwnedFd,
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(offer(45, queues | capability::INIT_EXT, 0).ok(), Some(true));
         // One that is newer than we are.
         assert_eq!(offer(99, capability::INIT_EXT, 0).ok(), Some(false));
-        // Without the word that says so, the second word of capabilities means nothing.
+        // Without this flag, the second word of capabilities has no meaning.
         assert_eq!(offer(36, queues, 0).ok(), Some(false));
         // Linux 5.4 has 16 bytes.
         assert_eq!(offer(31, 0, 48).ok(), Some(false));

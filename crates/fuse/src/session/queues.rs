@@ -1,5 +1,5 @@
 //! Requests by io_uring: the kernel puts each into the queue of the processor that made it, where a thread of that
-//! processor answers it. So nobody is woken on another processor, which costs several times the request itself.
+//! processor answers it. So no thread is woken up on another processor, which costs several times the request itself.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -34,7 +34,7 @@ struct Worker {
     thread: JoinHandle<io::Result<()>>,
 }
 
-/// What a thread needs to serve.
+/// Data that a thread needs to serve.
 struct Begin {
     adapter: Arc<Adapter>,
     alarm: Arc<Alarm>,
@@ -50,7 +50,7 @@ pub(super) struct Serving {
 }
 
 impl Queues {
-    /// Makes the queues, so that what can fail fails before the kernel is told of them.
+    /// Makes the queues, so that failures happen before the kernel learns of them.
     pub(super) fn prepare(device: &OwnedFd, payload_length: usize) -> io::Result<Queues> {
         let possible = processors::possible()?;
         let usable = processors::usable(&possible)?;
@@ -78,7 +78,7 @@ impl Queues {
         self.count
     }
 
-    /// Begins to answer, when the kernel has been told.
+    /// Begins to answer, after the kernel was notified.
     pub(super) fn serve(self, adapter: &Arc<Adapter>, directory: &Path) -> io::Result<Serving> {
         let stops = self.workers.iter().map(|worker| worker.stop.clone());
         let mut serving = Serving {
@@ -92,7 +92,7 @@ impl Queues {
                 alarm: serving.alarm.clone(),
                 directory: directory.into(),
             };
-            // A thread that is gone says why when it is joined.
+            // An ended thread reports why when it is joined.
             let _ = worker.begin.send(begin);
         }
         for worker in self.workers {
@@ -114,7 +114,7 @@ impl Queues {
 }
 
 impl Serving {
-    /// The threads, which are now whoever asks for them to wait for.
+    /// The threads; the caller now waits for them.
     pub(super) fn into_threads(mut self) -> Vec<JoinHandle<io::Result<()>>> {
         std::mem::take(&mut self.threads)
     }

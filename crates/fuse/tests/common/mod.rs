@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 
 use fuse::MountOptions;
 
-/// A process that is being started has copies of this one's open files until it runs its own program. Whoever
-/// unmounts meanwhile finds the mount in use.
+/// A process that is being started has copies of this one's open files until it executes its own program. Unmounting
+/// meanwhile finds the mount in use.
 static APART: Mutex<()> = Mutex::new(());
 
 /// Unmounts, or starts a process and waits until it is past its start, while no other test does the other.

@@ -24,7 +24,7 @@ pub struct Mounted {
     pub directory: Directory,
 }
 
-/// A directory of its own, removed in the end.
+/// A separate directory, removed in the end.
 pub struct Directory(pub PathBuf);
 
 impl Directory {
@@ -66,7 +66,7 @@ impl Mounted {
     /// Unmounts and waits, as a program in the foreground does.
     pub fn end(mut self) {
         let mount = self.mount.take().expect("mounted until now");
-        apart(|| mount.unmount()).expect("nobody uses the mount");
+        apart(|| mount.unmount()).expect("the mount is unused");
         mount.wait().expect("a clean end");
     }
 }

@@ -1,4 +1,4 @@
-//! What operations cost: round trips, messages and bytes, counted on a network that only delays.
+//! Costs of operations: round trips, messages and bytes, counted on a network that only delays.
 //!
 //! One client, one operation at a time, between two heartbeats. Heartbeats, leases and keep-alives are not counted. A
 //! message to two members counts as two.
@@ -25,7 +25,7 @@ use super::time::{Clock, MICROSECOND, MILLISECOND, Queue, SECOND, Time};
 use super::workload::{ROOT, create, set_lock, unlock};
 use super::world::FIRST_CLIENT;
 
-/// What every message takes.
+/// Delay of every message.
 const DELAY: Time = 10 * MICROSECOND;
 /// Bytes of a pool; its ring takes records of the longest write.
 const LENGTH: u64 = 16 << 20;
@@ -39,7 +39,7 @@ const LENGTHS: [(usize, &str); 5] = [
     (1 << 20, "1 MiB"),
 ];
 
-/// What one operation took.
+/// Cost of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
     /// Messages one after the other, from the call to its end: two are a round trip.
@@ -89,7 +89,7 @@ struct Unit {
     heartbeats: usize,
 }
 
-/// The clock of everybody.
+/// The clock of all nodes.
 fn clock() -> Clock {
     Clock::new(10 * SECOND, 0)
 }
@@ -155,12 +155,12 @@ impl Unit {
             machine.start(0, &options, &Defects::default())?;
         }
         unit.spread(&map);
-        // Nobody is primary yet; in this time the members choose one.
+        // There is no primary yet; in this time the members elect one.
         unit.run_until(5 * SECOND)?;
         Ok(unit)
     }
 
-    /// A member starts anew, with a pool that holds nothing.
+    /// A member starts again, with an empty pool.
     fn replace(&mut self, node: u32) -> Result<(), String> {
         let old = self.machines[node as usize].memory().region();
         let unit = store::Replica::open(old, store::Options::default());
@@ -178,7 +178,7 @@ impl Unit {
         Ok(())
     }
 
-    /// Carries out an operation; says when it ended.
+    /// Executes an operation; returns when it ended.
     fn carry_out(&mut self, operation: Operation) -> Result<(Time, Outcome), String> {
         let ticket = self.submit(operation, Acknowledge::Primary);
         let done = loop {
@@ -389,8 +389,8 @@ impl Unit {
         ticket
     }
 
-    /// A file whose blocks are there. The first operation opens the session, the first write takes space: neither is to be
-    /// counted.
+    /// A file with allocated blocks. The first operation opens the session, the first write takes space: neither is to
+    /// be counted.
     fn filled_file(&mut self, random: &mut Random) -> Result<FileId, String> {
         let (directory, name) = (ROOT, b"file".to_vec());
         let create = create(directory, name, FileKind::Regular);
@@ -400,7 +400,7 @@ impl Unit {
         Ok(made.file)
     }
 
-    /// Carries out operations, each when the one before has ended, and counts what they cost together.
+    /// Executes operations, each when the one before has ended, and counts their total cost.
     fn measure(
         &mut self,
         label: &str,
@@ -439,7 +439,7 @@ impl Unit {
     }
 }
 
-/// What the operations cost in a unit of so many members, by their names. `metadata_only` is the one that has no data.
+/// The cost of the operations in a unit of so many members, by name. `metadata_only` is the member without data.
 pub fn costs(
     members: u32,
     metadata_only: Option<u32>,
@@ -495,7 +495,7 @@ pub fn costs(
     Ok(costs)
 }
 
-/// What the operations cost that a client does itself, one-sided, in such a unit.
+/// The cost of one-sided operations of a client, in such a unit.
 fn active_costs(members: u32, metadata_only: Option<u32>) -> Result<Vec<(String, Cost)>, String> {
     let mut unit = Unit::new(members, metadata_only, false, Mode::CLIENT_ACTIVE)?;
     let mut costs = Vec::new();
@@ -548,7 +548,7 @@ fn write(file: FileId, length: usize, random: &mut Random) -> Operation {
 /// Bytes that a node sends in a microsecond: a network of 10 Gbit/s.
 const WIDTH: u64 = 1250;
 
-/// How long writes of 64 B took, one after the other.
+/// Latency of consecutive writes of 64 B.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latency {
     /// On average.
@@ -557,7 +557,7 @@ pub struct Latency {
     pub most_ns: Time,
 }
 
-/// How long writes take without, and with, a refill of a whole member going on, and how long the refill takes, though
+/// Latency of writes without, and with, a refill of a whole member in progress, and the duration of the refill, though
 /// clients never pause.
 pub fn during_a_refill() -> Result<(Latency, Latency, Time), String> {
     let mut unit = Unit::new(3, None, false, Mode::ServerActive)?;
@@ -572,7 +572,7 @@ pub fn during_a_refill() -> Result<(Latency, Latency, Time), String> {
     unit.carry_out(write(file, 64, &mut random))?;
     let before = unit.latency(file, 2000, |_| false)?;
     let back = (0..3).find(|node| *node != unit.map.primary);
-    let back = back.ok_or("there is nobody but the primary")?;
+    let back = back.ok_or("there is only the primary")?;
     let started = unit.queue.now();
     unit.replace(back)?;
     while unit.map.is_in_sync(back) {
@@ -585,7 +585,7 @@ pub fn during_a_refill() -> Result<(Latency, Latency, Time), String> {
     Ok((before, during, unit.queue.now() - started))
 }
 
-/// The columns of the table: what the unit is made of, its members, and the one that has metadata only.
+/// The columns of the table: composition of the unit, its members, and the metadata-only one.
 const UNITS: [(&str, u32, Option<u32>); 4] = [
     ("1 member", 1, None),
     ("2 members", 2, None),

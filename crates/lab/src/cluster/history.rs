@@ -1,8 +1,8 @@
-//! What clients did and saw, and whether one order of operations explains it (linearizability).
+//! Operations and observations of clients, and whether one order explains them (linearizability).
 //!
-//! Every key is examined for itself: one block of a file, one name in a directory, one lock. An operation takes
-//! effect at one instant between its invocation and its completion; one that never completed does so at any later
-//! instant, or never. What else may happen is said by the caller: writes that may vanish, sessions that expire.
+//! Every key is examined separately: one block of a file, one name in a directory, one lock. An operation takes effect
+//! at one instant between its invocation and its completion; one that never completed does so at any later instant, or
+//! never. The caller adds further possibilities: writes that may vanish, sessions that expire.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use super::linear::{Verdict, explain, shrink};
 use super::state::State;
 use super::time::{Time, milliseconds};
 
-/// What an operation is on.
+/// Object of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     /// A block of a file; it holds a value, 0 at first.
@@ -35,10 +35,10 @@ pub enum Key {
     },
 }
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Replaces the value of a block. Values should differ, as equal ones are not told apart.
+    /// Replaces the value of a block. Values should differ, as equal ones are indistinguishable.
     Write(u64),
     /// Reads a block.
     Read,
@@ -48,15 +48,15 @@ pub enum Operation {
     Remove,
     /// Looks an entry up.
     Lookup,
-    /// Puts an inode there that had another name, in the place of what is there. Which one it is nobody says.
+    /// Puts an inode there that had another name, in place of the former entry. Its number is unknown.
     Place,
-    /// Tries to take a lock; who has it already is granted it again.
+    /// Tries to take a lock; its holder is granted it again.
     Acquire,
     /// Gives a lock back.
     Release,
 }
 
-/// What a client is answered.
+/// Answer to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The value was written.
@@ -77,9 +77,9 @@ pub enum Outcome {
     Placed,
     /// The lock is the client's.
     Granted,
-    /// The lock is somebody else's.
+    /// Another session holds the lock.
     Refused,
-    /// The lock was given back.
+    /// The lock was released.
     Released,
     /// The lock was not the client's.
     NotHeld,
@@ -116,14 +116,14 @@ pub(super) type Moment = (Time, u64);
 /// When an operation completes that does not.
 pub(super) const NEVER: Moment = (Time::MAX, u64::MAX);
 
-/// What happens to a key, at one instant of an interval.
+/// An event on a key, at one instant of an interval.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     pub(super) invoked: Moment,
-    /// By then it has happened; [`NEVER`]: it may not happen at all.
+    /// It has happened by then; [`NEVER`]: it may not happen at all.
     pub(super) completed: Moment,
     pub(super) action: Action,
-    /// How it reads in a message.
+    /// Text for messages.
     line: String,
 }
 
@@ -144,8 +144,9 @@ pub(super) enum Action {
 }
 
 impl Item {
-    /// What it does, if it may not happen, and if all that do the same are equally good: the oldest of them explains
-    /// whatever a younger one explains. (Of two writes one may vanish, of two locks one is of an expired session.)
+    /// Its effect, if it may not happen, and if all with the same effect are equivalent: the oldest of them explains
+    /// everything that a younger one explains. (Of two writes one may vanish, of two locks one is of an expired
+    /// session.)
     pub(super) fn interchangeable(&self) -> Option<(Operation, Option<Outcome>)> {
         match self.action {
             Action::Do {
@@ -157,7 +158,7 @@ impl Item {
         }
     }
 
-    /// Whether it never changes what is there, only tells what it was.
+    /// Whether it never changes the value, only observes it.
     pub(super) fn is_observation(&self) -> bool {
         use Outcome::*;
         let Action::Do { outcome, .. } = &self.action else {
@@ -184,7 +185,7 @@ struct Record {
     vanishes: Vec<Time>,
 }
 
-/// What clients did and saw.
+/// Operations and observations of clients.
 #[derive(Default)]
 pub struct History {
     records: Vec<Record>,
@@ -192,7 +193,7 @@ pub struct History {
     moments: u64,
 }
 
-/// How a check went that found nothing wrong.
+/// Result of a check without errors.
 #[must_use = "keys that were given up are not proved right"]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
@@ -200,13 +201,13 @@ pub struct Checked {
     pub keys: usize,
     /// Operations on all keys.
     pub operations: usize,
-    /// Configurations that were looked at.
+    /// Configurations that were examined.
     pub configurations: usize,
     /// Keys that took too long: they are neither right nor wrong.
     pub gave_up: Vec<Key>,
 }
 
-/// How many configurations of a key are looked at before it is given up.
+/// Configurations of a key that are examined before it is abandoned.
 const CONFIGURATIONS_MAX: usize = 1_000_000;
 
 impl History {
@@ -231,7 +232,7 @@ impl History {
         Id(self.records.len() - 1)
     }
 
-    /// The operation is answered. One whose fate is not known (a time-out, EIO) is never completed.
+    /// The operation is answered. One with an unknown result (a time-out, EIO) is never completed.
     pub fn complete(&mut self, id: Id, outcome: Outcome, now: Time) {
         let moment = self.moment(now);
         let record = &mut self.records[id.0];
@@ -257,14 +258,14 @@ impl History {
         record.vanishes.push(at);
     }
 
-    /// The session of a client expires somewhere within an interval: its locks are free from then on. What it asked
-    /// for before the interval gets it no lock later; what it asks for from then on may be of a new session.
+    /// The session of a client expires within an interval: its locks are free from then on. A request from before the
+    /// interval gets it no lock later; a request from then on may be of a new session.
     pub fn expired(&mut self, client: u32, from: Time, to: Time) {
         assert!(from <= to);
         self.expirations.push((client, from, to));
     }
 
-    /// How many operations there are.
+    /// Number of operations.
     pub fn len(&self) -> usize {
         self.records.len()
     }
@@ -274,12 +275,12 @@ impl History {
         self.records.is_empty()
     }
 
-    /// Looks for an order that explains every key. An error shows a part of the history that has none.
+    /// Searches for an order that explains every key. An error shows a part of the history that has none.
     pub fn check(&self) -> Result<Checked, String> {
         self.check_within(CONFIGURATIONS_MAX)
     }
 
-    /// The same, looking at so many configurations of each key at most.
+    /// The same, examining at most so many configurations of each key.
     pub fn check_within(&self, configurations_max: usize) -> Result<Checked, String> {
         let mut by_key = BTreeMap::<Key, Vec<&Record>>::new();
         for record in self.records.iter().filter(|record| !record.withdrawn) {

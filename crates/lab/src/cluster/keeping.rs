@@ -1,4 +1,5 @@
-//! What a client's machine keeps under leases, as the kernel of a mount does: names and blocks, until a time or a recall.
+//! Caches of a client's machine under leases, as the kernel of a mount has them: names and blocks, until a time or a
+//! recall.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ const LATE_ONE_IN: usize = 12;
 struct Kept {
     operation: Operation,
     outcome: Outcome,
-    /// By the machine's clock.
+    /// End of validity, by the machine's clock.
     until: u64,
 }
 
@@ -45,11 +46,11 @@ pub struct Keeping {
     changes: BTreeMap<u64, u64>,
     /// Changes by this machine that have begun and not ended.
     changing: BTreeMap<u64, u64>,
-    /// Recalls that are being carried out, and until when.
+    /// Recalls in progress, and their end.
     recalls: Vec<(Time, Recalled)>,
 }
 
-/// The inode whose caches an operation reads.
+/// The inode of the caches that an operation reads.
 pub fn read_inode(operation: &Operation) -> Option<u64> {
     match operation {
         Operation::Lookup {
@@ -62,7 +63,7 @@ pub fn read_inode(operation: &Operation) -> Option<u64> {
     }
 }
 
-/// The inode whose caches a change makes stale.
+/// The inode of the caches that a change makes stale.
 pub fn changed_inode(operation: &Operation) -> Option<u64> {
     match operation {
         Operation::Write { file, .. } | Operation::SetAttributes { file, .. } => Some(file.inode),
@@ -76,12 +77,12 @@ pub fn changed_inode(operation: &Operation) -> Option<u64> {
 }
 
 impl Keeping {
-    /// Forgets everything: the session is over.
+    /// Clears everything: the session has ended.
     pub fn clear(&mut self) {
         *self = Keeping::default();
     }
 
-    /// How many changes of an inode this machine has begun and ended: what is read meanwhile is not kept.
+    /// Changes of an inode that this machine has begun and ended: results read meanwhile are not cached.
     pub fn stamp(&self, inode: u64) -> u64 {
         self.changes.get(&inode).copied().unwrap_or(0)
     }
@@ -184,14 +185,14 @@ impl Keeping {
         (local < found.until).then_some(&found.outcome)
     }
 
-    /// Any operation whose outcome is kept.
+    /// Any operation with a cached outcome.
     pub fn any(&self, local: u64, random: &mut Random) -> Option<Operation> {
         let kept = self.kept.values().flatten();
         let valid: Vec<&Kept> = kept.filter(|it| local < it.until).collect();
         (!valid.is_empty()).then(|| random.pick(&valid).operation.clone())
     }
 
-    /// A lease is recalled: the caches take a moment to drop what they keep.
+    /// A lease is recalled: the caches take a moment to drop their contents.
     pub fn recall(&mut self, now: Time, recalled: Recalled, random: &mut Random) {
         let pause = match random.below(LATE_ONE_IN) {
             0 => random.between(100 * MILLISECOND, 2 * SECOND),
@@ -200,12 +201,12 @@ impl Keeping {
         self.recalls.push((now + pause, recalled));
     }
 
-    /// When the next recall has been carried out.
+    /// End of the next recall.
     pub fn due(&self) -> Option<Time> {
         self.recalls.iter().map(|(at, _)| *at).min()
     }
 
-    /// The recalls that have been carried out by now.
+    /// The recalls that have been completed by now.
     pub fn carried_out(&mut self, now: Time, defects: &Defects) -> Vec<Recalled> {
         let done = self.recalls.extract_if(.., |(at, _)| *at <= now);
         let done: Vec<Recalled> = done.map(|(_, recalled)| recalled).collect();

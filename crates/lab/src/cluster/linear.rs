@@ -6,7 +6,7 @@ use super::history::{Action, Item, Moment, NEVER, Operation, Outcome};
 use super::state::State;
 use super::time::Time;
 
-/// What a search ends with.
+/// Result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// There is an order.
@@ -17,7 +17,7 @@ pub(super) enum Verdict {
     GaveUp,
 }
 
-/// A part of an order: what has happened, and what that led to.
+/// A part of an order: the events so far, and the resulting state.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Configuration {
     /// Bits of the items that have happened.
@@ -59,7 +59,7 @@ impl Configuration {
 struct Search<'a> {
     items: &'a [Item],
     unmade: &'a [u64],
-    /// For each item that may not happen: the one before it that does the same, and is as good.
+    /// For each item that may not happen: the previous one with the same effect.
     twins: Vec<Option<usize>>,
     values: BTreeMap<u64, Users>,
     /// Items that may give any inode to the key.
@@ -73,8 +73,8 @@ struct Users {
     observers: Vec<usize>,
 }
 
-/// Looks for an order of the items, which are sorted by invocation, from any of some states. Says also how many
-/// configurations it looked at.
+/// Searches for an order of the items, which are sorted by invocation, from any of some states. Also returns the number
+/// of configurations examined.
 pub(super) fn explain(items: &[Item], starts: &[State], bound: usize) -> (Verdict, usize) {
     explain_part(items, &unmade(items), starts, bound)
 }
@@ -168,8 +168,9 @@ impl<'a> Search<'a> {
         lost.any(is_missed)
     }
 
-    /// Lets all observations happen that can, and says what may happen then. As they change nothing, an order in
-    /// which they come later is as good with them here. (One that tells what is not known yet changes that.)
+    /// Applies all possible observations, and returns the events that are possible then. As observations change
+    /// nothing, an order in which they come later is as good with them here. (One that reveals an unknown value changes
+    /// that.)
     fn observe(&self, configuration: &mut Configuration) -> Vec<usize> {
         loop {
             let candidates = configuration.candidates(self.items);
@@ -233,7 +234,7 @@ fn relevant(items: &[Item]) -> Vec<Item> {
     let needed = |item: &&Item| match &item.action {
         Action::Takeover(at) => vanishes_at(at),
         _ if item.completed < NEVER => true,
-        // Whatever comes after a write that nobody read would be as good without it.
+        // Events after a write that no client read are as good without it.
         Action::Do {
             operation: Operation::Write(value),
             ..
@@ -275,7 +276,7 @@ pub(super) struct Window {
     pub(super) from_start: bool,
 }
 
-/// How many configurations are looked at for each try to leave something out.
+/// Configurations examined for each attempt to omit something.
 const SHRINKING_MAX: usize = 20_000;
 
 /// The smallest part that can be found of a history that has no explanation from this state.
@@ -305,7 +306,7 @@ pub(super) fn shrink(items: &[Item], start: State) -> Window {
     };
     let from_start = kept.len() == items.len();
     items = kept;
-    // What is not needed: observations are left out, anything else may as well not have happened.
+    // Unneeded parts: observations are omitted, anything else may as well not have happened.
     let mut index = 0;
     while index < items.len() {
         let mut fewer = items.clone();
@@ -327,7 +328,7 @@ pub(super) fn shrink(items: &[Item], start: State) -> Window {
     }
 }
 
-/// The history up to a moment. What was under way may have happened, with the outcome that it had later.
+/// The history up to a moment. Operations in flight may have happened, with their later outcome.
 pub(super) fn until(items: &[Item], end: Moment) -> Vec<Item> {
     let begun = items.iter().filter(|item| item.invoked <= end).cloned();
     begun
@@ -349,7 +350,7 @@ fn is_past(item: &Item, begin: Moment) -> bool {
     item.completed < begin && !may_vanish
 }
 
-/// The history from a moment on. What was under way may have happened before.
+/// The history from a moment on. Operations in flight may have happened before.
 pub(super) fn since(items: &[Item], begin: Moment) -> Vec<Item> {
     let left = items.iter().filter(|item| !is_past(item, begin)).cloned();
     left.map(|mut item| {

@@ -1,8 +1,8 @@
 //! The simulated service that keeps the cluster map: one value with versions, changed by compare and swap.
 //!
-//! It stands for etcd: always right, but slow, and at times out of reach. The caller moves requests and answers:
-//! it asks [`Membership::travel`] when a request arrives, calls [`Membership::propose`] or [`Membership::read`]
-//! then, and asks again for the way back. A request that was carried out may thus lose its answer.
+//! It simulates etcd: always right, but slow, and sometimes unreachable. The caller moves requests and answers: it
+//! calls [`Membership::travel`] when a request arrives, calls [`Membership::propose`] or [`Membership::read`] then, and
+//! again for the way back. An executed request may thus lose its answer.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::time::{MILLISECOND, Time};
 
 /// Shortest and longest usual way to or from the service.
 const DELAY_NS: (Time, Time) = (MILLISECOND / 5, 3 * MILLISECOND);
-/// How many of a thousand ways take longer, and how long at most.
+/// Share of slow messages, per thousand, and their greatest delay.
 const SLOW_PERMILLE: u32 = 30;
 const SLOW_NS: Time = 150 * MILLISECOND;
 
@@ -21,7 +21,7 @@ const SLOW_NS: Time = 150 * MILLISECOND;
 pub struct Notice<M> {
     /// When it arrives.
     pub at: Time,
-    /// Whom it is for.
+    /// Receiver of the notice.
     pub watcher: u32,
     /// Which of the watcher's registrations it belongs to.
     registration: u64,
@@ -48,7 +48,7 @@ pub struct Membership<M> {
 }
 
 impl<M: Clone> Membership<M> {
-    /// A service whose value has version 1.
+    /// A service with a value of version 1.
     pub fn new(seed: u64, value: M) -> Membership<M> {
         Membership {
             version: 1,
@@ -70,8 +70,8 @@ impl<M: Clone> Membership<M> {
         &self.value
     }
 
-    /// Replaces the value if it still has the expected version; answers the new version.
-    /// Otherwise answers what is there. [`Membership::notify`] tells the watchers.
+    /// Replaces the value if it still has the expected version; returns the new version. Otherwise returns the present
+    /// value. [`Membership::notify`] notifies the watchers.
     pub fn propose(&mut self, expected_version: u64, value: M) -> Result<u64, (u64, M)> {
         if expected_version != self.version {
             return Err(self.read());
@@ -87,7 +87,7 @@ impl<M: Clone> Membership<M> {
         (now >= self.out_until).then(|| now.saturating_add(delay))
     }
 
-    /// Puts the service out of reach; an outage that lasts longer goes on.
+    /// Makes the service unreachable; an outage that lasts longer continues.
     pub fn fail(&mut self, until: Time) {
         self.out_until = self.out_until.max(until);
     }
@@ -97,7 +97,7 @@ impl<M: Clone> Membership<M> {
         self.out_until = 0;
     }
 
-    /// Registers a watcher, anew if it is one. The value that is valid is the first that it gets.
+    /// Registers a watcher, again if it is one. The present value is the first that it gets.
     pub fn watch(&mut self, now: Time, watcher: u32) -> Notice<M> {
         self.registrations += 1;
         let registered = Watcher {
@@ -108,7 +108,7 @@ impl<M: Clone> Membership<M> {
         self.notice(now, watcher, self.registrations)
     }
 
-    /// Forgets a watcher; what is on its way to it is refused.
+    /// Removes a watcher; notices in flight to it are refused.
     pub fn unwatch(&mut self, watcher: u32) {
         self.watchers.remove(&watcher);
     }
@@ -120,7 +120,7 @@ impl<M: Clone> Membership<M> {
         watchers.into_iter().map(send).collect()
     }
 
-    /// Whether a notice that arrives tells its watcher something new: one that was overtaken does not.
+    /// Whether a notice that arrives is new to its watcher: an overtaken one is not.
     pub fn accept(&mut self, notice: &Notice<M>) -> bool {
         match self.watchers.get_mut(&notice.watcher) {
             Some(watcher)
@@ -134,7 +134,7 @@ impl<M: Clone> Membership<M> {
     }
 
     fn notice(&mut self, now: Time, watcher: u32, registration: u64) -> Notice<M> {
-        // Watchers try again: an outage delays what they get, and loses nothing.
+        // Watchers retry: an outage delays notices, and loses nothing.
         let sent = now.max(self.out_until);
         Notice {
             at: sent.saturating_add(self.delay()),

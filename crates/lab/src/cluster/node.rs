@@ -1,4 +1,4 @@
-//! One member's machine: memory that crashes, a process that ends, a clock of its own.
+//! One member's machine: memory that crashes, a process that ends, a separate clock.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::{ControlFlow, Range};
@@ -25,7 +25,7 @@ struct Armed {
     caught: Option<Moment>,
 }
 
-/// What lets transfers land in the memory of a process, without its doing.
+/// Applies transfers to the memory of a process, without its participation.
 #[derive(Default)]
 struct Port {
     /// Where the image is in the memory.
@@ -101,7 +101,7 @@ pub struct Machine {
     pub node: u32,
     /// Its clock.
     pub clock: Clock,
-    /// Counts its processes: what was meant for an earlier one is dropped.
+    /// Counts its processes: messages for an earlier one are dropped.
     pub incarnation: u64,
     /// When its time-out is due.
     pub timer: Option<Time>,
@@ -109,12 +109,12 @@ pub struct Machine {
     process: Option<Core>,
     port: Port,
     armed: Arc<Mutex<Armed>>,
-    /// Data that records at this tail name and that is not there, and what was fetched of it.
+    /// Missing data that records at this tail name, and the fetched parts of it.
     lacks: Option<Lacking>,
     random: Random,
 }
 
-/// A member that stands at a record whose data it lacks.
+/// A member that waits at a record without its data.
 struct Lacking {
     tail: u64,
     map_version: u64,
@@ -138,40 +138,40 @@ impl Lacking {
     }
 }
 
-/// Something that a member did, which the world looks at.
+/// An action of a member that the world observes.
 #[derive(Debug)]
 pub enum Seen {
-    /// As primary it let blocks be used again that records below this position freed.
+    /// As primary it allowed reuse of blocks that records below this position freed.
     Released(u64),
-    /// As primary it was asked for records from here on, and did not hold them any more.
+    /// As primary it was asked for records from here on, and did not have them any more.
     Gone(u64),
     /// As primary it ended a session.
     SessionEnded,
     /// It was opened for changes, and found these sessions.
     Opened(Vec<SessionRecord>),
-    /// The primary takes it back; it will fetch what it lacks.
+    /// The primary accepts it for a rejoin; it will fetch the missing ranges.
     Welcomed,
-    /// It has fetched what it lacked.
+    /// It has fetched the missing ranges.
     Refilled,
     /// It has fetched data that a record names, and it is not that data.
     FetchedInVain,
 }
 
-/// What comes out of a step.
+/// Output of a step.
 #[derive(Default)]
 pub struct Step {
-    /// Messages.
+    /// Messages to send.
     pub transmits: VecDeque<Transmit>,
     /// Maps to propose.
     pub proposals: Vec<UnitMap>,
-    /// What it did that matters to others.
+    /// Actions that matter to others.
     pub seen: Vec<Seen>,
     /// The machine crashed in the middle of it.
     pub crashed: bool,
 }
 
 impl Machine {
-    /// A machine whose memory has these contents.
+    /// A machine with these contents in memory.
     pub fn new(node: u32, clock: Clock, image: Vec<u8>, seed: u64) -> Machine {
         Machine {
             node,
@@ -218,7 +218,7 @@ impl Machine {
         &self.memory
     }
 
-    /// How members open their pools.
+    /// Options with which members open their pools.
     pub fn store_options(now: Time) -> store::Options {
         store::Options {
             clock: store::Clock::Manual(Arc::new(AtomicI64::new(now as i64))),
@@ -248,8 +248,8 @@ impl Machine {
         Ok(())
     }
 
-    /// A one-sided transfer arrives. Nobody answers if no process runs. In a member in sync nothing is changed but blocks
-    /// of grants: all others belong to files, or may do so at any time.
+    /// A one-sided transfer arrives. There is no answer if no process runs. In a member in sync only blocks of grants
+    /// are changed: all others belong to files, or may do so at any time.
     pub fn land(
         &mut self,
         transfer: &Transfer,
@@ -263,7 +263,7 @@ impl Machine {
             let range = offset..offset + transfer.length();
             if !crate::reachable::is_granted(&self.memory.region(), range) {
                 return Err(format!(
-                    "member {}: transfer {wr_id} lands at {offset}, which is granted to nobody",
+                    "member {}: transfer {wr_id} lands at {offset}, which is granted to no session",
                     self.node
                 ));
             }
@@ -271,7 +271,7 @@ impl Machine {
         Ok(Some(self.port.land(&self.memory, transfer)))
     }
 
-    /// Power fails: what was not persistent may be lost.
+    /// Power fails: stores that were not persistent may be lost.
     pub fn crash(&mut self) {
         let moment = self.memory.moment();
         self.crash_at(&moment);
@@ -321,7 +321,7 @@ impl Machine {
         *lock(&self.armed) = Armed::default();
     }
 
-    /// Gives the member an input and does what it asks for.
+    /// Gives the member an input and executes its intents.
     pub fn step(
         &mut self,
         now: Time,
@@ -374,7 +374,7 @@ struct Watch<'a> {
     lacks: &'a mut Option<Lacking>,
     armed: &'a Mutex<Armed>,
     seen: Vec<Seen>,
-    /// The intent takes no record whose data is missing.
+    /// The intent takes no record with missing data.
     is_strict: bool,
     caught: Option<Moment>,
 }
@@ -440,7 +440,7 @@ fn seen_after(completion: &Completion) -> Option<Seen> {
     }
 }
 
-/// Notes what the next record lacks; tells whether that was fetched already.
+/// Notes the missing data of the next record; returns whether it was fetched already.
 fn note_lack(
     lacks: &mut Option<Lacking>,
     map_version: u64,

@@ -9,7 +9,7 @@ use crate::runner;
 
 mod aimed;
 
-/// Whom a fault hits.
+/// Node that a fault hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     /// A member, by number; if its machine is gone for good, the spare.
@@ -18,7 +18,7 @@ pub enum Who {
     Primary,
     /// A client, by number.
     Client(u32),
-    /// Whom the cue was about.
+    /// The node of the cue.
     Subject,
     /// The members but the primary and the subject.
     Bystanders,
@@ -27,13 +27,13 @@ pub enum Who {
 /// Something that faults may wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cue {
-    /// A member is taken back by the primary, and will fetch what it lacks.
+    /// The primary accepts a member for a rejoin, and it will fetch the missing ranges.
     Welcomed,
-    /// It has fetched what it lacked, and follows.
+    /// It has fetched the missing ranges, and follows.
     Refilled,
-    /// The map says that it is in sync.
+    /// The map lists it as in sync.
     InSync,
-    /// The map says that the spare is a member.
+    /// The map lists the spare as a member.
     Replaced,
     /// And that it is in sync.
     SpareInSync,
@@ -47,120 +47,121 @@ pub enum Cue {
     SessionEnded,
 }
 
-/// Something that goes wrong. What has `for_ns` ends by itself.
+/// A fault. One with `for_ns` ends by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A member crashes, and starts again at the end.
     Crash {
-        /// Which.
+        /// The member that crashes.
         member: Who,
         /// It crashes in so many fences from then on; 0: at once. If fewer come until the end, it does not crash.
         after_fences: u32,
-        /// How long after the start of the fault it starts again.
+        /// How long after the start of the fault it restarts.
         for_ns: Time,
     },
-    /// A spare takes the place of a member's machine. Not before another one has what was acknowledged, and once at most.
+    /// A spare replaces a member's machine. Not before another one has all that was acknowledged, and once at most.
     Replace {
-        /// Whose.
+        /// The member with this machine.
         member: Who,
-        /// The machine is gone for good, with its memory. Otherwise nobody reaches it for long enough to be taken for gone.
+        /// The machine is permanently lost, with its memory. Otherwise it is unreachable for long enough to be declared
+        /// failed.
         is_lost: bool,
     },
     /// A client's process crashes; a new one starts later. The first client does not.
     CrashClient {
-        /// Which.
+        /// The client that ends.
         client: Who,
     },
     /// Nothing gets from one to the other.
     Cut {
-        /// From whom.
+        /// Sender of the messages.
         from: Who,
-        /// To whom.
+        /// Receiver of the messages.
         to: Who,
-        /// How long.
+        /// Duration of the fault.
         for_ns: Time,
     },
     /// Nothing gets from or to one.
     Isolate {
-        /// Whom.
+        /// The node that is cut off.
         node: Who,
-        /// How long.
+        /// Duration of the fault.
         for_ns: Time,
     },
     /// The membership service is out of reach.
     MembershipOutage {
-        /// How long.
+        /// Duration of the fault.
         for_ns: Time,
     },
     /// A clock runs too fast or too slow from then on.
     Drift {
-        /// Whose.
+        /// The node with the clock.
         node: Who,
-        /// By how many nanoseconds in a million.
+        /// Drift in nanoseconds per millisecond.
         ppm: i32,
     },
     /// Many messages are lost.
     Loss {
-        /// How many of a thousand.
+        /// Share of messages, per thousand.
         permille: u32,
-        /// How long.
+        /// Duration of the fault.
         for_ns: Time,
     },
     /// Many messages are damaged.
     Corruption {
-        /// How many of a thousand.
+        /// Share of messages, per thousand.
         permille: u32,
-        /// How long.
+        /// Duration of the fault.
         for_ns: Time,
     },
     /// Messages from one to the other take long.
     SlowLink {
-        /// From whom.
+        /// Sender of the messages.
         from: Who,
-        /// To whom.
+        /// Receiver of the messages.
         to: Who,
-        /// How many times as long as usual.
+        /// Factor of the usual delay.
         factor: u32,
-        /// How long this goes on.
+        /// Duration of the fault.
         for_ns: Time,
     },
     /// A node hears from the membership service, and is heard by it, later than usual from then on.
     HearsLate {
-        /// Which.
+        /// The node that receives notices late.
         node: Who,
-        /// How much later.
+        /// Additional delay.
         by_ms: u32,
     },
     /// Not quite a fault: a client writes much at once, and then asks for an fsync.
     Rush {
-        /// Which.
+        /// The client that writes.
         client: Who,
-        /// How many blocks.
+        /// Number of blocks.
         blocks: u32,
     },
     /// Not a fault: a client reads all blocks.
     Look {
-        /// Which.
+        /// The client that acts.
         client: Who,
     },
-    /// What a client writes one-sided into a member's memory is stuck, and lands at the end.
+    /// A client's one-sided writes into a member's memory are stuck, and arrive at the end.
     StuckWay {
         /// Which client.
         from: Who,
-        /// Whose memory.
+        /// The member with this memory.
         to: Who,
-        /// How long.
+        /// Duration of the fault.
         for_ns: Time,
     },
     /// Messages from one to the other arrive late.
     LateLink {
-        /// From whom.
+        /// Sender of the messages.
         from: Who,
-        /// To whom.
+        /// Receiver of the messages.
         to: Who,
-        /// How much later than usual.
+        /// Additional delay.
         by_ms: u32,
-        /// How long this goes on.
+        /// Duration of the fault.
         for_ns: Time,
     },
 }
@@ -174,7 +175,7 @@ impl Fault {
         (now < end).then_some(self)
     }
 
-    /// How long it lasts, if it ends.
+    /// Its duration, if it ends.
     pub fn for_ns(mut self) -> Option<Time> {
         self.for_ns_mut().copied()
     }
@@ -205,9 +206,9 @@ impl Fault {
 pub struct Planned {
     /// When it begins, or begins to wait for its cue.
     pub at: Time,
-    /// What it waits for, and how long after it begins.
+    /// Cue that it waits for, and the delay after it.
     pub cue: Option<(Cue, Time)>,
-    /// What it is.
+    /// The fault itself.
     pub fault: Fault,
 }
 
@@ -216,9 +217,9 @@ pub struct Planned {
 pub struct Plan {
     /// The seed that it was made of.
     pub seed: u64,
-    /// How long the run is.
+    /// Duration of the run.
     pub duration: Time,
-    /// What happens, by time.
+    /// Faults by time.
     pub faults: Vec<Planned>,
 }
 
@@ -229,7 +230,7 @@ pub const DRIFT_PPM_MAX: i32 = 200;
 const REPLACED_EVERY: u64 = 17;
 const REPLACED_AT: u64 = 3;
 
-/// What a plan is after.
+/// Aim of a plan.
 #[derive(Clone, Copy)]
 enum Manner {
     Calm,
@@ -453,7 +454,7 @@ impl Maker {
                     }
                 }
             }
-            // It hears the others, or is heard by them, and does not know that this is all.
+            // It receives from the others, or they from it, and does not know that this is all.
             one_way => {
                 for member in (0..self.members).map(Who::Member) {
                     let (from, to) = if one_way == 2 {
@@ -511,7 +512,7 @@ impl Maker {
         self.crash(at + later.min(for_ns), Who::Primary);
     }
 
-    /// What was not synced may be lost.
+    /// Unsynced writes may be lost.
     fn client_and_primary(&mut self, at: Time) {
         let later = self.random.between(0, 5 * MILLISECOND);
         if self.random.one_in(2) {
@@ -583,7 +584,7 @@ pub fn shrink(plan: Plan, mut fails: impl FnMut(&Plan) -> bool) -> Plan {
                 faults = shorter;
             }
         }
-        // What was needed beside others may not be needed without them.
+        // Faults needed beside others may not be needed without them.
         if faults == before {
             return Plan {
                 seed,

@@ -1,9 +1,9 @@
-//! What a key may hold, and how that changes: the models that histories are held against.
+//! Possible values of a key, and their changes: the models that histories are compared with.
 
 use super::history::{Action, Item, Key, Operation, Outcome};
 use super::time::Time;
 
-/// What a key holds.
+/// Value of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum State {
     Block(Block),
@@ -19,9 +19,9 @@ pub(super) enum State {
     },
 }
 
-/// The inode of a creation that was never answered, if nobody ever found it.
+/// The inode of a creation that was never answered, if no client ever found it.
 const UNSEEN: u64 = u64::MAX;
-/// An inode that had another name before, as long as nobody has found it here.
+/// An inode that had another name before, as long as no client has found it here.
 const PLACED: u64 = u64::MAX - 1;
 
 /// The writes of a block that matter: the last is what reads see, those below appear if it vanishes.
@@ -96,7 +96,7 @@ impl Block {
         left
     }
 
-    /// Forgets what is below a write that never vanishes.
+    /// Discards the values below a write that never vanishes.
     fn forget(&mut self) {
         let stays = |applied: &Applied| !applied.is_loose && applied.vanishes.is_empty();
         if let Some(lowest) = self.applied.iter().rposition(stays) {
@@ -106,7 +106,7 @@ impl Block {
 }
 
 impl State {
-    /// What a key holds at first.
+    /// Initial value of a key.
     pub(super) fn first(key: Key) -> State {
         match key {
             Key::Block { .. } => State::Block(Block::new(0)),

@@ -24,7 +24,7 @@ const SESSIONS: usize = 8;
 /// Contents of a pool, its files, and the epochs that it has gone through; the last begins at its tail.
 pub type Template = (Vec<u8>, Vec<FileId>, Vec<EpochStart>);
 
-/// The same for every member of every unit whose pools are, or are not, nearly full.
+/// The same for every member of every unit with pools that are, or are not, nearly full.
 pub fn pool(is_full: bool) -> Result<Template, String> {
     static TEMPLATES: [OnceLock<Result<Template, String>>; 2] = [OnceLock::new(), OnceLock::new()];
     TEMPLATES[usize::from(is_full)]

@@ -57,7 +57,7 @@ impl<E> Queue<E> {
         Some((at, event))
     }
 
-    /// How many events are waiting.
+    /// Number of waiting events.
     pub fn len(&self) -> usize {
         self.events.len()
     }
@@ -105,7 +105,7 @@ impl Clock {
         };
     }
 
-    /// What the clock shows at a virtual instant that is not before the last change of its drift.
+    /// Time of the clock at a virtual instant that is not before the last change of its drift.
     pub fn local(&self, at: Time) -> u64 {
         let passed = u128::from(at.saturating_sub(self.since)) * u128::from(self.rate);
         saturated(u128::from(self.local_since) + passed / u128::from(MILLION))

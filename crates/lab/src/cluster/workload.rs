@@ -21,19 +21,19 @@ use outcomes::{answer, is_refused};
 use super::time::{Clock, MILLISECOND, Time};
 use super::world::FIRST_CLIENT;
 
-/// Files whose blocks are written and read, and which are locked.
+/// Files that are written, read and locked.
 pub const FILES: usize = 3;
 /// Blocks of a file that are used.
 const BLOCKS: u64 = 4;
 /// Bytes of a short write.
 const SHORT: usize = 64;
-/// Stands for contents that nobody has written.
+/// Stands for contents that no client has written.
 const TORN: u64 = u64::MAX;
 /// Names that are made and removed.
 const NAMES: usize = 3;
-/// How old a write is at most that an fsync is of.
+/// Greatest age of a write for an fsync of it.
 const SYNCED_WITHIN: Time = 300 * MILLISECOND;
-/// Operations of one client under way.
+/// Operations of one client in flight.
 const UNDER_WAY: usize = 2;
 const BLOCK: u64 = store::BLOCK as u64;
 
@@ -83,7 +83,7 @@ pub struct Worker {
     fresh_until: (u64, Time),
     /// An fsync of a new write was answered in the last step.
     has_synced: bool,
-    /// An fsync of this file is asked for when nothing is under way any more.
+    /// An fsync of this file is requested when no operation is in flight any more.
     to_sync: Option<FileId>,
     /// A read of a file that is there was refused: its data is damaged.
     pub has_met_damage: bool,
@@ -91,11 +91,11 @@ pub struct Worker {
     pub has_lost_held: bool,
     /// The file that its session holds.
     held: Option<FileId>,
-    /// What it keeps under leases.
+    /// Its caches under leases.
     keeping: Keeping,
-    /// Operations that were answered by what it keeps.
+    /// Operations that were answered from its caches.
     kept: u64,
-    /// For what its caches do.
+    /// Random source of its caches.
     chance: Random,
     defects: Defects,
     files: Vec<FileId>,
@@ -156,18 +156,18 @@ impl Worker {
         self.client.is_some()
     }
 
-    /// How many writes and reads were done one-sided.
+    /// Number of one-sided writes and reads.
     pub fn one_sided(&self) -> (u64, u64) {
         let (writes, reads) = self.client.as_ref().map_or((0, 0), Client::one_sided);
         (self.one_sided.0 + writes, self.one_sided.1 + reads)
     }
 
-    /// How many operations were answered by what it keeps.
+    /// Number of operations that were answered from its caches.
     pub fn kept(&self) -> u64 {
         self.kept
     }
 
-    /// Nothing is under way.
+    /// Whether no operation is in flight.
     pub fn is_idle(&self) -> bool {
         self.pending.is_empty()
     }
@@ -176,7 +176,7 @@ impl Worker {
     pub fn crash(&mut self, now: Time, lost: &mut Lost) {
         self.one_sided = self.one_sided();
         if self.client.take().is_some() {
-            // Nobody tells when its session ends.
+            // The end of its session is not observed.
             self.lose(now, Time::MAX, lost);
         }
         self.pending.clear();
@@ -185,12 +185,12 @@ impl Worker {
         self.timer = None;
     }
 
-    /// Each process of a machine counts as a client of its own: it knows nothing of the locks of the one before.
+    /// Each process of a machine counts as a separate client: it knows nothing of the locks of the one before.
     fn identity(&self) -> u32 {
         self.incarnation as u32 * 1000 + self.node
     }
 
-    /// Changes the drift of the clock; what it showed before stays as it was.
+    /// Changes the drift of the clock; its past times stay.
     pub fn set_drift(&mut self, now: Time, ppm: i32) {
         self.clock.set_drift(now, ppm);
         if self.fresh_until.1 > now {
@@ -209,7 +209,7 @@ impl Worker {
         }
     }
 
-    /// Gives the client an input; returns what it sends.
+    /// Gives the client an input; returns its messages.
     pub fn step(
         &mut self,
         now: Time,
@@ -250,7 +250,7 @@ impl Worker {
         self.ask_for_pages(local, &mut client);
         if client.resumed_in() != self.resumed_in {
             self.resumed_in = client.resumed_in();
-            // What it replayed is at all members in sync, or was refused.
+            // Its replays are at all members in sync, or were refused.
             self.unsynced.retain(|write| client.is_refused(write.file));
         }
         let sent = std::iter::from_fn(|| client.poll_transmit()).collect();
@@ -303,7 +303,7 @@ impl Worker {
         move |client, local| client.handle_map(local, map)
     }
 
-    /// Asks for something, if not too much is under way.
+    /// Makes a request, if not too many are in flight.
     pub fn choose(&mut self) -> Option<(Operation, Acknowledge)> {
         if self.pending.len() >= UNDER_WAY || self.client.is_none() {
             return None;
@@ -364,7 +364,7 @@ impl Worker {
         Some((operation, acknowledge))
     }
 
-    /// Opens a file, looks at the open one, or closes it.
+    /// Opens a file, reads the open one's attributes, or closes it.
     fn use_held(&mut self, name: Vec<u8>) -> Operation {
         let is_opening = |it: &Pending| it.operation.takes_hold();
         match self.held {
@@ -402,7 +402,7 @@ impl Worker {
         }
     }
 
-    /// A file was opened, or the open one was looked at.
+    /// A file was opened, or the open one's attributes were read.
     fn note_held(&mut self, operation: &Operation, outcome: &Outcome) {
         match operation {
             operation if operation.takes_hold() && outcome.is_done() => {
@@ -453,7 +453,7 @@ impl Worker {
         self.pending.insert(ticket, pending);
     }
 
-    /// Answers an operation by what is kept, if it is.
+    /// Answers an operation from the caches, if possible.
     fn use_kept(&mut self, now: Time, operation: &Operation, history: &mut History) -> bool {
         let local = self.clock.local(now);
         let Some(outcome) = self.keeping.find(local, operation).cloned() else {
@@ -470,7 +470,7 @@ impl Worker {
         true
     }
 
-    /// Looks at something that is kept.
+    /// Reads a cached value.
     pub fn look_at_kept(&mut self, now: Time, history: &mut History) {
         let local = self.clock.local(now);
         if let Some(operation) = self.keeping.any(local, &mut self.chance) {
@@ -535,7 +535,7 @@ impl Worker {
         }
     }
 
-    /// An fsync is done, or says that a write before it is not: then any of them may not have happened.
+    /// An fsync has ended, or reports that a write before it failed: then any of them may not have happened.
     fn synced(
         &mut self,
         now: Time,
@@ -615,10 +615,10 @@ impl Worker {
     }
 }
 
-/// What makes the numbers of a client's caches others than those of its work.
+/// Distinguishes the random numbers of a client's caches from those of its work.
 const CACHES: u64 = 0x4341_4348;
 
-/// Most clients keep what they read under leases.
+/// Most clients cache their reads under leases.
 fn keeps(client: u32) -> bool {
     client > 0
 }
@@ -636,7 +636,7 @@ fn name(number: usize) -> Vec<u8> {
     format!("name{number}").into_bytes()
 }
 
-/// What clients that ended had not synced, and the sessions that ended.
+/// Unsynced writes of clients that ended, and the sessions that ended.
 #[derive(Default)]
 pub struct Lost {
     /// Operations, and when they were invoked.
@@ -647,7 +647,7 @@ pub struct Lost {
 
 /// Stands for the extended attribute of a file.
 const XATTR_BLOCK: u64 = 1 << 32;
-/// What a block holds that was cut off.
+/// Value of a block that was cut off.
 const NOTHING: u64 = 0;
 
 /// The root directory.
@@ -769,7 +769,7 @@ fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
     }
 }
 
-/// A rename is answered: what that says about the names from and to.
+/// A rename is answered: its consequences for the names from and to.
 fn renamed(now: Time, error: Option<ErrorCode>, (from, to): (Id, Id), history: &mut History) {
     match error {
         None => {

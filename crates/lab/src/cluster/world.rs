@@ -1,7 +1,7 @@
 //! A whole unit in one thread: members on simulated memory, clients that work, fabric and membership service, faults.
 //!
-//! The same seed gives the same run. When the faults are over the unit has a bounded time to heal: then all members are
-//! in sync, at one tail, with the same image, and the history of what clients saw has an explanation.
+//! The same seed gives the same run. When the faults have ended the unit has a bounded time to heal: then all members
+//! are in sync, at one tail, with the same image, and the clients' history has an explanation.
 
 use std::collections::BTreeMap;
 
@@ -28,12 +28,12 @@ use replace::{OPERATOR, Replacement};
 
 /// Name of the first client on the fabric; members count from 0.
 pub const FIRST_CLIENT: u32 = 100;
-/// What makes the numbers of one-sided transfers others than those of the rest.
+/// Distinguishes the random numbers of one-sided transfers from the others.
 const WAYS: u64 = 0x5741_5953;
-/// What healing may take once faults are over.
+/// Greatest time for healing after the faults.
 const HEAL_WITHIN: Time = 40 * SECOND;
 
-/// What is simulated.
+/// Setup of a simulation.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The seed of all that is random.
@@ -44,7 +44,7 @@ pub struct Setup {
     pub metadata_only: Option<u32>,
     /// Whether the pools are nearly full.
     pub is_full: bool,
-    /// Clients.
+    /// Number of clients.
     pub clients: u32,
     /// How long clients work; faults end before.
     pub duration: Time,
@@ -82,14 +82,14 @@ impl Setup {
     }
 }
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Operations in the history.
     pub operations: usize,
-    /// Epochs.
+    /// Number of epochs.
     pub epochs: u32,
-    /// Keys whose history was too long to be judged.
+    /// Keys with a history too long to be checked.
     pub gave_up: usize,
     /// Writes that were done one-sided.
     pub one_sided_writes: u64,
@@ -126,7 +126,7 @@ enum Event {
         incarnation: u64,
         map: UnitMap,
     },
-    /// A fault of the plan begins. What it waited for was about this node.
+    /// A fault of the plan begins. Its cue concerned this node.
     Fault {
         index: usize,
         subject: Option<u32>,
@@ -142,7 +142,7 @@ enum Event {
     },
     StartMember(usize),
     StartClient(usize),
-    /// The operator looks at the map.
+    /// The operator reads the map.
     Operator,
 }
 
@@ -155,7 +155,7 @@ impl Event {
     }
 }
 
-/// Fast networks, and slow ones, on which much is under way at any time.
+/// Fast networks, and slow ones with many messages in flight.
 fn link_options(random: &mut Random) -> LinkOptions {
     let delay_ns = *random.pick(&[
         (5 * MICROSECOND, 50 * MICROSECOND),
@@ -193,7 +193,7 @@ pub struct World {
     ways: Ways,
     /// The machine that is gone for good, and the spare.
     replacement: Option<Replacement>,
-    /// How much later than usual each node hears from the membership service, and is heard.
+    /// Additional delay of each node's messages from and to the membership service.
     map_lag: BTreeMap<u32, Time>,
     /// Nothing goes wrong in this run but that messages get lost.
     is_calm: bool,
@@ -202,7 +202,7 @@ pub struct World {
 }
 
 impl World {
-    /// A unit whose members all have a copy of one pool.
+    /// A unit in which all members have a copy of one pool.
     pub fn new(setup: Setup, plan: Plan) -> Result<World, String> {
         let mut random = Random::new(setup.seed);
         let (image, files, lineage) = super::template::pool(setup.is_full)?;
@@ -223,7 +223,7 @@ impl World {
         let map = UnitMap {
             version: 1,
             epoch: lineage.last().map_or(0, |of| of.epoch),
-            // Nobody yet: the members choose.
+            // None yet: the members elect one.
             primary: NOBODY,
             in_sync: members.clone(),
             members,
@@ -278,7 +278,7 @@ impl World {
         self
     }
 
-    /// What was noted.
+    /// The recorded events.
     pub fn trace(&self) -> &[String] {
         self.trace.as_deref().unwrap_or_default()
     }
@@ -295,7 +295,7 @@ impl World {
         let end = self.setup.duration;
         self.run_until(end)?;
         self.heal();
-        // One that was just cut off may still believe that all is well.
+        // One that was just cut off may still assume that it serves.
         self.run_until_quiet(end + 5 * SECOND, end + HEAL_WITHIN)?;
         self.read_all();
         self.run_until_quiet(end, end + 2 * HEAL_WITHIN)?;
@@ -592,7 +592,7 @@ impl World {
         if self.is_gone(from) {
             return Ok(());
         }
-        // As the service would get it.
+        // In the form that the service gets.
         let map = UnitMap::decode(&map.encode(), &self.setup.defects)
             .map_err(|error| format!("member {from} proposes {map:?}: {error}"))?;
         let before = self.membership.valid().clone();
@@ -675,7 +675,7 @@ impl World {
     ) {
         let worker = &mut self.workers[client];
         worker.ask(now, operation, acknowledge, &mut self.history);
-        // Whatever that made the client say goes out with this.
+        // Messages that the client made in response go out with this.
         self.client_step(now, client, |_, _| ());
     }
 

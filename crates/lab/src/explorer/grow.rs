@@ -13,7 +13,7 @@ use store::{Defects, read_superblock};
 /// grows when it is tried again.
 pub fn explore_grow(old: &Prepared, length: u64, bounds: Bounds) -> Result<Counts, String> {
     let mut explorer = Explorer::new(length, bounds, Defects::default())?;
-    // What is behind the old pool may be anything.
+    // Bytes beyond the old pool may be anything.
     for byte in [0, 0xff] {
         explorer.inspector.counts.workloads += 1;
         let mut image = old.image.clone();
@@ -72,7 +72,8 @@ impl Run<'_> {
         let allowed = [self.model.tree()];
         for moment in self.recorder.take() {
             let inspector = &mut self.explorer.inspector;
-            // One of the superblocks may be half written, which the check says. None is refused: below, they are opened.
+            // One of the superblocks may be partly written, which the check reports. None is refused: below, they are
+            // opened.
             inspector.inspect_or_refuse(&moment, &allowed)?;
             for image in moment.images(8, inspector.bounds.seed) {
                 let again = Simulation::from_image(image);

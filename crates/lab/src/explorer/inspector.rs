@@ -21,9 +21,9 @@ pub struct Inspector {
     clock: Arc<AtomicI64>,
     defects: Defects,
     random: Random,
-    /// How much is inspected.
+    /// Bounds of the inspection.
     pub(crate) bounds: Bounds,
-    /// What was inspected.
+    /// Counts of the inspection.
     pub(crate) counts: Counts,
 }
 
@@ -82,7 +82,7 @@ impl Inspector {
         Ok(())
     }
 
-    /// Recovers an image, and says which of the trees is in it.
+    /// Recovers an image, and returns which of the trees it contains.
     pub fn expect(&mut self, image: &[u8], allowed: &[Tree]) -> Result<usize, String> {
         self.scratch.write(0, image);
         let which = self.recover(allowed)?;
@@ -90,14 +90,14 @@ impl Inspector {
         Ok(which)
     }
 
-    /// Opens what is in the scratch memory.
+    /// Opens the pool in the scratch memory.
     fn recover(&self, allowed: &[Tree]) -> Result<usize, String> {
         let tree = guarded(|| self.open_and(snapshot))?;
         let which = allowed.iter().position(|allowed| *allowed == tree);
         which.ok_or_else(|| contradiction(&tree, allowed))
     }
 
-    /// Opens what is in the scratch memory, for some work.
+    /// Opens the pool in the scratch memory, for some work.
     fn open_and<T>(
         &self,
         work: impl FnOnce(&mut Embedded) -> Result<T, String>,
@@ -123,7 +123,7 @@ impl Inspector {
         guarded(|| self.check()).map_err(|error| format!("before recovery, {error}"))
     }
 
-    /// Recovers an image, works, and opens it again: what was there must still be.
+    /// Recovers an image, works, and opens it again: the earlier contents must still be there.
     fn work_on(&self, image: &[u8], expected: &Tree) -> Result<(), String> {
         self.scratch.write(0, image);
         guarded(|| {
@@ -173,7 +173,7 @@ fn message(panic: &(dyn Any + Send)) -> &str {
         .unwrap_or("without a message")
 }
 
-/// Takes and gives back blocks and inodes: whatever recovery got wrong about them comes to light.
+/// Allocates and frees blocks and inodes: errors of recovery about them become visible.
 fn work(system: &mut Embedded) -> Result<(), String> {
     let path = || "probe".to_string();
     let write = |offset, length| Operation::Write {
@@ -214,7 +214,7 @@ fn is_full(system: &Embedded) -> bool {
     statistics.is_ok_and(|found| found.inodes_free == 0 || found.blocks_available == 0)
 }
 
-/// Gives the root directory these flags, and says which it had.
+/// Gives the root directory these flags, and returns the former ones.
 fn set_root_flags(system: &Embedded, flags: FileFlags) -> Result<FileFlags, String> {
     let file_system = system.file_system();
     let before = file_system.attributes(ROOT).map(|it| it.flags);

@@ -1,4 +1,4 @@
-//! Crashes with two operations under way.
+//! Crashes with two operations in flight.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -17,12 +17,12 @@ use crate::operation::{Operation, System};
 use crate::pool::options;
 use crate::tree::Tree;
 
-/// What two threads do at the same time. Neither may depend on the other: their operations must succeed in every
+/// Operations of two threads at the same time. Neither may depend on the other: their operations must succeed in every
 /// order and lead to the same tree.
 #[derive(Clone, Debug)]
 pub struct Duet(pub [Vec<Operation>; 2]);
 
-/// How far the threads are.
+/// Progress of the threads.
 #[derive(Default)]
 struct Progress {
     started: [AtomicUsize; 2],
@@ -94,7 +94,7 @@ impl Trees<'_> {
         Ok(tree)
     }
 
-    /// All that a crash may leave: each thread's operation under way is whole or absent.
+    /// All possible results of a crash: each thread's operation in flight is whole or absent.
     fn allowed(&mut self, seen: &Seen) -> Result<Vec<Tree>, String> {
         let mut allowed = Vec::new();
         for first in seen.finished[0]..=seen.started[0] {
@@ -180,10 +180,9 @@ impl Explorer {
         Ok(())
     }
 
-    /// Stops `first` at its fence number `fence`, counted from 0, lets `second` come as far as its own first fence,
-    /// and inspects the crashes of this moment. After each, recovery goes on with `first` again, and crashes again:
-    /// the record of `second`, which may be whole behind a torn one, must not come back. False when `first` has no
-    /// such fence.
+    /// Stops `first` at its fence number `fence`, counted from 0, lets `second` proceed to its own first fence, and
+    /// inspects the crashes of this moment. After each, recovery and `first` run again, and crash again: the record of
+    /// `second`, which may be whole after a torn one, must not reappear. False when `first` has no such fence.
     pub fn explore_stage(
         &mut self,
         prepared: &Prepared,
@@ -205,7 +204,7 @@ impl Explorer {
         Ok(true)
     }
 
-    /// The moment when both operations are under way.
+    /// The moment when both operations are in flight.
     fn stage(
         &mut self,
         prepared: &Prepared,
@@ -292,10 +291,10 @@ impl Explorer {
 const IMAGES_AFTERWARDS: usize = 3;
 /// How long the second thread may take to change something: it may be waiting for the first.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Looks without a change after which the second thread is taken to rest.
+/// Polls without a change after which the second thread counts as blocked.
 const QUIET: u32 = 60;
 
-/// The moment when the second thread has changed something and then rests, at a fence of its own.
+/// The moment when the second thread has changed something and then blocks, at its own fence.
 fn when_quiet(simulation: &Simulation, progress: &Progress) -> Moment {
     let start = Instant::now();
     let before = simulation.moment().pending_lines();

@@ -12,7 +12,7 @@ const ACCESS: usize = 0;
 const DEFAULT: usize = 1;
 
 impl Acl {
-    /// What a mode shows of it.
+    /// The permissions that a mode shows.
     fn shown(&self) -> u32 {
         match self.mask {
             Some(mask) => self.mode & 0o707 | mask << 3,
@@ -31,7 +31,7 @@ impl Acl {
         }
     }
 
-    /// Whether a mode says all of it.
+    /// Whether it is equivalent to a mode.
     fn is_mode(&self) -> bool {
         self.users.is_empty() && self.mask.is_none()
     }
@@ -92,7 +92,7 @@ impl Model {
         Ok(())
     }
 
-    /// The lists of a new inode, whose facts get the permissions that are left.
+    /// The lists of a new inode; its facts get the remaining permissions.
     pub(super) fn inherit_acls(&self, parent: u64, facts: &mut Facts) -> Acls {
         let parent = self.inodes.get(&parent);
         let handed_on = parent.and_then(|parent| parent.acls[DEFAULT].clone());

@@ -17,12 +17,12 @@ pub(super) struct Place {
     pub(super) directory: u64,
     /// The last name; empty when the path ends in the root, `.` or `..`.
     pub(super) name: String,
-    /// What is there.
+    /// The inode at the end, if it exists.
     pub(super) found: Option<u64>,
 }
 
 impl Model {
-    /// Walks along a path; a symbolic link at its end is followed if `follow` says so.
+    /// Walks along a path; a symbolic link at its end is followed if `follow` is set.
     pub(super) fn walk(&self, path: &str, follow: bool) -> Result<Place> {
         if path.is_empty() {
             return Err(Errno(libc::ENOENT));
@@ -76,7 +76,7 @@ impl Model {
         })
     }
 
-    /// What a path leads to; it must be there.
+    /// The target of a path; it must exist.
     pub(super) fn existing(&self, path: &str, follow: bool) -> Result<u64> {
         self.walk(path, follow)?.found.ok_or(Errno(libc::ENOENT))
     }

@@ -1,9 +1,9 @@
-//! How readers who note themselves and a writer find each other, apart from what they are after.
+//! How readers that publish themselves and a writer detect each other, apart from the protected value.
 //!
-//! A reader stores the key of the lock into a word of its own, and then looks whether the lock is still biased. A writer,
-//! who has the underlying lock, ends the bias, and then looks whether a word holds the key. Each looks after its own store
-//! is seen by all, so at least one of them sees the other: the reader goes the slow way, or the writer waits. The bias
-//! comes back only under the underlying lock, which a writer has for itself.
+//! A reader stores the key of the lock into its own word, and then checks whether the lock is still biased. A writer,
+//! which holds the underlying lock, ends the bias, and then checks whether a word holds the key. Each checks after its
+//! own store is visible to all, so at least one of them sees the other: the reader takes the slow path, or the writer
+//! waits. The bias returns only under the underlying lock, which a writer holds exclusively.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -21,10 +21,10 @@ pub trait Word {
     fn put(&self, value: Self::Value);
     /// Stores it, so that all see it before anything after it is done.
     fn announce(&self, value: Self::Value);
-    /// Stores it before anything after it is done, for who looks after a [`Word::announce_everywhere`].
+    /// Stores the value before all later operations, for threads that read after a [`Word::announce_everywhere`].
     fn note(&self, value: Self::Value);
-    /// Stores it, so that all see it before anything after it is done; of each other thread, what it did before a moment
-    /// between is seen, and what it does after it sees this.
+    /// Stores the value, visible to all before any later operation; for each other thread there is a moment between:
+    /// its operations before are visible, and those after see this value.
     fn announce_everywhere(&self, value: Self::Value);
 }
 
@@ -75,8 +75,8 @@ word!(AtomicUsize, usize);
 /// Locks that a thread can have noted at the same time.
 const SLOTS: usize = 8;
 
-/// What a thread reads: the keys of locks, 0 where there is none. On cache lines of its own (two: processors fetch them
-/// in pairs).
+/// Locks that a thread reads: their keys, 0 where there is none. On separate cache lines (two: processors fetch them in
+/// pairs).
 #[repr(align(128))]
 pub struct Line<W>([W; SLOTS]);
 
@@ -101,8 +101,8 @@ impl<F: Word<Value = u32>> Bias<F> {
         self.0.peek() != 0
     }
 
-    /// Begins to read the fast way, if that is possible: the word that says so until [`leave`]. `own` is the caller's
-    /// line, `key` is not 0 and belongs to the lock alone.
+    /// Begins to read by the fast path, if that is possible: returns the word that publishes it until [`leave`]. `own`
+    /// is the caller's line, `key` is not 0 and belongs to the lock alone.
     #[inline]
     pub fn enter<'a, W: Word<Value = usize>>(&self, own: &'a Line<W>, key: usize) -> Option<&'a W> {
         if !self.is_on() {
@@ -122,7 +122,7 @@ impl<F: Word<Value = u32>> Bias<F> {
         self.0.put(1);
     }
 
-    /// Ends it. The caller has the underlying lock for writing. Who reads still is found by [`Line::names`].
+    /// Ends the bias. The caller holds the underlying lock for writing. [`Line::names`] finds remaining readers.
     pub fn end(&self) {
         self.0.announce(0);
     }
@@ -135,14 +135,14 @@ pub fn leave<W: Word<Value = usize>>(slot: &W) {
 }
 
 impl<W: Word<Value = usize>> Line<W> {
-    /// A word in which nothing is noted; for the thread whose line it is.
+    /// Returns an empty word; for the thread that owns the line.
     #[inline]
     pub fn free(&self) -> Option<&W> {
         self.0.iter().find(|slot| slot.peek() == 0)
     }
 
-    /// The words in which the thread may have noted itself: whoever ended the bias waits at each of them until it is
-    /// another one than the key. Later ones that hold the key are of readers who see that the bias is over.
+    /// The words in which the thread may have published itself: a writer that ended the bias waits at each of them
+    /// until it differs from the key. Later words with the key belong to readers that see that the bias has ended.
     pub fn names(&self, key: usize) -> impl Iterator<Item = &W> {
         self.0.iter().filter(move |slot| slot.look() == key)
     }

@@ -13,7 +13,7 @@ use crate::barrier;
 const ADDITIONS: u32 = 512;
 /// After each end it takes twice as many, up to this power of two as many.
 const ENDS_MAX: u32 = 7;
-/// Somebody becomes the owner, or ceases to be.
+/// A thread is becoming the owner, or ceasing to be.
 const CHANGING: u32 = u32::MAX;
 
 /// A word that can be added to in one piece.
@@ -28,12 +28,13 @@ impl Sum for AtomicU64 {
     }
 }
 
-/// On cache lines of its own (two: processors fetch them in pairs).
+/// A value on separate cache lines (two: processors fetch them in pairs).
 #[repr(align(128))]
 struct Apart<T>(T);
 
-/// How those who add and those who change the owner find each other. Whoever adds says so in a word of its own, and then
-/// looks who the owner is. Whoever changes that says so, has a barrier run in all threads, and then looks who is adding.
+/// How adding threads and threads that change the owner detect each other. An adding thread announces it in its own
+/// word, and then reads the owner. A thread that changes the owner announces that, executes a barrier in all threads,
+/// and then reads the words of adding threads.
 struct Core<V, F> {
     value: Apart<V>,
     /// A number of a thread, 0, or [`CHANGING`].
@@ -41,7 +42,7 @@ struct Core<V, F> {
 }
 
 impl<V: Sum, F: Word<Value = u32>> Core<V, F> {
-    /// By the thread that has this number and this word. `None`: somebody else owns the counter.
+    /// Adds, for the thread with this number and this word. `None`: another thread owns the counter.
     #[inline]
     fn add<W: Word<Value = u32>>(&self, number: u32, busy: &W, addend: u64) -> Option<u64> {
         busy.note(1);
@@ -59,8 +60,8 @@ impl<V: Sum, F: Word<Value = u32>> Core<V, F> {
         before
     }
 
-    /// Makes this thread the owner, where there is none, unless somebody is adding. No other thread changes the owner
-    /// meanwhile.
+    /// Makes this thread the owner, if there is none, unless another thread is adding. No other thread changes the
+    /// owner meanwhile.
     fn begin(&self, number: u32, is_alone: impl FnOnce() -> bool) -> bool {
         self.owner.announce_everywhere(CHANGING);
         let is_alone = is_alone();
@@ -68,8 +69,8 @@ impl<V: Sum, F: Word<Value = u32>> Core<V, F> {
         is_alone
     }
 
-    /// Ends it, and waits for the owner, if that is just adding, which `is_busy` tells. No other thread changes the owner
-    /// meanwhile.
+    /// Ends the ownership, and waits for the owner if it is adding, as `is_busy` returns. No other thread changes the
+    /// owner meanwhile.
     fn end(&self, is_busy: impl Fn(u32) -> bool, mut wait: impl FnMut()) -> bool {
         let owner = self.owner.peek();
         if owner == 0 {
@@ -86,30 +87,30 @@ impl<V: Sum, F: Word<Value = u32>> Core<V, F> {
 
 /// A number that threads add to. Each has an index, which no other one uses at the same time.
 ///
-/// Who adds a good many times while nobody else does becomes the *owner*, and then adds by a load and a store. Whoever comes
-/// ends that, by a barrier in all threads of the process, and all add by locked instructions again.
+/// A thread that adds many times without another one between becomes the *owner*, and then adds by a load and a store.
+/// Any other thread ends that, by a barrier in all threads of the process, and all add by locked instructions again.
 pub struct BiasedCounter {
     core: Core<AtomicU64, AtomicU32>,
     adders: Box<[Apart<Adder>]>,
     /// Indexes from here on were never used.
     used: AtomicUsize,
-    /// How often there was an owner and somebody else came.
+    /// Number of times that another thread ended an ownership.
     ends: AtomicU32,
     changing: Mutex<()>,
 }
 
-/// What belongs to an index.
+/// State of an index.
 #[derive(Default)]
 struct Adder {
     busy: AtomicU32,
-    /// Additions without one by anybody else between.
+    /// Additions in a row by this index.
     streak: AtomicU32,
-    /// What the last one made of the number.
+    /// Result of the last addition.
     left: AtomicU64,
 }
 
 impl BiasedCounter {
-    /// For so many threads.
+    /// Creates a counter for so many indexes.
     pub fn new(value: u64, indexes: usize) -> BiasedCounter {
         BiasedCounter {
             core: Core {
@@ -123,14 +124,14 @@ impl BiasedCounter {
         }
     }
 
-    /// The number; who sees it sees what those who added did before (acquire).
+    /// Returns the number; the caller then sees the earlier operations of the adding threads (acquire).
     #[inline]
     pub fn get(&self) -> u64 {
         self.core.value.0.load(Ordering::Acquire)
     }
 
-    /// Adds, and returns what was there. What is done before is seen by who sees the new number, and what others did before
-    /// they added is seen (release and acquire).
+    /// Adds, and returns the former value. A thread that sees the new number sees this thread's earlier operations, and
+    /// this thread sees those of threads that added before (release and acquire).
     #[inline]
     pub fn add(&self, index: usize, addend: u64) -> u64 {
         let adder = &self.adders[index].0;
@@ -195,7 +196,7 @@ impl BiasedCounter {
     }
 }
 
-/// Waits a moment: on the processor at first, then by letting others run, who may be those that are waited for.
+/// Waits a moment: by spinning at first, then by yielding to other threads, which may be the awaited ones.
 pub(super) fn pause(rounds: u32) -> u32 {
     if rounds < 200 {
         spin_loop();

@@ -1,15 +1,16 @@
-//! How the one thread that uses a lock and others who come find each other.
+//! How the one thread that uses a lock and other threads detect each other.
 //!
-//! The *owner* of a lock stores its key into a word of its own, as a reader does where readers note themselves, and then looks
-//! whether it still is the owner. Who comes has the underlying lock, ends that, and then looks at the owner's words. What
-//! differs is who pays for the order of store and look: the owner enters again and again, by plain stores, and who comes has
-//! a barrier run in all threads. Only under the underlying lock somebody becomes the owner, and no reader is noted then.
+//! The *owner* of a lock stores its key into its own word, as a published reader does, and then checks whether it still
+//! is the owner. Another thread takes the underlying lock, ends the ownership, and then reads the owner's words. The
+//! difference is the cost of ordering store and load: the owner enters often, by plain stores, and the other thread
+//! executes a barrier in all threads. A thread becomes the owner only under the underlying lock, and no reader is
+//! published then.
 
 use std::sync::atomic::AtomicU32;
 
 use super::bias::{Line, Word, leave};
 
-/// Who owns a lock: the number of its line plus 1, or 0.
+/// Owner of a lock: the number of its line plus 1, or 0.
 pub struct Owner<F>(F);
 
 impl Owner<AtomicU32> {
@@ -24,7 +25,7 @@ impl<F: Word<Value = u32>> Owner<F> {
         self.0.peek()
     }
 
-    /// Begins to use the lock, if the caller, whose number and line these are, owns it: until [`leave`].
+    /// Begins to use the lock, if the caller, with this number and line, owns it: until [`leave`].
     #[inline]
     pub fn enter<'a, W: Word<Value = usize>>(
         &self,
@@ -41,7 +42,7 @@ impl<F: Word<Value = u32>> Owner<F> {
         None
     }
 
-    /// Makes somebody the owner. The caller has the underlying lock for writing, and nobody owns it.
+    /// Sets the owner. The caller holds the underlying lock for writing, and there is no owner.
     pub fn begin(&self, number: u32) {
         self.0.put(number);
     }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use super::*;
 
-/// How often a writer looks at a free lock that another one has written to before each of the first `busy` looks, and
+/// How often a writer polls a free lock that another one has written to before each of the first `busy` polls, and
 /// whether it takes it.
 fn looks(busy: usize) -> (usize, bool) {
     let (lock, looks) = (BiasedLock::new(0), Cell::new(0));

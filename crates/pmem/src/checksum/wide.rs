@@ -1,8 +1,8 @@
-//! The same by vectors of 64 bytes, for what is long, and copies that are checksummed on the way.
+//! Checksums by vectors of 64 bytes, for long data, and copies that are checksummed on the way.
 //!
-//! A register of 128 bits stands for what lies behind it: `d` bits further on, its lower and its upper half are its
-//! products with two constants, which depend on `d` only. Four vectors of four such registers go over the bytes; then they
-//! are one vector, which the processor's own instructions make a checksum of.
+//! A register of 128 bits represents the bytes before it: `d` bits further on, it equals the products of its lower and
+//! upper half with two constants, which depend on `d` only. Four vectors of four such registers move over the bytes;
+//! then they are folded into one vector, which the processor's own instructions turn into a checksum.
 
 use std::arch::x86_64::{
     __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_prefetch, _mm512_clmulepi64_epi128,
@@ -16,10 +16,10 @@ use crate::LINE;
 /// Bytes of a step. All lengths are multiples of it.
 pub const STEP: usize = VECTORS * LINE;
 const VECTORS: usize = 4;
-/// How far ahead a copy fetches, in bytes (docs/performance/pool.md).
+/// Prefetch distance of a copy, in bytes (docs/performance/pool.md).
 const AHEAD: usize = 1024;
 
-/// The constants for registers whose bytes lie so many vectors ahead.
+/// The constants for registers with bytes so many vectors ahead.
 const fn constants(vectors: u32) -> [i64; 2] {
     let bits = vectors * LINE as u32 * 8;
     [power(bits + 32) << 1, power(bits - 32) << 1]
@@ -40,7 +40,7 @@ fn repeated([lower, upper]: [i64; 2]) -> __m512i {
     _mm512_set_epi64(upper, lower, upper, lower, upper, lower, upper, lower)
 }
 
-/// What `registers` become where `bytes` are.
+/// Folds `registers` into the position of `bytes`.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 fn fold(registers: __m512i, constants: __m512i, bytes: __m512i) -> __m512i {
@@ -54,8 +54,9 @@ fn fold(registers: __m512i, constants: __m512i, bytes: __m512i) -> __m512i {
 /// from `from` on those to come are fetched ahead.
 ///
 /// # Safety
-/// The processor has what [`machine::has_vectors`] says. The bytes are readable, and writable at `to`, if `COPY`. Others may
-/// write them meanwhile: what is copied is then any mixture, and the register is that of the copy.
+/// The processor has the features that [`machine::has_vectors`] checks. The bytes are readable, and writable at `to`,
+/// if `COPY`. Other threads may write them meanwhile: the copy is then any mixture, and the register is that of the
+/// copy.
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 pub unsafe fn sum<const COPY: bool>(
     register: u32,

@@ -1,4 +1,4 @@
-//! Memory that goes away under who uses it. What may end a process happens in one of its own.
+//! Memory that disappears while it is used. A test that may end a process runs in a separate one.
 
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
@@ -13,7 +13,7 @@ use crate::{Access, Region};
 
 const BYTES: u64 = 64 << 10;
 const PATTERN: u64 = 0x1122_3344_5566_7788;
-/// Tells another process that it is the one, and where its files are.
+/// Marks a process as the child of a test, and gives it the path of its files.
 const OTHER: &str = "TAKO_PMEM_CUT";
 
 /// A file full of the pattern, attached as a peer's.
@@ -33,7 +33,7 @@ fn run(test: &str) -> ExitStatus {
     run_telling(test).0
 }
 
-/// The same; and what the process says on standard error.
+/// The same; also returns the child's standard error.
 fn run_telling(test: &str) -> (ExitStatus, String) {
     let scratch = Scratch::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -100,10 +100,10 @@ fn a_file_that_is_shortened_is_cut_and_ends_nobody() {
 }
 
 #[test]
-fn who_reads_meanwhile_has_what_was_there_or_knows() {
+fn a_concurrent_reader_has_the_contents_or_the_mark() {
     const ROUNDS: usize = 60;
     let Some(directory) = in_other() else {
-        let status = run("who_reads_meanwhile_has_what_was_there_or_knows");
+        let status = run("a_concurrent_reader_has_the_contents_or_the_mark");
         return assert!(status.success(), "{status}");
     };
     let path = directory.join("pool");
@@ -205,10 +205,10 @@ fn memory_that_nobody_watches_ends_the_process_as_ever() {
     drop(own);
     let flags = rustix::mm::MapFlags::SHARED;
     let protection = rustix::mm::ProtFlags::READ;
-    // SAFETY: a new mapping, which nothing else knows of.
+    // SAFETY: a new mapping, which no other code knows.
     let at = unsafe { rustix::mm::mmap(ptr::null_mut(), 4096, protection, flags, &file, 0) };
     shorten(&path, 0);
-    // SAFETY: it is mapped; that the load fails is what is tried.
+    // SAFETY: it is mapped; the test expects the load to fail.
     unsafe { at.unwrap().cast::<u8>().read_volatile() };
     unreachable!("there is no such memory");
 }

@@ -7,7 +7,7 @@ use crate::LINE;
 /// Two registers' worth, stored by one `stp`.
 pub(crate) type Block = u128;
 
-/// What this processor can do best.
+/// Capabilities of this processor.
 #[derive(Clone, Copy)]
 pub(crate) struct Machine {
     /// Whether it can clean a line to the point of persistence.
@@ -37,8 +37,8 @@ impl Machine {
     /// They must be mapped.
     pub(crate) unsafe fn flush_lines(self, first: *mut u8, count: usize) {
         for line in (0..count).map(|index| first.wrapping_add(index * LINE)) {
-            // SAFETY: the processor was asked for the instruction, which changes no byte. The
-            // first is `dc cvap`, spelled so that every assembler knows it.
+            // SAFETY: the processor reported the instruction, which changes no byte. The first is `dc cvap`, spelled so
+            // that every assembler knows it.
             unsafe {
                 match self.persistence {
                     true => asm!("sys #3, c7, c12, #1, {}", in(reg) line, options(nostack)),

@@ -12,7 +12,7 @@ use crate::LINE;
 /// The widest vector that every x86-64 processor has.
 pub(crate) use std::arch::x86_64::__m128i as Block;
 
-/// What this processor can do best.
+/// Capabilities of this processor.
 #[derive(Clone, Copy)]
 pub(crate) struct Machine {
     flush: Flush,
@@ -118,7 +118,7 @@ impl Machine {
 }
 
 /// # Safety
-/// As for [`Machine::stream_lines`].
+/// Requirements as for [`Machine::stream_lines`].
 #[target_feature(enable = "avx512f")]
 unsafe fn stream_avx512(to: *mut u8, from: *const u8, stride: usize, count: usize) {
     for line in 0..count {
@@ -131,7 +131,7 @@ unsafe fn stream_avx512(to: *mut u8, from: *const u8, stride: usize, count: usiz
 }
 
 /// # Safety
-/// As for [`Machine::stream_lines`].
+/// Requirements as for [`Machine::stream_lines`].
 #[target_feature(enable = "avx2")]
 unsafe fn stream_avx2(to: *mut u8, from: *const u8, stride: usize, count: usize) {
     for line in 0..count {
@@ -146,7 +146,7 @@ unsafe fn stream_avx2(to: *mut u8, from: *const u8, stride: usize, count: usize)
 }
 
 /// # Safety
-/// As for [`Machine::stream_lines`].
+/// Requirements as for [`Machine::stream_lines`].
 unsafe fn stream_sse2(to: *mut u8, from: *const u8, stride: usize, count: usize) {
     for line in 0..count {
         for part in [0, 16, 32, 48] {
@@ -176,7 +176,7 @@ pub(crate) fn prefetch(line: *const u8) {
 /// Hints that a line will be stored to soon.
 #[inline]
 pub(crate) fn prefetch_to_store(line: *mut u8) {
-    // SAFETY: as in `prefetch`; processors without the instruction take it for none.
+    // SAFETY: as in `prefetch`; processors without the instruction execute it as a no-op.
     unsafe { asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags)) }
 }
 

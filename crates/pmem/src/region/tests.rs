@@ -259,7 +259,7 @@ fn memory_starts_as_zeros_and_survives_nothing() {
 }
 
 #[test]
-fn what_is_not_a_pool_is_said_so() {
+fn files_that_are_no_pools_are_reported() {
     let directory = Scratch::new();
     let empty = directory.path().join("empty");
     fs::write(&empty, b"").unwrap();
@@ -345,7 +345,7 @@ fn permission_is_needed() {
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o555)).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
-            // Root may do anything, so its thread becomes somebody else.
+            // Root has all permissions, so the test's thread changes its user.
             let _ = rustix::thread::set_thread_uid(rustix::fs::Uid::from_raw(65_534));
             for access in [Access::ReadWrite, Access::Private] {
                 assert!(matches!(
@@ -447,7 +447,7 @@ fn a_shared_region_is_the_same_memory_elsewhere() {
 }
 
 #[test]
-fn what_could_kill_this_process_is_not_attached() {
+fn memory_that_could_kill_this_process_is_not_attached() {
     let region = Region::memory(8192, false).unwrap();
     let longer = Region::attach(region.share(true).unwrap(), 8193, true);
     assert!(matches!(longer, Err(Error::NotAPool { .. })), "{longer:?}");
@@ -466,7 +466,7 @@ fn what_could_kill_this_process_is_not_attached() {
     assert!(matches!(foreign.share(true), Err(Error::NotShared)));
 }
 
-/// Who shortens memory and then seals it is not believed the length that it had before.
+/// The former length of memory that was shortened and then sealed is not accepted.
 #[test]
 fn memory_that_shrinks_while_it_is_attached_is_refused_or_long_enough() {
     let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
@@ -493,7 +493,7 @@ fn memory_that_shrinks_while_it_is_attached_is_refused_or_long_enough() {
 }
 
 #[test]
-fn who_sleeps_at_a_word_is_woken() {
+fn a_sleeper_at_a_word_is_woken_up() {
     let region = Region::memory(4096, false).unwrap();
     let elsewhere = Region::attach(region.share(true).unwrap(), 4096, true).unwrap();
     let sleeper = std::thread::spawn(move || {
@@ -531,7 +531,7 @@ fn a_mark_lasts_as_long_as_a_descriptor_or_mapping_that_has_it() {
     assert!(marked(&region, 7), "it is mapped");
     drop(region);
     let again = Region::open(&path, Access::ReadWrite).unwrap();
-    assert!(marked(&again, 7), "whoever opens the pool");
+    assert!(marked(&again, 7), "every process that opens the pool");
     assert!(!marked(&again, u64::MAX));
     drop(attached);
     wait_for_end(&again, 7);

@@ -1,4 +1,4 @@
-//! What a power failure at one moment could leave behind.
+//! States that a power failure at one moment could leave.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,16 +9,16 @@ use crate::LINE;
 use crate::Random;
 use crate::persist::piece;
 
-/// How often a random image is drawn again because it came up before.
+/// Redraws of a random image that was drawn before.
 const ATTEMPTS: usize = 16;
 
-/// What could be in memory if the power failed now. Cheap to make, and to keep unless the memory
-/// goes on changing.
+/// Possible contents of memory after a power failure now. Cheap to make, and to keep unless the memory continues to
+/// change.
 #[derive(Clone)]
 pub struct Moment {
-    /// What is certain.
+    /// Contents that are certain.
     persistent: Arc<Vec<u8>>,
-    /// By line, in program order, what is not.
+    /// Uncertain stores, by line, in program order.
     pending: Arc<BTreeMap<u64, Vec<Store>>>,
 }
 
@@ -95,8 +95,8 @@ impl Moment {
         self.pending.len()
     }
 
-    /// How many distinct images a crash now could leave (or `u128::MAX` if more), each line's store
-    /// cut in address order. Tearing in other orders allows more, which random images include.
+    /// Returns how many distinct images a crash now could leave (or `u128::MAX` if more), each line's store cut in
+    /// address order. Tearing in other orders allows more, which random images include.
     pub fn images_total(&self) -> u128 {
         self.lines().iter().fold(1, |total: u128, line| {
             total.saturating_mul(line.prefixes().len() as u128)
@@ -287,7 +287,7 @@ impl Sampler {
         contents
     }
 
-    /// By turns, one line missing and the same line alone.
+    /// Alternately, one line missing and the same line alone.
     fn single_out(&self, lines: &[Line<'_>], turn: usize) -> Vec<Content> {
         let single = self.order[turn / 2];
         let arrived = |index: usize| (index == single) == (turn % 2 == 1);
@@ -301,7 +301,7 @@ impl Sampler {
         lines.iter().enumerate().map(content).collect()
     }
 
-    /// Of four lines, about one is missing, one complete and two are torn.
+    /// On average, of four lines one is missing, one complete and two are torn.
     fn random_contents(&mut self, lines: &[Line<'_>]) -> Vec<Content> {
         let random = &mut self.random;
         let mut content = |line: &Line<'_>| match random.below(4) {

@@ -19,7 +19,7 @@ fn words(image: &[u8]) -> Words {
     words.enumerate().filter(|&(_, value)| value != 0).collect()
 }
 
-/// All images of a moment that has few, and they are as many as it says.
+/// All images of a moment that has few; their number is as reported.
 fn all_images(moment: &Moment) -> BTreeSet<Words> {
     let images: Vec<Words> = moment
         .images(10_000, 1)

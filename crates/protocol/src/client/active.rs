@@ -2,8 +2,8 @@
 //!
 //! A write of whole blocks goes into blocks of the session's grant, at all members in sync, and one commit makes these
 //! blocks a part of the file. A read takes the data from any member in sync and then the version word from the primary:
-//! if it is the layout's, and the blocks hold what the layout says, the data was current. Whatever does not work out is
-//! done by message.
+//! if it equals the layout's, and the blocks match the layout, the data was current. In all other cases the operation
+//! goes by message.
 
 mod layouts;
 mod read;
@@ -35,7 +35,7 @@ pub(super) enum Run {
     ByMessage,
 }
 
-/// What a client knows for reaching into memories.
+/// State of a client for accessing memories.
 #[derive(Default)]
 pub(super) struct Active {
     keys: BTreeMap<NodeId, u64>,
@@ -117,7 +117,7 @@ impl Client {
         true
     }
 
-    /// How many blocks of its grant this client may fill.
+    /// Number of blocks of its grant that this client may fill.
     pub fn granted_blocks(&self) -> usize {
         self.active.free.len()
     }
@@ -127,27 +127,27 @@ impl Client {
         self.active.out.pop_front()
     }
 
-    /// A member's memory can be reached with this key from now on. A host whose fabric needs more than the key for that gets
-    /// the messages with keys itself ([`Body::Key`]), and calls this later.
+    /// A member's memory can be accessed with this key from now on. A host with a fabric that needs more than the key
+    /// for that gets the messages with keys itself ([`Body::Key`]), and calls this later.
     pub fn handle_key(&mut self, member: NodeId, key: u64) {
         self.active.keys.insert(member, key);
     }
 
-    /// A member's memory cannot be reached any more. Transfers that were under way there have to be reported.
+    /// A member's memory cannot be accessed any more. Transfers in flight there have to be reported.
     pub fn forget_key(&mut self, member: NodeId) {
         self.active.keys.remove(&member);
     }
 
-    /// The primary has answered at `now` what was asked at `asked_at`: there was no other for this long.
+    /// The primary has answered at `now` a message sent at `asked_at`: there was no other for this long.
     pub(super) fn extend_validity(&mut self, now: u64, asked_at: u64, valid_ns: u64) {
-        // What was not asked yet is not believed.
+        // An answer without a question is not accepted.
         if asked_at <= now {
             let until = asked_at.saturating_add(valid_ns);
             self.active.valid_until = self.active.valid_until.max(until);
         }
     }
 
-    /// Another primary: what the one before said does not hold any more.
+    /// Another primary: answers of the one before do not hold any more.
     pub(super) fn epoch_changed(&mut self) {
         self.active.forget_epoch();
         let reading = |run: &mut Run| match run {
@@ -162,8 +162,8 @@ impl Client {
         transfers.retain(|_, it| !restarted.contains(&it.run));
     }
 
-    /// Who has left the unit for good answers nothing, and its memory is not the unit's any more: what lands there, or does
-    /// not, is all the same.
+    /// A member that has left the unit for good does not answer, and its memory is not the unit's any more: accesses
+    /// there, or their absence, have no effect.
     pub(super) fn members_changed(&mut self, now: u64) {
         let members = &self.map.members;
         self.active.keys.retain(|node, _| members.contains(node));
@@ -177,7 +177,7 @@ impl Client {
         }
     }
 
-    /// Everything that was under way fails. Returns the requests that belonged to it.
+    /// Everything in flight fails. Returns the requests that belonged to it.
     pub(super) fn end_active(&mut self) -> BTreeSet<Ticket> {
         let active = std::mem::take(&mut self.active);
         for ticket in active.runs.into_keys() {
@@ -189,7 +189,7 @@ impl Client {
         requests
     }
 
-    /// How a request ended: its user hears of it, or the run that it is for goes on.
+    /// How a request ended: its user is notified, or the run that it is for continues.
     pub(super) fn tell(&mut self, ticket: Ticket, outcome: Outcome, keep: Keep) {
         if self.active.granting == Some(ticket) {
             self.active.granting = None;
@@ -214,7 +214,7 @@ impl Client {
         self.tell_done(ticket, outcome);
     }
 
-    /// Asks by message for what a run needs.
+    /// Requests by message what a run needs.
     fn request(&mut self, run: Ticket, operation: Operation, acknowledge: Acknowledge) {
         self.next_number += 1;
         let ticket = self.next_number;
@@ -222,10 +222,10 @@ impl Client {
         self.queue.push_back((ticket, operation, acknowledge));
     }
 
-    /// What is replayed of a request: a commit's data may not be at the new primary, so it is replayed as a write.
+    /// The replay of a request: a commit's data may be missing at the new primary, so it is replayed as a write.
     ///
-    /// An appending write is replayed at the offset that its user was told: others may have appended before it, and their
-    /// writes may be lost.
+    /// An appending write is replayed at the offset that its user received: others may have appended before it, and
+    /// their writes may be lost.
     pub(super) fn replayed_as(&self, pending: &Pending, outcome: &Outcome) -> Operation {
         let run = self.active.requests.get(&pending.ticket);
         let mut replayed = match run.and_then(|run| self.active.runs.get(run)) {
@@ -257,7 +257,7 @@ impl Client {
         }
     }
 
-    /// When something is to be looked at again.
+    /// Time of the next check.
     pub(super) fn active_timeout(&self) -> Option<u64> {
         self.session().filter(|_| self.is_resumed)?;
         let active = &self.active;
@@ -267,8 +267,8 @@ impl Client {
         transfers.chain(runs).min()
     }
 
-    /// Those of the full members in sync whose memories can be reached, if the primary's can. Asks for keys that are missing:
-    /// nobody waits for them.
+    /// Full members in sync with accessible memories, if the primary's is accessible. Requests missing keys: no
+    /// operation waits for them.
     fn reached(&mut self, now: u64) -> Option<Vec<NodeId>> {
         let mut members = self.map.full_in_sync();
         let count = members.len();

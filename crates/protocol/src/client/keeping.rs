@@ -1,4 +1,4 @@
-//! What a client keeps of the outcomes of reads: for as long as it has leases.
+//! Client caches of outcomes of reads: valid as long as there are leases.
 
 use super::{Client, Event, Keep, Pending, Recalled};
 use crate::defects::Defect;
@@ -66,7 +66,7 @@ impl Client {
         }
     }
 
-    /// The caches keep nothing any more of what was recalled.
+    /// The caches have dropped the recalled contents.
     pub fn invalidated(&mut self, recalled: Recalled) {
         let Recalled { inode, number, .. } = recalled;
         if self.leases.invalidated(inode, number) {

@@ -1,4 +1,4 @@
-//! What a client sends and tells, message by message.
+//! Messages and events of a client, one by one.
 
 use super::*;
 use crate::EpochStart;

@@ -1,4 +1,4 @@
-//! What a node does about messages of another epoch than its own.
+//! Handling of messages from another epoch than the node's own.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ const PAUSE_NS: u64 = 20_000_000;
 /// Senders that are remembered, at most.
 const SENDERS_MAX: usize = 1024;
 
-/// What to do about a message.
+/// Handling of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
     /// Take it.
@@ -29,7 +29,7 @@ pub struct EpochRule {
 }
 
 impl EpochRule {
-    /// What to do about a message of this sender and epoch.
+    /// Decides about a message of this sender and epoch.
     pub fn judge(&mut self, now: u64, from: NodeId, epoch: u32, own: u32) -> Judgement {
         if epoch == own {
             return Judgement::Current;

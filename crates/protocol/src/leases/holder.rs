@@ -1,4 +1,4 @@
-//! What a client holds.
+//! Leases of a client.
 
 use std::collections::BTreeMap;
 
@@ -21,12 +21,12 @@ struct Recalled {
     is_answered: bool,
 }
 
-/// What a client does about a recall.
+/// A client's reaction to a recall.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// It answers: it keeps nothing.
     Answer,
-    /// Its caches must drop what they keep of the inode first.
+    /// Its caches must drop their contents of the inode first.
     Invalidate { has_entries: bool },
     /// That is being done.
     Wait,
@@ -40,7 +40,7 @@ pub(crate) struct Holder {
     recalled: BTreeMap<u64, Recalled>,
     /// All grants up to this number are void.
     void_to: u64,
-    /// How many leases and recalls there may be before those that have ended are dropped.
+    /// Number of leases and recalls at which ended ones are dropped.
     sweep_at: [usize; 2],
     /// When the last lease ends.
     until: u64,
@@ -57,7 +57,7 @@ impl Holder {
         number <= self.void_to || recalled.is_some_and(|it| number < it.number)
     }
 
-    /// Takes a grant until a time; returns what is left of it.
+    /// Takes a grant until a time; returns the rest of it.
     pub fn take(
         &mut self,
         now: u64,
@@ -156,7 +156,7 @@ impl Holder {
             .is_some_and(|it| !std::mem::replace(&mut it.is_answered, true))
     }
 
-    /// Another primary: it counts its grants and recalls anew. What is held stays so until its time is over.
+    /// Another primary: it numbers its grants and recalls from the start. Existing leases stay until they expire.
     pub fn epoch_changed(&mut self) {
         self.recalled.clear();
         self.void_to = 0;

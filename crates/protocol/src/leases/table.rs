@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A session's lease of an inode.
 struct Lease {
     until: u64,
-    /// Of the newest grant.
+    /// Number of the newest grant.
     number: u64,
     recall: Option<Sent>,
 }
@@ -28,9 +28,9 @@ pub(crate) struct Recall {
 /// All leases of a primary.
 #[derive(Default)]
 pub(crate) struct Table {
-    /// By inode and session.
+    /// Leases by inode and session.
     leases: BTreeMap<u64, BTreeMap<u64, Lease>>,
-    /// By session, the least recently granted first: end and inode.
+    /// Leases by session, the least recently granted first: end and inode.
     by_session: BTreeMap<u64, BTreeSet<(u64, u64)>>,
     /// Changes that wait for recalls will change these: no lease is granted.
     closing: BTreeSet<u64>,
@@ -49,7 +49,7 @@ impl Table {
         }
     }
 
-    /// How many there are, with the inodes that are closed.
+    /// Number of entries, with the closed inodes.
     pub fn kept(&self) -> usize {
         self.by_session.values().map(BTreeSet::len).sum::<usize>() + self.closing.len()
     }
@@ -118,7 +118,7 @@ impl Table {
         Ok(())
     }
 
-    /// Recalls a lease, unless it was recalled already; after `resend_ns`, if given, once more.
+    /// Recalls a lease, unless it was recalled already; after `resend_ns`, if given, again.
     fn recall_one(
         &mut self,
         now: u64,
@@ -141,8 +141,8 @@ impl Table {
         })
     }
 
-    /// What a change by a session has to wait for: leases of others on these inodes. Returns the recalls to send, and when to
-    /// look again; `None` if nothing is in the way.
+    /// Leases that a change by a session has to wait for: those of others on these inodes. Returns the recalls to send,
+    /// and the time of the next check; `None` if there are none.
     pub fn recall(
         &mut self,
         now: u64,

@@ -1,8 +1,8 @@
-//! Bounds on what others can have a member keep, however often they say the same thing, and whatever they say.
+//! Bounds on the state that others can make a member keep, however often they repeat a message, and whatever they send.
 //!
 //! For each session the primary keeps one change of a slot and [`READS_MAX`] requests without one, from their arrival to
 //! their answer, [`WAITS_MAX`](super::waits::WAITS_MAX) waits for locks, and as many leases as the options say; for each member [`FETCHES_MAX`] ranges. Sessions are bounded by the table of sessions, members by the
-//! map. What does not fit is dropped: whoever needs it asks again. The lists are short, so they are searched.
+//! map. Excess messages are dropped: their senders retry. The lists are short, so they are searched.
 
 use super::requests::{Executing, Parked, Waiting};
 use super::serve::Primary;
@@ -10,14 +10,14 @@ use super::{Member, Role};
 use crate::map::NodeId;
 use crate::wire::Body;
 
-/// Requests without a slot that a session may have under way.
+/// Requests without a slot that a session may have in flight.
 pub const READS_MAX: usize = 64;
 /// Ranges that wait for one member.
 pub(super) const FETCHES_MAX: usize = 64;
 
 impl Parked {
-    /// Whether both use the same place: of two changes of one slot only the newer one counts, since a client asks for the
-    /// next when it has the answer to the one before. A read has a place of its own.
+    /// Whether both use the same entry: of two changes of one slot only the newer one counts, since a client sends the
+    /// next when it has the answer to the one before. A read has a separate entry.
     fn displaces(&self, other: &Parked) -> bool {
         let is_change = self.operation.is_change();
         self.session == other.session
@@ -31,26 +31,26 @@ impl Parked {
 }
 
 impl Executing {
-    /// What its records take, at most.
+    /// Greatest length of its records.
     fn record_max(&self) -> u64 {
         match self {
             Executing::Request { parked, .. } if parked.operation.makes_record() => {
                 parked.operation.record_max()
             }
-            // Of sessions there are few.
+            // There are few sessions.
             _ => 0,
         }
     }
 }
 
 impl Primary {
-    /// Whether members lack so much, or will when what is under way is done, that changes have to wait.
+    /// Whether members lack so much, or will when everything in flight is done, that changes have to wait.
     pub fn is_full(&self, window: u64) -> bool {
         let under_way: u64 = self.executing.values().map(Executing::record_max).sum();
         self.position + under_way > self.confirmed + window
     }
 
-    /// Keeps a request until it is served, unless it is under way already or too many are.
+    /// Keeps a request until it is served, unless it is in flight already or too many are.
     pub fn park(&mut self, parked: Parked) {
         let slots = self.sessions.by_number.get(&parked.session);
         let slots = slots.map_or(0, |session| session.slots.len());
@@ -81,7 +81,7 @@ impl Primary {
         })
     }
 
-    /// Whether a read is not under way yet, and its session has not too many of them.
+    /// Whether a read is not in flight yet, and its session has not too many of them.
     fn has_room_for_read(&self, read: &Parked) -> bool {
         let is_read = |it: &Parked| it.session == read.session && !it.operation.is_change();
         let parked = self.parked.iter().filter(|it| is_read(it));
@@ -103,8 +103,8 @@ impl Primary {
         is_new && count < READS_MAX
     }
 
-    /// Keeps a message until enough is confirmed, in place of one that is of no use any more. One that waits
-    /// already goes on waiting: a later one would wait for more.
+    /// Keeps a message until enough is confirmed, in place of an obsolete one. One that waits already continues to
+    /// wait: a later one would wait for more.
     pub fn wait(&mut self, waiting: Waiting) {
         let is_reply = matches!(waiting.body, Body::Reply { .. });
         let is_same = |it: &Waiting| match (&it.body, &waiting.body) {
@@ -132,7 +132,7 @@ impl Primary {
         !is_range(&waiting) || self.waiting.iter().filter(is_range).count() < FETCHES_MAX
     }
 
-    /// Drops the answer that a slot gave before: whoever asks for more has it, or does not want it.
+    /// Drops the previous answer of a slot: a client that sends the next request has it, or does not need it.
     pub fn forget_answer(&mut self, parked: &Parked) {
         self.waiting.retain(|it| {
             let Body::Reply { slot, .. } = it.body else {
@@ -142,7 +142,7 @@ impl Primary {
         });
     }
 
-    /// Whether a client is about to be told of a session: if it asks again, it gets that one.
+    /// Whether a client is about to receive a session: if it asks again, it gets that one.
     pub fn is_opening(&self, client: NodeId) -> bool {
         let mut executing = self.executing.values();
         let mut waiting = self.waiting.iter();
@@ -153,7 +153,7 @@ impl Primary {
 }
 
 impl Member {
-    /// How much is kept in lists: what fuzzing holds against a bound.
+    /// Number of list entries: fuzzing compares it with a bound.
     pub(crate) fn kept(&self) -> usize {
         let of_role = match &self.role {
             Role::Following(following) => following.kept(),

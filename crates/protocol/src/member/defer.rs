@@ -13,7 +13,7 @@ use super::{Member, Role};
 use crate::Options;
 use crate::map::NodeId;
 
-/// What waits.
+/// A waiting request.
 #[derive(Default)]
 pub(super) struct Deferred {
     /// In the order in which they came; of each member a bounded number.

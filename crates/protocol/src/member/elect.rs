@@ -1,7 +1,7 @@
-//! Who is next: members in sync that hear nothing of the primary stand for its place.
+//! Election: members in sync that hear nothing from the primary stand for primary.
 //!
-//! A member promises each time it grants a lease; it stands only when that promise is over by its own clock, so the old
-//! primary, which needs a lease of every member in sync, serves no more. The membership service decides: of two
+//! A member promises each time it grants a lease; it stands only when that promise has expired by its own clock, so the
+//! old primary, which needs a lease of every member in sync, serves no more. The membership service decides: of two
 //! proposals for one epoch it takes one.
 
 use std::collections::BTreeMap;
@@ -30,8 +30,9 @@ impl Candidacy {
 }
 
 impl Member {
-    /// Only a member in sync has everything that was acknowledged, and only if it has the data too. If some of its records
-    /// are not the unit's, no primary since then knows its tail: nothing was acknowledged that it does not have.
+    /// Only a member in sync has everything that was acknowledged, and only if it has the data too. If some of its
+    /// records are not the unit's, no primary since then knows its tail: nothing was acknowledged that it does not
+    /// have.
     pub(super) fn may_stand(&self) -> bool {
         if self.is_metadata_only() && !self.defects.has(Defect::PromoteMetadataOnly) {
             return false;
@@ -57,7 +58,7 @@ impl Member {
     }
 
     pub(super) fn handle_candidate(&mut self, now: u64, from: NodeId, tail: Sequence) {
-        // Whoever still hears the primary does not help to replace it.
+        // A member that still hears the primary does not help to replace it.
         let is_free = match &self.role {
             Role::Following(_) => now >= self.promised_until,
             Role::Standing(_) => true,
@@ -91,7 +92,7 @@ impl Member {
         let Role::Standing(candidacy) = &mut self.role else {
             return;
         };
-        // Who has metadata only does not stand: nobody steps back behind it.
+        // A metadata-only member does not stand: no other member yields to it.
         let rivals = candidacy.heard.iter();
         let is_outrun = rivals
             .filter(|(node, _)| !self.map.is_metadata_only(**node))

@@ -1,4 +1,4 @@
-//! How the primary has one request executed: locks in its own memory, everything else in the store.
+//! Execution of a request by the primary: locks in its own memory, everything else in the store.
 
 use super::Member;
 use super::intent::{Intent, Slot, Ticket};
@@ -9,7 +9,7 @@ use super::sessions::Answer;
 use crate::defects::Defect;
 use crate::wire::{Details, ErrorCode, Operation, Outcome};
 
-/// What the primary does about a request.
+/// Next step of the primary for a request.
 enum Step {
     /// The store executes it.
     Store,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-/// What is missing, and what of it was asked for.
+/// Missing ranges, and those requested.
 #[derive(Default)]
 pub(super) struct Fetching {
     /// Not asked for yet.
@@ -29,7 +29,7 @@ impl Fetching {
         self.wanted.len() + self.under_way.len()
     }
 
-    /// What to ask for now, in parts of at most `part` bytes, so that at most `most` parts are under way.
+    /// The next requests, in parts of at most `part` bytes, so that at most `most` parts are in flight.
     pub fn next(&mut self, part: u32, most: usize) -> Vec<(u64, u32)> {
         let mut parts = Vec::new();
         while self.under_way.len() < most
@@ -46,14 +46,14 @@ impl Fetching {
         parts
     }
 
-    /// Nothing came for long: what is under way is to be asked for again.
+    /// Nothing arrived for long: requests in flight are to be repeated.
     pub fn give_up(&mut self) {
         while let Some((start, end)) = self.under_way.pop_last() {
             self.wanted.push_front(start..end);
         }
     }
 
-    /// Bytes came. Says whether they had been asked for; of a part that was answered in part the rest is still missing.
+    /// Bytes arrived. Returns whether they had been requested; of a partly answered part the rest is still missing.
     pub fn arrived(&mut self, range: &Range<u64>) -> bool {
         let asked = self.under_way.get(&range.start).copied();
         let Some(end) = asked.filter(|end| !range.is_empty() && range.end <= *end) else {
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(fetching.next(40, 3), []);
         assert!(fetching.arrived(&(40..80)));
         assert!(!fetching.arrived(&(40..80)), "it came already");
-        assert!(!fetching.arrived(&(0..50)), "nobody asked for so much");
+        assert!(!fetching.arrived(&(0..50)), "less was requested");
         assert!(!fetching.arrived(&(80..80)), "nothing came");
         assert!(fetching.arrived(&(0..10)), "a part of it came");
         assert_eq!(fetching.next(40, 3), [(10, 30), (200, 30)]);

@@ -35,9 +35,9 @@ pub(super) struct Following {
     early: BTreeMap<u64, Vec<u8>>,
     /// Records that are being taken, or wait for data that one of them names.
     held: Option<(u64, Vec<u8>)>,
-    /// What was fetched of the data that the records behind the tail name.
+    /// Fetched ranges of the data that the records beyond the tail name.
     fetched: Vec<Range<u64>>,
-    /// The held records are taken though their data is not there any more: what is there is newer.
+    /// The held records are taken though their data is not there any more: newer data is.
     is_lenient: bool,
     /// Data that is missing.
     missing: Fetching,
@@ -47,11 +47,11 @@ pub(super) struct Following {
     pub joining: Joining,
     /// When it began to ask for that: answers repeat it.
     pub joins_since: u64,
-    /// The primary knows of this member, which may count records.
+    /// The primary knows this member, which may count records.
     pub is_welcome: bool,
-    /// Before its tail is here, the image may show changes whose records this member does not have.
+    /// Before its tail is here, the image may show changes without their records.
     pub floor: u64,
-    /// The image shows nothing that the records do not, and the primary was told.
+    /// The image shows exactly the records, and the primary was notified.
     is_settled: bool,
 }
 
@@ -72,7 +72,7 @@ impl Following {
         }
     }
 
-    /// What it has and waits for is void: the image is made anew.
+    /// Its state and outstanding requests are void: the image is fetched again.
     pub fn start_over(&mut self) {
         self.early.clear();
         self.held = None;
@@ -87,7 +87,7 @@ impl Following {
         self.early.len() + self.fetched.len() + self.missing.kept() + self.joining.kept()
     }
 
-    /// Notes that ranges are to be fetched; says whether all of them were before.
+    /// Records ranges to be fetched; returns whether all of them were before.
     fn note_fetched(&mut self, ranges: &[Range<u64>]) -> bool {
         let has = |part: &Range<u64>, range: &Range<u64>| {
             part.start <= range.start && range.end <= part.end
@@ -114,7 +114,7 @@ impl Member {
         }
     }
 
-    /// A member in sync whose records are all the unit's follows by itself; others have to join.
+    /// A member in sync with only the unit's records follows by itself; others have to rejoin.
     fn may_follow(&self) -> bool {
         match &self.role {
             Role::Following(following) => {
@@ -126,8 +126,8 @@ impl Member {
         }
     }
 
-    /// Whether the primary may count this member's tail: its image shows just what its records say. A member that catches
-    /// up tells the primary when it is so, and goes on if it stays so.
+    /// Whether the primary may count this member's tail: its image shows exactly its records. A member that catches up
+    /// notifies the primary when this holds, and continues if it stays so.
     fn is_caught_up(&self) -> bool {
         let Role::Following(following) = &self.role else {
             return false;
@@ -145,7 +145,7 @@ impl Member {
         }
     }
 
-    /// How far this member's records reach, as the primary may know it: nothing, if they are not the unit's.
+    /// End of this member's records, as reported to the primary: nothing, if they are not the unit's.
     fn reported_tail(&self) -> u64 {
         if self.may_follow() {
             self.tail.number
@@ -188,7 +188,7 @@ impl Member {
 
     fn handle_heartbeat(&mut self, now: u64, sent_at_ns: u64, position: u64) {
         match &self.role {
-            // Who has proposed itself must not give the old primary another lease.
+            // A member that has proposed itself must not give the old primary another lease.
             Role::Standing(candidacy)
                 if candidacy.has_proposed && !self.defects.has(Defect::GrantWhileProposing) =>
             {
@@ -214,7 +214,7 @@ impl Member {
         }
     }
 
-    /// Asks for what is missing, but not again while the answer may be on its way.
+    /// Requests missing ranges, but not again while the answer may be in flight.
     fn ask_for_gap(&mut self, now: u64) {
         let retry = self.options.retry_ns;
         let Some(following) = self.following() else {
@@ -252,7 +252,7 @@ impl Member {
         if end <= tail {
             return self.report();
         }
-        // What was held back comes first again when its data is there.
+        // Records held back come first again when their data is there.
         if following.held.is_none() {
             self.ingest(from, records);
         }
@@ -289,7 +289,7 @@ impl Member {
         }
     }
 
-    /// Tells the primary how far the records reach.
+    /// Reports the end of the records to the primary.
     fn report(&mut self) {
         let (tail, is_caught_up) = (self.reported_tail(), self.is_caught_up());
         self.send(self.map.primary, Body::Tail { tail, is_caught_up });
@@ -307,7 +307,7 @@ impl Member {
         let has_advanced = tail.number > self.tail.number;
         if has_advanced {
             self.tail = tail;
-            // What follows the unit's records is the unit's.
+            // Records that follow the unit's records are the unit's.
             let lineage = self.map.lineage.iter();
             self.history = lineage
                 .filter(|of| of.epoch <= tail.epoch)
@@ -320,7 +320,7 @@ impl Member {
         };
         let held = following.held.take();
         let was_lenient = std::mem::take(&mut following.is_lenient);
-        // Records before it may have written over what was fetched for a later one.
+        // Records before it may have overwritten data that was fetched for a later one.
         if has_advanced || missing.is_empty() {
             following.fetched.clear();
         }
@@ -341,7 +341,7 @@ impl Member {
             following.held = held;
             following.missing = Fetching::of(missing);
             following.asked_at = now;
-            // What came and is not right will not be right at once: it is asked for again when a while has passed.
+            // Wrong data that arrived will not be right at once: it is requested again after a while.
             if !(was_fetched && is_in_sync) {
                 self.fetch_missing();
             }
@@ -376,9 +376,9 @@ impl Member {
         parts.clamp(1, FETCHES_MAX as u32) as usize
     }
 
-    /// How data that records name is asked for. A member that counts gets just that data, since the primary does not
-    /// change it in place before all members that it counts have the record. Others take what there is, and are behind
-    /// until they have the records for it.
+    /// How data that records name is requested. A member that counts gets exactly that data, since the primary does not
+    /// change it in place before all members that it counts have the record. Others take the present data, and are
+    /// behind until they have the records for it.
     fn way_to_fetch(&self) -> Fetch {
         match &self.role {
             _ if self.map.is_in_sync(self.node) => Fetch::Data,

@@ -1,9 +1,9 @@
-//! Keys to the members' memories, and what becomes of granted blocks when their session is over.
+//! Keys to the members' memories, and the fate of granted blocks when their session has ended.
 //!
-//! A client writes into granted blocks with a key that each member has opened for its session. What was sent with a key
-//! may land until the key is closed, long after the client is gone: so the blocks that are left of an ended session's
-//! grant stay where they are, in the image and thus on all members, until every member has said that the session's keys
-//! are closed. A member whose process is new has none. Only then are they freed.
+//! A client writes into granted blocks with a key that each member has opened for its session. A transfer with a key
+//! may arrive until the key is closed, long after the client is gone: so the remaining blocks of an ended session's
+//! grant stay where they are, in the image and thus on all members, until every member has reported that the session's
+//! keys are closed. A member with a new process has none. Only then are they freed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,11 +15,11 @@ use crate::defects::Defect;
 use crate::map::NodeId;
 use crate::wire::Body;
 
-/// A grant whose session is over.
+/// A grant of an ended session.
 struct Quarantine {
     /// Place of the session in the table.
     index: u32,
-    /// Who has said that the session's keys are closed.
+    /// Members that have reported that the session's keys are closed.
     closed: BTreeSet<NodeId>,
     /// The blocks are being freed.
     is_freeing: bool,
@@ -56,7 +56,7 @@ impl Member {
         self.send_all(self.full_others(), Body::OpenKey { index, session });
     }
 
-    /// The other members that have data: nobody reaches into the memory of one that has metadata only.
+    /// The other members that have data: no client accesses the memory of a metadata-only one.
     fn full_others(&self) -> Vec<NodeId> {
         let others = self.others().into_iter();
         let is_full = |node: &NodeId| !self.map.is_metadata_only(*node);
@@ -72,8 +72,8 @@ impl Member {
         }
     }
 
-    /// Opens a session's key. There is one for each place in the table of sessions, so that keys do not add up where it
-    /// was not heard that a session is over. A place is used again when all members know that.
+    /// Opens a session's key. There is one for each index in the table of sessions, so that keys do not accumulate at
+    /// members that missed the end of sessions. An index is reused when all members know that.
     fn open_key(&mut self, index: u32, session: u64) {
         let newest = self.keys.get(&index).copied().unwrap_or_default();
         if index >= self.options.sessions || session < newest {
@@ -93,7 +93,7 @@ impl Member {
         self.out.intents.push_back(Intent::CloseKey { session });
     }
 
-    /// The host has opened or closed a key: it is the primary that wants to know.
+    /// The host has opened or closed a key: the primary gets the report.
     pub(super) fn key_completed(&mut self, now: u64, completion: &Completion) {
         let (own, primary) = (self.node, self.map.primary);
         let is_primary = matches!(self.role, Role::Serving(_));
@@ -110,8 +110,8 @@ impl Member {
         }
     }
 
-    /// A member has opened a key. It is worth something only as long as the session is: a request that was delayed may
-    /// have opened one after the session's end, and nobody must get that.
+    /// A member has opened a key. It is valid only as long as the session is: a request that was delayed may have
+    /// opened one after the session's end, and no client may get that.
     pub(super) fn key_opened(&mut self, member: NodeId, session: u64, key: u64) {
         let Some(primary) = self.primary() else {
             return;
@@ -132,7 +132,7 @@ impl Member {
         self.free_grants(now);
     }
 
-    /// A session is over: by a record that was made before this.
+    /// A session has ended: by a record that was made before this.
     pub(super) fn session_ended(&mut self, session: u64, ended: &Session) {
         if ended.has_grant {
             return self.begin_quarantine(session, ended.index, BTreeSet::new());
@@ -142,7 +142,7 @@ impl Member {
         self.send_all(self.full_others(), Body::CloseKey { session });
     }
 
-    /// What the primary before has left in quarantine: whom it had asked, this one does not know.
+    /// Quarantine left by the primary before: the members that it had asked are unknown here.
     pub(super) fn restore_quarantines(&mut self, grants: &[(u64, u32)]) {
         let closed = if self.defects.has(Defect::ForgetQuarantineAtTakeover) {
             self.map.members.iter().copied().collect()
@@ -168,7 +168,7 @@ impl Member {
         primary.quarantines.asked_at = 0;
     }
 
-    /// Asks members that have not said so to close the keys of ended sessions; frees what is free.
+    /// Asks members without a report to close the keys of ended sessions; frees the released grants.
     pub(super) fn free_grants(&mut self, now: u64) {
         let pause = self.options.heartbeat_ns;
         let others = self.full_others();

@@ -1,4 +1,4 @@
-//! What a member wants its host to do on the store or at the membership service, and how that ended.
+//! Intents of a member for its host, on the store or at the membership service, and their completions.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::wire::{Fetch, FileId, Held, Operation, Outcome};
 /// Names an intent, so that its completion finds what waits for it.
 pub type Ticket = u64;
 
-/// Where a request's answer is kept: in the image, in the same record as the change, so that it is carried out once.
+/// Location of a request's answer: in the image, in the same record as the change, so that it is executed once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// Place of the session in the table of sessions.
@@ -33,12 +33,12 @@ pub struct RequestId {
     pub number: u64,
 }
 
-/// What a member does about data that records name and do not hold.
+/// Treatment of out-of-line data of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamedData {
-    /// Stops at a record whose data is not there, and says what is missing.
+    /// Stops at a record with missing data, and reports the missing ranges.
     Required,
-    /// Takes the records, and says what is missing.
+    /// Takes the records, and reports the missing ranges.
     Reported,
     /// Takes the records: it has metadata only.
     Ignored,
@@ -47,13 +47,13 @@ pub enum NamedData {
 /// Something for the host to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Intent {
-    /// Carry out an operation; a change with its answer in the slot.
+    /// Execute an operation; a change with its answer in the slot.
     Execute {
         /// Names it.
         ticket: Ticket,
         /// The request: one that is executed twice takes or releases holds once.
         request: RequestId,
-        /// What to do.
+        /// The operation to execute.
         operation: Operation,
         /// Where the answer goes.
         slot: Option<Slot>,
@@ -73,7 +73,7 @@ pub enum Intent {
         first: usize,
         /// The locks, `None` for positions without one.
         locks: Vec<Option<HeldLock>>,
-        /// Locks that were given back or replaced: a part of the answer.
+        /// Locks that were released or replaced: a part of the answer.
         count: u64,
         /// Where the answer goes, and which session.
         slot: Slot,
@@ -86,7 +86,7 @@ pub enum Intent {
         index: u32,
         /// The session.
         session: u64,
-        /// Whose it is.
+        /// Client that owns the locks.
         client: NodeId,
     },
     /// Take a session out of the table, with its locks and holds.
@@ -132,23 +132,23 @@ pub enum Intent {
     ReadRecords {
         /// Position of the first.
         from: u64,
-        /// Who gets them.
+        /// Members that receive them.
         to: Vec<NodeId>,
     },
     /// Read image bytes for a member.
     ReadImage {
-        /// Who gets them.
+        /// Member that receives them.
         to: NodeId,
-        /// Why.
+        /// Reason for the fetch.
         fetch: Fetch,
         /// First byte.
         offset: u64,
-        /// Number of bytes; of metadata, in how many to look for it.
+        /// Number of bytes; for metadata, the length of the range to search.
         length: u32,
         /// Bytes to read, at most.
         most: u32,
     },
-    /// All members in sync have the records below: what they freed may be used again.
+    /// All members in sync have the records below: the space that they freed may be reused.
     ReleaseFreed {
         /// The position.
         below: u64,
@@ -159,7 +159,7 @@ pub enum Intent {
         from: u64,
         /// Back to back.
         records: Vec<u8>,
-        /// What is done about data that they name.
+        /// Treatment of their out-of-line data.
         named: NamedData,
     },
     /// Which image bytes did the records from here on change?
@@ -174,7 +174,7 @@ pub enum Intent {
         /// The bytes.
         bytes: Vec<u8>,
     },
-    /// Forget the records behind this place and go on there.
+    /// Discard the records beyond this position and continue there.
     Rewind {
         /// The place.
         to: Sequence,
@@ -193,15 +193,15 @@ pub enum Intent {
     },
 }
 
-/// How an intent ended.
+/// Completion of an intent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Completion {
-    /// Of [`Intent::Execute`], [`Intent::NoteLocks`], [`Intent::OpenSession`], [`Intent::EndSession`], [`Intent::ReclaimOrphans`],
-    /// [`Intent::FreeGrant`].
+    /// For [`Intent::Execute`], [`Intent::NoteLocks`], [`Intent::OpenSession`], [`Intent::EndSession`],
+    /// [`Intent::ReclaimOrphans`], [`Intent::FreeGrant`].
     Executed {
         /// Names it.
         ticket: Ticket,
-        /// What came out.
+        /// Outcome of the operation.
         outcome: Outcome,
         /// The tail, if a record was made.
         position: Option<u64>,
@@ -210,39 +210,39 @@ pub enum Completion {
         /// The record names data that is not in it.
         is_by_reference: bool,
     },
-    /// Of [`Intent::Resolve`].
+    /// For [`Intent::Resolve`].
     Resolved {
         /// Names it.
         ticket: Ticket,
         /// Inodes of the files.
         inodes: Vec<u64>,
     },
-    /// Of [`Intent::OpenKey`]. The same key, if one was open.
+    /// For [`Intent::OpenKey`]. The same key, if one was open.
     KeyOpened {
         /// The session.
         session: u64,
         /// Its key: never one that any process had before.
         key: u64,
     },
-    /// Of [`Intent::CloseKey`]: nothing lands any more, also of what is on its way.
+    /// For [`Intent::CloseKey`]: no access can arrive any more, including those in flight.
     KeyClosed {
         /// The session.
         session: u64,
     },
-    /// Of [`Intent::ReadRecords`]: the records, or `None` if they are not held (any more).
+    /// For [`Intent::ReadRecords`]: the records, or `None` if they are not held (any more).
     Records {
         /// Position of the first.
         from: u64,
-        /// Who gets them.
+        /// Members that receive them.
         to: Vec<NodeId>,
         /// Back to back.
         records: Option<Vec<u8>>,
     },
-    /// Of [`Intent::ReadImage`].
+    /// For [`Intent::ReadImage`].
     Image {
-        /// Who gets it.
+        /// Member that receives it.
         to: NodeId,
-        /// Why.
+        /// Reason for the fetch.
         fetch: Fetch,
         /// First byte.
         offset: u64,
@@ -253,35 +253,36 @@ pub enum Completion {
         /// The bytes.
         bytes: Vec<u8>,
     },
-    /// Of [`Intent::Ingest`].
+    /// For [`Intent::Ingest`].
     Ingested {
         /// The tail now.
         tail: Sequence,
-        /// Image bytes that are not what the next record ([`NamedData::Required`]), or one of those taken, says.
+        /// Image bytes that differ from the next record's data ([`NamedData::Required`]), or from that of a record
+        /// taken.
         missing: Vec<Range<u64>>,
     },
-    /// Of [`Intent::TouchedSince`]: the ranges, or the whole image if the records are not held any more.
+    /// For [`Intent::TouchedSince`]: the ranges, or the whole image if the records are not held any more.
     Touched {
         /// Image bytes.
         ranges: Vec<Range<u64>>,
     },
-    /// Of [`Intent::OpenForWriting`].
+    /// For [`Intent::OpenForWriting`].
     Opened {
         /// The tail.
         tail: Sequence,
-        /// The sessions that the image knows.
+        /// The sessions in the image.
         sessions: Vec<SessionRecord>,
-        /// Sessions that are over and left blocks in their grants, with their places in the table.
+        /// Ended sessions that left blocks in their grants, with their indexes in the table.
         grants: Vec<(u64, u32)>,
     },
-    /// Of [`Intent::Follow`]: closed for changes.
+    /// For [`Intent::Follow`]: closed for changes.
     Following {
         /// The tail.
         tail: Sequence,
         /// Epochs of the records that the ring holds.
         history: Vec<EpochStart>,
     },
-    /// Of [`Intent::Propose`]: the map that there is now, whether it is the proposed one or not.
+    /// For [`Intent::Propose`]: the present map, whether it is the proposed one or not.
     Proposed {
         /// The map.
         map: UnitMap,
@@ -295,9 +296,9 @@ pub struct SessionRecord {
     pub index: u32,
     /// The session.
     pub session: u64,
-    /// Whose it is.
+    /// Client that owns the session.
     pub client: NodeId,
-    /// Of each slot, the last request that made a record, and its answer.
+    /// For each slot, the last request that made a record, and its answer.
     pub slots: Vec<(u64, Outcome)>,
     /// The locks by their positions.
     pub locks: Vec<Option<HeldLock>>,

@@ -1,10 +1,10 @@
-//! Coming back: undo what the unit does not have, fetch what changed meanwhile, follow.
+//! Rejoining: undo records that the unit lacks, fetch ranges that changed meanwhile, follow.
 //!
-//! 1. The member finds how much of its records is the unit's, and asks to follow from there. If it can't tell, or the
-//!    primary does not hold those records any more, everything is refilled.
+//! 1. The member finds the common part of its records with the unit's, and asks to follow from there. If it can't tell,
+//!    or the primary does not hold those records any more, everything is refilled.
 //! 2. It fetches every range that its other records changed. These records stay in its ring until all is fetched: if it
 //!    crashes, it starts over and finds the same ranges.
-//! 3. It forgets them and follows. What it fetched shows changes up to some position; before its records reach that,
+//! 3. It discards them and follows. The fetched ranges show changes up to some position; before its records reach that,
 //!    it is not in sync.
 
 use std::ops::Range;
@@ -19,10 +19,10 @@ use crate::wire::{Body, Fetch};
 
 /// The epoch of a pool that was formatted and never opened for changes.
 const FORMATTED: u32 = 1;
-/// Bytes of the image in which the primary looks for metadata at a time.
+/// Bytes of the image in which the primary searches for metadata at a time.
 pub(super) const METADATA_STEP: u32 = 16 << 20;
 
-/// How far a member has come on its way back.
+/// Progress of a member that rejoins.
 pub(super) enum Joining {
     No,
     /// The primary was asked.
@@ -61,7 +61,7 @@ impl Member {
         }
     }
 
-    /// Whether this pool was formatted and nothing else: it has no record, and not even what was there before the first.
+    /// Whether this pool was only formatted: it has no record, and lacks the contents from before the first.
     fn is_blank(&self) -> bool {
         let has_record = |of: &EpochStart| of.start < self.tail.number;
         self.tail.epoch == FORMATTED && !self.history.iter().any(has_record)
@@ -115,8 +115,8 @@ impl Member {
         }
     }
 
-    /// The primary will send records from here on. What it answered to an earlier question, about other records, it may
-    /// have sent long ago.
+    /// The primary will send records from here on. Its answer to an earlier question, about other records, may be from
+    /// long ago.
     pub(super) fn handle_welcome(&mut self, now: u64, request: u64, from: u64, position: u64) {
         let Role::Following(following) = &mut self.role else {
             return;
@@ -188,7 +188,7 @@ impl Member {
         );
     }
 
-    /// A member that has metadata only fetches the same ranges; the primary leaves out what is data.
+    /// A metadata-only member fetches the same ranges; the primary leaves out data.
     fn fetch_refill(&mut self) {
         let most = self.fetches_max();
         let (fetch, part) = if self.is_metadata_only() {
@@ -230,7 +230,7 @@ impl Member {
         else {
             return;
         };
-        // An answer from before may have gone astray on its way: no record brings up to date what it shows.
+        // An earlier answer may have been lost on its way: no record updates its contents.
         if position < *follow_from || !missing.arrived(&(offset..end)) {
             return;
         }

@@ -9,11 +9,11 @@ use crate::leases::table::Recall;
 use crate::leases::{Covers, Grant, changed, changed_names, shown};
 use crate::wire::{Body, Operation, Outcome};
 
-/// What keeps a change from being begun.
+/// Reason why a change cannot begin.
 enum Obstacle {
     /// The files of its names are not known.
     Names,
-    /// Others have leases: these recalls are to be sent, and it is looked at again then.
+    /// Others have leases: these recalls are to be sent, and the change is checked again then.
     Leases(Vec<u64>, Vec<Recall>, u64),
 }
 

@@ -22,7 +22,7 @@ pub struct HeldLock {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LockEdit {
     pub first: usize,
-    /// Locks that were given back or replaced.
+    /// Locks that were released or replaced.
     pub count: u64,
     pub before: Vec<Option<HeldLock>>,
     pub after: Vec<Option<HeldLock>>,
@@ -90,7 +90,7 @@ impl LockTable {
         self.replace(session, file, lock, Some(*lock))
     }
 
-    /// Gives back the owner's locks of these bytes.
+    /// Releases the owner's locks of these bytes.
     pub fn remove(
         &mut self,
         session: u64,
@@ -100,7 +100,7 @@ impl LockTable {
         self.replace(session, file, range, None)
     }
 
-    /// Gives back all locks that were taken by an open file.
+    /// Releases all locks that were taken by an open file.
     pub fn remove_handle(
         &mut self,
         session: u64,

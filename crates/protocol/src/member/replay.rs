@@ -1,9 +1,9 @@
-//! What a new primary does before it serves: it hears all sessions, and carries out again what got lost.
+//! Work of a new primary before it serves: it hears all sessions, and executes lost writes again.
 //!
 //! A client was told that its write is done when only the old primary had it. It keeps such writes until it learns that
-//! all members in sync have them, and sends those left to the new primary. They are carried out in the order that they
-//! had, over all clients: between two writes of one byte by two clients the later one has to win again. Sessions that
-//! do not come are ended; what they had not synced may be lost.
+//! all members in sync have them, and sends the remaining ones to the new primary. They are executed in their original
+//! order, over all clients: between two writes of one byte by two clients the later one has to win again. Sessions that
+//! do not resume are ended; their unsynced writes may be lost.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -21,15 +21,15 @@ pub(super) struct Replaying {
     /// Sessions that were not heard of yet, and until when they are waited for.
     missing: BTreeSet<u64>,
     until: u64,
-    /// All that is to be carried out again, with its session.
+    /// All writes to be executed again, with their sessions.
     replays: Vec<(Sequence, u64, Replay)>,
     /// The same in order, once all sessions were heard.
     queue: Option<VecDeque<(u64, Replay)>>,
     /// Sessions and their slots in which one was refused, and why.
     refused: BTreeMap<(u64, u16), ErrorCode>,
-    /// Files that sessions hold, as far as they have said so.
+    /// Files that sessions hold, as far as reported.
     holds: BTreeMap<u64, BTreeMap<FileId, u64>>,
-    /// Intents under way.
+    /// Intents in flight.
     left: usize,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Replaying {
 const HOLDS_MAX: usize = 1 << 20;
 
 impl Primary {
-    /// A session says which files it holds, before it resumes.
+    /// A session reports its held files, before it resumes.
     pub fn note_holds(&mut self, session: u64, holds: Vec<Held>) {
         let replaying = self.replaying.as_mut();
         if let Some(replaying) = replaying.filter(|it| it.missing.contains(&session)) {
@@ -106,7 +106,7 @@ impl Member {
                     replaying.replays.extend(its);
                 }
             }
-            // The answer got lost. What it replays was carried out, or it would have been ended.
+            // The answer got lost. Its replays were executed, or it would have been ended.
             None => self.welcome_back(session),
         }
         if let Some(restored) = restored.filter(|_| !forgets_holds) {
@@ -153,7 +153,7 @@ impl Member {
         }
     }
 
-    /// A replay was carried out, or refused.
+    /// A replay was executed, or refused.
     pub(super) fn note_replayed(&mut self, parked: &Parked, error: Option<ErrorCode>) {
         let replaying = self.primary().and_then(|it| it.replaying.as_mut());
         if let Some((replaying, error)) = replaying.zip(error) {
@@ -171,7 +171,7 @@ impl Member {
         }
     }
 
-    /// One of the intents was carried out.
+    /// One of the intents was executed.
     pub(super) fn replayed(&mut self) {
         if let Some(replaying) = self.primary().and_then(|it| it.replaying.as_mut()) {
             replaying.left = replaying.left.saturating_sub(1);
@@ -243,9 +243,8 @@ impl Member {
         }
     }
 
-    /// Carries out a request again, unless the image has it. After one that was refused no other of its slot is: its
-    /// record would tell the next primary that all before it were carried out, and this one may die before it tells
-    /// the client.
+    /// Executes a request again, unless the image has it. After a refused one no other of its slot is: its record would
+    /// tell the next primary that all before it were executed, and this one may die before it notifies the client.
     fn replay(&mut self, session: u64, replay: Replay) {
         let Some(primary) = self.primary() else {
             return;

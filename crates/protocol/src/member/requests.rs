@@ -1,4 +1,4 @@
-//! What clients ask of the primary: each request carried out once, answered when enough members have it.
+//! Requests of clients to the primary: each executed once, and answered when enough members have it.
 
 use super::intent::{Completion, Intent, RequestId, Ticket};
 use super::locks::LockEdit;
@@ -19,7 +19,7 @@ pub(super) struct Parked {
     pub acknowledge: Acknowledge,
     pub wants_lease: bool,
     pub operation: Operation,
-    /// Files whose names it changes, once they are known.
+    /// Files behind the names that it changes, once they are known.
     pub targets: Option<Targets>,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Parked {
 #[derive(Clone, Debug)]
 pub(super) struct Targets {
     pub inodes: Vec<u64>,
-    /// How many changes had begun then.
+    /// Number of changes begun by then.
     pub begun: u64,
 }
 
@@ -41,7 +41,7 @@ impl Parked {
     }
 }
 
-/// What an intent was for.
+/// Purpose of an intent.
 pub(super) enum Executing {
     Request {
         parked: Parked,
@@ -54,7 +54,7 @@ pub(super) enum Executing {
         parked: Parked,
         answer: Answer,
     },
-    /// The files of the names that a change changes are looked up.
+    /// The files behind the names of a change are looked up.
     Resolve {
         parked: Parked,
     },
@@ -81,7 +81,7 @@ pub(super) struct Waiting {
     pub session: u64,
     pub request: u64,
     pub body: Body,
-    /// It tells what the files hold, so that it takes leases to say it.
+    /// The answer shows contents of files, so that it needs leases.
     is_service: bool,
 }
 
@@ -124,7 +124,7 @@ impl Member {
         self.out.send_to_client(envelope, to, body);
     }
 
-    /// Tells a client something when all members in sync have the records below `needs`.
+    /// Sends a client a message when all members in sync have the records below `needs`.
     pub(super) fn tell_client_when(&mut self, needs: u64, to: NodeId, session: u64, body: Body) {
         if let Some(primary) = self.primary() {
             primary.wait(Waiting {
@@ -158,7 +158,7 @@ impl Member {
             Some(known) if known.client == from && !known.is_ending => {
                 known.heard_at = now;
             }
-            // One that is being ended hears of it when it is: then what it held is free.
+            // A session that is being ended is notified at its end: then its locks and holds are free.
             Some(_) => return,
             None => return self.tell_client(from, session, request, Body::Expired),
         }
@@ -269,7 +269,7 @@ impl Member {
                 }
                 return;
             }
-            // The one before is still being carried out: no client asks for two at a time in one slot.
+            // The one before is still being executed: no client sends two at a time in one slot.
             if state.request > 0 && state.answer.is_none() && !forgets {
                 return;
             }
@@ -332,7 +332,7 @@ impl Member {
         });
     }
 
-    /// The store has carried out something.
+    /// The store has executed something.
     pub(super) fn executed(&mut self, now: u64, completion: Completion) {
         let Completion::Executed {
             ticket,
@@ -407,7 +407,7 @@ impl Member {
         self.confirm(now);
     }
 
-    /// A record says that a session has ended.
+    /// A record contains the end of a session.
     fn session_end_recorded(&mut self, now: u64, session: u64, request: Option<u64>) {
         let revives = self.defects.has(Defect::ReviveSession);
         let Some(primary) = self.primary() else {
@@ -426,7 +426,7 @@ impl Member {
         self.free_grants(now);
     }
 
-    /// What all members in sync must have before the answer is given.
+    /// Position that all members in sync must have before the answer is sent.
     fn needs(&self, parked: &Parked, position: Option<u64>, depends_on: u64) -> u64 {
         let operation = &parked.operation;
         if matches!(operation, Operation::Sync { .. } | Operation::SyncAll) {
@@ -501,7 +501,7 @@ impl Member {
         });
     }
 
-    /// Ends sessions that are not heard of: by a record, so that every later primary knows it too.
+    /// Ends silent sessions: by a record, so that every later primary knows it too.
     pub(super) fn expire_sessions(&mut self, now: u64) {
         let timeout = self.options.session_ns;
         let in_memory = self.defects.has(Defect::ExpireInMemory);
@@ -569,7 +569,7 @@ impl Member {
         });
     }
 
-    /// Sends what has waited long enough.
+    /// Sends messages that have waited long enough.
     pub(super) fn release_waiting(&mut self, now: u64) {
         let envelope = self.envelope_of(0, 0);
         let Some(primary) = self.primary() else {

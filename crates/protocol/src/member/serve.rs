@@ -1,4 +1,4 @@
-//! The primary and the other members: leases, shipping of records, who is in sync.
+//! The primary and the other members: leases, shipping of records, members in sync.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,7 +16,7 @@ use crate::leases::table::Table;
 use crate::map::{NodeId, Sequence, UnitMap};
 use crate::wire::{Body, Envelope, Fetch, FileId, Mode, Operation};
 
-/// What the primary knows of another member.
+/// The primary's state of another member.
 pub(super) struct Peer {
     /// It has the records below, and their data.
     tail: u64,
@@ -31,7 +31,7 @@ pub(super) struct Peer {
     lease_until: u64,
     /// Nothing is acknowledged before it has it: it is in sync by the map, or by one that may come into force.
     pub is_counted: bool,
-    /// The tail that it must have reached before the map may say that it is in sync.
+    /// The tail that it must have reached before the map may list it as in sync.
     counted_from: u64,
     /// Version of the map that a proposal was made from by which it is in sync. As long as that is the newest, the
     /// proposal may yet come into force, however late.
@@ -52,7 +52,8 @@ pub(super) struct Primary {
     pub position: u64,
     /// All members in sync have the records below.
     pub confirmed: u64,
-    /// Its tail when it was opened. Nobody here knows which of the records below name data that a member still fetches.
+    /// Its tail when it was opened. It is unknown here which of the records below name data that a member still
+    /// fetches.
     pub opened_at: u64,
     peers: BTreeMap<NodeId, Peer>,
     pub sessions: Sessions,
@@ -64,14 +65,14 @@ pub(super) struct Primary {
     /// Messages that wait until all members in sync have enough.
     pub waiting: Vec<Waiting>,
     pub executing: BTreeMap<Ticket, Executing>,
-    /// Files whose newest data a record only names: it is not changed in place before the members have it.
+    /// Files with newest data that a record only names: it is not changed in place before the members have it.
     pub held_files: BTreeMap<FileId, u64>,
     /// Requests that wait until nothing else is to be done.
     pub deferred: Deferred,
     pub next_ticket: Ticket,
     pub next_session: u32,
     pub quarantines: Quarantines,
-    /// What clients may keep.
+    /// Leases of clients.
     pub leases: Table,
     /// Counts changes that were begun: a name may lead elsewhere after each.
     pub begun: u64,
@@ -122,7 +123,7 @@ impl Primary {
         self.serves_without_lease || counted.all(|peer| peer.lease_until > now)
     }
 
-    /// For how long after `now` nobody else can be primary, by this member's clock.
+    /// For how long after `now` no other member can be primary, by this member's clock.
     pub fn valid_ns(&self, now: u64) -> u64 {
         let counted = self.peers.values().filter(|peer| peer.is_counted);
         let until = counted.map(|peer| peer.lease_until).min();
@@ -140,7 +141,7 @@ impl Primary {
     }
 
     /// Whether an operation has to wait, as members may still have to fetch data of the file that it changes: a record
-    /// names it, or will when what is under way is done.
+    /// names it, or will when everything in flight is done.
     pub fn is_held(&self, operation: &Operation) -> bool {
         let names = |it: &Executing, file| match it {
             Executing::Request { parked, .. } => {
@@ -215,7 +216,7 @@ impl Member {
             return;
         };
         primary.is_proposing = false;
-        // Who has left the unit is not in sync: nothing waits for it.
+        // A member that has left the unit is not in sync: nothing waits for it.
         primary.peers.retain(|node, _| map.members.contains(node));
         for node in others {
             let new = || Peer::new(now, false);
@@ -321,11 +322,11 @@ impl Member {
                 peer.progressed_at = now;
             }
             if !in_sync && is_caught_up && !peer.is_counted {
-                // From now on it counts, so that it misses nothing when the map says so before this primary knows.
+                // From now on it counts, so that it misses nothing when the map lists it before this primary knows.
                 peer.is_counted = true;
                 peer.counted_from = position;
             }
-            // Of records that counted members report those count that they have with all that they name.
+            // Of records that counted members report, those count that they have with all named data.
             peer.tail = match (peer.is_counted, is_caught_up) {
                 (true, true) => peer.tail.max(tail),
                 (true, false) => peer.tail,
@@ -336,8 +337,8 @@ impl Member {
         self.propose_changes(now);
     }
 
-    /// A member asks to follow. One that is in sync by the map that it knows has lost its way: it has to leave first. If
-    /// it knew an older map, it has found its way since.
+    /// A member asks to follow. One that is in sync by its map has lost its position: it has to leave first. If its map
+    /// was older, it has recovered since.
     fn handle_join(&mut self, now: u64, envelope: &Envelope, position: u64, version: u64) {
         let Envelope { from, request, .. } = *envelope;
         let in_sync = self.map.is_in_sync(from);
@@ -357,7 +358,7 @@ impl Member {
         }
         peer.leave(newest);
         if peer.is_counted {
-            // It may be in sync by the next map, and must not begin anew then.
+            // It may be in sync by the next map, and must not restart then.
             return self.propose_changes(now);
         }
         peer.joins_since = request;
@@ -401,7 +402,7 @@ impl Member {
                     skipped,
                     bytes,
                 };
-                // What a refill shows must not get lost with this primary.
+                // The contents of a refill must not get lost with this primary.
                 let is_free = fetch == Fetch::Data || self.defects.has(Defect::RefillBeforeTails);
                 let needs = if is_free { 0 } else { position };
                 let waiting = Waiting::for_member(to, body, needs);
@@ -507,7 +508,7 @@ impl Member {
             if peer.tail >= primary.position {
                 peer.progressed_at = now;
             }
-            // Nothing came of what was sent. The member knows best what it lacks: it answers, or asks.
+            // There was no reaction to the sent records. The member knows best what it lacks: it answers, or asks.
             if peer.sent.is_some_and(|sent| sent > peer.tail) && now >= peer.asked_at + retry {
                 peer.asked_at = now;
                 silent.push(*node);
@@ -537,7 +538,7 @@ impl Member {
         self.release_waiting(now);
     }
 
-    /// Asks the membership service to leave out members that are gone, and to count those that have come back.
+    /// Asks the membership service to remove failed members, and to count rejoined ones.
     fn propose_changes(&mut self, now: u64) {
         let lease = self.options.lease_ns;
         let omits_early = self.defects.has(Defect::OmitBeforeMap);
@@ -573,7 +574,7 @@ impl Member {
             peer.is_counted &= !omits_early || next.is_in_sync(*node);
         }
         next.in_sync.sort_unstable();
-        // The next version, whatever it says, makes an earlier proposal from this one void.
+        // The next version, whatever its contents, invalidates an earlier proposal from this one.
         let is_leaving = primary.peers.values().any(|peer| peer.is_leaving);
         if next.in_sync != map.in_sync || is_leaving {
             primary.is_proposing = true;

@@ -12,7 +12,7 @@ use crate::wire::{ErrorCode, FileId, Outcome, Refusal};
 pub(super) struct SlotState {
     /// Its number.
     pub request: u64,
-    /// Its answer and what must be at all members before it is given; `None` while it is carried out.
+    /// Its answer and the position that all members need before it is sent; `None` while it is executed.
     pub answer: Option<Answer>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Session {
     pub slots: Vec<SlotState>,
     /// It may have blocks in its grant.
     pub has_grant: bool,
-    /// Files to which a replay was refused. Its client is told when it has resumed.
+    /// Files to which a replay was refused. Its client is notified when it has resumed.
     pub refusals: Vec<Refusal>,
     /// It is being ended: nothing is done for it any more.
     pub is_ending: bool,
@@ -55,7 +55,7 @@ impl Session {
         }
     }
 
-    /// As the image has it. What it answered then is given when all members in sync have the records below `needs`.
+    /// State in the image. Its answer then is sent when all members in sync have the records below `needs`.
     pub fn restore(record: &SessionRecord, slots: u16, needs: u64, now: u64) -> Session {
         let mut session = Session::new(record.index, record.client, slots, now);
         for (state, (request, outcome)) in session.slots.iter_mut().zip(&record.slots) {
@@ -90,7 +90,7 @@ pub(super) struct Sessions {
 }
 
 impl Sessions {
-    /// A place in the table that no session has, and none that is over has left blocks at.
+    /// An index in the table that no session has, and at which no ended session has left blocks.
     pub fn free_index(&self, most: u32, is_left: impl Fn(u32) -> bool) -> Option<u32> {
         let taken: BTreeSet<u32> = self.by_number.values().map(|it| it.index).collect();
         (0..most).find(|index| !taken.contains(index) && !is_left(*index))

@@ -1,8 +1,8 @@
-//! What a primary knows, for tests and for those who watch it.
+//! State of a primary, for tests and observers.
 
 use super::{Member, Role};
 
-/// How far a primary is.
+/// Progress of a primary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
     /// Its own tail.
@@ -14,12 +14,12 @@ pub struct View {
 }
 
 impl Member {
-    /// How far it is, if it is primary by the newest map that it knows.
+    /// Its progress, if it is primary by the newest map that it has received.
     pub fn view(&self) -> Option<View> {
         let Role::Serving(primary) = &self.role else {
             return None;
         };
-        // Sessions stay, and so do their leases and keys: one that nobody needs any more gives its place to the next.
+        // Sessions stay, and so do their leases and keys: the next session replaces an unneeded one.
         let lasting = primary.sessions.by_number.len() + self.keys.len() + primary.leases.kept();
         Some(View {
             position: primary.position,

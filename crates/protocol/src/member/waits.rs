@@ -213,7 +213,7 @@ impl Member {
             .any(|it| (it.session, it.number) == (session, number) && it.turn_until.is_some())
     }
 
-    /// Notifies the owners of waits whose locks are free.
+    /// Notifies the owners of waits for locks that are free.
     pub(super) fn give_turns(&mut self, now: u64) {
         let (turn_ns, silent_ns) = (self.options.lease_ns, self.options.session_ns);
         let Some(primary) = self.primary() else {

@@ -1,4 +1,4 @@
-//! What clients must know to reach into the members' memory themselves: grants and layouts.
+//! Grants and layouts: what clients need to access the members' memory themselves.
 //!
 //! Both travel as the data of an outcome, and are validated as every message is.
 
@@ -7,7 +7,7 @@ use super::{DATA_MAX, Malformed};
 
 /// Bytes of a block: grants are made of blocks, and each block of data has a checksum.
 pub const BLOCK: u64 = 4096;
-/// Blocks that a session's grant may have, whatever the options say.
+/// Blocks that a session's grant may have, whatever the options are.
 pub const GRANT_MAX: u32 = 4096;
 /// Blocks that one commit moves.
 pub const COMMIT_MAX: usize = 256;
@@ -28,7 +28,7 @@ pub struct Extent {
     pub image_offset: u64,
     /// Its length in blocks.
     pub blocks: u32,
-    /// What each of its blocks holds, if that is known: not of a grant, nor of a pool without checksums of data.
+    /// Checksum of each of its blocks, if it is known: not of a grant, nor of a pool without checksums of data.
     pub checksums: Vec<u32>,
 }
 
@@ -48,7 +48,7 @@ pub struct Layout {
     pub version_offset: u64,
     /// Bytes of the file.
     pub size: u64,
-    /// What is mapped, in order. Between are holes.
+    /// Mapped ranges, in order. Between are holes.
     pub extents: Vec<Extent>,
 }
 
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn encoded_grants_are_decoded() {
         let bytes = layout().encode();
         assert_eq!(Layout::decode(&bytes), Ok(layout()));
         for end in 0..bytes.len() {

@@ -58,7 +58,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next byte, which says yes or no.
+    /// The next byte, as a flag.
     pub fn flag(&mut self) -> Result<bool, Malformed> {
         match self.u8()? {
             0 => Ok(false),
@@ -94,7 +94,7 @@ impl<'a> Reader<'a> {
 /// Appends fields to a message.
 #[derive(Default)]
 pub struct Writer {
-    /// What was written.
+    /// The encoded bytes.
     pub bytes: Vec<u8>,
 }
 

@@ -1,10 +1,10 @@
-//! What every message carries.
+//! Fields that every message contains.
 
 use super::bytes::Reader;
 use super::{MAGIC, Malformed, OTHER_VERSION, VERSION};
 use crate::map::NodeId;
 
-/// What every message carries.
+/// Fields that every message contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Envelope {
     /// The cluster that it belongs to.
@@ -19,12 +19,12 @@ pub struct Envelope {
     pub session: u64,
     /// Number of the request, 0 where there is none. Replies repeat it.
     pub request: u64,
-    /// Who sent it.
+    /// Sender of the message.
     pub from: NodeId,
 }
 
 impl Envelope {
-    /// The envelope of a message whose body is not read yet: its checksum is not checked either.
+    /// The envelope of a message with an unread body: its checksum is not checked either.
     pub fn peek(bytes: &[u8]) -> Result<Envelope, Malformed> {
         let mut from = Reader::new(bytes);
         if from.u16()? != MAGIC {

@@ -79,7 +79,7 @@ pub(crate) fn is_in_halves(kind: u8) -> bool {
     matches!(kind, 3 | 7 | 37 | 38)
 }
 
-/// The checksum of a message of this kind: of all but the checksum itself, or of as much as cannot be repaired.
+/// The checksum of a message of this kind: of all but the checksum itself, or of the part that cannot be repaired.
 fn header_checksum(kind: u8, bytes: &[u8]) -> u32 {
     let end = if is_in_halves(kind) {
         bytes.len().min(HEADER + 4)

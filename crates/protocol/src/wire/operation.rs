@@ -33,7 +33,7 @@ pub struct Replay {
 pub struct Refusal {
     /// The file.
     pub file: FileId,
-    /// Why.
+    /// Reason for the refusal.
     pub error: ErrorCode,
 }
 

@@ -16,7 +16,7 @@ macro_rules! examples {
     }};
 }
 
-/// A number whose bytes all differ, and differ from those of its neighbours.
+/// A number with bytes that all differ, and differ from those of its neighbours.
 const LARGE: u64 = 0x0123_4567_89ab_cdef;
 const ENVELOPE: Envelope = Envelope {
     cluster: 0x1112_1314_1516_1718,
@@ -294,7 +294,7 @@ fn every_kind_that_can_be_received_has_an_example() {
 }
 
 #[test]
-fn what_was_cut_or_made_longer_is_refused() {
+fn truncated_and_extended_messages_are_refused() {
     for (message, bytes) in messages() {
         for end in 0..bytes.len() {
             assert!(decode(&bytes[..end]).is_err(), "{message:?} up to {end}");
@@ -356,7 +356,7 @@ fn records_are_repaired_or_refused() {
 fn lengths_over_their_bounds_are_refused_before_anything_is_allocated() {
     let bound = "a length is over its bound";
     let field = |before: &[u8], length: u32| [before, &length.to_le_bytes()].concat();
-    // Not one of them has the bytes that it promises: what is refused for its bound was not looked for.
+    // Not one of them has the bytes that it promises: a value refused for its bound was not searched.
     assert_eq!(objection(7, &field(&[0; 21], BODY_MAX as u32 + 1)), bound);
     let replays = (REPLAYS_MAX as u16 + 1).to_le_bytes();
     let resume = [&[0; 8][..], &replays].concat();

@@ -84,7 +84,8 @@ impl Executor {
         Ok(shown(Outcome::with_data(data), version))
     }
 
-    /// Writes all of the data or nothing if the transaction has a reply: that says that the request was executed.
+    /// Writes all of the data or nothing if the transaction has a reply: the reply states that the request was
+    /// executed.
     fn write(
         &self,
         transaction: &mut Transaction<'_>,
@@ -102,7 +103,7 @@ impl Executor {
         Ok(shown(outcome, 0))
     }
 
-    /// Copies as much as one record takes: its reply says that the request was executed.
+    /// Copies as much as one record takes: its reply states that the request was executed.
     fn copy(
         &self,
         transaction: &mut Transaction<'_>,

@@ -86,8 +86,7 @@ impl Executor {
         Err(Error::Stale)
     }
 
-    /// Inodes of the files that these names lead to. A name that cannot be looked up leads nowhere: the change that it is
-    /// for says why.
+    /// Inodes of the files behind these names. A name that cannot be looked up has none: the change itself reports why.
     pub(crate) fn resolve(&self, names: &[(FileId, Vec<u8>)]) -> Vec<u64> {
         let find = |(directory, name): &(FileId, Vec<u8>)| {
             let directory = self.node(*directory).ok()?;
@@ -142,7 +141,7 @@ impl Executor {
         Ok(self.found(attributes, 0))
     }
 
-    /// What the request has found when it was executed before, with the attributes of now.
+    /// Result of the request when it was executed before, with the present attributes.
     fn held_before(&self, request: &Request<'_>) -> Option<Result<Executed, Error>> {
         let file = self.holds.found_by(request.id)?;
         let node = self.node(file);

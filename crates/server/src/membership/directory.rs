@@ -147,7 +147,7 @@ impl Membership for DirectoryMembership {
     }
 }
 
-/// Takes all events: what they say is in the map.
+/// Takes all events: their contents are in the map.
 fn drain(watch: &OwnedFd) {
     let mut buffer = [0; 4096];
     while rustix::io::read(watch, &mut buffer).is_ok_and(|read| read > 0) {}
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_left_is_overwritten() {
+    fn files_of_a_killed_process_are_overwritten() {
         let directory = scratch("killed");
         let membership = DirectoryMembership::open(&directory).expect("it is made");
         membership.propose(&first()).expect("first");

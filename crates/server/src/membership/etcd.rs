@@ -19,12 +19,12 @@ use ureq::{Agent, Body, http::Response};
 
 use super::{Membership, MembershipError};
 
-/// How long an endpoint may take to answer.
+/// Greatest time for an answer of an endpoint.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-/// How long one watch lasts: then the next endpoint is watched, since one that is cut off reports nothing.
+/// Duration of one watch: then the next endpoint is watched, since one that is cut off reports nothing.
 const WATCH_FOR: Duration = Duration::from_secs(5);
 
-/// How etcd is reached.
+/// Access to etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EtcdOptions {
@@ -140,7 +140,7 @@ impl EtcdMembership {
         super::parse(&text).map(Some).map_err(invalid)
     }
 
-    /// Waits for an event of the key, at most so long. How it ends says nothing: the map is read afterwards.
+    /// Waits for an event of the key, at most so long. Its result has no meaning: the map is read afterwards.
     fn watch(&self, known: u64, timeout: Duration) -> Result<Option<ClusterMap>, MembershipError> {
         let index = self.current.load(Ordering::Relaxed) % self.endpoints.len();
         let url = format!("{}/v3/watch", self.endpoints[index]);

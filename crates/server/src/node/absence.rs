@@ -7,7 +7,7 @@ use protocol::{ClusterMap, NodeId};
 
 use super::{UNIT, registration};
 
-/// What the primary knows about members that are not in sync.
+/// The primary's knowledge of members that are not in sync.
 #[derive(Default)]
 pub struct Absence {
     /// The epoch in which it was noted: what an earlier primary heard of is unknown.
@@ -18,7 +18,7 @@ pub struct Absence {
     proposed: u64,
 }
 
-/// How long a member may be away, in nanoseconds; `None` if it may for ever.
+/// How long a member may be away, in nanoseconds; `None` if it may forever.
 fn limit(unit: &UnitEntry) -> Option<u64> {
     (unit.spare_after > 0).then(|| u64::from(unit.spare_after) * 1_000_000_000)
 }

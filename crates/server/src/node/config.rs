@@ -1,4 +1,4 @@
-//! What a node is told.
+//! Configuration of a node.
 
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use fabric::control::Address;
 
 use super::NodeError;
 
-/// How a node is set up.
+/// Configuration of a node.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
     /// The cluster's name.
@@ -33,7 +33,7 @@ pub struct NodeConfig {
     pub metadata_only: bool,
     /// Members of the unit, when the cluster is made.
     pub members: u8,
-    /// How many of them hold metadata only, when the cluster is made.
+    /// Number of metadata-only members, when the cluster is made.
     pub metadata_members: u8,
     /// Least number of members in sync with which changes are taken, when the cluster is made; 0 for the default.
     pub min_sync: u8,

@@ -14,7 +14,7 @@ pub enum NodeError {
     Pool {
         /// The pool.
         path: String,
-        /// Why.
+        /// Cause of the failure.
         source: store::Error,
     },
     /// The pool's memory is unusable.
@@ -55,7 +55,7 @@ pub enum NodeError {
     Failed {
         /// The pool.
         path: String,
-        /// How.
+        /// Cause of the failure.
         source: Failed,
     },
     /// Membership does not work.

@@ -15,7 +15,7 @@ pub struct Opened {
     pub pool: Uuid,
 }
 
-/// How a member opens its pool.
+/// Options with which a member opens its pool.
 pub fn store_options() -> store::Options {
     store::Options {
         hold_freed: true,
@@ -23,7 +23,7 @@ pub fn store_options() -> store::Options {
     }
 }
 
-/// How the pools of the cluster's unit are formatted.
+/// Format of the pools of the cluster's unit.
 fn format_of(map: &ClusterMap, metadata_only: bool) -> MemberFormat {
     let format = map.unit(UNIT).map(|unit| unit.format.clone());
     let format = format.unwrap_or_default();
@@ -62,7 +62,7 @@ pub fn open(config: &NodeConfig, map: &ClusterMap) -> Result<Opened, NodeError> 
         source,
     };
     let superblock = match store::read_superblock(&region) {
-        // A pool whose making was interrupted has zeros there.
+        // A partly made pool has zeros there.
         Err(store::Error::NotAPool) if is_blank(&region) => {
             make(&region, &format, is_formed).map_err(failed)?;
             store::read_superblock(&region).map_err(failed)?

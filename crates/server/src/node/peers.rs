@@ -17,7 +17,7 @@ const REDIAL_NS: u64 = 100_000_000;
 struct Attempts {
     /// Not before then is there another one.
     next_at: u64,
-    /// How many there were: each takes the next address.
+    /// Number of attempts: each takes the next address.
     count: usize,
     is_dialing: bool,
 }
@@ -37,7 +37,7 @@ impl Peers {
         self.by_node.get(&node).copied()
     }
 
-    /// The node or client at the other end of a link, once it has said Hello.
+    /// The node or client at the other end of a link, once it has sent Hello.
     pub fn at(&self, link: LinkId) -> Option<NodeId> {
         self.by_link.get(&link).copied()
     }
@@ -72,8 +72,8 @@ impl Peers {
         Some(node)
     }
 
-    /// Members of the unit that this node dials and has no link to. Of two members the one with the higher identity dials. A
-    /// spare dials all, so that the primary knows of it.
+    /// Members of the unit that this node dials and has no link to. Of two members the one with the higher identity
+    /// dials. A spare dials all, so that the primary knows of it.
     fn wanted(&self, map: &ClusterMap, own: NodeId) -> Vec<NodeId> {
         let members = map.unit(UNIT).map(|unit| unit.map.members.as_slice());
         let members = members.unwrap_or_default();

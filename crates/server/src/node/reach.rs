@@ -4,13 +4,13 @@
 //!   primary ── OpenKey ──► key of the session ── KeyOpened, Key ──► client
 //!   client ── Reach with the key ──► export of the image over that link, read-only unless it wants to write
 //! ```
-//! So memory is exported only over an authenticated link to a client that the primary has given the key to. A session has
-//! one link at a time: that of an earlier export is closed before the next one, so that nothing lands behind what is sent
-//! over the next.
+//! So memory is exported only over an authenticated link to a client that the primary has given the key to. A session
+//! has one link at a time: the link of an earlier export is closed before the next one, so that no access arrives after
+//! those of the next.
 //!
-//! **Shared memory** is mapped by the client's process, and a key that it knows cannot be taken back. What is passed to it is
-//! marked with the session (see [`Region::share_marked`]): the key is closed when no mapping with the mark is left. The
-//! kernel keeps the marks, so a node that starts again knows of mappings that its predecessor gave away.
+//! **Shared memory** is mapped by the client's process, and a key that it knows cannot be revoked there. The descriptor
+//! passed to it is marked with the session (see [`Region::share_marked`]): the key is closed when no mapping with the
+//! mark is left. The kernel keeps the marks, so a restarted node knows of mappings that its predecessor passed on.
 
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
@@ -174,7 +174,7 @@ impl Reach {
         if let Some(export) = self.keys.remove(&session).and_then(|key| key.export) {
             self.end(session, export, messenger);
         }
-        // Those of other sessions, too: nobody may ask for them again.
+        // Those of other sessions, too: they cannot be requested again.
         self.ending.retain(|_, ending| {
             let left = &mut ending.left;
             left.retain(|(provider, registration)| !messenger.revoke(*provider, registration));
@@ -189,7 +189,7 @@ impl Reach {
             }
             return false;
         }
-        // What a process before this one gave away counts, too.
+        // Descriptors passed on by an earlier process count, too.
         match self.region.is_marked(session) {
             Ok(is_marked) => !is_marked,
             Err(error) => matches!(error, pmem::Error::NotShared),
@@ -242,7 +242,7 @@ impl Host for Port<'_> {
     }
 }
 
-/// 64 bits that nobody can guess.
+/// 64 unpredictable bits.
 fn random() -> u64 {
     let mut bytes = [0; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

@@ -1,4 +1,4 @@
-//! How a node gets into the cluster map: it makes the first map, registers its pool, forms the unit, replaces itself.
+//! How a node enters the cluster map: it makes the first map, registers its pool, forms the unit, replaces itself.
 
 use std::collections::BTreeSet;
 use std::thread;

@@ -395,7 +395,7 @@ impl Service {
         self.take_of_unit(now, Some(link), &envelope, bytes)
     }
 
-    /// Takes a message of a member or client of the unit, to whom the link leads if there is one.
+    /// Takes a message of a member or client of the unit, and the link to it if there is one.
     fn take_of_unit(
         &mut self,
         now: u64,

@@ -1,9 +1,9 @@
-//! What a node reports about itself.
+//! Report of a node about itself.
 
 use protocol::{NodeId, UnitMap};
 use serde::{Deserialize, Serialize};
 
-/// What a node is for its unit.
+/// Role of a node in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -35,7 +35,7 @@ impl Role {
         }
     }
 
-    /// As it is printed.
+    /// Its printed name.
     pub fn name(self) -> &'static str {
         match self {
             Role::Primary => "primary",
@@ -69,7 +69,7 @@ pub struct NodeStatus {
     pub name: String,
     /// Its process.
     pub pid: u32,
-    /// What it is for its unit.
+    /// Role in its unit.
     pub role: Role,
     /// Whether it serves clients now.
     pub is_serving: bool,
@@ -95,6 +95,6 @@ pub struct NodeStatus {
     pub placed: u64,
     /// The memory of its pool.
     pub memory: String,
-    /// What the contents of the pool survive.
+    /// Failures that the contents of the pool survive.
     pub survives: String,
 }

@@ -9,12 +9,12 @@ use protocol::{ClusterMap, NodeId, UnitMap};
 use super::{Inbox, Input, Log, NodeConfig, NodeError, UNIT, registration, spawn};
 use crate::membership::{Membership, MembershipError};
 
-/// The watcher looks this often at a map that does not change.
+/// The watcher polls a map that does not change this often.
 const WATCH_FOR: Duration = Duration::from_secs(30);
 /// Pause after membership has failed.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// What the proposer does.
+/// Work of the proposer.
 pub enum Task {
     /// Propose this map of the unit.
     Propose(UnitMap),
@@ -124,7 +124,7 @@ fn propose(membership: &dyn Membership, map: &UnitMap) -> Result<ClusterMap, Mem
     }
 }
 
-/// Proposes a spare once: if the map changes meanwhile, the primary looks again.
+/// Proposes a spare once: if the map changes meanwhile, the primary checks again.
 fn replace(
     membership: &dyn Membership,
     old: NodeId,

@@ -66,7 +66,7 @@ fn a_block_holds_all_slots() {
     assert_eq!(record.slots[SLOTS_MAX - 1], (5, Outcome::default()));
 }
 
-/// Each byte is damaged in turn: an entry without meaning does not count, and nothing panics.
+/// Each byte is damaged, one at a time: an invalid entry does not count, and nothing panics.
 #[test]
 fn entries_without_meaning_do_not_count() {
     let place = Slot {

@@ -1,6 +1,6 @@
 //! One bit for each block or inode of an image.
 
-/// Bits of all groups. Each group begins at a word of its own.
+/// Bits of all groups. Each group begins at a separate word.
 pub struct Bits {
     per_group: u64,
     stride: usize,

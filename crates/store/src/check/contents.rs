@@ -1,4 +1,4 @@
-//! What each inode in use holds: its tree, and what the tree leads to.
+//! Contents of each inode in use: its tree, and the blocks that the tree refers to.
 
 use zerocopy::IntoBytes;
 

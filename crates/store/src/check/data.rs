@@ -49,7 +49,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Compares a block with its checksum once, however many owners it has; each is told of.
+    /// Compares a block with its checksum once, however many owners it has; each owner is reported.
     fn check_shared(&mut self, number: u64, block: u64) {
         if self.compared.claim(block, 1) {
             let mut contents = [0; BLOCK];
@@ -63,12 +63,12 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether a data block does not match its checksum: what is in it says nothing then.
+    /// Whether a data block does not match its checksum: its contents have no meaning then.
     pub(super) fn is_lost(&self, block: u64, contents: &Block) -> bool {
         self.image.data_checksums && crc32c(contents) != self.image.data_crc(block)
     }
 
-    /// Looks whether the last block of a file is zero behind the file's end, so that growing the file shows zeros.
+    /// Checks that the last block of a file is zero beyond the file's end, so that growing the file shows zeros.
     pub(super) fn check_tail(&mut self, number: u64, size: u64, extents: &[Extent]) {
         let (last, inside) = (size / BLOCK as u64, (size % BLOCK as u64) as usize);
         if !self.options.data || inside == 0 {

@@ -130,7 +130,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Keys, and names, must be unique. A name's hash leads to one leaf, so it is enough to look in one leaf.
+    /// Keys, and names, must be unique. A name's hash selects one leaf, so it suffices to compare within a leaf.
     fn check_keys(&mut self, walk: &Walk, block: u64, contents: &Block) {
         let mut entries: Vec<(u64, &[u8])> = leaf_entries(contents)
             .map(|(entry, name)| (entry.key, name))
@@ -196,7 +196,7 @@ impl Checker<'_> {
             && (target.parent != walk.number || is_root(target.number))
         {
             finding(&format!(
-                "leads to directory {}, whose parent is {}",
+                "leads to directory {} with parent {}",
                 entry.number, target.parent
             ));
         }

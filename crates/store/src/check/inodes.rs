@@ -16,7 +16,7 @@ use crate::{BLOCK, ROOT, SYSTEM};
 /// In place of an index: the inode is not in use.
 pub const NONE: u32 = u32::MAX;
 
-/// What later passes need to know of an inode in use.
+/// State of an inode in use that later passes need.
 pub struct Live {
     pub number: u64,
     pub generation: u32,
@@ -24,9 +24,9 @@ pub struct Live {
     pub links: u32,
     pub parent: u64,
     pub is_orphan: bool,
-    /// What it points to can be followed.
+    /// Its references can be followed.
     pub is_sound: bool,
-    /// Its blocks hold what nobody has agreed on yet.
+    /// The contents of its blocks are undefined.
     pub is_grant: bool,
     /// It has extents behind its end.
     pub is_cut: bool,
@@ -81,7 +81,7 @@ impl Checker<'_> {
             self.inode_finding(number, "the inode is newer than the last record");
         }
         if inode.mode == 0 {
-            // Number 0 stands for no inode, and is never given away.
+            // Number 0 means no inode, and is never allocated.
             if is_used != (number == 0) {
                 let state = if is_used { "used" } else { "free" };
                 self.inode_finding(
@@ -166,7 +166,7 @@ impl Checker<'_> {
             subdirectories: 0,
             named_in: NONE,
         });
-        // What no path leads to is not counted.
+        // Inodes that no path reaches are not counted.
         let is_counted = number != SYSTEM;
         self.report.inodes += u64::from(is_counted);
         self.report.directories += u64::from(is_counted && kind == FileKind::Directory);

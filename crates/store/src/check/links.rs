@@ -5,7 +5,7 @@ use super::inodes::{Live, NONE};
 use crate::FileKind;
 use crate::{SYSTEM, is_root};
 
-/// What is known about the way to a directory.
+/// State of the path to a directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Unknown,
@@ -16,7 +16,7 @@ enum Way {
 }
 
 impl Checker<'_> {
-    /// Checks what can be said once all names were counted.
+    /// Checks that need the count of all names.
     pub(super) fn check_links(&mut self) {
         for index in 0..self.live.len() {
             let Live {
@@ -38,7 +38,7 @@ impl Checker<'_> {
         self.check_ways();
     }
 
-    /// Directories must not form circles apart from the roots. (What is named nowhere is found by its link count.)
+    /// Directories must not form cycles apart from the roots. (An inode without a name is found by its link count.)
     fn check_ways(&mut self) {
         let mut ways = vec![Way::Unknown; self.live.len()];
         let mut trail = Vec::new();
@@ -71,7 +71,7 @@ impl Checker<'_> {
     }
 }
 
-/// What is wrong with the link count of an inode, given the names that were found.
+/// Returns the error in the link count of an inode, given the names that were found.
 fn link_findings(live: &Live) -> Vec<String> {
     let mut findings = Vec::new();
     let Live {

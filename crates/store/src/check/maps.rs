@@ -1,4 +1,4 @@
-//! Group headers and bitmaps, and what the block bitmap says against what was found.
+//! Group headers and bitmaps: the block bitmap compared with the blocks that were found.
 
 use super::Checker;
 use crate::BLOCK;

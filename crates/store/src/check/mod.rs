@@ -1,14 +1,14 @@
-//! Whether a pool is what `docs/LAYOUT.md` says it must be, down to the last bit.
+//! Checks whether a pool conforms to `docs/LAYOUT.md`, down to the last bit.
 //!
-//! The check replays the ring as opening does, into a mapping that its caller keeps from the medium, and then believes
-//! nothing: neither the volatile state of a store nor what one structure says about another. In order:
+//! The check replays the ring as opening does, into a mapping that its caller keeps from the medium, and then trusts
+//! nothing: neither the volatile state of a store nor one structure's statements about another. In order:
 //! 1. `pool`: both superblocks, both ring states, the ring;
 //! 2. `maps`: group headers and bitmaps; 3. `inodes`: the whole inode table;
 //! 4. `contents` for each inode in use: `tree` (extents, each block claimed once), `data`, `directory`;
 //! 5. `links`: names against link counts, parents, the way from the root; `maps` again: claimed blocks against the bitmap;
 //! 6. `owners`: how many extents lead to a block against the count beside its checksum.
 //!
-//! Any bytes are fine as input: every block is looked at a bounded number of times, and memory grows with the image's
+//! Any bytes are allowed as input: every block is read a bounded number of times, and memory grows with the image's
 //! metadata only.
 
 pub(crate) mod bits;
@@ -43,7 +43,7 @@ use owned::Owned;
 /// Findings that are listed; a pool with more is a ruin.
 const FINDINGS_MAX: usize = 1000;
 
-/// What is checked.
+/// Selects the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckOptions {
     /// Whether all data, of files and of long symbolic links, is read and compared with its checksums; metadata is
@@ -60,7 +60,7 @@ impl Default for CheckOptions {
 /// Something in a pool that is not as it must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What is wrong, in words.
+    /// The problem, in words.
     pub what: String,
     /// Number of the inode that it concerns.
     pub inode: Option<u64>,
@@ -80,7 +80,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What a check saw.
+/// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// All that is wrong; of more than a thousand findings, the first thousand.
@@ -155,7 +155,7 @@ pub fn check(region: &Region, options: &CheckOptions) -> Result<Report> {
     Ok(checker.report)
 }
 
-/// A check under way.
+/// A check in progress.
 struct Checker<'a> {
     image: &'a Image,
     superblock: &'a Superblock,
@@ -163,25 +163,25 @@ struct Checker<'a> {
     /// Position behind the last record: no inode can be newer.
     end: u64,
     report: Report,
-    /// The block bitmaps as they stand in the image.
+    /// The block bitmaps as stored in the image.
     used_blocks: Bits,
     /// Blocks that something leads to.
     claimed: Bits,
-    /// How many extents lead to blocks that may have several owners.
+    /// Number of extents that refer to blocks with possibly several owners.
     owned: Owned,
-    /// Blocks among them whose data was compared with its checksum.
+    /// Blocks among them with data that was compared with its checksum.
     compared: Bits,
     /// Blocks among these that did not match it.
     lost: BTreeSet<u64>,
-    /// The inode bitmaps as they stand in the image.
+    /// The inode bitmaps as stored in the image.
     used_inodes: Bits,
-    /// The orphan bitmaps as they stand in the image.
+    /// The orphan bitmaps as stored in the image.
     orphans: Bits,
     /// Inodes in use, by ascending number.
     live: Vec<Live>,
     /// Where in `live` an inode is; [`inodes::NONE`] when it is not in use.
     index: Vec<u32>,
-    /// For data on its way through the checksum.
+    /// Buffer for data that is being checksummed.
     buffer: Vec<u8>,
 }
 
@@ -197,7 +197,7 @@ impl Checker<'_> {
     }
 }
 
-/// What an error of the image's own accessors says, for a finding that names the place itself.
+/// Text of an error of the image's accessors, for a finding that names the location itself.
 fn damage(error: &Error) -> String {
     match error {
         Error::Corrupt { what, .. } => format!("{what} is damaged"),

@@ -1,4 +1,4 @@
-//! How many extents lead to each block that may have several owners.
+//! Number of extents that refer to each block with possibly several owners.
 
 /// Counts of all groups; those of a group without any take no memory.
 pub struct Owned {
@@ -15,7 +15,7 @@ impl Owned {
         }
     }
 
-    /// How many extents were found that lead to a block.
+    /// Returns the number of extents found that refer to a block.
     pub fn get(&self, block: u64) -> u32 {
         let group = &self.groups[(block / self.per_group) as usize];
         let count = group.get((block % self.per_group) as usize);
@@ -30,7 +30,7 @@ impl Owned {
         *count = count.saturating_add(1);
     }
 
-    /// How many owners beside the first each block of a group has.
+    /// Returns the number of owners besides the first, for each block of a group.
     pub fn others(&self, group: u64) -> impl Iterator<Item = u32> {
         let first = group * self.per_group;
         (first..first + self.per_group).map(|block| self.get(block).saturating_sub(1))

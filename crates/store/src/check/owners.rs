@@ -1,4 +1,4 @@
-//! Blocks with several owners, and the counts that say how many.
+//! Blocks with several owners, and their counts.
 
 use super::Checker;
 use crate::BLOCK;

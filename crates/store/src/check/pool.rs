@@ -1,4 +1,4 @@
-//! What lies before the image: superblocks, ring states, ring.
+//! The area before the image: superblocks, ring states, ring.
 
 use pmem::Region;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -60,7 +60,7 @@ pub fn check_superblocks(region: &Region, report: &mut Report) -> Result<Superbl
     Ok(superblock)
 }
 
-/// Whether the second copy is what a crash leaves that ended the growing of a pool.
+/// Whether the second copy is the result of a crash while the pool grew.
 pub fn is_grown(first: &Superblock, second: &Superblock) -> bool {
     let like_first = Superblock {
         crc: first.crc,
@@ -127,8 +127,8 @@ fn count_records(region: &Region, superblock: &Superblock, state: RingState, end
     count
 }
 
-/// The copies are written one after the other, so a crash leaves them alike, or one of them cut off between its two
-/// words, or one of them older. How far the newer one may be ahead or, after a rewind, behind, nothing tells.
+/// The copies are written one after the other, so a crash leaves them equal, or one of them cut off between its two
+/// words, or one of them older. The distance of the newer one ahead or, after a rewind, behind, is unbounded.
 pub fn check_ring_states(region: &Region, report: &mut Report) {
     let [first, second] = RING_STATES.map(|offset| {
         let mut state = RingState::new_zeroed();
@@ -148,7 +148,7 @@ pub fn check_ring_states(region: &Region, report: &mut Report) {
     }
 }
 
-/// Whether `torn` is what a crash can leave of a write over, or to become, the state `whole`.
+/// Whether a crash can leave `torn` of a write over, or to become, the state `whole`.
 fn is_cut_off(torn: &RingState, whole: &RingState) -> bool {
     let words = |state: &RingState| (state.crc, state.epoch, state.start);
     let (torn_words, whole_words) = (words(torn), words(whole));

@@ -12,7 +12,7 @@ use crate::inode::tree::parse_node;
 struct Walk {
     number: u64,
     generation: u32,
-    /// Extents with blocks of their own, in order.
+    /// Extents with unshared blocks, in order.
     extents: Vec<Extent>,
     /// Block of the file behind the last extent.
     end: u64,
@@ -23,8 +23,8 @@ struct Walk {
 }
 
 impl Checker<'_> {
-    /// Checks the tree of an inode with a sound root, and returns its extents in order. Those that overlap what
-    /// something else holds are left out: they are reported, and looked at only there.
+    /// Checks the tree of an inode with a sound root, and returns its extents in order. Extents that overlap blocks of
+    /// another owner are omitted: they are reported, and checked only there.
     pub(super) fn check_tree(&mut self, number: u64, inode: &Inode) -> Vec<Extent> {
         let generation = inode.generation;
         let mut walk = Walk {
@@ -54,7 +54,7 @@ impl Checker<'_> {
         walk.extents
     }
 
-    /// Checks the entries of a node of some level whose keys must lie in `keys`. `block`: where the entries are.
+    /// Checks the entries of a node at a level with keys that must lie in `keys`. `block`: location of the entries.
     fn check_entries(
         &mut self,
         walk: &mut Walk,
@@ -64,7 +64,7 @@ impl Checker<'_> {
         block: u64,
     ) {
         for (index, entry) in entries.iter().enumerate() {
-            // The first key of an inner node is never looked at: its child takes everything below, too.
+            // The first key of an inner node is never read: its child takes everything below, too.
             if !keys.contains(&entry.logical) && (level == 0 || index > 0) {
                 let what = format!(
                     "key {} of the extent tree is where lookups do not find it",

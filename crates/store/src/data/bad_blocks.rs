@@ -1,5 +1,5 @@
-//! What is told of data that went bad. The reader gets an error; whoever keeps the pool should hear of it too, but of each
-//! block once, however often it is read.
+//! Reports of damaged data. The reader gets an error; the administrator of the pool should be notified too, but once
+//! per block, however often it is read.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,19 +10,19 @@ use parking_lot::Mutex;
 use crate::BLOCK;
 use crate::store::Store;
 
-/// Blocks that are told of one by one, and remembered.
+/// Blocks that are reported one by one, and remembered.
 const TOLD_MAX: usize = 1000;
 
-/// A block of data that does not match its checksum. As text it is one line, which says what to do.
+/// A block of data that does not match its checksum. As text it is one line, which includes the remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LostData {
-    /// Number of the inode whose data it is.
+    /// Number of the inode that owns the data.
     pub inode: u64,
     /// Where the block begins in the file, in bytes.
     pub offset: u64,
     /// Number of the 4 KiB block of the image.
     pub block: u64,
-    /// No more blocks will be told of.
+    /// No more blocks will be reported.
     pub is_last: bool,
 }
 
@@ -49,7 +49,7 @@ impl fmt::Display for LostData {
 
 type Listener = Box<dyn Fn(&LostData) + Send + Sync>;
 
-/// Who wants to hear of lost data, and what it has heard of.
+/// Receiver of reports of lost data, and the blocks that were reported.
 #[derive(Default)]
 pub(crate) struct LostDataTold {
     listener: OnceLock<Listener>,
@@ -58,7 +58,7 @@ pub(crate) struct LostDataTold {
 }
 
 impl LostDataTold {
-    /// Tells of a block for the first time.
+    /// Reports a block for the first time.
     #[cold]
     pub fn tell(&self, inode: u64, offset: u64, block: u64) {
         let Some(listener) = self.listener.get() else {

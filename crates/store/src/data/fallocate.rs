@@ -1,4 +1,4 @@
-//! Blocks of a file that are allocated, given back or moved without writing data, as `fallocate(2)` does.
+//! Blocks of a file that are allocated, freed or moved without writing data, as by `fallocate(2)`.
 
 use std::ops::Range;
 
@@ -18,8 +18,8 @@ use crate::store::Store;
 const BLOCK_U64: u64 = BLOCK as u64;
 
 impl Store {
-    /// Changes the blocks of a range, in bytes, of a regular file. Nobody sees it half done. After a crash a range may be
-    /// half allocated, half punched or half zeroed; one that was collapsed or inserted is so as a whole or not at all.
+    /// Changes the blocks of a range, in bytes, of a regular file. No reader sees a part of it. After a crash a range
+    /// may be partly allocated, punched or zeroed; a collapse or insertion is done completely or not at all.
     pub fn fallocate(
         &self,
         transaction: &mut Transaction<'_>,
@@ -105,7 +105,7 @@ impl Store {
         }
     }
 
-    /// Refuses to begin what the free blocks are too few for.
+    /// Refuses to begin if there are too few free blocks.
     fn check_space(&self, number: u64, state: &Inode, blocks: Range<u64>) -> Result<()> {
         let allocator = &self.shared.allocator;
         let available = allocator
@@ -128,8 +128,8 @@ impl Store {
         Ok(())
     }
 
-    /// Frees the whole blocks of a range and puts zeros into what is left of it, in as many records as it takes. The
-    /// number of the last is returned.
+    /// Frees the whole blocks of a range and zeros the remaining parts, in as many records as needed. Returns the
+    /// number of the last record.
     pub(crate) fn punch_range(
         &self,
         transaction: &mut Transaction<'_>,
@@ -275,7 +275,8 @@ fn whole_blocks(range: &Range<u64>) -> Result<Range<u64>> {
 }
 
 impl Tree<'_, '_> {
-    /// Gives blocks to the holes from `at` to `end`, as many as the record has room for, and says how far it came.
+    /// Allocates blocks for the holes from `at` to `end`, as many as the record has room for, and returns the end of
+    /// the allocated part.
     fn fill_holes(&mut self, mut at: u64, end: u64) -> Result<u64> {
         let (mut goal, mut blocks_left) = (None, BLOCKS_PER_RECORD);
         for _ in 0..EXTENTS_PER_RECORD {

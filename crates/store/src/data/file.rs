@@ -1,7 +1,7 @@
 //! Data of files: read, write, cut, find holes.
 //!
-//! Small writes ride in the record and are applied in place. Whole blocks of larger ones go, once, to fresh blocks
-//! that are persistent before the record that names them: what a reader or a crash sees is the old or the new data.
+//! Small writes are inline in the record and applied in place. Whole blocks of larger ones go, once, to fresh blocks
+//! that are persistent before the record that names them: after a crash a reader sees the old or the new data.
 
 use std::sync::atomic::Ordering;
 
@@ -19,7 +19,7 @@ use crate::inode::tree::{Found, Lookup, Tree};
 use crate::store::Store;
 use crate::{ATOMIC_WRITE_MAX, BLOCK, FileExtent, WriteAt, Written};
 
-/// Writes up to this length ride in the record. By value each byte is written twice around the cache, by reference
+/// Writes up to this length are inline in the record. Inline each byte is written twice past the cache, out of line
 /// once, but with a second fence and changes of the extent tree (docs/performance/pool.md has the crossing point).
 const BY_VALUE_MAX: usize = 8192;
 
@@ -213,7 +213,7 @@ impl Store {
             match self.write_piece(transaction, node, state, at, piece) {
                 Ok(()) => length += piece.len(),
                 Err(Error::NoSpace) if length > 0 => break,
-                // What is overwritten in place needs no space.
+                // Overwriting in place needs no space.
                 Err(Error::NoSpace) if piece.len() > BY_VALUE_MAX => {
                     self.write_piece(transaction, node, state, offset, &piece[..BY_VALUE_MAX])?;
                     return Ok(BY_VALUE_MAX);
@@ -240,7 +240,7 @@ impl Store {
         let mut change = Change::new(&self.shared);
         let time_ns = self.now_ns();
         if self.overwrite(&mut change, node, state, offset, data, time_ns)? {
-            // Nobody sees the state before the lock is free, and a commit does not fail.
+            // No reader sees the state before the lock is free, and a commit does not fail.
             (state.modified_ns, state.changed_ns) = (time_ns, time_ns);
             state.version = change.commit(transaction);
             return Ok(());

@@ -1,8 +1,8 @@
 //! Blocks that others fill: where a file's data is, fresh blocks for data to come, and their way into a file.
 //!
-//! A grant is a file of the system directory. Its blocks are in use, so nothing else gets them, and nothing that is read
-//! leads to them, so they may hold anything. What a client has put there becomes a part of a file by one record, which
-//! moves the blocks and brings their checksums.
+//! A grant is a file of the system directory. Its blocks are in use, so they are not allocated again, and no readable
+//! file contains them, so their contents are arbitrary. A client's data becomes a part of a file by one record, which
+//! moves the blocks and contains their checksums.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::ring::CachedLines;
 use crate::store::Store;
 
 const BLOCK_U64: u64 = BLOCK as u64;
-/// Blocks that one operation names: fewer than its length field can say.
+/// Blocks that one operation names: fewer than its length field can express.
 const NAMED_MAX: usize = 1024;
 
 /// A range of a file, and where in the image it is. All in bytes.
@@ -47,7 +47,7 @@ pub struct FileLayout {
     pub generation: u32,
     /// Bytes of the file.
     pub size: u64,
-    /// What is mapped, in order. Between are holes.
+    /// Mapped ranges, in order. Between are holes.
     pub mapped: Vec<Mapped>,
     /// The checksum of each block that is mapped, in order, as the image has it; none if it has none of data.
     pub checksums: Vec<u32>,
@@ -151,8 +151,8 @@ impl Store {
         Ok(reserved)
     }
 
-    /// Moves whole blocks from a grant into a file, where they replace what was there. They must hold what the checksums
-    /// say, and are made persistent first. One record, whose number is returned.
+    /// Moves whole blocks from a grant into a file, where they replace former contents. They must match the checksums,
+    /// and are made persistent first. One record, with the returned number.
     pub fn adopt(
         &self,
         transaction: &mut Transaction<'_>,
@@ -165,7 +165,7 @@ impl Store {
                 "a grant's blocks go to another file",
             ));
         }
-        // By ascending number, as everywhere.
+        // In ascending order, as everywhere.
         let (mut state, mut source);
         if target.number() < grant.number() {
             state = target.state.write();
@@ -201,7 +201,7 @@ impl Store {
         Ok(number)
     }
 
-    /// Looks whether the blocks hold what they should, and has that flushed.
+    /// Checks the contents of the blocks, and flushes them.
     fn secure(&self, runs: &[Run], adoption: &Adoption<'_>, size: u64) -> Result<()> {
         let image = &self.shared.image;
         let blocks = runs
@@ -245,7 +245,7 @@ impl Store {
 }
 
 impl Tree<'_, '_> {
-    /// Turns the blocks `from..to` into a hole, and gives back what they were mapped to.
+    /// Turns the blocks `from..to` into a hole, and returns their former mappings.
     fn take_out(&mut self, from: u64, to: u64) -> Result<Vec<Run>> {
         let (mut runs, mut at) = (Vec::new(), from);
         while at < to {
@@ -262,7 +262,7 @@ impl Tree<'_, '_> {
         Ok(runs)
     }
 
-    /// Maps the blocks from `first` on to runs that hold data with these checksums; what was there is freed.
+    /// Maps the blocks from `first` on to runs that hold data with these checksums; former blocks are freed.
     fn put_in(&mut self, first: u64, runs: &[Run], mut crcs: &[u32]) -> Result<()> {
         let end = first + crcs.len() as u64;
         if self.remove(first, end)? != first {

@@ -1,7 +1,7 @@
 //! Copying without copying: extents of a file that another file, or another place of it, holds too.
 //!
-//! A shared block is never written: what is put into it goes to a new one, by the record that takes an owner from the
-//! old one (see [`crate::image::owners`]).
+//! A shared block is never written: new data goes to a new block, by the record that removes an owner from the old one
+//! (see [`crate::image::owners`]).
 
 use crate::BLOCK;
 use crate::data::file::{Writer, check_writable};
@@ -37,10 +37,10 @@ struct Copy {
 }
 
 impl Store {
-    /// Copies from one file, or one place in it, to another, in one change: whole blocks are shared, the parts of blocks
-    /// at the ends copied; a hole stays one. Returns how many bytes, fewer if not all fits into one record; none if
-    /// nothing can be shared: the offsets lie differently in their blocks, there is no whole block, or the ends need
-    /// blocks that the pool does not have. Then what is to be copied must be read and written.
+    /// Copies from one file, or one range in it, to another, in one change: whole blocks are shared, the parts of
+    /// blocks at the ends copied; a hole stays one. Returns the number of bytes, fewer if not all fits into one record;
+    /// none if nothing can be shared: the offsets differ within their blocks, there is no whole block, or the ends need
+    /// blocks that the pool does not have. Then the caller must read and write the data.
     ///
     /// # Errors
     /// Ranges of one file must not overlap.
@@ -56,7 +56,7 @@ impl Store {
         {
             return Ok(0);
         }
-        // By ascending number, as everywhere.
+        // In ascending order, as everywhere.
         let (mut source, mut target) = (None, None);
         if from.number() < to.number() {
             source = Some(from.state.write());
@@ -120,7 +120,7 @@ impl Store {
         }
         let last = end.min(first + most);
         let head = (first * BLOCK_U64 - copy.offset) as usize;
-        // What is behind the end of the file in its last block is zeros.
+        // Bytes beyond the end of the file in its last block are zeros.
         let shared_to = (last * BLOCK_U64 - copy.offset).min(copy.length);
         let done = if last == end { copy.length } else { shared_to };
         let mut ends = [0; 2 * BLOCK];
@@ -230,7 +230,7 @@ impl Copy {
     }
 }
 
-/// What of an extent lies between two blocks of the file.
+/// Part of an extent between two blocks of the file.
 fn part(extent: &Extent, first: u64, last: u64) -> Extent {
     let (start, end) = (extent.logical.max(first), extent.end().min(last));
     Extent::shared(start, extent.block_of(start), (end - start) as u32)

@@ -31,7 +31,7 @@ fn crc32c_long(bytes: &[u8]) -> u32 {
     crc32_iscsi(bytes)
 }
 
-/// What at most a block of bytes makes of a register of zeros. It is a linear function of them.
+/// Effect of at most a block of bytes on a register of zeros. It is a linear function of them.
 #[inline]
 pub fn remainder(bytes: &[u8]) -> u32 {
     if is_own(bytes.len()) {

@@ -1,4 +1,4 @@
-//! A directory's leaf: one 4 KiB block with the names whose hashes begin with the leaf's prefix.
+//! A directory's leaf: one 4 KiB block with all names that have hashes beginning with the leaf's prefix.
 //!
 //! ```text
 //! | header | slots, growing up →          ← entries, growing down |
@@ -16,7 +16,7 @@ pub const SLOTS: usize = 64;
 pub const SLOT: usize = 4;
 /// Bytes of an entry before its name.
 pub const ENTRY: usize = 32;
-/// Bits of a key that tell names of one hash apart.
+/// Bits of a key that distinguish names of one hash.
 pub const DISCRIMINATOR_BITS: u32 = 16;
 /// Bits of a hash in a key: keys have 62 bits, so that cookies stay positive.
 pub const HASH_BITS: u32 = 46;
@@ -27,7 +27,7 @@ pub const PREFIX_BITS: u32 = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LeafHeader {
-    /// [`MAGIC`].
+    /// Always [`MAGIC`].
     pub magic: u32,
     /// CRC32C of the bytes 8..4096.
     pub crc: u32,
@@ -47,9 +47,9 @@ pub struct LeafHeader {
     pub dead: u16,
     /// Generation of the owner.
     pub generation: u32,
-    /// Zero.
+    /// Always zero.
     pub reserved: u32,
-    /// Zero.
+    /// Always zero.
     pub padding: [u64; 2],
 }
 
@@ -107,7 +107,7 @@ pub struct EntryHeader {
     pub kind: u8,
     /// Bytes of the name, 1..=255.
     pub name_length: u8,
-    /// Zero.
+    /// Always zero.
     pub reserved: [u8; 6],
 }
 

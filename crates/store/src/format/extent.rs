@@ -54,7 +54,7 @@ impl Extent {
         }
     }
 
-    /// Whether other extents may hold blocks of it, too: only the counts of their owners tell.
+    /// Whether other extents may share blocks of it: only the owner counts tell.
     #[inline]
     pub fn is_shared(&self) -> bool {
         self.flags & SHARED != 0
@@ -66,7 +66,7 @@ impl Extent {
         self.flags & UNWRITTEN == 0
     }
 
-    /// The block of the image that holds this block of the file, which is one of its own.
+    /// The block of the image that holds this block of the file, which is inside this extent.
     #[inline]
     pub fn block_of(&self, logical: u64) -> u64 {
         self.physical + (logical - self.logical)
@@ -77,7 +77,7 @@ impl Extent {
         self.logical + u64::from(self.length)
     }
 
-    /// Whether `next` goes on where this ends, in the file and in the image.
+    /// Whether `next` continues this extent, in the file and in the image.
     pub fn continues_with(&self, next: &Extent) -> bool {
         self.end() == next.logical
             && self.physical + u64::from(self.length) == next.physical
@@ -86,9 +86,9 @@ impl Extent {
     }
 }
 
-/// Flag of an extent: its blocks read as zeros. What is in them, and their checksums, mean nothing.
+/// Flag of an extent: its blocks read as zeros. Their contents and checksums have no meaning.
 pub const UNWRITTEN: u16 = 1;
-/// Flag of an extent with data: each block may have further owners, as many as its count says.
+/// Flag of an extent with data: each block may have further owners, as many as its count states.
 pub const SHARED: u16 = 2;
 /// Begins every tree node.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TKND");
@@ -103,11 +103,11 @@ pub const DEPTH_MAX: u16 = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct NodeHeader {
-    /// [`MAGIC`].
+    /// Always [`MAGIC`].
     pub magic: u32,
     /// CRC32C of the bytes 8..4096.
     pub crc: u32,
-    /// Inode whose tree this is.
+    /// Inode that owns this tree.
     pub owner: u64,
     /// Own block number.
     pub block: u64,
@@ -117,7 +117,7 @@ pub struct NodeHeader {
     pub count: u16,
     /// Generation of the owner.
     pub generation: u32,
-    /// Zero.
+    /// Always zero.
     pub reserved: [u64; 4],
 }
 

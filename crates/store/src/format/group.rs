@@ -7,7 +7,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bits in a bitmap line, which has a checksum of its own.
+/// Bits in a bitmap line, which has a separate checksum.
 pub const LINE_BITS: u32 = 512;
 /// Most lines in a bitmap: one block.
 pub const LINES_MAX: usize = 64;
@@ -17,13 +17,13 @@ pub const MAGIC: u32 = u32::from_le_bytes(*b"TKGR");
 /// Most owners that a block can have beside the first.
 pub const OWNERS_MAX: u16 = u16::MAX;
 
-/// The number of owners that a block has beside the first, as it stands in the image: twice, so that damage is found.
+/// The number of owners besides the first, as stored in the image: twice, so that damage is detected.
 #[inline]
 pub const fn owners_word(owners: u16) -> u32 {
     (owners as u32) << 16 | owners as u32
 }
 
-/// What [`owners_word`] says; `None`: it is damaged.
+/// Decodes [`owners_word`]; `None`: it is damaged.
 #[inline]
 pub fn owners(word: u32) -> Option<u16> {
     let owners = word as u16;
@@ -50,13 +50,13 @@ impl Map {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct GroupHeader {
-    /// [`MAGIC`].
+    /// Always [`MAGIC`].
     pub magic: u32,
     /// CRC32C of the bytes 8..64. The line checksums are not covered: each covers its line.
     pub crc: u32,
     /// Number of the group.
     pub group: u64,
-    /// Zero.
+    /// Always zero.
     pub reserved: [u64; 6],
     /// CRC32C of each line of each bitmap, in the order of [`Map`].
     pub line_crcs: [[u32; LINES_MAX]; 3],

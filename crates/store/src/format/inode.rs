@@ -1,6 +1,7 @@
 //! An inode: 256 bytes in the inode table.
 //!
-//! The first line holds what a write changes, so that a small write replaces, and checksums, one cache line of it.
+//! The first line holds the fields that a write changes, so that a small write replaces, and checksums, one cache line
+//! of it.
 
 use pmem::checksum;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -10,7 +11,7 @@ use crate::format::checksum::crc32c;
 
 /// Bytes of an inode.
 pub const INODE: usize = 256;
-/// Bytes of the first line, which holds what a write changes.
+/// Bytes of the first line, which holds the fields that a write changes.
 pub const FIRST_LINE: usize = 64;
 /// Offset of the stamp's checksum.
 pub const STAMP_CRC: u64 = std::mem::offset_of!(Inode, stamp_crc) as u64;
@@ -20,22 +21,22 @@ pub const STAMP: u64 = std::mem::offset_of!(Inode, version) as u64;
 pub const STAMP_END: usize = std::mem::offset_of!(Inode, size);
 /// Extents (or child nodes) that fit into the inode itself.
 pub const ROOT_ENTRIES: usize = 4;
-/// Bit of the version word: bytes of the file are changing in place, and the rest of the word says nothing.
+/// Bit of the version word: bytes of the file are changing in place, and the rest of the word has no meaning.
 pub const CHANGING: u64 = 1 << 63;
 /// Bytes of a symbolic link's target that fit into the inode.
 pub const INLINE_TARGET_MAX: usize = 128;
 
-/// Flag of a file of the system directory whose blocks others fill: its data has no checksums.
+/// Flag of a file of the system directory with blocks that clients fill: its data has no checksums.
 pub const FLAG_GRANT: u32 = 1;
 
-/// Flag of a file or directory that nobody may change.
+/// Flag of an immutable file or directory.
 pub const FLAG_IMMUTABLE: u32 = 2;
 /// Flag of a file that is only written to at its end, or of a directory that names only come into.
 pub const FLAG_APPEND_ONLY: u32 = 4;
 /// Every flag there is.
 pub const FLAGS_KNOWN: u32 = FLAG_GRANT | FLAG_IMMUTABLE | FLAG_APPEND_ONLY;
 
-/// `S_IFMT`: the bits of the mode that tell the kind.
+/// `S_IFMT`: the bits of the mode for the kind.
 pub const KIND_MASK: u32 = 0o170_000;
 
 /// One file, directory or link.
@@ -44,8 +45,8 @@ pub const KIND_MASK: u32 = 0o170_000;
 pub struct Inode {
     /// CRC32C of the bytes 32..64, exclusive or `rest_crc`.
     pub crc: u32,
-    /// CRC32C of the bytes 8..32: what changes with every write is under a checksum of its own, so that the record of
-    /// a write need not bring the rest.
+    /// CRC32C of the bytes 8..32: the fields that change with every write have a separate checksum, so that the record
+    /// of a write need not contain the rest.
     pub stamp_crc: u32,
     /// Sequence number of the record that changed the inode or its data last. [`CHANGING`]: bytes are changing in place.
     pub version: u64,
@@ -65,7 +66,7 @@ pub struct Inode {
     pub mode: u32,
     /// CRC32C of the bytes 68..256.
     pub rest_crc: u32,
-    /// Owner.
+    /// User that owns the file.
     pub uid: u32,
     /// Owning group.
     pub gid: u32,
@@ -108,7 +109,7 @@ impl Inode {
         crc32c(&self.as_bytes()[STAMP_END..FIRST_LINE]) ^ self.rest_crc
     }
 
-    /// What belongs into `stamp_crc`.
+    /// Returns the value for `stamp_crc`.
     #[inline]
     pub fn stamp_checksum(&self) -> u32 {
         stamp_checksum(self.version, self.modified_ns, self.changed_ns)
@@ -137,7 +138,7 @@ impl Inode {
         (self.links, self.mode) = (0, 0);
     }
 
-    /// The bits of the mode that tell the kind.
+    /// The bits of the mode for the kind.
     pub fn kind_bits(&self) -> u32 {
         self.mode & KIND_MASK
     }

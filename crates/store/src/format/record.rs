@@ -1,4 +1,4 @@
-//! A record: one atomic change of the image, as it stands in the ring.
+//! A record: one atomic change of the image, as stored in the ring.
 //!
 //! ```text
 //! | header, 32 bytes | operation, 16 bytes | payload, padded to 8 | operation | payload | … | zeros to 64 | blocks … |
@@ -35,7 +35,7 @@ pub const PAYLOAD_MAX: usize = (1 << 24) - 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RecordHeader {
-    /// [`MAGIC`].
+    /// Always [`MAGIC`].
     pub magic: u32,
     /// CRC32C of the bytes 16..`checked`, exclusive or the low half of `number` / 64.
     pub crc: u32,
@@ -47,7 +47,7 @@ pub struct RecordHeader {
     pub length: u32,
     /// Where the operations end and the blocks begin, in bytes from the record's start.
     pub checked: u32,
-    /// Zero.
+    /// Always zero.
     pub reserved: u32,
 }
 
@@ -63,7 +63,7 @@ pub fn with_number(contents_checksum: u32, number: u64) -> u32 {
     contents_checksum ^ (number / ALIGN as u64) as u32
 }
 
-/// What an operation does to the image.
+/// Effect of an operation on the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -74,15 +74,15 @@ pub enum Kind {
     /// The payload, the first bytes of an inode, goes to the target, with the record's number as its version and the
     /// checksum of the stamp that this makes.
     Inode = 3,
-    /// The payload goes to the target, inside one data block, whose checksum becomes `crc`.
+    /// The payload goes to the target, inside one data block; the block's checksum becomes `crc`.
     Data = 4,
     /// The data blocks at the target were written before the record; the payload is their checksums.
     Extent = 5,
-    /// The payload is words of one line of a bitmap, whose checksum in the group's header becomes `crc`.
+    /// The payload is words of one line of a bitmap; the line's checksum in the group's header becomes `crc`.
     Line = 6,
     /// A whole data block, which rides behind the operations, goes to the target; `crc` is its checksum.
     Block = 7,
-    /// The payload is [`parts`] of a metadata block, whose checksum becomes `crc`.
+    /// The payload is [`parts`] of a metadata block; the block's checksum becomes `crc`.
     Edit = 8,
 }
 
@@ -106,7 +106,7 @@ impl Kind {
 /// Bit of the kind's byte: a [`Touch`] comes before the payload.
 const TOUCHES: u8 = 0x80;
 
-/// The change of data is the last of its file, whose inode differs in nothing else: its times of change become
+/// The change of data is the last of its file, and the inode changes in nothing else: its times of change become
 /// `time_ns`, its version the record's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -133,7 +133,7 @@ struct RawOperation {
 /// One validated operation of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation<'a> {
-    /// What it does.
+    /// Kind of the operation.
     pub kind: Kind,
     /// Offset in the image, in bytes.
     pub target: u64,
@@ -141,7 +141,7 @@ pub struct Operation<'a> {
     pub length: u32,
     /// New checksum of the block ([`Kind::Data`], [`Kind::Block`], [`Kind::Edit`]) or of the line ([`Kind::Line`]).
     pub crc: u32,
-    /// What it does to its file's inode; only changes of data do.
+    /// Effect on its file's inode; only changes of data have one.
     pub touch: Option<Touch>,
     /// The bytes behind the operation's header, or the block.
     pub payload: &'a [u8],
@@ -167,7 +167,7 @@ impl Operation<'_> {
         }
     }
 
-    /// Whether the operation may stand in a record of an image of this length.
+    /// Whether the operation is valid in a record of an image of this length.
     fn is_valid(&self, image_length: u64) -> bool {
         let (target, length) = (self.target, u64::from(self.length));
         let block = BLOCK as u64;
@@ -201,7 +201,7 @@ impl Operation<'_> {
         }
     }
 
-    /// Whether the payload of an edit is as long as its parts say, and they lie in the block, behind its checksum.
+    /// Whether the payload of an edit is as long as its parts, and they lie in the block, after its checksum.
     fn has_valid_parts(&self) -> bool {
         let Some((list, bytes)) = self.payload.split_first_chunk() else {
             return false;
@@ -231,7 +231,7 @@ pub fn parts(list: u64) -> impl Iterator<Item = (usize, usize)> {
         })
 }
 
-/// The field of [`parts`] that stands for a part.
+/// The field of [`parts`] that encodes a part.
 #[inline]
 pub fn part(at: usize, length: usize) -> u16 {
     debug_assert!((at | length).is_multiple_of(8) && at < BLOCK && length / 8 < 128);
@@ -253,7 +253,7 @@ pub fn encode(body: &mut Vec<u8>, operation: &Operation<'_>) -> Range<usize> {
     start..end
 }
 
-/// Sets the checksum of the operation whose payload begins at `payload` in the body of a record.
+/// Sets the checksum of the operation with a payload beginning at `payload` in the body of a record.
 #[inline]
 pub fn set_crc(body: &mut [u8], payload: usize, touch: Option<Touch>, crc: u32) {
     let at = payload - touch.map_or(0, |_| TOUCH) - OPERATION + size_of::<u32>();

@@ -23,7 +23,7 @@ pub const RING_LENGTH_MAX: u64 = 1 << 30;
 
 /// Read-only compatible features known here: data blocks carry checksums.
 pub const FEATURE_DATA_CHECKSUMS: u64 = 1;
-/// Compatible features that this program knows.
+/// Compatible features that this program supports.
 pub const COMPATIBLE_KNOWN: u64 = 0;
 /// Features that an ignorant program may read past but not write.
 pub const READ_ONLY_COMPATIBLE_KNOWN: u64 = FEATURE_DATA_CHECKSUMS;
@@ -36,11 +36,11 @@ pub const INCOMPATIBLE_KNOWN: u64 = FEATURE_METADATA_ONLY;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Superblock {
-    /// [`MAGIC`].
+    /// Always [`MAGIC`].
     pub magic: [u8; 8],
     /// CRC32C of everything behind it.
     pub crc: u32,
-    /// [`VERSION`].
+    /// Always [`VERSION`].
     pub version: u32,
     /// Features that an ignorant program may ignore.
     pub compatible: u64,
@@ -50,7 +50,7 @@ pub struct Superblock {
     pub incompatible: u64,
     /// Identity of this pool.
     pub pool: [u8; 16],
-    /// Identity of the storage unit whose image the pool holds.
+    /// Identity of the storage unit that owns the pool's image.
     pub unit: [u8; 16],
     /// Identity of the cluster; zero in an embedded pool.
     pub cluster: [u8; 16],
@@ -163,7 +163,7 @@ pub struct RingState {
     pub epoch: u32,
     /// Position of the first record that may not be in the image yet.
     pub start: u64,
-    /// Zero.
+    /// Always zero.
     pub reserved: [u64; 6],
 }
 

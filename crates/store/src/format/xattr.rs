@@ -13,11 +13,11 @@ pub const ENTRY: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct XattrHeader {
-    /// [`MAGIC`].
+    /// Always [`MAGIC`].
     pub magic: u32,
     /// CRC32C of the bytes 8..4096.
     pub crc: u32,
-    /// Inode whose attributes these are.
+    /// Inode that owns these attributes.
     pub owner: u64,
     /// Own block number.
     pub block: u64,
@@ -27,7 +27,7 @@ pub struct XattrHeader {
     pub end: u16,
     /// Generation of the owner.
     pub generation: u32,
-    /// Zero.
+    /// Always zero.
     pub reserved: [u64; 4],
 }
 
@@ -37,7 +37,7 @@ pub struct XattrHeader {
 pub struct XattrEntry {
     /// Bytes of the name, with its namespace: 1 to 255.
     pub name_length: u8,
-    /// Zero.
+    /// Always zero.
     pub reserved: u8,
     /// Bytes of the value.
     pub value_length: u16,

@@ -1,8 +1,8 @@
 //! Which blocks and inodes are free. The bitmaps in the image are the truth; this is their volatile working copy.
 //!
-//! Each thread prefers a group of its own. A group's lock is held for moments: to mark blocks as taken, and while a
-//! record gets its lines of the bitmap *and its place in the order*, so that a line's contents always include those
-//! of every earlier record. A record never waits for the ring under it. Lines are applied under the lock too, and
+//! Each thread prefers a separate group. A group's lock is held briefly: to mark blocks as taken, and while a record
+//! gets its lines of the bitmap *and reserves its position in the order*, so that a line's contents always include
+//! those of every earlier record. A record never waits for the ring under it. Lines are applied under the lock too, and
 //! never over a newer one.
 
 use std::cell::Cell;
@@ -33,11 +33,11 @@ pub struct Run {
 
 /// Volatile copy of one bitmap.
 struct Bitmap {
-    /// As of the newest record that has its place in the order.
+    /// Bits as of the newest record that has reserved its position.
     used: Vec<u64>,
-    /// `used`, and what is taken for records to come, and what was freed by a record not yet persistent.
+    /// `used`, and bits that are taken for records to come, or were freed by a record not yet persistent.
     busy: Vec<u64>,
-    /// Number of the record whose contents each line of the image has.
+    /// Number of the record with the contents of each line of the image.
     applied: Vec<u64>,
     /// Bits of the map.
     length: u32,
@@ -52,7 +52,7 @@ impl Bitmap {
         Bitmap::load_from(0, image, group, map, length, crcs)
     }
 
-    /// The same, of which the lines before `first` are not looked at: others may be changing them.
+    /// The same, without the lines before `first`: other threads may be changing them.
     fn load_from(
         first: usize,
         image: &Image,
@@ -225,7 +225,7 @@ pub struct Group {
     changed: Vec<(Map, usize, usize, usize)>,
 }
 
-/// What a record does to a line of a bitmap.
+/// Effect of a record on a line of a bitmap.
 pub struct Line {
     group: usize,
     map: Map,
@@ -241,7 +241,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// What the record carries.
+    /// The operation of the record.
     pub fn operation(&self) -> Operation<'_> {
         self.operation_of(self.changed.clone())
     }
@@ -318,7 +318,7 @@ impl Group {
         }
     }
 
-    /// Gives back an inode number that is in no record, or whose freeing is persistent.
+    /// Frees an inode number that is in no record, or that was freed by a persistent record.
     pub fn give_back_inode(&mut self, bit: u32) {
         self.maps[Map::Inodes as usize].clear_busy(bit, 1);
     }
@@ -327,8 +327,8 @@ impl Group {
 /// The allocator of an open pool.
 pub struct Allocator {
     groups: Growing<Ordered<Mutex<Group>>>,
-    /// For each group where threads start to look for an inode, where the last one was found: those between are mostly
-    /// full. A guess.
+    /// For each group where threads start to search for an inode, the group of the last one found: those between are
+    /// mostly full. A hint.
     inodes_near: Growing<AtomicUsize>,
     blocks_per_group: u64,
     inodes_per_group: u64,
@@ -338,7 +338,7 @@ pub struct Allocator {
 
 /// Bitmaps of a part of the image that is new.
 pub struct More {
-    /// The blocks of the group that was the last one, whose rest is new.
+    /// The blocks of the former last group, which gets new ones.
     last: Bitmap,
     groups: Vec<Group>,
 }
@@ -384,7 +384,7 @@ impl Allocator {
         let crcs = image.group_header(last)?.line_crcs[Map::Blocks as usize];
         let blocks = layout.group_blocks(last);
         let own_lines = self.lock(last).maps[Map::Blocks as usize].applied.len();
-        // Nobody changes lines behind the end: they are as they were made.
+        // No thread changes lines beyond the end: they are in their initial state.
         let last = Bitmap::load_from(own_lines, image, last, Map::Blocks, blocks, &crcs)?;
         Ok(More {
             last,
@@ -392,7 +392,7 @@ impl Allocator {
         })
     }
 
-    /// Gives out what the image, which has grown, has more. One thread does that at a time.
+    /// Makes the new part of an image that has grown available for allocation. One thread does that at a time.
     pub fn grow(&self, more: More, reserved_blocks: u64) {
         let mut free = more.groups.iter().map(Group::free_blocks).sum();
         let last = self.groups.len() - 1;
@@ -443,7 +443,7 @@ impl Allocator {
         numbers
     }
 
-    /// The group this thread starts looking in: threads spread evenly over the image.
+    /// The group where this thread starts its search: threads spread evenly over the image.
     fn preferred_group(&self) -> usize {
         let thread = PREFERRED.with(Cell::get) as u32;
         // Bit reversal puts the second thread in the middle, the next two in the quarters, …
@@ -527,7 +527,7 @@ impl Allocator {
         None
     }
 
-    /// Gives back blocks that were taken and are in no record, or whose freeing is persistent.
+    /// Frees blocks that were taken and are in no record, or that were freed by a persistent record.
     pub fn give_back(&self, run: Run) {
         let (group, bit) = (
             run.block / self.blocks_per_group,
@@ -558,7 +558,7 @@ impl Allocator {
         Err(Error::NoInodes)
     }
 
-    /// Gives back an inode number that is in no record, or whose freeing is persistent.
+    /// Frees an inode number that is in no record, or that was freed by a persistent record.
     pub fn give_back_inode(&self, number: u64) {
         let (group, bit) = self.inode_bit(number);
         self.lock(group).give_back_inode(bit);
@@ -585,9 +585,9 @@ impl Allocator {
         self.groups.at(group as usize).lock()
     }
 
-    /// Applies what the record `number` does to a line, unless a newer one is there already. All of the line is written:
-    /// records before this one are persistent too, and are passed over when their turn comes later. The group is still
-    /// locked.
+    /// Applies the change of the record `number` to a line, unless a newer one is there already. The whole line is
+    /// written: records before this one are persistent too, and are skipped when they are applied later. The group is
+    /// still locked.
     pub fn apply_line(&self, image: &Image, line: &Line, number: u64) -> LockGuard<'_, Group> {
         let mut group = self.groups.at(line.group).lock();
         let applied = &mut group.maps[line.map as usize].applied[line.line];

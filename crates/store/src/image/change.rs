@@ -1,7 +1,7 @@
 //! One atomic change of the image: collected, committed as one record, applied.
 //!
 //! An operation holds the locks of all inodes it changes from before it reads them until its change is applied.
-//! Metadata blocks are edited in copies; what the record carries of them is the lines that changed.
+//! Metadata blocks are edited in copies; the record contains their changed lines.
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut, Range};
@@ -29,7 +29,7 @@ use crate::order::Ordered;
 use crate::ring::Ring;
 use crate::ring::in_flight::{Entered, Place};
 
-/// What every change works on.
+/// State that all changes share.
 pub struct Shared {
     /// The image.
     pub image: Image,
@@ -37,9 +37,9 @@ pub struct Shared {
     pub ring: Ring,
     /// Free blocks and inodes.
     pub allocator: Allocator,
-    /// Turn to change counts of owners.
+    /// Lock for changing owner counts.
     pub owners: Ordered<Mutex<()>>,
-    /// What was freed and must not be used yet, if other pools of the unit have a say in that.
+    /// Freed space that must not be used yet, if other pools of the unit still need it.
     pub deferred_frees: Option<DeferredFrees>,
     /// Locks of the blocks that replies go to.
     pub replies: ReplyLocks,
@@ -47,7 +47,7 @@ pub struct Shared {
     pub defects: Defects,
 }
 
-/// A change that is being collected. Dropped without a commit, it gives back what it took.
+/// A change that is being collected. Dropped without a commit, it frees what it allocated.
 pub struct Change<'s> {
     shared: &'s Shared,
     parts: Lent,
@@ -63,14 +63,14 @@ pub struct Change<'s> {
     reserve: bool,
 }
 
-/// What a change consists of. Each thread keeps its last one, so that changes allocate no memory.
+/// Contents of a change. Each thread keeps its last one, so that changes allocate no memory.
 #[derive(Default)]
 struct Parts {
     record: Vec<u8>,
     edits: Vec<Edit>,
-    /// The operations in the record, for applying them: what was decoded after the fence would wait for it.
+    /// The operations in the record, for applying them: decoding them after the fence would wait for it.
     operations: Vec<Placed>,
-    /// What its operations on bitmaps do, in their order.
+    /// Effects of its operations on bitmaps, in their order.
     lines: Vec<Line>,
     spare_blocks: Vec<Box<Block>>,
     taken: Vec<Run>,
@@ -171,7 +171,7 @@ thread_local! {
 
 /// Most whole blocks in a record.
 pub const BLOCKS_MAX: usize = 2;
-/// More spare blocks than this are given back to the system.
+/// More spare blocks than this are returned to the system.
 const SPARE_BLOCKS_MAX: usize = 16;
 
 impl<'s> Change<'s> {
@@ -214,8 +214,8 @@ impl<'s> Change<'s> {
         self.parts.put(Kind::Zero, target, length, 0, &[]);
     }
 
-    /// New bytes inside a data block whose checksum becomes `crc`. If all of an inode that changes is its stamp, they
-    /// touch it.
+    /// New bytes inside a data block; its checksum becomes `crc`. If only the stamp of the inode changes, they touch
+    /// it.
     #[inline]
     pub fn data(&mut self, target: u64, bytes: &[u8], crc: u32, touch: Option<Touch>) {
         let kind = if self.shared.image.data_checksums {
@@ -267,8 +267,8 @@ impl<'s> Change<'s> {
         );
     }
 
-    /// The first `length` bytes (64, 128 or 256) of an inode, whose checksums are made right if they are among them, but
-    /// for that of the stamp: it is set, like the version, when the record has its number.
+    /// The first `length` bytes (64, 128 or 256) of an inode. The checksums among them are computed, except that of the
+    /// stamp: it is set, like the version, when the record has its number.
     #[inline]
     pub fn inode(&mut self, number: u64, inode: &mut Inode, length: usize) {
         if length > FIRST_LINE {
@@ -285,7 +285,7 @@ impl<'s> Change<'s> {
         );
     }
 
-    /// As much of an inode, from its start, as differs from what it was.
+    /// The prefix of an inode that contains all changed bytes.
     #[inline]
     pub fn inode_from(&mut self, number: u64, old: &Inode, new: &mut Inode) {
         let (old, bytes) = (old.as_bytes(), new.as_bytes());
@@ -436,7 +436,7 @@ impl<'s> Change<'s> {
         self.put(block, to, bytes);
     }
 
-    /// Puts what was edited, with the blocks' new checksums, into the record.
+    /// Puts the edits, with the blocks' new checksums, into the record.
     fn emit_edits(&mut self) {
         let image = &self.shared.image;
         while let Some(mut edit) = self.parts.edits.pop() {
@@ -542,7 +542,7 @@ impl<'s> Change<'s> {
         self.shared.ring.reserve(entered, length)
     }
 
-    /// Longest record that the ring takes, less what the bitmap lines and a reply may need.
+    /// Longest record that the ring takes, less the space for the bitmap lines and a reply.
     pub fn has_room_for(&self, bytes: usize) -> bool {
         let edits = self.parts.edits.len() * (BLOCK + 8 * OPERATION);
         let runs = self.parts.taken.iter().chain(&self.parts.freed);
@@ -569,7 +569,7 @@ impl<'s> Change<'s> {
         self.commit_with(transaction, None)
     }
 
-    /// Puts what was collected outside the record into it.
+    /// Puts the changes collected outside the record into it.
     fn emit_all(&mut self) {
         self.emit_edits();
         self.emit_owners();
@@ -603,7 +603,7 @@ impl<'s> Change<'s> {
             .max()
             .is_some_and(|longest| shared.image.is_streamed(longest));
         shared.ring.applied(place, is_streamed);
-        // The next turn finds the counts in the image as this change leaves them.
+        // The next holder finds the counts in the image after this change.
         self.owners = None;
         if shared.defects.reuse_before_commit {
             self.parts.freed.clear();

@@ -13,7 +13,7 @@ use crate::format::superblock::*;
 use crate::ring::write_ring_state;
 use crate::{BLOCK, ROOT, SYSTEM};
 
-/// How a pool is divided.
+/// Division of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of the record ring: a power of two, 64 KiB to 1 GiB.
@@ -27,7 +27,8 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// What suits a pool of this many bytes: an inode for 16 KiB, at least eight groups, a ring of 16 MiB or a 32nd.
+    /// Suitable values for a pool of this many bytes: an inode for 16 KiB, at least eight groups, a ring of 16 MiB or a
+    /// 32nd.
     pub fn for_length(pool_length: u64) -> Geometry {
         let power_below = |value: u64| 1 << value.max(1).ilog2();
         let blocks_per_group: u64 = power_below(pool_length / BLOCK as u64 / 8).clamp(512, 32768);
@@ -39,7 +40,7 @@ impl Geometry {
         }
     }
 
-    /// The smallest: for tests that look at many images. Pools from 512 KiB.
+    /// The smallest: for tests that examine many images. Pools from 512 KiB.
     pub fn small() -> Geometry {
         Geometry {
             ring_length: RING_LENGTH_MIN,
@@ -121,7 +122,7 @@ pub fn format_image(region: &Region, superblock: &Superblock, layout: &Layout, f
     }
 }
 
-/// Makes of a region what is no pool.
+/// Turns a region into one that contains no pool.
 pub fn clear_superblocks(region: &Region) {
     for offset in SUPERBLOCKS {
         region.zero_flushed(offset, BLOCK as u64);

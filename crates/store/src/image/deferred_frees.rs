@@ -9,19 +9,19 @@ use smallvec::SmallVec;
 use crate::image::allocator::{Allocator, Run};
 use crate::store::Store;
 
-/// What one record freed.
+/// Space that one record freed.
 #[derive(Default)]
 struct Freed {
     runs: SmallVec<[Run; 2]>,
     inode: Option<u64>,
 }
 
-/// What was freed, by the number of the record that did it.
+/// Freed space, by the number of the record that freed it.
 #[derive(Default)]
 pub struct DeferredFrees(Mutex<BTreeMap<u64, Freed>>);
 
 impl DeferredFrees {
-    /// Keeps what the record `number` freed.
+    /// Keeps the space that the record `number` freed.
     pub fn defer(&self, number: u64, runs: &[Run], inode: Option<u64>) {
         if runs.is_empty() && inode.is_none() {
             return;
@@ -30,7 +30,7 @@ impl DeferredFrees {
         self.0.lock().insert(number, Freed { runs, inode });
     }
 
-    /// Gives back what records below this number freed.
+    /// Frees the space that records below this number freed.
     pub fn release(&self, below: u64, allocator: &Allocator) {
         let released = {
             let mut deferred = self.0.lock();

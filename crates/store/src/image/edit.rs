@@ -1,5 +1,5 @@
-//! Metadata blocks being edited. Only the lines that an edit touches are copied; what the record carries of a block is
-//! the words that changed.
+//! Metadata blocks being edited. Only the lines that an edit changes are copied; the record contains the changed words
+//! of a block.
 
 use std::ops::Range;
 
@@ -13,15 +13,15 @@ use crate::format::{BLOCK_CRC, BLOCK_CRC_FROM};
 use crate::image::{Block, Image};
 
 const LINE: usize = 64;
-/// Changed words this close to each other go into the record together: an operation of their own costs as much.
+/// Changed words this close to each other go into the record together: a separate operation costs as much.
 const NEAR: usize = 32;
 
 /// Words of an edit that are checksummed at once.
 const SCRATCH: usize = 40;
 
-/// What a sealed edit takes in a record.
+/// Form of a sealed edit in a record.
 pub enum Sealed {
-    /// Nothing.
+    /// The block did not change.
     Unchanged,
     /// One operation, with the block's new checksum.
     Short(u32),
@@ -33,11 +33,11 @@ pub enum Sealed {
 pub struct Edit {
     /// Its number.
     pub block: u64,
-    /// The block was free until now: what is not written must become zero.
+    /// The block was free until now: unwritten bytes must become zero.
     pub fresh: bool,
     /// One bit for each line that `contents` has. The others are as in the image.
     present: u64,
-    /// What was changed: whole words, in ascending order, not near each other.
+    /// The changes: whole words, in ascending order, not near each other.
     changed: SmallVec<[Range<usize>; 8]>,
     contents: Box<Block>,
 }
@@ -132,7 +132,7 @@ impl Edit {
         self.changed.len() <= PARTS_MAX && 8 + length <= EDIT_MAX && self.changed[0].start >= 8
     }
 
-    /// Encodes what was changed as the payload of one operation, and returns its length.
+    /// Encodes the changes as the payload of one operation, and returns its length.
     pub fn encode(&self, payload: &mut [u8; EDIT_MAX]) -> usize {
         let mut end = 8;
         for (index, (at, bytes)) in self.changes().enumerate() {
@@ -143,7 +143,7 @@ impl Edit {
         end
     }
 
-    /// What was changed, in ascending order.
+    /// The changes, in ascending order.
     pub fn changes(&self) -> impl Iterator<Item = (usize, &[u8])> {
         let bytes = |range: &Range<usize>| (range.start, &self.contents[range.clone()]);
         self.changed.iter().map(bytes)

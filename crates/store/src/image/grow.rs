@@ -10,9 +10,9 @@ use crate::image::create::{format_group, reserved_blocks};
 use crate::store::Store;
 
 impl Store {
-    /// Makes the pool take its whole region, which may have become longer. Others go on reading and writing meanwhile. Its
-    /// groups stay where they are, those behind them are new; the last one, if it was short, gets the rest of its blocks,
-    /// whose bits and checksums are there already.
+    /// Extends the pool to its whole region, which may have become longer. Other threads continue to read and write
+    /// meanwhile. Its groups stay where they are, those after them are new; the last one, if it was short, gets the
+    /// rest of its blocks; their bits and checksums exist already.
     ///
     /// **A crash on the way** leaves the pool as long as it was, until the first superblock is written: what lies behind
     /// the old image means nothing, and the ring's records are of blocks that were there. The second copy is written

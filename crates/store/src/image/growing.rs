@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Items that stay where they are. What a pool has when it is opened is found at once; what came later, as it grew, part
-/// by part.
+/// Items that stay where they are. The items of a newly opened pool are found at once; those added by growing, part by
+/// part.
 pub struct Growing<T> {
     first: Part<T>,
     length: AtomicUsize,

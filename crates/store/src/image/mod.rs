@@ -36,7 +36,7 @@ pub type Block = [u8; BLOCK];
 /// Payloads from this length are written around the caches: they need no flush later, only a fence everywhere.
 const STREAM_MIN: usize = 1024;
 
-/// How much is copied out in one go to be checksummed.
+/// Bytes that are copied out at once to be checksummed.
 const PIECE: usize = 1024;
 
 /// The image inside a mapped pool. All offsets are in bytes from the image's start.
@@ -47,11 +47,11 @@ pub struct Image {
     pub layout: Layout,
     /// Whether data blocks carry checksums.
     pub data_checksums: bool,
-    /// Whether somebody else may read the image meanwhile: a pool of a unit.
+    /// Whether other processes may read the image meanwhile: a pool of a unit.
     pub is_read_outside: bool,
     /// Payloads from this length are written around the caches.
     stream_min: usize,
-    /// One bit for each block whose checksum was verified, or which was written, by this process.
+    /// One bit for each block with a checksum that was verified, or that was written, by this process.
     verified: Growing<AtomicU64>,
 }
 
@@ -186,8 +186,8 @@ impl Image {
         }
     }
 
-    /// Hints that a data block is wanted next: its first half, whose lines bring the processor to fetch the rest itself.
-    /// Otherwise it fetches nothing while the block before is checksummed (docs/performance/pool.md).
+    /// Hints that a data block is needed next: its first half; its lines make the processor fetch the rest itself.
+    /// Otherwise the processor fetches nothing while the block before is checksummed (docs/performance/pool.md).
     #[inline]
     fn prefetch_block(&self, block: u64) {
         let start = self.base + block * BLOCK as u64;
@@ -203,7 +203,7 @@ impl Image {
             .load_u32(self.base + self.layout.data_crc(block))
     }
 
-    /// How many owners a block has beside the first, by the last record that was applied.
+    /// The number of owners of a block besides the first, by the last applied record.
     pub fn owners(&self, block: u64) -> Result<u16> {
         let offset = self.layout.owners(block);
         owners(self.region.load_u32(self.base + offset)).ok_or(Error::Corrupt {
@@ -245,7 +245,7 @@ impl Image {
         Ok(inode)
     }
 
-    /// Reads an inode that is free, to be used anew, and checks as much as will stay: its first line.
+    /// Reads an inode that is free, to be reused, and checks the part that will stay: its first line.
     pub fn free_inode(&self, number: u64) -> Result<Inode> {
         let offset = self.layout.inode(number);
         let mut inode = Inode::FREE;
@@ -301,7 +301,7 @@ impl Image {
         }
     }
 
-    /// Whether an operation that media hold may be carried out on this image.
+    /// Whether an operation from media may be applied to this image.
     pub fn accepts(&self, operation: &Operation<'_>) -> bool {
         let Operation {
             kind,
@@ -336,8 +336,8 @@ impl Image {
         self.data_crc(block) ^ append_zeros(difference, BLOCK - inside - length)
     }
 
-    /// The [`remainder`] of data that is to be replaced, in one block. Zero if nobody needs it: the block changes as a
-    /// whole, or data carries no checksums.
+    /// The [`remainder`] of data that is to be replaced, in one block. Zero if it is not needed: the block changes as a
+    /// whole, or data has no checksums.
     #[inline]
     pub fn data_remainder(&self, offset: u64, length: usize) -> u32 {
         if length == BLOCK || !self.data_checksums {
@@ -361,9 +361,10 @@ impl Image {
         register
     }
 
-    /// Says in the version word of the inode at `offset` that the record `number` is about to change data in place. Who
-    /// reads the image from outside, the data and then this word, so never takes a half for the whole: the mark is seen
-    /// before any of the data that is stored behind it, and goes when the record stamps the inode.
+    /// Sets a mark in the version word of the inode at `offset`: the record `number` is about to change data in place.
+    /// A reader of the image from outside, which reads the data and then this word, so never takes a part for the
+    /// whole: the mark is visible before any of the data that is stored after it, and disappears when the record stamps
+    /// the inode.
     ///
     /// The record is persistent already, so that a crash leaves no mark: it is replayed. Of the data, an operation covers
     /// at most `length` bytes.
@@ -405,7 +406,7 @@ impl Image {
         }
     }
 
-    /// Carries out one operation of the record `number`. The caller sees to bitmap lines being applied in order.
+    /// Applies one operation of the record `number`. The caller ensures that bitmap lines are applied in order.
     #[inline]
     pub fn apply(&self, operation: &Operation<'_>, number: u64) {
         let Operation {
@@ -510,7 +511,7 @@ impl CachedLines for Image {
         self.layout.blocks() * BLOCK as u64
     }
 
-    // Of the payload, the first word of an edit's is needed.
+    // The first word of an edit's payload is needed.
     #[inline]
     fn cached_ranges(&self, operation: &Operation<'_>, mut visit: impl FnMut(u64, u64)) {
         let (target, length) = (operation.target, u64::from(operation.length));

@@ -1,15 +1,15 @@
 //! Blocks with several owners: extents of files that hold the same data.
 //!
-//! The bitmap says whether a block has an owner, a count beside its data checksum how many more. A block is free when its
-//! last owner lets it go; as long as it has more than one, its bytes stay as they are.
+//! The bitmap tells whether a block has an owner, a count beside its data checksum how many more. A block is free when
+//! its last owner releases it; while it has more than one, its bytes do not change.
 //!
-//! **Turns.** The owners of a block are inodes with locks of their own, so counts have a lock beside these. A change has
-//! it from before it reads the first count until it is applied: the image's counts are then those of the last record in
-//! the order, and a record can carry what they become.
+//! **Serialization.** The owners of a block are inodes with separate locks, so counts have a lock besides these. A
+//! change holds it from before it reads the first count until it is applied: the image's counts are then those of the
+//! last record in the order, and a record can contain their new values.
 //!
-//! **Without a turn** the owner of a block, whose inode is locked, may look whether there are others. A block gets a
-//! further owner from one that it has, by a change that locks both. So none means none until the lock is given up, and a
-//! record that took the last other owner away is persistent: it was applied.
+//! **Without the lock** the owner of a block, with its inode locked, may check whether there are others. A block gets a
+//! further owner from an existing one, by a change that locks both. So none means none until the inode's lock is
+//! released, and a record that removed the last other owner is persistent: it was applied.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -32,7 +32,7 @@ const COUNTS: u64 = LINE as u64 / 4;
 
 type Line = [u32; COUNTS as usize];
 
-/// The turn of a change, and the counts that it changes.
+/// The lock of a change, and the counts that it changes.
 pub struct Owners<'s> {
     image: &'s Image,
     /// Lines with counts that change, by the number of their first block divided by [`COUNTS`].
@@ -41,7 +41,7 @@ pub struct Owners<'s> {
 }
 
 impl<'s> Owners<'s> {
-    /// Waits for the turn.
+    /// Waits for the lock.
     pub fn new(shared: &'s Shared) -> Owners<'s> {
         Owners {
             image: &shared.image,
@@ -132,7 +132,7 @@ impl<'s> Owners<'s> {
     }
 }
 
-/// How much of a pool's data has several owners.
+/// Amount of a pool's data with several owners.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sharing {
     /// Blocks with several owners.

@@ -1,9 +1,9 @@
 //! Opening a pool: superblock, ring state, replay.
 //!
 //! Recovery is replaying the ring: every whole record from the ring's start on is applied, in order, as long as epochs
-//! do not fall. Records carry the bytes that the image is to have, so that it does not matter how many of them had reached
-//! it, and a crash during recovery is no different from one before it. The records that a crash cut off, and those
-//! behind them that were persistent by chance, are of an epoch that is over once the ring state says so.
+//! do not decrease. Records contain the new bytes of the image, so it does not matter how many of them had reached it,
+//! and a crash during recovery is no different from one before it. The records that a crash cut off, and later ones
+//! that were persistent by chance, have an old epoch once the ring state is written.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ pub fn read_superblock(region: &Region) -> Result<Superblock> {
     });
     match copies {
         [Ok(superblock), _] | [_, Ok(superblock)] => Ok(superblock),
-        // Of two bad copies the better one tells more.
+        // Of two invalid copies the error of the better one is reported.
         [Err(Error::NotAPool), Err(error)] | [Err(error), Err(_)] => Err(error),
     }
 }
@@ -58,7 +58,7 @@ pub fn read_ring_state(region: &Region) -> Result<RingState> {
         .ok_or(Error::DamagedRing)
 }
 
-/// What replaying the ring of a pool has found.
+/// Result of replaying the ring of a pool.
 pub(crate) struct Replayed {
     /// Where the next record goes.
     pub tail: Sequence,
@@ -69,7 +69,7 @@ pub(crate) struct Replayed {
 /// Replays the ring of a pool and makes it ready for work, in the given epoch or else the next one. Returns also the newest
 /// time of change in the ring's records.
 ///
-/// A pool of a unit is opened in an epoch that the unit agreed on: one that a pool gave itself would stand for records that
+/// A pool of a unit is opened in an epoch that the unit agreed on: an epoch chosen by one pool would name records that
 /// the others do not have.
 pub fn recover(
     region: Region,
@@ -93,7 +93,7 @@ pub fn recover(
             "a pool is opened for writing in a higher epoch than that of its last record",
         ));
     }
-    // The replayed lines are persistent before the ring state lets go of their records.
+    // The replayed lines are persistent before the ring state releases their records.
     region.fence_everywhere();
     let allocator = Allocator::load(&image, superblock.reserved_blocks)?;
     write_ring_state(&region, RingState::new(epoch, tail.number));
@@ -169,8 +169,8 @@ pub(crate) fn replay(
     Ok(Replayed { tail, newest_ns })
 }
 
-/// Ranges of the image that a record names by reference. Their bytes are in no record, so an earlier record, from when
-/// the blocks belonged to something else, must not be replayed over them.
+/// Ranges of the image that a record names as out-of-line data. Their bytes are in no record, so an earlier record,
+/// from when the blocks had another use, must not be replayed over them.
 #[derive(Default)]
 pub(crate) struct References {
     /// Start of a range → its end and the position of the last record that names it.

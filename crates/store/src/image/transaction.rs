@@ -26,8 +26,8 @@ const END: usize = size_of::<u64>();
 
 /// A file of the system directory that holds replies.
 pub trait ReplyFile: Debug + Send + Sync {
-    /// Calls `work` once with the image's block that has the file's block, and keeps the file as it is meanwhile. `None`
-    /// if the file does not have a block of its own there.
+    /// Calls `work` once with the image's block that has the file's block, and locks the file meanwhile. `None` if the
+    /// file has no unshared block there.
     fn with_block(&self, image: &Image, block: u64, work: &mut dyn FnMut(Option<u64>));
 }
 
@@ -54,7 +54,7 @@ impl Reply<'_> {
         (self.offset / block, (self.offset % block) as usize)
     }
 
-    /// The bytes with the inode that the change creates and the offset behind what it wrote.
+    /// The bytes with the inode that the change creates and the offset after the written data.
     fn filled(&self, created: Option<(u64, u32)>, end: u64) -> [u8; REPLY] {
         let mut bytes = self.bytes;
         if let Some(((number, generation), at)) = created.zip(self.inode_at) {
@@ -76,8 +76,8 @@ impl Reply<'_> {
 
 /// The context of one operation that changes files.
 ///
-/// An operation that needs several records carries the reply in the last one, except truncate and remove, whose first
-/// record makes the whole change: what it leaves to be freed is noted as an orphan, which recovery frees.
+/// An operation that needs several records has the reply in the last one, except truncate and remove: their first
+/// record makes the whole change, and marks the rest to be freed as an orphan, which recovery frees.
 #[derive(Debug, Default)]
 pub struct Transaction<'a> {
     reply: Option<&'a Reply<'a>>,
@@ -117,13 +117,13 @@ impl<'a> Transaction<'a> {
         self.has_carried
     }
 
-    /// Whether all of the operation has to be in one record: its reply says that it was executed.
+    /// Whether all of the operation has to be in one record: its reply states that it was executed.
     #[inline]
     pub(crate) fn is_whole(&self) -> bool {
         self.reply.is_some()
     }
 
-    /// Sets the end of what is written, which the reply has.
+    /// Sets the end of the written data in the reply.
     #[inline]
     pub(crate) fn set_end(&mut self, end: u64) {
         self.end = end;
@@ -185,7 +185,7 @@ impl PlacedReply {
         }
     }
 
-    /// What puts the reply into its file.
+    /// The operation that puts the reply into its file.
     #[inline]
     pub fn operation(&self, has_checksum: bool) -> Operation<'_> {
         Operation {
@@ -203,11 +203,11 @@ impl PlacedReply {
     }
 }
 
-/// Locks of the blocks that replies go to. The block's checksum follows from what is in it, so records of one block are made
-/// one after the other. Sessions have blocks of their own, and share no lock.
+/// Locks of the blocks that receive replies. The block's checksum depends on its contents, so records of one block are
+/// made one after the other. Sessions have separate blocks, and share no lock.
 pub struct ReplyLocks(Box<[ReplyLock]>);
 
-/// A lock on a line of its own.
+/// A lock on a separate cache line.
 #[repr(align(64))]
 struct ReplyLock(Ordered<Mutex<()>>);
 
@@ -215,7 +215,7 @@ struct ReplyLock(Ordered<Mutex<()>>);
 const REPLY_LOCKS: u64 = 1024;
 
 impl ReplyLocks {
-    /// For a pool of a unit; an embedded one needs no more than one.
+    /// For a pool of a unit; an embedded one needs only one.
     pub fn new(is_of_unit: bool) -> ReplyLocks {
         let count = if is_of_unit { REPLY_LOCKS } else { 1 };
         let lock = |_| ReplyLock(Ordered::mutex(Rank::Reply, ()));

@@ -1,8 +1,7 @@
-//! POSIX access control lists: who may do what beyond owner, group and others.
+//! POSIX access control lists: permissions beyond owner, group and others.
 //!
-//! A list is kept as the extended attribute that Linux has for it. Of what it says, owner, others and the mask (without a
-//! mask, the group) are the mode too: whoever changes one changes the other. A list that says no more than the mode is
-//! not kept.
+//! A list is stored as the extended attribute that Linux defines. Its entries for owner, others and the mask (without a
+//! mask, the group) are the mode too: a change of one changes the other. A list equivalent to a mode is not stored.
 
 use crate::FileKind;
 use crate::error::{Error, Result};
@@ -11,7 +10,7 @@ use crate::inode::xattr::Xattrs;
 
 /// The attribute with the list that counts for a file.
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The attribute with the list of a directory that what is made in it gets.
+/// The attribute with the list that files created in a directory get.
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 /// First bytes of the attribute.
@@ -20,7 +19,7 @@ const VERSION: u32 = 2;
 const HEADER: usize = 4;
 const ENTRY: usize = 8;
 
-/// In place of a number: the entry names nobody.
+/// In place of a number: the entry names no user or group.
 const NOBODY: u32 = u32::MAX;
 
 const OWNER: u16 = 0x01;
@@ -30,7 +29,7 @@ const GROUP: u16 = 0x08;
 const MASK: u16 = 0x10;
 const OTHERS: u16 = 0x20;
 
-/// The bits of a mode that a list says too.
+/// The bits of a mode that a list contains too.
 const LISTED: u32 = 0o777;
 
 /// One entry.
@@ -42,7 +41,7 @@ struct Entry {
     number: u32,
 }
 
-/// A list whose entries are in order and complete.
+/// A list with complete entries in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acl(Vec<Entry>);
 
@@ -81,7 +80,7 @@ impl Acl {
             && self.0.iter().all(|entry| entry.permissions <= 0o7)
     }
 
-    /// Whether it says no more than a mode does.
+    /// Whether it is equivalent to a mode.
     fn is_mode(&self) -> bool {
         let basic = [OWNER, OWNING_GROUP, OTHERS];
         self.0.iter().all(|entry| basic.contains(&entry.tag))
@@ -105,7 +104,7 @@ impl Acl {
             .sum()
     }
 
-    /// Makes it say what the mode says.
+    /// Sets its entries from the mode.
     fn set_mode(&mut self, mode: u32) {
         for (entry, place) in self.of_mode() {
             entry.permissions = (mode >> place & 0o7) as u16;
@@ -128,7 +127,7 @@ pub(crate) fn is_acl(name: &[u8]) -> bool {
     name == ACCESS || name == DEFAULT
 }
 
-/// What setting a list means: the value to keep, if any, and the mode that goes with it.
+/// Effect of setting a list: the value to store, if any, and the new mode.
 pub(crate) fn set(name: &[u8], value: &[u8], mode: u32) -> Result<(Option<Vec<u8>>, u32)> {
     if name == DEFAULT && FileKind::from_bits(mode) != Some(FileKind::Directory) {
         return Err(Error::NoDefaultAcl);
@@ -164,8 +163,8 @@ pub(crate) fn follow_mode(all: &mut Xattrs, mode: u32) -> bool {
     is_new
 }
 
-/// Makes the lists among an inode's attributes, and its mode, what they must be: each a list, where one can be, and the
-/// mode what the list says. Where the two differ nobody gets more than both say. Returns the mode, and what was wrong.
+/// Makes the lists among an inode's attributes, and its mode, valid: each a list, where one can be, and the mode equal
+/// to its entries. Where the two differ only the permissions of both remain. Returns the mode, and the errors found.
 pub(crate) fn settle(all: &mut Xattrs, mode: u32) -> (u32, Option<&'static str>) {
     let kind = FileKind::from_bits(mode);
     let (mut permissions, mut wrong) = (mode & LISTED, None);
@@ -196,8 +195,8 @@ pub(crate) fn settle(all: &mut Xattrs, mode: u32) -> (u32, Option<&'static str>)
     (mode & !LISTED | permissions, wrong)
 }
 
-/// What something new gets from its directory's default list: the mode that is left of the one asked for, and lists.
-/// `None` without such a list; the error is for one that cannot be right.
+/// The mode and lists of a new file by its directory's default list: the remaining bits of the requested mode, and
+/// lists. `None` without such a list; the error is for an invalid one.
 pub(crate) fn inherit(
     directory: &Xattrs,
     mode: u32,

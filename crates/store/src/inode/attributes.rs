@@ -1,4 +1,4 @@
-//! What is known about a file besides its data.
+//! Attributes of a file besides its data.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ impl Store {
         attributes(node.number(), &node.state.read())
     }
 
-    /// What a file that was just found by its name is; [`Error::Stale`] when it has lost its last name since.
+    /// Attributes of a file that was just found by its name; [`Error::Stale`] when it has lost its last name since.
     #[inline]
     pub fn kind(&self, node: &Node) -> Result<FileKind> {
         let state = node.state.read();
@@ -96,7 +96,7 @@ impl Store {
 }
 
 impl Store {
-    /// Makes the access control list, if there is one, say what the new mode says.
+    /// Sets the entries of the access control list, if there is one, from the new mode.
     fn change_acl(&self, change: &mut Change<'_>, number: u64, new: &mut Inode) -> Result<()> {
         if new.attributes != 0 {
             let mut all = xattr::load(&self.shared.image, number, new)?;
@@ -113,12 +113,12 @@ const ACCESSED_AGE_MAX_NS: i64 = 24 * 3600 * 1_000_000_000;
 const SET_USER: u32 = 0o4000;
 const SET_GROUP: u32 = 0o2000;
 const GROUP_EXECUTES: u32 = 0o010;
-/// Extended attribute with what a program may do beyond its user.
+/// Extended attribute with a program's capabilities.
 const CAPABILITY: &[u8] = b"security.capability";
 
 impl Store {
-    /// Notes that somebody read an inode: its access time changes if the inode changed since, or after a day, as Linux
-    /// does with `relatime`.
+    /// Records a read of an inode: its access time changes if the inode changed since, or after a day, as Linux does
+    /// with `relatime`.
     #[inline]
     pub fn note_read(&self, node: &Node) -> Result<()> {
         let now = self.now_ns();
@@ -131,7 +131,7 @@ impl Store {
     #[cold]
     fn set_access_time(&self, node: &Node, now: i64) -> Result<()> {
         let mut state = node.state.write();
-        // Somebody else may have noted it meanwhile.
+        // Another thread may have recorded it meanwhile.
         if state.mode != 0 && needs_access_time(&state, now) {
             let mut new = *state;
             new.accessed_ns = now;
@@ -143,8 +143,8 @@ impl Store {
         Ok(())
     }
 
-    /// Takes from a file that is changed by somebody what it could do as another: its capabilities, and, if
-    /// `set_id`, set-user and set-group bits, as Linux does on writing, truncating and changing owners.
+    /// Removes the privileges of a file that another user changes: its capabilities, and, if `set_id`, set-user and
+    /// set-group bits, as Linux does on writing, truncating and changing owners.
     pub fn drop_privileges(&self, node: &Arc<Node>, set_id: bool) -> Result<()> {
         let (mode, has_xattrs) = {
             let state = node.state.read();

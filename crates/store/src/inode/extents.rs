@@ -18,7 +18,7 @@ const RELEASED_AT_ONCE: u64 = 256;
 const COUNTS_ROOM: usize = 2048;
 
 impl Tree<'_, '_> {
-    /// Maps blocks of the file that are holes to a run of the image, joining it to what it continues.
+    /// Maps blocks of the file that are holes to a run of the image, joining it to the extent that it continues.
     pub fn add(&mut self, logical: u64, run: Run) -> Result<()> {
         self.add_extent(&Extent::new(logical, run.block, run.length))
     }
@@ -61,7 +61,7 @@ impl Tree<'_, '_> {
         }
     }
 
-    /// Puts a run in the place of a whole extent of the same length, whose blocks are freed.
+    /// Replaces a whole extent by a run of the same length; the former blocks are freed.
     pub fn exchange(&mut self, old: &Extent, run: Run) -> Result<()> {
         self.free(
             old,
@@ -77,7 +77,7 @@ impl Tree<'_, '_> {
     }
 
     /// Turns the blocks `from..to` into holes and frees them, as long as the record has room. Works from the end, and
-    /// returns the block from which on the range is empty: `from` when it is done.
+    /// returns the first block of the emptied range: `from` when it is done.
     pub fn remove(&mut self, from: u64, to: u64) -> Result<u64> {
         self.remove_some(from, to, usize::MAX, u64::MAX)
     }
@@ -173,7 +173,7 @@ impl Tree<'_, '_> {
         Ok(())
     }
 
-    /// Turns the part `from..to` of an extent into a hole, and gives back its blocks, which stay in use.
+    /// Turns the part `from..to` of an extent into a hole, and returns its blocks, which stay in use.
     pub fn unmap(&mut self, extent: &Extent, from: u64, to: u64) -> Result<Run> {
         let [before, after] = divided(extent, from, to);
         match (before.length, after.length) {
@@ -199,7 +199,7 @@ impl Tree<'_, '_> {
     }
 }
 
-/// What of an extent is before `from`, and what from `to` on.
+/// The parts of an extent before `from`, and from `to` on.
 fn divided(extent: &Extent, from: u64, to: u64) -> [Extent; 2] {
     let before = Extent {
         length: (from - extent.logical) as u32,

@@ -1,4 +1,4 @@
-//! Flags of files and directories: what nobody may change, whatever the permissions say.
+//! Flags of files and directories that forbid changes, whatever the permissions are.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(crate) fn possible(kind: FileKind) -> u32 {
 }
 
 impl Store {
-    /// Sets the flags of a file or directory. Who may do that is for the caller to know.
+    /// Sets the flags of a file or directory. The caller checks permissions.
     pub fn set_flags(
         &self,
         transaction: &mut Transaction<'_>,
@@ -62,7 +62,7 @@ impl Store {
     }
 }
 
-/// Refuses to change a file's attributes, its name or what it has, or to take names out of a directory.
+/// Refuses to change a file's attributes, its name or its contents, or to remove names from a directory.
 #[inline]
 pub(crate) fn check_unguarded(inode: &Inode) -> Result<()> {
     match inode.flags & (FLAG_IMMUTABLE | FLAG_APPEND_ONLY) {

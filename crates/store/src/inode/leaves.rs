@@ -1,9 +1,9 @@
 //! Where a directory's leaves are: a volatile index beside its extent tree, which answers the same by halving two nodes.
 //!
-//! A slot stands for all hashes with the same first bits, and says where the leaf of one of them was found; whether
-//! that is the leaf of another hash says its header. Leaves are entered under the directory's lock for reading. Who
-//! adds or drops one, under the lock for writing, forgets all slots of its range before. So what a slot names is a
-//! leaf of the directory, always: its block does not come into other hands unless it was dropped.
+//! A slot represents all hashes with the same first bits, and names the leaf that was found for one of them; the leaf's
+//! header tells whether it is the leaf of another hash. Leaves are entered under the directory's lock for reading. A
+//! thread that adds or drops one, under the lock for writing, clears all slots of its range before. So a slot always
+//! names a leaf of the directory: its block gets no other use unless it was dropped.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -13,10 +13,10 @@ use crate::format::directory::PREFIX_BITS;
 
 /// In a directory with fewer leaves the tree is as fast.
 const LEAVES_MIN: u64 = 8;
-/// Bits of a hash that tell slots apart, for directories of ever more leaves. Each is used until the slots are no more
-/// than two for each leaf.
+/// Bits of a hash that distinguish slots, for directories of ever more leaves. Each is used until there are at most two
+/// slots for each leaf.
 const LEVELS: [u32; 8] = [6, 8, 10, 12, 14, 16, 18, 20];
-/// A slot that says nothing: no leaf is in this block.
+/// An empty slot: no leaf is in this block.
 const NONE: u64 = 0;
 
 /// The slots of one level.
@@ -68,7 +68,7 @@ impl Leaves {
         self.last.store(level, Ordering::Relaxed);
     }
 
-    /// Forgets what is known of a range, not empty, of prefixes.
+    /// Clears the slots of a nonempty range of prefixes.
     pub fn forget(&self, prefixes: Range<u64>) {
         let Some(levels) = self.levels.get() else {
             return;
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_is_forgotten_on_every_level() {
+    fn cleared_slots_are_cleared_on_every_level() {
         let leaves = Leaves::default();
         let quarter = 1 << (PREFIX_BITS - 2);
         for count in [10, 100, 1000] {

@@ -81,24 +81,24 @@ impl ReplyFile for Arc<Node> {
     }
 }
 
-/// An inode that was looked at.
+/// An inode that was read.
 pub enum Looked {
-    /// Somebody uses it, or did lately.
+    /// It is in use, or was recently.
     Live(Arc<Node>),
-    /// Nobody does: these are its attributes.
+    /// It is not in use: these are its attributes.
     AtRest(Attributes),
 }
 
 /// A part of the table.
 #[derive(Default)]
 struct Shard {
-    /// By number.
+    /// Live inodes by number.
     nodes: HashMap<u64, Arc<Node>, BuildHasherDefault<NumberHasher>>,
-    /// Numbers in the order in which it is looked whether somebody uses their nodes. Some of these are gone.
+    /// Numbers in the order in which their nodes are examined for use. Some of these are gone.
     turns: VecDeque<u64>,
 }
 
-/// Hashes an inode number. The allocator gives numbers out, so nobody can choose those that collide.
+/// Hashes an inode number. The allocator assigns numbers, so no user can choose colliding ones.
 #[derive(Default)]
 struct NumberHasher(u64);
 
@@ -109,7 +109,7 @@ impl Hasher for NumberHasher {
 
     #[inline]
     fn write_u64(&mut self, number: u64) {
-        // The golden ratio spreads neighbours; the table looks at the highest and the lowest bits.
+        // The golden ratio spreads neighbours; the table uses the highest and the lowest bits.
         self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
     }
 
@@ -120,10 +120,10 @@ impl Hasher for NumberHasher {
 }
 
 const SHARDS: usize = 64;
-/// Nodes in a shard from which on those that nobody uses are dropped.
+/// Nodes in a shard beyond which unused ones are dropped.
 const SHARD_NODES_MAX: usize = 32;
-/// How many are looked at when one comes: more than come, so that those that nobody uses become no more than the others.
-/// Of many that went at once, most would not be kept at hand by the thread's memory allocator, but go back to where
+/// Nodes examined per insertion: more than are inserted, so that unused ones become no more than the others. If many
+/// were dropped at once, the thread's memory allocator would not keep most of them, but return them to an arena where
 /// threads wait for each other.
 const LOOKS: usize = 2;
 
@@ -157,7 +157,7 @@ impl NodeTable {
         Ok(node)
     }
 
-    /// Like [`NodeTable::get`], but does not make the inode live: for what is only looked at.
+    /// Like [`NodeTable::get`], but does not make the inode live: for reading it only.
     pub fn look(&self, image: &Image, number: u64) -> Result<Looked> {
         prefetch(image, number);
         let shard = self.shard(number).lock();
@@ -196,8 +196,8 @@ pub fn prefetch(image: &Image, number: u64) {
     }
 }
 
-/// An inode that is not in the table, whose shard is locked. Nobody can be changing it: whoever does has its node, which
-/// then is in the table.
+/// An inode that is not in the table, with its shard locked. No thread can be changing it: a changing thread has its
+/// node, which then is in the table.
 fn load(image: &Image, number: u64) -> Result<Inode> {
     if number == 0 || number >= image.layout.inodes() {
         return Err(Error::Stale);
@@ -227,14 +227,14 @@ impl Shard {
         self.nodes.insert(node.number, node);
     }
 
-    /// Looks at the node whose turn it is, and drops it if nobody uses it.
+    /// Examines the next node, and drops it if it is unused.
     fn look(&mut self) {
         let Some(number) = self.turns.pop_front() else {
             return;
         };
         if let Entry::Occupied(entry) = self.nodes.entry(number) {
             let node = entry.get();
-            // Holds are counted in the node: one that is held must stay the one that everybody finds.
+            // Holds are counted in the node: a held one must stay the one that all threads find.
             if Arc::strong_count(node) > 1 || node.is_held() || node.leaves.take_used() {
                 self.turns.push_back(number);
             } else {
@@ -244,7 +244,7 @@ impl Shard {
     }
 }
 
-/// Whether an inode in use can be right, so that what it points to is safe to follow.
+/// Whether an inode in use is valid, so that its references are safe to follow.
 pub fn is_valid(inode: &Inode, layout: &Layout) -> bool {
     use crate::FileKind;
     let Some(kind) = FileKind::from_bits(inode.mode) else {
@@ -292,7 +292,7 @@ mod tests {
         }
         assert!(Arc::ptr_eq(&shard.nodes[&1], &kept));
         assert!(shard.nodes[&2].is_held());
-        // A directory whose leaves are known goes when its turn comes again and they were not used between.
+        // A directory with known leaves is dropped at its next examination if they were not used between.
         let directory = node(1000);
         directory.leaves.remember(1000, 0, 1);
         assert_eq!(directory.leaves.get(1000, 0), Some(1));

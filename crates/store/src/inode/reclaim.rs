@@ -37,7 +37,7 @@ impl Store {
             return Ok(false);
         }
         let mut tree = Tree::new(change, number, inode);
-        // What lies behind the end is zero, always: growing again must not show it.
+        // Bytes beyond the end are always zero: growing again must not show old ones.
         tree.clear_part(size..size.next_multiple_of(BLOCK_U64))?;
         let from = size.div_ceil(BLOCK_U64);
         let unfinished = tree.remove_step(from, u64::MAX)? != from;
@@ -120,7 +120,7 @@ impl Tree<'_, '_> {
         let mut contents = [0; BLOCK];
         image.read_block(old, &mut contents);
         if image.data_checksums && bytes.len() < BLOCK {
-            // What is damaged is not copied: nothing would tell any more.
+            // Damaged data is not copied: its damage would not be detectable any more.
             check_data(crc32c(&contents), image.data_crc(old), old)?;
         }
         contents[inside..inside + bytes.len()].copy_from_slice(bytes);

@@ -1,4 +1,4 @@
-//! The tree of a file's extents: a B+tree whose root is in the inode.
+//! The tree of a file's extents: a B+tree with its root in the inode.
 //!
 //! Keys are logical blocks. In an inner node an entry's key is a lower bound of its child's keys. Nodes are never
 //! empty; half-empty ones are not merged.
@@ -31,7 +31,7 @@ enum Node {
     Block(u64),
 }
 
-/// Looks extents up, seeing what a change did to them so far.
+/// Looks extents up, including a change's own edits.
 #[derive(Clone, Copy)]
 pub struct Lookup<'a> {
     image: &'a Image,
@@ -41,7 +41,7 @@ pub struct Lookup<'a> {
 }
 
 impl<'a> Lookup<'a> {
-    /// Looks in the image.
+    /// Creates a lookup in the image alone.
     pub fn new(image: &'a Image, number: u64, inode: &'a Inode) -> Lookup<'a> {
         Lookup {
             image,
@@ -58,7 +58,7 @@ impl<'a> Lookup<'a> {
         }
     }
 
-    /// Entries in use, after checking that the node is what its parent says.
+    /// Entries in use, after checking that the node matches its parent's reference.
     #[inline]
     fn count(&self, node: Node, level: u16) -> Result<usize> {
         let Node::Block(block) = node else {
@@ -152,7 +152,7 @@ impl<'a> Lookup<'a> {
                     node = Node::Block(child.physical);
                 }
             }
-            // The leaf starts behind the key: look at the end of what lies before.
+            // The leaf starts after the key: check the end of the one before.
             match boundary.and_then(|boundary: u64| boundary.checked_sub(1)) {
                 Some(before) => key = before,
                 None => return Ok(None),
@@ -254,10 +254,10 @@ impl<'a> Lookup<'a> {
     }
 }
 
-/// What holds the data of a block of a file.
+/// State of the data of a block of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing.
+    /// No block is allocated.
     Hole,
     /// A block that nothing else has. While the inode is locked, nothing else comes to have it.
     Own(u64),
@@ -305,7 +305,7 @@ pub fn entries_are_valid(entries: &[Extent], level: u16, layout: &Layout) -> boo
     entries.iter().all(inside) && entries.windows(2).all(sorted)
 }
 
-/// Hands out which of `count` entries the first three steps of a search by halves may look at. Returns how many are left
+/// Prefetches those of `count` entries that the first three steps of a bisection may read. Returns how many remain
 /// after them.
 fn first_steps(count: usize, visit: impl Fn(usize)) -> usize {
     let (mut left, mut halves) = (count, [0; 3]);
@@ -340,7 +340,7 @@ impl<'a, 's> Tree<'a, 's> {
         }
     }
 
-    /// Looks up, seeing what was changed so far.
+    /// Returns a lookup that includes this change's edits.
     pub fn lookup(&self) -> Lookup<'_> {
         Lookup {
             image: self.change.image(),
@@ -433,8 +433,8 @@ impl<'a, 's> Tree<'a, 's> {
         Ok(())
     }
 
-    /// Inserts into the subtree. Gives back an entry that the level above must take: a new sibling, or, from a full
-    /// root, the entry itself.
+    /// Inserts into the subtree. Returns an entry that the level above must take: a new sibling, or, from a full root,
+    /// the entry itself.
     fn insert_below(&mut self, node: Node, level: u16, entry: &Extent) -> Result<Option<Extent>> {
         let count = self.lookup().count(node, level)?;
         let position = self.lookup().position(node, count, entry.logical);

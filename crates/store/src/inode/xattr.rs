@@ -1,4 +1,4 @@
-//! Extended attributes: names with values, all of an inode's in one block of its own.
+//! Extended attributes: names with values, all of an inode's in one separate block.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -17,7 +17,7 @@ use crate::store::Store;
 use crate::{FileKind, XattrMode};
 
 const WHAT: &str = "a block of extended attributes";
-/// Namespaces, as in xattr(7), besides the lists of `acl`. The kernel sees to who may use which.
+/// Namespaces, as in xattr(7), besides the lists of `acl`. The kernel checks which users may use which.
 const NAMESPACES: [&[u8]; 3] = [USER, b"trusted.", b"security."];
 const USER: &[u8] = b"user.";
 
@@ -40,8 +40,8 @@ impl Store {
         Ok(all.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// Gives an inode an extended attribute. All of an inode's must fit into one block. An access control list changes the
-    /// mode, and is kept only if it says more than that.
+    /// Gives an inode an extended attribute. All of an inode's must fit into one block. An access control list changes
+    /// the mode, and is stored only if it is more than a mode.
     pub fn set_xattr(
         &self,
         transaction: &mut Transaction<'_>,
@@ -76,7 +76,7 @@ impl Store {
         self.put_xattrs(transaction, node.number(), &mut state, new, &all)
     }
 
-    /// Takes an extended attribute away. An access control list may be missing already: the mode stays what it is.
+    /// Removes an extended attribute. An access control list may be missing already: the mode is unchanged.
     pub fn remove_xattr(
         &self,
         transaction: &mut Transaction<'_>,
@@ -154,7 +154,7 @@ pub(crate) fn free_xattrs(change: &mut Change<'_>, inode: &mut Inode) {
     }
 }
 
-/// The error for a block that cannot be right.
+/// The error for an invalid block.
 pub(crate) fn damaged(block: u64) -> Error {
     Error::Corrupt { what: WHAT, block }
 }

@@ -50,7 +50,7 @@ struct Found {
 /// Where a name is stored, and where it leads. Right as long as nothing changes the directory.
 #[derive(Clone, Copy, Debug)]
 pub struct Stored {
-    /// What the name leads to.
+    /// Inode that the name refers to.
     pub target: Target,
     block: u64,
     logical: u64,
@@ -73,7 +73,7 @@ fn tag(hash: u64) -> u16 {
     hash as u16
 }
 
-/// Whether a name may stand in a directory.
+/// Whether a name is valid in a directory.
 pub fn check_name(name: &[u8]) -> Result<()> {
     match name {
         b"" | b"." | b".." => Err(Error::InvalidArgument(
@@ -149,7 +149,7 @@ pub struct Reader<'a> {
     pub inode: &'a Inode,
     /// Where its leaves are known to be.
     pub leaves: &'a Leaves,
-    /// What names may lead to.
+    /// Hints for the targets of names.
     pub hints: &'a Hints,
 }
 
@@ -224,7 +224,7 @@ impl<'a> Reader<'a> {
         }))
     }
 
-    /// Has fetched what a name probably leads to, and its entry.
+    /// Prefetches the probable target of a name, and its entry.
     #[inline]
     fn prefetch(&self, hint: Hint, prefix: u64) {
         let layout = &self.image.layout;
@@ -251,7 +251,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Visits the entries behind `cookie` in the order of their keys, `.` and `..` first, until `visit` says no.
+    /// Visits the entries after `cookie` in the order of their keys, `.` and `..` first, until `visit` returns false.
     pub fn read(&self, cookie: u64, visit: &mut dyn FnMut(&Entry) -> bool) -> Result<()> {
         let dots = [
             (COOKIE_DOT, &b"."[..], self.number),
@@ -294,7 +294,7 @@ impl<'a> Reader<'a> {
             };
             let block = next.physical;
             let next = next.logical.max(logical + 1);
-            // Keys have no more bits: it would begin anew, and never end.
+            // Keys have no more bits: it would restart, and never end.
             if next >= 1 << PREFIX_BITS {
                 return Err(Error::Corrupt { what: WHAT, block });
             }
@@ -320,13 +320,13 @@ fn verify(image: &Image, directory: u64, block: u64, logical: u64) -> Result<()>
     }
 }
 
-/// The prefixes whose names belong into the leaf at a logical block.
+/// The prefixes of names that belong into the leaf at a logical block.
 fn range(logical: u64, depth: u16) -> Range<u64> {
     let bits = PREFIX_BITS.saturating_sub(depth.into());
     logical..logical.saturating_add(1 << bits)
 }
 
-/// What an entry leads to; media could say anything.
+/// Target of an entry; media may contain any value.
 fn target(entry: &EntryHeader, block: u64) -> Result<Target> {
     let kind = FileKind::from_bits(u32::from(entry.kind) << 12)
         .ok_or(Error::Corrupt { what: WHAT, block })?;
@@ -337,7 +337,7 @@ fn target(entry: &EntryHeader, block: u64) -> Result<Target> {
     })
 }
 
-/// What of a leaf's header changes with its names.
+/// Fields of a leaf's header that change with its names.
 fn shape(leaf: Contents<'_>) -> Shape {
     zerocopy::transmute!(leaf.word(SHAPE))
 }
@@ -349,7 +349,7 @@ const SLOTS_AT_ONCE: usize = 16;
 /// Puts a value into both halves of a word.
 const TWICE: u64 = 1 << 32 | 1;
 
-/// What a leaf holds for a name and its hash.
+/// Entry of a leaf for a name and its hash.
 struct Search {
     /// The name's entry.
     found: Option<Found>,
@@ -367,8 +367,8 @@ impl Search {
         let mut words = [0u64; SLOTS_MAX.next_multiple_of(SLOTS_AT_ONCE) / 2];
         leaf.copy(SLOTS, &mut words.as_mut_bytes()[..count * SLOT]);
         let wanted = u64::from(tag(hash)) * TWICE;
-        // Almost always no: this looks at some of them, two in a word, without a branch. Only from a difference of zero,
-        // or behind one, does the subtraction borrow.
+        // Almost always no: this checks some of them, two in a word, without a branch. Only from a difference of zero,
+        // or after one, does the subtraction borrow.
         let borrows =
             |word: &u64| ((word ^ wanted) & (0xffff * TWICE)).wrapping_sub(TWICE) & (TWICE << 31);
         for (index, some) in words[..count.div_ceil(2)]
@@ -477,7 +477,7 @@ impl Room {
         }))
     }
 
-    /// What the name is to lead to, and where its entry will be.
+    /// The target of the name, and the position of its entry.
     fn hint(&self, number: u64, name: &[u8]) -> Hint {
         let offset = self.shape.heap as usize - entry_size(name.len());
         Hint {
@@ -661,7 +661,7 @@ impl<'s> Writer<'_, 's> {
             .put_value(stored.block, stored.found.offset, &entry);
     }
 
-    /// Writes the live entries of a leaf anew, without the gaps.
+    /// Rewrites the live entries of a leaf without the gaps.
     fn compact(&mut self, block: u64, depth: u16) {
         let old = self.change.contents(block).whole();
         self.rewrite(block, depth, &old, |_| true);

@@ -9,12 +9,12 @@ use zerocopy::FromZeros;
 
 /// Most slots.
 const SLOTS_MAX: u64 = 1 << 20;
-/// Bits of what a hint consists of, from the lowest on: what tells names apart, the line, the slot, the number.
+/// Bits of the parts of a hint, from the lowest on: discriminator, line, slot, number.
 const BITS: [u32; 3] = [13, 6, 7];
 /// Spreads directories over the tags.
 const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What a name may lead to.
+/// The probable target of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hint {
     /// Inode number.
@@ -25,7 +25,7 @@ pub struct Hint {
     pub line: usize,
 }
 
-/// Hints for names looked up or made lately.
+/// Hints for recently used or created names.
 pub struct Hints {
     slots: Box<[AtomicU64]>,
 }
@@ -41,7 +41,7 @@ impl Hints {
         }
     }
 
-    /// The place of a hint. Only the hash tells it, so that it can be fetched before the directory is known.
+    /// The index of a hint. It depends only on the hash, so that it can be prefetched before the directory is known.
     #[inline]
     fn place(&self, hash: u64) -> &AtomicU64 {
         &self.slots[hash as usize & (self.slots.len() - 1)]
@@ -53,7 +53,7 @@ impl Hints {
         pmem::prefetch(self.place(hash));
     }
 
-    /// What the name of this hash may lead to.
+    /// The probable target of the name with this hash.
     #[inline]
     pub fn get(&self, directory: u64, hash: u64) -> Option<Hint> {
         let word = self.place(hash).load(Ordering::Relaxed);
@@ -71,7 +71,7 @@ impl Hints {
         (tag_found == tag(directory, hash) && hint.number != 0).then_some(hint)
     }
 
-    /// Notes what it leads to.
+    /// Stores its target.
     #[inline]
     pub fn set(&self, directory: u64, hash: u64, hint: Hint) {
         let parts = [hint.line as u64, hint.slot as u64, hint.number];

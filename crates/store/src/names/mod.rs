@@ -48,7 +48,7 @@ fn own_permissions(new: &NewInode<'_>) -> u32 {
 }
 
 impl Store {
-    /// For changing the names in a directory, whose lock the caller holds.
+    /// For changing the names in a directory; the caller holds its lock.
     pub(crate) fn writer<'a, 's>(
         change: &'a mut Change<'s>,
         directory: &'a Node,
@@ -84,7 +84,7 @@ impl Store {
         }
     }
 
-    /// The directory of this name in `directory`, if it was looked up lately: for the way along a path.
+    /// The directory of this name in `directory`, if it was looked up recently: for path lookups.
     pub fn known_subdirectory(&self, directory: &Node, name: &[u8]) -> Option<Arc<Node>> {
         self.subdirectories
             .get(directory.number(), self.hash(name), name)
@@ -104,20 +104,20 @@ impl Store {
         }
     }
 
-    /// How the names of directories stand. A path that led through directories since then leads through the same ones for
-    /// as long as this stays equal.
+    /// Version of the names of directories. A path that led through directories since then leads through the same ones
+    /// while this stays equal.
     #[inline]
     pub fn directory_names(&self) -> DirectoryNames {
         self.subdirectories.names()
     }
 
-    /// Has fetched what is known of a name that is about to be looked up, in whichever directory.
+    /// Prefetches the hint for a name that is about to be looked up, in any directory.
     #[inline]
     pub fn expect(&self, name: &[u8]) {
         self.hints.prefetch(self.hash(name));
     }
 
-    /// Has fetched where a name is looked for, or will be put, before its directory is locked.
+    /// Prefetches the position of a name before its directory is locked.
     #[inline]
     pub(crate) fn prefetch_name(&self, directory: &Node, hash: u64) {
         self.hints.prefetch(hash);
@@ -133,7 +133,7 @@ impl Store {
         self.prefetch_name(directory, hash);
         let state = directory.state.read();
         let (number, kind) = self.find_any(directory, &state, hash, name)?;
-        // Still under the lock: while the name is there its inode cannot be freed, nor its number be used again.
+        // Still under the lock: while the name exists its inode cannot be freed, nor its number be reused.
         let node = self.node(number)?;
         if kind == Some(FileKind::Directory) {
             self.subdirectories
@@ -142,13 +142,15 @@ impl Store {
         Ok(node)
     }
 
-    /// The attributes of what a name, also `.` or `..`, leads to; [`Error::Stale`] when it loses its last name meanwhile.
+    /// The attributes of the target of a name, also `.` or `..`; [`Error::Stale`] when it loses its last name
+    /// meanwhile.
     pub fn attributes_of(&self, directory: &Node, name: &[u8]) -> Result<Attributes> {
         let hash = self.hash(name);
         self.prefetch_name(directory, hash);
         let state = directory.state.read();
         let (number, _) = self.find_any(directory, &state, hash, name)?;
-        // Still under the lock, as in `lookup`. But who has a live inode locked may be waiting for the directory.
+        // Still under the lock, as in `lookup`. But a thread that has a live inode locked may be waiting for the
+        // directory.
         let attributes = match self.nodes.look(&self.shared.image, number)? {
             Looked::AtRest(attributes) => attributes,
             Looked::Live(node) => {
@@ -162,7 +164,7 @@ impl Store {
         }
     }
 
-    /// The inode number that a name in a directory, which is locked, leads to, and what kind the directory says it is.
+    /// The inode number that a name in a locked directory refers to, and its kind by the directory.
     pub(crate) fn find_any(
         &self,
         directory: &Node,
@@ -243,8 +245,8 @@ impl Store {
         Ok((node, attributes(number, &inode)))
     }
 
-    /// Makes a file without a name, held once. With the last hold it is gone, unless it `may_be_named` and
-    /// [`Store::link`] has given it a name. In all else it is like what is made in `directory`.
+    /// Makes a file without a name, held once. With the last hold it is freed, unless it `may_be_named` and
+    /// [`Store::link`] has given it a name. Otherwise it is like a file created in `directory`.
     pub fn create_unnamed(
         &self,
         transaction: &mut Transaction<'_>,
@@ -297,7 +299,7 @@ impl Store {
         Ok((number, inode))
     }
 
-    /// The permissions of what is new in a directory, and its access control lists.
+    /// The permissions of a new file in a directory, and its access control lists.
     fn inherited(
         &self,
         directory: u64,
@@ -336,7 +338,7 @@ impl Store {
         }
     }
 
-    /// Stores a symbolic link's target: in the inode, or in a block of its own.
+    /// Stores a symbolic link's target: in the inode, or in a separate block.
     fn put_target(
         &self,
         change: &mut Change<'_>,
@@ -447,7 +449,7 @@ impl Store {
         Ok(())
     }
 
-    /// Removes a name of anything but a directory. What has no name and no holder left is freed.
+    /// Removes a name of anything but a directory. An inode without a name and a hold is freed.
     pub fn unlink(
         &self,
         transaction: &mut Transaction<'_>,
@@ -491,7 +493,8 @@ impl Store {
         })
     }
 
-    /// Does `work` on a name, with its directory and what it leads to locked; not if they are the same, which is damage.
+    /// Calls `work` on a name, with its directory and its target locked; an error if they are the same, which is
+    /// damage.
     pub(crate) fn with_name<T>(
         &self,
         directory: &Arc<Node>,
@@ -508,7 +511,7 @@ impl Store {
             if Arc::ptr_eq(&node, directory) {
                 return Ok(None);
             }
-            // Out of order it may be locked without waiting; else both are locked anew.
+            // Out of order it may be try-locked only; else both are locked again.
             let state = if node.number() > directory.number() {
                 node.state.write()
             } else if let Some(state) = node.state.try_write() {
@@ -564,7 +567,7 @@ impl Store {
     }
 }
 
-/// A name, its directory and what it leads to, which are locked.
+/// A name, its directory and its target, both locked.
 pub(crate) struct Named<'a> {
     pub directory: &'a Node,
     pub parent: WriteGuard<'a, Inode>,
@@ -600,7 +603,7 @@ impl Removal<'_> {
             store.nodes.remove(named.node);
         } else if unfinished {
             let node = named.node.clone();
-            // Nobody waits for the directory meanwhile.
+            // No thread waits for the directory meanwhile.
             drop(self);
             store.reclaim_unused(&node)?;
         }

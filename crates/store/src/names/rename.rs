@@ -1,6 +1,6 @@
-//! Rename, and what it needs to change several inodes at once.
+//! Rename, and helpers to change several inodes at once.
 //!
-//! Names are looked up before the locks are taken; when something changed in between, the operation starts over.
+//! Names are looked up before the locks are taken; if one changed in between, the operation restarts.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,10 +20,10 @@ use crate::store::Store;
 use crate::{BLOCK, is_root};
 use crate::{FileKind, NewInode, RenameMode};
 
-/// A locked inode and what it shall become.
+/// A locked inode and its new state.
 pub struct Locked<'a> {
     node: &'a Arc<Node>,
-    /// As it is.
+    /// The present state.
     pub state: WriteGuard<'a, Inode>,
     new: Inode,
     is_changed: bool,
@@ -88,9 +88,9 @@ impl<'a> LockedSet<'a> {
     }
 }
 
-/// What a name led to when no lock was held yet.
+/// Target of a name when no lock was held yet.
 struct Known {
-    /// As they were in the directory.
+    /// The directory's count of changes then.
     edits: u64,
     found: Option<Found>,
 }
@@ -236,7 +236,7 @@ struct Rename<'a> {
 }
 
 impl Rename<'_> {
-    /// Says whether something that was replaced has blocks left, to be freed when nothing is locked any more.
+    /// Returns whether a replaced inode has blocks left, to be freed when no lock is held any more.
     fn carry_out(
         &self,
         mut set: LockedSet<'_>,
@@ -330,7 +330,7 @@ impl Rename<'_> {
         Ok(unfinished)
     }
 
-    /// What takes the old name.
+    /// The whiteout that takes the old name.
     fn whiteout(&self, change: &mut Change<'_>, from: &Inode) -> Result<(u64, Inode)> {
         let new = NewInode::new(FileKind::CharacterDevice, 0);
         let directory = self.from.number();

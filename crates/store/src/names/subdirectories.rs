@@ -1,8 +1,8 @@
 //! Directories that were found lately, by parent and name: paths lead through the same ones again and again.
 //!
-//! An entry is made under the read lock of its parent, and dropped under the write lock, before the record that takes
-//! the name away. So what is found here, without any of these locks, is what the name leads to, or led to when the
-//! change of it was still under way.
+//! An entry is made under the read lock of its parent, and dropped under the write lock, before the record that removes
+//! the name. So an entry found here, without any of these locks, is the name's target, or was while its change was
+//! still in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,8 +20,8 @@ struct Subdirectory {
     node: Arc<Node>,
 }
 
-/// How the names of directories stand: equal as long as the store is the same and none of them was taken away or made to
-/// lead elsewhere. Where a path led then, it leads still.
+/// Version of the names of directories: equal as long as the store is the same and none of them was removed or
+/// retargeted. A path that was valid then is still valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryNames {
     store: u64,
@@ -73,11 +73,11 @@ impl Subdirectories {
     /// Forgets a name which is about to be taken away, or to lead elsewhere; its parent is locked for writing.
     pub fn forget(&self, parent: u64, hash: u64) {
         *self.slot(parent, hash).lock() = None;
-        // Only now: who sees this count finds the name neither here nor, once it has the lock, in the parent.
+        // Only now: a thread that sees this count finds the name neither here nor, once it has the lock, in the parent.
         self.forgotten.fetch_add(1, Ordering::Release);
     }
 
-    /// How the names stand. What is found after this was asked, and while it stays, is right.
+    /// Version of the names. Results found after reading it are right while it is unchanged.
     pub fn names(&self) -> DirectoryNames {
         DirectoryNames {
             store: self.store,

@@ -1,8 +1,8 @@
-//! A single flipped bit is put right from the checksum.
+//! Corrects a single flipped bit by the checksum.
 //!
-//! CRC32C tells any two blocks apart that differ, with their checksums, in at most three bits (in 4096 bytes and far
-//! beyond). So if one flipped bit explains a wrong checksum, no other does. What is damaged in more bits than that looks
-//! like one flipped bit with a chance of one in 130 000 (for a block) or fewer; callers look at the structure, too.
+//! CRC32C distinguishes any two blocks that differ, with their checksums, in at most three bits (in 4096 bytes and far
+//! beyond). So if one flipped bit explains a wrong checksum, no other does. Damage in more bits looks like one flipped
+//! bit with a probability of one in 130 000 (for a block) or less; callers check the structure, too.
 
 use zerocopy::IntoBytes;
 

@@ -77,7 +77,7 @@ impl Repairer<'_> {
         inode
     }
 
-    /// A bit as it stands in a bitmap, right or wrong.
+    /// A bit as stored in a bitmap, right or wrong.
     fn bit(&self, map: Map, number: u64) -> bool {
         let layout = &self.image.layout;
         let (group, bit) = (
@@ -167,7 +167,7 @@ impl Repairer<'_> {
     }
 }
 
-/// A free inode: of what it was, the generation stays, so that old handles are found out.
+/// A free inode: only the generation of the old one remains, so that old handles are detected.
 fn freed(inode: &Inode) -> Inode {
     let mut free = Inode {
         generation: inode.generation,

@@ -1,7 +1,7 @@
-//! Directories put together anew: leaves that are right stay, the names of others get new ones between them.
+//! Rebuilds directories: valid leaves stay, the names of others get new ones between them.
 //!
-//! A leaf that only loses or changes names is written where it is, by one record. So most directories are mended without
-//! a free block, and their trees stay.
+//! A leaf that only loses or changes names is rewritten in place, by one record. So most directories are repaired
+//! without a free block, and their trees stay.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ struct Plan {
     kept: Vec<(u64, u32, u64)>,
     /// Names that get new leaves, by ascending keys.
     loose: Vec<usize>,
-    /// Blocks that new leaves at a logical block can have: of a leaf of this depth, or of one that cannot be read.
+    /// Blocks that new leaves at a logical block can have: of a leaf of this depth, or of an unreadable one.
     reusable: HashMap<u64, (u64, Option<u32>)>,
     /// Logical blocks and blocks of all leaves.
     made: Vec<(u64, u64)>,
@@ -194,7 +194,7 @@ impl Repairer<'_> {
     }
 }
 
-/// What of a key's hash chooses the leaf.
+/// Bits of a key's hash that select the leaf.
 fn prefix(key: u64) -> u64 {
     key >> (DISCRIMINATOR_BITS + HASH_BITS - PREFIX_BITS)
 }
@@ -204,7 +204,7 @@ fn leaf(mut header: LeafHeader, names: &[&Name]) -> Block {
     let mut contents = [0; BLOCK];
     let (mut heap, mut last) = (BLOCK, None);
     for (slot, name) in names.iter().enumerate() {
-        // Names of one hash are told apart by the rest of the key.
+        // The rest of the key distinguishes names of one hash.
         let key = last.map_or(name.key, |last: u64| match name.key <= last {
             true => last + 1,
             false => name.key,

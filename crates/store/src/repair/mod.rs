@@ -1,20 +1,20 @@
 //! Brings a damaged pool to a state in which the check finds nothing but data that is lost.
 //!
-//! Repair believes what is under a right checksum, and puts together anew what follows from it: bitmaps, counts, the
-//! order of names. It goes through the whole pool:
+//! Repair trusts data under a valid checksum, and rebuilds everything derived from it: bitmaps, counts, the order of
+//! names. It goes through the whole pool:
 //! 1. `pool`: superblocks, ring states, replay, as in recovery;
 //! 2. `inodes`: which there are; 3. `trees`: which blocks each holds, metadata first, then data, each block once;
 //! 4. `names`: which names lead where, and what no name leads to: that gets one in `/lost+found`;
-//! 5. `leaves`, `space`: directories and trees that cannot stay, put together anew in free blocks;
+//! 5. `leaves`, `space`: directories and trees that cannot stay, rebuilt in free blocks;
 //! 6. `records`: all that differs is written.
 //!
-//! A flipped bit is put right where its checksum tells which it was (`flips`).
+//! A flipped bit is corrected where its checksum identifies it (`flips`).
 //!
-//! **A crash on the way** leaves a pool of which repair makes the same, or loses no more. Changes go through the ring, as
-//! all changes do. A new tree or leaf is made in blocks that nothing leads to, and is persistent and marked as used before
-//! one record, the inode's, leads to it; only then the old ones are marked as free. So at each moment an inode has its old
-//! contents or its new ones, and what was found once is found again. All else is derived from that: a repair that was
-//! interrupted between two records is just run again.
+//! **A crash during repair** leaves a pool with the same result of a repair, or with less loss. Changes go through the
+//! ring, as all changes do. A new tree or leaf is made in unreferenced blocks, and is persistent and marked as used
+//! before one record, the inode's, refers to it; only then the old ones are marked as free. So at each moment an inode
+//! has its old contents or its new ones, and a repeated repair finds the same contents. Everything else is derived from
+//! that: a repair that was interrupted between two records is run again.
 
 mod flips;
 mod inodes;
@@ -48,16 +48,16 @@ const NOTES_MAX: usize = 10_000;
 /// In place of an index: none.
 const NONE: u32 = u32::MAX;
 
-/// What a repair did.
+/// Result of a repair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repair {
-    /// What was put right, or given up, in words; the first ten thousand of them.
+    /// Corrections and losses, in words; the first ten thousand of them.
     pub done: Vec<Finding>,
-    /// What a check finds now: data that does not match its checksum, and what there was no space to repair.
+    /// Findings of a check now: data that does not match its checksum, and damage that there was no space to repair.
     pub left: Report,
 }
 
-/// What a repair did so far.
+/// Actions of a repair so far.
 #[derive(Default)]
 struct Notes(Vec<Finding>);
 
@@ -73,8 +73,8 @@ impl Notes {
 /// Repairs a pool that is not open; one without damage is only recovered.
 ///
 /// # Errors
-/// Those of opening a pool that has no valid superblock and none that could be mended; [`crate::Error::OfUnit`]: the others of
-/// its unit have the right bytes.
+/// Those of opening a pool without a valid or repairable superblock; [`crate::Error::OfUnit`]: the other members of its
+/// unit have the right bytes.
 pub fn repair(region: &Region) -> Result<Repair> {
     let mut notes = Notes::default();
     let superblock = pool::superblock(region, &mut notes)?;
@@ -113,7 +113,7 @@ pub fn repair(region: &Region) -> Result<Repair> {
     Ok(Repair { done, left })
 }
 
-/// A repair under way.
+/// A repair in progress.
 struct Repairer<'a> {
     image: &'a Image,
     superblock: &'a Superblock,
@@ -121,7 +121,7 @@ struct Repairer<'a> {
     end: u64,
     now_ns: i64,
     notes: Notes,
-    /// What is in use, by ascending number but for a new `lost+found`.
+    /// Inodes in use, by ascending number except a new `lost+found`.
     files: Vec<File>,
     /// Where in `files` an inode is, or [`NONE`].
     index: Vec<u32>,
@@ -130,7 +130,7 @@ struct Repairer<'a> {
     names: Vec<Name>,
     /// Blocks that something leads to, now or when all is done.
     claimed: Bits,
-    /// How many extents lead to blocks that may have several owners.
+    /// Number of extents that refer to blocks with possibly several owners.
     owned: Owned,
     /// No block before this one is free.
     next_free: u64,
@@ -140,19 +140,19 @@ struct Repairer<'a> {
     unreadable: BTreeSet<u64>,
     /// Metadata blocks that change in place.
     fixes: BTreeMap<u64, Box<Block>>,
-    /// Blocks in place of lost data, whose checksums must not match.
+    /// Blocks in place of lost data, with checksums that must not match.
     lost_data: Vec<(u64, u32)>,
     /// Last blocks of files, with the offset behind which they must become zero.
     tails: Vec<(u64, usize)>,
 }
 
-/// An inode in use, and what it holds.
+/// An inode in use, and its contents.
 struct File {
     number: u64,
     kind: FileKind,
-    /// As it was found.
+    /// The inode as found.
     found: Inode,
-    /// As it is to be.
+    /// The inode after repair.
     inode: Inode,
     was_orphan: bool,
     /// Blocks of its extent tree.
@@ -163,7 +163,7 @@ struct File {
     lost: Vec<Range<u64>>,
     /// Its tree can stay as it is.
     keeps_tree: bool,
-    /// Of a directory, in order.
+    /// Leaves of a directory, in order.
     leaves: Vec<Leaf>,
     /// All its leaves can stay as they are.
     keeps_leaves: bool,

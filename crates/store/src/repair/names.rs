@@ -150,7 +150,7 @@ impl Repairer<'_> {
         }
         let before = self.files[target].named_by;
         if self.files[target].kind == FileKind::Directory && before != NONE {
-            // The directory says in which one it is.
+            // The directory tells in which one it is.
             let parent = self.files[target].inode.parent;
             let what = "the directory it led to has another name";
             if self.files[directory as usize].number != parent
@@ -193,7 +193,7 @@ impl Repairer<'_> {
         }
     }
 
-    /// Index of the directory with the name of a directory; none of a root, or what has no name.
+    /// Index of the directory with the name of a directory; none for a root, or a directory without a name.
     fn above(&self, index: usize) -> Option<usize> {
         let named_by = self.files[index].named_by;
         (named_by != NONE).then(|| self.names[named_by as usize].directory as usize)
@@ -219,7 +219,7 @@ impl Repairer<'_> {
         }
     }
 
-    /// Gives a name in `/lost+found` to what has none.
+    /// Gives each inode without a name one in `/lost+found`.
     fn attach_unnamed(&mut self) {
         let mut has_names = vec![false; self.files.len()];
         for name in self.names.iter().filter(|name| !name.is_dropped) {
@@ -231,12 +231,12 @@ impl Repairer<'_> {
             if file.is_gone || file.names > 0 || is_root(file.number) {
                 continue;
             }
-            // What was removed and is only held is an orphan.
+            // A removed and held inode is an orphan.
             if file.inode.links == 0 && !has_names {
                 continue;
             }
             if file.is_grant() {
-                let why = "the grant was freed: no name leads to it, and nobody relies on its data";
+                let why = "the grant was freed: no name leads to it, and its data is unused";
                 self.give_up(index, why);
                 continue;
             }
@@ -265,7 +265,7 @@ impl Repairer<'_> {
         self.add_name(directory, &name, index);
     }
 
-    /// The directory for what has no name; it is made when it is not there.
+    /// The directory for inodes without a name; it is made if it is missing.
     fn lost_and_found(&mut self) -> Option<(usize, HashSet<Vec<u8>>)> {
         let root = self.file_index(ROOT)?;
         let mut name = LOST_AND_FOUND.to_string();
@@ -284,7 +284,7 @@ impl Repairer<'_> {
             name.push('+');
         }
         let free = || (3..self.image.layout.inodes()).filter(|number| !self.is_live(*number));
-        // Rather not the number of what was just given up.
+        // Avoid the number of an inode that was just given up.
         let number = free()
             .find(|number| !self.cleared.contains_key(number))
             .or_else(|| free().next())?;
@@ -317,7 +317,7 @@ impl Repairer<'_> {
         });
     }
 
-    /// Makes links, parents and numbers of entries what the names say.
+    /// Sets links, parents and numbers of entries from the names.
     fn count_names(&mut self) {
         for index in 0..self.names.len() {
             let name = &self.names[index];

@@ -1,4 +1,4 @@
-//! What lies before the image: superblocks, ring states, ring.
+//! The area before the image: superblocks, ring states, ring.
 
 use std::collections::HashMap;
 
@@ -22,10 +22,10 @@ use crate::image::recovery::{read_ring_state, read_superblock, replay};
 use crate::ring::{RingReader, write_ring_state};
 use crate::sequence::Sequence;
 
-/// Where the ring goes on.
+/// Position where the ring continues.
 #[derive(Clone, Copy)]
 pub struct Tail {
-    /// Epoch that is over, and position of the next record.
+    /// The last epoch, and the position of the next record.
     pub sequence: Sequence,
     /// Nothing in the ring may count any more.
     pub resets_ring: bool,
@@ -80,7 +80,7 @@ fn flipped_superblock(region: &Region) -> Option<Superblock> {
     })
 }
 
-/// Replays the ring as recovery does, and says where the next record goes.
+/// Replays the ring as recovery does, and returns the position of the next record.
 pub fn replay_ring(
     region: &Region,
     superblock: &Superblock,
@@ -143,9 +143,9 @@ fn flipped_state(region: &Region) -> Option<RingState> {
     })
 }
 
-/// A state from which all that the ring holds is replayed: the newest record, and those of its epoch that lead to it
-/// without a gap. More than is needed does no harm, since records carry bytes and all later ones follow. What is of an
-/// earlier epoch was brought into the image when this one began.
+/// A state from which all records in the ring are replayed: the newest record, and those of its epoch that precede it
+/// without a gap. Replaying more than needed does no harm, since records contain bytes and all later ones follow.
+/// Records of an earlier epoch were applied when this one began.
 fn lost_state(region: &Region, superblock: &Superblock) -> Option<RingState> {
     let records = records(region, superblock);
     let end = |it: &RecordHeader| it.number + u64::from(it.length);
@@ -181,7 +181,7 @@ fn records(region: &Region, superblock: &Superblock) -> Vec<RecordHeader> {
     found
 }
 
-/// The place for the next record where no ring can be read: behind all that inodes and records tell of.
+/// The position of the next record if no ring can be read: beyond all positions in inodes and records.
 fn empty_ring(region: &Region, superblock: &Superblock, image: &Image) -> Tail {
     let records = records(region, superblock);
     let behind_records = records
@@ -206,13 +206,12 @@ fn empty_ring(region: &Region, superblock: &Superblock, image: &Image) -> Tail {
     }
 }
 
-/// Makes the ring one that goes on at the tail, in the next epoch, which is returned. All that was replayed is
-/// persistent.
+/// Makes the ring continue at the tail, in the next epoch, which is returned. All replayed records are persistent.
 pub fn begin_epoch(region: &Region, superblock: &Superblock, tail: Tail) -> Result<u32> {
     let next = tail.sequence.epoch.checked_add(1);
     let epoch = next.ok_or(Error::DamagedRing)?;
     if tail.resets_ring {
-        // Without its first record no other counts; what they say is in the image.
+        // Without its first record no other counts; their contents are in the image.
         let first = tail.sequence.number % superblock.ring_length;
         if let Ok(state) = read_ring_state(region) {
             let start = state.start % superblock.ring_length;

@@ -87,7 +87,7 @@ impl Repairer<'_> {
         if !self.notes_of_maps(&maps) && self.notes.0.is_empty() {
             return Ok(());
         }
-        // What was replayed is persistent before its records go.
+        // Replayed changes are persistent before their records are removed.
         region.fence_everywhere();
         let epoch = begin_epoch(region, self.superblock, tail)?;
         let number = tail.sequence.number;
@@ -100,7 +100,7 @@ impl Repairer<'_> {
         self.write_fresh(&mut writer);
         self.write_maps(&mut writer, &[&self.claimed, &inodes, &orphans]);
         writer.commit();
-        // Names before what they lead to: a name of a new directory that is not there yet is just removed.
+        // Names before their targets: a name of a new directory that does not exist yet is just removed.
         self.write_blocks(&mut writer, &used);
         self.write_inodes(&mut writer);
         writer.commit();
@@ -176,7 +176,7 @@ impl Repairer<'_> {
             .map(|file| (file.number, &file.inode, &file.found))
             .filter(|(_, inode, found)| inode != found)
             .collect();
-        // The root with the directory of what was lost, which it leads to, so that they are in one record.
+        // The root with the directory of lost files, which it refers to, so that they are in one record.
         let new = |found: &Inode| found.mode == 0;
         changed.sort_by_key(|(number, _, found)| (*number != ROOT && !new(found), *number));
         let changed = changed.iter().map(|(number, inode, _)| (*number, **inode));
@@ -214,7 +214,7 @@ impl Repairer<'_> {
         }
     }
 
-    /// Notes which maps differ from what they must be. True: one does.
+    /// Records which maps differ from their computed state. True: one does.
     fn notes_of_maps(&mut self, maps: &[&Bits; 3]) -> bool {
         let mut differs = false;
         for group in 0..self.image.layout.groups() {
@@ -236,7 +236,7 @@ impl Repairer<'_> {
         differs
     }
 
-    /// Notes in which groups counts of owners differ from what they must be.
+    /// Records in which groups owner counts differ from their computed state.
     fn note_owners(&mut self) {
         let mut wrong = BTreeSet::new();
         self.wrong_counts(&mut |group, _, _| {
@@ -249,7 +249,7 @@ impl Repairer<'_> {
         }
     }
 
-    /// Visits each block of counts that is not what it must be: its group, where it is, its bytes.
+    /// Visits each block of counts that differs from its computed state: its group, its location, its bytes.
     fn wrong_counts(&self, visit: &mut dyn FnMut(u64, u64, &[u8])) {
         let layout = &self.image.layout;
         for group in 0..layout.groups() {
@@ -270,7 +270,8 @@ impl Repairer<'_> {
         }
     }
 
-    /// Visits each bitmap line of a group that is not what it must be: where it is, its bytes, and their checksum.
+    /// Visits each bitmap line of a group that differs from its computed state: its location, its bytes, and their
+    /// checksum.
     fn wrong_lines(&self, group: u64, maps: &[&Bits; 3], visit: &mut dyn FnMut(u64, &[u8], u32)) {
         let layout = &self.image.layout;
         let mut header = [0; size_of::<GroupHeader>()];

@@ -1,4 +1,4 @@
-//! Free blocks, trees put together anew, and what stands in place of lost data.
+//! Free blocks, rebuilt trees, and replacements of lost data.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::image::Block;
 use crate::is_root;
 
 impl Repairer<'_> {
-    /// Makes of all inodes in use what they are to be.
+    /// Rebuilds all inodes in use.
     pub(super) fn put_together(&mut self) {
         let mut own = vec![Vec::new(); self.files.len()];
         for (index, name) in self.names.iter().enumerate() {
@@ -67,8 +67,8 @@ impl Repairer<'_> {
         free.take(limit as usize).count() as u64 == limit
     }
 
-    /// Puts blocks whose checksums do not match where data was lost, so that reading fails there. Where that would take
-    /// more blocks than the file seems to have lost, and than half of what is free, zeros are read.
+    /// Puts blocks with wrong checksums where data was lost, so that reading fails there. Where that would take more
+    /// blocks than the file seems to have lost, and than half of the free ones, zeros are read.
     fn stand_in_for_lost(&mut self, index: usize) {
         let file = &self.files[index];
         let end = file.inode.size.div_ceil(BLOCK as u64);
@@ -196,7 +196,7 @@ impl Repairer<'_> {
     }
 }
 
-/// What of a range of blocks no extent holds.
+/// Parts of a range of blocks that no extent holds.
 fn gaps(extents: &[Extent], range: Range<u64>) -> Vec<Range<u64>> {
     let (mut found, mut from) = (Vec::new(), range.start);
     for extent in extents.iter().filter(|it| it.end() > range.start) {

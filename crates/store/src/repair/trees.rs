@@ -1,7 +1,7 @@
 //! Extent trees, extended attributes, links' targets: which blocks each inode holds. Each block is given to one.
 //!
-//! Metadata says whose it is, so it is given out first. Of several files that hold a block as data, the one that was
-//! changed last has probably written it, and keeps it; all keep it if each says that it may have other owners.
+//! Metadata names its owner, so it is claimed first. If several files hold a block as data, the one that was changed
+//! last has probably written it, and keeps it; all keep it if each has the flag for other owners.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -198,7 +198,7 @@ impl Repairer<'_> {
         self.walk_level(file, &level);
     }
 
-    /// What `parse` makes of a metadata block, after a flipped bit in it was put right.
+    /// Result of `parse` for a metadata block, after a flipped bit in it was corrected.
     pub(super) fn read_mended<T>(
         &mut self,
         number: u64,
@@ -259,7 +259,7 @@ impl Repairer<'_> {
         }
     }
 
-    /// Claims what of an extent nobody holds.
+    /// Claims the unowned part of an extent.
     fn claim_extent(
         &mut self,
         extent: &Extent,
@@ -386,7 +386,7 @@ fn walk_extent(file: &mut File, extent: &Extent) {
     file.extents.push(extent);
 }
 
-/// The checksum that a metadata block says it has.
+/// The checksum stored in a metadata block.
 fn crc_of(contents: &Block) -> u32 {
     let bytes = &contents[BLOCK_CRC..BLOCK_CRC_FROM];
     u32::from_le_bytes(bytes.try_into().expect("four bytes"))

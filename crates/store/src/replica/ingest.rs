@@ -2,7 +2,7 @@
 //!
 //! A batch is divided into pieces: whole records of one epoch, at most half a ring of them. For each piece, in order:
 //! 1. every record is validated, as recovery does it, and its number and epoch follow the one before;
-//! 2. data that the piece names by reference is compared with its checksums (`judge`);
+//! 2. out-of-line data of the piece is compared with its checksums (`judge`);
 //! 3. that data is flushed and fenced: it is persistent before a record counts that names it;
 //! 4. the records go into the ring at their places, flushed, with one fence;
 //! 5. they are applied in order, but not over data that a later record of the piece names, as in recovery.
@@ -24,22 +24,22 @@ use crate::ring::CachedLines;
 use crate::sequence::Sequence;
 use zerocopy::FromBytes;
 
-/// What became of a batch of records.
+/// Result for a batch of records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ingested {
     /// The tail now.
     pub tail: Sequence,
-    /// Ranges of the image whose bytes are not those that the records name. Unless unverified, the first record that
-    /// names one of them was not taken, nor any behind it.
+    /// Ranges of the image with bytes that differ from the records' data. Unless unverified, the first record that
+    /// names one of them was not taken, nor any after it.
     pub missing: Vec<Range<u64>>,
 }
 
-/// What is done about data that records name by reference.
+/// Treatment of out-of-line data.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum NamedData {
     /// No record is taken without it.
     Verified,
-    /// Records are taken, and the caller is told what is missing.
+    /// Records are taken, and missing data is reported to the caller.
     Reported,
     /// The pool does without it.
     Ignored,
@@ -55,7 +55,7 @@ pub struct Piece<'a> {
     pub number: u64,
     /// Epoch of all.
     epoch: u32,
-    /// One of them names data by reference, which this pool is to have.
+    /// One of them names out-of-line data, which this pool must have.
     names_data: bool,
 }
 
@@ -66,8 +66,8 @@ impl Piece<'_> {
 }
 
 impl Replica {
-    /// Takes raw records, as they stand in the ring of another pool of the unit, the first at the tail. On return they
-    /// are persistent and applied.
+    /// Takes raw records, as stored in the ring of another pool of the unit, the first at the tail. On return they are
+    /// persistent and applied.
     ///
     /// # Errors
     /// The first record that is not right, with those behind it, is not taken; those before it are. See
@@ -76,16 +76,16 @@ impl Replica {
         self.ingest_as(records, NamedData::Verified)
     }
 
-    /// Like [`Replica::ingest`], for a pool that is catching up: data that is not what a record names does not keep the
-    /// record from being taken, with those right behind it. The caller has fetched what there is of it: newer data, whose
-    /// records are still to come. Until then the pool counts for nothing.
+    /// Like [`Replica::ingest`], for a pool that is catching up: a record is taken even if its data differs, with those
+    /// right after it. The caller has fetched the available data: it is newer, and its records are still to come. Until
+    /// then the pool does not count.
     pub fn ingest_unverified(&mut self, records: &[u8]) -> Result<Ingested> {
         self.ingest_as(records, NamedData::Reported)
     }
 
-    /// Like [`Replica::ingest`], for a pool that has metadata only: data that a record names is neither looked at nor
-    /// missed. Data in a record is applied, since symbolic links and the system's files are none the worse for it; but
-    /// what a block of data holds is not defined, and only its checksum is that of the unit.
+    /// Like [`Replica::ingest`], for a metadata-only pool: out-of-line data is neither checked nor missed. Inline data
+    /// is applied, since symbolic links and the system's files may have it; but the contents of a data block are
+    /// undefined, and only its checksum is that of the unit.
     pub fn ingest_metadata(&mut self, records: &[u8]) -> Result<Ingested> {
         self.ingest_as(records, NamedData::Ignored)
     }
@@ -116,7 +116,7 @@ impl Replica {
         })
     }
 
-    /// The first piece, and what is wrong with the record behind it, if that ends it.
+    /// The first piece, and the error of the record after it, if that ends it.
     fn piece<'a>(&self, records: &'a [u8]) -> (Piece<'a>, Option<&'static str>) {
         let mut piece = Piece {
             records: Vec::new(),
@@ -180,8 +180,8 @@ impl Replica {
         Ok((header, record))
     }
 
-    /// Judges the data that the piece names. If it must be right, the piece ends before the first record of which it is
-    /// not: what is left is judged again, since a record that is gone can no longer be what explains the data.
+    /// Checks the out-of-line data of the piece. If it must be right, the piece ends before the first record with wrong
+    /// data: the rest is checked again, since a removed record cannot explain the data any more.
     fn verdict(
         &self,
         piece: &mut Piece<'_>,
@@ -254,7 +254,7 @@ pub fn operations<'a>(
     Operations::new(record, image.length()).flatten()
 }
 
-/// Whether an operation of the record names data by reference; `None` when one of them is not possible.
+/// Whether an operation of the record names out-of-line data; `None` when one of them is invalid.
 fn names_data(record: &[u8], image: &Image) -> Option<bool> {
     let mut names_data = false;
     for operation in Operations::new(record, image.length()) {
@@ -264,7 +264,7 @@ fn names_data(record: &[u8], image: &Image) -> Option<bool> {
     Some(names_data)
 }
 
-/// Carries out the record at `position`.
+/// Applies the record at `position`.
 fn apply(record: &[u8], position: u64, image: &Image, references: &References) {
     let kinds = operations(record, image).map(|operation| (operation.kind, operation.target));
     image.mark_all_changing(kinds, position);

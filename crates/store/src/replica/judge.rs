@@ -1,12 +1,12 @@
-//! Whether data that records name by reference is there.
+//! Whether the out-of-line data of records is there.
 //!
-//! It is looked at before any record of the piece is applied. What a block holds then is right if
+//! It is checked before any record of the piece is applied. The contents of a block are then right if
 //! - it matches the checksum of the record that names it: later records of the piece that write into the block in place
-//!   are applied afterwards, and were not when it was looked at; or
-//! - it was fetched from the primary later, where those records may have been applied already. Then it holds what the
-//!   block had after some of them. Records carry bytes, not differences, so applying them all to it gives what all of
-//!   them, in order, make of the block, and that matches the checksum that the last of them brings. Short of that last
-//!   record the block would not match, so the piece must come to count as a whole (`at_once`).
+//!   are applied afterwards, and were not when it was checked; or
+//! - it was fetched from the primary later, where those records may have been applied already. Then it holds the
+//!   block's contents after some of them. Records contain bytes, not differences, so applying all of them gives the
+//!   same result as applying them in order, and that matches the checksum of the last of them. Without that last record
+//!   the block would not match, so the piece must come to count as a whole (`at_once`).
 //!
 //! Only the last record that names a block is judged: what an earlier one named is gone. That again is so only if the
 //! piece counts as a whole. (A member in sync is not in this position: a block is filled again only when every such
@@ -21,10 +21,10 @@ use crate::format::checksum::crc32c;
 use crate::format::record::{Kind, Operation};
 use crate::image::{Block, Image};
 
-/// What was found.
+/// Result of the check.
 #[derive(Default)]
 pub struct Verdict {
-    /// Blocks that are not what a record names: the record's index in the piece, and the block.
+    /// Blocks that differ from a record's data: the record's index in the piece, and the block.
     pub missing: Vec<(usize, u64)>,
     /// The data is right only once all of the piece is applied.
     pub at_once: bool,
@@ -38,11 +38,11 @@ struct Named<'a> {
     again: bool,
     /// Checksum once the piece is applied; `None` when it is no data any more.
     last_crc: Option<u32>,
-    /// What is written into it in place afterwards: where, and the bytes, or else how many zeros.
+    /// Later writes into it in place: location, and the bytes, or else the number of zeros.
     edits: Vec<(usize, Result<&'a [u8], usize>)>,
 }
 
-/// Looks at all data that the piece names.
+/// Checks all out-of-line data of the piece.
 pub fn judge(piece: &Piece<'_>, image: &Image) -> Verdict {
     let mut named = BTreeMap::new();
     for (index, record) in piece.records.iter().enumerate() {

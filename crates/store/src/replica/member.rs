@@ -12,7 +12,7 @@ use crate::image::create::{
 };
 use crate::ring::write_ring_state;
 
-/// What the pools of a unit have in common.
+/// Properties that the pools of a unit have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberFormat {
     /// Identity of the cluster, not zero.
@@ -29,7 +29,7 @@ pub struct MemberFormat {
     pub gid: u32,
     /// Least bytes of a pool. A larger pool holds the same image.
     pub pool_length: u64,
-    /// How the image is divided.
+    /// Division of the image.
     pub geometry: Geometry,
     /// Whether the pool holds metadata only.
     pub metadata_only: bool,

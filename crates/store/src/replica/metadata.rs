@@ -1,4 +1,4 @@
-//! What a pool that has metadata only gets of an image.
+//! Parts of an image that a metadata-only pool receives.
 
 use std::ops::Range;
 
@@ -13,9 +13,9 @@ impl Store {
     /// The first metadata in a range of the image, as it is now: how many bytes before it are data or free, and at most
     /// `limit` bytes of it. No bytes: there is none in the range.
     ///
-    /// Blocks of nodes, of directories and of extended attributes are known by how they begin. So data that begins the
-    /// same is taken for metadata too, which does no harm; and a block cannot be missed, since it begins so from the
-    /// record on that makes it metadata, and that record brings all of its bytes.
+    /// Blocks of nodes, of directories and of extended attributes are recognized by their first bytes. Data with the
+    /// same first bytes is taken for metadata too, which does no harm; and a block cannot be missed, since it has these
+    /// first bytes from the record on that makes it metadata, and that record contains all of its bytes.
     pub fn read_metadata(&self, range: Range<u64>, limit: usize) -> Result<(u64, Vec<u8>)> {
         let image = &self.shared.image;
         check_range(

@@ -1,5 +1,5 @@
-//! A pool that follows: it takes the records that the unit's primary made, in their order, and so comes to hold the same
-//! image. Also what a primary gives to those that follow it.
+//! A pool that follows: it takes the records that the unit's primary made, in their order, and so comes to hold the
+//! same image. Also the data that a primary supplies to its followers.
 //!
 //! A replica makes no records and allocates nothing. Its ring, its recovery and the reuse of its ring space are those of
 //! any pool; taking over is opening it for writing.
@@ -83,7 +83,7 @@ impl Replica {
         image.is_read_outside = true;
         let defects = options.defects;
         let tail = replay(&region, &superblock, &image, state, defects)?.tail;
-        // What was replayed around the caches is not flushed again when its ring space is reused.
+        // Records replayed past the caches are not flushed again when their ring space is reused.
         region.fence_everywhere();
         let ring = Ring::new(region, &superblock, tail.epoch, tail.number, defects);
         Ok(Replica {
@@ -122,8 +122,8 @@ impl Replica {
         Ok(())
     }
 
-    /// Puts bytes into the image that the primary has there. They are persistent on return; what the ring holds of the
-    /// same range is replayed over them until the ring is rewound or has moved on.
+    /// Writes bytes of the primary's image into the image. They are persistent on return; records in the ring for the
+    /// same range are replayed over them until the ring is rewound or has moved on.
     pub fn write_image(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         check_range(&self.image, offset, bytes.len())?;
         self.image.write_unreferenced(offset, bytes);
@@ -212,15 +212,15 @@ impl Store {
         self.shared.ring.read_records(from, end, limit_bytes, into)
     }
 
-    /// Lets the pool follow another one from now on. No operation may be under way.
+    /// Makes the pool follow another one from now on. No operation may be in flight.
     pub fn into_replica(self) -> Replica {
         let superblock = self.superblock();
         let tail = self.tail();
         let (ring, defects) = (self.shared.ring.read_outside(true), self.shared.defects);
-        // A new one: which blocks this process verified does not matter to who follows.
+        // A new one: a follower does not use the record of verified blocks.
         let old = &self.shared.image;
         let mut image = Image::new(old.region().clone(), &superblock)
-            // What it has to flush was applied by the old one.
+            // The lines that it has to flush were applied by the old one.
             .with_parts_in_caches(old.has_parts_in_caches());
         image.is_read_outside = true;
         Replica {

@@ -11,7 +11,7 @@ use crate::image::Image;
 use crate::ring::CachedLines;
 use crate::ring::Ring;
 
-/// Bytes of records that are looked at in one go.
+/// Bytes of records that are read at once.
 const STEP: usize = 1 << 20;
 
 /// Ranges that the records from `number` to `end` changed; `None` when the ring does not hold them all.
@@ -41,7 +41,7 @@ pub fn since(ring: &Ring, image: &Image, number: u64, end: u64) -> Option<Vec<Ra
     Some(touched)
 }
 
-/// The length that the header of a record says.
+/// The length in the header of a record.
 pub fn record_length(records: &[u8]) -> Option<usize> {
     let bytes = records.get(20..24)?.try_into().ok()?;
     Some(u32::from_le_bytes(bytes) as usize)

@@ -1,7 +1,7 @@
 //! The ring of a pool that follows, and reading records for those that do.
 //!
-//! Records stay readable after the ring's start has moved past them, until later ones take their space. Whether a
-//! position is still held is seen from the record there: it says its own position, and so does each behind it.
+//! Records stay readable after the ring's start has moved past them, until later ones take their space. The record at a
+//! position shows whether it is still held: it contains its own position, and so does each after it.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use crate::format::record::{ALIGN, HEADER, MAGIC, RecordHeader, is_intact};
 use crate::format::superblock::RingState;
 
 impl Ring {
-    /// The ring as recovery left it: what lies from `start` on is applied, but its image lines are not let go of.
+    /// The ring after recovery: records from `start` on are applied, but their image lines are not released.
     pub fn resumed(mut self, start: u64) -> Ring {
         *self.start.0.get_mut() = start;
         self
@@ -65,15 +65,15 @@ impl Ring {
         self.in_flight.applied(place);
     }
 
-    /// Goes on in another epoch, not below that of any record: the next record is of it. What is in the ring is in the
-    /// image before, so that no record of an earlier epoch is needed.
+    /// Continues in another epoch, not below that of any record: the next record is of it. All records in the ring are
+    /// applied before, so that no record of an earlier epoch is needed.
     pub fn go_on_in(&mut self, epoch: u32, image: &impl CachedLines) {
         self.drain(image);
         self.epoch = epoch;
         self.move_start(self.in_flight.next());
     }
 
-    /// Takes from the ring every record, whole or not, whose number is `number` or higher.
+    /// Removes from the ring every record, whole or not, with a number of at least `number`.
     pub fn forget_from(&self, number: u64) {
         for at in (0..self.length).step_by(ALIGN) {
             let slot = self.offset + at;
@@ -86,8 +86,8 @@ impl Ring {
         self.region.fence();
     }
 
-    /// Goes on at `number` in `epoch`, where `number` may lie before or behind the end: makes the ring state say so, and
-    /// takes away what lies there. Everything was drained.
+    /// Continues at `number` in `epoch`, where `number` may lie before or after the end: makes the ring state so, and
+    /// removes later records. Everything was drained.
     ///
     /// While stale records of `highest`, the epoch of the last one, may be there, the state has no lower epoch: a store
     /// that is opened on the way takes a higher one than theirs.
@@ -99,7 +99,7 @@ impl Ring {
         }
     }
 
-    /// The header at `position` if a record can stand there. What it names may be overwritten at any time.
+    /// The header at `position` if a record is valid there. Its data may be overwritten at any time.
     fn header_at(&self, position: u64, end: u64) -> Option<RecordHeader> {
         let mut bytes = [0; HEADER];
         self.copy(position, &mut bytes);
@@ -145,7 +145,7 @@ impl Ring {
         let start = into.len();
         into.resize(start + (position - from) as usize, 0);
         self.copy(from, &mut into[start..]);
-        // The first one is looked at closely: the position came from elsewhere.
+        // The first one is fully validated: the position came from elsewhere.
         let first = self.header_at(from, end).filter(|header| {
             let record = into[start..].get(..header.length as usize);
             record.is_some_and(|record| {

@@ -1,12 +1,12 @@
-//! Which records are under way: reserved, but not yet persistent, or not yet applied.
+//! Records in flight: reserved, but not yet persistent, or not yet applied.
 //!
 //! Each thread that appends has a lane, its own as long as it lives: a few words on cache lines which others only read,
 //! once when they get their place, and after their fence only if a record before theirs was not persistent then. So a
 //! thread that works alone shares nothing, and of two each waits for one line, that of the word which gives out places.
 //!
-//! A lane announces a lower bound of its number *before* the number is reserved by an addition. Whoever reserves
-//! a later number therefore sees the bound, or what came after it: the addition releases the bound, and the later
-//! addition acquires it.
+//! A lane announces a lower bound of its number *before* the number is reserved by an addition. A thread that reserves
+//! a later number therefore sees the bound, or a later value: the addition releases the bound, and the later addition
+//! acquires it.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use pmem::BiasedCounter;
 
-/// No record under way.
+/// No record in flight.
 const IDLE: u64 = u64::MAX;
 /// Lanes that belong to a thread each, as long as it lives.
 const OWNED: usize = 256;
 /// Lanes for all other threads; of those that append at the same time, more than these wait.
 const SHARED: usize = 64;
 
-/// A word that threads fight for, on cache lines of its own (two: processors fetch them in pairs).
+/// A contended word, on separate cache lines (two: processors fetch them in pairs).
 #[repr(align(128))]
 pub struct Contended(pub AtomicU64);
 
@@ -41,9 +41,9 @@ struct Lane {
     unpersisted: AtomicU64,
     /// Number of its record, or a lower bound, until that is applied. Idle: the lane is free.
     unapplied: AtomicU64,
-    /// A number that is over: the next one is not below it.
+    /// A number that has passed: the next one is not below it.
     bound: AtomicU64,
-    /// Number of its last record that is persistent. What the records before that one wrote around the caches is too.
+    /// Number of its last record that is persistent. Stores past the caches for the records before that one are too.
     fenced: AtomicU64,
     /// The thread that had the lane last; 0: none had it.
     thread: AtomicUsize,
@@ -54,7 +54,7 @@ struct Lane {
 pub struct Entered {
     lane: usize,
     bound: u64,
-    /// Another thread had the lane before: what it wrote around the caches must be made persistent first.
+    /// Another thread had the lane before: its stores past the caches must be made persistent first.
     pub took_over: bool,
 }
 
@@ -70,17 +70,17 @@ pub struct Place {
     follows: bool,
 }
 
-/// All records under way.
+/// All records in flight.
 pub struct InFlight {
     next: BiasedCounter,
     lanes: Box<[Lane]>,
     /// Lanes from here on were never used.
     used: AtomicUsize,
-    /// What [`InFlight::persisted_below`] said last.
+    /// The last result of [`InFlight::persisted_below`].
     persisted: AtomicU64,
 }
 
-/// What a thread is to all rings.
+/// State of a thread for all rings.
 struct Thread {
     /// No other thread has or had this number.
     number: usize,
@@ -123,7 +123,7 @@ impl Drop for Thread {
 }
 
 impl InFlight {
-    /// Nothing under way; the next record has this number.
+    /// No record in flight; the next record has this number.
     pub fn new(next: u64) -> InFlight {
         let lane = |_| Lane {
             unpersisted: AtomicU64::new(IDLE),
@@ -210,8 +210,8 @@ impl InFlight {
         lane.unpersisted.store(number, Ordering::Release);
         lane.unapplied.store(number, Ordering::Release);
         lane.bound.store(end, Ordering::Relaxed);
-        // Nobody gets a lower number any more, so a lane that is not behind now never will be, and most of the time
-        // nobody is: then nothing needs to be read after the fence.
+        // No thread gets a lower number any more, so a lane that is not behind now never will be, and mostly none is:
+        // then nothing needs to be read after the fence.
         let is_behind = |other: &Lane| other.unpersisted.load(Ordering::Acquire) < number;
         let follows = self.lanes().iter().any(is_behind);
         Place {
@@ -222,8 +222,8 @@ impl InFlight {
         }
     }
 
-    /// Notes that the record is persistent, as is, by the same fence, what this thread did before, and waits until all
-    /// records before it are too.
+    /// Records that the record is persistent, as are, by the same fence, this thread's earlier stores, and waits until
+    /// all records before it are too.
     #[inline]
     pub fn persisted(&self, place: Place) {
         let own = &self.lanes[place.lane];
@@ -267,7 +267,7 @@ impl InFlight {
             .lanes()
             .iter()
             .map(|lane| lane.unpersisted.load(Ordering::Acquire));
-        // A lane's bound may lie below what was known before.
+        // A lane's bound may lie below the bound known before.
         let below = unpersisted.fold(next, u64::min);
         self.persisted.fetch_max(below, Ordering::AcqRel).max(below)
     }

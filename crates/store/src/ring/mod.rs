@@ -6,9 +6,9 @@
 //! 3. marks it persistent and waits until all before it are: it is committed,
 //! 4. applies it to the image and marks it applied.
 //!
-//! Threads copy at the same time; what one waits for in step 3 is at most the copies of those before it.
-//! Space is reclaimed by whoever appends: the oldest records, all applied, have their image lines flushed, then the
-//! ring's start moves on. Until that is persistent, twice, the space is not written again.
+//! Threads copy at the same time; in step 3 a thread waits at most for the copies of records before its own. Appending
+//! threads reclaim space: the image lines of the oldest records, all applied, are flushed, then the ring's start moves
+//! on. Until that is persistent, twice, the space is not written again.
 
 mod follow;
 pub(crate) mod in_flight;
@@ -30,17 +30,17 @@ use crate::format::superblock::{RING_STATES, RingState, Superblock};
 use crate::order::{Ordered, Rank};
 use crate::ring::in_flight::{Contended, Entered, InFlight, Place, pause};
 
-/// Bytes of records whose image lines one thread flushes in one go: enough to spread the cost of moving the start, few
-/// enough to be no pause worth the name.
+/// Bytes of records with image lines that one thread flushes at once: enough to amortize moving the start, and few
+/// enough for a short pause.
 const RECLAIM_STEP: u64 = 128 << 10;
-/// How far behind the end of a short record the ring's lines are fetched, in lines.
+/// Prefetch distance after the end of a short record in the ring, in lines.
 const AHEAD: u64 = 6;
 /// Longest record, in bytes, of which a reclaim has all lines fetched: those of the commonest changes of names.
 const SHORT_RECORD: u64 = 512;
 /// Longest record, in bytes.
 const RECORD_MAX: u64 = 512 << 10;
 
-/// The image that records are applied to, as far as the ring knows it: what of it is in the caches.
+/// The image that records are applied to, and the ring's knowledge of its lines in the caches.
 pub trait CachedLines {
     /// Bytes of the image.
     fn length(&self) -> u64;
@@ -64,7 +64,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// An empty ring that goes on at `position` in `epoch`. The caller has made the ring state say the same.
+    /// An empty ring that continues at `position` in `epoch`. The caller has written the same ring state.
     pub fn new(
         region: Region,
         superblock: &Superblock,
@@ -193,8 +193,8 @@ impl Ring {
     #[inline]
     pub fn applied(&self, place: Place, is_streamed: bool) {
         if self.is_read_outside && is_streamed {
-            // What was stored around the caches is not ordered with the end of the inode's lock, and other processes have no
-            // part in that.
+            // Stores past the caches are not ordered with the release of the inode's lock, and other processes do not
+            // use that lock.
             self.region.order_stores();
         }
         self.in_flight.applied(place);
@@ -288,7 +288,7 @@ impl Ring {
         self.start.store(position, Ordering::Release);
     }
 
-    /// Applies nothing, but flushes all that was applied and empties the ring. No operation may be under way.
+    /// Applies nothing, but flushes all applied lines and empties the ring. No operation may be in flight.
     pub fn drain(&self, image: &impl CachedLines) {
         let _guard = self.reclaiming.lock();
         self.reclaim_to(u64::MAX, image);
@@ -324,7 +324,7 @@ impl Ring {
             return end;
         }
         let operations_end = header.checked as usize;
-        // Most records are one operation, of which the first line says everything.
+        // Most records are one operation, described by the first line.
         let mut at = HEADER + self.flush_operation(&line[HEADER..], image, recent);
         while at + OPERATION <= operations_end {
             let mut head = [0; HEAD];
@@ -350,7 +350,7 @@ impl Ring {
             return 0;
         };
         let operation = Operation {
-            // The first word tells what an edit covers.
+            // The first word gives the range of an edit.
             payload: bytes.get(payload.start..).unwrap_or_default(),
             ..operation
         };
@@ -368,8 +368,8 @@ impl Ring {
     }
 }
 
-/// Bytes of an operation that say which lines it changes. What is behind them, which if it is long lies in memory and
-/// in no cache, is passed over.
+/// Bytes of an operation that describe its changed lines. Later bytes, which if long are in memory and in no cache, are
+/// skipped.
 const HEAD: usize = OPERATION + TOUCH;
 
 /// Writes both copies of the ring state, each persistent before the next is touched. A damaged copy comes first: the
@@ -393,7 +393,7 @@ pub fn write_ring_state(region: &Region, state: RingState) {
 /// behind the end by an earlier epoch is refused, for
 /// - a record is only ever written behind a tail, and in no lower epoch than that of the tail;
 /// - no record in the ring has a higher epoch than its state: a replica raises the state's epoch before it writes the
-///   first record of a higher one, and a rewind takes from the ring what is of a higher one;
+///   first record of a higher one, and a rewind removes records of a higher one from the ring;
 /// - every opening for writing takes a higher epoch than the state had, so than all that was written before, seen or
 ///   not, and its records come first behind the end at which it found the ring.
 pub struct RingReader<'a> {
@@ -468,7 +468,7 @@ fn copy_from_ring(region: &Region, offset: u64, length: u64, position: u64, into
     }
 }
 
-/// Remembers recently flushed lines, since hot lines stand in many records and a second flush costs as much.
+/// Remembers recently flushed lines, since hot lines are in many records and a second flush costs as much.
 struct RecentLines {
     lines: Box<[u64; 1024]>,
 }

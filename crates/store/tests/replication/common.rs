@@ -1,4 +1,4 @@
-//! Two pools of one unit, and what is in a store.
+//! Two pools of one unit, and the contents of a store.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

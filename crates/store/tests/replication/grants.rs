@@ -11,7 +11,7 @@ use store::{
 
 const B: u64 = BLOCK as u64;
 
-/// CRC32C, bit by bit: what a client computes for itself.
+/// CRC32C, bit by bit: as a client computes it.
 fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
@@ -25,7 +25,7 @@ fn assert_clean(region: &Region) {
     assert!(report.is_clean(), "{:?}", report.findings);
 }
 
-/// What a client does: data straight into the pools.
+/// A client's part: data directly into the pools.
 fn fill(unit: &Unit, granted: &[Mapped], at: u64, data: &[u8]) {
     for (index, part) in data.chunks(BLOCK).enumerate() {
         let at = at + index as u64 * B;
@@ -133,7 +133,7 @@ fn granted_blocks_become_a_part_of_a_file() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_adoptions_are_refused() {
     let unit = Unit::new(8 << 20, &Geometry::small());
     let store = &unit.primary;
     let file = create(store, &store.root(), "a");

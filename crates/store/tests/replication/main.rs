@@ -1,4 +1,4 @@
-//! What a unit of several pools needs of a store.
+//! The parts of a store for a unit of several pools.
 #![forbid(unsafe_code)]
 
 mod common;

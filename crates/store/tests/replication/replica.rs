@@ -158,7 +158,7 @@ fn a_replica_takes_over_and_the_old_primary_rejoins() {
     let store = Store::open_in_epoch(unit.region, epoch + 3, Options::default()).unwrap();
     assert_eq!(store.tail().epoch, epoch + 3);
     work(&store, 1);
-    // It serves what was before it, too.
+    // It serves the earlier contents, too.
     let mut bytes = Vec::new();
     assert!(
         store
@@ -187,9 +187,9 @@ fn a_replica_takes_over_and_the_old_primary_rejoins() {
     assert_same_files(&unit.primary, unit.replica.region(), 100);
 }
 
-/// What a primary has left in the caches, it flushes as a replica, before it takes ring space again.
+/// Lines that a primary has left in the caches, it flushes as a replica, before it reuses ring space.
 #[test]
-fn what_is_in_the_caches_of_a_primary_is_flushed_when_it_follows() {
+fn cached_lines_of_a_primary_are_flushed_when_it_follows() {
     let simulation = Simulation::new(1 << 20);
     Store::format(&simulation.region(), &Geometry::small()).unwrap();
     let region = crate::common::copy_of(&simulation.region());
@@ -238,7 +238,7 @@ fn what_is_in_the_caches_of_a_primary_is_flushed_when_it_follows() {
 }
 
 #[test]
-fn what_is_not_right_is_refused() {
+fn invalid_records_are_refused() {
     let mut unit = Unit::new(POOL, &Geometry::for_length(POOL));
     unit.follow();
     let tail = unit.replica.tail();
@@ -269,7 +269,7 @@ fn what_is_not_right_is_refused() {
         let mut bad = first.clone();
         bad[at] ^= 1;
         let result = unit.replica.ingest(&bad);
-        // The rest of the header is under no checksum where it says nothing.
+        // The rest of the header is under no checksum where it has no meaning.
         if (24..32).contains(&at) || result.is_err() {
             continue;
         }
@@ -382,7 +382,7 @@ fn data_that_is_missing_is_named() {
         .map(|range| range.end - range.start)
         .sum();
     assert_eq!(missing, 5 * BLOCK as u64);
-    // The primary overwrites a part in place; what is fetched now is newer than the record that names it.
+    // The primary overwrites a part in place; data fetched now is newer than the record that names it.
     unit.primary
         .write(&mut Transaction::embedded(), &file, at(100), &[8; 50])
         .unwrap();
@@ -461,7 +461,7 @@ fn bounds_are_errors() {
 }
 
 #[test]
-fn what_is_freed_waits() {
+fn freed_space_waits() {
     let region = Region::memory(4 << 20, false).unwrap();
     Store::format(&region, &Geometry::small()).unwrap();
     let options = Options {
@@ -488,7 +488,7 @@ fn what_is_freed_waits() {
     assert_eq!(store.statistics(), before);
 }
 
-/// A clock that is an hour behind the one that stamped what is there: by a record in the ring, or only in the image.
+/// A clock an hour behind the one of the stored time stamps: by a record in the ring, or only in the image.
 #[test]
 fn time_stamps_do_not_go_back_when_a_replica_takes_over() {
     const HOUR_NS: i64 = 3_600_000_000_000;
@@ -518,7 +518,7 @@ fn time_stamps_do_not_go_back_when_a_replica_takes_over() {
         let stamped = store.attributes(&file);
         let all = [stamped.created_ns, stamped.modified_ns, stamped.changed_ns];
         assert!(all.iter().all(|time| *time >= newest), "{has_records}");
-        // The clock goes on from there.
+        // The clock continues from there.
         assert!(stamped.changed_ns < newest + HOUR_NS);
     }
 }

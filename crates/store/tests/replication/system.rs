@@ -86,7 +86,7 @@ fn after_crash(region: &Region, offset: u64) -> [u8; 64] {
     let file = store.lookup(&store.system(), b"replies").unwrap();
     let mut bytes = [0; 64];
     store.read(&file, offset, &mut bytes).unwrap();
-    // The whole block, so that its checksum is looked at.
+    // The whole block, so that its checksum is verified.
     let mut block = [0; BLOCK];
     store
         .read(&file, offset / BLOCK as u64 * BLOCK as u64, &mut block)
@@ -94,7 +94,7 @@ fn after_crash(region: &Region, offset: u64) -> [u8; 64] {
     bytes
 }
 
-/// A reply at `offset` of the file, all of whose bytes are `byte`.
+/// A reply at `offset` of the file, with all bytes equal to `byte`.
 fn reply(file: &Arc<Node>, offset: u64, byte: u8) -> Reply<'_> {
     Reply {
         file,
@@ -180,7 +180,7 @@ fn the_last_of_several_records_carries_the_reply() {
     let (region, store) = pool();
     let (root, replies) = (store.root(), replies(&store, 1));
     let (file, other) = (create(&store, &root, "a"), create(&store, &root, "b"));
-    // Blocks of two files in turns, so that each is an extent.
+    // Blocks of two files alternately, so that each is an extent.
     for block in 0..300u64 {
         for node in [&file, &other] {
             let at = WriteAt::Offset(block * BLOCK as u64);
@@ -250,7 +250,7 @@ fn a_reply_without_a_change_or_a_place_is_not_carried() {
     assert_eq!(after_crash(&region, 0), [9; 64]);
 }
 
-/// A change whose reply says that it was executed happens as a whole, or the reply is not there.
+/// A change with a reply that states its execution happens as a whole, or the reply is not there.
 #[test]
 fn a_whole_write_leaves_nothing_in_a_full_pool() {
     let (region, store) = pool();
@@ -280,7 +280,7 @@ fn a_whole_write_leaves_nothing_in_a_full_pool() {
     store.read(&file, 0, &mut bytes).unwrap();
     assert_eq!(bytes, vec![1; length]);
     assert_eq!(after_crash(&region, 0), [9; 64]);
-    // What is short enough is changed in place.
+    // Short data is changed in place.
     assert_eq!(write(&[3; BLOCK]), (None, true));
 }
 

@@ -1,4 +1,4 @@
-//! What works, between the devices of one guest.
+//! Working cases, between the devices of one guest.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -167,7 +167,7 @@ fn write_with_word() {
     );
 }
 
-/// Packets carry what the smaller port can.
+/// Packets have the length that the smaller port supports.
 fn packets() {
     system("/bin/ip link set port3 mtu 1500");
     let (a, c) = (Side::new("rxe1"), Side::new("rxe3"));

@@ -1,4 +1,4 @@
-//! What goes wrong, between the devices of one guest, and how it goes on then.
+//! Failures between the devices of one guest, and the state after them.
 
 use std::net::Ipv4Addr;
 use std::process::Command;
@@ -49,7 +49,7 @@ const IMPATIENT: Patience = Patience {
     receiver_timer: 12,
 };
 
-/// Both ends forget what was, and are connected again.
+/// Both ends discard their state, and are connected again.
 fn reconnect(near: &QueuePair, far: &QueuePair) {
     near.reset().unwrap();
     far.reset().unwrap();

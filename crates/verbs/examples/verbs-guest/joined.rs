@@ -46,7 +46,7 @@ pub fn run(cases: &mut Cases, number: usize) {
     });
 }
 
-/// As long as a machine that is busy with other things may take for a guest: about four seconds.
+/// Greatest delay of a guest on a busy machine: about four seconds.
 const PATIENCE: Patience = Patience {
     timeout: 17,
     retries: 6,
@@ -184,7 +184,7 @@ fn multicast(side: &Side, others: &mut [Other], number: usize) {
             key: group.key(),
         };
         sender.post(&[request(9, operation)]).unwrap();
-        // One of these is the sender's own, and which comes first is not said.
+        // One of these is the sender's own, and their order is undefined.
         let ids = [side.complete(), side.complete()].map(|completion| {
             assert_eq!(completion.status(), Status::Success);
             completion.id()

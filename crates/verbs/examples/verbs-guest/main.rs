@@ -1,4 +1,5 @@
-//! What the lab runs in its guests: the crate against RDMA in software. It prints `passed` or `failed` and a name for each case.
+//! The lab's tests in its guests: the crate against software RDMA. It prints `passed` or `failed` and a name for each
+//! case.
 
 #![forbid(unsafe_code)]
 
@@ -64,7 +65,7 @@ pub struct Cases {
 impl Cases {
     /// A case fails by panicking.
     pub fn run(&mut self, name: &str, case: impl FnOnce()) {
-        // What a case has left half done, no other one uses.
+        // State that a case leaves incomplete is not used by another one.
         match panic::catch_unwind(AssertUnwindSafe(case)) {
             Ok(()) => println!("passed {name}"),
             Err(reason) => {

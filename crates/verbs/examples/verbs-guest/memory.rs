@@ -1,4 +1,4 @@
-//! Which memory can be registered, and what is said of what cannot.
+//! Which memory can be registered, and the errors for other memory.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What most cases begin with.
+//! Common beginning of the cases.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub fn all_rights() -> Rights {
     Rights::READ | Rights::WRITE | Rights::ATOMIC
 }
 
-/// One of the devices, with memory of its own that others may use.
+/// One of the devices, with separate memory that others may use.
 pub struct Side {
     pub device: Arc<Device>,
     pub domain: Arc<Domain>,
@@ -121,7 +121,7 @@ impl Side {
         completion
     }
 
-    /// The next completion, which must say this.
+    /// The next completion, which must have this status.
     pub fn fail(&self, id: u64, status: Status) {
         let completion = self.complete();
         assert_eq!(

@@ -56,7 +56,7 @@ fn the_first_active_port_with_roce_v2_over_ipv4_is_taken() {
 }
 
 #[test]
-fn what_is_wanted_is_taken_or_named() {
+fn the_requested_device_is_used_or_named() {
     let ports = [port("a", PortState::Active), port("b", PortState::Active)];
     let choice = choose(&ports, &wanted(Some("b"), Some(1), Some(1))).unwrap();
     assert_eq!((choice.port.device.as_str(), choice.gid.index), ("b", 1));
@@ -83,7 +83,7 @@ fn what_is_wanted_is_taken_or_named() {
 }
 
 #[test]
-fn what_is_down_or_without_address_is_refused() {
+fn ports_down_or_without_address_are_refused() {
     let error = choose(&[port("a", PortState::Down)], &Wanted::default()).unwrap_err();
     assert_eq!(
         error.to_string(),

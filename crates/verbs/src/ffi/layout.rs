@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::{NUMBERS, STRUCTURES};
 
-/// How Rust lays out a structure.
+/// Rust's layout of a structure.
 pub struct Structure {
     pub name: &'static str,
     /// Nothing if only its first members are declared.

@@ -4,8 +4,8 @@ use std::ffi::{CStr, CString, c_void};
 
 use crate::Error;
 
-/// Declares the functions of a library, as a structure of pointers, and how to get it: `get` opens the library once, for as
-/// long as the process lives. While it cannot be opened, each call tries again: it may be installed meanwhile.
+/// Declares the functions of a library, as a structure of pointers, and how to get it: `get` opens the library once,
+/// for as long as the process lives. While it cannot be opened, each call retries: it may be installed meanwhile.
 macro_rules! functions {
     ($(#[$attribute:meta])* $table:ident, $library:literal, $packages:literal {
         $($name:ident($($argument:ty),*) $(-> $result:ty)?;)*
@@ -25,15 +25,15 @@ macro_rules! functions {
                 Ok(TABLE.get_or_init(|| table))
             }
 
-            /// A table of what is found by the names.
+            /// A table of the functions found by name.
             ///
             /// # Safety
-            /// What is found is a function of the type that the table gives it, and stays.
+            /// A found symbol is a function of the type that the table gives it, and stays.
             pub unsafe fn with(
                 find: impl Fn(&'static str) -> Result<*mut c_void, crate::Error>,
             ) -> Result<$table, crate::Error> {
                 Ok($table {
-                    // SAFETY: the caller says so.
+                    // SAFETY: the caller guarantees it.
                     $($name: unsafe {
                         std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(
                             find(stringify!($name))?,
@@ -54,8 +54,8 @@ pub(super) struct Library {
 impl Library {
     pub(super) fn open(name: &'static str, packages: &'static str) -> Result<Library, Error> {
         let path = CString::new(name).unwrap_or_default();
-        // SAFETY: the path ends in a zero byte. What the library does when it is loaded is its own affair, as with one that
-        // is linked.
+        // SAFETY: the path ends in a zero byte. Loading the library executes its constructors, as with one that is
+        // linked.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if !handle.is_null() {
             return Ok(Library {
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named_with_what_to_install() {
+    fn a_missing_library_is_named_with_its_package() {
         let error = Library::open("libnobody.so.1", "libnobody1").err().unwrap();
         let text = error.to_string();
         assert!(

@@ -1,4 +1,4 @@
-//! What becomes of memory with keys that a device refuses to take back: functions that play one.
+//! Memory with keys that a device refuses to revoke: functions that simulate one.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -8,7 +8,7 @@ use super::*;
 use crate::ffi::Verbs;
 
 thread_local! {
-    /// How often the keys of a registration are still refused to be taken back, and how often they were taken back.
+    /// How often the keys of a registration are still refused to be revoked, and how often they were revoked.
     static REFUSALS: Cell<u32> = const { Cell::new(0) };
     static ENDED: Cell<u32> = const { Cell::new(0) };
 }

@@ -13,7 +13,7 @@ impl Remote {
         Ok(self.found(&outcome)?.1)
     }
 
-    /// A handle from a lookup knows them; no message is sent for them.
+    /// A handle from a lookup has them; no message is sent.
     pub(in super::super) fn named_attributes(&self, inode: &RemoteInode) -> Result<Attributes> {
         let attributes = match inode.found {
             Some(attributes) => attributes,

@@ -84,7 +84,7 @@ impl Remote {
                 new: OwnedNewInode::from(new),
                 may_be_named,
             })?;
-            // A file that was made before a takeover was reclaimed: the new primary did not know that it is held.
+            // A file that was made before a takeover was reclaimed: the new primary did not know of its hold.
             if outcome.attributes.is_some() {
                 let inode = self.handle(&outcome)?.0;
                 self.0.table.add(inode.number, inode.file, 1);

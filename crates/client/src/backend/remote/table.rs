@@ -59,7 +59,7 @@ impl Table {
         entry.holds += holds;
     }
 
-    /// Adds a reference, and tells whether the session holds the file.
+    /// Adds a reference, and returns whether the session holds the file.
     pub(super) fn refer(&self, number: u64, file: FileId) -> bool {
         self.add(number, file, 0);
         let shard = self.shard(number).lock();
@@ -74,7 +74,7 @@ impl Table {
         }
     }
 
-    /// Takes references away. The last one returns the holds to give back.
+    /// Removes references. The last one returns the holds to release.
     pub(super) fn release(&self, number: u64, count: u64) -> Option<Held> {
         let mut shard = self.shard(number).lock();
         let entry = shard.get_mut(&number)?;

@@ -66,7 +66,7 @@ fn refused(message: &Message, change: impl FnOnce(&mut Vec<u8>)) -> &'static str
 }
 
 #[test]
-fn what_is_said_is_understood() {
+fn messages_are_encoded_and_decoded() {
     for message in all() {
         let frame = message.encode(0);
         assert_eq!(decode(&frame), Ok(Some(message.clone())));
@@ -126,7 +126,7 @@ fn fields_that_lie_are_refused() {
     assert!(refused(&hello, set(30, b'N')).contains("name"));
     assert!(refused(&hello, set(30, b'\n')).contains("control characters"));
     assert!(refused(&hello, set(30, 0xff)).contains("UTF-8"));
-    // Behind the name: boot, instance, start, path, what is forced, and the offers.
+    // After the name: boot, instance, start, path, forced transport, and the offers.
     let path = 33 + 16 + 8 + 8;
     assert!(refused(&hello, set(path, 108)).contains("over its bound"));
     assert!(refused(&hello, set(path + 3, 0)).contains("zero"));

@@ -1,4 +1,4 @@
-//! Callers and listeners as they should not be: each is refused, counted, and holds up nobody.
+//! Faulty callers and listeners: each is refused, counted, and delays no other.
 
 use std::io::{self, Write};
 use std::net::TcpStream;
@@ -11,10 +11,10 @@ use crate::control::channel::{Channel, Trouble};
 use crate::control::message::{Hidden, Message, Versions};
 use crate::{Key, RegionDescriptor};
 
-/// What one says, behind a word of the sentence by which it is refused.
+/// Messages of one, after a word of the sentence by which it is refused.
 type Script<'a> = Box<dyn Fn(&mut Raw) + Send + Sync + 'a>;
 
-/// A caller over a Unix socket that says what a test wants.
+/// A caller over a Unix socket that sends whatever a test wants.
 struct Raw(Channel);
 
 impl Raw {
@@ -43,7 +43,7 @@ impl Raw {
     /// The end of a script.
     fn end(&mut self) {}
 
-    /// What comes next.
+    /// The next message.
     fn hear(&mut self) -> Result<Message, Trouble> {
         let end = Instant::now() + LONG;
         loop {
@@ -95,13 +95,13 @@ fn pipe() -> OwnedFd {
     io::pipe().unwrap().0.into()
 }
 
-/// The listener takes what there is, and gives nobody out.
+/// The listener takes all callers, and returns none.
 pub fn serve(listener: &mut Listener) {
     let caller = listener.accept(Duration::from_millis(20)).unwrap();
     assert!(caller.is_none(), "{caller:?}");
 }
 
-/// Somebody who does all right gets through.
+/// A correct caller gets through.
 pub fn somebody_gets_through(
     listener: &mut Listener,
     address: &Address,
@@ -122,7 +122,7 @@ pub fn somebody_gets_through(
 }
 
 #[test]
-fn what_comes_out_of_turn_or_is_no_message_is_refused() {
+fn misplaced_and_invalid_messages_are_refused() {
     let scratch = Scratch::new();
     let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
     let hello = || Message::Hello(a.local.hello(Vec::new()));
@@ -188,7 +188,7 @@ fn what_comes_out_of_turn_or_is_no_message_is_refused() {
 }
 
 #[test]
-fn what_has_nothing_in_common_is_refused() {
+fn peers_with_nothing_in_common_are_refused() {
     let scratch = Scratch::new();
     let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
     let mut listener = b.listen(&[scratch.socket()]);
@@ -252,7 +252,7 @@ fn send_descriptors(channel: &Channel, bytes: &[u8], descriptors: &[OwnedFd]) {
 }
 
 #[test]
-fn whoever_goes_leaves_nothing() {
+fn a_leaving_caller_leaves_nothing() {
     let scratch = Scratch::new();
     let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
     let mut listener = b.listen(&[scratch.socket()]);
@@ -298,7 +298,7 @@ fn memory() -> Vec<OwnedFd> {
     vec![region.share(true).unwrap()]
 }
 
-/// What a dialer may not say once it has made its offer.
+/// Messages forbidden to a dialer once it has made its offer.
 fn breaches() -> Vec<(&'static str, Script<'static>)> {
     vec![
         (
@@ -504,7 +504,7 @@ fn thousands_who_say_nothing_hold_up_nobody() {
         }
     });
     let end = Instant::now() + LONG;
-    // Some have connected and wait to be taken: they would crowd out who comes now.
+    // Some have connected and wait to be taken: they would crowd out a new one.
     while listener.counters().connected < 2000 {
         assert!(Instant::now() < end, "{:?}", listener.counters());
         serve(&mut listener);

@@ -1,4 +1,4 @@
-//! A transport that only does what setting up takes, and remembers what it was told.
+//! A transport that only supports set-up, and records its calls.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,7 @@ use crate::{
     Report, Request, Role, Supply, Transport,
 };
 
-/// What a process has of a transport.
+/// A fake transport of a process.
 #[derive(Clone)]
 pub struct Fake {
     provider: Provider,
@@ -22,7 +22,7 @@ pub struct Fake {
     pub seen: Arc<Mutex<Seen>>,
 }
 
-/// What happened to it.
+/// Recorded calls.
 #[derive(Default)]
 pub struct Seen {
     pub open: usize,
@@ -32,7 +32,7 @@ pub struct Seen {
     pub attached: Vec<Region>,
 }
 
-/// What it was told of a peer.
+/// Recorded data of a peer.
 pub struct Established {
     pub role: Role,
     pub secret: Vec<u8>,

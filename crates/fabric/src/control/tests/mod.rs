@@ -18,7 +18,7 @@ use crate::keys;
 const CLUSTER: [u8; 16] = [3; 16];
 /// Nothing that works takes so long.
 const LONG: Duration = Duration::from_secs(120);
-/// What a step takes that nobody takes. A busy machine does not hold up the others for so long.
+/// Duration of a step without a peer. A busy machine does not delay the others for so long.
 const SHORT: Duration = Duration::from_secs(3);
 
 /// A directory that goes with all that is in it.
@@ -57,7 +57,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A process of the tests: who it is, and its transports.
+/// A process of the tests: its identity, and its transports.
 struct Node {
     local: Local,
     shm: Fake,
@@ -111,7 +111,7 @@ impl Node {
         dial(address, None, &self.local, &mut [shm, tcp])
     }
 
-    /// How many endpoints it has.
+    /// Number of its endpoints.
     fn open(&self) -> usize {
         self.shm.open() + self.tcp.open()
     }
@@ -126,7 +126,7 @@ fn loopback() -> Address {
     Address::Tcp("127.0.0.1:0".parse().unwrap())
 }
 
-/// What the dialer says at the end, with a listener that gives nobody out.
+/// The dialer's final result, with a listener that returns no caller.
 fn refused_dial(mut listener: Listener, dialer: &Node, address: &Address) -> (String, Counters) {
     let error = thread::scope(|scope| {
         let dialing = scope.spawn(|| dialer.dial(address, &mut dialer.queues()).map(|_| ()));
@@ -139,7 +139,7 @@ fn refused_dial(mut listener: Listener, dialer: &Node, address: &Address) -> (St
         dialing.join().unwrap().unwrap_err().to_string()
     });
     assert_eq!(dialer.open(), 0);
-    // What the dialer said last may not have been looked at.
+    // The dialer's last message may not have been read.
     assert!(
         listener
             .accept(Duration::from_millis(20))

@@ -129,7 +129,7 @@ fn by_a_unix_socket_memory_is_passed() {
     );
 }
 
-/// How many regions each of two sides exports to the other before it asks what that has exported.
+/// Number of regions each of two sides exports to the other before it reads the other's exports.
 const AT_ONCE: u64 = 2000;
 
 fn export_and_receive(session: &mut Session, queue: &mut Queue, node: &Node) {
@@ -236,7 +236,7 @@ fn waiting_for_ever_is_waiting_for_long() {
 }
 
 #[test]
-fn what_is_forced_is_used_or_nothing() {
+fn a_forced_transport_is_used_or_none() {
     let scratch = Scratch::new();
     let (a, b) = (Node::on_this_host("a"), Node::on_this_host("b"));
     let a = a.only(Provider::Tcp);
@@ -282,13 +282,13 @@ fn a_transport_that_fails_leaves_no_endpoint() {
             let mut queues = b.queues();
             let mut session = establish(caller, &mut queues);
             let error = dialed.join().unwrap().unwrap_err().to_string();
-            assert!(error.contains("ring cannot be right"), "{error}");
+            assert!(error.contains("invalid ring of the peer"), "{error}");
             if let Ok(session) = &mut session {
                 let told = session
                     .receive(&mut queues[0], LONG)
                     .unwrap_err()
                     .to_string();
-                assert!(told.contains("refuses: the peer's ring"), "{told}");
+                assert!(told.contains("refuses: invalid ring"), "{told}");
                 queues[0].close(session.endpoint());
             }
             assert_eq!(session.is_err(), listener_fails);
@@ -346,7 +346,7 @@ fn a_socket_that_was_left_behind_is_taken_over_and_no_other() {
     let first = b.listen(&[scratch.socket()]);
     let second = Listener::bind(&[scratch.socket()], b.local.clone()).unwrap_err();
     assert!(
-        second.to_string().contains("nobody else listens"),
+        second.to_string().contains("no other process listens"),
         "{second}"
     );
     drop(first);
@@ -355,7 +355,7 @@ fn a_socket_that_was_left_behind_is_taken_over_and_no_other() {
     assert!(scratch.path("socket").exists());
 }
 
-/// The other process of the next test: the same program, told where to dial.
+/// The other process of the next test: the same program, with an address to dial.
 const CHILD: &str = "TAKO_TEST_DIALS";
 
 #[test]

@@ -1,4 +1,4 @@
-//! Those who cannot prove that they belong here.
+//! Callers without valid credentials.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -46,7 +46,7 @@ fn another_user_is_refused() {
     let mut stream = as_nobody(|| UnixStream::connect(&socket)).unwrap();
     serve(&mut listener);
     assert_eq!(listener.counters().strangers, 1);
-    // Not a word is said to it.
+    // Nothing is sent to it.
     assert_eq!(stream.read(&mut [0; 64]).unwrap(), 0);
 
     let theirs = scratch.path("theirs");
@@ -63,7 +63,7 @@ fn another_user_is_refused() {
     somebody_gets_through(&mut listener, &scratch.socket(), &b, &a);
 }
 
-/// A client of TLS with a node's keys, or none, that says nothing: why it was refused.
+/// A client of TLS with a node's keys, or none, that sends nothing: reason of the refusal.
 fn tls_client(listener: &mut Listener, authority: &Path, node: Option<&Path>) -> String {
     let roots = roots(authority);
     let builder =
@@ -108,7 +108,7 @@ fn certified(node: &Path) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'stati
     (vec![certificate], key)
 }
 
-/// A directory of keys whose time was over an hour ago.
+/// A directory of keys that expired an hour ago.
 fn expired(directory: &Path, node: &str) -> PathBuf {
     let hour = Duration::from_secs(3600);
     let now = SystemTime::now();
@@ -138,7 +138,7 @@ fn callers_without_a_certificate_of_the_cluster_are_refused() {
     let error = tls_client(&mut listener, &others, Some(&others.join("a")));
     assert!(error.contains("UnknownIssuer"), "{error}");
     assert_eq!(listener.counters().gone, 1);
-    // One that is well but says nothing is told Hello.
+    // A valid one that sends nothing receives Hello.
     assert_eq!(listener.counters().admitted, 0);
 }
 
@@ -165,14 +165,14 @@ fn dialers_notice_who_is_not_of_the_cluster() {
         let error = thread::scope(|scope| {
             let dialed = scope.spawn(|| a.dial(&address, &mut a.queues()).map(|_| ()));
             let (mut socket, _) = socket.accept().unwrap();
-            // Nothing was said but why it is not trusted.
+            // Nothing was sent but the reason of distrust.
             let mut stream = rustls::Stream::new(&mut connection, &mut socket);
             assert!(stream.read(&mut [0; 1]).is_err());
             dialed.join().unwrap().unwrap_err().to_string()
         });
         assert!(error.contains(expected), "{error}");
     }
-    // Both ends are ours: each says what is wrong.
+    // Both ends belong to the test: each reports the error.
     let listener = a.listen(&[loopback()]);
     let address = listener.addresses().remove(0);
     let (error, counters) = refused_dial(listener, &stranger, &address);
@@ -180,7 +180,7 @@ fn dialers_notice_who_is_not_of_the_cluster() {
     assert_eq!(counters.gone, 1);
 }
 
-/// What somebody has who took a node's keys before they were revoked.
+/// Keys copied from a node before they were revoked.
 fn stolen(scratch: &Scratch, node: &Path) -> PathBuf {
     let stolen = scratch.path("stolen");
     std::fs::create_dir(&stolen).unwrap();
@@ -191,7 +191,7 @@ fn stolen(scratch: &Scratch, node: &Path) -> PathBuf {
 }
 
 #[test]
-fn who_was_revoked_is_refused_from_then_on_and_comes_back_with_other_keys() {
+fn a_revoked_node_is_refused_until_it_has_other_keys() {
     let scratch = Scratch::new();
     let [a, b] = scratch
         .keys("keys")
@@ -214,7 +214,7 @@ fn who_was_revoked_is_refused_from_then_on_and_comes_back_with_other_keys() {
     assert!(error.contains("its certificate was revoked"), "{error}");
     assert_eq!((counters.gone, counters.admitted), (1, 0));
 
-    // What is no list changes nothing.
+    // An invalid list changes nothing.
     let list = own.join("b/revoked.pem");
     let right = std::fs::read(&list).unwrap();
     std::fs::write(&list, "no list").unwrap();
@@ -224,7 +224,7 @@ fn who_was_revoked_is_refused_from_then_on_and_comes_back_with_other_keys() {
     assert!(refused.contains("CertificateRevoked"), "{refused}");
     std::fs::write(&list, right).unwrap();
 
-    // Nobody starts anew: not the listener, and not the node that gets other keys.
+    // No process restarts: not the listener, and not the node that gets other keys.
     let error = a.local.identity.refresh().unwrap_err().to_string();
     assert!(
         error.contains("node.pem was revoked; issue another"),

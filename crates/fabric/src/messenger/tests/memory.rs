@@ -151,7 +151,7 @@ fn a_revoked_key_opens_nothing_once_the_proof_is_there() {
         let mut pair = Pair::new(options(provider));
         let (_region, registered) = export(&mut pair, Access::READ);
         let is_revoked = pair.far.revoke(provider, &registered);
-        // Shared memory stays mapped until the link ends; over TCP the target looks at the key.
+        // Shared memory stays mapped until the link ends; over TCP the target checks the key.
         assert_eq!(is_revoked, provider == Provider::Tcp);
         if provider == Provider::Tcp {
             let late = Transfer {

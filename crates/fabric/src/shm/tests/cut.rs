@@ -26,7 +26,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Lends a file, and shortens it when told to, for as long as it is told to go on.
+/// Lends a file, and shortens it on request, for as long as the test asks.
 fn lend_and_shorten(link: &mut Link, device: &Shm, queue: &mut Queue) {
     while link.hear() == "lend" {
         let to = link.join(queue, Role::Listener);
@@ -39,7 +39,7 @@ fn lend_and_shorten(link: &mut Link, device: &Shm, queue: &mut Queue) {
         let file = File::options().write(true).open(&scratch.0).unwrap();
         file.set_len(4096).unwrap();
         link.say("shortened");
-        // The ring is no file: messages go on until the endpoint has ended.
+        // The ring is no file: messages continue until the endpoint has ended.
         match await_event(queue) {
             Event::Lost(id, Failure::PeerLost) => assert_eq!(id, to),
             other => panic!("{other:?}"),
@@ -119,14 +119,14 @@ fn a_file_that_the_peer_shortens_ends_the_endpoint_and_not_the_process() {
         other.link.say("shorten");
         assert_eq!(other.link.hear(), "shortened");
         queue.post(to, &WorkRequest::new(2, operation)).unwrap();
-        // It relies on what was before it: the other side would take it for an event.
+        // It relies on the event before it: the other side would take it for one.
         let behind = WorkRequest::new(2, send(b"behind")).quiet();
         queue.post(to, &behind).unwrap();
         queue.submit();
         let gone = Failure::MemoryGone;
         assert_eq!(await_end(&mut queue), (Err(gone), Some(gone)), "way {way}");
         queue.close(to);
-        // Others go on.
+        // Others continue.
         let request = WorkRequest::new(3, send(b"goes on")).quiet();
         post(&mut queue, to_third, &request);
         assert_eq!(await_message(&mut third), b"goes on");

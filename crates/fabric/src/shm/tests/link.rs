@@ -14,9 +14,9 @@ use crate::{
     RemoteRegion, Role,
 };
 
-/// Tells the other process that it is the other one.
+/// Marks the other process.
 const OTHER: &str = "TAKO_FABRIC_OTHER";
-/// What lines of ours begin with: the test's own output goes the same way.
+/// Beginning of the test's lines: the output of the test framework uses the same stream.
 const MARK: &str = "@ ";
 
 /// Another process. It is killed when this goes.
@@ -106,7 +106,7 @@ impl Link {
         pidfd_getfd(process, number, PidfdGetfdFlags::empty()).unwrap()
     }
 
-    /// Gives the other one what a queue offered, and returns what the other one's did.
+    /// Sends a queue's offer to the other one, and returns the other's.
     pub fn exchange(&mut self, ours: &Parameters) -> Parameters {
         let mut line = String::new();
         for byte in &ours.bytes {
@@ -128,7 +128,7 @@ impl Link {
                 .map(|word| self.open(word.parse().unwrap(), true))
                 .collect(),
         };
-        // Each has opened what the other has, which may be closed from now on.
+        // Each has opened the other's descriptors, which may be closed from now on.
         self.say("opened");
         assert_eq!(self.hear(), "opened");
         theirs

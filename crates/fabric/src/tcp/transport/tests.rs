@@ -1,4 +1,4 @@
-//! What a poll tells, and when.
+//! Reports of a poll, and their time.
 
 use super::super::{Tcp, TcpOptions};
 use super::*;
@@ -45,7 +45,7 @@ fn sides() -> [TcpTransport; 2] {
 }
 
 #[test]
-fn who_is_joined_cannot_be_late() {
+fn a_joined_endpoint_cannot_be_late() {
     let mut sides = sides();
     let start = Instant::now();
     // A second attempt may have been begun before the first one was known to have come.
@@ -56,7 +56,7 @@ fn who_is_joined_cannot_be_late() {
 }
 
 #[test]
-fn what_a_look_found_is_told_before_it_is_acknowledged() {
+fn polled_data_is_reported_before_it_is_acknowledged() {
     let [mut near, mut far] = sides();
     far.poll(&mut Vec::new());
     let operation = Operation::Send {

@@ -22,7 +22,7 @@ fn long_history(seed: u64, key: Key, count: usize, clients: u32) -> Vec<Step> {
         let operation = random_operation(&mut random, key, index as u64 + 1);
         steps.push(step(client as u32, operation, Written, from, to));
     }
-    // A client dies now and then: its operation stays without an answer, what it wrote before may vanish.
+    // A client dies now and then: its operation stays without an answer, its earlier writes may vanish.
     for index in (20..count).step_by(40) {
         let (client, at) = (steps[index].client, steps[index].to + 50);
         steps[index].to = 0;
@@ -67,7 +67,7 @@ fn carry_out(random: &mut Random, steps: &mut [Step]) {
     }
 }
 
-/// The models once more, as plain as can be.
+/// The models again, in their simplest form.
 #[derive(Clone, Default)]
 struct Plain {
     writes: Vec<(usize, u64)>,
@@ -326,7 +326,7 @@ fn long_histories_are_quick_to_check() {
             let mut steps = long_history(seed, key, 400, 4);
             let checked = history(key, &steps, &[]).check().expect("it is right");
             assert_eq!((checked.keys, checked.operations), (1, 400));
-            // What was put at a name may be any inode until it is found.
+            // An entry may be any inode until it is found.
             let most = if key == PLACE { 50_000 } else { 5000 };
             assert!(checked.configurations < most, "{checked:?}");
             let first_made = steps.iter().find_map(|step| match step.outcome {
@@ -337,7 +337,7 @@ fn long_histories_are_quick_to_check() {
                 .iter_mut()
                 .skip(250)
                 .find(|step| step.to > 0 && matches!(step.operation, Read | Lookup | Acquire));
-            // What was there long ago.
+            // Values from long ago.
             spoilt.expect("there is one").outcome = match key {
                 Key::Block { .. } => Value(7),
                 // Anything may have been renamed to it.

@@ -430,7 +430,7 @@ fn a_session_that_expired_has_no_locks() {
     assert!(check(&[granted(1, 25, 26), refused(2, 27, 28)]));
     let pending = |from| step(1, Acquire, Granted, from, 0);
     assert!(check(&[pending(5), pending(25), refused(2, 27, 28)]));
-    // Another client's session says nothing.
+    // Another client's session has no effect.
     assert!(!is_right(
         LOCK,
         &[granted(2, 1, 2), granted(3, 21, 22)],
@@ -439,7 +439,7 @@ fn a_session_that_expired_has_no_locks() {
 }
 
 #[test]
-fn what_was_withdrawn_does_not_count() {
+fn withdrawn_operations_do_not_count() {
     let mut history = history(BLOCK, &[step(2, Read, Value(0), 5, 6)], &[]);
     let id = history.invoke(1, BLOCK, Write(4), 7);
     history.withdraw(id);

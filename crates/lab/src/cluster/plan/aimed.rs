@@ -41,7 +41,7 @@ impl Maker {
         }
     }
 
-    /// Only the primary has what is written from now on.
+    /// Only the primary has data written from now on.
     fn keep_to_primary(&mut self, at: Time) -> Time {
         let for_ns = self.within((300 * MILLISECOND, 900 * MILLISECOND));
         self.add(
@@ -74,7 +74,7 @@ impl Maker {
         self.add_at(at, Cue::Synced, later, crash);
     }
 
-    /// The primary dies with records that nobody else has, and comes back when the unit has gone on.
+    /// The primary dies with records that no other member has, and rejoins when the unit has continued.
     fn lost_takeover(&mut self, at: Time) {
         let lasts = self.keep_to_primary(at);
         let at = at + self.random.between(lasts / 4, lasts);
@@ -105,7 +105,7 @@ impl Maker {
         let member = self.member();
         let crash = self.crash_for(member, (4 * SECOND, 6 * SECOND));
         self.add(at, crash);
-        // While it asks for the image, the primary goes on.
+        // While it asks for the image, the primary continues.
         let slow = Fault::LateLink {
             from: member,
             to: Who::Primary,
@@ -162,7 +162,8 @@ impl Maker {
         self.add(at + later, crash);
     }
 
-    /// The others hear nothing of the primary for just as long as they have promised, and what they propose takes long.
+    /// The others receive nothing from the primary for just as long as they have promised, and their proposals are
+    /// slow.
     fn late_proposal(&mut self, at: Time) {
         let node = Who::Bystanders;
         let by_ms = self.random.between(200, 800) as u32;
@@ -196,7 +197,7 @@ impl Maker {
         (!active.is_empty()).then(|| *self.random.pick(&active))
     }
 
-    /// The first client sees what only the primary has; then that one and all who wrote it are gone.
+    /// The first client sees data that only the primary has; then the primary and all clients that wrote it are lost.
     fn seen_and_gone(&mut self, at: Time) {
         let lasts = self.keep_to_primary(at);
         let mut at = at + self.random.between(0, lasts / 4);
@@ -214,7 +215,7 @@ impl Maker {
         for client in writers {
             self.add(at, Fault::CrashClient { client });
         }
-        // It is answered before anybody writes.
+        // It is answered before any client writes.
         let later = self.random.between(SECOND, 3 * SECOND);
         self.add_at(at, Cue::Takeover, later, Fault::Look { client });
     }
@@ -276,8 +277,8 @@ impl Maker {
         }
     }
 
-    /// What a client wrote into the memories of the others is stuck, and the client is gone. When its session is ended not
-    /// all hear that its key is to be closed, and the primary is gone too.
+    /// A client's writes into the memories of the others are stuck, and the client is lost. When its session is ended
+    /// not all members learn that its key is to be closed, and the primary is lost too.
     fn stuck_and_replaced(&mut self, at: Time) {
         let Some(client) = self.active_client(1) else {
             return;
@@ -300,8 +301,8 @@ impl Maker {
         self.add_at(at, Cue::SessionEnded, later, crash);
     }
 
-    /// What the primary answers while only it has the records arrives when another one is primary, which still waits for
-    /// some session.
+    /// The primary's answers from the time when only it has the records arrive when another one is primary, which still
+    /// waits for some session.
     fn late_replies(&mut self, at: Time) {
         let lasts = self.keep_to_primary(at);
         for client in 0..self.clients {

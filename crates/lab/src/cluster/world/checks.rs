@@ -1,4 +1,4 @@
-//! What is looked at while a unit runs, by one who sees all of it, and when it is quiet.
+//! Checks while a unit runs, by an observer of all state, and when it is quiet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,13 +25,13 @@ struct Answered {
     outcome: Outcome,
     /// Where its record ends.
     position: u64,
-    /// By which primary.
+    /// Epoch of the primary that answered.
     epoch: u32,
 }
 
 impl Answered {
-    /// Whether another answer is the same. The list of a grant's blocks, which is all the data that the answer to a change has,
-    /// is not in the record: a later primary does not know what it was.
+    /// Whether another answer is equal. The list of a grant's blocks, which is all the data that the answer to a change
+    /// has, is not in the record: a later primary does not know it.
     fn is_same(&self, other: &Outcome, epoch: u32) -> bool {
         let is_list_known = self.epoch == epoch;
         let recorded = |it: &Outcome| (it.error, it.file.inode, it.file.generation, it.count);
@@ -40,12 +40,12 @@ impl Answered {
     }
 }
 
-/// What is remembered to be looked at.
+/// State that later checks need.
 #[derive(Default)]
 pub(super) struct Watch {
     /// Answers to changes that made a record, by session, slot and number.
     replies: BTreeMap<(u64, u16, u64), Answered>,
-    /// Members whose image is to be compared with the primary's when both are at one tail.
+    /// Members with an image to be compared with the primary's when both are at one tail.
     to_compare: BTreeSet<usize>,
 }
 
@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// Whether a member is primary by the map that is valid, and knows it.
+    /// Whether a member is primary by the present map, and knows it.
     fn is_current(&self, member: usize) -> bool {
         let map = self.membership.valid();
         let machine = &self.machines[member];
@@ -143,7 +143,7 @@ impl World {
         Ok(())
     }
 
-    /// What the primary believes that all members in sync have, they have.
+    /// All members in sync have everything that the primary assumes confirmed.
     fn check_confirmed(&self, member: usize) -> Result<(), String> {
         let view = self.machines[member].member().and_then(Member::view);
         let confirmed = view.map_or(0, |view| view.confirmed);
@@ -185,7 +185,7 @@ impl World {
         let new = map.in_sync.iter().filter(is_new).map(|node| *node as usize);
         self.watch.to_compare.extend(new);
         if let Some(start) = map.lineage.last().filter(|_| is_takeover) {
-            // Records that are lost are as if they had never been: what they answered is open again.
+            // Lost records never happened: their answers are open again.
             let replies = &mut self.watch.replies;
             replies.retain(|_, answered| answered.position <= start.start);
         }
@@ -262,7 +262,7 @@ impl World {
                 "session {}, slot {slot}, request {}: {:?}, then {outcome:?}",
                 envelope.session, envelope.request, first.outcome
             )),
-            // What changed nothing leaves no trace: another primary may find otherwise.
+            // A request without a change leaves no trace: another primary may answer otherwise.
             _ if position == 0 => Ok(()),
             _ => {
                 let answered = Answered {
@@ -276,7 +276,7 @@ impl World {
         }
     }
 
-    /// What is left that nobody will ever ask for, when all is quiet.
+    /// State left without a possible user, when all is quiet.
     pub(super) fn leaks(&self) -> Option<String> {
         let map = self.membership.valid();
         let primary = self.machines.get(map.primary as usize)?;
@@ -285,13 +285,13 @@ impl World {
         let known: Vec<u64> = self.workers.iter().filter_map(Worker::session).collect();
         let unknown = sessions.iter().find(|session| !known.contains(session));
         if let Some(session) = unknown {
-            return Some(format!("session {session} is nobody's"));
+            return Some(format!("session {session} has no client"));
         }
         let is_idle = view.waiting == 0 && view.confirmed == view.position;
         (!is_idle).then(|| format!("{view:?}"))
     }
 
-    /// Reads all that was written: what got lost is noticed even if nobody asked for it.
+    /// Reads all that was written: losses are detected even if no client read it.
     pub(super) fn read_all(&mut self) {
         let now = self.queue.now();
         for operation in self.workers[0].reads() {
@@ -332,7 +332,7 @@ impl World {
         Ok(())
     }
 
-    /// What a member's pool has of the image.
+    /// The part of the image in a member's pool.
     pub(super) fn part_of(&self, member: usize) -> Part {
         match self.membership.valid().is_metadata_only(member as u32) {
             true => Part::Metadata,
@@ -375,7 +375,7 @@ impl World {
         Ok(())
     }
 
-    /// What must be true when all is quiet.
+    /// Checks when all is quiet.
     pub(super) fn examine(&mut self) -> Result<Summary, String> {
         if let Some(worker) = self.workers.iter().find(|worker| worker.has_lost_held) {
             return Err(format!(

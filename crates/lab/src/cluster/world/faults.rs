@@ -116,7 +116,7 @@ impl World {
         }
     }
 
-    /// The first client stays, so that somebody sees what came of it all.
+    /// The first client stays, so that one client sees the result.
     pub(super) fn crash_client(&mut self, now: Time, node: u32) {
         if node <= FIRST_CLIENT {
             return;

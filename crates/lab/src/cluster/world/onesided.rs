@@ -17,10 +17,10 @@ const BLOCK: u32 = store::BLOCK as u32;
 const STUCK_PERMILLE: u32 = 10;
 const STUCK_NS: Time = 10 * SECOND;
 const ENDS_PERMILLE: u32 = 300;
-/// What ending all sessions and freeing their grants may take.
+/// Greatest time to end all sessions and free their grants.
 const FREED_WITHIN: Time = 8 * SECOND;
 
-/// Who waits for a transfer.
+/// The waiting sender of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sender {
     client: usize,
@@ -55,7 +55,7 @@ impl Ways {
         }
     }
 
-    /// What this client writes into this member's memory is stuck until then.
+    /// This client's writes into this member's memory are stuck until then.
     pub fn stick(&mut self, client: usize, member: u32, until: Time) {
         self.stuck.insert((client, member), until);
     }
@@ -63,7 +63,7 @@ impl Ways {
 
 /// Something on its way to a member's memory, or back.
 pub enum Flight {
-    /// Arrives at the member; `block` says which part of a read it is.
+    /// Arrives at the member; `block` is the part of a read.
     Out {
         sender: Sender,
         transfer: Transfer,
@@ -78,7 +78,7 @@ pub enum Flight {
 }
 
 impl World {
-    /// Ends all clients: when their sessions are over, no block of their grants may be left.
+    /// Ends all clients: when their sessions have ended, no block of their grants may be left.
     pub(super) fn end_clients(&mut self) -> Result<(), String> {
         let now = self.queue.now();
         for worker in &mut self.workers {
@@ -93,7 +93,7 @@ impl World {
         }
     }
 
-    /// Starts what a client's machine asks for.
+    /// Starts the transfers of a client's machine.
     pub(super) fn start_transfers(&mut self, now: Time, client: usize) {
         let worker = &mut self.workers[client];
         let transfers = std::mem::take(&mut worker.transfers);

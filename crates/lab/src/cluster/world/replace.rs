@@ -1,4 +1,4 @@
-//! A member's machine that is gone for good, or taken for gone, and the spare that takes its place.
+//! A member's machine that is permanently lost, or declared failed, and the spare that replaces it.
 
 use pmem::Random;
 use protocol::UnitMap;
@@ -8,19 +8,19 @@ use crate::cluster::plan::Cue;
 use crate::cluster::template;
 use crate::cluster::time::{MILLISECOND, SECOND, Time};
 
-/// Who proposes a map with the spare in it. Nothing but the membership service hears of it.
+/// Sender of the proposal of a map with the spare. Only the membership service receives it.
 pub(super) const OPERATOR: u32 = FIRST_CLIENT - 1;
-/// What makes the numbers of a spare others than those of the rest.
+/// Distinguishes the random numbers of a spare from the others.
 const SPARE: u64 = 0x5350_4152_4500;
-/// After how long the operator looks at the map, and again.
+/// Delay until the operator reads the map, and again.
 const LOOKS_NS: (Time, Time) = (10 * MILLISECOND, 500 * MILLISECOND);
 /// When a fault that would be the end of the unit is tried again.
 const LATER_NS: Time = 50 * MILLISECOND;
 
-/// For how long nobody reaches a machine that is only taken for gone.
+/// How long a machine that is only declared failed is unreachable.
 const AWAY_NS: (Time, Time) = (2 * SECOND, 9 * SECOND);
 
-/// Who is gone, and who comes instead.
+/// The lost machine, and its replacement.
 pub(super) struct Replacement {
     gone: u32,
     is_lost: bool,
@@ -29,7 +29,7 @@ pub(super) struct Replacement {
 }
 
 impl World {
-    /// A member's machine is gone, unless one is already. If nobody else could lead, the fault comes later.
+    /// A member's machine is lost, unless one is already. If no other member could lead, the fault comes later.
     pub(super) fn replace(
         &mut self,
         now: Time,
@@ -71,8 +71,8 @@ impl World {
         Ok(())
     }
 
-    /// Whether this machine is gone for good. What it had proposed is lost with it: a map by which nobody else is in sync
-    /// would be the end of the unit.
+    /// Whether this machine is permanently lost. Its proposals are lost with it: a map by which no other member is in
+    /// sync would be the end of the unit.
     pub(super) fn is_gone(&self, node: u32) -> bool {
         let replacement = self.replacement.as_ref();
         replacement.is_some_and(|it| it.is_lost && it.gone == node)

@@ -6,7 +6,7 @@ use loom::sync::atomic::fence;
 use loom::sync::{Arc, RwLock};
 use loom::thread;
 
-/// A word of the model, which knows of fences what the language promises. `FENCED`: as it should be.
+/// A word of the model, with fences only as the language guarantees them. `FENCED`: the correct version.
 #[derive(Default)]
 pub struct Modelled<A, const FENCED: bool>(pub A);
 
@@ -34,7 +34,7 @@ macro_rules! modelled {
                 }
             }
 
-            // It is the other side's barrier that stands for this fence.
+            // The other side's barrier replaces this fence.
             fn note(&self, value: $value) {
                 self.0.store(value, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
@@ -56,7 +56,7 @@ pub type Flag<const FENCED: bool> = Modelled<loom::sync::atomic::AtomicU32, FENC
 
 const KEY: usize = 1;
 
-/// Of two threads.
+/// Lines of two threads.
 pub fn lines<const FENCED: bool>() -> [Line<Slot<FENCED>>; 2] {
     [Line(Default::default()), Line(Default::default())]
 }
@@ -84,7 +84,7 @@ impl<const FENCED: bool, const WAITS: bool> Scene<FENCED, WAITS> {
     }
 
     fn read(&self, thread: usize) -> u32 {
-        // SAFETY: that nobody writes meanwhile is what the model looks at.
+        // SAFETY: the model checks that no other thread writes meanwhile.
         let look = || self.value.with(|value| unsafe { *value });
         if let Some(slot) = self.bias.enter(&self.lines[thread], KEY) {
             let value = look();
@@ -138,7 +138,7 @@ fn one_writes_one_reads<const FENCED: bool, const WAITS: bool>(
 }
 
 #[test]
-fn nobody_reads_what_is_written() {
+fn no_thread_reads_during_a_write() {
     explore::<true, true>(true, one_writes_one_reads);
     explore::<true, true>(false, one_writes_one_reads);
     explore::<true, true>(true, |scene, thread| {

@@ -1,4 +1,4 @@
-//! The protocol of the owner and of who comes, in every order that the language allows.
+//! The protocol between the owner and another thread, in every order that the language allows.
 
 use super::super::bias::tests::{Flag, Slot, lines};
 use super::*;
@@ -17,11 +17,11 @@ struct Scene<const FENCED: bool, const WAITS: bool> {
 }
 
 impl<const FENCED: bool, const WAITS: bool> Scene<FENCED, WAITS> {
-    /// As whose it is used; `takes`: who comes becomes the owner.
+    /// Changes the value as `thread`; `takes`: that thread becomes the owner.
     fn change(&self, thread: usize, takes: bool) -> u32 {
         let change = || {
             self.value.with_mut(|value| {
-                // SAFETY: that nobody else changes it meanwhile is what the model looks at.
+                // SAFETY: the model checks that no other thread changes it meanwhile.
                 let value = unsafe { &mut *value };
                 *value += 1;
                 *value
@@ -50,7 +50,7 @@ impl<const FENCED: bool, const WAITS: bool> Scene<FENCED, WAITS> {
         }
         self.owner.begin(number);
         let slot = self.owner.enter(number, own, KEY);
-        let slot = slot.expect("nobody can have ended it");
+        let slot = slot.expect("no other thread can have ended it");
         drop(guard);
         let value = change();
         leave(slot);
@@ -72,7 +72,7 @@ fn explore<const FENCED: bool, const WAITS: bool>(work: fn(&Scene<FENCED, WAITS>
         let thread = thread::spawn(move || work(&other, 1));
         work(&scene, 0);
         thread.join().unwrap();
-        // SAFETY: the other thread is over.
+        // SAFETY: the other thread has ended.
         scene.value.with(|value| assert_eq!(unsafe { *value }, 3));
     });
 }
@@ -86,7 +86,7 @@ fn both_change<const FENCED: bool, const WAITS: bool>(scene: &Scene<FENCED, WAIT
 }
 
 #[test]
-fn nobody_is_beside_the_owner() {
+fn no_thread_is_beside_the_owner() {
     explore::<true, true>(both_change);
     explore::<true, true>(|scene, thread| {
         scene.change(thread, true);
@@ -98,12 +98,12 @@ fn nobody_is_beside_the_owner() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_comes_without_a_barrier_is_found() {
+fn another_thread_without_a_barrier_is_found() {
     explore::<false, true>(both_change);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_comes_and_does_not_wait_is_found() {
+fn another_thread_that_does_not_wait_is_found() {
     explore::<true, false>(both_change);
 }

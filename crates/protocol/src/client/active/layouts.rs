@@ -9,13 +9,14 @@ use crate::wire::active::{LAYOUT_MAX, Layout};
 /// Parts that are kept, of all files: those of 4 GiB. With their checksums they take up to 6 MiB.
 const PARTS_MAX: usize = 4096;
 
-/// For so long the primary is not told again that a file is read which has not changed: it notes it once a day at most.
+/// For so long a read of an unchanged file is not reported to the primary again: the primary records it once a day at
+/// most.
 const NOTED_NS: u64 = 3_600_000_000_000;
 
 /// That the primary has noted a read of a file.
 struct Noted {
     at: u64,
-    /// The version that the file had after that, once a layout tells.
+    /// The file's version after that, once a layout contains it.
     version: Option<u64>,
 }
 
@@ -43,7 +44,7 @@ impl Layouts {
     /// The layout of a range that is no longer than a part, and so in two of them at most.
     ///
     /// # Errors
-    /// The start of a part whose layout is not known.
+    /// The start of a part with an unknown layout.
     pub fn find(&self, file: FileId, range: Range<u64>) -> Result<Layout, u64> {
         let (first, last) = (part_of(range.start), part_of(range.end.saturating_sub(1)));
         let mut layout = self.get(file, first).ok_or(first)?.clone();
@@ -54,8 +55,8 @@ impl Layouts {
         Ok(layout)
     }
 
-    /// Keeps a layout. If there are too many, those of files whose identities are far from this one's go first: half of
-    /// them, so that it happens seldom.
+    /// Caches a layout. If there are too many, those of files with identities far from this one's are dropped first:
+    /// half of them, so that it happens rarely.
     pub fn insert(&mut self, file: FileId, start: u64, layout: Layout) {
         // All parts of one file show one version: another one is of no use.
         let version = layout.version;

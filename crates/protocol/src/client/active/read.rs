@@ -22,7 +22,7 @@ struct Piece {
 }
 
 enum Step {
-    /// Nothing is under way.
+    /// No transfer is in flight.
     Waiting,
     /// The primary was asked for the layout of the part that begins here.
     Asking { start: u64 },
@@ -40,7 +40,7 @@ pub(in crate::client) struct Reading {
     step: Step,
     layout: Layout,
     pieces: Vec<Piece>,
-    /// The transfer of the version word, and what it brought.
+    /// The transfer of the version word, and its result.
     version: Option<(u64, Option<u64>)>,
 }
 
@@ -59,7 +59,7 @@ impl Reading {
         }
     }
 
-    /// Forgets what it has read. Whether it had begun.
+    /// Discards the data read so far. Returns whether the read had begun.
     pub fn start_over(&mut self) -> bool {
         let had_begun = matches!(self.step, Step::Data);
         if had_begun {
@@ -75,7 +75,7 @@ impl Reading {
         self.offset.saturating_add(u64::from(self.length))
     }
 
-    /// The data, if its blocks hold what the layout says.
+    /// The data, if its blocks match the layout.
     fn assemble(&self, ignores_checksums: bool) -> Option<Vec<u8>> {
         let end = self.end().min(self.layout.size);
         let mut data = vec![0; end.saturating_sub(self.offset) as usize];
@@ -143,9 +143,9 @@ impl Client {
         }
     }
 
-    /// Whose memory to read: of the members in sync the one with the fewest reads of this client under way, in turn if
-    /// several have as few. All have what the layout shows, or it would not have been given. Where nothing tells that a
-    /// member has left meanwhile, which checksums do, only the primary's will do.
+    /// Member to read from: of the members in sync the one with the fewest reads of this client in flight, round robin
+    /// if several have as few. All have the contents of the layout, or it would not have been answered. Where checksums
+    /// cannot reveal that a member has left meanwhile, only the primary qualifies.
     fn reads_from(&self, layout: &Layout, members: &[NodeId]) -> NodeId {
         let is_checked = |extent: &Extent| !extent.checksums.is_empty();
         if !layout.extents.iter().all(is_checked) {

@@ -1,4 +1,4 @@
-//! One-sided transfers under way.
+//! One-sided transfers in flight.
 
 use super::{Client, Ticket};
 use crate::Options;
@@ -11,13 +11,13 @@ const TRIES: u32 = 4;
 /// Bytes into or out of a member's memory, without its doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// Whose memory.
+    /// Member that owns the memory.
     pub to: NodeId,
-    /// The key to it, which is looked at when the transfer arrives.
+    /// The key to it, which is checked when the transfer arrives.
     pub key: u64,
     /// Names the transfer. The transport lets one that comes again with its number and key land once only.
     pub wr_id: u64,
-    /// It is carried out after all reads that were sent to this memory before it.
+    /// It is executed after all reads that were sent to this memory before it.
     pub is_ordered: bool,
     /// Where in the image.
     pub offset: u64,
@@ -26,7 +26,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// How many bytes it brings or asks for.
+    /// Number of bytes that it contains or requests.
     pub fn length(&self) -> u64 {
         match &self.kind {
             TransferKind::Write(bytes) => bytes.len() as u64,
@@ -44,7 +44,7 @@ pub enum TransferKind {
     Read(u32),
 }
 
-/// How a transfer ended.
+/// Result of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TransferOutcome {
     /// The bytes are in the memory.
@@ -149,7 +149,7 @@ impl Client {
         wr_id
     }
 
-    /// How many reads of this client are under way at a member.
+    /// Number of reads of this client in flight at a member.
     pub(super) fn reads_at(&self, node: NodeId) -> usize {
         let transfers = self.active.transfers.values();
         let is_read = |it: &Transfer| matches!(it.kind, TransferKind::Read(_)) && it.to == node;
@@ -161,7 +161,7 @@ impl Client {
         self.active.transfers.retain(|_, it| it.run != run);
     }
 
-    /// Sends again what was not answered.
+    /// Retransmits transfers without an answer.
     pub(super) fn send_again(&mut self, now: u64) {
         let is_late = |it: &UnderWay| now >= it.due(&self.options);
         let transfers = self.active.transfers.iter();

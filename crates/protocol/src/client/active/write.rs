@@ -86,7 +86,7 @@ impl Writing {
         }
     }
 
-    /// What goes where: one piece for each run of blocks that follow one another in the image.
+    /// Pieces of the write: one for each run of blocks that are consecutive in the image.
     fn pieces(&self) -> Vec<(u64, Vec<u8>)> {
         let mut pieces: Vec<(u64, Vec<u8>)> = Vec::new();
         for ((_, at), block) in self.blocks.iter().zip(self.data.chunks(BLOCK as usize)) {
@@ -183,7 +183,7 @@ impl Client {
         }
     }
 
-    /// An answer lists all of the grant. What is new in it may be filled.
+    /// An answer lists all of the grant. New blocks in it may be filled.
     pub(super) fn granted(&mut self, outcome: &Outcome) {
         let grant = Layout::decode(outcome.data());
         if !outcome.is_done() || grant.is_err() {
@@ -225,7 +225,7 @@ impl Client {
             &mut writing.left
         };
         *count -= 1;
-        // The other members fetch from the primary what they do not have.
+        // The other members fetch missing data from the primary.
         writing.is_missing |= !is_there && member == primary;
         self.go_on(ticket);
     }

@@ -51,7 +51,7 @@ impl Place {
     };
 }
 
-/// What happens to the bytes.
+/// Number of actions on the bytes.
 const ACTIONS: u8 = 5;
 
 /// One edit of a structure.
@@ -63,10 +63,10 @@ pub struct Edit {
     pub index: u16,
     /// Offset in it, in bytes.
     pub offset: u16,
-    /// Low 2 bits: log2 of the width in bytes. The others: set, xor, add, zeros (as many as the value says), or copy
-    /// (as many bytes as the upper half of the value says, from where the lower half says).
+    /// Low 2 bits: log2 of the width in bytes. The others: set, xor, add, zeros (as many as the value), or copy (as
+    /// many bytes as the upper half of the value, from the offset in the lower half).
     pub action: u8,
-    /// What to set, xor, add; or how much to clear.
+    /// Value to set, xor or add; or number of bytes to clear.
     pub value: u64,
 }
 
@@ -129,7 +129,7 @@ pub struct PoolBytes {
 }
 
 impl PoolBytes {
-    /// What [`PoolBytes::seal`] makes right: superblocks.
+    /// Structures with checksums that [`PoolBytes::seal`] corrects: superblocks.
     pub const SUPERBLOCKS: u8 = 1;
     /// Ring states.
     pub const RING_STATES: u8 = 2;
@@ -137,13 +137,13 @@ impl PoolBytes {
     pub const RECORDS: u8 = 4;
     /// Group headers.
     pub const HEADERS: u8 = 8;
-    /// Bitmaps.
+    /// Bit for bitmaps.
     pub const BITMAPS: u8 = 16;
-    /// Inodes.
+    /// Bit for inodes.
     pub const INODES: u8 = 32;
     /// Nodes, leaves and extended attributes.
     pub const BLOCKS: u8 = 64;
-    /// Data.
+    /// Bit for data.
     pub const DATA: u8 = 128;
 
     /// Takes the bytes of a pool.
@@ -181,7 +181,7 @@ impl PoolBytes {
         Layout::of(&superblock).map(|layout| (layout, superblock.image_offset))
     }
 
-    /// An inode of a pool whose superblock is whole.
+    /// An inode of a pool with an intact superblock.
     pub fn inode(&self, number: u64) -> Inode {
         let (layout, base) = self.layout().expect("the superblock is whole");
         self.read(base + layout.inode(number))
@@ -267,7 +267,7 @@ impl PoolBytes {
         })
     }
 
-    /// Carries out an edit; one that leads out of the pool does nothing.
+    /// Applies an edit; one that lies outside of the pool does nothing.
     pub fn apply(&mut self, edit: &Edit) {
         let Some((start, length)) = self.locate(edit.place, edit.index) else {
             return;

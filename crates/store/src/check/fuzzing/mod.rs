@@ -1,7 +1,7 @@
 //! Entry points for fuzzing, and for the fixed corpus that runs in the tests. Nothing else calls them.
 //!
-//! Whatever the bytes, none of them may panic or run for long. And what `check` finds clean must work: it opens, all
-//! of it can be read, and it is still clean after changes. What it does not find clean is so after a repair.
+//! For any bytes, none of them may panic or run for long. And a pool that `check` finds clean must work: it opens, all
+//! of it can be read, and it is still clean after changes. Any other pool is clean after a repair.
 
 mod edit;
 mod sample;
@@ -69,7 +69,7 @@ pub fn pool(input: &[u8]) {
         ));
     }
     bytes.seal(*seals);
-    // What is wrong with the pool is no failure.
+    // An error in the pool is no failure.
     let _ = exercise(&bytes.bytes);
     mend(&bytes.bytes);
 }
@@ -87,7 +87,7 @@ pub fn mend(bytes: &[u8]) {
     assert_eq!(second.done, [], "done again after {:?}", first.done);
 }
 
-/// Checks, opens, reads and changes a pool of any bytes, and returns what the first check said.
+/// Checks, opens, reads and changes a pool of any bytes, and returns the report of the first check.
 pub fn exercise(bytes: &[u8]) -> Result<Report, Error> {
     let region = region_with(bytes);
     let report = check(&region, &CheckOptions::default());
@@ -116,14 +116,14 @@ pub fn exercise(bytes: &[u8]) -> Result<Report, Error> {
     report
 }
 
-/// The body of a record: operations are decoded, encoded again, and carried out where an image takes them.
+/// The body of a record: operations are decoded, encoded again, and applied where an image accepts them.
 pub fn record(body: &[u8]) {
     let region =
         SAMPLES.with(|samples| region_with(samples[0].get_or_init(|| sample(Sample::Closed))));
     let Ok((_, Shared { image, .. }, _)) = recover(region, &Options::default(), None) else {
         return;
     };
-    /// What operations that name whole blocks find behind them.
+    /// Contents of the whole blocks behind the operations that name them.
     static BLOCKS: [u8; 4 * crate::BLOCK] = [0xa5; 4 * crate::BLOCK];
     for operation in Operations::of(body, &BLOCKS, image.length()).flatten() {
         let again = encoded(&operation);
@@ -140,7 +140,7 @@ pub fn record(body: &[u8]) {
     }
 }
 
-/// An operation as those who make records encode it.
+/// An operation as the writers of records encode it.
 fn encoded(operation: &Operation<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode(&mut bytes, operation);

@@ -22,9 +22,9 @@ pub const SAMPLE_LENGTH: u64 = 512 << 10;
 pub enum Sample {
     /// Closed: the ring is empty.
     Closed = 0,
-    /// As a crash leaves it: the ring is full of records.
+    /// After a crash: the ring is full of records.
     Crashed = 1,
-    /// As a crash leaves it while files without a name are held.
+    /// After a crash while files without a name are held.
     Orphans = 2,
     /// Closed, without data checksums.
     NoChecksums = 3,
@@ -285,7 +285,7 @@ fn share(store: &Store) -> crate::error::Result<()> {
     Ok(())
 }
 
-/// Every second block, so that each is an extent of its own.
+/// Every second block, so that each is a separate extent.
 fn sparse(store: &Store, node: &Node, extents: u64) -> crate::error::Result<()> {
     for index in 0..extents {
         store.write(

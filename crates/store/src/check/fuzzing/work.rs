@@ -1,4 +1,4 @@
-//! Using a store whose bytes came from anywhere.
+//! Uses a store with arbitrary bytes.
 
 use std::collections::HashSet;
 use std::sync::Arc;

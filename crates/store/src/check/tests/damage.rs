@@ -70,7 +70,7 @@ fn damage_before_the_image_is_found() {
     assert_finds(Sample::Closed, &both_words, 0, "a damaged second copy");
     let both_copies = [ring(0, epoch, 9), ring(1, epoch, 0)];
     assert_finds(Sample::Closed, &both_copies, 0, "only damaged copies");
-    // What a crash leaves while the second copy is written: only one of its words arrived.
+    // Result of a crash while the second copy is written: only one of its words arrived.
     let torn = report_after(Sample::Closed, &[ring(1, start, 64 * 77)], 0);
     assert_eq!(torn.findings, []);
     // An operation of no kind in a record with a good checksum.
@@ -192,7 +192,7 @@ fn damage_of_inodes_is_found() {
         Inode PIPE, [at!(Inode.size), 8] = 1 => "root of the extent tree is damaged";
         Inode DEEP, [at!(Inode.entries), 8] = 1 => "says that it has 1 names";
         Inode DEEP, [at!(Inode.size), 8] = 4096 => "the directory has size 4096";
-        Inode DEEP, [at!(Inode.parent), 8] = 1 => "leads to directory 4, whose parent is 1";
+        Inode DEEP, [at!(Inode.parent), 8] = 1 => "leads to directory 4 with parent 1";
         Inode DEEP, [at!(Inode.links), 4] = 7 => "has 7 links, but 1 subdirectories";
         Inode DEEP, [at!(Inode.links), 4] = 0 => "the directory was removed, but has names";
         Inode DEEPER, [at!(Inode.mode), 4] = 0o100_644 => "says another kind";
@@ -257,7 +257,7 @@ fn damage_of_trees_is_found() {
         Inode SMALL, [root_block, 8] = node_of_sparse => "in use elsewhere";
         Inode SPARSE, [root_block, 8] = block_of_small => "a node of the extent tree is in use";
     }
-    // A second child, from key 3 on: what the first one has behind it is not found any more.
+    // A second child, from key 3 on: later entries of the first one are not found any more.
     let second = at!(Inode.root) + size_of::<Extent>();
     let edits = [
         set_inode(SPARSE, at!(Inode.count), 2, 2),
@@ -325,8 +325,8 @@ fn damage_of_leaves_is_found() {
         Block block, [first + at!(EntryHeader.number), 8] = 40 => "leads to inode 40, which is not";
         Block block, [first + at!(EntryHeader.number), 8] = 0 => "leads to inode 0, which is not";
         Block block, [first + at!(EntryHeader.number), 8] = u64::MAX => "which is not in use";
-        Block block, [first + at!(EntryHeader.number), 8] = 1 => "leads to directory 1, whose";
-        Block block, [first + at!(EntryHeader.number), 8] = 2 => "leads to directory 2, whose";
+        Block block, [first + at!(EntryHeader.number), 8] = 1 => "leads to directory 1 with";
+        Block block, [first + at!(EntryHeader.number), 8] = 2 => "leads to directory 2 with";
         Block block, [first + at!(EntryHeader.generation), 4] = 3 => "an earlier or later inode";
         Block block, [first + at!(EntryHeader.unit), 4] = 3 => "leads to a unit that this pool";
         Block block, [first + at!(EntryHeader.kind), 1] = 6 => "says another kind";

@@ -16,7 +16,7 @@ fn check_bytes(bytes: &[u8]) -> Report {
     check(&region_with(bytes), &CheckOptions::default()).unwrap()
 }
 
-/// What a check says about a sample after some edits, with the checksums of `seals` made right. Repair must mend that.
+/// Report of a check of a sample after some edits, with the checksums of `seals` corrected. Repair must fix that.
 fn report_after(which: Sample, edits: &[Edit], seals: u8) -> Report {
     let mut pool = PoolBytes::new(sample(which));
     edits.iter().for_each(|edit| pool.apply(edit));
@@ -33,7 +33,7 @@ fn assert_finds(which: Sample, edits: &[Edit], seals: u8, words: &str) {
     assert!(is_found, "no {words:?} after {edits:?} in {found:#?}");
 }
 
-/// A random number below `bound` (xorshift, so that failures come back with their seed).
+/// A random number below `bound` (xorshift, so that failures can be repeated with their seed).
 fn random(state: &mut u64, bound: u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
@@ -114,7 +114,7 @@ fn a_new_pool_is_clean() {
 }
 
 #[test]
-fn what_is_no_pool_is_an_error() {
+fn a_file_that_is_no_pool_is_an_error() {
     let options = CheckOptions::default();
     let zeros = region_with(&[0; 4096]);
     assert_eq!(check(&zeros, &options), Err(Error::NotAPool));

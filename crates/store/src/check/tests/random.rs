@@ -36,7 +36,7 @@ fn random_damage_breaks_nothing() {
         }
         pool.seal(if below(4) == 0 { 0 } else { ALL });
         println!("seed {seed}");
-        // What is wrong with the pool is no failure; a panic is.
+        // An error in the pool is no failure; a panic is.
         let _ = exercise(&pool.bytes);
         if seed.is_multiple_of(2) {
             mend(&pool.bytes);
@@ -127,7 +127,7 @@ fn trees_stay_right_in_any_order_of_writes() {
     assert_clean(&region, "after it was cut");
 }
 
-/// What random work needs to remember.
+/// State of random work.
 struct Work {
     store: Store,
     directories: Vec<Arc<Node>>,
@@ -269,7 +269,7 @@ fn random_work_leaves_a_clean_pool() {
                 assert_clean(&region, &format!("seed {seed}, step {step}"));
             }
             if step % 500 == 0 {
-                // A crash: what was held is gone.
+                // A crash: holds are gone.
                 work = Work::open(&region, work.state);
                 assert_clean(&region, &format!("seed {seed}, opened again at {step}"));
             }

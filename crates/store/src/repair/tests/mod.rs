@@ -144,7 +144,7 @@ fn lost_extents_are_errors_and_not_zeros() {
 }
 
 #[test]
-fn what_lost_its_name_is_in_lost_and_found() {
+fn files_without_a_name_are_in_lost_and_found() {
     let mut number = 0;
     let region = pool(|store| {
         let directory = create(store, &store.root(), "directory/");
@@ -197,7 +197,7 @@ fn superblocks_with_a_flipped_bit_each_are_mended() {
     mend(&region);
     let superblock = |bytes: &[u8]| PoolBytes::new(bytes.to_vec()).superblock();
     assert_eq!(superblock(&bytes_of(&region)), superblock(&whole));
-    // In more than a bit: nothing can be said of such a pool.
+    // In more than a bit: such a pool cannot be repaired.
     bytes[60] ^= 0x3f;
     bytes[4096 + 60] ^= 0x3f;
     let region = region_with(&bytes);
@@ -308,7 +308,7 @@ fn growing_makes_room_and_keeps_all() {
     }
     store.close().unwrap();
     assert_eq!(clean(&region), []);
-    // As a crash leaves it that comes between the two superblocks.
+    // After a crash between the two superblocks.
     let superblock = &bytes_of(&old)[..BLOCK];
     region.write(0, superblock);
     assert_eq!(
