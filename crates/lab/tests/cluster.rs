@@ -179,6 +179,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::ForgetLease, 0),
     (Defect::KeepOldPages, 0),
     (Defect::DropPagesAfterAnswer, 0),
+    (Defect::ForgetLeftBehind, 54),
 ];
 
 /// The seed that notices a defect: the hint, or else the first that is met.

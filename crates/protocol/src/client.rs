@@ -144,6 +144,8 @@ pub struct Client {
     slots: Vec<(u64, Option<Pending>)>,
     reads: BTreeMap<u64, Pending>,
     unconfirmed: Vec<Replay>,
+    /// Writes of sessions that have ended: answered by the primary of this epoch, and not confirmed. They are never replayed.
+    left_behind: Vec<(Sequence, FileId)>,
     /// Files that the session holds: the next primary does not know them.
     holds: BTreeMap<FileId, u64>,
     active: Active,
@@ -178,6 +180,7 @@ impl Client {
             slots: Vec::new(),
             reads: BTreeMap::new(),
             unconfirmed: Vec::new(),
+            left_behind: Vec::new(),
             holds: BTreeMap::new(),
             active: Active::default(),
             leases: Holder::default(),
@@ -254,6 +257,7 @@ impl Client {
         if is_new_primary {
             self.epoch_changed();
             self.leases.epoch_changed();
+            self.refuse_left_behind();
             self.is_resumed = self.session().is_none();
             self.forget_sent();
         }
@@ -697,8 +701,9 @@ impl Client {
     }
 
     fn drop_confirmed(&mut self, epoch: u32, confirmed: u64) {
-        self.unconfirmed
-            .retain(|it| it.sequence.epoch != epoch || it.sequence.number > confirmed);
+        let is_open = |it: &Sequence| it.epoch != epoch || it.number > confirmed;
+        self.unconfirmed.retain(|it| is_open(&it.sequence));
+        self.left_behind.retain(|(sequence, _)| is_open(sequence));
     }
 
     /// The primary has ended the session, because it was silent, or because this client has closed it and missed the answer.
@@ -714,9 +719,8 @@ impl Client {
     fn end_session(&mut self) {
         self.session = Session::None;
         self.holds.clear();
-        self.unconfirmed.clear();
-        self.refused.clear();
         self.leases = Holder::default();
+        self.leave_writes_behind();
         let told = self.end_active();
         let slots = std::mem::take(&mut self.slots);
         let changes = slots.into_iter().filter_map(|(_, pending)| pending);
@@ -725,14 +729,38 @@ impl Client {
         for (ticket, _, _) in std::mem::take(&mut self.queue) {
             self.tell_done(ticket, Outcome::failed(ErrorCode::SessionEnded));
         }
-        for pending in changes.chain(reads.into_values()) {
-            if !pending.is_told && !told.contains(&pending.ticket) {
-                let outcome = match pending.operation {
-                    Operation::CloseSession => Outcome::done(),
-                    _ => Outcome::failed(ErrorCode::SessionEnded),
-                };
-                self.tell_done(pending.ticket, outcome);
+        let all = changes.chain(reads.into_values());
+        for pending in all.filter(|it| !told.contains(&it.ticket)) {
+            match &pending.operation {
+                Operation::CloseSession => self.tell_done(pending.ticket, Outcome::done()),
+                operation if pending.is_told => {
+                    let files = operation.file().into_iter();
+                    files.for_each(|file| self.note_refused(file, ErrorCode::SessionEnded));
+                }
+                _ => self.tell_done(pending.ticket, Outcome::failed(ErrorCode::SessionEnded)),
             }
+        }
+    }
+
+    /// Nothing replays the unconfirmed writes of a session that ends. While their primary goes on, they are not lost.
+    fn leave_writes_behind(&mut self) {
+        let unconfirmed = std::mem::take(&mut self.unconfirmed).into_iter();
+        let writes = unconfirmed.filter_map(|it| Some((it.sequence, it.operation.file()?)));
+        if self.defects.has(Defect::ForgetLeftBehind) {
+            return;
+        }
+        self.left_behind.extend(writes);
+        let epoch = self.map.epoch;
+        let is_current = |(sequence, _): &(Sequence, FileId)| sequence.epoch == epoch;
+        if self.left_behind.len() > UNCONFIRMED_MAX || !self.left_behind.iter().all(is_current) {
+            self.refuse_left_behind();
+        }
+    }
+
+    /// Writes of sessions that have ended may be lost: the next fsync of their files says so.
+    fn refuse_left_behind(&mut self) {
+        for (_, file) in std::mem::take(&mut self.left_behind) {
+            self.note_refused(file, ErrorCode::SessionEnded);
         }
     }
 

@@ -117,11 +117,13 @@ pub enum Defect {
     KeepOldPages,
     /// Attributes with another version are shown before pages are dropped.
     DropPagesAfterAnswer,
+    /// A client forgets the unconfirmed writes of a session that has ended.
+    ForgetLeftBehind,
 }
 
 impl Defect {
     /// All of them.
-    pub const ALL: [Defect; 57] = [
+    pub const ALL: [Defect; 58] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -179,6 +181,7 @@ impl Defect {
         Defect::ForgetLease,
         Defect::KeepOldPages,
         Defect::DropPagesAfterAnswer,
+        Defect::ForgetLeftBehind,
     ];
 }
 

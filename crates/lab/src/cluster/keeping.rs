@@ -77,8 +77,15 @@ pub fn changed_inode(operation: &Operation) -> Option<u64> {
 }
 
 impl Keeping {
-    /// Clears everything: the session has ended.
+    /// Drops all that is kept: the session has ended. Changes in flight still count.
     pub fn clear(&mut self) {
+        self.kept.clear();
+        self.pages.clear();
+        self.recalls.clear();
+    }
+
+    /// Clears everything: the process has ended.
+    pub fn end_process(&mut self) {
         *self = Keeping::default();
     }
 

@@ -76,6 +76,8 @@ pub struct Worker {
     /// What reads of pages ask for next.
     to_ask: Vec<Pending>,
     unsynced: Vec<Unsynced>,
+    /// Those of sessions that have ended while the client went on: an fsync that succeeds is good for them, too.
+    left_behind: Vec<Unsynced>,
     /// Writes that were only sent: they happen at some time, before a later fsync returns.
     sent: Vec<Unsynced>,
     resumed_in: u32,
@@ -117,6 +119,7 @@ impl Worker {
             pending: BTreeMap::new(),
             to_ask: Vec::new(),
             unsynced: Vec::new(),
+            left_behind: Vec::new(),
             sent: Vec::new(),
             resumed_in: 0,
             fresh_until: (0, 0),
@@ -178,6 +181,9 @@ impl Worker {
         if self.client.take().is_some() {
             // The end of its session is not observed.
             self.lose(now, Time::MAX, lost);
+            self.keeping.end_process();
+            self.sent.clear();
+            self.leave(lost);
         }
         self.pending.clear();
         self.to_ask.clear();
@@ -203,8 +209,12 @@ impl Worker {
         lost.sessions.push((self.identity(), fresh_until, over_at));
         self.held = None;
         self.keeping.clear();
-        self.sent.clear();
-        for write in self.unsynced.drain(..) {
+        self.left_behind.append(&mut self.unsynced);
+    }
+
+    /// Nothing will tell any more whether the writes of ended sessions are lost.
+    pub fn leave(&mut self, lost: &mut Lost) {
+        for write in self.left_behind.drain(..) {
             lost.writes.push((write.ids, write.invoked));
         }
     }
@@ -550,7 +560,8 @@ impl Worker {
         self.has_synced |= is_done && self.unsynced.iter().any(is_new);
         let is_before =
             |write: &mut Unsynced| Some(write.file) == file && write.completed <= sync.invoked;
-        let unsynced = self.unsynced.extract_if(.., is_before);
+        let left_behind = self.left_behind.extract_if(.., is_before);
+        let unsynced = self.unsynced.extract_if(.., is_before).chain(left_behind);
         if is_done {
             unsynced.for_each(drop);
         } else {
@@ -582,7 +593,7 @@ impl Worker {
         self.has_met_damage |= is_read && outcome.error == Some(ErrorCode::Corrupt);
         self.note_held(&pending.operation, outcome);
         match &pending.operation {
-            Operation::Sync { .. } if outcome.error != Some(ErrorCode::SessionEnded) => {
+            Operation::Sync { .. } => {
                 self.synced(now, &pending, is_done, history, lost);
             }
             Operation::Write { file, .. } if is_done => {

@@ -389,7 +389,9 @@ impl World {
         self.examine_pools()?;
         self.examine_maps()?;
         self.examine_leaks()?;
-        let lost = std::mem::take(&mut self.lost);
+        let mut lost = std::mem::take(&mut self.lost);
+        let workers = self.workers.iter_mut();
+        workers.for_each(|worker| worker.leave(&mut lost));
         for (ids, invoked) in lost.writes {
             for id in ids {
                 for at in self.takeovers.iter().filter(|at| **at >= invoked) {
