@@ -24,8 +24,6 @@ pub struct RemoteOptions {
     transport: Option<Provider>,
     interface: Option<String>,
     data_queue: Option<u32>,
-    /// Whether it is for long enough to attach to an interface: short commands use other transports.
-    is_mount: bool,
     /// The side that moves the data of writes and reads.
     io: Io,
     is_read_only: bool,
@@ -39,10 +37,7 @@ const SOFT_TIMEOUT: Duration = Duration::from_secs(60);
 impl RemoteOptions {
     /// Takes its own options out of those of a mount, and returns the others.
     pub fn take(text: &str) -> Result<(RemoteOptions, String), Failure> {
-        let mut options = RemoteOptions {
-            is_mount: true,
-            ..RemoteOptions::default()
-        };
+        let mut options = RemoteOptions::default();
         let (mut timeout, mut is_soft) = (None, false);
         let mut others = Vec::new();
         for option in text.split(',').filter(|option| !option.is_empty()) {
@@ -165,9 +160,9 @@ pub fn network_options(
 ) -> network::Options {
     reached.timeout = options.timeout;
     reached.only = options.transport;
-    reached.interface = match &options.interface {
-        None if options.is_mount => reached.addresses.iter().find_map(Address::interface),
-        chosen => chosen.clone(),
+    reached.interface = match (&options.interface, options.transport) {
+        (None, Some(Provider::Ethernet)) => reached.addresses.iter().find_map(Address::interface),
+        (named, _) => named.clone(),
     };
     reached.data_queue = options.data_queue;
     reached.io = options.io;
@@ -197,17 +192,12 @@ mod tests {
             transport: Some(Provider::Ethernet),
             interface: Some("eth0".into()),
             data_queue: Some(1),
-            is_mount: true,
             io: Io::Client,
             is_read_only: true,
         };
         assert_eq!((options, others.as_str()), (expected, "ro,noexec"));
         let (options, _) = RemoteOptions::take("timeout=3,soft,hard").unwrap();
-        let expected = RemoteOptions {
-            is_mount: true,
-            ..RemoteOptions::default()
-        };
-        assert_eq!(options, expected);
+        assert_eq!(options, RemoteOptions::default());
         for wrong in [
             "io=",
             "io=some",

@@ -15,6 +15,8 @@ use hosts::{Hosts, INTERFACE};
 use serde_json::Value;
 
 const LENGTH: usize = 1 << 20;
+/// What lets a node offer frames.
+const AT_INTERFACE: &str = "interface = \"tako0\"\n";
 /// Frames of a file if all of it is placed.
 const FRAMES: u64 = LENGTH as u64 / 4096 * 3;
 
@@ -99,7 +101,7 @@ fn links_to(status: &Value, nodes: bool) -> Vec<&Value> {
 
 #[test]
 fn nodes_and_mounts_on_one_link_use_frames_and_go_on_without_the_primary() {
-    let mut cluster = Cluster::start(3, Hosts::new(4), "");
+    let mut cluster = Cluster::start(3, Hosts::new(4), AT_INTERFACE);
     let status = cluster.wait("they serve", is_whole);
     let between = links_to(&status, true);
     assert!(between.len() >= 4);
@@ -138,7 +140,11 @@ fn reported(status: &Value, name: &str) -> u64 {
 
 #[test]
 fn long_writes_are_received_in_the_pool_itself() {
-    let mut cluster = Cluster::start(1, Hosts::with_cable(), "data_queue = 1\n");
+    let mut cluster = Cluster::start(
+        1,
+        Hosts::with_cable(),
+        &format!("{AT_INTERFACE}data_queue = 1\n"),
+    );
     cluster.wait("it serves", is_whole);
     let mount = Mounted::new(&cluster, "mount", ",transport=ethernet");
     mount.write("sent", 1);
@@ -168,7 +174,7 @@ fn long_writes_are_received_in_the_pool_itself() {
 
 #[test]
 fn obstacles_to_frames_are_reported_and_tcp_is_used() {
-    let mut cluster = Cluster::prepare(Hosts::new(4), "");
+    let mut cluster = Cluster::prepare(Hosts::new(4), AT_INTERFACE);
     let keys = cluster.scratch.path("keys");
     let lacks = ["setpriv", "--bounding-set=-net_raw,-bpf,-sys_admin"];
     for (node, before) in [&lacks[..], &[], &[]].into_iter().enumerate() {
@@ -190,9 +196,9 @@ fn obstacles_to_frames_are_reported_and_tcp_is_used() {
     };
     assert!(has("ethernet") && has("tcp"), "{status:#}");
     // The interface has one queue, which the first mount uses.
-    let first = Mounted::new(&cluster, "first", "");
+    let first = Mounted::new(&cluster, "first", ",interface=tako0");
     first.write("file", 1);
-    let second = Mounted::new(&cluster, "second", "");
+    let second = Mounted::new(&cluster, "second", ",interface=tako0");
     second.verify("file", 1);
     let status = cluster.status().expect("they serve");
     let reason = format!("queue 0 of {INTERFACE} is in use");

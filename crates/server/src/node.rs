@@ -25,6 +25,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use fabric::Provider;
 use fabric::control::{Address, Identity, Listener};
 use fabric::messenger::{Handle, Messenger, Options};
 use parking_lot::{Condvar, Mutex};
@@ -269,9 +270,9 @@ impl Asker {
 fn options(config: &NodeConfig, pool: &Region) -> Result<Options, NodeError> {
     let mut options = Options::default();
     options.wanted.only = config.transport;
-    options.wanted.ethernet.interface = match &config.interface {
-        Some(interface) => Some(interface.clone()),
-        None => config.addresses()?.iter().find_map(Address::interface),
+    options.wanted.ethernet.interface = match (&config.interface, config.transport) {
+        (None, Some(Provider::Ethernet)) => config.addresses()?.iter().find_map(Address::interface),
+        (named, _) => named.clone(),
     };
     if let Some(queue) = config.data_queue {
         options.wanted.ethernet.place(Some(pool), queue)?;
