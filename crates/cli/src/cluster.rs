@@ -84,6 +84,9 @@ pub struct Up {
     /// Least number of nodes with all changes; below it changes wait [default: 2 of 3 or more]
     #[arg(long, value_name = "COUNT")]
     pub min_sync: Option<u8>,
+    /// Send changes once to all replicas, where their transport has groups: on, off or auto [default: auto]
+    #[arg(long, value_name = "MODE", value_parser = ["on", "off", "auto"])]
+    pub group: Option<String>,
 }
 
 /// Which cluster to stop.

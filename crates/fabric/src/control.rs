@@ -35,6 +35,7 @@ pub use self::dial::{Answered, Offered, Reached, Unanswered, dial};
 pub use self::error::Error;
 pub use self::identity::Identity;
 pub use self::listener::{Caller, Counters, Listener};
+pub use self::message::TOLD_MAX;
 use self::message::{Hello, VERSIONS};
 pub use self::session::{Note, Session};
 use crate::choice::Offers;

@@ -68,3 +68,8 @@ fn random() -> u64 {
     assert_eq!(filled, Ok(8), "the kernel gives no random numbers");
     u64::from_ne_bytes(bytes)
 }
+
+/// A key that is unpredictable.
+pub fn random_key() -> [u8; 32] {
+    tcp::random_key()
+}

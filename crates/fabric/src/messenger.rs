@@ -14,6 +14,7 @@
 
 mod block;
 mod fragment;
+mod group;
 mod joining;
 mod link;
 mod memory;
@@ -34,7 +35,7 @@ use crate::choice::Choice;
 use crate::control::{self, Identity, Local, PeerIdentity, Session};
 use crate::queue::Spin;
 use crate::transports::{Transports, Wanted};
-use crate::{Access, Error, Failure, Message, Origin, Pool, Provider};
+use crate::{Access, Error, Failure, GroupId, Message, Origin, Pool, Provider};
 
 /// Options of a messenger.
 #[derive(Clone, Debug)]
@@ -111,6 +112,20 @@ pub enum Event {
         link: LinkId,
         /// The peer's name of the memory.
         name: u64,
+    },
+    /// The peer has called [`Messenger::tell`].
+    Told {
+        /// The link.
+        link: LinkId,
+        /// What it told.
+        bytes: Vec<u8>,
+    },
+    /// A datagram of a group, from anybody.
+    Group {
+        /// The group.
+        group: GroupId,
+        /// Its bytes.
+        bytes: Vec<u8>,
     },
     /// [`Messenger::transfer`] has ended.
     Transferred {
@@ -508,8 +523,12 @@ impl Messenger {
     }
 
     fn receive(&mut self, lane: usize, message: &Message, events: &mut Vec<Event>) {
-        let Origin::Endpoint(endpoint) = message.origin else {
-            return;
+        let endpoint = match message.origin {
+            Origin::Endpoint(endpoint) => endpoint,
+            Origin::Group(group) => {
+                let bytes = message.to_vec();
+                return events.push(Event::Group { group, bytes });
+            }
         };
         let Some(slot) = self.slot_of(lane, endpoint) else {
             return;

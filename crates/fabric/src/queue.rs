@@ -476,12 +476,16 @@ impl Queue {
         self.transport.disarm(ready);
     }
 
-    /// Joins a group.
+    /// Joins a group. Returns how many messages may wait for the next poll, at least.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::System`].
-    pub fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
-        self.transport.join(group, address)
+    pub fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<u32, Error> {
+        let room = self.transport.join(group, address)?;
+        Ok(match room {
+            u32::MAX => self.options.group_buffers,
+            room => room,
+        })
     }
 
     /// Leaves a group.

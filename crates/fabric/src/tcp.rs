@@ -22,6 +22,8 @@ mod requests;
 mod sockets;
 mod transport;
 
+pub(crate) use proof::random as random_key;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
 use std::sync::Arc;

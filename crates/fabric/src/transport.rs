@@ -147,11 +147,12 @@ pub trait Transport: Send {
         let _ = ready;
     }
 
-    /// Joins a group, so that its messages are received, and sent.
+    /// Joins a group, so that its messages are received, and sent. Returns how many messages may wait for the next poll, at
+    /// least; [`u32::MAX`] if only buffers bound that.
     ///
     /// # Errors
     /// [`Error::Unsupported`], [`Error::System`].
-    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<u32, Error> {
         let _ = (group, address);
         Err(Error::Unsupported {
             provider: self.capabilities().provider,
@@ -236,6 +237,8 @@ pub struct GroupAddress {
     pub port: u16,
     /// The address of the interface to use.
     pub interface: std::net::Ipv4Addr,
+    /// Whether messages of the group are received, too. Only sending costs a sender less over TCP.
+    pub listens: bool,
 }
 
 /// A buffer that waits for a message.

@@ -59,7 +59,7 @@ macro_rules! pass_on {
             &mut self,
             group: crate::GroupId,
             address: crate::GroupAddress,
-        ) -> Result<(), crate::Error> {
+        ) -> Result<u32, crate::Error> {
             self.inner.join(group, address)
         }
         fn leave(&mut self, group: crate::GroupId) {

@@ -82,6 +82,7 @@ impl Cluster {
             transport: Some(self.provider),
             interface: None,
             data_queue: None,
+            group: Default::default(),
             pool: self.scratch.0.join(format!("n{index}.pool")),
             pool_length: 64 << 20,
             metadata_only: false,

@@ -119,10 +119,24 @@ pub enum Defect {
     DropPagesAfterAnswer,
     /// A client forgets the unconfirmed writes of a session that has ended.
     ForgetLeftBehind,
+    /// Data that came with records is taken though this member has the records.
+    TakeOldData,
+    /// Data that came with records is taken by a member that is not in sync.
+    TakeDataOutOfSync,
+    /// A frame of a group counts though its MAC is wrong.
+    AcceptForgedFrame,
+    /// A frame of a group that came before counts again.
+    AcceptReplayedFrame,
+    /// A receiver does not ask for frames that it lacks.
+    ForgetMissingFrame,
+    /// The sender does not name the last frame that it sent.
+    ForgetTailOfStream,
+    /// The sender drops frames when one member has them.
+    TrimEarly,
 }
 
 impl Defect {
-    /// All of them.
+    /// All that the simulation of a unit finds.
     pub const ALL: [Defect; 58] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
@@ -182,6 +196,15 @@ impl Defect {
         Defect::KeepOldPages,
         Defect::DropPagesAfterAnswer,
         Defect::ForgetLeftBehind,
+    ];
+
+    /// Those of frames, which only streams show. `lab/tests/groups.rs` finds them, and those of shipments.
+    pub const OF_FRAMES: [Defect; 5] = [
+        Defect::AcceptForgedFrame,
+        Defect::AcceptReplayedFrame,
+        Defect::ForgetMissingFrame,
+        Defect::ForgetTailOfStream,
+        Defect::TrimEarly,
     ];
 }
 

@@ -299,11 +299,22 @@ impl World {
                 tail: self.tail,
                 history: self.history(),
             },
-            Intent::ReadRecords { from, to } => {
-                let length = self.tail.number.saturating_sub(from).min(256);
+            Intent::ReadRecords {
+                from,
+                below,
+                to,
+                data_of,
+            } => {
+                let end = self.tail.number.min(below);
+                let length = end.saturating_sub(from).min(256);
                 let is_held = choice % 8 != 7 && length > 0;
                 let records = is_held.then(|| vec![choice; length as usize]);
-                Completion::Records { from, to, records }
+                Completion::Records {
+                    from,
+                    to,
+                    records,
+                    data: data_of.map(|_| Vec::new()),
+                }
             }
             Intent::ReadImage {
                 to,

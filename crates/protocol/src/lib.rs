@@ -14,6 +14,7 @@ pub mod cluster;
 pub mod defects;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod group;
 pub mod halves;
 pub mod leases;
 pub mod map;

@@ -27,6 +27,7 @@ mod replay;
 mod requests;
 mod serve;
 mod sessions;
+mod ship;
 mod view;
 mod waits;
 

@@ -15,11 +15,13 @@ pub mod active;
 mod bytes;
 mod envelope;
 mod frame;
+mod group;
 mod map;
 mod operation;
 
 pub use envelope::Envelope;
 pub(crate) use frame::{is_in_halves, seal};
+pub use group::{Data, is_of_group, shipment_end};
 pub(crate) use map::seal_map;
 pub use operation::{REPLAYS_MAX, Refusal, Replay};
 pub use operations::{
@@ -27,6 +29,7 @@ pub use operations::{
 };
 
 use crate::cluster::ClusterMap;
+use crate::group::{Offer, Report};
 use crate::leases::{Covers, Grant};
 use crate::map::{NodeId, Sequence};
 use bytes::{Reader, Writer};
@@ -34,7 +37,7 @@ use bytes::{Reader, Writer};
 /// First two bytes of every message.
 pub const MAGIC: u16 = u16::from_le_bytes(*b"TK");
 /// Version of the messages.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 /// Why a message of another version is refused.
 const OTHER_VERSION: &str =
     "its protocol version differs; use one version of tako on all nodes and clients";
@@ -103,6 +106,34 @@ pub enum Body {
         from: u64,
         /// As in the ring.
         records: Vec<u8>,
+    },
+    /// Records to a group, with data that they name.
+    Shipment {
+        /// Position of the first.
+        from: u64,
+        /// As in the ring.
+        records: Vec<u8>,
+        /// What the primary's image holds of the data.
+        data: Vec<Data>,
+    },
+    /// From the primary, over the control connection: where its group meets, and the key.
+    Offer {
+        /// What a member needs.
+        offer: Box<Offer>,
+    },
+    /// What a member has of the frames of the primary's group.
+    Report {
+        /// What it has, and lacks.
+        report: Report,
+    },
+    /// From the primary: all frames below `end` were sent, and those below `first` are not kept.
+    Frames {
+        /// The first one that may be asked for.
+        first: u64,
+        /// Number behind the last one that was sent.
+        end: u64,
+        /// Frames that were asked for, each behind its length in two bytes.
+        again: Vec<u8>,
     },
     /// The member's records reach this far, and are persistent.
     Tail {
@@ -328,6 +359,10 @@ impl Body {
             | Body::Resume { .. } => Mode::Immediate,
             Body::Lease { .. }
             | Body::Records { .. }
+            | Body::Shipment { .. }
+            | Body::Offer { .. }
+            | Body::Report { .. }
+            | Body::Frames { .. }
             | Body::Tail { .. }
             | Body::Range { .. }
             | Body::Welcome { .. }
@@ -364,6 +399,10 @@ impl Body {
             Body::KeyOpened { .. } => 13,
             Body::CloseKey { .. } => 14,
             Body::KeyClosed { .. } => 15,
+            Body::Shipment { .. } => group::SHIPMENT,
+            Body::Offer { .. } => group::OFFER,
+            Body::Report { .. } => group::REPORT,
+            Body::Frames { .. } => group::FRAMES,
             Body::OpenSession => 32,
             Body::SessionOpened { .. } => 33,
             Body::KeepAlive => 34,
@@ -537,7 +576,7 @@ impl Body {
                 to.u64(*key);
                 to.u8((*writes).into());
             }
-            _ => {}
+            _ => self.write_of_group(to),
         }
     }
 
@@ -690,7 +729,7 @@ impl Body {
                 number: from.position()?,
             },
             46 => Body::LockTurn { wait: from.u64()? },
-            _ => return Err(Malformed("its kind is unknown")),
+            _ => Body::read_of_group(kind, from)?,
         })
     }
 }

@@ -11,6 +11,7 @@ mod absence;
 mod clock;
 mod config;
 mod error;
+mod group;
 mod inside;
 mod opening;
 mod peers;
@@ -34,6 +35,7 @@ use protocol::{ClusterMap, NodeId};
 
 pub use config::{NodeConfig, parse_address};
 pub use error::NodeError;
+pub use group::{GroupMode, GroupStatus};
 pub use inside::Inside;
 pub use status::{LinkStatus, NodeStatus, Role};
 
@@ -46,6 +48,9 @@ use service::Service;
 const UNIT: u16 = 0;
 /// How long the listener waits for callers before it checks whether the node stops.
 const LISTEN_FOR: Duration = Duration::from_millis(200);
+
+/// Datagrams of a group that are taken from the transport at a time, at most.
+const GROUP_BUFFERS: u32 = 128;
 
 /// Takes a line for the log.
 pub type Log = Arc<dyn Fn(std::fmt::Arguments<'_>) + Send + Sync>;
@@ -276,6 +281,9 @@ fn options(config: &NodeConfig, pool: &Region) -> Result<Options, NodeError> {
     };
     if let Some(queue) = config.data_queue {
         options.wanted.ethernet.place(Some(pool), queue)?;
+    }
+    if config.group == GroupMode::On {
+        options.wanted.queues.group_buffers = GROUP_BUFFERS;
     }
     Ok(options)
 }

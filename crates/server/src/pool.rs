@@ -6,8 +6,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pmem::Region;
 use protocol::member::{Completion, Intent, NamedData, SessionRecord};
-use protocol::wire::Fetch;
-use protocol::{BadOptions, Defects, EpochStart, Sequence};
+use protocol::wire::{Data, Fetch};
+use protocol::{BadOptions, Defects, EpochStart, NodeId, Sequence};
 use store::{BLOCK, Error, FileKind, NewInode, Node, Options, Replica, Store, Transaction};
 
 use crate::execute::Serving;
@@ -20,6 +20,9 @@ enum State {
     /// It could not be opened, or is on its way from one state to the other.
     Closed,
 }
+
+/// Bytes of data that records of one shipment to a group name, at most, unless it is the first record's.
+const SHIPMENT_BYTES: u64 = 1 << 20;
 
 /// A pool that belongs to a unit.
 pub struct UnitPool {
@@ -248,6 +251,53 @@ fn carry_out_for_session(serving: &Serving, intent: Intent) -> Option<Completion
     })
 }
 
+/// Reads records, and for a group the data that those name that end at one of these positions.
+fn read_records(
+    store: &Store,
+    (from, limit): (u64, usize),
+    to: Vec<NodeId>,
+    data_of: Option<&[u64]>,
+) -> Completion {
+    let mut records = Vec::new();
+    let is_held = store.read_records(from, limit, &mut records).is_some();
+    let data = data_of.filter(|_| is_held);
+    let data = data.map(|data_of| read_named(store, from, &mut records, data_of));
+    Completion::Records {
+        from,
+        to,
+        records: is_held.then_some(records),
+        data,
+    }
+}
+
+/// The data that records name, as much as goes into one shipment. Records beyond it are left to the next one.
+fn read_named(store: &Store, from: u64, records: &mut Vec<u8>, data_of: &[u64]) -> Vec<Data> {
+    let (mut at, mut left, mut data) = (0, SHIPMENT_BYTES, Vec::new());
+    while let Some((length, ranges)) = store.named_data(&records[at..]) {
+        let (position, end) = (from + at as u64, from + (at + length) as u64);
+        let ranges = Some(ranges).filter(|_| data_of.contains(&end));
+        for range in ranges.into_iter().flatten() {
+            let length = range.end - range.start;
+            if at > 0 && length > left {
+                data.retain(|it: &Data| it.position < position);
+                records.truncate(at);
+                return data;
+            }
+            left = left.saturating_sub(length);
+            let mut bytes = vec![0; length as usize];
+            if store.read_image(range.start, &mut bytes).is_ok() {
+                data.push(Data {
+                    position,
+                    offset: range.start,
+                    bytes,
+                });
+            }
+        }
+        at += length;
+    }
+    data
+}
+
 fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<Completion> {
     let store = &serving.executor.store;
     Some(match intent {
@@ -273,14 +323,14 @@ fn carry_out_serving(serving: &Serving, batch: usize, intent: Intent) -> Option<
         | Intent::RestoreHolds { .. }
         | Intent::ReclaimOrphans { .. }
         | Intent::FreeGrant { .. }) => return carry_out_for_session(serving, intent),
-        Intent::ReadRecords { from, to } => {
-            let mut records = Vec::new();
-            let read = store.read_records(from, batch, &mut records);
-            Completion::Records {
-                from,
-                to,
-                records: read.map(|_| records),
-            }
+        Intent::ReadRecords {
+            from,
+            below,
+            to,
+            data_of,
+        } => {
+            let limit = (batch as u64).min(below.saturating_sub(from)) as usize;
+            read_records(store, (from, limit), to, data_of.as_deref())
         }
         Intent::ReadImage {
             to,
@@ -348,7 +398,8 @@ fn carry_out_following(replica: &mut Replica, intent: Intent) -> Result<Option<C
             Some(Completion::Touched { ranges })
         }
         Intent::WriteImage { offset, bytes } => {
-            replica.write_image(offset, &bytes)?;
+            // A range that is not in the image cannot be what a record names: that will be asked for.
+            let _ = replica.write_image(offset, &bytes);
             None
         }
         Intent::Rewind { to } => {

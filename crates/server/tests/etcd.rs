@@ -283,6 +283,7 @@ impl Nodes {
             transport: None,
             interface: None,
             data_queue: None,
+            group: Default::default(),
             pool: path("pool"),
             pool_length: 8 << 20,
             metadata_only: false,

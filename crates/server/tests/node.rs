@@ -42,6 +42,7 @@ impl Scratch {
             transport: None,
             interface: None,
             data_queue: None,
+            group: Default::default(),
             pool: path("pool"),
             pool_length: 8 << 20,
             metadata_only: false,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use server::membership::{
     DirectoryMembership, EtcdMembership, EtcdOptions, Membership, MembershipError,
 };
-use server::node::NodeConfig;
+use server::node::{GroupMode, NodeConfig};
 
 use crate::failure::Failure;
 use crate::figures::parse_size;
@@ -33,6 +33,7 @@ pub struct NodeFile {
     pub mount_options: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data_queue: Option<u32>,
+    pub group: Option<String>,
     pub pool: PoolSection,
     pub membership: MembershipSection,
     pub unit: UnitSection,
@@ -117,6 +118,10 @@ impl NodeFile {
     /// The configuration of the server.
     pub fn config(self, path: &Path) -> Result<NodeConfig, Failure> {
         let wrong = |what: String| Failure::Failed(format!("{}: {what}", path.display()));
+        let group = self
+            .group
+            .as_deref()
+            .map_or(Ok(GroupMode::default()), parse_group);
         let transport = self.transport.map(|name| parse_transport(&name));
         Ok(NodeConfig {
             cluster: self.cluster,
@@ -126,6 +131,7 @@ impl NodeFile {
             transport: transport.transpose().map_err(&wrong)?,
             interface: self.interface,
             data_queue: self.data_queue,
+            group: group.map_err(&wrong)?,
             pool: self.pool.path,
             pool_length: parse_size(&self.pool.size)
                 .map_err(|error| wrong(format!("`size`: {error}")))?,
@@ -145,6 +151,12 @@ fn parse_transport(name: &str) -> Result<Provider, String> {
         let names = known.map(|it| it.to_string()).join(", ");
         format!("`transport` must be one of {names}, got '{name}'")
     })
+}
+
+/// The mode of this name.
+pub fn parse_group(name: &str) -> Result<GroupMode, String> {
+    let mode = GroupMode::named(name);
+    mode.ok_or_else(|| format!("`group` must be on, off or auto, got '{name}'"))
 }
 
 #[cfg(test)]

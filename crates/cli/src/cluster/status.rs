@@ -7,7 +7,7 @@ use std::io::Write;
 use pmem::Survival;
 use protocol::{ClusterMap, NodeId};
 use serde::Serialize;
-use server::node::{LinkStatus, NodeStatus, Role};
+use server::node::{GroupStatus, LinkStatus, NodeStatus, Role};
 
 use super::control::Report;
 use super::inside::{MountReport, Stage};
@@ -61,6 +61,7 @@ struct Node {
     exports: Option<usize>,
     moved: Option<u64>,
     placed: Option<u64>,
+    group: Option<GroupStatus>,
     memory: Option<String>,
     survives: Option<String>,
     /// Its mount inside.
@@ -157,6 +158,7 @@ fn describe(
             exports: status.map(|status| status.exports),
             moved: status.map(|status| status.moved),
             placed: status.map(|status| status.placed),
+            group: status.map(|status| status.group.clone()),
             memory: status.map(|status| status.memory.clone()),
             survives: status.map(|status| status.survives.clone()),
             mount: report.and_then(|report| report.mount.clone()),
@@ -269,6 +271,9 @@ fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
             let separator = if detail.is_empty() { "" } else { "; " };
             writeln!(out, "             {directory}: {stage}{separator}{detail}")?;
         }
+        if let Some(group) = node.group.as_ref().filter(|_| node.role == "primary") {
+            writeln!(out, "             {}", describe_group(group))?;
+        }
         for link in &node.links {
             let kind = if link.is_node { "node" } else { "client" };
             let mut line = format!("             {kind} {}: {}", link.peer, link.transport);
@@ -279,4 +284,20 @@ fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
         }
     }
     Ok(())
+}
+
+fn describe_group(group: &GroupStatus) -> String {
+    let GroupStatus {
+        reason,
+        members,
+        sent,
+        sent_again,
+        ..
+    } = group;
+    match group.used {
+        true => {
+            format!("group: {reason}, {members} members, {sent} frames, {sent_again} sent again")
+        }
+        false => format!("no group: {reason}"),
+    }
 }

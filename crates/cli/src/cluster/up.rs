@@ -157,6 +157,7 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
             mount: None,
             mount_options: None,
             data_queue: None,
+            group: arguments.group.clone(),
             pool: PoolSection {
                 path: pool(node),
                 size: arguments.size.unwrap_or(SIZE).to_string(),

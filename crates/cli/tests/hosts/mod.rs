@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 pub mod cluster;
+mod loss;
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -98,6 +99,38 @@ impl Hosts {
         let namespace = format!("--net=/run/netns/{}", self.names[host]);
         command.args([&namespace, program]).stdin(Stdio::null());
         command
+    }
+
+    /// A host loses so many of 1000 datagrams to groups from now on.
+    pub fn lose(&self, host: usize, permille: i32) {
+        let name = &self.names[host];
+        let path = std::env::temp_dir().join(format!("{name}.o"));
+        std::fs::write(&path, loss::object(permille)).expect("written");
+        let program = format!("object {} section xdp", path.display());
+        assert!(ip(&format!(
+            "-n {name} link set dev {INTERFACE} xdpgeneric off"
+        )));
+        let is_set = ip(&format!(
+            "-n {name} link set dev {INTERFACE} xdpgeneric {program}"
+        ));
+        let _ = std::fs::remove_file(path);
+        assert!(is_set, "the kernel takes no XDP program");
+    }
+
+    /// Whether a host gets datagrams to groups.
+    pub fn set_groups(&self, host: usize, state: &str) {
+        let bridge = &self.bridge;
+        let what = format!("type bridge_slave mcast_flood {state}");
+        assert!(ip(&format!("-n {bridge} link set h{host} {what}")));
+    }
+
+    /// Bytes that a host has sent.
+    pub fn sent_bytes(&self, host: usize) -> u64 {
+        let mut command = self.command(host, "cat");
+        let output =
+            common::run(command.arg(format!("/sys/class/net/{INTERFACE}/statistics/tx_bytes")));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.trim().parse().expect("a number")
     }
 
     /// Takes a host off the network, or puts it back.

@@ -479,8 +479,8 @@ impl Connection {
                 let now = self.now();
                 self.reach.ended(now, id, outcome, &mut self.client);
             }
-            // A client does not listen.
-            Event::Accepted(_) => {}
+            // A client does not listen, and is in no group.
+            Event::Accepted(_) | Event::Told { .. } | Event::Group { .. } => {}
         }
     }
 

@@ -348,6 +348,7 @@ fn cut() {
 fn group_goes_on() {
     const GROUP: GroupId = GroupId(3);
     let address = GroupAddress {
+        listens: true,
         address: Ipv4Addr::new(239, 77, 200, 3),
         port: 20_000,
         interface: Ipv4Addr::UNSPECIFIED,

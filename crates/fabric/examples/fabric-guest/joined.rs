@@ -97,6 +97,7 @@ impl Node {
             events: Vec::new(),
         };
         let address = GroupAddress {
+            listens: true,
             address: Ipv4Addr::new(239, 1, 2, 7),
             port: 0,
             interface: Ipv4Addr::UNSPECIFIED,

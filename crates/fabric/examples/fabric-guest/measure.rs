@@ -382,6 +382,7 @@ fn multicast(setup: &dyn Setup) {
         .map(|_| Side::new(setup, Options::default()))
         .collect();
     let address = GroupAddress {
+        listens: true,
         address: "239.9.9.9".parse().unwrap(),
         port: 0,
         interface: setup.interface(),

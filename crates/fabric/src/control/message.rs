@@ -28,6 +28,8 @@ pub const DESCRIPTORS_MAX: usize = 16;
 pub const VERSIONS: Versions = Versions { min: 1, max: 1 };
 /// Bytes of a transport's parameters, at most.
 pub const PARAMETERS_MAX: usize = 48 << 10;
+/// Bytes of what the layers above tell each other, at most.
+pub const TOLD_MAX: usize = 512;
 /// Bytes of a reason, at most.
 pub const REASON_MAX: usize = 512;
 
@@ -110,6 +112,8 @@ pub enum Message {
     Revoked { name: u64 },
     /// Exported memory is not used any more.
     Released { name: u64 },
+    /// What the layers above tell each other here, since it is secret.
+    Told(Hidden),
     /// The last one.
     Goodbye,
     /// The last one, too: why nothing comes of it.
@@ -140,7 +144,7 @@ impl Head {
         let allowed = match kind {
             KIND_OFFER => DESCRIPTORS_MAX,
             KIND_EXPORT => 1,
-            KIND_HELLO..=KIND_REFUSED => 0,
+            KIND_HELLO..=KIND_TOLD => 0,
             _ => return Err(Malformed("there is no such message")),
         };
         if descriptors as usize > allowed {
@@ -163,6 +167,7 @@ const KIND_REVOKED: u8 = 6;
 const KIND_RELEASED: u8 = 7;
 const KIND_GOODBYE: u8 = 8;
 const KIND_REFUSED: u8 = 9;
+const KIND_TOLD: u8 = 10;
 
 impl Message {
     /// As a frame that is sent with so many descriptors.
@@ -189,6 +194,10 @@ impl Message {
                     "parameters are too long"
                 );
                 frame.extend(parameters);
+            }
+            Message::Told(Hidden(bytes)) => {
+                assert!(bytes.len() <= TOLD_MAX, "what is told is too long");
+                frame.extend(bytes);
             }
             Message::Export { name, descriptor } => {
                 frame.extend(name.to_le_bytes());
@@ -218,6 +227,10 @@ impl Message {
                 return Err(Malformed("parameters are longer than allowed"));
             }
             KIND_OFFER => Message::Offer(Hidden(reader.take(fields.len())?.into())),
+            KIND_TOLD if fields.len() > TOLD_MAX => {
+                return Err(Malformed("what is told is longer than allowed"));
+            }
+            KIND_TOLD => Message::Told(Hidden(reader.take(fields.len())?.into())),
             KIND_READY => Message::Ready,
             KIND_EXPORT => decode_export(&mut reader)?,
             KIND_REVOKED => Message::Revoked {
@@ -243,6 +256,7 @@ impl Message {
             Message::Choice(_) => KIND_CHOICE,
             Message::Offer(_) => KIND_OFFER,
             Message::Ready => KIND_READY,
+            Message::Told(_) => KIND_TOLD,
             Message::Export { .. } => KIND_EXPORT,
             Message::Revoked { .. } => KIND_REVOKED,
             Message::Released { .. } => KIND_RELEASED,

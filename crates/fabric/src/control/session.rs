@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::channel::{Channel, Trouble};
 use super::dial::left;
 use super::listener::{out_of_turn, refuse};
-use super::message::{Malformed, Message};
+use super::message::{Hidden, Malformed, Message};
 use super::{Error, PeerIdentity, process};
 use rustix::event::PollFlags;
 
@@ -21,7 +21,7 @@ const EXPORTS_MAX: u32 = 1 << 12;
 const AHEAD_MAX: usize = 2 * EXPORTS_MAX as usize;
 
 /// A message of the peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     /// It has joined its side: requests may be posted. Only a listener receives this; for a dialer it holds from the
     /// start.
@@ -44,6 +44,8 @@ pub enum Note {
         /// Name of the export.
         name: u64,
     },
+    /// Bytes for the layers above.
+    Told(Vec<u8>),
     /// It ends the session in good order.
     Goodbye,
 }
@@ -134,6 +136,15 @@ impl Session {
         self.send(queue, &Message::Revoked { name }, Vec::new())
     }
 
+    /// Says something secret of the layers above, of at most [`TOLD_MAX`](super::TOLD_MAX) bytes: the control connection is
+    /// authenticated, and encrypted between hosts.
+    ///
+    /// # Errors
+    /// As [`Session::export`].
+    pub fn tell(&mut self, queue: &mut Queue, bytes: &[u8]) -> Result<(), Error> {
+        self.send(queue, &Message::Told(Hidden(bytes.to_vec())), Vec::new())
+    }
+
     /// Reports that memory of the peer is not used any more: the peer may export other memory in its place.
     ///
     /// # Errors
@@ -215,6 +226,7 @@ impl Session {
             }
             Message::Revoked { name } => Note::Revoked { name },
             Message::Released { name } => Note::Released { name },
+            Message::Told(Hidden(bytes)) if self.ready_by.is_none() => Note::Told(bytes),
             Message::Goodbye => Note::Goodbye,
             Message::Refused(reason) => {
                 let who = self.who.clone();

@@ -459,7 +459,7 @@ impl Transport for EthernetTransport {
         vec![self.local.socket.as_fd(), self.local.member.event.as_fd()]
     }
 
-    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<u32, Error> {
         let (ip, port) = (address.address.to_bits(), address.port);
         Transport::leave(self, group);
         let membership = self.local.shared.listen(ip)?;
@@ -470,7 +470,7 @@ impl Transport for EthernetTransport {
             port,
             _membership: membership,
         });
-        Ok(())
+        Ok(u32::MAX)
     }
 
     fn leave(&mut self, group: GroupId) {

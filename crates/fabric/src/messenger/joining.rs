@@ -174,6 +174,10 @@ impl Messenger {
                     events.push(Event::Exported { link, name });
                     self.expects_until = None;
                 }
+                Ok(Some(Note::Told(bytes))) => {
+                    let link = LinkId::new(slot, self.links[slot].generation);
+                    events.push(Event::Told { link, bytes });
+                }
                 Ok(Some(Note::Revoked { name })) => link.revoked(name),
                 // Memory is exported until its link or its key ends.
                 Ok(Some(Note::Released { .. })) => {}

@@ -241,12 +241,12 @@ impl Transport for SimulatedTransport {
         Duration::ZERO
     }
 
-    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<u32, Error> {
         let address = address.address.to_bits();
         self.world
             .lock()
             .join_group(self.queue, group, address, true);
-        Ok(())
+        Ok(u32::MAX)
     }
 
     fn leave(&mut self, group: GroupId) {

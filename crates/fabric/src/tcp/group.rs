@@ -46,11 +46,34 @@ pub fn parse(bytes: &[u8]) -> Option<(u32, u64)> {
     fits.then_some((head.immediate.get(), head.sender.get()))
 }
 
+/// Bytes of a receiver's socket, as far as the system allows.
+const BUFFER_BYTES: usize = 4 << 20;
+/// What the system counts for one datagram, at most.
+const DATAGRAM_BYTES: usize = 4 << 10;
+
+fn listen(group: SocketAddrV4, interface: Ipv4Addr) -> io::Result<OwnedFd> {
+    let receiver = sockets::datagrams()?;
+    sockopt::set_socket_reuseaddr(&receiver, true)?;
+    net::bind(&receiver, &group)?;
+    // Only a privileged process may have more than the system's usual limit.
+    if sockopt::set_socket_recv_buffer_size_force(&receiver, BUFFER_BYTES).is_err() {
+        sockopt::set_socket_recv_buffer_size(&receiver, BUFFER_BYTES)?;
+    }
+    sockopt::set_ip_add_membership(&receiver, group.ip(), &interface)?;
+    Ok(receiver)
+}
+
+fn room(receiver: &OwnedFd) -> io::Result<u32> {
+    Ok((sockopt::socket_recv_buffer_size(receiver)? / DATAGRAM_BYTES).max(1) as u32)
+}
+
 /// A group that was joined.
 pub struct Group {
     pub id: GroupId,
-    /// Bound to the group's address and port, so that nothing else is received.
-    pub receiver: OwnedFd,
+    /// Bound to the group's address and port, so that nothing else is received. None if nothing is to be received.
+    pub receiver: Option<OwnedFd>,
+    /// Datagrams that the receiver's socket holds, at least.
+    pub room: u32,
     sender: OwnedFd,
     own: u64,
 }
@@ -61,12 +84,14 @@ impl Group {
             address,
             port,
             interface,
+            listens,
         } = address;
         let group = SocketAddrV4::new(address, port);
-        let receiver = sockets::datagrams()?;
-        sockopt::set_socket_reuseaddr(&receiver, true)?;
-        net::bind(&receiver, &group)?;
-        sockopt::set_ip_add_membership(&receiver, &address, &interface)?;
+        let receiver = match listens {
+            true => Some(listen(group, interface)?),
+            false => None,
+        };
+        let room = receiver.as_ref().map_or(Ok(0), room)?;
         let sender = sockets::datagrams()?;
         sockopt::set_ip_multicast_if(&sender, &interface)?;
         // Other processes of this host may be members.
@@ -78,6 +103,7 @@ impl Group {
         Ok(Group {
             id,
             receiver,
+            room,
             sender,
             own: crate::random(),
         })
@@ -108,7 +134,11 @@ impl Group {
 
     /// Takes the datagrams that have come.
     pub fn receive(&self, free: &mut Vec<Supplied>, counts: &Counts, reports: &mut Vec<Report>) {
-        for _ in 0..TURNS {
+        for turn in 0..TURNS {
+            if turn > 0 && free.is_empty() {
+                // The others wait until buffers are back.
+                return;
+            }
             let mut head = [0; HEAD_BYTES];
             let buffer = free.last();
             let Ok(taken) = self.datagram(&mut head, buffer) else {
@@ -168,7 +198,8 @@ impl Group {
             });
         }
         targets.push(Target::Bytes(&mut beyond));
-        socket::receive(self.receiver.as_fd(), &mut targets)
+        let receiver = self.receiver.as_ref().ok_or(io::ErrorKind::WouldBlock)?;
+        socket::receive(receiver.as_fd(), &mut targets)
     }
 }
 

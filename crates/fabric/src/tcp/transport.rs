@@ -676,19 +676,21 @@ impl Transport for TcpTransport {
         }
     }
 
-    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<u32, Error> {
         let joined = Group::join(group, address).and_then(|joined| {
             let free = self.groups.iter().position(Option::is_none);
             let place = free.unwrap_or(self.groups.len());
-            let receiver = joined.receiver.as_fd();
-            self.poller
-                .add(receiver, Token::Group(place), Interest::Read)?;
+            if let Some(receiver) = &joined.receiver {
+                self.poller
+                    .add(receiver.as_fd(), Token::Group(place), Interest::Read)?;
+            }
             self.leave(group);
+            let room = joined.room;
             match free {
                 Some(place) => self.groups[place] = Some(joined),
                 None => self.groups.push(Some(joined)),
             }
-            io::Result::Ok(())
+            io::Result::Ok(room)
         });
         joined.map_err(|source| Error::System {
             what: format!("join the group {}:{}", address.address, address.port),

@@ -660,10 +660,11 @@ impl Transport for VerbsTransport {
         }
     }
 
-    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<u32, Error> {
         self.leave(group);
         let queues = self.queues(&self.group_buffers, group::SENDS);
-        self.groups.join(&self.common, &queues, group, address)
+        self.groups.join(&self.common, &queues, group, address)?;
+        Ok(u32::MAX)
     }
 
     fn leave(&mut self, group: GroupId) {

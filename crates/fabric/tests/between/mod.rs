@@ -127,11 +127,12 @@ impl Transport for On {
         self.there().sleep(timeout);
     }
 
-    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<u32, Error> {
         let interface: Ipv4Addr = ADDRESSES[self.side];
         self.there().join(
             group,
             GroupAddress {
+                listens: true,
                 interface,
                 ..address
             },

@@ -215,7 +215,7 @@ impl Transport for Cut {
         self.inner.sleep(timeout);
     }
 
-    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<(), Error> {
+    fn join(&mut self, group: GroupId, address: GroupAddress) -> Result<u32, Error> {
         self.inner.join(group, address)
     }
 

@@ -17,6 +17,7 @@ fn address(setup: &dyn Setup) -> GroupAddress {
     let number = std::process::id() * 16 + GROUPS.fetch_add(1, Ordering::Relaxed);
     let [low, high, ..] = number.to_le_bytes();
     GroupAddress {
+        listens: true,
         address: Ipv4Addr::new(239, 77, high, low),
         port: 20_000 + (number % 10_000) as u16,
         interface: setup.interface(),

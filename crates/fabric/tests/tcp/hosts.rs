@@ -184,6 +184,7 @@ fn messages_and_groups_reach_another_host() {
         let (_device, mut queue) = open_on(&hosts, side);
         let group = GroupId(3);
         let meets = GroupAddress {
+            listens: true,
             address: Ipv4Addr::new(239, 77, 0, 1),
             port: 7077,
             interface: ADDRESSES[side],

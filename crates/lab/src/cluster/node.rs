@@ -105,6 +105,8 @@ pub struct Machine {
     pub incarnation: u64,
     /// When its time-out is due.
     pub timer: Option<Time>,
+    /// Whether it ships by a group, as primary.
+    pub uses_groups: bool,
     memory: Simulation,
     process: Option<Core>,
     port: Port,
@@ -178,6 +180,7 @@ impl Machine {
             clock,
             incarnation: 0,
             timer: None,
+            uses_groups: false,
             memory: Simulation::from_image(image),
             process: None,
             port: Port::default(),
@@ -339,7 +342,16 @@ impl Machine {
             is_strict: false,
             caught: None,
         };
-        let output = core.step(local, &mut watch, input);
+        let uses_groups = self.uses_groups;
+        let output = core.step(local, &mut watch, |member, now| {
+            input(member, now);
+            if uses_groups {
+                let map = member.map();
+                let full = |node: &&u32| !map.is_metadata_only(**node);
+                let members: Vec<_> = map.members.iter().filter(full).copied().collect();
+                member.set_group(now, &members, 1);
+            }
+        });
         let (seen, caught) = (watch.seen, watch.caught);
         let output = output.map_err(|failed| format!("member {}: {failed}", self.node))?;
         if let Some(moment) = caught {

@@ -52,6 +52,8 @@ pub struct Setup {
     pub defects: Defects,
     /// Times and bounds of the protocol.
     pub options: Options,
+    /// Whether the primary ships by a group.
+    pub groups: bool,
 }
 
 impl Setup {
@@ -78,6 +80,7 @@ impl Setup {
                 ordered_reads: (seed / 2).is_multiple_of(2),
                 ..Options::default()
             },
+            groups: false,
         }
     }
 }
@@ -424,6 +427,7 @@ impl World {
             machine.disarm();
             return Ok(());
         }
+        machine.uses_groups = self.setup.groups;
         machine.start(now, &self.setup.options, &self.setup.defects)?;
         let notice = self.membership.watch(now, member as u32);
         self.queue_notice(notice);

@@ -9,7 +9,7 @@ use super::intent::{Completion, Intent, NamedData};
 use super::join::Joining;
 use super::{Member, Role};
 use crate::defects::Defect;
-use crate::wire::{Body, Envelope, Fetch};
+use crate::wire::{Body, Data, Envelope, Fetch};
 
 /// Records that came too early, at most, in messages. What does not fit is asked for again.
 const EARLY_MAX: usize = 64;
@@ -32,7 +32,7 @@ impl Arrived {
 /// State of a member that follows.
 pub(super) struct Following {
     /// Records that came before those in front of them, by position.
-    early: BTreeMap<u64, Vec<u8>>,
+    early: BTreeMap<u64, (Vec<u8>, Vec<Data>)>,
     /// Records that are being taken, or wait for data that one of them names.
     held: Option<(u64, Vec<u8>)>,
     /// Fetched ranges of the data that the records beyond the tail name.
@@ -165,7 +165,12 @@ impl Member {
                 position,
                 ..
             } => self.handle_heartbeat(now, sent_at_ns, position),
-            Body::Records { from, records } => self.handle_records(now, from, records),
+            Body::Records { from, records } => self.handle_records(now, from, records, Vec::new()),
+            Body::Shipment {
+                from,
+                records,
+                data,
+            } => self.handle_records(now, from, records, data),
             Body::Range {
                 fetch,
                 offset,
@@ -234,7 +239,7 @@ impl Member {
         }
     }
 
-    fn handle_records(&mut self, now: u64, from: u64, records: Vec<u8>) {
+    fn handle_records(&mut self, now: u64, from: u64, records: Vec<u8>, data: Vec<Data>) {
         if !self.may_follow() {
             return;
         }
@@ -245,7 +250,7 @@ impl Member {
         let end = from.saturating_add(records.len() as u64);
         if from > tail {
             if following.early.len() < EARLY_MAX {
-                following.early.insert(from, records);
+                following.early.insert(from, (records, data));
             }
             return self.ask_for_gap(now);
         }
@@ -254,7 +259,26 @@ impl Member {
         }
         // Records held back come first again when their data is there.
         if following.held.is_none() {
+            self.take_data(data);
             self.ingest(from, records);
+        }
+    }
+
+    /// Takes data that came with records, of those behind the tail. In a member in sync nothing else uses its blocks: the
+    /// primary fills blocks again only when every such member has the record that freed them.
+    fn take_data(&mut self, data: Vec<Data>) {
+        let is_lenient = self.defects.has(Defect::TakeDataOutOfSync);
+        if !self.map.is_in_sync(self.node) && !is_lenient || self.is_metadata_only() {
+            return;
+        }
+        let tail = self.tail.number;
+        for data in data {
+            if data.position >= tail || self.defects.has(Defect::TakeOldData) {
+                let Data { offset, bytes, .. } = data;
+                self.out
+                    .intents
+                    .push_back(Intent::WriteImage { offset, bytes });
+            }
         }
     }
 
@@ -359,12 +383,13 @@ impl Member {
         if following.held.is_some() {
             return;
         }
-        while let Some((from, records)) = following.early.pop_first() {
+        while let Some((from, (records, data))) = following.early.pop_first() {
             if from > tail {
-                following.early.insert(from, records);
+                following.early.insert(from, (records, data));
                 return;
             }
             if from + records.len() as u64 > tail {
+                self.take_data(data);
                 return self.ingest(from, records);
             }
         }

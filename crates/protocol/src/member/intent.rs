@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::locks::HeldLock;
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
-use crate::wire::{Fetch, FileId, Held, Operation, Outcome};
+use crate::wire::{Data, Fetch, FileId, Held, Operation, Outcome};
 
 /// Names an intent, so that its completion finds what waits for it.
 pub type Ticket = u64;
@@ -132,8 +132,12 @@ pub enum Intent {
     ReadRecords {
         /// Position of the first.
         from: u64,
+        /// None from here on.
+        below: u64,
         /// Members that receive them.
         to: Vec<NodeId>,
+        /// With data that those of them name that end here: for a group.
+        data_of: Option<Vec<u64>>,
     },
     /// Read image bytes for a member.
     ReadImage {
@@ -237,6 +241,8 @@ pub enum Completion {
         to: Vec<NodeId>,
         /// Back to back.
         records: Option<Vec<u8>>,
+        /// Data that they name, as far as it was asked for; `None` if they do not go to a group.
+        data: Option<Vec<Data>>,
     },
     /// For [`Intent::ReadImage`].
     Image {

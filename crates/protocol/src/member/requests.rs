@@ -361,8 +361,8 @@ impl Member {
                 }
                 // One that failed has named nothing.
                 let end = position.filter(|_| is_by_reference);
-                if let (Some(end), Some(file)) = (end, parked.operation.changes()) {
-                    primary.held_files.insert(file, end);
+                if let Some(end) = end {
+                    primary.note_named(&parked.operation, end);
                 }
                 let answer = Answer {
                     outcome,

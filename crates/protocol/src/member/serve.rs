@@ -1,6 +1,6 @@
 //! The primary and the other members: leases, shipping of records, members in sync.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::defer::Deferred;
 use super::grants::Quarantines;
@@ -19,13 +19,13 @@ use crate::wire::{Body, Envelope, Fetch, FileId, Mode, Operation};
 /// The primary's state of another member.
 pub(super) struct Peer {
     /// It has the records below, and their data.
-    tail: u64,
+    pub tail: u64,
     /// It was sent the records below; `None` before its tail is known.
-    sent: Option<u64>,
+    pub sent: Option<u64>,
     /// Records are being read for it.
-    is_reading: bool,
+    pub is_reading: bool,
     /// It asked to follow from here.
-    joins_from: Option<u64>,
+    pub joins_from: Option<u64>,
     /// The number of that question.
     joins_since: u64,
     lease_until: u64,
@@ -39,11 +39,13 @@ pub(super) struct Peer {
     /// It is counted, but is not caught up any more.
     is_leaving: bool,
     /// It cannot get on by records alone.
-    is_lost: bool,
+    pub is_lost: bool,
     heard_at: u64,
-    progressed_at: u64,
+    pub progressed_at: u64,
     /// When it was last asked where it is, though no heartbeat was due.
     asked_at: u64,
+    /// It gets records by the unit's group, and was last sent some then.
+    pub grouped_at: Option<u64>,
 }
 
 /// State of the primary.
@@ -55,7 +57,7 @@ pub(super) struct Primary {
     /// Its tail when it was opened. It is unknown here which of the records below name data that a member still
     /// fetches.
     pub opened_at: u64,
-    peers: BTreeMap<NodeId, Peer>,
+    pub peers: BTreeMap<NodeId, Peer>,
     pub sessions: Sessions,
     /// Waits for locks.
     pub waits: Waits,
@@ -67,6 +69,10 @@ pub(super) struct Primary {
     pub executing: BTreeMap<Ticket, Executing>,
     /// Files with newest data that a record only names: it is not changed in place before the members have it.
     pub held_files: BTreeMap<FileId, u64>,
+    /// Ends of records that name data which only this member was given.
+    pub named_here: BTreeSet<u64>,
+    /// Shipments that the unit's group takes.
+    pub group_room: u32,
     /// Requests that wait until nothing else is to be done.
     pub deferred: Deferred,
     pub next_ticket: Ticket,
@@ -103,6 +109,7 @@ impl Peer {
             heard_at: now,
             progressed_at: now,
             asked_at: now,
+            grouped_at: None,
         }
     }
 
@@ -135,7 +142,7 @@ impl Primary {
         self.replaying.is_none() && self.has_leases(now)
     }
 
-    fn least_tail(&self) -> u64 {
+    pub fn least_tail(&self) -> u64 {
         let counted = self.peers.values().filter(|peer| peer.is_counted);
         counted.map(|peer| peer.tail).fold(self.position, u64::min)
     }
@@ -191,6 +198,8 @@ impl Member {
             waiting: Vec::new(),
             executing: BTreeMap::new(),
             held_files: BTreeMap::new(),
+            named_here: BTreeSet::new(),
+            group_room: 0,
             deferred: Deferred::default(),
             next_ticket: 0,
             next_session: 0,
@@ -257,8 +266,10 @@ impl Member {
             }
             Body::Tail { tail, is_caught_up } => self.handle_tail(now, from, tail, is_caught_up),
             Body::Gap { from: position } => {
+                let retry = self.options.retry_ns;
                 if let Some(peer) = self.peer(from)
                     && position >= peer.tail
+                    && !peer.is_served_by_group(now, retry)
                 {
                     peer.sent = Some(position);
                 }
@@ -298,7 +309,7 @@ impl Member {
         self.serve_deferred(now);
     }
 
-    fn peer(&mut self, node: NodeId) -> Option<&mut Peer> {
+    pub(super) fn peer(&mut self, node: NodeId) -> Option<&mut Peer> {
         self.primary()?.peers.get_mut(&node)
     }
 
@@ -373,12 +384,15 @@ impl Member {
             (peer.is_counted, peer.counted_from, peer.tail) = (true, 0, position);
         }
         let to = vec![from];
-        self.out
-            .intents
-            .push_back(Intent::ReadRecords { from: position, to });
+        self.out.intents.push_back(Intent::ReadRecords {
+            from: position,
+            below: u64::MAX,
+            to,
+            data_of: None,
+        });
     }
 
-    fn welcome(&mut self, to: NodeId, from: u64) {
+    pub(super) fn welcome(&mut self, to: NodeId, from: u64) {
         let position = self.primary().map_or(0, |primary| primary.position);
         let request = self.peer(to).map_or(0, |peer| peer.joins_since);
         self.send_as(request, vec![to], Body::Welcome { from, position });
@@ -386,7 +400,12 @@ impl Member {
 
     pub(super) fn completed_as_primary(&mut self, now: u64, completion: Completion) {
         match completion {
-            Completion::Records { from, to, records } => self.records_read(from, to, records),
+            Completion::Records {
+                from,
+                to,
+                records,
+                data,
+            } => self.records_read((from, to), records, data),
             Completion::Image {
                 to,
                 fetch,
@@ -421,62 +440,6 @@ impl Member {
         self.release_waiting(now);
     }
 
-    /// Has records read for all members that lack some, for those at one position together.
-    pub(super) fn ship(&mut self, now: u64) {
-        let retry = self.options.retry_ns;
-        let window = self.options.window;
-        let Some(primary) = self.primary() else {
-            return;
-        };
-        let mut wanted: BTreeMap<u64, Vec<NodeId>> = BTreeMap::new();
-        for (node, peer) in &mut primary.peers {
-            let Some(sent) = peer.sent else {
-                continue;
-            };
-            let has_room = sent < primary.position && sent <= peer.tail.max(1) + window;
-            if has_room && !peer.is_reading {
-                peer.is_reading = true;
-                wanted.entry(sent).or_default().push(*node);
-            }
-        }
-        if primary.least_tail() < primary.position {
-            primary.next_tick = primary.next_tick.min(now + retry);
-        }
-        for (from, to) in wanted {
-            self.out.intents.push_back(Intent::ReadRecords { from, to });
-        }
-    }
-
-    fn records_read(&mut self, from: u64, to: Vec<NodeId>, records: Option<Vec<u8>>) {
-        let mut goes_to = Vec::new();
-        for node in to {
-            let Some(peer) = self.peer(node) else {
-                continue;
-            };
-            peer.is_reading = false;
-            let joins = peer.joins_from.take_if(|position| *position == from);
-            match &records {
-                Some(_) if joins.is_some() => self.welcome(node, from),
-                Some(records) if peer.sent == Some(from) => {
-                    peer.sent = Some(from + records.len() as u64);
-                    goes_to.push(node);
-                }
-                Some(_) => {}
-                None => {
-                    peer.sent = None;
-                    peer.is_lost = true;
-                    let position = self.primary().map_or(0, |primary| primary.position);
-                    if !self.map.is_in_sync(node) {
-                        self.welcome(node, position);
-                    }
-                }
-            }
-        }
-        if let Some(records) = records.filter(|records| !records.is_empty()) {
-            self.send_all(goes_to, Body::Records { from, records });
-        }
-    }
-
     /// Finds out what all members in sync have.
     pub(super) fn confirm(&mut self, now: u64) {
         let reuse = self.defects.has(Defect::ReuseBeforeTails);
@@ -489,6 +452,7 @@ impl Member {
             primary
                 .held_files
                 .retain(|_, position| *position > confirmed);
+            primary.named_here = primary.named_here.split_off(&(confirmed + 1));
             let below = if reuse { primary.position } else { confirmed };
             self.out.intents.push_back(Intent::ReleaseFreed { below });
         }
@@ -509,7 +473,8 @@ impl Member {
                 peer.progressed_at = now;
             }
             // There was no reaction to the sent records. The member knows best what it lacks: it answers, or asks.
-            if peer.sent.is_some_and(|sent| sent > peer.tail) && now >= peer.asked_at + retry {
+            let lacks = peer.sent.is_some_and(|sent| sent > peer.tail);
+            if lacks && now >= peer.asked_at + retry && !peer.is_served_by_group(now, retry) {
                 peer.asked_at = now;
                 silent.push(*node);
             }

@@ -26,7 +26,8 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+    /// The next `N` bytes.
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         Ok(self.bytes(N)?.try_into().expect("the length was asked for"))
     }
 

@@ -112,6 +112,11 @@ impl Body {
         match self {
             Body::Records { records, .. } => records.len(),
             Body::Range { bytes, .. } => bytes.len(),
+            Body::Shipment { records, data, .. } => {
+                let data = data.iter().map(|data| data.bytes.len() + 20);
+                records.len() + data.sum::<usize>()
+            }
+            Body::Frames { again, .. } => again.len(),
             Body::Request { operation, .. } => operation.data_length(),
             Body::Reply { outcome, .. } => match &outcome.details {
                 Details::Data(bytes) => bytes.len(),

@@ -3,6 +3,7 @@
 use operations::{NAME_LENGTH_MAX, WriteAt};
 
 use super::*;
+use crate::group::Key;
 use crate::{Defects, Member, Options};
 
 /// A list of examples with a pattern for each: it does not compile when a variant has no row.
@@ -154,6 +155,37 @@ fn sync_request() -> Body {
     }
 }
 
+fn shipment(data: Vec<Data>) -> Body {
+    Body::Shipment {
+        from: LARGE,
+        records: vec![7; 64],
+        data,
+    }
+}
+
+fn of_groups() -> [Body; 2] {
+    let data = |offset| Data {
+        position: LARGE,
+        offset,
+        bytes: vec![offset as u8; 5],
+    };
+    let report = Report {
+        below: LARGE,
+        room: u32::MAX,
+        missing: vec![3..9, 11..12],
+    };
+    [shipment(vec![data(4096), data(0)]), Body::Report { report }]
+}
+
+fn offer() -> Offer {
+    Offer {
+        address: [239, 1, 2, 3],
+        port: 20_000,
+        sender: 4,
+        key: Key([0x6b; 32]),
+    }
+}
+
 fn fetches() -> [Fetch; 3] {
     let fetches = examples!(Fetch {
         Fetch::Data => [Fetch::Data],
@@ -175,6 +207,10 @@ fn bodies() -> Vec<Body> {
             Body::Records { from: LARGE, records: vec![1, 2, 3] },
             Body::Records { from: 0, records: Vec::new() },
         ],
+        Body::Shipment { .. } => [shipment(Vec::new())],
+        Body::Offer { .. } => [Body::Offer { offer: Box::new(offer()) }],
+        Body::Report { .. } => [Body::Report { report: Report::default() }],
+        Body::Frames { .. } => [Body::Frames { first: LARGE, end: 7, again: vec![1; 9] }],
         Body::Tail { .. } => [Body::Tail { tail: LARGE, is_caught_up: false }],
         Body::Gap { .. } => [Body::Gap { from: LARGE }],
         Body::Fetch { .. } => [
@@ -228,6 +264,7 @@ fn bodies() -> Vec<Body> {
     bodies.extend(requests());
     bodies.extend(replies());
     bodies.extend(resumes());
+    bodies.extend(of_groups());
     bodies
 }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use fabric::Provider;
 use fabric::control::Address;
 
-use super::NodeError;
+use super::{GroupMode, NodeError};
 
 /// Configuration of a node.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub struct NodeConfig {
     pub interface: Option<String>,
     /// Its queue by which long writes come, to be received in the pool itself.
     pub data_queue: Option<u32>,
+    /// When records and their data are sent once to all replicas.
+    pub group: GroupMode,
     /// The pool file or DAX device.
     pub pool: PathBuf,
     /// Bytes of the pool, if it is made.

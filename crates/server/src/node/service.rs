@@ -8,10 +8,11 @@ use fabric::messenger::{Armed, Event, Handle, LinkId, Messenger, SendError};
 use parking_lot::MutexGuard;
 use protocol::cluster::{EpochRule, FIRST_CLIENT, Judgement};
 use protocol::member::Completion;
-use protocol::wire::{Body, Envelope, Message, is_of_cluster};
-use protocol::{ClusterMap, Defects, Member, NodeId};
+use protocol::wire::{Body, Envelope, Message, is_of_cluster, is_of_group, shipment_end};
+use protocol::{ClusterMap, Defects, Member, NodeId, Transmit};
 
 use super::absence::Absence;
+use super::group::{Around, Groups};
 use super::inside::{Outbox, Shared};
 use super::peers::Peers;
 use super::reach::{NotReached, Port, Reach};
@@ -38,6 +39,7 @@ pub struct Service {
     peers: Peers,
     absence: Absence,
     reach: Reach,
+    groups: Groups,
     epochs: EpochRule,
     tasks: Sender<Task>,
     log: Log,
@@ -72,6 +74,7 @@ impl Service {
             // The watcher delivers it again: then it is new to the member, too.
             map: ClusterMap { version: 0, ..map },
             reach: Reach::new(core.pool().region().clone()),
+            groups: Groups::new(id, config.group),
             core,
             handle: messenger.handle(),
             messenger,
@@ -186,8 +189,10 @@ impl Service {
 
     /// Ends the taking of messages.
     pub fn end_taking(&mut self) {
-        self.messenger.submit();
         let now = clock::now();
+        let worked = self.work_for_group(now);
+        self.note_end(worked);
+        self.messenger.submit();
         self.call_by(now + self.timeout(now).as_nanos() as u64);
     }
 
@@ -229,6 +234,7 @@ impl Service {
         if self.timer.is_some_and(|at| now >= at) {
             self.step(now, Member::handle_timeout)?;
         }
+        self.work_for_group(now)?;
         self.replace_absent(now);
         self.peers
             .dial(now, &self.map, self.id, &mut self.messenger);
@@ -239,7 +245,10 @@ impl Service {
     fn timeout(&self, now: u64) -> Duration {
         let dial = self.peers.next_dial(&self.map, self.id);
         let absent = self.absence.next(now, &self.map);
-        let next = [self.timer, dial, absent].into_iter().flatten().min();
+        let next = [self.timer, dial, absent, self.groups.timeout()]
+            .into_iter()
+            .flatten()
+            .min();
         next.map_or(IDLE, |at| {
             Duration::from_nanos(at.saturating_sub(now)).min(IDLE)
         })
@@ -283,13 +292,55 @@ impl Service {
             // The proposer thread ends only with this one.
             let _ = self.tasks.send(Task::Propose(map));
         }
-        for transmit in output.transmits {
-            for to in transmit.to {
-                self.send(to, &transmit.bytes);
+        for Transmit { to, bytes } in output.transmits {
+            let is_shipped =
+                shipment_end(&bytes).is_some_and(|end| self.groups.ship(&to, &bytes, end));
+            if !is_shipped {
+                to.into_iter().for_each(|to| self.send(to, &bytes));
             }
         }
         self.timer = output.timeout.map(|at| at.max(now + LEAST_PAUSE_NS));
         Ok(())
+    }
+
+    /// Takes what came by the group, and does what is due for it.
+    fn work_for_group(&mut self, now: u64) -> Result<(), NodeError> {
+        while let Some(bytes) = self.groups.poll_message() {
+            self.messages += 1;
+            let own = self.core.member().map().epoch;
+            if Envelope::peek(&bytes).is_ok_and(|envelope| envelope.epoch == own) {
+                self.step(now, |member, now| member.handle_message(now, &bytes))?;
+            }
+        }
+        // What the member ships when the group has room again goes at once.
+        while let Some((members, room)) = self.with_groups(|it, around| it.work(now, around)) {
+            self.step(now, |member, now| member.set_group(now, &members, room))?;
+        }
+        Ok(())
+    }
+
+    fn with_groups<T>(&mut self, work: impl FnOnce(&mut Groups, &mut Around<'_>) -> T) -> T {
+        let mut around = Around {
+            messenger: &mut self.messenger,
+            peers: &self.peers,
+            map: &self.map,
+            member: self.core.member(),
+        };
+        work(&mut self.groups, &mut around)
+    }
+
+    fn take_told(&mut self, link: LinkId, bytes: &[u8]) {
+        let Some(from) = self.peers.at(link) else {
+            // It is told again.
+            return;
+        };
+        let failed = self.with_groups(|it, around| it.take_offer(around, from, bytes));
+        if let Some(error) = failed {
+            (self.log)(format_args!(
+                "{}: takes no part in the group: {error}",
+                self.name
+            ));
+        }
     }
 
     /// Sends a message to a node or client, if there is a link. The protocol repeats what gets lost.
@@ -359,6 +410,8 @@ impl Service {
                 }
             }
             Event::Accepted(Err(error)) => (self.log)(format_args!("{}: {error}", self.name)),
+            Event::Told { link, bytes } => self.take_told(link, &bytes),
+            Event::Group { group, bytes } => self.groups.take_datagram(group, &bytes),
             // A node reaches into no memory.
             Event::Accepted(Ok(_)) | Event::Exported { .. } | Event::Transferred { .. } => {}
             Event::Lost { link, reason } => {
@@ -390,6 +443,15 @@ impl Service {
         }
         if self.peers.at(link) != Some(envelope.from) {
             self.drop_link(link, format_args!("it sent a message as {}", envelope.from));
+            return Ok(());
+        }
+        if is_of_group(bytes) {
+            match Message::decode(bytes, &Defects::default()) {
+                Ok(message) => {
+                    self.with_groups(|it, around| it.take_message(now, around, message));
+                }
+                Err(error) => self.drop_link(link, format_args!("{error}")),
+            }
             return Ok(());
         }
         self.take_of_unit(now, Some(link), &envelope, bytes)
@@ -545,6 +607,7 @@ impl Service {
             sessions: member.sessions().len(),
             links: self.links(),
             messages: self.messages,
+            group: self.groups.status(),
             exports: self.reach.exports(),
             moved: self.reach.moved,
             placed: self.messenger.placed_frames(),

@@ -3,6 +3,8 @@
 use protocol::{NodeId, UnitMap};
 use serde::{Deserialize, Serialize};
 
+use super::GroupStatus;
+
 /// Role of a node in its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -93,6 +95,8 @@ pub struct NodeStatus {
     pub moved: u64,
     /// Frames of clients' writes that were received in the pool itself.
     pub placed: u64,
+    /// What it does with groups.
+    pub group: GroupStatus,
     /// The memory of its pool.
     pub memory: String,
     /// Failures that the contents of the pool survive.

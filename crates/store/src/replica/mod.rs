@@ -8,6 +8,7 @@ mod ingest;
 mod judge;
 mod member;
 mod metadata;
+mod named;
 mod touched;
 
 use std::ops::Range;

@@ -1,0 +1,288 @@
+//! Clusters that send records and data once to all replicas, between hosts on one bridge.
+#![forbid(unsafe_code)]
+
+mod common;
+mod hosts;
+
+use std::io::BufRead;
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::process::{Child, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use common::Scratch;
+use hosts::Hosts;
+use protocol::group::{Key, Stream, frame};
+use serde_json::Value;
+
+/// How long anything may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Cluster {
+    nodes: Vec<Child>,
+    hosts: Hosts,
+    scratch: Scratch,
+}
+
+impl Cluster {
+    /// Starts so many nodes with keys and this mode of groups, and waits until they serve.
+    fn start(count: usize, group: &str) -> Cluster {
+        let mut cluster = Cluster {
+            nodes: Vec::new(),
+            // One more, of a stranger.
+            hosts: Hosts::new(count + 1),
+            scratch: Scratch::new(),
+        };
+        let keys = cluster.scratch.path("keys");
+        common::tako(&["keys", "init", &keys, "n1"]).ended(0);
+        for name in (2..=count)
+            .map(|node| format!("n{node}"))
+            .chain(["mount".into()])
+        {
+            common::tako(&["keys", "issue", &keys, &name]).ended(0);
+        }
+        for node in 0..count {
+            let name = format!("n{}", node + 1);
+            let text = format!(
+                "cluster = \"groups\"\nname = \"{name}\"\nlisten = [\"{}:7474\"]\nkeys = \"{keys}/{name}\"\n\
+                 transport = \"tcp\"\ngroup = \"{group}\"\n[pool]\npath = \"{}\"\nsize = \"64M\"\n[membership]\ndirectory = \"{}\"\n\
+                 [unit]\nmembers = {count}\n",
+                cluster.hosts.address(node),
+                cluster.scratch.path(&format!("{name}.pool")),
+                cluster.scratch.path("membership"),
+            );
+            let path = cluster.scratch.path(&format!("{name}.toml"));
+            std::fs::write(&path, text).expect("written");
+            let child = cluster.serve(node);
+            cluster.nodes.push(child);
+        }
+        cluster.wait("they serve", |status| {
+            status["serving"] == true && status["unit"]["in_sync"] == status["unit"]["members"]
+        });
+        cluster
+    }
+
+    fn serve(&self, node: usize) -> Child {
+        let config = self.scratch.path(&format!("n{}.toml", node + 1));
+        let mut command = self.hosts.command(node, common::TAKO);
+        command.args(["serve", "--config", &config]);
+        command.env("TAKO_STATE", self.scratch.path("state"));
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        common::start(command.stderr(Stdio::inherit()))
+    }
+
+    fn status(&self) -> Option<Value> {
+        let mut command = common::command(&["status", "--name", "groups", "--json"]);
+        command.env("TAKO_STATE", self.scratch.path("state"));
+        let output = common::run(&mut command);
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let start = Instant::now();
+        loop {
+            let status = self.status();
+            if let Some(status) = status.as_ref().filter(|status| is_so(status)) {
+                return status.clone();
+            }
+            assert!(start.elapsed() < PATIENCE, "{what}: {status:#?}");
+        }
+    }
+
+    /// Number of the primary's host.
+    fn primary(status: &Value) -> usize {
+        let name = status["unit"]["primary"].as_str().expect("a primary");
+        name[1..].parse::<usize>().expect("a number") - 1
+    }
+
+    /// Waits until the primary ships by a group to so many members.
+    fn wait_for_group(&self, members: usize) -> Value {
+        self.wait("the group is used", |status| {
+            of_primary(status).is_some_and(|group| group["members"] == members)
+        })
+    }
+
+    /// Runs a script with the cluster mounted at `$mount`, on a host.
+    fn mounted(&self, host: usize, script: &str) -> Output {
+        let mount = self.scratch.path("mount");
+        std::fs::create_dir_all(&mount).expect("made");
+        let source = format!("tako://{}:7474/groups", self.hosts.address(host));
+        let tako = common::TAKO;
+        let script = format!(
+            "set -e; mount={mount}; {tako} mount {source} $mount -o transport=tcp; trap '{tako} umount $mount' EXIT; {script}"
+        );
+        let mut command = self.hosts.command(host, "sh");
+        command.args(["-c", &script]).stdin(Stdio::null());
+        command.env("TAKO_KEYS", format!("{}/mount", self.scratch.path("keys")));
+        let output = common::run(&mut command);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{script}: {said}");
+        output
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for node in &mut self.nodes {
+            let _ = node.kill();
+            let _ = node.wait();
+        }
+    }
+}
+
+/// What the primary does with groups.
+fn of_primary(status: &Value) -> Option<&Value> {
+    let mut nodes = status["nodes"].as_array()?.iter();
+    let primary = nodes.find(|node| node["role"] == "primary")?;
+    primary.get("group").filter(|group| group["used"] == true)
+}
+
+/// A counter of all nodes.
+fn sum(status: &Value, counter: &str) -> u64 {
+    let nodes = status["nodes"].as_array().into_iter().flatten();
+    nodes
+        .filter_map(|node| node["group"][counter].as_u64())
+        .sum()
+}
+
+/// Files of several sizes, synced, and their checksums.
+const WRITE: &str = "for size in 1 100 5000 70000 1048576 3000000; do \
+    head -c $size /dev/urandom > $mount/f$size; done; sync $mount/f*; \
+    dd if=/dev/urandom of=$mount/f3000000 bs=100000 seek=3 count=20 conv=notrunc,fsync status=none; \
+    cd $mount; sha256sum f* > $mount/../sums; cd /";
+const COMPARE: &str = "cd $mount; sha256sum --quiet -c ../sums; cd /";
+
+#[test]
+fn replicas_get_files_by_the_group_and_lead_with_them() {
+    let mut cluster = Cluster::start(3, "on");
+    let status = cluster.wait_for_group(2);
+    let lost = Cluster::primary(&status);
+    cluster.mounted((lost + 1) % 3, WRITE);
+    let status = cluster.wait("frames are sent", |status| sum(status, "received") > 0);
+    let group = of_primary(&status).expect("it is used");
+    assert!(group["sent"].as_u64() > Some(5000), "{group}");
+    assert!(
+        group["reason"]
+            .as_str()
+            .is_some_and(|it| it.contains("multicast over tcp"))
+    );
+    for counter in ["refused_damaged", "refused_forged", "refused_foreign"] {
+        assert_eq!(sum(&status, counter), 0, "{counter}");
+    }
+    // Another member leads, with a group and a key of its own.
+    let _ = cluster.nodes[lost].kill();
+    let _ = cluster.nodes[lost].wait();
+    let epoch = status["unit"]["epoch"].clone();
+    cluster.wait("another one serves", |now| {
+        now["serving"] == true && now["unit"]["epoch"] != epoch && of_primary(now).is_some()
+    });
+    cluster.mounted((lost + 1) % 3, COMPARE);
+    cluster.nodes[lost] = cluster.serve(lost);
+    cluster.wait_for_group(2);
+    cluster.mounted(lost, COMPARE);
+}
+
+#[test]
+fn lost_frames_are_sent_again_and_a_lost_group_is_replaced_by_links() {
+    let cluster = Cluster::start(3, "on");
+    let status = cluster.wait_for_group(2);
+    let primary = Cluster::primary(&status);
+    let (first, second) = ((primary + 1) % 3, (primary + 2) % 3);
+    for host in [first, second] {
+        cluster.hosts.lose(host, 50);
+    }
+    cluster.mounted(first, WRITE);
+    let status = cluster.wait("frames are sent again", |status| {
+        sum(status, "sent_again") > 50
+    });
+    assert_eq!(sum(&status, "refused_damaged"), 0, "{status:#?}");
+    cluster.mounted(second, COMPARE);
+    // No frame reaches one of them any more: it gets all by its link, and is offered the group again.
+    cluster.hosts.set_groups(second, "off");
+    cluster.mounted(primary, WRITE);
+    cluster.mounted(second, COMPARE);
+    cluster.hosts.set_groups(second, "on");
+    let received = sum(&cluster.wait_for_group(2), "received");
+    cluster.mounted(primary, WRITE);
+    cluster.wait("both receive", |status| {
+        sum(status, "received") > received + 10
+    });
+    cluster.mounted(second, COMPARE);
+}
+
+/// What [`forged_and_replayed_frames_are_refused`] runs on another host: sends what it hears again, forges and cuts.
+#[test]
+fn a_stranger_at_the_group() {
+    let Ok(meets) = std::env::var("TAKO_GROUP") else {
+        return;
+    };
+    let meets: SocketAddrV4 = meets.parse().expect("an address");
+    let [sender, epoch] = ["TAKO_SENDER", "TAKO_EPOCH"].map(|name| {
+        let value = std::env::var(name).expect("a number");
+        value.parse::<u32>().expect("a number")
+    });
+    let stream = Stream {
+        sender,
+        epoch,
+        unit: 0,
+    };
+    let hears = UdpSocket::bind(meets).expect("bound");
+    hears
+        .join_multicast_v4(meets.ip(), &Ipv4Addr::new(10, 0, 0, 4))
+        .expect("joined");
+    let says = UdpSocket::bind("10.0.0.4:0").expect("bound");
+    says.set_multicast_loop_v4(false).expect("set");
+    println!("ready");
+    let mut bytes = [0; 2000];
+    for number in 1.. {
+        let (length, _) = hears.recv_from(&mut bytes).expect("heard");
+        let head = &bytes[..16].to_vec();
+        let forgery = frame::encode(stream, &Key([1; 32]), (number, 0, 1), b"forged", false);
+        let all = [
+            bytes[..length].to_vec(),
+            bytes[..length - 9].to_vec(),
+            bytes[..20].to_vec(),
+            [head, &forgery[..]].concat(),
+            vec![7; length],
+        ];
+        for datagram in all {
+            says.send_to(&datagram, meets).expect("sent");
+        }
+    }
+}
+
+#[test]
+fn forged_and_replayed_frames_are_refused() {
+    let cluster = Cluster::start(3, "on");
+    let status = cluster.wait_for_group(2);
+    let primary = Cluster::primary(&status);
+    let reason = of_primary(&status).expect("it is used")["reason"].as_str();
+    let (_, meets) = reason
+        .and_then(|it| it.rsplit_once(' '))
+        .expect("an address");
+    let name = status["unit"]["primary"].clone();
+    let mut nodes = status["nodes"].as_array().expect("nodes").iter();
+    let node = nodes
+        .find(|node| node["name"] == name)
+        .expect("the primary");
+    let route = ["route", "add", "239.0.0.0/8", "dev", hosts::INTERFACE];
+    let mut command = cluster.hosts.command(3, "ip");
+    assert!(common::run(command.args(route)).status.success());
+    let program = std::env::current_exe().expect("this program");
+    let mut command = cluster.hosts.command(3, program.to_str().expect("a path"));
+    command.args(["--exact", "a_stranger_at_the_group", "--nocapture"]);
+    command.env("TAKO_GROUP", meets);
+    command.env("TAKO_SENDER", node["id"].to_string());
+    command.env("TAKO_EPOCH", status["unit"]["epoch"].to_string());
+    let mut stranger = common::start(command.stdin(Stdio::null()).stdout(Stdio::piped()));
+    let output = stranger.stdout.take().expect("it is piped");
+    let mut lines = std::io::BufReader::new(output).lines();
+    assert!(lines.any(|line| line.is_ok_and(|line| line.ends_with("ready"))));
+    cluster.mounted((primary + 1) % 3, WRITE);
+    cluster.wait("all kinds are refused", |status| {
+        let kinds = ["refused_damaged", "refused_forged", "refused_repeated"];
+        kinds.iter().all(|kind| sum(status, kind) > 0)
+    });
+    cluster.mounted((primary + 2) % 3, COMPARE);
+    let _ = stranger.kill();
+    let _ = stranger.wait();
+}

@@ -1,0 +1,176 @@
+//! Shipping: which records are sent to which members, one by one or by the unit's group.
+
+use std::collections::BTreeMap;
+
+use super::Member;
+use super::intent::Intent;
+use super::serve::{Peer, Primary};
+use crate::map::NodeId;
+use crate::wire::{Body, Data, Operation};
+
+/// A member that was sent records by the group is asked for none for so many times the retry time: the group asks itself.
+const GROUP_RETRIES: u64 = 10;
+
+/// Records that are to be read together: from where, up to where, and whether they go to the group.
+type Batch = (u64, u64, bool);
+
+impl Peer {
+    /// Whether what it lacks may be on its way by the group.
+    pub fn is_served_by_group(&self, now: u64, retry: u64) -> bool {
+        let sent = self.grouped_at.map(|at| at.max(self.progressed_at));
+        sent.is_some_and(|at| now < at + GROUP_RETRIES * retry)
+    }
+}
+
+impl Primary {
+    /// Notes that the record that ends here names data of a file.
+    pub fn note_named(&mut self, operation: &Operation, end: u64) {
+        if let Some(file) = operation.changes() {
+            self.held_files.insert(file, end);
+        }
+        // What a client has written at all members itself, they have.
+        if matches!(operation, Operation::Write { .. }) {
+            self.named_here.insert(end);
+        }
+    }
+}
+
+impl Member {
+    /// These members, and no others, get records by the unit's group from now on, in so many shipments.
+    pub fn set_group(&mut self, now: u64, members: &[NodeId], room: u32) {
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        primary.group_room = room;
+        for (node, peer) in &mut primary.peers {
+            match members.contains(node) {
+                true => peer.grouped_at = peer.grouped_at.or(Some(now)),
+                false => peer.grouped_at = None,
+            }
+        }
+        self.ship(now);
+    }
+
+    /// The tail that a member has reported to this primary.
+    pub fn tail_of(&self, node: NodeId) -> Option<u64> {
+        let super::Role::Serving(primary) = &self.role else {
+            return None;
+        };
+        primary.peers.get(&node).map(|peer| peer.tail)
+    }
+
+    /// Has records read for all members that lack some: for those of the group together, and of the others for those at one
+    /// position.
+    pub(super) fn ship(&mut self, now: u64) {
+        let retry = self.options.retry_ns;
+        let window = self.options.window;
+        let Some(primary) = self.primary() else {
+            return;
+        };
+        let position = primary.position;
+        let grouped = primary
+            .peers
+            .values()
+            .filter(|peer| peer.grouped_at.is_some());
+        let sent = grouped.clone().filter_map(|peer| peer.sent);
+        let (least, most) = (sent.clone().min(), sent.max());
+        let may_get = |peer: &Peer| {
+            let sent = peer.sent.unwrap_or(position);
+            sent < position && sent <= peer.tail.max(1) + window && !peer.is_reading
+        };
+        // One that is behind the others of the group gets what they have, and then all go on together.
+        let is_together = least == most;
+        let all_may = grouped
+            .clone()
+            .filter(|peer| peer.sent.is_some())
+            .all(may_get);
+        let mut wanted: BTreeMap<Batch, Vec<NodeId>> = BTreeMap::new();
+        for (node, peer) in &mut primary.peers {
+            let batch = match (peer.sent, peer.grouped_at) {
+                (None, _) => continue,
+                (Some(sent), None) => (sent, u64::MAX, false),
+                (Some(sent), Some(_)) if is_together => (sent, u64::MAX, true),
+                (Some(sent), Some(_)) if Some(sent) < most => {
+                    (sent, most.unwrap_or(position), false)
+                }
+                _ => continue,
+            };
+            if may_get(peer) && (!batch.2 || all_may) {
+                peer.is_reading = true;
+                if batch.2 {
+                    peer.grouped_at = Some(now);
+                }
+                wanted.entry(batch).or_default().push(*node);
+            }
+        }
+        if primary.least_tail() < position {
+            primary.next_tick = primary.next_tick.min(now + retry);
+        }
+        for ((from, below, is_for_group), to) in wanted {
+            let data_of = is_for_group.then(|| self.ends_with_data(from));
+            self.out.intents.push_back(Intent::ReadRecords {
+                from,
+                below,
+                to,
+                data_of,
+            });
+        }
+    }
+
+    /// Ends of records behind this position with data that goes with them.
+    fn ends_with_data(&mut self, from: u64) -> Vec<u64> {
+        let primary = self.primary();
+        primary.map_or(Vec::new(), |it| {
+            it.named_here.range(from..).copied().collect()
+        })
+    }
+
+    pub(super) fn records_read(
+        &mut self,
+        (from, to): (u64, Vec<NodeId>),
+        records: Option<Vec<u8>>,
+        data: Option<Vec<Data>>,
+    ) {
+        let mut goes_to = Vec::new();
+        for node in to {
+            let Some(peer) = self.peer(node) else {
+                continue;
+            };
+            peer.is_reading = false;
+            let joins = peer.joins_from.take_if(|position| *position == from);
+            match &records {
+                Some(_) if joins.is_some() => self.welcome(node, from),
+                Some(records) if peer.sent == Some(from) => {
+                    peer.sent = Some(from + records.len() as u64);
+                    goes_to.push(node);
+                }
+                Some(_) => {}
+                None => {
+                    peer.sent = None;
+                    peer.is_lost = true;
+                    let position = self.primary().map_or(0, |primary| primary.position);
+                    if !self.map.is_in_sync(node) {
+                        self.welcome(node, position);
+                    }
+                }
+            }
+        }
+        let Some(records) = records.filter(|records| !records.is_empty()) else {
+            return;
+        };
+        let body = match data {
+            Some(data) => {
+                if let Some(primary) = self.primary() {
+                    primary.group_room = primary.group_room.saturating_sub(1);
+                }
+                Body::Shipment {
+                    from,
+                    records,
+                    data,
+                }
+            }
+            None => Body::Records { from, records },
+        };
+        self.send_all(goes_to, body);
+    }
+}

@@ -1,0 +1,213 @@
+//! The group that the primary sends to.
+
+use std::collections::BTreeMap;
+
+use fabric::messenger::LinkId;
+use fabric::{GroupAddress, Provider};
+use protocol::group::{Key, Offer, Report, Sender, Stream};
+use protocol::wire::Body;
+use protocol::{Defects, NodeId};
+
+use super::{Around, GroupMode, GroupStatus, NoGroup, OUT, address_at};
+use crate::node::UNIT;
+
+/// A member that has not joined, or was given up, is offered the group again after this.
+const OFFER_NS: u64 = 1_000_000_000;
+pub struct Sending {
+    id: NodeId,
+    provider: Provider,
+    address: GroupAddress,
+    key: Key,
+    sender: Sender,
+    /// When the group was last offered to members, and over which link.
+    offered: BTreeMap<NodeId, (u64, LinkId)>,
+    /// What the member was told last.
+    told: (Vec<NodeId>, u32),
+}
+
+/// Members of the unit that are to hold data, but this one.
+fn replicas(id: NodeId, around: &Around<'_>) -> Vec<NodeId> {
+    let unit = around.member.map();
+    let all = unit.members.iter().copied();
+    all.filter(|node| *node != id && !unit.is_metadata_only(*node))
+        .collect()
+}
+
+impl Sending {
+    /// Joins a group, if it is wanted and all replicas that are there are reached by one transport that has groups.
+    pub fn start(id: NodeId, mode: GroupMode, around: &mut Around<'_>) -> Result<Sending, NoGroup> {
+        let replicas = replicas(id, around);
+        match mode {
+            GroupMode::Off => return Err("`group = off`".into()),
+            // A group sends less and takes longer, wherever both were measured (docs/performance/groups.md).
+            GroupMode::Auto => {
+                return Err("`auto` uses links, which measured faster; see `group = on`".into());
+            }
+            GroupMode::On => {}
+        }
+        let mut found: Option<(Provider, GroupAddress)> = None;
+        for node in replicas
+            .into_iter()
+            .filter(|node| around.peers.link(*node).is_some())
+        {
+            let name = around.map.node(node).map_or("?", |node| node.name.as_str());
+            let Some((provider, address)) = address_at(around, node, false) else {
+                return Err(format!("{name} is on this host, or reached by IPv6").into());
+            };
+            match found {
+                Some((other, _)) if other != provider => {
+                    return Err(format!("replicas are reached by {other} and {provider}").into());
+                }
+                _ => found = Some((provider, address)),
+            }
+        }
+        let (provider, address) = found.ok_or("no replica is there")?;
+        let longest = around.messenger.group_bytes(provider);
+        let longest = longest.ok_or_else(|| format!("{provider} has no groups"))?;
+        around.messenger.join_group(provider, OUT, address)?;
+        let key = Key(fabric::random_key());
+        let stream = Stream {
+            sender: id,
+            epoch: around.member.map().epoch,
+            unit: UNIT,
+        };
+        let with_parity = around.map.options().parity;
+        let defects = Defects::default();
+        let sender = Sender::new(stream, key.clone(), longest as usize, with_parity, defects);
+        Ok(Sending {
+            id,
+            provider,
+            address,
+            key,
+            sender,
+            offered: BTreeMap::new(),
+            told: (Vec::new(), 0),
+        })
+    }
+
+    pub fn provider(&self) -> Provider {
+        self.provider
+    }
+
+    pub fn epoch(&self) -> u32 {
+        self.sender.stream().epoch
+    }
+
+    /// Makes frames of a shipment, if it goes to all members of the group and to no others.
+    pub fn ship(&mut self, to: &[NodeId], bytes: &[u8], end: u64) -> bool {
+        let goes = !to.is_empty() && self.sender.members().eq(to.iter().copied());
+        if goes {
+            self.sender.push(bytes, end);
+            self.told.1 = self.told.1.saturating_sub(1);
+        }
+        goes
+    }
+
+    /// A member has joined, or says what it has.
+    pub fn take_report(
+        &mut self,
+        now: u64,
+        around: &mut Around<'_>,
+        from: NodeId,
+        report: &Report,
+    ) {
+        if !self.sender.has(from) {
+            let is_offered = self.offered.get(&from).map(|(_, link)| Some(*link));
+            if is_offered == Some(around.peers.link(from)) && report.below == 0 {
+                let first = self.sender.admit(now, from, report.room);
+                around.send(self.id, from, frames(first, first));
+            }
+            return;
+        }
+        let (parts, skips) = self.sender.handle_report(now, from, report);
+        if let Some(range) = skips {
+            around.send(self.id, from, frames(range.start, range.end));
+        }
+        for again in parts {
+            let body = Body::Frames {
+                first: 0,
+                end: 0,
+                again,
+            };
+            around.send(self.id, from, body);
+        }
+    }
+
+    /// Offers the group to replicas that are not in it, sends frames, and asks members that are silent.
+    pub fn work(&mut self, now: u64, around: &mut Around<'_>) -> Option<(Vec<NodeId>, u32)> {
+        let replicas = replicas(self.id, around);
+        for node in self.sender.members().collect::<Vec<_>>() {
+            let link = self.offered.get(&node).map(|(_, link)| *link);
+            match around.member.tail_of(node) {
+                Some(tail) if link == around.peers.link(node) && replicas.contains(&node) => {
+                    self.sender.handle_tail(now, node, tail);
+                }
+                // Its link has ended, or it is no replica any more.
+                _ => self.sender.dismiss(node),
+            }
+        }
+        for node in replicas {
+            self.offer(now, around, node);
+        }
+        let (asked, _) = self.sender.handle_timeout(now);
+        for (node, range) in asked {
+            around.send(self.id, node, frames(range.start, range.end));
+        }
+        while let Some(frame) = self.sender.poll_frame(now) {
+            around.messenger.send_to_group(self.provider, OUT, frame);
+        }
+        let members: Vec<_> = self.sender.members().collect();
+        let room = self.sender.room();
+        let has_little = self.told.1 < 2 && room > self.told.1;
+        (has_little || members != self.told.0).then(|| {
+            self.told = (members, room);
+            self.told.clone()
+        })
+    }
+
+    fn offer(&mut self, now: u64, around: &mut Around<'_>, node: NodeId) {
+        let Some(link) = around.peers.link(node).filter(|_| !self.sender.has(node)) else {
+            return;
+        };
+        let offered = self.offered.get(&node);
+        let is_recent = offered.is_some_and(|(at, over)| now < at + OFFER_NS && *over == link);
+        let reaches = address_at(around, node, false).is_some_and(|(by, _)| by == self.provider);
+        if is_recent || !reaches {
+            return;
+        }
+        self.offered.insert(node, (now, link));
+        let offer = Offer {
+            address: self.address.address.octets(),
+            port: self.address.port,
+            sender: self.id,
+            key: self.key.clone(),
+        };
+        let offer = Box::new(offer);
+        let bytes = around.message(self.id, Body::Offer { offer });
+        // A link that has ended is reported by the messenger.
+        let _ = around.messenger.tell(link, &bytes);
+    }
+
+    pub fn timeout(&self) -> Option<u64> {
+        self.sender.poll_timeout()
+    }
+
+    pub fn count(&self, status: &mut GroupStatus) {
+        let (sent, again) = self.sender.counts();
+        status.used = true;
+        status.members = self.sender.members().count();
+        let GroupAddress { address, port, .. } = self.address;
+        status.reason = format!("multicast over {} at {address}:{port}", self.provider);
+        status.sent += sent;
+        status.sent_again += again;
+    }
+}
+
+/// What a member is told of the stream.
+fn frames(first: u64, end: u64) -> Body {
+    Body::Frames {
+        first,
+        end,
+        again: Vec::new(),
+    }
+}
