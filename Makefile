@@ -38,7 +38,7 @@ bench: build ## every figure beside the raw limit of this machine, and programs 
 soak: tools build ## the tests of the lab, fsx and clusters with their bounds lifted, and real programs
 	TAKO_SOAK=1 cargo test --profile tests -p tako-lab
 	TAKO_SOAK=1 cargo test --profile tests -p tako-cli --test conformance fsx
-	TAKO_SOAK=1 cargo test --profile tests -p tako-cli --test clustered --test random_kills
+	TAKO_SOAK=1 cargo test --profile tests -p tako-cli --test clustered --test random_kills --test random_links
 	scripts/soak.sh
 
 fuzz: ## a minute of fuzzing for each parser of media and messages

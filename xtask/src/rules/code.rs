@@ -28,6 +28,7 @@ const PARTS_ALLOWED: &[&str] = &[
     "crates/cli/tests/hosts/mod.rs",
     "crates/cli/tests/mounted/mod.rs",
     "crates/cli/tests/nodes/mod.rs",
+    "crates/cli/tests/random_work/mod.rs",
     "crates/cli/tests/suite/mod.rs",
     "crates/client/tests/common/loopback.rs",
     "crates/client/tests/common/mod.rs",

@@ -26,6 +26,12 @@ fn ip(arguments: &str) -> bool {
     common::run(&mut command).status.success()
 }
 
+fn tc(end: &str, form: &str) -> bool {
+    let mut command = Command::new("tc");
+    command.args(end.split(' ')).args(form.split(' '));
+    common::run(command.stderr(Stdio::null())).status.success()
+}
+
 impl Hosts {
     fn made(count: usize) -> Hosts {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -131,6 +137,31 @@ impl Hosts {
             common::run(command.arg(format!("/sys/class/net/{INTERFACE}/statistics/tx_bytes")));
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.trim().parse().expect("a number")
+    }
+
+    /// Makes the link of a host slow, both ways. False if the kernel cannot.
+    pub fn slow_down(&self, host: usize) -> bool {
+        let form = "root tbf rate 4mbit burst 16kb latency 400ms";
+        self.ends_of(host)
+            .iter()
+            .all(|end| tc(&end.replace("qdisc", "qdisc replace"), form))
+    }
+
+    /// Makes it fast again.
+    pub fn speed_up(&self, host: usize) {
+        for end in self.ends_of(host) {
+            // It was fast if this fails.
+            tc(&end.replace("qdisc", "qdisc delete"), "root");
+        }
+    }
+
+    /// The arguments of tc(8) for both ends of a host's link.
+    fn ends_of(&self, host: usize) -> [String; 2] {
+        let (name, bridge) = (&self.names[host], &self.bridge);
+        [
+            format!("-n {bridge} qdisc dev h{host}"),
+            format!("-n {name} qdisc dev {INTERFACE}"),
+        ]
     }
 
     /// Takes a host off the network, or puts it back.

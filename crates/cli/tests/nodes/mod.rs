@@ -259,6 +259,11 @@ pub fn examine(cluster: &Cluster) {
     let pools: Vec<PathBuf> = pools
         .map(|entry| entry.expect("it is readable").path())
         .collect();
+    compare(&pools);
+}
+
+/// The check of each pool finds the same files and nothing wrong, and all reachable bytes are the same.
+pub fn compare(pools: &[PathBuf]) {
     let checks = pools.iter().map(|pool| {
         let said = common::tako(&["check", &pool.display().to_string()]).ended(0);
         said.split(';').next().map(str::to_owned)
@@ -267,7 +272,7 @@ pub fn examine(cluster: &Cluster) {
     assert!(checks.iter().all(|it| *it == checks[0]), "{checks:?}");
     let images: Vec<_> = pools.iter().map(|pool| image(pool)).collect();
     let (first, part) = &images[0];
-    for ((other, other_part), pool) in images.iter().zip(&pools).skip(1) {
+    for ((other, other_part), pool) in images.iter().zip(pools).skip(1) {
         let is_whole = *part == Part::Whole && *other_part == Part::Whole;
         let part = if is_whole {
             Part::Whole

@@ -1,4 +1,5 @@
 //! Threads that work on blocks and names of a cluster through its mounts, and note all that they did and saw.
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::fs::{self, File};
 use std::io;
@@ -19,6 +20,9 @@ const NAMES: u64 = 4;
 const BLOCK: usize = 4096;
 /// Pause between two operations of a thread, so that the machine has time for others.
 const PAUSE: Duration = Duration::from_millis(2);
+
+/// Nanoseconds between two moments at which a member may have taken over: fewer than nothing is answered before a takeover.
+const APART: u64 = 200_000_000;
 
 /// A block of a file: the kernel takes memory that is aligned so past its cache, which other mounts do not see.
 #[repr(align(4096))]
@@ -43,12 +47,16 @@ struct Unsynced {
     mount: usize,
     file: u64,
     completed: u64,
+    /// An fsync has failed since: no later one is good for it.
+    is_doubtful: bool,
 }
 
 #[derive(Default)]
 struct Log {
     history: History,
     unsynced: Vec<Unsynced>,
+    /// When members may have taken over.
+    moments: Vec<u64>,
 }
 
 /// A directory on which the cluster is mounted, or soon will be again.
@@ -65,6 +73,10 @@ pub struct Work {
     log: Mutex<Log>,
     places: Vec<Place>,
     values: AtomicU64,
+    /// Operations that have begun.
+    begun: AtomicU64,
+    /// A mount is dead after an error.
+    errors_last: bool,
     is_over: Mutex<bool>,
     ended: Condvar,
 }
@@ -90,9 +102,22 @@ impl Work {
             log: Mutex::default(),
             places: (0..mounts).map(|_| place()).collect(),
             values: AtomicU64::new(1),
+            begun: AtomicU64::new(0),
+            errors_last: true,
             is_over: Mutex::new(false),
             ended: Condvar::new(),
         }
+    }
+
+    /// Mounts go on after an error.
+    pub fn beyond_errors(mut self) -> Work {
+        self.errors_last = false;
+        self
+    }
+
+    /// How many operations have begun.
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
     }
 
     fn now(&self) -> u64 {
@@ -130,9 +155,35 @@ impl Work {
     pub fn may_have_lost(&self, mount: usize) {
         let now = self.now();
         let mut log = self.log();
-        let Log { history, unsynced } = &mut *log;
+        let Log {
+            history, unsynced, ..
+        } = &mut *log;
         for write in unsynced.extract_if(.., |write| write.mount == mount) {
             history.may_vanish(write.id, now);
+        }
+    }
+
+    /// This may be the moment of a takeover.
+    pub fn note_moment(&self) {
+        let now = self.now();
+        let mut log = self.log();
+        if log.moments.last().is_none_or(|last| last + APART <= now) {
+            log.moments.push(now);
+        }
+    }
+
+    /// Whether a takeover was at one of the moments noted since the last call. Then writes that were not synchronised by their
+    /// own mount may be lost: its session may have ended.
+    pub fn may_have_lost_since(&self, was_taken_over: bool) {
+        let mut log = self.log();
+        let moments = std::mem::take(&mut log.moments);
+        let Log {
+            history, unsynced, ..
+        } = &mut *log;
+        for write in unsynced.iter().filter(|_| was_taken_over) {
+            moments
+                .iter()
+                .for_each(|at| history.may_vanish(write.id, *at));
         }
     }
 
@@ -156,7 +207,8 @@ impl Work {
             let is_done = self.step(mount, client, &root, &mut random);
             drop(directory);
             // A mount that is dead fails all that is asked of it.
-            while !is_done && self.goes_on() && place.mounts.load(Ordering::Acquire) == mounts {}
+            let is_dead = !is_done && self.errors_last;
+            while is_dead && self.goes_on() && place.mounts.load(Ordering::Acquire) == mounts {}
         }
     }
 
@@ -175,7 +227,7 @@ impl Work {
         match random.below(10) {
             0..3 => self.write(mount, client, root, (file, block)),
             3..5 => self.read(client, root, (file, block)),
-            5 => self.sync(root, file),
+            5 => self.sync(mount, root, file),
             6 | 7 => {
                 let value = self.values.fetch_add(1, Ordering::Relaxed);
                 self.note(
@@ -226,6 +278,7 @@ impl Work {
         operation: Operation,
         act: impl FnOnce() -> Result<Outcome, Failed>,
     ) -> Result<Option<(Id, u64)>, io::Error> {
+        self.begun.fetch_add(1, Ordering::Relaxed);
         let id = {
             let mut log = self.log();
             let now = self.now();
@@ -274,6 +327,7 @@ impl Work {
                 mount,
                 file,
                 completed,
+                is_doubtful: false,
             });
         }
         written.is_ok()
@@ -294,15 +348,24 @@ impl Work {
         })
     }
 
-    fn sync(&self, root: &Path, file: u64) -> bool {
+    fn sync(&self, mount: usize, root: &Path, file: u64) -> bool {
         let Ok(open) = open(root, file) else {
             return false;
         };
         let invoked = self.now();
         let is_synced = open.sync_all().is_ok();
-        if is_synced {
-            let is_open = |write: &Unsynced| write.file != file || write.completed > invoked;
-            self.log().unsynced.retain(is_open);
+        // Another mount does not know of writes that were lost with a session of this one.
+        let is_before = |write: &Unsynced| {
+            let is_own = self.errors_last || write.mount == mount;
+            is_own && write.file == file && write.completed <= invoked
+        };
+        let unsynced = &mut self.log().unsynced;
+        match is_synced {
+            true => unsynced.retain(|write| write.is_doubtful || !is_before(write)),
+            false => {
+                let failed = unsynced.iter_mut().filter(|write| is_before(write));
+                failed.for_each(|write| write.is_doubtful = true);
+            }
         }
         is_synced
     }
