@@ -1,4 +1,4 @@
-//! A primary's handling of writes.
+//! A primary's handling of writes, and what it ships of them by a group.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -7,7 +7,7 @@ use common::{CLIENT, FILE, SESSION, decoded, first_map, message, refusals, write
 use operations::WriteAt;
 use protocol::member::{Completion, Intent, SessionRecord, Ticket};
 use protocol::wire::{Acknowledge, Body, ErrorCode, Operation, Outcome, Replay};
-use protocol::{Defects, Member, NOBODY, Options, Sequence, UnitMap};
+use protocol::{Defects, Member, NOBODY, NodeId, Options, Sequence, UnitMap};
 
 /// The only member of a unit, elected again, with one session in its image.
 fn primary() -> (Member, u64) {
@@ -208,4 +208,160 @@ fn changes_wait_for_enough_members_in_sync_and_reads_go_on() {
     let now = member.poll_timeout().expect("a heartbeat is due some time");
     member.handle_timeout(now);
     assert_eq!(executes(&mut member).len(), 1, "the write");
+}
+
+/// A primary that ships: records begin at 640.
+struct Shipping {
+    member: Member,
+    now: u64,
+    request: u64,
+    position: u64,
+}
+
+/// Records that are read: from where, for which members, and whether for the group.
+type Read = (u64, Vec<NodeId>, bool);
+
+impl Shipping {
+    /// The primary of members 1 and 2. Member 1 is in sync and has all.
+    fn new() -> Shipping {
+        let (mut member, now) = primary();
+        let map = UnitMap {
+            members: vec![0, 1, 2],
+            in_sync: vec![0, 1],
+            ..member.map().next()
+        };
+        member.handle_map(now, map);
+        let mut shipping = Shipping {
+            member,
+            now,
+            request: 3,
+            position: 640,
+        };
+        let lease = Body::Lease {
+            sent_at_ns: now,
+            tail: 640,
+            is_caught_up: true,
+        };
+        shipping.hear(1, lease);
+        let replays = Vec::new();
+        shipping.hear(CLIENT, Body::Resume { holds: 0, replays });
+        shipping
+    }
+
+    fn hear(&mut self, from: u32, body: Body) {
+        let message = message(self.member.map().epoch, from, self.request, body);
+        self.member.handle_message(self.now, &message);
+    }
+
+    fn set_group(&mut self, members: &[NodeId], room: u32) {
+        self.member.set_group(self.now, members, room);
+    }
+
+    /// A client writes 64 bytes of records.
+    fn write(&mut self) {
+        self.request += 1;
+        let request = Body::Request {
+            slot: 0,
+            acknowledge: Acknowledge::Primary,
+            wants_lease: false,
+            operation: write(),
+        };
+        self.hear(CLIENT, request);
+        let tickets = executes(&mut self.member);
+        assert_eq!(tickets.len(), 1);
+        self.position += 64;
+        let executed = Completion::Executed {
+            ticket: tickets[0],
+            outcome: Outcome::default(),
+            position: Some(self.position),
+            depends_on: self.position,
+            is_by_reference: false,
+        };
+        self.member.handle_completion(self.now, executed);
+    }
+
+    /// Reads what is to be read.
+    fn reads(&mut self) -> Vec<Read> {
+        let mut reads = Vec::new();
+        while let Some(intent) = self.member.poll_intent() {
+            let Intent::ReadRecords {
+                from,
+                below,
+                to,
+                data_of,
+            } = intent
+            else {
+                continue;
+            };
+            reads.push((from, to.clone(), data_of.is_some()));
+            let length = below.min(self.position) - from;
+            let records = Completion::Records {
+                from,
+                to,
+                records: Some(vec![0; length as usize]),
+                data: data_of.map(|_| Vec::new()),
+            };
+            self.member.handle_completion(self.now, records);
+        }
+        reads
+    }
+}
+
+#[test]
+fn a_member_that_rejoins_does_not_hold_up_the_group() {
+    let mut primary = Shipping::new();
+    let version = primary.member.map().version;
+    primary.hear(2, Body::Join { from: 128, version });
+    assert_eq!(primary.reads(), [(128, vec![2], false)]);
+    primary.set_group(&[1, 2], 4);
+    let tail = Body::Tail {
+        tail: 128,
+        is_caught_up: false,
+    };
+    primary.hear(2, tail);
+    primary.write();
+    // Member 2 has to fetch data, and says nothing.
+    assert!(primary.reads().contains(&(640, vec![1], true)));
+    primary.write();
+    assert!(primary.reads().contains(&(704, vec![1], true)));
+}
+
+#[test]
+fn a_member_that_joins_the_group_gets_what_its_old_link_lost() {
+    let mut primary = Shipping::new();
+    primary.set_group(&[1], 4);
+    primary.write();
+    assert_eq!(primary.reads(), [(640, vec![1], true)]);
+    primary.set_group(&[], 4);
+    assert_eq!(primary.reads(), []);
+    primary.set_group(&[1], 4);
+    assert_eq!(primary.reads(), [(640, vec![1], true)]);
+}
+
+#[test]
+fn a_gap_that_stays_is_filled_while_the_group_is_busy() {
+    let mut primary = Shipping::new();
+    primary.set_group(&[1], 4);
+    for question in 0..3 {
+        primary.write();
+        let position = 640 + 64 * question;
+        assert_eq!(primary.reads(), [(position, vec![1], true)]);
+        primary.hear(1, Body::Gap { from: 640 });
+        let again = [(640, vec![1], true)];
+        let is_filled = question == 2;
+        assert_eq!(primary.reads(), again[..usize::from(is_filled)]);
+        primary.now += Options::default().retry_ns;
+    }
+}
+
+#[test]
+fn a_group_gets_no_more_shipments_than_it_has_room_for() {
+    let mut primary = Shipping::new();
+    primary.set_group(&[1], 1);
+    primary.write();
+    assert_eq!(primary.reads(), [(640, vec![1], true)]);
+    primary.write();
+    assert_eq!(primary.reads(), []);
+    primary.set_group(&[1], 1);
+    assert_eq!(primary.reads(), [(704, vec![1], true)]);
 }

@@ -13,6 +13,8 @@ use crate::wire::{Body, Data, Envelope, Fetch};
 
 /// Records that came too early, at most, in messages. What does not fit is asked for again.
 const EARLY_MAX: usize = 64;
+/// And in bytes, with their data: what a group keeps to send again, and as much on its way.
+const EARLY_BYTES: usize = 8 << 20;
 
 /// Image bytes that came: `skipped` bytes from `offset` on are no metadata.
 pub(super) struct Arrived {
@@ -85,6 +87,18 @@ impl Following {
 
     pub fn kept(&self) -> usize {
         self.early.len() + self.fetched.len() + self.missing.kept() + self.joining.kept()
+    }
+
+    /// Whether there is room for records that came too early.
+    fn may_hold(&self, records: &[u8], data: &[Data]) -> bool {
+        let bytes = |records: &[u8], data: &[Data]| {
+            records.len() + data.iter().map(|data| data.bytes.len()).sum::<usize>()
+        };
+        let held = self
+            .early
+            .values()
+            .map(|(records, data)| bytes(records, data));
+        self.early.len() < EARLY_MAX && held.sum::<usize>() + bytes(records, data) <= EARLY_BYTES
     }
 
     /// Records ranges to be fetched; returns whether all of them were before.
@@ -249,7 +263,7 @@ impl Member {
         };
         let end = from.saturating_add(records.len() as u64);
         if from > tail {
-            if following.early.len() < EARLY_MAX {
+            if following.may_hold(&records, &data) {
                 following.early.insert(from, (records, data));
             }
             return self.ask_for_gap(now);
@@ -497,5 +511,27 @@ impl Member {
             (false, true) => Some(self.promised_until),
             (false, false) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn early_records_are_bounded_in_bytes() {
+        let mut following = Following::new(0);
+        let data = |length| {
+            vec![Data {
+                position: 900,
+                offset: 4096,
+                bytes: vec![7; length],
+            }]
+        };
+        assert!(following.may_hold(&[0; 64], &data(EARLY_BYTES - 64)));
+        let early = (vec![0; 64], data(EARLY_BYTES - 128));
+        following.early.insert(900, early);
+        assert!(following.may_hold(&[0; 64], &[]));
+        assert!(!following.may_hold(&[0; 64], &data(1)));
     }
 }

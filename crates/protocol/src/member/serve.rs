@@ -46,6 +46,8 @@ pub(super) struct Peer {
     asked_at: u64,
     /// It gets records by the unit's group, and was last sent some then.
     pub grouped_at: Option<u64>,
+    /// Where records are that it said it lacks, and when it first did.
+    pub gap: Option<(u64, u64)>,
 }
 
 /// State of the primary.
@@ -110,6 +112,7 @@ impl Peer {
             progressed_at: now,
             asked_at: now,
             grouped_at: None,
+            gap: None,
         }
     }
 
@@ -267,11 +270,8 @@ impl Member {
             Body::Tail { tail, is_caught_up } => self.handle_tail(now, from, tail, is_caught_up),
             Body::Gap { from: position } => {
                 let retry = self.options.retry_ns;
-                if let Some(peer) = self.peer(from)
-                    && position >= peer.tail
-                    && !peer.is_served_by_group(now, retry)
-                {
-                    peer.sent = Some(position);
+                if let Some(peer) = self.peer(from) {
+                    peer.note_gap(now, position, retry);
                 }
             }
             Body::Join {

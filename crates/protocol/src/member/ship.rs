@@ -10,6 +10,8 @@ use crate::wire::{Body, Data, Operation};
 
 /// A member that was sent records by the group is asked for none for so many times the retry time: the group asks itself.
 const GROUP_RETRIES: u64 = 10;
+/// A gap that a member reports for so many times the retry time is filled by its link: the group has given it what it had.
+const GAP_RETRIES: u64 = 2;
 
 /// Records that are to be read together: from where, up to where, and whether they go to the group.
 type Batch = (u64, u64, bool);
@@ -19,6 +21,27 @@ impl Peer {
     pub fn is_served_by_group(&self, now: u64, retry: u64) -> bool {
         let sent = self.grouped_at.map(|at| at.max(self.progressed_at));
         sent.is_some_and(|at| now < at + GROUP_RETRIES * retry)
+    }
+
+    /// A member that joins the group may lack what it was sent before, by a link that has ended: it gets that again.
+    fn join_group(&mut self, now: u64) {
+        self.grouped_at = Some(now);
+        if self.tail > 0 {
+            self.sent = self.sent.map(|sent| sent.min(self.tail));
+        }
+    }
+
+    /// Takes a member's word that it lacks the records from here on. They may be on their way by the group at first.
+    pub fn note_gap(&mut self, now: u64, position: u64, retry: u64) {
+        if position < self.tail {
+            return;
+        }
+        let known = self.gap.filter(|(from, _)| *from == position);
+        let (_, since) = *self.gap.insert(known.unwrap_or((position, now)));
+        if !self.is_served_by_group(now, retry) || now >= since + GAP_RETRIES * retry {
+            self.sent = Some(position);
+            self.gap = None;
+        }
     }
 }
 
@@ -36,16 +59,18 @@ impl Primary {
 }
 
 impl Member {
-    /// These members, and no others, get records by the unit's group from now on, in so many shipments.
+    /// These members, and no others, get records by the unit's group from now on, in so many shipments. One that is not
+    /// counted is left out: it may fetch for long, and the others would wait for it.
     pub fn set_group(&mut self, now: u64, members: &[NodeId], room: u32) {
         let Some(primary) = self.primary() else {
             return;
         };
         primary.group_room = room;
         for (node, peer) in &mut primary.peers {
-            match members.contains(node) {
-                true => peer.grouped_at = peer.grouped_at.or(Some(now)),
-                false => peer.grouped_at = None,
+            match (members.contains(node) && peer.is_counted, peer.grouped_at) {
+                (true, None) => peer.join_group(now),
+                (true, Some(_)) => {}
+                (false, _) => peer.grouped_at = None,
             }
         }
         self.ship(now);
@@ -80,10 +105,11 @@ impl Member {
         };
         // One that is behind the others of the group gets what they have, and then all go on together.
         let is_together = least == most;
-        let all_may = grouped
-            .clone()
-            .filter(|peer| peer.sent.is_some())
-            .all(may_get);
+        let all_may = primary.group_room > 0
+            && grouped
+                .clone()
+                .filter(|peer| peer.sent.is_some())
+                .all(may_get);
         let mut wanted: BTreeMap<Batch, Vec<NodeId>> = BTreeMap::new();
         for (node, peer) in &mut primary.peers {
             let batch = match (peer.sent, peer.grouped_at) {
@@ -160,7 +186,7 @@ impl Member {
         };
         let body = match data {
             Some(data) => {
-                if let Some(primary) = self.primary() {
+                if let Some(primary) = self.primary().filter(|_| !goes_to.is_empty()) {
                     primary.group_room = primary.group_room.saturating_sub(1);
                 }
                 Body::Shipment {

@@ -14,6 +14,7 @@
 mod receiving;
 mod sending;
 
+use std::borrow::Cow;
 use std::fmt;
 
 use fabric::messenger::Messenger;
@@ -58,7 +59,7 @@ pub struct GroupStatus {
     /// Whether this node, as primary, ships by a group.
     pub used: bool,
     /// Where, or why not.
-    pub reason: String,
+    pub reason: Cow<'static, str>,
     /// Members that it ships to by the group.
     pub members: usize,
     /// Frames that it has sent to groups since it started.
@@ -117,7 +118,14 @@ pub struct Groups {
     receiving: Option<Receiving>,
     /// Of groups that have ended.
     counts: GroupStatus,
+    /// When a group that could not be joined to send to is tried again.
+    retry_at: u64,
+    /// Why an offer could not be taken, the last time.
+    refused: String,
 }
+
+/// A group that could not be joined is tried again after this.
+const RETRY_NS: u64 = 1_000_000_000;
 
 /// The group that this node sends to, by its own numbers.
 const OUT: GroupId = GroupId(0);
@@ -131,7 +139,19 @@ impl Groups {
             mode,
             sending: None,
             receiving: None,
-            counts: GroupStatus::default(),
+            counts: GroupStatus {
+                reason: match mode {
+                    GroupMode::On => "only the primary ships".into(),
+                    GroupMode::Off => "`group = off`".into(),
+                    // A group sends less and takes longer, wherever both were measured (docs/performance/groups.md).
+                    GroupMode::Auto => {
+                        "`auto` uses links, which measured faster; see `group = on`".into()
+                    }
+                },
+                ..GroupStatus::default()
+            },
+            retry_at: 0,
+            refused: String::new(),
         }
     }
 
@@ -165,13 +185,16 @@ impl Groups {
         }
     }
 
-    /// Takes an offer, which came over the control connection with this node.
+    /// Takes an offer, which came over the control connection with this node. Returns why it cannot, if the reason is new.
     pub fn take_offer(
         &mut self,
         around: &mut Around<'_>,
         from: NodeId,
         bytes: &[u8],
-    ) -> Option<fabric::Error> {
+    ) -> Option<String> {
+        if self.mode != GroupMode::On {
+            return None;
+        }
         let message = Message::decode(bytes, &protocol::Defects::default()).ok()?;
         let unit = around.member.map();
         let is_current = message.envelope.epoch == unit.epoch && unit.primary == from;
@@ -182,13 +205,16 @@ impl Groups {
             return None;
         }
         self.leave(around.messenger);
-        match Receiving::join(around, unit.epoch, &offer) {
+        let refused = match Receiving::join(around, unit.epoch, &offer) {
             Ok(receiving) => {
                 self.receiving = receiving;
-                None
+                String::new()
             }
-            Err(error) => Some(error),
-        }
+            Err(error) => error.to_string(),
+        };
+        let is_new = !refused.is_empty() && refused != self.refused;
+        self.refused = refused;
+        is_new.then(|| self.refused.clone())
     }
 
     fn leave(&mut self, messenger: &mut Messenger) {
@@ -227,6 +253,9 @@ impl Groups {
     /// Does what is due: offers, frames, reports. Returns the members to which records go by the group, and how many
     /// shipments it takes, if the member is to know.
     pub fn work(&mut self, now: u64, around: &mut Around<'_>) -> Option<(Vec<NodeId>, u32)> {
+        if self.mode != GroupMode::On {
+            return None;
+        }
         let epoch = around.member.map().epoch;
         if self
             .receiving
@@ -246,10 +275,13 @@ impl Groups {
         if self.sending.as_ref().is_some_and(|it| it.epoch() != epoch) {
             self.end(around.messenger);
         }
-        if self.sending.is_none() {
-            match Sending::start(self.id, self.mode, around) {
+        if self.sending.is_none() && now >= self.retry_at {
+            match Sending::start(self.id, around) {
                 Ok(sending) => self.sending = Some(sending),
-                Err(NoGroup(reason)) => self.counts.reason = reason,
+                Err(NoGroup(reason)) => {
+                    self.counts.reason = reason.into();
+                    self.retry_at = now + RETRY_NS;
+                }
             }
         }
         self.sending.as_mut()?.work(now, around)

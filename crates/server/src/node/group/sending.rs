@@ -8,11 +8,12 @@ use protocol::group::{Key, Offer, Report, Sender, Stream};
 use protocol::wire::Body;
 use protocol::{Defects, NodeId};
 
-use super::{Around, GroupMode, GroupStatus, NoGroup, OUT, address_at};
+use super::{Around, GroupStatus, NoGroup, OUT, address_at};
 use crate::node::UNIT;
 
 /// A member that has not joined, or was given up, is offered the group again after this.
 const OFFER_NS: u64 = 1_000_000_000;
+
 pub struct Sending {
     id: NodeId,
     provider: Provider,
@@ -25,28 +26,19 @@ pub struct Sending {
     told: (Vec<NodeId>, u32),
 }
 
-/// Members of the unit that are to hold data, but this one.
+/// Members in sync that are to hold data, but this one. Another one may fetch for long, and gets its records by its link.
 fn replicas(id: NodeId, around: &Around<'_>) -> Vec<NodeId> {
     let unit = around.member.map();
     let all = unit.members.iter().copied();
-    all.filter(|node| *node != id && !unit.is_metadata_only(*node))
+    all.filter(|node| *node != id && unit.is_in_sync(*node) && !unit.is_metadata_only(*node))
         .collect()
 }
 
 impl Sending {
-    /// Joins a group, if it is wanted and all replicas that are there are reached by one transport that has groups.
-    pub fn start(id: NodeId, mode: GroupMode, around: &mut Around<'_>) -> Result<Sending, NoGroup> {
-        let replicas = replicas(id, around);
-        match mode {
-            GroupMode::Off => return Err("`group = off`".into()),
-            // A group sends less and takes longer, wherever both were measured (docs/performance/groups.md).
-            GroupMode::Auto => {
-                return Err("`auto` uses links, which measured faster; see `group = on`".into());
-            }
-            GroupMode::On => {}
-        }
+    /// Joins a group, if all replicas that are there are reached by one transport that has groups.
+    pub fn start(id: NodeId, around: &mut Around<'_>) -> Result<Sending, NoGroup> {
         let mut found: Option<(Provider, GroupAddress)> = None;
-        for node in replicas
+        for node in replicas(id, around)
             .into_iter()
             .filter(|node| around.peers.link(*node).is_some())
         {
@@ -95,10 +87,11 @@ impl Sending {
 
     /// Makes frames of a shipment, if it goes to all members of the group and to no others.
     pub fn ship(&mut self, to: &[NodeId], bytes: &[u8], end: u64) -> bool {
+        // The member has counted it, wherever it goes.
+        self.told.1 = self.told.1.saturating_sub(1);
         let goes = !to.is_empty() && self.sender.members().eq(to.iter().copied());
         if goes {
             self.sender.push(bytes, end);
-            self.told.1 = self.told.1.saturating_sub(1);
         }
         goes
     }
@@ -197,7 +190,7 @@ impl Sending {
         status.used = true;
         status.members = self.sender.members().count();
         let GroupAddress { address, port, .. } = self.address;
-        status.reason = format!("multicast over {} at {address}:{port}", self.provider);
+        status.reason = format!("multicast over {} at {address}:{port}", self.provider).into();
         status.sent += sent;
         status.sent_again += again;
     }
