@@ -9,10 +9,11 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{Scratch, apart, tako};
+use common::{Scratch, TAKO, apart, tako};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -52,20 +53,23 @@ impl Background {
         assert_eq!(tako(&["umount", &self.directory]).ended(0), "");
     }
 
-    /// The process that serves the mount, if one does: the one that holds the pool.
+    /// The process that serves the mount, if one does: the one of the program that holds the pool.
     fn server(&self) -> Option<Pid> {
         let entries = fs::read_dir("/proc").unwrap().flatten();
         let mut processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let program = fs::canonicalize(TAKO).unwrap();
+        let is = |link: &Path, path: &Path| fs::read_link(link).is_ok_and(|to| to == path);
         let holds = |pid: &i32| {
-            let files = fs::read_dir(format!("/proc/{pid}/fd"));
-            let mut targets = files
+            let process = Path::new("/proc").join(pid.to_string());
+            let mut files = fs::read_dir(process.join("fd"))
                 .into_iter()
                 .flatten()
-                .flatten()
-                .map(|file| fs::read_link(file.path()));
-            targets.any(|target| target.is_ok_and(|target| target.to_str() == Some(&self.pool)))
+                .flatten();
+            is(&process.join("exe"), &program)
+                && files.any(|file| is(&file.path(), Path::new(&self.pool)))
         };
-        Pid::from_raw(processes.find(holds)?)
+        // A process that another test is starting may have a copy of the pool's descriptor.
+        Pid::from_raw(apart(|| processes.find(holds))?)
     }
 
     /// Sends the serving process a signal that ends it, and waits until it has ended.

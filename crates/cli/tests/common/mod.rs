@@ -2,12 +2,14 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::StatVfs;
+use rustix::io::fcntl_dupfd_cloexec;
 
 /// Bytes that the tests of one file need at most.
 const ROOM: u64 = 4 << 30;
@@ -61,6 +63,9 @@ pub struct Run {
 /// unmounts meanwhile finds the mount in use.
 static APART: Mutex<()> = Mutex::new(());
 
+/// A descriptor above those that tests use.
+const HIGH: i32 = 512;
+
 /// Unmounts, or starts a process, while no other test does the other.
 pub fn apart<T>(work: impl FnOnce() -> T) -> T {
     let _guard = APART.lock().unwrap_or_else(PoisonError::into_inner);
@@ -69,7 +74,16 @@ pub fn apart<T>(work: impl FnOnce() -> T) -> T {
 
 /// Starts a process that may run beside a test that unmounts.
 pub fn start(command: &mut Command) -> Child {
-    apart(|| command.spawn()).unwrap()
+    apart(|| {
+        let (mut end, copied) = std::io::pipe().unwrap();
+        // A new program closes its copies of open files in ascending order, a moment after `spawn` returns: this one last.
+        let last = fcntl_dupfd_cloexec(&copied, HIGH).unwrap();
+        drop(copied);
+        let child = command.spawn().unwrap();
+        drop(last);
+        let _ = end.read(&mut [0]).unwrap();
+        child
+    })
 }
 
 /// Runs a process to its end.
