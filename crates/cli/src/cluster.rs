@@ -69,7 +69,7 @@ pub struct Up {
     /// Mount the cluster on this directory
     #[arg(long, value_name = "DIR")]
     pub mount: Option<PathBuf>,
-    /// Mount it in the primary's process: faster, but the mount ends with that node
+    /// Mount it in a node's process, at first the primary's: faster while that node leads, but the mount ends with it
     #[arg(long, requires = "mount")]
     pub inside: bool,
     /// The cluster's name

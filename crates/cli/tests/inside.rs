@@ -152,6 +152,44 @@ fn a_node_without_a_quorum_is_not_held_up_by_its_mount() {
     assert_eq!(std::fs::read(mount.join("before")).expect("read"), b"there");
 }
 
+#[test]
+fn an_unmounted_mount_has_no_session_and_its_node_mounts_again_when_it_restarts() {
+    let cluster = Cluster::new();
+    let mount = start_inside(&cluster, "1").display().to_string();
+    std::fs::write(Path::new(&mount).join("file"), "there").expect("written");
+    let has_session = |status: &Value| status["unit"]["sessions"] == 1;
+    cluster.wait("it has a session", has_session);
+    cluster.tako(&["umount", &mount]).ended(0);
+    cluster.wait("it has ended", |status| {
+        status["nodes"][0]["mount"]["stage"] == "ended" && !has_session(status)
+    });
+    let up = ["up", "--name", "c", "--mount", &mount, "--inside"];
+    let refused = cluster.tako(&up).ended(1);
+    assert!(refused.contains("tako down --name c"), "{refused}");
+    cluster.down(&[]).ended(0);
+    cluster.tako(&up).ended(0);
+    assert!(is_mounted(Path::new(&mount)));
+}
+
+#[test]
+fn a_failed_start_leaves_no_mount_in_a_configuration() {
+    let cluster = Cluster::new();
+    cluster.up(&["--nodes", "1"]);
+    cluster.down(&[]).ended(0);
+    let pool = PathBuf::from(cluster.scratch.path("pools")).join("c-n1.pool");
+    let kept = cluster.scratch.path("kept");
+    std::fs::rename(&pool, &kept).expect("it is there");
+    std::fs::create_dir(&pool).expect("it is new");
+    let mount = directory(&cluster, "mount").display().to_string();
+    let up = ["up", "--name", "c", "--mount", &mount, "--inside"];
+    let refused = cluster.tako(&up).ended(1);
+    assert!(refused.contains("did not start"), "{refused}");
+    std::fs::remove_dir(&pool).expect("it is empty");
+    std::fs::rename(&kept, &pool).expect("it was kept");
+    cluster.up_again();
+    assert_eq!(cluster.status()["nodes"][0]["mount"], Value::Null);
+}
+
 /// A process that ends with the test.
 struct Child(std::process::Child);
 

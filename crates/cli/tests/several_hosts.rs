@@ -6,6 +6,8 @@ mod hosts;
 
 use std::path::Path;
 
+use serde_json::Value;
+
 use hosts::Hosts;
 use hosts::cluster::{Cluster, is_whole, links, primary};
 
@@ -25,6 +27,11 @@ fn nodes_on_several_hosts_serve_with_keys_and_without_one_of_them() {
         assert_eq!(link["transport"], "tcp");
         assert_ne!(link["passed_over"].as_array().map(Vec::len), Some(0));
     }
+    // A host with a replica alone does not know whether the primary serves.
+    let replica = format!("n{}", (primary(&status) + 1) % 3 + 1);
+    let seen = cluster.status_at(&replica).expect("it answers");
+    assert_eq!(seen["unit"]["primary"], status["unit"]["primary"]);
+    assert_eq!(seen["serving"], Value::Null, "{seen:#}");
     // The host of the primary goes off the network. The process lives, and its leases end.
     let lost = primary(&status);
     cluster.hosts.set_link(lost, "down");

@@ -102,7 +102,7 @@ all_choose_verbs() {
         [ "$(grep -o '"transport".*' /tmp/transports)" = '"transport": "verbs",' ]
     done
     nc 10.0.0.1 97 | grep '"shm: ' | sort -u
-    reports 1 '"serving": true'
+    reports "$primary" '"serving": true'
     [ "$(nc 10.0.0.1 97 | grep -c '"role": "replica"')" = 2 ]
     echo "passed cluster: three nodes and their clients choose verbs"
 }

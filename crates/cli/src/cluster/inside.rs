@@ -154,6 +154,7 @@ impl InsideMount {
 
     fn serve(&self, plan: &Plan, reached: &network::Options, log: Log) {
         let served = self.mount(plan, reached, log);
+        self.close_session();
         let detail = match served {
             Ok(()) => "it was unmounted".to_owned(),
             Err(failure) => failure.sentence(),
@@ -171,6 +172,10 @@ impl InsideMount {
         let (options, remote) = &plan.options;
         let file_system = remote::file_system(network, remote);
         let mount = fuse::mount(file_system, &plan.directory, options)?;
+        // `end` finds the mount in the kernel's table if it comes later.
+        if self.is_to_end() {
+            return Ok(());
+        }
         note_mount(Path::new(&plan.source), mount.directory())?;
         self.note(Stage::Mounted, mount.transport().to_string());
         Ok(mount.wait()?)
@@ -184,7 +189,7 @@ impl InsideMount {
         log: Log,
     ) -> Result<Option<Arc<Network>>, Failure> {
         loop {
-            if matches!(*self.0.session.lock(), Session::Ends) {
+            if self.is_to_end() {
                 return Ok(None);
             }
             let options =
@@ -204,6 +209,22 @@ impl InsideMount {
                 Err(error) => return Err(Failure::Failed(error.to_string())),
             }
         }
+    }
+
+    fn is_to_end(&self) -> bool {
+        matches!(*self.0.session.lock(), Session::Ends)
+    }
+
+    /// Closes the session of a mount that has ended while its node continues.
+    fn close_session(&self) {
+        let mut session = self.0.session.lock();
+        let closed = match &mut *session {
+            Session::Ends => return,
+            session => std::mem::replace(session, Session::None),
+        };
+        drop(session);
+        // Not under the lock: it may wait for the cluster.
+        drop(closed);
     }
 
     /// Ends the mount: at once for new users; requests in flight have a moment.

@@ -22,7 +22,8 @@ struct Cluster {
     /// Mounts the cluster on this host.
     source: String,
     map_version: u64,
-    serving: bool,
+    /// `None` if the primary is on another host, which shows a link to it and no more.
+    serving: Option<bool>,
     unit: Unit,
     nodes: Vec<Node>,
 }
@@ -73,7 +74,7 @@ pub fn run(arguments: &Status, out: &mut dyn Write) -> Outcome {
     let cluster = match &arguments.source {
         Some(source) => {
             let (map, source, serving) = remote::survey(source)?;
-            describe(&map, None, source, serving)
+            describe(&map, None, source, Some(serving))
         }
         None => collect(&State::of(&arguments.name)?)?,
     };
@@ -105,9 +106,9 @@ fn collect(state: &State) -> Result<Cluster, Failure> {
     let name = map.node(primary).map(|node| &node.name);
     let report = reports.iter().find(|it| Some(&it.status.name) == name);
     let serving = match report {
-        Some(report) => report.status.is_serving,
-        // It is on another host: only links to it show that it lives.
-        None => is_linked(&reports, primary),
+        Some(report) => Some(report.status.is_serving),
+        // It is on another host: links to it show that it lives, but not that it serves.
+        None => (!is_linked(&reports, primary)).then_some(false),
     };
     Ok(describe(map, Some(&reports), source(state, map), serving))
 }
@@ -123,7 +124,7 @@ fn describe(
     map: &ClusterMap,
     reported: Option<&[Report]>,
     source: String,
-    serving: bool,
+    serving: Option<bool>,
 ) -> Cluster {
     let reports = reported.unwrap_or_default();
     let statuses: Vec<_> = reports.iter().map(|report| &report.status).collect();
@@ -224,7 +225,10 @@ fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
         name, source, unit, ..
     } = cluster;
     let state = match (&unit.primary, cluster.serving) {
-        (Some(primary), true) => format!("served by {primary}"),
+        (Some(primary), Some(true)) => format!("served by {primary}"),
+        (Some(primary), None) => {
+            format!("led by {primary} on another host, which is linked but was not asked")
+        }
         _ => "not served at the moment".into(),
     };
     writeln!(

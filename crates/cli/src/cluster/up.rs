@@ -42,6 +42,7 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
     let mut started = Vec::new();
     let inside = inside.map(|directory| choose_inside(&state, &nodes, &directory));
     let inside = inside.transpose()?;
+    let (inside, files_before) = inside.unzip();
     let (members, spares) = nodes.split_at(nodes.len() - count_spares(&state, &nodes));
     // The first node of a new cluster becomes its primary.
     let served = start(&state, inside.as_slice(), &mut started)
@@ -53,6 +54,9 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
         for mut child in started {
             let _ = child.kill();
             let _ = child.wait();
+        }
+        for file in files_before.iter().flatten() {
+            let _ = file.write(&state.file(&file.name, "toml"));
         }
         if is_new {
             let _ = down::remove(&state, &nodes);
@@ -269,8 +273,12 @@ fn are_in_sync(map: &ClusterMap) -> bool {
 }
 
 /// Has one node mount the cluster in its process, and no other: the one that did before, or the one that leads. Returns its
-/// name.
-fn choose_inside(state: &State, nodes: &[String], directory: &Path) -> Result<String, Failure> {
+/// name, and the configurations that were changed, as they were before.
+fn choose_inside(
+    state: &State,
+    nodes: &[String],
+    directory: &Path,
+) -> Result<(String, Vec<NodeFile>), Failure> {
     let mut files = Vec::new();
     for node in nodes {
         files.push(NodeFile::read(&state.file(node, "toml"))?);
@@ -292,11 +300,12 @@ fn choose_inside(state: &State, nodes: &[String], directory: &Path) -> Result<St
             "node {node} runs already, and a node mounts when it starts; stop the cluster first with `tako down --name {name}`"
         )));
     }
-    for mut file in files {
-        file.mount = wanted(&file.name);
+    for file in &mut files {
+        let before = std::mem::replace(&mut file.mount, wanted(&file.name));
         file.write(&state.file(&file.name, "toml"))?;
+        file.mount = before;
     }
-    Ok(chosen)
+    Ok((chosen, files))
 }
 
 /// The node that led last.
@@ -332,8 +341,9 @@ fn wait_for_mount(state: &State, node: &str, out: &mut dyn Write) -> Outcome {
                 )?);
             }
             Stage::Ended => {
+                let name = &state.name;
                 return Err(Failure::Failed(format!(
-                    "node {node} has not mounted {directory}: {detail}"
+                    "node {node} does not mount {directory}: {detail}; a node mounts when it starts: stop the cluster with `tako down --name {name}`, then run `tako up` again"
                 )));
             }
         }

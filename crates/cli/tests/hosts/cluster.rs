@@ -84,8 +84,22 @@ impl Cluster {
 
     /// The status, as soon as a node answers.
     pub fn status(&self) -> Option<Value> {
+        self.status_in(&self.scratch.path("state"))
+    }
+
+    /// The status on the host of this node, which has no other node.
+    pub fn status_at(&self, node: &str) -> Option<Value> {
+        let state = self.scratch.path(&format!("state-{node}"));
+        std::fs::create_dir_all(format!("{state}/hosts")).expect("it is new");
+        let socket = |state: &str| format!("{state}/hosts/{node}.status");
+        let shared = socket(&self.scratch.path("state"));
+        std::os::unix::fs::symlink(shared, socket(&state)).expect("linked");
+        self.status_in(&state)
+    }
+
+    fn status_in(&self, state: &str) -> Option<Value> {
         let mut command = common::command(&["status", "--name", "hosts", "--json"]);
-        command.env("TAKO_STATE", self.scratch.path("state"));
+        command.env("TAKO_STATE", state);
         let output = common::run(&mut command);
         serde_json::from_slice(&output.stdout).ok()
     }
