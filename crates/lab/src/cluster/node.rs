@@ -107,6 +107,8 @@ pub struct Machine {
     pub timer: Option<Time>,
     /// Whether it ships by a group, as primary.
     pub uses_groups: bool,
+    /// Members that are not in the group now.
+    ungrouped: BTreeSet<u32>,
     memory: Simulation,
     process: Option<Core>,
     port: Port,
@@ -172,6 +174,20 @@ pub struct Step {
     pub crashed: bool,
 }
 
+/// Now and then a member joins the group or leaves it, and the list of what is to be sent again has room or none.
+fn regroup(random: &mut Random, ungrouped: &mut BTreeSet<u32>, member: &mut Member, now: u64) {
+    let map = member.map();
+    if !map.members.is_empty() && random.below(64) == 0 {
+        let node = *random.pick(&map.members);
+        if !ungrouped.remove(&node) {
+            ungrouped.insert(node);
+        }
+    }
+    let is_in = |node: &&u32| !map.is_metadata_only(**node) && !ungrouped.contains(*node);
+    let members: Vec<_> = map.members.iter().filter(is_in).copied().collect();
+    member.set_group(now, &members, random.below(3) as u32);
+}
+
 impl Machine {
     /// A machine with these contents in memory.
     pub fn new(node: u32, clock: Clock, image: Vec<u8>, seed: u64) -> Machine {
@@ -181,6 +197,7 @@ impl Machine {
             incarnation: 0,
             timer: None,
             uses_groups: false,
+            ungrouped: BTreeSet::new(),
             memory: Simulation::from_image(image),
             process: None,
             port: Port::default(),
@@ -343,13 +360,11 @@ impl Machine {
             caught: None,
         };
         let uses_groups = self.uses_groups;
+        let (random, ungrouped) = (&mut self.random, &mut self.ungrouped);
         let output = core.step(local, &mut watch, |member, now| {
             input(member, now);
             if uses_groups {
-                let map = member.map();
-                let full = |node: &&u32| !map.is_metadata_only(**node);
-                let members: Vec<_> = map.members.iter().filter(full).copied().collect();
-                member.set_group(now, &members, 1);
+                regroup(random, ungrouped, member, now);
             }
         });
         let (seen, caught) = (watch.seen, watch.caught);
