@@ -451,6 +451,14 @@ impl FileSystem {
     pub fn release(&self, number: u64, count: u64) -> Result<(), Error> {
         Ok(self.backend.release(&self.node(number)?, count)?)
     }
+
+    /// Whether this session of a cluster holds the file, or has it open. A pool of this process keeps its own count: false.
+    pub fn is_held(&self, number: u64) -> bool {
+        match &self.backend {
+            Backend::Remote(remote) => remote.is_held(number),
+            Backend::Embedded(_) => false,
+        }
+    }
 }
 
 impl FileSystem {

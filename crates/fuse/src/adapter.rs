@@ -445,6 +445,9 @@ impl Adapter {
     /// A failure to release a forgotten inode is nothing that the kernel could act on.
     fn release(&self, number: u64, count: u64) {
         let _ = self.file_system.release(number, count);
+        if let Some(shared) = &self.shared {
+            shared.forget(&self.file_system, number);
+        }
     }
 
     fn release_all(&self, list: &[u8]) {

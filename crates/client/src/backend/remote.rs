@@ -208,6 +208,10 @@ impl Remote {
         Ok(())
     }
 
+    pub(crate) fn is_held(&self, number: u64) -> bool {
+        self.0.table.generation(number).is_some()
+    }
+
     pub(super) fn release(&self, inode: &RemoteInode, count: u64) -> Result<()> {
         match self.0.table.release(inode.number, count) {
             Some(held) => self

@@ -3,10 +3,12 @@
 //! Before the kernel reads from its pages it asks for attributes, unless it may keep them under a lease. A recall makes it
 //! ask again. It drops no pages: that waits for requests of the file, which may wait for the recall.
 //!
-//! The kernel drops the pages itself where size or time of modification differ from those that it knows. If only the version
-//! differs, they are dropped here: before the answer if the kernel asks in order to read, or else by a thread, and the
-//! kernel may not keep the attributes until then. It ignores the attributes of an answer during which pages are dropped, so
-//! this is not done before the other answers.
+//! The kernel drops the pages itself where size or time of modification differ from those that it knows. It may know those of
+//! any answer so far, since it ignores an answer that it processes after a later one: the time differs for certain only if it
+//! is later than all of them. If the version differs, but neither the size nor a later time shows it, pages are dropped here:
+//! before the answer if the kernel asks in order to read, or else by a thread, and the kernel may not keep the attributes
+//! until then. It ignores the attributes of an answer during which pages are dropped, so this is not done before the other
+//! answers: a read would use the old size.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -19,16 +21,14 @@ use parking_lot::Mutex;
 use crate::Notifier;
 use crate::wire::opened;
 
-/// Files that are remembered.
-const FILES_MAX: usize = 1 << 18;
-
 /// What the kernel keeps of a file.
 #[derive(Clone, Copy)]
 struct Known {
     /// Generation and version of the file: no page is older.
     version: (u32, u64),
     size: u64,
-    modified_ns: i64,
+    /// Latest time of modification of all answers.
+    latest_modified_ns: i64,
     /// End of the lease.
     until: Option<Instant>,
 }
@@ -40,17 +40,11 @@ enum Pages {
     Drop,
 }
 
-#[derive(Default)]
-struct Files {
-    known: HashMap<u64, Known>,
-    /// Some were forgotten that the kernel may know.
-    is_partial: bool,
-}
-
 pub(super) struct Shared {
     /// The kernel keeps pages, and believes the sizes and times that it is told.
     keeps_pages: bool,
-    files: Mutex<Files>,
+    /// The files that the kernel knows.
+    files: Mutex<HashMap<u64, Known>>,
     notifier: OnceLock<Notifier>,
     /// Receives files with pages to be dropped.
     dropping: Mutex<Option<Sender<Attributes>>>,
@@ -103,6 +97,16 @@ impl Shared {
     pub(super) fn close(&self, file_system: &FileSystem, number: u64) {
         // Holds that cannot be released now are released when the session ends.
         let _ = file_system.release(number, 1);
+        self.forget(file_system, number);
+    }
+
+    /// Removes a file after a hold of it was released, if that was the last one: the kernel does not know it any more.
+    pub(super) fn forget(&self, file_system: &FileSystem, number: u64) {
+        let mut files = self.files.lock();
+        // Under the lock: a file that the kernel looks up again is held before it is noted.
+        if !file_system.is_held(number) {
+            files.remove(&number);
+        }
     }
 
     /// The kernel is about to be shown attributes, in order to read or not. Returns whether it may keep them. This may wait for
@@ -139,17 +143,12 @@ impl Shared {
 
     /// The kernel is told attributes after a change by itself, and may not keep them.
     pub(super) fn changed(&self, attributes: &Attributes) {
-        let Attributes {
-            number,
-            size,
-            modified_ns,
-            ..
-        } = *attributes;
         let mut files = self.files.lock();
-        if let Some(known) = files.known.get_mut(&number) {
+        if let Some(known) = files.get_mut(&attributes.number) {
             // Its pages may be older.
-            (known.size, known.modified_ns) = (size, modified_ns);
-        } else if self.has_pages(attributes) && !files.is_partial {
+            known.size = attributes.size;
+            known.latest_modified_ns = known.latest_modified_ns.max(attributes.modified_ns);
+        } else if self.has_pages(attributes) {
             drop(files);
             self.note(attributes, Duration::ZERO);
         }
@@ -157,14 +156,14 @@ impl Shared {
 
     /// The kernel believes that a file is this long at least: it has written or allocated up to there.
     pub(super) fn reaches(&self, number: u64, end: u64) {
-        if let Some(known) = self.files.lock().known.get_mut(&number) {
+        if let Some(known) = self.files.lock().get_mut(&number) {
             known.size = known.size.max(end);
         }
     }
 
     /// The lease of a file is recalled.
     pub(super) fn recalled(&self, number: u64) {
-        if let Some(known) = self.files.lock().known.get_mut(&number) {
+        if let Some(known) = self.files.lock().get_mut(&number) {
             known.until = None;
         }
     }
@@ -182,14 +181,12 @@ impl Shared {
 
     fn pages(&self, attributes: &Attributes) -> Pages {
         let files = self.files.lock();
-        let Some(known) = files.known.get(&attributes.number) else {
-            return match files.is_partial {
-                true => Pages::Drop,
-                false => Pages::Good,
-            };
+        let Some(known) = files.get(&attributes.number) else {
+            return Pages::Good;
         };
-        let is_same = (known.size, known.modified_ns) == (attributes.size, attributes.modified_ns);
-        match known.version == version(attributes) || !is_same {
+        let differs =
+            known.size != attributes.size || known.latest_modified_ns < attributes.modified_ns;
+        match known.version == version(attributes) || differs {
             true => Pages::Good,
             false => Pages::Drop,
         }
@@ -197,7 +194,7 @@ impl Shared {
 
     fn is_current(&self, attributes: &Attributes) -> bool {
         let files = self.files.lock();
-        let known = files.known.get(&attributes.number);
+        let known = files.get(&attributes.number);
         known.is_some_and(|it| it.version == version(attributes))
     }
 
@@ -207,12 +204,8 @@ impl Shared {
             let _ = notifier.contents_changed(attributes.number, 0..u64::MAX);
         }
         // Not before: others that find this version wait until the pages are gone, too.
-        let mut files = self.files.lock();
-        if let Some(known) = files.known.get_mut(&attributes.number) {
+        if let Some(known) = self.files.lock().get_mut(&attributes.number) {
             known.version = version(attributes);
-        } else if !files.is_partial {
-            drop(files);
-            self.note(attributes, Duration::ZERO);
         }
     }
 
@@ -220,27 +213,77 @@ impl Shared {
     fn note(&self, attributes: &Attributes, left: Duration) -> bool {
         let version = version(attributes);
         let mut files = self.files.lock();
-        if files.known.len() >= FILES_MAX {
-            files.known.clear();
-            files.is_partial = true;
-        }
+        let before = files.get(&attributes.number).copied();
+        let latest = before.map(|it| it.latest_modified_ns);
         let known = Known {
             version,
             size: attributes.size,
-            modified_ns: attributes.modified_ns,
+            latest_modified_ns: attributes.modified_ns.max(latest.unwrap_or(i64::MIN)),
             until: (!left.is_zero()).then(|| Instant::now() + left),
         };
-        let before = files.known.insert(attributes.number, known);
+        files.insert(attributes.number, known);
         before.is_some_and(|it| it.version == version)
     }
 
     fn has_lease(&self, number: u64) -> bool {
         let files = self.files.lock();
-        let until = files.known.get(&number).and_then(|it| it.until);
+        let until = files.get(&number).and_then(|it| it.until);
         until.is_some_and(|until| Instant::now() < until)
     }
 }
 
 fn version(attributes: &Attributes) -> (u32, u64) {
     (attributes.generation, attributes.version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attributes(number: u64, version: u64, size: u64, modified_ns: i64) -> Attributes {
+        Attributes {
+            number,
+            generation: 1,
+            kind: FileKind::Regular,
+            permissions: 0o644,
+            links: 1,
+            uid: 0,
+            gid: 0,
+            size,
+            blocks_512: 0,
+            accessed_ns: 0,
+            modified_ns,
+            changed_ns: 0,
+            created_ns: 0,
+            device: 0,
+            flags: client::FileFlags::default(),
+            version,
+        }
+    }
+
+    #[test]
+    fn any_number_of_files_is_cached() {
+        let shared = Shared::new(true);
+        for number in 0..(1 << 18) + 2 {
+            assert!(shared.shows(&attributes(number, 1, 4, 1), false));
+        }
+        let last = attributes(1 << 18, 2, 4, 2);
+        assert!(shared.shows(&last, true));
+        shared.keeps(&last, Duration::from_secs(60));
+        assert!(shared.has_lease(last.number));
+    }
+
+    /// The kernel may not have processed the answer with the second version, and then ignores it.
+    #[test]
+    fn pages_are_dropped_if_an_earlier_time_is_restored() {
+        let shared = Shared::new(true);
+        assert!(shared.shows(&attributes(9, 1, 4, 100), true));
+        assert!(shared.shows(&attributes(9, 2, 4, 200), true));
+        assert!(!shared.shows(&attributes(9, 3, 4, 100), true));
+        // They were dropped before that answer.
+        assert!(shared.shows(&attributes(9, 3, 4, 100), true));
+        assert!(!shared.shows(&attributes(9, 4, 4, 200), true));
+        assert!(shared.shows(&attributes(9, 5, 4, 201), true));
+        assert!(shared.shows(&attributes(9, 6, 5, 100), true));
+    }
 }
