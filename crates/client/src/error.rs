@@ -142,6 +142,7 @@ fn code_errno(code: ErrorCode) -> i32 {
         Locked | Again => libc::EAGAIN,
         OtherUnit => libc::EXDEV,
         Deadlock => libc::EDEADLK,
+        TooManyLocks => libc::ENOLCK,
     }
 }
 

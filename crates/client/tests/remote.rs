@@ -55,13 +55,8 @@ fn a_session_knows_the_holds_that_it_would_resume_with() {
     assert_eq!(holds(), []);
 }
 
-/// While the cluster is asked for a lock that is waited for, the lock becomes free, the wait is cancelled, and the same owner
-/// takes the lock by another call.
-#[test]
-fn a_cancelled_wait_takes_no_lock_from_its_owner() {
-    let link = Arc::default();
-    let user = loopback::behind(store(), &link).lock_user();
-    let lock = |owner| Lock {
+fn lock(owner: u64) -> Lock {
+    Lock {
         space: LockSpace::Ranges,
         kind: LockKind::Write,
         start: 0,
@@ -69,24 +64,58 @@ fn a_cancelled_wait_takes_no_lock_from_its_owner() {
         owner,
         handle: owner,
         process: owner as u32,
-    };
+    }
+}
+
+/// While the cluster is asked for a lock that is waited for, the lock becomes free, the wait is cancelled, and the same owner
+/// takes the lock by another call.
+#[test]
+fn a_cancelled_wait_takes_no_lock_from_its_owner() {
+    let link = Arc::default();
+    let user = loopback::behind(store(), &link).lock_user();
     assert!(user.take(ROOT, &lock(0)).unwrap());
     let (say, hear) = mpsc::channel();
     let wake = Box::new(move |is_held| say.send(is_held).unwrap());
     let ticket = user.take_or_wait(ROOT, &lock(1), wake).unwrap().unwrap();
-    link.cut_locks(true);
+    link.cut_locks();
     thread::scope(|scope| {
         let freed = scope.spawn(|| user.give_back(ROOT, &lock(0)).unwrap());
         link.wait_for(1);
         user.cancel(ticket);
         assert_eq!(hear.recv(), Ok(false));
         let taken = scope.spawn(|| user.take(ROOT, &lock(1)).unwrap());
-        link.cut_locks(false);
+        link.cut(false);
         freed.join().unwrap();
         assert!(taken.join().unwrap());
     });
     let found = user.in_the_way(ROOT, &lock(2)).unwrap();
     assert_eq!(found.map(|it| it.owner), Some(1));
+}
+
+/// Owner 1 waits for a lock of owner 0. The wait ends while its repetition is on its way to the cluster: with the lock, or
+/// cancelled.
+#[test]
+fn a_wait_that_ends_while_it_is_repeated_does_not_continue_in_the_cluster() {
+    for is_cancelled in [true, false] {
+        let link = Arc::default();
+        let user = loopback::behind(store(), &link).lock_user();
+        assert!(user.take(ROOT, &lock(0)).unwrap());
+        let (say, hear) = mpsc::channel();
+        let wake = Box::new(move |is_held| say.send(is_held).unwrap());
+        let ticket = user.take_or_wait(ROOT, &lock(1), wake).unwrap().unwrap();
+        link.cut_waits();
+        link.wait_for(1);
+        match is_cancelled {
+            true => user.cancel(ticket),
+            false => user.give_back(ROOT, &lock(0)).unwrap(),
+        }
+        assert_eq!(hear.recv(), Ok(!is_cancelled));
+        link.cut(false);
+        assert_eq!(link.waits_left(), 0);
+        let holder = user.in_the_way(ROOT, &lock(2)).unwrap();
+        let is_held_by = if is_cancelled { 0 } else { 1 };
+        assert_eq!(holder.map(|it| it.owner), Some(is_held_by));
+    }
 }
 
 #[test]

@@ -131,11 +131,14 @@ pub enum ErrorCode {
         "the owner of a lock in the way waits for a lock of the same owner; release one of them"
     )]
     Deadlock = 69,
+    /// The primary keeps no more locks and waits in its memory.
+    #[error("too many locks are held or waited for; release some")]
+    TooManyLocks = 70,
 }
 
 impl ErrorCode {
     /// All codes.
-    pub const ALL: [ErrorCode; 35] = {
+    pub const ALL: [ErrorCode; 36] = {
         use ErrorCode::*;
         [
             NotFound,
@@ -173,6 +176,7 @@ impl ErrorCode {
             OtherUnit,
             Unsupported,
             Deadlock,
+            TooManyLocks,
         ]
     };
 

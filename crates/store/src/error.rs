@@ -212,7 +212,8 @@ impl Error {
             | ErrorCode::Again
             | ErrorCode::OtherUnit
             | ErrorCode::Unsupported
-            | ErrorCode::Deadlock => return None,
+            | ErrorCode::Deadlock
+            | ErrorCode::TooManyLocks => return None,
         })
     }
 }

@@ -80,7 +80,7 @@ impl Remotely {
         if self.take(number, wanted)? {
             return Ok(None);
         }
-        let Asking { remote, table } = &self.asking;
+        let table = &self.asking.table;
         let wanted = self.held(wanted);
         let ticket = table.state.lock().begin_wait(Wait {
             number,
@@ -88,7 +88,7 @@ impl Remotely {
             wake,
         });
         self.asking.start();
-        match remote.wait_lock(number, spread(&wanted), ticket.0) {
+        match self.asking.wait_for(ticket, number, &wanted) {
             Ok(true) => table.turns.add(ticket.0),
             Ok(false) => {}
             // Unless it was cancelled meanwhile.
@@ -265,6 +265,22 @@ impl Asking {
         }
     }
 
+    /// Has the cluster keep a wait; whether its lock is free now.
+    fn wait_for(&self, ticket: LockTicket, number: u64, wanted: &Held) -> Result<bool, Cause> {
+        let answer = self.remote.wait_lock(number, spread(wanted), ticket.0);
+        let is_asked = |(asked, _)| asked == ticket;
+        if self.table.state.lock().asked.is_some_and(is_asked) {
+            // Another thread may be about to end it with its lock.
+            drop(self.table.asking.lock());
+        }
+        if self.table.state.lock().waits.contains_key(&ticket) {
+            return answer;
+        }
+        // It has ended meanwhile, and then the cluster may have got it as a new one.
+        let _ = self.remote.end_wait(ticket.0);
+        answer.map(|_| false)
+    }
+
     /// Waits again for all that is waited for.
     fn repeat(&self) {
         let waits: Vec<(LockTicket, u64, Held)> = {
@@ -275,10 +291,7 @@ impl Asking {
                 .collect()
         };
         for (ticket, number, wanted) in waits {
-            if matches!(
-                self.remote.wait_lock(number, spread(&wanted), ticket.0),
-                Ok(true)
-            ) {
+            if matches!(self.wait_for(ticket, number, &wanted), Ok(true)) {
                 self.ask_for(ticket);
             }
         }

@@ -39,8 +39,10 @@ pub struct Link {
 #[derive(Default)]
 struct LinkState {
     is_cut: bool,
-    /// Only requests for locks wait.
-    is_for_locks: bool,
+    /// Selects the operations that wait; None: all.
+    selects: Option<fn(&Operation) -> bool>,
+    /// Number of waits that the cluster kept when the session stopped to listen for turns.
+    waits_left: Option<usize>,
     is_ended: bool,
     waiting: usize,
 }
@@ -51,6 +53,8 @@ struct Wait {
     file: FileId,
     lock: Lock,
     has_turn: bool,
+    /// Its owner has a lock of these bytes without it.
+    is_held: bool,
 }
 
 impl Link {
@@ -64,10 +68,27 @@ impl Link {
         self.changed.notify_all();
     }
 
-    /// Makes requests for locks wait, and nothing else, or lets them continue.
-    pub fn cut_locks(&self, is_cut: bool) {
-        self.state().is_for_locks = is_cut;
-        self.cut(is_cut);
+    /// Makes requests for locks wait, and nothing else.
+    pub fn cut_locks(&self) {
+        self.state().selects = Some(|it| matches!(it, Operation::SetLock { .. }));
+        self.cut(true);
+    }
+
+    /// Makes requests to wait for locks wait, and nothing else.
+    pub fn cut_waits(&self) {
+        self.state().selects = Some(|it| matches!(it, Operation::WaitLock { .. }));
+        self.cut(true);
+    }
+
+    /// Waits until the session does not listen for turns; returns the number of waits that the cluster kept then.
+    pub fn waits_left(&self) -> usize {
+        let mut state = self.state();
+        loop {
+            if let Some(left) = state.waits_left {
+                return left;
+            }
+            state = self.changed.wait(state).expect("no test panics here");
+        }
     }
 
     /// Waits until so many calls wait.
@@ -80,7 +101,8 @@ impl Link {
 
     /// Waits until calls can continue, or the caller is interrupted.
     fn pass(self: &Arc<Link>, operation: &Operation) -> Result<(), RequestError> {
-        if self.state().is_for_locks && !matches!(operation, Operation::SetLock { .. }) {
+        let selects = self.state().selects;
+        if selects.is_some_and(|selects| !selects(operation)) {
             return Ok(());
         }
         let interrupt = Interrupt::current().unwrap_or_default();
@@ -187,11 +209,18 @@ impl Loopback {
         if let Some(has_turn) = known {
             return counted(has_turn);
         }
+        let by_another = Lock {
+            owner: u64::MAX,
+            ..*lock
+        };
+        let held = self.locks.in_the_way(file.inode, &by_another);
+        let held = held.expect("a pool of this process refuses no lock");
         let wait = Wait {
             ticket: None,
             file,
             lock: *lock,
             has_turn: false,
+            is_held: held.is_some_and(|held| held.owner == lock.owner),
         };
         self.waits().insert(number, wait);
         let (waits, turns) = (self.waits.clone(), self.turns.clone());
@@ -238,6 +267,7 @@ impl Loopback {
             Operation::EndWait { wait } => {
                 let ended = self.waits().remove(wait);
                 match ended {
+                    Some(wait) if wait.has_turn && wait.is_held => {}
                     Some(wait) if wait.has_turn => {
                         let given = locks.give_back(wait.file.inode, &wait.lock);
                         given.expect("a pool of this process refuses no lock");
@@ -289,6 +319,9 @@ impl Requests for Loopback {
     }
 
     fn await_turns(&self, listener: Option<TurnListener>) {
+        let left = listener.is_none().then(|| self.waits().len());
+        self.link.state().waits_left = left;
+        self.link.changed.notify_all();
         *self.turns.lock().expect("no test panics here") = listener;
     }
 

@@ -1,7 +1,7 @@
 //! Bounds on the state that others can make a member keep, however often they repeat a message, and whatever they send.
 //!
 //! For each session the primary keeps one change of a slot and [`READS_MAX`] requests without one, from their arrival to
-//! their answer, [`WAITS_MAX`](super::waits::WAITS_MAX) waits for locks, and as many leases as the options say; for each member [`FETCHES_MAX`] ranges. Sessions are bounded by the table of sessions, members by the
+//! their answer, [`WAITS_MAX`](super::waits::WAITS_MAX) waits for locks (four times as many for all sessions), and as many leases as the options say; for each member [`FETCHES_MAX`] ranges. Sessions are bounded by the table of sessions, members by the
 //! map. Excess messages are dropped: their senders retry. The lists are short, so they are searched.
 
 use super::requests::{Executing, Parked, Waiting};

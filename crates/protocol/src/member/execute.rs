@@ -48,7 +48,7 @@ impl Member {
         let (intent, edit) = match step {
             Step::Answer(outcome) => return self.answer_at_once(&parked, outcome, is_replay),
             Step::Locks(edit) => {
-                primary.waits.locks_changed();
+                primary.waits.locks_changed(parked.operation.file());
                 let intent = Intent::NoteLocks {
                     ticket,
                     first: edit.first,
@@ -175,8 +175,11 @@ fn next_step(primary: &mut Primary, parked: &Parked) -> Step {
             Err(ErrorCode::Locked)
         }
         Operation::SetLock { file, lock } => {
-            primary.waits.taken(session, *file, lock);
-            locks.set(session, *file, lock)
+            let edit = locks.set(session, *file, lock);
+            if edit.is_ok() {
+                primary.waits.taken(session, *file, lock);
+            }
+            edit
         }
         Operation::Unlock { file, range } => locks.remove(session, *file, range),
         Operation::UnlockHandle { file, handle } => locks.remove_handle(session, *file, *handle),

@@ -160,7 +160,7 @@ impl LockTable {
             });
         };
         if last >= LOCKS_MAX {
-            return Err(ErrorCode::NoSpace);
+            return Err(ErrorCode::TooManyLocks);
         }
         if locks.len() <= last {
             locks.resize(last + 1, None);
@@ -209,14 +209,17 @@ impl LockTable {
         }
     }
 
-    /// Drops all locks of a session.
-    pub fn end(&mut self, session: u64) {
+    /// Drops all locks of a session. Returns their files.
+    pub fn end(&mut self, session: u64) -> BTreeSet<FileId> {
         let locks = self.by_session.remove(&session).unwrap_or_default();
+        let mut files = BTreeSet::new();
         for (at, held) in locks.into_iter().enumerate() {
             if let Some(held) = held {
                 forget(&mut self.by_file, session, at, held.file);
+                files.insert(held.file);
             }
         }
+        files
     }
 }
 
@@ -344,6 +347,6 @@ mod tests {
             table.put(7, at as usize, &[Some(HeldLock { file: FILE, lock })]);
         }
         let one_more = lock(2, LockKind::Read, 0, 0);
-        assert_eq!(table.set(7, FILE, &one_more), Err(ErrorCode::NoSpace));
+        assert_eq!(table.set(7, FILE, &one_more), Err(ErrorCode::TooManyLocks));
     }
 }

@@ -357,7 +357,7 @@ impl Member {
             }) => {
                 if let Some(edit) = edit.filter(|_| !is_done) {
                     primary.sessions.locks.undo(parked.session, &edit);
-                    primary.waits.locks_changed();
+                    primary.waits.locks_changed(parked.operation.file());
                 }
                 // One that failed has named nothing.
                 let end = position.filter(|_| is_by_reference);
@@ -413,8 +413,8 @@ impl Member {
         let Some(primary) = self.primary() else {
             return;
         };
-        primary.sessions.locks.end(session);
-        primary.waits.locks_changed();
+        let unlocked = primary.sessions.locks.end(session);
+        primary.waits.locks_changed(unlocked);
         if revives && let Some(state) = primary.sessions.by_number.get_mut(&session) {
             (state.is_ending, state.heard_at) = (false, now);
         } else if let Some(ended) = primary.sessions.by_number.remove(&session) {
@@ -520,8 +520,9 @@ impl Member {
             if in_memory {
                 if let Some(primary) = self.primary() {
                     primary.sessions.by_number.remove(&session);
-                    primary.sessions.locks.end(session);
+                    let unlocked = primary.sessions.locks.end(session);
                     primary.waits.end(session);
+                    primary.waits.locks_changed(unlocked);
                 }
             } else {
                 self.end_session(session, None);

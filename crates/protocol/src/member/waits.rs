@@ -4,7 +4,7 @@
 //! its own. A client repeats its waits now and then. So the primary forgets those that are not repeated, and a new primary,
 //! which knows none, gets them again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use operations::{Lock, LockSpace};
 
@@ -15,13 +15,16 @@ use crate::wire::{Body, ErrorCode, FileId, Operation, Outcome};
 
 /// Waits of one session, at most.
 pub(super) const WAITS_MAX: usize = 4096;
+/// Waits of all sessions, at most.
+const ALL_WAITS_MAX: usize = 4 * WAITS_MAX;
 
 struct Wait {
     session: u64,
     number: u64,
     file: FileId,
     lock: Lock,
-    heard_at: u64,
+    /// When it is forgotten, unless it is repeated.
+    until: u64,
     /// End of the reservation, if it has its turn.
     turn_until: Option<u64>,
 }
@@ -31,67 +34,105 @@ impl Wait {
         let own = (self.session, self.lock.owner, self.lock.space);
         own == (session, lock.owner, lock.space)
     }
+
+    /// When it is forgotten, or its turn ends.
+    fn ends_at(&self) -> u64 {
+        self.turn_until.unwrap_or(u64::MAX).min(self.until)
+    }
 }
 
 /// All waits.
 #[derive(Default)]
 pub(super) struct Waits {
-    list: Vec<Wait>,
-    /// When turns may be due: at once, after something changed.
-    due_at: u64,
+    /// Those of each file, in their order.
+    by_file: BTreeMap<FileId, Vec<Wait>>,
+    /// File of each wait, by session and number.
+    files: BTreeMap<(u64, u64), FileId>,
+    /// Files with changed locks or waits: turns may be due.
+    changed: BTreeSet<FileId>,
+    /// Earliest time at which a wait or a turn may end.
+    ends_at: u64,
 }
 
 impl Waits {
     pub fn len(&self) -> usize {
-        self.list.len()
+        self.files.len()
+    }
+
+    fn of_file(&self, file: FileId) -> impl Iterator<Item = &Wait> {
+        self.by_file.get(&file).into_iter().flatten()
+    }
+
+    fn find(&mut self, session: u64, number: u64) -> Option<&mut Wait> {
+        let file = self.files.get(&(session, number))?;
+        let mut waits = self.by_file.get_mut(file)?.iter_mut();
+        waits.find(|it| (it.session, it.number) == (session, number))
     }
 
     /// Whether a lock is reserved for another owner.
     pub fn is_reserved(&self, session: u64, file: FileId, lock: &Lock) -> bool {
-        let mut turns = self.list.iter().filter(|it| it.turn_until.is_some());
-        turns.any(|it| it.file == file && excludes(&(it.session, it.lock), &(session, *lock)))
+        let mut turns = self.of_file(file).filter(|it| it.turn_until.is_some());
+        turns.any(|it| excludes(&(it.session, it.lock), &(session, *lock)))
     }
 
-    /// A lock was taken, released or given up.
-    pub fn locks_changed(&mut self) {
-        self.due_at = 0;
+    /// Locks of these files were taken, released or given up.
+    pub fn locks_changed(&mut self, files: impl IntoIterator<Item = FileId>) {
+        let awaited = |file: &FileId| self.by_file.contains_key(file);
+        self.changed.extend(files.into_iter().filter(awaited));
     }
 
-    /// An owner has taken a lock: its turn has ended.
+    /// An owner has taken a lock: its wait for it has ended, with or without a turn.
     pub fn taken(&mut self, session: u64, file: FileId, lock: &Lock) {
-        self.locks_changed();
-        self.list
-            .retain(|it| it.turn_until.is_none() || it.file != file || !it.is_of(session, lock));
+        self.remove(file, |it| (it.session, it.lock) == (session, *lock));
     }
 
     fn end_one(&mut self, session: u64, number: u64) {
-        self.locks_changed();
-        self.list
-            .retain(|it| (it.session, it.number) != (session, number));
+        if let Some(file) = self.files.get(&(session, number)).copied() {
+            self.remove(file, |it| (it.session, it.number) == (session, number));
+        }
     }
 
     /// A session has ended.
     pub fn end(&mut self, session: u64) {
-        self.locks_changed();
-        self.list.retain(|it| it.session != session);
+        let own = self.files.range((session, 0)..=(session, u64::MAX));
+        let files: BTreeSet<FileId> = own.map(|(_, file)| *file).collect();
+        for file in files {
+            self.remove(file, |it| it.session == session);
+        }
     }
 
-    /// Keeps a wait, or notes that it goes on. Returns whether it has its turn.
+    /// Removes waits for locks of a file.
+    fn remove(&mut self, file: FileId, goes: impl Fn(&Wait) -> bool) {
+        let Some(waits) = self.by_file.get_mut(&file) else {
+            return;
+        };
+        for gone in waits.extract_if(.., |it| goes(it)) {
+            self.files.remove(&(gone.session, gone.number));
+            self.changed.insert(file);
+        }
+        if waits.is_empty() {
+            self.by_file.remove(&file);
+        }
+    }
+
+    /// Keeps a wait, or notes that it goes on.
     fn keep(&mut self, wait: Wait, locks: &LockTable) -> Result<(), ErrorCode> {
-        let same = |it: &&mut Wait| (it.session, it.number) == (wait.session, wait.number);
-        if let Some(known) = self.list.iter_mut().find(same) {
-            known.heard_at = wait.heard_at;
+        let (session, file) = (wait.session, wait.file);
+        if let Some(known) = self.find(session, wait.number) {
+            known.until = wait.until;
             return Ok(());
         }
         if self.would_wait_for_itself(&wait, locks) {
             return Err(ErrorCode::Deadlock);
         }
-        let own = self.list.iter().filter(|it| it.session == wait.session);
-        if own.count() >= WAITS_MAX {
-            return Err(ErrorCode::NoSpace);
+        let own = self.files.range((session, 0)..=(session, u64::MAX));
+        if self.len() >= ALL_WAITS_MAX || own.count() >= WAITS_MAX {
+            return Err(ErrorCode::TooManyLocks);
         }
-        self.list.push(wait);
-        self.locks_changed();
+        self.files.insert((session, wait.number), file);
+        self.ends_at = self.ends_at.min(wait.until);
+        self.by_file.entry(file).or_default().push(wait);
+        self.changed.insert(file);
         Ok(())
     }
 
@@ -114,7 +155,7 @@ impl Waits {
                     return true;
                 }
                 if seen.insert((holder, held.owner)) {
-                    let waits = self.list.iter();
+                    let waits = self.by_file.values().flatten();
                     to_visit.extend(waits.filter(|it| it.is_of(holder, &held)));
                 }
             }
@@ -125,46 +166,48 @@ impl Waits {
     /// Gives waits their turns, in their order, as far as locks are free. Returns their sessions and numbers.
     fn give_turns(&mut self, now: u64, turn_ns: u64, locks: &LockTable) -> Vec<(u64, u64)> {
         let mut given = Vec::new();
-        for at in 0..self.list.len() {
-            let Wait {
-                session,
-                number,
-                file,
-                lock,
-                turn_until,
-                ..
-            } = self.list[at];
-            let is_free = locks.conflict(session, file, &lock).is_none();
-            if turn_until.is_none() && is_free && !self.is_reserved(session, file, &lock) {
-                self.list[at].turn_until = Some(now + turn_ns);
-                given.push((session, number));
+        while let Some(file) = self.changed.pop_first() {
+            for at in 0..self.by_file.get(&file).map_or(0, Vec::len) {
+                let wait = &self.by_file[&file][at];
+                let (session, number) = (wait.session, wait.number);
+                let is_free = wait.turn_until.is_none()
+                    && locks.conflict(session, file, &wait.lock).is_none()
+                    && !self.is_reserved(session, file, &wait.lock);
+                if is_free && let Some(waits) = self.by_file.get_mut(&file) {
+                    waits[at].turn_until = Some(now + turn_ns);
+                    self.ends_at = self.ends_at.min(now + turn_ns);
+                    given.push((session, number));
+                }
             }
         }
         given
     }
 
     /// Drops waits that were not repeated, and those that have not used their turn.
-    fn expire(&mut self, now: u64, silent_ns: u64) {
-        self.list.retain(|it| {
-            let is_unused = it.turn_until.is_some_and(|until| until <= now);
-            !is_unused && now < it.heard_at + silent_ns
-        });
+    fn expire(&mut self, now: u64) {
+        if now < self.ends_at {
+            return;
+        }
+        let waits = self.by_file.values().flatten();
+        let ended = waits.filter(|it| it.ends_at() <= now);
+        let files: BTreeSet<FileId> = ended.map(|it| it.file).collect();
+        for file in files {
+            self.remove(file, |it| it.ends_at() <= now);
+        }
+        let ends = self.by_file.values().flatten().map(Wait::ends_at);
+        self.ends_at = ends.min().unwrap_or(u64::MAX);
     }
 
-    /// When a wait or a turn ends next.
-    fn next_end(&self, silent_ns: u64) -> u64 {
-        let ends = self.list.iter().map(|it| {
-            let forgotten_at = it.heard_at + silent_ns;
-            it.turn_until
-                .map_or(forgotten_at, |until| until.min(forgotten_at))
-        });
-        ends.min().unwrap_or(u64::MAX)
+    /// Whether waits or turns end, or turns may be given.
+    fn is_due(&self, now: u64) -> bool {
+        !self.changed.is_empty() || self.ends_at <= now
     }
 }
 
 impl Member {
     /// Keeps a wait for a lock, or ends one.
     pub(super) fn handle_wait(&mut self, now: u64, parked: &Parked) {
+        let silent_ns = self.options.session_ns;
         let Some(primary) = self.primary() else {
             return;
         };
@@ -181,7 +224,7 @@ impl Member {
                     number,
                     file,
                     lock,
-                    heard_at: now,
+                    until: now + silent_ns,
                     turn_until: None,
                 };
                 match primary.waits.keep(wait, &primary.sessions.locks) {
@@ -206,28 +249,25 @@ impl Member {
     }
 
     fn has_turn(&mut self, session: u64, number: u64) -> bool {
-        let waits = self.primary().map(|primary| primary.waits.list.iter());
-        waits
-            .into_iter()
-            .flatten()
-            .any(|it| (it.session, it.number) == (session, number) && it.turn_until.is_some())
+        let primary = self.primary();
+        let wait = primary.and_then(|it| it.waits.find(session, number));
+        wait.is_some_and(|it| it.turn_until.is_some())
     }
 
     /// Notifies the owners of waits for locks that are free.
     pub(super) fn give_turns(&mut self, now: u64) {
-        let (turn_ns, silent_ns) = (self.options.lease_ns, self.options.session_ns);
+        let turn_ns = self.options.lease_ns;
         let Some(primary) = self.primary() else {
             return;
         };
-        if now < primary.waits.due_at || !primary.may_serve(now) {
+        if !primary.waits.is_due(now) || !primary.may_serve(now) {
             return;
         }
-        primary.waits.expire(now, silent_ns);
+        primary.waits.expire(now);
         let turns = primary
             .waits
             .give_turns(now, turn_ns, &primary.sessions.locks);
-        primary.waits.due_at = primary.waits.next_end(silent_ns);
-        primary.next_tick = primary.next_tick.min(primary.waits.due_at);
+        primary.next_tick = primary.next_tick.min(primary.waits.ends_at);
         for (session, wait) in turns {
             let sessions = self.primary().map(|it| &it.sessions.by_number);
             let client = sessions.and_then(|it| it.get(&session)).map(|it| it.client);
@@ -244,6 +284,7 @@ mod tests {
     use operations::LockKind;
 
     const TURN: u64 = 10;
+    const SILENT: u64 = 100;
 
     fn file(inode: u64) -> FileId {
         FileId {
@@ -272,7 +313,7 @@ mod tests {
             number: owner,
             file: file(inode),
             lock: lock(owner, kind),
-            heard_at: 0,
+            until: SILENT,
             turn_until: None,
         }
     }
@@ -291,7 +332,7 @@ mod tests {
             assert_eq!(kept, Ok(()));
         }
         assert_eq!(waits.give_turns(0, TURN, &locks), []);
-        locks.end(1);
+        waits.locks_changed(locks.end(1));
         assert_eq!(waits.give_turns(0, TURN, &locks), [(2, 2)]);
         assert_eq!(waits.give_turns(0, TURN, &locks), []);
         let write = |owner| lock(owner, LockKind::Write);
@@ -300,7 +341,7 @@ mod tests {
         waits.taken(2, file(5), &write(2));
         take(&mut locks, 5, 2);
         assert_eq!(waits.give_turns(0, TURN, &locks), []);
-        locks.end(2);
+        waits.locks_changed(locks.end(2));
         assert_eq!(waits.give_turns(0, TURN, &locks), [(3, 3)]);
     }
 
@@ -317,7 +358,7 @@ mod tests {
                 .keep(wait(5, owner, kind), &locks)
                 .expect("there is room");
         }
-        locks.end(1);
+        waits.locks_changed(locks.end(1));
         assert_eq!(waits.give_turns(0, TURN, &locks), [(2, 2), (4, 4)]);
     }
 
@@ -329,16 +370,80 @@ mod tests {
             assert_eq!(kept, Ok(()));
         }
         assert_eq!(waits.give_turns(0, TURN, &locks), [(1, 1)]);
-        assert_eq!(waits.next_end(100), TURN);
-        waits.expire(TURN, 100);
+        waits.expire(TURN - 1);
+        assert_eq!((waits.len(), waits.ends_at), (2, TURN));
+        waits.expire(TURN);
         assert_eq!(waits.give_turns(TURN, TURN, &locks), [(2, 2)]);
         waits.end_one(2, 2);
         take(&mut locks, 5, 3);
         waits
             .keep(wait(5, 4, LockKind::Write), &locks)
             .expect("there is room");
-        waits.expire(100, 100);
+        waits.expire(SILENT);
         assert_eq!(waits.len(), 0);
+        assert!(waits.by_file.is_empty());
+    }
+
+    #[test]
+    fn a_taken_lock_ends_its_wait_with_or_without_a_turn() {
+        for has_turn in [false, true] {
+            let (mut waits, mut locks) = (Waits::default(), LockTable::default());
+            let kept = waits.keep(wait(5, 2, LockKind::Write), &locks);
+            assert_eq!(kept, Ok(()));
+            if has_turn {
+                assert_eq!(waits.give_turns(0, TURN, &locks), [(2, 2)]);
+            }
+            // It waits for another one.
+            let other = Lock {
+                start: 20,
+                end: 29,
+                ..lock(2, LockKind::Write)
+            };
+            waits.taken(2, file(5), &other);
+            assert_eq!(waits.len(), 1);
+            take(&mut locks, 5, 2);
+            waits.taken(2, file(5), &lock(2, LockKind::Write));
+            assert_eq!(waits.len(), 0);
+        }
+    }
+
+    #[test]
+    fn turns_are_given_for_files_that_changed() {
+        let (mut waits, mut locks) = (Waits::default(), LockTable::default());
+        for inode in [5, 6] {
+            take(&mut locks, inode, 1);
+            let mut awaited = wait(inode, 2, LockKind::Write);
+            awaited.number = inode;
+            assert_eq!(waits.keep(awaited, &locks), Ok(()));
+        }
+        assert_eq!(waits.give_turns(0, TURN, &locks), []);
+        assert_eq!(locks.end(1), BTreeSet::from([file(5), file(6)]));
+        waits.locks_changed([file(6), file(7)]);
+        assert_eq!(waits.give_turns(0, TURN, &locks), [(2, 6)]);
+        waits.expire(0);
+        assert!(!waits.is_due(0));
+        waits.locks_changed([file(5)]);
+        assert_eq!(waits.give_turns(0, TURN, &locks), [(2, 5)]);
+    }
+
+    #[test]
+    fn the_number_of_waits_is_bounded() {
+        let (mut waits, locks) = (Waits::default(), LockTable::default());
+        let refused = Err(ErrorCode::TooManyLocks);
+        for session in 0..4 {
+            let of = |number: u64| Wait {
+                session,
+                number,
+                ..wait(number, session, LockKind::Read)
+            };
+            for number in 0..WAITS_MAX as u64 {
+                assert_eq!(waits.keep(of(number), &locks), Ok(()));
+            }
+            assert_eq!(waits.keep(of(WAITS_MAX as u64), &locks), refused);
+        }
+        assert_eq!(waits.keep(wait(0, 4, LockKind::Read), &locks), refused);
+        waits.end(3);
+        assert_eq!(waits.keep(wait(0, 4, LockKind::Read), &locks), Ok(()));
     }
 
     #[test]
