@@ -183,6 +183,8 @@ pub fn mounted(cluster: &Cluster) -> PathBuf {
 
 /// Records in a file of a writer.
 const RECORDS: usize = 64;
+/// Files of a writer. Its oldest is replaced when there are more, so that a fast machine does not fill the pool.
+const FILES: usize = 50;
 
 fn record(writer: u32, number: usize) -> Vec<u8> {
     let text = format!("{writer}.{number} ").repeat(400);
@@ -190,16 +192,19 @@ fn record(writer: u32, number: usize) -> Vec<u8> {
 }
 
 fn path_of(directory: &Path, writer: u32, number: usize) -> PathBuf {
-    directory.join(format!("{writer}.{}", number / RECORDS))
+    directory.join(format!("{writer}.{}", number / RECORDS % FILES))
 }
 
-/// Appends records to files, each synced before the next, until it is stopped. Returns how many were confirmed.
+/// Appends records to the newest file, each synced before the next, until it is stopped. Returns how many were confirmed.
 pub fn write_records(directory: &Path, writer: u32, end: &AtomicBool) -> usize {
     let mut count = 0;
     while !end.load(Ordering::Relaxed) {
         let mut options = File::options();
         let is_first = count % RECORDS == 0;
         let path = path_of(directory, writer, count);
+        if is_first && count >= FILES * RECORDS {
+            std::fs::remove_file(&path).expect("it is there");
+        }
         let file = options.append(true).create_new(is_first).open(path);
         let mut file = file.expect("it is there");
         file.write_all(&record(writer, count)).expect("written");
@@ -210,7 +215,8 @@ pub fn write_records(directory: &Path, writer: u32, end: &AtomicBool) -> usize {
 }
 
 pub fn verify_records(directory: &Path, writer: u32, count: usize) {
-    for first in (0..count).step_by(RECORDS) {
+    let oldest = count.div_ceil(RECORDS).saturating_sub(FILES) * RECORDS;
+    for first in (oldest..count).step_by(RECORDS) {
         let path = path_of(directory, writer, first);
         let found = std::fs::read(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
         let last = count.min(first + RECORDS);
