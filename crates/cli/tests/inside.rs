@@ -153,15 +153,15 @@ fn a_node_without_a_quorum_is_not_held_up_by_its_mount() {
 }
 
 #[test]
-fn an_unmounted_mount_has_no_session_and_its_node_mounts_again_when_it_restarts() {
+fn an_unmounted_mount_has_no_link_and_its_node_mounts_again_when_it_restarts() {
     let cluster = Cluster::new();
     let mount = start_inside(&cluster, "1").display().to_string();
     std::fs::write(Path::new(&mount).join("file"), "there").expect("written");
-    let has_session = |status: &Value| status["unit"]["sessions"] == 1;
-    cluster.wait("it has a session", has_session);
+    let is_linked = |status: &Value| status["nodes"][0]["links"] != serde_json::json!([]);
+    cluster.wait("its client is linked", is_linked);
     cluster.tako(&["umount", &mount]).ended(0);
     cluster.wait("it has ended", |status| {
-        status["nodes"][0]["mount"]["stage"] == "ended" && !has_session(status)
+        status["nodes"][0]["mount"]["stage"] == "ended" && !is_linked(status)
     });
     let up = ["up", "--name", "c", "--mount", &mount, "--inside"];
     let refused = cluster.tako(&up).ended(1);
