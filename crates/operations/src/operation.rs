@@ -267,7 +267,7 @@ pub enum Operation {
         /// The lock.
         lock: Lock,
     },
-    /// Waits for a lock, or goes on waiting. Outcome: `count` is 1 if it is free now and reserved for its owner, who takes it
+    /// Waits for a lock, or continues to wait. Outcome: `count` is 1 if it is free now and reserved for its owner, who takes it
     /// by [`Operation::SetLock`], and 0 if the owner is notified when it is. Fails with
     /// [`ErrorCode::Deadlock`](crate::ErrorCode::Deadlock) if that would never be.
     WaitLock {

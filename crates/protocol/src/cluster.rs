@@ -10,7 +10,7 @@ pub use epochs::{EpochRule, Judgement};
 use serde::{Deserialize, Serialize};
 
 use crate::defects::Defects;
-use crate::map::{EpochStart, NOBODY, NodeId, UnitMap};
+use crate::map::{EpochStart, NO_NODE, NodeId, UnitMap};
 use crate::wire::Malformed;
 use crate::{Options, map};
 
@@ -251,7 +251,7 @@ impl ClusterMap {
         entry.map = UnitMap {
             version: 1,
             epoch: FIRST_EPOCH,
-            primary: NOBODY,
+            primary: NO_NODE,
             in_sync: members.clone(),
             members,
             metadata_only,

@@ -24,7 +24,7 @@ pub mod wire;
 pub use client::{Client, Mode, Transfer, TransferKind, TransferOutcome};
 pub use cluster::ClusterMap;
 pub use defects::{Defect, Defects};
-pub use map::{EpochStart, NOBODY, NodeId, Sequence, UnitMap};
+pub use map::{EpochStart, NO_NODE, NodeId, Sequence, UnitMap};
 pub use member::Member;
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;

@@ -11,7 +11,7 @@ use crate::defects::{Defect, Defects};
 pub type NodeId = u32;
 
 /// The primary of a unit that has none yet.
-pub const NOBODY: NodeId = NodeId::MAX;
+pub const NO_NODE: NodeId = NodeId::MAX;
 
 /// Place in the unit's one order of records. As a tail: the position behind the last record, and that record's epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -110,7 +110,7 @@ impl UnitMap {
         if !self.in_sync.iter().any(may_serve) {
             return Some("no member in sync can be primary");
         }
-        if self.primary != NOBODY && !(self.is_in_sync(self.primary) && may_serve(&self.primary)) {
+        if self.primary != NO_NODE && !(self.is_in_sync(self.primary) && may_serve(&self.primary)) {
             return Some("the primary is not in sync, or has no data");
         }
         if !has_order {
@@ -259,7 +259,7 @@ mod tests {
             |map| map.primary = 3,
             |map| map.primary = 2,
             |map| map.primary = 7,
-            |map| (map.primary, map.in_sync) = (NOBODY, vec![3]),
+            |map| (map.primary, map.in_sync) = (NO_NODE, vec![3]),
             |map| map.in_sync = vec![1, 1],
             |map| map.members = vec![1, 3, 2],
             |map| map.in_sync = vec![1, 7],

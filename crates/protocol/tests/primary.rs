@@ -7,7 +7,7 @@ use common::{CLIENT, FILE, SESSION, decoded, first_map, message, refusals, write
 use operations::WriteAt;
 use protocol::member::{Completion, Intent, SessionRecord, Ticket};
 use protocol::wire::{Acknowledge, Body, ErrorCode, Operation, Outcome, Replay};
-use protocol::{Defects, Member, NOBODY, NodeId, Options, Sequence, UnitMap};
+use protocol::{Defects, Member, NO_NODE, NodeId, Options, Sequence, UnitMap};
 
 /// The only member of a unit, elected again, with one session in its image.
 fn primary() -> (Member, u64) {
@@ -16,7 +16,7 @@ fn primary() -> (Member, u64) {
 
 fn primary_with(options: Options) -> (Member, u64) {
     let map = UnitMap {
-        primary: NOBODY,
+        primary: NO_NODE,
         ..first_map()
     };
     let tail = Sequence::new(1, 640);

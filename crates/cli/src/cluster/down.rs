@@ -65,7 +65,7 @@ fn stop(state: &State, nodes: &[String]) -> Result<usize, Failure> {
     Ok(others.len() + last.len())
 }
 
-/// The next `tako up` says anew where the cluster is mounted.
+/// Removes the mount from a node's configuration: the next `tako up` names its own.
 fn forget_mount(state: &State, node: &str) -> Outcome {
     let path = state.file(node, "toml");
     // One that is half made has none.

@@ -9,7 +9,7 @@ use operations::{Acknowledge, Held, Operation};
 use parking_lot::Mutex;
 use protocol::client::{Event as ClientEvent, Keep, Recalled};
 use protocol::cluster::FIRST_CLIENT;
-use protocol::map::NOBODY;
+use protocol::map::NO_NODE;
 use protocol::wire::{Body, Envelope, Message};
 use protocol::{Client, ClusterMap, Defects, NodeId};
 
@@ -252,7 +252,7 @@ impl Connection {
         }
         while let Some(transmit) = self.client.poll_transmit() {
             // Without a link it is lost; with the next one the state machine sends it again.
-            let to = transmit.to.first().copied().unwrap_or(NOBODY);
+            let to = transmit.to.first().copied().unwrap_or(NO_NODE);
             match &mut self.entry {
                 Some(entry) if entry.node() == to => entry.put(transmit.bytes),
                 _ => {
@@ -411,7 +411,7 @@ impl Connection {
         self.map
             .units
             .first()
-            .map_or(NOBODY, |unit| unit.map.primary)
+            .map_or(NO_NODE, |unit| unit.map.primary)
     }
 
     fn lacks_primary(&self) -> bool {

@@ -17,7 +17,7 @@ use protocol::client::{Client, Event as Told, Ticket, Transfer, TransferKind, Tr
 use protocol::member::Completion;
 use protocol::wire::active::BLOCK;
 use protocol::wire::{Acknowledge, Body, FileId, Message, Operation, Outcome};
-use protocol::{Defects, EpochStart, Member, Mode, NOBODY, Options, Sequence, Transmit, UnitMap};
+use protocol::{Defects, EpochStart, Member, Mode, NO_NODE, Options, Sequence, Transmit, UnitMap};
 use store::{FileKind, Geometry, Store};
 
 use super::node::Machine;
@@ -125,7 +125,7 @@ impl Unit {
         let map = UnitMap {
             version: 1,
             epoch: tail.epoch,
-            primary: NOBODY,
+            primary: NO_NODE,
             in_sync: all.clone(),
             members: all.clone(),
             metadata_only: metadata_only.into_iter().collect(),

@@ -14,7 +14,7 @@ use fabric::simulated::{LinkOptions, Links};
 use pmem::Random;
 use protocol::client::Client;
 use protocol::wire::Message;
-use protocol::{Defects, Member, NOBODY, Options, Transmit, UnitMap};
+use protocol::{Defects, Member, NO_NODE, Options, Transmit, UnitMap};
 
 use super::history::History;
 use super::membership::{Membership, Notice};
@@ -227,7 +227,7 @@ impl World {
             version: 1,
             epoch: lineage.last().map_or(0, |of| of.epoch),
             // None yet: the members elect one.
-            primary: NOBODY,
+            primary: NO_NODE,
             in_sync: members.clone(),
             members,
             metadata_only: setup.metadata_only.into_iter().collect(),

@@ -1,8 +1,8 @@
 //! Waits for locks, in the order in which they came.
 //!
-//! When the lock of a wait is free, the wait has its turn: the lock is reserved for its owner, who takes it by a request of
-//! its own. A client repeats its waits now and then. So the primary forgets those that are not repeated, and a new primary,
-//! which knows none, gets them again.
+//! When the lock of a wait becomes free, it is reserved for the wait's owner, which takes it by a separate request. A client
+//! repeats its waits periodically. So the primary removes waits that are not repeated, and a new primary, which has none,
+//! receives them again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,9 +23,9 @@ struct Wait {
     number: u64,
     file: FileId,
     lock: Lock,
-    /// When it is forgotten, unless it is repeated.
+    /// Time at which it is removed unless it is repeated.
     until: u64,
-    /// End of the reservation, if it has its turn.
+    /// End of the reservation, if the lock is reserved for it.
     turn_until: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ impl Wait {
         own == (session, lock.owner, lock.space)
     }
 
-    /// When it is forgotten, or its turn ends.
+    /// Time at which it is removed, or its reservation ends.
     fn ends_at(&self) -> u64 {
         self.turn_until.unwrap_or(u64::MAX).min(self.until)
     }

@@ -12,7 +12,7 @@ impl Remote {
         self.call(Operation::SetLock { file, lock }).map(drop)
     }
 
-    /// Waits for a lock, or goes on waiting; whether it is free now.
+    /// Waits for a lock, or continues to wait. Returns whether the lock is free now.
     pub(crate) fn wait_lock(&self, number: u64, lock: Lock, wait: u64) -> Result<bool> {
         let file = self.file(number);
         let outcome = self.call(Operation::WaitLock { file, lock, wait })?;

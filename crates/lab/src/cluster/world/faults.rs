@@ -1,7 +1,7 @@
 //! Faults of the plan, at their time or at their cue.
 
 use super::{Event, FIRST_CLIENT, MILLISECOND, SECOND, Time, World};
-use protocol::NOBODY;
+use protocol::NO_NODE;
 use protocol::wire::Acknowledge;
 
 use crate::cluster::plan::{Cue, Fault, Who};
@@ -169,7 +169,7 @@ impl World {
 
     fn who(&self, who: Who, subject: Option<u32>) -> Vec<u32> {
         let primary = match self.membership.valid().primary {
-            NOBODY => 0,
+            NO_NODE => 0,
             primary => primary,
         };
         let bystanders = || {
