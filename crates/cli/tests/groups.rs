@@ -7,15 +7,11 @@ mod hosts;
 use std::io::BufRead;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::process::{Child, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use common::Scratch;
 use hosts::Hosts;
 use protocol::group::{Key, Stream, frame};
 use serde_json::Value;
-
-/// How long anything may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Cluster {
     nodes: Vec<Child>,
@@ -78,14 +74,7 @@ impl Cluster {
     }
 
     fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        let start = Instant::now();
-        loop {
-            let status = self.status();
-            if let Some(status) = status.as_ref().filter(|status| is_so(status)) {
-                return status.clone();
-            }
-            assert!(start.elapsed() < PATIENCE, "{what}: {status:#?}");
-        }
+        hosts::cluster::wait(|| self.status(), what, is_so)
     }
 
     /// Number of the primary's host.

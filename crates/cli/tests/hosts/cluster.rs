@@ -105,14 +105,7 @@ impl Cluster {
     }
 
     pub fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        let start = Instant::now();
-        loop {
-            let status = self.status();
-            if let Some(status) = status.as_ref().filter(|status| is_so(status)) {
-                return status.clone();
-            }
-            assert!(start.elapsed() < PATIENCE, "{what}: {status:#?}");
-        }
+        wait(|| self.status(), what, is_so)
     }
 }
 
@@ -122,6 +115,18 @@ impl Drop for Cluster {
             let _ = node.kill();
             let _ = node.wait();
         }
+    }
+}
+
+/// Asks for the status until it is as wanted, and returns it.
+pub fn wait(ask: impl Fn() -> Option<Value>, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    let start = Instant::now();
+    loop {
+        let status = ask();
+        if let Some(status) = status.as_ref().filter(|status| is_so(status)) {
+            return status.clone();
+        }
+        assert!(start.elapsed() < PATIENCE, "{what}: {status:#?}");
     }
 }
 
