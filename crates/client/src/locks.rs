@@ -40,8 +40,8 @@ impl<C: Into<Cause>> From<C> for NotLocked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LockTicket(u64);
 
-/// Is called when a wait ends: with whether the lock is held now.
-pub type LockWake = Box<dyn FnOnce(bool) + Send>;
+/// Is called when a wait ends: with whether the lock is held now, or why the cluster ended the wait.
+pub type LockWake = Box<dyn FnOnce(Result<bool, NotLocked>) + Send>;
 
 /// The locks of a file system.
 #[derive(Default)]
@@ -301,7 +301,7 @@ impl LockUser {
     fn change<T>(&self, work: impl FnOnce(&mut State, &mut Vec<LockWake>) -> T) -> T {
         let mut ended = Vec::new();
         let result = work(&mut self.table.state.lock(), &mut ended);
-        ended.into_iter().for_each(|wake| wake(true));
+        ended.into_iter().for_each(|wake| wake(Ok(true)));
         result
     }
 
@@ -369,7 +369,7 @@ impl LockUser {
     pub fn cancel(&self, ticket: LockTicket) {
         let wait = self.table.state.lock().end_wait(ticket);
         if let Some(wait) = wait {
-            (wait.wake)(false);
+            (wait.wake)(Ok(false));
             if let Some(remotely) = &self.remotely {
                 remotely.cancelled(ticket);
             }
@@ -441,6 +441,6 @@ impl Drop for LockUser {
                 state.grant(number, ended);
             }
         });
-        dropped.into_iter().for_each(|wake| wake(false));
+        dropped.into_iter().for_each(|wake| wake(Ok(false)));
     }
 }

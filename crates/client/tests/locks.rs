@@ -40,7 +40,7 @@ fn whole(owner: u64, kind: LockKind) -> Lock {
 fn wake(owner: u64, say: &mpsc::Sender<(u64, bool)>) -> LockWake {
     let say = say.clone();
     // The receiver may be gone.
-    Box::new(move |is_held| say.send((owner, is_held)).unwrap_or_default())
+    Box::new(move |ended| say.send((owner, ended.unwrap())).unwrap_or_default())
 }
 
 fn wait(user: &LockUser, number: u64, lock: &Lock, say: &mpsc::Sender<(u64, bool)>) -> LockTicket {

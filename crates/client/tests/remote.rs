@@ -27,12 +27,17 @@ mod xattrs;
 
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use client::{
-    FileSystem, Geometry, LOCK_END, Lock, LockKind, LockSpace, OpenFlags, Options, ROOT, Region,
+    FileSystem, Geometry, LOCK_END, Lock, LockKind, LockSpace, NotLocked, OpenFlags, Options, ROOT,
+    Region,
 };
 use common::{loopback, make_file};
 use store::Store;
+
+/// Greatest time for what ends by itself.
+const LONG: Duration = Duration::from_secs(120);
 
 /// An empty pool of 16 MiB with a ring of 512 KiB.
 fn store() -> Store {
@@ -75,7 +80,7 @@ fn a_cancelled_wait_takes_no_lock_from_its_owner() {
     let user = loopback::behind(store(), &link).lock_user();
     assert!(user.take(ROOT, &lock(0)).unwrap());
     let (say, hear) = mpsc::channel();
-    let wake = Box::new(move |is_held| say.send(is_held).unwrap());
+    let wake = Box::new(move |ended: Result<bool, _>| say.send(ended.unwrap()).unwrap());
     let ticket = user.take_or_wait(ROOT, &lock(1), wake).unwrap().unwrap();
     link.cut_locks();
     thread::scope(|scope| {
@@ -101,7 +106,7 @@ fn a_wait_that_ends_while_it_is_repeated_does_not_continue_in_the_cluster() {
         let user = loopback::behind(store(), &link).lock_user();
         assert!(user.take(ROOT, &lock(0)).unwrap());
         let (say, hear) = mpsc::channel();
-        let wake = Box::new(move |is_held| say.send(is_held).unwrap());
+        let wake = Box::new(move |ended: Result<bool, _>| say.send(ended.unwrap()).unwrap());
         let ticket = user.take_or_wait(ROOT, &lock(1), wake).unwrap().unwrap();
         link.cut_waits();
         link.wait_for(1);
@@ -116,6 +121,36 @@ fn a_wait_that_ends_while_it_is_repeated_does_not_continue_in_the_cluster() {
         let is_held_by = if is_cancelled { 0 } else { 1 };
         assert_eq!(holder.map(|it| it.owner), Some(is_held_by));
     }
+}
+
+/// Owner 0 waits for a lock of owner 1. Another primary, which does not know of it, lets owner 1 wait for owner 0.
+#[test]
+fn a_circle_of_waits_that_forms_after_a_takeover_is_reported() {
+    let link = Arc::default();
+    let user = loopback::behind(store(), &link).lock_user();
+    let byte = |owner, at| Lock {
+        start: at,
+        end: at,
+        ..lock(owner)
+    };
+    assert!(user.take(ROOT, &byte(0, 0)).unwrap() && user.take(ROOT, &byte(1, 1)).unwrap());
+    let (say, hear) = mpsc::channel();
+    let wait = |owner, at| {
+        let say = say.clone();
+        let wake = move |ended| say.send((owner, ended)).unwrap();
+        let ticket = user.take_or_wait(ROOT, &byte(owner, at), Box::new(wake));
+        ticket.unwrap().expect("another owner has the lock");
+    };
+    wait(0, 1);
+    link.take_over();
+    wait(1, 0);
+    let (owner, ended) = hear.recv_timeout(LONG).expect("one of the waits ends");
+    assert!(owner == 0 && matches!(ended, Err(NotLocked::Deadlock)));
+    user.give_back(ROOT, &byte(0, 0)).unwrap();
+    let (owner, ended) = hear
+        .recv_timeout(LONG)
+        .expect("the other one gets the lock");
+    assert!(owner == 1 && matches!(ended, Ok(true)));
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! and wait for.
 //!
 //! When a lock becomes free the primary gives a wait its turn. A thread, which runs while anything is waited for, takes the
-//! lock then. It also repeats the waits now and then: a new primary knows none, and a turn may get lost.
+//! lock then. It also repeats the waits now and then: a new primary knows none, and a turn may get lost. A repetition that is
+//! refused ends its wait: the primary may find only then that the owners of locks wait for each other.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,8 +15,8 @@ use operations::{ErrorCode, LOCK_END, Lock, LockKind, LockSpace};
 use parking_lot::{Condvar, Mutex};
 
 use super::{Held, LockTable, LockTicket, LockWake, NotLocked, Wait};
-use crate::Cause;
 use crate::backend::Remote;
+use crate::{Cause, RequestError};
 
 /// How often waits are repeated: several times before the primary forgets them.
 const REPEAT_EVERY: Duration = Duration::from_millis(500);
@@ -93,10 +94,7 @@ impl Remotely {
             Ok(false) => {}
             // Unless it was cancelled meanwhile.
             Err(error) if table.state.lock().end_wait(ticket).is_some() => {
-                return Err(match error.code() {
-                    Some(ErrorCode::Deadlock) => NotLocked::Deadlock,
-                    _ => error.into(),
-                });
+                return Err(not_locked(error));
             }
             Err(_) => {}
         }
@@ -180,7 +178,7 @@ impl Remotely {
             }
         }
         for (ticket, wait) in dropped {
-            (wait.wake)(false);
+            (wait.wake)(Ok(false));
             self.cancelled(ticket);
         }
         for (number, handle) in taken {
@@ -291,9 +289,24 @@ impl Asking {
                 .collect()
         };
         for (ticket, number, wanted) in waits {
-            if matches!(self.wait_for(ticket, number, &wanted), Ok(true)) {
-                self.ask_for(ticket);
+            match self.wait_for(ticket, number, &wanted) {
+                Ok(true) => self.ask_for(ticket),
+                Ok(false) => {}
+                Err(error) => self.refused(ticket, error),
             }
+        }
+    }
+
+    /// Ends a wait that the cluster refuses. One that was not answered continues.
+    fn refused(&self, ticket: LockTicket, error: Cause) {
+        if is_unanswered(&error) {
+            return;
+        }
+        let ended = self.table.state.lock().end_wait(ticket);
+        if let Some(wait) = ended {
+            (wait.wake)(Err(not_locked(error)));
+            // If it does not arrive, the primary forgets the wait in time.
+            let _ = self.remote.end_wait(ticket.0);
         }
     }
 
@@ -310,8 +323,8 @@ impl Asking {
             state.asked = Some((ticket, found.0));
             found
         };
-        let is_taken = matches!(self.take(number, &wanted), Ok(true));
-        let ended = is_taken.then(|| self.table.state.lock().end_wait(ticket));
+        let taken = self.take(number, &wanted);
+        let ended = matches!(taken, Ok(true)).then(|| self.table.state.lock().end_wait(ticket));
         if let Some(None) = ended {
             // It was cancelled meanwhile. A lock that cannot be released now ends with the session.
             let _ = self.remote.unlock(number, spread(&wanted));
@@ -324,7 +337,10 @@ impl Asking {
         self.table.state.lock().asked = None;
         drop(asking);
         if let Some(Some(wait)) = ended {
-            (wait.wake)(true);
+            (wait.wake)(Ok(true));
+        }
+        if let Err(error) = taken {
+            self.refused(ticket, error);
         }
     }
 
@@ -351,6 +367,25 @@ impl Asking {
                 turns.changed.wait_until(&mut waits, repeat_at);
             }
         }
+    }
+}
+
+/// Whether a request may succeed when it is repeated: in another session, too.
+fn is_unanswered(error: &Cause) -> bool {
+    let is_of_session = error.code() == Some(ErrorCode::SessionEnded);
+    let is_open = |error: &RequestError| {
+        matches!(
+            error,
+            RequestError::Unreachable(_) | RequestError::Interrupted
+        )
+    };
+    is_of_session || matches!(error, Cause::Request(error) if is_open(error))
+}
+
+fn not_locked(error: Cause) -> NotLocked {
+    match error.code() {
+        Some(ErrorCode::Deadlock) => NotLocked::Deadlock,
+        _ => error.into(),
     }
 }
 

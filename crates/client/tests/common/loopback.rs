@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::collections::HashMap;
+use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 
@@ -44,6 +45,8 @@ struct LinkState {
     /// Number of waits that the cluster kept when the session stopped to listen for turns.
     waits_left: Option<usize>,
     is_ended: bool,
+    /// The cluster forgets its waits before it gets the next one.
+    is_taken_over: bool,
     waiting: usize,
 }
 
@@ -78,6 +81,11 @@ impl Link {
     pub fn cut_waits(&self) {
         self.state().selects = Some(|it| matches!(it, Operation::WaitLock { .. }));
         self.cut(true);
+    }
+
+    /// Has another primary, which knows of no waits, get the next one.
+    pub fn take_over(&self) {
+        self.state().is_taken_over = true;
     }
 
     /// Waits until the session does not listen for turns; returns the number of waits that the cluster kept then.
@@ -209,6 +217,11 @@ impl Loopback {
         if let Some(has_turn) = known {
             return counted(has_turn);
         }
+        if mem::take(&mut self.link.state().is_taken_over) {
+            let forgotten = mem::take(&mut *self.waits());
+            let tickets = forgotten.into_values().filter_map(|it| it.ticket);
+            tickets.for_each(|ticket| self.locks.cancel(ticket));
+        }
         let by_another = Lock {
             owner: u64::MAX,
             ..*lock
@@ -224,11 +237,13 @@ impl Loopback {
         };
         self.waits().insert(number, wait);
         let (waits, turns) = (self.waits.clone(), self.turns.clone());
-        let wake: LockWake = Box::new(move |is_held| {
+        let wake: LockWake = Box::new(move |ended| {
+            let is_held = ended.expect("a pool of this process refuses no lock");
             if let Some(wait) = waits.lock().expect("no test panics here").get_mut(&number) {
                 wait.has_turn = is_held;
             }
-            if let Some(turns) = &*turns.lock().expect("no test panics here") {
+            let turns = turns.lock().expect("no test panics here");
+            if let Some(turns) = turns.as_ref().filter(|_| is_held) {
                 turns(number);
             }
         });

@@ -111,19 +111,20 @@ impl Locks {
             return Some(Err(Errno::INTR));
         }
         let waits = self.waits.clone();
-        let wake: LockWake = Box::new(move |is_held| {
+        let wake: LockWake = Box::new(move |ended| {
             waits.lock().waiting.remove(&unique);
-            let answer = if is_held { Ok(0) } else { Err(Errno::INTR) };
+            let answer = match ended {
+                Ok(true) => Ok(0),
+                Ok(false) => Err(Errno::INTR),
+                Err(error) => Err(refusal(&error)),
+            };
             later(head(unique, answer), &[]);
         });
         let ticket = match self.user.take_or_wait(header.node, &lock(asked), wake) {
             Ok(Some(ticket)) => ticket,
             // It has become free meanwhile.
             Ok(None) => return Some(self.ended(unique, Ok(0))),
-            Err(NotLocked::Deadlock) => return Some(self.ended(unique, Err(Errno::DEADLK))),
-            Err(NotLocked::Failed(error)) => {
-                return Some(self.ended(unique, Err(errno(&error))));
-            }
+            Err(error) => return Some(self.ended(unique, Err(refusal(&error)))),
         };
         if self.waits.lock().is_interrupted(unique, ticket) {
             self.user.cancel(ticket);
@@ -190,6 +191,13 @@ impl Waits {
             }
         }
         None
+    }
+}
+
+fn refusal(error: &NotLocked) -> Errno {
+    match error {
+        NotLocked::Deadlock => Errno::DEADLK,
+        NotLocked::Failed(error) => errno(error),
     }
 }
 
