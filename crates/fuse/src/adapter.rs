@@ -74,6 +74,8 @@ pub(crate) struct Adapter {
     direct: bool,
     /// The page cache collects writes.
     collects: bool,
+    /// Files that are created to be written leave out the page cache.
+    pub(crate) creates_directly: bool,
     access_times: Arc<AccessTimes>,
     /// None if the kernel keeps them.
     locks: Option<Locks>,
@@ -112,6 +114,7 @@ impl Adapter {
             },
             direct: options.cache == Cache::None,
             collects: options.cache == Cache::Writeback,
+            creates_directly: !is_remote && options.cache == Cache::Strict,
             access_times: Arc::new(AccessTimes::of(options)),
             open_unneeded: false,
             open_directory_unneeded: false,

@@ -140,6 +140,121 @@ view.flush()
     }
 }
 
+/// Long data of files that are created to be written is kept once, in the pool. Others are cached.
+#[test]
+fn files_created_to_be_written_are_not_cached_until_read() {
+    let script = r"
+import ctypes, mmap, os, sys
+LENGTH = 4 << 20
+libc = ctypes.CDLL(None, use_errno=True)
+
+def cached(path):
+    'Pages of the file in the page cache.'
+    fd = os.open(path, os.O_RDONLY)
+    found = (ctypes.c_uint64 * 5)()
+    every = (ctypes.c_uint64 * 2)(0, 0)
+    assert libc.syscall(451, fd, every, found, 0) == 0, os.strerror(ctypes.get_errno())
+    os.close(fd)
+    return found[0]
+
+def written(name, flags, directory=sys.argv[1]):
+    path = directory + '/' + name
+    fd = os.open(path, flags | os.O_CREAT, 0o644)
+    for at in range(0, LENGTH, 1 << 20):
+        assert os.write(fd, bytes([at >> 20]) * (1 << 20)) == 1 << 20
+    os.close(fd)
+    assert os.stat(path).st_size == LENGTH
+    return path
+
+path = written('created', os.O_WRONLY | os.O_EXCL)
+assert cached(path) == 0, cached(path)
+with open(path, 'rb') as file:
+    data = file.read()
+assert data == b''.join(bytes([it]) * (1 << 20) for it in range(4))
+assert cached(path) == LENGTH // 4096
+for name, flags in ('both', os.O_RDWR), ('appended', os.O_WRONLY | os.O_APPEND), ('created', os.O_WRONLY):
+    path = written(name, flags)
+    assert cached(path) == LENGTH // 4096, name
+
+# Data that sendfile and copies inside of the kernel bring goes the same way.
+with open(path, 'rb') as source, open(sys.argv[1] + '/sent', 'wb') as target:
+    assert os.sendfile(target.fileno(), source.fileno(), 0, 100_000) == 100_000
+with open(sys.argv[1] + '/sent', 'rb') as file:
+    assert file.read() == data[:100_000]
+";
+    if !drops_pages_after_write() {
+        println!("this kernel keeps pages that are read during a write: not tried");
+        return;
+    }
+    for options in ["cache=strict", "cache=strict,locks=shared"] {
+        let mounted = Mounted::new(options);
+        let mut command = Command::new("python3");
+        let done = run(command.args(["-c", script]).arg(&mounted.directory.0));
+        assert!(done.status.success(), "{options}: {done:?}");
+        mounted.end();
+    }
+}
+
+/// Linux 6.19 and later 6.18: otherwise the rule is off.
+fn drops_pages_after_write() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release
+        .split(['.', '-', '\n'])
+        .map_while(|part| part.parse::<u32>().ok());
+    let mut next = || numbers.next().unwrap_or(0);
+    let version = (next(), next(), next());
+    version >= (6, 18, 10)
+}
+
+/// While one program writes a file past the page cache, others read and map it: each sees what was written last, at
+/// the end of the file too.
+#[test]
+fn readers_of_a_created_file_see_each_write() {
+    let script = r"
+import mmap, os, random, sys, threading
+path, rounds = sys.argv[1], 4000
+out = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+os.write(out, bytes(8192))
+check = os.open(path, os.O_RDONLY)
+view = mmap.mmap(check, 8192, prot=mmap.PROT_READ)
+done = threading.Event()
+
+def read():
+    # Its pages are read anew while the writes take place.
+    fd = os.open(path, os.O_RDONLY)
+    while not done.is_set():
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.pread(fd, 1 << 20, 0)
+        bytes(view[:8192:4096])
+
+readers = [threading.Thread(target=read) for _ in range(2)]
+for reader in readers:
+    reader.start()
+try:
+    size = 8192
+    for value in range(1, rounds):
+        number = value.to_bytes(4, 'little')
+        at = value * 8 % 8188
+        os.pwrite(out, number, at)
+        assert os.pread(check, 4, at) == number, (value, at)
+        assert view[at:at + 4] == number, (value, at)
+        os.pwrite(out, number * 5, size)
+        size += 20
+        assert os.pread(check, 20, size - 20) == number * 5, (value, size)
+finally:
+    done.set()
+    for reader in readers:
+        reader.join()
+";
+    for options in ["cache=strict", "cache=writeback", "cache=none"] {
+        let mounted = Mounted::new(options);
+        let mut command = Command::new("python3");
+        let done = run(command.args(["-c", script]).arg(mounted.path("file")));
+        assert!(done.status.success(), "{options}: {done:?}");
+        mounted.end();
+    }
+}
+
 /// A program that has its own file system mounted, and changes it beside the mount.
 #[test]
 fn the_kernel_is_told_of_changes_beside_the_mount() {

@@ -30,6 +30,19 @@ impl Adapter {
         self.open_unneeded && !self.direct && self.locks.is_none() && self.shared.is_none()
     }
 
+    /// The answer to creating and opening a file with these flags.
+    ///
+    /// A program that creates a file only to write it stores long data as a rule, which a page cache would copy once more and
+    /// keep a second time. Reading it later fills the cache. Appended data is short and often read at once, so it is cached.
+    pub(super) fn created(&self, number: u64, flags: u32) -> Result<wire::OpenOut, Errno> {
+        let mut answer = self.opened(number)?;
+        let (access, append) = (libc::O_ACCMODE as u32, libc::O_APPEND as u32);
+        if self.creates_directly && flags & (access | append) == libc::O_WRONLY as u32 {
+            answer.flags |= opened::DIRECT_IO;
+        }
+        Ok(answer)
+    }
+
     /// The answer to opening a file.
     pub(super) fn opened(&self, number: u64) -> Result<wire::OpenOut, Errno> {
         let keeps = match &self.shared {

@@ -55,10 +55,18 @@ impl Adapter {
                 let linked = self.file_system.link(node, header.node, name);
                 return Ok((self.entry(linked)?, None));
             }
-            // Where files are opened without a request, the kernel makes a node and opens that: the same, without a
-            // request when it is closed. The directory is locked meanwhile, so no other caller makes the file in
-            // between.
-            Request::Create { .. } if self.opens_by_itself() => return Err(Errno::NOSYS),
+            // Where files are opened without a request, the kernel makes a node and opens that: the same. The directory
+            // is locked meanwhile, so no other caller makes the file in between.
+            Request::Create { .. } if self.opens_by_itself() && !self.creates_directly => {
+                return Err(Errno::NOSYS);
+            }
+            Request::Create { name, new } if self.opens_by_itself() => {
+                let inode = new_inode(header, FileKind::Regular, new.mode, new.umask);
+                let created = self.file_system.create_held(header.node, name, &inode);
+                let entry = self.answered(created)?;
+                let opened = self.created(entry.node, new.flags)?;
+                return Ok((entry, Some(opened)));
+            }
             Request::Create { name, new } => {
                 let inode = new_inode(header, FileKind::Regular, new.mode, new.umask);
                 let flags = OpenFlags::from_bits(new.flags as i32);
@@ -66,7 +74,7 @@ impl Adapter {
                     .file_system
                     .create_open(header.node, name, &inode, flags);
                 let (attributes, _file) = created.map_err(|error| errno(&error))?;
-                let opened = self.opened(attributes.number)?;
+                let opened = self.created(attributes.number, new.flags)?;
                 return Ok((self.entry(Ok(attributes))?, Some(opened)));
             }
             Request::MakeNode { name, new } => {
@@ -101,7 +109,7 @@ impl Adapter {
         let flags = OpenFlags::from_bits(new.flags as i32);
         let made = self.file_system.create_unnamed(header.node, &inode, flags);
         let file = made.map_err(|error| errno(&error))?;
-        let opened = self.opened(file.number())?;
+        let opened = self.created(file.number(), new.flags)?;
         let entry = self.entry(file.attributes())?;
         let length = put(body, &entry);
         Ok(length + put(&mut body[length..], &opened))

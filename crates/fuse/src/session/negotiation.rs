@@ -126,6 +126,8 @@ impl Offer {
         adapter.keeps &= !with_queues;
         let taken = wanted & self.capabilities;
         adapter.open_unneeded = taken & capability::NO_OPEN_SUPPORT != 0;
+        adapter.creates_directly &= taken & capability::DIRECT_IO_ALLOW_MMAP != 0
+            && drops_pages_after_write(&rustix::system::uname().release().to_string_lossy());
         adapter.open_directory_unneeded = taken & capability::NO_OPENDIR_SUPPORT != 0;
         let answer = wire::InitOut {
             major: wire::MAJOR,
@@ -149,6 +151,16 @@ impl Offer {
         rustix::io::write(device, &bytes)?;
         Ok(())
     }
+}
+
+/// Whether this release of Linux drops cached pages after a write that bypasses the cache (`FOPEN_DIRECT_IO`), and not only
+/// before it: otherwise a page read meanwhile stays, with the old data. Linux 6.19, and 6.18 since a stable release.
+fn drops_pages_after_write(release: &str) -> bool {
+    let numbers = release.split(|it: char| !it.is_ascii_digit());
+    let mut numbers = numbers.map(|it| it.parse().unwrap_or(0_u32));
+    let mut next = || numbers.next().unwrap_or(0);
+    let (major, minor, patch) = (next(), next(), next());
+    (major, minor) >= (6, 19) || (major, minor) == (6, 18) && patch >= 10
 }
 
 #[cfg(test)]
@@ -205,6 +217,24 @@ mod tests {
             Vec::new(),
         ] {
             assert!(Offer::decode(&wrong).is_err());
+        }
+    }
+
+    #[test]
+    fn releases_that_drop_pages_after_a_write_are_known() {
+        for release in ["6.18.44-fc", "6.18.10", "6.19.0-rc1", "6.20", "7.0.1"] {
+            assert!(drops_pages_after_write(release), "{release}");
+        }
+        for release in [
+            "6.18.0",
+            "6.18.9-x",
+            "6.18",
+            "6.1.0-41-amd64",
+            "5.19",
+            "",
+            "x",
+        ] {
+            assert!(!drops_pages_after_write(release), "{release}");
         }
     }
 }
