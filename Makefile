@@ -4,10 +4,10 @@ target := $(abspath $(or $(CARGO_TARGET_DIR),target))
 export TAKO_BIN := $(target)/release/tako
 export PATH := $(abspath target/tools/bin):$(PATH)
 
-.PHONY: help build tools test lab demo bench soak fuzz clean
+.PHONY: help build tools test lab demo bench experiments soak fuzz clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build the tako program
 	cargo build --release
@@ -34,6 +34,10 @@ bench: build ## every figure beside the raw limit of this machine, and programs 
 	@scripts/install.sh bench
 	$(TAKO_BIN) bench
 	scripts/programs.sh
+
+experiments: build ## as root: the experiments of published systems, beside GlusterFS and MooseFS, into docs/experiments
+	@scripts/install.sh experiments
+	scripts/experiments/run.py
 
 soak: tools build ## the tests of the lab, fsx and clusters with their bounds lifted, and real programs
 	TAKO_SOAK=1 cargo test --profile tests -p tako-lab

@@ -181,4 +181,5 @@ def main():
         print(f"| {what} | {sent:.3f} | {statistics.median(speeds):.0f} ({min(speeds):.0f}–{max(speeds):.0f}) |")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the tests and the demo need and this machine lacks, and with `soak`, `bench` or `lab` what these need; says
-# nothing when all is there.
+# Installs what the tests and the demo need and this machine lacks, and with `soak`, `bench`, `experiments` or `lab` what these
+# need; says nothing when all is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/sbin:/sbin
@@ -17,6 +17,7 @@ needed="
     python3:python3 etcd:etcd-server ip:iproute2"
 [ "${1:-}" != soak ] || needed+=" pgbench:postgresql pg_ctlcluster:postgresql rsync:rsync perl:perl setpriv:util-linux stress-ng:stress-ng"
 [ "${1:-}" != bench ] || needed+=" rg:ripgrep redis-benchmark:redis-tools"
+[ "${1:-}" != experiments ] || needed+=" fio:fio redis-benchmark:redis-tools nsenter:util-linux"
 [ "${1:-}" != lab ] || needed+=" qemu-system-x86_64:qemu-system-x86 xz:xz-utils strip:binutils setpriv:util-linux"
 
 install_packages() {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GlusterFS (replica 2), MooseFS (goal 2) and Tako (two members over tcp) on tmpfs, for `tako bench cluster` and
 # scripts/programs.sh to measure beside: servers in one network namespace, clients in another, mounted on /mnt/gluster,
-# /mnt/mfs and /mnt/tako-tcp. As root; installs the Debian packages of the first two.
+# /mnt/mfs and /mnt/tako-tcp. As root; installs the Debian packages of the first two. TAKO_POOL is the length of Tako's pools.
 set -euo pipefail
 
 readonly place=/dev/shm/tako-peers address=10.77.0.1
@@ -70,6 +70,8 @@ up_moosefs() {
     wait_until client mfsmount /mnt/mfs -H "$address"
     wait_until has_room /mnt/mfs
     client mfssetgoal 2 /mnt/mfs
+    # Without it, deleted files keep their space for a day.
+    client mfssettrashtime 0 /mnt/mfs
 }
 
 up_tako() {
@@ -80,7 +82,7 @@ up_tako() {
     "$tako" keys issue "$own/keys" client >/dev/null
     for number in 1 2; do
         printf '%s\n' 'cluster = "peers"' "name = \"n$number\"" "listen = [\"$address:747$number\"]" \
-            "keys = \"$own/keys/n$number\"" '[pool]' "path = \"$place/t$number/pool\"" 'size = "2G"' \
+            "keys = \"$own/keys/n$number\"" '[pool]' "path = \"$place/t$number/pool\"" "size = \"${TAKO_POOL:-2G}\"" \
             '[membership]' "directory = \"$own/membership\"" '[unit]' 'members = 2' >"$own/n$number.toml"
         server "$tako" serve --config "$own/n$number.toml" >"$own/n$number.log" 2>&1 &
     done

@@ -7,10 +7,11 @@ performance.py FILE...    each FILE is what `tako bench --bars`, `tako bench fab
 A table stands behind a comment that names it: `<!-- table: fabric -->`. Prose is not touched; read it again after each run.
 """
 
-import math
 import pathlib
 import re
 import sys
+
+from svg import plot
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "performance" / "tables.md"
@@ -92,55 +93,6 @@ def replace(document, name, table):
 # ---- plots
 
 
-def ticks(low, high):
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    return [10.0**power for power in range(first, last + 1)]
-
-
-def quantity(value, unit):
-    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")):
-        if value >= factor * 0.999:
-            return f"{value / factor:g} {prefix}{unit}"
-    return f"{value:g} {unit}"
-
-
-def plot(path, title, across, unit, lines):
-    """Lines over logarithmic axes: each a name, and points of a number and a value."""
-    width, height, left, top, right, bottom = 720, 420, 80, 40, 200, 50
-    colours = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]
-    points = [point for _, line in lines for point in line]
-    columns = sorted({x for x, _ in points})
-    marks = ticks(min(y for _, y in points), max(y for _, y in points))
-    span_x = math.log(columns[-1] / columns[0]) or 1
-    span_y = math.log(marks[-1] / marks[0]) or 1
-
-    def at(x, y):
-        return (left + (width - left - right) * math.log(x / columns[0]) / span_x,
-                height - bottom - (height - top - bottom) * math.log(y / marks[0]) / span_y)  # fmt: skip
-
-    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" font-size="12">',
-           '<rect width="100%" height="100%" fill="white"/>',
-           f'<text x="{left}" y="22" font-size="15">{title}</text>']  # fmt: skip
-    for value in marks:
-        _, y = at(columns[0], value)
-        svg.append(f'<path d="M{left} {y:.1f}H{width - right}" stroke="#ddd"/>')
-        svg.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{quantity(value, unit)}</text>')
-    for value in columns:
-        x, _ = at(value, marks[0])
-        svg.append(f'<path d="M{x:.1f} {top}V{height - bottom}" stroke="#eee"/>')
-        svg.append(f'<text x="{x:.1f}" y="{height - bottom + 18}" text-anchor="middle">{value}</text>')
-    svg.append(f'<text x="{(left + width - right) / 2}" y="{height - 10}" text-anchor="middle">{across}</text>')
-    for index, (name, line) in enumerate(lines):
-        colour = colours[index % len(colours)]
-        path_data = "L".join("{:.1f} {:.1f}".format(*at(x, y)) for x, y in line)
-        svg.append(f'<path d="M{path_data}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        y = top + 14 + 20 * index
-        svg.append(f'<path d="M{width - right + 14} {y - 4}h20" stroke="{colour}" stroke-width="2"/>')
-        svg.append(f'<text x="{width - right + 40}" y="{y}">{name}</text>')
-    PLOTS.mkdir(exist_ok=True)
-    (PLOTS / path).write_text("\n".join(svg + ["</svg>"]) + "\n")
-
-
 def plot_messages(rows):
     lines, limits = {}, {}
     name = ""
@@ -152,7 +104,7 @@ def plot_messages(rows):
             limits.setdefault(f"{name}: {row[3]}", []).append((peers, number(row[2])))
         elif row[0].strip() == "16 at a time" and name:
             lines.setdefault(f"{name}, 16 at a time", []).append((peers, number(row[1])))
-    plot("messages.svg", "Small messages per second", "peers", "/s", [*lines.items(), *limits.items()])
+    plot(PLOTS / "messages.svg", "Small messages per second", "peers", "/s", [*lines.items(), *limits.items()])
 
 
 def plot_sizes(rows):
@@ -162,7 +114,7 @@ def plot_sizes(rows):
         if found:
             lines.setdefault(f"{found[1]}, in the message", []).append((int(found[2]), number(row[1])))
             lines.setdefault(f"{found[1]}, {row[3]}", []).append((int(found[2]), number(row[2])))
-    plot("sizes.svg", "A payload and the news of it, until it has arrived", "bytes", "s", list(lines.items()))
+    plot(PLOTS / "sizes.svg", "A payload and the news of it, until it has arrived", "bytes", "s", list(lines.items()))
 
 
 # ---- one run after the other

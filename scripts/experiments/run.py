@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Reproduces the experiments of three published systems and writes docs/experiments.
+
+run.py [--quick] [octopus] [mtfs] [rbp]    as root; ROUNDS is the number of rounds (3), TAKO_BIN the program
+"""
+
+import dataclasses
+import os
+import pathlib
+import sys
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+sys.dont_write_bytecode = True
+
+# ruff: noqa: E402
+import measure
+import mtfs
+import octopus
+import rbp
+from report import Machine
+from systems import Systems
+
+MIB = 1 << 20
+EXPERIMENTS = {"octopus": octopus, "mtfs": mtfs, "rbp": rbp}
+
+
+@dataclasses.dataclass
+class Scale:
+    """How much is measured. Lengths are bytes."""
+
+    quick: bool
+    rounds: int
+    seconds: float
+    pool: str
+    pool_small: str
+    # Of a file for random requests; of one for sequential ones; the largest.
+    file: int
+    sequential: int
+    largest: int
+
+
+def main():
+    names = [word for word in sys.argv[1:] if word != "--quick"]
+    quick = "--quick" in sys.argv[1:]
+    if set(names) - set(EXPERIMENTS):
+        sys.exit(__doc__)
+    rounds = int(os.environ.get("ROUNDS", 1 if quick else 3))
+    scale = (Scale(True, rounds, 0.05, "192M", "64M", 4 * MIB, 16 * MIB, 2 * MIB) if quick
+             else Scale(False, rounds, 0.25, "768M", "128M", 64 * MIB, 128 * MIB, 2048 * MIB))  # fmt: skip
+    try:
+        measure.require()
+        with Systems(scale) as systems:
+            for name in names or EXPERIMENTS:
+                EXPERIMENTS[name].experiment(Machine(), systems, scale)
+                print(f"docs/experiments/{name}.md")
+    except (RuntimeError, OSError) as error:
+        sys.exit(f"experiments: {error}")
+    except KeyboardInterrupt:
+        sys.exit("experiments: interrupted")
+
+
+main()
