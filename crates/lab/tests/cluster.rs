@@ -173,6 +173,7 @@ const FOUND_BY: [(Defect, u64); Defect::ALL.len()] = [
     (Defect::CountLeaseFromReply, 15),
     (Defect::IgnoreOvertaking, 0),
     (Defect::AnswerBeforeInvalidation, 0),
+    (Defect::AnswerDuringInvalidation, 86),
     (Defect::KeepMissingNames, 0),
     (Defect::CreateWithoutRecall, 0),
     (Defect::AnswerEndsNewLease, 38),

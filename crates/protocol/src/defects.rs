@@ -105,6 +105,8 @@ pub enum Defect {
     IgnoreOvertaking,
     /// A recall is answered before the caches have dropped their contents.
     AnswerBeforeInvalidation,
+    /// A recall is answered while the caches drop their contents for an earlier one.
+    AnswerDuringInvalidation,
     /// Caches keep the names that are not there when a directory is recalled.
     KeepMissingNames,
     /// A name is made without a recall of its directory.
@@ -137,7 +139,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 58] = [
+    pub const ALL: [Defect; 59] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -189,6 +191,7 @@ impl Defect {
         Defect::CountLeaseFromReply,
         Defect::IgnoreOvertaking,
         Defect::AnswerBeforeInvalidation,
+        Defect::AnswerDuringInvalidation,
         Defect::KeepMissingNames,
         Defect::CreateWithoutRecall,
         Defect::AnswerEndsNewLease,

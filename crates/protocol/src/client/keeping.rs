@@ -47,9 +47,11 @@ impl Client {
 
     pub(super) fn recalled(&mut self, now: u64, inode: u64, number: u64) {
         let early = self.defects.has(Defect::AnswerBeforeInvalidation);
+        let forgets = self.defects.has(Defect::AnswerDuringInvalidation);
+        let recall = (inode, number);
         match self
             .leases
-            .recall(now, inode, number, self.options.lease_ns)
+            .recall(now, recall, self.options.lease_ns, forgets)
         {
             Step::Answer => self.answer_recall(inode, number),
             Step::Wait => {}

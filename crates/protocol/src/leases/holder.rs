@@ -18,7 +18,8 @@ struct Held {
 struct Recalled {
     number: u64,
     at: u64,
-    is_answered: bool,
+    /// The caches are dropping their contents, names among them or not. It is answered then.
+    dropping: Option<bool>,
 }
 
 /// A client's reaction to a recall.
@@ -113,7 +114,7 @@ impl Holder {
     fn forget_recalls(&mut self, now: u64, lease_ns: u64) {
         if self.recalled.len() > self.sweep_at[1].max(HELD_LEAST) {
             self.recalled
-                .retain(|_, it| it.at + lease_ns > now || !it.is_answered);
+                .retain(|_, it| it.at + lease_ns > now || it.dropping.is_some());
             self.sweep_at[1] = 2 * self.recalled.len();
         }
         if self.recalled.len() >= RECALLS_MAX {
@@ -123,27 +124,36 @@ impl Holder {
         }
     }
 
-    /// A lease is recalled. Recalls older than `lease_ns` are forgotten: grants before them have ended.
-    pub fn recall(&mut self, now: u64, inode: u64, number: u64, lease_ns: u64) -> Step {
-        if let Some(known) = self.recalled.get(&inode)
-            && known.number >= number
-        {
+    /// A lease is recalled. Recalls older than `lease_ns` are forgotten: grants before them have ended. `forgets`: the caches
+    /// are believed to have dropped what an earlier recall was about.
+    pub fn recall(
+        &mut self,
+        now: u64,
+        (inode, number): (u64, u64),
+        lease_ns: u64,
+        forgets: bool,
+    ) -> Step {
+        let known = self.recalled.get(&inode);
+        if let Some(known) = known.filter(|it| it.number >= number) {
             let is_same = known.number == number;
-            return match known.is_answered || !is_same {
-                true => Step::Answer,
-                false => Step::Wait,
+            return match known.dropping.is_some() && is_same {
+                true => Step::Wait,
+                false => Step::Answer,
             };
         }
+        let before = known.and_then(|it| it.dropping).filter(|_| !forgets);
         self.forget_recalls(now, lease_ns);
         let held = self.held.remove(&inode).filter(|held| held.until > now);
+        let held = held.map(|held| held.has_entries);
+        let dropping = held.into_iter().chain(before).reduce(|one, other| one | other);
         let recalled = Recalled {
             number,
             at: now,
-            is_answered: held.is_none(),
+            dropping,
         };
         self.recalled.insert(inode, recalled);
-        match held {
-            Some(Held { has_entries, .. }) => Step::Invalidate { has_entries },
+        match dropping {
+            Some(has_entries) => Step::Invalidate { has_entries },
             None => Step::Answer,
         }
     }
@@ -153,7 +163,7 @@ impl Holder {
         let recalled = self.recalled.get_mut(&inode);
         recalled
             .filter(|it| it.number == number)
-            .is_some_and(|it| !std::mem::replace(&mut it.is_answered, true))
+            .is_some_and(|it| it.dropping.take().is_some())
     }
 
     /// Another primary: it numbers its grants and recalls from the start. Existing leases stay until they expire.
@@ -193,7 +203,7 @@ mod tests {
     #[test]
     fn a_recall_that_overtakes_the_grant_makes_it_void() {
         let mut holder = Holder::default();
-        assert_eq!(holder.recall(5, 1, 8, LEASE), Step::Answer);
+        assert_eq!(holder.recall(5, (1, 8), LEASE, false), Step::Answer);
         let covers = holder.take(6, &name_in(1, 2), grant(7), 100, false);
         assert_eq!((covers.subject, covers.found), (false, true));
         let covers = holder.take(7, &name_in(1, 2), grant(9), 100, false);
@@ -206,20 +216,33 @@ mod tests {
         holder.take(6, &name_in(1, 2), grant(1), 100, false);
         let has_entries = true;
         assert_eq!(
-            holder.recall(7, 1, 2, LEASE),
+            holder.recall(7, (1, 2), LEASE, false),
             Step::Invalidate { has_entries }
         );
-        assert_eq!(holder.recall(8, 1, 2, LEASE), Step::Wait);
+        assert_eq!(holder.recall(8, (1, 2), LEASE, false), Step::Wait);
         assert!(holder.invalidated(1, 2) && !holder.invalidated(1, 2));
-        assert_eq!(holder.recall(9, 1, 2, LEASE), Step::Answer);
+        assert_eq!(holder.recall(9, (1, 2), LEASE, false), Step::Answer);
         let has_entries = false;
         assert_eq!(
-            holder.recall(9, 2, 3, LEASE),
+            holder.recall(9, (2, 3), LEASE, false),
             Step::Invalidate { has_entries }
         );
         // One that has ended needs no invalidation.
         holder.take(10, &name_in(1, 2), grant(4), 100, false);
-        assert_eq!(holder.recall(100, 1, 5, LEASE), Step::Answer);
+        assert_eq!(holder.recall(100, (1, 5), LEASE, false), Step::Answer);
+    }
+
+    #[test]
+    fn a_recall_waits_for_the_caches_that_drop_contents_for_an_earlier_one() {
+        let mut holder = Holder::default();
+        holder.take(6, &name_in(1, 2), grant(1), 100, false);
+        let has_entries = true;
+        let invalidates = Step::Invalidate { has_entries };
+        assert_eq!(holder.recall(7, (1, 2), LEASE, false), invalidates);
+        // It overtakes the reply with a newer grant, of which nothing is kept.
+        assert_eq!(holder.recall(8, (1, 4), LEASE, false), invalidates);
+        assert!(!holder.invalidated(1, 2) && holder.invalidated(1, 4));
+        assert_eq!(holder.recall(9, (1, 5), LEASE, false), Step::Answer);
     }
 
     #[test]
