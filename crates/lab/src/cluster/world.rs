@@ -219,7 +219,12 @@ impl World {
             .map(|client| {
                 let clock = clock(&mut random);
                 let node = FIRST_CLIENT + client;
-                Worker::new(node, clock, files.clone(), random.next_number())
+                let mut worker = Worker::new(node, clock, files.clone(), random.next_number());
+                if super::plan::is_quiet(setup.seed) {
+                    // Nothing else delays them.
+                    worker.late_one_in = 3;
+                }
+                worker
             })
             .collect();
         let members: Vec<u32> = (0..setup.members).collect();

@@ -145,7 +145,10 @@ impl Holder {
         self.forget_recalls(now, lease_ns);
         let held = self.held.remove(&inode).filter(|held| held.until > now);
         let held = held.map(|held| held.has_entries);
-        let dropping = held.into_iter().chain(before).reduce(|one, other| one | other);
+        let dropping = held
+            .into_iter()
+            .chain(before)
+            .reduce(|one, other| one | other);
         let recalled = Recalled {
             number,
             at: now,
