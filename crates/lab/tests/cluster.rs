@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lab::cluster::plan::{self, Plan};
+use lab::cluster::plan::{self, Fault, Plan, Planned, Who};
 use lab::cluster::time::SECOND;
 use lab::cluster::world::{Setup, Summary, World};
 use protocol::{Defect, Defects};
@@ -117,6 +117,33 @@ fn a_seed_gives_the_same_run() {
     for seed in [3, 11, 42] {
         let runs = [(); 2].map(|()| run(seed, &plan(seed), &Defects::default()));
         assert_eq!(runs[0], runs[1], "seed {seed}");
+    }
+}
+
+/// A member that is cut from all others and from the clients, not from the membership service, does not become primary before
+/// the primary has left it out; and if it was the primary, sessions resume with the next one.
+#[test]
+fn the_sessions_of_clients_outlive_a_member_that_is_cut_off() {
+    for (seed, member) in (0..4).flat_map(|seed| (0..3).map(move |member| (seed, member))) {
+        let mut setup = setup(seed, &Defects::default());
+        setup.options.min_sync = 2;
+        setup.is_punctual = true;
+        let isolated = Planned {
+            at: 5 * SECOND,
+            cue: None,
+            fault: Fault::Isolate {
+                node: Who::Member(member),
+                for_ns: 8 * SECOND,
+            },
+        };
+        let plan = Plan {
+            seed,
+            duration: setup.duration,
+            faults: vec![isolated],
+        };
+        let summary = World::new(setup, plan).and_then(|mut world| world.run());
+        let summary = summary.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        assert_eq!(summary.ended_sessions, 0, "seed {seed}, member {member}");
     }
 }
 

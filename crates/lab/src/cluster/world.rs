@@ -54,6 +54,8 @@ pub struct Setup {
     pub options: Options,
     /// Whether the primary ships by a group.
     pub groups: bool,
+    /// Whether all nodes learn of maps without an additional delay.
+    pub is_punctual: bool,
 }
 
 impl Setup {
@@ -81,6 +83,7 @@ impl Setup {
                 ..Options::default()
             },
             groups: false,
+            is_punctual: false,
         }
     }
 }
@@ -102,6 +105,8 @@ pub struct Summary {
     pub kept: u64,
     /// A spare has taken the place of a member.
     pub is_replaced: bool,
+    /// Sessions that ended though their clients went on.
+    pub ended_sessions: usize,
     /// Virtual time.
     pub time: Time,
     /// Messages sent.
@@ -262,7 +267,9 @@ impl World {
         for node in (0..setup_members).chain(FIRST_CLIENT..FIRST_CLIENT + setup_clients) {
             let lags = [0, 0, 0, 0, 300 * MILLISECOND, 2 * SECOND, 6 * SECOND];
             let lag = *world.random.pick(&lags);
-            world.map_lag.insert(node, lag);
+            if !world.setup.is_punctual {
+                world.map_lag.insert(node, lag);
+            }
         }
         world.is_calm = world.plan.faults.is_empty() && world.map_lag.values().all(|lag| *lag == 0);
         for member in 0..world.machines.len() {

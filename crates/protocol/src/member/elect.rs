@@ -20,6 +20,9 @@ pub(super) struct Candidacy {
     pub has_proposed: bool,
     /// It has stepped back behind a higher tail once.
     has_deferred: bool,
+    /// Before then it does not propose a map with too few members in sync: the primary may serve with the others, and leaves
+    /// it out until then.
+    alone_at: u64,
     pub next: u64,
 }
 
@@ -46,6 +49,7 @@ impl Member {
             heard: BTreeMap::new(),
             has_proposed: false,
             has_deferred: false,
+            alone_at: now + 2 * self.options.lease_ns,
             next: now + 2 * self.options.retry_ns,
         });
         let tail = self.tail;
@@ -104,7 +108,6 @@ impl Member {
             let tail = self.tail;
             return self.send_all(self.rivals(), Body::Candidate { tail });
         }
-        candidacy.has_proposed = true;
         // A supporter with more records than the new primary has to undo them first.
         let supporters = candidacy
             .heard
@@ -114,6 +117,12 @@ impl Member {
             .filter(|node| self.map.in_sync.contains(node));
         let mut in_sync: Vec<_> = supporters.chain([self.node]).collect();
         in_sync.sort_unstable();
+        let is_short = in_sync.len() < self.options.min_sync && self.map.in_sync.len() > 1;
+        if is_short && now < candidacy.alone_at {
+            let tail = self.tail;
+            return self.send_all(self.rivals(), Body::Candidate { tail });
+        }
+        candidacy.has_proposed = true;
         let mut map = self.map.clone();
         if !self.is_sound() {
             map.adopt(&self.history);

@@ -399,6 +399,8 @@ impl World {
                 }
             }
         }
+        let ended = lost.sessions.iter().filter(|(_, _, to)| *to < Time::MAX);
+        let ended_sessions = ended.count();
         for (client, from, to) in lost.sessions {
             self.history.expired(client, from, to);
         }
@@ -411,6 +413,7 @@ impl World {
             one_sided_reads,
             kept: self.workers.iter().map(Worker::kept).sum(),
             is_replaced: self.is_replaced(),
+            ended_sessions,
             operations: checked.operations,
             epochs: self.membership.valid().epoch,
             gave_up: checked.gave_up.len(),
