@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -188,6 +189,29 @@ fn a_failed_start_leaves_no_mount_in_a_configuration() {
     std::fs::rename(&kept, &pool).expect("it was kept");
     cluster.up_again();
     assert_eq!(cluster.status()["nodes"][0]["mount"], Value::Null);
+}
+
+/// While `tako up` waits for the pool of the last node, the others serve, and one of them mounts.
+#[test]
+fn a_failed_start_leaves_no_dead_mount() {
+    let cluster = Cluster::new();
+    cluster.up(&["--nodes", "3"]);
+    cluster.down(&[]).ended(0);
+    let pool = PathBuf::from(cluster.scratch.path("pools")).join("c-n3.pool");
+    let pool = File::open(pool).expect("it is there");
+    flock(&pool, FlockOperation::NonBlockingLockExclusive).expect("nothing uses it");
+    let mount = directory(&cluster, "mount").display().to_string();
+    let up = ["up", "--name", "c", "--mount", &mount, "--inside"];
+    let refused = cluster.tako(&up).ended(1);
+    assert!(refused.contains("node n3 did not start"), "{refused}");
+    let is_left = is_mounted(Path::new(&mount));
+    if is_left {
+        let unmounted = std::process::Command::new("umount")
+            .args(["-l", &mount])
+            .status();
+        assert!(unmounted.is_ok_and(|status| status.success()));
+    }
+    assert!(!is_left, "{mount} is still mounted");
 }
 
 /// A process that ends with the test.

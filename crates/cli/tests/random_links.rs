@@ -96,6 +96,12 @@ impl Field {
             now["serving"] == true && now["unit"]["in_sync"] != before["unit"]["in_sync"]
         };
         let has_ended = |now: &Value| now["serving"] == true && sessions(now) < MOUNTS as u64;
+        // Only a mount that is cut off itself may lose its session.
+        let is_cut = matches!(
+            hit,
+            Hit::CutMount | Hit::CutMountAndPrimary | Hit::BlinkMount
+        );
+        work.may_fail(victim, is_cut);
         match hit {
             Hit::CutPrimary => self.cut(work, &[leads], is_replaced),
             Hit::CutReplica => {
@@ -116,12 +122,17 @@ impl Field {
         for mounted in &self.mounts {
             // A call that was in flight when the session ended fails; none after it does.
             let read = || std::fs::read(mounted.path("f0"));
-            let second = read().or_else(|_| read());
+            let is_victim = mounted.directory == self.mounts[victim].directory;
+            let second = read().or_else(|error| match is_victim && is_cut {
+                true => read(),
+                false => Err(error),
+            });
             assert!(second.is_ok(), "{}: {second:?}", mounted.directory);
         }
         let after = self.wait(work, "all are back", all);
-        // Whether a session has ended, too, is a matter of chance on a busy machine.
-        work.may_have_lost_since(before["unit"]["epoch"] != after["unit"]["epoch"]);
+        work.may_fail(victim, false);
+        let is_lossy = is_cut && before["unit"]["epoch"] != after["unit"]["epoch"];
+        work.may_have_lost_since(is_lossy.then_some(victim));
     }
 
     /// Waits until the status is so; a member may take over meanwhile.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use protocol::ClusterMap;
 use rustix::fs::{FlockOperation, flock};
+use rustix::process::Pid;
 use server::membership::{DirectoryMembership, Membership};
 
 use super::config::{MembershipSection, NodeFile, PoolSection, UnitSection, spare_after};
@@ -30,7 +31,7 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
     let state = State::of(&arguments.name)?;
     let inside = arguments.mount.as_ref().filter(|_| arguments.inside);
     let inside = inside.map(|directory| fuse::mount_point(directory));
-    let inside = inside.transpose()?;
+    let directory = inside.transpose()?;
     state.make()?;
     let _lock = lock(&state)?;
     let known = state.nodes_with("toml");
@@ -40,7 +41,9 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
         false => existing(&state, arguments, known)?,
     };
     let mut started = Vec::new();
-    let inside = inside.map(|directory| choose_inside(&state, &nodes, &directory));
+    let inside = directory
+        .as_ref()
+        .map(|directory| choose_inside(&state, &nodes, directory));
     let inside = inside.transpose()?;
     let (inside, files_before) = inside.unzip();
     let (members, spares) = nodes.split_at(nodes.len() - count_spares(&state, &nodes));
@@ -51,10 +54,9 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
         .and_then(|()| wait(&state, &nodes));
     if let Err(failure) = served {
         // Nothing half-started is left; a failure to clean up would hide why it did not start.
-        for mut child in started {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        end(started);
+        // A node that did not end by itself leaves its mount.
+        directory.iter().for_each(|it| unmount(&state, it));
         for file in files_before.iter().flatten() {
             let _ = file.write(&state.file(&file.name, "toml"));
         }
@@ -75,6 +77,28 @@ pub fn run(arguments: &Up, out: &mut dyn Write) -> Outcome {
         (Some(_), Some(node)) => wait_for_mount(&state, node, out),
         (Some(directory), None) => mount(&source, directory, out),
         (None, _) => Ok(writeln!(out, "mount it: tako mount {source} DIR")?),
+    }
+}
+
+/// Ends nodes that were started: a node that is asked to end unmounts first.
+fn end(mut started: Vec<Child>) {
+    let running = started.iter_mut().filter_map(|child| {
+        let is_running = matches!(child.try_wait(), Ok(None));
+        is_running.then(|| Pid::from_child(child))
+    });
+    let pids: Vec<Pid> = running.collect();
+    let _ = process::stop(&pids);
+    for mut child in started {
+        let _ = child.wait();
+    }
+}
+
+/// Unmounts the cluster from a directory, if it is mounted there.
+fn unmount(state: &State, directory: &Path) {
+    let source = PathBuf::from(state.source());
+    let mut mounts = fuse::mounts().unwrap_or_default().into_iter();
+    if mounts.any(|mount| mount.source == source && mount.directory == directory) {
+        let _ = fuse::unmount_lazily(directory);
     }
 }
 

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -57,6 +57,8 @@ struct Log {
     unsynced: Vec<Unsynced>,
     /// When members may have taken over.
     moments: Vec<u64>,
+    /// Failures without a reason.
+    errors: Vec<String>,
 }
 
 /// A directory on which the cluster is mounted, or soon will be again.
@@ -65,6 +67,8 @@ struct Place {
     directory: RwLock<Option<PathBuf>>,
     /// Counts the mounts on it.
     mounts: AtomicU64,
+    /// Operations may fail, since its session may have ended.
+    may_fail: AtomicBool,
 }
 
 /// The work of all threads.
@@ -96,6 +100,7 @@ impl Work {
         let place = || Place {
             directory: RwLock::new(None),
             mounts: AtomicU64::new(0),
+            may_fail: AtomicBool::new(false),
         };
         Work {
             start: Instant::now(),
@@ -172,15 +177,22 @@ impl Work {
         }
     }
 
-    /// Whether a takeover was at one of the moments noted since the last call. Then writes that were not synchronised by their
-    /// own mount may be lost: its session may have ended.
-    pub fn may_have_lost_since(&self, was_taken_over: bool) {
+    /// The session of a mount may end from now on, or not: its operations may fail.
+    pub fn may_fail(&self, mount: usize, may_fail: bool) {
+        self.places[mount]
+            .may_fail
+            .store(may_fail, Ordering::Release);
+    }
+
+    /// A takeover was at one of the moments noted since the last call, and the session of a mount may have ended: then its writes
+    /// that were not synchronised may be lost. `None`: there was none.
+    pub fn may_have_lost_since(&self, mount: Option<usize>) {
         let mut log = self.log();
         let moments = std::mem::take(&mut log.moments);
         let Log {
             history, unsynced, ..
         } = &mut *log;
-        for write in unsynced.iter().filter(|_| was_taken_over) {
+        for write in unsynced.iter().filter(|write| Some(write.mount) == mount) {
             moments
                 .iter()
                 .for_each(|at| history.may_vanish(write.id, *at));
@@ -204,8 +216,16 @@ impl Work {
             let Some(root) = directory.clone() else {
                 continue;
             };
+            let may_fail = || place.may_fail.load(Ordering::Acquire);
+            let could_fail = may_fail() || self.errors_last;
             let is_done = self.step(mount, client, &root, &mut random);
             drop(directory);
+            if !is_done && !could_fail && !may_fail() {
+                let errors = &mut self.log().errors;
+                errors.push(format!(
+                    "client {client}: an operation of mount {mount} failed"
+                ));
+            }
             // A mount that is dead fails all that is asked of it.
             let is_dead = !is_done && self.errors_last;
             while is_dead && self.goes_on() && place.mounts.load(Ordering::Acquire) == mounts {}
@@ -394,6 +414,9 @@ impl Work {
         }
         for name in 0..NAMES {
             assert!(self.look_up(client, &root, name), "a lookup fails");
+        }
+        if let Some(error) = self.log().errors.first() {
+            return Err(error.clone());
         }
         let checked = self.log().history.check()?;
         match checked.gave_up.is_empty() {
