@@ -12,6 +12,9 @@ use protocol::wire::{ErrorCode, Operation, Outcome};
 use super::time::{MILLISECOND, SECOND, Time};
 use super::workload::ROOT;
 
+/// Recalls of which one is answered late, or not before the lease has ended.
+const LATE_ONE_IN: usize = 12;
+
 /// An outcome that is kept.
 struct Kept {
     operation: Operation,
@@ -196,16 +199,9 @@ impl Keeping {
         (!valid.is_empty()).then(|| random.pick(&valid).operation.clone())
     }
 
-    /// A lease is recalled: the caches take a moment to drop their contents. One recall of `late_one_in` is answered late, or not
-    /// before the lease has ended.
-    pub fn recall(
-        &mut self,
-        now: Time,
-        recalled: Recalled,
-        late_one_in: usize,
-        random: &mut Random,
-    ) {
-        let pause = match random.below(late_one_in) {
+    /// A lease is recalled: the caches take a moment to drop their contents.
+    pub fn recall(&mut self, now: Time, recalled: Recalled, random: &mut Random) {
+        let pause = match random.below(LATE_ONE_IN) {
             0 => random.between(100 * MILLISECOND, 2 * SECOND),
             _ => random.between(0, 5 * MILLISECOND),
         };

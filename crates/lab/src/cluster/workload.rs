@@ -95,8 +95,6 @@ pub struct Worker {
     held: Option<FileId>,
     /// Its caches under leases.
     keeping: Keeping,
-    /// Recalls of which one is answered late.
-    pub late_one_in: usize,
     /// Operations that were answered from its caches.
     kept: u64,
     /// Random source of its caches.
@@ -131,7 +129,6 @@ impl Worker {
             has_lost_held: false,
             held: None,
             keeping: Keeping::default(),
-            late_one_in: LATE_ONE_IN,
             kept: 0,
             chance: Random::new(seed ^ CACHES),
             defects: Defects::default(),
@@ -254,9 +251,7 @@ impl Worker {
                     self.done(now, ticket, &outcome, history, lost);
                 }
                 Event::Recalled(recalled) => {
-                    let late_one_in = self.late_one_in;
-                    self.keeping
-                        .recall(now, recalled, late_one_in, &mut self.chance);
+                    self.keeping.recall(now, recalled, &mut self.chance);
                 }
                 Event::LockTurn { .. } => {}
                 Event::SessionOver => self.lose(now, now, lost),
@@ -633,9 +628,6 @@ impl Worker {
 
 /// Distinguishes the random numbers of a client's caches from those of its work.
 const CACHES: u64 = 0x4341_4348;
-
-/// Recalls of which one is answered late, usually.
-const LATE_ONE_IN: usize = 12;
 
 /// Most clients cache their reads under leases.
 fn keeps(client: u32) -> bool {

@@ -224,12 +224,7 @@ impl World {
             .map(|client| {
                 let clock = clock(&mut random);
                 let node = FIRST_CLIENT + client;
-                let mut worker = Worker::new(node, clock, files.clone(), random.next_number());
-                if super::plan::is_quiet(setup.seed) {
-                    // Nothing else delays them.
-                    worker.late_one_in = 3;
-                }
-                worker
+                Worker::new(node, clock, files.clone(), random.next_number())
             })
             .collect();
         let members: Vec<u32> = (0..setup.members).collect();
