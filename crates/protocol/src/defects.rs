@@ -89,6 +89,16 @@ pub enum Defect {
     IgnoreValidity,
     /// A write that is refused after it was answered is forgotten.
     ForgetRefused,
+    /// A reserved lock is granted to another owner.
+    GrantReservedLock,
+    /// A wait is kept though its owner would wait for itself.
+    ForgetCircles,
+    /// A late request for a wait that has ended begins it again.
+    KeepEndedWaits,
+    /// A new wait comes before those that are there.
+    PutWaitsFirst,
+    /// A client does not repeat its waits for locks.
+    ForgetWaits,
     /// A new primary does not hold the files that sessions held.
     ForgetHolds,
     /// A pool that was only formatted follows as if it had the unit's initial contents.
@@ -139,7 +149,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 58] = [
+    pub const ALL: [Defect; 63] = [
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,
@@ -184,6 +194,11 @@ impl Defect {
         Defect::IgnoreValidity,
         Defect::ForgetRefused,
         Defect::ForgetHolds,
+        Defect::GrantReservedLock,
+        Defect::ForgetCircles,
+        Defect::KeepEndedWaits,
+        Defect::PutWaitsFirst,
+        Defect::ForgetWaits,
         Defect::TrustBlankPool,
         Defect::ChangeBeforeRecall,
         Defect::GrantDuringChange,

@@ -32,6 +32,8 @@ pub enum Key {
     Lock {
         /// The file that it is on.
         file: u64,
+        /// The part of the file.
+        part: u64,
     },
 }
 
@@ -83,6 +85,8 @@ pub enum Outcome {
     Released,
     /// The lock was not the client's.
     NotHeld,
+    /// The lock is not the client's any more, if it was.
+    Gone,
 }
 
 impl Operation {
@@ -105,7 +109,7 @@ impl Operation {
             Operation::Lookup => matches!(outcome, Found(_) | Missing),
             Operation::Place => outcome == Placed,
             Operation::Acquire => matches!(outcome, Granted | Refused),
-            Operation::Release => matches!(outcome, Released | NotHeld),
+            Operation::Release => matches!(outcome, Released | NotHeld | Gone),
         }
     }
 }
@@ -384,7 +388,7 @@ impl fmt::Display for Key {
             Key::Entry { directory, name } => {
                 write!(formatter, "name {name} in directory {directory}")
             }
-            Key::Lock { file } => write!(formatter, "the lock of file {file}"),
+            Key::Lock { file, part } => write!(formatter, "the lock of part {part} of file {file}"),
         }
     }
 }

@@ -19,5 +19,6 @@ pub mod plan;
 mod state;
 mod template;
 pub mod time;
+mod waits;
 pub mod workload;
 pub mod world;

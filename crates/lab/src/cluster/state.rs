@@ -267,6 +267,7 @@ fn lock_after(holder: Option<u32>, expired: &[(u32, Time)], item: &Item) -> Vec<
         }
         (Acquire, Some(Outcome::Refused)) if holder.is_some() && !is_mine => becomes(holder),
         (Release, Some(Outcome::Released) | None) if is_mine => becomes(None),
+        (Release, Some(Outcome::Gone)) => becomes(holder.filter(|_| !is_mine)),
         (Release, Some(Outcome::NotHeld)) if !is_mine => becomes(holder),
         _ => Vec::new(),
     }

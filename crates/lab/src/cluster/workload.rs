@@ -1,5 +1,7 @@
 //! A client that works: random operations on a few files, names and locks, all of them recorded.
 
+mod keys;
+mod locks;
 mod outcomes;
 mod pages;
 
@@ -16,6 +18,9 @@ use store::FileKind;
 
 use super::history::{History, Id, Key, Operation as Asked, Outcome as Answered};
 use super::keeping::{self, Keeping};
+use super::waits::WaitLog;
+use keys::{keys, renamed};
+use locks::Locks;
 use outcomes::{answer, is_refused};
 
 use super::time::{Clock, MILLISECOND, Time};
@@ -101,6 +106,9 @@ pub struct Worker {
     chance: Random,
     defects: Defects,
     files: Vec<FileId>,
+    /// It also waits for locks.
+    is_wide: bool,
+    locks: Locks,
     values: u64,
     random: Random,
 }
@@ -133,9 +141,17 @@ impl Worker {
             chance: Random::new(seed ^ CACHES),
             defects: Defects::default(),
             files,
+            is_wide: false,
+            locks: Locks::default(),
             values: u64::from(node) << 32,
             random: Random::new(seed),
         }
+    }
+
+    /// Whether it also waits for locks.
+    pub fn widened(mut self, is_wide: bool) -> Worker {
+        self.is_wide = is_wide;
+        self
     }
 
     /// Starts a process.
@@ -170,9 +186,20 @@ impl Worker {
         self.kept
     }
 
-    /// Whether no operation is in flight.
+    /// Whether no operation is in flight, and no lock is used.
     pub fn is_idle(&self) -> bool {
-        self.pending.is_empty()
+        self.pending.is_empty() && !self.uses_locks()
+    }
+
+    /// Whether it holds or awaits locks that it has to release.
+    pub fn uses_locks(&self) -> bool {
+        self.is_wide && self.locks.are_used()
+    }
+
+    /// Releases a lock, if there is one and it waits for no other.
+    pub fn release_lock(&mut self) -> Option<Operation> {
+        let is_up = self.client.is_some();
+        is_up.then(|| self.locks.release(&mut self.random))?
     }
 
     /// The machine ends; what its client had not synced may be lost.
@@ -207,6 +234,7 @@ impl Worker {
     fn lose(&mut self, now: Time, over_at: Time, lost: &mut Lost) {
         let fresh_until = self.fresh_until.1.min(now);
         lost.sessions.push((self.identity(), fresh_until, over_at));
+        self.locks.end(self.identity(), now, &mut lost.waits);
         self.held = None;
         self.keeping.clear();
         self.left_behind.append(&mut self.unsynced);
@@ -235,6 +263,8 @@ impl Worker {
         for recalled in self.keeping.carried_out(now, &self.defects) {
             client.invalidated(recalled);
         }
+        let (identity, waits) = (self.identity(), &mut lost.waits);
+        self.locks.on_time(identity, now, &self.defects, waits);
         input(&mut client, local);
         if client.fresh_until() != self.fresh_until.0 {
             let until = client.fresh_until();
@@ -253,11 +283,14 @@ impl Worker {
                 Event::Recalled(recalled) => {
                     self.keeping.recall(now, recalled, &mut self.chance);
                 }
-                Event::LockTurn { .. } => {}
+                Event::LockTurn { wait } => self.locks.has_turn(wait),
                 Event::SessionOver => self.lose(now, now, lost),
             }
         }
         self.ask_for_pages(local, &mut client);
+        for operation in std::mem::take(&mut self.locks.requests) {
+            self.begin(now, &mut client, operation, Acknowledge::Primary, history);
+        }
         if client.resumed_in() != self.resumed_in {
             self.resumed_in = client.resumed_in();
             // Its replays are at all members in sync, or were refused.
@@ -267,7 +300,8 @@ impl Worker {
         self.transfers
             .extend(std::iter::from_fn(|| client.poll_transfer()));
         let due = client.poll_timeout().map(|at| self.clock.instant(at));
-        let due = due.into_iter().chain(self.keeping.due()).min();
+        let own = self.keeping.due().into_iter().chain(self.locks.due());
+        let due = due.into_iter().chain(own).min();
         self.timer = due.map(|at| at.max(now + 1000));
         self.client = Some(client);
         sent
@@ -314,7 +348,7 @@ impl Worker {
     }
 
     /// Makes a request, if not too many are in flight.
-    pub fn choose(&mut self) -> Option<(Operation, Acknowledge)> {
+    pub fn choose(&mut self, now: Time) -> Option<(Operation, Acknowledge)> {
         if self.pending.len() >= UNDER_WAY || self.client.is_none() {
             return None;
         }
@@ -324,6 +358,10 @@ impl Worker {
             return Some((Operation::Sync { file }, Acknowledge::Primary));
         }
         let file = *self.random.pick(&self.files);
+        if self.is_wide && self.random.one_in(3) {
+            let operation = self.locks.choose(now, file, &mut self.random);
+            return operation.map(|operation| (operation, Acknowledge::Primary));
+        }
         let number = self.random.below(NAMES);
         let (name, other) = (
             name(number),
@@ -363,6 +401,7 @@ impl Worker {
                 name,
                 hold: false,
             },
+            18 | 19 if self.is_wide => Operation::Attributes { file },
             18 => set_lock(file),
             _ => unlock(file),
         };
@@ -433,19 +472,30 @@ impl Worker {
         acknowledge: Acknowledge,
         history: &mut History,
     ) {
-        let local = self.clock.local(now);
         if self.use_kept(now, &operation, history) {
             return;
         }
+        if let Some(mut client) = self.client.take() {
+            self.begin(now, &mut client, operation, acknowledge, history);
+            self.client = Some(client);
+        }
+    }
+
+    fn begin(
+        &mut self,
+        now: Time,
+        process: &mut Client,
+        operation: Operation,
+        acknowledge: Acknowledge,
+        history: &mut History,
+    ) {
+        let local = self.clock.local(now);
         let changed = keeping::changed_inode(&operation);
         if let Some(inode) = changed {
             self.keeping.begin(inode);
         }
         let read = keeping::read_inode(&operation);
         let stamp = read.map_or(0, |inode| self.keeping.stamp(inode));
-        let Some(process) = &mut self.client else {
-            return;
-        };
         let ticket = process.submit(local, operation.clone(), acknowledge);
         let client = self.identity();
         let ids = keys(&operation)
@@ -588,6 +638,13 @@ impl Worker {
         if let (Some(_), Operation::Attributes { .. }) = (&pending.page, &pending.operation) {
             return self.attributes_read(now, pending, outcome, history);
         }
+        if self.is_wide {
+            let times = (pending.invoked, now);
+            let answered = (&pending.operation, outcome);
+            let client = self.identity();
+            self.locks
+                .answered(client, times, answered, &mut lost.waits);
+        }
         let is_done = outcome.is_done();
         let is_read = matches!(pending.operation, Operation::Read { .. });
         self.has_met_damage |= is_read && outcome.error == Some(ErrorCode::Corrupt);
@@ -647,13 +704,15 @@ fn name(number: usize) -> Vec<u8> {
     format!("name{number}").into_bytes()
 }
 
-/// Unsynced writes of clients that ended, and the sessions that ended.
+/// Unsynced writes of clients that ended, the sessions that ended, and waits for locks.
 #[derive(Default)]
 pub struct Lost {
     /// Operations, and when they were invoked.
     pub writes: Vec<(Vec<Id>, Time)>,
     /// Client, and within which interval its locks got free (at the earliest).
     pub sessions: Vec<(u32, Time, Time)>,
+    /// What clients saw of waits for locks.
+    pub(super) waits: WaitLog,
 }
 
 /// Stands for the extended attribute of a file.
@@ -719,79 +778,4 @@ pub fn unlock(file: FileId) -> Operation {
 /// A pause between two operations of a client.
 pub fn pause(random: &mut Random) -> Time {
     random.between(MILLISECOND, 120 * MILLISECOND)
-}
-
-/// The part of a history that an operation is.
-fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
-    let entry = |name: &[u8]| Key::Entry {
-        directory: store::ROOT,
-        name: u64::from(*name.last().unwrap_or(&0)),
-    };
-    let lock = |file: &FileId| Key::Lock { file: file.inode };
-    let xattr = |file: &FileId| Key::Block {
-        file: file.inode,
-        block: XATTR_BLOCK,
-    };
-    match operation {
-        Operation::Write {
-            file,
-            at: WriteAt::Offset(offset),
-            data,
-            ..
-        } => {
-            let parts = data.chunks(BLOCK as usize);
-            let key = |(index, part): (u64, &[u8])| {
-                let block = offset / BLOCK + index;
-                let value = u64::from_le_bytes(part[..8].try_into().expect("eight bytes"));
-                let file = file.inode;
-                (Key::Block { file, block }, Asked::Write(value))
-            };
-            (0..).zip(parts).map(key).collect()
-        }
-        Operation::Read { file, offset, .. } => {
-            let (file, block) = (file.inode, offset / BLOCK);
-            vec![(Key::Block { file, block }, Asked::Read)]
-        }
-        Operation::SetAttributes { file, change } => {
-            let (file, size) = (file.inode, change.size.unwrap_or(u64::MAX));
-            let key = |block| (Key::Block { file, block }, Asked::Write(NOTHING));
-            (size / BLOCK..BLOCKS).map(key).collect()
-        }
-        Operation::Create { name, .. } => vec![(entry(name), Asked::Create)],
-        Operation::Unlink { name, .. } | Operation::RemoveDirectory { name, .. } => {
-            vec![(entry(name), Asked::Remove)]
-        }
-        Operation::Link { name, .. } => vec![(entry(name), Asked::Place)],
-        Operation::SetXattr { file, value, .. } => {
-            let value = value.first_chunk().copied().map_or(0, u64::from_le_bytes);
-            vec![(xattr(file), Asked::Write(value))]
-        }
-        Operation::Xattr { file, .. } => vec![(xattr(file), Asked::Read)],
-        Operation::Rename { name, new_name, .. } => {
-            vec![
-                (entry(name), Asked::Remove),
-                (entry(new_name), Asked::Place),
-            ]
-        }
-        Operation::Lookup { name, .. } => vec![(entry(name), Asked::Lookup)],
-        Operation::SetLock { file, .. } => vec![(lock(file), Asked::Acquire)],
-        Operation::Unlock { file, .. } => vec![(lock(file), Asked::Release)],
-        _ => Vec::new(),
-    }
-}
-
-/// A rename is answered: its consequences for the names from and to.
-fn renamed(now: Time, error: Option<ErrorCode>, (from, to): (Id, Id), history: &mut History) {
-    match error {
-        None => {
-            history.complete(from, Answered::Removed, now);
-            history.complete(to, Answered::Placed, now);
-        }
-        Some(ErrorCode::NotFound) => {
-            history.complete(from, Answered::Missing, now);
-            history.withdraw(to);
-        }
-        // It may have happened, or not.
-        _ => {}
-    }
 }

@@ -54,13 +54,16 @@ pub struct Setup {
     pub options: Options,
     /// Whether the primary ships by a group.
     pub groups: bool,
+    /// Whether clients also wait for locks.
+    pub is_wide: bool,
     /// Whether all nodes learn of maps without an additional delay.
     pub is_punctual: bool,
 }
 
 impl Setup {
     /// A unit of three members and four clients, and a spare for plans that need one. With one seed of three, one of the members has
-    /// metadata only; with one of two, messages have parity; with one of eight, the pools are nearly full.
+    /// metadata only; with one of two, messages have parity; with one of eight, the pools are nearly full; with one of seven, clients
+    /// wait for locks.
     pub fn usual(seed: u64, duration: Time) -> Setup {
         let has_one = seed % 3 == 1;
         Setup {
@@ -83,6 +86,7 @@ impl Setup {
                 ..Options::default()
             },
             groups: false,
+            is_wide: seed % 7 == 2,
             is_punctual: false,
         }
     }
@@ -224,7 +228,8 @@ impl World {
             .map(|client| {
                 let clock = clock(&mut random);
                 let node = FIRST_CLIENT + client;
-                Worker::new(node, clock, files.clone(), random.next_number())
+                let worker = Worker::new(node, clock, files.clone(), random.next_number());
+                worker.widened(setup.is_wide)
             })
             .collect();
         let members: Vec<u32> = (0..setup.members).collect();
@@ -657,7 +662,8 @@ impl World {
         if self.workers[client].incarnation != incarnation || !self.workers[client].is_up() {
             return;
         }
-        if now >= self.setup.duration {
+        let is_over = now >= self.setup.duration;
+        if is_over && !self.workers[client].uses_locks() {
             return;
         }
         let at = now + pause(&mut self.random);
@@ -666,12 +672,18 @@ impl World {
             incarnation,
         };
         self.queue.add(at, next);
+        if is_over {
+            if let Some(operation) = self.workers[client].release_lock() {
+                self.submit(now, client, operation, protocol::wire::Acknowledge::Primary);
+            }
+            return;
+        }
         let worker = &mut self.workers[client];
         worker.look_at_kept(now, &mut self.history);
         if worker.read_page(now, &mut self.history) {
             self.client_step(now, client, |_, _| ());
         }
-        let chosen = self.workers[client].choose();
+        let chosen = self.workers[client].choose(now);
         if let Some((operation, acknowledge)) = chosen {
             self.submit(now, client, operation, acknowledge);
         }

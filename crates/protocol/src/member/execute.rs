@@ -25,6 +25,7 @@ impl Member {
         let own_unit = self.options.unit;
         let keeps =
             parked.operation.is_change() && !self.defects.has(Defect::ForgetSlotsAtTakeover);
+        let ignores_turns = self.defects.has(Defect::GrantReservedLock);
         let Some(primary) = self.primary() else {
             return;
         };
@@ -42,7 +43,7 @@ impl Member {
         let step = if is_foreign {
             Step::Answer(Outcome::failed(ErrorCode::OtherUnit))
         } else {
-            next_step(primary, &parked)
+            next_step(primary, &parked, ignores_turns)
         };
         let ticket = primary.ticket();
         let (intent, edit) = match step {
@@ -167,11 +168,13 @@ fn complete(outcome: &mut Outcome, operation: &Operation) {
 }
 
 /// Changes locks in memory, in the order of requests; the record follows.
-fn next_step(primary: &mut Primary, parked: &Parked) -> Step {
+fn next_step(primary: &mut Primary, parked: &Parked, ignores_turns: bool) -> Step {
     let locks = &mut primary.sessions.locks;
     let session = parked.session;
     let edit = match &parked.operation {
-        Operation::SetLock { file, lock } if primary.waits.is_reserved(session, *file, lock) => {
+        Operation::SetLock { file, lock }
+            if primary.waits.is_reserved(session, *file, lock) && !ignores_turns =>
+        {
             Err(ErrorCode::Locked)
         }
         Operation::SetLock { file, lock } => {

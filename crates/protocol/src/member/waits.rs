@@ -4,19 +4,22 @@
 //! repeats its waits periodically. So the primary removes waits that are not repeated, and a new primary, which has none,
 //! receives them again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use operations::{Lock, LockSpace};
 
 use super::Member;
 use super::locks::{LockTable, excludes};
 use super::requests::Parked;
+use crate::defects::{Defect, Defects};
 use crate::wire::{Body, ErrorCode, FileId, Operation, Outcome};
 
 /// Waits of one session, at most.
 pub(super) const WAITS_MAX: usize = 4096;
 /// Waits of all sessions, at most.
 const ALL_WAITS_MAX: usize = 4 * WAITS_MAX;
+/// Ended waits that are remembered, at most.
+const ENDED_MAX: usize = 1024;
 
 struct Wait {
     session: u64,
@@ -50,6 +53,8 @@ pub(super) struct Waits {
     files: BTreeMap<(u64, u64), FileId>,
     /// Files with changed locks or waits: turns may be due.
     changed: BTreeSet<FileId>,
+    /// Sessions and numbers of the last waits that have ended: a request for one of them comes late.
+    ended: VecDeque<(u64, u64)>,
     /// Earliest time at which a wait or a turn may end.
     ends_at: u64,
 }
@@ -83,10 +88,28 @@ impl Waits {
 
     /// An owner has taken a lock: its wait for it has ended, with or without a turn.
     pub fn taken(&mut self, session: u64, file: FileId, lock: &Lock) {
-        self.remove(file, |it| (it.session, it.lock) == (session, *lock));
+        let is_its = |it: &Wait| (it.session, it.lock) == (session, *lock);
+        let ended = self.of_file(file).filter(|it| is_its(it));
+        let ended: Vec<u64> = ended.map(|it| it.number).collect();
+        for number in ended {
+            self.note_end(session, number);
+        }
+        self.remove(file, is_its);
+    }
+
+    fn note_end(&mut self, session: u64, number: u64) {
+        if self.ended.len() == ENDED_MAX {
+            self.ended.pop_front();
+        }
+        self.ended.push_back((session, number));
+    }
+
+    fn has_ended(&self, session: u64, number: u64) -> bool {
+        self.ended.contains(&(session, number)) && !self.files.contains_key(&(session, number))
     }
 
     fn end_one(&mut self, session: u64, number: u64) {
+        self.note_end(session, number);
         if let Some(file) = self.files.get(&(session, number)).copied() {
             self.remove(file, |it| (it.session, it.number) == (session, number));
         }
@@ -116,13 +139,14 @@ impl Waits {
     }
 
     /// Keeps a wait, or notes that it goes on.
-    fn keep(&mut self, wait: Wait, locks: &LockTable) -> Result<(), ErrorCode> {
+    fn keep(&mut self, wait: Wait, locks: &LockTable, defects: &Defects) -> Result<(), ErrorCode> {
         let (session, file) = (wait.session, wait.file);
         if let Some(known) = self.find(session, wait.number) {
             known.until = wait.until;
             return Ok(());
         }
-        if self.would_wait_for_itself(&wait, locks) {
+        let checks = !defects.has(Defect::ForgetCircles);
+        if checks && self.would_wait_for_itself(&wait, locks) {
             return Err(ErrorCode::Deadlock);
         }
         let own = self.files.range((session, 0)..=(session, u64::MAX));
@@ -131,7 +155,11 @@ impl Waits {
         }
         self.files.insert((session, wait.number), file);
         self.ends_at = self.ends_at.min(wait.until);
-        self.by_file.entry(file).or_default().push(wait);
+        let waits = self.by_file.entry(file).or_default();
+        match defects.has(Defect::PutWaitsFirst) {
+            true => waits.insert(0, wait),
+            false => waits.push(wait),
+        }
         self.changed.insert(file);
         Ok(())
     }
@@ -208,6 +236,7 @@ impl Member {
     /// Keeps a wait for a lock, or ends one.
     pub(super) fn handle_wait(&mut self, now: u64, parked: &Parked) {
         let silent_ns = self.options.session_ns;
+        let defects = self.defects.clone();
         let Some(primary) = self.primary() else {
             return;
         };
@@ -227,12 +256,20 @@ impl Member {
                     until: now + silent_ns,
                     turn_until: None,
                 };
-                match primary.waits.keep(wait, &primary.sessions.locks) {
+                let is_late = primary.waits.has_ended(session, number)
+                    && !defects.has(Defect::KeepEndedWaits);
+                let locks = &primary.sessions.locks;
+                let kept = match is_late {
+                    true => Ok(()),
+                    false => primary.waits.keep(wait, locks, &defects),
+                };
+                match kept {
                     Ok(()) => {
                         self.give_turns(now);
                         let has_turn = self.has_turn(session, number);
                         Outcome {
-                            count: has_turn.into(),
+                            // If the owner waits after all, because another of its threads has ended the wait, it tries again.
+                            count: (has_turn || is_late).into(),
                             ..Outcome::done()
                         }
                     }
@@ -328,7 +365,7 @@ mod tests {
         let (mut waits, mut locks) = (Waits::default(), LockTable::default());
         take(&mut locks, 5, 1);
         for owner in [2, 3] {
-            let kept = waits.keep(wait(5, owner, LockKind::Write), &locks);
+            let kept = waits.keep(wait(5, owner, LockKind::Write), &locks, &Defects::default());
             assert_eq!(kept, Ok(()));
         }
         assert_eq!(waits.give_turns(0, TURN, &locks), []);
@@ -355,7 +392,7 @@ mod tests {
             (4, LockKind::Read),
         ] {
             waits
-                .keep(wait(5, owner, kind), &locks)
+                .keep(wait(5, owner, kind), &locks, &Defects::default())
                 .expect("there is room");
         }
         waits.locks_changed(locks.end(1));
@@ -366,7 +403,7 @@ mod tests {
     fn unused_turns_and_waits_that_are_not_repeated_are_dropped() {
         let (mut waits, mut locks) = (Waits::default(), LockTable::default());
         for owner in [1, 2] {
-            let kept = waits.keep(wait(5, owner, LockKind::Write), &locks);
+            let kept = waits.keep(wait(5, owner, LockKind::Write), &locks, &Defects::default());
             assert_eq!(kept, Ok(()));
         }
         assert_eq!(waits.give_turns(0, TURN, &locks), [(1, 1)]);
@@ -377,7 +414,7 @@ mod tests {
         waits.end_one(2, 2);
         take(&mut locks, 5, 3);
         waits
-            .keep(wait(5, 4, LockKind::Write), &locks)
+            .keep(wait(5, 4, LockKind::Write), &locks, &Defects::default())
             .expect("there is room");
         waits.expire(SILENT);
         assert_eq!(waits.len(), 0);
@@ -388,7 +425,7 @@ mod tests {
     fn a_taken_lock_ends_its_wait_with_or_without_a_turn() {
         for has_turn in [false, true] {
             let (mut waits, mut locks) = (Waits::default(), LockTable::default());
-            let kept = waits.keep(wait(5, 2, LockKind::Write), &locks);
+            let kept = waits.keep(wait(5, 2, LockKind::Write), &locks, &Defects::default());
             assert_eq!(kept, Ok(()));
             if has_turn {
                 assert_eq!(waits.give_turns(0, TURN, &locks), [(2, 2)]);
@@ -414,7 +451,7 @@ mod tests {
             take(&mut locks, inode, 1);
             let mut awaited = wait(inode, 2, LockKind::Write);
             awaited.number = inode;
-            assert_eq!(waits.keep(awaited, &locks), Ok(()));
+            assert_eq!(waits.keep(awaited, &locks, &Defects::default()), Ok(()));
         }
         assert_eq!(waits.give_turns(0, TURN, &locks), []);
         assert_eq!(locks.end(1), BTreeSet::from([file(5), file(6)]));
@@ -437,13 +474,22 @@ mod tests {
                 ..wait(number, session, LockKind::Read)
             };
             for number in 0..WAITS_MAX as u64 {
-                assert_eq!(waits.keep(of(number), &locks), Ok(()));
+                assert_eq!(waits.keep(of(number), &locks, &Defects::default()), Ok(()));
             }
-            assert_eq!(waits.keep(of(WAITS_MAX as u64), &locks), refused);
+            assert_eq!(
+                waits.keep(of(WAITS_MAX as u64), &locks, &Defects::default()),
+                refused
+            );
         }
-        assert_eq!(waits.keep(wait(0, 4, LockKind::Read), &locks), refused);
+        assert_eq!(
+            waits.keep(wait(0, 4, LockKind::Read), &locks, &Defects::default()),
+            refused
+        );
         waits.end(3);
-        assert_eq!(waits.keep(wait(0, 4, LockKind::Read), &locks), Ok(()));
+        assert_eq!(
+            waits.keep(wait(0, 4, LockKind::Read), &locks, &Defects::default()),
+            Ok(())
+        );
     }
 
     #[test]
@@ -451,12 +497,19 @@ mod tests {
         let (mut waits, mut locks) = (Waits::default(), LockTable::default());
         (1..4).for_each(|owner| take(&mut locks, owner, owner));
         for owner in [1, 2] {
-            let kept = waits.keep(wait(owner + 1, owner, LockKind::Write), &locks);
+            let kept = waits.keep(
+                wait(owner + 1, owner, LockKind::Write),
+                &locks,
+                &Defects::default(),
+            );
             assert_eq!(kept, Ok(()));
         }
-        let closes = waits.keep(wait(1, 3, LockKind::Read), &locks);
+        let closes = waits.keep(wait(1, 3, LockKind::Read), &locks, &Defects::default());
         assert_eq!(closes, Err(ErrorCode::Deadlock));
         waits.end(2);
-        assert_eq!(waits.keep(wait(1, 3, LockKind::Read), &locks), Ok(()));
+        assert_eq!(
+            waits.keep(wait(1, 3, LockKind::Read), &locks, &Defects::default()),
+            Ok(())
+        );
     }
 }

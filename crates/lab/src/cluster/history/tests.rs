@@ -12,7 +12,7 @@ pub(super) const PLACE: Key = Key::Entry {
     directory: 1,
     name: 3,
 };
-pub(super) const LOCK: Key = Key::Lock { file: 3 };
+pub(super) const LOCK: Key = Key::Lock { file: 3, part: 0 };
 
 /// An operation as a test writes it; `to` 0: it never completes.
 #[derive(Clone, Debug)]
@@ -505,7 +505,7 @@ fn a_message_shows_what_is_wrong_and_little_else() {
         .expect_err("twice");
     assert_eq!(
         error,
-        "the lock of file 3: no order explains these:\n  \
+        "the lock of part 0 of file 3: no order explains these:\n  \
          0.000001 ms to 0.000002 ms: client 1: Acquire -> Granted\n  \
          0.000012 ms to 0.000013 ms: client 2: Acquire -> Granted"
     );

@@ -1,7 +1,9 @@
 //! What outcomes say.
 
+use operations::LOCK_END;
 use protocol::wire::{ErrorCode, Operation, Outcome};
 
+use super::locks::parts;
 use super::{Answered, NOTHING, SHORT, TORN};
 
 /// The value that a block begins with, if it is made as all are: the last write of its first [`SHORT`] bytes, and behind
@@ -28,7 +30,12 @@ pub(super) fn is_refused(operation: &Operation, outcome: &Outcome) -> bool {
         Some(ErrorCode::NotADirectory | ErrorCode::IsADirectory)
     );
     let is_link = matches!(operation, Operation::Link { .. });
-    is_other_kind || is_link && !matches!(outcome.error, None | Some(ErrorCode::SessionEnded))
+    // Which part is locked is not known, or whether it is reserved for a wait.
+    let is_shared = matches!(operation, Operation::SetLock { lock, .. } if lock.end < LOCK_END)
+        && outcome.error == Some(ErrorCode::Locked);
+    is_shared
+        || is_other_kind
+        || is_link && !matches!(outcome.error, None | Some(ErrorCode::SessionEnded))
 }
 
 /// What an outcome says about a key; nothing, if it says nothing for certain.
@@ -53,6 +60,7 @@ pub(super) fn answer(operation: &Operation, outcome: &Outcome) -> Option<Answere
         (Operation::Lookup { .. }, None) => Answered::Found(inode),
         (Operation::SetLock { .. }, None) => Answered::Granted,
         (Operation::SetLock { .. }, Some(ErrorCode::Locked)) => Answered::Refused,
+        (Operation::Unlock { range, .. }, None) if parts(range).len() > 1 => Answered::Gone,
         (Operation::Unlock { .. }, None) if outcome.count > 0 => Answered::Released,
         (Operation::Unlock { .. }, None) => Answered::NotHeld,
         _ => return None,

@@ -404,6 +404,7 @@ impl World {
         for (client, from, to) in lost.sessions {
             self.history.expired(client, from, to);
         }
+        lost.waits.check(&self.takeovers)?;
         let checked = self.history.check()?;
         let one_sided = self.workers.iter().map(Worker::one_sided);
         let (one_sided_writes, one_sided_reads) =
@@ -434,17 +435,22 @@ fn check_pool(region: &Region, part: Part) -> Result<(), String> {
     }
 }
 
-/// No file is locked by two sessions.
+/// No byte is locked by two sessions: all locks exclude others.
 fn check_locks(sessions: &[SessionRecord]) -> Result<(), String> {
-    let mut holders = BTreeMap::new();
+    let mut held: Vec<(u64, HeldLock)> = Vec::new();
     for record in sessions {
-        for HeldLock { file, .. } in record.locks.iter().flatten() {
-            if let Some(other) = holders.insert(*file, record.session) {
-                let session = record.session;
+        let session = record.session;
+        for lock in record.locks.iter().flatten() {
+            let is_same = |(of, other): &&(u64, HeldLock)| {
+                *of != session && other.file == lock.file && other.lock.overlaps(&lock.lock)
+            };
+            if let Some((other, _)) = held.iter().find(is_same) {
+                let file = lock.file;
                 return Err(format!(
-                    "sessions {other} and {session} both have the lock of {file:?}"
+                    "sessions {other} and {session} both have a lock of {file:?}"
                 ));
             }
+            held.push((session, *lock));
         }
     }
     Ok(())
