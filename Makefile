@@ -10,7 +10,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## build the tako program
-	cargo build --release
+	cargo build --release --bin tako
 
 tools: ## install what tests and demo need, if anything is missing
 	@scripts/install.sh

@@ -13,12 +13,12 @@ readonly scenes="alone:1:300 fabric:1:300 joined:3:200 sessions:3:200 cluster:3:
 readonly figures="measure:1:200 counted:1:200"
 lab=$(realpath -m "${CARGO_TARGET_DIR:-target}")/lab
 readonly lab run=$lab/run.$$
-# What the guests run: examples of our crates, in /lab.
+# What the guests run: programs of the crate `conformance`, in /lab.
 programs=(verbs-guest fabric-guest)
 profile=tests
 # What is measured is the program as it is released.
 [[ " $* " != *" measure "* && " $* " != *" counted "* ]] || profile=release
-readonly programs profile examples=${lab%/lab}/$profile/examples tako=${lab%/lab}/$profile/tako
+readonly programs profile built=${lab%/lab}/$profile tako=${lab%/lab}/$profile/tako
 guests=()
 
 fail() {
@@ -108,7 +108,7 @@ run_scene() {
 
 # The structures and numbers of the crate `verbs` are those of the C headers.
 check_headers() {
-    "$examples/verbs-guest" assertions >"$run/assertions.c"
+    "$built/verbs-guest" assertions >"$run/assertions.c"
     cc -fsyntax-only -I "$lab/unpacked/usr/include" "$run/assertions.c" 2>"$run/headers.log" ||
         fail "the crate verbs and the headers of libibverbs disagree: $(head -n 5 "$run/headers.log")"
     passed=$((passed + 1))
@@ -124,16 +124,15 @@ scripts/lab/image.sh
 sweep
 rm -rf "$lab/failed"
 mkdir -p "$run"
-cargo build -q --profile "$profile" "${programs[@]/#/--example=}"
-cargo build -q --profile "$profile" --bin tako
+cargo build -q --profile "$profile" "${programs[@]/#/--bin=}" --bin=tako
 passed=0 failed=0
 check_headers
-"$examples/fabric-guest" keys "$run/keys"
+"$built/fabric-guest" keys "$run/keys"
 "$tako" keys init "$run/nodes" n1 >"$run/keys.log"
 for name in n2 n3 client; do
     "$tako" keys issue "$run/nodes" "$name" >>"$run/keys.log"
 done
-scripts/lab/image.sh add "$run/programs.cpio" "${programs[@]/#/$examples/}" "$tako" "$(command -v etcd)" "$run/keys" "$run/nodes"
+scripts/lab/image.sh add "$run/programs.cpio" "${programs[@]/#/$built/}" "$tako" "$(command -v etcd)" "$run/keys" "$run/nodes"
 cat "$lab/base.cpio" "$run/programs.cpio" >"$run/guest.cpio"
 [ $# = 0 ] || scenes_to_run="$scenes $figures"
 for scene in ${scenes_to_run:-$scenes}; do

@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: &[u8]| fabric::fuzzing::control(input));
+fuzz_target!(|input: &[u8]| connections::fuzzing::control(input));

@@ -123,7 +123,7 @@ pub struct State {
 impl State {
     /// That of the cluster with this name. It may not exist.
     pub fn of(name: &str) -> Result<State, Failure> {
-        if !fabric::keys::is_node_name(name) {
+        if !connections::keys::is_node_name(name) {
             return Err(Failure::Usage(format!(
                 "a cluster's name must be 1–63 of a–z, 0–9, and '-' inside, got '{name}'"
             )));

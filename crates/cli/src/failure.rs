@@ -92,8 +92,8 @@ impl From<client::Error> for Failure {
     }
 }
 
-impl From<fabric::keys::Error> for Failure {
-    fn from(error: fabric::keys::Error) -> Failure {
+impl From<connections::keys::Error> for Failure {
+    fn from(error: connections::keys::Error) -> Failure {
         Failure::Failed(error.to_string())
     }
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use fabric::keys::show_identity;
+use connections::keys::show_identity;
 use pmem::{Access, Region};
 use serde::{Deserialize, Serialize};
 use store::format::superblock::{RING_STATES, RingState};

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::SystemTime;
 
-use fabric::keys::{self, Made, show_identity};
+use connections::keys::{self, Made, show_identity};
 
 use crate::arguments::Keys;
 use crate::failure::{Failure, Outcome};

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use client::network::{self, Io, Network};
 use client::{Acknowledge, FileSystem, Source};
+use connections::choice::PREFERENCE;
+use connections::control::Address;
 use fabric::Provider;
-use fabric::choice::PREFERENCE;
-use fabric::control::Address;
 use protocol::ClusterMap;
 
 use crate::failure::Failure;

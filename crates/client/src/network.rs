@@ -27,9 +27,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use connections::control::{Address, Identity};
+use connections::messenger::Handle;
 use fabric::Provider;
-use fabric::control::{Address, Identity};
-use fabric::messenger::Handle;
 use operations::{Acknowledge, FileId, Operation, Outcome};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use protocol::ClusterMap;

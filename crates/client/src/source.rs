@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use fabric::control::{Address, Identity};
+use connections::control::{Address, Identity};
 use protocol::ClusterMap;
 
 use crate::network::Options;
@@ -59,7 +59,7 @@ pub enum SourceError {
     NoKeys(String),
     /// The keys are unusable.
     #[error(transparent)]
-    Keys(#[from] fabric::keys::Error),
+    Keys(#[from] connections::keys::Error),
     /// A host has no address.
     #[error("{host} has no address: {reason}; check its name")]
     Host {
@@ -149,7 +149,7 @@ impl FromStr for Source {
         let rest = rest.ok_or_else(|| wrong("it does not begin with tako://"))?;
         let split = rest.split_once('/');
         let (hosts, name) = split.ok_or_else(|| wrong("the cluster's name is missing"))?;
-        if !fabric::keys::is_node_name(name) {
+        if !connections::keys::is_node_name(name) {
             return Err(wrong(
                 "a cluster's name has 1 to 63 of a-z, 0-9, and '-' inside",
             ));

@@ -87,7 +87,7 @@ pub enum Error {
 }
 
 /// Whether the process or the system has no descriptor left.
-pub(crate) fn out_of_descriptors(error: &io::Error) -> bool {
+pub fn out_of_descriptors(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(errno, Some(Errno::MFILE | Errno::NFILE))
 }

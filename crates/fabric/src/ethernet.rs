@@ -23,7 +23,7 @@ mod payload;
 mod placement;
 mod shared;
 mod transport;
-pub(crate) mod unreached;
+pub mod unreached;
 mod window;
 mod wire;
 

@@ -3,7 +3,7 @@
 //! ```text
 //!   Queue          one thread's endpoints: what is outstanding, credits, signaling, waiting
 //!     │
-//!   Transport      shm, tcp, verbs, simulated; wrappers in between: trace, delay, fault
+//!   Transport      shm, tcp, verbs, ethernet; others implement the same, such as a simulation
 //!     │
 //!   pmem::Region   memory, registered with a Device, reached by Key
 //! ```
@@ -24,31 +24,24 @@
 
 pub mod buffers;
 mod capabilities;
-pub mod choice;
-pub mod control;
 mod credits;
 mod error;
 pub mod ethernet;
 pub mod fuzzing;
-pub mod keys;
-pub mod messenger;
 mod outstanding;
 mod queue;
 mod registration;
 pub mod shm;
-pub mod simulated;
 pub mod tcp;
-mod time;
+pub mod time;
 pub mod transport;
-pub mod transports;
 pub mod verbs;
 mod work;
-pub mod wrappers;
 
 pub use buffers::{Buffer, Pool};
 pub use capabilities::{Capabilities, Copies, Multicast, Order, Placement, Proves, Provider};
-pub use error::{Error, Failure};
-pub use queue::{Counters, Message, Options, Queue};
+pub use error::{Error, Failure, out_of_descriptors};
+pub use queue::{Counters, Message, Options, Queue, Spin};
 pub use registration::{
     Access, Details, Held, Key, Piece, Proof, RegionDescriptor, Registration, Remote, RemoteRegion,
     Table,
@@ -62,7 +55,7 @@ pub use work::{
 };
 
 /// 64 unpredictable bits.
-fn random() -> u64 {
+pub fn random() -> u64 {
     let mut bytes = [0; 8];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     assert_eq!(filled, Ok(8), "the kernel gives no random numbers");

@@ -12,7 +12,7 @@ use pmem::{LINE, Region};
 use self::endpoint::{Endpoint, WINDOW_MAX};
 pub use self::message::Message;
 use self::message::Tickets;
-pub(crate) use self::spin::Spin;
+pub use self::spin::Spin;
 use crate::{
     Access, Capabilities, Completion, Device, EndpointId, Error, Event, Export, Failure,
     GroupAddress, GroupId, Limits, Parameters, Peer, Provider, Refusal, RegionDescriptor,

@@ -141,7 +141,7 @@ pub struct Verbs(Arc<Common>);
 
 impl Verbs {
     /// Opens an adapter. The error is one sentence with the missing part and the remedy: peers receive it
-    /// ([`Transports`](crate::transports::Transports)).
+    /// (`connections::transports::Transports`).
     ///
     /// # Errors
     /// [`Error::Verbs`].

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use client::network::{Io, Network, Options};
 use client::{RequestError, Requests};
+use connections::control::{Address, Identity};
+use connections::messenger::{self, Event, Messenger};
 use fabric::Provider;
-use fabric::control::{Address, Identity};
-use fabric::messenger::{self, Event, Messenger};
 use operations::{Acknowledge, FileId, FileKind, Operation, Outcome, OwnedNewInode, WriteAt};
 use protocol::cluster::FIRST_CLIENT;
 use protocol::wire::{Body, Envelope, Message};

@@ -26,9 +26,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use connections::control::{Address, Identity, Listener};
+use connections::messenger::{Handle, Messenger, Options};
 use fabric::Provider;
-use fabric::control::{Address, Identity, Listener};
-use fabric::messenger::{Handle, Messenger, Options};
 use parking_lot::{Condvar, Mutex};
 use pmem::Region;
 use protocol::{ClusterMap, NodeId};

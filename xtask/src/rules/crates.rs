@@ -10,17 +10,38 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("operations", &[]),
     ("pmem", &[]),
     ("fabric", &["pmem", "verbs", "xdp"]),
+    ("fabric-simulation", &["fabric", "pmem"]),
+    ("connections", &["fabric", "pmem"]),
+    (
+        "conformance",
+        &[
+            "connections",
+            "fabric",
+            "fabric-simulation",
+            "pmem",
+            "verbs",
+            "xdp",
+        ],
+    ),
     ("store", &["operations", "pmem"]),
     ("protocol", &["operations"]),
     (
         "server",
-        &["operations", "pmem", "fabric", "protocol", "store"],
+        &[
+            "operations",
+            "pmem",
+            "connections",
+            "fabric",
+            "protocol",
+            "store",
+        ],
     ),
     (
         "client",
         &[
             "operations",
             "pmem",
+            "connections",
             "fabric",
             "store",
             "protocol",
@@ -45,7 +66,16 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
-            "pmem", "fabric", "store", "protocol", "server", "client", "fuse", "bench", "lab",
+            "pmem",
+            "connections",
+            "fabric",
+            "store",
+            "protocol",
+            "server",
+            "client",
+            "fuse",
+            "bench",
+            "lab",
         ],
     ),
     (
@@ -53,7 +83,9 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "operations",
             "pmem",
+            "connections",
             "fabric",
+            "fabric-simulation",
             "store",
             "protocol",
             "server",

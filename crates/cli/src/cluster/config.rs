@@ -145,7 +145,7 @@ impl NodeFile {
 }
 
 fn parse_transport(name: &str) -> Result<Provider, String> {
-    let known = fabric::choice::PREFERENCE;
+    let known = connections::choice::PREFERENCE;
     let found = known.into_iter().find(|it| it.to_string() == name);
     found.ok_or_else(|| {
         let names = known.map(|it| it.to_string()).join(", ");

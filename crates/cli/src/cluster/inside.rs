@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use client::Requests;
 use client::network::{self, Error, Network};
-use fabric::messenger::Handle;
+use connections::messenger::Handle;
 use fuse::MountOptions;
 use parking_lot::{Condvar, Mutex};
 use protocol::NodeId;

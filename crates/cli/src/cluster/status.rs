@@ -170,7 +170,7 @@ fn describe(
     let primary = statuses.iter().find(|status| status.is_serving);
     Cluster {
         name: map.name.clone(),
-        identity: fabric::keys::show_identity(&map.cluster),
+        identity: connections::keys::show_identity(&map.cluster),
         source,
         map_version: map.version,
         serving,

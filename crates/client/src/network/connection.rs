@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fabric::messenger::{self, Event, Handle, LinkId, Messenger};
+use connections::messenger::{self, Event, Handle, LinkId, Messenger};
 use operations::{Acknowledge, Held, Operation};
 use parking_lot::Mutex;
 use protocol::client::{Event as ClientEvent, Keep, Recalled};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use fabric::messenger::Handle;
+use connections::messenger::Handle;
 use protocol::NodeId;
 
 /// How long the calling thread works for the node before it blocks. Replicas on the same host have answered by then.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::ToSocketAddrs;
 use std::time::{Duration, Instant};
 
-use fabric::control::{self, Address};
-use fabric::messenger::{DialId, LinkId, Messenger};
+use connections::control::{self, Address};
+use connections::messenger::{DialId, LinkId, Messenger};
 use protocol::{ClusterMap, NodeId};
 
 /// Pause after an attempt that failed, and the longest: it doubles in between.

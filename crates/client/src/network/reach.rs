@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use connections::messenger::{self, Direction, LinkId, Messenger};
 use fabric::Provider;
-use fabric::messenger::{self, Direction, LinkId, Messenger};
 use protocol::client::{Mode, Transfer, TransferKind, TransferOutcome};
 use protocol::wire::Body;
 use protocol::{Client, NodeId};

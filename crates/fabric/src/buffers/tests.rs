@@ -4,17 +4,17 @@ use std::sync::mpsc;
 use std::thread;
 
 use super::*;
-use crate::simulated::{Network, NetworkOptions};
+use crate::tcp::{Tcp, TcpOptions};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn pool(classes: &[(u32, u32)]) -> Pool {
-    let device = Network::new(1, NetworkOptions::default()).device();
+    let device = Tcp::new(TcpOptions::default());
     let classes: Vec<Class> = classes
         .iter()
         .map(|&(bytes, count)| Class { bytes, count })
         .collect();
-    Pool::new(&*device, &classes, Access::READ).unwrap()
+    Pool::new(&device, &classes, Access::READ).unwrap()
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 
-use fabric::simulated::{LinkOptions, Links};
+use fabric_simulation::simulated::{LinkOptions, Links};
 use operations::WriteAt;
 use pmem::{Random, Region};
 use protocol::client::{Client, Event as Told, Ticket, Transfer, TransferKind, TransferOutcome};

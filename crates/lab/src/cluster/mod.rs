@@ -1,5 +1,5 @@
 //! A seeded simulation of a cluster: one thread, virtual time, the same run for the same seed. Messages go through
-//! [`fabric::simulated::Links`], which delay, lose, duplicate, damage, reorder and cut.
+//! [`fabric_simulation::simulated::Links`], which delay, lose, duplicate, damage, reorder and cut.
 //!
 //! - [`time`]: virtual time, the queue of events, and clocks that drift;
 //! - [`membership`]: the service that keeps the cluster map;

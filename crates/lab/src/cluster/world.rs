@@ -10,7 +10,7 @@ mod faults;
 mod onesided;
 mod replace;
 
-use fabric::simulated::{LinkOptions, Links};
+use fabric_simulation::simulated::{LinkOptions, Links};
 use pmem::Random;
 use protocol::client::Client;
 use protocol::wire::Message;

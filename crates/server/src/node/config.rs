@@ -3,8 +3,8 @@
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 
+use connections::control::Address;
 use fabric::Provider;
-use fabric::control::Address;
 
 use super::{GroupMode, NodeError};
 
@@ -62,7 +62,7 @@ impl NodeConfig {
             return wrong("`listen` is empty; add the path of a Unix socket, or host:port".into());
         }
         for (what, name) in [("cluster", &self.cluster), ("name", &self.name)] {
-            if !fabric::keys::is_node_name(name) {
+            if !connections::keys::is_node_name(name) {
                 return wrong(format!(
                     "`{what}` must be 1–63 of a–z, 0–9, and '-' inside, got '{name}'"
                 ));

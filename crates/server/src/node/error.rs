@@ -63,10 +63,10 @@ pub enum NodeError {
     Membership(#[from] MembershipError),
     /// The keys are unusable.
     #[error(transparent)]
-    Keys(#[from] fabric::keys::Error),
+    Keys(#[from] connections::keys::Error),
     /// It cannot listen.
     #[error(transparent)]
-    Control(#[from] fabric::control::Error),
+    Control(#[from] connections::control::Error),
     /// A transport does not work.
     #[error(transparent)]
     Fabric(#[from] fabric::Error),

@@ -17,7 +17,7 @@ mod sending;
 use std::borrow::Cow;
 use std::fmt;
 
-use fabric::messenger::Messenger;
+use connections::messenger::Messenger;
 use fabric::{GroupAddress, GroupId, Provider};
 use protocol::cluster::FIRST_CLIENT;
 use protocol::wire::{Body, Envelope, Message};

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fabric::messenger::Handle;
+use connections::messenger::Handle;
 use parking_lot::Mutex;
 use protocol::NodeId;
 

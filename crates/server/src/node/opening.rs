@@ -1,6 +1,6 @@
 //! The node's pool: opened if it is the unit's, made if there is none.
 
-use fabric::keys::show_identity;
+use connections::keys::show_identity;
 use pmem::{Access, Region};
 use protocol::ClusterMap;
 use protocol::cluster::{FIRST_EPOCH, Uuid};

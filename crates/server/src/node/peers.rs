@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use fabric::control::Address;
-use fabric::messenger::{DialId, LinkId, Messenger};
+use connections::control::Address;
+use connections::messenger::{DialId, LinkId, Messenger};
 use protocol::cluster::FIRST_CLIENT;
 use protocol::{ClusterMap, NodeId};
 

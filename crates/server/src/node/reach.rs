@@ -15,7 +15,7 @@
 use std::collections::BTreeMap;
 use std::ops::{ControlFlow, Range};
 
-use fabric::messenger::{LinkId, Messenger};
+use connections::messenger::{LinkId, Messenger};
 use fabric::{Access, Provider, Registration};
 use pmem::Region;
 use protocol::member::{Completion, Intent};

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fabric::control::Address;
-use fabric::keys::show_identity;
+use connections::control::Address;
+use connections::keys::show_identity;
 use protocol::cluster::{NodeEntry, UnitEntry, UnitFormat, Uuid};
 use protocol::{ClusterMap, NodeId};
 use store::{Clock, Geometry};

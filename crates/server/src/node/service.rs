@@ -4,7 +4,7 @@
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use fabric::messenger::{Armed, Event, Handle, LinkId, Messenger, SendError};
+use connections::messenger::{Armed, Event, Handle, LinkId, Messenger, SendError};
 use parking_lot::MutexGuard;
 use protocol::cluster::{EpochRule, FIRST_CLIENT, Judgement};
 use protocol::member::Completion;

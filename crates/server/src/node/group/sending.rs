@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fabric::messenger::LinkId;
+use connections::messenger::LinkId;
 use fabric::{GroupAddress, Provider};
 use protocol::group::{Key, Offer, Report, Sender, Stream};
 use protocol::wire::Body;

@@ -1,0 +1,213 @@
+//! Why two processes do not come together.
+
+use std::io;
+
+use super::channel::Trouble;
+use super::message::Versions;
+use crate::keys;
+
+/// Reasons why a control connection failed. Each contains the peer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No process listens there.
+    #[error(
+        "cannot connect to {who}: {source}; check that Tako runs there and that the address is right"
+    )]
+    Unreachable {
+        /// The address.
+        who: String,
+        /// Error of the system.
+        source: io::Error,
+    },
+    /// No process can connect there.
+    #[error(
+        "cannot listen at {address}: {source}; check the address and that no other process listens there"
+    )]
+    Listen {
+        /// The address.
+        address: String,
+        /// Error of the system.
+        source: io::Error,
+    },
+    /// The own keys are unusable.
+    #[error(transparent)]
+    Keys(#[from] keys::Error),
+    /// There are no keys.
+    #[error(
+        "this node has no keys, without which it cannot use {address}; make some with `tako keys`"
+    )]
+    NoKeys {
+        /// The address.
+        address: String,
+    },
+    /// The peer could not prove that it may connect, or reports the same of this node.
+    #[error("{who} is not trusted: {reason}")]
+    Stranger {
+        /// The presumed peer.
+        who: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The peer did not do its next step in time.
+    #[error("{who} did not {step} in time; check that it is well")]
+    Silent {
+        /// Peer of the connection.
+        who: String,
+        /// Step that it should have taken.
+        step: &'static str,
+    },
+    /// The peer ended the connection.
+    #[error("{who} ended the connection before it could {step}; its log may say why")]
+    Closed {
+        /// Peer of the connection.
+        who: String,
+        /// Step that should have been next.
+        step: &'static str,
+    },
+    /// The peer sent an invalid or misplaced message.
+    #[error("{who} broke the rules of control connections: {what}; check that Tako runs there")]
+    Malformed {
+        /// Peer of the connection.
+        who: String,
+        /// Invalid part of it.
+        what: &'static str,
+    },
+    /// No version is common to both.
+    #[error(
+        "{who} speaks version {theirs} of control connections and this node {own}; update the older one"
+    )]
+    Version {
+        /// Peer of the connection.
+        who: String,
+        /// Versions of this program.
+        own: String,
+        /// Versions of the other one.
+        theirs: String,
+    },
+    /// The peer belongs elsewhere.
+    #[error("{who} is of cluster {theirs} and this node of {own}; check the address")]
+    Cluster {
+        /// Peer of the connection.
+        who: String,
+        /// This node's.
+        own: String,
+        /// The peer's.
+        theirs: String,
+    },
+    /// Another node answered.
+    #[error("{who} is node {found}, not {expected}; check the address")]
+    Node {
+        /// Peer of the connection.
+        who: String,
+        /// Expected peer.
+        expected: String,
+        /// Found peer.
+        found: String,
+    },
+    /// There is no transport to use.
+    #[error("{reason}; see what both sides have and were told to use")]
+    Choice {
+        /// Reason why there is none.
+        reason: String,
+    },
+    /// The peer refused, with a reason.
+    #[error("{who} refuses: {reason}")]
+    Refused {
+        /// Peer of the connection.
+        who: String,
+        /// Reason that it sent.
+        reason: String,
+    },
+    /// The transport could not do its part.
+    #[error("no endpoint with {who}: {source}")]
+    Endpoint {
+        /// Peer of the connection.
+        who: String,
+        /// Error of the transport.
+        source: fabric::Error,
+    },
+    /// The system failed.
+    #[error("the connection with {who} failed: {source}; check the system's limits")]
+    System {
+        /// Peer of the connection.
+        who: String,
+        /// Error of the system.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Error of a channel during this step of the peer.
+    pub(super) fn of(trouble: Trouble, who: &str, step: &'static str) -> Error {
+        let who = who.to_string();
+        match trouble {
+            Trouble::Closed => Error::Closed { who, step },
+            Trouble::Malformed(malformed) => Error::Malformed {
+                who,
+                what: malformed.0,
+            },
+            Trouble::Tls(error) => tls(error, who),
+            Trouble::System(source) => Error::System { who, source },
+        }
+    }
+
+    pub(super) fn versions(who: &str, own: Versions, theirs: Versions) -> Error {
+        Error::Version {
+            who: who.into(),
+            own: own.to_string(),
+            theirs: theirs.to_string(),
+        }
+    }
+
+    /// Text for the peer: nothing of this node's knowledge about it.
+    pub(super) fn told(&self) -> Option<String> {
+        match self {
+            Error::Stranger { .. }
+            | Error::Closed { .. }
+            | Error::Refused { .. }
+            | Error::System { .. } => None,
+            Error::Endpoint { source, .. } => Some(source.to_string()),
+            error => Some(error.to_string()),
+        }
+    }
+}
+
+fn tls(error: rustls::Error, who: String) -> Error {
+    use rustls::CertificateError as Wrong;
+    use rustls::Error as Tls;
+    let reason = match error {
+        Tls::InvalidCertificate(Wrong::Expired | Wrong::ExpiredContext { .. }) => {
+            "its certificate has expired; issue another with `tako keys issue`".into()
+        }
+        Tls::InvalidCertificate(Wrong::NotValidYet | Wrong::NotValidYetContext { .. }) => {
+            "its certificate is not valid yet; check the clocks of both hosts".into()
+        }
+        Tls::InvalidCertificate(Wrong::Revoked) => {
+            "its certificate was revoked; issue another with `tako keys issue` if it is to come back".into()
+        }
+        Tls::InvalidCertificate(_) => {
+            "this cluster's authority did not issue its certificate; check the address and its keys"
+                .into()
+        }
+        Tls::NoCertificatesPresented => {
+            "it has no certificate; give it keys of this cluster's authority".into()
+        }
+        Tls::AlertReceived(alert) => {
+            return Error::Refused {
+                who,
+                reason: format!(
+                    "it does not take this node's certificate ({alert:?}); check that both have keys of one \
+                     authority, which have not expired and were not revoked"
+                ),
+            };
+        }
+        Tls::InvalidMessage(_) | Tls::InappropriateMessage { .. } => {
+            return Error::Malformed {
+                who,
+                what: "it does not speak TLS 1.3",
+            };
+        }
+        error => format!("{error}; check that Tako runs there"),
+    };
+    Error::Stranger { who, reason }
+}

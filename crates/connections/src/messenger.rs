@@ -1,0 +1,597 @@
+//! [`Messenger`]: one thread's links to peers, over all transports.
+//!
+//! ```text
+//!   Messenger      links: messages of any length up to MESSAGE_MAX, one wait, a Handle for other threads
+//!     │  └─ Session    the control connection of each link
+//!   Transports     a Queue for each transport: shm, verbs, tcp
+//! ```
+//! A message that is longer than the transport's longest one travels in fragments (`fragment`). Each link delivers its
+//! messages whole, once and in order until it ends; the end is reported with its reason, and nothing else ever discards
+//! a message. A link to a peer that takes no messages keeps them in a bounded backlog; beyond it [`Messenger::send`]
+//! fails.
+//!
+//! Dialing waits for the peer on a separate thread, so that a thread that serves others never does.
+
+mod block;
+mod fragment;
+mod group;
+mod joining;
+mod link;
+mod memory;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub use self::block::{Armed, Handle, Ready};
+use self::block::{Blocker, Descriptors, Waker, duplicate};
+pub use self::fragment::MESSAGE_MAX;
+use self::joining::Arrived;
+use self::link::{Link, Post};
+pub use self::memory::{Direction, TRANSFER_MAX, Transfer};
+use crate::choice::Choice;
+use crate::control::{self, Identity, Local, PeerIdentity, Session};
+use crate::transports::{Transports, Wanted};
+use fabric::Spin;
+use fabric::buffers::Class;
+use fabric::{Access, Error, Failure, GroupId, Message, Origin, Pool, Provider};
+
+/// Options of a messenger.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The transports, and how their queues are laid out.
+    pub wanted: Wanted,
+    /// Time-outs of control connections.
+    pub control: control::Options,
+    /// Bytes of messages that wait until the peer of a link takes them.
+    pub backlog_bytes: usize,
+    /// How long [`Messenger::wait`] polls before it blocks, at most.
+    pub spin_max: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let queues = fabric::Options {
+            message_bytes: 16 << 10,
+            group_buffers: 0,
+            ..fabric::Options::default()
+        };
+        Options {
+            wanted: Wanted {
+                queues,
+                ..Wanted::default()
+            },
+            control: control::Options::default(),
+            backlog_bytes: 4 * MESSAGE_MAX,
+            spin_max: Duration::from_micros(50),
+        }
+    }
+}
+
+/// A link of a messenger. Never used again for another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(u64);
+
+impl LinkId {
+    fn new(slot: usize, generation: u32) -> LinkId {
+        LinkId(u64::from(generation) << 32 | slot as u64)
+    }
+
+    fn slot(self) -> usize {
+        (self.0 & u64::from(u32::MAX)) as usize
+    }
+}
+
+/// An attempt to reach a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DialId(u64);
+
+/// An event that a messenger reports.
+#[derive(Debug)]
+pub enum Event {
+    /// A message, whole.
+    Message {
+        /// The link that it came over.
+        link: LinkId,
+        /// Its bytes.
+        bytes: Vec<u8>,
+    },
+    /// [`Messenger::dial`] has ended.
+    Dialed {
+        /// The attempt.
+        dial: DialId,
+        /// The link, or why there is none.
+        outcome: Result<LinkId, control::Error>,
+    },
+    /// A caller that was given to [`Handle::pass`] has been joined, or not.
+    Accepted(Result<LinkId, control::Error>),
+    /// The peer lets this side reach memory of its.
+    Exported {
+        /// The link.
+        link: LinkId,
+        /// The peer's name of the memory.
+        name: u64,
+    },
+    /// The peer has called [`Messenger::tell`].
+    Told {
+        /// The link.
+        link: LinkId,
+        /// What it told.
+        bytes: Vec<u8>,
+    },
+    /// A datagram of a group, from anybody.
+    Group {
+        /// The group.
+        group: GroupId,
+        /// Its bytes.
+        bytes: Vec<u8>,
+    },
+    /// [`Messenger::transfer`] has ended.
+    Transferred {
+        /// The link.
+        link: LinkId,
+        /// The caller's number.
+        id: u64,
+        /// The data read; nothing for a write. `None`: nothing was done, since the memory or the range does not exist.
+        outcome: Option<Vec<u8>>,
+    },
+    /// The link has ended. Undelivered messages are lost, and whether unfinished transfers were executed, or will be,
+    /// is unknown.
+    Lost {
+        /// The link.
+        link: LinkId,
+        /// Reason of the end.
+        reason: Reason,
+    },
+}
+
+/// Why a link has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Reason {
+    /// The transport lost the peer.
+    #[error(transparent)]
+    Transport(#[from] Failure),
+    /// The control connection ended because the peer broke its rules, or did not join its side.
+    #[error(transparent)]
+    Control(#[from] control::Error),
+    /// The peer ended the link in good order.
+    #[error("the peer closed the link")]
+    Closed,
+    /// The peer sent fragments that make no message.
+    #[error("the peer broke the rules of messages: {0}")]
+    Fragment(&'static str),
+}
+
+/// Why a message was not taken. Nothing of it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The link has ended.
+    #[error("the link has ended; dial the peer again")]
+    Ended,
+    /// The message is too long.
+    #[error("a message must have at most {MESSAGE_MAX} bytes, got {0}; send it in parts")]
+    TooLong(usize),
+    /// The peer takes no messages.
+    #[error(
+        "{0} bytes of messages wait for the peer, which takes none; close the link, or send later"
+    )]
+    Backlog(usize),
+}
+
+/// One thread's links to peers.
+pub struct Messenger {
+    local: Local,
+    options: Options,
+    transports: Transports,
+    lanes: Vec<Lane>,
+    links: Vec<Slot>,
+    /// Slots of links to peers that have not joined their sides yet.
+    unready: Vec<usize>,
+    /// Slots of links with a backlog.
+    behind: Vec<usize>,
+    blocker: Blocker,
+    waker: Arc<Waker>,
+    /// A poll has taken a call of another thread, which no wait has returned for yet.
+    is_woken: bool,
+    spin: Spin,
+    dials: u64,
+    /// Transfers that can never be executed, to be reported by the next poll.
+    refused: Vec<(LinkId, u64)>,
+    /// Links with transfers that the transport did not take.
+    held: Vec<LinkId>,
+    /// Kept from one poll to the next.
+    reports: Vec<fabric::Event>,
+    arrived: Vec<Arrived>,
+    readable: Vec<usize>,
+    polls: u32,
+    /// Until then each poll reads control connections, since something is expected there.
+    expects_until: Option<Instant>,
+}
+
+/// The links of one transport.
+struct Lane {
+    provider: Provider,
+    /// What its queue blocks at.
+    descriptors: Descriptors,
+    /// Buffers for messages that cannot be inline.
+    pool: Option<Pool>,
+    /// Buffers for the data of transfers, once there was one.
+    transfers: Option<Pool>,
+    /// Slot of the link, by the index of its endpoint.
+    slots: Vec<Option<usize>>,
+    links: usize,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    link: Option<Box<Link>>,
+}
+
+/// Polls of a queue that do not read the clock.
+const LOOKS: u32 = 16;
+/// A thread that never blocks reads control connections every so many polls.
+const HEAR_EVERY: u32 = 4096;
+/// Polling interval for a peer that has not joined its side.
+const UNREADY_EVERY: Duration = Duration::from_millis(100);
+/// Buffers for messages that cannot be inline.
+const BUFFERS: u32 = 128;
+/// A peer must take messages of at least so many bytes.
+const PEER_MESSAGE_MIN: u32 = 256;
+
+impl Messenger {
+    /// A messenger without links, with the transports of this process.
+    ///
+    /// # Errors
+    /// [`Error::Forced`], [`Error::System`], [`Error::Region`], [`Error::Memory`].
+    pub fn open(identity: Identity, options: Options) -> Result<Messenger, Error> {
+        let mut transports = Transports::open(&options.wanted)?;
+        let mut lanes = Vec::new();
+        for provider in transports.providers() {
+            let queue = transports.queue(provider);
+            let inline = queue.map_or(0, |queue| queue.capabilities().inline_bytes);
+            let longest = options.wanted.queues.message_bytes;
+            let device = transports.device(provider);
+            let pool = match device {
+                Some(device) if inline < longest => {
+                    let class = Class {
+                        bytes: longest,
+                        count: BUFFERS,
+                    };
+                    Some(Pool::new(device, &[class], Access::LOCAL)?)
+                }
+                _ => None,
+            };
+            lanes.push(Lane {
+                provider,
+                descriptors: duplicate(&transports.descriptors(provider))?,
+                pool,
+                transfers: None,
+                slots: Vec::new(),
+                links: 0,
+            });
+        }
+        let blocker = Blocker::new()?;
+        Ok(Messenger {
+            local: Local {
+                identity,
+                offers: transports.offers().clone(),
+                options: options.control,
+            },
+            waker: blocker.waker(),
+            is_woken: false,
+            spin: Spin::new(options.spin_max),
+            options,
+            transports,
+            lanes,
+            links: Vec::new(),
+            unready: Vec::new(),
+            behind: Vec::new(),
+            blocker,
+            dials: 0,
+            refused: Vec::new(),
+            held: Vec::new(),
+            reports: Vec::new(),
+            arrived: Vec::new(),
+            readable: Vec::new(),
+            polls: 0,
+            expects_until: None,
+        })
+    }
+
+    /// This process, as peers see it: a [`control::Listener`] needs it, too.
+    pub fn local(&self) -> &Local {
+        &self.local
+    }
+
+    /// For other threads: wakes this one up, and passes callers to it.
+    pub fn handle(&self) -> Handle {
+        Handle::new(self.waker.clone())
+    }
+
+    /// The links that there are.
+    pub fn links(&self) -> impl Iterator<Item = LinkId> {
+        let slots = self.links.iter().enumerate();
+        slots.filter_map(|(slot, it)| it.link.as_ref().map(|_| LinkId::new(slot, it.generation)))
+    }
+
+    /// The peer of a link, as the control connection has authenticated it.
+    pub fn peer(&self, link: LinkId) -> Option<&PeerIdentity> {
+        self.find(link).map(|link| link.session.peer())
+    }
+
+    /// The transport of a link, and why no faster one.
+    pub fn choice(&self, link: LinkId) -> Option<&Choice> {
+        self.find(link).map(|link| link.session.choice())
+    }
+
+    /// Bytes of messages that wait until the peer takes them.
+    pub fn backlog(&self, link: LinkId) -> usize {
+        self.find(link).map_or(0, |link| link.backlog_bytes())
+    }
+
+    fn find(&self, id: LinkId) -> Option<&Link> {
+        let slot = self.links.get(id.slot())?;
+        let link = slot.link.as_deref()?;
+        (LinkId::new(id.slot(), slot.generation) == id).then_some(link)
+    }
+
+    /// The lane of a transport that a session was joined with: there is one for each queue.
+    fn lane_of(&self, provider: Provider) -> usize {
+        let found = self.lanes.iter().position(|it| it.provider == provider);
+        found.expect("a session's endpoint is in one of the queues")
+    }
+
+    /// Makes a link of a session that was joined with these transports' queues.
+    fn adopt(&mut self, session: Session) -> LinkId {
+        let provider = session.choice().provider;
+        let endpoint = session.endpoint();
+        let free = self.links.iter().position(|slot| slot.link.is_none());
+        let slot = free.unwrap_or_else(|| {
+            self.links.push(Slot::default());
+            self.links.len() - 1
+        });
+        let index = self.lane_of(provider);
+        let lane = &mut self.lanes[index];
+        if lane.slots.len() <= endpoint.place() {
+            lane.slots.resize(endpoint.place() + 1, None);
+        }
+        lane.slots[endpoint.place()] = Some(slot);
+        lane.links += 1;
+        let mut link = Box::new(Link::new(session, index));
+        if !link.is_ready {
+            self.unready.push(slot);
+        }
+        link.watch(&self.blocker, slot);
+        self.links[slot].generation += 1;
+        self.links[slot].link = Some(link);
+        LinkId::new(slot, self.links[slot].generation)
+    }
+
+    /// Sends a message, or keeps the part that the peer does not take yet. All of it is sent with the next poll at the
+    /// latest.
+    ///
+    /// # Errors
+    /// [`SendError`]; nothing of the message is sent then.
+    pub fn send(&mut self, id: LinkId, bytes: &[u8]) -> Result<(), SendError> {
+        if bytes.len() > MESSAGE_MAX {
+            return Err(SendError::TooLong(bytes.len()));
+        }
+        let most = self.options.backlog_bytes;
+        self.find(id).ok_or(SendError::Ended)?;
+        let slot = id.slot();
+        let link = self.links[slot].link.as_deref_mut();
+        let link = link.ok_or(SendError::Ended)?;
+        let waiting = link.backlog_bytes();
+        if waiting > 0 {
+            return match waiting + bytes.len() <= most {
+                true => {
+                    link.keep(bytes, 0);
+                    Ok(())
+                }
+                false => Err(SendError::Backlog(waiting)),
+            };
+        }
+        let lane = &self.lanes[link.lane];
+        let queue = self.transports.queue(lane.provider);
+        let queue = queue.ok_or(SendError::Ended)?;
+        let mut at = 0;
+        if link.is_ready && link.post(queue, lane.pool.as_ref(), bytes, &mut at) == Post::All {
+            return Ok(());
+        }
+        link.keep(bytes, at);
+        self.behind.push(slot);
+        Ok(())
+    }
+
+    /// Begins to send the messages given to [`Messenger::send`] since the last poll.
+    pub fn submit(&mut self) {
+        for lane in &self.lanes {
+            if let Some(queue) = self.transports.queue(lane.provider) {
+                queue.submit();
+            }
+        }
+    }
+
+    /// Appends the new events to `events`, and returns their number. Never waits.
+    pub fn poll(&mut self, events: &mut Vec<Event>) -> usize {
+        let before = events.len();
+        if self.waker.take(&mut self.arrived) {
+            self.is_woken = true;
+            self.join_arrived(events);
+        }
+        for index in 0..self.lanes.len() {
+            self.poll_lane(index, events);
+        }
+        self.polls = self.polls.wrapping_add(1);
+        let expects = self.expects_until.is_some();
+        if expects || self.polls.is_multiple_of(HEAR_EVERY) {
+            self.hear_sessions(events);
+        }
+        if expects
+            && self
+                .expects_until
+                .is_some_and(|until| Instant::now() >= until)
+        {
+            self.expects_until = None;
+        }
+        if !self.unready.is_empty() {
+            self.look_at_unready(events);
+        }
+        if !self.behind.is_empty() {
+            self.catch_up();
+        }
+        if !self.held.is_empty() || !self.refused.is_empty() {
+            self.post_held(events);
+        }
+        events.len() - before
+    }
+
+    /// Like [`Messenger::poll`], but waits until something has happened or [`Handle::wake`] was called, so long at most: it
+    /// polls for a while, shorter the less often that helps, and then blocks.
+    pub fn wait(&mut self, events: &mut Vec<Event>, timeout: Duration) -> usize {
+        let before = events.len();
+        let is_due = timeout.is_zero() || self.is_woken || !self.refused.is_empty();
+        if is_due || self.spin.looks() {
+            let count = self.poll(events);
+            let is_woken = std::mem::take(&mut self.is_woken);
+            if count > 0 || is_woken || timeout.is_zero() {
+                return count;
+            }
+        } else {
+            self.catch_up();
+        }
+        let start = Instant::now();
+        let mut spins = self.spin.begin(start);
+        let mut now = start;
+        loop {
+            spins = spins && self.spin.goes_on(now);
+            match spins {
+                true => self.look(),
+                false => self.block(timeout.saturating_sub(now - start), events),
+            }
+            self.poll(events);
+            let count = events.len() - before;
+            now = Instant::now();
+            // Whichever poll took the call: it must end the wait.
+            let is_woken = std::mem::take(&mut self.is_woken);
+            if count > 0 || is_woken || now - start >= timeout {
+                self.spin.end(now, count > 0);
+                return count;
+            }
+        }
+    }
+
+    /// Lets others run, and polls for a moment. A thread that only polled would keep a processor from the peer that it waits for.
+    pub fn look(&mut self) {
+        rustix::thread::sched_yield();
+        for lane in self.lanes.iter().filter(|lane| lane.links > 0) {
+            let queue = self.transports.queue(lane.provider);
+            if queue.is_some_and(|queue| queue.look(LOOKS)) {
+                break;
+            }
+        }
+    }
+
+    fn poll_lane(&mut self, index: usize, events: &mut Vec<Event>) {
+        let provider = self.lanes[index].provider;
+        let Some(queue) = self.transports.queue(provider) else {
+            return;
+        };
+        let mut reports = std::mem::take(&mut self.reports);
+        queue.poll(&mut reports);
+        for report in reports.drain(..) {
+            match report {
+                fabric::Event::Message(message) => self.receive(index, &message, events),
+                fabric::Event::Lost(endpoint, failure) => {
+                    if let Some(slot) = self.slot_of(index, endpoint) {
+                        self.end(slot, failure.into(), events);
+                    }
+                }
+                // For messages, buffers return to their pool; a failure ends the endpoint, too.
+                fabric::Event::Done(completion) => self.transferred(index, &completion, events),
+            }
+        }
+        self.reports = reports;
+    }
+
+    fn slot_of(&self, lane: usize, endpoint: fabric::EndpointId) -> Option<usize> {
+        let slot = self.lanes[lane].slots.get(endpoint.place()).copied()??;
+        let link = self.links[slot].link.as_deref()?;
+        (link.lane == lane && link.session.endpoint() == endpoint).then_some(slot)
+    }
+
+    fn receive(&mut self, lane: usize, message: &Message, events: &mut Vec<Event>) {
+        let endpoint = match message.origin {
+            Origin::Endpoint(endpoint) => endpoint,
+            Origin::Group(group) => {
+                let bytes = message.to_vec();
+                return events.push(Event::Group { group, bytes });
+            }
+        };
+        let Some(slot) = self.slot_of(lane, endpoint) else {
+            return;
+        };
+        let generation = self.links[slot].generation;
+        let Some(link) = self.links[slot].link.as_deref_mut() else {
+            return;
+        };
+        match link.incoming.take(message) {
+            Ok(None) => {}
+            Ok(Some(bytes)) => events.push(Event::Message {
+                link: LinkId::new(slot, generation),
+                bytes,
+            }),
+            Err(what) => self.end(slot, Reason::Fragment(what), events),
+        }
+    }
+
+    /// Sends what waits for peers, as far as they take it.
+    fn catch_up(&mut self) {
+        let Messenger {
+            links,
+            lanes,
+            transports,
+            behind,
+            ..
+        } = self;
+        behind.retain(|&slot| {
+            let Some(link) = links[slot].link.as_deref_mut() else {
+                return false;
+            };
+            let lane = &lanes[link.lane];
+            let queue = transports.queue(lane.provider);
+            queue.is_some_and(|queue| !link.catch_up(queue, lane.pool.as_ref()))
+        });
+        self.submit();
+    }
+
+    /// Ends a link in good order. Messages in its backlog are lost; nothing more is reported of it.
+    pub fn close(&mut self, id: LinkId) {
+        if self.find(id).is_some() {
+            self.remove(id.slot());
+        }
+    }
+
+    fn end(&mut self, slot: usize, reason: Reason, events: &mut Vec<Event>) {
+        let link = LinkId::new(slot, self.links[slot].generation);
+        self.remove(slot);
+        events.push(Event::Lost { link, reason });
+    }
+
+    fn remove(&mut self, slot: usize) {
+        let Some(mut link) = self.links[slot].link.take() else {
+            return;
+        };
+        link.unwatch(&self.blocker);
+        self.unready.retain(|&other| other != slot);
+        self.behind.retain(|&other| other != slot);
+        let lane = &mut self.lanes[link.lane];
+        lane.links -= 1;
+        lane.slots[link.session.endpoint().place()] = None;
+        if let Some(queue) = self.transports.queue(lane.provider) {
+            link.session.close(queue);
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! One-sided access over links: memory that peers export, and transfers into and out of it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use pmem::Region;
+
+use super::link::Link;
+use super::{Event, LinkId, Messenger};
+use crate::control;
+use crate::transports::Transports;
+use fabric::buffers::Class;
+use fabric::{
+    Access, Buffer, Completion, Error, Operation, Pool, Provider, Queue, Refusal, Registration,
+    RemoteRegion, Source, WorkRequest,
+};
+
+/// Buffers for the data of transfers.
+const CLASSES: [Class; 3] = [
+    Class {
+        bytes: 4 << 10,
+        count: 64,
+    },
+    Class {
+        bytes: 64 << 10,
+        count: 16,
+    },
+    Class {
+        bytes: TRANSFER_MAX,
+        count: 8,
+    },
+];
+/// Each poll reads control connections for so long after an export was asked for.
+const EXPECTED_WITHIN: Duration = Duration::from_secs(1);
+/// Longest transfer.
+pub const TRANSFER_MAX: u32 = 1 << 20;
+
+/// Which way a transfer goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// These bytes go into the peer's memory.
+    Write(Vec<u8>),
+    /// So many bytes come out of it.
+    Read(u32),
+}
+
+/// One-sided access to a peer's memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The caller's number.
+    pub id: u64,
+    /// The peer's name of the memory.
+    pub name: u64,
+    /// Where in it.
+    pub offset: u64,
+    /// Which way, and what.
+    pub direction: Direction,
+}
+
+/// The transfers of one link.
+#[derive(Default)]
+pub struct Transfers {
+    /// Memory of the peer.
+    regions: BTreeMap<u64, RemoteRegion>,
+    /// Requests that the transport does not take yet.
+    waiting: VecDeque<Transfer>,
+    /// By the number of the request.
+    posted: BTreeMap<u64, Posted>,
+}
+
+struct Posted {
+    id: u64,
+    /// Where a read puts its bytes, and how many.
+    into: Option<(Buffer, u32)>,
+}
+
+/// Result of an attempt to post a transfer.
+enum Attempt {
+    Posted,
+    Held,
+    /// It can never be executed.
+    Refused,
+}
+
+impl Messenger {
+    /// Makes a part of a region known to the transport of a link, marked (see [`Registration::with_mark`]).
+    ///
+    /// # Errors
+    /// [`Error::NoEndpoint`] if the link has ended, and those of [`fabric::Device::register_part`].
+    pub fn register(
+        &self,
+        link: LinkId,
+        (region, part): (&Region, Range<u64>),
+        access: Access,
+        mark: u64,
+    ) -> Result<Registration, Error> {
+        let provider = self.provider(link).ok_or(Error::NoEndpoint)?;
+        let device = self.transports.device(provider).ok_or(Error::NoEndpoint)?;
+        let registration = device.register_part(region, part, access)?;
+        Ok(registration.with_mark(mark))
+    }
+
+    /// The transport of a link.
+    pub fn provider(&self, link: LinkId) -> Option<Provider> {
+        self.choice(link).map(|choice| choice.provider)
+    }
+
+    /// Withdraws the key of memory that was registered with this transport. Returns whether no peer accesses it any
+    /// more: if not, ask again later.
+    pub fn revoke(&self, provider: Provider, registration: &Registration) -> bool {
+        let device = self.transports.device(provider);
+        device.is_none_or(|device| device.revoke(registration).is_some())
+    }
+
+    /// Lets the peer of a link reach registered memory.
+    ///
+    /// # Errors
+    /// [`control::Error`]: close the link. `None` if it has ended.
+    pub fn export(
+        &mut self,
+        link: LinkId,
+        name: u64,
+        registration: &Registration,
+    ) -> Option<Result<(), control::Error>> {
+        let provider = self.provider(link)?;
+        let session = &mut self.links[link.slot()].link.as_deref_mut()?.session;
+        let queue = self.transports.queue(provider)?;
+        Some(session.export(queue, name, registration))
+    }
+
+    /// Frames of peers' writes that were received where they belong, over all transports.
+    pub fn placed_frames(&self) -> u64 {
+        let providers = self.transports.providers().into_iter();
+        let devices = providers.filter_map(|provider| self.transports.device(provider));
+        devices.map(fabric::Device::placed_frames).sum()
+    }
+
+    /// A peer was asked to export memory: control connections are read soon, also by a thread that never blocks.
+    pub fn expect_export(&mut self) {
+        self.expects_until = Some(Instant::now() + EXPECTED_WITHIN);
+    }
+
+    /// Begins a transfer, which ends with [`Event::Transferred`], or with the link. Each is executed once at most, and
+    /// those of one link in order.
+    ///
+    /// Whether the link and the memory are there; if not, nothing was and will be done.
+    pub fn transfer(&mut self, id: LinkId, transfer: Transfer) -> bool {
+        let is_known = |link: &Link| link.transfers.regions.contains_key(&transfer.name);
+        if !self.find(id).is_some_and(is_known) {
+            return false;
+        }
+        let Some(link) = self.links[id.slot()].link.as_deref_mut() else {
+            return false;
+        };
+        link.transfers.waiting.push_back(transfer);
+        self.post_transfers(id);
+        true
+    }
+
+    /// Posts what waits on a link.
+    fn post_transfers(&mut self, id: LinkId) {
+        let Some(link) = self.links[id.slot()].link.as_deref_mut() else {
+            return;
+        };
+        let lane = &mut self.lanes[link.lane];
+        if lane.transfers.is_none() {
+            lane.transfers = pool(&self.transports, lane.provider);
+        }
+        let pool = lane.transfers.as_ref();
+        let (Some(queue), Some(pool)) = (self.transports.queue(lane.provider), pool) else {
+            return;
+        };
+        while let Some(transfer) = link.transfers.waiting.pop_front() {
+            match link.post_transfer(queue, pool, &transfer) {
+                Attempt::Posted => {}
+                Attempt::Held => {
+                    link.transfers.waiting.push_front(transfer);
+                    if !self.held.contains(&id) {
+                        self.held.push(id);
+                    }
+                    break;
+                }
+                Attempt::Refused => self.refused.push((id, transfer.id)),
+            }
+        }
+    }
+
+    /// A request of a link has ended: if it was a transfer, that is reported, and more may be posted.
+    pub(super) fn transferred(
+        &mut self,
+        lane: usize,
+        completion: &Completion,
+        events: &mut Vec<Event>,
+    ) {
+        let Some(slot) = self.slot_of(lane, completion.endpoint) else {
+            return;
+        };
+        let link = LinkId::new(slot, self.links[slot].generation);
+        let Some(found) = self.links[slot].link.as_deref_mut() else {
+            return;
+        };
+        // After a failure the link ends.
+        if completion.outcome.is_err() {
+            return;
+        }
+        let Some(Posted { id, into }) = found.transfers.posted.remove(&completion.id.0) else {
+            return;
+        };
+        let bytes = into.map(|(buffer, length)| {
+            let mut bytes = vec![0; length as usize];
+            buffer.read(0, &mut bytes);
+            bytes
+        });
+        let outcome = Some(bytes.unwrap_or_default());
+        events.push(Event::Transferred { link, id, outcome });
+    }
+
+    /// Posts held requests, and reports transfers that were refused.
+    pub(super) fn post_held(&mut self, events: &mut Vec<Event>) {
+        let mut held = std::mem::take(&mut self.held);
+        for link in held.drain(..) {
+            if self.find(link).is_some() {
+                self.post_transfers(link);
+            }
+        }
+        for (link, id) in self.refused.drain(..) {
+            let outcome = None;
+            events.push(Event::Transferred { link, id, outcome });
+        }
+    }
+}
+
+fn pool(transports: &Transports, provider: Provider) -> Option<Pool> {
+    let device = transports.device(provider)?;
+    Pool::new(device, &CLASSES, Access::LOCAL).ok()
+}
+
+impl Link {
+    /// The peer has exported memory.
+    pub fn exported(&mut self, name: u64, region: RemoteRegion) {
+        self.transfers.regions.insert(name, region);
+    }
+
+    /// Memory of the peer may not be reached any more.
+    pub fn revoked(&mut self, name: u64) {
+        self.transfers.regions.remove(&name);
+    }
+
+    fn post_transfer(&mut self, queue: &mut Queue, pool: &Pool, transfer: &Transfer) -> Attempt {
+        let Some(region) = self.transfers.regions.get(&transfer.name) else {
+            return Attempt::Refused;
+        };
+        let (remote, endpoint) = (region.at(transfer.offset), self.session.endpoint());
+        let inline = queue.capabilities().inline_bytes as usize;
+        let length = match &transfer.direction {
+            Direction::Write(bytes) => bytes.len(),
+            Direction::Read(length) => *length as usize,
+        };
+        if length == 0 || length > TRANSFER_MAX as usize {
+            return Attempt::Refused;
+        }
+        let is_inline = matches!(transfer.direction, Direction::Write(_)) && length <= inline;
+        let buffer = match is_inline {
+            true => None,
+            false => match pool.allocate(length as u32) {
+                Some(buffer) => Some(buffer),
+                None => return Attempt::Held,
+            },
+        };
+        let pieces = buffer.as_ref().map(|it| [it.piece(0, length as u32)]);
+        let pieces = pieces.as_ref().map_or(&[][..], |pieces| &pieces[..]);
+        let operation = match &transfer.direction {
+            Direction::Read(_) => Operation::Read {
+                into: pieces,
+                from: remote,
+            },
+            Direction::Write(bytes) => Operation::Write {
+                from: match &buffer {
+                    Some(buffer) => {
+                        buffer.write(0, bytes);
+                        Source::Pieces(pieces)
+                    }
+                    None => Source::Inline(bytes),
+                },
+                to: remote,
+                immediate: None,
+            },
+        };
+        self.posted += 1;
+        let request = WorkRequest::new(self.posted, operation);
+        let posted = match &buffer {
+            Some(buffer) => queue.post(endpoint, &request.keeping(buffer)),
+            None => queue.post(endpoint, &request),
+        };
+        match posted {
+            Ok(()) => {
+                let is_read = matches!(transfer.direction, Direction::Read(_));
+                let into = buffer.filter(|_| is_read);
+                let posted = Posted {
+                    id: transfer.id,
+                    into: into.map(|buffer| (buffer, length as u32)),
+                };
+                self.transfers.posted.insert(self.posted, posted);
+                Attempt::Posted
+            }
+            Err(Refusal::Held) => Attempt::Held,
+            Err(_) => Attempt::Refused,
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Transports for tests: a simulated network, and wrappers around other transports.
+
+#![forbid(unsafe_code)]
+
+pub mod simulated;
+pub mod wrappers;
