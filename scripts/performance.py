@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "performance" / "tables.md"
 PLOTS = ROOT / "docs" / "plots"
 # The groups of `tako bench` that have a table of their own.
-APART = ["through the mount", "fabric"]
+APART = ["through the mount", "cluster", "fabric"]
 HEAD = ["", "Tako", "limit", "which is", "ratio", "at least"]
 UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "/s": 1.0, "k/s": 1e3, "M/s": 1e6, "G/s": 1e9}
 
@@ -126,8 +126,10 @@ def main():
     document = DOCUMENT.read_text()
     for name in sys.argv[1:]:
         text = pathlib.Path(name).read_text()
-        if text.startswith("programs,"):
-            document = replace(document, "programs", text.rstrip())
+        # Before the table stand the sources, and peers that are not mounted.
+        programs = re.search(r"^programs, .*", text, re.M | re.S)
+        if programs:
+            document = replace(document, "programs", programs[0].rstrip())
             continue
         groups, notes = read(text)
         fabric = groups.get("fabric", [])

@@ -16,15 +16,15 @@ use self::places::Place;
 pub use self::places::Places;
 use crate::error::whole;
 use crate::harness::{Random, Side, interleave};
-use crate::mounted::{MEAN, timed};
+use crate::mounted::{MEAN, MEDIAN, timed};
 use crate::names::{CREATE, OWNER};
 use crate::report::{Quantity, Row};
-use crate::setup::{Aligned, Bench, bytes};
+use crate::setup::{Aligned, Bench, Pages, bytes};
 use crate::{Error, Workload, fabric};
 
 pub const GROUP: &str = "cluster";
 
-pub const WORKLOADS: [Workload; 8] = [
+pub const WORKLOADS: [Workload; 9] = [
     Workload {
         name: "cluster: 2 KiB random write",
         measure: |bench, name| operations(bench, name, 2.0, |place| write(bench, place, false)),
@@ -54,6 +54,10 @@ pub const WORKLOADS: [Workload; 8] = [
         measure: |bench, name| operations(bench, name, 2.0, |place| read_through(bench, place)),
     },
     Workload {
+        name: "cluster: one-sided",
+        measure: |bench, _| one_sided(bench),
+    },
+    Workload {
         name: "cluster: the transport's ping",
         measure: |bench, _| ping(bench),
     },
@@ -76,7 +80,7 @@ fn operations<'a>(
 ) -> Result<Vec<Row>, Error> {
     let places = bench.clusters()?;
     let sides = places.all.iter().map(side).collect::<Result<Vec<_>, _>>()?;
-    let measured = interleave(bench.scale.rounds.div_ceil(3), sides)?;
+    let measured = interleave(bench.scale.few_rounds(), sides)?;
     let name = name.trim_start_matches("cluster: ");
     let time = |side| Quantity::ns(measured.median(side, 0));
     let row = |cluster: usize, limit: usize, bar| {
@@ -141,6 +145,49 @@ fn stat<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
         black_box(rustix::fs::statx(&file, "", flags, basic)?);
         Ok(())
     }))
+}
+
+/// Reads and writes past the page cache at random offsets, by a mount that moves the data itself, beside one that does so in
+/// messages.
+fn one_sided(bench: &Bench) -> Result<Vec<Row>, Error> {
+    let places = bench.clusters()?;
+    let one_sided = places.one_sided.iter();
+    let compared: Vec<_> = one_sided.chain(&places.all[..=Places::SHM]).collect();
+    let mut rows = Vec::new();
+    for reads in [true, false] {
+        for kib in [4, 16, 64, 256, 1024] {
+            let side = |place: &&Place| direct(bench, place, kib << 10, reads);
+            let sides = compared.iter().map(side);
+            let sides = sides.collect::<Result<Vec<_>, Error>>()?;
+            let measured = interleave(bench.scale.few_rounds(), sides)?;
+            let what = if reads { "read" } else { "write" };
+            let name = format!("{kib} KiB {what}, io=client");
+            rows.push(measured.row(0, &name, "io=server", None));
+        }
+    }
+    Ok(rows)
+}
+
+/// Each mount has a file of its own, so that no lease passes between them. The figure is the median time of one call, in ns.
+fn direct(bench: &Bench, place: &Place, size: usize, reads: bool) -> Result<Side<'static>, Error> {
+    let file = place.open(place.label, OFlags::empty())?;
+    let length = bench.scale.file_length / 2;
+    for offset in (0..length).step_by(MIB) {
+        whole(rustix::io::pwrite(&file, &bytes(MIB), offset)?, MIB)?;
+    }
+    rustix::fs::fsync(&file)?;
+    rustix::fs::fcntl_setfl(&file, OFlags::DIRECT)?;
+    let (mut random, mut pages) = (Random::new(2), Pages::new(size));
+    let operation = move || {
+        let offset = random.offset(length, size);
+        let done = match reads {
+            true => rustix::io::pread(&file, pages.bytes(), offset)?,
+            false => rustix::io::pwrite(&file, pages.bytes(), offset)?,
+        };
+        whole(done, size)
+    };
+    let mut side = timed(5 * bench.scale.effort, 1, operation);
+    Ok(Box::new(move || Ok(vec![side()?[MEDIAN]])))
 }
 
 /// Least time of a request and its answer, by the transports of clusters.

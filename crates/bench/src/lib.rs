@@ -79,7 +79,7 @@ struct Group {
 
 /// Both sides run on this thread, timed by its own clock (`CLOCK_THREAD_CPUTIME_ID`).
 const IN_PROCESS: &str =
-    "Tako is a call in this process; tmpfs is a system call; medians of the rounds";
+    "Tako and memcpy are calls in this process; tmpfs is system calls; processor time";
 
 const GROUPS: [Group; 13] = [
     Group {
@@ -114,12 +114,12 @@ const GROUPS: [Group; 13] = [
     },
     Group {
         name: mounted::GROUP,
-        sides: "all are system calls; null is a FUSE file system that does nothing; servers block; real time",
+        sides: "all are system calls; null is a FUSE file system that does nothing; no server spins; real time",
         workloads: &mounted::WORKLOADS,
     },
     Group {
         name: cluster::GROUP,
-        sides: "all are system calls on mounts; three members over shm, two over tcp; peers as scripts/peers.sh mounts them; real time",
+        sides: "all are system calls on mounts, pings calls in this process; three members over shm, two over tcp; peers as scripts/peers.sh mounts them; real time",
         workloads: &cluster::WORKLOADS,
     },
     Group {

@@ -4,6 +4,7 @@
 //! ([`null.c`](mounted/null.c)): on any processor too, or kept on the one that its client is kept on.
 
 mod data;
+mod fresh;
 mod mounts;
 mod names;
 
@@ -23,7 +24,7 @@ pub use mounts::{Mount, Mounts};
 
 pub const GROUP: &str = "through the mount";
 
-pub const WORKLOADS: [Workload; 8] = [
+pub const WORKLOADS: [Workload; 10] = [
     Workload {
         name: "64 B write",
         measure: |bench, name| data::write(bench, name, 64),
@@ -56,10 +57,18 @@ pub const WORKLOADS: [Workload; 8] = [
         name: "1 MiB sequential",
         measure: data::sequential,
     },
+    Workload {
+        name: "1 MiB write, a created file",
+        measure: fresh::created,
+    },
+    Workload {
+        name: "write into holes and allocated blocks",
+        measure: fresh::unwritten,
+    },
 ];
 
 /// Figures of a [`timed`] side.
-const MEDIAN: usize = 0;
+pub const MEDIAN: usize = 0;
 pub const MEAN: usize = 1;
 const COUNT: usize = 2;
 

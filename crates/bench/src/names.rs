@@ -71,7 +71,7 @@ fn create_and_unlink(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
         }
         Ok(ns_each(start, middle, count))
     });
-    let measured = interleave(bench.scale.rounds.div_ceil(3), vec![tako_side, limit_side])?;
+    let measured = interleave(bench.scale.few_rounds(), vec![tako_side, limit_side])?;
     file_system.remove_directory(ROOT, DIRECTORY.as_bytes())?;
     Ok(vec![
         measured.row(0, "create", "tmpfs open, close", Some(1.5)),

@@ -27,7 +27,7 @@ const HUGE: &[u8] = b"huge";
 const BLOCK: u64 = store::BLOCK as u64;
 
 /// The longest waits matter here.
-const SHARES: [(&str, f64); 3] = [("p50", 0.5), ("p99.9", 0.999), ("longest", 1.0)];
+const SHARES: [(&str, f64); 2] = [("p50", 0.5), ("p99.9", 0.999)];
 
 /// Makes a huge file of the name [`HUGE`] in the root.
 type Make = fn(&Bench) -> Result<(), Error>;

@@ -64,6 +64,13 @@ impl Scale {
     };
 }
 
+impl Scale {
+    /// Rounds where each takes long: those of whole files and directories, and of clusters.
+    pub fn few_rounds(&self) -> usize {
+        self.rounds.div_ceil(3)
+    }
+}
+
 /// Objects that all workloads use.
 pub struct Bench {
     /// Sizes of the workloads.
@@ -182,6 +189,31 @@ pub fn bytes(length: usize) -> Vec<u8> {
 /// A page of memory, as `O_DIRECT` wants it.
 #[repr(align(4096))]
 pub struct Aligned(pub [u8; 4096]);
+
+/// Bytes that begin with a page, as `O_DIRECT` wants them.
+pub struct Pages {
+    memory: Vec<u8>,
+    start: usize,
+    length: usize,
+}
+
+impl Pages {
+    /// So many bytes.
+    pub fn new(length: usize) -> Pages {
+        let page = size_of::<Aligned>();
+        let memory = bytes(length + page);
+        let start = memory.as_ptr().align_offset(page);
+        Pages {
+            memory,
+            start,
+            length,
+        }
+    }
+
+    pub fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..][..self.length]
+    }
+}
 
 /// A full file. It has no name, and so is gone when it is dropped.
 pub fn full_file(file_system: &FileSystem, length: u64) -> Result<File, Error> {
@@ -338,8 +370,10 @@ fn notes(scale: &Scale, directory: &Path, region: &Region) -> Result<Vec<Note>, 
         note(
             "method",
             format!(
-                "medians of {} rounds in turns with the limit; ratios are of speeds, round by round",
+                "medians of {} rounds in turns with the limit, {} where a round goes through a whole file or directory, and \
+                 of clusters; ratios are of speeds, round by round",
                 scale.rounds,
+                scale.few_rounds(),
             ),
         ),
         note(

@@ -160,10 +160,7 @@ fn create_and_unlink(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
             Ok(ns_each(start, middle, names.len() as f64))
         })
     };
-    let measured = interleave(
-        bench.scale.rounds.div_ceil(3),
-        pools.iter().map(side).collect(),
-    )?;
+    let measured = interleave(bench.scale.few_rounds(), pools.iter().map(side).collect())?;
     Ok(vec![
         measured.row(0, "create", LIMIT, BAR),
         measured.row(1, "unlink", LIMIT, BAR),

@@ -73,6 +73,17 @@ impl Failure {
     }
 }
 
+/// Prints why a command line is refused, in the form of all other errors, or the help that it asks for.
+pub fn report_command_line(error: &clap::Error) {
+    use io::Write;
+    let text = error.to_string();
+    // There is no other place for either.
+    let _ = match text.strip_prefix("error: ") {
+        Some(text) => write!(io::stderr(), "tako: {text}"),
+        None => error.print(),
+    };
+}
+
 /// Failures to write the output: all others contain their location.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Failure {

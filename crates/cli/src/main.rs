@@ -56,7 +56,13 @@ fn main() -> ExitCode {
     if let Some(code) = as_helper {
         return code;
     }
-    let command = Arguments::parse().command;
+    let command = match Arguments::try_parse() {
+        Ok(arguments) => arguments.command,
+        Err(error) => {
+            failure::report_command_line(&error);
+            return ExitCode::from(error.exit_code() as u8);
+        }
+    };
     let mut out = BufWriter::new(std::io::stdout().lock());
     let outcome = run(&command, &mut out);
     // Output printed before a failure still belongs to the user.

@@ -14,7 +14,7 @@ use clap::error::ErrorKind;
 
 use crate::arguments::{Check, Mount};
 use crate::check::{self, Verdict};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{self, Failure, Outcome};
 
 /// Names by which mount(8) runs this program: for `-t tako` and lines of `/etc/fstab` with that type, and for the type that
 /// a mount has in the kernel's table, on remounting.
@@ -126,8 +126,7 @@ pub fn run_as_helper(
 /// Parses a helper's command line. If that fails, the message was printed, and the error tells whether it was help.
 fn parse<T: Parser>(arguments: Vec<OsString>) -> Result<T, bool> {
     T::try_parse_from(arguments).map_err(|error| {
-        // There is no other place for the message.
-        let _ = error.print();
+        failure::report_command_line(&error);
         matches!(
             error.kind(),
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion

@@ -9,13 +9,41 @@ use common::{Scratch, tako};
 use insta::assert_snapshot;
 
 /// Commands with a snapshot of their help.
-const COMMANDS: [&str; 22] = [
-    "mkfs", "mount", "umount", "mounts", "check", "grow", "info", "ls", "stat", "cat", "cp", "mv",
-    "rm", "mkdir", "ln", "chmod", "chown", "truncate", "du", "df", "tree", "bench",
+const COMMANDS: [&str; 29] = [
+    "mkfs",
+    "mount",
+    "umount",
+    "mounts",
+    "check",
+    "grow",
+    "info",
+    "up",
+    "down",
+    "status",
+    "serve",
+    "keys",
+    "ls",
+    "stat",
+    "cat",
+    "cp",
+    "mv",
+    "rm",
+    "mkdir",
+    "ln",
+    "chmod",
+    "chown",
+    "truncate",
+    "du",
+    "df",
+    "tree",
+    "bench",
+    "completions",
+    "man",
 ];
 
 #[test]
 fn help_is_as_reviewed() {
+    assert_snapshot!("help", tako(&["--help"]).ended(0));
     for command in COMMANDS {
         let help = tako(&[command, "--help"]).ended(0);
         assert_snapshot!(format!("help-{command}"), help);
@@ -72,6 +100,13 @@ fn errors_are_as_reviewed() {
     ] {
         let sentence = tako(arguments).ended(2);
         said += &format!("$ tako {}\n{sentence}", arguments.join(" "));
+    }
+    // Those of the command line say where its help is, too.
+    for arguments in [&["du", &pool][..], &["ls", "-Z", &inside("/")], &["sing"]] {
+        let run = tako(arguments);
+        assert_eq!((run.code, &*run.out), (Some(2), ""), "{arguments:?}");
+        assert!(run.err.starts_with("tako: "), "{}", run.err);
+        said += &format!("$ tako {}\n{}", arguments.join(" "), run.err);
     }
     let name = "n".repeat(256);
     let said = said

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{CLIENT, FILE, SESSION, decoded, first_map, message, refusals, write};
+use common::{CLIENT, FILE, SESSION, decoded, first_map, message, message_of, refusals, write};
 use operations::WriteAt;
 use protocol::member::{Completion, Intent, SessionRecord, Ticket};
 use protocol::wire::{Acknowledge, Body, ErrorCode, Operation, Outcome, Replay};
@@ -15,6 +15,11 @@ fn primary() -> (Member, u64) {
 }
 
 fn primary_with(options: Options) -> (Member, u64) {
+    primary_of(options, &[(SESSION, CLIENT)])
+}
+
+/// The same with these sessions of clients.
+fn primary_of(options: Options, sessions: &[(u64, NodeId)]) -> (Member, u64) {
     let map = UnitMap {
         primary: NO_NODE,
         ..first_map()
@@ -34,17 +39,17 @@ fn primary_with(options: Options) -> (Member, u64) {
     member.handle_completion(now, Completion::Proposed { map });
     let opens = member.poll_intent();
     assert!(matches!(opens, Some(Intent::OpenForWriting { .. })));
-    let session = SessionRecord {
-        index: 0,
-        session: SESSION,
-        client: CLIENT,
+    let record = |(index, &(session, client))| SessionRecord {
+        index,
+        session,
+        client,
         slots: vec![(3, Outcome::default()); 2],
         locks: Vec::new(),
         has_grant: false,
     };
     let opened = Completion::Opened {
         tail,
-        sessions: vec![session],
+        sessions: (0..).zip(sessions).map(record).collect(),
         grants: Vec::new(),
     };
     member.handle_completion(now, opened);
@@ -208,6 +213,54 @@ fn changes_wait_for_enough_members_in_sync_and_reads_go_on() {
     let now = member.poll_timeout().expect("a heartbeat is due some time");
     member.handle_timeout(now);
     assert_eq!(executes(&mut member).len(), 1, "the write");
+}
+
+/// A mount that is stopped, or was killed, is such a session. The times are those of the primary's clock.
+#[test]
+fn a_silent_session_delays_a_change_until_its_lease_ends() {
+    const SILENT: (u64, NodeId) = (2 << 32 | 1, CLIENT + 1);
+    let options = Options::default();
+    let sessions = [(SESSION, CLIENT), SILENT];
+    let (mut member, mut now) = primary_of(options.clone(), &sessions);
+    let epoch = member.map().epoch;
+    let request = |wants_lease, operation| Body::Request {
+        slot: 0,
+        acknowledge: Acknowledge::Primary,
+        wants_lease,
+        operation,
+    };
+    for session in sessions {
+        let replays = Vec::new();
+        let resume = Body::Resume { holds: 0, replays };
+        member.handle_message(now, &message_of(session, epoch, 0, resume));
+    }
+    let read = Operation::Read {
+        file: FILE,
+        offset: 0,
+        length: 64,
+        note_read: false,
+    };
+    member.handle_message(now, &message_of(SILENT, epoch, 4, request(true, read)));
+    let tickets = executes(&mut member);
+    let executed = Completion::Executed {
+        ticket: tickets[0],
+        outcome: Outcome::default(),
+        position: None,
+        depends_on: 640,
+        is_by_reference: false,
+    };
+    member.handle_completion(now, executed);
+    let granted = now;
+    member.handle_message(now, &message(epoch, CLIENT, 4, request(false, write())));
+    while executes(&mut member).is_empty() {
+        now = member.poll_timeout().expect("the lease ends");
+        assert!(now - granted <= options.lease_ns, "{}", now - granted);
+        member.handle_timeout(now);
+    }
+    assert_eq!(now - granted, options.lease_ns);
+    let sent = std::iter::from_fn(|| member.poll_transmit());
+    let is_recall = |it: &protocol::Transmit| matches!(decoded(it).body, Body::Recall { .. });
+    assert!(sent.filter(is_recall).count() > 0);
 }
 
 /// A primary that ships: records begin at 640.

@@ -43,6 +43,8 @@ pub struct Place {
 /// pool mounted alone.
 pub struct Places {
     pub all: Vec<Place>,
+    /// The first cluster, mounted again with `io=client`.
+    pub one_sided: Option<Place>,
     /// Unavailable parts, and why.
     pub notes: Vec<Note>,
     keeper: Child,
@@ -72,6 +74,7 @@ impl Places {
             .map_err(|error| Error::Mount(format!("sh cannot be run: {error}")))?;
         let mut places = Places {
             all: Vec::new(),
+            one_sided: None,
             notes: Vec::new(),
             keeper,
             scratch: [mounts, pools],
@@ -79,6 +82,7 @@ impl Places {
         places.start_cluster(program, length, "bench", &[])?;
         places.start_cluster(program, length, "inside", &["--inside"])?;
         places.start_embedded(program, length)?;
+        places.mount_one_sided(program)?;
         for (label, path) in PEERS.into_iter().chain([TCP]) {
             places.add_mounted(label, Path::new(path))?;
         }
@@ -120,6 +124,18 @@ impl Places {
             _ => "three members, mounted inside",
         };
         self.all.push(Place::new(label, &mount)?);
+        Ok(())
+    }
+
+    fn mount_one_sided(&mut self, program: &Path) -> Result<(), Error> {
+        let mount = self.mount_point("one-sided")?;
+        let mut command = Command::new(program);
+        command
+            .env("TAKO_STATE", self.scratch[1].path().join("state"))
+            .args(["mount", "-o", "io=client", "tako:///bench"])
+            .arg(&mount);
+        run(&mut command)?;
+        self.one_sided = Some(Place::new("one-sided", &mount)?);
         Ok(())
     }
 
@@ -172,6 +188,7 @@ impl Drop for Places {
     fn drop(&mut self) {
         // The directories must be closed before they can be unmounted.
         self.all.clear();
+        self.one_sided = None;
         // The keeper waits for the end of its input. No caller is left to report a failure to.
         drop(self.keeper.stdin.take());
         let _ = self.keeper.wait();

@@ -57,12 +57,14 @@ fn rows(bench: &Bench, name: &str, provider: Provider) -> Result<Vec<Row>, Error
             1 => "1 peer".to_owned(),
             _ => format!("{peers} peers"),
         };
-        let row = |name: &str, side, bar| {
+        let row = |name: &str, side, limit_name: &str, bar| {
             let ratio = measured.ratio((1, 0), (side, 0));
             Row::new(name, speed(side)).beside(limit_name, speed(1), ratio, bar)
         };
-        rows.push(row(&format!("{name} from {from}"), 0, Some(0.8)));
-        rows.push(row(&format!("  {BATCH} at a time"), 2, None));
+        let title = format!("{name} from {from}");
+        rows.push(row(&title, 0, limit_name, Some(0.8)));
+        let one = format!("{limit_name}, 1 at a time");
+        rows.push(row(&format!("  {BATCH} at a time"), 2, &one, None));
     }
     Ok(rows)
 }

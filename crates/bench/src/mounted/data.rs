@@ -13,7 +13,7 @@ use crate::Error;
 use crate::error::whole;
 use crate::harness::{Random, Side, interleave};
 use crate::report::{Quantity, Row};
-use crate::setup::{Aligned, Bench, bytes};
+use crate::setup::{Aligned, Bench, Pages, bytes};
 use crate::threads::{one_and_two, scaling};
 
 const PAGE: usize = 4096;
@@ -166,7 +166,7 @@ pub fn sequential(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
         ("read, O_DIRECT", read_direct),
     ] {
         let sides: Result<Vec<_>, Error> = compared().map(|mount| side_of(bench, mount)).collect();
-        let measured = interleave(bench.scale.rounds.div_ceil(3), sides?)?;
+        let measured = interleave(bench.scale.few_rounds(), sides?)?;
         let limit = mounts.tako.len();
         for (side, mount) in mounts.tako.iter().enumerate() {
             let speed =
@@ -204,14 +204,8 @@ fn read_through(bench: &Bench, mount: &Mount) -> Result<Side<'static>, Error> {
 fn read_direct(bench: &Bench, mount: &Mount) -> Result<Side<'static>, Error> {
     full_file(bench, mount, "data")?;
     let file = open(mount, "data", OFlags::DIRECT)?;
-    let mut into = vec![0; MIB + PAGE];
-    let start = into.as_ptr().align_offset(PAGE);
-    let read = move |offset| {
-        whole(
-            rustix::io::pread(&file, &mut into[start..][..MIB], offset)?,
-            MIB,
-        )
-    };
+    let mut into = Pages::new(MIB);
+    let read = move |offset| whole(rustix::io::pread(&file, into.bytes(), offset)?, MIB);
     Ok(through(bench, read, || Ok(())))
 }
 

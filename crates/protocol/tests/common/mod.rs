@@ -44,10 +44,15 @@ pub fn write() -> Operation {
 
 /// A message of the session.
 pub fn message(epoch: u32, from: u32, request: u64, body: Body) -> Vec<u8> {
+    message_of((SESSION, from), epoch, request, body)
+}
+
+/// A message of this session of a client.
+pub fn message_of((session, from): (u64, u32), epoch: u32, request: u64, body: Body) -> Vec<u8> {
     let envelope = Envelope {
         cluster: Options::default().cluster,
         epoch,
-        session: SESSION,
+        session,
         request,
         from,
         ..Envelope::default()
