@@ -11,15 +11,11 @@
 //! - [`Region::survives`] returns what the contents outlive. Memory is never called durable: flushes on it cost the
 //!   same and prove nothing.
 //!
-//! [`BiasedLock`], with readers that share no line and a single writer without locked instructions, is here for its
-//! `unsafe` only, and so is [`BiasedCounter`].
-//!
 //! This is the crate where `unsafe` lives. No Rust reference to mapped bytes ever leaves it: other
 //! threads, other processes and network adapters may change them at any time, so bytes are copied
 //! in and out through raw pointers.
 
 mod barrier;
-mod biased;
 pub mod checksum;
 mod cut;
 mod error;
@@ -36,7 +32,6 @@ mod scratch;
 mod simulated;
 pub mod socket;
 
-pub use biased::{BiasedCounter, BiasedLock, ReadGuard, WriteGuard};
 pub use error::Error;
 pub use lend::{Lender, Loan};
 pub use lines::{Line, Lines};

@@ -5,8 +5,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use parking_lot::{Mutex, MutexGuard};
-use pmem::BiasedLock;
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Position of a lock in the order. A thread that holds one may wait for later ones only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,9 +45,9 @@ pub struct Guard<G> {
 }
 
 /// An inode that is locked for reading.
-pub type ReadGuard<'a, T> = Guard<pmem::ReadGuard<'a, T>>;
+pub type ReadGuard<'a, T> = Guard<RwLockReadGuard<'a, T>>;
 /// A value that is locked for writing.
-pub type WriteGuard<'a, T> = Guard<pmem::WriteGuard<'a, T>>;
+pub type WriteGuard<'a, T> = Guard<RwLockWriteGuard<'a, T>>;
 /// A value that is locked exclusively.
 pub type LockGuard<'a, T> = Guard<MutexGuard<'a, T>>;
 
@@ -80,10 +79,10 @@ impl<L> Ordered<L> {
     }
 }
 
-impl<T> Ordered<BiasedLock<T>> {
+impl<T> Ordered<RwLock<T>> {
     /// A lock that several may have for reading.
-    pub fn rw_lock(rank: Rank, value: T) -> Ordered<BiasedLock<T>> {
-        Ordered::with(BiasedLock::new(value), rank)
+    pub fn rw_lock(rank: Rank, value: T) -> Ordered<RwLock<T>> {
+        Ordered::with(RwLock::new(value), rank)
     }
 
     /// Waits for it, for reading.

@@ -6,8 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-use pmem::BiasedLock;
+use parking_lot::{Mutex, RwLock};
 
 use crate::Attributes;
 use crate::error::{Error, Result};
@@ -26,7 +25,7 @@ use crate::order::{Ordered, Rank};
 pub struct Node {
     number: u64,
     /// The inode as of its last applied record.
-    pub(crate) state: Ordered<BiasedLock<Inode>>,
+    pub(crate) state: Ordered<RwLock<Inode>>,
     /// Counts the changes of the names in a directory, under its lock: where a name was found, it still is as long as
     /// this stays the same.
     pub(crate) edits: AtomicU64,

@@ -12,7 +12,6 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use pmem::BiasedCounter;
 
 /// No record in flight.
 const IDLE: u64 = u64::MAX;
@@ -72,7 +71,8 @@ pub struct Place {
 
 /// All records in flight.
 pub struct InFlight {
-    next: BiasedCounter,
+    /// The number of the next record.
+    next: Contended,
     lanes: Box<[Lane]>,
     /// Lanes from here on were never used.
     used: AtomicUsize,
@@ -133,7 +133,7 @@ impl InFlight {
             thread: AtomicUsize::new(0),
         };
         InFlight {
-            next: BiasedCounter::new(next, OWNED + SHARED),
+            next: Contended(AtomicU64::new(next)),
             lanes: (0..OWNED + SHARED).map(lane).collect(),
             used: AtomicUsize::new(0),
             persisted: AtomicU64::new(next),
@@ -142,7 +142,7 @@ impl InFlight {
 
     /// The number that the next record will have.
     pub fn next(&self) -> u64 {
-        self.next.get()
+        self.next.load(Ordering::Acquire)
     }
 
     /// Takes a lane: the thread's own, if it has one.
@@ -205,7 +205,7 @@ impl InFlight {
     pub fn reserve(&self, entered: Entered, length: usize) -> Place {
         let lane = &self.lanes[entered.lane];
         lane.unpersisted.store(entered.bound, Ordering::Relaxed);
-        let number = self.next.add(entered.lane, length as u64);
+        let number = self.next.fetch_add(length as u64, Ordering::AcqRel);
         let end = number + length as u64;
         lane.unpersisted.store(number, Ordering::Release);
         lane.unapplied.store(number, Ordering::Release);
