@@ -203,10 +203,10 @@ def median_of(call, seconds):
 # ---- Tako's own benchmark
 
 
-def transports(name, quick):
+def transports(name):
     """Rows of `tako bench NAME`: by name, Tako's figure and that of the raw transport, in ns, bytes/s or 1/s."""
     # It makes a pool that these rows do not use: not in memory.
-    words = ["bench", "--json", "--directory", tempfile.gettempdir(), *(["--quick"] if quick else []), name]
+    words = ["bench", "--json", "--quick", "--directory", tempfile.gettempdir(), name]
     rows = json.loads(run(TAKO, *words, timeout=600))["rows"]
     found, above = {}, ""
     for row in rows:

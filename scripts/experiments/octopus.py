@@ -20,7 +20,7 @@ def measure(systems, scale):
     systems.stop(two)
     scaling(systems, scale, results)
     progress("raw transports")
-    raw = transports("tcp ping", scale.quick) | transports("shm ping", scale.quick) | transports("one-sided", scale.quick)
+    raw = transports("tcp ping") | transports("shm ping") | transports("one-sided")
     return two, every, results, raw
 
 

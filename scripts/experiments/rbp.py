@@ -6,7 +6,7 @@ from systems import Cluster, System
 
 KIB, MIB = 1 << 10, 1 << 20
 PROCESSES = [1, 2, 4, 8]
-TRANSFERS = [64 * KIB, 256 * KIB, MIB, 4 * MIB]
+TRANSFERS = [64 * KIB, MIB, 4 * MIB]
 ONE_SIDED, BY_MESSAGE = "Tako, 1 server, io=client", "Tako, 1 server, io=server"
 
 
@@ -28,7 +28,7 @@ def measure(systems, scale):
     many = in_turns("four clients", four_mounts(systems, served), scale.rounds, lambda s: four_clients(s, scale))
     systems.stop(served)
     progress("ways of a payload")
-    ways = transports("ways of a payload", scale.quick) | transports("one-sided", scale.quick)
+    ways = transports("ways of a payload") | transports("one-sided")
     return two, every, results, many, ways
 
 

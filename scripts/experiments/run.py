@@ -46,7 +46,7 @@ def main():
         sys.exit(__doc__)
     rounds = int(os.environ.get("ROUNDS", 1 if quick else 3))
     scale = (Scale(True, rounds, 0.05, "192M", "64M", 4 * MIB, 16 * MIB, 2 * MIB) if quick
-             else Scale(False, rounds, 0.25, "768M", "128M", 64 * MIB, 128 * MIB, 2048 * MIB))  # fmt: skip
+             else Scale(False, rounds, 0.2, "768M", "128M", 64 * MIB, 128 * MIB, 2048 * MIB))  # fmt: skip
     try:
         measure.require()
         with Systems(scale) as systems:
