@@ -155,8 +155,8 @@ over 1 to 5 nodes.""",
 change; the seed's nodes share it.""",
         scaling_table(results),
         f"""From one to five members the rates of mknod, getattr and unlink change by factors of {", ".join(number(g) for g in growth)}.""",
-        "## Copies", """The seed counts 7 copies of data between program and storage for GlusterFS, 6 with DAX, and 4 for Octopus. This experiment does not
-count them.""",
+        "## Copies", """The seed counts 7 copies of data between program and storage for GlusterFS, 6 with DAX, and 4 for Octopus. Those of Tako are
+[counted](../CLUSTERS.md#copies-of-a-request) by a test.""",
     ])  # fmt: skip
 
 

@@ -97,11 +97,11 @@ def document(machine, systems, scale, two, every, results, many, ways):
 messages and with data moved one-sided, beside what the paper on RBP (RDMA buffer pools for MooseFS) reports.""",
         "## What differs from the seed", """- The seed runs on TH-1A, with MooseFS over sockets before and over pools of registered RDMA buffers after its change. Here all processes
   share the processors of one machine. `io=server` sends file data in messages; `io=client` moves it one-sided over shared memory, where the
-  client copies from and to the pool of the server itself.
+  client reaches the pool of the server itself.
 - IOR is not in Debian 12 and needs MPI. fio 3.33 makes its requests: psync, one sequential file for each process, the transfer size of
   the row. Writes end with fsync (IOR `-e`); reads find nothing in the page cache.
-- Servers and clients of Tako do not use pools of registered buffers yet. The benchmark of the transports does: the last table
-  compares their ways.
+- One-sided transfers of clients use a pool of registered buffers (implicit use); messages do not use registered buffers. The last
+  table compares the ways of the transports.
 - The seed gives best ratios only; its curves are not in the text.""",
         "## One client, 1 to 8 processes (fig. 5)", f"MB/s of all processes together, transfers of 1 MiB, {size(scale.sequential)} in all. Reads:",
         by_system(results, "processes", rows("read", by_processes), every, gain), "Writes:",

@@ -1,6 +1,8 @@
 //! A client's network session with nodes of this process: calls from threads, a lost primary, nodes that rejoin.
 #![forbid(unsafe_code)]
 
+mod copies;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};

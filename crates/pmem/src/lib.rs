@@ -17,6 +17,7 @@
 
 mod barrier;
 pub mod checksum;
+mod copies;
 mod cut;
 mod error;
 mod lend;
@@ -32,6 +33,7 @@ mod scratch;
 mod simulated;
 pub mod socket;
 
+pub use copies::copied_bytes;
 pub use error::Error;
 pub use lend::{Lender, Loan};
 pub use lines::{Line, Lines};

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::{futex, membarrier};
 
+use crate::copies;
 use crate::cut::Watched;
 use crate::persist::{self, Machine};
 use crate::pool::LENGTH_MAX;
@@ -188,6 +189,7 @@ impl Mapping {
     #[inline]
     pub(crate) fn read_summed(&self, offset: u64, into: &mut [u8], more: usize) -> Option<u32> {
         let from = self.at(offset, into.len());
+        copies::count(into.len());
         // SAFETY: as in `read`. Prefetched memory need not exist.
         unsafe { checksum::copy(into.as_mut_ptr(), from, into.len(), into.len() + more) }
     }
@@ -195,6 +197,7 @@ impl Mapping {
     #[inline]
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         let to = self.at(offset, bytes.len());
+        copies::count(bytes.len());
         // SAFETY: `at` checked the range; `bytes` are memory of Rust's, hence outside the mapping.
         unsafe { persist::copy(to, bytes.as_ptr(), bytes.len()) }
     }
@@ -202,6 +205,7 @@ impl Mapping {
     #[inline]
     pub(crate) fn write_flushed(&self, offset: u64, bytes: &[u8]) {
         let to = self.at(offset, bytes.len());
+        copies::count(bytes.len());
         // SAFETY: as in `write`.
         unsafe { persist::copy_flushed(self.machine, to, bytes) }
     }
@@ -209,6 +213,7 @@ impl Mapping {
     #[inline]
     pub(crate) fn write_streamed(&self, offset: u64, bytes: &[u8]) {
         let to = self.at(offset, bytes.len());
+        copies::count(bytes.len());
         // SAFETY: as in `write`.
         unsafe { persist::copy_streamed(self.machine, to, bytes) }
     }
@@ -255,6 +260,7 @@ impl Mapping {
 
     pub(crate) fn copy_from(&self, offset: u64, from: &Mapping, from_offset: u64, length: usize) {
         let (to, from) = (self.at(offset, length), from.at(from_offset, length));
+        copies::count(length);
         // SAFETY: `at` checked both ranges. They may be the same memory, mapped twice or not: then the bytes are a
         // mixture, as in `read`, since `persist::copy` copies plain bytes from lower to higher addresses.
         unsafe { persist::copy(to, from, length) }
