@@ -24,3 +24,18 @@ fn a_refill_does_not_hold_up_clients() {
     assert!(during.most_ns <= 6 * before.most_ns);
     assert!(took < 30_000_000_000, "the refill stands still");
 }
+
+/// A call that takes a file from another client is three round trips at most, one after the other.
+#[test]
+fn taking_turns_on_a_file_takes_three_round_trips_at_most() {
+    use operations::Acknowledge::{All, Primary};
+    for (acknowledge, write_ways) in [(Primary, 4), (All, 6)] {
+        let turns = lab::cluster::costs::of_turns(acknowledge);
+        for (read, write) in turns.expect("a unit without faults works") {
+            // Attributes and data; then the write, the recall, and with `ack=all` the record.
+            assert_eq!((read.ways, write.ways), (4, write_ways));
+            // The recall and its answer, beside what a write costs alone.
+            assert_eq!((read.messages, write.messages), (4, 6 + 2));
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Costs of operations: round trips, messages and bytes, counted on a network that only delays.
 //!
-//! One client, one operation at a time, between two heartbeats. Heartbeats, leases and keep-alives are not counted. A
+//! One client, or two that take turns, one operation at a time, between two heartbeats. Heartbeats, leases and keep-alives are not counted. A
 //! message to two members counts as two.
 //!
 //! Also what clients notice of a refill, on a network of a limited width.
@@ -69,22 +69,23 @@ enum Event {
     },
     /// A one-sided transfer of the client arrives at a memory.
     Land(Transfer),
-    /// The client hears of its end.
+    /// The first client is notified of its end.
     Landed {
         wr_id: u64,
         outcome: TransferOutcome,
     },
 }
 
-/// A unit with one client.
+/// A unit with clients.
 struct Unit {
     queue: Queue<Event>,
     links: Links,
     machines: Vec<Machine>,
-    client: Client,
-    client_timer: Option<Time>,
+    clients: Vec<Client>,
+    client_timers: Vec<Option<Time>>,
     map: UnitMap,
-    done: BTreeMap<Ticket, (Time, Outcome)>,
+    /// Outcomes of a client's operations.
+    done: BTreeMap<(usize, Ticket), (Time, Outcome)>,
     label: String,
     heartbeats: usize,
 }
@@ -113,12 +114,28 @@ fn image() -> Result<(Vec<u8>, Sequence), String> {
     Ok((image, Sequence::new(tail.epoch, tail.number)))
 }
 
+/// Index of a client.
+fn index(node: u32) -> usize {
+    (node - FIRST_CLIENT) as usize
+}
+
 impl Unit {
+    /// With one client.
     fn new(
         members: u32,
         metadata_only: Option<u32>,
         parity: bool,
         mode: Mode,
+    ) -> Result<Unit, String> {
+        Unit::with_clients(members, metadata_only, parity, mode, 1)
+    }
+
+    fn with_clients(
+        members: u32,
+        metadata_only: Option<u32>,
+        parity: bool,
+        mode: Mode,
+        clients: u32,
     ) -> Result<Unit, String> {
         let (image, tail) = image()?;
         let all: Vec<u32> = (0..members).collect();
@@ -139,13 +156,14 @@ impl Unit {
             parity,
             ..Options::default()
         };
-        let client = Client::new(FIRST_CLIENT, options.clone(), Defects::default(), 1 << 32);
+        let client =
+            |node| Client::new(node, options.clone(), Defects::default(), 1 << 32).with_mode(mode);
         let mut unit = Unit {
             queue: Queue::new(),
             links: Links::new(1, LinkOptions::steady(DELAY)),
             machines: all.into_iter().map(machine).collect(),
-            client: client.with_mode(mode),
-            client_timer: None,
+            clients: (FIRST_CLIENT..FIRST_CLIENT + clients).map(client).collect(),
+            client_timers: vec![None; clients as usize],
             map: map.clone(),
             done: BTreeMap::new(),
             label: String::new(),
@@ -182,7 +200,7 @@ impl Unit {
     fn carry_out(&mut self, operation: Operation) -> Result<(Time, Outcome), String> {
         let ticket = self.submit(operation, Acknowledge::Primary);
         let done = loop {
-            match self.done.remove(&ticket) {
+            match self.done.remove(&(0, ticket)) {
                 Some(done) => break done,
                 None => self.take_event()?,
             }
@@ -218,7 +236,8 @@ impl Unit {
     fn spread(&mut self, map: &UnitMap) {
         let now = self.queue.now();
         let members = self.machines.iter().map(|machine| machine.node);
-        for to in members.chain([FIRST_CLIENT]) {
+        let clients = FIRST_CLIENT..FIRST_CLIENT + self.clients.len() as u32;
+        for to in members.chain(clients) {
             let map = map.clone();
             self.queue.add(now, Event::Map { to, map });
         }
@@ -244,15 +263,15 @@ impl Unit {
             return Err("nothing happens any more".into());
         };
         match event {
-            Event::Deliver { to, bytes } if to == FIRST_CLIENT => {
-                self.client_step(now, |client, local| client.handle_message(local, &bytes));
+            Event::Deliver { to, bytes } if to >= FIRST_CLIENT => {
+                self.client_step(now, to, |it, local| it.handle_message(local, &bytes));
             }
             Event::Deliver { to, bytes } => {
                 self.member_step(now, to, |it, local| it.handle_message(local, &bytes))?;
             }
-            Event::Timer { to, at } if to == FIRST_CLIENT => {
-                if self.client_timer == Some(at) {
-                    self.client_step(now, Client::handle_timeout);
+            Event::Timer { to, at } if to >= FIRST_CLIENT => {
+                if self.client_timers[index(to)] == Some(at) {
+                    self.client_step(now, to, Client::handle_timeout);
                 }
             }
             Event::Timer { to, at } => {
@@ -260,8 +279,8 @@ impl Unit {
                     self.member_step(now, to, Member::handle_timeout)?;
                 }
             }
-            Event::Map { to, map } if to == FIRST_CLIENT => {
-                self.client_step(now, |client, local| client.handle_map(local, map));
+            Event::Map { to, map } if to >= FIRST_CLIENT => {
+                self.client_step(now, to, |it, local| it.handle_map(local, map));
             }
             Event::Map { to, map } => {
                 self.member_step(now, to, |it, local| it.handle_map(local, map))?;
@@ -271,9 +290,11 @@ impl Unit {
                 self.member_step(now, to, |it, local| it.handle_completion(local, ended))?;
             }
             Event::Land(transfer) => self.land(now, &transfer)?,
-            Event::Landed { wr_id, outcome } => self.client_step(now, |client, local| {
-                client.handle_transfer(local, wr_id, outcome);
-            }),
+            Event::Landed { wr_id, outcome } => {
+                self.client_step(now, FIRST_CLIENT, |client, local| {
+                    client.handle_transfer(local, wr_id, outcome);
+                });
+            }
         }
         Ok(())
     }
@@ -303,35 +324,37 @@ impl Unit {
         Ok(())
     }
 
-    fn client_step(&mut self, now: Time, input: impl FnOnce(&mut Client, u64)) {
-        let local = clock().local(now);
-        input(&mut self.client, local);
-        while let Some(told) = self.client.poll_event() {
-            if let Told::Done {
-                ticket, outcome, ..
-            } = told
-            {
-                self.done.insert(ticket, (now, outcome));
+    fn client_step(&mut self, now: Time, node: u32, input: impl FnOnce(&mut Client, u64)) {
+        let (local, index) = (clock().local(now), index(node));
+        input(&mut self.clients[index], local);
+        while let Some(told) = self.clients[index].poll_event() {
+            match told {
+                Told::Done {
+                    ticket, outcome, ..
+                } => {
+                    self.done.insert((index, ticket), (now, outcome));
+                }
+                Told::Recalled(recalled) => self.clients[index].invalidated(recalled),
+                _ => {}
             }
         }
-        while let Some(transmit) = self.client.poll_transmit() {
-            self.transmit(now, FIRST_CLIENT, &transmit);
+        while let Some(transmit) = self.clients[index].poll_transmit() {
+            self.transmit(now, node, &transmit);
         }
-        while let Some(transfer) = self.client.poll_transfer() {
+        while let Some(transfer) = self.clients[index].poll_transfer() {
             self.links.set_label(&self.label);
             let data: &[u8] = match &transfer.kind {
                 TransferKind::Write(bytes) => bytes,
                 TransferKind::Read(_) => &[],
             };
-            for delivery in self.links.send(now, FIRST_CLIENT, transfer.to, data) {
+            for delivery in self.links.send(now, node, transfer.to, data) {
                 self.queue.add(delivery.at, Event::Land(transfer.clone()));
             }
         }
-        let due = self.client.poll_timeout();
-        self.client_timer = due.map(|at| clock().instant(at).max(now + MICROSECOND));
-        if let Some(at) = self.client_timer {
-            let to = FIRST_CLIENT;
-            self.queue.add(at, Event::Timer { to, at });
+        let due = self.clients[index].poll_timeout();
+        self.client_timers[index] = due.map(|at| clock().instant(at).max(now + MICROSECOND));
+        if let Some(at) = self.client_timers[index] {
+            self.queue.add(at, Event::Timer { to: node, at });
         }
     }
 
@@ -382,8 +405,12 @@ impl Unit {
     }
 
     fn submit(&mut self, operation: Operation, acknowledge: Acknowledge) -> Ticket {
+        self.submit_as(FIRST_CLIENT, operation, acknowledge)
+    }
+
+    fn submit_as(&mut self, node: u32, operation: Operation, acknowledge: Acknowledge) -> Ticket {
         let mut ticket = 0;
-        self.client_step(self.queue.now(), |client, local| {
+        self.client_step(self.queue.now(), node, |client, local| {
             ticket = client.submit(local, operation, acknowledge);
         });
         ticket
@@ -406,14 +433,23 @@ impl Unit {
         label: &str,
         operations: Vec<(Operation, Acknowledge)>,
     ) -> Result<(Cost, Outcome), String> {
+        self.measure_as(FIRST_CLIENT, label, operations)
+    }
+
+    fn measure_as(
+        &mut self,
+        node: u32,
+        label: &str,
+        operations: Vec<(Operation, Acknowledge)>,
+    ) -> Result<(Cost, Outcome), String> {
         self.rest()?;
         self.label = label.to_string();
         let started = self.queue.now();
         let mut last = (started, Outcome::default());
         for (operation, acknowledge) in operations {
-            let ticket = self.submit(operation, acknowledge);
+            let ticket = self.submit_as(node, operation, acknowledge);
             last = loop {
-                match self.done.remove(&ticket) {
+                match self.done.remove(&(index(node), ticket)) {
                     Some(done) => break done,
                     None => self.take_event()?,
                 }
@@ -505,7 +541,7 @@ fn active_costs(members: u32, metadata_only: Option<u32>) -> Result<Vec<(String,
     for (length, called) in LENGTHS.iter().filter(whole_blocks) {
         for (how, acknowledge) in [("primary", Acknowledge::Primary), ("all", Acknowledge::All)] {
             // One write of several asks for the blocks of those to come.
-            while unit.client.granted_blocks() < 2 * length / BLOCK as usize {
+            while unit.clients[0].granted_blocks() < 2 * length / BLOCK as usize {
                 let before = (write(file, *length, &mut random), Acknowledge::All);
                 unit.measure("before", vec![before])?;
             }
@@ -528,10 +564,42 @@ fn active_costs(members: u32, metadata_only: Option<u32>) -> Result<Vec<(String,
         let read = vec![(read, Acknowledge::Primary)];
         costs.push((name.clone(), unit.measure(&name, read)?.0));
     }
-    match unit.client.one_sided() {
+    match unit.clients[0].one_sided() {
         (writes, reads) if writes > 6 && reads >= 10 => Ok(costs),
         done => Err(format!("so many writes and reads were one-sided: {done:?}")),
     }
+}
+
+/// The cost of the calls by which two clients take turns on a file under leases, in a unit of three: a read of what the
+/// other one wrote, attributes before data as a mount does it, and a write of what the other one keeps.
+pub fn of_turns(acknowledge: Acknowledge) -> Result<Vec<(Cost, Cost)>, String> {
+    let mut unit = Unit::with_clients(3, None, false, Mode::ServerActive, 2)?;
+    for client in &mut unit.clients {
+        client.ask_for_leases(true);
+    }
+    let mut random = Random::new(1);
+    let file = unit.filled_file(&mut random)?;
+    let attributes = || (Operation::Attributes { file }, Acknowledge::Primary);
+    // It opens the other's session.
+    unit.measure_as(FIRST_CLIENT + 1, "before", vec![attributes()])?;
+    let mut costs = Vec::new();
+    for turn in 0..6 {
+        let (node, other) = (FIRST_CLIENT + turn % 2, FIRST_CLIENT + (turn + 1) % 2);
+        let read = Operation::Read {
+            file,
+            offset: 0,
+            length: 4 << 10,
+            note_read: false,
+        };
+        let reads = vec![attributes(), (read, Acknowledge::Primary)];
+        let read = unit.measure_as(node, &format!("read {turn}"), reads)?.0;
+        let write = vec![(write(file, 4 << 10, &mut random), acknowledge)];
+        costs.push((
+            read,
+            unit.measure_as(other, &format!("write {turn}"), write)?.0,
+        ));
+    }
+    Ok(costs)
 }
 
 /// Over data that is there already. No two writes have the same data, else replicas might find theirs in old blocks.
