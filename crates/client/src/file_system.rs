@@ -454,9 +454,14 @@ impl FileSystem {
 
     /// Whether this session of a cluster holds the file, or has it open. A pool of this process keeps its own count: false.
     pub fn is_held(&self, number: u64) -> bool {
+        self.references(number) > 0
+    }
+
+    /// How often this session of a cluster holds the file, or has it open. A pool of this process keeps its own count: 0.
+    pub fn references(&self, number: u64) -> u64 {
         match &self.backend {
-            Backend::Remote(remote) => remote.is_held(number),
-            Backend::Embedded(_) => false,
+            Backend::Remote(remote) => remote.references(number),
+            Backend::Embedded(_) => 0,
         }
     }
 }

@@ -175,10 +175,18 @@ impl Adapter {
         }
     }
 
-    /// How long the kernel may cache a name, within the leases.
-    fn keeps_name(&self, directory: u64, name: &[u8], validity: &Validity) -> Duration {
+    /// How long the kernel may cache a name, within the leases. `is_again` as for [`Keeping::name`].
+    fn keeps_name(
+        &self,
+        directory: u64,
+        name: &[u8],
+        validity: &Validity,
+        is_again: bool,
+    ) -> Duration {
         match self.keeps {
-            true => self.keeping.name(directory, name, validity.subject),
+            true => self
+                .keeping
+                .name(directory, name, validity.subject, is_again),
             false => validity.subject,
         }
     }

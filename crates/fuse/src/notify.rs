@@ -29,6 +29,11 @@ impl Notifier {
 
     /// The attributes of an inode changed.
     pub fn attributes_changed(&self, number: u64) -> io::Result<()> {
+        self.attributes_expired(number).map(drop)
+    }
+
+    /// The same; whether the kernel has the inode.
+    pub(crate) fn attributes_expired(&self, number: u64) -> io::Result<bool> {
         // A negative offset leaves the contents alone.
         self.inode_changed(number, -1, 0)
     }
@@ -41,7 +46,8 @@ impl Notifier {
             return self.attributes_changed(number);
         }
         // The kernel takes a length of zero for all that follows.
-        self.inode_changed(number, start, if end == i64::MAX { 0 } else { end - start })
+        let length = if end == i64::MAX { 0 } else { end - start };
+        self.inode_changed(number, start, length).map(drop)
     }
 
     /// A name in a directory leads elsewhere now, or nowhere.
@@ -64,6 +70,7 @@ impl Notifier {
             wire::notice::INVALIDATE_ENTRY,
             &[entry.as_bytes(), name, &[0]],
         )
+        .map(drop)
     }
 
     /// These are contents of an inode; the kernel keeps them, and need not ask.
@@ -75,9 +82,10 @@ impl Notifier {
             padding: 0,
         };
         self.send(wire::notice::STORE, &[head.as_bytes(), data])
+            .map(drop)
     }
 
-    fn inode_changed(&self, number: u64, offset: i64, length: i64) -> io::Result<()> {
+    fn inode_changed(&self, number: u64, offset: i64, length: i64) -> io::Result<bool> {
         let inode = wire::NotifyInode {
             node: number,
             offset: offset as u64,
@@ -86,9 +94,10 @@ impl Notifier {
         self.send(wire::notice::INVALIDATE_INODE, &[inode.as_bytes()])
     }
 
-    fn send(&self, notice: i32, parts: &[&[u8]]) -> io::Result<()> {
+    /// Sends a notification; whether the kernel has what it is about.
+    fn send(&self, notice: i32, parts: &[&[u8]]) -> io::Result<bool> {
         let Some(device) = self.device.upgrade() else {
-            return Ok(());
+            return Ok(true);
         };
         let length: usize = parts.iter().map(|part| part.len()).sum();
         // A notification has no request, and its code in place of an error.
@@ -102,8 +111,9 @@ impl Notifier {
             .map(IoSlice::new)
             .collect();
         match rustix::io::writev(&*device, &slices) {
-            // The kernel keeps nothing of it, or nothing any more.
-            Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::NOTCONN) => Ok(()),
+            Err(Errno::NOENT) => Ok(false),
+            // After the end of the mount the kernel keeps nothing any more.
+            Ok(_) | Err(Errno::NODEV | Errno::NOTCONN) => Ok(true),
             Err(errno) => Err(errno.into()),
         }
     }

@@ -208,8 +208,8 @@ impl Remote {
         Ok(())
     }
 
-    pub(crate) fn is_held(&self, number: u64) -> bool {
-        self.0.table.generation(number).is_some()
+    pub(crate) fn references(&self, number: u64) -> u64 {
+        self.0.table.references(number)
     }
 
     pub(super) fn release(&self, inode: &RemoteInode, count: u64) -> Result<()> {

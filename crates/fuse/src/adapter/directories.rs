@@ -38,7 +38,8 @@ impl Adapter {
         let mut add = |entry: &Entry, attributes: Option<&Attributes>| {
             let found = attributes.map(|attributes| {
                 let validity = self.validity();
-                let name = self.keeps_name(number, &entry.name, &validity);
+                // The kernel takes listings under the directory's lock.
+                let name = self.keeps_name(number, &entry.name, &validity, false);
                 let listed = self.validity_of(attributes, false, |it| it.listed);
                 answer::entry(attributes, name, listed)
             });

@@ -14,13 +14,14 @@ impl Adapter {
         let found = self.file_system.lookup_held(directory, name);
         match found {
             Err(error) if error.errno() == libc::ENOENT => {
-                let keeps_name = self.keeps_name(directory, name, &self.validity());
+                let keeps_name = self.keeps_name(directory, name, &self.validity(), false);
                 Ok(answer::nothing_there(keeps_name))
             }
             Err(error) => Err(errno(&error)),
             Ok(attributes) => {
                 let validity = self.validity_of(&attributes, false, |it| it.found);
-                let keeps_name = self.keeps_name(directory, name, &self.validity());
+                let is_again = self.file_system.references(attributes.number) > 1;
+                let keeps_name = self.keeps_name(directory, name, &self.validity(), is_again);
                 Ok(answer::entry(&attributes, keeps_name, validity))
             }
         }
@@ -126,6 +127,16 @@ impl Adapter {
             }
             _ => return Err(Errno::INVAL),
         };
+        if self.keeps {
+            let (one, two) = (
+                (directory, rename.name),
+                (rename.new_directory, rename.new_name),
+            );
+            self.keeping.renames(one, two);
+            if mode == RenameMode::Exchange {
+                self.keeping.renames(two, one);
+            }
+        }
         self.done(self.file_system.rename(
             directory,
             rename.name,

@@ -43,6 +43,12 @@ impl Table {
         shard.get(&number).map(|entry| entry.file.generation)
     }
 
+    /// Number of references to a file.
+    pub(super) fn references(&self, number: u64) -> u64 {
+        let shard = self.shard(number).lock();
+        shard.get(&number).map_or(0, |entry| entry.references)
+    }
+
     /// Adds a reference to a file, with the holds that were granted for it.
     pub(super) fn add(&self, number: u64, file: FileId, holds: u64) {
         let mut shard = self.shard(number).lock();
