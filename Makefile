@@ -42,7 +42,7 @@ experiments: build ## as root: the experiments of published systems, beside Glus
 soak: tools build ## the tests of the lab, fsx and clusters with their bounds lifted, and real programs
 	TAKO_SOAK=1 cargo test --profile tests -p tako-lab
 	TAKO_SOAK=1 cargo test --profile tests -p tako-cli --test conformance fsx
-	TAKO_SOAK=1 cargo test --profile tests -p tako-cli --test clustered --test random_kills --test random_links
+	TAKO_SOAK=1 cargo test --profile tests -p tako-cli --test clustered --test several_mounts --test random_kills --test random_links
 	scripts/soak.sh
 
 fuzz: ## a minute of fuzzing for each parser of media and messages
