@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Programs at work in a mounted pool, each beside the same work on tmpfs, in turns: unpacking sources, git status, a search
-# through all of them, removing them; Redis with a log that is synced at each change. Where GlusterFS and MooseFS are
-# mounted (scripts/peers.sh), beside them too, as often and in turns. BARS=1 shows the project's own bars. Nothing is left
-# behind.
+# through all of them, removing them; Redis with a log that is synced at each change. A mount of a cluster of three members
+# on this host does the same beside the pool. Where GlusterFS and MooseFS are mounted (scripts/peers.sh), beside them too,
+# as often and in turns. BARS=1 shows the project's own bars. Nothing is left behind.
 #
 # What is cached: all that was unpacked is in the page cache of each file system, and git's index is fresh.
 set -euo pipefail
@@ -22,11 +22,14 @@ fail() {
 }
 
 work=$(mktemp -d /dev/shm/tako-programs-XXXXXX)
+# Clusters of others on this host stay as they are.
+export TAKO_STATE=$work/state
 redis=""
 
 clean_up() {
     trap - EXIT
     [ -z "$redis" ] || kill -9 "$redis" 2>/dev/null || true
+    "$tako" down --name programs --remove >/dev/null 2>&1 || fusermount3 -uz "$work/cluster" 2>/dev/null || true
     "$tako" umount "$work/mounted" 2>/dev/null || fusermount3 -uz "$work/mounted" 2>/dev/null || true
     local peer
     for peer in "${peers[@]}"; do
@@ -84,6 +87,12 @@ sources_round() {
     git -C "$2/tree" status --porcelain >/dev/null
     timed "$1" git git -C "$2/tree" status --porcelain >"$work/status"
     timed "$1" search search "$2/tree"
+    # A cluster's mount has leases for a second after each use: within that time, and after it.
+    timed "$1" git_again git -C "$2/tree" status --porcelain >"$work/status"
+    timed "$1" search_again search "$2/tree"
+    sleep 5
+    timed "$1" git_idle git -C "$2/tree" status --porcelain >"$work/status"
+    timed "$1" search_idle search "$2/tree"
     timed "$1" remove rm -r "$2/tree"
 }
 
@@ -115,19 +124,28 @@ median() {
     sort -n "$1" | awk '{ line[NR] = $1 } END { print line[int((NR + 1) / 2)] }'
 }
 
-# row NAME ROW UNIT MOST: times, or with the unit /s speeds, of which the bar is the least.
+# row NAME ROW UNIT MOST [SUBJECT LIMIT]: times, or with the unit /s speeds, of which the bar is the least. Without a bar if
+# MOST is -.
 row() {
-    local tako_file=$work/figures/Tako.$2 limit_file=$work/figures/tmpfs.$2 ratio verdict others="" label
-    ratio=$(paste "$tako_file" "$limit_file" | awk '{ print $1 / $2 }' >"$work/ratios" && median "$work/ratios")
+    local subject=$work/figures/${5:-Tako}.$2 limit=$work/figures/${6:-tmpfs}.$2 ratio verdict others="" label
+    ratio=$(paste "$subject" "$limit" | awk '{ print $1 / $2 }' >"$work/ratios" && median "$work/ratios")
     verdict=$(awk -v ratio="$ratio" -v bar="$4" -v unit="$3" \
         'BEGIN { print ((unit == "/s" ? ratio >= bar : ratio <= bar) ? "met" : "MISSED") }')
     for label in "${measured_peers[@]}"; do
         others+="  $label $(figure "$(median "$work/figures/$label.$2")" "$3")"
     done
     verdict="$([ "$3" = /s ] && echo 'at least' || echo 'at most') $4 $verdict"
-    [ -n "${BARS:-}" ] || verdict=""
-    printf '  %-26s %11s  %11s  %5.2f  %s%s\n' "$1" "$(figure "$(median "$tako_file")" "$3")" \
-        "$(figure "$(median "$limit_file")" "$3")" "$ratio" "$verdict" "$others"
+    [ -n "${BARS:-}" ] && [ "$4" != - ] || verdict=""
+    printf '  %-26s %11s  %11s  %5.2f  %s%s\n' "$1" "$(figure "$(median "$subject")" "$3")" \
+        "$(figure "$(median "$limit")" "$3")" "$ratio" "$verdict" "$others"
+}
+
+# faster_peer ROW: that with the least median.
+faster_peer() {
+    local label
+    for label in "${measured_peers[@]}"; do
+        echo "$(median "$work/figures/$label.$1") $label"
+    done | sort -n | head -n 1 | cut -d ' ' -f 2
 }
 
 figure() {
@@ -146,8 +164,10 @@ done
 mkdir "$work/figures" "$work/mounted" "$work/tmpfs"
 "$tako" mkfs "$work/pool" --size 2G >/dev/null
 "$tako" mount "$work/pool" "$work/mounted"
+mkdir "$work/cluster"
+"$tako" up --name programs --nodes 3 --size 512M --directory "$work/pools" --mount "$work/cluster" >/dev/null
 make_archive
-measured_peers=() measured=("tmpfs $work/tmpfs" "Tako $work/mounted")
+measured_peers=() measured=("tmpfs $work/tmpfs" "Tako $work/mounted" "Cluster $work/cluster")
 for peer in "${peers[@]}"; do
     label=${peer% *} directory=${peer#* }
     if ! mountpoint -q "$directory"; then
@@ -174,3 +194,16 @@ row "$search_with" search ms 1.3
 row "rm -r" remove ms 4
 row "Redis SET, 1 client" redis1 /s 0.7
 row "Redis SET, 16 clients" redis16 /s 0.7
+
+printf '%-28s %11s  %11s  %5s\n' "a cluster of three members" cluster pool ratio
+row "git status, repeated" git_again ms 1.25 Cluster Tako
+row "$search_with, repeated" search_again ms 1.25 Cluster Tako
+row "git status, after 5 s" git_idle ms - Cluster Tako
+row "$search_with, after 5 s" search_idle ms - Cluster Tako
+row "untar" untar ms - Cluster Tako
+row "rm -r" remove ms - Cluster Tako
+if [ ${#measured_peers[@]} -gt 0 ]; then
+    printf '%-28s %11s  %11s  %5s\n' "a cluster of three members" cluster "peer" ratio
+    row "untar" untar ms 0.25 Cluster "$(faster_peer untar)"
+    row "rm -r" remove ms 0.33 Cluster "$(faster_peer remove)"
+fi
