@@ -21,7 +21,7 @@ test: tools ## all checks and tests in bounded form
 	cargo clippy --profile tests --workspace --all-targets -- -D warnings
 	cargo run -q --profile tests -p xtask -- tidy
 	cargo test --profile tests --workspace
-	TAKO_TEST_TRANSPORT=classic cargo test --profile tests -p tako-fuse -p tako-cli --test mount --test posix --test lifecycle --test caches --test ends --test requests --test conformance --test programs
+	TAKO_TEST_TRANSPORT=classic cargo test --profile tests -p tako-fuse -p tako-cli --test mount --test remote --test posix --test lifecycle --test caches --test ends --test requests --test conformance --test programs
 
 lab: ## tests in emulated guests with RDMA and persistent memory
 	@scripts/install.sh lab

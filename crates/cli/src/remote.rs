@@ -59,6 +59,8 @@ impl RemoteOptions {
                     options.is_read_only = false;
                     others.push(option);
                 }
+                // How requests come from the kernel.
+                ("transport", "auto" | "uring" | "classic") => others.push(option),
                 ("transport", _) => options.transport = Some(parse_transport(value)?),
                 _ => others.push(option),
             }
@@ -183,7 +185,7 @@ mod tests {
 
     #[test]
     fn options_of_clusters_are_told_from_those_of_mounts() {
-        let text = "ro,ack=all,soft,timeout=3,keys=/k,transport=ethernet,interface=eth0,data_queue=1,io=client,noexec";
+        let text = "ro,ack=all,soft,timeout=3,keys=/k,transport=ethernet,interface=eth0,data_queue=1,io=client,transport=classic,noexec";
         let (options, others) = RemoteOptions::take(text).unwrap();
         let expected = RemoteOptions {
             acknowledge: Acknowledge::All,
@@ -195,7 +197,10 @@ mod tests {
             io: Io::Client,
             is_read_only: true,
         };
-        assert_eq!((options, others.as_str()), (expected, "ro,noexec"));
+        assert_eq!(
+            (options, others.as_str()),
+            (expected, "ro,transport=classic,noexec")
+        );
         let (options, _) = RemoteOptions::take("timeout=3,soft,hard").unwrap();
         assert_eq!(options, RemoteOptions::default());
         for wrong in [

@@ -13,6 +13,7 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::ffi::CStr;
 use std::io;
 use std::mem::{ManuallyDrop, offset_of, size_of};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -23,7 +24,7 @@ use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use io_uring::opcode::{PollAdd, Statx, UringCmd80};
+use io_uring::opcode::{GetXattr, PollAdd, UringCmd80};
 use io_uring::squeue::Entry128;
 use io_uring::{EnterFlags, IoUring, cqueue, types};
 use rustix::event::{EventfdFlags, eventfd};
@@ -41,8 +42,11 @@ const BELL: u64 = u64::MAX;
 const NUDGE: u64 = u64::MAX - 1;
 /// Nudges in flight for which the kernel has threads.
 const NUDGES_MAX: u32 = 4096;
-/// Bytes for a path, and for attributes.
+/// Bytes for a path.
 const PATH_ROOM: usize = 4096;
+/// The extended attribute of the mounted directory that nudges ask for. It does not exist, and the answer must not wait for
+/// anything.
+pub const NUDGE_NAME: &CStr = c"security.tako.nudge";
 
 /// Where the payload of a slot begins: behind the page that has the rest.
 const PAYLOAD: usize = 4096;
@@ -94,6 +98,19 @@ pub trait Pace {
 
     /// There is no request: the thread blocks.
     fn sleeps(&self);
+
+    /// There is a request. Returns whether other ones may wait that no free slot of the queue moves, so that a nudge is due.
+    fn takes(&self) -> bool {
+        false
+    }
+
+    /// Whether answers are to be with the kernel before the thread waits for a request.
+    fn sends_first(&self) -> bool {
+        self.stands_back()
+    }
+
+    /// The answers so far are with the kernel.
+    fn sent(&self) {}
 }
 
 /// Where a request is.
@@ -131,7 +148,7 @@ pub struct Stop(Arc<Desk>);
 /// The queues of some processors, served by the one thread that made this.
 pub struct Queue {
     ring: IoUring<Entry128, cqueue::Entry>,
-    device: OwnedFd,
+    device: Arc<OwnedFd>,
     slots: Vec<Slot>,
     /// Initial number.
     first: usize,
@@ -149,7 +166,7 @@ pub struct Queue {
 /// A request of this process, made by a thread of the kernel on this thread's processor, so that no thread of this
 /// process waits for it.
 struct Nudge {
-    /// The path, and behind it room for the attributes.
+    /// The path.
     memory: ManuallyDrop<Memory>,
     under_way: usize,
 }
@@ -222,7 +239,7 @@ impl Queue {
     /// Prepares queues with these numbers, each with `depth` slots of `payload_length` bytes, for the session of
     /// `device`. Nothing comes before [`Queue::register`].
     pub fn new(
-        device: OwnedFd,
+        device: Arc<OwnedFd>,
         numbers: &[u16],
         depth: usize,
         payload_length: usize,
@@ -315,16 +332,21 @@ impl Queue {
     ///
     /// When all slots of a queue stay occupied except those added meanwhile, further requests may wait in the kernel
     /// for a slot that is returned: a new slot does not move them, and nothing else would. Then there is one more
-    /// request, from this processor, for the attributes of `directory`, where the mount is ([`Nudge`]): its answer
-    /// moves the next one. Not more often than that, since no process can unmount meanwhile.
+    /// request, from this processor, for [`NUDGE_NAME`] of `directory`, where the mount is ([`Nudge`]): its answer
+    /// moves the next one. Not more often than that, since no process can unmount meanwhile. `joins` says that requests may
+    /// wait at the beginning, in a queue with slots of other threads.
     pub fn serve(
         &mut self,
         mut answer: impl FnMut(Exchange<'_>) -> Option<usize>,
         pace: &impl Pace,
         directory: &Path,
+        joins: bool,
     ) -> io::Result<()> {
         let mut failure = None;
         let mut nudge = None;
+        if joins {
+            self.nudge(&mut nudge, directory)?;
+        }
         while self.ended + self.staying < self.slots.len() {
             match self.hand_over(pace) {
                 Err(error) if !is_passing(&error) => return Err(error),
@@ -345,18 +367,19 @@ impl Queue {
                     if !end.contains(&-result) && slot < self.first {
                         failure = Some(io::Error::from_raw_os_error(-result));
                     }
-                } else if let Some(id) = self.exchange(slot, &mut answer) {
-                    self.commit(slot, id)?;
                 } else {
-                    may_wait |= self.stay(slot)?;
+                    if pace.takes() {
+                        self.nudge(&mut nudge, directory)?;
+                        self.submit()?;
+                    }
+                    match self.exchange(slot, &mut answer) {
+                        Some(id) => self.commit(slot, id)?,
+                        None => may_wait |= self.stay(slot)?,
+                    }
                 }
             }
             if may_wait {
-                if nudge.is_none() {
-                    nudge = Some(Nudge::new(&self.ring, directory)?);
-                }
-                let entry = nudge.as_mut().map(Nudge::entry);
-                entry.map_or(Ok(()), |entry| self.push(&entry))?;
+                self.nudge(&mut nudge, directory)?;
             }
             if self.desk.is_stopped.load(Ordering::Acquire) {
                 return Err(io::Error::other("the queue was stopped"));
@@ -366,15 +389,34 @@ impl Queue {
         failure.map_or(Ok(()), Err)
     }
 
+    fn nudge(&mut self, nudge: &mut Option<Nudge>, directory: &Path) -> io::Result<()> {
+        if nudge.is_none() {
+            *nudge = Some(Nudge::new(&self.ring, directory)?);
+        }
+        let entry = nudge.as_mut().map(Nudge::entry);
+        entry.map_or(Ok(()), |entry| self.push(&entry))
+    }
+
+    /// Submits the pushed entries.
+    fn submit(&mut self) -> io::Result<()> {
+        loop {
+            match self.enter(0) {
+                Err(error) if is_passing(&error) && !self.ring.submission().is_empty() => {}
+                result => return result,
+            }
+        }
+    }
+
     /// Submits the pushed entries, and waits for a completion unless there is one.
     fn hand_over(&mut self, pace: &impl Pace) -> io::Result<()> {
         if !self.unread.is_empty() {
             return self.enter(0);
         }
-        if pace.stands_back() && !self.ring.submission().is_empty() {
-            // The thread that the answer wakes up runs before this returns. Its next request is then here, and this
-            // thread neither blocks nor is woken up.
+        if pace.sends_first() && !self.ring.submission().is_empty() {
+            // In the background, the thread that the answer wakes up runs before this returns. Its next request is then
+            // here, and this thread neither blocks nor is woken up.
             self.enter(0)?;
+            pace.sent();
             if !self.ring.completion().is_empty() {
                 return Ok(());
             }
@@ -571,7 +613,7 @@ impl Nudge {
         // A nudge that waits must not keep the next one from being made.
         ring.submitter()
             .register_iowq_max_workers(&mut [NUDGES_MAX; 2])?;
-        let memory = Memory::new(2 * PATH_ROOM)?;
+        let memory = Memory::new(PATH_ROOM)?;
         let path = directory.as_os_str().as_bytes();
         let room = memory.at(0, PATH_ROOM);
         let length = path.len().min(PATH_ROOM - 1);
@@ -586,11 +628,9 @@ impl Nudge {
     fn entry(&mut self) -> Entry128 {
         self.under_way += 1;
         let path = self.memory.at(0, PATH_ROOM);
-        let found = self.memory.at(PATH_ROOM, PATH_ROOM);
-        let current = types::Fd(libc::AT_FDCWD);
-        let ask = Statx::new(current, path.as_ptr().cast(), found.as_ptr().cast())
-            .flags(libc::AT_STATX_FORCE_SYNC)
-            .mask(libc::STATX_BASIC_STATS);
+        // Only the length is asked for.
+        let (name, nowhere) = (NUDGE_NAME.as_ptr(), std::ptr::null_mut());
+        let ask = GetXattr::new(name, nowhere, path.as_ptr().cast(), 0);
         Entry128::from(ask.build().user_data(NUDGE))
     }
 

@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use client::leases::Validity;
 use client::{Attributes, Error, FileSystem};
+use fuse_device::NUDGE_NAME;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -38,10 +39,12 @@ use crate::options::{self, AccessTimes, Cache};
 use crate::request::Request;
 use crate::translate::errno;
 use crate::wire;
-use calls::Calls;
+use calls::{Answered, Calls};
 use keeping::Keeping;
 use locks::Locks;
 use shared::Shared;
+
+pub(crate) use calls::LaterAnswer;
 
 /// Requests without an answer.
 pub(crate) fn is_unanswered(request: u32) -> bool {
@@ -124,6 +127,11 @@ impl Adapter {
     /// The kernel can be made to ask for names again.
     pub(crate) fn keep_names(&self) {
         self.keeping.keep_names();
+    }
+
+    /// Whether a recall waits until the answer of this thread is with the kernel.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.keeping.is_awaited()
     }
 
     /// The answer to a request of this thread is with the kernel.
@@ -215,7 +223,9 @@ impl Adapter {
         let mut answer = match (&self.locks, header.opcode) {
             (Some(locks), wire::opcode::SETLKW) => {
                 match Request::decode(header.opcode, argument, &[]) {
-                    Ok(Request::WaitForLock(asked)) => locks.set_or_wait(header, &asked, later)?,
+                    Ok(Request::WaitForLock(asked)) => {
+                        self.interruptibly(header, || locks.set_or_wait(header, &asked, later))?
+                    }
                     _ => Err(Errno::INVAL),
                 }
             }
@@ -241,16 +251,36 @@ impl Adapter {
             return Err(Errno::IO);
         }
         // State that a panic leaves inconsistent is not read any more.
-        let serve = AssertUnwindSafe(|| match &self.calls {
-            Some(calls) => calls.serve(header.unique, header.pid, || {
-                self.serve(header, argument, body, length)
-            }),
-            None => self.serve(header, argument, body, length),
+        let serve = AssertUnwindSafe(|| {
+            self.interruptibly(header, || self.serve(header, argument, body, length))
         });
         panic::catch_unwind(serve).unwrap_or_else(|_| {
             self.has_failed.store(true, Ordering::Relaxed);
             Err(Errno::IO)
         })
+    }
+
+    /// Executes a request so that it ends with its caller, where requests may wait.
+    fn interruptibly<T>(&self, header: &wire::InHeader, serve: impl FnOnce() -> T) -> T {
+        match &self.calls {
+            Some(calls) => calls.serve(header.unique, header.pid, serve),
+            None => serve(),
+        }
+    }
+
+    /// Waits for the answer of another thread to a request; none if the mount has ended.
+    pub(crate) fn wait_for(
+        &self,
+        header: &wire::InHeader,
+        answer: LaterAnswer,
+    ) -> Option<Answered> {
+        let calls = self.calls.as_ref()?;
+        calls.wait_for(header.unique, header.pid, answer)
+    }
+
+    /// Whether requests that would wait end at once, since the mount has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.calls.as_ref().is_some_and(|calls| calls.has_ended())
     }
 
     /// Starts the thread that ends requests of killed callers, if requests can wait. It ends with [`Adapter::end_calls`].
@@ -356,6 +386,8 @@ impl Adapter {
             Request::Rename(rename) => self.rename(node, &rename),
             Request::SetXattr { name, value, flags } => self.set_xattr(header, name, value, flags),
             Request::RemoveXattr { name } => self.done(self.file_system.remove_xattr(node, name)),
+            // A request of this process. Other requests wait for its answer.
+            Request::GetXattr { name, .. } if name == NUDGE_NAME.to_bytes() => Err(Errno::NODATA),
             Request::GetXattr { name, size } => {
                 let value = self.file_system.xattr(node, name);
                 put_xattr(value, size, body)

@@ -3,9 +3,11 @@
 mod alarm;
 mod background;
 mod classic;
+mod crew;
 mod negotiation;
 mod processors;
 mod queues;
+mod unanswered;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -232,9 +234,8 @@ fn choose(
 ) -> io::Result<(Option<Queues>, Transport)> {
     let queues = match options.transport {
         Choice::Classic => Err("it was asked for".into()),
-        Choice::Auto if may_wait => Err("requests may wait for the cluster".into()),
         _ if offer.has_queues() => {
-            let queues = Queues::prepare(device, payload_length);
+            let queues = Queues::prepare(device, payload_length, may_wait);
             queues.map_err(|error| format!("io_uring is not to be had: {error}"))
         }
         _ if switch.is_on => Err("this kernel has no queues (Linux 6.14 brings them)".into()),

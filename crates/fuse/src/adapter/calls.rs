@@ -13,6 +13,9 @@ use std::time::Duration;
 use client::Interrupt;
 use parking_lot::Mutex;
 
+use super::Later;
+use crate::wire;
+
 /// How often signaled callers are examined.
 const TICK: Duration = Duration::from_millis(50);
 /// Ticks for which a signal without its request is remembered: the request may be on its way to its thread.
@@ -20,9 +23,16 @@ const TICKS_UNSEEN: u32 = 20;
 
 #[derive(Default)]
 pub(super) struct Calls {
-    in_flight: Mutex<HashMap<u64, Call>>,
+    in_flight: Mutex<InFlight>,
     /// None while no thread examines callers.
     signaled: Mutex<Option<Sender<u64>>>,
+}
+
+#[derive(Default)]
+struct InFlight {
+    calls: HashMap<u64, Call>,
+    /// The mount has ended: nothing waits any more.
+    has_ended: bool,
 }
 
 #[derive(Clone)]
@@ -32,6 +42,28 @@ struct Call {
     thread: u32,
 }
 
+/// Answer of another thread to a request, with the data after its header.
+pub(crate) type Answered = (wire::OutHeader, Vec<u8>);
+
+/// An answer that another thread is to give.
+pub(crate) struct LaterAnswer {
+    /// Ends the wait for it with nothing.
+    say: Sender<Option<Answered>>,
+    hear: Receiver<Option<Answered>>,
+}
+
+impl LaterAnswer {
+    pub(crate) fn new() -> (LaterAnswer, Later) {
+        let (say, hear) = mpsc::channel();
+        let answer = say.clone();
+        let later: Later = Box::new(move |head, body: &[u8]| {
+            // The mount may have ended.
+            let _ = answer.send(Some((head, body.to_vec())));
+        });
+        (LaterAnswer { say, hear }, later)
+    }
+}
+
 impl Calls {
     /// Serves a request of this thread so that it can be interrupted.
     pub(super) fn serve<T>(&self, unique: u64, thread: u32, serve: impl FnOnce() -> T) -> T {
@@ -39,10 +71,46 @@ impl Calls {
             interrupt: Interrupt::default(),
             thread,
         };
-        self.in_flight.lock().insert(unique, call.clone());
+        {
+            let mut in_flight = self.in_flight.lock();
+            in_flight.calls.insert(unique, call.clone());
+            if in_flight.has_ended {
+                call.interrupt.interrupt();
+            }
+        }
         let result = call.interrupt.scope(serve);
-        self.in_flight.lock().remove(&unique);
+        self.in_flight.lock().calls.remove(&unique);
         result
+    }
+
+    /// Waits for the answer of another thread to a request; none if the mount has ended.
+    pub(super) fn wait_for(
+        &self,
+        unique: u64,
+        thread: u32,
+        answer: LaterAnswer,
+    ) -> Option<Answered> {
+        self.serve(unique, thread, || {
+            let current = Interrupt::current();
+            let LaterAnswer { say, hear } = answer;
+            let wake = move || drop(say.send(None));
+            let current = current.inspect(|it| it.set_wake(Some(Box::new(wake))));
+            // A killed caller's wait is ended by the locks.
+            let answered = loop {
+                if self.has_ended() {
+                    break None;
+                }
+                if let Ok(Some(answered)) = hear.recv() {
+                    break Some(answered);
+                }
+            };
+            current.inspect(|it| it.set_wake(None));
+            answered
+        })
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.in_flight.lock().has_ended
     }
 
     /// The caller of a request has got a signal.
@@ -53,9 +121,11 @@ impl Calls {
         }
     }
 
-    /// Interrupts all requests: the mount has ended.
+    /// Interrupts all requests, and later ones: the mount has ended.
     pub(super) fn interrupt_all(&self) {
-        for call in self.in_flight.lock().values() {
+        let mut in_flight = self.in_flight.lock();
+        in_flight.has_ended = true;
+        for call in in_flight.calls.values() {
             call.interrupt.interrupt();
         }
     }
@@ -75,7 +145,7 @@ impl Calls {
 
     /// Interrupts a request if its caller is being killed. Returns whether it was seen, and whether it is done with.
     fn examine(&self, unique: u64) -> (bool, bool) {
-        let call = self.in_flight.lock().get(&unique).cloned();
+        let call = self.in_flight.lock().calls.get(&unique).cloned();
         match call {
             None => (false, false),
             Some(call) if is_killed(call.thread) => {

@@ -129,6 +129,11 @@ impl Keeping {
         Validity::of_last()
     }
 
+    /// Whether [`Keeping::sent`] has to be called.
+    pub(super) fn is_awaited(&self) -> bool {
+        RAISED.get().is_some()
+    }
+
     /// The answer of this thread is with the kernel.
     pub(super) fn sent(&self) {
         if let Some(parity) = RAISED.take() {

@@ -5,10 +5,12 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use fuse_device::Stop;
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 pub(super) struct Alarm {
-    queues: Vec<Stop>,
+    /// None once it is raised.
+    queues: Mutex<Option<Vec<Stop>>>,
     bell: OwnedFd,
 }
 
@@ -19,11 +21,23 @@ impl Alarm {
     /// For the threads of these queues, and a listener.
     pub(super) fn new(queues: Vec<Stop>) -> io::Result<Alarm> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC)?;
-        Ok(Alarm { queues, bell })
+        Ok(Alarm {
+            queues: Mutex::new(Some(queues)),
+            bell,
+        })
+    }
+
+    /// Includes the thread of a further queue.
+    pub(super) fn watch(&self, queue: Stop) {
+        match &mut *self.queues.lock() {
+            Some(queues) => queues.push(queue),
+            None => queue.stop(),
+        }
     }
 
     pub(super) fn raise(&self) {
-        self.queues.iter().for_each(Stop::stop);
+        let queues = self.queues.lock().take();
+        queues.iter().flatten().for_each(Stop::stop);
         // It stays raised, however often it is.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }

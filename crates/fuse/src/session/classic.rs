@@ -12,13 +12,13 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::DATA_LENGTH_MAX;
 use super::alarm::Alarm;
+use super::{DATA_LENGTH_MAX, unanswered};
 use crate::adapter::{Adapter, Later, is_forget, is_unanswered};
 use crate::wire;
 
 /// Room before the data of the longest write.
-const HEAD_ROOM: usize = 4096;
+pub(super) const HEAD_ROOM: usize = 4096;
 /// How long forgotten inodes collect, once there is one, where nothing else comes from the device. Removing files then
 /// does not wake a thread for each.
 const COLLECTING: Duration = Duration::from_micros(300);
@@ -63,9 +63,10 @@ pub(super) fn serve(
                     Some(readers) => readers.answer(&device),
                     None => answer_all(&device, None, &adapter),
                 },
-                (true, Share::Unanswered(alarm)) => {
-                    alarm.guard(|| answer_all(&device, Some(alarm), &adapter))
-                }
+                (true, Share::Unanswered(alarm)) => alarm.guard(|| match adapter.may_wait() {
+                    true => unanswered::serve(&device, alarm, &adapter),
+                    false => answer_all(&device, Some(alarm), &adapter),
+                }),
             });
         match thread {
             Ok(thread) => threads.push(thread),
@@ -170,7 +171,7 @@ fn answer_all(device: &Arc<OwnedFd>, alarm: Option<&Alarm>, adapter: &Adapter) -
             Ok(length) => {
                 let opcode = answer_one(device, adapter, &mut buffer, length)?;
                 if alarm.is_some() && is_forget(opcode) {
-                    thread::sleep(COLLECTING);
+                    collect();
                 }
             }
             // The latter if the end came while a request was read: fuse_dev_do_read in the kernel.
@@ -182,20 +183,20 @@ fn answer_all(device: &Arc<OwnedFd>, alarm: Option<&Alarm>, adapter: &Adapter) -
     }
 }
 
+/// Lets forgotten inodes collect.
+pub(super) fn collect() {
+    thread::sleep(COLLECTING);
+}
+
 /// Answers a request and returns which it was.
-fn answer_one(
+pub(super) fn answer_one(
     device: &Arc<OwnedFd>,
     adapter: &Adapter,
     buffer: &mut [u8],
     length: usize,
 ) -> io::Result<u32> {
-    let (header, rest) = buffer
-        .split_first_chunk_mut::<{ size_of::<wire::InHeader>() }>()
-        .expect("a buffer for the longest request");
-    if length < header.len() {
-        return Err(io::Error::from(io::ErrorKind::InvalidData));
-    }
-    let header = wire::InHeader::read_from_bytes(header).expect("as many bytes as it has");
+    let header = header_of(buffer, length)?;
+    let rest = &mut buffer[size_of::<wire::InHeader>()..];
     let length = length - size_of::<wire::InHeader>();
     // A request that is cut short has less of a fixed part than it should, and is found wanting where it is decoded.
     let fixed = wire::argument_length(header.opcode).min(length);
@@ -210,6 +211,13 @@ fn answer_one(
         sent?;
     }
     Ok(header.opcode)
+}
+
+/// The header of a request of so many bytes.
+pub(super) fn header_of(buffer: &[u8], length: usize) -> io::Result<wire::InHeader> {
+    let header = wire::InHeader::read_from_prefix(&buffer[..length]);
+    let (header, _) = header.map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
+    Ok(header)
 }
 
 /// Function that answers a request from `device` later.

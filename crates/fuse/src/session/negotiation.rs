@@ -122,8 +122,6 @@ impl Offer {
         if self.init.minor >= wire::MINOR_EXPIRE_ONLY {
             adapter.keep_names();
         }
-        // Answers by queues are not counted.
-        adapter.keeps &= !with_queues;
         let taken = wanted & self.capabilities;
         adapter.open_unneeded = taken & capability::NO_OPEN_SUPPORT != 0;
         adapter.creates_directly &= taken & capability::DIRECT_IO_ALLOW_MMAP != 0

@@ -7,7 +7,16 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The numbers of all processors that the machine may ever have: the kernel has a queue for each.
 pub(super) fn possible() -> io::Result<Vec<u16>> {
-    let text = fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    list("possible")
+}
+
+/// Those that run programs now.
+pub(super) fn online() -> io::Result<Vec<u16>> {
+    list("online")
+}
+
+fn list(name: &str) -> io::Result<Vec<u16>> {
+    let text = fs::read_to_string(format!("/sys/devices/system/cpu/{name}"))?;
     parse(&text).ok_or_else(|| io::Error::other(format!("processors '{}'", text.trim())))
 }
 

@@ -1,18 +1,21 @@
 //! Requests by io_uring: the kernel puts each into the queue of the processor that made it, where a thread of that
 //! processor answers it. So no thread is woken up on another processor, which costs several times the request itself.
+//! Where requests may wait for a cluster, each queue has several threads (`crew`).
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
-use fuse_device::{Exchange, Queue, Stop};
+use fuse_device::{ARGUMENT, Exchange, HEADER, Queue, Stop};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::alarm::Alarm;
 use super::background::{Answering, Background};
+use super::crew::{Crew, FIRST};
 use super::processors;
 use crate::adapter::{Adapter, Later};
 use crate::wire;
@@ -22,23 +25,24 @@ const DEPTH: usize = 4;
 
 /// Threads with a queue each that wait for the session to begin.
 pub(super) struct Queues {
-    background: Arc<Background>,
+    /// None for threads that are never in the background.
+    background: Option<Arc<Background>>,
     workers: Vec<Worker>,
     count: usize,
 }
 
 struct Worker {
-    begin: Sender<Begin>,
+    begin: Sender<Arc<Begin>>,
     registered: Receiver<io::Result<()>>,
     stop: Stop,
     thread: JoinHandle<io::Result<()>>,
 }
 
 /// Data that a thread needs to serve.
-struct Begin {
-    adapter: Arc<Adapter>,
-    alarm: Arc<Alarm>,
-    directory: PathBuf,
+pub(super) struct Begin {
+    pub(super) adapter: Arc<Adapter>,
+    pub(super) alarm: Arc<Alarm>,
+    pub(super) directory: PathBuf,
 }
 
 /// Queues that are served. If this is dropped, they are stopped, and waited for.
@@ -46,16 +50,26 @@ pub(super) struct Serving {
     pub(super) alarm: Arc<Alarm>,
     /// Why the kernel has not taken all of them.
     pub(super) refusal: Option<io::Error>,
+    adapter: Arc<Adapter>,
     threads: Vec<JoinHandle<io::Result<()>>>,
 }
 
 impl Queues {
-    /// Makes the queues, so that failures happen before the kernel learns of them.
-    pub(super) fn prepare(device: &OwnedFd, payload_length: usize) -> io::Result<Queues> {
+    /// Makes the queues, so that failures happen before the kernel learns of them. `may_wait` says that requests may wait for
+    /// a cluster.
+    pub(super) fn prepare(
+        device: &OwnedFd,
+        payload_length: usize,
+        may_wait: bool,
+    ) -> io::Result<Queues> {
         let possible = processors::possible()?;
         let usable = processors::usable(&possible)?;
         if usable.is_empty() {
             return Err(io::Error::other("no processor to run on"));
+        }
+        let device = Arc::new(device.try_clone()?);
+        if may_wait {
+            return Queues::of_crews(&device, &possible, &usable, payload_length);
         }
         // The queues of processors that are not there, or not ours, are dealt out to the others.
         let mut shares: Vec<Vec<u16>> = usable.iter().map(|number| vec![*number]).collect();
@@ -64,12 +78,72 @@ impl Queues {
             shares[turn % usable.len()].push(*number);
         }
         let background = Arc::new(Background::new(shares.len()));
-        let start =
-            |(seat, share)| Worker::start(device, share, payload_length, background.clone(), seat);
+        let start = |(seat, numbers): (usize, Vec<u16>)| {
+            let (device, background) = (device.clone(), background.clone());
+            let first = numbers[0];
+            Worker::start(
+                first,
+                move || {
+                    processors::stay_on(first)?;
+                    Queue::new(device, &numbers, DEPTH, payload_length)
+                },
+                move |mut queue, begin, registered| {
+                    let answering = background.enter(seat);
+                    let _ = registered.send(queue.register());
+                    run(queue, begin, &answering)
+                },
+            )
+        };
         let workers = shares.into_iter().enumerate().map(start);
         Ok(Queues {
             workers: workers.collect::<io::Result<_>>()?,
-            background,
+            background: Some(background),
+            count: possible.len(),
+        })
+    }
+
+    /// Queues with a crew each: a thread of one queue must not wait while it has requests of another one.
+    fn of_crews(
+        device: &Arc<OwnedFd>,
+        possible: &[u16],
+        usable: &[u16],
+        payload_length: usize,
+    ) -> io::Result<Queues> {
+        if !processors::online()?
+            .iter()
+            .all(|number| usable.contains(number))
+        {
+            // Nudges would not reach the queues of the others.
+            let why =
+                "requests may wait for the cluster, and this process may not use all processors";
+            return Err(io::Error::other(why));
+        }
+        let further = Arc::new(AtomicUsize::new(0));
+        let crew = |(turn, number): (usize, &u16)| {
+            let processor = match usable.contains(number) {
+                true => *number,
+                false => usable[turn % usable.len()],
+            };
+            Crew::new(device, (*number, processor), payload_length, &further)
+        };
+        let start = |crew: Arc<Crew>| {
+            let making = crew.clone();
+            Worker::start(
+                crew.number(),
+                move || making.queue(),
+                move |mut queue, begin, registered| {
+                    let _ = registered.send(queue.register());
+                    crew.lead(queue, begin)
+                },
+            )
+        };
+        let crews = possible.iter().enumerate().map(crew);
+        let workers = crews
+            .flat_map(|crew| std::iter::repeat_n(crew, FIRST))
+            .map(start);
+        Ok(Queues {
+            workers: workers.collect::<io::Result<_>>()?,
+            background: None,
             count: possible.len(),
         })
     }
@@ -84,16 +158,17 @@ impl Queues {
         let mut serving = Serving {
             alarm: Arc::new(Alarm::new(stops.collect())?),
             refusal: None,
+            adapter: adapter.clone(),
             threads: Vec::new(),
         };
+        let begin = Arc::new(Begin {
+            adapter: adapter.clone(),
+            alarm: serving.alarm.clone(),
+            directory: directory.into(),
+        });
         for worker in &self.workers {
-            let begin = Begin {
-                adapter: adapter.clone(),
-                alarm: serving.alarm.clone(),
-                directory: directory.into(),
-            };
             // An ended thread reports why when it is joined.
-            let _ = worker.begin.send(begin);
+            let _ = worker.begin.send(begin.clone());
         }
         for worker in self.workers {
             serving.threads.push(worker.thread);
@@ -103,7 +178,9 @@ impl Queues {
                 Err(_) => return Err(io::Error::other("the thread of a queue has panicked")),
             }
         }
-        let background = self.background;
+        let Some(background) = self.background else {
+            return Ok(serving);
+        };
         let guard = thread::Builder::new().name("tako-guard".into());
         serving.threads.push(guard.spawn(move || {
             background.watch();
@@ -126,6 +203,7 @@ impl Drop for Serving {
             return;
         }
         self.alarm.raise();
+        self.adapter.interrupt_all();
         for thread in self.threads.drain(..) {
             // The session has failed for another reason.
             let _ = thread.join();
@@ -134,42 +212,35 @@ impl Drop for Serving {
 }
 
 impl Worker {
-    /// Starts a thread on the first of these processors that serves the queues of all of them.
+    /// Starts the thread of queue `number`. It makes its ring by `make`, and then, when the session begins, registers it and
+    /// answers by `work`.
     fn start(
-        device: &OwnedFd,
-        numbers: Vec<u16>,
-        payload_length: usize,
-        background: Arc<Background>,
-        seat: usize,
+        number: u16,
+        make: impl FnOnce() -> io::Result<Queue> + Send + 'static,
+        work: impl FnOnce(Queue, &Arc<Begin>, &Sender<io::Result<()>>) -> io::Result<()>
+        + Send
+        + 'static,
     ) -> io::Result<Worker> {
-        let device = device.try_clone()?;
         let (ready, made) = mpsc::channel();
-        let (begin, begun) = mpsc::channel::<Begin>();
+        let (begin, begun) = mpsc::channel::<Arc<Begin>>();
         let (say, registered) = mpsc::channel();
         let thread = thread::Builder::new()
-            .name(format!("tako-queue-{}", numbers[0]))
+            .name(format!("tako-queue-{number}"))
             .spawn(move || {
                 // A ring belongs to the thread that made it.
-                let queue = processors::stay_on(numbers[0])
-                    .and_then(|()| Queue::new(device, &numbers, DEPTH, payload_length));
-                let mut queue = match queue {
+                let queue = match make() {
                     Ok(queue) => queue,
                     Err(error) => {
                         let _ = ready.send(Err(error));
                         return Ok(());
                     }
                 };
-                let answering = background.enter(seat);
                 let _ = ready.send(Ok(queue.stop()));
                 let Ok(begin) = begun.recv() else {
                     // The session never began.
                     return Ok(());
                 };
-                begin.alarm.guard(|| {
-                    // Without an ear for it the session has failed.
-                    let _ = say.send(queue.register());
-                    run(queue, &begin, &answering)
-                })
+                begin.alarm.guard(|| work(queue, &begin, &say))
             })?;
         let stop = made
             .recv()
@@ -185,33 +256,51 @@ impl Worker {
 
 fn run(mut queue: Queue, begin: &Begin, answering: &Answering<'_>) -> io::Result<()> {
     let answer = |exchange: Exchange<'_>| {
-        let length = answer_one(&begin.adapter, exchange);
+        let Exchange {
+            header,
+            argument,
+            payload,
+            length,
+            place,
+        } = exchange;
+        let later = || -> Option<Later> {
+            let later = place.later()?;
+            Some(Box::new(move |head: wire::OutHeader, body| {
+                later.answer(head.as_bytes(), body);
+            }))
+        };
+        let request = (header, argument, payload, length);
+        let length = answer_one(&begin.adapter, request, &later);
         answering.answered();
         length
     };
-    queue.serve(answer, answering, &begin.directory)
+    queue.serve(answer, answering, &begin.directory, false)
 }
 
-/// Answers a request in place, and returns how many bytes of payload the answer has; None if it is answered later.
-fn answer_one(adapter: &Adapter, exchange: Exchange<'_>) -> Option<usize> {
-    let Exchange {
-        header: head,
-        argument,
-        payload,
-        length,
-        place,
-    } = exchange;
-    let (header, _) =
-        wire::InHeader::read_from_prefix(&*head).expect("a head is shorter than its room");
+/// A request in its slot: the head, the fixed part, the payload, and how much of it came.
+type InPlace<'a> = (
+    &'a mut [u8; HEADER],
+    &'a [u8; ARGUMENT],
+    &'a mut [u8],
+    usize,
+);
+
+/// Answers a request in place, and returns how many bytes of payload the answer has; None if it is answered by the result of
+/// `later`.
+pub(super) fn answer_one(
+    adapter: &Adapter,
+    (head, argument, payload, length): InPlace<'_>,
+    later: &dyn Fn() -> Option<Later>,
+) -> Option<usize> {
+    let header = header_of(head);
     let fixed = wire::argument_length(header.opcode);
-    let later = || -> Option<Later> {
-        let later = place.later()?;
-        Some(Box::new(move |head: wire::OutHeader, body| {
-            later.answer(head.as_bytes(), body);
-        }))
-    };
-    let (answered, length) =
-        adapter.answer(&header, &argument[..fixed], payload, length, &later)?;
+    let (answered, length) = adapter.answer(&header, &argument[..fixed], payload, length, later)?;
     head[..size_of::<wire::OutHeader>()].copy_from_slice(answered.as_bytes());
     Some(length)
+}
+
+pub(super) fn header_of(head: &[u8; HEADER]) -> wire::InHeader {
+    let (header, _) =
+        wire::InHeader::read_from_prefix(head).expect("a head is shorter than its room");
+    header
 }

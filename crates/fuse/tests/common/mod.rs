@@ -28,11 +28,9 @@ pub fn options(text: &str) -> MountOptions {
     let chosen = std::env::var("TAKO_TEST_TRANSPORT").ok();
     let has_queues = Path::new("/sys/module/fuse/parameters/enable_uring").exists();
     // The kernel gives its queues to root alone.
-    let is_remote = env!("CARGO_CRATE_NAME") == "remote";
-    let usual = if has_queues && !is_remote && rustix::process::geteuid().is_root() {
-        "uring"
-    } else {
-        "auto"
+    let usual = match has_queues && rustix::process::geteuid().is_root() {
+        true => "uring",
+        false => "auto",
     };
     let transport = chosen.as_deref().unwrap_or(usual);
     format!("{text},transport={transport}")
