@@ -33,6 +33,10 @@ fn a_cluster_starts_survives_its_primary_and_starts_again() {
     assert!(said.contains("3 nodes serve tako:///c"), "{said}");
     let before = cluster.wait("all are in sync", is_whole);
     assert_eq!(before["source"], "tako:///c");
+    let survives = &before["unit"]["survives"];
+    assert_eq!(survives["process_crash"], true);
+    // All members are on one machine, in its volatile memory.
+    assert_eq!(survives["machine_crash"], false);
     kill(primary(&before), Signal::KILL);
     let after = cluster.wait("another one serves", |status| {
         status["serving"] == true && status["unit"]["primary"] != before["unit"]["primary"]

@@ -44,7 +44,8 @@ struct Unit {
 #[derive(Serialize)]
 struct Survives {
     process_crash: bool,
-    node_crash: bool,
+    /// The host of a node, with all its processes.
+    machine_crash: bool,
     power_loss: bool,
 }
 
@@ -206,7 +207,7 @@ fn survives(map: &ClusterMap, statuses: &[&NodeStatus]) -> Survives {
     use Survival::{NodeCrash, PowerLoss, ProcessCrash};
     Survives {
         process_crash: in_sync.len() > 1 || has(&[ProcessCrash, NodeCrash, PowerLoss]),
-        node_crash: hosts.len() > 1 || has(&[NodeCrash, PowerLoss]),
+        machine_crash: hosts.len() > 1 || has(&[NodeCrash, PowerLoss]),
         power_loss: has(&[PowerLoss]),
     }
 }
@@ -243,9 +244,9 @@ fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
     let yes = |survives: bool| if survives { "yes" } else { "no" };
     writeln!(
         out,
-        "survives   process crash: {}, node crash: {}, power loss: {}",
+        "survives   process crash: {}, machine crash: {}, power loss: {}",
         yes(unit.survives.process_crash),
-        yes(unit.survives.node_crash),
+        yes(unit.survives.machine_crash),
         yes(unit.survives.power_loss)
     )?;
     for node in &cluster.nodes {
