@@ -63,7 +63,9 @@ impl Serving {
             Err(error) => Outcome::failed(error.code()),
         };
         let mut position = transaction.position();
-        if let Some(slot) = slot.filter(|_| !transaction.has_carried_reply() && result.is_ok()) {
+        // A commit of damaged data is executed, and refused: its data comes again.
+        let is_answered = !transaction.has_carried_reply() && outcome.is_done();
+        if let Some(slot) = slot.filter(|_| is_answered) {
             position = self.note_answer(slot, operation, &outcome).or(position);
         }
         // Everything that the operation has seen is applied, and so committed.

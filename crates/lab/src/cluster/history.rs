@@ -35,6 +35,11 @@ pub enum Key {
         /// The part of the file.
         part: u64,
     },
+    /// The blocks of a file that grows and shrinks; it is empty at first.
+    List {
+        /// The file.
+        file: u64,
+    },
 }
 
 /// A client's request.
@@ -56,6 +61,18 @@ pub enum Operation {
     Acquire,
     /// Gives a lock back.
     Release,
+    /// Asks whether another client has a lock.
+    Test,
+    /// Adds a value at the end of a list.
+    Append(u64),
+    /// Inserts a hole before this value of a list.
+    Insert(u64),
+    /// Removes this value of a list, unless it is the last.
+    Collapse(u64),
+    /// Empties a list.
+    Clear,
+    /// Reads this value of a list.
+    ReadAt(u64),
 }
 
 /// Answer to a client.
@@ -87,6 +104,8 @@ pub enum Outcome {
     NotHeld,
     /// The lock is not the client's any more, if it was.
     Gone,
+    /// The value has this place in the list.
+    At(u64),
 }
 
 impl Operation {
@@ -95,7 +114,13 @@ impl Operation {
         match key {
             Key::Block { .. } => matches!(self, Write(_) | Read),
             Key::Entry { .. } => matches!(self, Create | Remove | Lookup | Place),
-            Key::Lock { .. } => matches!(self, Acquire | Release),
+            Key::Lock { .. } => matches!(self, Acquire | Release | Test),
+            Key::List { .. } => {
+                matches!(
+                    self,
+                    Append(_) | Insert(_) | Collapse(_) | Clear | ReadAt(_)
+                )
+            }
         }
     }
 
@@ -110,6 +135,11 @@ impl Operation {
             Operation::Place => outcome == Placed,
             Operation::Acquire => matches!(outcome, Granted | Refused),
             Operation::Release => matches!(outcome, Released | NotHeld | Gone),
+            Operation::Test => matches!(outcome, Refused | NotHeld),
+            Operation::Append(_) => matches!(outcome, At(_)),
+            Operation::Insert(_) | Operation::Collapse(_) => matches!(outcome, Written | Refused),
+            Operation::Clear => outcome == Written,
+            Operation::ReadAt(_) => matches!(outcome, Value(_) | Missing),
         }
     }
 }
@@ -388,6 +418,7 @@ impl fmt::Display for Key {
             Key::Entry { directory, name } => {
                 write!(formatter, "name {name} in directory {directory}")
             }
+            Key::List { file } => write!(formatter, "the blocks of file {file}"),
             Key::Lock { file, part } => write!(formatter, "the lock of part {part} of file {file}"),
         }
     }

@@ -66,7 +66,10 @@ pub fn read_inode(operation: &Operation) -> Option<u64> {
 /// The inode of the caches that a change makes stale.
 pub fn changed_inode(operation: &Operation) -> Option<u64> {
     match operation {
-        Operation::Write { file, .. } | Operation::SetAttributes { file, .. } => Some(file.inode),
+        Operation::Write { file, .. }
+        | Operation::SetAttributes { file, .. }
+        | Operation::Fallocate { file, .. } => Some(file.inode),
+        Operation::CopyRange { to, .. } => Some(to.inode),
         Operation::Create { .. }
         | Operation::Unlink { .. }
         | Operation::RemoveDirectory { .. }

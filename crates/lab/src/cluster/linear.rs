@@ -123,7 +123,8 @@ impl<'a> Search<'a> {
                 continue;
             };
             match (operation, outcome) {
-                (Operation::Write(value), _) | (_, Some(Outcome::Made(value))) => {
+                (Operation::Write(value) | Operation::Append(value), _)
+                | (_, Some(Outcome::Made(value))) => {
                     values.entry(*value).or_default().sources.push(index);
                 }
                 (_, Some(Outcome::Value(value) | Outcome::Found(value))) => {
@@ -240,7 +241,7 @@ fn relevant(items: &[Item]) -> Vec<Item> {
             ..
         } => is_read(*value),
         Action::Do {
-            operation: Operation::Read | Operation::Lookup,
+            operation: Operation::Read | Operation::Lookup | Operation::Test | Operation::ReadAt(_),
             ..
         } => false,
         Action::Do { .. } => !item.is_observation(),
@@ -299,7 +300,10 @@ pub(super) fn shrink(items: &[Item], start: State) -> Window {
         let (items, starts) = from(*begin);
         fails(&items, &starts)
     };
-    let count = begins.partition_point(fails_from);
+    let count = match start.forgets() {
+        true => begins.partition_point(fails_from),
+        false => 0,
+    };
     let (kept, starts) = match count.checked_sub(1) {
         Some(last) => from(begins[last]),
         None => (items.clone(), vec![start]),

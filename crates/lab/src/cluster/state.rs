@@ -17,7 +17,11 @@ pub(super) enum State {
         /// Sessions that expired: client, and since when.
         expired: Vec<(u32, Time)>,
     },
+    List(Vec<u64>),
 }
+
+/// Value of a hole in a list.
+const HOLE: u64 = 0;
 
 /// The inode of a creation that was never answered, if no client ever found it.
 const UNSEEN: u64 = u64::MAX;
@@ -112,6 +116,7 @@ impl State {
             Key::Block { .. } => State::Block(Block::new(0)),
             Key::Entry { .. } => State::entry(None),
             Key::Lock { .. } => State::lock(None),
+            Key::List { .. } => State::List(Vec::new()),
         }
     }
 
@@ -121,7 +126,16 @@ impl State {
             State::Block(block) => block.applied.iter().map(|applied| applied.value).collect(),
             State::Entry { inode, .. } => inode.iter().copied().collect(),
             State::Lock { .. } => Vec::new(),
+            State::List(list) => {
+                let values = list.iter().copied();
+                values.filter(|value| *value != HOLE).collect()
+            }
         }
+    }
+
+    /// Whether the states that a part of a history may begin with are known without all before it.
+    pub(super) fn forgets(&self) -> bool {
+        !matches!(self, State::List(_))
     }
 
     /// This state, and all others that items like these may leave.
@@ -175,8 +189,41 @@ impl State {
             }
             State::Entry { inode, guessed } => entry_after(*inode, guessed, &item.action, unmade),
             State::Lock { holder, expired } => lock_after(*holder, expired, item),
+            State::List(list) => {
+                let left = list_after(list, &item.action);
+                left.map(State::List).into_iter().collect()
+            }
         }
     }
+}
+
+fn list_after(list: &[u64], action: &Action) -> Option<Vec<u64>> {
+    use Operation::{Append, Clear, Collapse, Insert, ReadAt};
+    let Action::Do {
+        operation, outcome, ..
+    } = action
+    else {
+        return None;
+    };
+    let length = list.len() as u64;
+    let mut list = list.to_vec();
+    match (*operation, *outcome) {
+        (Append(_), Some(Outcome::At(index))) if index != length => return None,
+        (Append(value), _) => list.push(value),
+        (Insert(at), Some(Outcome::Written) | None) if at < length => {
+            list.insert(at as usize, HOLE);
+        }
+        (Insert(at), Some(Outcome::Refused)) if at >= length => {}
+        (Collapse(at), Some(Outcome::Written) | None) if at + 1 < length => {
+            list.remove(at as usize);
+        }
+        (Collapse(at), Some(Outcome::Refused)) if at + 1 >= length => {}
+        (Clear, _) => list.clear(),
+        (ReadAt(at), Some(Outcome::Value(value))) if list.get(at as usize) == Some(&value) => {}
+        (ReadAt(at), Some(Outcome::Missing)) if at >= length => {}
+        _ => return None,
+    }
+    Some(list)
 }
 
 fn block_after(block: &Block, action: &Action) -> Vec<Block> {
@@ -267,6 +314,10 @@ fn lock_after(holder: Option<u32>, expired: &[(u32, Time)], item: &Item) -> Vec<
         }
         (Acquire, Some(Outcome::Refused)) if holder.is_some() && !is_mine => becomes(holder),
         (Release, Some(Outcome::Released) | None) if is_mine => becomes(None),
+        (Operation::Test, Some(Outcome::Refused)) if holder.is_some() && !is_mine => {
+            becomes(holder)
+        }
+        (Operation::Test, Some(Outcome::NotHeld)) if holder.is_none() || is_mine => becomes(holder),
         (Release, Some(Outcome::Gone)) => becomes(holder.filter(|_| !is_mine)),
         (Release, Some(Outcome::NotHeld)) if !is_mine => becomes(holder),
         _ => Vec::new(),

@@ -24,17 +24,17 @@ const SESSIONS: usize = 8;
 /// Contents of a pool, its files, and the epochs that it has gone through; the last begins at its tail.
 pub type Template = (Vec<u8>, Vec<FileId>, Vec<EpochStart>);
 
-/// The same for every member of every unit with pools that are, or are not, nearly full.
-pub fn pool(is_full: bool) -> Result<Template, String> {
-    static TEMPLATES: [OnceLock<Result<Template, String>>; 2] = [OnceLock::new(), OnceLock::new()];
-    TEMPLATES[usize::from(is_full)]
-        .get_or_init(|| make(is_full))
+/// The same for every member of every unit with pools that are, or are not, nearly full, and have two more files or not.
+pub fn pool(is_full: bool, is_wide: bool) -> Result<Template, String> {
+    static TEMPLATES: [OnceLock<Result<Template, String>>; 4] = [const { OnceLock::new() }; 4];
+    TEMPLATES[usize::from(is_full) + 2 * usize::from(is_wide)]
+        .get_or_init(|| make(is_full, is_wide))
         .clone()
 }
 
 /// A pool that was formatted for the same unit, and holds nothing.
 pub fn spare() -> Result<Vec<u8>, String> {
-    let (image, _, _) = pool(false)?;
+    let (image, _, _) = pool(false, false)?;
     let [unit, region] = [(); 2].map(|()| Region::memory(LENGTH, false));
     let (unit, region) = (unit.map_err(text)?, region.map_err(text)?);
     unit.write(0, &image);
@@ -52,7 +52,7 @@ fn contents(region: &Region) -> Vec<u8> {
     bytes
 }
 
-fn make(is_full: bool) -> Result<Template, String> {
+fn make(is_full: bool, is_wide: bool) -> Result<Template, String> {
     let region = Region::memory(LENGTH, false).map_err(text)?;
     crate::pool::format(&region, &Geometry::small())?;
     let options = Options {
@@ -64,7 +64,8 @@ fn make(is_full: bool) -> Result<Template, String> {
     let store = Store::open(region.clone(), options).map_err(text)?;
     let root = store.root();
     let mut files = Vec::new();
-    for index in 0..FILES {
+    let files_more = if is_wide { 2 } else { 0 };
+    for index in 0..FILES + files_more {
         let node = create(&store, &root, &format!("file{index}"))?;
         files.push(FileId {
             unit: 0,

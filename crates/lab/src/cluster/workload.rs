@@ -1,9 +1,11 @@
 //! A client that works: random operations on a few files, names and locks, all of them recorded.
 
+mod ended;
 mod keys;
 mod locks;
 mod outcomes;
 mod pages;
+mod wide;
 
 use std::collections::BTreeMap;
 
@@ -21,7 +23,8 @@ use super::keeping::{self, Keeping};
 use super::waits::WaitLog;
 use keys::{keys, renamed};
 use locks::Locks;
-use outcomes::{answer, is_refused};
+use outcomes::answer;
+use wide::Wide;
 
 use super::time::{Clock, MILLISECOND, Time};
 use super::world::FIRST_CLIENT;
@@ -38,6 +41,8 @@ const TORN: u64 = u64::MAX;
 const NAMES: usize = 3;
 /// Greatest age of a write for an fsync of it.
 const SYNCED_WITHIN: Time = 300 * MILLISECOND;
+/// Clients of a run, at most.
+const CLIENTS_MAX: u64 = 4;
 /// Operations of one client in flight.
 const UNDER_WAY: usize = 2;
 const BLOCK: u64 = store::BLOCK as u64;
@@ -109,6 +114,7 @@ pub struct Worker {
     /// It also waits for locks.
     is_wide: bool,
     locks: Locks,
+    wide: Wide,
     values: u64,
     random: Random,
 }
@@ -143,14 +149,18 @@ impl Worker {
             files,
             is_wide: false,
             locks: Locks::default(),
+            wide: Wide::default(),
             values: u64::from(node) << 32,
             random: Random::new(seed),
         }
     }
 
-    /// Whether it also waits for locks.
+    /// Whether it also waits for locks, and uses operations for which there are two more files.
     pub fn widened(mut self, is_wide: bool) -> Worker {
         self.is_wide = is_wide;
+        if let Some([list, sources]) = self.files.split_off(FILES).first_chunk() {
+            self.wide = Wide::new(*list, *sources);
+        }
         self
     }
 
@@ -235,6 +245,7 @@ impl Worker {
         let fresh_until = self.fresh_until.1.min(now);
         lost.sessions.push((self.identity(), fresh_until, over_at));
         self.locks.end(self.identity(), now, &mut lost.waits);
+        self.wide.end();
         self.held = None;
         self.keeping.clear();
         self.left_behind.append(&mut self.unsynced);
@@ -358,9 +369,17 @@ impl Worker {
             return Some((Operation::Sync { file }, Acknowledge::Primary));
         }
         let file = *self.random.pick(&self.files);
-        if self.is_wide && self.random.one_in(3) {
-            let operation = self.locks.choose(now, file, &mut self.random);
-            return operation.map(|operation| (operation, Acknowledge::Primary));
+        let kind = match self.is_wide {
+            true => self.random.below(3),
+            false => 0,
+        };
+        match kind {
+            1 => return self.choose_wide(file),
+            2 => {
+                let operation = self.locks.choose(now, file, &mut self.random);
+                return operation.map(|operation| (operation, Acknowledge::Primary));
+            }
+            _ => {}
         }
         let number = self.random.below(NAMES);
         let (name, other) = (
@@ -415,7 +434,6 @@ impl Worker {
 
     /// Opens a file, reads the open one's attributes, or closes it.
     fn use_held(&mut self, name: Vec<u8>) -> Operation {
-        let is_opening = |it: &Pending| it.operation.takes_hold();
         match self.held {
             Some(file) if self.random.below(6) > 0 => Operation::Attributes { file },
             Some(file) => {
@@ -426,9 +444,15 @@ impl Worker {
             None => Operation::Lookup {
                 directory: ROOT,
                 name,
-                hold: !self.pending.values().any(is_opening),
+                hold: !self.is_opening(),
             },
         }
+    }
+
+    /// Whether it opens a file.
+    fn is_opening(&self) -> bool {
+        let mut pending = self.pending.values();
+        pending.any(|it| it.operation.takes_hold())
     }
 
     /// Gives the open file one more name, or works with such a name. Those are never renamed: a rename of one name of a
@@ -454,7 +478,8 @@ impl Worker {
     /// A file was opened, or the open one's attributes were read.
     fn note_held(&mut self, operation: &Operation, outcome: &Outcome) {
         match operation {
-            operation if operation.takes_hold() && outcome.is_done() => {
+            // Without attributes it was removed before it could be held again after a takeover.
+            operation if operation.takes_hold() && outcome.attributes.is_some() => {
                 self.held = Some(outcome.file);
             }
             Operation::Attributes { file } if self.held == Some(*file) => {
@@ -498,7 +523,7 @@ impl Worker {
         let stamp = read.map_or(0, |inode| self.keeping.stamp(inode));
         let ticket = process.submit(local, operation.clone(), acknowledge);
         let client = self.identity();
-        let ids = keys(&operation)
+        let ids = keys(&operation, &self.wide)
             .into_iter()
             .map(|(key, asked)| history.invoke(client, key, asked, now))
             .collect();
@@ -520,8 +545,8 @@ impl Worker {
             return false;
         };
         let client = self.identity();
-        for (key, asked) in keys(operation) {
-            if let Some(answered) = answer(operation, &outcome) {
+        for (key, asked) in keys(operation, &self.wide) {
+            if let Some(answered) = answer(operation, &outcome, &self.wide) {
                 let id = history.invoke(client, key, asked, now);
                 history.complete(id, answered, now);
             }
@@ -592,93 +617,6 @@ impl Worker {
             at: WriteAt::Offset(block as u64 * BLOCK),
             data,
             drop_privileges: None,
-        }
-    }
-
-    /// An fsync has ended, or reports that a write before it failed: then any of them may not have happened.
-    fn synced(
-        &mut self,
-        now: Time,
-        sync: &Pending,
-        is_done: bool,
-        history: &mut History,
-        lost: &mut Lost,
-    ) {
-        let file = sync.operation.file();
-        let is_new =
-            |write: &Unsynced| Some(write.file) == file && write.completed + SYNCED_WITHIN >= now;
-        self.has_synced |= is_done && self.unsynced.iter().any(is_new);
-        let is_before =
-            |write: &mut Unsynced| Some(write.file) == file && write.completed <= sync.invoked;
-        let left_behind = self.left_behind.extract_if(.., is_before);
-        let unsynced = self.unsynced.extract_if(.., is_before).chain(left_behind);
-        if is_done {
-            unsynced.for_each(drop);
-        } else {
-            lost.writes.extend(unsynced.map(|it| (it.ids, it.invoked)));
-        }
-        for write in self.sent.extract_if(.., is_before).filter(|_| is_done) {
-            for id in write.ids {
-                history.complete(id, Answered::Written, now);
-            }
-        }
-    }
-
-    fn done(
-        &mut self,
-        now: Time,
-        ticket: Ticket,
-        outcome: &Outcome,
-        history: &mut History,
-        lost: &mut Lost,
-    ) {
-        let Some(pending) = self.pending.remove(&ticket) else {
-            return;
-        };
-        if let (Some(_), Operation::Attributes { .. }) = (&pending.page, &pending.operation) {
-            return self.attributes_read(now, pending, outcome, history);
-        }
-        if self.is_wide {
-            let times = (pending.invoked, now);
-            let answered = (&pending.operation, outcome);
-            let client = self.identity();
-            self.locks
-                .answered(client, times, answered, &mut lost.waits);
-        }
-        let is_done = outcome.is_done();
-        let is_read = matches!(pending.operation, Operation::Read { .. });
-        self.has_met_damage |= is_read && outcome.error == Some(ErrorCode::Corrupt);
-        self.note_held(&pending.operation, outcome);
-        match &pending.operation {
-            Operation::Sync { .. } => {
-                self.synced(now, &pending, is_done, history, lost);
-            }
-            Operation::Write { file, .. } if is_done => {
-                let write = Unsynced {
-                    ids: pending.ids.clone(),
-                    file: *file,
-                    invoked: pending.invoked,
-                    completed: now,
-                };
-                match pending.acknowledge {
-                    Acknowledge::Sent => return self.sent.push(write),
-                    Acknowledge::Primary => self.unsynced.push(write),
-                    Acknowledge::All => {}
-                }
-            }
-            _ => {}
-        }
-        if let (Operation::Rename { .. }, [from, to]) = (&pending.operation, &pending.ids[..]) {
-            return renamed(now, outcome.error, (*from, *to), history);
-        }
-        if is_refused(&pending.operation, outcome) {
-            pending.ids.iter().for_each(|id| history.withdraw(*id));
-            return;
-        }
-        for id in &pending.ids {
-            if let Some(answered) = answer(&pending.operation, outcome) {
-                history.complete(*id, answered, now);
-            }
         }
     }
 }

@@ -54,7 +54,7 @@ pub struct Setup {
     pub options: Options,
     /// Whether the primary ships by a group.
     pub groups: bool,
-    /// Whether clients also wait for locks.
+    /// Whether clients also wait for locks, and use all operations.
     pub is_wide: bool,
     /// Whether all nodes learn of maps without an additional delay.
     pub is_punctual: bool,
@@ -63,7 +63,7 @@ pub struct Setup {
 impl Setup {
     /// A unit of three members and four clients, and a spare for plans that need one. With one seed of three, one of the members has
     /// metadata only; with one of two, messages have parity; with one of eight, the pools are nearly full; with one of seven, clients
-    /// wait for locks.
+    /// wait for locks, and use all operations.
     pub fn usual(seed: u64, duration: Time) -> Setup {
         let has_one = seed % 3 == 1;
         Setup {
@@ -217,7 +217,7 @@ impl World {
     /// A unit in which all members have a copy of one pool.
     pub fn new(setup: Setup, plan: Plan) -> Result<World, String> {
         let mut random = Random::new(setup.seed);
-        let (image, files, lineage) = super::template::pool(setup.is_full)?;
+        let (image, files, lineage) = super::template::pool(setup.is_full, setup.is_wide)?;
         let machines = (0..setup.members)
             .map(|node| {
                 let clock = clock(&mut random);

@@ -525,3 +525,51 @@ fn every_key_is_checked_for_itself() {
     assert_eq!((checked.keys, checked.operations), (2, 4));
     assert_eq!((history.len(), history.is_empty()), (4, false));
 }
+
+#[test]
+fn lists_grow_and_shrink() {
+    const LIST: Key = Key::List { file: 9 };
+    let steps = [
+        step(1, Append(5), At(0), 1, 2),
+        step(2, Append(6), At(1), 3, 4),
+        step(1, Insert(1), Written, 5, 6),
+        step(1, ReadAt(2), Value(6), 7, 8),
+        step(2, Collapse(2), Refused, 9, 10),
+        step(2, Collapse(0), Written, 11, 12),
+        step(1, ReadAt(0), Value(0), 13, 14),
+        step(1, ReadAt(2), Missing, 15, 16),
+        step(1, Clear, Written, 17, 18),
+        step(1, Insert(0), Refused, 19, 20),
+        step(2, Append(7), At(0), 21, 22),
+    ];
+    assert!(is_right(LIST, &steps, &[]));
+    let wrong = |index: usize, outcome| {
+        let mut steps = steps.clone();
+        steps[index].outcome = outcome;
+        !is_right(LIST, &steps, &[])
+    };
+    assert!(wrong(1, At(0)) && wrong(3, Value(5)) && wrong(4, Written));
+    assert!(wrong(6, Value(5)) && wrong(7, Value(6)) && wrong(10, At(2)));
+    // One that was never answered may have happened.
+    let open = [
+        step(1, Append(5), At(0), 1, 0),
+        step(2, Append(6), At(1), 3, 4),
+    ];
+    assert!(is_right(LIST, &open, &[]));
+}
+
+#[test]
+fn locks_of_others_show_in_tests() {
+    let steps = [
+        step(1, Acquire, Granted, 1, 2),
+        step(2, Test, Refused, 3, 4),
+        step(1, Test, NotHeld, 5, 6),
+        step(1, Release, Gone, 7, 8),
+        step(1, Release, Gone, 9, 10),
+        step(2, Test, NotHeld, 11, 12),
+    ];
+    assert!(is_right(LOCK, &steps, &[]));
+    let mut wrong = steps.clone();
+    wrong[5].outcome = Refused;
+    assert!(!is_right(LOCK, &wrong, &[]));
+}

@@ -1,21 +1,23 @@
 //! What a history notes of operations.
 
-use operations::{Lock, WriteAt};
+use operations::{Fallocate, Lock, RenameMode, WriteAt};
 use protocol::wire::{ErrorCode, FileId, Operation};
 
-use super::locks::parts;
-use super::{Answered, Asked, BLOCK, BLOCKS, History, Id, Key, NOTHING, Time, XATTR_BLOCK};
+use super::locks::{all_parts, parts};
+use super::wide::Wide;
+use super::{
+    Answered, Asked, BLOCK, BLOCKS, History, Id, Key, NAMES, NOTHING, Time, XATTR_BLOCK, name,
+};
 
 /// The part of a history that an operation is.
-pub(super) fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
-    let entry = |name: &[u8]| Key::Entry {
-        directory: store::ROOT,
-        name: u64::from(*name.last().unwrap_or(&0)),
-    };
-    let xattr = |file: &FileId| Key::Block {
-        file: file.inode,
-        block: XATTR_BLOCK,
-    };
+pub(super) fn keys(operation: &Operation, wide: &Wide) -> Vec<(Key, Asked)> {
+    if let Some(list) = wide.list.filter(|_| wide.is_list(operation)) {
+        let key = Key::List { file: list.inode };
+        return list_keys(operation)
+            .map(|asked| (key, asked))
+            .into_iter()
+            .collect();
+    }
     match operation {
         Operation::Write {
             file,
@@ -51,33 +53,110 @@ pub(super) fn keys(operation: &Operation) -> Vec<(Key, Asked)> {
             vec![(xattr(file), Asked::Write(value))]
         }
         Operation::Xattr { file, .. } => vec![(xattr(file), Asked::Read)],
-        Operation::Rename { name, new_name, .. } => {
-            vec![
-                (entry(name), Asked::Remove),
-                (entry(new_name), Asked::Place),
-            ]
+        Operation::Rename {
+            name,
+            new_name,
+            mode,
+            ..
+        } => {
+            let gone = match mode {
+                RenameMode::Exchange => Asked::Place,
+                _ => Asked::Remove,
+            };
+            vec![(entry(name), gone), (entry(new_name), Asked::Place)]
         }
         Operation::Lookup { name, .. } => vec![(entry(name), Asked::Lookup)],
         Operation::SetLock { file, lock } => locks(file, lock, Asked::Acquire),
         Operation::Unlock { file, range } => locks(file, range, Asked::Release),
+        _ => wide_keys(operation, wide),
+    }
+}
+
+/// The same, of operations that only wide work has.
+fn wide_keys(operation: &Operation, wide: &Wide) -> Vec<(Key, Asked)> {
+    match operation {
+        Operation::UnlockHandle { file, .. } => locks(file, &all_parts(), Asked::Release),
+        Operation::TestLock { file, lock } => locks(file, lock, Asked::Test),
+        Operation::Fallocate {
+            file,
+            mode: Fallocate::PunchHole | Fallocate::ZeroRange { .. },
+            offset,
+            ..
+        } => {
+            let (file, block) = (file.inode, offset / BLOCK);
+            vec![(Key::Block { file, block }, Asked::Write(NOTHING))]
+        }
+        Operation::CopyRange { to, to_offset, .. } => {
+            let (file, block) = (to.inode, to_offset / BLOCK);
+            vec![(Key::Block { file, block }, Asked::Write(wide.copied))]
+        }
+        Operation::RemoveXattr { file, .. } => vec![(xattr(file), Asked::Write(NOTHING))],
+        Operation::ReadDirectory { .. } => {
+            let names = names();
+            names.map(|name| (entry(&name), Asked::Lookup)).collect()
+        }
         _ => Vec::new(),
     }
+}
+
+fn entry(name: &[u8]) -> Key {
+    Key::Entry {
+        directory: store::ROOT,
+        name: u64::from(*name.last().unwrap_or(&0)),
+    }
+}
+
+fn xattr(file: &FileId) -> Key {
+    Key::Block {
+        file: file.inode,
+        block: XATTR_BLOCK,
+    }
+}
+
+/// All names that are used.
+pub(super) fn names() -> impl Iterator<Item = Vec<u8>> {
+    (0..NAMES + 2).map(name)
+}
+
+fn list_keys(operation: &Operation) -> Option<Asked> {
+    Some(match operation {
+        Operation::Write { data, .. } => {
+            Asked::Append(data.first_chunk().copied().map_or(0, u64::from_le_bytes))
+        }
+        Operation::Fallocate { mode, offset, .. } => match mode {
+            Fallocate::InsertRange => Asked::Insert(offset / BLOCK),
+            Fallocate::CollapseRange => Asked::Collapse(offset / BLOCK),
+            _ => return None,
+        },
+        Operation::SetAttributes { .. } => Asked::Clear,
+        Operation::Read { offset, .. } => Asked::ReadAt(offset / BLOCK),
+        _ => return None,
+    })
 }
 
 /// A rename is answered: its consequences for the names from and to.
 pub(super) fn renamed(
     now: Time,
-    error: Option<ErrorCode>,
+    (mode, error): (RenameMode, Option<ErrorCode>),
     (from, to): (Id, Id),
     history: &mut History,
 ) {
-    match error {
-        None => {
+    match (error, mode) {
+        (None, RenameMode::Exchange) => {
+            history.complete(from, Answered::Placed, now);
+            history.complete(to, Answered::Placed, now);
+        }
+        (None, _) => {
             history.complete(from, Answered::Removed, now);
             history.complete(to, Answered::Placed, now);
         }
-        Some(ErrorCode::NotFound) => {
+        (Some(ErrorCode::NotFound), RenameMode::Replace) => {
             history.complete(from, Answered::Missing, now);
+            history.withdraw(to);
+        }
+        // Which name it was is not known.
+        (Some(ErrorCode::NotFound | ErrorCode::Exists), _) => {
+            history.withdraw(from);
             history.withdraw(to);
         }
         // It may have happened, or not.

@@ -28,6 +28,17 @@ pub(super) fn parts(lock: &Lock) -> Vec<u64> {
     }
 }
 
+/// A lock of all parts.
+pub(super) fn all_parts() -> Lock {
+    lock_of(0, PARTS - 1)
+}
+
+/// A lock of one part.
+pub(super) fn any_part(random: &mut Random) -> Lock {
+    let part = random.below(PARTS as usize) as u64;
+    lock_of(part, part)
+}
+
 fn lock_of(first: u64, last: u64) -> Lock {
     Lock {
         start: first * PART,
@@ -92,10 +103,14 @@ impl Locks {
         let (file, part) = *random.pick(&held);
         let is_whole = (0..PARTS).all(|part| self.held.contains(&(file, part)));
         let range = match is_whole && random.one_in(2) {
-            true => lock_of(0, PARTS - 1),
+            true => all_parts(),
             false => lock_of(part, part),
         };
         self.is_busy = true;
+        if is_whole && random.one_in(2) {
+            let handle = LOCK.handle;
+            return Some(Operation::UnlockHandle { file, handle });
+        }
         Some(Operation::Unlock { file, range })
     }
 
@@ -115,7 +130,7 @@ impl Locks {
             return Some(operation);
         }
         let lock = match random.below(PARTS as usize + 1) as u64 {
-            PARTS => lock_of(0, PARTS - 1),
+            PARTS => all_parts(),
             part => lock_of(part, part),
         };
         if random.one_in(3) {
@@ -214,6 +229,12 @@ impl Locks {
                     let gone = parts(range);
                     self.held
                         .retain(|(of, part)| of != file || !gone.contains(part));
+                }
+            }
+            Operation::UnlockHandle { file, .. } => {
+                self.is_busy = false;
+                if outcome.is_done() {
+                    self.held.retain(|(of, _)| of != file);
                 }
             }
             Operation::WaitLock { wait, .. } => {

@@ -1,10 +1,11 @@
 //! What outcomes say.
 
 use operations::LOCK_END;
-use protocol::wire::{ErrorCode, Operation, Outcome};
+use protocol::wire::{Details, ErrorCode, Operation, Outcome};
 
 use super::locks::parts;
-use super::{Answered, NOTHING, SHORT, TORN};
+use super::wide::Wide;
+use super::{Answered, BLOCK, NOTHING, SHORT, TORN};
 
 /// The value that a block begins with, if it is made as all are: the last write of its first [`SHORT`] bytes, and behind
 /// it one of the whole block.
@@ -39,7 +40,14 @@ pub(super) fn is_refused(operation: &Operation, outcome: &Outcome) -> bool {
 }
 
 /// What an outcome says about a key; nothing, if it says nothing for certain.
-pub(super) fn answer(operation: &Operation, outcome: &Outcome) -> Option<Answered> {
+pub(super) fn answer(operation: &Operation, outcome: &Outcome, wide: &Wide) -> Option<Answered> {
+    if outcome.is_done() && wide.is_list(operation) {
+        match operation {
+            Operation::Write { .. } => return Some(Answered::At(outcome.offset / BLOCK)),
+            Operation::Read { .. } if outcome.data().is_empty() => return Some(Answered::Missing),
+            _ => {}
+        }
+    }
     let inode = u64::from(outcome.file.generation) << 32 | outcome.file.inode;
     Some(match (operation, outcome.error) {
         (
@@ -49,6 +57,17 @@ pub(super) fn answer(operation: &Operation, outcome: &Outcome) -> Option<Answere
         (Operation::Xattr { .. }, None) => Answered::Value(value(outcome.data())),
         (Operation::Xattr { .. }, Some(ErrorCode::NoXattr)) => Answered::Value(NOTHING),
         (Operation::Link { .. }, None) => Answered::Placed,
+        (Operation::Fallocate { .. }, None) => Answered::Written,
+        (Operation::Fallocate { .. }, Some(ErrorCode::InvalidArgument)) => Answered::Refused,
+        (Operation::CopyRange { length, .. }, None) if outcome.count == *length => {
+            Answered::Written
+        }
+        (Operation::RemoveXattr { .. }, None | Some(ErrorCode::NoXattr)) => Answered::Written,
+        (Operation::UnlockHandle { .. }, None) => Answered::Gone,
+        (Operation::TestLock { .. }, None) => match outcome.details {
+            Details::Lock(Some(_)) => Answered::Refused,
+            _ => Answered::NotHeld,
+        },
         (Operation::Read { .. }, None) => Answered::Value(value(outcome.data())),
         (Operation::Create { .. }, None) => Answered::Made(inode),
         (Operation::Create { .. }, Some(ErrorCode::Exists)) => Answered::Exists,

@@ -17,7 +17,7 @@ impl Worker {
             length: 8,
             note_read: false,
         };
-        let asked = keys(&read).into_iter();
+        let asked = keys(&read, &self.wide).into_iter();
         let ids = asked.map(|(key, asked)| history.invoke(self.identity(), key, asked, now));
         let pending = Pending {
             ids: ids.collect(),
@@ -46,7 +46,7 @@ impl Worker {
             return false;
         };
         if let Some(outcome) = self.keeping.page(read) {
-            if let Some(answered) = answer(read, &outcome) {
+            if let Some(answered) = answer(read, &outcome, &self.wide) {
                 for id in &pending.ids {
                     history.complete(*id, answered, now);
                 }
