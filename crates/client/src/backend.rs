@@ -11,8 +11,8 @@ mod remote;
 use std::sync::Arc;
 
 use store::{
-    Attributes, DirectoryNames, Entry, Fallocate, FileExtent, FileFlags, FileKind, NewInode,
-    RenameMode, SetAttributes, Statistics, WriteAt, Written, XattrMode,
+    Attributes, Entry, Fallocate, FileExtent, FileFlags, FileKind, NewInode, RenameMode,
+    SetAttributes, Statistics, WriteAt, Written, XattrMode,
 };
 
 use crate::Cause;
@@ -70,24 +70,6 @@ impl Backend {
         match self {
             Backend::Embedded(backend) => Ok(Inode::Embedded(backend.inode(number)?)),
             Backend::Remote(backend) => Ok(Inode::Remote(backend.inode(number))),
-        }
-    }
-
-    /// State of the names of all directories, if it is known. While it stays equal, a path leads through the same ones.
-    #[inline]
-    pub(crate) fn directory_names(&self) -> Option<DirectoryNames> {
-        match self {
-            Backend::Embedded(backend) => Some(backend.directory_names()),
-            Backend::Remote(_) => None,
-        }
-    }
-
-    /// Prefetches the data for a lookup of this name.
-    #[inline]
-    pub(crate) fn expect(&self, name: &[u8]) {
-        match self {
-            Backend::Embedded(backend) => backend.expect(name),
-            Backend::Remote(_) => {}
         }
     }
 

@@ -1,7 +1,6 @@
 //! The calls by path: absolute, or relative to the root.
 
 pub(crate) mod walk;
-mod way;
 
 use std::borrow::Cow;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -127,9 +126,6 @@ impl FileSystem {
         mode: RenameMode,
     ) -> Result<(), Error> {
         let (from, to) = (from.as_ref(), to.as_ref());
-        for path in [from, to] {
-            self.expect(path.as_os_str().as_bytes());
-        }
         let (old_directory, old_name, slash) = self.at(from, |bytes| self.old_name(bytes))?;
         let (new_directory, new_name, new_slash) = self.at(to, |bytes| self.old_name(bytes))?;
         self.at(from, |_| {
@@ -277,15 +273,8 @@ impl FileSystem {
     }
 
     fn stat_once(&self, path: &[u8], follow: bool) -> Result<Attributes, Cause> {
-        self.expect(path);
         let (mut walk, last) = Walk::along(self.backend(), path)?;
         walk.attributes(last, follow)
-    }
-
-    /// Prefetches data of a path's last name, before the path is walked.
-    fn expect(&self, path: &[u8]) {
-        let last = path.rsplit(|byte| *byte == b'/').next();
-        self.backend().expect(last.unwrap_or_default());
     }
 
     fn resolve(&self, path: &[u8], follow: bool) -> Result<Inode, Cause> {

@@ -44,12 +44,6 @@ pub use simulated::{Fault, Moment, Observer, Simulation};
 /// Bytes in a cache line, the unit in which memory is flushed.
 pub const LINE: usize = 64;
 
-/// Hints that a value in ordinary memory is wanted soon.
-#[inline]
-pub fn prefetch<T>(value: &T) {
-    persist::prefetch(std::ptr::from_ref(value).cast_mut().cast());
-}
-
 /// Panics unless the range lies inside a region of that many bytes: callers validate values from media first.
 #[inline]
 fn check_range(offset: u64, length: usize, region: u64) {

@@ -16,7 +16,6 @@ use crate::image::recovery::recover;
 use crate::inode::attributes::attributes;
 use crate::inode::live::{Node, NodeTable};
 use crate::names::directory::hash_name;
-use crate::names::hints::Hints;
 use crate::names::subdirectories::Subdirectories;
 use crate::order::{Ordered, Rank};
 use crate::{ATOMIC_WRITE_MAX, BLOCK, NAME_LENGTH_MAX, ROOT, SYSTEM};
@@ -45,7 +44,6 @@ pub struct Store {
     root: Arc<Node>,
     system: Arc<Node>,
     pub(crate) subdirectories: Subdirectories,
-    pub(crate) hints: Hints,
     /// Serialises renames between directories.
     pub(crate) renames: Ordered<Mutex<()>>,
     /// Longest write that is one record, in bytes: 1 MiB, less with a ring shorter than that.
@@ -79,14 +77,12 @@ impl Store {
         let nodes = NodeTable::new();
         let root = root_directory(&nodes, &shared, ROOT, "the root directory")?;
         let system = root_directory(&nodes, &shared, SYSTEM, "the system directory")?;
-        let inodes = shared.image.layout.inodes();
         let store = Store {
             shared,
             nodes,
             root,
             system,
             subdirectories: Subdirectories::new(),
-            hints: Hints::new(inodes),
             renames: Ordered::mutex(Rank::Renames, ()),
             atomic_write_max: ATOMIC_WRITE_MAX.min(superblock.ring_length as usize),
             lost_data: LostDataTold::default(),
@@ -178,7 +174,6 @@ impl Store {
     /// Like [`Store::attributes_of`], and [holds](Store::hold) it.
     pub fn lookup_held(&self, directory: &Node, name: &[u8]) -> Result<Attributes> {
         let hash = self.hash(name);
-        self.prefetch_name(directory, hash);
         let node = {
             let state = directory.state.read();
             let (number, _) = self.find_any(directory, &state, hash, name)?;

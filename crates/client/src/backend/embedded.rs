@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use store::{
-    Attributes, DirectoryNames, Entry, Fallocate, FileExtent, FileFlags, FileKind, NewInode, Node,
-    RenameMode, SetAttributes, Statistics, Store, Transaction, WriteAt, Written, XattrMode,
+    Attributes, Entry, Fallocate, FileExtent, FileFlags, FileKind, NewInode, Node, RenameMode,
+    SetAttributes, Statistics, Store, Transaction, WriteAt, Written, XattrMode,
 };
 
 use super::Result;
@@ -37,16 +37,6 @@ impl Embedded {
     #[inline]
     pub(super) fn inode(&self, number: u64) -> Result<Arc<Node>> {
         Ok(self.0.node(number)?)
-    }
-
-    #[inline]
-    pub(super) fn directory_names(&self) -> DirectoryNames {
-        self.0.directory_names()
-    }
-
-    #[inline]
-    pub(super) fn expect(&self, name: &[u8]) {
-        self.0.expect(name);
     }
 
     #[inline]

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 
 use operations::ErrorCode;
+use smallvec::{SmallVec, smallvec};
 use store::{Attributes, FileKind};
 
-use super::way::Lent;
 use crate::backend::{Backend, Inode};
 use crate::error::Cause;
 
@@ -17,7 +17,8 @@ pub(crate) const PATH_LENGTH_MAX: usize = 4095;
 /// Where a walk stands.
 pub(crate) struct Walk<'a> {
     backend: &'a Backend,
-    way: Lent,
+    /// Directories entered, the root first, so that `..` leads back the way that was really taken.
+    entered: SmallVec<[Inode; 8]>,
     links: u32,
 }
 
@@ -54,31 +55,18 @@ impl<'a> Walk<'a> {
         backend: &'a Backend,
         path: &'p [u8],
     ) -> Result<(Walk<'a>, Last<'p>), Cause> {
-        let slash = path.iter().rposition(|byte| *byte == b'/');
-        let (begin, name) = path.split_at(slash.map_or(0, |at| at + 1));
-        let is_short = !name.is_empty() && path.len() <= PATH_LENGTH_MAX;
-        let begin = is_short.then_some(begin);
-        let (way, is_known) = Lent::for_path(backend, begin);
-        let links = 0;
         let mut walk = Walk {
             backend,
-            way,
-            links,
+            entered: smallvec![backend.root()],
+            links: 0,
         };
-        if is_known {
-            let part = Part::of(name);
-            return Ok((walk, Last { part, slash: false }));
-        }
         let last = walk.approach(path)?;
-        if let Some(begin) = begin {
-            walk.way.keep(begin);
-        }
         Ok((walk, last))
     }
 
     /// The directory where the walk stands.
     pub(crate) fn directory(&self) -> &Inode {
-        self.way.directory()
+        self.entered.last().expect("the root is never left")
     }
 
     /// Walks all of `path` but its last part, from where the walk stands.
@@ -90,7 +78,7 @@ impl<'a> Walk<'a> {
             return Err(Cause::PathTooLong);
         }
         if path[0] == b'/' {
-            self.way.restart();
+            self.entered.truncate(1);
         }
         let slash = path.ends_with(b"/");
         let mut parts = path
@@ -151,7 +139,6 @@ impl<'a> Walk<'a> {
     /// Walks along the target of the symbolic link `link`, all but its last part.
     pub(crate) fn follow(&mut self, link: &Inode) -> Result<Last<'static>, Cause> {
         self.links += 1;
-        self.way.turn();
         if self.links > LINKS_MAX {
             return Err(Cause::TooManySymbolicLinks);
         }
@@ -175,18 +162,19 @@ impl<'a> Walk<'a> {
         match part {
             Part::Here => Ok(()),
             Part::Up => {
-                self.way.leave();
+                let depth = self.entered.len().saturating_sub(1).max(1);
+                self.entered.truncate(depth);
                 Ok(())
             }
             Part::Name(name) => {
                 if let Some(node) = self.backend.known_subdirectory(self.directory(), &name) {
-                    self.way.enter(node);
+                    self.entered.push(node);
                     return Ok(());
                 }
                 let node = self.backend.lookup(self.directory(), &name)?;
                 match self.kind(&node)? {
                     FileKind::Directory => {
-                        self.way.enter(node);
+                        self.entered.push(node);
                         Ok(())
                     }
                     FileKind::Symlink => {

@@ -16,7 +16,6 @@ use crate::format::placement::Layout;
 use crate::image::Image;
 use crate::image::transaction::ReplyFile;
 use crate::inode::attributes::attributes;
-use crate::inode::leaves::Leaves;
 use crate::inode::tree::{Found, Lookup, entries_are_valid};
 use crate::order::{Ordered, Rank};
 
@@ -36,8 +35,6 @@ pub struct Node {
     /// Blocks from where the last overwrite was in the file to where it was in the image: a guess at where the next one
     /// will be, read without the lock.
     pub(crate) shift: AtomicU64,
-    /// Where a directory's leaves are.
-    pub(crate) leaves: Leaves,
 }
 
 impl Node {
@@ -49,7 +46,6 @@ impl Node {
             holds: AtomicU64::new(0),
             may_be_named: AtomicBool::new(false),
             shift: AtomicU64::new(0),
-            leaves: Leaves::default(),
         })
     }
 
@@ -234,7 +230,7 @@ impl Shard {
         if let Entry::Occupied(entry) = self.nodes.entry(number) {
             let node = entry.get();
             // Holds are counted in the node: a held one must stay the one that all threads find.
-            if Arc::strong_count(node) > 1 || node.is_held() || node.leaves.take_used() {
+            if Arc::strong_count(node) > 1 || node.is_held() {
                 self.turns.push_back(number);
             } else {
                 entry.remove();
@@ -291,18 +287,6 @@ mod tests {
         }
         assert!(Arc::ptr_eq(&shard.nodes[&1], &kept));
         assert!(shard.nodes[&2].is_held());
-        // A directory with known leaves is dropped at its next examination if they were not used between.
-        let directory = node(1000);
-        directory.leaves.remember(1000, 0, 1);
-        assert_eq!(directory.leaves.get(1000, 0), Some(1));
-        shard.insert(directory);
-        let turns = |shard: &mut Shard, first: u64| {
-            let numbers = first..first + SHARD_NODES_MAX as u64 * 3 / 2;
-            numbers.for_each(|number| shard.insert(node(number)));
-            shard.nodes.contains_key(&1000)
-        };
-        assert!(turns(&mut shard, 2000));
-        assert!(!turns(&mut shard, 3000));
     }
 
     #[test]

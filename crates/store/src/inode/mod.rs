@@ -4,7 +4,6 @@ pub(crate) mod acl;
 pub(crate) mod attributes;
 pub(crate) mod extents;
 pub(crate) mod flags;
-pub(crate) mod leaves;
 pub(crate) mod live;
 pub(crate) mod reclaim;
 pub(crate) mod tree;

@@ -1,23 +1,19 @@
 //! Names in a directory: leaves of hashed entries, found through the directory's extent tree.
 
 use std::hash::Hasher;
-use std::ops::Range;
 
-use pmem::LINE;
 use siphasher::sip::SipHasher13;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::BLOCK;
 use crate::error::{Error, Result};
 use crate::format::directory::*;
-use crate::format::inode::{INODE, Inode};
+use crate::format::inode::Inode;
 use crate::image::allocator::Run;
 use crate::image::change::Change;
 use crate::image::edit::Contents;
 use crate::image::{Block, Image};
-use crate::inode::leaves::Leaves;
 use crate::inode::tree::{Lookup, Tree};
-use crate::names::hints::{Hint, Hints};
 use crate::{Entry, FileKind};
 
 const WHAT: &str = "a directory leaf";
@@ -26,7 +22,7 @@ const COOKIE_DOT: u64 = 1;
 const COOKIE_DOT_DOT: u64 = 2;
 
 /// Bytes of a leaf that are fetched at once: the header, and most slots of one that is half full.
-pub const FETCHED: usize = 256;
+const FETCHED: usize = 256;
 
 /// Where a name leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,10 +143,6 @@ pub struct Reader<'a> {
     pub number: u64,
     /// Its inode.
     pub inode: &'a Inode,
-    /// Where its leaves are known to be.
-    pub leaves: &'a Leaves,
-    /// Hints for the targets of names.
-    pub hints: &'a Hints,
 }
 
 impl<'a> Reader<'a> {
@@ -160,28 +152,6 @@ impl<'a> Reader<'a> {
 
     /// The verified leaf for a hash prefix, and its logical block.
     fn leaf(&self, prefix: u64) -> Result<Option<(u64, u64)>> {
-        // The leaves of a removed directory may be freed already.
-        if self.inode.links == 0 {
-            return self.leaf_by_tree(prefix);
-        }
-        let leaves = self.inode.size / BLOCK as u64;
-        if let Some(block) = self.leaves.get(leaves, prefix) {
-            self.image.prefetch(block * BLOCK as u64, FETCHED);
-            let leaf = Contents::new(self.image, block, None);
-            let logical = leaf.word(LOGICAL);
-            if range(logical, shape(leaf).depth).contains(&prefix) {
-                debug_assert_eq!(self.leaf_by_tree(prefix)?, Some((block, logical)));
-                return Ok(Some((block, logical)));
-            }
-        }
-        let found = self.leaf_by_tree(prefix)?;
-        if let Some((block, _)) = found {
-            self.leaves.remember(leaves, prefix, block);
-        }
-        Ok(found)
-    }
-
-    fn leaf_by_tree(&self, prefix: u64) -> Result<Option<(u64, u64)>> {
         let Some(extent) = self.tree().floor(prefix)? else {
             return Ok(None);
         };
@@ -195,50 +165,19 @@ impl<'a> Reader<'a> {
 
     /// Looks a name up.
     pub fn find(&self, hash: u64, name: &[u8]) -> Result<Option<Stored>> {
-        let hint = self.hints.get(self.number, hash);
-        if let Some(hint) = hint {
-            self.prefetch(hint, prefix(hash));
-        }
         let Some((block, logical)) = self.leaf(prefix(hash))? else {
             return Ok(None);
         };
         let leaf = Contents::new(self.image, block, None);
-        let shape = shape(leaf);
-        let hinted = hint.and_then(|hint| Search::at(leaf, shape, hint.slot, hash, name));
-        let Some(found) = hinted.or_else(|| Search::new(leaf, shape, hash, name).found) else {
+        let Some(found) = Search::new(leaf, shape(leaf), hash, name).found else {
             return Ok(None);
         };
-        let right = Hint {
-            number: found.entry.number,
-            slot: found.slot,
-            line: found.offset / LINE,
-        };
-        if hint != Some(right) {
-            self.hints.set(self.number, hash, right);
-        }
         Ok(Some(Stored {
             target: target(&found.entry, block)?,
             block,
             logical,
             found,
         }))
-    }
-
-    /// Prefetches the probable target of a name, and its entry.
-    #[inline]
-    fn prefetch(&self, hint: Hint, prefix: u64) {
-        let layout = &self.image.layout;
-        if hint.number < layout.inodes() {
-            self.image.prefetch(layout.inode(hint.number), INODE);
-        }
-        if let Some(block) = self.leaves.guess(prefix) {
-            let leaf = block * BLOCK as u64;
-            self.image.prefetch(leaf, FETCHED);
-            let entry = leaf + (hint.line * LINE) as u64;
-            // Every other entry reaches into the next line.
-            let lines = (BLOCK / LINE - hint.line).min(2);
-            self.image.prefetch(entry, lines * LINE);
-        }
     }
 
     /// Room for a name in the leaf where it belongs, `None` when there is none; [`Error::Exists`] when it is there.
@@ -320,12 +259,6 @@ fn verify(image: &Image, directory: u64, block: u64, logical: u64) -> Result<()>
     }
 }
 
-/// The prefixes of names that belong into the leaf at a logical block.
-fn range(logical: u64, depth: u16) -> Range<u64> {
-    let bits = PREFIX_BITS.saturating_sub(depth.into());
-    logical..logical.saturating_add(1 << bits)
-}
-
 /// Target of an entry; media may contain any value.
 fn target(entry: &EntryHeader, block: u64) -> Result<Target> {
     let kind = FileKind::from_bits(u32::from(entry.kind) << 12)
@@ -390,24 +323,6 @@ impl Search {
             }
         }
         search
-    }
-
-    /// The name's entry if it is that of a slot.
-    #[inline]
-    fn at(leaf: Contents<'_>, shape: Shape, slot: usize, hash: u64, name: &[u8]) -> Option<Found> {
-        if slot >= (shape.count as usize).min(SLOTS_MAX) {
-            return None;
-        }
-        let (at, shift) = slot_place(slot);
-        let found: Slot = zerocopy::transmute!((leaf.word(at) >> shift) as u32);
-        let mut search = Search {
-            found: None,
-            taken: 0,
-        };
-        if found.tag == tag(hash) {
-            search.look_at(leaf, slot, found.offset as usize, hash, name);
-        }
-        search.found
     }
 
     fn look_at(&mut self, leaf: Contents<'_>, slot: usize, offset: usize, hash: u64, name: &[u8]) {
@@ -476,16 +391,6 @@ impl Room {
             key: hash << DISCRIMINATOR_BITS | search.free_discriminator(),
         }))
     }
-
-    /// The target of the name, and the position of its entry.
-    fn hint(&self, number: u64, name: &[u8]) -> Hint {
-        let offset = self.shape.heap as usize - entry_size(name.len());
-        Hint {
-            number,
-            slot: self.shape.count as usize,
-            line: offset / LINE,
-        }
-    }
 }
 
 /// A directory being changed. The caller holds its lock and puts the inode into the change.
@@ -496,8 +401,6 @@ pub struct Writer<'a, 's> {
     pub number: u64,
     /// Its inode.
     pub inode: &'a mut Inode,
-    /// Where its leaves are known to be.
-    pub leaves: &'a Leaves,
 }
 
 impl<'s> Writer<'_, 's> {
@@ -508,13 +411,6 @@ impl<'s> Writer<'_, 's> {
     /// The leaf for a hash, verified, as block and logical block. Sees leaves that this change made.
     fn leaf(&mut self, hash: u64) -> Result<Option<(u64, u64)>> {
         let prefix = prefix(hash);
-        if let Some(block) = self.leaves.get(self.inode.size / BLOCK as u64, prefix) {
-            let leaf = self.change.contents(block);
-            let logical = leaf.word(LOGICAL);
-            if range(logical, shape(leaf).depth).contains(&prefix) {
-                return Ok(Some((block, logical)));
-            }
-        }
         let Some(extent) = self.tree().lookup().floor(prefix)? else {
             return Ok(None);
         };
@@ -548,13 +444,12 @@ impl<'s> Writer<'_, 's> {
         };
         self.change.put_value(block, 0, &header);
         self.tree().add(logical, Run { block, length: 1 })?;
-        self.leaves.forget(range(logical, depth));
         self.inode.size = self.inode.size.saturating_add(BLOCK as u64);
         Ok(block)
     }
 
-    /// Adds a name; [`Error::Exists`] when it is there already. Returns where its entry is.
-    pub fn insert(&mut self, hash: u64, name: &[u8], target: Target) -> Result<Hint> {
+    /// Adds a name; [`Error::Exists`] when it is there already.
+    pub fn insert(&mut self, hash: u64, name: &[u8], target: Target) -> Result<()> {
         loop {
             let (block, logical) = match self.leaf(hash)? {
                 Some(leaf) => leaf,
@@ -563,7 +458,8 @@ impl<'s> Writer<'_, 's> {
             let leaf = self.change.contents(block);
             let shape = shape(leaf);
             if let Some(room) = Room::find(leaf, block, hash, name)? {
-                return Ok(self.insert_into(&room, name, target));
+                self.insert_into(&room, name, target);
+                return Ok(());
             }
             let need = entry_size(name.len()) + SLOT;
             let gap = shape.gap();
@@ -576,7 +472,7 @@ impl<'s> Writer<'_, 's> {
     }
 
     /// Adds a name that has room in its leaf, which the change has not edited since that was found.
-    pub fn insert_into(&mut self, room: &Room, name: &[u8], target: Target) -> Hint {
+    pub fn insert_into(&mut self, room: &Room, name: &[u8], target: Target) {
         let Room { block, shape, key } = *room;
         let size = entry_size(name.len());
         let offset = shape.heap - size as u16;
@@ -609,7 +505,6 @@ impl<'s> Writer<'_, 's> {
         stored.copy_from_slice(name);
         padding.fill(0);
         self.inode.entries = self.inode.entries.saturating_add(1);
-        room.hint(target.number, name)
     }
 
     fn put_slot(&mut self, block: u64, index: usize, slot: Slot) {
@@ -721,7 +616,7 @@ impl<'s> Writer<'_, 's> {
     /// Lets the neighbour of the same depth, if there is one, take over the range of an empty leaf.
     fn merge(&mut self, block: u64, logical: u64, shape: Shape) -> Result<()> {
         if shape.depth == 0 {
-            return self.drop_leaf(block, logical, 0);
+            return self.drop_leaf(block, logical);
         }
         let bit = 1 << (PREFIX_BITS - u32::from(shape.depth));
         let wanted = logical ^ bit;
@@ -737,19 +632,18 @@ impl<'s> Writer<'_, 's> {
             // The lower place stays: the upper one's entries move into it.
             let entries = self.change.contents(buddy).whole();
             self.rewrite(block, depth, &entries, |_| true);
-            self.drop_leaf(buddy, buddy_logical, buddy_shape.depth)
+            self.drop_leaf(buddy, buddy_logical)
         } else {
             let shape = Shape {
                 depth,
                 ..buddy_shape
             };
             self.put_shape(buddy, shape);
-            self.drop_leaf(block, logical, buddy_shape.depth)
+            self.drop_leaf(block, logical)
         }
     }
 
-    fn drop_leaf(&mut self, block: u64, logical: u64, depth: u16) -> Result<()> {
-        self.leaves.forget(range(logical, depth));
+    fn drop_leaf(&mut self, block: u64, logical: u64) -> Result<()> {
         debug_assert_eq!(
             self.tree().lookup().find(logical)?.map(|(block, _)| block),
             Some(block)

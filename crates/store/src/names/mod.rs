@@ -3,7 +3,6 @@
 //! Lock order: the rename lock, then inodes by ascending number; against this order only what can be had without waiting.
 
 pub(crate) mod directory;
-pub(crate) mod hints;
 pub(crate) mod rename;
 pub(crate) mod subdirectories;
 
@@ -25,9 +24,8 @@ use crate::inode::live::{self, Looked, Node};
 use crate::inode::reclaim::{free_inode, has_tree};
 use crate::inode::tree::{Lookup, Tree};
 use crate::inode::xattr::{self, Xattrs};
-use crate::names::directory::{FETCHED, Reader, Stored, Target, Writer, check_name, prefix};
+use crate::names::directory::{Reader, Stored, Target, Writer, check_name};
 use crate::names::rename::LockedSet;
-use crate::names::subdirectories::DirectoryNames;
 use crate::order::WriteGuard;
 use crate::store::Store;
 use crate::{Attributes, Entry, FileKind, NewInode};
@@ -59,7 +57,6 @@ impl Store {
             change,
             number: directory.number(),
             inode,
-            leaves: &directory.leaves,
         }
     }
 
@@ -79,8 +76,6 @@ impl Store {
             image: &self.shared.image,
             number: directory.number(),
             inode,
-            leaves: &directory.leaves,
-            hints: &self.hints,
         }
     }
 
@@ -104,33 +99,9 @@ impl Store {
         }
     }
 
-    /// Version of the names of directories. A path that led through directories since then leads through the same ones
-    /// while this stays equal.
-    #[inline]
-    pub fn directory_names(&self) -> DirectoryNames {
-        self.subdirectories.names()
-    }
-
-    /// Prefetches the hint for a name that is about to be looked up, in any directory.
-    #[inline]
-    pub fn expect(&self, name: &[u8]) {
-        self.hints.prefetch(self.hash(name));
-    }
-
-    /// Prefetches the position of a name before its directory is locked.
-    #[inline]
-    pub(crate) fn prefetch_name(&self, directory: &Node, hash: u64) {
-        self.hints.prefetch(hash);
-        // A guess, without the lock.
-        if let Some(block) = directory.leaves.guess(prefix(hash)) {
-            self.shared.image.prefetch(block * BLOCK as u64, FETCHED);
-        }
-    }
-
     /// Looks a name up. `.` and `..` are names too.
     pub fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Arc<Node>> {
         let hash = self.hash(name);
-        self.prefetch_name(directory, hash);
         let state = directory.state.read();
         let (number, kind) = self.find_any(directory, &state, hash, name)?;
         // Still under the lock: while the name exists its inode cannot be freed, nor its number be reused.
@@ -146,7 +117,6 @@ impl Store {
     /// meanwhile.
     pub fn attributes_of(&self, directory: &Node, name: &[u8]) -> Result<Attributes> {
         let hash = self.hash(name);
-        self.prefetch_name(directory, hash);
         let state = directory.state.read();
         let (number, _) = self.find_any(directory, &state, hash, name)?;
         // Still under the lock, as in `lookup`. But a thread that has a live inode locked may be waiting for the
@@ -208,7 +178,6 @@ impl Store {
     ) -> Result<(Arc<Node>, Attributes)> {
         check_name(name)?;
         let hash = self.hash(name);
-        self.prefetch_name(directory, hash);
         let mut parent = directory.state.write();
         check_directory(&parent)?;
         if parent.links == 0 {
@@ -228,15 +197,14 @@ impl Store {
         (new_parent.modified_ns, new_parent.changed_ns) = (inode.created_ns, inode.created_ns);
         let target = target_of(number, &inode);
         let mut writer = Self::writer(&mut change, directory, &mut new_parent);
-        let hint = match room {
+        match room {
             Some(room) => writer.insert_into(&room, name, target),
             None => writer.insert(hash, name, target)?,
-        };
+        }
         change.inode_from(directory.number(), &parent, &mut new_parent);
         inode.version = change.commit(transaction);
         new_parent.version = inode.version;
         *parent = new_parent;
-        self.hints.set(directory.number(), hash, hint);
         // Probably the next one that is made.
         live::prefetch(&self.shared.image, number + 1);
         let node = Node::new(number, inode);
@@ -502,7 +470,6 @@ impl Store {
         name: &[u8],
         work: impl FnOnce(Named<'_>) -> T,
     ) -> Result<Option<T>> {
-        self.prefetch_name(directory, hash);
         loop {
             let mut parent = directory.state.write();
             let stored = self.find(directory, &parent, hash, name)?;

@@ -307,8 +307,7 @@ impl Rename<'_> {
         if self.target.is_none() {
             let to = set.inode(self.to.number());
             let mut to = Store::writer(&mut change, self.to, to);
-            let hint = to.insert(self.new_hash, self.new_name, entry)?;
-            store.hints.set(self.to.number(), self.new_hash, hint);
+            to.insert(self.new_hash, self.new_name, entry)?;
         }
         if moves_directory {
             add_links(set.inode(self.from.number()), -1);

@@ -5,7 +5,6 @@
 //! still in flight.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -20,30 +19,14 @@ struct Subdirectory {
     node: Arc<Node>,
 }
 
-/// Version of the names of directories: equal as long as the store is the same and none of them was removed or
-/// retargeted. A path that was valid then is still valid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DirectoryNames {
-    store: u64,
-    forgotten: u64,
-}
-
-/// Open stores so far.
-static STORES: AtomicU64 = AtomicU64::new(0);
-
 /// A volatile index of names of directories.
 pub struct Subdirectories {
-    store: u64,
-    /// Counts the names that were forgotten.
-    forgotten: AtomicU64,
     slots: Box<[Mutex<Option<Subdirectory>>]>,
 }
 
 impl Subdirectories {
     pub fn new() -> Subdirectories {
         Subdirectories {
-            store: STORES.fetch_add(1, Ordering::Relaxed),
-            forgotten: AtomicU64::new(0),
             slots: (0..SLOTS).map(|_| Mutex::default()).collect(),
         }
     }
@@ -73,15 +56,5 @@ impl Subdirectories {
     /// Forgets a name which is about to be taken away, or to lead elsewhere; its parent is locked for writing.
     pub fn forget(&self, parent: u64, hash: u64) {
         *self.slot(parent, hash).lock() = None;
-        // Only now: a thread that sees this count finds the name neither here nor, once it has the lock, in the parent.
-        self.forgotten.fetch_add(1, Ordering::Release);
-    }
-
-    /// Version of the names. Results found after reading it are right while it is unchanged.
-    pub fn names(&self) -> DirectoryNames {
-        DirectoryNames {
-            store: self.store,
-            forgotten: self.forgotten.load(Ordering::Acquire),
-        }
     }
 }
