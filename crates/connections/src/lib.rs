@@ -14,6 +14,7 @@
 
 pub mod choice;
 pub mod control;
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod keys;
 pub mod messenger;

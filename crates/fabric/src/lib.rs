@@ -27,6 +27,7 @@ mod capabilities;
 mod credits;
 mod error;
 pub mod ethernet;
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod outstanding;
 mod queue;

@@ -21,6 +21,7 @@
 //! nothing).
 
 mod bell;
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod header;
 mod ring;

@@ -10,6 +10,7 @@
 //! the endpoint again, and receives the reason for its end.
 
 mod frame;
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod group;
 mod input;

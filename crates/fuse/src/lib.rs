@@ -16,6 +16,7 @@ mod adapter;
 mod answer;
 mod error;
 mod flags;
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod kernel;
 mod mount;

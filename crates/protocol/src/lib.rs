@@ -13,6 +13,7 @@ pub mod client;
 pub mod cluster;
 pub mod defects;
 #[doc(hidden)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod group;
 pub mod halves;

@@ -20,8 +20,10 @@ mod map;
 mod operation;
 
 pub use envelope::Envelope;
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use frame::{is_in_halves, seal};
 pub use group::{Data, is_of_group, shipment_end};
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use map::seal_map;
 pub use operation::{REPLAYS_MAX, Refusal, Replay};
 pub use operations::{

@@ -33,6 +33,7 @@ mod sequence;
 mod store;
 
 #[doc(hidden)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub use check::fuzzing;
 pub use check::{CheckOptions, Finding, Report, check};
 pub use clock::Clock;

@@ -15,6 +15,7 @@ pub(crate) mod bits;
 mod contents;
 mod data;
 mod directory;
+#[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod inodes;
