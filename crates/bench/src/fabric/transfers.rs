@@ -11,8 +11,8 @@ use super::raw::RawSocket;
 use super::{End, Ends, Placement, device, memory, options, with_far};
 use crate::Error;
 use crate::harness::{Random, Side, interleave, repeated};
-use crate::report::Row;
-use crate::setup::Bench;
+use crate::report::{Quantity, Row};
+use crate::setup::{Bench, bytes};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
@@ -58,17 +58,37 @@ pub fn shm(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
             let more = if is_short { OVERHEAD_NS } else { 0.0 };
             Ok(figures.into_iter().map(|figure| figure + more).collect())
         });
-        let measured = interleave(bench.scale.rounds, vec![tako, limit])?;
-        let title = title(name, size, reads);
-        let limit_name = if is_short {
-            "memcpy + 100 ns"
-        } else {
-            "memcpy"
+        let mut sides = vec![tako, limit];
+        if !is_short && !reads {
+            sides.push(streamed(bench, &far)?);
+        }
+        let count = sides.len();
+        let measured = interleave(bench.scale.rounds, sides)?;
+        let is_streamed = count > 2 && measured.median(2, 0) < measured.median(1, 0);
+        let (limit, limit_name) = match (is_short, is_streamed) {
+            (true, _) => (1, "memcpy + 100 ns"),
+            (false, false) => (1, "memcpy, cached"),
+            (false, true) => (2, "memcpy, non-temporal"),
         };
+        let time = |side| Quantity::ns(measured.median(side, 0));
         let bar = (is_short && reads).then_some(1.0 / 1.2);
-        rows.push(measured.row(0, &title, limit_name, bar));
+        let row = Row::new(&title(name, size, reads), time(0));
+        let ratio = measured.ratio((limit, 0), (0, 0));
+        rows.push(row.beside(limit_name, time(limit), ratio, bar));
     }
     Ok(rows)
+}
+
+/// A side that copies a mebibyte around the caches, where the processor has stores for that.
+fn streamed<'a>(bench: &Bench, far: &'a Registration) -> Result<Side<'a>, Error> {
+    let (data, length) = (bytes(MIB), bench.scale.file_length);
+    let mut random = Random::new(3);
+    repeated(bench.scale.effort, move || {
+        far.region()
+            .write_flushed(random.offset(length, MIB), &data);
+        far.region().fence();
+        Ok(())
+    })
 }
 
 pub fn tcp(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
