@@ -17,10 +17,15 @@ use crate::nodes::{Cluster, PATIENCE, is_whole, kill};
 
 /// Messages that all nodes have received.
 fn messages(cluster: &Cluster) -> u64 {
+    received(cluster).iter().sum()
+}
+
+/// Messages that each node has received.
+fn received(cluster: &Cluster) -> Vec<u64> {
     let status = cluster.status();
     let nodes = status["nodes"].as_array().expect("nodes");
     let received = nodes.iter().filter_map(|node| node["messages"].as_u64());
-    received.sum()
+    received.collect()
 }
 
 fn cluster() -> Cluster {
@@ -136,6 +141,29 @@ fn cached_attributes_make_no_requests() {
     }
     let sent = messages(&cluster) - before;
     assert!(sent < CALLS / 4, "{sent} messages for {CALLS} calls");
+}
+
+/// The primary receives the attributes of the directory, the lookup of the name, the creation, and the attributes that the kernel
+/// asks for then; and the tails of two replicas.
+#[test]
+fn a_file_is_created_opened_and_closed_with_four_requests() {
+    const FILES: u64 = 500;
+    let cluster = cluster();
+    let mount = Mount::new(&cluster, "a");
+    let before = received(&cluster);
+    for number in 0..FILES {
+        File::create(mount.path(&number.to_string())).expect("a new file");
+    }
+    let after = received(&cluster);
+    let grown = after
+        .iter()
+        .zip(before)
+        .map(|(after, before)| after - before);
+    let most = grown.max().expect("nodes");
+    assert!(
+        most < FILES * 13 / 2,
+        "{most} messages at the primary for {FILES} files"
+    );
 }
 
 #[test]

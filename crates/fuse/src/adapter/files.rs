@@ -1,6 +1,6 @@
 //! Contents and attributes of a file.
 
-use client::{Error, SetAttributes, WriteAt, XattrMode};
+use client::{Attributes, Error, SetAttributes, WriteAt, XattrMode};
 use rustix::io::Errno;
 
 use super::locks::Locks;
@@ -22,20 +22,26 @@ impl Adapter {
         if self.opens_by_itself() {
             return Err(Errno::NOSYS);
         }
-        Ok(put(body, &self.opened(number)?))
+        let keeps = match &self.shared {
+            Some(shared) => shared.open(&self.file_system, number),
+            None => Ok(opened::KEEP_CACHE),
+        };
+        Ok(put(body, &self.opened(keeps)?))
     }
 
-    /// Whether the kernel opens files without asking.
-    pub(super) fn opens_by_itself(&self) -> bool {
-        self.open_unneeded && !self.direct && self.locks.is_none() && self.shared.is_none()
-    }
-
-    /// The answer to creating and opening a file with these flags.
+    /// The answer to creating and opening a file with these flags, or to opening one that another caller has created meanwhile.
     ///
     /// A program that creates a file only to write it stores long data as a rule, which a page cache would copy once more and
     /// keep a second time. Reading it later fills the cache. Appended data is short and often read at once, so it is cached.
-    pub(super) fn created(&self, number: u64, flags: u32) -> Result<wire::OpenOut, Errno> {
-        let mut answer = self.opened(number)?;
+    pub(super) fn created(
+        &self,
+        attributes: &Attributes,
+        flags: u32,
+    ) -> Result<wire::OpenOut, Errno> {
+        let mut answer = self.opened(match &self.shared {
+            Some(shared) => shared.open_made(&self.file_system, attributes),
+            None => Ok(opened::KEEP_CACHE),
+        })?;
         let (access, append) = (libc::O_ACCMODE as u32, libc::O_APPEND as u32);
         if self.creates_directly && flags & (access | append) == libc::O_WRONLY as u32 {
             answer.flags |= opened::DIRECT_IO;
@@ -43,12 +49,13 @@ impl Adapter {
         Ok(answer)
     }
 
-    /// The answer to opening a file.
-    pub(super) fn opened(&self, number: u64) -> Result<wire::OpenOut, Errno> {
-        let keeps = match &self.shared {
-            Some(shared) => shared.open(&self.file_system, number),
-            None => Ok(opened::KEEP_CACHE),
-        };
+    /// Whether the kernel opens files without asking.
+    pub(super) fn opens_by_itself(&self) -> bool {
+        self.open_unneeded && !self.direct && self.locks.is_none() && self.shared.is_none()
+    }
+
+    /// The answer to opening a file with these pages.
+    fn opened(&self, keeps: Result<u32, Error>) -> Result<wire::OpenOut, Errno> {
         let keeps = keeps.map_err(|error| errno(&error))?;
         let flags = match self.direct {
             true => opened::DIRECT_IO | opened::PARALLEL_DIRECT_WRITES,

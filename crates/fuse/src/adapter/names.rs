@@ -64,9 +64,9 @@ impl Adapter {
             Request::Create { name, new } if self.opens_by_itself() => {
                 let inode = new_inode(header, FileKind::Regular, new.mode, new.umask);
                 let created = self.file_system.create_held(header.node, name, &inode);
-                let entry = self.answered(created)?;
-                let opened = self.created(entry.node, new.flags)?;
-                return Ok((entry, Some(opened)));
+                let attributes = created.map_err(|error| errno(&error))?;
+                let opened = self.created(&attributes, new.flags)?;
+                return Ok((self.answered(Ok(attributes))?, Some(opened)));
             }
             Request::Create { name, new } => {
                 let inode = new_inode(header, FileKind::Regular, new.mode, new.umask);
@@ -75,7 +75,7 @@ impl Adapter {
                     .file_system
                     .create_open(header.node, name, &inode, flags);
                 let (attributes, _file) = created.map_err(|error| errno(&error))?;
-                let opened = self.created(attributes.number, new.flags)?;
+                let opened = self.created(&attributes, new.flags)?;
                 return Ok((self.entry(Ok(attributes))?, Some(opened)));
             }
             Request::MakeNode { name, new } => {
@@ -110,8 +110,9 @@ impl Adapter {
         let flags = OpenFlags::from_bits(new.flags as i32);
         let made = self.file_system.create_unnamed(header.node, &inode, flags);
         let file = made.map_err(|error| errno(&error))?;
-        let opened = self.created(file.number(), new.flags)?;
-        let entry = self.entry(file.attributes())?;
+        let attributes = file.attributes().map_err(|error| errno(&error))?;
+        let opened = self.created(&attributes, new.flags)?;
+        let entry = self.entry(Ok(attributes))?;
         let length = put(body, &entry);
         Ok(length + put(&mut body[length..], &opened))
     }

@@ -83,14 +83,33 @@ impl Shared {
             // The error is the one of the attributes.
             let _ = file_system.release(number, 1);
         })?;
-        if !self.keeps_pages {
-            return Ok(match self.note(&attributes, Duration::ZERO) {
-                true => opened::KEEP_CACHE,
-                false => 0,
-            });
+        Ok(self.opens(&attributes))
+    }
+
+    /// Opens a file that the same request has made, or found: the cluster is not asked again.
+    pub(super) fn open_made(
+        &self,
+        file_system: &FileSystem,
+        attributes: &Attributes,
+    ) -> Result<u32, Error> {
+        file_system.hold(attributes.number)?;
+        if self.files.lock().contains_key(&attributes.number) {
+            return Ok(self.opens(attributes));
         }
-        self.drop_other_pages(&attributes);
+        // The kernel does not know it, and has no pages.
+        self.note(attributes, Duration::ZERO);
         Ok(opened::KEEP_CACHE)
+    }
+
+    fn opens(&self, attributes: &Attributes) -> u32 {
+        if self.keeps_pages {
+            self.drop_other_pages(attributes);
+            return opened::KEEP_CACHE;
+        }
+        match self.note(attributes, Duration::ZERO) {
+            true => opened::KEEP_CACHE,
+            false => 0,
+        }
     }
 
     /// Closes a file that was opened.
