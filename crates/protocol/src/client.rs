@@ -1,11 +1,10 @@
 //! A client of a unit: a session, requests in flight, and writes that may have to be replayed.
 
 mod active;
+mod early;
 mod keeping;
 
 use std::collections::{BTreeMap, VecDeque};
-
-use operations::WriteAt;
 
 use crate::defects::{Defect, Defects};
 use crate::leases::Covers;
@@ -16,9 +15,10 @@ use crate::wire::{
     Acknowledge, BODY_MAX, Body, DATA_MAX, Envelope, ErrorCode, FileId, Held, Message, Operation,
     Outcome, Refusal, Replay,
 };
-use crate::{NO_SLOT, Options, SLOTS_MAX, Transmit};
+use crate::{NO_SLOT, Options, Outgoing, SLOTS_MAX, Transmit};
 use active::Active;
 pub use active::{Transfer, TransferKind, TransferOutcome};
+use early::early_outcome;
 
 /// Identifies a request.
 pub type Ticket = u64;
@@ -157,7 +157,7 @@ pub struct Client {
     /// Refused writes that their user considers done: the next fsync of the file returns the error.
     refused: BTreeMap<FileId, Refused>,
     next_number: u64,
-    transmits: VecDeque<Transmit>,
+    outgoing: VecDeque<Outgoing>,
     events: VecDeque<Event>,
 }
 
@@ -188,7 +188,7 @@ impl Client {
             one_sided: (0, 0),
             refused: BTreeMap::new(),
             next_number: first_number,
-            transmits: VecDeque::new(),
+            outgoing: VecDeque::new(),
             events: VecDeque::new(),
         }
     }
@@ -267,9 +267,13 @@ impl Client {
 
     /// A message arrived.
     pub fn handle_message(&mut self, now: u64, bytes: &[u8]) {
-        let Ok(message) = Message::decode(bytes, &self.defects) else {
-            return;
-        };
+        if let Ok(message) = Message::decode(bytes, &self.defects) {
+            self.handle_decoded(now, message);
+        }
+    }
+
+    /// The same with a message that was decoded, or never encoded.
+    pub fn handle_decoded(&mut self, now: u64, message: Message) {
         let Envelope {
             cluster,
             unit,
@@ -383,7 +387,12 @@ impl Client {
 
     /// The next message to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.transmits.pop_front()
+        self.poll_outgoing().map(Outgoing::encode)
+    }
+
+    /// The next message to send, not encoded yet.
+    pub fn poll_outgoing(&mut self) -> Option<Outgoing> {
+        self.outgoing.pop_front()
     }
 
     /// The next event.
@@ -401,9 +410,11 @@ impl Client {
             request,
             from: self.node,
         };
-        let bytes = Message { envelope, body }.encode(self.options.parity);
-        let to = vec![self.map.primary];
-        self.transmits.push_back(Transmit { to, bytes });
+        self.outgoing.push_back(Outgoing {
+            to: vec![self.map.primary],
+            message: Message { envelope, body },
+            with_parity: self.options.parity,
+        });
     }
 
     /// Sends whatever is due.
@@ -776,22 +787,6 @@ fn done(ticket: Ticket, outcome: Outcome) -> Event {
         ticket,
         outcome,
         keep,
-    }
-}
-
-/// The outcome of a write that is acknowledged when it is sent. Where an appending write lands is not known then.
-fn early_outcome(operation: &Operation, acknowledge: Acknowledge) -> Option<Outcome> {
-    match operation {
-        Operation::Write {
-            at: WriteAt::Offset(offset),
-            data,
-            ..
-        } if acknowledge == Acknowledge::Sent => Some(Outcome {
-            offset: *offset,
-            count: data.len() as u64,
-            ..Outcome::default()
-        }),
-        _ => None,
     }
 }
 

@@ -31,6 +31,7 @@ pub use member::Member;
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use crc_fast::Digest;
 use wire::DATA_MAX;
+use wire::Message;
 use wire::active::GRANT_MAX;
 
 /// CRC32C of a block of data, as layouts and commits have it.
@@ -43,6 +44,27 @@ fn checksum(parts: &[&[u8]]) -> u32 {
     let mut digest = Digest::new(Crc32Iscsi);
     parts.iter().for_each(|part| digest.update(part));
     digest.finalize() as u32
+}
+
+/// A message of a state machine, and where it goes. A receiver in the same process takes it as it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    /// One node, or several with one multicast send.
+    pub to: Vec<NodeId>,
+    /// The message.
+    pub message: Message,
+    /// Whether its bytes have parity.
+    pub(crate) with_parity: bool,
+}
+
+impl Outgoing {
+    /// The message as bytes.
+    pub fn encode(self) -> Transmit {
+        Transmit {
+            bytes: self.message.encode(self.with_parity),
+            to: self.to,
+        }
+    }
 }
 
 /// Where messages go.

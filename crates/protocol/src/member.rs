@@ -41,7 +41,7 @@ pub use view::View;
 use crate::defects::{Defect, Defects};
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
 use crate::wire::{Body, Envelope, Message};
-use crate::{Options, Transmit};
+use crate::{Options, Outgoing, Transmit};
 use elect::Candidacy;
 use follow::Following;
 use join::Joining;
@@ -82,8 +82,18 @@ pub struct Member {
 #[derive(Default)]
 pub(crate) struct Out {
     pub with_parity: bool,
-    pub transmits: VecDeque<Transmit>,
+    pub outgoing: VecDeque<Outgoing>,
     pub intents: VecDeque<Intent>,
+}
+
+impl Out {
+    pub fn send(&mut self, to: Vec<NodeId>, message: Message) {
+        self.outgoing.push_back(Outgoing {
+            to,
+            message,
+            with_parity: self.with_parity,
+        });
+    }
 }
 
 impl Member {
@@ -213,9 +223,13 @@ impl Member {
 
     /// A message arrived. Invalid messages, and those of another cluster, are dropped.
     pub fn handle_message(&mut self, now: u64, bytes: &[u8]) {
-        let Ok(message) = Message::decode(bytes, &self.defects) else {
-            return;
-        };
+        if let Ok(message) = Message::decode(bytes, &self.defects) {
+            self.handle_decoded(now, message);
+        }
+    }
+
+    /// The same with a message that was decoded, or never encoded.
+    pub fn handle_decoded(&mut self, now: u64, message: Message) {
         let Envelope {
             cluster,
             unit,
@@ -308,7 +322,12 @@ impl Member {
 
     /// The next message to send.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.out.transmits.pop_front()
+        self.poll_outgoing().map(Outgoing::encode)
+    }
+
+    /// The next message to send, not encoded yet.
+    pub fn poll_outgoing(&mut self) -> Option<Outgoing> {
+        self.out.outgoing.pop_front()
     }
 
     /// The next thing for the host to do.
@@ -334,8 +353,7 @@ impl Member {
             ..Envelope::default()
         };
         if !to.is_empty() {
-            let bytes = Message { envelope, body }.encode(self.out.with_parity);
-            self.out.transmits.push_back(Transmit { to, bytes });
+            self.out.send(to, Message { envelope, body });
         }
     }
 

@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 
 use pmem::Region;
 use protocol::member::{Completion, Intent};
-use protocol::{Defects, Member, NodeId, Options, Transmit, UnitMap};
+use protocol::{Defects, Member, NodeId, Options, Outgoing, Transmit, UnitMap};
 use store::Error;
 
 use crate::pool::UnitPool;
@@ -22,6 +22,11 @@ pub trait Host {
     /// Executes [`Intent::OpenKey`] and [`Intent::CloseKey`], and breaks with the completion, or without one if it has not
     /// ended: then the member asks again if it matters. Every other intent is for the pool.
     fn access(&mut self, intent: &Intent) -> ControlFlow<Option<Completion>>;
+
+    /// Takes a message that a receiver in this process gets as it is; returns it if it is to be encoded and sent.
+    fn keep(&mut self, outgoing: Outgoing) -> Option<Outgoing> {
+        Some(outgoing)
+    }
 
     /// Called before the pool executes an intent.
     fn before(&mut self, _member: &Member, _intent: &Intent) {}
@@ -129,8 +134,10 @@ impl Core {
                 self.member.handle_completion(now, completion);
             }
         }
+        let outgoing = std::iter::from_fn(|| self.member.poll_outgoing());
+        let sent = outgoing.filter_map(|it| host.keep(it));
         Ok(Some(Output {
-            transmits: std::iter::from_fn(|| self.member.poll_transmit()).collect(),
+            transmits: sent.map(Outgoing::encode).collect(),
             proposals,
             timeout: self.member.poll_timeout(),
         }))

@@ -13,6 +13,7 @@ use connections::messenger::Handle;
 use fuse::MountOptions;
 use parking_lot::{Condvar, Mutex};
 use protocol::NodeId;
+use protocol::wire::Message;
 use serde::{Deserialize, Serialize};
 use server::node::{Inside, Node};
 
@@ -276,7 +277,7 @@ impl network::Inside for Entrance {
         self.0.has_messages()
     }
 
-    fn send(&self, messages: &mut Vec<Vec<u8>>, replies: &mut Vec<Vec<u8>>) -> bool {
+    fn send(&self, messages: &mut Vec<Message>, replies: &mut Vec<Message>) -> bool {
         self.0.send(messages, replies)
     }
 
@@ -284,7 +285,7 @@ impl network::Inside for Entrance {
         &self,
         most: Duration,
         is_over: &dyn Fn() -> bool,
-        replies: &mut Vec<Vec<u8>>,
+        replies: &mut Vec<Message>,
     ) -> bool {
         self.0.drive(most, is_over, replies)
     }

@@ -234,12 +234,10 @@ impl Connection {
         self.take_replies(replies.unwrap_or_default())
     }
 
-    fn take_replies(&mut self, replies: Vec<Vec<u8>>) -> bool {
+    fn take_replies(&mut self, replies: Vec<Message>) -> bool {
         let has_some = !replies.is_empty();
-        for bytes in replies {
-            if let Ok(message) = Message::decode(&bytes, &self.defects) {
-                self.handle_reply(message, &bytes);
-            }
+        for message in replies {
+            self.handle_reply(message);
         }
         has_some
     }
@@ -250,14 +248,14 @@ impl Connection {
             self.reach
                 .start(now, transfer, &mut self.messenger, &mut self.client);
         }
-        while let Some(transmit) = self.client.poll_transmit() {
+        while let Some(outgoing) = self.client.poll_outgoing() {
             // Without a link it is lost; with the next one the state machine sends it again.
-            let to = transmit.to.first().copied().unwrap_or(NO_NODE);
+            let to = outgoing.to.first().copied().unwrap_or(NO_NODE);
             match &mut self.entry {
-                Some(entry) if entry.node() == to => entry.put(transmit.bytes),
+                Some(entry) if entry.node() == to => entry.put(outgoing.message),
                 _ => {
                     if let Some(link) = self.links.of(to) {
-                        self.send(link, &transmit.bytes);
+                        self.send(link, &outgoing.encode().bytes);
                     }
                 }
             }
@@ -507,11 +505,11 @@ impl Connection {
         if !self.links.is_from(link, message.envelope.from) {
             return;
         }
-        self.handle_reply(message, bytes);
+        self.handle_reply(message);
     }
 
     /// Takes a message of a member: its envelope says so truly.
-    fn handle_reply(&mut self, message: Message, bytes: &[u8]) {
+    fn handle_reply(&mut self, message: Message) {
         if self.primary() == message.envelope.from {
             self.heard();
         }
@@ -525,7 +523,7 @@ impl Connection {
             }
             return;
         }
-        self.client.handle_message(self.now(), bytes);
+        self.client.handle_decoded(self.now(), message);
     }
 
     fn handle_map(&mut self, map: ClusterMap) {

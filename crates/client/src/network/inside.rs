@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use connections::messenger::Handle;
 use protocol::NodeId;
+use protocol::wire::Message;
 
 /// How long the calling thread works for the node before it blocks. Replicas on the same host have answered by then.
 const DRIVE: Duration = Duration::from_micros(200);
@@ -18,9 +19,9 @@ pub trait Inside: Send + Sync {
     /// Whether it has messages for the client.
     fn has_messages(&self) -> bool;
     /// Gives it messages, and takes those for the client. Returns whether the node is there.
-    fn send(&self, messages: &mut Vec<Vec<u8>>, replies: &mut Vec<Vec<u8>>) -> bool;
+    fn send(&self, messages: &mut Vec<Message>, replies: &mut Vec<Message>) -> bool;
     /// Does the node's work until there is a message for the client or `is_over`, so long at most.
-    fn drive(&self, most: Duration, is_over: &dyn Fn() -> bool, replies: &mut Vec<Vec<u8>>)
+    fn drive(&self, most: Duration, is_over: &dyn Fn() -> bool, replies: &mut Vec<Message>)
     -> bool;
 }
 
@@ -28,7 +29,7 @@ pub trait Inside: Send + Sync {
 pub struct Entry {
     inside: Arc<dyn Inside>,
     /// Messages for the node.
-    messages: Vec<Vec<u8>>,
+    messages: Vec<Message>,
     handle: Handle,
 }
 
@@ -49,12 +50,12 @@ impl Entry {
     }
 
     /// Keeps a message for the node until [`Entry::exchange`].
-    pub fn put(&mut self, bytes: Vec<u8>) {
-        self.messages.push(bytes);
+    pub fn put(&mut self, message: Message) {
+        self.messages.push(message);
     }
 
     /// Gives the node what there is for it. Returns its messages.
-    pub fn exchange(&mut self) -> Vec<Vec<u8>> {
+    pub fn exchange(&mut self) -> Vec<Message> {
         let mut replies = Vec::new();
         if !self.messages.is_empty() || self.inside.has_messages() {
             self.inside.send(&mut self.messages, &mut replies);
@@ -65,7 +66,7 @@ impl Entry {
     }
 
     /// Works for the node until it has a message for this client, or another thread calls.
-    pub fn drive(&mut self) -> Vec<Vec<u8>> {
+    pub fn drive(&mut self) -> Vec<Message> {
         let mut replies = Vec::new();
         let is_over = || self.handle.is_called();
         self.inside.drive(DRIVE, &is_over, &mut replies);

@@ -1,5 +1,7 @@
 //! Messages and events of a client, one by one.
 
+use operations::WriteAt;
+
 use super::*;
 use crate::EpochStart;
 use crate::leases::Grant;

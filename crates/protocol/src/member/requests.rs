@@ -100,9 +100,7 @@ impl Waiting {
 
 impl Out {
     fn send_to_client(&mut self, envelope: Envelope, to: NodeId, body: Body) {
-        let bytes = Message { envelope, body }.encode(self.with_parity);
-        let to = vec![to];
-        self.transmits.push_back(crate::Transmit { to, bytes });
+        self.send(vec![to], Message { envelope, body });
     }
 }
 

@@ -5,7 +5,7 @@
 //!                   ── Inside::drive ─► the same thread polls for the node until a reply has come
 //!   service thread  ── blocks without the lock; takes what comes while no thread drives, and wakes the client
 //! ```
-//! A call holds the lock for one step, or while it drives. The service thread blocks without the lock, and peers ring for it only
+//! Messages are passed as they are, not encoded. A call holds the lock for one step, or while it drives. The service thread blocks without the lock, and peers ring for it only
 //! while no other thread polls. The client has an ordinary link to the node besides, for cluster maps and exports.
 
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use std::time::Duration;
 use connections::messenger::Handle;
 use parking_lot::Mutex;
 use protocol::NodeId;
+use protocol::wire::Message;
 
 use super::service::Service;
 use super::{Inbox, Input, clock};
@@ -26,7 +27,7 @@ pub type Shared = Arc<Mutex<Option<Service>>>;
 pub struct Outbox {
     /// The client's number.
     pub client: NodeId,
-    messages: Vec<Vec<u8>>,
+    messages: Vec<Message>,
     has_messages: Arc<AtomicBool>,
     wake: Handle,
     /// The client's thread has the lock, and takes the messages before it leaves.
@@ -35,8 +36,8 @@ pub struct Outbox {
 
 impl Outbox {
     /// Keeps a message for the client, and wakes it.
-    pub fn put(&mut self, message: &[u8]) {
-        self.messages.push(message.to_vec());
+    pub fn put(&mut self, message: Message) {
+        self.messages.push(message);
         self.has_messages.store(true, Ordering::Release);
         if !self.is_entered {
             self.wake.wake();
@@ -90,10 +91,10 @@ impl Inside {
     }
 
     /// Gives the node messages of the client, and takes those for it. Returns whether the node is there.
-    pub fn send(&self, messages: &mut Vec<Vec<u8>>, replies: &mut Vec<Vec<u8>>) -> bool {
+    pub fn send(&self, messages: &mut Vec<Message>, replies: &mut Vec<Message>) -> bool {
         self.enter(replies, |service| {
             for message in messages.drain(..) {
-                service.take_inside(&message);
+                service.take_inside(message);
             }
             service.end_taking();
         })
@@ -105,7 +106,7 @@ impl Inside {
         &self,
         most: Duration,
         is_over: impl Fn() -> bool,
-        replies: &mut Vec<Vec<u8>>,
+        replies: &mut Vec<Message>,
     ) -> bool {
         self.enter(replies, |service| {
             let until = clock::now() + most.as_nanos() as u64;
@@ -118,7 +119,7 @@ impl Inside {
         })
     }
 
-    fn enter(&self, replies: &mut Vec<Vec<u8>>, work: impl FnOnce(&mut Service)) -> bool {
+    fn enter(&self, replies: &mut Vec<Message>, work: impl FnOnce(&mut Service)) -> bool {
         let mut guard = self.service.lock();
         let Some(service) = guard.as_mut() else {
             return false;

@@ -18,9 +18,11 @@ use std::ops::{ControlFlow, Range};
 use connections::messenger::{LinkId, Messenger};
 use fabric::{Access, Provider, Registration};
 use pmem::Region;
+use protocol::Outgoing;
 use protocol::member::{Completion, Intent};
 use protocol::wire::Operation;
 
+use super::inside::Outbox;
 use super::peers::Peers;
 use crate::core::Host;
 
@@ -202,11 +204,23 @@ pub struct Port<'a> {
     pub reach: &'a mut Reach,
     pub messenger: &'a mut Messenger,
     pub peers: &'a mut Peers,
+    /// Of the client inside, if there is one.
+    pub outbox: Option<&'a mut Outbox>,
     /// Whether the request that is executed reads from a file.
     pub reads: bool,
 }
 
 impl Host for Port<'_> {
+    fn keep(&mut self, outgoing: Outgoing) -> Option<Outgoing> {
+        match &mut self.outbox {
+            Some(outbox) if outgoing.to == [outbox.client] => {
+                outbox.put(outgoing.message);
+                None
+            }
+            _ => Some(outgoing),
+        }
+    }
+
     fn access(&mut self, intent: &Intent) -> ControlFlow<Option<Completion>> {
         match *intent {
             Intent::OpenKey { session } => {

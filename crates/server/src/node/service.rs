@@ -174,16 +174,13 @@ impl Service {
     }
 
     /// Takes a message of the client inside.
-    pub fn take_inside(&mut self, bytes: &[u8]) {
-        let taken = match Envelope::peek(bytes) {
-            Ok(envelope) => {
-                self.messages += 1;
-                let link = self.peers.link(envelope.from);
-                self.take_of_unit(clock::now(), link, &envelope, bytes)
-            }
-            // The client's own defect: what it asked for stays without an answer.
-            Err(_) => Ok(()),
-        };
+    pub fn take_inside(&mut self, message: Message) {
+        self.messages += 1;
+        let envelope = message.envelope;
+        let link = self.peers.link(envelope.from);
+        let taken = self.take_of_unit(clock::now(), link, &envelope, |member, now| {
+            member.handle_decoded(now, message);
+        });
         self.note_end(taken);
     }
 
@@ -278,6 +275,7 @@ impl Service {
             reach: &mut self.reach,
             messenger: &mut self.messenger,
             peers: &mut self.peers,
+            outbox: self.outbox.as_mut(),
             reads: false,
         };
         let stepped = self.core.step(now, &mut port, input);
@@ -345,9 +343,6 @@ impl Service {
 
     /// Sends a message to a node or client, if there is a link. The protocol repeats what gets lost.
     fn send(&mut self, to: NodeId, bytes: &[u8]) {
-        if let Some(outbox) = self.outbox.as_mut().filter(|it| it.client == to) {
-            return outbox.put(bytes);
-        }
         let Some(link) = self.peers.link(to) else {
             return;
         };
@@ -454,7 +449,9 @@ impl Service {
             }
             return Ok(());
         }
-        self.take_of_unit(now, Some(link), &envelope, bytes)
+        self.take_of_unit(now, Some(link), &envelope, |member, now| {
+            member.handle_message(now, bytes);
+        })
     }
 
     /// Takes a message of a member or client of the unit, and the link to it if there is one.
@@ -463,13 +460,13 @@ impl Service {
         now: u64,
         link: Option<LinkId>,
         envelope: &Envelope,
-        bytes: &[u8],
+        handle: impl FnOnce(&mut Member, u64),
     ) -> Result<(), NodeError> {
         self.absence.hear(now, envelope.from);
         let own = self.core.member().map().epoch;
         match self.epochs.judge(now, envelope.from, envelope.epoch, own) {
             Judgement::Current => {
-                return self.step(now, |member, now| member.handle_message(now, bytes));
+                return self.step(now, handle);
             }
             Judgement::SendMap => {
                 if let Some(link) = link {
