@@ -6,116 +6,44 @@ mod hosts;
 
 use std::io::BufRead;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
-use std::process::{Child, Output, Stdio};
+use std::process::Stdio;
 
-use common::Scratch;
 use hosts::Hosts;
+use hosts::cluster::{Cluster, is_whole, primary};
 use protocol::group::{Key, Stream, frame};
 use serde_json::Value;
 
-struct Cluster {
-    nodes: Vec<Child>,
-    hosts: Hosts,
-    scratch: Scratch,
+const OPTIONS: &str = "transport = \"tcp\"\ngroup = \"on\"\n";
+
+/// Starts three nodes on hosts of their own, and a fourth host for a stranger.
+fn start() -> Cluster {
+    let cluster = Cluster::start(3, Hosts::new(4), OPTIONS);
+    cluster.wait("they serve", is_whole);
+    cluster
 }
 
-impl Cluster {
-    /// Starts so many nodes with keys and this mode of groups, and waits until they serve.
-    fn start(count: usize, group: &str) -> Cluster {
-        let mut cluster = Cluster {
-            nodes: Vec::new(),
-            // One more, of a stranger.
-            hosts: Hosts::new(count + 1),
-            scratch: Scratch::new(),
-        };
-        let keys = cluster.scratch.path("keys");
-        common::tako(&["keys", "init", &keys, "n1"]).ended(0);
-        for name in (2..=count)
-            .map(|node| format!("n{node}"))
-            .chain(["mount".into()])
-        {
-            common::tako(&["keys", "issue", &keys, &name]).ended(0);
-        }
-        for node in 0..count {
-            let name = format!("n{}", node + 1);
-            let text = format!(
-                "cluster = \"groups\"\nname = \"{name}\"\nlisten = [\"{}:7474\"]\nkeys = \"{keys}/{name}\"\n\
-                 transport = \"tcp\"\ngroup = \"{group}\"\n[pool]\npath = \"{}\"\nsize = \"64M\"\n[membership]\ndirectory = \"{}\"\n\
-                 [unit]\nmembers = {count}\n",
-                cluster.hosts.address(node),
-                cluster.scratch.path(&format!("{name}.pool")),
-                cluster.scratch.path("membership"),
-            );
-            let path = cluster.scratch.path(&format!("{name}.toml"));
-            std::fs::write(&path, text).expect("written");
-            let child = cluster.serve(node);
-            cluster.nodes.push(child);
-        }
-        cluster.wait("they serve", |status| {
-            status["serving"] == true && status["unit"]["in_sync"] == status["unit"]["members"]
-        });
-        cluster
-    }
-
-    fn serve(&self, node: usize) -> Child {
-        let config = self.scratch.path(&format!("n{}.toml", node + 1));
-        let mut command = self.hosts.command(node, common::TAKO);
-        command.args(["serve", "--config", &config]);
-        command.env("TAKO_STATE", self.scratch.path("state"));
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        common::start(command.stderr(Stdio::inherit()))
-    }
-
-    fn status(&self) -> Option<Value> {
-        let mut command = common::command(&["status", "--name", "groups", "--json"]);
-        command.env("TAKO_STATE", self.scratch.path("state"));
-        let output = common::run(&mut command);
-        serde_json::from_slice(&output.stdout).ok()
-    }
-
-    fn wait(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        hosts::cluster::wait(|| self.status(), what, is_so)
-    }
-
-    /// Number of the primary's host.
-    fn primary(status: &Value) -> usize {
-        let name = status["unit"]["primary"].as_str().expect("a primary");
-        name[1..].parse::<usize>().expect("a number") - 1
-    }
-
-    /// Waits until the primary ships by a group to so many members.
-    fn wait_for_group(&self, members: usize) -> Value {
-        self.wait("the group is used", |status| {
-            of_primary(status).is_some_and(|group| group["members"] == members)
-        })
-    }
-
-    /// Runs a script with the cluster mounted at `$mount`, on a host.
-    fn mounted(&self, host: usize, script: &str) -> Output {
-        let mount = self.scratch.path("mount");
-        std::fs::create_dir_all(&mount).expect("made");
-        let source = format!("tako://{}:7474/groups", self.hosts.address(host));
-        let tako = common::TAKO;
-        let script = format!(
-            "set -e; mount={mount}; {tako} mount {source} $mount -o transport=tcp; trap '{tako} umount $mount' EXIT; {script}"
-        );
-        let mut command = self.hosts.command(host, "sh");
-        command.args(["-c", &script]).stdin(Stdio::null());
-        command.env("TAKO_KEYS", format!("{}/mount", self.scratch.path("keys")));
-        let output = common::run(&mut command);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{script}: {said}");
-        output
-    }
+/// Waits until the primary ships by a group to so many members.
+fn wait_for_group(cluster: &Cluster, members: usize) -> Value {
+    cluster.wait("the group is used", |status| {
+        of_primary(status).is_some_and(|group| group["members"] == members)
+    })
 }
 
-impl Drop for Cluster {
-    fn drop(&mut self) {
-        for node in &mut self.nodes {
-            let _ = node.kill();
-            let _ = node.wait();
-        }
-    }
+/// Runs a script with the cluster mounted at `$mount`, on a host, by the stranger's key.
+fn mounted(cluster: &Cluster, host: usize, script: &str) {
+    let mount = cluster.scratch.path("mount");
+    std::fs::create_dir_all(&mount).expect("made");
+    let source = format!("tako://{}:7474/hosts", cluster.hosts.address(host));
+    let tako = common::TAKO;
+    let script = format!(
+        "set -e; mount={mount}; {tako} mount {source} $mount -o transport=tcp; trap '{tako} umount $mount' EXIT; {script}"
+    );
+    let mut command = cluster.hosts.command(host, "sh");
+    command.args(["-c", &script]).stdin(Stdio::null());
+    command.env("TAKO_KEYS", cluster.scratch.path("keys/n4"));
+    let output = common::run(&mut command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script}: {said}");
 }
 
 /// What the primary does with groups.
@@ -142,10 +70,10 @@ const COMPARE: &str = "cd $mount; sha256sum --quiet -c ../sums; cd /";
 
 #[test]
 fn replicas_get_files_by_the_group_and_lead_with_them() {
-    let mut cluster = Cluster::start(3, "on");
-    let status = cluster.wait_for_group(2);
-    let lost = Cluster::primary(&status);
-    cluster.mounted((lost + 1) % 3, WRITE);
+    let mut cluster = start();
+    let status = wait_for_group(&cluster, 2);
+    let lost = primary(&status);
+    mounted(&cluster, (lost + 1) % 3, WRITE);
     let status = cluster.wait("frames are sent", |status| sum(status, "received") > 0);
     let group = of_primary(&status).expect("it is used");
     assert!(group["sent"].as_u64() > Some(5000), "{group}");
@@ -164,38 +92,39 @@ fn replicas_get_files_by_the_group_and_lead_with_them() {
     cluster.wait("another one serves", |now| {
         now["serving"] == true && now["unit"]["epoch"] != epoch && of_primary(now).is_some()
     });
-    cluster.mounted((lost + 1) % 3, COMPARE);
-    cluster.nodes[lost] = cluster.serve(lost);
-    cluster.wait_for_group(2);
-    cluster.mounted(lost, COMPARE);
+    mounted(&cluster, (lost + 1) % 3, COMPARE);
+    let config = cluster.scratch.path(&format!("n{}.toml", lost + 1));
+    cluster.nodes[lost] = cluster.serve(lost, &config, &[]);
+    wait_for_group(&cluster, 2);
+    mounted(&cluster, lost, COMPARE);
 }
 
 #[test]
 fn lost_frames_are_sent_again_and_a_lost_group_is_replaced_by_links() {
-    let cluster = Cluster::start(3, "on");
-    let status = cluster.wait_for_group(2);
-    let primary = Cluster::primary(&status);
-    let (first, second) = ((primary + 1) % 3, (primary + 2) % 3);
+    let cluster = start();
+    let status = wait_for_group(&cluster, 2);
+    let leads = primary(&status);
+    let (first, second) = ((leads + 1) % 3, (leads + 2) % 3);
     for host in [first, second] {
         cluster.hosts.lose(host, 50);
     }
-    cluster.mounted(first, WRITE);
+    mounted(&cluster, first, WRITE);
     let status = cluster.wait("frames are sent again", |status| {
         sum(status, "sent_again") > 50
     });
     assert_eq!(sum(&status, "refused_damaged"), 0, "{status:#?}");
-    cluster.mounted(second, COMPARE);
+    mounted(&cluster, second, COMPARE);
     // No frame reaches one of them any more: it gets all by its link, and is offered the group again.
     cluster.hosts.set_groups(second, "off");
-    cluster.mounted(primary, WRITE);
-    cluster.mounted(second, COMPARE);
+    mounted(&cluster, leads, WRITE);
+    mounted(&cluster, second, COMPARE);
     cluster.hosts.set_groups(second, "on");
-    let received = sum(&cluster.wait_for_group(2), "received");
-    cluster.mounted(primary, WRITE);
+    let received = sum(&wait_for_group(&cluster, 2), "received");
+    mounted(&cluster, leads, WRITE);
     cluster.wait("both receive", |status| {
         sum(status, "received") > received + 10
     });
-    cluster.mounted(second, COMPARE);
+    mounted(&cluster, second, COMPARE);
 }
 
 /// What [`forged_and_replayed_frames_are_refused`] runs on another host: sends what it hears again, forges and cuts.
@@ -241,9 +170,9 @@ fn a_stranger_at_the_group() {
 
 #[test]
 fn forged_and_replayed_frames_are_refused() {
-    let cluster = Cluster::start(3, "on");
-    let status = cluster.wait_for_group(2);
-    let primary = Cluster::primary(&status);
+    let cluster = start();
+    let status = wait_for_group(&cluster, 2);
+    let leads = primary(&status);
     let reason = of_primary(&status).expect("it is used")["reason"].as_str();
     let (_, meets) = reason
         .and_then(|it| it.rsplit_once(' '))
@@ -266,12 +195,12 @@ fn forged_and_replayed_frames_are_refused() {
     let output = stranger.stdout.take().expect("it is piped");
     let mut lines = std::io::BufReader::new(output).lines();
     assert!(lines.any(|line| line.is_ok_and(|line| line.ends_with("ready"))));
-    cluster.mounted((primary + 1) % 3, WRITE);
+    mounted(&cluster, (leads + 1) % 3, WRITE);
     cluster.wait("all kinds are refused", |status| {
         let kinds = ["refused_damaged", "refused_forged", "refused_repeated"];
         kinds.iter().all(|kind| sum(status, kind) > 0)
     });
-    cluster.mounted((primary + 2) % 3, COMPARE);
+    mounted(&cluster, (leads + 2) % 3, COMPARE);
     let _ = stranger.kill();
     let _ = stranger.wait();
 }

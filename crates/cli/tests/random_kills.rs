@@ -11,19 +11,15 @@ mod transport;
 
 use std::fs::File;
 use std::io::Write;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::thread;
 
 use mounted::Mounted;
 use nodes::{Cluster, examine, is_whole, kill, primary};
 use pmem::Random;
-use random_work::Work;
+use random_work::{Field, Work};
 use rustix::process::Signal;
 use serde_json::Value;
 
 const MOUNTS: usize = 2;
-/// Threads that work in each mount.
-const CLIENTS: u32 = 2;
 /// Rounds with one cluster and one history.
 const ROUNDS: usize = 5;
 
@@ -57,7 +53,7 @@ const HITS: [Hit; 9] = [
 ];
 
 /// A cluster, its mounts, and their workload.
-struct Field {
+struct Nodes {
     mounts: Vec<Mounted>,
     cluster: Cluster,
 }
@@ -74,14 +70,42 @@ fn replicas(status: &Value) -> Vec<&Value> {
     others.collect()
 }
 
-impl Field {
-    fn new() -> Field {
+impl Nodes {
+    fn new() -> Nodes {
         let cluster = Cluster::serving("3", "16M");
         let mounts = (0..MOUNTS).map(|number| mount(&cluster, number)).collect();
-        Field { mounts, cluster }
+        Nodes { mounts, cluster }
     }
 
-    /// Hits the cluster, and waits until it is whole again.
+    /// Stops a node for as long as it takes the others to do without it.
+    fn stop(&self, before: &Value, node: &Value) {
+        kill(node, Signal::STOP);
+        let name = &node["name"];
+        self.cluster.wait("the others do without it", |status| {
+            let nodes = status["nodes"].as_array().expect("nodes");
+            let is_out = nodes
+                .iter()
+                .any(|it| it["name"] == *name && it["in_sync"] == false);
+            status["serving"] == true
+                && (is_out || status["unit"]["epoch"] != before["unit"]["epoch"])
+        });
+        kill(node, Signal::CONT);
+    }
+
+    fn kill_mount(&mut self, victim: usize, and: impl FnOnce()) {
+        self.mounts[victim].child.kill().expect("it is ours");
+        and();
+        self.mounts[victim].child.wait().expect("it is ours");
+    }
+}
+
+impl Field for Nodes {
+    type Hit = Hit;
+
+    fn mounts(&mut self) -> &mut Vec<Mounted> {
+        &mut self.mounts
+    }
+
     fn hit(&mut self, hit: Hit, random: &mut Random, work: &Work) {
         let before = self.cluster.wait("all are in sync", is_whole);
         let victim = random.below(MOUNTS);
@@ -129,25 +153,9 @@ impl Field {
         }
     }
 
-    /// Stops a node for as long as it takes the others to do without it.
-    fn stop(&self, before: &Value, node: &Value) {
-        kill(node, Signal::STOP);
-        let name = &node["name"];
-        self.cluster.wait("the others do without it", |status| {
-            let nodes = status["nodes"].as_array().expect("nodes");
-            let is_out = nodes
-                .iter()
-                .any(|it| it["name"] == *name && it["in_sync"] == false);
-            status["serving"] == true
-                && (is_out || status["unit"]["epoch"] != before["unit"]["epoch"])
-        });
-        kill(node, Signal::CONT);
-    }
-
-    fn kill_mount(&mut self, victim: usize, and: impl FnOnce()) {
-        self.mounts[victim].child.kill().expect("it is ours");
-        and();
-        self.mounts[victim].child.wait().expect("it is ours");
+    fn examine(mut self) {
+        self.mounts.drain(..).for_each(Mounted::unmount);
+        examine(&self.cluster);
     }
 }
 
@@ -158,41 +166,9 @@ fn fill(path: &str) {
     while file.write_all(&piece).is_ok() {}
 }
 
-/// So many rounds of work on one cluster.
 fn history(seed: u64, hits: &[Hit]) {
-    let mut random = Random::new(seed);
-    let mut field = Field::new();
     let work = Work::new(MOUNTS);
-    work.prepare(&field.mounts[0].directory);
-    for (number, mounted) in field.mounts.iter().enumerate() {
-        work.mounted(number, &mounted.directory);
-    }
-    let hit = thread::scope(|scope| {
-        for client in 0..MOUNTS as u32 * CLIENTS {
-            let (work, seed) = (&work, random.next_number());
-            scope.spawn(move || work.run((client / CLIENTS) as usize, client, seed));
-        }
-        let hit = catch_unwind(AssertUnwindSafe(|| {
-            for hit in hits {
-                field.hit(*hit, &mut random, &work);
-            }
-        }));
-        work.end();
-        if hit.is_err() {
-            // Threads that wait for the cluster end with their mount.
-            field.mounts.clear();
-        }
-        hit
-    });
-    hit.unwrap_or_else(|panic| {
-        eprintln!("seed {seed}, {hits:?}");
-        resume_unwind(panic)
-    });
-    let examined = work.examine(&field.mounts[0].directory);
-    let count = examined.unwrap_or_else(|error| panic!("seed {seed}, {hits:?}: {error}"));
-    println!("seed {seed}: {hits:?}, {count} operations");
-    field.mounts.drain(..).for_each(Mounted::unmount);
-    examine(&field.cluster);
+    random_work::history(Nodes::new(), &work, seed, hits);
 }
 
 /// Rounds of `make test`: the same each time, as far as what happens goes.

@@ -11,22 +11,18 @@ mod nodes;
 mod random_work;
 mod transport;
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
-use std::thread;
 
 use hosts::Hosts;
 use hosts::cluster::{Cluster, is_whole, primary};
 use mounted::Mounted;
 use pmem::Random;
-use random_work::Work;
+use random_work::{Field, Work};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
 const NODES: usize = 3;
 const MOUNTS: usize = 2;
-/// Threads that work in each mount.
-const CLIENTS: u32 = 2;
 /// Rounds with one cluster and one history.
 const ROUNDS: usize = 5;
 /// A link is bad until so many operations have begun.
@@ -62,7 +58,7 @@ const HITS: [Hit; 8] = [
 ];
 
 /// A cluster, its mounts, and what is done there.
-struct Field {
+struct Nodes {
     mounts: Vec<Mounted>,
     cluster: Cluster,
 }
@@ -71,20 +67,55 @@ fn sessions(status: &Value) -> u64 {
     status["unit"]["sessions"].as_u64().unwrap_or_default()
 }
 
-impl Field {
-    fn new() -> Field {
+impl Nodes {
+    fn new() -> Nodes {
         let cluster = Cluster::start(NODES, Hosts::new(NODES + MOUNTS), "transport = \"tcp\"\n");
         let status = cluster.wait("they serve", is_whole);
         let source = status["source"].as_str().expect("a source");
         let mounts = (0..MOUNTS).map(|number| mount(&cluster, source, number));
-        Field {
+        Nodes {
             mounts: mounts.collect(),
             cluster,
         }
     }
 
-    /// Hits a link, and waits until all is well again.
-    fn hit(&self, hit: Hit, random: &mut Random, work: &Work) {
+    /// Waits until the status is so; a member may take over meanwhile.
+    fn wait(&self, work: &Work, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        self.cluster.wait(what, |status| {
+            work.note_moment();
+            is_so(status)
+        })
+    }
+
+    /// Takes hosts off the network until the status is so.
+    fn cut(&self, work: &Work, hosts: &[usize], is_so: impl Fn(&Value) -> bool) {
+        let set_links = |state| {
+            let links = hosts.iter();
+            links.for_each(|host| self.cluster.hosts.set_link(*host, state));
+        };
+        set_links("down");
+        self.wait(work, "the cut shows", is_so);
+        set_links("up");
+    }
+
+    fn slow_down(&self, host: usize, work: &Work) {
+        if !self.cluster.hosts.slow_down(host) {
+            println!("this kernel cannot slow down a link");
+        }
+        let until = work.begun() + OPERATIONS;
+        self.wait(work, "work goes on", |_| work.begun() >= until);
+        self.cluster.hosts.speed_up(host);
+    }
+}
+
+impl Field for Nodes {
+    type Hit = Hit;
+
+    fn mounts(&mut self) -> &mut Vec<Mounted> {
+        &mut self.mounts
+    }
+
+    fn hit(&mut self, hit: Hit, random: &mut Random, work: &Work) {
         let all = |status: &Value| is_whole(status) && sessions(status) == MOUNTS as u64;
         let before = self.cluster.wait("all are there", all);
         let victim = random.below(MOUNTS);
@@ -135,35 +166,6 @@ impl Field {
         work.may_have_lost_since(is_lossy.then_some(victim));
     }
 
-    /// Waits until the status is so; a member may take over meanwhile.
-    fn wait(&self, work: &Work, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-        self.cluster.wait(what, |status| {
-            work.note_moment();
-            is_so(status)
-        })
-    }
-
-    /// Takes hosts off the network until the status is so.
-    fn cut(&self, work: &Work, hosts: &[usize], is_so: impl Fn(&Value) -> bool) {
-        let set_links = |state| {
-            let links = hosts.iter();
-            links.for_each(|host| self.cluster.hosts.set_link(*host, state));
-        };
-        set_links("down");
-        self.wait(work, "the cut shows", is_so);
-        set_links("up");
-    }
-
-    fn slow_down(&self, host: usize, work: &Work) {
-        if !self.cluster.hosts.slow_down(host) {
-            println!("this kernel cannot slow down a link");
-        }
-        let until = work.begun() + OPERATIONS;
-        self.wait(work, "work goes on", |_| work.begun() >= until);
-        self.cluster.hosts.speed_up(host);
-    }
-
-    /// Ends everything, and compares the members.
     fn examine(mut self) {
         self.mounts.drain(..).for_each(Mounted::unmount);
         let is_equal = |status: &Value| {
@@ -191,41 +193,9 @@ fn mount(cluster: &Cluster, source: &str, number: usize) -> Mounted {
     Mounted::by(command.env("TAKO_KEYS", keys), &directory)
 }
 
-/// So many rounds of work on one cluster.
 fn history(seed: u64, hits: &[Hit]) {
-    let mut random = Random::new(seed);
-    let mut field = Field::new();
     let work = Work::new(MOUNTS).beyond_errors();
-    work.prepare(&field.mounts[0].directory);
-    for (number, mounted) in field.mounts.iter().enumerate() {
-        work.mounted(number, &mounted.directory);
-    }
-    let hit = thread::scope(|scope| {
-        for client in 0..MOUNTS as u32 * CLIENTS {
-            let (work, seed) = (&work, random.next_number());
-            scope.spawn(move || work.run((client / CLIENTS) as usize, client, seed));
-        }
-        let hit = catch_unwind(AssertUnwindSafe(|| {
-            for hit in hits {
-                field.hit(*hit, &mut random, &work);
-            }
-        }));
-        work.end();
-        if hit.is_err() {
-            // Threads that wait for the cluster end with their mount.
-            field.mounts.iter().for_each(Mounted::abort);
-            field.mounts.clear();
-        }
-        hit
-    });
-    hit.unwrap_or_else(|panic| {
-        eprintln!("seed {seed}, {hits:?}");
-        resume_unwind(panic)
-    });
-    let examined = work.examine(&field.mounts[0].directory);
-    let count = examined.unwrap_or_else(|error| panic!("seed {seed}, {hits:?}: {error}"));
-    println!("seed {seed}: {hits:?}, {count} operations");
-    field.examine();
+    random_work::history(Nodes::new(), &work, seed, hits);
 }
 
 /// Rounds of `make test`: the same each time, as far as what happens goes.

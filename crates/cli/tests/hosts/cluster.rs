@@ -51,7 +51,7 @@ impl Cluster {
         let name = format!("n{}", node + 1);
         let text = format!(
             "cluster = \"hosts\"\nname = \"{name}\"\nlisten = [\"{}:7474\"]\nkeys = \"{keys}/{name}\"\n{}\
-             [pool]\npath = \"{}\"\nsize = \"16M\"\n[membership]\ndirectory = \"{}\"\n[unit]\nmembers = {count}\n",
+             [pool]\npath = \"{}\"\nsize = \"64M\"\n[membership]\ndirectory = \"{}\"\n[unit]\nmembers = {count}\n",
             self.hosts.address(node),
             self.options,
             self.scratch.path(&format!("{name}.pool")),

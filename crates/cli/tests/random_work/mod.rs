@@ -1,12 +1,15 @@
 //! Threads that work on blocks and names of a cluster through its mounts, and note all that they did and saw.
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+use std::fmt::Debug;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use lab::cluster::history::{History, Id, Key, Operation, Outcome};
@@ -14,6 +17,10 @@ use pmem::Random;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use crate::mounted::Mounted;
+
+/// Threads that work in each mount.
+const CLIENTS: usize = 2;
 const FILES: u64 = 3;
 const BLOCKS: u64 = 4;
 const NAMES: u64 = 4;
@@ -435,4 +442,54 @@ fn open(root: &Path, file: u64) -> Result<File, io::Error> {
     options.read(true).write(true);
     options.custom_flags(OFlags::DIRECT.bits() as i32);
     options.open(root.join(format!("f{file}")))
+}
+
+/// A cluster with its mounts.
+pub trait Field {
+    /// A disturbance.
+    type Hit: Copy + Debug;
+
+    fn mounts(&mut self) -> &mut Vec<Mounted>;
+
+    /// Disturbs the cluster, and waits until it is whole again.
+    fn hit(&mut self, hit: Self::Hit, random: &mut Random, work: &Work);
+
+    /// Unmounts all, and compares the members.
+    fn examine(self);
+}
+
+/// So many rounds of work on one cluster.
+pub fn history<F: Field>(mut field: F, work: &Work, seed: u64, hits: &[F::Hit]) {
+    let mut random = Random::new(seed);
+    work.prepare(&field.mounts()[0].directory);
+    for (number, mounted) in field.mounts().iter().enumerate() {
+        work.mounted(number, &mounted.directory);
+    }
+    let clients = field.mounts().len() * CLIENTS;
+    let hit = thread::scope(|scope| {
+        for client in 0..clients {
+            let seed = random.next_number();
+            scope.spawn(move || work.run(client / CLIENTS, client as u32, seed));
+        }
+        let hit = catch_unwind(AssertUnwindSafe(|| {
+            for hit in hits {
+                field.hit(*hit, &mut random, work);
+            }
+        }));
+        work.end();
+        if hit.is_err() {
+            // Threads that wait for the cluster end with their mount.
+            field.mounts().iter().for_each(Mounted::abort);
+            field.mounts().clear();
+        }
+        hit
+    });
+    hit.unwrap_or_else(|panic| {
+        eprintln!("seed {seed}, {hits:?}");
+        resume_unwind(panic)
+    });
+    let examined = work.examine(&field.mounts()[0].directory);
+    let count = examined.unwrap_or_else(|error| panic!("seed {seed}, {hits:?}: {error}"));
+    println!("seed {seed}: {hits:?}, {count} operations");
+    field.examine();
 }
