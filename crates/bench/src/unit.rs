@@ -5,7 +5,8 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use store::{
-    FileKind, Geometry, NewInode, Node, Options, RenameMode, Reply, Store, Transaction, WriteAt,
+    FileKind, Geometry, LiveInode, NewInode, Options, RenameMode, Reply, Store, Transaction,
+    WriteAt,
 };
 
 use crate::harness::{Random, Side, interleave, repeated, thread_time};
@@ -44,7 +45,7 @@ const FILE_MAX: u64 = 16 << 20;
 struct Pool {
     store: Store,
     /// The file of replies, in a unit.
-    replies: Option<Arc<Node>>,
+    replies: Option<Arc<LiveInode>>,
     changes: Cell<u64>,
 }
 
@@ -97,12 +98,12 @@ impl Pool {
         Ok(result)
     }
 
-    fn create(&self, directory: &Arc<Node>, name: &[u8]) -> Result<Arc<Node>, Error> {
+    fn create(&self, directory: &Arc<LiveInode>, name: &[u8]) -> Result<Arc<LiveInode>, Error> {
         let new = NewInode::new(FileKind::Regular, 0o644);
         self.change(|transaction| self.store.create(transaction, directory, name, &new))
     }
 
-    fn write(&self, node: &Node, offset: u64, data: &[u8]) -> Result<(), Error> {
+    fn write(&self, node: &LiveInode, offset: u64, data: &[u8]) -> Result<(), Error> {
         let at = WriteAt::Offset(offset);
         self.change(|transaction| self.store.write(transaction, node, at, data).map(drop))
     }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use protocol::Defects;
 use protocol::member::{Completion, HeldLock, RequestId, Slot, Ticket};
 use protocol::wire::{ErrorCode, FileId, Held, Operation, Outcome};
-use store::{Error, Node, Reply, Transaction, WriteAt};
+use store::{Error, LiveInode, Reply, Transaction, WriteAt};
 
 use crate::executor::{Executor, Request};
 use crate::table;
@@ -17,8 +17,8 @@ const _: () = assert!(operations::DATA_MAX == store::ATOMIC_WRITE_MAX);
 /// A pool that is open for changes, and the files of its sessions.
 pub struct Serving {
     pub executor: Executor,
-    pub sessions: Arc<Node>,
-    pub locks: Arc<Node>,
+    pub sessions: Arc<LiveInode>,
+    pub locks: Arc<LiveInode>,
     /// Blocks that a session's grant may have.
     pub grant_blocks: u32,
     /// Removed files that were there when the pool was opened, and are to be reclaimed.
@@ -259,7 +259,7 @@ impl Serving {
         }
     }
 
-    pub(crate) fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {
+    pub(crate) fn node(&self, file: FileId) -> Result<Arc<LiveInode>, Error> {
         self.executor.node(file)
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use operations::{Attributes, Details, ErrorCode, FileId, Operation, Outcome};
 use protocol::member::RequestId;
-use store::{Error, Node, Store, Transaction};
+use store::{Error, LiveInode, Store, Transaction};
 
 use crate::holds::Holds;
 
@@ -176,7 +176,7 @@ impl Executor {
     fn look(
         &self,
         file: FileId,
-        read: impl FnOnce(&Node) -> Result<Outcome, Error>,
+        read: impl FnOnce(&LiveInode) -> Result<Outcome, Error>,
     ) -> Result<Executed, Error> {
         let node = self.node(file)?;
         let outcome = read(&node)?;
@@ -185,7 +185,7 @@ impl Executor {
     }
 
     /// The inode of a file; files of the system directory are reserved.
-    pub(crate) fn node(&self, file: FileId) -> Result<Arc<Node>, Error> {
+    pub(crate) fn node(&self, file: FileId) -> Result<Arc<LiveInode>, Error> {
         if file.inode == store::SYSTEM || file.unit != self.unit {
             return Err(Error::Stale);
         }

@@ -7,7 +7,7 @@ use protocol::defects::Defect;
 use protocol::member::{Completion, Slot, Ticket};
 use protocol::wire::active::{Extent, Layout};
 use protocol::wire::{Operation, Outcome};
-use store::{Adoption, BLOCK, Error, Mapped, Node, Transaction};
+use store::{Adoption, BLOCK, Error, LiveInode, Mapped, Transaction};
 
 use crate::execute::{Serving, again};
 use crate::executor::{Executed, shown};
@@ -23,13 +23,13 @@ impl Serving {
         file(&self.executor.store, &name(index)).map(|_| ())
     }
 
-    fn grant(&self, index: u32) -> Result<Arc<Node>, Error> {
+    fn grant(&self, index: u32) -> Result<Arc<LiveInode>, Error> {
         self.executor
             .store
             .lookup(&self.executor.store.system(), &name(index))
     }
 
-    fn granted(&self, grant: &Node) -> Result<Vec<Mapped>, Error> {
+    fn granted(&self, grant: &LiveInode) -> Result<Vec<Mapped>, Error> {
         Ok(self.executor.store.layout(grant, 0, u64::MAX)?.mapped)
     }
 
@@ -171,7 +171,7 @@ impl Serving {
     }
 
     /// Checksums of whatever the blocks hold.
-    fn held(&self, file: &Node, offset: u64, blocks: usize) -> Result<Vec<u32>, Error> {
+    fn held(&self, file: &LiveInode, offset: u64, blocks: usize) -> Result<Vec<u32>, Error> {
         let layout = self
             .executor
             .store
@@ -188,7 +188,7 @@ impl Serving {
     }
 
     /// Where a part of a file is, in whole blocks.
-    pub fn layout(&self, node: &Node, offset: u64, length: u64) -> Result<Executed, Error> {
+    pub fn layout(&self, node: &LiveInode, offset: u64, length: u64) -> Result<Executed, Error> {
         if !offset.is_multiple_of(BLOCK as u64) {
             return Err(Error::InvalidArgument("a layout begins with a block"));
         }

@@ -8,7 +8,7 @@ use pmem::Region;
 use protocol::member::{Completion, Intent, NamedData, SessionRecord};
 use protocol::wire::{Data, Fetch};
 use protocol::{BadOptions, Defects, EpochStart, NodeId, Sequence};
-use store::{BLOCK, Error, FileKind, NewInode, Node, Options, Replica, Store, Transaction};
+use store::{BLOCK, Error, FileKind, LiveInode, NewInode, Options, Replica, Store, Transaction};
 
 use crate::execute::Serving;
 use crate::executor::Executor;
@@ -201,7 +201,7 @@ impl UnitPool {
 }
 
 /// The locks of a session, up to its last one that was ever written.
-fn read_locks(store: &Store, file: &Node, index: u32) -> Result<Vec<u8>, Error> {
+fn read_locks(store: &Store, file: &LiveInode, index: u32) -> Result<Vec<u8>, Error> {
     let start = table::locks_offset(index);
     let (mut at, mut end) = (start, start);
     while let Some(data) = store.next_data(file, at)?
@@ -216,7 +216,7 @@ fn read_locks(store: &Store, file: &Node, index: u32) -> Result<Vec<u8>, Error> 
 }
 
 /// A file of the system directory, made if it is not there.
-pub(crate) fn file(store: &Store, name: &[u8]) -> Result<Arc<Node>, Error> {
+pub(crate) fn file(store: &Store, name: &[u8]) -> Result<Arc<LiveInode>, Error> {
     let system = store.system();
     match store.lookup(&system, name) {
         Err(Error::NotFound) => {

@@ -46,7 +46,7 @@ pub use image::create::{Geometry, identity};
 pub use image::owners::Sharing;
 pub use image::recovery::read_superblock;
 pub use image::transaction::{REPLY, Reply, Transaction};
-pub use inode::live::Node;
+pub use inode::live::LiveInode;
 pub use operations::{
     Attributes, Entry, ErrorCode, Fallocate, FileExtent, FileFlags, FileKind, NewInode, RenameMode,
     SetAttributes, Statistics, WriteAt, Written, XattrMode,

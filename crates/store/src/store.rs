@@ -14,7 +14,7 @@ use crate::format::superblock::Superblock;
 use crate::image::change::Shared;
 use crate::image::recovery::recover;
 use crate::inode::attributes::attributes;
-use crate::inode::live::{Node, NodeTable};
+use crate::inode::live::{LiveInode, NodeTable};
 use crate::names::directory::hash_name;
 use crate::names::subdirectories::Subdirectories;
 use crate::order::{Ordered, Rank};
@@ -41,8 +41,8 @@ pub struct Options {
 pub struct Store {
     pub(crate) shared: Shared,
     pub(crate) nodes: NodeTable,
-    root: Arc<Node>,
-    system: Arc<Node>,
+    root: Arc<LiveInode>,
+    system: Arc<LiveInode>,
     pub(crate) subdirectories: Subdirectories,
     /// Serialises renames between directories.
     pub(crate) renames: Ordered<Mutex<()>>,
@@ -99,7 +99,7 @@ impl Store {
         }
         for number in store.orphans() {
             // In a unit a session may still hold it: `reclaim_orphan` follows when all sessions have resumed.
-            let is_removed = |node: &Arc<Node>| node.state.read().links == 0;
+            let is_removed = |node: &Arc<LiveInode>| node.state.read().links == 0;
             if let Ok(node) = store.node(number)
                 && !(epoch.is_some() && is_removed(&node))
             {
@@ -145,23 +145,23 @@ impl Store {
     }
 
     /// The root directory.
-    pub fn root(&self) -> Arc<Node> {
+    pub fn root(&self) -> Arc<LiveInode> {
         self.root.clone()
     }
 
     /// The system directory, a separate root that no path reaches. Its files are made and used as others are.
-    pub fn system(&self) -> Arc<Node> {
+    pub fn system(&self) -> Arc<LiveInode> {
         self.system.clone()
     }
 
     /// The live inode of this number; [`Error::Stale`] when there is none.
     #[inline]
-    pub fn node(&self, number: u64) -> Result<Arc<Node>> {
+    pub fn node(&self, number: u64) -> Result<Arc<LiveInode>> {
         self.nodes.get(&self.shared.image, number)
     }
 
     /// Keeps an inode alive even when its last name goes.
-    pub fn hold(&self, node: &Arc<Node>) -> Result<()> {
+    pub fn hold(&self, node: &Arc<LiveInode>) -> Result<()> {
         let state = node.state.read();
         if state.mode == 0 {
             return Err(Error::Stale);
@@ -172,7 +172,7 @@ impl Store {
     }
 
     /// Like [`Store::attributes_of`], and [holds](Store::hold) it.
-    pub fn lookup_held(&self, directory: &Node, name: &[u8]) -> Result<Attributes> {
+    pub fn lookup_held(&self, directory: &LiveInode, name: &[u8]) -> Result<Attributes> {
         let hash = self.hash(name);
         let node = {
             let state = directory.state.read();
@@ -190,7 +190,7 @@ impl Store {
     }
 
     /// Ends `count` holds. The last one of an inode without a name frees it.
-    pub fn release(&self, node: &Arc<Node>, count: u64) -> Result<()> {
+    pub fn release(&self, node: &Arc<LiveInode>, count: u64) -> Result<()> {
         if node.holds.fetch_sub(count, Ordering::AcqRel) != count {
             return Ok(());
         }
@@ -201,7 +201,7 @@ impl Store {
     }
 
     /// Frees an inode without a name and without a hold. No other lock is held, so no thread waits for it.
-    pub(crate) fn reclaim_unused(&self, node: &Arc<Node>) -> Result<()> {
+    pub(crate) fn reclaim_unused(&self, node: &Arc<LiveInode>) -> Result<()> {
         let mut state = node.state.write();
         if state.mode != 0 && state.links == 0 && !node.is_held() {
             return self.reclaim(node, &mut state);
@@ -258,7 +258,7 @@ fn root_directory(
     shared: &Shared,
     number: u64,
     what: &'static str,
-) -> Result<Arc<Node>> {
+) -> Result<Arc<LiveInode>> {
     let root = nodes.get(&shared.image, number)?;
     if !root.state.read().is_directory() {
         let block = shared.image.layout.inode(number) / BLOCK as u64;

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pmem::Region;
-use store::{BLOCK, FileKind, Geometry, NewInode, Node, Options, Store, Transaction, WriteAt};
+use store::{BLOCK, FileKind, Geometry, LiveInode, NewInode, Options, Store, Transaction, WriteAt};
 
 const POOL: u64 = 64 << 20;
 /// Changes of data in place while it is read.
@@ -22,7 +22,7 @@ struct Seen {
 fn read_outside(
     region: &Region,
     store: &Store,
-    file: &Node,
+    file: &LiveInode,
     length: usize,
     is_over: &AtomicBool,
 ) -> Seen {

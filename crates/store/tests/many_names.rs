@@ -7,7 +7,7 @@ use std::thread;
 
 use pmem::Region;
 use store::{
-    CheckOptions, Error, FileKind, Geometry, NewInode, Node, Options, RenameMode, Store,
+    CheckOptions, Error, FileKind, Geometry, LiveInode, NewInode, Options, RenameMode, Store,
     Transaction, check,
 };
 
@@ -41,7 +41,7 @@ fn name(number: u64) -> Vec<u8> {
 }
 
 /// Grows and shrinks the directory alternately, and compares it with a map.
-fn change(store: &Store, directory: &Arc<Node>, seed: u64) {
+fn change(store: &Store, directory: &Arc<LiveInode>, seed: u64) {
     let new = NewInode::new(FileKind::Regular, 0o600);
     let (mut random, mut model) = (Random(seed), BTreeMap::new());
     for step in 0..30_000u64 {

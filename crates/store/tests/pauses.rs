@@ -6,7 +6,7 @@ use std::thread;
 use pmem::Region;
 use store::format::record::{HEADER, RecordHeader};
 use store::{
-    Fallocate, FileKind, Geometry, NewInode, Node, Options, RenameMode, SetAttributes, Store,
+    Fallocate, FileKind, Geometry, LiveInode, NewInode, Options, RenameMode, SetAttributes, Store,
     Transaction,
 };
 use zerocopy::FromBytes;
@@ -50,7 +50,7 @@ fn records(store: &Store, work: impl FnOnce()) -> Vec<u64> {
 }
 
 /// A file with holes at every second block, so that each block is an extent.
-fn sieve(store: &Store, name: &[u8], extents: u64) -> Arc<Node> {
+fn sieve(store: &Store, name: &[u8], extents: u64) -> Arc<LiveInode> {
     let file = store
         .create(&mut embedded(), &store.root(), name, &FILE)
         .unwrap();
@@ -67,7 +67,7 @@ fn sieve(store: &Store, name: &[u8], extents: u64) -> Arc<Node> {
 }
 
 /// An operation on a huge file; another file exists to replace it.
-type Deed = (&'static str, fn(&Store, &Arc<Node>));
+type Deed = (&'static str, fn(&Store, &Arc<LiveInode>));
 
 const DEEDS: [Deed; 5] = [
     ("unlink", |store, _| {

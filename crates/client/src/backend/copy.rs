@@ -1,6 +1,6 @@
 //! Copies within a pool: blocks that can be shared are, other bytes are read and written.
 
-use store::{Node, Store, Transaction, WriteAt};
+use store::{LiveInode, Store, Transaction, WriteAt};
 
 /// Bytes that are copied at a time: written as one change.
 const COPIED_AT_ONCE: u64 = 1 << 20;
@@ -8,8 +8,8 @@ const COPIED_AT_ONCE: u64 = 1 << 20;
 /// Copies from a place in a file to a place in one.
 pub(super) fn copy_range(
     store: &Store,
-    (from, offset): (&Node, u64),
-    (to, to_offset): (&Node, u64),
+    (from, offset): (&LiveInode, u64),
+    (to, to_offset): (&LiveInode, u64),
     length: u64,
 ) -> Result<u64, store::Error> {
     let size = store.attributes(from).size;
@@ -46,8 +46,8 @@ enum Copied {
 /// Copies the beginning of a range, in one change.
 fn copy_part(
     store: &Store,
-    (from, offset): (&Node, u64),
-    (to, to_offset): (&Node, u64),
+    (from, offset): (&LiveInode, u64),
+    (to, to_offset): (&LiveInode, u64),
     length: u64,
     buffer: &mut Vec<u8>,
 ) -> Result<Copied, store::Error> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use store::{
-    Attributes, Entry, Fallocate, FileExtent, FileFlags, FileKind, NewInode, Node, RenameMode,
+    Attributes, Entry, Fallocate, FileExtent, FileFlags, FileKind, LiveInode, NewInode, RenameMode,
     SetAttributes, Statistics, Store, Transaction, WriteAt, Written, XattrMode,
 };
 
@@ -15,7 +15,7 @@ use super::copy::copy_range;
 pub(crate) struct Embedded(Arc<Store>);
 
 /// A live inode of the store.
-pub(crate) type EmbeddedInode = Arc<Node>;
+pub(crate) type EmbeddedInode = Arc<LiveInode>;
 
 /// Entries of a directory with attributes that are read at a time.
 const ENTRIES_BATCH: usize = 64;
@@ -30,17 +30,21 @@ impl Embedded {
     }
 
     #[inline]
-    pub(super) fn root(&self) -> Arc<Node> {
+    pub(super) fn root(&self) -> Arc<LiveInode> {
         self.0.root()
     }
 
     #[inline]
-    pub(super) fn inode(&self, number: u64) -> Result<Arc<Node>> {
+    pub(super) fn inode(&self, number: u64) -> Result<Arc<LiveInode>> {
         Ok(self.0.node(number)?)
     }
 
     #[inline]
-    pub(super) fn known_subdirectory(&self, directory: &Node, name: &[u8]) -> Option<Arc<Node>> {
+    pub(super) fn known_subdirectory(
+        &self,
+        directory: &LiveInode,
+        name: &[u8],
+    ) -> Option<Arc<LiveInode>> {
         self.0.known_subdirectory(directory, name)
     }
 
@@ -56,17 +60,17 @@ impl Embedded {
 /// Attributes and lifetime.
 impl Embedded {
     #[inline]
-    pub(super) fn attributes(&self, inode: &Node) -> Result<Attributes> {
+    pub(super) fn attributes(&self, inode: &LiveInode) -> Result<Attributes> {
         Ok(self.0.attributes(inode))
     }
 
     #[inline]
-    pub(super) fn kind(&self, inode: &Node) -> Result<FileKind> {
+    pub(super) fn kind(&self, inode: &LiveInode) -> Result<FileKind> {
         Ok(self.0.kind(inode)?)
     }
 
     #[inline]
-    pub(super) fn named_attributes(&self, inode: &Node) -> Result<Attributes> {
+    pub(super) fn named_attributes(&self, inode: &LiveInode) -> Result<Attributes> {
         let attributes = self.0.attributes(inode);
         match attributes.links {
             0 => Err(store::Error::Stale.into()),
@@ -76,7 +80,7 @@ impl Embedded {
 
     pub(super) fn set_attributes(
         &self,
-        inode: &Arc<Node>,
+        inode: &Arc<LiveInode>,
         change: &SetAttributes,
     ) -> Result<Attributes> {
         Ok(self
@@ -84,28 +88,28 @@ impl Embedded {
             .set_attributes(&mut Transaction::embedded(), inode, change)?)
     }
 
-    pub(super) fn drop_privileges(&self, inode: &Arc<Node>, set_id: bool) -> Result<()> {
+    pub(super) fn drop_privileges(&self, inode: &Arc<LiveInode>, set_id: bool) -> Result<()> {
         Ok(self.0.drop_privileges(inode, set_id)?)
     }
 
-    pub(super) fn set_flags(&self, inode: &Arc<Node>, flags: FileFlags) -> Result<()> {
+    pub(super) fn set_flags(&self, inode: &Arc<LiveInode>, flags: FileFlags) -> Result<()> {
         Ok(self
             .0
             .set_flags(&mut Transaction::embedded(), inode, flags)?)
     }
 
     #[inline]
-    pub(super) fn note_read(&self, inode: &Node) -> Result<()> {
+    pub(super) fn note_read(&self, inode: &LiveInode) -> Result<()> {
         Ok(self.0.note_read(inode)?)
     }
 
     #[inline]
-    pub(super) fn hold(&self, inode: &Arc<Node>) -> Result<()> {
+    pub(super) fn hold(&self, inode: &Arc<LiveInode>) -> Result<()> {
         Ok(self.0.hold(inode)?)
     }
 
     #[inline]
-    pub(super) fn release(&self, inode: &Arc<Node>, count: u64) -> Result<()> {
+    pub(super) fn release(&self, inode: &Arc<LiveInode>, count: u64) -> Result<()> {
         Ok(self.0.release(inode, count)?)
     }
 }
@@ -113,24 +117,24 @@ impl Embedded {
 /// Operations on names.
 impl Embedded {
     #[inline]
-    pub(super) fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Arc<Node>> {
+    pub(super) fn lookup(&self, directory: &LiveInode, name: &[u8]) -> Result<Arc<LiveInode>> {
         Ok(self.0.lookup(directory, name)?)
     }
 
     #[inline]
-    pub(super) fn attributes_of(&self, directory: &Node, name: &[u8]) -> Result<Attributes> {
+    pub(super) fn attributes_of(&self, directory: &LiveInode, name: &[u8]) -> Result<Attributes> {
         Ok(self.0.attributes_of(directory, name)?)
     }
 
     #[inline]
-    pub(super) fn lookup_held(&self, directory: &Node, name: &[u8]) -> Result<Attributes> {
+    pub(super) fn lookup_held(&self, directory: &LiveInode, name: &[u8]) -> Result<Attributes> {
         Ok(self.0.lookup_held(directory, name)?)
     }
 
     #[inline]
     pub(super) fn create(
         &self,
-        directory: &Arc<Node>,
+        directory: &Arc<LiveInode>,
         name: &[u8],
         new: &NewInode<'_>,
     ) -> Result<Attributes> {
@@ -143,10 +147,10 @@ impl Embedded {
     #[inline]
     pub(super) fn create_held(
         &self,
-        directory: &Arc<Node>,
+        directory: &Arc<LiveInode>,
         name: &[u8],
         new: &NewInode<'_>,
-    ) -> Result<(Arc<Node>, Attributes)> {
+    ) -> Result<(Arc<LiveInode>, Attributes)> {
         Ok(self
             .0
             .create_held(&mut Transaction::embedded(), directory, name, new, 1)?)
@@ -154,10 +158,10 @@ impl Embedded {
 
     pub(super) fn create_unnamed(
         &self,
-        directory: &Node,
+        directory: &LiveInode,
         new: &NewInode<'_>,
         may_be_named: bool,
-    ) -> Result<Arc<Node>> {
+    ) -> Result<Arc<LiveInode>> {
         Ok(self
             .0
             .create_unnamed(&mut Transaction::embedded(), directory, new, may_be_named)?)
@@ -165,8 +169,8 @@ impl Embedded {
 
     pub(super) fn link(
         &self,
-        inode: &Arc<Node>,
-        directory: &Arc<Node>,
+        inode: &Arc<LiveInode>,
+        directory: &Arc<LiveInode>,
         name: &[u8],
     ) -> Result<Attributes> {
         self.0
@@ -175,13 +179,13 @@ impl Embedded {
     }
 
     #[inline]
-    pub(super) fn unlink(&self, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
+    pub(super) fn unlink(&self, directory: &Arc<LiveInode>, name: &[u8]) -> Result<()> {
         Ok(self
             .0
             .unlink(&mut Transaction::embedded(), directory, name)?)
     }
 
-    pub(super) fn remove_directory(&self, directory: &Arc<Node>, name: &[u8]) -> Result<()> {
+    pub(super) fn remove_directory(&self, directory: &Arc<LiveInode>, name: &[u8]) -> Result<()> {
         Ok(self
             .0
             .remove_directory(&mut Transaction::embedded(), directory, name)?)
@@ -190,8 +194,8 @@ impl Embedded {
     #[inline]
     pub(super) fn rename(
         &self,
-        (from, name): (&Arc<Node>, &[u8]),
-        (to, new_name): (&Arc<Node>, &[u8]),
+        (from, name): (&Arc<LiveInode>, &[u8]),
+        (to, new_name): (&Arc<LiveInode>, &[u8]),
         mode: RenameMode,
     ) -> Result<()> {
         Ok(self
@@ -199,13 +203,13 @@ impl Embedded {
             .rename(&mut Transaction::embedded(), from, name, to, new_name, mode)?)
     }
 
-    pub(super) fn read_link(&self, inode: &Node) -> Result<Vec<u8>> {
+    pub(super) fn read_link(&self, inode: &LiveInode) -> Result<Vec<u8>> {
         Ok(self.0.read_link(inode)?)
     }
 
     pub(super) fn read_directory(
         &self,
-        directory: &Node,
+        directory: &LiveInode,
         cookie: u64,
         visit: &mut dyn FnMut(&Entry) -> bool,
     ) -> Result<()> {
@@ -214,7 +218,7 @@ impl Embedded {
 
     pub(super) fn read_directory_held(
         &self,
-        directory: &Node,
+        directory: &LiveInode,
         mut cookie: u64,
         visit: &mut dyn FnMut(&Entry, Option<&Attributes>) -> bool,
     ) -> Result<()> {
@@ -264,17 +268,17 @@ impl Embedded {
         is_taken
     }
 
-    pub(super) fn xattr(&self, inode: &Node, name: &[u8]) -> Result<Vec<u8>> {
+    pub(super) fn xattr(&self, inode: &LiveInode, name: &[u8]) -> Result<Vec<u8>> {
         Ok(self.0.xattr(inode, name)?)
     }
 
-    pub(super) fn xattr_names(&self, inode: &Node) -> Result<Vec<Vec<u8>>> {
+    pub(super) fn xattr_names(&self, inode: &LiveInode) -> Result<Vec<Vec<u8>>> {
         Ok(self.0.xattr_names(inode)?)
     }
 
     pub(super) fn set_xattr(
         &self,
-        inode: &Node,
+        inode: &LiveInode,
         name: &[u8],
         value: &[u8],
         mode: XattrMode,
@@ -284,7 +288,7 @@ impl Embedded {
             .set_xattr(&mut Transaction::embedded(), inode, name, value, mode)?)
     }
 
-    pub(super) fn remove_xattr(&self, inode: &Node, name: &[u8]) -> Result<()> {
+    pub(super) fn remove_xattr(&self, inode: &LiveInode, name: &[u8]) -> Result<()> {
         Ok(self
             .0
             .remove_xattr(&mut Transaction::embedded(), inode, name)?)
@@ -294,19 +298,24 @@ impl Embedded {
 /// Operations on data.
 impl Embedded {
     #[inline]
-    pub(super) fn read(&self, inode: &Node, offset: u64, into: &mut [u8]) -> Result<usize> {
+    pub(super) fn read(&self, inode: &LiveInode, offset: u64, into: &mut [u8]) -> Result<usize> {
         Ok(self.0.read(inode, offset, into)?)
     }
 
     #[inline]
-    pub(super) fn read_noted(&self, inode: &Node, offset: u64, into: &mut [u8]) -> Result<usize> {
+    pub(super) fn read_noted(
+        &self,
+        inode: &LiveInode,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<usize> {
         let length = self.0.read(inode, offset, into)?;
         self.0.note_read(inode)?;
         Ok(length)
     }
 
     #[inline]
-    pub(super) fn write(&self, inode: &Node, at: WriteAt, data: &[u8]) -> Result<Written> {
+    pub(super) fn write(&self, inode: &LiveInode, at: WriteAt, data: &[u8]) -> Result<Written> {
         Ok(self
             .0
             .write(&mut Transaction::embedded(), inode, at, data)?)
@@ -315,7 +324,7 @@ impl Embedded {
     #[inline]
     pub(super) fn write_dropping(
         &self,
-        inode: &Arc<Node>,
+        inode: &Arc<LiveInode>,
         set_id: bool,
         at: WriteAt,
         data: &[u8],
@@ -328,8 +337,8 @@ impl Embedded {
 
     pub(super) fn copy_range(
         &self,
-        from: (&Arc<Node>, u64),
-        to: (&Arc<Node>, u64),
+        from: (&Arc<LiveInode>, u64),
+        to: (&Arc<LiveInode>, u64),
         length: u64,
     ) -> Result<u64> {
         Ok(copy_range(&self.0, (from.0, from.1), (to.0, to.1), length)?)
@@ -337,7 +346,7 @@ impl Embedded {
 
     pub(super) fn fallocate(
         &self,
-        inode: &Node,
+        inode: &LiveInode,
         mode: Fallocate,
         offset: u64,
         length: u64,
@@ -347,29 +356,29 @@ impl Embedded {
             .fallocate(&mut Transaction::embedded(), inode, mode, offset, length)?)
     }
 
-    pub(super) fn next_data(&self, inode: &Node, offset: u64) -> Result<Option<u64>> {
+    pub(super) fn next_data(&self, inode: &LiveInode, offset: u64) -> Result<Option<u64>> {
         Ok(self.0.next_data(inode, offset)?)
     }
 
-    pub(super) fn next_hole(&self, inode: &Node, offset: u64) -> Result<Option<u64>> {
+    pub(super) fn next_hole(&self, inode: &LiveInode, offset: u64) -> Result<Option<u64>> {
         if offset >= self.0.attributes(inode).size {
             return Ok(None);
         }
         Ok(Some(self.0.next_hole(inode, offset)?))
     }
 
-    pub(super) fn next_extent(&self, inode: &Node, offset: u64) -> Result<Option<FileExtent>> {
+    pub(super) fn next_extent(&self, inode: &LiveInode, offset: u64) -> Result<Option<FileExtent>> {
         Ok(self.0.next_extent(inode, offset)?)
     }
 
     /// Every change is persistent when its call returns.
     #[inline]
-    pub(super) fn sync(&self, _inode: &Node) -> Result<()> {
+    pub(super) fn sync(&self, _inode: &LiveInode) -> Result<()> {
         Ok(())
     }
 
     #[inline]
-    pub(super) fn flush(&self, _inode: &Node) -> Result<()> {
+    pub(super) fn flush(&self, _inode: &LiveInode) -> Result<()> {
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use pmem::Region;
 use protocol::EpochStart;
 use protocol::wire::FileId;
 use store::{
-    BLOCK, FileKind, Geometry, NewInode, Node, Options, Replica, Store, Transaction, WriteAt,
+    BLOCK, FileKind, Geometry, LiveInode, NewInode, Options, Replica, Store, Transaction, WriteAt,
 };
 
 use super::workload::FILES;
@@ -85,7 +85,7 @@ fn make(is_full: bool, is_wide: bool) -> Result<Template, String> {
     Ok((contents(&region), files, lineage.to_vec()))
 }
 
-fn create(store: &Store, directory: &Arc<Node>, name: &str) -> Result<Arc<Node>, String> {
+fn create(store: &Store, directory: &Arc<LiveInode>, name: &str) -> Result<Arc<LiveInode>, String> {
     let new = NewInode::new(FileKind::Regular, 0o644);
     let node = store.create(
         &mut Transaction::embedded(),
@@ -98,7 +98,7 @@ fn create(store: &Store, directory: &Arc<Node>, name: &str) -> Result<Arc<Node>,
 
 /// Leaves few blocks free, and what sessions need beside them.
 fn fill(store: &Store) -> Result<(), String> {
-    let append = |node: &Arc<Node>, blocks: usize| {
+    let append = |node: &Arc<LiveInode>, blocks: usize| {
         let data = vec![0; blocks * BLOCK];
         let written = store.write(&mut Transaction::embedded(), node, WriteAt::End, &data);
         written.map(|_| ()).map_err(text)

@@ -1,7 +1,7 @@
 //! Names, and holds of the files that they lead to.
 
 use operations::{Details, FileId, ListedEntry, NewInode, Operation, Outcome};
-use store::{Attributes, Error, Node, Transaction};
+use store::{Attributes, Error, LiveInode, Transaction};
 
 use super::{Executed, Executor, Request, done, missing, shown};
 
@@ -201,7 +201,7 @@ impl Executor {
     }
 
     /// The attributes of a listed name; none for the directory's own names.
-    fn attributes_in(&self, directory: &Node, name: &[u8]) -> Option<Attributes> {
+    fn attributes_in(&self, directory: &LiveInode, name: &[u8]) -> Option<Attributes> {
         match name {
             b"." | b".." => None,
             name => self.store.attributes_of(directory, name).ok(),

@@ -10,7 +10,7 @@ use crate::image::change::Change;
 use crate::image::transaction::Transaction;
 use crate::inode::extents::{BLOCKS_PER_RECORD, EXTENT_ROOM, EXTENTS_PER_RECORD};
 use crate::inode::flags::{check_growable, check_unguarded};
-use crate::inode::live::Node;
+use crate::inode::live::LiveInode;
 use crate::inode::reclaim::{SIZE_MAX, check_regular};
 use crate::inode::tree::{Lookup, Tree};
 use crate::store::Store;
@@ -23,7 +23,7 @@ impl Store {
     pub fn fallocate(
         &self,
         transaction: &mut Transaction<'_>,
-        node: &Node,
+        node: &LiveInode,
         mode: Fallocate,
         offset: u64,
         length: u64,

@@ -13,7 +13,7 @@ use crate::image::allocator::Run;
 use crate::image::change::{BLOCKS_MAX, Change};
 use crate::image::transaction::Transaction;
 use crate::inode::flags::{check_growable, check_unguarded};
-use crate::inode::live::Node;
+use crate::inode::live::LiveInode;
 use crate::inode::reclaim::{SIZE_MAX, check_data, check_regular};
 use crate::inode::tree::{Found, Lookup, Tree};
 use crate::store::Store;
@@ -27,7 +27,7 @@ const BLOCK_U64: u64 = BLOCK as u64;
 
 impl Store {
     /// Reads at most `into.len()` bytes; fewer only at the end of the file.
-    pub fn read(&self, node: &Node, offset: u64, into: &mut [u8]) -> Result<usize> {
+    pub fn read(&self, node: &LiveInode, offset: u64, into: &mut [u8]) -> Result<usize> {
         self.read_locked(node.number(), &node.state.read(), offset, into)
     }
 
@@ -132,7 +132,7 @@ impl Store {
     pub fn write(
         &self,
         transaction: &mut Transaction<'_>,
-        node: &Node,
+        node: &LiveInode,
         at: WriteAt,
         data: &[u8],
     ) -> Result<Written> {
@@ -167,7 +167,7 @@ impl Store {
     pub fn write_whole(
         &self,
         transaction: &mut Transaction<'_>,
-        node: &Node,
+        node: &LiveInode,
         offset: u64,
         data: &[u8],
     ) -> Result<()> {
@@ -189,7 +189,7 @@ impl Store {
     /// Has the lines fetched that an overwrite will probably read. In a row of writes the lock is free when the stores of
     /// the last one have drained, and this is done meanwhile.
     #[inline]
-    fn prefetch_overwrite(&self, node: &Node, at: WriteAt, length: usize) {
+    fn prefetch_overwrite(&self, node: &LiveInode, at: WriteAt, length: usize) {
         if let WriteAt::Offset(offset) = at {
             let (block, inside) = (offset / BLOCK_U64, (offset % BLOCK_U64) as usize);
             let shift = node.shift.load(Ordering::Relaxed);
@@ -202,7 +202,7 @@ impl Store {
     fn write_pieces(
         &self,
         transaction: &mut Transaction<'_>,
-        node: &Node,
+        node: &LiveInode,
         state: &mut Inode,
         offset: u64,
         data: &[u8],
@@ -228,7 +228,7 @@ impl Store {
     fn write_piece(
         &self,
         transaction: &mut Transaction<'_>,
-        node: &Node,
+        node: &LiveInode,
         state: &mut Inode,
         offset: u64,
         data: &[u8],
@@ -276,7 +276,7 @@ impl Store {
     fn overwrite<'d>(
         &self,
         change: &mut Change<'d>,
-        node: &Node,
+        node: &LiveInode,
         state: &Inode,
         offset: u64,
         data: &'d [u8],
@@ -312,7 +312,7 @@ impl Store {
     }
 
     /// The next offset at or behind `offset` that holds data.
-    pub fn next_data(&self, node: &Node, offset: u64) -> Result<Option<u64>> {
+    pub fn next_data(&self, node: &LiveInode, offset: u64) -> Result<Option<u64>> {
         let state = node.state.read();
         check_regular(&state)?;
         let lookup = Lookup::new(&self.shared.image, node.number(), &state);
@@ -322,7 +322,7 @@ impl Store {
     }
 
     /// The extent that holds the byte at `offset`, or the next one behind it. It stays there until the file is changed.
-    pub fn next_extent(&self, node: &Node, offset: u64) -> Result<Option<FileExtent>> {
+    pub fn next_extent(&self, node: &LiveInode, offset: u64) -> Result<Option<FileExtent>> {
         let state = node.state.read();
         check_regular(&state)?;
         let lookup = Lookup::new(&self.shared.image, node.number(), &state);
@@ -336,7 +336,7 @@ impl Store {
     }
 
     /// The next offset at or behind `offset` that is a hole; the end of the file is one.
-    pub fn next_hole(&self, node: &Node, offset: u64) -> Result<u64> {
+    pub fn next_hole(&self, node: &LiveInode, offset: u64) -> Result<u64> {
         let state = node.state.read();
         check_regular(&state)?;
         let lookup = Lookup::new(&self.shared.image, node.number(), &state);

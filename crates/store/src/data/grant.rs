@@ -15,7 +15,7 @@ use crate::image::allocator::Run;
 use crate::image::change::Change;
 use crate::image::transaction::Transaction;
 use crate::inode::flags::check_unguarded;
-use crate::inode::live::Node;
+use crate::inode::live::LiveInode;
 use crate::inode::reclaim::{SIZE_MAX, check_regular};
 use crate::inode::tree::{Lookup, Tree};
 use crate::ring::CachedLines;
@@ -68,7 +68,7 @@ pub struct Adoption<'a> {
 
 impl Store {
     /// Where `length` bytes of a file from `offset` on are in the image, as far as the file reaches.
-    pub fn layout(&self, node: &Node, offset: u64, length: u64) -> Result<FileLayout> {
+    pub fn layout(&self, node: &LiveInode, offset: u64, length: u64) -> Result<FileLayout> {
         let state = node.state.read();
         check_regular(&state)?;
         let lookup = Lookup::new(&self.shared.image, node.number(), &state);
@@ -112,7 +112,7 @@ impl Store {
     pub fn reserve_extents(
         &self,
         transaction: &mut Transaction<'_>,
-        node: &Node,
+        node: &LiveInode,
         blocks: u32,
     ) -> Result<Vec<Mapped>> {
         let mut state = node.state.write();
@@ -156,8 +156,8 @@ impl Store {
     pub fn adopt(
         &self,
         transaction: &mut Transaction<'_>,
-        target: &Arc<Node>,
-        grant: &Arc<Node>,
+        target: &Arc<LiveInode>,
+        grant: &Arc<LiveInode>,
         adoption: &Adoption<'_>,
     ) -> Result<u64> {
         if target.number() == grant.number() {
@@ -230,7 +230,7 @@ impl Store {
     pub fn punch(
         &self,
         transaction: &mut Transaction<'_>,
-        node: &Node,
+        node: &LiveInode,
         blocks: Range<u64>,
     ) -> Result<u64> {
         let mut state = node.state.write();

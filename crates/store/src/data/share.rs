@@ -13,7 +13,7 @@ use crate::image::allocator::Run;
 use crate::image::change::Change;
 use crate::image::transaction::Transaction;
 use crate::inode::flags::check_unguarded;
-use crate::inode::live::Node;
+use crate::inode::live::LiveInode;
 use crate::inode::reclaim::check_regular;
 use crate::inode::tree::{Lookup, Tree};
 use crate::store::Store;
@@ -47,8 +47,8 @@ impl Store {
     pub fn share(
         &self,
         transaction: &mut Transaction<'_>,
-        (from, offset): (&Node, u64),
-        (to, to_offset): (&Node, u64),
+        (from, offset): (&LiveInode, u64),
+        (to, to_offset): (&LiveInode, u64),
         length: u64,
     ) -> Result<u64> {
         if length < BLOCK_U64 && !offset.is_multiple_of(BLOCK_U64)

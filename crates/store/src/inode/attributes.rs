@@ -8,7 +8,7 @@ use crate::image::change::Change;
 use crate::image::transaction::Transaction;
 use crate::inode::acl;
 use crate::inode::flags::{self, check_unguarded};
-use crate::inode::live::Node;
+use crate::inode::live::LiveInode;
 use crate::inode::reclaim::check_regular;
 use crate::inode::xattr;
 use crate::store::Store;
@@ -38,13 +38,13 @@ pub(crate) fn attributes(number: u64, inode: &Inode) -> Attributes {
 impl Store {
     /// The attributes of a live inode.
     #[inline]
-    pub fn attributes(&self, node: &Node) -> Attributes {
+    pub fn attributes(&self, node: &LiveInode) -> Attributes {
         attributes(node.number(), &node.state.read())
     }
 
     /// Attributes of a file that was just found by its name; [`Error::Stale`] when it has lost its last name since.
     #[inline]
-    pub fn kind(&self, node: &Node) -> Result<FileKind> {
+    pub fn kind(&self, node: &LiveInode) -> Result<FileKind> {
         let state = node.state.read();
         match FileKind::from_bits(state.mode) {
             Some(kind) if state.links > 0 => Ok(kind),
@@ -56,7 +56,7 @@ impl Store {
     pub fn set_attributes(
         &self,
         transaction: &mut Transaction<'_>,
-        node: &Arc<Node>,
+        node: &Arc<LiveInode>,
         set: &SetAttributes,
     ) -> Result<Attributes> {
         let mut state = node.state.write();
@@ -120,7 +120,7 @@ impl Store {
     /// Records a read of an inode: its access time changes if the inode changed since, or after a day, as Linux does
     /// with `relatime`.
     #[inline]
-    pub fn note_read(&self, node: &Node) -> Result<()> {
+    pub fn note_read(&self, node: &LiveInode) -> Result<()> {
         let now = self.now_ns();
         if needs_access_time(&node.state.read(), now) {
             self.set_access_time(node, now)?;
@@ -129,7 +129,7 @@ impl Store {
     }
 
     #[cold]
-    fn set_access_time(&self, node: &Node, now: i64) -> Result<()> {
+    fn set_access_time(&self, node: &LiveInode, now: i64) -> Result<()> {
         let mut state = node.state.write();
         // Another thread may have recorded it meanwhile.
         if state.mode != 0 && needs_access_time(&state, now) {
@@ -145,7 +145,7 @@ impl Store {
 
     /// Removes the privileges of a file that another user changes: its capabilities, and, if `set_id`, set-user and
     /// set-group bits, as Linux does on writing, truncating and changing owners.
-    pub fn drop_privileges(&self, node: &Arc<Node>, set_id: bool) -> Result<()> {
+    pub fn drop_privileges(&self, node: &Arc<LiveInode>, set_id: bool) -> Result<()> {
         let (mode, has_xattrs) = {
             let state = node.state.read();
             (state.mode, state.attributes != 0)

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::inode::{FLAG_APPEND_ONLY, FLAG_IMMUTABLE, FLAGS_KNOWN, Inode};
 use crate::image::change::Change;
 use crate::image::transaction::Transaction;
-use crate::inode::live::Node;
+use crate::inode::live::LiveInode;
 use crate::store::Store;
 use crate::{FileFlags, FileKind};
 
@@ -32,7 +32,7 @@ impl Store {
     pub fn set_flags(
         &self,
         transaction: &mut Transaction<'_>,
-        node: &Arc<Node>,
+        node: &Arc<LiveInode>,
         flags: FileFlags,
     ) -> Result<()> {
         let mut state = node.state.write();

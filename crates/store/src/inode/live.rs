@@ -21,7 +21,7 @@ use crate::order::{Ordered, Rank};
 
 /// A live inode. Its lock orders everything that happens to the file or directory.
 #[derive(Debug)]
-pub struct Node {
+pub struct LiveInode {
     number: u64,
     /// The inode as of its last applied record.
     pub(crate) state: Ordered<RwLock<Inode>>,
@@ -37,9 +37,9 @@ pub struct Node {
     pub(crate) shift: AtomicU64,
 }
 
-impl Node {
-    pub(crate) fn new(number: u64, inode: Inode) -> Arc<Node> {
-        Arc::new(Node {
+impl LiveInode {
+    pub(crate) fn new(number: u64, inode: Inode) -> Arc<LiveInode> {
+        Arc::new(LiveInode {
             number,
             state: Ordered::rw_lock(Rank::Inode(number), inode),
             edits: AtomicU64::new(0),
@@ -65,7 +65,7 @@ impl Node {
     }
 }
 
-impl ReplyFile for Arc<Node> {
+impl ReplyFile for Arc<LiveInode> {
     fn with_block(&self, image: &Image, block: u64, work: &mut dyn FnMut(Option<u64>)) {
         let state = self.state.read_at(Rank::ReplyFile);
         let found = Lookup::new(image, self.number, &state).find_to_change(block);
@@ -79,7 +79,7 @@ impl ReplyFile for Arc<Node> {
 /// An inode that was read.
 pub enum Looked {
     /// It is in use, or was recently.
-    Live(Arc<Node>),
+    Live(Arc<LiveInode>),
     /// It is not in use: these are its attributes.
     AtRest(Attributes),
 }
@@ -88,7 +88,7 @@ pub enum Looked {
 #[derive(Default)]
 struct Shard {
     /// Live inodes by number.
-    nodes: HashMap<u64, Arc<Node>, BuildHasherDefault<NumberHasher>>,
+    nodes: HashMap<u64, Arc<LiveInode>, BuildHasherDefault<NumberHasher>>,
     /// Numbers in the order in which their nodes are examined for use. Some of these are gone.
     turns: VecDeque<u64>,
 }
@@ -141,13 +141,13 @@ impl NodeTable {
     }
 
     /// The live inode of this number; [`Error::Stale`] when it is free.
-    pub fn get(&self, image: &Image, number: u64) -> Result<Arc<Node>> {
+    pub fn get(&self, image: &Image, number: u64) -> Result<Arc<LiveInode>> {
         prefetch(image, number);
         let mut shard = self.shard(number).lock();
         if let Some(node) = shard.nodes.get(&number) {
             return Ok(node.clone());
         }
-        let node = Node::new(number, load(image, number)?);
+        let node = LiveInode::new(number, load(image, number)?);
         shard.insert(node.clone());
         Ok(node)
     }
@@ -163,12 +163,12 @@ impl NodeTable {
     }
 
     /// Enters an inode that was just made.
-    pub fn insert(&self, node: Arc<Node>) {
+    pub fn insert(&self, node: Arc<LiveInode>) {
         self.shard(node.number).lock().insert(node);
     }
 
     /// Forgets an inode that was freed. Its number may be in use again already: the new one stays.
-    pub fn remove(&self, node: &Arc<Node>) {
+    pub fn remove(&self, node: &Arc<LiveInode>) {
         let mut shard = self.shard(node.number).lock();
         if shard
             .nodes
@@ -212,7 +212,7 @@ fn load(image: &Image, number: u64) -> Result<Inode> {
 }
 
 impl Shard {
-    fn insert(&mut self, node: Arc<Node>) {
+    fn insert(&mut self, node: Arc<LiveInode>) {
         for _ in 0..LOOKS {
             if self.turns.len() >= SHARD_NODES_MAX {
                 self.look();
@@ -268,8 +268,8 @@ pub fn is_valid(inode: &Inode, layout: &Layout) -> bool {
 mod tests {
     use super::*;
 
-    fn node(number: u64) -> Arc<Node> {
-        Node::new(number, Inode::FREE)
+    fn node(number: u64) -> Arc<LiveInode> {
+        LiveInode::new(number, Inode::FREE)
     }
 
     #[test]

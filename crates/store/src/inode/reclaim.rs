@@ -9,7 +9,7 @@ use crate::format::checksum::crc32c;
 use crate::format::inode::{INODE, Inode};
 use crate::image::change::Change;
 use crate::image::transaction::Transaction;
-use crate::inode::live::Node;
+use crate::inode::live::LiveInode;
 use crate::inode::tree::{Found, Tree};
 use crate::inode::xattr::free_xattrs;
 use crate::store::Store;
@@ -49,7 +49,7 @@ impl Store {
 
     /// Frees the extents behind the end of a file, and the inode too when no name and no holder is left, in as many
     /// records as it takes. The inode is noted as an orphan, so a crash on the way is made up for at the next start.
-    pub(crate) fn reclaim(&self, node: &Arc<Node>, state: &mut Inode) -> Result<()> {
+    pub(crate) fn reclaim(&self, node: &Arc<LiveInode>, state: &mut Inode) -> Result<()> {
         let number = node.number();
         loop {
             let removed = state.links == 0 && !node.is_held();

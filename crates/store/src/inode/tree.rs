@@ -26,7 +26,7 @@ const WHAT: &str = "a node of an extent tree";
 
 /// A place that holds entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Node {
+enum TreeNode {
     Root,
     Block(u64),
 }
@@ -60,8 +60,8 @@ impl<'a> Lookup<'a> {
 
     /// Entries in use, after checking that the node matches its parent's reference.
     #[inline]
-    fn count(&self, node: Node, level: u16) -> Result<usize> {
-        let Node::Block(block) = node else {
+    fn count(&self, node: TreeNode, level: u16) -> Result<usize> {
+        let TreeNode::Block(block) = node else {
             return Ok(self.inode.count as usize);
         };
         if !self.image.is_verified(block) && !self.change.is_some_and(|it| it.is_edited(block)) {
@@ -85,16 +85,16 @@ impl<'a> Lookup<'a> {
         Ok(())
     }
 
-    fn key(&self, node: Node, index: usize) -> u64 {
+    fn key(&self, node: TreeNode, index: usize) -> u64 {
         match node {
-            Node::Root => self.inode.root[index].logical,
-            Node::Block(block) => self.contents(block).word(ENTRIES + index * ENTRY),
+            TreeNode::Root => self.inode.root[index].logical,
+            TreeNode::Block(block) => self.contents(block).word(ENTRIES + index * ENTRY),
         }
     }
 
     #[inline]
-    fn entry(&self, node: Node, index: usize) -> Extent {
-        let Node::Block(block) = node else {
+    fn entry(&self, node: TreeNode, index: usize) -> Extent {
+        let TreeNode::Block(block) = node else {
             return self.inode.root[index];
         };
         let mut bytes = [0; ENTRY];
@@ -105,8 +105,8 @@ impl<'a> Lookup<'a> {
 
     /// Number of entries with keys not above `key`.
     #[inline]
-    fn position(&self, node: Node, count: usize, key: u64) -> usize {
-        let Node::Block(block) = node else {
+    fn position(&self, node: TreeNode, count: usize, key: u64) -> usize {
+        let TreeNode::Block(block) = node else {
             let root = &self.inode.root[..count];
             return root.iter().filter(|entry| entry.logical <= key).count();
         };
@@ -137,7 +137,7 @@ impl<'a> Lookup<'a> {
     #[inline]
     pub fn floor(&self, mut key: u64) -> Result<Option<Extent>> {
         loop {
-            let (mut node, mut boundary) = (Node::Root, None);
+            let (mut node, mut boundary) = (TreeNode::Root, None);
             for level in (0..=self.inode.depth).rev() {
                 let position = self.position(node, self.count(node, level)?, key);
                 if level == 0 && position > 0 {
@@ -149,7 +149,7 @@ impl<'a> Lookup<'a> {
                     if index > 0 {
                         boundary = Some(child.logical);
                     }
-                    node = Node::Block(child.physical);
+                    node = TreeNode::Block(child.physical);
                 }
             }
             // The leaf starts after the key: check the end of the one before.
@@ -163,7 +163,7 @@ impl<'a> Lookup<'a> {
     /// The extent with the smallest logical block not below `key`.
     pub fn at_or_after(&self, mut key: u64) -> Result<Option<Extent>> {
         loop {
-            let (mut node, mut boundary) = (Node::Root, None);
+            let (mut node, mut boundary) = (TreeNode::Root, None);
             for level in (0..=self.inode.depth).rev() {
                 let count = self.count(node, level)?;
                 if level == 0 {
@@ -178,7 +178,7 @@ impl<'a> Lookup<'a> {
                     if index + 1 < count {
                         boundary = Some(self.key(node, index + 1));
                     }
-                    node = Node::Block(self.entry(node, index).physical);
+                    node = TreeNode::Block(self.entry(node, index).physical);
                 }
             }
             match boundary {
@@ -350,44 +350,44 @@ impl<'a, 's> Tree<'a, 's> {
         }
     }
 
-    fn set_count(&mut self, node: Node, count: usize) {
+    fn set_count(&mut self, node: TreeNode, count: usize) {
         match node {
-            Node::Root => self.inode.count = count as u16,
-            Node::Block(block) => self.change.put(block, 26, &(count as u16).to_le_bytes()),
+            TreeNode::Root => self.inode.count = count as u16,
+            TreeNode::Block(block) => self.change.put(block, 26, &(count as u16).to_le_bytes()),
         }
     }
 
-    fn set_entry(&mut self, node: Node, index: usize, entry: &Extent) {
+    fn set_entry(&mut self, node: TreeNode, index: usize, entry: &Extent) {
         match node {
-            Node::Root => self.inode.root[index] = *entry,
-            Node::Block(block) => self.change.put_value(block, ENTRIES + index * ENTRY, entry),
+            TreeNode::Root => self.inode.root[index] = *entry,
+            TreeNode::Block(block) => self.change.put_value(block, ENTRIES + index * ENTRY, entry),
         }
     }
 
-    fn insert_at(&mut self, node: Node, count: usize, index: usize, entry: &Extent) {
+    fn insert_at(&mut self, node: TreeNode, count: usize, index: usize, entry: &Extent) {
         match node {
-            Node::Root => self.inode.root.copy_within(index..count, index + 1),
-            Node::Block(block) if index < count => {
+            TreeNode::Root => self.inode.root.copy_within(index..count, index + 1),
+            TreeNode::Block(block) if index < count => {
                 let (from, to) = (ENTRIES + index * ENTRY, ENTRIES + count * ENTRY);
                 self.change.shift(block, from..to, from + ENTRY);
             }
-            Node::Block(_) => {}
+            TreeNode::Block(_) => {}
         }
         self.set_entry(node, index, entry);
         self.set_count(node, count + 1);
     }
 
-    fn remove_at(&mut self, node: Node, count: usize, index: usize) {
+    fn remove_at(&mut self, node: TreeNode, count: usize, index: usize) {
         match node {
-            Node::Root => {
+            TreeNode::Root => {
                 self.inode.root.copy_within(index + 1..count, index);
                 self.inode.root[count - 1] = Extent::new_zeroed();
             }
-            Node::Block(block) if index + 1 < count => {
+            TreeNode::Block(block) if index + 1 < count => {
                 let (from, to) = (ENTRIES + (index + 1) * ENTRY, ENTRIES + count * ENTRY);
                 self.change.shift(block, from..to, from - ENTRY);
             }
-            Node::Block(_) => {}
+            TreeNode::Block(_) => {}
         }
         self.set_count(node, count - 1);
     }
@@ -417,7 +417,7 @@ impl<'a, 's> Tree<'a, 's> {
 
     /// Adds an extent where there is none.
     pub fn insert(&mut self, extent: &Extent) -> Result<()> {
-        if let Some(sibling) = self.insert_below(Node::Root, self.inode.depth, extent)? {
+        if let Some(sibling) = self.insert_below(TreeNode::Root, self.inode.depth, extent)? {
             // The root is full: it becomes a node below a new root.
             let depth = self.inode.depth;
             let old = self.inode.root;
@@ -425,7 +425,7 @@ impl<'a, 's> Tree<'a, 's> {
             self.inode.root = [Extent::new_zeroed(); ROOT_ENTRIES];
             self.inode.root[0] = Extent::new(old[0].logical.min(sibling.logical), block, 0);
             (self.inode.depth, self.inode.count) = (depth + 1, 1);
-            let node = Node::Block(block);
+            let node = TreeNode::Block(block);
             let count = self.lookup().count(node, depth)?;
             let index = self.lookup().position(node, count, sibling.logical);
             self.insert_at(node, count, index, &sibling);
@@ -435,7 +435,12 @@ impl<'a, 's> Tree<'a, 's> {
 
     /// Inserts into the subtree. Returns an entry that the level above must take: a new sibling, or, from a full root,
     /// the entry itself.
-    fn insert_below(&mut self, node: Node, level: u16, entry: &Extent) -> Result<Option<Extent>> {
+    fn insert_below(
+        &mut self,
+        node: TreeNode,
+        level: u16,
+        entry: &Extent,
+    ) -> Result<Option<Extent>> {
         let count = self.lookup().count(node, level)?;
         let position = self.lookup().position(node, count, entry.logical);
         let mut pending = *entry;
@@ -447,15 +452,15 @@ impl<'a, 's> Tree<'a, 's> {
                 child.logical = entry.logical;
                 self.set_entry(node, 0, &child);
             }
-            match self.insert_below(Node::Block(child.physical), level - 1, entry)? {
+            match self.insert_below(TreeNode::Block(child.physical), level - 1, entry)? {
                 None => return Ok(None),
                 Some(sibling) => pending = sibling,
             }
             index = self.lookup().position(node, count, pending.logical);
         }
         match node {
-            Node::Root if count == ROOT_ENTRIES => Ok(Some(pending)),
-            Node::Block(_) if count == NODE_ENTRIES => {
+            TreeNode::Root if count == ROOT_ENTRIES => Ok(Some(pending)),
+            TreeNode::Block(_) if count == NODE_ENTRIES => {
                 self.split(node, level, index, &pending).map(Some)
             }
             _ => {
@@ -466,7 +471,13 @@ impl<'a, 's> Tree<'a, 's> {
     }
 
     /// Divides a full node and inserts; appending leaves the old node full, as files mostly grow at the end.
-    fn split(&mut self, node: Node, level: u16, index: usize, entry: &Extent) -> Result<Extent> {
+    fn split(
+        &mut self,
+        node: TreeNode,
+        level: u16,
+        index: usize,
+        entry: &Extent,
+    ) -> Result<Extent> {
         let middle = if index == NODE_ENTRIES {
             NODE_ENTRIES
         } else {
@@ -488,7 +499,7 @@ impl<'a, 's> Tree<'a, 's> {
 
     /// Finds the leaf entry with exactly this key and replaces it, or removes it when there is no replacement.
     pub fn replace(&mut self, key: u64, replacement: Option<&Extent>) -> Result<()> {
-        self.replace_below(Node::Root, self.inode.depth, key, replacement)?;
+        self.replace_below(TreeNode::Root, self.inode.depth, key, replacement)?;
         if self.inode.count == 0 {
             self.inode.depth = 0;
         }
@@ -497,7 +508,7 @@ impl<'a, 's> Tree<'a, 's> {
 
     fn replace_below(
         &mut self,
-        node: Node,
+        node: TreeNode,
         level: u16,
         key: u64,
         replacement: Option<&Extent>,
@@ -511,7 +522,7 @@ impl<'a, 's> Tree<'a, 's> {
             }
         } else {
             let child = self.lookup().entry(node, index).physical;
-            if !self.replace_below(Node::Block(child), level - 1, key, replacement)? {
+            if !self.replace_below(TreeNode::Block(child), level - 1, key, replacement)? {
                 return Ok(false);
             }
             self.free_node(child);
@@ -522,12 +533,12 @@ impl<'a, 's> Tree<'a, 's> {
 
     /// Gives the extents from `first` on new keys, in the same order.
     pub fn move_keys(&mut self, first: u64, to: &impl Fn(u64) -> u64) -> Result<()> {
-        self.move_keys_below(Node::Root, self.inode.depth, first, to)
+        self.move_keys_below(TreeNode::Root, self.inode.depth, first, to)
     }
 
     fn move_keys_below(
         &mut self,
-        node: Node,
+        node: TreeNode,
         level: u16,
         first: u64,
         to: &impl Fn(u64) -> u64,
@@ -538,7 +549,7 @@ impl<'a, 's> Tree<'a, 's> {
         for index in next..count {
             if level > 0 {
                 let child = self.lookup().entry(node, index).physical;
-                self.move_keys_below(Node::Block(child), level - 1, first, to)?;
+                self.move_keys_below(TreeNode::Block(child), level - 1, first, to)?;
             }
             let key = self.lookup().key(node, index);
             if key >= first {
@@ -552,10 +563,10 @@ impl<'a, 's> Tree<'a, 's> {
         }
     }
 
-    fn set_key(&mut self, node: Node, index: usize, key: u64) {
+    fn set_key(&mut self, node: TreeNode, index: usize, key: u64) {
         match node {
-            Node::Root => self.inode.root[index].logical = key,
-            Node::Block(block) => self.change.put_value(block, ENTRIES + index * ENTRY, &key),
+            TreeNode::Root => self.inode.root[index].logical = key,
+            TreeNode::Block(block) => self.change.put_value(block, ENTRIES + index * ENTRY, &key),
         }
     }
 
@@ -563,7 +574,7 @@ impl<'a, 's> Tree<'a, 's> {
     fn shrink(&mut self) -> Result<()> {
         while self.inode.depth > 0 && self.inode.count == 1 {
             let (block, level) = (self.inode.root[0].physical, self.inode.depth - 1);
-            let node = Node::Block(block);
+            let node = TreeNode::Block(block);
             let count = self.lookup().count(node, level)?;
             if count > ROOT_ENTRIES {
                 break;

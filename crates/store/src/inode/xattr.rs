@@ -12,7 +12,7 @@ use crate::image::transaction::Transaction;
 use crate::image::{Block, Image};
 use crate::inode::acl;
 use crate::inode::flags::check_unguarded;
-use crate::inode::live::Node;
+use crate::inode::live::LiveInode;
 use crate::store::Store;
 use crate::{FileKind, XattrMode};
 
@@ -26,7 +26,7 @@ pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 impl Store {
     /// The value of an extended attribute.
-    pub fn xattr(&self, node: &Node, name: &[u8]) -> Result<Vec<u8>> {
+    pub fn xattr(&self, node: &LiveInode, name: &[u8]) -> Result<Vec<u8>> {
         let state = node.state.read();
         let all = load(&self.shared.image, node.number(), &state)?;
         let found = all.into_iter().find(|(own, _)| own == name);
@@ -34,7 +34,7 @@ impl Store {
     }
 
     /// The names of all extended attributes.
-    pub fn xattr_names(&self, node: &Node) -> Result<Vec<Vec<u8>>> {
+    pub fn xattr_names(&self, node: &LiveInode) -> Result<Vec<Vec<u8>>> {
         let state = node.state.read();
         let all = load(&self.shared.image, node.number(), &state)?;
         Ok(all.into_iter().map(|(name, _)| name).collect())
@@ -45,7 +45,7 @@ impl Store {
     pub fn set_xattr(
         &self,
         transaction: &mut Transaction<'_>,
-        node: &Node,
+        node: &LiveInode,
         name: &[u8],
         value: &[u8],
         mode: XattrMode,
@@ -80,7 +80,7 @@ impl Store {
     pub fn remove_xattr(
         &self,
         transaction: &mut Transaction<'_>,
-        node: &Node,
+        node: &LiveInode,
         name: &[u8],
     ) -> Result<()> {
         let mut state = node.state.write();

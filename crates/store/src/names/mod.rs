@@ -20,7 +20,7 @@ use crate::image::transaction::Transaction;
 use crate::inode::acl;
 use crate::inode::attributes::attributes;
 use crate::inode::flags::{check_growable, check_unguarded};
-use crate::inode::live::{self, Looked, Node};
+use crate::inode::live::{self, LiveInode, Looked};
 use crate::inode::reclaim::{free_inode, has_tree};
 use crate::inode::tree::{Lookup, Tree};
 use crate::inode::xattr::{self, Xattrs};
@@ -49,7 +49,7 @@ impl Store {
     /// For changing the names in a directory; the caller holds its lock.
     pub(crate) fn writer<'a, 's>(
         change: &'a mut Change<'s>,
-        directory: &'a Node,
+        directory: &'a LiveInode,
         inode: &'a mut Inode,
     ) -> Writer<'a, 's> {
         directory.note_edit();
@@ -62,7 +62,7 @@ impl Store {
 
     pub(crate) fn find(
         &self,
-        directory: &Node,
+        directory: &LiveInode,
         inode: &Inode,
         hash: u64,
         name: &[u8],
@@ -71,7 +71,7 @@ impl Store {
         self.reader(directory, inode).find(hash, name)
     }
 
-    pub(crate) fn reader<'a>(&'a self, directory: &'a Node, inode: &'a Inode) -> Reader<'a> {
+    pub(crate) fn reader<'a>(&'a self, directory: &'a LiveInode, inode: &'a Inode) -> Reader<'a> {
         Reader {
             image: &self.shared.image,
             number: directory.number(),
@@ -80,7 +80,7 @@ impl Store {
     }
 
     /// The directory of this name in `directory`, if it was looked up recently: for path lookups.
-    pub fn known_subdirectory(&self, directory: &Node, name: &[u8]) -> Option<Arc<Node>> {
+    pub fn known_subdirectory(&self, directory: &LiveInode, name: &[u8]) -> Option<Arc<LiveInode>> {
         self.subdirectories
             .get(directory.number(), self.hash(name), name)
     }
@@ -89,7 +89,7 @@ impl Store {
     /// damage made these differ, one or the other may have led a path there. The directory of the name is locked.
     pub(crate) fn forget_subdirectory(
         &self,
-        directory: &Node,
+        directory: &LiveInode,
         hash: u64,
         target: &Target,
         inode: &Inode,
@@ -100,7 +100,7 @@ impl Store {
     }
 
     /// Looks a name up. `.` and `..` are names too.
-    pub fn lookup(&self, directory: &Node, name: &[u8]) -> Result<Arc<Node>> {
+    pub fn lookup(&self, directory: &LiveInode, name: &[u8]) -> Result<Arc<LiveInode>> {
         let hash = self.hash(name);
         let state = directory.state.read();
         let (number, kind) = self.find_any(directory, &state, hash, name)?;
@@ -115,7 +115,7 @@ impl Store {
 
     /// The attributes of the target of a name, also `.` or `..`; [`Error::Stale`] when it loses its last name
     /// meanwhile.
-    pub fn attributes_of(&self, directory: &Node, name: &[u8]) -> Result<Attributes> {
+    pub fn attributes_of(&self, directory: &LiveInode, name: &[u8]) -> Result<Attributes> {
         let hash = self.hash(name);
         let state = directory.state.read();
         let (number, _) = self.find_any(directory, &state, hash, name)?;
@@ -137,7 +137,7 @@ impl Store {
     /// The inode number that a name in a locked directory refers to, and its kind by the directory.
     pub(crate) fn find_any(
         &self,
-        directory: &Node,
+        directory: &LiveInode,
         state: &Inode,
         hash: u64,
         name: &[u8],
@@ -159,10 +159,10 @@ impl Store {
     pub fn create(
         &self,
         transaction: &mut Transaction<'_>,
-        directory: &Arc<Node>,
+        directory: &Arc<LiveInode>,
         name: &[u8],
         new: &NewInode<'_>,
-    ) -> Result<Arc<Node>> {
+    ) -> Result<Arc<LiveInode>> {
         let (node, _) = self.create_held(transaction, directory, name, new, 0)?;
         Ok(node)
     }
@@ -171,11 +171,11 @@ impl Store {
     pub fn create_held(
         &self,
         transaction: &mut Transaction<'_>,
-        directory: &Arc<Node>,
+        directory: &Arc<LiveInode>,
         name: &[u8],
         new: &NewInode<'_>,
         holds: u64,
-    ) -> Result<(Arc<Node>, Attributes)> {
+    ) -> Result<(Arc<LiveInode>, Attributes)> {
         check_name(name)?;
         let hash = self.hash(name);
         let mut parent = directory.state.write();
@@ -207,7 +207,7 @@ impl Store {
         *parent = new_parent;
         // Probably the next one that is made.
         live::prefetch(&self.shared.image, number + 1);
-        let node = Node::new(number, inode);
+        let node = LiveInode::new(number, inode);
         node.holds.store(holds, Ordering::Relaxed);
         self.nodes.insert(node.clone());
         Ok((node, attributes(number, &inode)))
@@ -218,10 +218,10 @@ impl Store {
     pub fn create_unnamed(
         &self,
         transaction: &mut Transaction<'_>,
-        directory: &Node,
+        directory: &LiveInode,
         new: &NewInode<'_>,
         may_be_named: bool,
-    ) -> Result<Arc<Node>> {
+    ) -> Result<Arc<LiveInode>> {
         let parent = directory.state.read();
         check_directory(&parent)?;
         check_growable(&parent)?;
@@ -235,7 +235,7 @@ impl Store {
             })?;
         change.orphan(number, true);
         inode.version = change.commit(transaction);
-        let node = Node::new(number, inode);
+        let node = LiveInode::new(number, inode);
         node.holds.store(1, Ordering::Relaxed);
         node.may_be_named.store(may_be_named, Ordering::Relaxed);
         self.nodes.insert(node.clone());
@@ -329,7 +329,7 @@ impl Store {
     }
 
     /// The target of a symbolic link.
-    pub fn read_link(&self, node: &Node) -> Result<Vec<u8>> {
+    pub fn read_link(&self, node: &LiveInode) -> Result<Vec<u8>> {
         let state = node.state.read();
         if FileKind::from_bits(state.mode) != Some(FileKind::Symlink) {
             return Err(Error::InvalidArgument("this is not a symbolic link"));
@@ -356,7 +356,7 @@ impl Store {
     /// Visits the names of a directory behind `cookie` (0: from the start), until `visit` refuses one.
     pub fn read_directory(
         &self,
-        directory: &Node,
+        directory: &LiveInode,
         cookie: u64,
         visit: &mut dyn FnMut(&Entry) -> bool,
     ) -> Result<()> {
@@ -375,8 +375,8 @@ impl Store {
     pub fn link(
         &self,
         transaction: &mut Transaction<'_>,
-        node: &Arc<Node>,
-        directory: &Arc<Node>,
+        node: &Arc<LiveInode>,
+        directory: &Arc<LiveInode>,
         name: &[u8],
     ) -> Result<()> {
         check_name(name)?;
@@ -421,7 +421,7 @@ impl Store {
     pub fn unlink(
         &self,
         transaction: &mut Transaction<'_>,
-        directory: &Arc<Node>,
+        directory: &Arc<LiveInode>,
         name: &[u8],
     ) -> Result<()> {
         self.remove_name(transaction, directory, name, false)
@@ -431,7 +431,7 @@ impl Store {
     pub fn remove_directory(
         &self,
         transaction: &mut Transaction<'_>,
-        directory: &Arc<Node>,
+        directory: &Arc<LiveInode>,
         name: &[u8],
     ) -> Result<()> {
         self.remove_name(transaction, directory, name, true)
@@ -440,7 +440,7 @@ impl Store {
     fn remove_name(
         &self,
         transaction: &mut Transaction<'_>,
-        directory: &Arc<Node>,
+        directory: &Arc<LiveInode>,
         name: &[u8],
         is_directory: bool,
     ) -> Result<()> {
@@ -465,7 +465,7 @@ impl Store {
     /// damage.
     pub(crate) fn with_name<T>(
         &self,
-        directory: &Arc<Node>,
+        directory: &Arc<LiveInode>,
         hash: u64,
         name: &[u8],
         work: impl FnOnce(Named<'_>) -> T,
@@ -508,7 +508,7 @@ impl Store {
     pub(crate) fn drop_link(
         &self,
         change: &mut Change<'_>,
-        node: &Arc<Node>,
+        node: &Arc<LiveInode>,
         inode: &mut Inode,
         now_ns: i64,
     ) -> Result<bool> {
@@ -536,9 +536,9 @@ impl Store {
 
 /// A name, its directory and its target, both locked.
 pub(crate) struct Named<'a> {
-    pub directory: &'a Node,
+    pub directory: &'a LiveInode,
     pub parent: WriteGuard<'a, Inode>,
-    pub node: &'a Arc<Node>,
+    pub node: &'a Arc<LiveInode>,
     pub state: WriteGuard<'a, Inode>,
     pub stored: &'a Stored,
 }

@@ -12,7 +12,7 @@ use crate::format::inode::Inode;
 use crate::image::change::Change;
 use crate::image::transaction::Transaction;
 use crate::inode::flags::{check_growable, check_unguarded};
-use crate::inode::live::Node;
+use crate::inode::live::LiveInode;
 use crate::names::directory::{Stored, check_name};
 use crate::names::{add_links, check_removable, target_of};
 use crate::order::WriteGuard;
@@ -22,7 +22,7 @@ use crate::{FileKind, NewInode, RenameMode};
 
 /// A locked inode and its new state.
 pub struct Locked<'a> {
-    node: &'a Arc<Node>,
+    node: &'a Arc<LiveInode>,
     /// The present state.
     pub state: WriteGuard<'a, Inode>,
     new: Inode,
@@ -36,11 +36,11 @@ pub struct LockedSet<'a> {
 
 impl<'a> LockedSet<'a> {
     /// Locks them for writing.
-    pub fn lock(nodes: &[&'a Arc<Node>]) -> LockedSet<'a> {
-        let mut nodes: SmallVec<[&'a Arc<Node>; 4]> = nodes.into();
+    pub fn lock(nodes: &[&'a Arc<LiveInode>]) -> LockedSet<'a> {
+        let mut nodes: SmallVec<[&'a Arc<LiveInode>; 4]> = nodes.into();
         nodes.sort_unstable_by_key(|node| node.number());
         nodes.dedup_by_key(|node| node.number());
-        let lock = |node: &'a Arc<Node>| {
+        let lock = |node: &'a Arc<LiveInode>| {
             let state = node.state.write();
             Locked {
                 node,
@@ -97,20 +97,20 @@ struct Known {
 
 /// A name that was found, and its inode.
 struct Found {
-    node: Arc<Node>,
+    node: Arc<LiveInode>,
     stored: Stored,
 }
 
 impl Known {
     /// Whether it is so still; the directory is locked.
-    fn is_right(&self, directory: &Node) -> bool {
+    fn is_right(&self, directory: &LiveInode) -> bool {
         self.edits == directory.edits.load(Ordering::Relaxed)
     }
 }
 
 impl Store {
     /// Looks up a name that is to be changed, before the locks for that are taken.
-    fn look_ahead(&self, directory: &Node, hash: u64, name: &[u8]) -> Result<Known> {
+    fn look_ahead(&self, directory: &LiveInode, hash: u64, name: &[u8]) -> Result<Known> {
         let state = directory.state.read();
         let found = match self.find(directory, &state, hash, name)? {
             // Still under the lock, as in `lookup`.
@@ -130,9 +130,9 @@ impl Store {
     pub fn rename(
         &self,
         transaction: &mut Transaction<'_>,
-        from: &Arc<Node>,
+        from: &Arc<LiveInode>,
         name: &[u8],
-        to: &Arc<Node>,
+        to: &Arc<LiveInode>,
         new_name: &[u8],
         mode: RenameMode,
     ) -> Result<()> {
@@ -197,7 +197,7 @@ impl Store {
     }
 
     /// A directory must not become its own descendant.
-    fn check_no_cycle(&self, moved: &Arc<Node>, to: &Arc<Node>) -> Result<()> {
+    fn check_no_cycle(&self, moved: &Arc<LiveInode>, to: &Arc<LiveInode>) -> Result<()> {
         if !moved.state.read().is_directory() {
             return Ok(());
         }
@@ -227,8 +227,8 @@ impl Store {
 /// One rename with everything it involves.
 struct Rename<'a> {
     store: &'a Store,
-    from: &'a Arc<Node>,
-    to: &'a Arc<Node>,
+    from: &'a Arc<LiveInode>,
+    to: &'a Arc<LiveInode>,
     new_hash: u64,
     new_name: &'a [u8],
     source: &'a Found,
@@ -319,7 +319,7 @@ impl Rename<'_> {
         if let Some((number, inode)) = whiteout {
             store
                 .nodes
-                .insert(Node::new(number, Inode { version, ..inode }));
+                .insert(LiveInode::new(number, Inode { version, ..inode }));
         }
         if let Some(Found { node, .. }) = self.target
             && set.get(node.number()).state.mode == 0

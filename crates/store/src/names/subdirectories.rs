@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::inode::live::Node;
+use crate::inode::live::LiveInode;
 
 /// Names that are remembered at most. Where two fall together, the later one stays.
 const SLOTS: usize = 1024;
@@ -16,7 +16,7 @@ const SLOTS: usize = 1024;
 struct Subdirectory {
     parent: u64,
     name: Box<[u8]>,
-    node: Arc<Node>,
+    node: Arc<LiveInode>,
 }
 
 /// A volatile index of names of directories.
@@ -36,7 +36,7 @@ impl Subdirectories {
     }
 
     /// The directory of this name, if it is remembered. `hash` is the name's.
-    pub fn get(&self, parent: u64, hash: u64, name: &[u8]) -> Option<Arc<Node>> {
+    pub fn get(&self, parent: u64, hash: u64, name: &[u8]) -> Option<Arc<LiveInode>> {
         let slot = self.slot(parent, hash).lock();
         let known = slot
             .as_ref()
@@ -45,7 +45,7 @@ impl Subdirectories {
     }
 
     /// Remembers a name; its parent is locked.
-    pub fn remember(&self, parent: u64, hash: u64, name: &[u8], node: &Arc<Node>) {
+    pub fn remember(&self, parent: u64, hash: u64, name: &[u8], node: &Arc<LiveInode>) {
         *self.slot(parent, hash).lock() = Some(Subdirectory {
             parent,
             name: name.into(),

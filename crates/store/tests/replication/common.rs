@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pmem::Region;
-use store::{FileKind, Geometry, NewInode, Node, Options, Replica, Store, Transaction};
+use store::{FileKind, Geometry, LiveInode, NewInode, Options, Replica, Store, Transaction};
 
 /// A primary and a replica with the same image, and the replica's region.
 pub struct Unit {
@@ -83,7 +83,7 @@ pub fn new_inode(kind: FileKind) -> NewInode<'static> {
     NewInode::new(kind, 0o755)
 }
 
-pub fn create(store: &Store, directory: &Arc<Node>, name: &str) -> Arc<Node> {
+pub fn create(store: &Store, directory: &Arc<LiveInode>, name: &str) -> Arc<LiveInode> {
     store
         .create(
             &mut Transaction::embedded(),

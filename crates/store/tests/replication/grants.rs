@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::common::{Unit, copy_of, create, read_all};
 use pmem::Region;
 use store::{
-    Adoption, BLOCK, CheckOptions, Error, Geometry, Mapped, Node, Options, Store, Transaction,
+    Adoption, BLOCK, CheckOptions, Error, Geometry, LiveInode, Mapped, Options, Store, Transaction,
     WriteAt,
 };
 
@@ -47,13 +47,13 @@ fn data(seed: u8, blocks: usize) -> (Vec<u8>, Vec<u32>) {
     (bytes, crcs)
 }
 
-fn read(store: &Store, node: &Node) -> Vec<u8> {
+fn read(store: &Store, node: &LiveInode) -> Vec<u8> {
     let mut bytes = vec![0; store.attributes(node).size as usize];
     store.read(node, 0, &mut bytes).unwrap();
     bytes
 }
 
-fn grant(unit: &Unit, blocks: u32) -> (Arc<Node>, Vec<Mapped>) {
+fn grant(unit: &Unit, blocks: u32) -> (Arc<LiveInode>, Vec<Mapped>) {
     let grant = create(&unit.primary, &unit.primary.system(), "grant");
     let granted = unit
         .primary

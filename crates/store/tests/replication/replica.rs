@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::common::{Unit, create, new_inode, read_all};
 use pmem::{Region, Simulation};
 use store::{
-    BLOCK, CheckOptions, Clock, Error, FileKind, Geometry, Node, Options, RenameMode, Replica,
+    BLOCK, CheckOptions, Clock, Error, FileKind, Geometry, LiveInode, Options, RenameMode, Replica,
     Sequence, Store, Transaction, WriteAt,
 };
 
@@ -15,14 +15,14 @@ fn at(offset: u64) -> WriteAt {
     WriteAt::Offset(offset)
 }
 
-fn write(store: &Store, node: &Node, offset: u64, data: &[u8]) {
+fn write(store: &Store, node: &LiveInode, offset: u64, data: &[u8]) {
     let mut transaction = Transaction::embedded();
     store
         .write(&mut transaction, node, at(offset), data)
         .unwrap();
 }
 
-fn unlink(store: &Store, directory: &Arc<Node>, name: &str) {
+fn unlink(store: &Store, directory: &Arc<LiveInode>, name: &str) {
     let mut transaction = Transaction::embedded();
     store
         .unlink(&mut transaction, directory, name.as_bytes())

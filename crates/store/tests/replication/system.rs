@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::common::{copy_of, create, new_inode};
 use pmem::Region;
 use store::{
-    BLOCK, CheckOptions, Error, Fallocate, FileKind, Geometry, Node, Options, ROOT, RenameMode,
-    Reply, SYSTEM, Store, Transaction, WriteAt,
+    BLOCK, CheckOptions, Error, Fallocate, FileKind, Geometry, LiveInode, Options, ROOT,
+    RenameMode, Reply, SYSTEM, Store, Transaction, WriteAt,
 };
 
 fn pool() -> (Region, Store) {
@@ -95,7 +95,7 @@ fn after_crash(region: &Region, offset: u64) -> [u8; 64] {
 }
 
 /// A reply at `offset` of the file, with all bytes equal to `byte`.
-fn reply(file: &Arc<Node>, offset: u64, byte: u8) -> Reply<'_> {
+fn reply(file: &Arc<LiveInode>, offset: u64, byte: u8) -> Reply<'_> {
     Reply {
         file,
         offset,
@@ -106,7 +106,7 @@ fn reply(file: &Arc<Node>, offset: u64, byte: u8) -> Reply<'_> {
 }
 
 /// A file with room for replies.
-fn replies(store: &Store, blocks: usize) -> Arc<Node> {
+fn replies(store: &Store, blocks: usize) -> Arc<LiveInode> {
     let file = create(store, &store.system(), "replies");
     let data = vec![9; blocks * BLOCK];
     store

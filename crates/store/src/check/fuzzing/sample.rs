@@ -10,7 +10,7 @@ use super::embedded;
 use crate::format::superblock::SUPERBLOCKS;
 use crate::inode::acl::{ACCESS, DEFAULT};
 use crate::{
-    Clock, Fallocate, FileKind, Geometry, NewInode, Node, Options, ROOT, RenameMode, SYSTEM,
+    Clock, Fallocate, FileKind, Geometry, LiveInode, NewInode, Options, ROOT, RenameMode, SYSTEM,
     SetAttributes, Store, WriteAt, XattrMode,
 };
 
@@ -111,7 +111,11 @@ fn new(kind: FileKind) -> NewInode<'static> {
     }
 }
 
-fn file(store: &Store, directory: &Arc<Node>, name: &[u8]) -> crate::error::Result<Arc<Node>> {
+fn file(
+    store: &Store,
+    directory: &Arc<LiveInode>,
+    name: &[u8],
+) -> crate::error::Result<Arc<LiveInode>> {
     store.create(&mut embedded(), directory, name, &new(FileKind::Regular))
 }
 
@@ -158,9 +162,9 @@ fn fill(store: &Store) -> crate::error::Result<()> {
 /// Links, special files and many names.
 fn fill_directories(
     store: &Store,
-    directory: &Arc<Node>,
-    deep: &Arc<Node>,
-    small: &Arc<Node>,
+    directory: &Arc<LiveInode>,
+    deep: &Arc<LiveInode>,
+    small: &Arc<LiveInode>,
 ) -> crate::error::Result<()> {
     let root = store.root();
     for (name, target) in [
@@ -211,8 +215,8 @@ fn fill_directories(
 /// Allocated blocks, extended attributes and access control lists.
 fn fill_attributes(
     store: &Store,
-    deep: &Arc<Node>,
-    every_second: &Arc<Node>,
+    deep: &Arc<LiveInode>,
+    every_second: &Arc<LiveInode>,
 ) -> crate::error::Result<()> {
     let root = store.root();
     let allocated = file(store, &root, b"allocated")?;
@@ -286,7 +290,7 @@ fn share(store: &Store) -> crate::error::Result<()> {
 }
 
 /// Every second block, so that each is a separate extent.
-fn sparse(store: &Store, node: &Node, extents: u64) -> crate::error::Result<()> {
+fn sparse(store: &Store, node: &LiveInode, extents: u64) -> crate::error::Result<()> {
     for index in 0..extents {
         store.write(
             &mut embedded(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::embedded;
 use crate::error::{Error, Result};
 use crate::{
-    BLOCK, Fallocate, FileKind, NewInode, Node, RenameMode, SetAttributes, Store, WriteAt,
+    BLOCK, Fallocate, FileKind, LiveInode, NewInode, RenameMode, SetAttributes, Store, WriteAt,
     XattrMode,
 };
 
@@ -57,7 +57,7 @@ impl Work<'_> {
     }
 
     /// Reads all that can be reached.
-    fn walk(&mut self) -> Vec<Arc<Node>> {
+    fn walk(&mut self) -> Vec<Arc<LiveInode>> {
         let mut nodes = vec![self.store.root()];
         let mut seen: HashSet<u64> = nodes.iter().map(|node| node.number()).collect();
         let mut next = 0;
@@ -79,7 +79,7 @@ impl Work<'_> {
     }
 
     /// Reads one inode in every way, and returns the names in it.
-    fn read(&mut self, node: &Arc<Node>) -> Vec<(Vec<u8>, u64)> {
+    fn read(&mut self, node: &Arc<LiveInode>) -> Vec<(Vec<u8>, u64)> {
         let attributes = self.store.attributes(node);
         let mut names = Vec::new();
         let listed = self.store.read_directory(node, 0, &mut |entry| {
@@ -110,7 +110,7 @@ impl Work<'_> {
         names
     }
 
-    fn seek(&mut self, node: &Node) {
+    fn seek(&mut self, node: &LiveInode) {
         let mut offset = 0;
         for _ in 0..STEPS_MAX {
             let data = self.store.next_data(node, offset);
@@ -128,7 +128,7 @@ impl Work<'_> {
     }
 
     /// Changes one inode in every way.
-    fn change(&mut self, node: &Arc<Node>, all: &[Arc<Node>]) {
+    fn change(&mut self, node: &Arc<LiveInode>, all: &[Arc<LiveInode>]) {
         let store = self.store;
         let size = store.attributes(node).size;
         let mut write =
@@ -170,7 +170,7 @@ impl Work<'_> {
     }
 
     /// Makes and moves names in an inode, if it is a directory.
-    fn change_names(&mut self, node: &Arc<Node>, all: &[Arc<Node>]) {
+    fn change_names(&mut self, node: &Arc<LiveInode>, all: &[Arc<LiveInode>]) {
         let store = self.store;
         let new = |kind| NewInode {
             kind,
@@ -233,7 +233,7 @@ impl Work<'_> {
     }
 
     /// Shares blocks with another inode, and changes them.
-    fn share(&mut self, node: &Arc<Node>, all: &[Arc<Node>]) {
+    fn share(&mut self, node: &Arc<LiveInode>, all: &[Arc<LiveInode>]) {
         let store = self.store;
         if let Some(other) = all.iter().find(|it| it.number() > node.number()) {
             for (from, to) in [(node, other), (other, node), (node, node)] {
@@ -254,7 +254,7 @@ impl Work<'_> {
         }
     }
 
-    fn remove_some(&mut self, node: &Arc<Node>) {
+    fn remove_some(&mut self, node: &Arc<LiveInode>) {
         let mut names = Vec::new();
         let _ = self.store.read_directory(node, 1, &mut |entry| {
             names.push(entry.name.clone());

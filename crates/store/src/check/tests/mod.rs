@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::fuzzing::{Edit, PoolBytes, SAMPLE_LENGTH, Sample, exercise, mend, region_with, sample};
 use super::*;
 use crate::format::record::{HEADER, MAGIC};
-use crate::{FileKind, Geometry, Node, Options, Store};
+use crate::{FileKind, Geometry, LiveInode, Options, Store};
 
 /// For [`PoolBytes::seal`]: all kinds of checksums.
 const ALL: u8 = u8::MAX;
@@ -55,7 +55,7 @@ fn tree(bytes: &[u8]) -> Result<BTreeMap<Vec<u8>, String>> {
     Ok(found)
 }
 
-fn children(store: &Store, node: &Node) -> Result<Vec<(Vec<u8>, Arc<Node>)>> {
+fn children(store: &Store, node: &LiveInode) -> Result<Vec<(Vec<u8>, Arc<LiveInode>)>> {
     let mut found = Vec::new();
     if store.attributes(node).kind == FileKind::Directory {
         store.read_directory(node, 2, &mut |entry| {
@@ -67,7 +67,7 @@ fn children(store: &Store, node: &Node) -> Result<Vec<(Vec<u8>, Arc<Node>)>> {
     found.into_iter().map(with_node).collect()
 }
 
-fn look(store: &Store, node: &Node) -> Result<String> {
+fn look(store: &Store, node: &LiveInode) -> Result<String> {
     let attributes = store.attributes(node);
     let mut data = vec![0; attributes.size.min(100_000) as usize];
     match attributes.kind {

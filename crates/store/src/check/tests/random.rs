@@ -130,8 +130,8 @@ fn trees_stay_right_in_any_order_of_writes() {
 /// State of random work.
 struct Work {
     store: Store,
-    directories: Vec<Arc<Node>>,
-    held: Vec<Arc<Node>>,
+    directories: Vec<Arc<LiveInode>>,
+    held: Vec<Arc<LiveInode>>,
     state: u64,
 }
 
@@ -151,7 +151,7 @@ impl Work {
         random(&mut self.state, bound)
     }
 
-    fn directory(&mut self) -> Arc<Node> {
+    fn directory(&mut self) -> Arc<LiveInode> {
         let index = self.below(self.directories.len() as u64);
         self.directories[index as usize].clone()
     }
@@ -169,7 +169,7 @@ impl Work {
         name
     }
 
-    fn create(&mut self, directory: &Arc<Node>, name: &[u8], kind: FileKind) -> Result<()> {
+    fn create(&mut self, directory: &Arc<LiveInode>, name: &[u8], kind: FileKind) -> Result<()> {
         let made = self.store.create(
             &mut Transaction::embedded(),
             directory,
@@ -182,7 +182,7 @@ impl Work {
         Ok(())
     }
 
-    fn write(&mut self, node: &Node) -> Result<()> {
+    fn write(&mut self, node: &LiveInode) -> Result<()> {
         let (offset, length) = (self.below(90_000), self.below(30_000));
         let data = vec![7; length as usize];
         self.store
@@ -195,7 +195,7 @@ impl Work {
             .map(drop)
     }
 
-    fn resize(&mut self, node: &Arc<Node>) -> Result<()> {
+    fn resize(&mut self, node: &Arc<LiveInode>) -> Result<()> {
         let size = Some(self.below(100_000));
         let set = SetAttributes {
             size,

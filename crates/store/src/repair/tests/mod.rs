@@ -4,7 +4,7 @@ use super::*;
 use crate::check::fuzzing::{PoolBytes, SAMPLE_LENGTH, Sample, region_with, sample};
 use crate::format::superblock::{RING_STATES, SUPERBLOCKS};
 use crate::format::{directory, extent};
-use crate::{BLOCK, Error, Geometry, NewInode, Node, Options, Store, Transaction, WriteAt};
+use crate::{BLOCK, Error, Geometry, LiveInode, NewInode, Options, Store, Transaction, WriteAt};
 
 fn bytes_of(region: &Region) -> Vec<u8> {
     let mut bytes = vec![0; region.length() as usize];
@@ -26,7 +26,7 @@ fn open(region: &Region) -> Store {
     Store::open(region.clone(), Options::default()).unwrap()
 }
 
-fn create(store: &Store, at: &std::sync::Arc<Node>, name: &str) -> std::sync::Arc<Node> {
+fn create(store: &Store, at: &std::sync::Arc<LiveInode>, name: &str) -> std::sync::Arc<LiveInode> {
     let kind = match name.ends_with('/') {
         true => FileKind::Directory,
         false => FileKind::Regular,
@@ -38,7 +38,7 @@ fn create(store: &Store, at: &std::sync::Arc<Node>, name: &str) -> std::sync::Ar
         .unwrap()
 }
 
-fn write(store: &Store, node: &Node, block: u64) {
+fn write(store: &Store, node: &LiveInode, block: u64) {
     let at = WriteAt::Offset(block * BLOCK as u64);
     store
         .write(
@@ -50,7 +50,7 @@ fn write(store: &Store, node: &Node, block: u64) {
         .unwrap();
 }
 
-fn read(store: &Store, node: &Node, block: u64) -> Result<u8> {
+fn read(store: &Store, node: &LiveInode, block: u64) -> Result<u8> {
     let mut data = [0; BLOCK];
     store.read(node, block * BLOCK as u64, &mut data)?;
     Ok(data[7])
@@ -80,7 +80,7 @@ fn mend(region: &Region) -> Repair {
     done
 }
 
-fn names(store: &Store, node: &Node) -> BTreeMap<String, u64> {
+fn names(store: &Store, node: &LiveInode) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     let visit = &mut |entry: &crate::Entry| {
         let name = String::from_utf8(entry.name.clone()).unwrap();
