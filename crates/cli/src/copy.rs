@@ -10,7 +10,7 @@ use crate::arguments::files::{Cp, Preserve};
 use crate::change::{divide, mask, no_directory};
 use crate::failure::{Failure, Outcome};
 use crate::figures::kind_name;
-use crate::place::{Place, PoolPlace, last_name};
+use crate::place::{Location, PoolPlace, last_name};
 use crate::pools::{self, Sides, Use};
 use crate::progress::Copied;
 use crate::side::{Found, Side, Spot, Trouble, is_directory, names};
@@ -93,7 +93,7 @@ pub fn cp(arguments: &Cp, out: &mut dyn Write) -> Outcome {
 fn copy_all(
     sides: &Sides,
     arguments: &Cp,
-    (from, to): (&[Place], &Place),
+    (from, to): (&[Location], &Location),
     out: &mut dyn Write,
 ) -> Outcome {
     let target = sides.of(to);
@@ -128,7 +128,7 @@ fn copy_all(
 }
 
 /// The size of the only source, if it is a file.
-fn only_size(sides: &Sides, from: &[Place]) -> Result<Option<u64>, Failure> {
+fn only_size(sides: &Sides, from: &[Location]) -> Result<Option<u64>, Failure> {
     let [place] = from else {
         return Ok(None);
     };

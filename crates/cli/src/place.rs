@@ -13,7 +13,7 @@ use crate::figures::show_name;
 
 /// A path on this host or in a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     Host(PathBuf),
     Pool(PoolPlace),
 }
@@ -25,13 +25,13 @@ pub struct PoolPlace {
     pub path: PathBuf,
 }
 
-impl Place {
+impl Location {
     /// Pools end at the first `:/`, or at a `:` at the end. Any other colon ends one too, unless a slash before it
     /// makes it a path: `./a:b`.
-    fn parse(text: &OsStr) -> Result<Place, String> {
+    fn parse(text: &OsStr) -> Result<Location, String> {
         let bytes = text.as_bytes();
         if Source::is_source(bytes) {
-            return Ok(Place::Pool(PoolPlace::of_cluster(bytes)));
+            return Ok(Location::Pool(PoolPlace::of_cluster(bytes)));
         }
         let root = bytes.windows(2).position(|pair| pair == b":/");
         let end = root.or_else(|| bytes.strip_suffix(b":").map(<[u8]>::len));
@@ -45,21 +45,21 @@ impl Place {
             Some(colon) => {
                 let inside = &bytes[colon + 1..];
                 let inside = if inside.is_empty() { b"/" } else { inside };
-                Ok(Place::Pool(PoolPlace {
+                Ok(Location::Pool(PoolPlace {
                     pool: path(&bytes[..colon]),
                     path: path(inside),
                 }))
             }
             None if bytes.is_empty() => Err("a path cannot be empty".into()),
-            None => Ok(Place::Host(path(bytes))),
+            None => Ok(Location::Host(path(bytes))),
         }
     }
 
     /// The path, wherever it is.
     pub fn path(&self) -> &Path {
         match self {
-            Place::Host(path) => path,
-            Place::Pool(place) => &place.path,
+            Location::Host(path) => path,
+            Location::Pool(place) => &place.path,
         }
     }
 }
@@ -78,9 +78,9 @@ pub fn last_name(path: &Path) -> Option<&OsStr> {
 impl PoolPlace {
     /// Reads `POOL:PATH`.
     pub fn parse(text: &OsStr) -> Result<PoolPlace, String> {
-        match Place::parse(text)? {
-            Place::Pool(place) => Ok(place),
-            Place::Host(_) => Err("this names no file in a pool; write POOL:/path".into()),
+        match Location::parse(text)? {
+            Location::Pool(place) => Ok(place),
+            Location::Host(_) => Err("this names no file in a pool; write POOL:/path".into()),
         }
     }
 
@@ -124,9 +124,9 @@ pub struct WholePool(pub PathBuf);
 
 impl WholePool {
     fn parse(text: &OsStr) -> Result<WholePool, String> {
-        Ok(match Place::parse(text)? {
-            Place::Host(pool) => WholePool(pool),
-            Place::Pool(place) => WholePool(place.pool),
+        Ok(match Location::parse(text)? {
+            Location::Host(pool) => WholePool(pool),
+            Location::Pool(place) => WholePool(place.pool),
         })
     }
 }
@@ -168,11 +168,11 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for Parser<T> {
     }
 }
 
-impl ValueParserFactory for Place {
-    type Parser = Parser<Place>;
+impl ValueParserFactory for Location {
+    type Parser = Parser<Location>;
 
-    fn value_parser() -> Parser<Place> {
-        Parser(Place::parse)
+    fn value_parser() -> Parser<Location> {
+        Parser(Location::parse)
     }
 }
 
@@ -203,15 +203,15 @@ mod tests {
                 path: path.into(),
             };
             assert_eq!(
-                Place::parse(text.as_ref()),
-                Ok(Place::Pool(expected)),
+                Location::parse(text.as_ref()),
+                Ok(Location::Pool(expected)),
                 "{text}"
             );
         }
         for text in ["x", "/x/y", "./a:b", "/tmp/a:b/c", "d/a:b"] {
             assert_eq!(
-                Place::parse(text.as_ref()),
-                Ok(Place::Host(text.into())),
+                Location::parse(text.as_ref()),
+                Ok(Location::Host(text.into())),
                 "{text}"
             );
         }
@@ -222,11 +222,11 @@ mod tests {
             ("tako://h:1,g:2/a:/", "tako://h:1,g:2/a", "/"),
         ] {
             let (pool, path) = (pool.into(), path.into());
-            let expected = Ok(Place::Pool(PoolPlace { pool, path }));
-            assert_eq!(Place::parse(text.as_ref()), expected, "{text}");
+            let expected = Ok(Location::Pool(PoolPlace { pool, path }));
+            assert_eq!(Location::parse(text.as_ref()), expected, "{text}");
         }
         for text in ["", ":", ":/x"] {
-            assert!(Place::parse(text.as_ref()).is_err(), "{text}");
+            assert!(Location::parse(text.as_ref()).is_err(), "{text}");
         }
         assert!(PoolPlace::parse("x".as_ref()).is_err());
     }

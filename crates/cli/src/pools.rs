@@ -7,7 +7,7 @@ use client::{Cause, Error, FileSystem, Source};
 
 use crate::failure::{Failure, Outcome};
 use crate::log::Log;
-use crate::place::{Place, PoolPlace};
+use crate::place::{Location, PoolPlace};
 use crate::remote::{self, RemoteOptions};
 use crate::side::{Host, Pool, Side};
 
@@ -101,7 +101,7 @@ pub struct Sides {
 
 impl Sides {
     /// Opens the sides of a target and of its sources.
-    pub fn open(to: &Place, from: &[Place]) -> Result<Sides, Failure> {
+    pub fn open(to: &Location, from: &[Location]) -> Result<Sides, Failure> {
         let mut sides = Sides {
             host: Host::default(),
             pools: Vec::new(),
@@ -119,8 +119,8 @@ impl Sides {
         self.pools.is_empty()
     }
 
-    fn add(&mut self, place: &Place, wanted: Use) -> Outcome {
-        if let Place::Pool(place) = place
+    fn add(&mut self, place: &Location, wanted: Use) -> Outcome {
+        if let Location::Pool(place) = place
             && self.index(&place.pool).is_none()
         {
             let side = open(&place.pool, wanted)?;
@@ -136,10 +136,10 @@ impl Sides {
     }
 
     /// The side of a place.
-    pub fn of(&self, place: &Place) -> &dyn Side {
+    pub fn of(&self, place: &Location) -> &dyn Side {
         let pool = match place {
-            Place::Pool(place) => self.index(&place.pool),
-            Place::Host(_) => None,
+            Location::Pool(place) => self.index(&place.pool),
+            Location::Host(_) => None,
         };
         pool.map_or(&self.host, |index| &*self.pools[index].1)
     }

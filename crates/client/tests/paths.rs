@@ -7,7 +7,7 @@ use client::{
 };
 use common::{contents, errno, file_system, make_file};
 use store::format::directory::{ENTRY, EntryHeader};
-use store::fuzzing::{Edit, Place, PoolBytes};
+use store::fuzzing::{Edit, PoolBytes, PoolPart};
 
 const CREATE: OpenFlags = OpenFlags {
     create: true,
@@ -447,7 +447,7 @@ fn with_wrong_kind(name: &str, kind: FileKind) -> FileSystem {
     let mut pool = PoolBytes::new(bytes);
     let entry = (0..).find_map(|leaf| {
         let (start, length) = pool
-            .locate(Place::Leaf, leaf)
+            .locate(PoolPart::Leaf, leaf)
             .expect("a leaf with the name");
         let block = &pool.bytes[start..start + length];
         let at = |at: &usize| block[*at..].starts_with(name.as_bytes());
@@ -461,9 +461,9 @@ fn with_wrong_kind(name: &str, kind: FileKind) -> FileSystem {
         FileKind::Directory
     };
     let byte = |kind: FileKind| (kind.bits() >> 12) as u8;
-    let (start, _) = pool.locate(Place::Leaf, leaf).unwrap();
+    let (start, _) = pool.locate(PoolPart::Leaf, leaf).unwrap();
     assert_eq!(pool.bytes[start + at], byte(old));
-    pool.apply(&Edit::set(Place::Leaf, leaf, at, 1, byte(kind).into()));
+    pool.apply(&Edit::set(PoolPart::Leaf, leaf, at, 1, byte(kind).into()));
     pool.seal(PoolBytes::BLOCKS);
     region.write(0, &pool.bytes);
     open()

@@ -88,7 +88,7 @@ pub struct Exchange<'a> {
     /// Bytes of the payload that came.
     pub length: usize,
     /// Handle for answering it later instead.
-    pub place: Place<'a>,
+    pub place: RequestSlot<'a>,
 }
 
 /// Scheduling of a queue's thread.
@@ -114,7 +114,7 @@ pub trait Pace {
 }
 
 /// Where a request is.
-pub struct Place<'a> {
+pub struct RequestSlot<'a> {
     slot: usize,
     may_stay: bool,
     desk: &'a Arc<Desk>,
@@ -194,7 +194,7 @@ enum State {
     Stays,
 }
 
-impl Place<'_> {
+impl RequestSlot<'_> {
     /// Handle for answering the request later. None if too few slots would be left for others.
     pub fn later(&self) -> Option<Later> {
         self.may_stay.then(|| Later {
@@ -328,7 +328,7 @@ impl Queue {
     }
 
     /// Answers requests until the session ends, or another thread stops it. `answer` returns the bytes of payload of its
-    /// answer, or None if the answer comes later, by [`Place::later`].
+    /// answer, or None if the answer comes later, by [`RequestSlot::later`].
     ///
     /// When all slots of a queue stay occupied except those added meanwhile, further requests may wait in the kernel
     /// for a slot that is returned: a new slot does not move them, and nothing else would. Then there is one more
@@ -476,7 +476,7 @@ impl Queue {
             argument: &head.argument,
             payload,
             length,
-            place: Place {
+            place: RequestSlot {
                 slot,
                 may_stay,
                 desk: &self.desk,

@@ -20,7 +20,7 @@ use crate::{Error, MountOptions, Notifier};
 
 /// A mounted file system. Dropping it unmounts, at once for new users and for the others when they are done.
 pub struct Mount {
-    place: Place,
+    place: MountPoint,
     /// None once the session has been waited for.
     session: Option<Session>,
     transport: Transport,
@@ -33,7 +33,7 @@ pub struct Mount {
 
 /// Where a mount is.
 #[derive(Clone)]
-struct Place {
+struct MountPoint {
     directory: PathBuf,
     /// Its device number, which distinguishes it from other mounts at the same path.
     device: u64,
@@ -64,7 +64,7 @@ pub fn mount(
     let ready = device_at(&directory);
     let device = ready.unwrap_or(0);
     let mount = Mount {
-        place: Place { directory, device },
+        place: MountPoint { directory, device },
         transport: session.transport.clone(),
         notifier: session.notifier.clone(),
         session: Some(session),
@@ -169,7 +169,7 @@ impl Drop for Mount {
     }
 }
 
-impl Place {
+impl MountPoint {
     /// Unmounts, wherever the mount is by now. A mount covered by another one is unreachable, and counts as used.
     fn leave(&self, leave: Leave) -> Result<(), Error> {
         let directory = match device_at(&self.directory) {

@@ -309,7 +309,7 @@ mod tests {
     }
 
     /// A mount in a session that the test examines. Needs root and /dev/fuse.
-    struct Place(PathBuf, LockUser);
+    struct TestMount(PathBuf, LockUser);
 
     /// More than a queue has room for.
     const WAITING: usize = 20;
@@ -320,12 +320,12 @@ mod tests {
     /// Held by tests that count the threads of the process, or have some that are counted.
     static ALONE: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
 
-    impl Place {
+    impl TestMount {
         fn start(
             name: &str,
             transport: Choice,
             payload_length: usize,
-        ) -> (Place, io::Result<Session>) {
+        ) -> (TestMount, io::Result<Session>) {
             let directory =
                 std::env::temp_dir().join(format!("tako-session-{}-{name}", std::process::id()));
             fs::create_dir(&directory).unwrap();
@@ -349,11 +349,11 @@ mod tests {
                 &directory,
                 payload_length,
             );
-            (Place(directory, locks), session)
+            (TestMount(directory, locks), session)
         }
     }
 
-    impl Drop for Place {
+    impl Drop for TestMount {
         fn drop(&mut self) {
             let _ = kernel::detach(&self.0, Leave::AtOnce);
             let _ = fs::remove_dir(&self.0);
@@ -411,7 +411,7 @@ mod tests {
         let _alone = ALONE.lock();
         // Others' I/O comes and goes, or may stay.
         let others = (0..LOOKS).map(|_| waiting_for_disks()).min().unwrap();
-        let (place, session) = Place::start("idle", Choice::Uring, DATA_LENGTH_MAX);
+        let (place, session) = TestMount::start("idle", Choice::Uring, DATA_LENGTH_MAX);
         let session = session.unwrap();
         fs::write(place.0.join("file"), "data").unwrap();
         let start = Instant::now();
@@ -439,7 +439,7 @@ mod tests {
             return;
         }
         // The kernel takes no payload that is too short for it. All is read from the device then, by as many threads as ever.
-        let (place, session) = Place::start("refused", Choice::Auto, DATA_LENGTH_MAX / 2);
+        let (place, session) = TestMount::start("refused", Choice::Auto, DATA_LENGTH_MAX / 2);
         let session = session.unwrap();
         let said = session.transport.to_string();
         assert!(
@@ -453,13 +453,13 @@ mod tests {
         session.join().session.unwrap();
         no_thread_stays();
         // A mount that requires queues gets an error, and no thread stays.
-        let (place, session) = Place::start("insisted", Choice::Uring, DATA_LENGTH_MAX / 2);
+        let (place, session) = TestMount::start("insisted", Choice::Uring, DATA_LENGTH_MAX / 2);
         assert!(session.is_err());
         no_thread_stays();
         drop(place);
         // A thread that fails ends the session: callers get an error, also those that wait for a lock, and nothing
         // hangs.
-        let (place, session) = Place::start("failed", Choice::Uring, DATA_LENGTH_MAX);
+        let (place, session) = TestMount::start("failed", Choice::Uring, DATA_LENGTH_MAX);
         let session = session.unwrap();
         let path = place.0.join("file");
         fs::write(&path, "data").unwrap();

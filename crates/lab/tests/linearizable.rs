@@ -110,7 +110,7 @@ impl Scene {
     }
 
     /// Makes, removes or finds a name.
-    fn name(&self, client: u32, asked: Operation, place: Place) -> Result<(), Error> {
+    fn name(&self, client: u32, asked: Operation, place: DirectoryName) -> Result<(), Error> {
         let (directory, name) = (self.directories[place.directory], place.name());
         let file_system = &self.file_system;
         self.tell(client, (place.key(), asked), || match asked {
@@ -136,7 +136,7 @@ impl Scene {
         })
     }
 
-    fn rename(&self, client: u32, from: Place, to: Place) -> Result<(), Error> {
+    fn rename(&self, client: u32, from: DirectoryName, to: DirectoryName) -> Result<(), Error> {
         let asked = [
             (from.key(), Operation::Remove),
             (to.key(), Operation::Place),
@@ -163,14 +163,14 @@ impl Scene {
         let mut random = Random::new(seed << 8 | u64::from(client));
         for count in 1..=OPERATIONS as u64 {
             let which = random.below(LENGTHS.len());
-            let place = Place::random(&mut random);
+            let place = DirectoryName::random(&mut random);
             match random.below(10) {
                 0..2 => self.write(client, which, u64::from(client + 1) << 32 | count)?,
                 2..4 => self.read(client, which)?,
                 4 | 5 => self.name(client, Operation::Create, place)?,
                 6 => self.name(client, Operation::Remove, place)?,
                 7 => self.name(client, Operation::Lookup, place)?,
-                _ => match Place::random(&mut random) {
+                _ => match DirectoryName::random(&mut random) {
                     to if to == place => thread::yield_now(),
                     to => self.rename(client, place, to)?,
                 },
@@ -182,14 +182,14 @@ impl Scene {
 
 /// A name in a directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct DirectoryName {
     directory: usize,
     name: usize,
 }
 
-impl Place {
-    fn random(random: &mut Random) -> Place {
-        Place {
+impl DirectoryName {
+    fn random(random: &mut Random) -> DirectoryName {
+        DirectoryName {
             directory: random.below(DIRECTORIES),
             name: random.below(NAMES),
         }

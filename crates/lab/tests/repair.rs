@@ -8,7 +8,7 @@ use client::FileKind;
 use lab::pieces::{Piece, Pieces};
 use pmem::{Random, Region, Simulation};
 use store::format::superblock::RING_OFFSET;
-use store::fuzzing::{Place, PoolBytes, SAMPLE_LENGTH, Sample, sample};
+use store::fuzzing::{PoolBytes, PoolPart, SAMPLE_LENGTH, Sample, sample};
 use store::{CheckOptions, Repair, Report, check, repair};
 
 /// For [`PoolBytes::seal`]: all kinds of checksums.
@@ -122,33 +122,37 @@ fn targets(pool: &PoolBytes, expected: &Pieces) -> Vec<Target> {
     for copy in [0, 1] {
         add(
             "superblock::Superblock",
-            start(Place::Superblock, copy).unwrap(),
+            start(PoolPart::Superblock, copy).unwrap(),
             &[],
         );
         add(
             "superblock::RingState",
-            start(Place::RingState, copy).unwrap(),
+            start(PoolPart::RingState, copy).unwrap(),
             &[],
         );
     }
-    add("group::GroupHeader", start(Place::Header, 0).unwrap(), &[]);
+    add(
+        "group::GroupHeader",
+        start(PoolPart::Header, 0).unwrap(),
+        &[],
+    );
     for number in [1, 2, 4, 6, 8, 11, 15, 40] {
-        let at = start(Place::Inode, number).unwrap();
+        let at = start(PoolPart::Inode, number).unwrap();
         add("inode::Inode", at, &[number.into()]);
         if [6, 8].contains(&number) {
             add("extent::Extent", at + 128, &[number.into()]);
         }
     }
-    let node = start(Place::Node, 0).unwrap();
+    let node = start(PoolPart::Node, 0).unwrap();
     add("extent::NodeHeader", node, &[word(node + 8)]);
     add("extent::Extent", node + 64 + 32, &[word(node + 8)]);
-    let xattrs = start(Place::Xattrs, 0).unwrap();
+    let xattrs = start(PoolPart::Xattrs, 0).unwrap();
     add("xattr::XattrHeader", xattrs, &[word(xattrs + 8)]);
     add("xattr::XattrEntry", xattrs + 64, &[word(xattrs + 8)]);
-    let shared = start(Place::Inode, 16).unwrap();
+    let shared = start(PoolPart::Inode, 16).unwrap();
     add("extent::Extent", shared + 128, &[7, 16]);
     for index in 0..5 {
-        let leaf = start(Place::Leaf, index).unwrap();
+        let leaf = start(PoolPart::Leaf, index).unwrap();
         let entry = leaf + (word(leaf + 64) >> 16) as u16 as usize;
         let directory = &expected.inodes[&word(leaf + 8)];
         let mut tells_of = vec![word(leaf + 8)];
@@ -212,7 +216,7 @@ fn every_field_of_every_structure_is_found_and_repaired() {
 fn counts_of_owners_are_put_right() {
     let whole = Whole::new(Sample::Closed);
     let pool = PoolBytes::new(whole.bytes.clone());
-    let (start, length) = pool.locate(Place::Owners, 0).unwrap();
+    let (start, length) = pool.locate(PoolPart::Owners, 0).unwrap();
     let mut random = Random::new(1);
     for way in 0..200 {
         let mut damaged = whole.bytes.clone();
@@ -307,7 +311,8 @@ fn flags_that_cannot_be_are_found_and_taken() {
         .find(|it| it.name == "`flags`");
     let (mut possible, mut impossible) = (0, 0);
     for (number, piece) in &whole.pieces.inodes {
-        let at = pool.locate(Place::Inode, *number as u16).unwrap().0 + flags.as_ref().unwrap().at;
+        let at =
+            pool.locate(PoolPart::Inode, *number as u16).unwrap().0 + flags.as_ref().unwrap().at;
         for bit in 0..32 {
             let (report, pieces) = told_and_repaired(&whole, *number, |damaged| {
                 damaged.bytes[at + bit / 8] |= 1 << (bit % 8);
@@ -468,13 +473,13 @@ fn an_interrupted_repair_is_run_again() {
     let at = |place, index| pool.locate(place, index).unwrap().0;
     let noise = |bytes: &mut Vec<u8>, at: usize| bytes[at..at + 64].fill(0xa5);
     let places = [
-        at(Place::Node, 0) + 128,
-        at(Place::Leaf, 0) + 128,
-        at(Place::Leaf, 2) + 128,
-        at(Place::Inode, 1),
-        at(Place::Inode, 4) + 128,
-        at(Place::Bitmap, 0),
-        at(Place::Header, 0),
+        at(PoolPart::Node, 0) + 128,
+        at(PoolPart::Leaf, 0) + 128,
+        at(PoolPart::Leaf, 2) + 128,
+        at(PoolPart::Inode, 1),
+        at(PoolPart::Inode, 4) + 128,
+        at(PoolPart::Bitmap, 0),
+        at(PoolPart::Header, 0),
     ];
     for (index, place) in places.into_iter().enumerate() {
         let mut damaged = whole.bytes.clone();

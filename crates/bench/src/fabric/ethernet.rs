@@ -12,7 +12,7 @@ use fabric::{Access, Device, Registration, RemoteRegion};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use super::ping::{count, per_ping, ping};
-use super::transfers::{Place, carry_out, served};
+use super::transfers::{TransferMemory, carry_out, served};
 use super::{End, Ends, Placement, memory, options};
 use crate::Error;
 use crate::harness::{Side, interleave};
@@ -130,7 +130,7 @@ struct Joined {
 impl Joined {
     /// The time of one transfer, in ns.
     fn transfer(&mut self, count: u64, size: usize, reads: bool) -> Result<Vec<f64>, Error> {
-        let place = Place {
+        let place = TransferMemory {
             near: &self.near,
             remote: self.remote,
             size,

@@ -30,7 +30,7 @@ pub fn shm(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let mut rows = Vec::new();
     for (size, reads) in [(PAGE, true), (PAGE, false), (MIB, true), (MIB, false)] {
         let (mut random, mut same) = (Random::new(3), Random::new(3));
-        let place = Place {
+        let place = TransferMemory {
             near: &near,
             remote,
             size,
@@ -103,7 +103,7 @@ pub fn tcp(bench: &Bench, name: &str) -> Result<Vec<Row>, Error> {
     let mut rows = Vec::new();
     for (size, reads) in [(MIB, true), (MIB, false), (PAGE, true), (PAGE, false)] {
         let count = if size == MIB { 20 } else { 200 };
-        let place = Place {
+        let place = TransferMemory {
             near: &near,
             remote,
             size,
@@ -148,7 +148,7 @@ fn title(name: &str, size: usize, reads: bool) -> String {
     format!("{name} {what}, {size}")
 }
 
-pub struct Place<'a> {
+pub struct TransferMemory<'a> {
     pub near: &'a Registration,
     pub remote: RemoteRegion,
     pub size: usize,
@@ -159,7 +159,7 @@ pub struct Place<'a> {
 pub fn carry_out(
     near: &mut End,
     to_far: EndpointId,
-    place: &Place<'_>,
+    place: &TransferMemory<'_>,
     offset: u64,
 ) -> Result<(), Error> {
     let pieces = [place.near.piece(0, place.size as u32)];

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use crate::place::{Place, PoolPlace, WholePool};
+use crate::place::{Location, PoolPlace, WholePool};
 
 /// `tako ls`.
 #[derive(Args)]
@@ -98,7 +98,7 @@ pub struct Cp {
     pub no_clobber: bool,
     /// Copy into this directory
     #[arg(short, long, value_name = "DIRECTORY")]
-    pub target_directory: Option<Place>,
+    pub target_directory: Option<Location>,
     /// The target is the copy itself, not a directory to copy into
     #[arg(short = 'T', long, conflicts_with = "target_directory")]
     pub no_target_directory: bool,
@@ -107,7 +107,7 @@ pub struct Cp {
     pub verbose: bool,
     /// Sources, then the target
     #[arg(value_name = "PATH", required = true)]
-    pub places: Vec<Place>,
+    pub places: Vec<Location>,
 }
 
 /// What a copy keeps of its original.

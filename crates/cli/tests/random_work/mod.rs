@@ -69,7 +69,7 @@ struct Log {
 }
 
 /// A directory on which the cluster is mounted, or soon will be again.
-struct Place {
+struct MountDirectory {
     /// `None` while it is not mounted.
     directory: RwLock<Option<PathBuf>>,
     /// Counts the mounts on it.
@@ -82,7 +82,7 @@ struct Place {
 pub struct Work {
     start: Instant,
     log: Mutex<Log>,
-    places: Vec<Place>,
+    places: Vec<MountDirectory>,
     values: AtomicU64,
     /// Operations that have begun.
     begun: AtomicU64,
@@ -104,7 +104,7 @@ enum Failed {
 impl Work {
     /// Work on so many mounts.
     pub fn new(mounts: usize) -> Work {
-        let place = || Place {
+        let place = || MountDirectory {
             directory: RwLock::new(None),
             mounts: AtomicU64::new(0),
             may_fail: AtomicBool::new(false),

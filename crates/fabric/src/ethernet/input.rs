@@ -9,7 +9,7 @@ use super::link::{Answer, Asked, Coming, Landing, Link, Owed, RESEND_AFTER, Run,
 use super::local::Local;
 use super::output::AIMED;
 use super::placement::{self, Progress};
-use super::window::Place;
+use super::window::PacketOrder;
 use super::wire::{self, IMMEDIATE, Kind, LAST, Packet, UNSEQUENCED};
 use super::{TRANSFER_MAX, count};
 use crate::{Access, Failure, Key, Origin, Report};
@@ -115,16 +115,16 @@ fn hear(link: &mut Link, local: &mut Local, packet: &Packet<'_>) {
 fn take_in_order(link: &mut Link, local: &mut Local, packet: &Packet<'_>, frame: &[u8]) {
     let sequence = packet.header.sequence.get();
     match link.incoming.place(sequence) {
-        Place::Drop => {
+        PacketOrder::Drop => {
             count(&local.shared.counts.duplicates);
             link.owed = Owed::Now;
         }
-        Place::Later => {
+        PacketOrder::Later => {
             count(&local.shared.counts.reordered);
             link.incoming.keep(sequence, frame);
             link.owed = Owed::Now;
         }
-        Place::Next => {
+        PacketOrder::Next => {
             if execute_next(link, local, packet, frame) {
                 resume(link, local);
             }

@@ -214,7 +214,7 @@ pub struct Incoming {
 
 /// Handling of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum PacketOrder {
     /// It is next in order.
     Next,
     /// It is kept until then.
@@ -233,16 +233,16 @@ impl Incoming {
     }
 
     /// Where a packet belongs.
-    pub fn place(&self, sequence: u64) -> Place {
+    pub fn place(&self, sequence: u64) -> PacketOrder {
         if sequence == self.expected && !self.stash.contains_key(&sequence) {
-            Place::Next
+            PacketOrder::Next
         } else if sequence < self.expected
             || sequence >= self.expected + WINDOW
             || self.stash.contains_key(&sequence)
         {
-            Place::Drop
+            PacketOrder::Drop
         } else {
-            Place::Later
+            PacketOrder::Later
         }
     }
 
@@ -305,14 +305,14 @@ mod tests {
     #[test]
     fn packets_are_executed_once_and_in_order() {
         let mut incoming = Incoming::new();
-        assert_eq!(incoming.place(0), Place::Next);
+        assert_eq!(incoming.place(0), PacketOrder::Next);
         incoming.expected = 1;
-        assert_eq!(incoming.place(0), Place::Drop);
-        assert_eq!(incoming.place(3), Place::Later);
+        assert_eq!(incoming.place(0), PacketOrder::Drop);
+        assert_eq!(incoming.place(3), PacketOrder::Later);
         incoming.keep(3, b"three");
         incoming.keep(2, b"two");
-        assert_eq!(incoming.place(3), Place::Drop);
-        assert_eq!(incoming.place(1 + WINDOW), Place::Drop);
+        assert_eq!(incoming.place(3), PacketOrder::Drop);
+        assert_eq!(incoming.place(1 + WINDOW), PacketOrder::Drop);
         assert_eq!(incoming.selective(), 0b11);
         assert_eq!(incoming.take_next(), None);
         incoming.expected = 2;

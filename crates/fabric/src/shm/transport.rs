@@ -427,14 +427,14 @@ struct Supplies {
     /// Their numbers. The last one given is the first one used, since it is in the caches.
     free: Vec<u32>,
     /// By number.
-    places: Vec<Place>,
+    places: Vec<BufferLocation>,
     /// The memory that they are in: not many, and mostly one.
     memory: Vec<(Key, Target)>,
 }
 
 /// Where a buffer is.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct BufferLocation {
     memory: u32,
     length: u32,
     offset: u64,
@@ -447,9 +447,10 @@ impl Supplies {
         let known = self.memory.iter().position(|(of, _)| *of == key);
         let memory = known.unwrap_or_else(|| self.add_memory(piece.registration));
         if self.places.len() <= number as usize {
-            self.places.resize(number as usize + 1, Place::default());
+            self.places
+                .resize(number as usize + 1, BufferLocation::default());
         }
-        self.places[number as usize] = Place {
+        self.places[number as usize] = BufferLocation {
             memory: memory as u32,
             length: piece.length,
             offset: piece.offset,

@@ -52,7 +52,7 @@ const VIOLATION: End = End::Refuse(u64::MAX, Failure::Violation);
 
 /// Where data goes.
 #[derive(Debug)]
-enum Place {
+enum Destination {
     Message(Supplied),
     Memory {
         key: Key,
@@ -67,7 +67,7 @@ enum Place {
 /// A frame with data that is arriving.
 #[derive(Debug)]
 struct Incoming {
-    place: Place,
+    place: Destination,
     signaled: bool,
     immediate: Option<u32>,
     /// Bytes of data, a trailer included, and how many of them have come.
@@ -136,12 +136,12 @@ impl Input {
     pub fn restart(&mut self) -> Option<Supplied> {
         (self.start, self.end) = (0, 0);
         let current = self.current.take()?;
-        if matches!(current.place, Place::Message(_)) || current.immediate.is_some() {
+        if matches!(current.place, Destination::Message(_)) || current.immediate.is_some() {
             // It is counted when it comes again.
             self.messages = self.messages.wrapping_sub(1);
         }
         match current.place {
-            Place::Message(buffer) => Some(buffer),
+            Destination::Message(buffer) => Some(buffer),
             _ => None,
         }
     }
@@ -232,7 +232,7 @@ impl Incoming {
     ) -> Result<io::Result<usize>, Failure> {
         let (done, rest) = (self.done, self.rest() as usize);
         match &mut self.place {
-            Place::Message(buffer) => {
+            Destination::Message(buffer) => {
                 let target = Target::Region {
                     region: buffer.registration.region(),
                     offset: buffer.offset + done,
@@ -241,7 +241,7 @@ impl Incoming {
                 Ok(socket::receive(connection, &mut [target, behind]))
             }
             // The key cannot be withdrawn between its check and the kernel's copy.
-            Place::Memory { key, offset } => {
+            Destination::Memory { key, offset } => {
                 table.with(*key, Access::WRITE, *offset, self.length, |found| {
                     let target = Target::Region {
                         region: found.region(),
@@ -251,7 +251,7 @@ impl Incoming {
                     socket::receive(connection, &mut [target, behind])
                 })
             }
-            Place::Read { trailer } => {
+            Destination::Read { trailer } => {
                 let (into, _) = requests.awaited_read().ok_or(Failure::Violation)?;
                 let mut targets: SmallVec<[Target<'_>; 18]> = ranges(into, done)
                     .map(|(region, offset, length)| Target::Region {
@@ -273,17 +273,17 @@ impl Incoming {
         let done = self.done;
         self.done += bytes.len() as u64;
         match &mut self.place {
-            Place::Message(buffer) => {
+            Destination::Message(buffer) => {
                 let region = buffer.registration.region();
                 region.write(buffer.offset + done, bytes);
                 Ok(())
             }
-            Place::Memory { key, offset } => {
+            Destination::Memory { key, offset } => {
                 table.with(*key, Access::WRITE, *offset, self.length, |found| {
                     found.region().write(*offset + done, bytes);
                 })
             }
-            Place::Read { trailer } => {
+            Destination::Read { trailer } => {
                 let (into, length) = requests.awaited_read().ok_or(Failure::Violation)?;
                 let mut rest = bytes;
                 for (region, offset, length) in ranges(into, done) {
@@ -352,14 +352,14 @@ impl Link {
                     .table
                     .with(key, Access::WRITE, offset, length, |_| ());
                 found.map_err(refuse)?;
-                self.await_data(Place::Memory { key, offset }, frame, shared)
+                self.await_data(Destination::Memory { key, offset }, frame, shared)
             }
             Kind::Read => self.begin_read(frame, shared.table),
             Kind::CompareAndSwap | Kind::FetchAndAdd => self.begin_atomic(frame, shared.table),
             Kind::ReadAnswer => match self.requests.awaited_read() {
                 Some((_, bytes)) if bytes == frame.length => {
                     let trailer = [0; TRAILER_BYTES];
-                    self.await_data(Place::Read { trailer }, frame, shared)
+                    self.await_data(Destination::Read { trailer }, frame, shared)
                 }
                 _ => Err(VIOLATION),
             },
@@ -435,7 +435,7 @@ impl Link {
             shared.free.push(buffer);
             return Err(VIOLATION);
         }
-        self.await_data(Place::Message(buffer), frame, shared)
+        self.await_data(Destination::Message(buffer), frame, shared)
     }
 
     /// The other side may send no more messages than it has credits for.
@@ -483,12 +483,12 @@ impl Link {
 
     fn await_data(
         &mut self,
-        place: Place,
+        place: Destination,
         frame: &Frame,
         shared: &mut Shared<'_>,
     ) -> Result<(), End> {
         let trailer = match place {
-            Place::Read { .. } => TRAILER_BYTES as u64,
+            Destination::Read { .. } => TRAILER_BYTES as u64,
             _ => 0,
         };
         let incoming = Incoming {
@@ -509,7 +509,7 @@ impl Link {
     /// The data has come as a whole.
     fn finish(&mut self, whole: Incoming, shared: &mut Shared<'_>) -> Result<(), End> {
         match whole.place {
-            Place::Message(buffer) => {
+            Destination::Message(buffer) => {
                 let arrival = Arrival {
                     buffer: buffer.supply,
                     start: 0,
@@ -517,23 +517,23 @@ impl Link {
                 };
                 self.received(Some(arrival), whole.immediate, whole.signaled, shared)
             }
-            Place::Memory { .. } if whole.immediate.is_some() => {
+            Destination::Memory { .. } if whole.immediate.is_some() => {
                 self.received(None, whole.immediate, whole.signaled, shared)
             }
-            Place::Memory { .. } => {
+            Destination::Memory { .. } => {
                 self.input.expected += 1;
                 if whole.signaled {
                     self.output.acknowledge(Due::Now);
                 }
                 Ok(())
             }
-            Place::Read { trailer: GOOD } => self.answered(false, 0, shared),
-            Place::Read { trailer: BAD } => {
+            Destination::Read { trailer: GOOD } => self.answered(false, 0, shared),
+            Destination::Read { trailer: BAD } => {
                 let first = self.requests.first_number().unwrap_or(u64::MAX);
                 self.refused(first, Failure::Access, shared.reports);
                 Err(End::Ended)
             }
-            Place::Read { .. } => Err(VIOLATION),
+            Destination::Read { .. } => Err(VIOLATION),
         }
     }
 

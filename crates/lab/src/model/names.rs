@@ -2,7 +2,7 @@
 
 use client::{FileKind, RenameMode};
 
-use super::walk::Place;
+use super::walk::ResolvedPath;
 use super::{Body, Inode, Model, ROOT, Result};
 use crate::operation::{Answer, Errno, Operation, Outcome};
 
@@ -58,7 +58,7 @@ impl Model {
     }
 
     /// Gives an inode the free name that a walk led to.
-    pub(super) fn enter(&mut self, place: &Place, number: u64) -> Result<()> {
+    pub(super) fn enter(&mut self, place: &ResolvedPath, number: u64) -> Result<()> {
         let is_directory = self.is_directory(number);
         let now = self.now();
         let Inode { facts, body, .. } = self.inode_mut(place.directory);
@@ -75,7 +75,7 @@ impl Model {
     }
 
     /// Takes a name away, and leaves the inode alone.
-    fn leave(&mut self, place: &Place, number: u64) {
+    fn leave(&mut self, place: &ResolvedPath, number: u64) {
         let is_directory = self.is_directory(number);
         let now = self.now();
         let Inode { facts, body, .. } = self.inode_mut(place.directory);

@@ -12,7 +12,7 @@ const NAME_LENGTH_MAX: usize = 255;
 const PATH_LENGTH_MAX: usize = libc::PATH_MAX as usize - 1;
 
 /// Where a path leads.
-pub(super) struct Place {
+pub(super) struct ResolvedPath {
     /// The directory of its last name.
     pub(super) directory: u64,
     /// The last name; empty when the path ends in the root, `.` or `..`.
@@ -23,7 +23,7 @@ pub(super) struct Place {
 
 impl Model {
     /// Walks along a path; a symbolic link at its end is followed if `follow` is set.
-    pub(super) fn walk(&self, path: &str, follow: bool) -> Result<Place> {
+    pub(super) fn walk(&self, path: &str, follow: bool) -> Result<ResolvedPath> {
         if path.is_empty() {
             return Err(Errno(libc::ENOENT));
         }
@@ -61,7 +61,7 @@ impl Model {
             }
             if rest.is_empty() {
                 let directory = at;
-                return Ok(Place {
+                return Ok(ResolvedPath {
                     directory,
                     name,
                     found,
@@ -69,7 +69,7 @@ impl Model {
             }
             at = found.ok_or(Errno(libc::ENOENT))?;
         }
-        Ok(Place {
+        Ok(ResolvedPath {
             directory: at,
             name: String::new(),
             found: Some(at),

@@ -27,7 +27,7 @@ use crate::image::transaction::{PlacedReply, ReplyLocks, Transaction};
 use crate::image::{Block, Image};
 use crate::order::Ordered;
 use crate::ring::Ring;
-use crate::ring::in_flight::{Entered, Place};
+use crate::ring::in_flight::{Entered, Reservation};
 
 /// State that all changes share.
 pub struct Shared {
@@ -484,7 +484,7 @@ impl<'s> Change<'s> {
     }
 
     /// Changes the bitmaps and gets the record's place in the order.
-    fn sequence(&mut self, entered: Entered) -> Place {
+    fn sequence(&mut self, entered: Entered) -> Reservation {
         let Parts {
             taken,
             freed,
@@ -535,7 +535,7 @@ impl<'s> Change<'s> {
         self.place(entered)
     }
 
-    fn place(&mut self, entered: Entered) -> Place {
+    fn place(&mut self, entered: Entered) -> Reservation {
         let record = &mut self.parts.record;
         record.resize(record.len().next_multiple_of(ALIGN), 0);
         let length = record.len() + self.block_count * BLOCK;
@@ -615,7 +615,7 @@ impl<'s> Change<'s> {
     }
 
     /// Writes the record into the ring, and returns once it is committed.
-    fn write_record(&mut self, place: Place) {
+    fn write_record(&mut self, place: Reservation) {
         let (ring, image) = (&self.shared.ring, &self.shared.image);
         if self.block_count > 0 {
             let blocks = &self.blocks[..self.block_count];

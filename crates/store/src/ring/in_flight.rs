@@ -59,7 +59,7 @@ pub struct Entered {
 
 /// A reserved place in the order.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct Reservation {
     /// Number of the record: its position.
     pub number: u64,
     /// Where the next record starts.
@@ -202,7 +202,7 @@ impl InFlight {
 
     /// Takes the next place in the order. Never waits.
     #[inline]
-    pub fn reserve(&self, entered: Entered, length: usize) -> Place {
+    pub fn reserve(&self, entered: Entered, length: usize) -> Reservation {
         let lane = &self.lanes[entered.lane];
         lane.unpersisted.store(entered.bound, Ordering::Relaxed);
         let number = self.next.fetch_add(length as u64, Ordering::AcqRel);
@@ -214,7 +214,7 @@ impl InFlight {
         // then nothing needs to be read after the fence.
         let is_behind = |other: &Lane| other.unpersisted.load(Ordering::Acquire) < number;
         let follows = self.lanes().iter().any(is_behind);
-        Place {
+        Reservation {
             number,
             end,
             lane: entered.lane,
@@ -225,7 +225,7 @@ impl InFlight {
     /// Records that the record is persistent, as are, by the same fence, this thread's earlier stores, and waits until
     /// all records before it are too.
     #[inline]
-    pub fn persisted(&self, place: Place) {
+    pub fn persisted(&self, place: Reservation) {
         let own = &self.lanes[place.lane];
         own.unpersisted.store(IDLE, Ordering::Release);
         own.fenced.store(place.number, Ordering::Release);
@@ -242,7 +242,7 @@ impl InFlight {
 
     /// Notes that the record is applied, which frees its lane.
     #[inline]
-    pub fn applied(&self, place: Place) {
+    pub fn applied(&self, place: Reservation) {
         self.lanes[place.lane]
             .unapplied
             .store(IDLE, Ordering::Release);

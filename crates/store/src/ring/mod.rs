@@ -28,7 +28,7 @@ use crate::format::record::{
 };
 use crate::format::superblock::{RING_STATES, RingState, Superblock};
 use crate::order::{Ordered, Rank};
-use crate::ring::in_flight::{Contended, Entered, InFlight, Place, pause};
+use crate::ring::in_flight::{Contended, Entered, InFlight, Reservation, pause};
 
 /// Bytes of records with image lines that one thread flushes at once: enough to amortize moving the start, and few
 /// enough for a short pause.
@@ -132,7 +132,7 @@ impl Ring {
 
     /// Takes the next place in the order. This never waits, so it can be done under any lock.
     #[inline]
-    pub fn reserve(&self, entered: Entered, length: usize) -> Place {
+    pub fn reserve(&self, entered: Entered, length: usize) -> Reservation {
         self.in_flight.reserve(entered, length)
     }
 
@@ -141,7 +141,7 @@ impl Ring {
     #[inline]
     pub fn put_blocks(
         &self,
-        place: Place,
+        place: Reservation,
         checked: usize,
         blocks: &[&[u8]],
         image: &impl CachedLines,
@@ -156,7 +156,13 @@ impl Ring {
     /// Writes a record, but for its blocks, to its place and returns once it and all before it are persistent. `record`
     /// got its [`Ring::head`], which gave `crc`.
     #[inline]
-    pub fn commit(&self, place: Place, record: &mut [u8], crc: u32, image: &impl CachedLines) {
+    pub fn commit(
+        &self,
+        place: Reservation,
+        record: &mut [u8],
+        crc: u32,
+        image: &impl CachedLines,
+    ) {
         let crc_and_number = [
             u64::from(MAGIC) | u64::from(with_number(crc, place.number)) << 32,
             place.number,
@@ -170,7 +176,7 @@ impl Ring {
     }
 
     #[inline]
-    fn end_commit(&self, place: Place) {
+    fn end_commit(&self, place: Reservation) {
         if !self.defects.skip_record_fence {
             self.region.fence();
         }
@@ -191,7 +197,7 @@ impl Ring {
 
     /// Notes that the record was applied to the image; `is_streamed`: perhaps in part around the caches.
     #[inline]
-    pub fn applied(&self, place: Place, is_streamed: bool) {
+    pub fn applied(&self, place: Reservation, is_streamed: bool) {
         if self.is_read_outside && is_streamed {
             // Stores past the caches are not ordered with the release of the inode's lock, and other processes do not
             // use that lock.
@@ -202,7 +208,7 @@ impl Ring {
 
     /// Waits until the space is free, and reclaims meanwhile.
     #[inline]
-    fn wait_for_room(&self, place: Place, image: &impl CachedLines) {
+    fn wait_for_room(&self, place: Reservation, image: &impl CachedLines) {
         let used = place.end - self.start.load(Ordering::Acquire);
         if used > self.length / 2 {
             self.make_room(place, image);
@@ -210,7 +216,7 @@ impl Ring {
     }
 
     #[inline(never)]
-    fn make_room(&self, place: Place, image: &impl CachedLines) {
+    fn make_room(&self, place: Reservation, image: &impl CachedLines) {
         self.reclaim(image, false);
         let mut spins = 0;
         loop {

@@ -14,7 +14,7 @@ use crate::format::{BLOCK_CRC, BLOCK_CRC_FROM, directory, extent, record, xattr}
 /// Which structure of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Place {
+pub enum PoolPart {
     /// 64 KiB of the pool by number.
     Pool = 0,
     /// A copy of the superblock.
@@ -41,9 +41,9 @@ pub enum Place {
     Owners,
 }
 
-impl Place {
-    const ALL: [Place; 12] = {
-        use Place::*;
+impl PoolPart {
+    const ALL: [PoolPart; 12] = {
+        use PoolPart::*;
         [
             Pool, Superblock, RingState, Record, Header, Bitmap, Inode, Block, Node, Leaf, Xattrs,
             Owners,
@@ -58,7 +58,7 @@ const ACTIONS: u8 = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edit {
     /// Kind of structure.
-    pub place: Place,
+    pub place: PoolPart,
     /// Which one of its kind.
     pub index: u16,
     /// Offset in it, in bytes.
@@ -75,7 +75,7 @@ impl Edit {
     pub const LENGTH: usize = 14;
 
     /// An edit that makes `width` (1, 2, 4 or 8) bytes have a value.
-    pub fn set(place: Place, index: u16, offset: usize, width: u8, value: u64) -> Edit {
+    pub fn set(place: PoolPart, index: u16, offset: usize, width: u8, value: u64) -> Edit {
         Edit {
             place,
             index,
@@ -89,7 +89,7 @@ impl Edit {
     pub fn decode(bytes: &[u8; Edit::LENGTH]) -> Edit {
         let [place, action, index @ .., _, _, _, _, _, _, _, _, _, _] = *bytes;
         Edit {
-            place: Place::ALL[place as usize % Place::ALL.len()],
+            place: PoolPart::ALL[place as usize % PoolPart::ALL.len()],
             index: u16::from_le_bytes(index),
             offset: u16::from_le_bytes([bytes[4], bytes[5]]),
             action,
@@ -208,35 +208,35 @@ impl PoolBytes {
     }
 
     /// Offset of a structure in the pool, and its length.
-    pub fn locate(&self, place: Place, index: u16) -> Option<(usize, usize)> {
+    pub fn locate(&self, place: PoolPart, index: u16) -> Option<(usize, usize)> {
         let number = u64::from(index);
         let (layout, base) = self.layout()?;
         let start = |offset: u64| (base + offset) as usize;
         Some(match place {
-            Place::Pool => (number as usize * 65536, 65536),
-            Place::Superblock => (
+            PoolPart::Pool => (number as usize * 65536, 65536),
+            PoolPart::Superblock => (
                 SUPERBLOCKS[index as usize % 2] as usize,
                 size_of::<Superblock>(),
             ),
-            Place::RingState => (
+            PoolPart::RingState => (
                 RING_STATES[index as usize % 2] as usize,
                 size_of::<RingState>(),
             ),
-            Place::Record => self.records().nth(index as usize)?,
-            Place::Header => (
+            PoolPart::Record => self.records().nth(index as usize)?,
+            PoolPart::Header => (
                 start(layout.header(number % layout.groups())),
                 LINE_CRCS as usize + 3 * 64 * 4,
             ),
-            Place::Bitmap => (
+            PoolPart::Bitmap => (
                 start(layout.line(0, Map::ALL[index as usize % 3], 0)),
                 BLOCK,
             ),
-            Place::Inode => (start(layout.inode(number % layout.inodes())), INODE),
-            Place::Block => (start(number % layout.blocks() * BLOCK as u64), BLOCK),
-            Place::Node => (self.block_with(extent::MAGIC, index)?, BLOCK),
-            Place::Leaf => (self.block_with(directory::MAGIC, index)?, BLOCK),
-            Place::Xattrs => (self.block_with(xattr::MAGIC, index)?, BLOCK),
-            Place::Owners => (
+            PoolPart::Inode => (start(layout.inode(number % layout.inodes())), INODE),
+            PoolPart::Block => (start(number % layout.blocks() * BLOCK as u64), BLOCK),
+            PoolPart::Node => (self.block_with(extent::MAGIC, index)?, BLOCK),
+            PoolPart::Leaf => (self.block_with(directory::MAGIC, index)?, BLOCK),
+            PoolPart::Xattrs => (self.block_with(xattr::MAGIC, index)?, BLOCK),
+            PoolPart::Owners => (
                 start(layout.owners(0)),
                 layout.blocks_per_group as usize * 4,
             ),

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use pmem::Region;
 use zerocopy::IntoBytes;
 
-pub use edit::{Edit, Place, PoolBytes};
+pub use edit::{Edit, PoolBytes, PoolPart};
 pub use sample::{SAMPLE_LENGTH, Sample, sample};
 
 use super::{CheckOptions, Report, check};

@@ -3,7 +3,7 @@
 use zerocopy::FromBytes;
 
 use super::*;
-use crate::check::fuzzing::Place;
+use crate::check::fuzzing::PoolPart;
 use crate::format::directory::{EntryHeader, LeafHeader, SLOT, SLOTS, entry_size};
 use crate::format::extent::{ENTRIES, Extent, NodeHeader};
 use crate::format::group::{GroupHeader, owners_word};
@@ -30,7 +30,7 @@ const SHARED: u16 = 16;
 macro_rules! finds {
     ($seals:expr; $($place:ident $index:expr, [$offset:expr, $width:expr] = $value:expr => $words:expr;)*) => {
         $({
-            let edit = Edit::set(Place::$place, $index, $offset, $width, $value);
+            let edit = Edit::set(PoolPart::$place, $index, $offset, $width, $value);
             assert_finds(Sample::Closed, &[edit], $seals, $words);
         })*
     };
@@ -43,7 +43,7 @@ macro_rules! at {
 }
 
 fn set_inode(number: u16, offset: usize, width: u8, value: u64) -> Edit {
-    Edit::set(Place::Inode, number, offset, width, value)
+    Edit::set(PoolPart::Inode, number, offset, width, value)
 }
 
 fn closed() -> PoolBytes {
@@ -64,7 +64,7 @@ fn damage_before_the_image_is_found() {
         RingState 1, [at!(RingState.reserved), 8] = 1 => "bytes that should be zero in a copy";
         RingState 0, [at!(RingState.start), 8] = 1 << 63 => "of the ring's state";
     }
-    let ring = |copy, offset, value| Edit::set(Place::RingState, copy, offset, 4, value);
+    let ring = |copy, offset, value| Edit::set(PoolPart::RingState, copy, offset, 4, value);
     let (epoch, start) = (at!(RingState.epoch), at!(RingState.start));
     let both_words = [ring(1, start, 64 * 77), ring(1, epoch, 9)];
     assert_finds(Sample::Closed, &both_words, 0, "a damaged second copy");
@@ -74,7 +74,7 @@ fn damage_before_the_image_is_found() {
     let torn = report_after(Sample::Closed, &[ring(1, start, 64 * 77)], 0);
     assert_eq!(torn.findings, []);
     // An operation of no kind in a record with a good checksum.
-    let operation = [Edit::set(Place::Record, 3, 32, 1, 99)];
+    let operation = [Edit::set(PoolPart::Record, 3, 32, 1, 99)];
     assert_finds(
         Sample::Crashed,
         &operation,
@@ -272,7 +272,7 @@ fn damage_of_trees_is_found() {
 fn damage_of_data_is_found() {
     let first_block = |number: u16| closed().inode(u64::from(number)).root[0].physical as u16;
     for block in [SMALL, LARGE, LONG].map(first_block) {
-        let edit = Edit::set(Place::Block, block, 1, 1, 1);
+        let edit = Edit::set(PoolPart::Block, block, 1, 1, 1);
         let words = format!("block {block}: the data does not match its checksum");
         assert_finds(Sample::Closed, &[edit], 0, &words);
         let other_data = report_after(Sample::Closed, &[edit], ALL);
@@ -283,7 +283,7 @@ fn damage_of_data_is_found() {
         let report = check(&region_with(&pool.bytes), &metadata_only).unwrap();
         assert_eq!(report.findings, []);
     }
-    let behind_the_end = [Edit::set(Place::Block, first_block(SMALL), 100, 1, 1)];
+    let behind_the_end = [Edit::set(PoolPart::Block, first_block(SMALL), 100, 1, 1)];
     for (which, seals) in [(Sample::Closed, ALL), (Sample::NoChecksums, 0)] {
         assert_finds(
             which,
@@ -337,13 +337,13 @@ fn damage_of_leaves_is_found() {
 #[test]
 fn leaves_and_entries_that_overlap_are_found() {
     let pool = closed();
-    let leaves = (0..9).filter_map(|index| Some((index, pool.locate(Place::Leaf, index)?.0)));
+    let leaves = (0..9).filter_map(|index| Some((index, pool.locate(PoolPart::Leaf, index)?.0)));
     let (index, start, header) = leaves
         .map(|(index, start)| (index, start, &pool.bytes[start..]))
         .map(|(index, start, bytes)| (index, start, LeafHeader::read_from_prefix(bytes).unwrap().0))
         .find(|(_, _, header)| header.owner == u64::from(DEEP) && header.logical == 0)
         .unwrap();
-    let set = |offset, value| Edit::set(Place::Leaf, index, offset, 2, value);
+    let set = |offset, value| Edit::set(PoolPart::Leaf, index, offset, 2, value);
     let lower = set(at!(LeafHeader.depth), u64::from(header.depth) - 1);
     assert_finds(Sample::Closed, &[lower], ALL, "overlap or leave a gap");
     // A second slot for the first entry, with the room that removed entries left.
@@ -356,7 +356,7 @@ fn leaves_and_entries_that_overlap_are_found() {
     let edits = [
         set(at!(LeafHeader.count), u64::from(header.count) + 1),
         set(at!(LeafHeader.dead), u64::from(header.dead) - length),
-        Edit::set(Place::Leaf, index, behind_slots, 4, u64::from(slot)),
+        Edit::set(PoolPart::Leaf, index, behind_slots, 4, u64::from(slot)),
     ];
     assert_finds(
         Sample::Closed,
@@ -374,7 +374,7 @@ fn directories_in_a_circle_are_found() {
     let (deep_leaf, in_deep) = entry(&closed(), b"deeper");
     let number = at!(EntryHeader.number);
     let set_entry =
-        |leaf, entry, to: u16| Edit::set(Place::Block, leaf, entry + number, 8, to.into());
+        |leaf, entry, to: u16| Edit::set(PoolPart::Block, leaf, entry + number, 8, to.into());
     let edits = [
         set_entry(root_leaf, in_root, DEEPER),
         set_entry(deep_leaf, in_deep, DIRECTORY),

@@ -1,12 +1,12 @@
 //! Random damage, and random work.
 
 use super::*;
-use crate::check::fuzzing::Place;
+use crate::check::fuzzing::PoolPart;
 use crate::{NewInode, RenameMode, SetAttributes, Transaction, WriteAt};
 
 /// An edit of some structure.
 fn random_edit(below: &mut impl FnMut(u64) -> u64) -> Edit {
-    use Place::*;
+    use PoolPart::*;
     let places = [
         Superblock, RingState, Record, Header, Bitmap, Inode, Inode, Block, Node, Leaf, Xattrs,
     ];
