@@ -48,7 +48,7 @@ pub type LockWake = Box<dyn FnOnce(Result<bool, NotLocked>) + Send>;
 pub(crate) struct LockTable {
     state: Mutex<State>,
     users: AtomicU64,
-    /// Held while a cluster is asked for a lock that is waited for.
+    /// HeldRange while a cluster is asked for a lock that is waited for.
     asking: Mutex<()>,
     /// For the thread that takes locks of a cluster.
     turns: Turns,
@@ -68,19 +68,19 @@ struct State {
 #[derive(Default)]
 struct FileLocks {
     /// Those of one owner and space are apart, or differ in kind.
-    held: Vec<Held>,
+    held: Vec<HeldRange>,
     waits: usize,
 }
 
 #[derive(Clone, Copy)]
-struct Held {
+struct HeldRange {
     user: u64,
     lock: Lock,
 }
 
 struct Wait {
     number: u64,
-    wanted: Held,
+    wanted: HeldRange,
     wake: LockWake,
 }
 
@@ -92,14 +92,14 @@ pub struct LockUser {
     remotely: Option<Remotely>,
 }
 
-impl Held {
+impl HeldRange {
     /// Whether both are the same owner's, and of the same space.
-    fn is_of(&self, other: &Held) -> bool {
+    fn is_of(&self, other: &HeldRange) -> bool {
         (self.user, self.lock.owner) == (other.user, other.lock.owner)
             && self.lock.space == other.lock.space
     }
 
-    fn conflicts(&self, other: &Held) -> bool {
+    fn conflicts(&self, other: &HeldRange) -> bool {
         self.lock.space == other.lock.space
             && !self.is_of(other)
             && (self.lock.kind == LockKind::Write || other.lock.kind == LockKind::Write)
@@ -107,7 +107,7 @@ impl Held {
     }
 
     /// Whether one continues the other.
-    fn joins(&self, other: &Held) -> bool {
+    fn joins(&self, other: &HeldRange) -> bool {
         let follows = |end: u64, start: u64| end.checked_add(1) == Some(start);
         self.is_of(other)
             && self.lock.kind == other.lock.kind
@@ -118,13 +118,13 @@ impl Held {
 
 impl FileLocks {
     /// The first that is in the way, by its first byte.
-    fn in_the_way(&self, wanted: &Held) -> Option<&Held> {
+    fn in_the_way(&self, wanted: &HeldRange) -> Option<&HeldRange> {
         let conflicts = self.held.iter().filter(|held| held.conflicts(wanted));
         conflicts.min_by_key(|held| held.lock.start)
     }
 
     /// Takes the bytes of `range` from what its owner has.
-    fn cut(&mut self, range: &Held) {
+    fn cut(&mut self, range: &HeldRange) {
         let mut rests = Vec::new();
         self.held.retain(|held| {
             if !held.is_of(range) || !held.lock.overlaps(&range.lock) {
@@ -146,7 +146,7 @@ impl FileLocks {
     }
 
     /// Enters a lock without a conflict.
-    fn enter(&mut self, wanted: &Held) {
+    fn enter(&mut self, wanted: &HeldRange) {
         self.cut(wanted);
         let mut whole = *wanted;
         self.held.retain(|held| {
@@ -163,10 +163,10 @@ impl FileLocks {
 
 impl State {
     /// Takes a lock if there is no conflict.
-    fn take(&mut self, number: u64, wanted: &Held) -> bool {
+    fn take(&mut self, number: u64, wanted: &HeldRange) -> bool {
         let file = self.files.entry(number).or_default();
         if wanted.lock.space == LockSpace::Whole {
-            let same = |held: &Held| held.is_of(wanted) && held.lock.kind == wanted.lock.kind;
+            let same = |held: &HeldRange| held.is_of(wanted) && held.lock.kind == wanted.lock.kind;
             if file.held.iter().any(same) {
                 return true;
             }
@@ -180,7 +180,7 @@ impl State {
     }
 
     /// Whether a holder that conflicts with `wanted` waits for its owner, directly or through others.
-    fn would_wait_for_itself(&self, number: u64, wanted: &Held) -> bool {
+    fn would_wait_for_itself(&self, number: u64, wanted: &HeldRange) -> bool {
         if wanted.lock.space == LockSpace::Whole {
             return false;
         }
@@ -230,7 +230,12 @@ impl State {
     }
 
     /// Removes the locks of a file selected by `goes`, and grants them to others.
-    fn remove(&mut self, number: u64, goes: impl Fn(&Held) -> bool, ended: &mut Vec<LockWake>) {
+    fn remove(
+        &mut self,
+        number: u64,
+        goes: impl Fn(&HeldRange) -> bool,
+        ended: &mut Vec<LockWake>,
+    ) {
         let Some(file) = self.files.get_mut(&number) else {
             return;
         };
@@ -290,8 +295,8 @@ impl LockTable {
 }
 
 impl LockUser {
-    fn held(&self, lock: &Lock) -> Held {
-        Held {
+    fn held(&self, lock: &Lock) -> HeldRange {
+        HeldRange {
             user: self.user,
             lock: *lock,
         }
@@ -395,7 +400,7 @@ impl LockUser {
         if let Some(remotely) = &self.remotely {
             return Ok(remotely.give_back_ranges(number, owner)?);
         }
-        let goes = |held: &Held| {
+        let goes = |held: &HeldRange| {
             (held.user, held.lock.owner) == (self.user, owner)
                 && held.lock.space == LockSpace::Ranges
         };
@@ -408,7 +413,7 @@ impl LockUser {
         if let Some(remotely) = &self.remotely {
             return Ok(remotely.close(number, handle)?);
         }
-        let goes = |held: &Held| (held.user, held.lock.handle) == (self.user, handle);
+        let goes = |held: &HeldRange| (held.user, held.lock.handle) == (self.user, handle);
         self.change(|state, ended| state.remove(number, goes, ended));
         Ok(())
     }
@@ -436,7 +441,7 @@ impl Drop for LockUser {
             }
             let numbers: Vec<u64> = state.files.keys().copied().collect();
             for number in numbers {
-                let goes = |held: &Held| held.user == self.user;
+                let goes = |held: &HeldRange| held.user == self.user;
                 state.remove(number, goes, ended);
                 state.grant(number, ended);
             }

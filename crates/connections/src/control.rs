@@ -13,7 +13,7 @@
 //!
 //! A process listens with [`Listener`], which waits for all callers at once: one that sends nothing, little, or
 //! nonsense delays no other. [`Caller::establish`] then joins one to a [`Queue`], without waiting. [`dial`] does the
-//! same from the other side, and waits. Both return a [`Session`].
+//! same from the other side, and waits. Both return a [`PeerSession`].
 
 pub(crate) mod channel;
 mod dial;
@@ -37,7 +37,7 @@ pub use self::identity::Identity;
 pub use self::listener::{Caller, Counters, Listener};
 pub use self::message::TOLD_MAX;
 use self::message::{Hello, VERSIONS};
-pub use self::session::{Note, Session};
+pub use self::session::{Note, PeerSession};
 use crate::choice::Offers;
 use fabric::{Provider, Queue};
 

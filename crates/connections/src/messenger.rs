@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   Messenger      links: messages of any length up to MESSAGE_MAX, one wait, a Handle for other threads
-//!     │  └─ Session    the control connection of each link
+//!     │  └─ PeerSession    the control connection of each link
 //!   Transports     a Queue for each transport: shm, verbs, tcp
 //! ```
 //! A message that is longer than the transport's longest one travels in fragments (`fragment`). Each link delivers its
@@ -31,7 +31,7 @@ use self::joining::Arrived;
 use self::link::{Link, Post};
 pub use self::memory::{Direction, TRANSFER_MAX, Transfer};
 use crate::choice::Choice;
-use crate::control::{self, Identity, Local, PeerIdentity, Session};
+use crate::control::{self, Identity, Local, PeerIdentity, PeerSession};
 use crate::transports::{Transports, Wanted};
 use fabric::Spin;
 use fabric::buffers::Class;
@@ -344,7 +344,7 @@ impl Messenger {
     }
 
     /// Makes a link of a session that was joined with these transports' queues.
-    fn adopt(&mut self, session: Session) -> LinkId {
+    fn adopt(&mut self, session: PeerSession) -> LinkId {
         let provider = session.choice().provider;
         let endpoint = session.endpoint();
         let free = self.links.iter().position(|slot| slot.link.is_none());

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use connections::control::{self, Address, Identity, Listener, Local, Note, Session, dial};
+use connections::control::{self, Address, Identity, Listener, Local, Note, PeerSession, dial};
 use connections::keys;
 use connections::transports::{Transports, Wanted};
 use fabric::tcp::TcpOptions;
@@ -46,7 +46,7 @@ fn transports(only: Option<Provider>) -> Transports {
     .unwrap()
 }
 
-fn memory(transports: &Transports, session: &Session) -> Registration {
+fn memory(transports: &Transports, session: &PeerSession) -> Registration {
     let region = Region::memory(LENGTH, false).unwrap();
     let device = transports.device(session.choice().provider).unwrap();
     device.register(&region, Access::ALL).unwrap()
@@ -120,7 +120,7 @@ impl Server {
 /// Posts one request and waits for its end.
 fn carry_out(
     queue: &mut Queue,
-    session: &Session,
+    session: &PeerSession,
     operation: Operation<'_>,
 ) -> Result<u64, Failure> {
     let request = WorkRequest::new(1, operation);
@@ -139,7 +139,7 @@ fn carry_out(
     panic!("the request does not end");
 }
 
-fn reach_all(queue: &mut Queue, session: &Session, remote: RemoteRegion, own: &Registration) {
+fn reach_all(queue: &mut Queue, session: &PeerSession, remote: RemoteRegion, own: &Registration) {
     let piece = [own.piece(0, LENGTH as u32)];
     let read = Operation::Read {
         into: &piece,

@@ -44,8 +44,8 @@ pub use capabilities::{Capabilities, Copies, Multicast, Order, Placement, Proves
 pub use error::{Error, Failure, out_of_descriptors};
 pub use queue::{Counters, Message, Options, Queue, Spin};
 pub use registration::{
-    Access, Details, Held, Key, Piece, Proof, RegionDescriptor, Registration, Remote, RemoteRegion,
-    Table,
+    Access, Details, Key, Piece, Proof, RegionDescriptor, Registration, Remote, RemoteRegion,
+    Table, TableGuard,
 };
 pub use transport::{
     Arrival, Device, Export, GroupAddress, Limits, Origin, Parameters, Peer, Report, Request, Role,

@@ -339,19 +339,19 @@ impl Table {
     }
 
     /// For several ranges at once: no key can be withdrawn while the result lives.
-    pub fn hold(&self) -> Held<'_> {
-        Held {
+    pub fn hold(&self) -> TableGuard<'_> {
+        TableGuard {
             slots: self.slots.read(),
         }
     }
 }
 
 /// A [`Table`] from which nothing is withdrawn.
-pub struct Held<'a> {
+pub struct TableGuard<'a> {
     slots: RwLockReadGuard<'a, Vec<Option<Registration>>>,
 }
 
-impl Held<'_> {
+impl TableGuard<'_> {
     /// The memory that a peer named, if it may do that there.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::adapter::Adapter;
 use crate::kernel::{self, Leave};
 use crate::mountinfo;
 use crate::options::AccessTimes;
-use crate::session::{Session, Transport};
+use crate::session::{MountSession, Transport};
 use crate::switch::{self, KeptOn};
 use crate::{Error, MountOptions, Notifier};
 
@@ -22,7 +22,7 @@ use crate::{Error, MountOptions, Notifier};
 pub struct Mount {
     place: MountPoint,
     /// None once the session has been waited for.
-    session: Option<Session>,
+    session: Option<MountSession>,
     transport: Transport,
     notifier: Notifier,
     access_times: Arc<AccessTimes>,
@@ -52,7 +52,7 @@ pub fn mount(
     let device = kernel::attach(&directory, options)?;
     let adapter = Adapter::new(file_system, options);
     let access_times = adapter.access_times();
-    let session = Session::start(device, adapter, options, switch, &directory);
+    let session = MountSession::start(device, adapter, options, switch, &directory);
     let session = match session {
         Ok(session) => session,
         Err(source) => {

@@ -63,7 +63,7 @@ impl std::fmt::Display for Transport {
 }
 
 /// A session that is being served.
-pub(crate) struct Session {
+pub(crate) struct MountSession {
     pub(crate) transport: Transport,
     pub(crate) notifier: Notifier,
     /// Ends when the mount has.
@@ -78,7 +78,7 @@ pub(crate) struct End {
     pub(crate) closed: Result<(), client::Error>,
 }
 
-impl Session {
+impl MountSession {
     /// Agrees with the kernel about the mount at `directory` and starts to answer. If that fails, no thread stays that keeps the device or the file system.
     pub(crate) fn start(
         device: OwnedFd,
@@ -86,8 +86,8 @@ impl Session {
         options: &MountOptions,
         switch: Switch,
         directory: &Path,
-    ) -> io::Result<Session> {
-        Session::start_with(device, adapter, options, switch, directory, DATA_LENGTH_MAX)
+    ) -> io::Result<MountSession> {
+        MountSession::start_with(device, adapter, options, switch, directory, DATA_LENGTH_MAX)
     }
 
     /// The same, with payloads of this length in the queues.
@@ -98,7 +98,7 @@ impl Session {
         switch: Switch,
         directory: &Path,
         payload_length: usize,
-    ) -> io::Result<Session> {
+    ) -> io::Result<MountSession> {
         let offer = Offer::receive(&device)?;
         let (queues, mut transport) = choose(
             &device,
@@ -142,7 +142,7 @@ impl Session {
             recalls,
             adapter,
         });
-        Ok(Session {
+        Ok(MountSession {
             transport,
             notifier,
             server,
@@ -325,7 +325,7 @@ mod tests {
             name: &str,
             transport: Choice,
             payload_length: usize,
-        ) -> (TestMount, io::Result<Session>) {
+        ) -> (TestMount, io::Result<MountSession>) {
             let directory =
                 std::env::temp_dir().join(format!("tako-session-{}-{name}", std::process::id()));
             fs::create_dir(&directory).unwrap();
@@ -341,7 +341,7 @@ mod tests {
             let (switch, _kept_on) = crate::switch::switch(&options);
             let device = kernel::attach(&directory, &options).unwrap();
             let adapter = Adapter::new(file_system, &options);
-            let session = Session::start_with(
+            let session = MountSession::start_with(
                 device,
                 adapter,
                 &options,

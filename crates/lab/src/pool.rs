@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicI64;
 use client::{Clock, FileSystem, Geometry, Options};
 use pmem::Region;
 use store::format::inode::Inode;
-use store::format::placement::Layout;
+use store::format::placement::ImageLayout;
 use store::format::superblock::{SUPERBLOCKS, Superblock};
 use store::{CheckOptions, Defects, ROOT, Replica, SYSTEM};
 use zerocopy::{FromZeros, IntoBytes};
@@ -30,7 +30,7 @@ pub fn format(region: &Region, geometry: &Geometry) -> Result<(), String> {
 /// Sets the times of the root and the system directory to 0.
 fn forget_times(region: &Region) -> Result<(), String> {
     let superblock = store::read_superblock(region).map_err(|error| error.to_string())?;
-    let layout = Layout::of(&superblock).ok_or("the pool has no layout")?;
+    let layout = ImageLayout::of(&superblock).ok_or("the pool has no layout")?;
     for number in [ROOT, SYSTEM] {
         let offset = superblock.image_offset + layout.inode(number);
         let mut inode = Inode::new_zeroed();

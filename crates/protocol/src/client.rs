@@ -119,7 +119,7 @@ struct Refused {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Session {
+enum SessionState {
     None,
     Opening { sent_at: u64 },
     Open { number: u64 },
@@ -132,7 +132,7 @@ pub struct Client {
     defects: Defects,
     mode: Mode,
     map: UnitMap,
-    session: Session,
+    session: SessionState,
     /// The primary of this epoch knows the unconfirmed writes.
     is_resumed: bool,
     resumed_in: u32,
@@ -170,7 +170,7 @@ impl Client {
             defects,
             mode: Mode::default(),
             map: UnitMap::default(),
-            session: Session::None,
+            session: SessionState::None,
             is_resumed: true,
             resumed_in: 0,
             resume_sent_at: 0,
@@ -227,7 +227,7 @@ impl Client {
     /// The session, if there is one.
     pub fn session(&self) -> Option<u64> {
         match self.session {
-            Session::Open { number } => Some(number),
+            SessionState::Open { number } => Some(number),
             _ => None,
         }
     }
@@ -236,7 +236,7 @@ impl Client {
     pub fn submit(&mut self, now: u64, operation: Operation, acknowledge: Acknowledge) -> Ticket {
         self.next_number += 1;
         let ticket = self.next_number;
-        if operation == Operation::CloseSession && self.session == Session::None {
+        if operation == Operation::CloseSession && self.session == SessionState::None {
             self.tell_done(ticket, Outcome::done());
             return ticket;
         }
@@ -347,7 +347,7 @@ impl Client {
 
     fn forget_sent(&mut self) {
         self.resume_sent_at = 0;
-        if let Session::Opening { sent_at } = &mut self.session {
+        if let SessionState::Opening { sent_at } = &mut self.session {
             *sent_at = 0;
         }
         let pending = self.slots.iter_mut().filter_map(|(_, it)| it.as_mut());
@@ -373,10 +373,10 @@ impl Client {
             .filter_map(|it| it.sent_at);
         let resend = sent.filter_map(|at| self.options.resend_at(at)).min();
         let session = match self.session {
-            Session::Open { .. } if self.is_resumed => Some(self.keep_alive_at),
-            Session::Open { .. } => Some(self.resume_sent_at + retry),
-            Session::Opening { sent_at } => Some(sent_at + retry),
-            Session::None => None,
+            SessionState::Open { .. } if self.is_resumed => Some(self.keep_alive_at),
+            SessionState::Open { .. } => Some(self.resume_sent_at + retry),
+            SessionState::Opening { sent_at } => Some(sent_at + retry),
+            SessionState::None => None,
         };
         resend
             .into_iter()
@@ -424,11 +424,11 @@ impl Client {
         }
         let retry = self.options.handshake_retry_ns();
         match self.session {
-            Session::None if self.queue.is_empty() && self.active.is_idle() => {}
-            Session::None => self.open_session(now),
-            Session::Opening { sent_at } if now >= sent_at + retry => self.open_session(now),
-            Session::Opening { .. } => {}
-            Session::Open { number } if !self.is_resumed => {
+            SessionState::None if self.queue.is_empty() && self.active.is_idle() => {}
+            SessionState::None => self.open_session(now),
+            SessionState::Opening { sent_at } if now >= sent_at + retry => self.open_session(now),
+            SessionState::Opening { .. } => {}
+            SessionState::Open { number } if !self.is_resumed => {
                 if now >= self.resume_sent_at + retry {
                     self.resume_sent_at = now;
                     let replays = self.unconfirmed.clone();
@@ -436,7 +436,7 @@ impl Client {
                     self.send(number, 0, Body::Resume { holds, replays });
                 }
             }
-            Session::Open { number } => {
+            SessionState::Open { number } => {
                 self.advance_active(now);
                 self.keep_alive(now, number);
                 self.begin_queued();
@@ -481,17 +481,17 @@ impl Client {
     }
 
     fn open_session(&mut self, now: u64) {
-        self.session = Session::Opening { sent_at: now };
+        self.session = SessionState::Opening { sent_at: now };
         self.next_number += 1;
         let request = self.next_number;
         self.send(0, request, Body::OpenSession);
     }
 
     fn session_opened(&mut self, now: u64, number: u64, slots: u16) {
-        if !matches!(self.session, Session::Opening { .. }) {
+        if !matches!(self.session, SessionState::Opening { .. }) {
             return;
         }
-        self.session = Session::Open { number };
+        self.session = SessionState::Open { number };
         self.is_resumed = true;
         self.slots = (0..slots).map(|_| (0, None)).collect();
         self.keep_alive_at = now;
@@ -728,7 +728,7 @@ impl Client {
 
     /// Everything that is in flight fails, except a close of the session. The next operation gets a new session.
     fn end_session(&mut self) {
-        self.session = Session::None;
+        self.session = SessionState::None;
         self.holds.clear();
         self.leases = Holder::default();
         self.leave_writes_behind();

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 
-use store::format::record::{Kind, Operation, Operations, encode};
+use store::format::record::{Kind, Operations, RecordOperation, encode};
 use store::format::{directory, extent, group, inode, record, superblock, xattr};
 use zerocopy::IntoBytes;
 
@@ -412,7 +412,7 @@ fn operations_are_encoded_as_listed() {
 
     let mut body = Vec::new();
     let payload = [7, 8, 9];
-    let operation = Operation {
+    let operation = RecordOperation {
         kind: Kind::Data,
         target: 0x1122_3344_5566_0000,
         length: 3,
@@ -431,7 +431,8 @@ fn operations_are_encoded_as_listed() {
     assert_eq!(body[4..8], 0xaabb_ccddu32.to_le_bytes());
     assert_eq!(body[8..16], 0x1122_3344_5566_0000u64.to_le_bytes());
     assert_eq!(body[16..24], [7, 8, 9, 0, 0, 0, 0, 0]);
-    let operations: Vec<Option<Operation<'_>>> = Operations::of(&body, &[], u64::MAX).collect();
+    let operations: Vec<Option<RecordOperation<'_>>> =
+        Operations::of(&body, &[], u64::MAX).collect();
     assert!(matches!(&operations[..], [Some(only)] if only.payload == payload));
 }
 
@@ -442,7 +443,7 @@ fn a_touch_is_between_the_operation_and_its_payload() {
         inode: 0x0102_0304_0506_0708,
         time_ns: -2,
     };
-    let operation = Operation {
+    let operation = RecordOperation {
         kind: Kind::Data,
         target: 4000,
         length: 64,

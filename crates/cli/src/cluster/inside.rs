@@ -68,10 +68,10 @@ struct State {
     report: Mutex<MountReport>,
     changed: Condvar,
     /// The session of the mount, once there is one; none is made when the mount is to end.
-    session: Mutex<Session>,
+    session: Mutex<InsideSession>,
 }
 
-enum Session {
+enum InsideSession {
     None,
     Open(Arc<Network>),
     Ends,
@@ -114,7 +114,7 @@ impl Plan {
                 detail: String::new(),
             }),
             changed: Condvar::new(),
-            session: Mutex::new(Session::None),
+            session: Mutex::new(InsideSession::None),
         }));
         let mut reached = network::Options::new(node.identity().clone(), node.addresses().to_vec());
         reached.inside = Some(Arc::new(Entrance(node.inside())));
@@ -199,10 +199,10 @@ impl InsideMount {
                 Ok(network) => {
                     let network = Arc::new(network);
                     let mut session = self.0.session.lock();
-                    if matches!(*session, Session::Ends) {
+                    if matches!(*session, InsideSession::Ends) {
                         return Ok(None);
                     }
-                    *session = Session::Open(network.clone());
+                    *session = InsideSession::Open(network.clone());
                     return Ok(Some(network));
                 }
                 // The node is there, and will answer.
@@ -213,15 +213,15 @@ impl InsideMount {
     }
 
     fn is_to_end(&self) -> bool {
-        matches!(*self.0.session.lock(), Session::Ends)
+        matches!(*self.0.session.lock(), InsideSession::Ends)
     }
 
     /// Closes the session of a mount that has ended while its node continues.
     fn close_session(&self) {
         let mut session = self.0.session.lock();
         let closed = match &mut *session {
-            Session::Ends => return,
-            session => std::mem::replace(session, Session::None),
+            InsideSession::Ends => return,
+            session => std::mem::replace(session, InsideSession::None),
         };
         drop(session);
         // Not under the lock: it may wait for the cluster.
@@ -230,8 +230,8 @@ impl InsideMount {
 
     /// Ends the mount: at once for new users; requests in flight have a moment.
     pub fn end(&self) {
-        let session = std::mem::replace(&mut *self.0.session.lock(), Session::Ends);
-        let Session::Open(network) = session else {
+        let session = std::mem::replace(&mut *self.0.session.lock(), InsideSession::Ends);
+        let InsideSession::Open(network) = session else {
             self.ends_within(END_WITHIN);
             return;
         };

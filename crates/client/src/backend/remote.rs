@@ -34,9 +34,9 @@ const PAGE_LENGTH: u32 = 64 << 10;
 
 /// A session with a cluster.
 #[derive(Clone)]
-pub(crate) struct Remote(Arc<Session>);
+pub(crate) struct Remote(Arc<RemoteSession>);
 
-struct Session {
+struct RemoteSession {
     requests: Arc<dyn Requests>,
     acknowledge: Acknowledge,
     root: FileId,
@@ -65,7 +65,7 @@ impl Remote {
         let table = Arc::new(Table::default());
         let holds = table.clone();
         requests.set_holds(Box::new(move || holds.holds()));
-        Remote(Arc::new(Session {
+        Remote(Arc::new(RemoteSession {
             root: requests.root(),
             requests,
             acknowledge,

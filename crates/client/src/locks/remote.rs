@@ -14,7 +14,7 @@ use operations::{ErrorCode, LOCK_END, Lock, LockKind, LockSpace};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{Held, LockTable, LockTicket, LockWake, NotLocked, Wait};
+use super::{HeldRange, LockTable, LockTicket, LockWake, NotLocked, Wait};
 use crate::backend::Remote;
 use crate::{Cause, RequestError};
 
@@ -51,8 +51,8 @@ impl Remotely {
         Remotely { asking, user }
     }
 
-    fn held(&self, lock: &Lock) -> Held {
-        Held {
+    fn held(&self, lock: &Lock) -> HeldRange {
+        HeldRange {
             user: self.user,
             lock: *lock,
         }
@@ -144,7 +144,7 @@ impl Remotely {
     pub(super) fn close(&self, number: u64, handle: u64) -> Result<(), Cause> {
         self.asking.settle(number);
         let Asking { remote, table } = &self.asking;
-        let is_own = |held: &Held| (held.user, held.lock.handle) == (self.user, handle);
+        let is_own = |held: &HeldRange| (held.user, held.lock.handle) == (self.user, handle);
         if !self.asking.has(number, is_own) {
             return Ok(());
         }
@@ -163,7 +163,7 @@ impl Remotely {
     /// Gives all locks back, and ends all waits without one.
     pub(super) fn end(&self) {
         let table = &self.asking.table;
-        let is_own = |held: &Held| held.user == self.user;
+        let is_own = |held: &HeldRange| held.user == self.user;
         let (mut taken, mut dropped) = (Vec::new(), Vec::new());
         {
             let mut state = table.state.lock();
@@ -224,13 +224,13 @@ impl Asking {
         }
     }
 
-    fn has(&self, number: u64, wanted: impl Fn(&Held) -> bool) -> bool {
+    fn has(&self, number: u64, wanted: impl Fn(&HeldRange) -> bool) -> bool {
         let state = self.table.state.lock();
         let file = state.files.get(&number);
         file.is_some_and(|file| file.held.iter().any(wanted))
     }
 
-    fn take(&self, number: u64, held: &Held) -> Result<bool, Cause> {
+    fn take(&self, number: u64, held: &HeldRange) -> Result<bool, Cause> {
         let taken = self.remote.set_lock(number, spread(held));
         let is_taken = match taken {
             Ok(()) => true,
@@ -264,7 +264,7 @@ impl Asking {
     }
 
     /// Has the cluster keep a wait; whether its lock is free now.
-    fn wait_for(&self, ticket: LockTicket, number: u64, wanted: &Held) -> Result<bool, Cause> {
+    fn wait_for(&self, ticket: LockTicket, number: u64, wanted: &HeldRange) -> Result<bool, Cause> {
         let answer = self.remote.wait_lock(number, spread(wanted), ticket.0);
         let is_asked = |(asked, _)| asked == ticket;
         if self.table.state.lock().asked.is_some_and(is_asked) {
@@ -281,7 +281,7 @@ impl Asking {
 
     /// Waits again for all that is waited for.
     fn repeat(&self) {
-        let waits: Vec<(LockTicket, u64, Held)> = {
+        let waits: Vec<(LockTicket, u64, HeldRange)> = {
             let state = self.table.state.lock();
             let waits = state.waits.iter();
             waits
@@ -390,7 +390,7 @@ fn not_locked(error: Cause) -> NotLocked {
 }
 
 /// The lock in the cluster's terms: there, owners and handles of all users of the session differ.
-fn spread(held: &Held) -> Lock {
+fn spread(held: &HeldRange) -> Lock {
     let spread = held.user.wrapping_mul(SPREAD);
     Lock {
         owner: held.lock.owner ^ spread,

@@ -15,7 +15,7 @@ use super::channel::{Channel, Trouble};
 use super::listener::{out_of_turn, refuse, unknown_process};
 use super::message::{Hello, Hidden, Message};
 use super::process::{self, Process};
-use super::{Address, Error, Local, PeerIdentity, Session, queue_of};
+use super::{Address, Error, Local, PeerIdentity, PeerSession, queue_of};
 use crate::choice::{Choice, Reach, Side, choose, obstacle};
 use fabric::time::deadline;
 use fabric::{EndpointId, Parameters, Peer, Provider, Queue, Role};
@@ -31,7 +31,7 @@ pub fn dial(
     node: Option<&str>,
     local: &Local,
     queues: &mut [&mut Queue],
-) -> Result<Session, Error> {
+) -> Result<PeerSession, Error> {
     let offered = Reached::new(address, node, local)?.offer(queues)?;
     let provider = offered.choice.provider;
     match offered.exchange() {
@@ -167,7 +167,7 @@ impl Answered {
     ///
     /// # Errors
     /// [`Error`]; the endpoint is closed then.
-    pub fn accept(mut self, queues: &mut [&mut Queue]) -> Result<Session, Error> {
+    pub fn accept(mut self, queues: &mut [&mut Queue]) -> Result<PeerSession, Error> {
         let queue = queue_of(queues, self.choice.provider, "this node")?;
         let peer = Peer {
             parameters: self.theirs,
@@ -182,7 +182,7 @@ impl Answered {
             queue.close(self.endpoint);
             return Err(self.dialed.refuse(error));
         }
-        Ok(Session::new(
+        Ok(PeerSession::new(
             self.dialed.channel,
             (self.dialed.peer, self.dialed.who),
             (self.choice, self.endpoint),

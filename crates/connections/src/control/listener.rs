@@ -16,7 +16,7 @@ use super::channel::{Channel, Trouble};
 use super::dial::connect_unix;
 use super::message::{Hello, Hidden, Malformed, Message};
 use super::process::{self, Process};
-use super::{Address, Error, Local, PeerIdentity, Session, queue_of};
+use super::{Address, Error, Local, PeerIdentity, PeerSession, queue_of};
 use crate::choice::{Choice, Reach, Side, obstacle};
 use fabric::out_of_descriptors;
 use fabric::time::deadline;
@@ -566,14 +566,14 @@ impl Caller {
     /// # Errors
     /// [`Error::Endpoint`], [`Error::Choice`] if no queue is of that transport; the peer is notified, and no endpoint
     /// is left.
-    pub fn establish(mut self, queues: &mut [&mut Queue]) -> Result<Session, Error> {
+    pub fn establish(mut self, queues: &mut [&mut Queue]) -> Result<PeerSession, Error> {
         let joined = self.join(queues);
         if let Err(error) = &joined {
             refuse(&mut self.channel, error);
         }
         let endpoint = joined?;
         let ready_by = deadline(self.step_timeout);
-        Ok(Session::new(
+        Ok(PeerSession::new(
             self.channel,
             (self.peer, self.who),
             (self.choice, endpoint),

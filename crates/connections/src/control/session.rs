@@ -1,4 +1,4 @@
-//! [`Session`]: exchange between two processes once an endpoint joins them.
+//! [`PeerSession`]: exchange between two processes once an endpoint joins them.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -33,7 +33,7 @@ pub enum Note {
         /// Its name in requests.
         region: RemoteRegion,
     },
-    /// Memory that must not be accessed any more: its key is withdrawn. Call [`Session::release`] when nothing is
+    /// Memory that must not be accessed any more: its key is withdrawn. Call [`PeerSession::release`] when nothing is
     /// outstanding.
     Revoked {
         /// Name of the export.
@@ -53,7 +53,7 @@ pub enum Note {
 /// An endpoint with a peer, and the control connection by which it was made. It does not end with the connection: the
 /// peer may be alive and only its network broken. The transport reports when an endpoint is lost.
 #[derive(Debug)]
-pub struct Session {
+pub struct PeerSession {
     channel: Channel,
     peer: PeerIdentity,
     who: String,
@@ -67,15 +67,15 @@ pub struct Session {
     ahead: VecDeque<Note>,
 }
 
-impl Session {
+impl PeerSession {
     pub(super) fn new(
         channel: Channel,
         (peer, who): (PeerIdentity, String),
         (choice, endpoint): (Choice, EndpointId),
         timeout: Duration,
         ready_by: Option<Instant>,
-    ) -> Session {
-        Session {
+    ) -> PeerSession {
+        PeerSession {
             channel,
             peer,
             who,
@@ -112,7 +112,7 @@ impl Session {
     ///
     /// # Errors
     /// [`Error::Endpoint`]: nothing was sent. [`Error::Silent`]: the peer takes nothing; the message is kept, and sent
-    /// with the next call, so do not send it again. Also those of [`Session::receive`], since this side reads meanwhile
+    /// with the next call, so do not send it again. Also those of [`PeerSession::receive`], since this side reads meanwhile
     /// from a peer that is itself sending.
     pub fn export(
         &mut self,
@@ -131,7 +131,7 @@ impl Session {
     /// Reports that the key of exported memory was withdrawn.
     ///
     /// # Errors
-    /// As [`Session::export`].
+    /// As [`PeerSession::export`].
     pub fn revoke(&mut self, queue: &mut Queue, name: u64) -> Result<(), Error> {
         self.send(queue, &Message::Revoked { name }, Vec::new())
     }
@@ -140,7 +140,7 @@ impl Session {
     /// authenticated, and encrypted between hosts.
     ///
     /// # Errors
-    /// As [`Session::export`].
+    /// As [`PeerSession::export`].
     pub fn tell(&mut self, queue: &mut Queue, bytes: &[u8]) -> Result<(), Error> {
         self.send(queue, &Message::Told(Hidden(bytes.to_vec())), Vec::new())
     }
@@ -148,7 +148,7 @@ impl Session {
     /// Reports that memory of the peer is not used any more: the peer may export other memory in its place.
     ///
     /// # Errors
-    /// As [`Session::export`].
+    /// As [`PeerSession::export`].
     pub fn release(&mut self, queue: &mut Queue, name: u64) -> Result<(), Error> {
         self.imported = self.imported.saturating_sub(1);
         self.send(queue, &Message::Released { name }, Vec::new())
@@ -302,7 +302,7 @@ impl Session {
     }
 }
 
-impl AsFd for Session {
+impl AsFd for PeerSession {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }

@@ -4,7 +4,9 @@ use std::thread;
 use std::time::Duration;
 
 use super::{DialId, Event, LinkId, Messenger, PEER_MESSAGE_MIN, Reason};
-use crate::control::{self, Address, Answered, Caller, Note, Reached, Session, Unanswered, dial};
+use crate::control::{
+    self, Address, Answered, Caller, Note, PeerSession, Reached, Unanswered, dial,
+};
 use fabric::Provider;
 
 /// Input from another thread to a messenger.
@@ -57,7 +59,7 @@ impl Messenger {
     }
 
     /// Makes a link, unless the peer takes messages that are too short for anything.
-    fn begin(&mut self, session: Session) -> Result<LinkId, control::Error> {
+    fn begin(&mut self, session: PeerSession) -> Result<LinkId, control::Error> {
         let provider = session.choice().provider;
         let queue = self.transports.queue(provider);
         let longest = queue.and_then(|queue| queue.message_bytes(session.endpoint()));

@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use super::block::Blocker;
 use super::fragment::{Incoming, head};
 use super::memory::Transfers;
-use crate::control::Session;
+use crate::control::PeerSession;
 use fabric::{Operation, Pool, Queue, Refusal, Source, WorkRequest};
 
 pub struct Link {
-    pub session: Session,
+    pub session: PeerSession,
     /// Index of its transport's lane.
     pub lane: usize,
     /// Whether the peer has joined its side: nothing may be posted before.
@@ -39,7 +39,7 @@ pub enum Post {
 }
 
 impl Link {
-    pub fn new(session: Session, lane: usize) -> Link {
+    pub fn new(session: PeerSession, lane: usize) -> Link {
         Link {
             is_ready: session.is_ready(),
             session,

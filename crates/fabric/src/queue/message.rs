@@ -81,13 +81,13 @@ pub struct Tickets {
     /// Number of these that groups may have. The others are for endpoints, which lose nothing.
     bare_for_groups: u32,
     /// Those that messages have.
-    held: Vec<Held>,
+    held: Vec<HeldMessage>,
     /// Index of the next check among them.
     next: usize,
 }
 
 #[derive(Clone, Copy)]
-struct Held {
+struct HeldMessage {
     ticket: u32,
     origin: Origin,
 }
@@ -140,7 +140,7 @@ impl Tickets {
 
     /// A dropped message. `looks` is the number of held ones that may be examined.
     #[inline]
-    fn dropped(&mut self, looks: &mut usize) -> Option<Held> {
+    fn dropped(&mut self, looks: &mut usize) -> Option<HeldMessage> {
         while *looks > 0 {
             let Some(&held) = self.held.get(self.next) else {
                 if self.held.is_empty() {
@@ -235,7 +235,7 @@ impl Queue {
             }
             return self.take_back(origin, arrival.map(|arrival| arrival.buffer));
         };
-        self.tickets.held.push(Held { ticket, origin });
+        self.tickets.held.push(HeldMessage { ticket, origin });
         let (offset, length) = match arrival {
             Some(arrival) => {
                 let start = self.buffer_bytes * u64::from(ticket);

@@ -63,18 +63,18 @@ const MESSAGE_MAX: u32 = 1 << 24;
 
 /// Layout of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layout {
+pub struct RingLayout {
     /// Messages that it holds.
     pub window: u32,
     /// Bytes of the longest.
     pub message_bytes: u32,
 }
 
-impl Layout {
+impl RingLayout {
     /// Nothing if no ring can be like this.
-    pub fn new(window: u32, message_bytes: u32) -> Option<Layout> {
+    pub fn new(window: u32, message_bytes: u32) -> Option<RingLayout> {
         let possible = (1..=WINDOW_MAX).contains(&window) && message_bytes <= MESSAGE_MAX;
-        possible.then_some(Layout {
+        possible.then_some(RingLayout {
             window,
             message_bytes,
         })
@@ -146,7 +146,7 @@ impl Cursor {
 pub struct Incoming {
     head: Lines,
     cursor: Cursor,
-    layout: Layout,
+    layout: RingLayout,
     /// Number of returned buffers that was reported to the sender.
     told: u32,
     memory: Region,
@@ -176,7 +176,7 @@ impl Incoming {
     ///
     /// # Errors
     /// [`Error::Region`].
-    pub fn new(layout: Layout) -> Result<Incoming, Error> {
+    pub fn new(layout: RingLayout) -> Result<Incoming, Error> {
         let memory = Region::memory(layout.bytes(), false)?;
         Ok(Incoming {
             head: lines(&memory, layout.head()),
@@ -194,7 +194,7 @@ impl Incoming {
     }
 
     /// Its layout.
-    pub fn layout(&self) -> Layout {
+    pub fn layout(&self) -> RingLayout {
         self.layout
     }
 
@@ -341,7 +341,7 @@ pub fn lines(memory: &Region, count: usize) -> Lines {
 pub struct Outgoing {
     head: Lines,
     cursor: Cursor,
-    layout: Layout,
+    layout: RingLayout,
     memory: Region,
     asked: u32,
 }
@@ -351,7 +351,7 @@ impl Outgoing {
     ///
     /// # Errors
     /// [`Error::Peer`], [`Error::Region`].
-    pub fn attach(descriptor: std::os::fd::OwnedFd, layout: Layout) -> Result<Outgoing, Error> {
+    pub fn attach(descriptor: std::os::fd::OwnedFd, layout: RingLayout) -> Result<Outgoing, Error> {
         let memory = attach(descriptor, layout.bytes(), "ring")?;
         Ok(Outgoing {
             head: lines(&memory, layout.head()),
@@ -473,7 +473,7 @@ mod tests {
     use super::*;
 
     fn pair(window: u32, message_bytes: u32) -> (Incoming, Outgoing) {
-        let layout = Layout::new(window, message_bytes).unwrap();
+        let layout = RingLayout::new(window, message_bytes).unwrap();
         let incoming = Incoming::new(layout).unwrap();
         let descriptor = incoming.memory().share(true).unwrap();
         (incoming, Outgoing::attach(descriptor, layout).unwrap())
@@ -573,14 +573,14 @@ mod tests {
 
     #[test]
     fn only_memory_that_stays_is_a_ring() {
-        let layout = Layout::new(4, 64).unwrap();
+        let layout = RingLayout::new(4, 64).unwrap();
         let short = Region::memory(layout.bytes() - 1, false).unwrap();
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         for descriptor in [short.share(true).unwrap(), file.into()] {
             let outcome = Outgoing::attach(descriptor, layout);
             assert!(matches!(outcome, Err(Error::Peer { what: "ring" })));
         }
-        assert!(Layout::new(0, 64).is_none() && Layout::new(WINDOW_MAX + 1, 64).is_none());
-        assert!(Layout::new(1, MESSAGE_MAX + 1).is_none());
+        assert!(RingLayout::new(0, 64).is_none() && RingLayout::new(WINDOW_MAX + 1, 64).is_none());
+        assert!(RingLayout::new(1, MESSAGE_MAX + 1).is_none());
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 use pmem::Region;
 
 use super::bell::Bell;
-use super::ring::{self, Incoming, Layout, Outgoing};
+use super::ring::{self, Incoming, Outgoing, RingLayout};
 use super::watch::{Process, Watch};
 use crate::{
     Access, EndpointId, Error, Export, Failure, Operation, Parameters, Piece, Remote, Report,
@@ -21,7 +21,7 @@ const PARAMETER_BYTES: usize = 12;
 
 /// Data that a peer needs about this side's ring, and the three descriptors: ring, bell, and the bell's eventfd.
 pub fn describe(incoming: &Incoming, bell: &Bell) -> Result<Parameters, Error> {
-    let Layout {
+    let RingLayout {
         window,
         message_bytes,
     } = incoming.layout();
@@ -34,13 +34,13 @@ pub fn describe(incoming: &Incoming, bell: &Bell) -> Result<Parameters, Error> {
 }
 
 /// The peer's description of its ring.
-fn layout_of(bytes: &[u8]) -> Option<Layout> {
+fn layout_of(bytes: &[u8]) -> Option<RingLayout> {
     if bytes.len() != PARAMETER_BYTES {
         return None;
     }
     let word = |index: usize| u32::from_le_bytes(std::array::from_fn(|at| bytes[index * 4 + at]));
     match word(0) {
-        VERSION => Layout::new(word(1), word(2)),
+        VERSION => RingLayout::new(word(1), word(2)),
         _ => None,
     }
 }
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn only_a_right_description_is_understood() {
         let bell = Bell::new().unwrap();
-        let incoming = Incoming::new(Layout::new(8, 100).unwrap()).unwrap();
+        let incoming = Incoming::new(RingLayout::new(8, 100).unwrap()).unwrap();
         let right = describe(&incoming, &bell).unwrap();
         assert_eq!(layout_of(&right.bytes), Some(incoming.layout()));
         for length in 0..PARAMETER_BYTES {

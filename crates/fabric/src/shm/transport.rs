@@ -9,7 +9,7 @@ use std::time::Duration;
 use pmem::LINE;
 
 use super::bell::Bell;
-use super::ring::{Arrived, Incoming, Layout, Target};
+use super::ring::{Arrived, Incoming, RingLayout, Target};
 use super::side::{self, Returned, Side};
 use super::watch::Process;
 use super::{Holder, Inner, Shm, refusal};
@@ -114,7 +114,7 @@ impl Transport for Thread {
     }
 
     fn prepare(&mut self, endpoint: EndpointId, limits: Limits) -> Result<Parameters, Error> {
-        let layout = Layout::new(limits.window, limits.message_bytes).ok_or(Error::Peer {
+        let layout = RingLayout::new(limits.window, limits.message_bytes).ok_or(Error::Peer {
             what: "size of buffers",
         })?;
         let incoming = Incoming::new(layout)?;

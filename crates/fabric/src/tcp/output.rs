@@ -9,7 +9,7 @@ use pmem::socket::{self, Source};
 use smallvec::SmallVec;
 
 use super::frame::{self, BAD, Frame, GOOD, HEADS_BYTES, Kind, TRAILER_BYTES, Wrong};
-use crate::registration::Held;
+use crate::registration::TableGuard;
 use crate::{Access, Failure, Key, Piece, Registration, Table};
 
 /// Frames with headers that are sent with one system call, at most.
@@ -438,7 +438,7 @@ impl Output {
     }
 
     /// The heads of what may go next.
-    fn batch(&mut self, held: &Held<'_>, expected: u64) -> Batch {
+    fn batch(&mut self, held: &TableGuard<'_>, expected: u64) -> Batch {
         let mut batch = std::mem::take(&mut self.batch);
         batch.heads.clear();
         batch.control = false;
@@ -490,7 +490,7 @@ impl Output {
 
     /// Memory that a peer requested may have been withdrawn: then this is the last frame. If it was begun, it ends with
     /// zeros and a mark.
-    fn check(&mut self, index: usize, held: &Held<'_>) {
+    fn check(&mut self, index: usize, held: &TableGuard<'_>) {
         let begun = self.begun && index == self.next;
         let done = self.done;
         let outgoing = &mut self.frames[index];
@@ -521,7 +521,7 @@ impl Output {
     fn gather<'a>(
         &'a self,
         batch: &'a Batch,
-        held: &'a Held<'_>,
+        held: &'a TableGuard<'_>,
         sources: &mut SmallVec<[Source<'a>; SOURCES]>,
     ) {
         if !self.carry.is_empty() {
@@ -552,7 +552,7 @@ impl Output {
         &'a self,
         index: usize,
         skip: u64,
-        held: &'a Held<'_>,
+        held: &'a TableGuard<'_>,
         sources: &mut SmallVec<[Source<'a>; SOURCES]>,
     ) {
         let outgoing = &self.frames[index];

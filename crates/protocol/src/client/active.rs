@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use operations::WriteAt;
 
-use super::{Client, Event, Keep, Mode, Pending, Session, Ticket};
+use super::{Client, Event, Keep, Mode, Pending, SessionState, Ticket};
 use crate::map::NodeId;
 use crate::wire::active::{BLOCK, COMMIT_MAX, Extent, Layout};
 use crate::wire::{Acknowledge, Body, ErrorCode, Operation, Outcome};
@@ -275,7 +275,7 @@ impl Client {
         let keys = &self.active.keys;
         members.retain(|node| keys.contains_key(node));
         if members.len() < count
-            && let Session::Open { number } = self.session
+            && let SessionState::Open { number } = self.session
             && now >= self.active.keys_asked_at + self.options.handshake_retry_ns()
         {
             self.active.keys_asked_at = now;

@@ -9,7 +9,7 @@ const RECALLS_MAX: usize = 1 << 16;
 /// Leases after which those that have ended are dropped for the first time.
 const HELD_LEAST: usize = 1024;
 
-struct Held {
+struct HeldLease {
     until: u64,
     /// Names in the directory may be kept.
     has_entries: bool,
@@ -36,7 +36,7 @@ pub(crate) enum Step {
 /// The leases of a session, by inode.
 #[derive(Default)]
 pub(crate) struct Holder {
-    held: BTreeMap<u64, Held>,
+    held: BTreeMap<u64, HeldLease>,
     /// A grant that was made before the newest recall of its inode and arrives after it is void.
     recalled: BTreeMap<u64, Recalled>,
     /// All grants up to this number are void.
@@ -90,7 +90,7 @@ impl Holder {
             .into_iter()
             .chain(plain)
         {
-            let held = self.held.entry(inode).or_insert(Held {
+            let held = self.held.entry(inode).or_insert(HeldLease {
                 until,
                 has_entries: false,
             });

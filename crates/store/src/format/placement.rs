@@ -9,7 +9,7 @@ use crate::format::superblock::Superblock;
 
 /// Where a group's parts are. Derived from the superblock; all block numbers count from the image's start.
 #[derive(Debug)]
-pub struct Layout {
+pub struct ImageLayout {
     /// Blocks of the image. It only grows.
     blocks: AtomicU64,
     /// Blocks of a whole group; the last may be shorter.
@@ -29,11 +29,11 @@ const CHECKSUMS: u64 = 4;
 /// A last group with fewer data blocks than this is left out.
 const LAST_GROUP_DATA_MIN: u64 = 16;
 
-impl Layout {
+impl ImageLayout {
     /// The layout that a superblock describes, if it is possible.
-    pub fn of(superblock: &Superblock) -> Option<Layout> {
+    pub fn of(superblock: &Superblock) -> Option<ImageLayout> {
         let blocks = superblock.image_length / BLOCK as u64;
-        let layout = Layout::new(
+        let layout = ImageLayout::new(
             blocks,
             superblock.blocks_per_group,
             superblock.inodes_per_group,
@@ -42,7 +42,7 @@ impl Layout {
     }
 
     /// The layout of an image of at most `blocks` blocks; `None` when it has no room for one group.
-    pub fn new(blocks: u64, blocks_per_group: u32, inodes_per_group: u32) -> Option<Layout> {
+    pub fn new(blocks: u64, blocks_per_group: u32, inodes_per_group: u32) -> Option<ImageLayout> {
         let most = LINE_BITS * LINES_MAX as u32;
         let possible = blocks_per_group.is_power_of_two()
             && (LINE_BITS..=most).contains(&blocks_per_group)
@@ -62,7 +62,7 @@ impl Layout {
         } else {
             blocks
         };
-        let layout = Layout {
+        let layout = ImageLayout {
             blocks: AtomicU64::new(blocks),
             blocks_per_group: per_group,
             inodes_per_group: inodes,

@@ -132,7 +132,7 @@ struct RawOperation {
 
 /// One validated operation of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Operation<'a> {
+pub struct RecordOperation<'a> {
     /// Kind of the operation.
     pub kind: Kind,
     /// Offset in the image, in bytes.
@@ -147,7 +147,7 @@ pub struct Operation<'a> {
     pub payload: &'a [u8],
 }
 
-impl Operation<'_> {
+impl RecordOperation<'_> {
     /// When it changes an inode, nanoseconds since 1970; 0 if it changes none.
     pub fn changed_ns(&self) -> i64 {
         let of_inode = self.payload.get(CHANGED..).and_then(<[u8]>::first_chunk);
@@ -240,10 +240,10 @@ pub fn part(at: usize, length: usize) -> u16 {
 
 /// Appends one operation to the body of a record, and returns where its payload is.
 #[inline]
-pub fn encode(body: &mut Vec<u8>, operation: &Operation<'_>) -> Range<usize> {
+pub fn encode(body: &mut Vec<u8>, operation: &RecordOperation<'_>) -> Range<usize> {
     let at = body.len();
     let start = at + OPERATION + operation.touch.map_or(0, |_| TOUCH);
-    let end = start + Operation::payload_length(operation.kind, operation.length as usize);
+    let end = start + RecordOperation::payload_length(operation.kind, operation.length as usize);
     body.resize(end.next_multiple_of(8), 0);
     body[at..at + OPERATION].copy_from_slice(operation.raw().as_bytes());
     if let Some(touch) = &operation.touch {
@@ -289,7 +289,7 @@ impl<'a> Operations<'a> {
         }
     }
 
-    fn split(&mut self) -> Option<Operation<'a>> {
+    fn split(&mut self) -> Option<RecordOperation<'a>> {
         let (mut operation, payload) = parse_head(self.rest, self.image_length)?;
         let end = payload.end.next_multiple_of(8);
         operation.payload = self.rest.get(payload)?;
@@ -306,7 +306,10 @@ impl<'a> Operations<'a> {
 
 /// The operation that begins `bytes`, without its payload, and where that is in them, or behind them.
 #[inline]
-pub fn parse_head(bytes: &[u8], image_length: u64) -> Option<(Operation<'static>, Range<usize>)> {
+pub fn parse_head(
+    bytes: &[u8],
+    image_length: u64,
+) -> Option<(RecordOperation<'static>, Range<usize>)> {
     let (head, rest) = bytes.split_first_chunk::<OPERATION>()?;
     let raw: RawOperation = zerocopy::transmute!(*head);
     let byte = raw.kind_and_length as u8;
@@ -316,7 +319,7 @@ pub fn parse_head(bytes: &[u8], image_length: u64) -> Option<(Operation<'static>
     } else {
         None
     };
-    let operation = Operation {
+    let operation = RecordOperation {
         kind: Kind::from_byte(byte & !TOUCHES)?,
         target: raw.target,
         length: raw.kind_and_length >> 8,
@@ -325,17 +328,17 @@ pub fn parse_head(bytes: &[u8], image_length: u64) -> Option<(Operation<'static>
         payload: &[],
     };
     let start = OPERATION + touch.map_or(0, |_| TOUCH);
-    let length = Operation::payload_length(operation.kind, operation.length as usize);
+    let length = RecordOperation::payload_length(operation.kind, operation.length as usize);
     operation
         .is_valid(image_length)
         .then_some((operation, start..start + length))
 }
 
 impl<'a> Iterator for Operations<'a> {
-    type Item = Option<Operation<'a>>;
+    type Item = Option<RecordOperation<'a>>;
 
     #[inline]
-    fn next(&mut self) -> Option<Option<Operation<'a>>> {
+    fn next(&mut self) -> Option<Option<RecordOperation<'a>>> {
         // Padding is zeros, and no kind is zero.
         if self.rest.len() < OPERATION || self.rest[0] == 0 {
             return None;
@@ -356,7 +359,7 @@ pub fn record_checksum(header: &RecordHeader, record: &[u8]) -> Option<u32> {
 
 /// Whether a record's checksums are all right: that of the operations and that of each block.
 pub fn is_intact(header: &RecordHeader, record: &[u8]) -> bool {
-    let block_is_right = |operation: Option<Operation<'_>>| {
+    let block_is_right = |operation: Option<RecordOperation<'_>>| {
         operation.is_none_or(|it| it.kind != Kind::Block || crc32c(it.payload) == it.crc)
     };
     record_checksum(header, record) == Some(header.crc)

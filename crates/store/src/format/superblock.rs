@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::error::{Error, Result};
 use crate::format::checksum::crc32c;
-use crate::format::placement::Layout;
+use crate::format::placement::ImageLayout;
 
 /// Begins every superblock.
 pub const MAGIC: [u8; 8] = *b"TAKOPOOL";
@@ -144,7 +144,7 @@ impl Superblock {
             && self.image_offset.is_multiple_of(4096)
             && self.image_length.is_multiple_of(4096)
             && image_end.is_some_and(|end| end <= self.pool_length)
-            && Layout::of(self).is_some();
+            && ImageLayout::of(self).is_some();
         if right {
             Ok(())
         } else {

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use crate::error::{Error, Result};
 use crate::format::checksum::crc32c;
 use crate::format::group::{LINE_BITS, Map};
-use crate::format::placement::Layout;
-use crate::format::record::{Kind, Operation};
+use crate::format::placement::ImageLayout;
+use crate::format::record::{Kind, RecordOperation};
 use crate::image::Image;
 use crate::image::growing::Growing;
 use crate::order::{LockGuard, Ordered, Rank};
@@ -242,12 +242,12 @@ pub struct Line {
 
 impl Line {
     /// The operation of the record.
-    pub fn operation(&self) -> Operation<'_> {
+    pub fn operation(&self) -> RecordOperation<'_> {
         self.operation_of(self.changed.clone())
     }
 
-    fn operation_of(&self, bytes: Range<usize>) -> Operation<'_> {
-        Operation {
+    fn operation_of(&self, bytes: Range<usize>) -> RecordOperation<'_> {
+        RecordOperation {
             kind: Kind::Line,
             target: self.offset + bytes.start as u64,
             length: bytes.len() as u32,
@@ -260,7 +260,7 @@ impl Line {
 
 impl Group {
     /// Reads and checks the bitmaps of a group.
-    fn load(image: &Image, layout: &Layout, number: u64) -> Result<Group> {
+    fn load(image: &Image, layout: &ImageLayout, number: u64) -> Result<Group> {
         let crcs = image.group_header(number)?.line_crcs;
         let load = |map: Map, length| Bitmap::load(image, number, map, length, &crcs[map as usize]);
         Ok(Group {
@@ -344,7 +344,7 @@ pub struct More {
 }
 
 /// The groups from `first` on.
-fn load_groups(image: &Image, layout: &Layout, first: u64) -> Result<Vec<Group>> {
+fn load_groups(image: &Image, layout: &ImageLayout, first: u64) -> Result<Vec<Group>> {
     let numbers = first..layout.groups();
     numbers
         .map(|number| Group::load(image, layout, number))
@@ -378,7 +378,7 @@ impl Allocator {
     }
 
     /// Reads and checks the bitmaps of what an image that grows to `layout` gets. Nothing is given out of it yet.
-    pub fn load_more(&self, image: &Image, layout: &Layout) -> Result<More> {
+    pub fn load_more(&self, image: &Image, layout: &ImageLayout) -> Result<More> {
         let known = self.groups.len();
         let last = known as u64 - 1;
         let crcs = image.group_header(last)?.line_crcs[Map::Blocks as usize];

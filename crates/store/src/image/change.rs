@@ -17,7 +17,7 @@ use crate::format::checksum::crc32c;
 use crate::format::group::{LINE_BITS, Map};
 use crate::format::inode::{FIRST_LINE, Inode};
 use crate::format::record::{
-    ALIGN, EDIT_MAX, HEADER, Kind, OPERATION, Operation, Touch, encode, set_crc,
+    ALIGN, EDIT_MAX, HEADER, Kind, OPERATION, RecordOperation, Touch, encode, set_crc,
 };
 use crate::image::allocator::{Allocator, Line, Run};
 use crate::image::deferred_frees::DeferredFrees;
@@ -91,8 +91,8 @@ struct Placed {
 impl Placed {
     /// The operation in this record, a block's without its payload.
     #[inline]
-    fn operation<'a>(&self, record: &'a [u8]) -> Operation<'a> {
-        Operation {
+    fn operation<'a>(&self, record: &'a [u8]) -> RecordOperation<'a> {
+        RecordOperation {
             kind: self.kind,
             target: self.target,
             length: self.length,
@@ -105,7 +105,7 @@ impl Placed {
 
 impl Parts {
     #[inline]
-    fn encode(&mut self, operation: &Operation<'_>) {
+    fn encode(&mut self, operation: &RecordOperation<'_>) {
         let payload = encode(&mut self.record, operation);
         self.operations.push(Placed {
             kind: operation.kind,
@@ -119,7 +119,7 @@ impl Parts {
 
     #[inline]
     fn put(&mut self, kind: Kind, target: u64, length: u32, crc: u32, payload: &[u8]) {
-        self.encode(&Operation {
+        self.encode(&RecordOperation {
             kind,
             target,
             length,
@@ -223,7 +223,7 @@ impl<'s> Change<'s> {
         } else {
             Kind::Bytes
         };
-        self.parts.encode(&Operation {
+        self.parts.encode(&RecordOperation {
             kind,
             target,
             length: bytes.len() as u32,
@@ -236,7 +236,7 @@ impl<'s> Change<'s> {
     /// A whole data block. It is neither copied nor checksummed until it goes into the ring.
     #[inline]
     pub fn block(&mut self, block: u64, bytes: &'s [u8], touch: Option<Touch>) {
-        self.parts.encode(&Operation {
+        self.parts.encode(&RecordOperation {
             kind: Kind::Block,
             target: block * BLOCK as u64,
             length: BLOCK as u32,

@@ -7,7 +7,7 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::format::group::{self, GroupHeader, LINE_BITS, LINES_MAX, Map};
 use crate::format::inode::Inode;
-use crate::format::placement::Layout;
+use crate::format::placement::ImageLayout;
 use crate::format::record::ALIGN;
 use crate::format::superblock::*;
 use crate::ring::write_ring_state;
@@ -78,7 +78,7 @@ pub fn identity() -> [u8; 16] {
 pub fn format(region: &Region, geometry: &Geometry) -> Result<()> {
     let superblock = new_superblock(region.length(), geometry)?;
     clear_superblocks(region);
-    let layout = Layout::of(&superblock).expect("the superblock was made from a layout");
+    let layout = ImageLayout::of(&superblock).expect("the superblock was made from a layout");
     format_image(region, &superblock, &layout, &Founder::current());
     // Whatever the ring held is of no valid epoch: its first record would have to have this number and epoch 1. Not 0:
     // that is the version of what no record has changed.
@@ -107,7 +107,12 @@ impl Founder {
 }
 
 /// Writes an image without files.
-pub fn format_image(region: &Region, superblock: &Superblock, layout: &Layout, founder: &Founder) {
+pub fn format_image(
+    region: &Region,
+    superblock: &Superblock,
+    layout: &ImageLayout,
+    founder: &Founder,
+) {
     for number in 0..layout.groups() {
         format_group(region, superblock.image_offset, layout, number);
     }
@@ -139,7 +144,7 @@ pub fn write_superblocks(region: &Region, superblock: &Superblock) {
 }
 
 /// Blocks that are kept so that changes which free space always work.
-pub fn reserved_blocks(layout: &Layout) -> u64 {
+pub fn reserved_blocks(layout: &ImageLayout) -> u64 {
     let data: u64 = (0..layout.groups())
         .map(|group| layout.data_blocks(group))
         .map(|data| data.end - data.start)
@@ -156,9 +161,10 @@ pub fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superbloc
     }
     let image_offset = (RING_OFFSET + ring).next_multiple_of(BLOCK as u64);
     let blocks = pool_length.saturating_sub(image_offset) / BLOCK as u64;
-    let layout = Layout::new(blocks, geometry.blocks_per_group, geometry.inodes_per_group).ok_or(
-        Error::BadGeometry("it is too small, or its groups are; use at least 1 MiB"),
-    )?;
+    let layout = ImageLayout::new(blocks, geometry.blocks_per_group, geometry.inodes_per_group)
+        .ok_or(Error::BadGeometry(
+            "it is too small, or its groups are; use at least 1 MiB",
+        ))?;
     let mut superblock = Superblock {
         magic: MAGIC,
         version: VERSION,
@@ -186,7 +192,7 @@ pub fn new_superblock(pool_length: u64, geometry: &Geometry) -> Result<Superbloc
 }
 
 /// Writes a group without files: what describes it is in use, nothing else.
-pub fn format_group(region: &Region, base: u64, layout: &Layout, number: u64) {
+pub fn format_group(region: &Region, base: u64, layout: &ImageLayout, number: u64) {
     let start = base + layout.header(number);
     let first_data = layout.data_blocks(number).start - number * layout.blocks_per_group;
     region.zero_flushed(start, first_data * BLOCK as u64);

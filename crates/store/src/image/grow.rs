@@ -4,7 +4,7 @@ use zerocopy::IntoBytes;
 
 use crate::BLOCK;
 use crate::error::{Error, Result};
-use crate::format::placement::Layout;
+use crate::format::placement::ImageLayout;
 use crate::format::superblock::{SUPERBLOCKS, Superblock};
 use crate::image::create::{format_group, reserved_blocks};
 use crate::store::Store;
@@ -32,7 +32,7 @@ impl Store {
         let region = image.region();
         let pool_length = region.length();
         let blocks = (pool_length - own.image_offset) / BLOCK as u64;
-        let grown = Layout::new(blocks, own.blocks_per_group, own.inodes_per_group);
+        let grown = ImageLayout::new(blocks, own.blocks_per_group, own.inodes_per_group);
         let grown = grown.filter(|grown| grown.blocks() >= image.layout.blocks());
         let grown = grown.ok_or(Error::BadGeometry("a pool does not get smaller"))?;
         for number in image.layout.groups()..grown.groups() {

@@ -23,8 +23,8 @@ use crate::format::group::{GroupHeader, LINE_CRCS, owners};
 use crate::format::inode::{
     CHANGING, FIRST_LINE, Inode, STAMP, STAMP_CRC, STAMP_END, stamp_checksum,
 };
-use crate::format::placement::Layout;
-use crate::format::record::{Kind, Operation, Touch, parts};
+use crate::format::placement::ImageLayout;
+use crate::format::record::{Kind, RecordOperation, Touch, parts};
 use crate::format::superblock::Superblock;
 use crate::format::{BLOCK_CRC, BLOCK_CRC_FROM};
 use crate::image::growing::Growing;
@@ -44,7 +44,7 @@ pub struct Image {
     region: Region,
     base: u64,
     /// Where its parts are.
-    pub layout: Layout,
+    pub layout: ImageLayout,
     /// Whether data blocks carry checksums.
     pub data_checksums: bool,
     /// Whether other processes may read the image meanwhile: a pool of a unit.
@@ -58,7 +58,7 @@ pub struct Image {
 impl Image {
     /// The image that the (validated) superblock describes.
     pub fn new(region: Region, superblock: &Superblock) -> Image {
-        let layout = Layout::of(superblock).expect("the superblock was validated");
+        let layout = ImageLayout::of(superblock).expect("the superblock was validated");
         let words = layout.blocks().div_ceil(64);
         let verified = Growing::new((0..words).map(|_| AtomicU64::new(0)).collect());
         Image {
@@ -302,8 +302,8 @@ impl Image {
     }
 
     /// Whether an operation from media may be applied to this image.
-    pub fn accepts(&self, operation: &Operation<'_>) -> bool {
-        let Operation {
+    pub fn accepts(&self, operation: &RecordOperation<'_>) -> bool {
+        let RecordOperation {
             kind,
             target,
             length,
@@ -408,8 +408,8 @@ impl Image {
 
     /// Applies one operation of the record `number`. The caller ensures that bitmap lines are applied in order.
     #[inline]
-    pub fn apply(&self, operation: &Operation<'_>, number: u64) {
-        let Operation {
+    pub fn apply(&self, operation: &RecordOperation<'_>, number: u64) {
+        let RecordOperation {
             kind,
             target,
             length,
@@ -513,7 +513,7 @@ impl CachedLines for Image {
 
     // The first word of an edit's payload is needed.
     #[inline]
-    fn cached_ranges(&self, operation: &Operation<'_>, mut visit: impl FnMut(u64, u64)) {
+    fn cached_ranges(&self, operation: &RecordOperation<'_>, mut visit: impl FnMut(u64, u64)) {
         let (target, length) = (operation.target, u64::from(operation.length));
         let data_crc = self.layout.data_crc(target / BLOCK as u64);
         let mut covered = |at, length| {

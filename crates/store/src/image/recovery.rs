@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::defects::Defects;
 use crate::error::{Error, Result};
-use crate::format::record::{Kind, Operation, Operations};
+use crate::format::record::{Kind, Operations, RecordOperation};
 use crate::format::superblock::{RING_OFFSET, RING_STATES, RingState, SUPERBLOCKS, Superblock};
 use crate::image::Image;
 use crate::image::allocator::Allocator;
@@ -202,7 +202,7 @@ impl References {
     /// Whether the bytes that the operation of the record at `position` writes were named by a later one. Operations
     /// stay within one block unless they are ranges named themselves, and references are whole blocks. If it touches
     /// an inode, that was replaced later too: a block changes hands by records that bring the inode.
-    pub fn covers(&self, operation: &Operation<'_>, position: u64) -> bool {
+    pub fn covers(&self, operation: &RecordOperation<'_>, position: u64) -> bool {
         if matches!(operation.kind, Kind::Extent | Kind::Line | Kind::Inode) {
             return false;
         }

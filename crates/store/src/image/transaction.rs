@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::BLOCK;
 use crate::format::checksum::remainder;
-use crate::format::record::{Kind, Operation};
+use crate::format::record::{Kind, RecordOperation};
 use crate::image::Image;
 use crate::image::change::Shared;
 use crate::order::{LockGuard, Ordered, Rank};
@@ -187,8 +187,8 @@ impl PlacedReply {
 
     /// The operation that puts the reply into its file.
     #[inline]
-    pub fn operation(&self, has_checksum: bool) -> Operation<'_> {
-        Operation {
+    pub fn operation(&self, has_checksum: bool) -> RecordOperation<'_> {
+        RecordOperation {
             kind: if has_checksum {
                 Kind::Data
             } else {

@@ -12,7 +12,7 @@ use crate::Attributes;
 use crate::error::{Error, Result};
 use crate::format::extent::DEPTH_MAX;
 use crate::format::inode::{INLINE_TARGET_MAX, INODE, Inode, ROOT_ENTRIES};
-use crate::format::placement::Layout;
+use crate::format::placement::ImageLayout;
 use crate::image::Image;
 use crate::image::transaction::ReplyFile;
 use crate::inode::attributes::attributes;
@@ -240,7 +240,7 @@ impl Shard {
 }
 
 /// Whether an inode in use is valid, so that its references are safe to follow.
-pub fn is_valid(inode: &Inode, layout: &Layout) -> bool {
+pub fn is_valid(inode: &Inode, layout: &ImageLayout) -> bool {
     use crate::FileKind;
     let Some(kind) = FileKind::from_bits(inode.mode) else {
         return false;

@@ -13,7 +13,7 @@ use crate::format::extent::{
     DEPTH_MAX, ENTRIES, Extent, MAGIC, NODE_ENTRIES, NodeHeader, SHARED, UNWRITTEN,
 };
 use crate::format::inode::{Inode, ROOT_ENTRIES};
-use crate::format::placement::Layout;
+use crate::format::placement::ImageLayout;
 use crate::image::Image;
 use crate::image::allocator::Run;
 use crate::image::change::Change;
@@ -266,7 +266,10 @@ pub enum Found {
 }
 
 /// Header and entries of a node if they can be right: sorted, inside the image, not overlapping.
-pub fn parse_node(contents: &[u8; BLOCK], layout: &Layout) -> Option<(NodeHeader, Vec<Extent>)> {
+pub fn parse_node(
+    contents: &[u8; BLOCK],
+    layout: &ImageLayout,
+) -> Option<(NodeHeader, Vec<Extent>)> {
     use zerocopy::FromBytes;
     let (header, _) = NodeHeader::read_from_prefix(contents).ok()?;
     let count = header.count as usize;
@@ -281,7 +284,7 @@ pub fn parse_node(contents: &[u8; BLOCK], layout: &Layout) -> Option<(NodeHeader
 }
 
 /// Whether entries of a level are sorted and inside the image.
-pub fn entries_are_valid(entries: &[Extent], level: u16, layout: &Layout) -> bool {
+pub fn entries_are_valid(entries: &[Extent], level: u16, layout: &ImageLayout) -> bool {
     let inside = |entry: &Extent| {
         let length = if level == 0 { entry.length } else { 1 };
         let has_flags =

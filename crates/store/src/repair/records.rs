@@ -20,7 +20,7 @@ use crate::format::group::{
     GroupHeader, LINE_BITS, LINE_CRCS, LINES_MAX, MAGIC, Map, OWNERS_MAX, owners_word,
 };
 use crate::format::inode::{INODE, Inode};
-use crate::format::record::{ALIGN, HEADER, Kind, Operation, Operations, encode};
+use crate::format::record::{ALIGN, HEADER, Kind, Operations, RecordOperation, encode};
 use crate::format::{BLOCK_CRC, BLOCK_CRC_FROM};
 use crate::image::{Block, Image};
 use crate::ring::CachedLines;
@@ -42,7 +42,7 @@ impl Writer<'_> {
         if self.record.len() + payload.len() + 2 * ALIGN > self.ring.record_max() {
             self.commit();
         }
-        let operation = Operation {
+        let operation = RecordOperation {
             kind,
             target,
             length: length as u32,

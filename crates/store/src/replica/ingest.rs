@@ -250,7 +250,7 @@ impl Replica {
 pub fn operations<'a>(
     record: &'a [u8],
     image: &Image,
-) -> impl Iterator<Item = crate::format::record::Operation<'a>> + Clone {
+) -> impl Iterator<Item = crate::format::record::RecordOperation<'a>> + Clone {
     Operations::new(record, image.length()).flatten()
 }
 

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use super::ingest::{Piece, operations};
 use crate::BLOCK;
 use crate::format::checksum::crc32c;
-use crate::format::record::{Kind, Operation};
+use crate::format::record::{Kind, RecordOperation};
 use crate::image::{Block, Image};
 
 /// Result of the check.
@@ -84,8 +84,8 @@ impl Named<'_> {
 }
 
 /// Notes what an operation of the record does to data that it or an earlier one names.
-fn note<'a>(named: &mut BTreeMap<u64, Named<'a>>, record: usize, operation: &Operation<'a>) {
-    let Operation {
+fn note<'a>(named: &mut BTreeMap<u64, Named<'a>>, record: usize, operation: &RecordOperation<'a>) {
+    let RecordOperation {
         kind,
         target,
         length,

@@ -4,7 +4,7 @@ use pmem::Region;
 
 use super::Replica;
 use crate::error::{Error, Result};
-use crate::format::placement::Layout;
+use crate::format::placement::ImageLayout;
 use crate::format::record::ALIGN;
 use crate::format::superblock::{FEATURE_METADATA_ONLY, RingState, Superblock};
 use crate::image::create::{
@@ -65,7 +65,7 @@ impl Replica {
         superblock.pool = identity();
         superblock.pool_length = region.length();
         superblock.crc = superblock.checksum();
-        let layout = Layout::of(&superblock);
+        let layout = ImageLayout::of(&superblock);
         let (true, Some(layout)) = (superblock.validate(region.length()).is_ok(), layout) else {
             return Err(Error::BadGeometry(
                 "it is too small for the image of the unit",

@@ -6,7 +6,7 @@ use pmem::LINE;
 use zerocopy::FromBytes;
 
 use crate::BLOCK;
-use crate::format::record::{HEADER, Kind, Operation, Operations, RecordHeader, is_intact};
+use crate::format::record::{HEADER, Kind, Operations, RecordHeader, RecordOperation, is_intact};
 use crate::image::Image;
 use crate::ring::CachedLines;
 use crate::ring::Ring;
@@ -47,8 +47,8 @@ pub fn record_length(records: &[u8]) -> Option<usize> {
     Some(u32::from_le_bytes(bytes) as usize)
 }
 
-fn add(touched: &mut Vec<Range<u64>>, image: &Image, operation: &Operation<'_>) {
-    let Operation { target, length, .. } = *operation;
+fn add(touched: &mut Vec<Range<u64>>, image: &Image, operation: &RecordOperation<'_>) {
+    let RecordOperation { target, length, .. } = *operation;
     let length = u64::from(length);
     let mut lines = |at: u64, length: u64| {
         let line = LINE as u64;

@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::BLOCK;
 use crate::defects::Defects;
 use crate::format::record::{
-    ALIGN, HEADER, Kind, MAGIC, OPERATION, Operation, RecordHeader, TOUCH, contents_checksum,
+    ALIGN, HEADER, Kind, MAGIC, OPERATION, RecordHeader, RecordOperation, TOUCH, contents_checksum,
     is_intact, parse_head, with_number,
 };
 use crate::format::superblock::{RING_STATES, RingState, Superblock};
@@ -45,7 +45,7 @@ pub trait CachedLines {
     /// Bytes of the image.
     fn length(&self) -> u64;
     /// Gives `visit` offset and length of each range that applying an operation leaves in the caches.
-    fn cached_ranges(&self, operation: &Operation<'_>, visit: impl FnMut(u64, u64));
+    fn cached_ranges(&self, operation: &RecordOperation<'_>, visit: impl FnMut(u64, u64));
     /// Flushes the lines of a range; a fence must follow.
     fn flush(&self, offset: u64, length: u64);
 }
@@ -355,7 +355,7 @@ impl Ring {
         let Some((operation, payload)) = parse_head(bytes, image.length()) else {
             return 0;
         };
-        let operation = Operation {
+        let operation = RecordOperation {
             // The first word gives the range of an edit.
             payload: bytes.get(payload.start..).unwrap_or_default(),
             ..operation

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use connections::choice::Choice;
-use connections::control::{self, Address, Identity, Listener, Local, Note, Session, dial};
+use connections::control::{self, Address, Identity, Listener, Local, Note, PeerSession, dial};
 use connections::keys;
 use connections::transports::{Transports, Wanted};
 use fabric::{
@@ -60,7 +60,7 @@ struct Node {
 }
 
 struct Joined {
-    session: Session,
+    session: PeerSession,
     remote: RemoteRegion,
 }
 
@@ -112,7 +112,7 @@ impl Node {
     }
 
     /// Exchanges memory over a new session.
-    fn exchange(&mut self, mut session: Session) -> Joined {
+    fn exchange(&mut self, mut session: PeerSession) -> Joined {
         assert_eq!(session.choice().provider, Provider::Verbs);
         let (memory, queue) = (self.memory.clone(), self.queue());
         // The listener waits until the other side is ready.

@@ -106,7 +106,7 @@ impl Node {
         Listener::bind(addresses, self.local.clone()).unwrap()
     }
 
-    fn dial(&self, address: &Address, queues: &mut [Queue; 2]) -> Result<Session, Error> {
+    fn dial(&self, address: &Address, queues: &mut [Queue; 2]) -> Result<PeerSession, Error> {
         let [shm, tcp] = queues;
         dial(address, None, &self.local, &mut [shm, tcp])
     }
@@ -117,7 +117,7 @@ impl Node {
     }
 }
 
-fn establish(caller: Caller, queues: &mut [Queue; 2]) -> Result<Session, Error> {
+fn establish(caller: Caller, queues: &mut [Queue; 2]) -> Result<PeerSession, Error> {
     let [shm, tcp] = queues;
     caller.establish(&mut [shm, tcp])
 }

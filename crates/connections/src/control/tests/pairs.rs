@@ -10,8 +10,8 @@ use pmem::Region;
 
 /// A listener and a dialer in two threads, joined.
 struct Pair {
-    near: Session,
-    far: Session,
+    near: PeerSession,
+    far: PeerSession,
     near_queues: [Queue; 2],
     far_queues: [Queue; 2],
 }
@@ -48,7 +48,7 @@ fn join(listening: &Node, addresses: &[Address], dialing: &Node, last: bool) -> 
     })
 }
 
-fn queue_of_session<'q>(queues: &'q mut [Queue; 2], session: &Session) -> &'q mut Queue {
+fn queue_of_session<'q>(queues: &'q mut [Queue; 2], session: &PeerSession) -> &'q mut Queue {
     let [shm, tcp] = queues;
     match session.choice().provider {
         Provider::Shm => shm,
@@ -132,7 +132,7 @@ fn by_a_unix_socket_memory_is_passed() {
 /// Number of regions each of two sides exports to the other before it reads the other's exports.
 const AT_ONCE: u64 = 2000;
 
-fn export_and_receive(session: &mut Session, queue: &mut Queue, node: &Node) {
+fn export_and_receive(session: &mut PeerSession, queue: &mut Queue, node: &Node) {
     let region = Region::memory(4096, false).unwrap();
     let fake = match session.choice().provider {
         Provider::Shm => &node.shm,

@@ -6,7 +6,7 @@ use crate::BLOCK;
 use crate::format::checksum::crc32c;
 use crate::format::group::{LINE_BITS, LINE_CRCS, Map};
 use crate::format::inode::{INODE, Inode};
-use crate::format::placement::Layout;
+use crate::format::placement::ImageLayout;
 use crate::format::record::{HEADER, RecordHeader, record_checksum};
 use crate::format::superblock::{RING_STATES, RingState, SUPERBLOCKS, Superblock};
 use crate::format::{BLOCK_CRC, BLOCK_CRC_FROM, directory, extent, record, xattr};
@@ -176,9 +176,9 @@ impl PoolBytes {
     }
 
     /// The layout, and the image's offset in the pool.
-    pub fn layout(&self) -> Option<(Layout, u64)> {
+    pub fn layout(&self) -> Option<(ImageLayout, u64)> {
         let superblock = self.superblock()?;
-        Layout::of(&superblock).map(|layout| (layout, superblock.image_offset))
+        ImageLayout::of(&superblock).map(|layout| (layout, superblock.image_offset))
     }
 
     /// An inode of a pool with an intact superblock.
@@ -356,7 +356,7 @@ impl PoolBytes {
         }
     }
 
-    fn seal_group(&mut self, layout: &Layout, base: u64, group: u64, kinds: u8) {
+    fn seal_group(&mut self, layout: &ImageLayout, base: u64, group: u64, kinds: u8) {
         let header = base + layout.header(group);
         let crc = |pool: &PoolBytes, from: u64, length: usize| {
             crc32c(&pool.bytes[from as usize..][..length])

@@ -16,8 +16,8 @@ pub use edit::{Edit, PoolBytes, PoolPart};
 pub use sample::{SAMPLE_LENGTH, Sample, sample};
 
 use super::{CheckOptions, Report, check};
-use crate::format::placement::Layout;
-use crate::format::record::{Operation, Operations, encode};
+use crate::format::placement::ImageLayout;
+use crate::format::record::{Operations, RecordOperation, encode};
 use crate::image::Block;
 use crate::image::change::Shared;
 use crate::image::recovery::recover;
@@ -141,7 +141,7 @@ pub fn record(body: &[u8]) {
 }
 
 /// An operation as the writers of records encode it.
-fn encoded(operation: &Operation<'_>) -> Vec<u8> {
+fn encoded(operation: &RecordOperation<'_>) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode(&mut bytes, operation);
     bytes
@@ -152,7 +152,7 @@ pub fn node_and_leaf(input: &[u8]) {
     let mut contents: Block = [0; BLOCK];
     let length = input.len().min(BLOCK);
     contents[..length].copy_from_slice(&input[..length]);
-    let layout = Layout::new(1024, 512, 64).expect("a layout of two groups");
+    let layout = ImageLayout::new(1024, 512, 64).expect("a layout of two groups");
     if let Some((header, entries)) = parse_node(&contents, &layout) {
         assert_eq!(entries.len(), header.count as usize);
         assert!(
