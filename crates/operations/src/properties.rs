@@ -119,9 +119,12 @@ impl Operation {
         const REST: u64 = 2048;
         /// A record that moves many extents, or a block of attributes.
         const LARGE: u64 = 16 << 10;
+        /// Of the two blocks at the ends of a write, which are whole in the record if a copy shares them.
+        const ENDS: u64 = 2 * BLOCK as u64;
         match self {
             Operation::Fallocate { .. } | Operation::CopyRange { .. } => LARGE,
             Operation::SetXattr { .. } | Operation::RemoveXattr { .. } => REST + BLOCK as u64,
+            Operation::Write { data, .. } => REST + ENDS + (data.len() as u64).min(RECORD_DATA_MAX),
             _ => REST + (self.data_length() as u64).min(RECORD_DATA_MAX),
         }
     }

@@ -105,8 +105,8 @@ impl Tree<'_, '_> {
         Ok(())
     }
 
-    /// Puts bytes into a block of the file that something else has, too: all of it goes to a new block, persistent
-    /// before the record.
+    /// Puts bytes into a block of the file that something else has, too: all of it goes to a new block. The record has the
+    /// contents: a member that takes it needs no data of the primary's, which may have changed them since.
     pub fn replace_shared(
         &mut self,
         logical: u64,
@@ -124,14 +124,9 @@ impl Tree<'_, '_> {
             check_data(crc32c(&contents), image.data_crc(old), old)?;
         }
         contents[inside..inside + bytes.len()].copy_from_slice(bytes);
-        image.write_unreferenced(run.block * BLOCK_U64, &contents);
-        self.change.fence_data();
-        let crc = if image.data_checksums {
-            crc32c(&contents)
-        } else {
-            0
-        };
-        self.change.extent(run.block, &[crc]);
+        let crc = crc32c(&contents);
+        self.change
+            .data(run.block * BLOCK_U64, &contents, crc, None);
         if self.remove(logical, logical + 1)? != logical {
             return Err(Error::NoSpace);
         }

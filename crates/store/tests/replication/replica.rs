@@ -407,6 +407,28 @@ fn data_that_is_missing_is_named() {
 }
 
 #[test]
+fn short_writes_into_shared_blocks_carry_their_data() {
+    let mut unit = Unit::new(POOL, &Geometry::for_length(POOL));
+    let (root, store) = (unit.primary.root(), &unit.primary);
+    let (from, to) = (create(store, &root, "a"), create(store, &root, "b"));
+    write(store, &from, 0, &[7; 3 * BLOCK]);
+    let mut transaction = Transaction::embedded();
+    let shared = store.share(&mut transaction, (&from, 0), (&to, 0), 3 * BLOCK as u64);
+    assert_eq!(shared.unwrap(), 3 * BLOCK as u64);
+    unit.follow();
+    let before = unit.replica.tail().number;
+    // Parts of three shared blocks, 8 KiB together; then in place, before the replica has the first record.
+    write(&unit.primary, &to, 100, &[8; 2 * BLOCK]);
+    write(&unit.primary, &to, 200, &[9; 50]);
+    let mut records = Vec::new();
+    unit.primary
+        .read_records(before, usize::MAX, &mut records)
+        .unwrap();
+    assert_eq!(unit.replica.ingest(&records).unwrap().missing, []);
+    assert_same_files(&unit.primary, unit.replica.region(), 100);
+}
+
+#[test]
 fn records_are_held_until_they_are_overwritten() {
     let mut unit = Unit::new(4 << 20, &Geometry::small());
     unit.follow();

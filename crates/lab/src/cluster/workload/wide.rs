@@ -129,8 +129,7 @@ impl Worker {
         }
     }
 
-    /// Writes the block of this process, or copies its first bytes. Whole blocks would be shared: a short write into a shared
-    /// block makes a record that names data, and such a file is not held yet.
+    /// Writes the block of this process, or copies its first bytes, or all of it, so that both files share it.
     fn copy(&mut self, to: FileId, to_offset: u64) -> Option<(Operation, Acknowledge)> {
         let file = self.wide.sources?;
         let clients = super::CLIENTS_MAX;
@@ -146,7 +145,7 @@ impl Worker {
                     offset,
                     to,
                     to_offset,
-                    length: SHORT as u64,
+                    length: if value % 2 == 0 { SHORT as u64 } else { BLOCK },
                 }
             }
             Source::Free => Operation::Write {
