@@ -18,7 +18,7 @@ use store::{
 use crate::Cause;
 pub(crate) use counted::{Counted, Counts};
 pub(crate) use embedded::{Embedded, EmbeddedInode};
-pub(crate) use remote::{Remote, RemoteInode};
+pub(crate) use remote::{Remote, RemoteInode, Waiting};
 
 /// Result of a call by inode.
 pub(crate) type Result<T> = std::result::Result<T, Cause>;

@@ -80,6 +80,8 @@ struct HeldRange {
 
 struct Wait {
     number: u64,
+    /// Its number in the cluster, if there is one.
+    remote: u64,
     wanted: HeldRange,
     wake: LockWake,
 }
@@ -254,12 +256,28 @@ impl State {
         }
     }
 
-    fn begin_wait(&mut self, wait: Wait) -> LockTicket {
+    fn begin_wait(&mut self, mut wait: Wait) -> LockTicket {
         self.tickets += 1;
         let ticket = LockTicket(self.tickets);
+        wait.remote = ticket.0;
         self.files.entry(wait.number).or_default().waits += 1;
         self.waits.insert(ticket, wait);
         ticket
+    }
+
+    /// Gives a wait another number in the cluster; returns it, or `None` if the wait has ended.
+    fn renumber_wait(&mut self, ticket: LockTicket) -> Option<u64> {
+        let wait = self.waits.get_mut(&ticket)?;
+        self.tickets += 1;
+        wait.remote = self.tickets;
+        Some(wait.remote)
+    }
+
+    /// The wait with this number in the cluster.
+    fn wait_in_cluster(&self, remote: u64) -> Option<LockTicket> {
+        let mut waits = self.waits.iter();
+        let found = waits.find(|(_, wait)| wait.remote == remote);
+        found.map(|(ticket, _)| *ticket)
     }
 
     fn end_wait(&mut self, ticket: LockTicket) -> Option<Wait> {
@@ -363,6 +381,7 @@ impl LockUser {
             }
             let wait = Wait {
                 number,
+                remote: 0,
                 wanted,
                 wake,
             };
@@ -376,7 +395,7 @@ impl LockUser {
         if let Some(wait) = wait {
             (wait.wake)(Ok(false));
             if let Some(remotely) = &self.remotely {
-                remotely.cancelled(ticket);
+                remotely.cancelled(wait.remote);
             }
         }
     }

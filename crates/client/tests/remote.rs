@@ -123,6 +123,22 @@ fn a_wait_that_ends_while_it_is_repeated_does_not_continue_in_the_cluster() {
     }
 }
 
+/// Two threads of owner 1 wait for one range; the first one takes it, which ends both waits in the cluster, and releases it.
+#[test]
+fn a_wait_that_another_thread_of_its_owner_has_ended_continues_in_the_cluster() {
+    let link = Arc::default();
+    let user = loopback::behind(store(), &link).lock_user();
+    assert!(user.take(ROOT, &lock(0)).unwrap());
+    let (say, hear) = mpsc::channel();
+    let wake = Box::new(move |ended: Result<bool, _>| say.send(ended.unwrap()).unwrap());
+    user.take_or_wait(ROOT, &lock(1), wake).unwrap().unwrap();
+    link.end_waits();
+    link.wait_for_kept(2);
+    user.give_back(ROOT, &lock(0)).unwrap();
+    assert_eq!(hear.recv_timeout(LONG), Ok(true));
+    assert_eq!(link.waits_left(), 0);
+}
+
 /// Owner 0 waits for a lock of owner 1. Another primary, which does not know of it, lets owner 1 wait for owner 0.
 #[test]
 fn a_circle_of_waits_that_forms_after_a_takeover_is_reported() {

@@ -28,7 +28,7 @@ pub use file::{
 };
 pub use lock::{LOCK_END, Lock, LockKind, LockSpace};
 pub use modes::{Acknowledge, Fallocate, RenameMode, WriteAt, Written, XattrMode};
-pub use operation::{Held, Operation};
+pub use operation::{Held, Operation, WAIT_ENDED};
 pub use outcome::{Details, ListedEntry, Outcome};
 pub use properties::RECORD_DATA_MAX;
 

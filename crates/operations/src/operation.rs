@@ -7,6 +7,9 @@ use crate::{
     XattrMode,
 };
 
+/// `count` of the outcome of [`Operation::WaitLock`] for a wait that has ended: if it continues, it needs another number.
+pub const WAIT_ENDED: u64 = 2;
+
 /// Holds of one file: each keeps the file when it loses its last name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
@@ -268,8 +271,8 @@ pub enum Operation {
         lock: Lock,
     },
     /// Waits for a lock, or continues to wait. Outcome: `count` is 1 if it is free now and reserved for its owner, who takes it
-    /// by [`Operation::SetLock`], and 0 if the owner is notified when it is. Fails with
-    /// [`ErrorCode::Deadlock`](crate::ErrorCode::Deadlock) if that would never be.
+    /// by [`Operation::SetLock`], 0 if the owner is notified when it is, and [`WAIT_ENDED`] if the wait of this number has ended.
+    /// Fails with [`ErrorCode::Deadlock`](crate::ErrorCode::Deadlock) if that would never be.
     WaitLock {
         /// The file.
         file: FileId,

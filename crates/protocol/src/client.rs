@@ -73,7 +73,9 @@ pub struct Recalled {
     pub inode: u64,
     /// Names in this directory may be kept, besides its attributes.
     pub has_entries: bool,
-    /// Names the recall.
+    /// Epoch of the primary that recalls it.
+    pub epoch: u32,
+    /// Number of the recall in its epoch.
     pub number: u64,
 }
 
@@ -256,7 +258,7 @@ impl Client {
         self.map = map;
         if is_new_primary {
             self.epoch_changed();
-            self.leases.epoch_changed();
+            self.leases.epoch_changed(self.map.epoch);
             self.refuse_left_behind();
             self.is_resumed = self.session().is_none();
             self.forget_sent();

@@ -9,6 +9,8 @@ mod locks;
 mod names;
 mod table;
 
+pub(crate) use locks::Waiting;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{self, RecvTimeoutError};

@@ -14,8 +14,8 @@ use operations::{ErrorCode, LOCK_END, Lock, LockKind, LockSpace};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::{HeldRange, LockTable, LockTicket, LockWake, NotLocked, Wait};
-use crate::backend::Remote;
+use super::{HeldRange, LockTable, LockTicket, LockWake, NotLocked, State, Wait};
+use crate::backend::{Remote, Waiting};
 use crate::{Cause, RequestError};
 
 /// How often waits are repeated: several times before the primary forgets them.
@@ -85,13 +85,14 @@ impl Remotely {
         let wanted = self.held(wanted);
         let ticket = table.state.lock().begin_wait(Wait {
             number,
+            remote: 0,
             wanted,
             wake,
         });
         self.asking.start();
         match self.asking.wait_for(ticket, number, &wanted) {
-            Ok(true) => table.turns.add(ticket.0),
-            Ok(false) => {}
+            Ok(Some(remote)) => table.turns.add(remote),
+            Ok(None) => {}
             // Unless it was cancelled meanwhile.
             Err(error) if table.state.lock().end_wait(ticket).is_some() => {
                 return Err(not_locked(error));
@@ -101,10 +102,10 @@ impl Remotely {
         Ok(Some(ticket))
     }
 
-    /// A wait was cancelled.
-    pub(super) fn cancelled(&self, ticket: LockTicket) {
+    /// The wait with this number in the cluster was cancelled.
+    pub(super) fn cancelled(&self, remote: u64) {
         // If it does not arrive, the primary forgets the wait in time.
-        let _ = self.asking.remote.end_wait(ticket.0);
+        let _ = self.asking.remote.end_wait(remote);
     }
 
     pub(super) fn give_back(&self, number: u64, range: &Lock) -> Result<(), Cause> {
@@ -170,16 +171,16 @@ impl Remotely {
             let tickets = state.waits.iter().filter(|(_, wait)| is_own(&wait.wanted));
             let tickets: Vec<LockTicket> = tickets.map(|(ticket, _)| *ticket).collect();
             for ticket in tickets {
-                dropped.extend(state.end_wait(ticket).map(|wait| (ticket, wait)));
+                dropped.extend(state.end_wait(ticket));
             }
             for (number, file) in &state.files {
                 let own = file.held.iter().filter(|held| is_own(held));
                 taken.extend(own.map(|held| (*number, held.lock.handle)));
             }
         }
-        for (ticket, wait) in dropped {
+        for wait in dropped {
             (wait.wake)(Ok(false));
-            self.cancelled(ticket);
+            self.cancelled(wait.remote);
         }
         for (number, handle) in taken {
             // Locks that cannot be released now end with the session.
@@ -218,7 +219,7 @@ impl Asking {
         loop {
             let wait = self.table.turns.waits.lock().pop_front();
             match wait {
-                Some(wait) => self.ask_for(LockTicket(wait)),
+                Some(wait) => self.ask_for(wait),
                 None => return,
             }
         }
@@ -263,20 +264,37 @@ impl Asking {
         }
     }
 
-    /// Has the cluster keep a wait; whether its lock is free now.
-    fn wait_for(&self, ticket: LockTicket, number: u64, wanted: &HeldRange) -> Result<bool, Cause> {
-        let answer = self.remote.wait_lock(number, spread(wanted), ticket.0);
-        let is_asked = |(asked, _)| asked == ticket;
-        if self.table.state.lock().asked.is_some_and(is_asked) {
-            // Another thread may be about to end it with its lock.
-            drop(self.table.asking.lock());
+    /// Has the cluster keep a wait. Returns its number there if its lock is free now.
+    fn wait_for(
+        &self,
+        ticket: LockTicket,
+        number: u64,
+        wanted: &HeldRange,
+    ) -> Result<Option<u64>, Cause> {
+        let number_of = |state: &State| state.waits.get(&ticket).map(|it| it.remote);
+        let mut asks = number_of(&self.table.state.lock());
+        while let Some(remote) = asks {
+            let answer = self.remote.wait_lock(number, spread(wanted), remote);
+            let is_asked = |(asked, _)| asked == ticket;
+            if self.table.state.lock().asked.is_some_and(is_asked) {
+                // Another thread may be about to end it with its lock.
+                drop(self.table.asking.lock());
+            }
+            let mut state = self.table.state.lock();
+            if number_of(&state) != Some(remote) {
+                drop(state);
+                // It has ended or got another number meanwhile, and then the cluster may have got it as a new one.
+                let _ = self.remote.end_wait(remote);
+                return answer.map(|_| None);
+            }
+            match answer? {
+                Waiting::Kept => return Ok(None),
+                Waiting::HasTurn => return Ok(Some(remote)),
+                // Another thread of its owner had the lock, or has it: the cluster ended all waits for it.
+                Waiting::Ended => asks = state.renumber_wait(ticket),
+            }
         }
-        if self.table.state.lock().waits.contains_key(&ticket) {
-            return answer;
-        }
-        // It has ended meanwhile, and then the cluster may have got it as a new one.
-        let _ = self.remote.end_wait(ticket.0);
-        answer.map(|_| false)
+        Ok(None)
     }
 
     /// Waits again for all that is waited for.
@@ -290,8 +308,8 @@ impl Asking {
         };
         for (ticket, number, wanted) in waits {
             match self.wait_for(ticket, number, &wanted) {
-                Ok(true) => self.ask_for(ticket),
-                Ok(false) => {}
+                Ok(Some(remote)) => self.ask_for(remote),
+                Ok(None) => {}
                 Err(error) => self.refused(ticket, error),
             }
         }
@@ -306,22 +324,24 @@ impl Asking {
         if let Some(wait) = ended {
             (wait.wake)(Err(not_locked(error)));
             // If it does not arrive, the primary forgets the wait in time.
-            let _ = self.remote.end_wait(ticket.0);
+            let _ = self.remote.end_wait(wait.remote);
         }
     }
 
-    /// Takes the lock of a wait, if it is free and still waited for.
-    fn ask_for(&self, ticket: LockTicket) {
+    /// Takes the lock of the wait with this number in the cluster, if it is free and still waited for.
+    fn ask_for(&self, remote: u64) {
         // One thread at a time, so that no lock is taken for a wait that another one has ended.
         let asking = self.table.asking.lock();
-        let (number, wanted) = {
+        let (ticket, number, wanted) = {
             let mut state = self.table.state.lock();
-            let Some(wait) = state.waits.get(&ticket) else {
+            let found = state.wait_in_cluster(remote);
+            let Some((ticket, wait)) = found.and_then(|it| Some((it, state.waits.get(&it)?)))
+            else {
                 return;
             };
-            let found = (wait.number, wait.wanted);
-            state.asked = Some((ticket, found.0));
-            found
+            let (number, wanted) = (wait.number, wait.wanted);
+            state.asked = Some((ticket, number));
+            (ticket, number, wanted)
         };
         let taken = self.take(number, &wanted);
         let ended = matches!(taken, Ok(true)).then(|| self.table.state.lock().end_wait(ticket));

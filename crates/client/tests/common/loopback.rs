@@ -1,16 +1,17 @@
 //! A cluster of one unit in this process: operations and outcomes are encoded, decoded and executed on a store.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
 
 use client::{
     FileSystem, Geometry, HoldsSource, Interrupt, Lock, LockTicket, LockUser, LockWake, NotLocked,
     Options, Region, RequestError, Requests, TurnListener,
 };
-use operations::{Acknowledge, Details, ErrorCode, FileId, Held, Operation, Outcome};
+use operations::{Acknowledge, Details, ErrorCode, FileId, Held, Operation, Outcome, WAIT_ENDED};
 use protocol::member::RequestId;
 use server::{Executor, Request};
 use store::{Store, Transaction};
@@ -26,6 +27,8 @@ pub struct Loopback {
     locks: LockUser,
     /// Waits by their numbers.
     waits: Arc<Mutex<HashMap<u64, Wait>>>,
+    /// Numbers of waits that the cluster has ended because another thread had taken their lock.
+    ended: Mutex<HashSet<u64>>,
     turns: Arc<Mutex<Option<TurnListener>>>,
     link: Arc<Link>,
 }
@@ -47,6 +50,10 @@ struct LinkState {
     is_ended: bool,
     /// The cluster forgets its waits before it gets the next one.
     is_taken_over: bool,
+    /// The cluster ends its waits before it gets the next one.
+    ends_waits: bool,
+    /// Number of waits that the cluster has kept as new ones.
+    kept: usize,
     waiting: usize,
 }
 
@@ -86,6 +93,23 @@ impl Link {
     /// Has another primary, which knows of no waits, get the next one.
     pub fn take_over(&self) {
         self.state().is_taken_over = true;
+    }
+
+    /// Has the cluster end all waits at the next repetition of one, as if another thread had taken their lock and released it.
+    pub fn end_waits(&self) {
+        self.state().ends_waits = true;
+    }
+
+    /// Waits until the cluster has kept so many waits as new ones.
+    pub fn wait_for_kept(&self, kept: usize) {
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut state = self.state();
+        while state.kept < kept {
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "the cluster has kept {}", state.kept);
+            let waited = self.changed.wait_timeout(state, left);
+            (state, _) = waited.expect("no test panics here");
+        }
     }
 
     /// Waits until the session does not listen for turns; returns the number of waits that the cluster kept then.
@@ -166,6 +190,7 @@ fn connected(store: Store, link: Arc<Link>) -> (FileSystem, Holds) {
         holds: holds.clone(),
         locks: locks.lock_user(),
         waits: Arc::default(),
+        ended: Mutex::default(),
         turns: Arc::default(),
         link,
     };
@@ -211,16 +236,34 @@ impl Loopback {
         self.waits.lock().expect("no test panics here")
     }
 
+    /// Forgets all waits. Returns their numbers.
+    fn forget_waits(&self) -> Vec<u64> {
+        let forgotten = mem::take(&mut *self.waits());
+        let numbers = forgotten.keys().copied().collect();
+        let tickets = forgotten.into_values().filter_map(|it| it.ticket);
+        tickets.for_each(|ticket| self.locks.cancel(ticket));
+        numbers
+    }
+
     /// Keeps a wait.
     fn wait(&self, file: FileId, lock: &Lock, number: u64) -> Outcome {
+        let mut ended = self.ended.lock().expect("no test panics here");
+        if mem::take(&mut self.link.state().ends_waits) {
+            ended.extend(self.forget_waits());
+        }
+        if ended.contains(&number) {
+            return Outcome {
+                count: WAIT_ENDED,
+                ..Outcome::done()
+            };
+        }
+        drop(ended);
         let known = self.waits().get(&number).map(|it| it.has_turn);
         if let Some(has_turn) = known {
             return counted(has_turn);
         }
         if mem::take(&mut self.link.state().is_taken_over) {
-            let forgotten = mem::take(&mut *self.waits());
-            let tickets = forgotten.into_values().filter_map(|it| it.ticket);
-            tickets.for_each(|ticket| self.locks.cancel(ticket));
+            self.forget_waits();
         }
         let by_another = Lock {
             owner: u64::MAX,
@@ -253,6 +296,8 @@ impl Loopback {
                     wait.has_turn |= ticket.is_none();
                     wait.ticket = ticket;
                 }
+                self.link.state().kept += 1;
+                self.link.changed.notify_all();
                 counted(ticket.is_none())
             }
             Err(NotLocked::Deadlock) => {

@@ -59,6 +59,7 @@ impl Client {
                 self.events.push_back(Event::Recalled(Recalled {
                     inode,
                     has_entries,
+                    epoch: self.leases.epoch(),
                     number,
                 }));
                 if early {
@@ -70,8 +71,13 @@ impl Client {
 
     /// The caches have dropped the recalled contents.
     pub fn invalidated(&mut self, recalled: Recalled) {
-        let Recalled { inode, number, .. } = recalled;
-        if self.leases.invalidated(inode, number) {
+        let Recalled {
+            inode,
+            epoch,
+            number,
+            ..
+        } = recalled;
+        if self.leases.invalidated(inode, (epoch, number)) {
             self.answer_recall(inode, number);
         }
     }

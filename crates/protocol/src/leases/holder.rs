@@ -16,7 +16,8 @@ struct HeldLease {
 }
 
 struct Recalled {
-    number: u64,
+    /// Epoch of the primary, and its number.
+    number: (u32, u64),
     at: u64,
     /// The caches are dropping their contents, names among them or not. It is answered then.
     dropping: Option<bool>,
@@ -39,7 +40,9 @@ pub(crate) struct Holder {
     held: BTreeMap<u64, HeldLease>,
     /// A grant that was made before the newest recall of its inode and arrives after it is void.
     recalled: BTreeMap<u64, Recalled>,
-    /// All grants up to this number are void.
+    /// Epoch of the primary: each numbers its grants and recalls from the start.
+    epoch: u32,
+    /// All its grants up to this number are void.
     void_to: u64,
     /// Number of leases and recalls at which ended ones are dropped.
     sweep_at: [usize; 2],
@@ -55,7 +58,12 @@ impl Holder {
 
     fn is_void(&self, inode: u64, number: u64) -> bool {
         let recalled = self.recalled.get(&inode);
-        number <= self.void_to || recalled.is_some_and(|it| number < it.number)
+        number <= self.void_to || recalled.is_some_and(|it| (self.epoch, number) < it.number)
+    }
+
+    /// Epoch of the primary that numbers grants and recalls now.
+    pub fn epoch(&self) -> u32 {
+        self.epoch
     }
 
     /// Takes a grant until a time; returns the rest of it.
@@ -118,10 +126,17 @@ impl Holder {
             self.sweep_at[1] = 2 * self.recalled.len();
         }
         if self.recalled.len() >= RECALLS_MAX {
-            let newest = self.recalled.values().map(|it| it.number).max();
-            self.void_to = newest.unwrap_or(0);
-            self.recalled.clear();
+            let recalls = self.recalled.values().map(|it| it.number);
+            let own = recalls.filter(|(epoch, _)| *epoch == self.epoch);
+            let newest = own.map(|(_, number)| number).max();
+            self.void_to = self.void_to.max(newest.unwrap_or(0));
+            self.forget_answered();
         }
+    }
+
+    /// Drops recalls except those that the caches have not followed yet: until then, later ones of their inodes wait.
+    fn forget_answered(&mut self) {
+        self.recalled.retain(|_, it| it.dropping.is_some());
     }
 
     /// A lease is recalled. Recalls older than `lease_ns` are forgotten: grants before them have ended. `forgets`: the caches
@@ -133,6 +148,7 @@ impl Holder {
         lease_ns: u64,
         forgets: bool,
     ) -> Step {
+        let number = (self.epoch, number);
         let known = self.recalled.get(&inode);
         if let Some(known) = known.filter(|it| it.number >= number) {
             let is_same = known.number == number;
@@ -161,18 +177,20 @@ impl Holder {
         }
     }
 
-    /// The caches keep nothing of an inode any more. Whether its recall is still to be answered.
-    pub fn invalidated(&mut self, inode: u64, number: u64) -> bool {
+    /// The caches keep nothing of an inode any more, by a recall of the primary of this epoch. Whether it is still to be answered.
+    pub fn invalidated(&mut self, inode: u64, (epoch, number): (u32, u64)) -> bool {
         let recalled = self.recalled.get_mut(&inode);
-        recalled
-            .filter(|it| it.number == number)
-            .is_some_and(|it| it.dropping.take().is_some())
+        let is_dropped = recalled
+            .filter(|it| it.number == (epoch, number))
+            .is_some_and(|it| it.dropping.take().is_some());
+        is_dropped && epoch == self.epoch
     }
 
     /// Another primary: it numbers its grants and recalls from the start. Existing leases stay until they expire.
-    pub fn epoch_changed(&mut self) {
-        self.recalled.clear();
+    pub fn epoch_changed(&mut self, epoch: u32) {
+        self.epoch = epoch;
         self.void_to = 0;
+        self.forget_answered();
     }
 }
 
@@ -223,7 +241,7 @@ mod tests {
             Step::Invalidate { has_entries }
         );
         assert_eq!(holder.recall(8, (1, 2), LEASE, false), Step::Wait);
-        assert!(holder.invalidated(1, 2) && !holder.invalidated(1, 2));
+        assert!(holder.invalidated(1, (0, 2)) && !holder.invalidated(1, (0, 2)));
         assert_eq!(holder.recall(9, (1, 2), LEASE, false), Step::Answer);
         let has_entries = false;
         assert_eq!(
@@ -244,8 +262,41 @@ mod tests {
         assert_eq!(holder.recall(7, (1, 2), LEASE, false), invalidates);
         // It overtakes the reply with a newer grant, of which nothing is kept.
         assert_eq!(holder.recall(8, (1, 4), LEASE, false), invalidates);
-        assert!(!holder.invalidated(1, 2) && holder.invalidated(1, 4));
+        assert!(!holder.invalidated(1, (0, 2)) && holder.invalidated(1, (0, 4)));
         assert_eq!(holder.recall(9, (1, 5), LEASE, false), Step::Answer);
+    }
+
+    #[test]
+    fn recalls_that_the_caches_follow_are_not_forgotten_with_many_others() {
+        let mut holder = Holder::default();
+        holder.take(6, &name_in(1, 2), grant(1), 100, false);
+        let has_entries = true;
+        let invalidates = Step::Invalidate { has_entries };
+        assert_eq!(holder.recall(7, (1, 2), LEASE, false), invalidates);
+        for other in 0..2 * RECALLS_MAX as u64 {
+            holder.recall(7, (10 + other, 3 + other), LEASE, false);
+        }
+        assert!(holder.recalled.len() <= RECALLS_MAX);
+        assert_eq!(holder.recall(8, (1, 2), LEASE, false), Step::Wait);
+        assert!(holder.invalidated(1, (0, 2)));
+    }
+
+    #[test]
+    fn a_recall_of_a_former_primary_answers_none_of_the_next() {
+        let mut holder = Holder::default();
+        let invalidates = |has_entries| Step::Invalidate { has_entries };
+        holder.take(6, &name_in(1, 2), grant(1), 100, false);
+        assert_eq!(holder.recall(7, (1, 2), LEASE, false), invalidates(true));
+        assert_eq!(holder.recall(7, (2, 2), LEASE, false), invalidates(false));
+        holder.epoch_changed(5);
+        // It numbers from the start, and its grants are good.
+        let covers = holder.take(8, &name_in(1, 3), grant(1), 100, false);
+        assert!(covers.subject);
+        assert_eq!(holder.recall(9, (1, 2), LEASE, false), invalidates(true));
+        assert!(!holder.invalidated(1, (0, 2)) && !holder.invalidated(2, (0, 2)));
+        assert_eq!(holder.recall(9, (1, 2), LEASE, false), Step::Wait);
+        assert!(holder.invalidated(1, (5, 2)));
+        assert_eq!(holder.recall(9, (2, 3), LEASE, false), Step::Answer);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use operations::{Lock, LockSpace};
+use operations::{Lock, LockSpace, WAIT_ENDED};
 
 use super::Member;
 use super::locks::{LockTable, excludes};
@@ -18,7 +18,7 @@ use crate::wire::{Body, ErrorCode, FileId, Operation, Outcome};
 pub(super) const WAITS_MAX: usize = 4096;
 /// Waits of all sessions, at most.
 const ALL_WAITS_MAX: usize = 4 * WAITS_MAX;
-/// Ended waits that are remembered, at most.
+/// Ended waits of one session that are remembered, at most.
 const ENDED_MAX: usize = 1024;
 
 struct Wait {
@@ -53,8 +53,8 @@ pub(super) struct Waits {
     files: BTreeMap<(u64, u64), FileId>,
     /// Files with changed locks or waits: turns may be due.
     changed: BTreeSet<FileId>,
-    /// Sessions and numbers of the last waits that have ended: a request for one of them comes late.
-    ended: VecDeque<(u64, u64)>,
+    /// Numbers of the last waits of each session that have ended: a request for one of them may come late.
+    ended: BTreeMap<u64, VecDeque<u64>>,
     /// Earliest time at which a wait or a turn may end.
     ends_at: u64,
 }
@@ -98,14 +98,16 @@ impl Waits {
     }
 
     fn note_end(&mut self, session: u64, number: u64) {
-        if self.ended.len() == ENDED_MAX {
-            self.ended.pop_front();
+        let ended = self.ended.entry(session).or_default();
+        if ended.len() == ENDED_MAX {
+            ended.pop_front();
         }
-        self.ended.push_back((session, number));
+        ended.push_back(number);
     }
 
     fn has_ended(&self, session: u64, number: u64) -> bool {
-        self.ended.contains(&(session, number)) && !self.files.contains_key(&(session, number))
+        let ended = self.ended.get(&session);
+        ended.is_some_and(|it| it.contains(&number)) && !self.files.contains_key(&(session, number))
     }
 
     fn end_one(&mut self, session: u64, number: u64) {
@@ -117,6 +119,7 @@ impl Waits {
 
     /// A session has ended.
     pub fn end(&mut self, session: u64) {
+        self.ended.remove(&session);
         let own = self.files.range((session, 0)..=(session, u64::MAX));
         let files: BTreeSet<FileId> = own.map(|(_, file)| *file).collect();
         for file in files {
@@ -268,8 +271,9 @@ impl Member {
                         self.give_turns(now);
                         let has_turn = self.has_turn(session, number);
                         Outcome {
-                            // If the owner waits after all, because another of its threads has ended the wait, it tries again.
-                            count: (has_turn || is_late).into(),
+                            // If its thread waits after all, because another one of the owner has taken the lock, the client gives
+                            // the wait another number.
+                            count: if is_late { WAIT_ENDED } else { has_turn.into() },
                             ..Outcome::done()
                         }
                     }
@@ -442,6 +446,23 @@ mod tests {
             waits.taken(2, file(5), &lock(2, LockKind::Write));
             assert_eq!(waits.len(), 0);
         }
+    }
+
+    #[test]
+    fn the_end_of_a_wait_is_remembered_whatever_other_sessions_end() {
+        let (mut waits, locks) = (Waits::default(), LockTable::default());
+        let both = [1, 2].map(|number| Wait {
+            number,
+            ..wait(5, 1, LockKind::Write)
+        });
+        for wait in both {
+            assert_eq!(waits.keep(wait, &locks, &Defects::default()), Ok(()));
+        }
+        waits.taken(1, file(5), &lock(1, LockKind::Write));
+        (0..2 * ENDED_MAX as u64).for_each(|number| waits.end_one(2, number));
+        assert!(waits.has_ended(1, 1) && waits.has_ended(1, 2) && !waits.has_ended(1, 3));
+        waits.end(1);
+        assert!(!waits.has_ended(1, 1));
     }
 
     #[test]

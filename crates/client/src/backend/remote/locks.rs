@@ -1,10 +1,20 @@
 //! Locks of files of a cluster.
 
-use operations::{Details, Lock, Operation};
+use operations::{Details, Lock, Operation, WAIT_ENDED};
 
 use super::super::Result;
 use super::{Remote, invalid};
 use crate::TurnListener;
+
+/// State of a wait in the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    Kept,
+    /// The lock is free now, and reserved for its owner.
+    HasTurn,
+    /// It has ended: its owner has taken the lock, or has ended the wait.
+    Ended,
+}
 
 impl Remote {
     pub(crate) fn set_lock(&self, number: u64, lock: Lock) -> Result<()> {
@@ -12,11 +22,15 @@ impl Remote {
         self.call(Operation::SetLock { file, lock }).map(drop)
     }
 
-    /// Waits for a lock, or continues to wait. Returns whether the lock is free now.
-    pub(crate) fn wait_lock(&self, number: u64, lock: Lock, wait: u64) -> Result<bool> {
+    /// Waits for a lock, or continues to wait.
+    pub(crate) fn wait_lock(&self, number: u64, lock: Lock, wait: u64) -> Result<Waiting> {
         let file = self.file(number);
         let outcome = self.call(Operation::WaitLock { file, lock, wait })?;
-        Ok(outcome.count > 0)
+        Ok(match outcome.count {
+            0 => Waiting::Kept,
+            WAIT_ENDED => Waiting::Ended,
+            _ => Waiting::HasTurn,
+        })
     }
 
     pub(crate) fn end_wait(&self, wait: u64) -> Result<()> {
