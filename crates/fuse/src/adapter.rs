@@ -288,6 +288,18 @@ impl Adapter {
         self.calls.as_ref().map(Calls::start).transpose()
     }
 
+    /// Notes that the caller of a request has got a signal. Never waits.
+    pub(crate) fn signal(&self, unique: u64) {
+        if let Some(calls) = &self.calls {
+            calls.signal(unique);
+        }
+    }
+
+    /// Whether an interrupt may have to end a wait for a lock.
+    pub(crate) fn keeps_locks(&self) -> bool {
+        self.locks.is_some()
+    }
+
     pub(crate) fn end_calls(&self) {
         if let Some(calls) = &self.calls {
             calls.end();

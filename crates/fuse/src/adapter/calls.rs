@@ -30,9 +30,17 @@ pub(super) struct Calls {
 
 #[derive(Default)]
 struct InFlight {
-    calls: HashMap<u64, Call>,
+    calls: HashMap<(u64, Part), Call>,
     /// The mount has ended: nothing waits any more.
     has_ended: bool,
+}
+
+/// What a thread does for a request: for one, two threads may be at work.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Part {
+    Executes,
+    /// Waits for the answer of another thread.
+    Waits,
 }
 
 #[derive(Clone)]
@@ -67,19 +75,23 @@ impl LaterAnswer {
 impl Calls {
     /// Serves a request of this thread so that it can be interrupted.
     pub(super) fn serve<T>(&self, unique: u64, thread: u32, serve: impl FnOnce() -> T) -> T {
+        self.run((unique, Part::Executes), thread, serve)
+    }
+
+    fn run<T>(&self, key: (u64, Part), thread: u32, serve: impl FnOnce() -> T) -> T {
         let call = Call {
             interrupt: Interrupt::default(),
             thread,
         };
         {
             let mut in_flight = self.in_flight.lock();
-            in_flight.calls.insert(unique, call.clone());
+            in_flight.calls.insert(key, call.clone());
             if in_flight.has_ended {
                 call.interrupt.interrupt();
             }
         }
         let result = call.interrupt.scope(serve);
-        self.in_flight.lock().calls.remove(&unique);
+        self.in_flight.lock().calls.remove(&key);
         result
     }
 
@@ -90,7 +102,7 @@ impl Calls {
         thread: u32,
         answer: LaterAnswer,
     ) -> Option<Answered> {
-        self.serve(unique, thread, || {
+        self.run((unique, Part::Waits), thread, || {
             let current = Interrupt::current();
             let LaterAnswer { say, hear } = answer;
             let wake = move || drop(say.send(None));
@@ -143,17 +155,21 @@ impl Calls {
         *self.signaled.lock() = None;
     }
 
-    /// Interrupts a request if its caller is being killed. Returns whether it was seen, and whether it is done with.
-    fn examine(&self, unique: u64) -> (bool, bool) {
-        let call = self.in_flight.lock().calls.get(&unique).cloned();
-        match call {
-            None => (false, false),
-            Some(call) if is_killed(call.thread) => {
+    /// Interrupts a request if its caller is being killed. Returns whether it was seen. Another thread may begin to execute
+    /// it later, so it is examined until it is answered.
+    fn examine(&self, unique: u64) -> bool {
+        let parts = {
+            let in_flight = self.in_flight.lock();
+            [Part::Executes, Part::Waits].map(|part| in_flight.calls.get(&(unique, part)).cloned())
+        };
+        let mut is_seen = false;
+        for call in parts.into_iter().flatten() {
+            is_seen = true;
+            if is_killed(call.thread) {
                 call.interrupt.interrupt();
-                (true, true)
             }
-            Some(_) => (true, false),
         }
+        is_seen
     }
 }
 
@@ -174,13 +190,12 @@ fn watch(signaled: &Receiver<u64>, calls: &Weak<Calls>) {
             return;
         };
         watched.retain_mut(|(unique, ticks)| match calls.examine(*unique) {
-            (_, true) => false,
-            (true, false) => {
+            true => {
                 // It was seen: when it is not any more, it has been answered.
                 *ticks = 1;
                 true
             }
-            (false, false) => {
+            false => {
                 *ticks -= 1;
                 *ticks > 0
             }
@@ -235,16 +250,37 @@ mod tests {
         thread.join().expect("the thread ends");
     }
 
+    /// The thread that waits may come before the one that executes the request, or after it.
+    #[test]
+    fn all_threads_of_a_request_are_interrupted() {
+        let calls = Calls::default();
+        let is_interrupted = || Interrupt::current().is_some_and(|it| it.is_interrupted());
+        calls.serve(7, u32::MAX, || {
+            let (wait, _later) = LaterAnswer::new();
+            thread::scope(|scope| {
+                let waits = scope.spawn(|| calls.wait_for(7, u32::MAX, wait));
+                while calls.in_flight.lock().calls.len() < 2 {
+                    thread::yield_now();
+                }
+                assert!(calls.examine(7) && is_interrupted());
+                calls.interrupt_all();
+                assert!(waits.join().unwrap().is_none());
+            });
+            assert_eq!(calls.in_flight.lock().calls.len(), 1);
+        });
+        assert!(!calls.examine(7));
+    }
+
     #[test]
     fn a_signal_that_does_not_kill_leaves_the_call() {
         let calls = Arc::new(Calls::default());
         calls.serve(9, std::process::id(), || {
-            assert_eq!(calls.examine(9), (true, false));
+            assert!(calls.examine(9));
             let current = Interrupt::current().expect("a request is served");
             assert!(!current.is_interrupted());
             calls.interrupt_all();
             assert!(current.is_interrupted());
         });
-        assert_eq!(calls.examine(9), (false, false));
+        assert!(!calls.examine(9));
     }
 }

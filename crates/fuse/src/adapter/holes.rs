@@ -76,7 +76,8 @@ impl Adapter {
         if !matches!(answer, Ok(_) | Err(Errno::NXIO)) {
             return false;
         }
-        let Ok(Some(hole)) = self.named_hole(header.node, &from) else {
+        let hole = self.interruptibly(header, || self.named_hole(header.node, &from));
+        let Ok(Some(hole)) = hole else {
             return false;
         };
         let holes = self.holes.lock();

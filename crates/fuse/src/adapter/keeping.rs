@@ -189,11 +189,11 @@ impl Keeping {
     }
 
     /// From now on no answer to a request that began before promises anything. Waits until earlier promises have
-    /// reached the kernel.
-    fn count_recall(&self) {
+    /// reached the kernel, or the mount has ended.
+    fn count_recall(&self, has_ended: impl Fn() -> bool) {
         let before = self.recalls.fetch_add(1, Ordering::SeqCst);
         let answering = &self.answering[(before % 2) as usize];
-        while answering.load(Ordering::SeqCst) > 0 {
+        while answering.load(Ordering::SeqCst) > 0 && !has_ended() {
             self.wait_for_answer();
         }
     }
@@ -317,7 +317,7 @@ fn expire_inodes(
         let Some(adapter) = adapter.upgrade() else {
             return;
         };
-        adapter.keeping.count_recall();
+        adapter.keeping.count_recall(|| adapter.has_ended());
         if let Some(shared) = &adapter.shared {
             shared.recalled(recall.number);
         }
@@ -421,6 +421,17 @@ mod tests {
         assert!(keeping.take_names(2).is_empty());
     }
 
+    /// An answer of a thread that fails never reaches the kernel.
+    #[test]
+    fn recalls_wait_for_no_answer_after_the_end() {
+        let keeping = keeping();
+        keeping.begin();
+        keeping.validity();
+        assert!(keeping.is_awaited());
+        keeping.count_recall(|| true);
+        keeping.sent();
+    }
+
     /// Only they may be processed after an expiry.
     #[test]
     fn recalls_wait_for_repeated_lookups_to_settle() {
@@ -431,7 +442,7 @@ mod tests {
             keeping.name(1, b"a", LEFT, is_again);
             keeping.sent();
             assert_eq!(keeping.answered_at.load(Ordering::SeqCst) > 0, is_again);
-            keeping.count_recall();
+            keeping.count_recall(|| false);
             keeping.settle();
             assert!(!is_again || keeping.start.elapsed() >= SETTLES_WITHIN);
         }

@@ -254,3 +254,11 @@ impl Pace for Member<'_> {
         self.begin.adapter.sent();
     }
 }
+
+/// The thread ends, perhaps before its last answer is with the kernel: then the session has ended, and recalls do not wait
+/// for the answer.
+impl Drop for Member<'_> {
+    fn drop(&mut self) {
+        self.begin.adapter.sent();
+    }
+}

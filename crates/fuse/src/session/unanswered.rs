@@ -2,7 +2,7 @@
 //!
 //! This thread always reads on, so that the kernel can report killed callers and the end of the mount. To forget inodes and
 //! to end waits for locks may wait for the cluster too: the former is done by one thread in order, the latter by a thread
-//! for each, since signals are rare.
+//! for each, since signals are rare, or by the former if there can be no more threads.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,11 +11,13 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, Builder};
 
 use rustix::io::Errno;
+use zerocopy::FromBytes;
 
 use super::DATA_LENGTH_MAX;
 use super::alarm::Alarm;
 use super::classic::{HEAD_ROOM, answer_one, collect, header_of};
 use crate::adapter::{Adapter, is_forget};
+use crate::wire;
 
 /// Answers until the mount has ended, or the alarm is raised. Then all requests that wait are interrupted.
 pub(super) fn serve(device: &Arc<OwnedFd>, alarm: &Alarm, adapter: &Adapter) -> io::Result<()> {
@@ -36,9 +38,18 @@ pub(super) fn serve(device: &Arc<OwnedFd>, alarm: &Alarm, adapter: &Adapter) -> 
                 collect();
                 continue;
             }
+            if let Some(unique) = interrupted(&request) {
+                adapter.signal(unique);
+            }
+            if !adapter.keeps_locks() {
+                continue;
+            }
+            let kept = request.clone();
             // It fails for no request without an answer.
             let work = move || drop(answer_one(device, adapter, &mut request, length));
-            name().spawn_scoped(scope, work)?;
+            if name().spawn_scoped(scope, work).is_err() {
+                let _ = forget.send(kept);
+            }
         };
         let ended = started.and_then(|()| read());
         // Requests that wait have no caller any more.
@@ -46,6 +57,13 @@ pub(super) fn serve(device: &Arc<OwnedFd>, alarm: &Alarm, adapter: &Adapter) -> 
         drop(forget);
         ended
     })
+}
+
+/// The request that an interrupt is for.
+fn interrupted(request: &[u8]) -> Option<u64> {
+    let argument = request.get(size_of::<wire::InHeader>()..)?;
+    let (interrupt, _) = wire::InterruptIn::read_from_prefix(argument).ok()?;
+    Some(interrupt.unique)
 }
 
 fn forget_all(device: &Arc<OwnedFd>, adapter: &Adapter, forgotten: Receiver<Vec<u8>>) {
