@@ -4,7 +4,7 @@
 mod common;
 
 use common::{CLIENT, FILE, SESSION, decoded, first_map, message, message_of, refusals, write};
-use operations::WriteAt;
+use operations::{Lock, LockKind, LockSpace, WAIT_ENDED, WriteAt};
 use protocol::member::{Completion, Intent, SessionRecord, Ticket};
 use protocol::wire::{Acknowledge, Body, ErrorCode, Operation, Outcome, Replay};
 use protocol::{Defects, Member, NO_NODE, NodeId, Options, Sequence, UnitMap};
@@ -261,6 +261,43 @@ fn a_silent_session_delays_a_change_until_its_lease_ends() {
     let sent = std::iter::from_fn(|| member.poll_transmit());
     let is_recall = |it: &protocol::Transmit| matches!(decoded(it).body, Body::Recall { .. });
     assert!(sent.filter(is_recall).count() > 0);
+}
+
+/// The client gives a wait that lasts another number.
+#[test]
+fn a_wait_that_has_ended_is_not_kept_again_and_its_client_is_informed() {
+    let (mut member, now) = primary();
+    let epoch = member.map().epoch;
+    let replays = Vec::new();
+    let resume = message(epoch, CLIENT, 0, Body::Resume { holds: 0, replays });
+    member.handle_message(now, &resume);
+    let lock = Lock {
+        space: LockSpace::Ranges,
+        kind: LockKind::Write,
+        start: 0,
+        end: 9,
+        owner: 1,
+        handle: 1,
+        process: 1,
+    };
+    let file = FILE;
+    let waits = |wait| Operation::WaitLock { file, lock, wait };
+    let operations = [waits(1), Operation::EndWait { wait: 1 }, waits(1), waits(2)];
+    let counts = (4..).zip(operations).filter_map(|(request, operation)| {
+        let body = Body::Request {
+            slot: 0,
+            acknowledge: Acknowledge::Primary,
+            wants_lease: false,
+            operation,
+        };
+        member.handle_message(now, &message(epoch, CLIENT, request, body));
+        let sent: Vec<_> = std::iter::from_fn(|| member.poll_transmit()).collect();
+        sent.iter().find_map(|it| match decoded(it).body {
+            Body::Reply { outcome, .. } => Some(outcome.count),
+            _ => None,
+        })
+    });
+    assert_eq!(counts.collect::<Vec<_>>(), [1, 0, WAIT_ENDED, 1]);
 }
 
 /// A primary that ships: records begin at 640.
