@@ -4,6 +4,7 @@ mod alarm;
 mod background;
 mod classic;
 mod crew;
+mod limits;
 mod negotiation;
 mod processors;
 mod queues;

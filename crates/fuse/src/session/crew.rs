@@ -15,26 +15,25 @@
 //! new thread, and when it returns that slot, the kernel moves a waiting request into it.
 //!
 //! Threads stay until the session ends. If no further one can be started, requests wait for those that there are. A request
-//! for a lock is then refused, since its holder's request might wait behind it.
+//! for a lock is then refused, since its holder's request might wait behind it, and so it is when waits for locks have half of
+//! the threads that there may be (`limits`).
 
 use std::cell::Cell;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 
 use fuse_device::{Exchange, Pace, Queue};
 use parking_lot::{Condvar, Mutex};
 use zerocopy::IntoBytes;
 
+use super::limits::Limits;
 use super::processors;
 use super::queues::{Begin, answer_one, header_of};
 use crate::adapter::{Adapter, Later, LaterAnswer};
 use crate::wire;
 
-/// Further threads of a mount. Each has two descriptors, of the usual 1024 of a process.
-const FURTHER_MAX: usize = 256;
 /// Threads of a queue that register their slots when the session begins.
 pub(super) const FIRST: usize = 2;
 /// Slots of a thread.
@@ -46,8 +45,7 @@ pub(super) struct Crew {
     number: u16,
     processor: u16,
     payload_length: usize,
-    /// Further threads of all crews of the mount.
-    further: Arc<AtomicUsize>,
+    limits: Arc<Limits>,
     state: Mutex<State>,
     /// A further thread has started, or failed to.
     started: Condvar,
@@ -75,14 +73,14 @@ impl Crew {
         device: &Arc<OwnedFd>,
         (number, processor): (u16, u16),
         payload_length: usize,
-        further: &Arc<AtomicUsize>,
+        limits: &Arc<Limits>,
     ) -> Arc<Crew> {
         Arc::new(Crew {
             device: device.clone(),
             number,
             processor,
             payload_length,
-            further: further.clone(),
+            limits: limits.clone(),
             state: Mutex::new(State {
                 free: FIRST,
                 free_new: 0,
@@ -142,7 +140,7 @@ impl Crew {
 
     /// Starts a further thread, unless there are too many.
     fn start_further(self: &Arc<Crew>, state: &mut State, begin: &Arc<Begin>) {
-        if self.further.fetch_add(1, Ordering::Relaxed) < FURTHER_MAX {
+        if self.limits.add_further() {
             let (crew, begin) = (self.clone(), begin.clone());
             let thread = thread::Builder::new().name(format!("tako-queue-{}", self.number));
             if let Ok(thread) = thread.spawn(move || crew.join_in(&begin)) {
@@ -150,8 +148,8 @@ impl Crew {
                 state.is_starting = true;
                 return;
             }
+            self.limits.remove_further();
         }
-        self.further.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// The life of a further thread.
@@ -170,7 +168,7 @@ impl Crew {
             Ok(queue) => begin.alarm.guard(|| self.serve(queue, begin, true)),
             // There are too few descriptors or threads, or the session has ended.
             Err(_) => {
-                self.further.fetch_sub(1, Ordering::Relaxed);
+                self.limits.remove_further();
                 Ok(())
             }
         }
@@ -194,10 +192,15 @@ impl Crew {
             length,
             ..
         } = exchange;
+        let is_for_lock = header_of(head).opcode == wire::opcode::SETLKW;
         let waits = Cell::new(None);
         let later = || -> Option<Later> {
+            let counted = match is_for_lock {
+                true => Some(self.limits.wait_for_lock()?),
+                false => None,
+            };
             let (wait, later) = self.has_free().then(LaterAnswer::new)?;
-            waits.set(Some(wait));
+            waits.set(Some((wait, counted)));
             Some(later)
         };
         let request = (&mut *head, argument, &mut *payload, length);
@@ -206,7 +209,7 @@ impl Crew {
         }
         let answered = waits
             .take()
-            .and_then(|wait| adapter.wait_for(&header_of(head), wait));
+            .and_then(|(wait, _counted)| adapter.wait_for(&header_of(head), wait));
         // Without an answer the mount has ended, and the kernel ignores this one.
         let Some((answer, body)) = answered else {
             return 0;

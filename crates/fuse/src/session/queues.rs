@@ -6,7 +6,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 
@@ -16,6 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::alarm::Alarm;
 use super::background::{Answering, Background};
 use super::crew::{Crew, FIRST};
+use super::limits::Limits;
 use super::processors;
 use crate::adapter::{Adapter, Later};
 use crate::wire;
@@ -118,13 +118,13 @@ impl Queues {
                 "requests may wait for the cluster, and this process may not use all processors";
             return Err(io::Error::other(why));
         }
-        let further = Arc::new(AtomicUsize::new(0));
+        let limits = Arc::new(Limits::of_process()?);
         let crew = |(turn, number): (usize, &u16)| {
             let processor = match usable.contains(number) {
                 true => *number,
                 false => usable[turn % usable.len()],
             };
-            Crew::new(device, (*number, processor), payload_length, &further)
+            Crew::new(device, (*number, processor), payload_length, &limits)
         };
         let start = |crew: Arc<Crew>| {
             let making = crew.clone();
