@@ -58,9 +58,9 @@ impl Serving {
             Some(result) => result,
             None => self.executor.run(&mut transaction, &request),
         };
-        let outcome = match &result {
-            Ok(executed) => executed.outcome.clone(),
-            Err(error) => Outcome::failed(error.code()),
+        let (outcome, version) = match result {
+            Ok(executed) => (executed.outcome, Some(executed.version)),
+            Err(error) => (Outcome::failed(error.code()), None),
         };
         let mut position = transaction.position();
         // A commit of damaged data is executed, and refused: its data comes again.
@@ -79,7 +79,7 @@ impl Serving {
             ticket,
             outcome,
             position,
-            depends_on: result.map_or(tail, |executed| tail.min(executed.version + 1)),
+            depends_on: version.map_or(tail, |version| tail.min(version + 1)),
             is_by_reference: operation.names_data(),
         }
     }
