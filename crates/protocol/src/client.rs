@@ -5,6 +5,7 @@ mod early;
 mod keeping;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use crate::defects::{Defect, Defects};
 use crate::leases::Covers;
@@ -103,7 +104,7 @@ struct Pending {
     ticket: Ticket,
     request: u64,
     acknowledge: Acknowledge,
-    operation: Operation,
+    operation: Arc<Operation>,
     sent_at: Option<u64>,
     /// When it was sent first: the time of a lease counts from then.
     asked_at: Option<u64>,
@@ -527,7 +528,7 @@ impl Client {
         let unconfirmed = self.unconfirmed.iter().map(|it| &it.operation);
         let under_way = self.slots.iter().filter_map(|(_, it)| it.as_ref());
         let others = unconfirmed.chain(under_way.map(|it| &it.operation));
-        let data: usize = others.map(Operation::data_length).sum();
+        let data: usize = others.map(|it| it.data_length()).sum();
         self.unconfirmed.len() < UNCONFIRMED_MAX / part
             && data + operation.data_length() <= UNCONFIRMED_DATA_MAX / part
     }
@@ -557,7 +558,7 @@ impl Client {
                 ticket,
                 request: ticket,
                 acknowledge,
-                operation,
+                operation: Arc::new(operation),
                 sent_at: None,
                 asked_at: None,
                 began_at: self.next_number,
@@ -660,8 +661,8 @@ impl Client {
                 operation: self.replayed_as(&pending, &outcome),
             });
         }
-        let has_closed = pending.operation == Operation::CloseSession && outcome.is_done();
-        match (&pending.operation, file) {
+        let has_closed = *pending.operation == Operation::CloseSession && outcome.is_done();
+        match (&*pending.operation, file) {
             (operation, Some(file)) if operation.is_change() => self.active.layouts.forget(file),
             (
                 Operation::Read {
@@ -695,7 +696,7 @@ impl Client {
 
     /// An fsync that succeeded reports writes before it that were refused.
     fn tell_refused(&mut self, ended: &Pending, error: &mut Option<ErrorCode>) {
-        let files: Vec<FileId> = match &ended.operation {
+        let files: Vec<FileId> = match &*ended.operation {
             Operation::Sync { file } => vec![*file],
             Operation::SyncAll => self.refused.keys().copied().collect(),
             _ => return,
@@ -721,7 +722,7 @@ impl Client {
 
     /// The primary has ended the session, because it was silent, or because this client has closed it and missed the answer.
     fn session_over(&mut self) {
-        let is_closing = |it: &Pending| it.operation == Operation::CloseSession;
+        let is_closing = |it: &Pending| *it.operation == Operation::CloseSession;
         if !self.reads.values().any(is_closing) {
             self.events.push_back(Event::SessionOver);
         }
@@ -744,7 +745,7 @@ impl Client {
         }
         let all = changes.chain(reads.into_values());
         for pending in all.filter(|it| !told.contains(&it.ticket)) {
-            match &pending.operation {
+            match &*pending.operation {
                 Operation::CloseSession => self.tell_done(pending.ticket, Outcome::done()),
                 operation if pending.is_told => {
                     let files = operation.file().into_iter();

@@ -30,6 +30,8 @@ pub use operations::{
     Acknowledge, DATA_MAX, Details, ErrorCode, FileId, Held, Operation, Outcome, RECORD_DATA_MAX,
 };
 
+use std::sync::Arc;
+
 use crate::cluster::ClusterMap;
 use crate::group::{Offer, Report};
 use crate::leases::{Covers, Grant};
@@ -248,7 +250,7 @@ pub enum Body {
         /// The client caches its reads for as long as it has a lease.
         wants_lease: bool,
         /// The operation to execute.
-        operation: Operation,
+        operation: Arc<Operation>,
     },
     /// Result of a request.
     Reply {
@@ -667,7 +669,7 @@ impl Body {
                     slot,
                     acknowledge,
                     wants_lease,
-                    operation: Operation::decode(from.rest())?,
+                    operation: Arc::new(Operation::decode(from.rest())?),
                 }
             }
             38 => Body::Reply {

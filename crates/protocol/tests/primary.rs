@@ -71,7 +71,7 @@ fn replay(slot: u16, request: u64) -> Replay {
         sequence: Sequence::new(1, 900 + request),
         slot,
         request,
-        operation: write(),
+        operation: write().into(),
     }
 }
 
@@ -149,7 +149,7 @@ fn data_about_to_be_named_is_not_changed_in_place() {
             slot,
             acknowledge: Acknowledge::Primary,
             wants_lease: false,
-            operation,
+            operation: operation.into(),
         };
         member.handle_message(now, &message(epoch, CLIENT, 4, request));
     }
@@ -182,11 +182,11 @@ fn changes_wait_for_enough_members_in_sync_and_reads_go_on() {
     let replays = Vec::new();
     let resume = message(epoch, CLIENT, 0, Body::Resume { holds: 0, replays });
     member.handle_message(now, &resume);
-    let request = |operation| Body::Request {
+    let request = |operation: Operation| Body::Request {
         slot: 0,
         acknowledge: Acknowledge::Primary,
         wants_lease: false,
-        operation,
+        operation: operation.into(),
     };
     member.handle_message(now, &message(epoch, CLIENT, 4, request(write())));
     assert_eq!(executes(&mut member), []);
@@ -223,11 +223,11 @@ fn a_silent_session_delays_a_change_until_its_lease_ends() {
     let sessions = [(SESSION, CLIENT), SILENT];
     let (mut member, mut now) = primary_of(options.clone(), &sessions);
     let epoch = member.map().epoch;
-    let request = |wants_lease, operation| Body::Request {
+    let request = |wants_lease, operation: Operation| Body::Request {
         slot: 0,
         acknowledge: Acknowledge::Primary,
         wants_lease,
-        operation,
+        operation: operation.into(),
     };
     for session in sessions {
         let replays = Vec::new();
@@ -288,7 +288,7 @@ fn a_wait_that_has_ended_is_not_kept_again_and_its_client_is_informed() {
             slot: 0,
             acknowledge: Acknowledge::Primary,
             wants_lease: false,
-            operation,
+            operation: operation.into(),
         };
         member.handle_message(now, &message(epoch, CLIENT, request, body));
         let sent: Vec<_> = std::iter::from_fn(|| member.poll_transmit()).collect();
@@ -354,7 +354,7 @@ impl Shipping {
             slot: 0,
             acknowledge: Acknowledge::Primary,
             wants_lease: false,
-            operation: write(),
+            operation: write().into(),
         };
         self.hear(CLIENT, request);
         let tickets = executes(&mut self.member);

@@ -11,6 +11,7 @@ mod transfer;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use operations::WriteAt;
 
@@ -226,14 +227,23 @@ impl Client {
     ///
     /// An appending write is replayed at the offset that its user received: others may have appended before it, and
     /// their writes may be lost.
-    pub(super) fn replayed_as(&self, pending: &Pending, outcome: &Outcome) -> Operation {
+    pub(super) fn replayed_as(&self, pending: &Pending, outcome: &Outcome) -> Arc<Operation> {
         let run = self.active.requests.get(&pending.ticket);
         let mut replayed = match run.and_then(|run| self.active.runs.get(run)) {
-            Some(Run::Write(writing)) => writing.by_message(),
+            Some(Run::Write(writing)) => Arc::new(writing.by_message()),
             _ => pending.operation.clone(),
         };
-        if let Operation::Write { at, .. } = &mut replayed
-            && *at == WriteAt::End
+        let at_end = |operation: &Operation| {
+            matches!(
+                operation,
+                Operation::Write {
+                    at: WriteAt::End,
+                    ..
+                }
+            )
+        };
+        if at_end(&replayed)
+            && let Operation::Write { at, .. } = Arc::make_mut(&mut replayed)
         {
             *at = WriteAt::Offset(outcome.offset);
         }

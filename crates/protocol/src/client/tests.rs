@@ -147,11 +147,12 @@ fn write(seed: u8) -> Operation {
 fn grant(client: &mut Client) {
     for (request, body) in said(client) {
         let Body::Request {
-            slot,
-            operation: Operation::Grant { blocks },
-            ..
+            slot, operation, ..
         } = body
         else {
+            continue;
+        };
+        let Operation::Grant { blocks } = *operation else {
             continue;
         };
         let extent = Extent {
@@ -199,15 +200,7 @@ fn begun(client: &mut Client, members: &[NodeId]) -> Vec<Transfer> {
 }
 
 fn has_write(client: &mut Client) -> bool {
-    let is_write = |(_, body): &(u64, Body)| {
-        matches!(
-            body,
-            Body::Request {
-                operation: Operation::Write { .. },
-                ..
-            }
-        )
-    };
+    let is_write = |(_, body): &(u64, Body)| matches!(body, Body::Request { operation, .. } if matches!(**operation, Operation::Write { .. }));
     said(client).iter().any(is_write)
 }
 

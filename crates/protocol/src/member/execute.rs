@@ -1,5 +1,7 @@
 //! Execution of a request by the primary: locks in its own memory, everything else in the store.
 
+use std::sync::Arc;
+
 use super::Member;
 use super::intent::{Intent, Slot, Ticket};
 use super::locks::LockEdit;
@@ -38,7 +40,7 @@ impl Member {
             slot: parked.slot,
             request: parked.request,
         };
-        session.has_grant |= matches!(parked.operation, Operation::Grant { .. });
+        session.has_grant |= matches!(*parked.operation, Operation::Grant { .. });
         let is_foreign = parked.operation.files().any(|file| file.unit != own_unit);
         let step = if is_foreign {
             Step::Answer(Outcome::failed(ErrorCode::OtherUnit))
@@ -107,7 +109,7 @@ impl Member {
         if is_whole || !parked.operation.returns_attributes() {
             return self.answer(&parked, answer);
         }
-        let file = match &parked.operation {
+        let file = match &*parked.operation {
             Operation::Create { .. } | Operation::CreateUnnamed { .. } => Some(answer.outcome.file),
             operation => operation.file(),
         };
@@ -123,7 +125,7 @@ impl Member {
         let intent = Intent::Execute {
             ticket,
             request: parked.id(),
-            operation,
+            operation: Arc::new(operation),
             slot: None,
         };
         let recall = Executing::Recall { parked, answer };
@@ -171,7 +173,7 @@ fn complete(outcome: &mut Outcome, operation: &Operation) {
 fn next_step(primary: &mut Primary, parked: &Parked, ignores_turns: bool) -> Step {
     let locks = &mut primary.sessions.locks;
     let session = parked.session;
-    let edit = match &parked.operation {
+    let edit = match &*parked.operation {
         Operation::SetLock { file, lock }
             if primary.waits.is_reserved(session, *file, lock) && !ignores_turns =>
         {

@@ -1,6 +1,7 @@
 //! Intents of a member for its host, on the store or at the membership service, and their completions.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::locks::HeldLock;
 use crate::map::{EpochStart, NodeId, Sequence, UnitMap};
@@ -54,7 +55,7 @@ pub enum Intent {
         /// The request: one that is executed twice takes or releases holds once.
         request: RequestId,
         /// The operation to execute.
-        operation: Operation,
+        operation: Arc<Operation>,
         /// Where the answer goes.
         slot: Option<Slot>,
     },

@@ -39,7 +39,7 @@ impl Primary {
             return None;
         }
         let has_names = matches!(
-            parked.operation,
+            *parked.operation,
             Operation::Unlink { .. } | Operation::RemoveDirectory { .. } | Operation::Rename { .. }
         );
         let is_known = |it: &Targets| it.begun == self.begun;
@@ -69,7 +69,7 @@ impl Member {
     pub(super) fn recall_for(&mut self, now: u64, parked: Parked) -> Option<Parked> {
         let resend_ns = (!self.options.reliable).then_some(self.options.retry_ns);
         let waits = !self.defects.has(Defect::ChangeBeforeRecall);
-        let is_create = matches!(parked.operation, Operation::Create { .. });
+        let is_create = matches!(*parked.operation, Operation::Create { .. });
         if is_create && self.defects.has(Defect::CreateWithoutRecall) {
             return Some(parked);
         }

@@ -1,5 +1,7 @@
 //! Requests of clients to the primary: each executed once, and answered when enough members have it.
 
+use std::sync::Arc;
+
 use super::intent::{Completion, Intent, RequestId, Ticket};
 use super::locks::LockEdit;
 use super::sessions::{Answer, Session, SlotState};
@@ -18,7 +20,7 @@ pub(super) struct Parked {
     pub slot: u16,
     pub acknowledge: Acknowledge,
     pub wants_lease: bool,
-    pub operation: Operation,
+    pub operation: Arc<Operation>,
     /// Files behind the names that it changes, once they are known.
     pub targets: Option<Targets>,
 }
@@ -278,7 +280,7 @@ impl Member {
             primary.begun += 1;
             primary.forget_answer(&parked);
         }
-        if parked.operation == Operation::CloseSession {
+        if *parked.operation == Operation::CloseSession {
             let (session, request) = (parked.session, parked.request);
             self.end_session(session, Some(request));
             return;
@@ -426,7 +428,7 @@ impl Member {
 
     /// Position that all members in sync must have before the answer is sent.
     fn needs(&self, parked: &Parked, position: Option<u64>, depends_on: u64) -> u64 {
-        let operation = &parked.operation;
+        let operation = &*parked.operation;
         if matches!(operation, Operation::Sync { .. } | Operation::SyncAll) {
             let early = self.defects.has(Defect::SyncBeforeTails);
             return if early { 0 } else { depends_on };

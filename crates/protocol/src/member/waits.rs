@@ -248,7 +248,7 @@ impl Member {
         if is_open.is_none_or(|it| it.is_ending) {
             return;
         }
-        let outcome = match &parked.operation {
+        let outcome = match &*parked.operation {
             Operation::WaitLock { file, lock, wait } => {
                 let (number, file, lock) = (*wait, *file, *lock);
                 let wait = Wait {

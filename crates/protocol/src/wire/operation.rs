@@ -1,5 +1,7 @@
 //! Operations, outcomes and replays in messages. The operations crate encodes and validates the first two.
 
+use std::sync::Arc;
+
 use operations::{ErrorCode, FileId, Held, Operation, Outcome};
 
 use super::bytes::{Reader, Writer};
@@ -25,7 +27,7 @@ pub struct Replay {
     /// Number of the request in its slot.
     pub request: u64,
     /// The operation.
-    pub operation: Operation,
+    pub operation: Arc<Operation>,
 }
 
 /// A write that was acknowledged and cannot be executed any more.
@@ -91,7 +93,7 @@ impl Replay {
             sequence: read_sequence(from)?,
             slot: from.u16()?,
             request: from.u64()?,
-            operation: Operation::decode(from.counted(BODY_MAX)?)?,
+            operation: Arc::new(Operation::decode(from.counted(BODY_MAX)?)?),
         })
     }
 }

@@ -106,11 +106,11 @@ fn requests() -> Vec<Body> {
         Acknowledge::Primary => [Acknowledge::Primary],
         Acknowledge::All => [Acknowledge::All],
     });
-    let request = |(operation, acknowledge)| Body::Request {
+    let request = |(operation, acknowledge): (Operation, _)| Body::Request {
         slot: 0x1234,
         acknowledge,
         wants_lease: acknowledge == Acknowledge::Primary,
-        operation,
+        operation: operation.into(),
     };
     let all = operations()
         .into_iter()
@@ -119,11 +119,11 @@ fn requests() -> Vec<Body> {
 }
 
 fn resumes() -> Vec<Body> {
-    let replay = |(operation, number)| Replay {
+    let replay = |(operation, number): (Operation, _)| Replay {
         sequence: Sequence::new(7, number),
         slot: 2,
         request: 4,
-        operation,
+        operation: operation.into(),
     };
     let replays = operations().into_iter().zip(100..).map(replay).collect();
     vec![
@@ -151,7 +151,7 @@ fn sync_request() -> Body {
         slot: u16::MAX,
         acknowledge: Acknowledge::All,
         wants_lease: true,
-        operation: Operation::Sync { file: FILE },
+        operation: Operation::Sync { file: FILE }.into(),
     }
 }
 

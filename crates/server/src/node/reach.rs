@@ -232,8 +232,8 @@ impl Host for Port<'_> {
                 ControlFlow::Break(is_closed.then_some(Completion::KeyClosed { session }))
             }
             Intent::Execute { ref operation, .. } => {
-                self.reads = matches!(operation, Operation::Read { .. });
-                if let Operation::Write { data, .. } = operation {
+                self.reads = matches!(**operation, Operation::Read { .. });
+                if let Operation::Write { data, .. } = &**operation {
                     self.reach.moved += data.len() as u64;
                 }
                 ControlFlow::Continue(())
