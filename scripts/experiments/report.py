@@ -140,8 +140,8 @@ class Machine:
                 f"{self.start:%d %B %Y}; load {self.load:.1f} before and {os.getloadavg()[0]:.1f} after {took // 60} min {took % 60} s.")
 
 
-SMOKE = ("**These are figures of a smoke run on a busy machine: rounds are few and short, and other work shares the processors. "
-         "They show that the experiment runs, not how fast anything is.**")
+SMOKE = ("**These are figures of a short run (`--quick`): one round, small files and few seconds for each row. They show the direction, "
+         "not the size, of what differs.**")
 
 SYSTEMS = """- **tmpfs**: memory of the kernel: no copies, no server, nothing persistent.
 - **Tako, one pool**: unreplicated, mounted: one process between FUSE and the pool.
