@@ -220,7 +220,7 @@ view = mmap.mmap(check, 8192, prot=mmap.PROT_READ)
 done = threading.Event()
 
 def read():
-    # Its pages are read anew while the writes take place.
+    # Drops and reads its pages while the writes take place.
     fd = os.open(path, os.O_RDONLY)
     while not done.is_set():
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -270,9 +270,9 @@ pub enum Operation {
         /// The lock.
         lock: Lock,
     },
-    /// Waits for a lock, or continues to wait. Outcome: `count` is 1 if it is free now and reserved for its owner, who takes it
-    /// by [`Operation::SetLock`], 0 if the owner is notified when it is, and [`WAIT_ENDED`] if the wait of this number has ended.
-    /// Fails with [`ErrorCode::Deadlock`](crate::ErrorCode::Deadlock) if that would never be.
+    /// Waits for a lock, or continues to wait. Outcome: `count` is 1 if the lock is free now and reserved for its owner, to be
+    /// taken by [`Operation::SetLock`]; 0 if it is not free: the owner is notified when it is; and [`WAIT_ENDED`] if the wait of
+    /// this number has ended. Fails with [`ErrorCode::Deadlock`](crate::ErrorCode::Deadlock) if the wait would never end.
     WaitLock {
         /// The file.
         file: FileId,
