@@ -4,8 +4,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use client::Clock;
-use crc_fast::crc32_iscsi;
 use pmem::Region;
+use pmem::checksum::crc32c;
 
 use crate::harness::{Random, Side, interleave, repeated};
 use crate::report::{Quantity, Row};
@@ -70,7 +70,7 @@ fn measure(bench: &Bench, _: &str) -> Result<Vec<Row>, Error> {
             })?
         }),
         ("checksum of 4 KiB", {
-            time(bench, || _ = black_box(crc32_iscsi(black_box(&page))))?
+            time(bench, || _ = black_box(crc32c(black_box(&page))))?
         }),
         (
             "fence of all threads, when there is one",

@@ -1,12 +1,17 @@
-//! CRC32C by the processor's own instructions, and by its vectors if they are wide.
+//! CRC32C: by the processor's own instructions, by its vectors if they are wide, otherwise by a library.
 //!
-//! All of this works on the *register* of a checksum. A checksum begins with all ones in it and ends with its
+//! All but [`crc32c`] works on the *register* of a checksum. A checksum begins with all ones in it and ends with its
 //! complement. Begun with zero, the register is a linear function of the bytes.
 
 #[cfg(target_arch = "x86_64")]
 mod wide;
 
+use crc_fast::{CrcAlgorithm, Digest};
+
 use crate::LINE;
+
+/// Up to this length the processor's instructions are faster than the library's vectors, which take long to begin.
+const SHORT: usize = 256;
 
 #[cfg(not(target_arch = "x86_64"))]
 mod machine {
@@ -108,10 +113,25 @@ mod machine {
     }
 }
 
-/// Whether long bytes are checksummed here as fast as by any other means.
+/// CRC32C of `bytes`.
 #[inline]
-pub fn has_vectors() -> bool {
-    machine::has_vectors()
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    crc32c_of(&[bytes])
+}
+
+/// CRC32C of these bytes, one after the other.
+#[inline]
+pub fn crc32c_of(parts: &[&[u8]]) -> u32 {
+    !parts
+        .iter()
+        .fold(!0, |register, part| bytes(register, part))
+}
+
+/// Whether bytes of this length are best checksummed where they are, in memory that other threads may write. The library
+/// needs a copy of them.
+#[inline]
+pub fn is_best_in_place(length: usize) -> bool {
+    length <= SHORT || machine::has_vectors()
 }
 
 /// The register after these words.
@@ -129,8 +149,20 @@ pub fn words(register: u32, words: &[u64]) -> u32 {
 /// The register after these bytes.
 #[inline]
 pub fn bytes(register: u32, bytes: &[u8]) -> u32 {
-    // SAFETY: the bytes are all there.
-    unsafe { at(register, bytes.as_ptr(), bytes.len()) }
+    if is_best_in_place(bytes.len()) {
+        // SAFETY: the bytes are all there.
+        unsafe { at(register, bytes.as_ptr(), bytes.len()) }
+    } else {
+        by_library(register, bytes)
+    }
+}
+
+/// Not in line: it is many instructions, and takes long anyway.
+#[inline(never)]
+fn by_library(register: u32, bytes: &[u8]) -> u32 {
+    let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, register.into());
+    digest.update(bytes);
+    digest.get_state() as u32
 }
 
 /// The register after `length` bytes at `from`.
@@ -142,7 +174,7 @@ pub(crate) unsafe fn at(register: u32, from: *const u8, length: usize) -> u32 {
     // SAFETY: the caller's promise.
     unsafe {
         #[cfg(target_arch = "x86_64")]
-        if length >= wide::STEP && has_vectors() {
+        if length >= wide::STEP && machine::has_vectors() {
             let long = length / wide::STEP * wide::STEP;
             let register = wide::sum::<false>(register, from, std::ptr::null_mut(), long, 0);
             return short(register, from.add(long), length - long);
@@ -177,7 +209,7 @@ pub(crate) unsafe fn copy(
     wanted: usize,
 ) -> Option<u32> {
     #[cfg(target_arch = "x86_64")]
-    if length.is_multiple_of(wide::STEP) && length > 0 && has_vectors() {
+    if length.is_multiple_of(wide::STEP) && length > 0 && machine::has_vectors() {
         // SAFETY: the caller's promise, and the processor was asked.
         return Some(unsafe { wide::sum::<true>(!0, from, to, length, wanted) });
     }
@@ -270,7 +302,8 @@ mod tests {
 
     #[test]
     fn instructions_and_software_agree() {
-        assert_eq!(!bytes(!0, b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c_of(&[b"1234", b"", b"56789"]), 0xe306_9283);
         let text: Vec<u8> = (0..100_u8).map(|index| index.wrapping_mul(37)).collect();
         for length in 0..text.len() {
             let text = &text[..length];
@@ -296,6 +329,7 @@ mod tests {
                 let by_byte = text.iter().copied();
                 let by_byte = by_byte.fold(register, software::step_byte) as u32;
                 assert_eq!(bytes(register as u32, text), by_byte, "{length} bytes");
+                assert_eq!(by_library(register as u32, text), by_byte, "{length} bytes");
             }
         }
         let sequence = [1, u64::MAX, 0x0123_4567_89ab_cdef];
@@ -313,7 +347,7 @@ mod tests {
             // SAFETY: the bytes are all there, with those that are wanted next.
             let register =
                 unsafe { copy(copied.as_mut_ptr(), text[start..].as_ptr(), length, 8192) };
-            if has_vectors() {
+            if machine::has_vectors() {
                 let text = &text[start..start + length];
                 assert_eq!(register, Some(bytes(!0, text)), "{length} bytes");
                 assert!(copied[..length] == *text && copied[length] == 0xee);

@@ -12,8 +12,8 @@
 
 use std::borrow::Cow;
 
-use crate::checksum;
 use crate::defects::{Defect, Defects};
+use pmem::checksum::crc32c;
 
 /// Bytes before the halves.
 pub const HEAD: usize = 16;
@@ -40,7 +40,7 @@ pub fn wrap(message: &mut Vec<u8>, start: usize, with_parity: bool) {
     }
     let (first, rest) = message[at..].split_at(half);
     let (second, parity) = rest.split_at(half);
-    let checksums = [first, second, parity].map(|part| checksum(&[part]));
+    let checksums = [first, second, parity].map(crc32c);
     let words = [length as u32].into_iter().chain(checksums);
     let head = words.flat_map(u32::to_le_bytes);
     message.splice(start..at, head);
@@ -67,7 +67,7 @@ pub fn unwrap<'a>(wrapped: &'a [u8], defects: &Defects) -> Halves<'a> {
     let (first, rest) = body.split_at(half);
     let (second, parity) = rest.split_at(half);
     let has_parity = parity.len() == half;
-    let is_right = |part: &[u8], at| checksum(&[part]) == word(at);
+    let is_right = |part: &[u8], at| crc32c(part) == word(at);
     let mend = |other: &[u8]| -> Vec<u8> { other.iter().zip(parity).map(|(a, b)| a ^ b).collect() };
     let (first, second) = match (is_right(first, 4), is_right(second, 8)) {
         (true, true) => return Halves::Whole(Cow::Borrowed(&body[..length]), false),

@@ -28,23 +28,9 @@ pub use defects::{Defect, Defects};
 pub use map::{EpochStart, NO_NODE, NodeId, Sequence, UnitMap};
 pub use member::Member;
 
-use crc_fast::CrcAlgorithm::Crc32Iscsi;
-use crc_fast::Digest;
 use wire::DATA_MAX;
 use wire::Message;
 use wire::active::GRANT_MAX;
-
-/// CRC32C of a block of data, as layouts and commits have it.
-pub fn block_checksum(block: &[u8]) -> u32 {
-    checksum(&[block])
-}
-
-/// CRC32C of these bytes, one after the other.
-fn checksum(parts: &[&[u8]]) -> u32 {
-    let mut digest = Digest::new(Crc32Iscsi);
-    parts.iter().for_each(|part| digest.update(part));
-    digest.finalize() as u32
-}
 
 /// A message of a state machine, and where it goes. A receiver in the same process takes it as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use protocol::block_checksum;
+use pmem::checksum::crc32c;
 use protocol::defects::Defect;
 use protocol::member::{Completion, Slot, Ticket};
 use protocol::wire::active::{Extent, Layout};
@@ -182,7 +182,7 @@ impl Serving {
         let checksum = |offset| {
             let mut block = [0; BLOCK];
             self.executor.store.read_image(offset, &mut block)?;
-            Ok(block_checksum(&block))
+            Ok(crc32c(&block))
         };
         offsets.map(checksum).collect()
     }

@@ -24,7 +24,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("store", &["operations", "pmem"]),
-    ("protocol", &["operations"]),
+    ("protocol", &["operations", "pmem"]),
     (
         "server",
         &[

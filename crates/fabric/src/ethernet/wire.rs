@@ -5,6 +5,8 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian};
 
+use pmem::checksum::{self, crc32c_of};
+
 use crate::Failure;
 
 /// EtherTypes that are used unless others are chosen: of data, and of commands.
@@ -251,10 +253,7 @@ impl Protection {
                 check.copy_from_slice(&hasher.finalize().as_bytes()[..CHECK_BYTES]);
             }
             Protection::Checksum => {
-                let mut digest = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
-                digest.update(head);
-                digest.update(body);
-                check[..8].copy_from_slice(&digest.finalize().to_le_bytes());
+                check[..4].copy_from_slice(&crc32c_of(&[head, body]).to_le_bytes());
             }
         }
         check
@@ -264,9 +263,7 @@ impl Protection {
     pub fn begin_seal(&self, request: u64) -> Sealing {
         let mut sealing = match self {
             Protection::Key(key) => Sealing::Key(Box::new(blake3::Hasher::new_keyed(key))),
-            Protection::Checksum => Sealing::Checksum(Box::new(crc_fast::Digest::new(
-                crc_fast::CrcAlgorithm::Crc32Iscsi,
-            ))),
+            Protection::Checksum => Sealing::Checksum(!0),
         };
         sealing.update(&request.to_le_bytes());
         sealing
@@ -288,7 +285,8 @@ pub fn is_same(one: &[u8], other: &[u8]) -> bool {
 /// A seal of blocks that is being made.
 pub enum Sealing {
     Key(Box<blake3::Hasher>),
-    Checksum(Box<crc_fast::Digest>),
+    /// The register of a CRC32C.
+    Checksum(u32),
 }
 
 impl Sealing {
@@ -297,16 +295,16 @@ impl Sealing {
             Sealing::Key(hasher) => {
                 hasher.update(bytes);
             }
-            Sealing::Checksum(digest) => digest.update(bytes),
+            Sealing::Checksum(register) => *register = checksum::bytes(*register, bytes),
         }
     }
 
     pub fn end(self) -> [u8; 32] {
         match self {
             Sealing::Key(hasher) => *hasher.finalize().as_bytes(),
-            Sealing::Checksum(digest) => {
+            Sealing::Checksum(register) => {
                 let mut seal = [0; 32];
-                seal[..8].copy_from_slice(&digest.finalize().to_le_bytes());
+                seal[..4].copy_from_slice(&(!register).to_le_bytes());
                 seal
             }
         }

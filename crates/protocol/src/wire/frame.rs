@@ -2,9 +2,9 @@
 
 use super::bytes::{Reader, Writer};
 use super::{BODY_MAX, Body, Envelope, HEADER, MAGIC, Malformed, Message, OTHER_VERSION, VERSION};
-use crate::checksum;
 use crate::defects::Defects;
 use crate::halves::{self, Halves};
+use pmem::checksum::crc32c_of;
 
 /// Room for a header and the fields of most bodies.
 const FIELDS: usize = 512;
@@ -86,7 +86,7 @@ fn header_checksum(kind: u8, bytes: &[u8]) -> u32 {
     } else {
         bytes.len()
     };
-    checksum(&[&bytes[..4], &bytes[8..end]])
+    crc32c_of(&[&bytes[..4], &bytes[8..end]])
 }
 
 /// Puts the checksum into a message that is whole but for it.

@@ -9,9 +9,9 @@
 
 use super::Malformed;
 use super::bytes::{Reader, Writer};
-use crate::checksum;
 use crate::defects::Defects;
 use crate::map::{EpochStart, UnitMap};
+use pmem::checksum::crc32c_of;
 
 /// First two bytes of every map.
 const MAGIC: u16 = u16::from_le_bytes(*b"TM");
@@ -111,7 +111,7 @@ pub(crate) fn seal_map(bytes: &mut [u8]) {
 
 fn crc_of(bytes: &[u8]) -> u32 {
     let behind = bytes.get(CRC.end..).unwrap_or_default();
-    checksum(&[bytes.get(..CRC.start).unwrap_or_default(), behind])
+    crc32c_of(&[bytes.get(..CRC.start).unwrap_or_default(), behind])
 }
 
 #[cfg(test)]

@@ -13,12 +13,13 @@ pub(crate) mod transaction;
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use pmem::checksum::is_best_in_place;
 use pmem::{LINE, Region};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::BLOCK;
 use crate::error::{Error, Result};
-use crate::format::checksum::{append_zeros, crc32c, is_own, remainder};
+use crate::format::checksum::{append_zeros, crc32c, remainder};
 use crate::format::group::{GroupHeader, LINE_CRCS, owners};
 use crate::format::inode::{
     CHANGING, FIRST_LINE, Inode, STAMP, STAMP_CRC, STAMP_END, stamp_checksum,
@@ -342,7 +343,7 @@ impl Image {
     pub fn data_remainder(&self, offset: u64, length: usize) -> u32 {
         if length == BLOCK || !self.data_checksums {
             0
-        } else if is_own(length) {
+        } else if is_best_in_place(length) {
             self.region.remainder(self.base + offset, length)
         } else {
             self.long_remainder(offset, length)

@@ -2,11 +2,11 @@
 
 use super::transfer::{TransferKind, TransferOutcome};
 use super::{BLOCK, Client, Extent, Layout, Run, Ticket};
-use crate::block_checksum;
 use crate::defects::Defect;
 use crate::map::NodeId;
 use crate::wire::active::LAYOUT_MAX;
 use crate::wire::{Acknowledge, FileId, Operation, Outcome};
+use pmem::checksum::crc32c;
 
 /// After so many tries a read is done by message.
 const TRIES: u32 = 4;
@@ -84,7 +84,7 @@ impl Reading {
             let blocks = bytes.chunks(BLOCK as usize);
             let is_right = blocks
                 .zip(&piece.checksums)
-                .all(|(block, crc)| block_checksum(block) == *crc);
+                .all(|(block, crc)| crc32c(block) == *crc);
             if !is_right && !ignores_checksums {
                 return None;
             }

@@ -5,10 +5,10 @@ use operations::WriteAt;
 use super::transfer::TransferKind;
 use super::{BLOCK, Extent, Layout};
 use super::{Client, Run, Ticket};
-use crate::block_checksum;
 use crate::defects::Defect;
 use crate::map::NodeId;
 use crate::wire::{Acknowledge, ErrorCode, FileId, Operation, Outcome};
+use pmem::checksum::crc32c;
 
 /// Blocks that are asked for at once, at least.
 const GRANT_LEAST: u64 = 4;
@@ -80,7 +80,7 @@ impl Writing {
             offset: self.offset,
             wr_ids: self.wr_ids,
             grant_block: self.blocks.first().map_or(0, |(number, _)| *number),
-            checksums: blocks.map(block_checksum).collect(),
+            checksums: blocks.map(crc32c).collect(),
             size: self.offset + self.data.len() as u64,
             drop_privileges: self.drop_privileges,
         }
