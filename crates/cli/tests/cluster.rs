@@ -55,6 +55,70 @@ fn a_cluster_starts_survives_its_primary_and_starts_again() {
     assert!(!Path::new(&cluster.state()).join("c").exists());
 }
 
+#[test]
+fn status_shows_load_and_space() {
+    let cluster = Cluster::serving("2", "64M");
+    let directory = mounted(&cluster);
+    let before = cluster.status();
+    let space = |status: &Value, key: &str| status["unit"]["space"][key].as_u64().expect("space");
+    let found = rustix::fs::statvfs(&directory).expect("it is mounted");
+    assert_eq!(space(&before, "total"), found.f_blocks * found.f_frsize);
+    const LENGTH: u64 = 1 << 20;
+    std::fs::write(directory.join("file"), vec![7; LENGTH as usize]).expect("written");
+    let file = File::open(directory.join("file")).expect("it is there");
+    file.sync_all().expect("synced");
+    let after = cluster.status();
+    let load = |key: &str| {
+        let of = |status| primary(status)["load"][key].as_u64().expect("load");
+        of(&after) - of(&before)
+    };
+    assert!(space(&after, "used") >= space(&before, "used") + LENGTH);
+    assert!(load("changes") > 0 && load("reads") > 0 && load("messages") > 0);
+    assert!(load("written") >= LENGTH, "{after:#}");
+    assert!(after["unit"]["sessions"].as_u64() > Some(0), "{after:#}");
+    assert_eq!(primary(&after)["pool"], 64 << 20);
+    let said = cluster.tako(&["status", "--name", "c"]).ended(0);
+    assert!(
+        said.contains(" used, ") && said.contains(" changes, "),
+        "{said}"
+    );
+}
+
+/// Each client takes descriptors, and the limit that a shell gives by default is low.
+#[test]
+fn a_node_may_open_as_many_descriptors_as_the_host_lets_it() {
+    let cluster = Cluster::new();
+    let pools = cluster.scratch.path("pools");
+    let up = [
+        "up",
+        "--name",
+        "c",
+        "--nodes",
+        "1",
+        "--size",
+        "16M",
+        "--directory",
+        &pools,
+    ];
+    let tako = cluster.command(&up);
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "ulimit -Sn 64 && exec \"$0\" \"$@\""]);
+    shell.arg(tako.get_program()).args(tako.get_args());
+    shell.envs(
+        tako.get_envs()
+            .filter_map(|(key, value)| Some((key, value?))),
+    );
+    assert!(common::run(&mut shell).status.success());
+    let status = cluster.wait("it serves", is_whole);
+    let pid = &primary(&status)["pid"];
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
+    let line = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
+    let words: Vec<&str> = line.expect("a limit").split_whitespace().collect();
+    assert_eq!(words[3], words[4], "{limits}");
+}
+
 /// The kernel takes a killed process apart bit by bit: the lock of its pool may outlive its place in /proc.
 #[test]
 fn a_node_starts_again_although_its_killed_process_still_has_the_pool() {

@@ -91,7 +91,11 @@ impl Cluster {
     fn moved(&self) -> u64 {
         let status = self.status();
         let nodes = status["nodes"].as_array().expect("nodes");
-        nodes.iter().filter_map(|node| node["moved"].as_u64()).sum()
+        let moved = |node: &Value| {
+            let load = &node["load"];
+            Some(load["read"].as_u64()? + load["written"].as_u64()?)
+        };
+        nodes.iter().filter_map(moved).sum()
     }
 
     /// Writes or reads a file until the nodes have moved little of it in messages: keys, layouts and blocks come with the

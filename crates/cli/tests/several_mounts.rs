@@ -109,7 +109,7 @@ fn taking_turns_on_a_file_takes_few_messages() {
         panic!("it is a cluster");
     };
     let received = || {
-        primary(&cluster.status())["messages"]
+        primary(&cluster.status())["load"]["messages"]
             .as_u64()
             .expect("a count")
     };

@@ -116,7 +116,9 @@ impl Cluster {
     fn moved(&self) -> u64 {
         let nodes = self.nodes.iter().flatten();
         let status = nodes.map(|node| node.asker().status(LONG).unwrap());
-        status.map(|status| status.moved).sum()
+        status
+            .map(|status| status.load.read + status.load.written)
+            .sum()
     }
 
     /// Number of clients that access memories of nodes.

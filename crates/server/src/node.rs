@@ -37,7 +37,7 @@ pub use config::{NodeConfig, parse_address};
 pub use error::NodeError;
 pub use group::{GroupMode, GroupStatus};
 pub use inside::Inside;
-pub use status::{LinkStatus, NodeStatus, Role};
+pub use status::{LinkStatus, Load, NodeStatus, Role, Space};
 
 use crate::core::Core;
 use crate::membership::Membership;

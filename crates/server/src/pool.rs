@@ -84,6 +84,11 @@ impl UnitPool {
         }
     }
 
+    /// Bytes of the pool.
+    pub fn length(&self) -> u64 {
+        self.superblock().map_or(0, |it| it.pool_length)
+    }
+
     /// Where the image begins in the region, and its length: what others reach into.
     pub fn image(&self) -> Range<u64> {
         self.superblock().map_or(0..0, |it| {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread;
 
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit, setrlimit};
 use server::node::{Node, NodeError};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -36,6 +37,7 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
             }
         }
     }
+    raise_descriptors();
     let mut file = NodeFile::read(&arguments.config)?;
     file.transport = arguments.transport.clone().or(file.transport);
     let membership = file.membership()?;
@@ -84,6 +86,14 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
         }
         ended => Ok(ended?),
     }
+}
+
+/// Allows as many descriptors as the process may have: each client takes some.
+fn raise_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // A node with fewer descriptors serves fewer clients.
+    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 fn end_mount(mount: Option<&InsideMount>) {

@@ -7,12 +7,13 @@ use std::io::Write;
 use pmem::Survival;
 use protocol::{ClusterMap, NodeId};
 use serde::Serialize;
-use server::node::{GroupStatus, LinkStatus, NodeStatus, Role};
+use server::node::{GroupStatus, LinkStatus, Load, NodeStatus, Role, Space};
 
 use super::control::Report;
 use super::inside::{MountReport, Stage};
 use super::{State, Status, control};
 use crate::failure::{Failure, Outcome};
+use crate::figures::show_short_size;
 use crate::remote;
 
 #[derive(Serialize)]
@@ -36,7 +37,10 @@ struct Unit {
     members: usize,
     in_sync: usize,
     min_sync: usize,
+    /// Clients with a session: mounts, and programs at work.
     sessions: usize,
+    /// `None` if the primary is on another host.
+    space: Option<Space>,
     survives: Survives,
 }
 
@@ -59,9 +63,10 @@ struct Node {
     address: Option<String>,
     addresses: Vec<String>,
     tail: Option<u64>,
-    messages: Option<u64>,
+    load: Option<Load>,
+    /// Bytes of its pool.
+    pool: Option<u64>,
     exports: Option<usize>,
-    moved: Option<u64>,
     placed: Option<u64>,
     group: Option<GroupStatus>,
     memory: Option<String>,
@@ -156,9 +161,9 @@ fn describe(
             address: node.addresses.first().cloned(),
             addresses: node.addresses.clone(),
             tail: status.map(|status| status.tail),
-            messages: status.map(|status| status.messages),
+            load: status.map(|status| status.load),
+            pool: status.map(|status| status.pool),
             exports: status.map(|status| status.exports),
-            moved: status.map(|status| status.moved),
             placed: status.map(|status| status.placed),
             group: status.map(|status| status.group.clone()),
             memory: status.map(|status| status.memory.clone()),
@@ -183,6 +188,7 @@ fn describe(
             in_sync: unit.in_sync.len(),
             min_sync: entry.least_in_sync(),
             sessions: primary.map_or(0, |status| status.sessions),
+            space: primary.and_then(|status| status.space),
             survives: survives(map, &statuses),
         },
         nodes,
@@ -221,7 +227,7 @@ fn source(state: &State, map: &ClusterMap) -> String {
     }
 }
 
-fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
+fn print_unit(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
     let Cluster {
         name, source, unit, ..
     } = cluster;
@@ -241,6 +247,14 @@ fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
         "unit {}     {} of {} members in sync, at least {} for changes; epoch {}, {} sessions",
         unit.number, unit.in_sync, unit.members, unit.min_sync, unit.epoch, unit.sessions
     )?;
+    if let Some(space) = &unit.space {
+        let [total, used, available] =
+            [space.total, space.used, space.available].map(show_short_size);
+        writeln!(
+            out,
+            "space      {total}, of it {used} used, {available} available"
+        )?;
+    }
     let yes = |survives: bool| if survives { "yes" } else { "no" };
     writeln!(
         out,
@@ -249,6 +263,11 @@ fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
         yes(unit.survives.machine_crash),
         yes(unit.survives.power_loss)
     )?;
+    Ok(())
+}
+
+fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
+    print_unit(cluster, out)?;
     for node in &cluster.nodes {
         let pid = node.pid.map_or("-".into(), |pid| pid.to_string());
         let tail = node.tail.map_or("-".into(), |tail| tail.to_string());
@@ -263,6 +282,9 @@ fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
             "{:10} {:8} {sync:12} process {pid:8} tail {tail:12} {address}",
             node.name, node.role
         )?;
+        if let Some(load) = &node.load {
+            writeln!(out, "             {}", describe_load(load))?;
+        }
         if let Some(mount) = &node.mount {
             let stage = match mount.stage {
                 Stage::Starting => "will be mounted, inside this node",
@@ -289,6 +311,20 @@ fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
         }
     }
     Ok(())
+}
+
+fn describe_load(load: &Load) -> String {
+    let Load {
+        seconds,
+        reads,
+        changes,
+        messages,
+        ..
+    } = load;
+    let [read, written] = [load.read, load.written].map(show_short_size);
+    format!(
+        "in {seconds} s: {reads} reads, {changes} changes, {read} read, {written} written, {messages} messages"
+    )
 }
 
 fn describe_group(group: &GroupStatus) -> String {

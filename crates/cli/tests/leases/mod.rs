@@ -24,7 +24,9 @@ fn messages(cluster: &Cluster) -> u64 {
 fn received(cluster: &Cluster) -> Vec<u64> {
     let status = cluster.status();
     let nodes = status["nodes"].as_array().expect("nodes");
-    let received = nodes.iter().filter_map(|node| node["messages"].as_u64());
+    let received = nodes
+        .iter()
+        .filter_map(|node| node["load"]["messages"].as_u64());
     received.collect()
 }
 

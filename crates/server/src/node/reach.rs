@@ -24,6 +24,7 @@ use protocol::wire::Operation;
 
 use super::inside::Outbox;
 use super::peers::Peers;
+use super::status::Load;
 use crate::core::Host;
 
 /// Memory that is exported over a link.
@@ -54,8 +55,6 @@ pub struct Reach {
     region: Region,
     keys: BTreeMap<u64, Key>,
     ending: BTreeMap<u64, Ending>,
-    /// Bytes of files that clients have sent and received in messages.
-    pub moved: u64,
 }
 
 /// Why memory is not exported.
@@ -78,7 +77,6 @@ impl Reach {
             region,
             keys: BTreeMap::new(),
             ending: BTreeMap::new(),
-            moved: 0,
         }
     }
 
@@ -202,6 +200,7 @@ impl Reach {
 /// The host of the member: it opens and closes keys.
 pub struct Port<'a> {
     pub reach: &'a mut Reach,
+    pub load: &'a mut Load,
     pub messenger: &'a mut Messenger,
     pub peers: &'a mut Peers,
     /// Of the client inside, if there is one.
@@ -233,8 +232,12 @@ impl Host for Port<'_> {
             }
             Intent::Execute { ref operation, .. } => {
                 self.reads = matches!(**operation, Operation::Read { .. });
+                match operation.is_change() {
+                    true => self.load.changes += 1,
+                    false => self.load.reads += 1,
+                }
                 if let Operation::Write { data, .. } = &**operation {
-                    self.reach.moved += data.len() as u64;
+                    self.load.written += data.len() as u64;
                 }
                 ControlFlow::Continue(())
             }
@@ -250,7 +253,7 @@ impl Host for Port<'_> {
         if let Some(Completion::Executed { outcome, .. }) = completion
             && self.reads
         {
-            self.reach.moved += outcome.data().len() as u64;
+            self.load.read += outcome.data().len() as u64;
         }
         ControlFlow::Continue(())
     }

@@ -16,7 +16,7 @@ use super::group::{Around, Groups};
 use super::inside::{Outbox, Shared};
 use super::peers::Peers;
 use super::reach::{NotReached, Port, Reach};
-use super::status::{LinkStatus, NodeStatus, Role};
+use super::status::{LinkStatus, Load, NodeStatus, Role, Space};
 use super::stewards::Task;
 use super::{Input, Log, NodeConfig, NodeError, UNIT, clock, registration};
 use crate::core::Core;
@@ -45,7 +45,8 @@ pub struct Service {
     log: Log,
     timer: Option<u64>,
     refreshed_at: u64,
-    messages: u64,
+    started_at: u64,
+    load: Load,
     inputs: Receiver<Input>,
     /// Kept from one poll to the next.
     events: Vec<Event>,
@@ -85,7 +86,8 @@ impl Service {
             log,
             timer: None,
             refreshed_at: 0,
-            messages: 0,
+            started_at: clock::now(),
+            load: Load::default(),
             inputs,
             events: Vec::new(),
             ended: None,
@@ -175,7 +177,7 @@ impl Service {
 
     /// Takes a message of the client inside.
     pub fn take_inside(&mut self, message: Message) {
-        self.messages += 1;
+        self.load.messages += 1;
         let envelope = message.envelope;
         let link = self.peers.link(envelope.from);
         let taken = self.take_of_unit(clock::now(), link, &envelope, |member, now| {
@@ -273,6 +275,7 @@ impl Service {
     fn step(&mut self, now: u64, input: impl FnOnce(&mut Member, u64)) -> Result<(), NodeError> {
         let mut port = Port {
             reach: &mut self.reach,
+            load: &mut self.load,
             messenger: &mut self.messenger,
             peers: &mut self.peers,
             outbox: self.outbox.as_mut(),
@@ -304,7 +307,7 @@ impl Service {
     /// Takes what came by the group, and does what is due for it.
     fn work_for_group(&mut self, now: u64) -> Result<(), NodeError> {
         while let Some(bytes) = self.groups.poll_message() {
-            self.messages += 1;
+            self.load.messages += 1;
             let own = self.core.member().map().epoch;
             if Envelope::peek(&bytes).is_ok_and(|envelope| envelope.epoch == own) {
                 self.step(now, |member, now| member.handle_message(now, &bytes))?;
@@ -388,7 +391,7 @@ impl Service {
         let now = clock::now();
         match event {
             Event::Message { link, bytes } => {
-                self.messages += 1;
+                self.load.messages += 1;
                 return self.take_message(now, link, &bytes);
             }
             Event::Dialed { dial, outcome } => {
@@ -603,10 +606,14 @@ impl Service {
             map_version: self.map.version,
             sessions: member.sessions().len(),
             links: self.links(),
-            messages: self.messages,
+            load: Load {
+                seconds: (now - self.started_at) / 1_000_000_000,
+                ..self.load
+            },
+            pool: self.core.pool().length(),
+            space: self.core.pool().statistics().map(|it| space(&it)),
             group: self.groups.status(),
             exports: self.reach.exports(),
-            moved: self.reach.moved,
             placed: self.messenger.placed_frames(),
             memory: region.kind().to_string(),
             survives: region.survives().to_string(),
@@ -629,5 +636,14 @@ impl Service {
             })
         });
         known.collect()
+    }
+}
+
+fn space(statistics: &store::Statistics) -> Space {
+    let bytes = |blocks: u64| blocks * u64::from(statistics.block_size);
+    Space {
+        total: bytes(statistics.blocks),
+        used: bytes(statistics.blocks - statistics.blocks_free),
+        available: bytes(statistics.blocks_available),
     }
 }

@@ -64,6 +64,34 @@ pub struct LinkStatus {
     pub passed_over: Vec<String>,
 }
 
+/// Work of a node since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// Seconds since it started.
+    pub seconds: u64,
+    /// Requests of clients that change nothing, executed here.
+    pub reads: u64,
+    /// Requests of clients for changes, executed here.
+    pub changes: u64,
+    /// Bytes of files that clients have received in messages.
+    pub read: u64,
+    /// Bytes of files that clients have sent in messages.
+    pub written: u64,
+    /// Messages received.
+    pub messages: u64,
+}
+
+/// Space for the data of files, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Space {
+    /// All of it.
+    pub total: u64,
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes that files may take.
+    pub available: u64,
+}
+
 /// A node's status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
@@ -87,12 +115,14 @@ pub struct NodeStatus {
     pub sessions: usize,
     /// Links to nodes and clients.
     pub links: Vec<LinkStatus>,
-    /// Messages received since it started.
-    pub messages: u64,
+    /// What it has done since it started.
+    pub load: Load,
+    /// Bytes of its pool.
+    pub pool: u64,
+    /// Space of the unit, as the primary counts it.
+    pub space: Option<Space>,
     /// Clients that reach into its memory.
     pub exports: usize,
-    /// Bytes of files that clients have sent or received in messages since it started.
-    pub moved: u64,
     /// Frames of clients' writes that were received in the pool itself.
     pub placed: u64,
     /// What it does with groups.
