@@ -10,6 +10,7 @@ use std::hint::black_box;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use rustix::fs::{Advice, AtFlags, OFlags, StatxFlags, fadvise};
 
 use self::places::Place;
@@ -20,11 +21,12 @@ use crate::mounted::{MEAN, MEDIAN, timed};
 use crate::names::{CREATE, OWNER};
 use crate::report::{Quantity, Row};
 use crate::setup::{Aligned, Bench, Pages, bytes};
+use crate::threads::{one_and_two, scaling};
 use crate::{Error, Workload, fabric};
 
 pub const GROUP: &str = "cluster";
 
-pub const WORKLOADS: [Workload; 9] = [
+pub const WORKLOADS: [Workload; 10] = [
     Workload {
         name: "cluster: 2 KiB random write",
         measure: |bench, name| operations(bench, name, 2.0, |place| write(bench, place, false)),
@@ -52,6 +54,10 @@ pub const WORKLOADS: [Workload; 9] = [
     Workload {
         name: "cluster: 1 MiB sequential read",
         measure: |bench, name| operations(bench, name, 2.0, |place| read_through(bench, place)),
+    },
+    Workload {
+        name: "cluster: two threads read, direct",
+        measure: |bench, _| reads_of_two(bench),
     },
     Workload {
         name: "cluster: one-sided",
@@ -135,6 +141,32 @@ fn read<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
         black_box(&into);
         whole(done, PAGE)
     }))
+}
+
+/// Two threads that read a file past the page cache beside one, by each mount of Tako.
+fn reads_of_two(bench: &Bench) -> Result<Vec<Row>, Error> {
+    let places = &bench.clusters()?.all[..=Places::EMBEDDED];
+    let mut rows = Vec::new();
+    for kib in [4, 64] {
+        let side = |place: &Place| {
+            rustix::fs::fsync(full_file(bench, place)?)?;
+            let file = place.open("data", OFlags::DIRECT)?;
+            let size: usize = kib << 10;
+            let last = bench.scale.file_length - size as u64;
+            let buffers = [0, 1].map(|_| Mutex::new(Pages::new(size)));
+            one_and_two(bench, move |thread, offset| {
+                let mut buffer = buffers[thread].lock();
+                let offset = offset.min(last);
+                whole(rustix::io::pread(&file, buffer.bytes(), offset)?, size)
+            })
+        };
+        let sides = places.iter().map(side).collect::<Result<Vec<_>, _>>()?;
+        let measured = interleave(bench.scale.few_rounds(), sides)?;
+        let name = |place: &Place| format!("{kib} KiB read by two threads, {}", place.label);
+        let row = |(side, place)| scaling(&measured, side, &name(place), None);
+        rows.extend(places.iter().enumerate().map(row));
+    }
+    Ok(rows)
 }
 
 fn stat<'a>(bench: &Bench, place: &'a Place) -> Result<Side<'a>, Error> {
