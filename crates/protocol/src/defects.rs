@@ -145,11 +145,14 @@ pub enum Defect {
     ForgetTailOfStream,
     /// The sender drops frames when one member has them.
     TrimEarly,
+    /// The answer to a change waits for the record before its own.
+    TakeNeighboursPosition,
 }
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 63] = [
+    pub const ALL: [Defect; 64] = [
+        Defect::TakeNeighboursPosition,
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
         Defect::SyncBeforeTails,

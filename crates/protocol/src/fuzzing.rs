@@ -367,6 +367,7 @@ impl World {
             ticket,
             outcome: outcome(choice % 16),
             position: makes_record.then_some(self.tail.number),
+            tail: self.tail.number,
             depends_on,
             is_by_reference: choice & 16 == 16,
         }

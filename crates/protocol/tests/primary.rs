@@ -88,6 +88,7 @@ fn a_primary_that_cannot_carry_out_a_replay_says_so() {
         ticket: tickets[0],
         outcome: Outcome::failed(ErrorCode::NoSpace),
         position: None,
+        tail: 640,
         depends_on: 640,
         is_by_reference: false,
     };
@@ -125,6 +126,7 @@ fn after_a_refused_replay_no_other_of_its_slot_is_carried_out() {
             ticket,
             outcome: Outcome::failed(ErrorCode::NoSpace),
             position: None,
+            tail: 640,
             depends_on: 640,
             is_by_reference: false,
         };
@@ -164,6 +166,7 @@ fn data_about_to_be_named_is_not_changed_in_place() {
         ticket: tickets[0],
         outcome: Outcome::default(),
         position: Some(1088),
+        tail: 1088,
         depends_on: 1088,
         is_by_reference: true,
     };
@@ -246,6 +249,7 @@ fn a_silent_session_delays_a_change_until_its_lease_ends() {
         ticket: tickets[0],
         outcome: Outcome::default(),
         position: None,
+        tail: 640,
         depends_on: 640,
         is_by_reference: false,
     };
@@ -364,6 +368,7 @@ impl Shipping {
             ticket: tickets[0],
             outcome: Outcome::default(),
             position: Some(self.position),
+            tail: self.position,
             depends_on: self.position,
             is_by_reference: false,
         };

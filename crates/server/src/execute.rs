@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use protocol::Defects;
 use protocol::member::{Completion, HeldLock, RequestId, Slot, Ticket};
 use protocol::wire::{ErrorCode, FileId, Held, Operation, Outcome};
+use protocol::{Defect, Defects};
 use store::{Error, LiveInode, Reply, Transaction, WriteAt};
 
 use crate::executor::{Executor, Request};
@@ -39,11 +39,11 @@ impl Serving {
         operation: &Operation,
         slot: Option<&Slot>,
     ) -> Completion {
-        let before = self.executor.store.tail().number;
-        // Before the change: its record contains the answer. This record counts though the change may fail.
+        // Before the change: its record contains the answer.
         if let Err(error) = self.prepare(operation, slot) {
             return self.noted(ticket, Err(error));
         }
+        let before = self.executor.store.tail().number;
         let slot = slot.filter(|_| operation.is_change());
         let request = Request {
             id: request,
@@ -68,17 +68,17 @@ impl Serving {
         if let Some(slot) = slot.filter(|_| is_answered) {
             position = self.note_answer(slot, operation, &outcome).or(position);
         }
-        // Everything that the operation has seen is applied, and so committed.
-        let tail = self.executor.store.tail().number;
-        // Also records without an answer count: of a read that was noted, a file reclaimed, a change that failed after
-        // what prepared it. Members must have them before an answer that depends on the tail is given.
-        if position.is_none() && tail > before {
-            position = Some(tail);
+        if slot.is_some() && self.defects.has(Defect::TakeNeighboursPosition) {
+            position = position.map(|_| before);
         }
+        // Read after the execution: what it has seen was applied, and so persistent before. Records that other threads
+        // have made meanwhile may count too: then the answer waits longer than it has to.
+        let tail = self.executor.store.tail().number;
         Completion::Executed {
             ticket,
             outcome,
             position,
+            tail,
             depends_on: version.map_or(tail, |version| tail.min(version + 1)),
             is_by_reference: operation.names_data(),
         }
@@ -169,8 +169,12 @@ impl Serving {
         let mut transaction = Transaction::with_reply(&reply);
         let result = store.write(&mut transaction, &self.locks, at, &entries);
         let mut completion = self.noted(ticket, result.map(|_| ()));
-        if let Completion::Executed { outcome, .. } = &mut completion {
+        if let Completion::Executed {
+            outcome, position, ..
+        } = &mut completion
+        {
             outcome.count = count;
+            *position = transaction.position();
         }
         completion
     }
@@ -244,6 +248,7 @@ impl Serving {
         Ok(())
     }
 
+    /// The completion of records that have no request, or may be several: all that there are by now count.
     pub(crate) fn noted(&self, ticket: Ticket, result: Result<(), Error>) -> Completion {
         let tail = self.executor.store.tail().number;
         let outcome = match result {
@@ -254,6 +259,7 @@ impl Serving {
             ticket,
             outcome,
             position: Some(tail),
+            tail,
             depends_on: tail,
             is_by_reference: false,
         }

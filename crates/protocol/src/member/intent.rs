@@ -208,8 +208,10 @@ pub enum Completion {
         ticket: Ticket,
         /// Outcome of the operation.
         outcome: Outcome,
-        /// The tail, if a record was made.
+        /// End of the record of the change, which contains its answer, if one was made.
         position: Option<u64>,
+        /// Records below are persistent: among them all that the execution has made or seen.
+        tail: u64,
         /// The outcome shows nothing of records behind this position.
         depends_on: u64,
         /// The record names data that is not in it.

@@ -338,6 +338,7 @@ impl Member {
             ticket,
             outcome,
             position,
+            tail,
             depends_on,
             is_by_reference,
         } = completion
@@ -347,7 +348,7 @@ impl Member {
         let Some(primary) = self.primary() else {
             return;
         };
-        primary.position = primary.position.max(position.unwrap_or(0));
+        primary.position = primary.position.max(tail);
         let is_done = outcome.is_done();
         match primary.executing.remove(&ticket) {
             Some(Executing::Request {
