@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::cluster;
 use crate::figures::parse_size;
-use crate::place::PoolPlace;
+use crate::location::PoolPath;
 
 /// Tako: a file system over memory.
 #[derive(Parser)]
@@ -63,12 +63,12 @@ pub enum Command {
     /// Show all attributes of files in a pool, of symbolic links their own
     Stat {
         #[arg(value_name = "POOL:PATH", required = true)]
-        places: Vec<PoolPlace>,
+        places: Vec<PoolPath>,
     },
     /// Print files in a pool
     Cat {
         #[arg(value_name = "POOL:PATH", required = true)]
-        places: Vec<PoolPlace>,
+        places: Vec<PoolPath>,
     },
     /// Copy files between this host and pools, or within a pool
     Cp(files::Cp),
@@ -93,7 +93,7 @@ pub enum Command {
     /// Draw directories in a pool as trees
     Tree {
         #[arg(value_name = "POOL:PATH", required = true)]
-        places: Vec<PoolPlace>,
+        places: Vec<PoolPath>,
     },
     /// Measure, each figure beside the limit of this machine in the same run
     Bench(Bench),

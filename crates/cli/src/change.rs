@@ -8,10 +8,10 @@ use rustix::fs::Mode;
 
 use crate::arguments::files::{Mkdir, Mv, Rm};
 use crate::failure::{Failure, Outcome};
+use crate::location::{PoolPath, last_name};
 use crate::modes::ModeChange;
-use crate::place::{PoolPlace, last_name};
 use crate::pools::{self, Use, is_same};
-use crate::side::{Side, is_directory};
+use crate::tree::{Tree, is_directory};
 use crate::walk::{Visit, walk};
 
 /// Permissions of a new directory, before this process's mask.
@@ -28,12 +28,12 @@ pub fn mkdir(arguments: &Mkdir, out: &mut dyn Write) -> Outcome {
         None => usual,
     };
     for place in &arguments.places {
-        pools::with(place, Use::Change, |side| {
+        pools::with(place, Use::Change, |tree| {
             let mut make = |path: &Path, permissions: u32| -> Outcome {
-                side.make_directory(path, permissions)?;
+                tree.make_directory(path, permissions)?;
                 // The kernel removes the mask from the requested bits.
                 if arguments.mode.is_some() && path == place.path {
-                    set_permissions(side, place, permissions)?;
+                    set_permissions(tree, place, permissions)?;
                 }
                 if arguments.verbose {
                     writeln!(out, "made directory {}", place.with_path(path))?;
@@ -41,7 +41,7 @@ pub fn mkdir(arguments: &Mkdir, out: &mut dyn Write) -> Outcome {
                 Ok(())
             };
             match arguments.parents {
-                true => make_all(side, place, (usual, permissions), &mut make),
+                true => make_all(tree, place, (usual, permissions), &mut make),
                 false => make(&place.path, permissions),
             }
         })?;
@@ -49,20 +49,20 @@ pub fn mkdir(arguments: &Mkdir, out: &mut dyn Write) -> Outcome {
     Ok(())
 }
 
-fn set_permissions(side: &dyn Side, place: &PoolPlace, permissions: u32) -> Outcome {
-    let found = side.find(&place.path, true)?;
+fn set_permissions(tree: &dyn Tree, place: &PoolPath, permissions: u32) -> Outcome {
+    let found = tree.find(&place.path, true)?;
     let change = client::SetAttributes {
         permissions: Some(permissions),
         ..client::SetAttributes::default()
     };
-    side.change(&found.spot, &change)
+    tree.change(&found.handle, &change)
         .map_err(|error| error.at(place))
 }
 
 /// Makes a directory and its missing parents, with separate permissions.
 fn make_all(
-    side: &dyn Side,
-    place: &PoolPlace,
+    tree: &dyn Tree,
+    place: &PoolPath,
     (usual, permissions): (u32, u32),
     make: &mut dyn FnMut(&Path, u32) -> Outcome,
 ) -> Outcome {
@@ -76,7 +76,7 @@ fn make_all(
             true => permissions,
             false => usual | 0o300,
         };
-        if !side.look(path, true)?.is_some_and(|it| is_directory(&it)) {
+        if !tree.look(path, true)?.is_some_and(|it| is_directory(&it)) {
             make(path, permissions)?;
         }
     }
@@ -120,8 +120,8 @@ pub fn mv(arguments: &Mv, out: &mut dyn Write) -> Outcome {
             "{sentence}, then remove it with `tako rm`"
         )));
     }
-    pools::with(to, Use::Change, |side| {
-        let found = side.look(&to.path, true).unwrap_or(None);
+    pools::with(to, Use::Change, |tree| {
+        let found = tree.look(&to.path, true).unwrap_or(None);
         let into = found.is_some_and(|it| is_directory(&it)) && !arguments.no_target_directory;
         if (from.len() > 1 || arguments.target_directory.is_some()) && !into {
             return Err(no_directory(&to.to_string()));
@@ -129,10 +129,10 @@ pub fn mv(arguments: &Mv, out: &mut dyn Write) -> Outcome {
         for place in from {
             let name = last_name(&place.path).filter(|_| into);
             let target = name.map_or(to.path.clone(), |name| to.path.join(name));
-            if arguments.no_clobber && side.look(&target, false)?.is_some() {
+            if arguments.no_clobber && tree.look(&target, false)?.is_some() {
                 continue;
             }
-            side.rename(&place.path, &target)?;
+            tree.rename(&place.path, &target)?;
             if arguments.verbose {
                 writeln!(out, "renamed {place} to {}", to.with_path(&target))?;
             }
@@ -143,14 +143,14 @@ pub fn mv(arguments: &Mv, out: &mut dyn Write) -> Outcome {
 
 pub fn rm(arguments: &Rm, out: &mut dyn Write) -> Outcome {
     for place in &arguments.places {
-        pools::with(place, Use::Change, |side| {
-            remove(side, place, arguments, out)
+        pools::with(place, Use::Change, |tree| {
+            remove(tree, place, arguments, out)
         })?;
     }
     Ok(())
 }
 
-fn remove(side: &dyn Side, place: &PoolPlace, arguments: &Rm, out: &mut dyn Write) -> Outcome {
+fn remove(tree: &dyn Tree, place: &PoolPath, arguments: &Rm, out: &mut dyn Write) -> Outcome {
     // The root would lose all its entries and then stay.
     let no_name = last_name(&place.path).is_none();
     if arguments.recursive && no_name {
@@ -162,21 +162,21 @@ fn remove(side: &dyn Side, place: &PoolPlace, arguments: &Rm, out: &mut dyn Writ
         true => place.path.components().as_path(),
         false => &place.path,
     };
-    let found = match side.look(path, false)? {
+    let found = match tree.look(path, false)? {
         Some(found) => found,
         None if arguments.force => return Ok(()),
-        None => return side.find(path, false).map(drop),
+        None => return tree.find(path, false).map(drop),
     };
     let is_removed_as_directory =
         is_directory(&found) && (arguments.recursive || arguments.dir) && !no_name;
     if found.attributes.kind == FileKind::Directory && arguments.recursive {
-        walk(side, place, &found, &mut |step| {
+        walk(tree, place, &found, &mut |step| {
             if step.visit == Visit::Enter {
                 return Ok(());
             }
             let is_directory = step.visit == Visit::Leave;
             let below = || place.below(step.path);
-            let removed = side.remove(step.directory, step.name, is_directory);
+            let removed = tree.remove(step.directory, step.name, is_directory);
             removed.map_err(|error| error.at(below()))?;
             if arguments.verbose {
                 writeln!(out, "removed {}", below())?;
@@ -184,7 +184,7 @@ fn remove(side: &dyn Side, place: &PoolPlace, arguments: &Rm, out: &mut dyn Writ
             Ok(())
         })?;
     }
-    side.remove_path(path, is_removed_as_directory)?;
+    tree.remove_path(path, is_removed_as_directory)?;
     if arguments.verbose {
         writeln!(out, "removed {place}")?;
     }

@@ -10,21 +10,21 @@ use crate::arguments::files::{Cp, Preserve};
 use crate::change::{divide, mask, no_directory};
 use crate::failure::{Failure, Outcome};
 use crate::figures::kind_name;
-use crate::place::{Location, PoolPlace, last_name};
-use crate::pools::{self, Sides, Use};
+use crate::location::{Location, PoolPath, last_name};
+use crate::pools::{self, Trees, Use};
 use crate::progress::Copied;
-use crate::side::{Found, Side, Spot, Trouble, is_directory, names};
+use crate::tree::{FileHandle, Found, Tree, TreeError, is_directory, names};
 
 /// Bytes that are moved at a time: the length that the store writes atomically.
 const PIECE: usize = 1 << 20;
 /// Access control lists are part of the permissions.
 const LISTS: &[u8] = b"system.posix_acl_";
 
-pub fn cat(places: &[PoolPlace], out: &mut dyn Write) -> Outcome {
+pub fn cat(places: &[PoolPath], out: &mut dyn Write) -> Outcome {
     let mut buffer = vec![0; PIECE];
     for place in places {
-        pools::with(place, Use::Read, |side| {
-            let mut reader = side.open(&place.path)?;
+        pools::with(place, Use::Read, |tree| {
+            let mut reader = tree.open(&place.path)?;
             let mut offset = 0;
             while let Some((start, count)) = reader.read(offset, &mut buffer, false)? {
                 out.write_all(&buffer[..count])?;
@@ -81,22 +81,22 @@ impl Wishes {
 
 pub fn cp(arguments: &Cp, out: &mut dyn Write) -> Outcome {
     let (from, to) = divide(&arguments.places, arguments.target_directory.as_ref())?;
-    let sides = Sides::open(to, from)?;
-    if sides.has_no_pool() {
+    let trees = Trees::open(to, from)?;
+    if trees.has_no_pool() {
         let sentence = "none of these paths is in a pool; write POOL:/path, or use cp";
         return Err(Failure::Usage(sentence.into()));
     }
-    let outcome = copy_all(&sides, arguments, (from, to), out);
-    outcome.and(sides.of(to).close())
+    let outcome = copy_all(&trees, arguments, (from, to), out);
+    outcome.and(trees.of(to).close())
 }
 
 fn copy_all(
-    sides: &Sides,
+    trees: &Trees,
     arguments: &Cp,
     (from, to): (&[Location], &Location),
     out: &mut dyn Write,
 ) -> Outcome {
-    let target = sides.of(to);
+    let target = trees.of(to);
     let found = target.look(to.path(), true)?;
     let into = found.is_some_and(|it| is_directory(&it)) && !arguments.no_target_directory;
     if (from.len() > 1 || arguments.target_directory.is_some()) && !into {
@@ -109,17 +109,17 @@ fn copy_all(
         buffer: vec![0; PIECE],
         skipped: false,
         linked: HashMap::new(),
-        progress: Copied::new(only_size(sides, from)?),
+        progress: Copied::new(only_size(trees, from)?),
         out,
     };
     for place in from {
         let name = last_name(place.path()).filter(|_| into);
         let path = name.map_or(to.path().to_owned(), |name| to.path().join(name));
         let from = End {
-            side: sides.of(place),
+            tree: trees.of(place),
             path: place.path().into(),
         };
-        copier.copy(&from, &End { side: target, path })?;
+        copier.copy(&from, &End { tree: target, path })?;
     }
     match copier.skipped {
         true => Err(Failure::Silent),
@@ -128,40 +128,40 @@ fn copy_all(
 }
 
 /// The size of the only source, if it is a file.
-fn only_size(sides: &Sides, from: &[Location]) -> Result<Option<u64>, Failure> {
+fn only_size(trees: &Trees, from: &[Location]) -> Result<Option<u64>, Failure> {
     let [place] = from else {
         return Ok(None);
     };
-    let found = sides.of(place).look(place.path(), true)?;
+    let found = trees.of(place).look(place.path(), true)?;
     Ok(found
         .map(|found| found.attributes)
         .filter(|attributes| attributes.kind == FileKind::Regular && attributes.size > 0)
         .map(|attributes| attributes.size))
 }
 
-/// A path on its side.
+/// A path on its tree.
 struct End<'a> {
-    side: &'a dyn Side,
+    tree: &'a dyn Tree,
     path: PathBuf,
 }
 
 impl End<'_> {
     fn show(&self) -> String {
-        self.side.show(&self.path)
+        self.tree.show(&self.path)
     }
 
     fn is_on_side_of(&self, other: &End<'_>) -> bool {
-        std::ptr::addr_eq(self.side, other.side)
+        std::ptr::addr_eq(self.tree, other.tree)
     }
 
     fn below(&self, name: &std::ffi::OsStr) -> End<'_> {
         End {
-            side: self.side,
+            tree: self.tree,
             path: self.path.join(name),
         }
     }
 
-    fn failed(&self, error: &Trouble) -> Failure {
+    fn failed(&self, error: &TreeError) -> Failure {
         error.at(self.show())
     }
 }
@@ -181,7 +181,7 @@ struct Copier<'a> {
 
 impl Copier<'_> {
     fn copy(&mut self, from: &End<'_>, to: &End<'_>) -> Outcome {
-        let found = from.side.find(&from.path, self.wishes.follow)?;
+        let found = from.tree.find(&from.path, self.wishes.follow)?;
         let attributes = found.attributes;
         if attributes.kind == FileKind::Directory {
             if !self.wishes.recursive {
@@ -190,7 +190,7 @@ impl Copier<'_> {
             }
             return self.copy_directory(from, &found, to);
         }
-        let there = to.side.look(&to.path, false)?;
+        let there = to.tree.look(&to.path, false)?;
         if self.wishes.no_clobber && there.is_some() {
             return Ok(());
         }
@@ -200,9 +200,9 @@ impl Copier<'_> {
         match attributes.kind {
             FileKind::Symlink => {
                 self.make_way(to, there.as_ref())?;
-                let target = from.side.read_link(&found.spot);
+                let target = from.tree.read_link(&found.handle);
                 let target = target.map_err(|error| from.failed(&error))?;
-                to.side.make_symlink(path_of(&target), &to.path)?;
+                to.tree.make_symlink(path_of(&target), &to.path)?;
             }
             FileKind::Regular => self.copy_file(from, &found, to)?,
             // A single pipe of this host is read like a file: `tako cp <(command) POOL:/path`.
@@ -228,7 +228,7 @@ impl Copier<'_> {
     /// Removes the file that a link or a special file replaces.
     fn make_way(&self, to: &End<'_>, there: Option<&Found>) -> Outcome {
         match there {
-            Some(found) if !is_directory(found) => to.side.remove_path(&to.path, false),
+            Some(found) if !is_directory(found) => to.tree.remove_path(&to.path, false),
             _ => Ok(()),
         }
     }
@@ -248,12 +248,12 @@ impl Copier<'_> {
             self.linked.insert(found.identity, to.path.clone());
             return Ok(false);
         };
-        let copied = to.side.find(&first, false)?;
+        let copied = to.tree.find(&first, false)?;
         if there.is_some_and(|there| there.identity == copied.identity) {
             return Ok(true);
         }
         self.make_way(to, there)?;
-        to.side.link(&first, &to.path)?;
+        to.tree.link(&first, &to.path)?;
         self.report(from, to)?;
         Ok(true)
     }
@@ -284,13 +284,13 @@ impl Copier<'_> {
         self.make_way(to, there)?;
         let attributes = &found.attributes;
         let permissions = attributes.permissions & !self.mask;
-        to.side.make_special(&to.path, attributes, permissions)?;
+        to.tree.make_special(&to.path, attributes, permissions)?;
         Ok(true)
     }
 
     fn copy_directory(&mut self, from: &End<'_>, found: &Found, to: &End<'_>) -> Outcome {
         let permissions = found.attributes.permissions & 0o777 & !self.mask;
-        let is_new = match to.side.look(&to.path, true)? {
+        let is_new = match to.tree.look(&to.path, true)? {
             Some(there) if is_directory(&there) => false,
             Some(_) => {
                 let sentence = format!("{}: a file is where a directory is to go", to.show());
@@ -298,7 +298,7 @@ impl Copier<'_> {
             }
             // Its owner must be able to fill it.
             None => to
-                .side
+                .tree
                 .make_directory(&to.path, permissions | 0o700)
                 .map(|()| true)?,
         };
@@ -309,16 +309,16 @@ impl Copier<'_> {
                 to.show()
             )));
         }
-        for name in names(from.side, found, &from.show())? {
+        for name in names(from.tree, found, &from.show())? {
             self.copy(&from.below(&name), &to.below(&name))?;
         }
         if is_new && permissions & 0o700 != 0o700 && !self.wishes.mode {
-            let copy = to.side.find(&to.path, true)?;
+            let copy = to.tree.find(&to.path, true)?;
             let change = SetAttributes {
                 permissions: Some(permissions),
                 ..SetAttributes::default()
             };
-            let changed = to.side.change(&copy.spot, &change);
+            let changed = to.tree.change(&copy.handle, &change);
             changed.map_err(|error| to.failed(&error))?;
         }
         self.keep(from, found, to)?;
@@ -326,7 +326,7 @@ impl Copier<'_> {
     }
 
     fn copy_file(&mut self, from: &End<'_>, found: &Found, to: &End<'_>) -> Outcome {
-        let there = to.side.look(&to.path, true)?;
+        let there = to.tree.look(&to.path, true)?;
         if is_same_file(from, found, to, there.as_ref()) {
             let sentence = format!(
                 "{} and {} are one file; choose another target",
@@ -335,12 +335,12 @@ impl Copier<'_> {
             );
             return Err(Failure::Failed(sentence));
         }
-        let mut reader = from.side.open(&from.path)?;
+        let mut reader = from.tree.open(&from.path)?;
         let permissions = found.attributes.permissions & 0o777 & !self.mask;
-        let mut writer = match to.side.create(&to.path, permissions) {
+        let mut writer = match to.tree.create(&to.path, permissions) {
             Err(_) if self.wishes.force && there.is_some_and(|it| !is_directory(&it)) => {
-                to.side.remove_path(&to.path, false)?;
-                to.side.create(&to.path, permissions)?
+                to.tree.remove_path(&to.path, false)?;
+                to.tree.create(&to.path, permissions)?
             }
             result => result?,
         };
@@ -370,8 +370,8 @@ impl Copier<'_> {
         if !(mode || ownership || timestamps || xattrs) {
             return Ok(());
         }
-        let copy = to.side.find(&to.path, is_directory(found))?.spot;
-        let failed = |error: Trouble| to.failed(&error);
+        let copy = to.tree.find(&to.path, is_directory(found))?.handle;
+        let failed = |error: TreeError| to.failed(&error);
         let attributes = &found.attributes;
         if ownership {
             self.keep_owner(attributes, to, &copy)?;
@@ -381,7 +381,7 @@ impl Copier<'_> {
                 permissions: Some(attributes.permissions),
                 ..SetAttributes::default()
             };
-            to.side.change(&copy, &change).map_err(failed)?;
+            to.tree.change(&copy, &change).map_err(failed)?;
         }
         if mode || xattrs {
             self.keep_xattrs(from, found, to, &copy)?;
@@ -392,25 +392,31 @@ impl Copier<'_> {
                 modified_ns: Some(attributes.modified_ns),
                 ..SetAttributes::default()
             };
-            to.side.change(&copy, &change).map_err(failed)?;
+            to.tree.change(&copy, &change).map_err(failed)?;
         }
         Ok(())
     }
 
     /// Gives a copy its original's owner. As with cp(1), a user other than root goes without.
-    fn keep_owner(&self, attributes: &Attributes, to: &End<'_>, copy: &Spot) -> Outcome {
+    fn keep_owner(&self, attributes: &Attributes, to: &End<'_>, copy: &FileHandle) -> Outcome {
         let change = SetAttributes {
             uid: Some(attributes.uid),
             gid: Some(attributes.gid),
             ..SetAttributes::default()
         };
-        match to.side.change(copy, &change) {
+        match to.tree.change(copy, &change) {
             Err(error) if !error.is_refused() => Err(to.failed(&error)),
             _ => Ok(()),
         }
     }
 
-    fn keep_xattrs(&self, from: &End<'_>, found: &Found, to: &End<'_>, copy: &Spot) -> Outcome {
+    fn keep_xattrs(
+        &self,
+        from: &End<'_>,
+        found: &Found,
+        to: &End<'_>,
+        copy: &FileHandle,
+    ) -> Outcome {
         let Wishes {
             mode,
             xattrs,
@@ -418,8 +424,8 @@ impl Copier<'_> {
             ..
         } = self.wishes;
         let is_passable =
-            |error: &Trouble| !xattrs_required && (error.is_unsupported() || error.is_refused());
-        let all = match from.side.xattrs(&found.spot) {
+            |error: &TreeError| !xattrs_required && (error.is_unsupported() || error.is_refused());
+        let all = match from.tree.xattrs(&found.handle) {
             Err(error) if is_passable(&error) => return Ok(()),
             all => all.map_err(|error| from.failed(&error))?,
         };
@@ -432,7 +438,7 @@ impl Copier<'_> {
             if !wanted {
                 continue;
             }
-            match to.side.set_xattr(copy, &name, &value) {
+            match to.tree.set_xattr(copy, &name, &value) {
                 Err(error) if is_passable(&error) => {}
                 set => set.map_err(|error| to.failed(&error))?,
             }
@@ -447,14 +453,14 @@ fn path_of(bytes: &[u8]) -> &Path {
 }
 
 fn is_same_file(from: &End<'_>, found: &Found, to: &End<'_>, there: Option<&Found>) -> bool {
-    let are_on_host = from.side.real(&from.path).is_some() && to.side.real(&to.path).is_some();
+    let are_on_host = from.tree.real(&from.path).is_some() && to.tree.real(&to.path).is_some();
     (from.is_on_side_of(to) || are_on_host)
         && there.is_some_and(|there| there.identity == found.identity)
 }
 
 /// Whether the directory `inner` is the directory `outer` or lies below it.
 fn lies_inside(inner: &End<'_>, outer: &End<'_>, found: &Found) -> Result<bool, Failure> {
-    if let (Some(inner), Some(outer)) = (inner.side.real(&inner.path), outer.side.real(&outer.path))
+    if let (Some(inner), Some(outer)) = (inner.tree.real(&inner.path), outer.tree.real(&outer.path))
     {
         let absolute = |path: PathBuf| path.canonicalize().unwrap_or(path);
         return Ok(absolute(inner).starts_with(absolute(outer)));
@@ -463,7 +469,7 @@ fn lies_inside(inner: &End<'_>, outer: &End<'_>, found: &Found) -> Result<bool, 
         return Ok(false);
     }
     let mut path = inner.path.clone();
-    while let Some(above) = inner.side.look(&path, true)? {
+    while let Some(above) = inner.tree.look(&path, true)? {
         if above.identity == found.identity {
             return Ok(true);
         }

@@ -6,20 +6,20 @@ use client::{Attributes, FileKind};
 
 use crate::failure::Outcome;
 use crate::figures::{kind_name, show_device, show_mode, show_name, show_time};
-use crate::place::PoolPlace;
+use crate::location::PoolPath;
 use crate::pools::{self, Use};
-use crate::side::{Side, is_directory};
+use crate::tree::{Tree, is_directory};
 use crate::walk::{Visit, walk};
 
-pub fn stat(places: &[PoolPlace], out: &mut dyn Write) -> Outcome {
+pub fn stat(places: &[PoolPath], out: &mut dyn Write) -> Outcome {
     for (index, place) in places.iter().enumerate() {
         if index > 0 {
             writeln!(out)?;
         }
-        pools::with(place, Use::Read, |side| {
-            let found = side.find(&place.path, false)?;
+        pools::with(place, Use::Read, |tree| {
+            let found = tree.find(&place.path, false)?;
             let target = match found.attributes.kind {
-                FileKind::Symlink => side.read_link(&found.spot),
+                FileKind::Symlink => tree.read_link(&found.handle),
                 _ => Ok(Vec::new()),
             };
             let target = target.map_err(|error| error.at(place))?;
@@ -67,29 +67,29 @@ fn write_attributes(attributes: &Attributes, target: &[u8], out: &mut dyn Write)
     writeln!(out, "version      {}", attributes.version)
 }
 
-pub fn tree(places: &[PoolPlace], out: &mut dyn Write) -> Outcome {
-    let mut tree = Tree::default();
+pub fn tree(places: &[PoolPath], out: &mut dyn Write) -> Outcome {
+    let mut drawing = TreeDrawing::default();
     for place in places {
-        pools::with(place, Use::Read, |side| tree.draw(side, place, out))?;
+        pools::with(place, Use::Read, |tree| drawing.draw(tree, place, out))?;
     }
     let plural = |count: u64, one: &str, many: &str| {
         format!("{count} {}", if count == 1 { one } else { many })
     };
-    let directories = plural(tree.directories, "directory", "directories");
-    let files = plural(tree.files, "file", "files");
+    let directories = plural(drawing.directories, "directory", "directories");
+    let files = plural(drawing.files, "file", "files");
     writeln!(out, "{directories}, {files}")?;
     Ok(())
 }
 
 #[derive(Default)]
-struct Tree {
+struct TreeDrawing {
     directories: u64,
     files: u64,
 }
 
-impl Tree {
-    fn draw(&mut self, side: &dyn Side, place: &PoolPlace, out: &mut dyn Write) -> Outcome {
-        let top = side.find(&place.path, true)?;
+impl TreeDrawing {
+    fn draw(&mut self, tree: &dyn Tree, place: &PoolPath, out: &mut dyn Write) -> Outcome {
+        let top = tree.find(&place.path, true)?;
         writeln!(out, "{place}")?;
         if !is_directory(&top) {
             self.files += 1;
@@ -98,7 +98,7 @@ impl Tree {
         self.directories += 1;
         // The text before the names in the present directory, and its length in those above.
         let (mut margin, mut lengths) = (String::new(), Vec::new());
-        walk(side, place, &top, &mut |step| {
+        walk(tree, place, &top, &mut |step| {
             if step.visit == Visit::Leave {
                 margin.truncate(lengths.pop().unwrap_or(0));
                 return Ok(());

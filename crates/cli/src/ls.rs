@@ -9,9 +9,9 @@ use crate::failure::{Failure, Outcome};
 use crate::figures::{
     now_ns, show_device, show_mode, show_name, show_short_size, show_short_time, show_time,
 };
-use crate::place::PoolPlace;
+use crate::location::PoolPath;
 use crate::pools::{self, Use};
-use crate::side::{Child, Found, Side, Spot, is_directory};
+use crate::tree::{Child, FileHandle, Found, Tree, is_directory};
 use crate::users;
 
 /// Access control list of a file, which `ls -l` marks with `+`.
@@ -21,7 +21,7 @@ const DEFAULT_LIST: &[u8] = b"system.posix_acl_default";
 /// A line of `ls`.
 struct Row {
     name: Vec<u8>,
-    spot: Spot,
+    handle: FileHandle,
     attributes: Attributes,
     /// Target of a symbolic link.
     target: Vec<u8>,
@@ -35,7 +35,7 @@ pub fn run(arguments: &Ls, out: &mut dyn Write) -> Outcome {
         has_written: false,
     };
     for place in &arguments.places {
-        pools::with(place, Use::Read, |side| listing.list(side, place, out))?;
+        pools::with(place, Use::Read, |tree| listing.list(tree, place, out))?;
     }
     Ok(())
 }
@@ -59,23 +59,23 @@ impl Listing<'_> {
         *long || *no_owner || *no_group || *numeric_uid_gid || *full_time
     }
 
-    fn list(&mut self, side: &dyn Side, place: &PoolPlace, out: &mut dyn Write) -> Outcome {
-        let own = side.find(&place.path, false)?;
+    fn list(&mut self, tree: &dyn Tree, place: &PoolPath, out: &mut dyn Write) -> Outcome {
+        let own = tree.find(&place.path, false)?;
         // A symbolic link to a directory is followed, unless attributes are asked for.
         let follows = own.attributes.kind == FileKind::Symlink
             && !self.is_long()
             && !self.arguments.directory;
         let target = match follows {
-            true => side.look(&place.path, true)?.unwrap_or(own),
+            true => tree.look(&place.path, true)?.unwrap_or(own),
             false => own,
         };
         if is_directory(&target) && !self.arguments.directory {
             let is_one_of_many = self.arguments.places.len() > 1 || self.arguments.recursive;
-            return self.list_directory(side, place, &target, is_one_of_many, out);
+            return self.list_directory(tree, place, &target, is_one_of_many, out);
         }
-        let found = side.find(&place.path, false)?;
+        let found = tree.find(&place.path, false)?;
         let name = place.to_string().into_bytes();
-        let row = self.row(side, name, found.spot, found.attributes);
+        let row = self.row(tree, name, found.handle, found.attributes);
         let rows = [row.map_err(|error| error.at(place))?];
         self.write(&rows, out)?;
         Ok(())
@@ -83,8 +83,8 @@ impl Listing<'_> {
 
     fn list_directory(
         &mut self,
-        side: &dyn Side,
-        place: &PoolPlace,
+        tree: &dyn Tree,
+        place: &PoolPath,
         found: &Found,
         with_header: bool,
         out: &mut dyn Write,
@@ -93,7 +93,7 @@ impl Listing<'_> {
             let gap = if self.has_written { "\n" } else { "" };
             writeln!(out, "{gap}{place}:")?;
         }
-        let rows = self.rows(side, place, found)?;
+        let rows = self.rows(tree, place, found)?;
         if self.is_long() || self.arguments.size {
             let total = rows.iter().map(|row| row.attributes.blocks_512).sum();
             writeln!(out, "total {}", self.blocks(total))?;
@@ -108,34 +108,36 @@ impl Listing<'_> {
             if row.attributes.kind == FileKind::Directory && !is_self {
                 let below = place.below(&row.name);
                 let found = Found {
-                    spot: row.spot,
+                    handle: row.handle,
                     attributes: row.attributes,
                     identity: (0, row.attributes.number),
                 };
-                self.list_directory(side, &below, &found, true, out)?;
+                self.list_directory(tree, &below, &found, true, out)?;
             }
         }
         Ok(())
     }
 
-    fn rows(&self, side: &dyn Side, place: &PoolPlace, found: &Found) -> Result<Vec<Row>, Failure> {
+    fn rows(&self, tree: &dyn Tree, place: &PoolPath, found: &Found) -> Result<Vec<Row>, Failure> {
         let Ls {
             all, almost_all, ..
         } = self.arguments;
-        let mut children = side.entries(&found.spot).map_err(|error| error.at(place))?;
+        let mut children = tree
+            .entries(&found.handle)
+            .map_err(|error| error.at(place))?;
         children.retain(|child| *all || *almost_all || !child.name.starts_with(b"."));
         let mut rows = Vec::new();
         if *all {
-            let parent = side.find(&place.path.join(".."), true)?;
-            for (name, spot) in [(".", found.spot.clone()), ("..", parent.spot)] {
+            let parent = tree.find(&place.path.join(".."), true)?;
+            for (name, handle) in [(".", found.handle.clone()), ("..", parent.handle)] {
                 let name = name.as_bytes().to_vec();
-                children.insert(rows.len(), Child { name, spot });
+                children.insert(rows.len(), Child { name, handle });
             }
             children.sort_by(|one, other| one.name.cmp(&other.name));
         }
-        for Child { name, spot } in children {
-            let attributes = side.attributes(&spot);
-            let row = attributes.and_then(|it| self.row(side, name.clone(), spot, it));
+        for Child { name, handle } in children {
+            let attributes = tree.attributes(&handle);
+            let row = attributes.and_then(|it| self.row(tree, name.clone(), handle, it));
             rows.push(row.map_err(|error| error.at(place.below(&name)))?);
         }
         self.sort(&mut rows);
@@ -144,19 +146,19 @@ impl Listing<'_> {
 
     fn row(
         &self,
-        side: &dyn Side,
+        tree: &dyn Tree,
         name: Vec<u8>,
-        spot: Spot,
+        handle: FileHandle,
         attributes: Attributes,
-    ) -> Result<Row, crate::side::Trouble> {
+    ) -> Result<Row, crate::tree::TreeError> {
         let is_link = attributes.kind == FileKind::Symlink;
         let target = match is_link && self.is_long() {
-            true => side.read_link(&spot)?,
+            true => tree.read_link(&handle)?,
             false => Vec::new(),
         };
         let has_list = self.is_long()
             && !is_link
-            && match side.xattrs(&spot) {
+            && match tree.xattrs(&handle) {
                 Ok(all) => all
                     .iter()
                     .any(|(name, _)| name == ACCESS_LIST || name == DEFAULT_LIST),
@@ -165,7 +167,7 @@ impl Listing<'_> {
             };
         Ok(Row {
             name,
-            spot,
+            handle,
             attributes,
             target,
             has_list,

@@ -1,6 +1,6 @@
 //! The `tako` command: pools, mounts, and files in a pool without a mount.
 //!
-//! `arguments` defines the command line; each command has its module; `place` distinguishes `POOL:/path` from a path on
+//! `arguments` defines the command line; each command has its module; `location` distinguishes `POOL:/path` from a path on
 //! this host, `pools` opens pools, `walk` goes through a tree, `service` is the interface of mount(8) and the service
 //! manager, and `failure` is how all of them fail.
 #![forbid(unsafe_code)]
@@ -18,6 +18,7 @@ mod grow;
 mod info;
 mod keys;
 mod list;
+mod location;
 mod log;
 mod ls;
 mod metadata;
@@ -25,15 +26,14 @@ mod mkfs;
 mod modes;
 mod mount;
 mod mounts;
-mod place;
 mod pools;
 mod progress;
 mod remote;
 mod service;
 mod shells;
-mod side;
 mod signature;
 mod space;
+mod tree;
 mod users;
 mod walk;
 

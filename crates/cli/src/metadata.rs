@@ -8,10 +8,10 @@ use crate::arguments::files::{Chmod, Chown, Ln, Truncate};
 use crate::change::mask;
 use crate::failure::{Failure, Outcome};
 use crate::figures::parse_size;
+use crate::location::{PoolPath, last_name};
 use crate::modes::ModeChange;
-use crate::place::{PoolPlace, last_name};
 use crate::pools::{self, Use, is_same};
-use crate::side::{Side, is_directory};
+use crate::tree::{Tree, is_directory};
 use crate::users;
 use crate::walk::{Visit, walk};
 
@@ -24,9 +24,9 @@ pub fn ln(arguments: &Ln, out: &mut dyn Write) -> Outcome {
         false => Some(hard_target(arguments)?),
     };
     let name = &arguments.name;
-    pools::with(name, Use::Change, |side| {
+    pools::with(name, Use::Change, |tree| {
         let follow = !arguments.no_dereference;
-        let there = side.look(&name.path, follow)?;
+        let there = tree.look(&name.path, follow)?;
         let into = there.is_some_and(|it| is_directory(&it)) && !arguments.no_target_directory;
         let last = match &target {
             Some(target) => last_name(&target.path),
@@ -37,10 +37,10 @@ pub fn ln(arguments: &Ln, out: &mut dyn Write) -> Outcome {
             None => name.path.clone(),
         };
         if arguments.force
-            && let Some(old) = side.look(&path, false)?
+            && let Some(old) = tree.look(&path, false)?
         {
             let is_same_file = match &target {
-                Some(target) => side.find(&target.path, false)?.identity == old.identity,
+                Some(target) => tree.find(&target.path, false)?.identity == old.identity,
                 None => false,
             };
             if is_same_file {
@@ -48,11 +48,11 @@ pub fn ln(arguments: &Ln, out: &mut dyn Write) -> Outcome {
                 let sentence = format!("{place} is that file already; choose another name");
                 return Err(Failure::Failed(sentence));
             }
-            side.remove_path(&path, false)?;
+            tree.remove_path(&path, false)?;
         }
         match &target {
-            Some(target) => side.link(&target.path, &path)?,
-            None => side.make_symlink(arguments.target.as_ref(), &path)?,
+            Some(target) => tree.link(&target.path, &path)?,
+            None => tree.make_symlink(arguments.target.as_ref(), &path)?,
         }
         if arguments.verbose {
             let text = crate::figures::show_name(arguments.target.as_encoded_bytes());
@@ -63,8 +63,8 @@ pub fn ln(arguments: &Ln, out: &mut dyn Write) -> Outcome {
 }
 
 /// The file that gets one more name.
-fn hard_target(arguments: &Ln) -> Result<PoolPlace, Failure> {
-    let target = PoolPlace::parse(&arguments.target).map_err(Failure::Usage)?;
+fn hard_target(arguments: &Ln) -> Result<PoolPath, Failure> {
+    let target = PoolPath::parse(&arguments.target).map_err(Failure::Usage)?;
     match is_same(&target.pool, &arguments.name.pool) {
         true => Ok(target),
         false => Err(Failure::Usage(format!(
@@ -77,22 +77,23 @@ fn hard_target(arguments: &Ln) -> Result<PoolPlace, Failure> {
 /// Changes attributes of the files at `places`, and with `recursive` of all files below them. `change` returns the
 /// change for a file, if there is one.
 fn change_all(
-    places: &[PoolPlace],
+    places: &[PoolPath],
     (recursive, follow): (bool, bool),
     change: &dyn Fn(&Attributes) -> Option<SetAttributes>,
 ) -> Outcome {
     for place in places {
-        pools::with(place, Use::Change, |side| {
-            let found = side.find(&place.path, follow)?;
-            apply(side, &found.spot, change(&found.attributes)).map_err(|error| error.at(place))?;
+        pools::with(place, Use::Change, |tree| {
+            let found = tree.find(&place.path, follow)?;
+            apply(tree, &found.handle, change(&found.attributes))
+                .map_err(|error| error.at(place))?;
             if !recursive || !is_directory(&found) {
                 return Ok(());
             }
-            walk(side, place, &found, &mut |step| {
+            walk(tree, place, &found, &mut |step| {
                 if step.visit == Visit::Leave {
                     return Ok(());
                 }
-                apply(side, step.spot, change(step.attributes))
+                apply(tree, step.handle, change(step.attributes))
                     .map_err(|error| error.at(place.below(step.path)))
             })
         })?;
@@ -101,12 +102,12 @@ fn change_all(
 }
 
 fn apply(
-    side: &dyn Side,
-    spot: &crate::side::Spot,
+    tree: &dyn Tree,
+    handle: &crate::tree::FileHandle,
     change: Option<SetAttributes>,
-) -> Result<(), crate::side::Trouble> {
+) -> Result<(), crate::tree::TreeError> {
     match change {
-        Some(change) => side.change(spot, &change),
+        Some(change) => tree.change(handle, &change),
         None => Ok(()),
     }
 }
@@ -150,13 +151,13 @@ pub fn chown(arguments: &Chown) -> Outcome {
 pub fn truncate(arguments: &Truncate) -> Outcome {
     let length = Length::parse(&arguments.size).map_err(Failure::Usage)?;
     for place in &arguments.places {
-        pools::with(place, Use::Change, |side| {
-            let found = match side.look(&place.path, true)? {
+        pools::with(place, Use::Change, |tree| {
+            let found = match tree.look(&place.path, true)? {
                 Some(found) => found,
                 None if arguments.no_create => return Ok(()),
                 None => {
-                    drop(side.create(&place.path, FILE & !mask())?);
-                    side.find(&place.path, true)?
+                    drop(tree.create(&place.path, FILE & !mask())?);
+                    tree.find(&place.path, true)?
                 }
             };
             if is_directory(&found) {
@@ -167,7 +168,7 @@ pub fn truncate(arguments: &Truncate) -> Outcome {
                 size: Some(length.of(found.attributes.size)),
                 ..SetAttributes::default()
             };
-            side.change(&found.spot, &change)
+            tree.change(&found.handle, &change)
                 .map_err(|error| error.at(place))
         })?;
     }

@@ -1,4 +1,4 @@
-//! Opening pools, and the sides that the paths of a command are on.
+//! Opening pools, and the trees that the paths of a command are on.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use client::{Cause, Error, FileSystem, Source};
 
 use crate::failure::{Failure, Outcome};
+use crate::location::{Location, PoolPath};
 use crate::log::Log;
-use crate::place::{Location, PoolPlace};
 use crate::remote::{self, RemoteOptions};
-use crate::side::{Host, Pool, Side};
+use crate::tree::{Host, Pool, Tree};
 
 /// Use of a pool's files by a command.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ fn open_to_read(pool: &Path) -> Result<FileSystem, Error> {
 }
 
 /// Opens a pool for this process, or, if it is mounted, its mount.
-pub fn open(pool: &Path, wanted: Use) -> Result<Box<dyn Side>, Failure> {
+pub fn open(pool: &Path, wanted: Use) -> Result<Box<dyn Tree>, Failure> {
     if Source::is_source(pool.as_os_str().as_bytes()) {
         let file_system = remote::open(pool, &RemoteOptions::default(), Log::Terminal)?;
         return Ok(Box::new(Pool {
@@ -72,11 +72,11 @@ pub fn mounted_at(pool: &Path) -> Option<PathBuf> {
         .map(|mount| mount.directory)
 }
 
-/// Does `work` on the side of a place, and ends its use also when the work fails.
-pub fn with(place: &PoolPlace, wanted: Use, work: impl FnOnce(&dyn Side) -> Outcome) -> Outcome {
-    let side = open(&place.pool, wanted)?;
-    let outcome = work(&*side);
-    outcome.and(side.close())
+/// Does `work` on the tree of a place, and ends its use also when the work fails.
+pub fn with(place: &PoolPath, wanted: Use, work: impl FnOnce(&dyn Tree) -> Outcome) -> Outcome {
+    let tree = open(&place.pool, wanted)?;
+    let outcome = work(&*tree);
+    outcome.and(tree.close())
 }
 
 /// Closes a pool that was opened for changes.
@@ -93,25 +93,25 @@ pub fn is_same(one: &Path, other: &Path) -> bool {
     }
 }
 
-/// The sides that take part in a command, each pool opened once.
-pub struct Sides {
+/// The trees that take part in a command, each pool opened once.
+pub struct Trees {
     host: Host,
-    pools: Vec<(PathBuf, Box<dyn Side>)>,
+    pools: Vec<(PathBuf, Box<dyn Tree>)>,
 }
 
-impl Sides {
-    /// Opens the sides of a target and of its sources.
-    pub fn open(to: &Location, from: &[Location]) -> Result<Sides, Failure> {
-        let mut sides = Sides {
+impl Trees {
+    /// Opens the trees of a target and of its sources.
+    pub fn open(to: &Location, from: &[Location]) -> Result<Trees, Failure> {
+        let mut trees = Trees {
             host: Host::default(),
             pools: Vec::new(),
         };
         // The target first: a pool that is read as well is opened for both.
-        sides.add(to, Use::Change)?;
+        trees.add(to, Use::Change)?;
         for place in from {
-            sides.add(place, Use::Read)?;
+            trees.add(place, Use::Read)?;
         }
-        Ok(sides)
+        Ok(trees)
     }
 
     /// Whether all paths are of this host.
@@ -123,8 +123,8 @@ impl Sides {
         if let Location::Pool(place) = place
             && self.index(&place.pool).is_none()
         {
-            let side = open(&place.pool, wanted)?;
-            self.pools.push((place.pool.clone(), side));
+            let tree = open(&place.pool, wanted)?;
+            self.pools.push((place.pool.clone(), tree));
         }
         Ok(())
     }
@@ -135,8 +135,8 @@ impl Sides {
             .position(|(pool, _)| is_same(pool, wanted))
     }
 
-    /// The side of a place.
-    pub fn of(&self, place: &Location) -> &dyn Side {
+    /// The tree of a place.
+    pub fn of(&self, place: &Location) -> &dyn Tree {
         let pool = match place {
             Location::Pool(place) => self.index(&place.pool),
             Location::Host(_) => None,

@@ -9,9 +9,9 @@ use client::Attributes;
 use crate::arguments::files::{Df, Du};
 use crate::failure::{Failure, Outcome};
 use crate::figures::show_short_size;
-use crate::place::PoolPlace;
+use crate::location::PoolPath;
 use crate::pools::{self, Use};
-use crate::side::{Side, is_directory};
+use crate::tree::{Tree, is_directory};
 use crate::walk::{Visit, walk};
 
 /// Units of sizes.
@@ -50,7 +50,7 @@ pub fn du(arguments: &Du, out: &mut dyn Write) -> Outcome {
         total: 0,
     };
     for place in &arguments.places {
-        pools::with(place, Use::Read, |side| usage.add(side, place, out))?;
+        pools::with(place, Use::Read, |tree| usage.add(tree, place, out))?;
     }
     if arguments.total {
         writeln!(out, "{}\ttotal", unit.show(usage.total))?;
@@ -85,15 +85,15 @@ impl Usage<'_> {
         attributes.links == 1 || self.counted.insert((pool.into(), attributes.number))
     }
 
-    fn add(&mut self, side: &dyn Side, place: &PoolPlace, out: &mut dyn Write) -> Outcome {
-        let top = side.find(&place.path, false)?;
+    fn add(&mut self, tree: &dyn Tree, place: &PoolPath, out: &mut dyn Write) -> Outcome {
+        let top = tree.find(&place.path, false)?;
         // The innermost directory is the last.
         let mut sums = vec![self.size(&top.attributes)];
         let line = |unit: Unit, sum: u64, place: &dyn std::fmt::Display| {
             format!("{}\t{place}\n", unit.show(sum))
         };
         if is_directory(&top) {
-            walk(side, place, &top, &mut |step| {
+            walk(tree, place, &top, &mut |step| {
                 match step.visit {
                     Visit::Enter => sums.push(self.size(step.attributes)),
                     Visit::Leave => {

@@ -6,8 +6,8 @@ use std::vec::IntoIter;
 use client::{Attributes, FileKind};
 
 use crate::failure::{Failure, Outcome};
-use crate::place::PoolPlace;
-use crate::side::{Child, Found, Side, Spot};
+use crate::location::PoolPath;
+use crate::tree::{Child, FileHandle, Found, Tree};
 
 /// A visited file. Directories are visited twice.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,8 +26,8 @@ pub struct Step<'a> {
     /// Path below the directory where the walk began.
     pub path: &'a [u8],
     /// The directory that it is in.
-    pub directory: &'a Spot,
-    pub spot: &'a Spot,
+    pub directory: &'a FileHandle,
+    pub handle: &'a FileHandle,
     pub name: &'a [u8],
     pub attributes: &'a Attributes,
     /// Whether it is the last in its directory.
@@ -36,7 +36,7 @@ pub struct Step<'a> {
 
 /// A directory during the visit of its entries.
 struct Level {
-    spot: Spot,
+    handle: FileHandle,
     attributes: Attributes,
     /// Length of its path below the top, in bytes.
     path_length: usize,
@@ -47,8 +47,8 @@ struct Level {
 /// A walk through everything below a directory, names in order. In a pool that this process has open, paths may be
 /// longer than any call by path takes.
 struct Walk<'a> {
-    side: &'a dyn Side,
-    top: &'a PoolPlace,
+    tree: &'a dyn Tree,
+    top: &'a PoolPath,
     /// Directories entered, by inode number.
     seen: HashSet<u64>,
     levels: Vec<Level>,
@@ -57,19 +57,19 @@ struct Walk<'a> {
 
 /// Visits everything below the directory `found` at `top`.
 pub fn walk(
-    side: &dyn Side,
-    top: &PoolPlace,
+    tree: &dyn Tree,
+    top: &PoolPath,
     found: &Found,
     visit: &mut dyn FnMut(&Step<'_>) -> Outcome,
 ) -> Outcome {
     let mut walk = Walk {
-        side,
+        tree,
         top,
         seen: HashSet::new(),
         levels: Vec::new(),
         path: Vec::new(),
     };
-    walk.enter(found.spot.clone(), found.attributes, true)?;
+    walk.enter(found.handle.clone(), found.attributes, true)?;
     while walk.step(visit)? {}
     Ok(())
 }
@@ -81,7 +81,7 @@ impl Walk<'_> {
             return Ok(false);
         };
         self.path.truncate(level.path_length);
-        let Some(Child { name, spot }) = level.rest.next() else {
+        let Some(Child { name, handle }) = level.rest.next() else {
             return self.leave(visit).map(|()| true);
         };
         let last = level.rest.len() == 0;
@@ -89,7 +89,7 @@ impl Walk<'_> {
             self.path.push(b'/');
         }
         self.path.extend(&name);
-        let attributes = self.side.attributes(&spot);
+        let attributes = self.tree.attributes(&handle);
         let attributes = attributes.map_err(|error| error.at(self.top.below(&self.path)))?;
         let is_directory = attributes.kind == FileKind::Directory;
         visit(&Step {
@@ -98,14 +98,14 @@ impl Walk<'_> {
                 false => Visit::Leaf,
             },
             path: &self.path,
-            directory: &level.spot,
-            spot: &spot,
+            directory: &level.handle,
+            handle: &handle,
             name: &name,
             attributes: &attributes,
             last,
         })?;
         if is_directory {
-            self.enter(spot, attributes, last)?;
+            self.enter(handle, attributes, last)?;
         }
         Ok(true)
     }
@@ -119,15 +119,15 @@ impl Walk<'_> {
         visit(&Step {
             visit: Visit::Leave,
             path: &self.path,
-            directory: &above.spot,
-            spot: &left.spot,
+            directory: &above.handle,
+            handle: &left.handle,
             name: name.unwrap_or_default(),
             attributes: &left.attributes,
             last: left.last,
         })
     }
 
-    fn enter(&mut self, spot: Spot, attributes: Attributes, last: bool) -> Outcome {
+    fn enter(&mut self, handle: FileHandle, attributes: Attributes, last: bool) -> Outcome {
         let place = || self.top.below(&self.path);
         // Only in a damaged pool has a directory two names; among its descendants, there would be no end.
         if !self.seen.insert(attributes.number) {
@@ -136,10 +136,10 @@ impl Walk<'_> {
                 "{place}: this directory has two names; run `tako check`"
             )));
         }
-        let entries = self.side.entries(&spot);
+        let entries = self.tree.entries(&handle);
         let entries = entries.map_err(|error| error.at(place()))?;
         self.levels.push(Level {
-            spot,
+            handle,
             attributes,
             path_length: self.path.len(),
             rest: entries.into_iter(),

@@ -13,9 +13,9 @@
 //! Dialing waits for the peer on a separate thread, so that a thread that serves others never does.
 
 mod block;
+mod establish;
 mod fragment;
 mod group;
-mod joining;
 mod link;
 mod memory;
 #[cfg(test)]
@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 
 pub use self::block::{Armed, Handle, Ready};
 use self::block::{Blocker, Descriptors, Waker, duplicate};
+use self::establish::Arrived;
 pub use self::fragment::MESSAGE_MAX;
-use self::joining::Arrived;
 use self::link::{Link, Post};
 pub use self::memory::{Direction, TRANSFER_MAX, Transfer};
 use crate::choice::Choice;

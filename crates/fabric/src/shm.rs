@@ -21,11 +21,11 @@
 //! nothing).
 
 mod bell;
+mod endpoint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod header;
 mod ring;
-mod side;
 #[cfg(test)]
 mod tests;
 mod transport;

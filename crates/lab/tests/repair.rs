@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use client::FileKind;
-use lab::pieces::{Piece, Pieces};
+use lab::salvage::{Salvage, SalvagedFile};
 use pmem::{Random, Region, Simulation};
 use store::format::superblock::RING_OFFSET;
 use store::fuzzing::{PoolBytes, PoolPart, SAMPLE_LENGTH, Sample, sample};
@@ -17,7 +17,7 @@ const ALL: u8 = u8::MAX;
 /// A sample, and its contents.
 struct Whole {
     bytes: Vec<u8>,
-    pieces: Pieces,
+    salvage: Salvage,
 }
 
 thread_local! {
@@ -44,8 +44,8 @@ fn bytes_of(region: &Region) -> Vec<u8> {
 impl Whole {
     fn new(which: Sample) -> Whole {
         let bytes = sample(which);
-        let pieces = Pieces::read(&region(&bytes)).unwrap();
-        Whole { bytes, pieces }
+        let salvage = Salvage::read(&region(&bytes)).unwrap();
+        Whole { bytes, salvage }
     }
 
     /// Repairs a damaged copy, expects a pool without remaining findings, and compares its contents.
@@ -57,8 +57,8 @@ impl Whole {
         if !again.done.is_empty() {
             return Err(format!("a second repair does {:?}", again.done));
         }
-        let pieces = Pieces::read(&region)?;
-        pieces.is_kept(&self.pieces, &done, lied)?;
+        let salvage = Salvage::read(&region)?;
+        salvage.is_kept(&self.salvage, &done, lied)?;
         Ok(done)
     }
 }
@@ -107,7 +107,7 @@ struct Target {
     tells_of: BTreeSet<u64>,
 }
 
-fn targets(pool: &PoolBytes, expected: &Pieces) -> Vec<Target> {
+fn targets(pool: &PoolBytes, expected: &Salvage) -> Vec<Target> {
     let mut targets = Vec::new();
     let mut add = |structure, at, tells_of: &[u64]| {
         let tells_of = tells_of.iter().copied().collect();
@@ -179,7 +179,7 @@ fn every_field_of_every_structure_is_found_and_repaired() {
     let whole = Whole::new(Sample::Closed);
     let pool = PoolBytes::new(whole.bytes.clone());
     let mut cases = 0;
-    for target in targets(&pool, &whole.pieces) {
+    for target in targets(&pool, &whole.salvage) {
         for field in fields(target.structure) {
             for way in 0..6 {
                 let mut damaged = PoolBytes::new(whole.bytes.clone());
@@ -192,9 +192,13 @@ fn every_field_of_every_structure_is_found_and_repaired() {
                 let what = || format!("{} of {} at {at}, way {way}", field.name, target.structure);
                 let report = checked(&damaged.bytes).expect("one superblock is whole");
                 if report.is_clean() {
-                    let pieces = Pieces::read(&region(&damaged.bytes)).unwrap();
+                    let salvage = Salvage::read(&region(&damaged.bytes)).unwrap();
                     let is_told = lies && is_only_told(&field.name);
-                    assert!(is_told || pieces == whole.pieces, "{} is not found", what());
+                    assert!(
+                        is_told || salvage == whole.salvage,
+                        "{} is not found",
+                        what()
+                    );
                 }
                 // With a right checksum, any identity and geometry is one.
                 if lies && target.structure == "superblock::Superblock" {
@@ -285,7 +289,7 @@ fn told_and_repaired(
     whole: &Whole,
     number: u64,
     change: impl Fn(&mut PoolBytes),
-) -> (Report, Pieces) {
+) -> (Report, Salvage) {
     let mut damaged = PoolBytes::new(whole.bytes.clone());
     change(&mut damaged);
     damaged.seal(ALL);
@@ -299,7 +303,7 @@ fn told_and_repaired(
     );
     // The region of this thread is the repaired pool.
     let region = SCRATCH.with_borrow(|region| region.clone().unwrap());
-    (report, Pieces::read(&region).unwrap())
+    (report, Salvage::read(&region).unwrap())
 }
 
 #[test]
@@ -310,15 +314,15 @@ fn flags_that_cannot_be_are_found_and_taken() {
         .into_iter()
         .find(|it| it.name == "`flags`");
     let (mut possible, mut impossible) = (0, 0);
-    for (number, piece) in &whole.pieces.inodes {
+    for (number, file) in &whole.salvage.inodes {
         let at =
             pool.locate(PoolPart::Inode, *number as u16).unwrap().0 + flags.as_ref().unwrap().at;
         for bit in 0..32 {
-            let (report, pieces) = told_and_repaired(&whole, *number, |damaged| {
+            let (report, salvage) = told_and_repaired(&whole, *number, |damaged| {
                 damaged.bytes[at + bit / 8] |= 1 << (bit % 8);
             });
             let is_possible = matches!(
-                piece.attributes.kind,
+                file.attributes.kind,
                 FileKind::Regular | FileKind::Directory
             ) && matches!(bit, 1 | 2);
             assert_eq!(
@@ -326,7 +330,7 @@ fn flags_that_cannot_be_are_found_and_taken() {
                 is_possible,
                 "bit {bit} of inode {number}"
             );
-            let flags = pieces.inodes[number].attributes.flags;
+            let flags = salvage.inodes[number].attributes.flags;
             assert_eq!(flags.immutable, is_possible && bit == 1);
             assert_eq!(flags.append_only, is_possible && bit == 2);
             *(if is_possible {
@@ -346,19 +350,18 @@ fn flags_that_cannot_be_are_found_and_taken() {
 fn lists_that_do_not_go_with_the_mode_are_found_and_settled() {
     const LIST: &[u8] = b"system.posix_acl_access";
     let whole = Whole::new(Sample::Closed);
-    let has_list = |piece: &Piece| {
-        piece
-            .xattrs
+    let has_list = |file: &SalvagedFile| {
+        file.xattrs
             .as_ref()
             .is_some_and(|all| all.contains_key(LIST))
     };
-    let (number, piece) = whole
-        .pieces
+    let (number, file) = whole
+        .salvage
         .inodes
         .iter()
         .find(|(_, it)| has_list(it))
         .unwrap();
-    let list = &piece.xattrs.as_ref().unwrap()[LIST];
+    let list = &file.xattrs.as_ref().unwrap()[LIST];
     let mut at = whole
         .bytes
         .windows(LIST.len())
@@ -368,18 +371,18 @@ fn lists_that_do_not_go_with_the_mode_are_found_and_settled() {
     assert!(whole.bytes[at..].starts_with(list));
     // Behind the version: owner, a user, group, mask and others, of eight bytes each.
     at += 4;
-    let mode = piece.attributes.permissions;
+    let mode = file.attributes.permissions;
     assert_eq!(mode, 0o650);
     for (entry, place) in [(0, 6), (3, 3), (4, 0)] {
         for permissions in 0..=7u32 {
-            let (report, pieces) = told_and_repaired(&whole, *number, |damaged| {
+            let (report, salvage) = told_and_repaired(&whole, *number, |damaged| {
                 damaged.bytes[at + entry * 8 + 2] = permissions as u8;
             });
             let is_same = permissions == mode >> place & 7;
             assert_eq!(report.is_clean(), is_same, "entry {entry}, {permissions}");
             // Permissions that both allowed.
             let least = mode & !(7 << place) | mode & permissions << place;
-            let found = &pieces.inodes[number];
+            let found = &salvage.inodes[number];
             assert_eq!(found.attributes.permissions, least);
             let list = &found.xattrs.as_ref().unwrap()[LIST];
             assert_eq!(u32::from(list[4 + entry * 8 + 2]), least >> place & 7);
@@ -387,10 +390,10 @@ fn lists_that_do_not_go_with_the_mode_are_found_and_settled() {
     }
     // Invalid lists: an unknown tag, an unknown version.
     for (what, value) in [(at, 0x40), (at - 4, 3), (at + 2, 8), (at + 24, 4)] {
-        let (report, pieces) =
+        let (report, salvage) =
             told_and_repaired(&whole, *number, |damaged| damaged.bytes[what] = value);
         assert!(!report.is_clean());
-        let found = &pieces.inodes[number];
+        let found = &salvage.inodes[number];
         assert_eq!(found.attributes.permissions, mode);
         assert_eq!(found.xattrs, Some(Default::default()));
     }
@@ -438,10 +441,10 @@ fn flipped_bits_lose_no_more_than_they_hit() {
 
 /// Report of a damaged pool before repair.
 fn read_flipped(whole: &Whole, bytes: &[u8]) -> Result<(), String> {
-    let pieces = Pieces::read(&region(bytes));
+    let salvage = Salvage::read(&region(bytes));
     let report = checked(bytes).ok_or("both superblocks are damaged")?;
-    match pieces {
-        Ok(pieces) => pieces.is_right(&whole.pieces, &report.findings),
+    match salvage {
+        Ok(salvage) => salvage.is_right(&whole.salvage, &report.findings),
         Err(error) if report.is_clean() => Err(format!("nothing is found, but {error}")),
         Err(_) => Ok(()),
     }
@@ -456,11 +459,11 @@ fn flipped_bits_of_a_crashed_pool_break_nothing() {
             let mut random = Random::new(seed);
             let mut bytes = whole.bytes.clone();
             let what = flip(&mut bytes, &mut random, 0);
-            let _ = Pieces::read(&region(&bytes));
+            let _ = Salvage::read(&region(&bytes));
             let region = region(&bytes);
             let done = repair(&region).unwrap();
             is_consistent(&done.left).unwrap_or_else(|error| panic!("{seed} {what:?}: {error}"));
-            Pieces::read(&region).unwrap();
+            Salvage::read(&region).unwrap();
         }
     }
 }
@@ -491,10 +494,10 @@ fn an_interrupted_repair_is_run_again() {
                 let region = region(bytes);
                 let done = repair(&region).unwrap();
                 is_consistent(&done.left).unwrap();
-                let pieces = Pieces::read(&region).unwrap();
-                assert_eq!(pieces.paths, kept.paths, "at {moment} of {place}");
-                for (number, piece) in &kept.inodes {
-                    let is_same = pieces.inodes[number].blocks == piece.blocks;
+                let salvage = Salvage::read(&region).unwrap();
+                assert_eq!(salvage.paths, kept.paths, "at {moment} of {place}");
+                for (number, file) in &kept.inodes {
+                    let is_same = salvage.inodes[number].blocks == file.blocks;
                     assert!(is_same, "inode {number} at {moment} of {place}");
                 }
             }
@@ -503,7 +506,7 @@ fn an_interrupted_repair_is_run_again() {
 }
 
 /// Images that a crash at each fence of a repair may leave, and the final contents.
-fn repair_in_simulation(bytes: &[u8]) -> (Vec<Vec<Vec<u8>>>, Pieces) {
+fn repair_in_simulation(bytes: &[u8]) -> (Vec<Vec<Vec<u8>>>, Salvage) {
     let simulation = Simulation::from_image(bytes.to_vec());
     let moments = Arc::new(Mutex::new(Vec::new()));
     let keep = moments.clone();
@@ -518,6 +521,6 @@ fn repair_in_simulation(bytes: &[u8]) -> (Vec<Vec<Vec<u8>>>, Pieces) {
     assert!(moments.len() > 3, "a repair has fences");
     (
         moments,
-        Pieces::read(&region(&bytes_of(&simulation.region()))).unwrap(),
+        Salvage::read(&region(&bytes_of(&simulation.region()))).unwrap(),
     )
 }

@@ -18,7 +18,6 @@
 mod barrier;
 pub mod checksum;
 mod copies;
-mod cut;
 mod error;
 mod lend;
 mod lines;
@@ -32,6 +31,7 @@ mod region;
 mod scratch;
 mod simulated;
 pub mod socket;
+mod watched;
 
 pub use copies::copied_bytes;
 pub use error::Error;

@@ -13,9 +13,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::thread::{futex, membarrier};
 
 use crate::copies;
-use crate::cut::Watched;
 use crate::persist::{self, Machine};
 use crate::pool::LENGTH_MAX;
+use crate::watched::Watched;
 use crate::{
     Access, Error, Kind, LINE, Survival, barrier, check_range, check_word, checksum, marks,
 };

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use crate::place::{Location, PoolPlace, WholePool};
+use crate::location::{Location, PoolPath, WholePool};
 
 /// `tako ls`.
 #[derive(Args)]
@@ -62,7 +62,7 @@ pub struct Ls {
     #[arg(long, action = ArgAction::Help)]
     help: Option<bool>,
     #[arg(value_name = "POOL:PATH", required = true)]
-    pub places: Vec<PoolPlace>,
+    pub places: Vec<PoolPath>,
 }
 
 /// `tako cp`.
@@ -138,7 +138,7 @@ pub struct Mv {
     pub no_clobber: bool,
     /// Move into this directory
     #[arg(short, long, value_name = "DIRECTORY")]
-    pub target_directory: Option<PoolPlace>,
+    pub target_directory: Option<PoolPath>,
     /// The target is the new name itself, not a directory to move into
     #[arg(short = 'T', long, conflicts_with = "target_directory")]
     pub no_target_directory: bool,
@@ -147,7 +147,7 @@ pub struct Mv {
     pub verbose: bool,
     /// Sources, then the target
     #[arg(value_name = "POOL:PATH", required = true)]
-    pub places: Vec<PoolPlace>,
+    pub places: Vec<PoolPath>,
 }
 
 /// `tako rm`.
@@ -166,7 +166,7 @@ pub struct Rm {
     #[arg(short, long)]
     pub verbose: bool,
     #[arg(value_name = "POOL:PATH", required = true)]
-    pub places: Vec<PoolPlace>,
+    pub places: Vec<PoolPath>,
 }
 
 /// `tako mkdir`.
@@ -182,7 +182,7 @@ pub struct Mkdir {
     #[arg(short, long)]
     pub verbose: bool,
     #[arg(value_name = "POOL:PATH", required = true)]
-    pub places: Vec<PoolPlace>,
+    pub places: Vec<PoolPath>,
 }
 
 /// `tako ln`.
@@ -207,7 +207,7 @@ pub struct Ln {
     pub target: std::ffi::OsString,
     /// Name of the link
     #[arg(value_name = "POOL:PATH")]
-    pub name: PoolPlace,
+    pub name: PoolPath,
 }
 
 /// `tako chmod`.
@@ -220,7 +220,7 @@ pub struct Chmod {
     #[arg(allow_hyphen_values = true)]
     pub mode: String,
     #[arg(value_name = "POOL:PATH", required = true)]
-    pub places: Vec<PoolPlace>,
+    pub places: Vec<PoolPath>,
 }
 
 /// `tako chown`.
@@ -237,7 +237,7 @@ pub struct Chown {
     #[arg(value_name = "OWNER")]
     pub owner: String,
     #[arg(value_name = "POOL:PATH", required = true)]
-    pub places: Vec<PoolPlace>,
+    pub places: Vec<PoolPath>,
     /// Print help
     #[arg(long, action = ArgAction::Help)]
     help: Option<bool>,
@@ -253,7 +253,7 @@ pub struct Truncate {
     #[arg(short = 'c', long)]
     pub no_create: bool,
     #[arg(value_name = "POOL:PATH", required = true)]
-    pub places: Vec<PoolPlace>,
+    pub places: Vec<PoolPath>,
 }
 
 /// `tako du`.
@@ -291,7 +291,7 @@ pub struct Du {
     #[arg(long, action = ArgAction::Help)]
     help: Option<bool>,
     #[arg(value_name = "POOL:PATH", required = true)]
-    pub places: Vec<PoolPlace>,
+    pub places: Vec<PoolPath>,
 }
 
 /// `tako df`.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 
-use super::joining::Arrived;
+use super::establish::Arrived;
 use super::{Event, Messenger, UNREADY_EVERY};
 use crate::control::Caller;
 use fabric::Error;

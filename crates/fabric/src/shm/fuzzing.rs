@@ -2,7 +2,7 @@
 
 use pmem::{LINE, Region};
 
-use super::{Shm, header::Header, side};
+use super::{Shm, endpoint, header::Header};
 use crate::{Event, Operation, Options, Parameters, Peer, Queue, Role, Source, WorkRequest};
 
 const WINDOW: u32 = 4;
@@ -25,7 +25,7 @@ pub fn memory(input: &[u8]) {
         bytes: input.into(),
         descriptors: Vec::new(),
     };
-    assert!(side::attach(nothing_to_map).is_err());
+    assert!(endpoint::attach(nothing_to_map).is_err());
     let device = Shm::new().expect("shared memory");
     let options = Options {
         endpoints: 1,

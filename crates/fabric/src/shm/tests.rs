@@ -1,7 +1,7 @@
 //! Tests that need two threads or two processes, or a malicious peer.
 
-mod cut;
 mod link;
+mod shortened;
 
 use std::time::{Duration, Instant};
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use pmem::LINE;
 
 use super::bell::Bell;
+use super::endpoint::{self, Endpoint, Returned};
 use super::ring::{Arrived, Incoming, RingLayout, Target};
-use super::side::{self, Returned, Side};
 use super::watch::Process;
 use super::{Holder, Inner, Shm, refusal};
 use crate::queue::KEPT;
@@ -42,8 +42,8 @@ pub struct Thread {
     /// Offered, and not yet joined.
     prepared: Vec<(EndpointId, Incoming)>,
     /// Those that are polled, one after the other in memory.
-    sides: Vec<Side>,
-    /// Index in `sides`, or [`NOWHERE`], by an endpoint's index.
+    endpoints: Vec<Endpoint>,
+    /// Index in `endpoints`, or [`NOWHERE`], by an endpoint's index.
     places: Vec<u32>,
     /// Indexes of those with peers that have new data and may sleep.
     touched: Vec<usize>,
@@ -61,7 +61,7 @@ impl Thread {
             changes: 0,
             polls: 0,
             prepared: Vec::new(),
-            sides: Vec::new(),
+            endpoints: Vec::new(),
             places: Vec::new(),
             touched: Vec::with_capacity(KEPT),
             ended: Vec::with_capacity(KEPT),
@@ -70,21 +70,21 @@ impl Thread {
     }
 
     #[inline]
-    fn side(&mut self, endpoint: EndpointId) -> Option<&mut Side> {
+    fn get(&mut self, endpoint: EndpointId) -> Option<&mut Endpoint> {
         let index = *self.places.get(endpoint.place())?;
-        let side = self.sides.get_mut(index as usize)?;
-        (side.id == endpoint).then_some(side)
+        let peer = self.endpoints.get_mut(index as usize)?;
+        (peer.id == endpoint).then_some(peer)
     }
 
-    fn side_or_error(&mut self, endpoint: EndpointId) -> Result<&mut Side, Error> {
-        self.side(endpoint).ok_or(Error::NoEndpoint)
+    fn get_or_error(&mut self, endpoint: EndpointId) -> Result<&mut Endpoint, Error> {
+        self.get(endpoint).ok_or(Error::NoEndpoint)
     }
 
     /// Checks everything beside the messages.
     #[cold]
     fn inspect(&mut self, reports: &mut Vec<Report>) {
         self.polls = 0;
-        let news = self.sides.iter_mut().filter_map(Side::inspect);
+        let news = self.endpoints.iter_mut().filter_map(Endpoint::inspect);
         reports.extend(news);
     }
 
@@ -118,7 +118,7 @@ impl Transport for Thread {
             what: "size of buffers",
         })?;
         let incoming = Incoming::new(layout)?;
-        let parameters = side::describe(&incoming, &self.bell)?;
+        let parameters = endpoint::describe(&incoming, &self.bell)?;
         self.prepared.push((endpoint, incoming));
         Ok(parameters)
     }
@@ -126,7 +126,7 @@ impl Transport for Thread {
     fn establish(&mut self, endpoint: EndpointId, _role: Role, peer: Peer) -> Result<(), Error> {
         let prepared = self.prepared.iter().position(|(id, _)| *id == endpoint);
         let prepared = prepared.ok_or(Error::NoEndpoint)?;
-        let (outgoing, bell) = side::attach(peer.parameters)?;
+        let (outgoing, bell) = endpoint::attach(peer.parameters)?;
         let process = match peer.process.and_then(Process::other) {
             Some(process) => {
                 let watch = self.device.watcher.watch(&process, &self.bell)?;
@@ -138,8 +138,8 @@ impl Transport for Thread {
         if self.places.len() <= endpoint.place() {
             self.places.resize(endpoint.place() + 1, NOWHERE);
         }
-        self.places[endpoint.place()] = self.sides.len() as u32;
-        self.sides.push(Side {
+        self.places[endpoint.place()] = self.endpoints.len() as u32;
+        self.endpoints.push(Endpoint {
             id: endpoint,
             incoming,
             may_import: outgoing.join(),
@@ -163,12 +163,12 @@ impl Transport for Thread {
             }
             stays
         });
-        if self.side(endpoint).is_none() {
+        if self.get(endpoint).is_none() {
             return;
         }
         let index = std::mem::replace(&mut self.places[endpoint.place()], NOWHERE) as usize;
-        self.sides.swap_remove(index).close();
-        if let Some(moved) = self.sides.get(index) {
+        self.endpoints.swap_remove(index).close();
+        if let Some(moved) = self.endpoints.get(index) {
             self.places[moved.id.place()] = index as u32;
         }
         self.ended.retain(|report| {
@@ -182,15 +182,15 @@ impl Transport for Thread {
         registration: &Registration,
     ) -> Result<Export, Error> {
         let device = self.device.clone();
-        let side = self.side_or_error(endpoint)?;
+        let peer = self.get_or_error(endpoint)?;
         let descriptor = registration.descriptor();
         if descriptor.access == Access::LOCAL {
             let memory = None;
             return Ok(Export { descriptor, memory });
         }
-        let holder = match &side.process {
+        let holder = match &peer.process {
             Some((process, _)) => Holder::Process(process.clone()),
-            None => Holder::Endpoint(side.incoming.head()),
+            None => Holder::Endpoint(peer.incoming.head()),
         };
         let (region, writable) = (registration.region(), descriptor.access != Access::READ);
         let shared = match registration.mark() {
@@ -211,7 +211,7 @@ impl Transport for Thread {
     }
 
     fn import(&mut self, endpoint: EndpointId, export: Export) -> Result<u32, Error> {
-        self.side_or_error(endpoint)?.import(export)
+        self.get_or_error(endpoint)?.import(export)
     }
 
     fn supply(&mut self, buffer: Supply, piece: Piece<'_>) {
@@ -227,20 +227,20 @@ impl Transport for Thread {
 
     fn post(&mut self, endpoint: EndpointId, request: Request<'_>) {
         // No request after a failed one is executed.
-        let Some(side) = self.side(endpoint).filter(|side| !side.is_over) else {
+        let Some(peer) = self.get(endpoint).filter(|peer| !peer.is_over) else {
             return;
         };
         let outcome = match *request.operation {
             Operation::Send {
                 ref from,
                 immediate,
-            } => side.send(from, immediate, request.returned).map(|()| 0),
-            _ => side.carry_out(&request),
+            } => peer.send(from, immediate, request.returned).map(|()| 0),
+            _ => peer.carry_out(&request),
         };
-        side.is_over = outcome.is_err();
+        peer.is_over = outcome.is_err();
         if request.operation.is_message() {
-            let news = side.news_of_credits();
-            if !std::mem::replace(&mut side.is_touched, true) {
+            let news = peer.news_of_credits();
+            if !std::mem::replace(&mut peer.is_touched, true) {
                 self.touched.push(endpoint.place());
             }
             if let Some(news) = news {
@@ -260,8 +260,8 @@ impl Transport for Thread {
     }
 
     fn credit(&mut self, endpoint: EndpointId, returned: u32, ask: bool) {
-        if let Some(side) = self.side(endpoint) {
-            side.credit(returned, ask);
+        if let Some(peer) = self.get(endpoint) {
+            peer.credit(returned, ask);
         }
     }
 
@@ -273,9 +273,9 @@ impl Transport for Thread {
         fence(Ordering::SeqCst);
         for place in self.touched.drain(..) {
             let index = self.places[place];
-            if let Some(side) = self.sides.get_mut(index as usize) {
-                side.is_touched = false;
-                side.bell.wake();
+            if let Some(peer) = self.endpoints.get_mut(index as usize) {
+                peer.is_touched = false;
+                peer.bell.wake();
             }
         }
     }
@@ -288,18 +288,18 @@ impl Transport for Thread {
             self.changes = changes;
             self.inspect(reports);
         }
-        let prefetches = self.sides.len() <= PREFETCHED;
-        for side in &mut self.sides {
-            if side.incoming.has_come() || side.end.is_some() {
-                receive(side, &mut self.supplies, reports, prefetches);
+        let prefetches = self.endpoints.len() <= PREFETCHED;
+        for peer in &mut self.endpoints {
+            if peer.incoming.has_come() || peer.end.is_some() {
+                receive(peer, &mut self.supplies, reports, prefetches);
             }
         }
     }
 
     fn look(&mut self, times: u32) -> bool {
         for _ in 0..times {
-            let has_come = |side: &Side| side.incoming.has_come();
-            if self.sides.iter().any(has_come)
+            let has_come = |peer: &Endpoint| peer.incoming.has_come();
+            if self.endpoints.iter().any(has_come)
                 || !self.ended.is_empty()
                 || self.bell.changes() != self.changes
             {
@@ -311,10 +311,12 @@ impl Transport for Thread {
     }
 
     fn sleep(&mut self, timeout: Duration) {
-        let Thread { sides, ended, .. } = self;
+        let Thread {
+            endpoints, ended, ..
+        } = self;
         let timeout = timeout.min(self.device.nap);
         self.bell.sleep(timeout, || {
-            !ended.is_empty() || sides.iter().any(Side::has_news)
+            !ended.is_empty() || endpoints.iter().any(Endpoint::has_news)
         });
         // Whatever it was that has come.
         self.polls = LOOK_EVERY;
@@ -322,7 +324,7 @@ impl Transport for Thread {
 
     fn arm(&mut self, timeout: Duration) -> Duration {
         self.bell.block();
-        match !self.ended.is_empty() || self.sides.iter().any(Side::has_news) {
+        match !self.ended.is_empty() || self.endpoints.iter().any(Endpoint::has_news) {
             true => Duration::ZERO,
             false => timeout.min(self.device.nap),
         }
@@ -346,45 +348,50 @@ impl Drop for Thread {
         for (_, incoming) in &self.prepared {
             incoming.close();
         }
-        for side in self.sides.drain(..) {
-            side.close();
+        for peer in self.endpoints.drain(..) {
+            peer.close();
         }
     }
 }
 
 /// Takes messages out of a ring, and reports its end after the last one.
-fn receive(side: &mut Side, supplies: &mut Supplies, reports: &mut Vec<Report>, prefetches: bool) {
-    if side.is_over {
+fn receive(
+    peer: &mut Endpoint,
+    supplies: &mut Supplies,
+    reports: &mut Vec<Report>,
+    prefetches: bool,
+) {
+    if peer.is_over {
         return;
     }
     let mut taken = 0;
     while taken < TURN {
-        match receive_one(side, supplies, reports) {
+        match receive_one(peer, supplies, reports) {
             Ok(true) => taken += 1,
             Ok(false) => {
-                if let Some(failure) = side.end
-                    && !side.incoming.has_come()
+                if let Some(failure) = peer.end
+                    && !peer.incoming.has_come()
                 {
-                    lose(side, failure, reports);
+                    lose(peer, failure, reports);
                 }
                 break;
             }
-            Err(failure) => return lose(side, failure, reports),
+            Err(failure) => return lose(peer, failure, reports),
         }
     }
     if taken == TURN && prefetches {
         // There are probably more: their lines arrive while these are processed.
-        side.incoming.prefetch(TURN as u32);
+        peer.incoming.prefetch(TURN as u32);
     }
-    if let Some(news) = side.news_of_credits() {
+    if let Some(news) = peer.news_of_credits() {
         reports.push(news);
     }
 }
 
-fn lose(side: &mut Side, failure: Failure, reports: &mut Vec<Report>) {
-    side.is_over = true;
+fn lose(peer: &mut Endpoint, failure: Failure, reports: &mut Vec<Report>) {
+    peer.is_over = true;
     reports.push(Report::Lost {
-        endpoint: side.id,
+        endpoint: peer.id,
         failure,
     });
 }
@@ -392,18 +399,18 @@ fn lose(side: &mut Side, failure: Failure, reports: &mut Vec<Report>) {
 /// Whether there was one, and a buffer for it.
 #[inline]
 fn receive_one(
-    side: &mut Side,
+    peer: &mut Endpoint,
     supplies: &mut Supplies,
     reports: &mut Vec<Report>,
 ) -> Result<bool, Failure> {
-    let Some(arrived) = side.incoming.peek()? else {
+    let Some(arrived) = peer.incoming.peek()? else {
         return Ok(false);
     };
     let header = arrived.header;
     let buffer = if header.length == 0 {
         None
     } else {
-        let Some(buffer) = supplies.take(&arrived, side) else {
+        let Some(buffer) = supplies.take(&arrived, peer) else {
             return Ok(false);
         };
         Some(Arrival {
@@ -412,9 +419,9 @@ fn receive_one(
             length: header.length,
         })
     };
-    side.incoming.advance();
+    peer.incoming.advance();
     reports.push(Report::Received {
-        origin: Origin::Endpoint(side.id),
+        origin: Origin::Endpoint(peer.id),
         buffer,
         immediate: arrived.immediate,
     });
@@ -470,7 +477,7 @@ impl Supplies {
     /// Copies a message into a buffer. There is one for each message that a peer may send; if there is none, the message
     /// stays where it is.
     #[inline]
-    fn take(&mut self, arrived: &Arrived, side: &Side) -> Option<Supply> {
+    fn take(&mut self, arrived: &Arrived, peer: &Endpoint) -> Option<Supply> {
         let number = *self.free.last()?;
         let place = &self.places[number as usize];
         if place.length < arrived.header.length {
@@ -479,7 +486,7 @@ impl Supplies {
         self.free.pop();
         let (_, into) = &self.memory[place.memory as usize];
         let (offset, room) = (place.offset, place.length);
-        side.incoming.copy_out(arrived, into, offset, room);
+        peer.incoming.copy_out(arrived, into, offset, room);
         Some(Supply::Endpoint(number))
     }
 }

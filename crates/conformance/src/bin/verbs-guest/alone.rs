@@ -9,8 +9,8 @@ use verbs::{
 };
 
 use crate::Cases;
+use crate::endpoint::{Endpoint, KEY, connect, connected, pattern, request, send, write};
 use crate::faults::system;
-use crate::side::{KEY, Side, connect, connected, pattern, request, send, write};
 
 pub fn run(cases: &mut Cases) {
     cases.run("the choice is explained", explained);
@@ -30,20 +30,20 @@ pub fn run(cases: &mut Cases) {
 }
 
 fn explained() {
-    let side = Side::new("rxe2");
+    let endpoint = Endpoint::new("rxe2");
     assert_eq!(
-        side.device.explanation(),
+        endpoint.device.explanation(),
         "rxe2 port 1, GID 1 (10.0.0.2, RoCE v2): the device that was asked for"
     );
-    assert_eq!(side.device.port().mtu, 4096);
-    assert!(side.device.limits().atomics);
+    assert_eq!(endpoint.device.port().mtu, 4096);
+    assert!(endpoint.device.limits().atomics);
     let ports = verbs::ports().unwrap();
     let names: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
     assert_eq!(names, ["rxe1", "rxe2", "rxe3"]);
 }
 
 fn messages() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = connected(&a, &b);
     assert_eq!(near.state().unwrap(), State::Ready);
     let sent = pattern(1, 10_000);
@@ -77,7 +77,7 @@ fn messages() {
 }
 
 fn one_sided() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, _far) = connected(&a, &b);
     let sent = pattern(2, 70_000);
     a.fill(100, &sent[..30_000]);
@@ -110,7 +110,7 @@ fn one_sided() {
 
 fn reads_that_wait() {
     const READS: u32 = 40;
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = (a.reliable(), b.reliable());
     let few = |peer| Peer {
         reads_served: 1,
@@ -142,7 +142,7 @@ fn reads_that_wait() {
 }
 
 fn write_with_word() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = connected(&a, &b);
     a.fill(0, &pattern(3, 5000));
     // Of the receive request the completion is used, not the memory.
@@ -170,7 +170,7 @@ fn write_with_word() {
 /// Packets have the length that the smaller port supports.
 fn packets() {
     system("/bin/ip link set port3 mtu 1500");
-    let (a, c) = (Side::new("rxe1"), Side::new("rxe3"));
+    let (a, c) = (Endpoint::new("rxe1"), Endpoint::new("rxe3"));
     assert_eq!((a.device.port().mtu, c.device.port().mtu), (4096, 1024));
     for (from, to) in [(&a, &c), (&c, &a)] {
         let (near, _far) = connected(from, to);
@@ -191,7 +191,7 @@ fn packets() {
 }
 
 fn atomics() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, _far) = connected(&a, &b);
     let word = b.memory.region();
     word.store(80, 5);
@@ -225,7 +225,7 @@ fn atomics() {
 }
 
 fn inline() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = connected(&a, &b);
     assert!(near.inline_max() >= 128, "{}", near.inline_max());
     let mut bytes = pattern(4, 100);
@@ -255,7 +255,7 @@ fn inline() {
 }
 
 fn selective() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, _far) = connected(&a, &b);
     a.fill(0, &pattern(5, 64 * 64));
     let pieces: Vec<_> = (0..64)
@@ -287,7 +287,7 @@ fn selective() {
 }
 
 fn full() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = (a.reliable(), b.reliable());
     let for_ever = Patience {
         receiver_retries: 7,
@@ -314,7 +314,7 @@ fn full() {
 }
 
 fn shared() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let shared = SharedReceiveQueue::new(&b.domain, 16).unwrap();
     let end = || QueuePair::reliable(&b.domain, &b.queues(Some(&shared))).unwrap();
     let near = [a.reliable(), a.reliable()];
@@ -345,7 +345,7 @@ fn shared() {
 }
 
 fn waiting() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = connected(&a, &b);
     b.receive(&far, 1, 0, 64);
     b.completions.arm().unwrap();
@@ -362,7 +362,7 @@ fn waiting() {
 }
 
 fn datagrams() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = (a.datagram(), b.datagram());
     let address = Address::new(&a.domain, b.device.gid().gid, b.device.port().lid).unwrap();
     a.fill(0, &pattern(6, 1000));
@@ -395,15 +395,19 @@ fn datagrams() {
 }
 
 fn multicast() {
-    let sides = [Side::new("rxe1"), Side::new("rxe2"), Side::new("rxe3")];
+    let sides = [
+        Endpoint::new("rxe1"),
+        Endpoint::new("rxe2"),
+        Endpoint::new("rxe3"),
+    ];
     let name = Ipv4Addr::new(239, 1, 2, 3);
     let [a, receivers @ ..] = &sides;
     let sender = a.datagram();
     let to = Group::join(&a.domain, name, 10_000).unwrap();
-    let ends: Vec<_> = receivers.iter().map(Side::datagram).collect();
+    let ends: Vec<_> = receivers.iter().map(Endpoint::datagram).collect();
     let groups: Vec<_> = receivers
         .iter()
-        .map(|side| Group::join(&side.domain, name, 10_000).unwrap())
+        .map(|endpoint| Group::join(&endpoint.domain, name, 10_000).unwrap())
         .collect();
     let attached: Vec<_> = groups
         .iter()
@@ -422,18 +426,18 @@ fn multicast() {
         sender.post(&[request(id, operation)]).unwrap();
         a.succeed(id);
     };
-    for (side, end) in receivers.iter().zip(&ends) {
-        side.receive_datagram(end, 1, 0, 100);
-        side.receive_datagram(end, 2, 0, 100);
+    for (endpoint, end) in receivers.iter().zip(&ends) {
+        endpoint.receive_datagram(end, 1, 0, 100);
+        endpoint.receive_datagram(end, 2, 0, 100);
     }
     message(1);
-    for side in receivers {
-        let received = side.succeed(1);
+    for endpoint in receivers {
+        let received = endpoint.succeed(1);
         assert_eq!(
             (received.length(), received.immediate()),
             (6 + GRH, Some(5))
         );
-        assert_eq!(side.bytes(GRH.into(), 6), b"to all");
+        assert_eq!(endpoint.bytes(GRH.into(), 6), b"to all");
     }
     // A member that has left gets nothing more.
     drop(attached);

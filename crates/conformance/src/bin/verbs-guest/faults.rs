@@ -12,7 +12,9 @@ use verbs::{
 };
 
 use crate::Cases;
-use crate::side::{KEY, Side, all_rights, connect, connected, pattern, request, send, write};
+use crate::endpoint::{
+    Endpoint, KEY, all_rights, connect, connected, pattern, request, send, write,
+};
 
 pub fn run(cases: &mut Cases) {
     cases.run(
@@ -57,7 +59,7 @@ fn reconnect(near: &QueuePair, far: &QueuePair) {
 }
 
 /// The connection carries a write.
-fn works(a: &Side, b: &Side, near: &QueuePair) {
+fn works(a: &Endpoint, b: &Endpoint, near: &QueuePair) {
     a.fill(0, &pattern(77, 5000));
     near.post(&[write(77, &[a.memory.piece(0, 5000)], b.remote(300_000))])
         .unwrap();
@@ -69,7 +71,7 @@ fn works(a: &Side, b: &Side, near: &QueuePair) {
 }
 
 fn late_receiver() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = (a.reliable(), b.reliable());
     let for_ever = Patience {
         receiver_retries: 7,
@@ -89,7 +91,7 @@ fn late_receiver() {
 }
 
 fn wrong_key() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = connected(&a, &b);
     let piece = [a.memory.piece(0, 8)];
     let key = b.remote(0).key ^ 0xff00;
@@ -112,7 +114,7 @@ fn wrong_key() {
 }
 
 fn local_errors() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = connected(&a, &b);
     // Memory of another device's domain.
     near.post(&[write(1, &[b.memory.piece(0, 8)], b.remote(0))])
@@ -132,7 +134,7 @@ fn local_errors() {
 }
 
 fn revoked() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = connected(&a, &b);
     let region = b.memory.region();
     let granted = Registration::new(&b.domain, region, 4096, 4096, all_rights()).unwrap();
@@ -155,7 +157,7 @@ fn revoked() {
 
 /// One thread writes as fast as it can, while another one takes the key back: then nothing changes any more.
 fn revoked_in_use() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     for round in 0..8 {
         let (near, _far) = connected(&a, &b);
         let region = b.memory.region();
@@ -195,7 +197,7 @@ fn revoked_in_use() {
 }
 
 fn overflow() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let few = CompletionQueue::new(&a.device, 4).unwrap();
     let queues = Queues {
         send: few,
@@ -217,7 +219,7 @@ fn overflow() {
 }
 
 fn failed_end() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = (a.reliable(), b.reliable());
     connect(&near, &far, &IMPATIENT);
     b.receive(&far, 5, 0, 64);
@@ -231,7 +233,7 @@ fn failed_end() {
 }
 
 fn loss() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = (a.reliable(), b.reliable());
     let patient = Patience {
         retries: 7,
@@ -255,11 +257,11 @@ fn loss() {
 }
 
 /// Sends so many datagrams to one, and as many to a group that it belongs to. Returns how many arrive.
-fn datagrams(a: &Side, b: &Side, count: u64) -> usize {
+fn datagrams(a: &Endpoint, b: &Endpoint, count: u64) -> usize {
     let (sender, receiver) = (a.datagram(), b.datagram());
     let address = Address::new(&a.domain, b.device.gid().gid, 0).unwrap();
     let name = Ipv4Addr::new(239, 1, 2, 4);
-    let groups = [a, b].map(|side| Group::join(&side.domain, name, 10_000).unwrap());
+    let groups = [a, b].map(|endpoint| Group::join(&endpoint.domain, name, 10_000).unwrap());
     let _attached = groups[1].attach(&receiver).unwrap();
     let to = |address, queue_pair| Operation::SendTo {
         data: Data::Inline(b"datagram"),
@@ -287,7 +289,7 @@ fn datagrams(a: &Side, b: &Side, count: u64) -> usize {
 }
 
 fn cut() {
-    let (a, b) = (Side::new("rxe1"), Side::new("rxe2"));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::new("rxe2"));
     let (near, far) = (a.reliable(), b.reliable());
     connect(&near, &far, &IMPATIENT);
     works(&a, &b, &near);
@@ -316,12 +318,12 @@ fn cut() {
 }
 
 fn events() {
-    let side = Side::new("rxe3");
-    while side.device.next_event().unwrap().is_some() {}
+    let endpoint = Endpoint::new("rxe3");
+    while endpoint.device.next_event().unwrap().is_some() {}
     let next = || {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
-            match side.device.next_event().unwrap() {
+            match endpoint.device.next_event().unwrap() {
                 Some(event @ (Event::PortDown(_) | Event::PortActive(_))) => return event,
                 _ => assert!(Instant::now() < deadline, "no event comes"),
             }
@@ -331,7 +333,7 @@ fn events() {
     system("/bin/ip link set port3 down");
     assert_eq!(next(), Event::PortDown(1));
     assert_eq!(
-        side.device.port_now().unwrap().state,
+        endpoint.device.port_now().unwrap().state,
         verbs::PortState::Down
     );
     let error = verbs::Device::open(&verbs::Wanted {

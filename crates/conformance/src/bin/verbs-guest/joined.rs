@@ -10,15 +10,15 @@ use verbs::{
 };
 
 use crate::Cases;
-use crate::side::{Side, pattern, request, write};
+use crate::endpoint::{Endpoint, pattern, request, write};
 
 pub fn run(cases: &mut Cases, number: usize) {
     let mut others = meet(number);
-    let side = Side::new("rxe0");
-    let pairs: Vec<_> = others.iter().map(|_| side.reliable()).collect();
+    let endpoint = Endpoint::new("rxe0");
+    let pairs: Vec<_> = others.iter().map(|_| endpoint.reliable()).collect();
     let mut ends = Vec::new();
     for (pair, other) in pairs.iter().zip(&mut others) {
-        other.tell(&describe(pair, side.remote(0)));
+        other.tell(&describe(pair, endpoint.remote(0)));
         let (peer, remote) = understand(&other.hear());
         pair.connect(&peer, &PATIENCE).unwrap();
         ends.push(remote);
@@ -27,11 +27,11 @@ pub fn run(cases: &mut Cases, number: usize) {
     }
     cases.run("writes and reads between guests", || {
         for ((pair, end), other) in pairs.iter().zip(&ends).zip(others.iter_mut()) {
-            writes(&side, pair, *end, other, number == 1);
+            writes(&endpoint, pair, *end, other, number == 1);
         }
     });
     cases.run("multicast to three", || {
-        multicast(&side, &mut others, number)
+        multicast(&endpoint, &mut others, number)
     });
     if number == 3 {
         // It is gone from one moment to the next, with all that it had open.
@@ -41,7 +41,7 @@ pub fn run(cases: &mut Cases, number: usize) {
         fs::write("/proc/sysrq-trigger", "b").unwrap();
     }
     cases.run("a guest that is killed", || match number {
-        1 => killed(&side, &pairs, &ends, &mut others),
+        1 => killed(&endpoint, &pairs, &ends, &mut others),
         _ => assert_eq!(others[0].hear(), "killed"),
     });
 }
@@ -132,21 +132,25 @@ fn understand(line: &str) -> (Peer, Remote) {
 }
 
 /// The leader writes to the other one and reads it back; the other one finds it in its memory.
-fn writes(side: &Side, pair: &QueuePair, end: Remote, other: &mut Other, leads: bool) {
+fn writes(endpoint: &Endpoint, pair: &QueuePair, end: Remote, other: &mut Other, leads: bool) {
     if !leads {
         assert_eq!(other.hear(), "written");
         assert!(
-            side.bytes(5000, 100_000) == pattern(1, 100_000),
+            endpoint.bytes(5000, 100_000) == pattern(1, 100_000),
             "not what was written"
         );
         return;
     }
-    side.fill(0, &pattern(1, 100_000));
-    pair.post(&[write(1, &[side.memory.piece(0, 100_000)], end.plus(5000))])
-        .unwrap();
-    side.succeed(1);
+    endpoint.fill(0, &pattern(1, 100_000));
+    pair.post(&[write(
+        1,
+        &[endpoint.memory.piece(0, 100_000)],
+        end.plus(5000),
+    )])
+    .unwrap();
+    endpoint.succeed(1);
     other.tell("written");
-    let into = [side.memory.piece(200_000, 100_000)];
+    let into = [endpoint.memory.piece(200_000, 100_000)];
     let remote = end.plus(5000);
     pair.post(&[request(
         2,
@@ -156,26 +160,26 @@ fn writes(side: &Side, pair: &QueuePair, end: Remote, other: &mut Other, leads: 
         },
     )])
     .unwrap();
-    side.succeed(2);
+    endpoint.succeed(2);
     assert!(
-        side.bytes(200_000, 100_000) == pattern(1, 100_000),
+        endpoint.bytes(200_000, 100_000) == pattern(1, 100_000),
         "not what was read"
     );
 }
 
 /// The leader sends to all three: itself too.
-fn multicast(side: &Side, others: &mut [Other], number: usize) {
-    let group = Group::join(&side.domain, Ipv4Addr::new(239, 1, 2, 5), 10_000).unwrap();
-    let end = side.datagram();
+fn multicast(endpoint: &Endpoint, others: &mut [Other], number: usize) {
+    let group = Group::join(&endpoint.domain, Ipv4Addr::new(239, 1, 2, 5), 10_000).unwrap();
+    let end = endpoint.datagram();
     let _attached = group.attach(&end).unwrap();
-    side.receive_datagram(&end, 1, 0, 64);
+    endpoint.receive_datagram(&end, 1, 0, 64);
     if number != 1 {
         others[0].tell("joined");
     } else {
         for other in &mut *others {
             assert_eq!(other.hear(), "joined");
         }
-        let sender = side.datagram();
+        let sender = endpoint.datagram();
         let operation = Operation::SendTo {
             data: Data::Inline(b"to all"),
             immediate: None,
@@ -185,29 +189,34 @@ fn multicast(side: &Side, others: &mut [Other], number: usize) {
         };
         sender.post(&[request(9, operation)]).unwrap();
         // One of these is the sender's own, and their order is undefined.
-        let ids = [side.complete(), side.complete()].map(|completion| {
+        let ids = [endpoint.complete(), endpoint.complete()].map(|completion| {
             assert_eq!(completion.status(), Status::Success);
             completion.id()
         });
         assert!(ids == [1, 9] || ids == [9, 1], "{ids:?}");
     }
     if number != 1 {
-        side.succeed(1);
+        endpoint.succeed(1);
     }
-    assert_eq!(side.bytes(GRH.into(), 6), b"to all");
+    assert_eq!(endpoint.bytes(GRH.into(), 6), b"to all");
     for other in others {
         other.tell("received");
         assert_eq!(other.hear(), "received");
     }
 }
 
-fn killed(side: &Side, pairs: &[std::sync::Arc<QueuePair>], ends: &[Remote], others: &mut [Other]) {
-    let piece = [side.memory.piece(0, 4096)];
+fn killed(
+    endpoint: &Endpoint,
+    pairs: &[std::sync::Arc<QueuePair>],
+    ends: &[Remote],
+    others: &mut [Other],
+) {
+    let piece = [endpoint.memory.piece(0, 4096)];
     others[1].tell("die");
     let began = Instant::now();
     let status = loop {
         pairs[1].post(&[write(1, &piece, ends[1])]).unwrap();
-        match side.complete().status() {
+        match endpoint.complete().status() {
             Status::Success => assert!(began.elapsed() < Duration::from_secs(30), "it lives on"),
             status => break status,
         }
@@ -216,6 +225,6 @@ fn killed(side: &Side, pairs: &[std::sync::Arc<QueuePair>], ends: &[Remote], oth
     println!("found dead after {} ms", began.elapsed().as_millis());
     // The other one does not suffer by it.
     pairs[0].post(&[write(2, &piece, ends[0])]).unwrap();
-    side.succeed(2);
+    endpoint.succeed(2);
     others[0].tell("killed");
 }

@@ -4,10 +4,10 @@
 #![forbid(unsafe_code)]
 
 mod alone;
+mod endpoint;
 mod faults;
 mod joined;
 mod memory;
-mod side;
 
 use std::net::Ipv4Addr;
 use std::panic::{self, AssertUnwindSafe};

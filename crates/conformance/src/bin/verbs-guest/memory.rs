@@ -7,7 +7,7 @@ use pmem::{Access, Kind, Region};
 use verbs::{Error, Registration};
 
 use crate::Cases;
-use crate::side::{Side, all_rights, connected, pattern, write};
+use crate::endpoint::{Endpoint, all_rights, connected, pattern, write};
 
 pub fn run(cases: &mut Cases) {
     cases.run("huge pages", || {
@@ -41,9 +41,9 @@ pub fn run(cases: &mut Cases) {
 /// Run by a user with a low limit.
 pub fn run_limited(cases: &mut Cases) {
     cases.run("the limit of locked memory", || {
-        let side = Side::with("rxe1", &Region::memory(16 << 10, false).unwrap());
+        let endpoint = Endpoint::with("rxe1", &Region::memory(16 << 10, false).unwrap());
         let region = Region::memory(1 << 20, false).unwrap();
-        let error = Registration::new(&side.domain, &region, 0, 1 << 20, all_rights());
+        let error = Registration::new(&endpoint.domain, &region, 0, 1 << 20, all_rights());
         let error = error.unwrap_err();
         assert!(
             matches!(error, Error::LockedMemory { limit: 65_536, .. }),
@@ -62,7 +62,7 @@ pub fn run_limited(cases: &mut Cases) {
 /// Others write the region and read it.
 fn used(region: &Region, kind: Kind) {
     assert_eq!(region.kind(), kind);
-    let (a, b) = (Side::new("rxe1"), Side::with("rxe2", region));
+    let (a, b) = (Endpoint::new("rxe1"), Endpoint::with("rxe2", region));
     let (near, _far) = connected(&a, &b);
     a.fill(0, &pattern(8, 10_000));
     let end = region.length() - 10_000;
@@ -76,8 +76,8 @@ fn used(region: &Region, kind: Kind) {
 }
 
 fn refused(region: &Region, beginning: &str) {
-    let side = Side::new("rxe1");
-    let error = Registration::new(&side.domain, region, 0, region.length(), all_rights());
+    let endpoint = Endpoint::new("rxe1");
+    let error = Registration::new(&endpoint.domain, region, 0, region.length(), all_rights());
     let error = error.unwrap_err();
     assert!(matches!(error, Error::NotRegistrable { .. }), "{error}");
     let text = error.to_string();

@@ -1,5 +1,5 @@
-//! The sides of a command behind the same calls: this host, a mounted pool through its directory, or a pool that this
-//! process has open.
+//! The trees of files that commands work on, behind the same calls: this host, a mounted pool through its directory, or a
+//! pool that this process has open.
 
 mod host;
 mod pool;
@@ -20,7 +20,7 @@ use crate::failure::{Failure, Outcome};
 
 /// A file that was found: a pool names it by inode number, the host by path.
 #[derive(Clone, Debug)]
-pub enum Spot {
+pub enum FileHandle {
     /// Inode number in a pool.
     Number(u64),
     /// Path on this host.
@@ -30,7 +30,7 @@ pub enum Spot {
 /// A file that a path leads to.
 pub struct Found {
     /// Names the file in further calls.
-    pub spot: Spot,
+    pub handle: FileHandle,
     /// Attributes at the time of the lookup.
     pub attributes: Attributes,
     /// Device and inode number: equal for two names of one file.
@@ -42,24 +42,24 @@ pub struct Child {
     /// Name in the directory.
     pub name: Vec<u8>,
     /// Names the file in further calls.
-    pub spot: Spot,
+    pub handle: FileHandle,
 }
 
-/// Why a call on a [`Spot`] failed; [`Trouble::at`] adds the place as the user wrote it.
+/// Why a call on a [`FileHandle`] failed; [`TreeError::at`] adds the place as the user wrote it.
 #[derive(Debug)]
-pub enum Trouble {
+pub enum TreeError {
     /// The pool refused the call.
     Pool(client::Error),
     /// The host refused the call: the action, as a verb, and the reason.
     Host(&'static str, io::Error),
 }
 
-impl Trouble {
+impl TreeError {
     /// The failure of a command, met at `place`.
     pub fn at(&self, place: impl std::fmt::Display) -> Failure {
         match self {
-            Trouble::Pool(error) => Failure::at(place, error),
-            Trouble::Host(what, error) => Failure::host_place(what, place, error),
+            TreeError::Pool(error) => Failure::at(place, error),
+            TreeError::Host(what, error) => Failure::host_place(what, place, error),
         }
     }
 
@@ -75,8 +75,8 @@ impl Trouble {
 
     fn errno(&self) -> Option<Errno> {
         match self {
-            Trouble::Pool(error) => Some(Errno::from_raw_os_error(error.errno())),
-            Trouble::Host(_, error) => Errno::from_io_error(error),
+            TreeError::Pool(error) => Some(Errno::from_raw_os_error(error.errno())),
+            TreeError::Host(_, error) => Errno::from_io_error(error),
         }
     }
 }
@@ -84,8 +84,8 @@ impl Trouble {
 /// A name and its value.
 pub type Xattr = (Vec<u8>, Vec<u8>);
 
-/// Lookup of paths. Calls by path report the location in their failure, calls by [`Spot`] leave that to the caller.
-pub trait Side {
+/// Lookup of paths. Calls by path report the location in their failure, calls by [`FileHandle`] leave that to the caller.
+pub trait Tree {
     /// Returns a path as the user would write it.
     fn show(&self, path: &Path) -> String;
 
@@ -95,29 +95,34 @@ pub trait Side {
     /// Returns the file at a path.
     fn find(&self, path: &Path, follow: bool) -> Result<Found, Failure>;
 
-    /// Returns the path on this host, if this side has paths there.
+    /// Returns the path on this host, if it has paths there.
     fn real(&self, path: &Path) -> Option<PathBuf>;
 
     /// Returns the attributes of a file, of a symbolic link its own.
-    fn attributes(&self, spot: &Spot) -> Result<Attributes, Trouble>;
+    fn attributes(&self, handle: &FileHandle) -> Result<Attributes, TreeError>;
 
     /// Returns the entries of a directory in the order of their names.
-    fn entries(&self, spot: &Spot) -> Result<Vec<Child>, Trouble>;
+    fn entries(&self, handle: &FileHandle) -> Result<Vec<Child>, TreeError>;
 
     /// Returns the target of a symbolic link.
-    fn read_link(&self, spot: &Spot) -> Result<Vec<u8>, Trouble>;
+    fn read_link(&self, handle: &FileHandle) -> Result<Vec<u8>, TreeError>;
 
     /// Changes attributes, of a symbolic link its own.
-    fn change(&self, spot: &Spot, change: &SetAttributes) -> Result<(), Trouble>;
+    fn change(&self, handle: &FileHandle, change: &SetAttributes) -> Result<(), TreeError>;
 
     /// Returns the extended attributes of a file, access control lists among them.
-    fn xattrs(&self, spot: &Spot) -> Result<Vec<Xattr>, Trouble>;
+    fn xattrs(&self, handle: &FileHandle) -> Result<Vec<Xattr>, TreeError>;
 
     /// Makes or replaces an extended attribute.
-    fn set_xattr(&self, spot: &Spot, name: &[u8], value: &[u8]) -> Result<(), Trouble>;
+    fn set_xattr(&self, handle: &FileHandle, name: &[u8], value: &[u8]) -> Result<(), TreeError>;
 
     /// Removes a name from a directory.
-    fn remove(&self, directory: &Spot, name: &[u8], is_directory: bool) -> Result<(), Trouble>;
+    fn remove(
+        &self,
+        directory: &FileHandle,
+        name: &[u8],
+        is_directory: bool,
+    ) -> Result<(), TreeError>;
 
     /// Removes the name at a path.
     fn remove_path(&self, path: &Path, is_directory: bool) -> Outcome;
@@ -146,7 +151,7 @@ pub trait Side {
     /// Returns size and free space of the file system.
     fn statistics(&self) -> Result<Statistics, Failure>;
 
-    /// Ends the use of this side after changes.
+    /// Ends the use of this tree after changes.
     fn close(&self) -> Outcome;
 }
 
@@ -156,9 +161,11 @@ pub fn is_directory(found: &Found) -> bool {
 }
 
 /// The names in a directory, as parts of a path.
-pub fn names(side: &dyn Side, found: &Found, shown: &str) -> Result<Vec<OsString>, Failure> {
+pub fn names(tree: &dyn Tree, found: &Found, shown: &str) -> Result<Vec<OsString>, Failure> {
     use std::os::unix::ffi::OsStringExt;
-    let children = side.entries(&found.spot).map_err(|error| error.at(shown))?;
+    let children = tree
+        .entries(&found.handle)
+        .map_err(|error| error.at(shown))?;
     let name = |child: Child| OsString::from_vec(child.name);
     Ok(children.into_iter().map(name).collect())
 }

@@ -15,12 +15,12 @@ use crate::figures::show_name;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Location {
     Host(PathBuf),
-    Pool(PoolPlace),
+    Pool(PoolPath),
 }
 
 /// `POOL:PATH`: a path in a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PoolPlace {
+pub struct PoolPath {
     pub pool: PathBuf,
     pub path: PathBuf,
 }
@@ -31,7 +31,7 @@ impl Location {
     fn parse(text: &OsStr) -> Result<Location, String> {
         let bytes = text.as_bytes();
         if Source::is_source(bytes) {
-            return Ok(Location::Pool(PoolPlace::of_cluster(bytes)));
+            return Ok(Location::Pool(PoolPath::of_cluster(bytes)));
         }
         let root = bytes.windows(2).position(|pair| pair == b":/");
         let end = root.or_else(|| bytes.strip_suffix(b":").map(<[u8]>::len));
@@ -45,7 +45,7 @@ impl Location {
             Some(colon) => {
                 let inside = &bytes[colon + 1..];
                 let inside = if inside.is_empty() { b"/" } else { inside };
-                Ok(Location::Pool(PoolPlace {
+                Ok(Location::Pool(PoolPath {
                     pool: path(&bytes[..colon]),
                     path: path(inside),
                 }))
@@ -75,9 +75,9 @@ pub fn last_name(path: &Path) -> Option<&OsStr> {
         .map(OsStr::from_bytes)
 }
 
-impl PoolPlace {
+impl PoolPath {
     /// Reads `POOL:PATH`.
-    pub fn parse(text: &OsStr) -> Result<PoolPlace, String> {
+    pub fn parse(text: &OsStr) -> Result<PoolPath, String> {
         match Location::parse(text)? {
             Location::Pool(place) => Ok(place),
             Location::Host(_) => Err("this names no file in a pool; write POOL:/path".into()),
@@ -85,16 +85,16 @@ impl PoolPlace {
     }
 
     /// `tako://HOSTS/NAME:/PATH`, or the root directory of a cluster. Its hosts have ports, which begin with no slash.
-    fn of_cluster(text: &[u8]) -> PoolPlace {
+    fn of_cluster(text: &[u8]) -> PoolPath {
         const SCHEME: usize = "tako://".len();
         let path = |bytes| PathBuf::from(OsStr::from_bytes(bytes));
         let colon = text[SCHEME..].windows(2).position(|pair| pair == b":/");
         match colon {
-            Some(colon) => PoolPlace {
+            Some(colon) => PoolPath {
                 pool: path(&text[..SCHEME + colon]),
                 path: path(&text[SCHEME + colon + 1..]),
             },
-            None => PoolPlace {
+            None => PoolPath {
                 pool: path(text.strip_suffix(b":").unwrap_or(text)),
                 path: "/".into(),
             },
@@ -102,15 +102,15 @@ impl PoolPlace {
     }
 
     /// Another path in the same pool.
-    pub fn with_path(&self, path: impl Into<PathBuf>) -> PoolPlace {
-        PoolPlace {
+    pub fn with_path(&self, path: impl Into<PathBuf>) -> PoolPath {
+        PoolPath {
             pool: self.pool.clone(),
             path: path.into(),
         }
     }
 
     /// Files below this directory; an empty `below` is the directory itself.
-    pub fn below(&self, below: &[u8]) -> PoolPlace {
+    pub fn below(&self, below: &[u8]) -> PoolPath {
         match below {
             b"" => self.clone(),
             below => self.with_path(self.path.join(OsStr::from_bytes(below))),
@@ -139,7 +139,7 @@ impl ValueParserFactory for WholePool {
     }
 }
 
-impl fmt::Display for PoolPlace {
+impl fmt::Display for PoolPath {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let path = show_name(self.path.as_os_str().as_bytes());
         write!(formatter, "{}:{path}", self.pool.display())
@@ -176,11 +176,11 @@ impl ValueParserFactory for Location {
     }
 }
 
-impl ValueParserFactory for PoolPlace {
-    type Parser = Parser<PoolPlace>;
+impl ValueParserFactory for PoolPath {
+    type Parser = Parser<PoolPath>;
 
-    fn value_parser() -> Parser<PoolPlace> {
-        Parser(PoolPlace::parse)
+    fn value_parser() -> Parser<PoolPath> {
+        Parser(PoolPath::parse)
     }
 }
 
@@ -198,7 +198,7 @@ mod tests {
             ("a:b/c", "a", "b/c"),
             ("a:b:/c:/d", "a:b", "/c:/d"),
         ] {
-            let expected = PoolPlace {
+            let expected = PoolPath {
                 pool: pool.into(),
                 path: path.into(),
             };
@@ -222,13 +222,13 @@ mod tests {
             ("tako://h:1,g:2/a:/", "tako://h:1,g:2/a", "/"),
         ] {
             let (pool, path) = (pool.into(), path.into());
-            let expected = Ok(Location::Pool(PoolPlace { pool, path }));
+            let expected = Ok(Location::Pool(PoolPath { pool, path }));
             assert_eq!(Location::parse(text.as_ref()), expected, "{text}");
         }
         for text in ["", ":", ":/x"] {
             assert!(Location::parse(text.as_ref()).is_err(), "{text}");
         }
-        assert!(PoolPlace::parse("x".as_ref()).is_err());
+        assert!(PoolPath::parse("x".as_ref()).is_err());
     }
 
     #[test]

@@ -75,8 +75,7 @@ fn a_file_that_the_peer_shortens_ends_the_endpoint_and_not_the_process() {
     if let Some(mut link) = Link::to_parent() {
         return lend_and_shorten(&mut link, &device, &mut queue);
     }
-    let test =
-        "shm::tests::cut::a_file_that_the_peer_shortens_ends_the_endpoint_and_not_the_process";
+    let test = "shm::tests::shortened::a_file_that_the_peer_shortens_ends_the_endpoint_and_not_the_process";
     let mut other = Other::start(test);
     let mut third = Queue::open(&device, Options::default()).unwrap();
     let (to_third, _) = join(&mut queue, &mut third);

@@ -37,7 +37,7 @@ fn run(test: &str) -> ExitStatus {
 fn run_telling(test: &str) -> (ExitStatus, String) {
     let scratch = Scratch::new();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", &format!("cut::tests::{test}")]);
+    command.args(["--exact", &format!("watched::tests::{test}")]);
     let output = command.env(OTHER, scratch.path()).output().unwrap();
     // Shown if this test fails.
     print!("{}", String::from_utf8_lossy(&output.stdout));

@@ -103,7 +103,7 @@ impl Returned {
 
 /// An endpoint that has been joined to its peer's. Its lines are its own, as a [`Queue`](crate::Queue)'s are.
 #[repr(align(128))]
-pub struct Side {
+pub struct Endpoint {
     pub id: EndpointId,
     pub incoming: Incoming,
     pub outgoing: Outgoing,
@@ -125,7 +125,7 @@ pub struct Side {
     pub process: Option<(Arc<Process>, Watch)>,
 }
 
-impl Side {
+impl Endpoint {
     /// Maps an export of the peer.
     pub fn import(&mut self, export: Export) -> Result<u32, Error> {
         let wrong = Error::Peer { what: "memory" };
@@ -259,7 +259,7 @@ impl Side {
             || process.is_some_and(|(process, _)| process.was_seen_gone())
     }
 
-    /// Whether [`Side::inspect`] or a poll of the ring would report something.
+    /// Whether [`Endpoint::inspect`] or a poll of the ring would report something.
     pub fn has_news(&self) -> bool {
         !self.is_over
             && (self.incoming.has_come() || self.incoming.has_changed() || self.is_ended())

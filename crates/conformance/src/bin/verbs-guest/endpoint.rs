@@ -20,20 +20,20 @@ pub fn all_rights() -> Rights {
 }
 
 /// One of the devices, with separate memory that others may use.
-pub struct Side {
+pub struct Endpoint {
     pub device: Arc<Device>,
     pub domain: Arc<Domain>,
     pub completions: Arc<CompletionQueue>,
     pub memory: Arc<Registration>,
 }
 
-impl Side {
-    pub fn new(device: &str) -> Side {
+impl Endpoint {
+    pub fn new(device: &str) -> Endpoint {
         let region = Region::memory(LENGTH, false).unwrap();
-        Side::with(device, &region)
+        Endpoint::with(device, &region)
     }
 
-    pub fn with(device: &str, region: &Region) -> Side {
+    pub fn with(device: &str, region: &Region) -> Endpoint {
         let wanted = Wanted {
             device: Some(device.to_owned()),
             ..Wanted::default()
@@ -42,7 +42,7 @@ impl Side {
         let domain = Domain::new(&device).unwrap();
         let completions = CompletionQueue::new(&device, 4 * DEPTH).unwrap();
         let memory = Registration::new(&domain, region, 0, region.length(), all_rights()).unwrap();
-        Side {
+        Endpoint {
             device,
             domain,
             completions,
@@ -148,7 +148,7 @@ pub fn connect(a: &QueuePair, b: &QueuePair, patience: &Patience) {
 }
 
 /// Two connected ends.
-pub fn connected(a: &Side, b: &Side) -> (Arc<QueuePair>, Arc<QueuePair>) {
+pub fn connected(a: &Endpoint, b: &Endpoint) -> (Arc<QueuePair>, Arc<QueuePair>) {
     let pairs = (a.reliable(), b.reliable());
     connect(&pairs.0, &pairs.1, &Patience::default());
     pairs

@@ -10,9 +10,9 @@ use std::path::{Component, Path, PathBuf};
 use client::{Attributes, FileFlags, FileKind, SetAttributes, Statistics};
 use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 
-use super::{Child, Found, Reader, Side, Spot, Trouble, Writer, Xattr};
+use super::{Child, FileHandle, Found, Reader, Tree, TreeError, Writer, Xattr};
 use crate::failure::{Failure, Outcome};
-use crate::place::PoolPlace;
+use crate::location::PoolPath;
 
 /// Longest list of names, and longest value, of extended attributes that Linux has.
 const XATTR_LENGTH_MAX: usize = 64 << 10;
@@ -78,10 +78,10 @@ impl Host {
     }
 }
 
-fn path_of(spot: &Spot) -> &Path {
-    match spot {
-        Spot::Path(path) => path,
-        Spot::Number(_) => Path::new(""),
+fn path_of(handle: &FileHandle) -> &Path {
+    match handle {
+        FileHandle::Path(path) => path,
+        FileHandle::Number(_) => Path::new(""),
     }
 }
 
@@ -111,7 +111,7 @@ fn attributes(found: &fs::Metadata) -> Attributes {
 
 fn found(path: PathBuf, metadata: &fs::Metadata) -> Found {
     Found {
-        spot: Spot::Path(path),
+        handle: FileHandle::Path(path),
         attributes: attributes(metadata),
         identity: (metadata.dev(), metadata.ino()),
     }
@@ -130,10 +130,10 @@ fn timespec(nanoseconds: Option<i64>) -> Timespec {
     }
 }
 
-impl Side for Host {
+impl Tree for Host {
     fn show(&self, path: &Path) -> String {
         match &self.mounted {
-            Some(mounted) => PoolPlace {
+            Some(mounted) => PoolPath {
                 pool: mounted.pool.clone(),
                 path: path.into(),
             }
@@ -161,49 +161,49 @@ impl Side for Host {
         Some(self.path(path))
     }
 
-    fn attributes(&self, spot: &Spot) -> Result<Attributes, Trouble> {
-        let metadata = fs::symlink_metadata(path_of(spot));
-        let metadata = metadata.map_err(|error| Trouble::Host("examine", error))?;
+    fn attributes(&self, handle: &FileHandle) -> Result<Attributes, TreeError> {
+        let metadata = fs::symlink_metadata(path_of(handle));
+        let metadata = metadata.map_err(|error| TreeError::Host("examine", error))?;
         Ok(attributes(&metadata))
     }
 
-    fn entries(&self, spot: &Spot) -> Result<Vec<Child>, Trouble> {
-        let directory = path_of(spot);
+    fn entries(&self, handle: &FileHandle) -> Result<Vec<Child>, TreeError> {
+        let directory = path_of(handle);
         let read = fs::read_dir(directory)
             .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
         let mut names: Vec<std::ffi::OsString> =
-            read.map_err(|error| Trouble::Host("list", error))?;
+            read.map_err(|error| TreeError::Host("list", error))?;
         names.sort();
         let child = |name: std::ffi::OsString| Child {
-            spot: Spot::Path(directory.join(&name)),
+            handle: FileHandle::Path(directory.join(&name)),
             name: name.into_vec(),
         };
         Ok(names.into_iter().map(child).collect())
     }
 
-    fn read_link(&self, spot: &Spot) -> Result<Vec<u8>, Trouble> {
-        fs::read_link(path_of(spot))
+    fn read_link(&self, handle: &FileHandle) -> Result<Vec<u8>, TreeError> {
+        fs::read_link(path_of(handle))
             .map(|target| target.into_os_string().into_vec())
-            .map_err(|error| Trouble::Host("read the link", error))
+            .map_err(|error| TreeError::Host("read the link", error))
     }
 
-    fn change(&self, spot: &Spot, change: &SetAttributes) -> Result<(), Trouble> {
-        let path = path_of(spot);
+    fn change(&self, handle: &FileHandle, change: &SetAttributes) -> Result<(), TreeError> {
+        let path = path_of(handle);
         if let Some(size) = change.size {
             OpenOptions::new()
                 .write(true)
                 .open(path)
                 .and_then(|file| file.set_len(size))
-                .map_err(|error| Trouble::Host("set the size of", error))?;
+                .map_err(|error| TreeError::Host("set the size of", error))?;
         }
         if change.uid.is_some() || change.gid.is_some() {
             let (user, group) = (change.uid.map(Uid::from_raw), change.gid.map(Gid::from_raw));
             rustix::fs::chownat(CWD, path, user, group, AtFlags::SYMLINK_NOFOLLOW)
-                .map_err(|errno| Trouble::Host("change the owner of", errno.into()))?;
+                .map_err(|errno| TreeError::Host("change the owner of", errno.into()))?;
         }
         if let Some(permissions) = change.permissions {
             fs::set_permissions(path, fs::Permissions::from_mode(permissions))
-                .map_err(|error| Trouble::Host("set the permissions of", error))?;
+                .map_err(|error| TreeError::Host("set the permissions of", error))?;
         }
         if change.accessed_ns.is_some() || change.modified_ns.is_some() {
             let times = Timestamps {
@@ -211,15 +211,15 @@ impl Side for Host {
                 last_modification: timespec(change.modified_ns),
             };
             rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW)
-                .map_err(|errno| Trouble::Host("set the times of", errno.into()))?;
+                .map_err(|errno| TreeError::Host("set the times of", errno.into()))?;
         }
         Ok(())
     }
 
-    fn xattrs(&self, spot: &Spot) -> Result<Vec<Xattr>, Trouble> {
-        let path = path_of(spot);
+    fn xattrs(&self, handle: &FileHandle) -> Result<Vec<Xattr>, TreeError> {
+        let path = path_of(handle);
         let failed =
-            |errno: rustix::io::Errno| Trouble::Host("read extended attributes of", errno.into());
+            |errno: rustix::io::Errno| TreeError::Host("read extended attributes of", errno.into());
         let mut buffer = vec![0; XATTR_LENGTH_MAX];
         let length = rustix::fs::llistxattr(path, &mut buffer).map_err(failed)?;
         let list = buffer[..length].to_vec();
@@ -234,18 +234,23 @@ impl Side for Host {
         Ok(all)
     }
 
-    fn set_xattr(&self, spot: &Spot, name: &[u8], value: &[u8]) -> Result<(), Trouble> {
-        rustix::fs::lsetxattr(path_of(spot), name, value, XattrFlags::empty())
-            .map_err(|errno| Trouble::Host("set an extended attribute of", errno.into()))
+    fn set_xattr(&self, handle: &FileHandle, name: &[u8], value: &[u8]) -> Result<(), TreeError> {
+        rustix::fs::lsetxattr(path_of(handle), name, value, XattrFlags::empty())
+            .map_err(|errno| TreeError::Host("set an extended attribute of", errno.into()))
     }
 
-    fn remove(&self, directory: &Spot, name: &[u8], is_directory: bool) -> Result<(), Trouble> {
+    fn remove(
+        &self,
+        directory: &FileHandle,
+        name: &[u8],
+        is_directory: bool,
+    ) -> Result<(), TreeError> {
         let path = path_of(directory).join(OsStr::from_bytes(name));
         let removed = match is_directory {
             true => fs::remove_dir(path),
             false => fs::remove_file(path),
         };
-        removed.map_err(|error| Trouble::Host("remove", error))
+        removed.map_err(|error| TreeError::Host("remove", error))
     }
 
     fn remove_path(&self, path: &Path, is_directory: bool) -> Outcome {

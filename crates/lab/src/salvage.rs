@@ -1,4 +1,4 @@
-//! All readable contents of a pool, in pieces: unreadable parts are distinct from existing ones.
+//! Salvage of a pool: all of it that can be read. Unreadable parts are distinct from existing ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ const BLOCKS_MAX: u64 = 32;
 
 /// Readable contents of one inode; `None` stands for an error.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Piece {
+pub struct SalvagedFile {
     /// Result of stat.
     pub attributes: Attributes,
     /// Blocks of a file, or the target of a link.
@@ -25,43 +25,43 @@ pub struct Piece {
 
 /// Readable contents of a pool.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Pieces {
+pub struct Salvage {
     /// Inodes that a path leads to.
-    pub inodes: BTreeMap<u64, Piece>,
+    pub inodes: BTreeMap<u64, SalvagedFile>,
     /// Paths and their targets; `None`: the lookup is an error.
     pub paths: BTreeMap<Vec<u8>, Option<u64>>,
 }
 
-impl Pieces {
+impl Salvage {
     /// Opens a pool through the client, and reads all of it. An error says why it does not open.
-    pub fn read(region: &Region) -> Result<Pieces, String> {
+    pub fn read(region: &Region) -> Result<Salvage, String> {
         let opened = FileSystem::open_region(region.clone(), Options::default());
         let file_system = opened.map_err(|error| error.to_string())?;
-        let mut pieces = Pieces::default();
-        pieces.paths.insert(b"/".to_vec(), Some(store::ROOT));
+        let mut salvage = Salvage::default();
+        salvage.paths.insert(b"/".to_vec(), Some(store::ROOT));
         let mut left = vec![(Vec::new(), store::ROOT)];
         while let Some((path, number)) = left.pop() {
-            let known = pieces.inodes.contains_key(&number);
+            let known = salvage.inodes.contains_key(&number);
             if !known && let Ok(attributes) = file_system.attributes(number) {
-                let piece = Piece::read(&file_system, number, attributes);
-                pieces.inodes.insert(number, piece);
+                let file = SalvagedFile::read(&file_system, number, attributes);
+                salvage.inodes.insert(number, file);
             }
-            let names = pieces.inodes.get(&number).and_then(|it| it.names.clone());
+            let names = salvage.inodes.get(&number).and_then(|it| it.names.clone());
             // A damaged pool could lead in circles.
             for name in names.into_iter().flatten().filter(|_| !known) {
                 let path = [&path[..], b"/", &name.0].concat();
                 let found = file_system.lookup(number, &name.0);
                 let found = found.ok().map(|found| found.number);
-                pieces.paths.insert(path.clone(), found);
+                salvage.paths.insert(path.clone(), found);
                 left.extend(found.map(|found| (path, found)));
             }
         }
-        Ok(pieces)
+        Ok(salvage)
     }
 
     /// Whether all contents read of a damaged pool are the original ones, and each error is of an inode with a finding,
     /// or of an entry in a directory with one.
-    pub fn is_right(&self, expected: &Pieces, findings: &[Finding]) -> Result<(), String> {
+    pub fn is_right(&self, expected: &Salvage, findings: &[Finding]) -> Result<(), String> {
         let found: BTreeSet<u64> = findings.iter().filter_map(|it| it.inode).collect();
         let explain = |number: u64, what: &str| match found.contains(&number) {
             true => Ok(()),
@@ -69,25 +69,25 @@ impl Pieces {
                 "{what} of inode {number} fails without a finding there"
             )),
         };
-        for (number, piece) in &self.inodes {
+        for (number, file) in &self.inodes {
             let right = expected.inodes.get(number);
             let right = right.ok_or(format!("there is an inode {number}"))?;
-            if piece.attributes != right.attributes {
+            if file.attributes != right.attributes {
                 return Err(format!("attributes of inode {number} are others"));
             }
-            for (at, block) in &piece.blocks {
+            for (at, block) in &file.blocks {
                 match block {
                     None => explain(*number, "reading")?,
                     Some(_) if right.blocks.get(at) == Some(block) => {}
                     Some(_) => return Err(format!("block {at} of inode {number} is wrong")),
                 }
             }
-            match (&piece.xattrs, &right.xattrs) {
+            match (&file.xattrs, &right.xattrs) {
                 (None, _) => explain(*number, "reading attributes")?,
                 (own, right) if own == right => {}
                 _ => return Err(format!("extended attributes of inode {number} are wrong")),
             }
-            match (&piece.names, &right.names) {
+            match (&file.names, &right.names) {
                 (None, Some(_)) => explain(*number, "listing")?,
                 (own, right) if own == right => {}
                 _ => return Err(format!("names in inode {number} are wrong")),
@@ -107,7 +107,7 @@ impl Pieces {
     /// structures that were changed under right checksums; they may be anything.
     pub fn is_kept(
         &self,
-        expected: &Pieces,
+        expected: &Salvage,
         repair: &store::Repair,
         lied: &BTreeSet<u64>,
     ) -> Result<(), String> {
@@ -126,24 +126,24 @@ impl Pieces {
             if lied.contains(number) {
                 continue;
             }
-            let Some(piece) = self.inodes.get(number) else {
+            let Some(file) = self.inodes.get(number) else {
                 match says(*number, &["lost", "freed", "removed"]) {
                     true => continue,
                     false => return Err(format!("inode {number} is gone")),
                 }
             };
-            let attributes = |it: &Piece| {
+            let attributes = |it: &SalvagedFile| {
                 let it = &it.attributes;
                 (it.kind, it.permissions, it.uid, it.gid, it.device)
             };
-            if attributes(piece) != attributes(right) {
+            if attributes(file) != attributes(right) {
                 return Err(format!("attributes of inode {number} are others"));
             }
             let is_directory = right.attributes.kind == FileKind::Directory;
-            if piece.attributes.size != right.attributes.size && !is_directory {
+            if file.attributes.size != right.attributes.size && !is_directory {
                 return Err(format!("inode {number} has another size"));
             }
-            for (at, block) in &piece.blocks {
+            for (at, block) in &file.blocks {
                 let is_excused = match block {
                     None => left.contains(number),
                     Some(_) => says(*number, &["are zeros now"]),
@@ -153,7 +153,7 @@ impl Pieces {
                 }
             }
             let are_lost = says(*number, &["extended attributes are lost"]);
-            if piece.xattrs != right.xattrs && !are_lost {
+            if file.xattrs != right.xattrs && !are_lost {
                 return Err(format!("extended attributes of inode {number} are others"));
             }
             self.has_names(expected, *number, &says, lied)?;
@@ -164,7 +164,7 @@ impl Pieces {
     /// Whether a directory has its names, but those that were lost and those of inodes that are gone.
     fn has_names(
         &self,
-        expected: &Pieces,
+        expected: &Salvage,
         number: u64,
         says: &dyn Fn(u64, &[&str]) -> bool,
         lied: &BTreeSet<u64>,
@@ -202,8 +202,8 @@ impl Pieces {
     }
 }
 
-impl Piece {
-    fn read(file_system: &FileSystem, number: u64, attributes: Attributes) -> Piece {
+impl SalvagedFile {
+    fn read(file_system: &FileSystem, number: u64, attributes: Attributes) -> SalvagedFile {
         let mut blocks = BTreeMap::new();
         let (size, kind) = (attributes.size, attributes.kind);
         if kind == FileKind::Regular {
@@ -225,7 +225,7 @@ impl Piece {
             true
         });
         let is_directory = kind == FileKind::Directory;
-        Piece {
+        SalvagedFile {
             attributes,
             blocks,
             xattrs: read_xattrs(file_system, number),

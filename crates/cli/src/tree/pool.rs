@@ -11,9 +11,9 @@ use client::{
 
 use rustix::io::Errno;
 
-use super::{Child, Found, Reader, Side, Spot, Trouble, Writer, Xattr};
+use super::{Child, FileHandle, Found, Reader, Tree, TreeError, Writer, Xattr};
 use crate::failure::{Failure, Outcome};
-use crate::place::{PoolPlace, last_name};
+use crate::location::{PoolPath, last_name};
 
 /// A pool under the name that the user gave it.
 pub struct Pool {
@@ -26,8 +26,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    fn place(&self, path: &Path) -> PoolPlace {
-        PoolPlace {
+    fn place(&self, path: &Path) -> PoolPath {
+        PoolPath {
             pool: self.name.clone(),
             path: path.into(),
         }
@@ -43,22 +43,22 @@ impl Pool {
             false => self.file_system.symlink_stat(path)?,
         };
         Ok(Found {
-            spot: Spot::Number(attributes.number),
+            handle: FileHandle::Number(attributes.number),
             identity: (0, attributes.number),
             attributes,
         })
     }
 }
 
-fn number(spot: &Spot) -> u64 {
-    match spot {
-        Spot::Number(number) => *number,
+fn number(handle: &FileHandle) -> u64 {
+    match handle {
+        FileHandle::Number(number) => *number,
         // A path names no file of a pool: number 0 is never in use.
-        Spot::Path(_) => 0,
+        FileHandle::Path(_) => 0,
     }
 }
 
-impl Side for Pool {
+impl Tree for Pool {
     fn show(&self, path: &Path) -> String {
         self.place(path).to_string()
     }
@@ -80,64 +80,72 @@ impl Side for Pool {
         None
     }
 
-    fn attributes(&self, spot: &Spot) -> Result<Attributes, Trouble> {
+    fn attributes(&self, handle: &FileHandle) -> Result<Attributes, TreeError> {
         self.file_system
-            .attributes(number(spot))
-            .map_err(Trouble::Pool)
+            .attributes(number(handle))
+            .map_err(TreeError::Pool)
     }
 
-    fn entries(&self, spot: &Spot) -> Result<Vec<Child>, Trouble> {
+    fn entries(&self, handle: &FileHandle) -> Result<Vec<Child>, TreeError> {
         let mut entries = Vec::new();
         let read = self
             .file_system
-            .read_directory(number(spot), 0, &mut |entry| {
+            .read_directory(number(handle), 0, &mut |entry| {
                 if entry.name != b"." && entry.name != b".." {
                     entries.push(Child {
                         name: entry.name.clone(),
-                        spot: Spot::Number(entry.number),
+                        handle: FileHandle::Number(entry.number),
                     });
                 }
                 true
             });
-        read.map_err(Trouble::Pool)?;
+        read.map_err(TreeError::Pool)?;
         entries.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(entries)
     }
 
-    fn read_link(&self, spot: &Spot) -> Result<Vec<u8>, Trouble> {
+    fn read_link(&self, handle: &FileHandle) -> Result<Vec<u8>, TreeError> {
         self.file_system
-            .read_link(number(spot))
-            .map_err(Trouble::Pool)
+            .read_link(number(handle))
+            .map_err(TreeError::Pool)
     }
 
-    fn change(&self, spot: &Spot, change: &SetAttributes) -> Result<(), Trouble> {
-        let changed = self.file_system.set_attributes(number(spot), change);
-        changed.map(drop).map_err(Trouble::Pool)
+    fn change(&self, handle: &FileHandle, change: &SetAttributes) -> Result<(), TreeError> {
+        let changed = self.file_system.set_attributes(number(handle), change);
+        changed.map(drop).map_err(TreeError::Pool)
     }
 
-    fn xattrs(&self, spot: &Spot) -> Result<Vec<Xattr>, Trouble> {
-        let file = number(spot);
-        let names = self.file_system.xattr_names(file).map_err(Trouble::Pool)?;
+    fn xattrs(&self, handle: &FileHandle) -> Result<Vec<Xattr>, TreeError> {
+        let file = number(handle);
+        let names = self
+            .file_system
+            .xattr_names(file)
+            .map_err(TreeError::Pool)?;
         let value = |name: Vec<u8>| {
             let value = self.file_system.xattr(file, &name);
-            Ok((name, value.map_err(Trouble::Pool)?))
+            Ok((name, value.map_err(TreeError::Pool)?))
         };
         names.into_iter().map(value).collect()
     }
 
-    fn set_xattr(&self, spot: &Spot, name: &[u8], value: &[u8]) -> Result<(), Trouble> {
+    fn set_xattr(&self, handle: &FileHandle, name: &[u8], value: &[u8]) -> Result<(), TreeError> {
         self.file_system
-            .set_xattr(number(spot), name, value, XattrMode::Set)
-            .map_err(Trouble::Pool)
+            .set_xattr(number(handle), name, value, XattrMode::Set)
+            .map_err(TreeError::Pool)
     }
 
-    fn remove(&self, directory: &Spot, name: &[u8], is_directory: bool) -> Result<(), Trouble> {
+    fn remove(
+        &self,
+        directory: &FileHandle,
+        name: &[u8],
+        is_directory: bool,
+    ) -> Result<(), TreeError> {
         let directory = number(directory);
         let removed = match is_directory {
             true => self.file_system.remove_directory(directory, name),
             false => self.file_system.unlink(directory, name),
         };
-        removed.map_err(Trouble::Pool)
+        removed.map_err(TreeError::Pool)
     }
 
     fn remove_path(&self, path: &Path, is_directory: bool) -> Outcome {
