@@ -24,6 +24,8 @@ mod tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+
 pub use self::block::{Armed, Handle, Ready};
 use self::block::{Blocker, Descriptors, Waker, duplicate};
 use self::establish::Arrived;
@@ -134,7 +136,7 @@ pub enum Event {
         /// The caller's number.
         id: u64,
         /// The data read; nothing for a write. `None`: nothing was done, since the memory or the range does not exist.
-        outcome: Option<Vec<u8>>,
+        outcome: Option<Bytes>,
     },
     /// The link has ended. Undelivered messages are lost, and whether unfinished transfers were executed, or will be,
     /// is unknown.

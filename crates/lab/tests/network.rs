@@ -174,7 +174,7 @@ fn write(network: &Network, file: FileId, offset: u64, data: Vec<u8>) {
     let operation = Operation::Write {
         file,
         at: WriteAt::Offset(offset),
-        data,
+        data: data.into(),
         drop_privileges: None,
     };
     ask(network, operation);

@@ -20,6 +20,8 @@ mod operation;
 mod outcome;
 mod properties;
 
+/// Bytes that several owners share: data is copied only where it must be.
+pub use bytes::Bytes;
 pub use code::ErrorCode;
 pub use encoding::Malformed;
 pub use file::{

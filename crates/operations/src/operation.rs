@@ -1,5 +1,6 @@
 //! Requests.
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -196,8 +197,7 @@ pub enum Operation {
         /// Position of the data in the file.
         at: WriteAt,
         /// The data.
-        #[serde(with = "serde_bytes")]
-        data: Vec<u8>,
+        data: Bytes,
         /// First [`Operation::DropPrivileges`], with this `set_id`.
         drop_privileges: Option<bool>,
     },

@@ -1,5 +1,6 @@
 //! Answers.
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{Attributes, Entry, ErrorCode, FileExtent, FileId, Lock, Statistics};
@@ -33,7 +34,7 @@ pub enum Details {
     #[default]
     Nothing,
     /// Bytes: data, a link's target, a value, a grant, a layout.
-    Data(#[serde(with = "serde_bytes")] Vec<u8>),
+    Data(Bytes),
     /// A page of a directory; empty at its end.
     Entries(Vec<ListedEntry>),
     /// Names of extended attributes.
@@ -88,8 +89,8 @@ impl Outcome {
     }
 
     /// Success, with data.
-    pub fn with_data(data: Vec<u8>) -> Outcome {
-        Outcome::with(Details::Data(data))
+    pub fn with_data(data: impl Into<Bytes>) -> Outcome {
+        Outcome::with(Details::Data(data.into()))
     }
 
     /// Whether the operation succeeded.

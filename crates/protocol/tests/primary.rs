@@ -142,7 +142,7 @@ fn data_about_to_be_named_is_not_changed_in_place() {
     let named = Operation::Write {
         file: FILE,
         at: WriteAt::Offset(0),
-        data: vec![7; 12288],
+        data: vec![7; 12288].into(),
         drop_privileges: None,
     };
     // Both wait until the session has resumed, and are taken up together.

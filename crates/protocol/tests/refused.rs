@@ -167,7 +167,7 @@ fn nothing_is_answered_early_while_too_much_is_to_be_told() {
             inode,
             generation: 9,
         };
-        let data = vec![7; 64];
+        let data = vec![7; 64].into();
         let operation = Operation::Write {
             file,
             at: WriteAt::Offset(0),

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use connections::messenger::{self, Direction, LinkId, Messenger};
 use fabric::Provider;
+use operations::Bytes;
 use protocol::client::{Mode, Transfer, TransferKind, TransferOutcome};
 use protocol::wire::Body;
 use protocol::{Client, NodeId};
@@ -197,7 +198,7 @@ impl Reach {
     }
 
     /// A transfer has ended.
-    pub fn ended(&mut self, now: u64, wr_id: u64, bytes: Option<Vec<u8>>, client: &mut Client) {
+    pub fn ended(&mut self, now: u64, wr_id: u64, bytes: Option<Bytes>, client: &mut Client) {
         let Some((_, is_write)) = self.in_flight.remove(&wr_id) else {
             return;
         };

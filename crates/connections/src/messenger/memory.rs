@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use pmem::Region;
 
 use super::link::Link;
@@ -40,7 +41,7 @@ pub const TRANSFER_MAX: u32 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// These bytes go into the peer's memory.
-    Write(Vec<u8>),
+    Write(Bytes),
     /// So many bytes come out of it.
     Read(u32),
 }
@@ -212,7 +213,7 @@ impl Messenger {
             buffer.read(0, &mut bytes);
             bytes
         });
-        let outcome = Some(bytes.unwrap_or_default());
+        let outcome = Some(bytes.unwrap_or_default().into());
         events.push(Event::Transferred { link, id, outcome });
     }
 

@@ -89,7 +89,7 @@ impl Port {
             TransferKind::Read(length) => {
                 let mut bytes = vec![0; *length as usize];
                 memory.region().read(start, &mut bytes);
-                TransferOutcome::Read(bytes)
+                TransferOutcome::Read(bytes.into())
             }
         }
     }

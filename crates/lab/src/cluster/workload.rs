@@ -590,7 +590,7 @@ impl Worker {
         let mut write = |_: u32| Operation::Write {
             file,
             at: WriteAt::Offset(self.random.below(BLOCKS as usize) as u64 * BLOCK),
-            data: self.value().repeat(BLOCK as usize / 8),
+            data: self.value().repeat(BLOCK as usize / 8).into(),
             drop_privileges: None,
         };
         (0..blocks).map(&mut write).collect()
@@ -615,7 +615,7 @@ impl Worker {
         Operation::Write {
             file,
             at: WriteAt::Offset(block as u64 * BLOCK),
-            data,
+            data: data.into(),
             drop_privileges: None,
         }
     }

@@ -122,7 +122,7 @@ fn of_data() -> Vec<Operation> {
         Operation::Write {
             file,
             at: WriteAt::End,
-            data: vec![1, 2, 3],
+            data: vec![1, 2, 3].into(),
             drop_privileges: Some(false),
         },
         Operation::Fallocate {
@@ -233,7 +233,7 @@ fn outcomes() -> Vec<Outcome> {
     };
     let details = [
         Details::Nothing,
-        Details::Data(vec![5; 1000]),
+        Details::Data(vec![5; 1000].into()),
         Details::Entries(vec![listed(b"a"), listed(b".")]),
         Details::Names(vec![serde_bytes::ByteBuf::from(b"user.a".to_vec())]),
         Details::Position(Some(u64::MAX)),
@@ -365,7 +365,7 @@ fn too_long() -> Vec<Operation> {
         Operation::Write {
             file: FILE,
             at: WriteAt::End,
-            data: vec![0; DATA_MAX + 1],
+            data: vec![0; DATA_MAX + 1].into(),
             drop_privileges: None,
         },
         Operation::Read {

@@ -138,7 +138,7 @@ fn write(seed: u8) -> Operation {
     Operation::Write {
         file: FileId::default(),
         at: WriteAt::Offset(0),
-        data: vec![seed; BLOCK],
+        data: vec![seed; BLOCK].into(),
         drop_privileges: Some(true),
     }
 }

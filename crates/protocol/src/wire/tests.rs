@@ -41,10 +41,10 @@ fn name(text: &str) -> Vec<u8> {
 /// Some operations. The operations crate tests the encoding of all.
 fn operations() -> Vec<Operation> {
     let file = FILE;
-    let write = |at, data| Operation::Write {
+    let write = |at, data: Vec<u8>| Operation::Write {
         file,
         at,
-        data,
+        data: data.into(),
         drop_privileges: Some(true),
     };
     vec![

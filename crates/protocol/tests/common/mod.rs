@@ -37,7 +37,7 @@ pub fn write() -> Operation {
     Operation::Write {
         file: FILE,
         at: WriteAt::Offset(0),
-        data: vec![7; 64],
+        data: vec![7; 64].into(),
         drop_privileges: None,
     }
 }

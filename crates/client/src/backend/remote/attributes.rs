@@ -65,7 +65,7 @@ impl Remote {
             name: name.to_vec(),
         };
         match self.call(operation)?.details {
-            Details::Data(value) => Ok(value),
+            Details::Data(value) => Ok(value.into()),
             _ => Err(invalid("the value of an extended attribute is missing")),
         }
     }

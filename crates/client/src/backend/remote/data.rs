@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use operations::{
-    Acknowledge, DATA_MAX, Details, ErrorCode, Fallocate, FileExtent, Operation, Outcome, WriteAt,
+    Acknowledge, Bytes, DATA_MAX, Details, ErrorCode, Fallocate, FileExtent, Operation, Outcome, WriteAt,
     Written,
 };
 
@@ -115,7 +115,7 @@ impl Remote {
                     WriteAt::Offset(offset) => WriteAt::Offset(offset.saturating_add(done as u64)),
                     WriteAt::End => WriteAt::End,
                 },
-                data: part.to_vec(),
+                data: Bytes::copy_from_slice(part),
                 drop_privileges: drop_privileges.filter(|_| done == 0),
             });
             let Outcome { offset, count, .. } = match outcome {

@@ -146,7 +146,7 @@ impl Remote {
 
     pub(in super::super) fn read_link(&self, inode: &RemoteInode) -> Result<Vec<u8>> {
         match self.call(Operation::ReadLink { file: inode.file })?.details {
-            Details::Data(target) => Ok(target),
+            Details::Data(target) => Ok(target.into()),
             _ => Err(invalid("the target of a symbolic link is missing")),
         }
     }

@@ -47,7 +47,7 @@ fn next(pair: &mut Pair) -> Event {
     events.remove(0)
 }
 
-fn transfer(pair: &mut Pair, id: u64, offset: u64, direction: Direction) -> Option<Vec<u8>> {
+fn transfer(pair: &mut Pair, id: u64, offset: u64, direction: Direction) -> Option<Bytes> {
     let transfer = Transfer {
         id,
         name: NAME,
@@ -70,20 +70,20 @@ fn transfers_reach_the_exported_part_and_nothing_else() {
         let (region, _) = export(&mut pair, Access::READ | Access::WRITE);
         for (id, length) in [(1, 8), (2, 4096), (3, 70_000), (4, TRANSFER_MAX)] {
             let bytes = message(id, length as usize);
-            let written = transfer(&mut pair, id as u64, 4096, Direction::Write(bytes.clone()));
-            assert_eq!(written, Some(Vec::new()), "{provider:?}");
+            let written = transfer(&mut pair, id as u64, 4096, Direction::Write(bytes.clone().into()));
+            assert_eq!(written, Some(Bytes::new()), "{provider:?}");
             let mut there = vec![0; length as usize];
             region.read(START + 4096, &mut there);
             assert!(there == bytes, "{provider:?}: {length} bytes");
             let read = transfer(&mut pair, 10, 4096, Direction::Read(length));
-            assert!(read == Some(bytes), "{provider:?}: {length} bytes");
+            assert!(read == Some(bytes.into()), "{provider:?}: {length} bytes");
         }
         for (offset, direction) in [
             (LENGTH - 4, Direction::Read(8)),
             (u64::MAX - 4, Direction::Read(8)),
             (0, Direction::Read(TRANSFER_MAX + 1)),
             (0, Direction::Read(0)),
-            (LENGTH, Direction::Write(vec![1])),
+            (LENGTH, Direction::Write(vec![1].into())),
         ] {
             let refused = transfer(&mut pair, 20, offset, direction);
             assert_eq!(refused, None, "{provider:?}: {offset}");
@@ -103,7 +103,7 @@ fn memory_that_is_exported_for_reading_is_not_written() {
     for provider in BOTH {
         let mut pair = Pair::new(options(provider));
         let (region, _) = export(&mut pair, Access::READ);
-        let refused = transfer(&mut pair, 1, 0, Direction::Write(vec![1; 8]));
+        let refused = transfer(&mut pair, 1, 0, Direction::Write(vec![1; 8].into()));
         assert_eq!(refused, None, "{provider:?}");
         assert_eq!(region.load(START), 0);
     }

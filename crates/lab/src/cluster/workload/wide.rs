@@ -124,7 +124,7 @@ impl Worker {
         Operation::Write {
             file,
             at: WriteAt::End,
-            data: self.value().repeat(BLOCK as usize / 8),
+            data: self.value().repeat(BLOCK as usize / 8).into(),
             drop_privileges: None,
         }
     }
@@ -151,7 +151,7 @@ impl Worker {
             Source::Free => Operation::Write {
                 file,
                 at: WriteAt::Offset(offset),
-                data: self.value().repeat(BLOCK as usize / 8),
+                data: self.value().repeat(BLOCK as usize / 8).into(),
                 drop_privileges: None,
             },
         };

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use pmem::Random;
+use operations::Bytes;
 use protocol::client::{Transfer, TransferKind, TransferOutcome};
 
 use super::super::time::{MILLISECOND, SECOND, Time};
@@ -30,7 +31,7 @@ pub struct Sender {
 
 /// A read is torn: each block is read at its own instant.
 pub struct Gathered {
-    blocks: Vec<Option<Vec<u8>>>,
+    blocks: Vec<Option<Bytes>>,
 }
 
 /// The ways of one-sided transfers.
@@ -126,7 +127,7 @@ impl World {
                 None => delivery.at,
             };
             let transfer = Transfer {
-                kind: TransferKind::Write(delivery.bytes),
+                kind: TransferKind::Write(delivery.bytes.into()),
                 ..transfer.clone()
             };
             let block = 0;
@@ -241,12 +242,12 @@ impl World {
     ) {
         let to = FIRST_CLIENT + sender.client as u32;
         let bytes = match &outcome {
-            TransferOutcome::Read(bytes) => bytes.as_slice(),
+            TransferOutcome::Read(bytes) => &bytes[..],
             _ => &[],
         };
         for delivery in self.links.send(now, member, to, bytes) {
             let outcome = match &outcome {
-                TransferOutcome::Read(_) => TransferOutcome::Read(delivery.bytes),
+                TransferOutcome::Read(_) => TransferOutcome::Read(delivery.bytes.into()),
                 other => other.clone(),
             };
             let back = Flight::Back {

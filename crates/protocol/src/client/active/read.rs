@@ -1,5 +1,7 @@
 //! Reading from the members' memories: data first, then the version word of the primary.
 
+use operations::Bytes;
+
 use super::transfer::{TransferKind, TransferOutcome};
 use super::{BLOCK, Client, Extent, Layout, Run, Ticket};
 use crate::defects::Defect;
@@ -18,7 +20,7 @@ struct Piece {
     offset: u64,
     length: u32,
     checksums: Vec<u32>,
-    bytes: Option<Vec<u8>>,
+    bytes: Option<Bytes>,
 }
 
 enum Step {
@@ -76,9 +78,10 @@ impl Reading {
     }
 
     /// The data, if its blocks match the layout.
-    fn assemble(&self, ignores_checksums: bool) -> Option<Vec<u8>> {
+    fn assemble(&self, ignores_checksums: bool) -> Option<Bytes> {
         let end = self.end().min(self.layout.size);
-        let mut data = vec![0; end.saturating_sub(self.offset) as usize];
+        let length = end.saturating_sub(self.offset) as usize;
+        let mut parts = Vec::new();
         for piece in &self.pieces {
             let bytes = piece.bytes.as_ref()?;
             let blocks = bytes.chunks(BLOCK as usize);
@@ -91,12 +94,20 @@ impl Reading {
             let from = piece.offset.max(self.offset);
             let to = (piece.offset + bytes.len() as u64).min(end);
             if from < to {
-                let part = &bytes[(from - piece.offset) as usize..(to - piece.offset) as usize];
-                let at = (from - self.offset) as usize;
-                data[at..at + part.len()].copy_from_slice(part);
+                let part = (from - piece.offset) as usize..(to - piece.offset) as usize;
+                parts.push(((from - self.offset) as usize, bytes.slice(part)));
             }
         }
-        Some(data)
+        if let [(0, part)] = &parts[..]
+            && part.len() == length
+        {
+            return Some(part.clone());
+        }
+        let mut data = vec![0; length];
+        for (at, part) in parts {
+            data[at..at + part.len()].copy_from_slice(&part);
+        }
+        Some(data.into())
     }
 }
 
@@ -223,7 +234,7 @@ impl Client {
         };
         match &mut reading.version {
             Some((of_version, version)) if *of_version == wr_id => {
-                *version = bytes.try_into().map(u64::from_le_bytes).ok();
+                *version = bytes[..].try_into().map(u64::from_le_bytes).ok();
                 if version.is_none() {
                     return self.read_failed(ticket);
                 }

@@ -1,5 +1,7 @@
 //! One-sided transfers in flight.
 
+use operations::Bytes;
+
 use super::{Client, Ticket};
 use crate::Options;
 use crate::defects::Defect;
@@ -39,7 +41,7 @@ impl Transfer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TransferKind {
     /// These bytes go into the memory.
-    Write(Vec<u8>),
+    Write(Bytes),
     /// So many bytes come out of it.
     Read(u32),
 }
@@ -50,7 +52,7 @@ pub enum TransferOutcome {
     /// The bytes are in the memory.
     Written,
     /// The bytes that were there.
-    Read(Vec<u8>),
+    Read(Bytes),
     /// The key is not good there (any more): nothing was, or will be, done.
     Refused,
     /// The way to the memory is gone. Of a write it is not known whether it has landed, or will.

@@ -1,6 +1,8 @@
 //! Writing into granted blocks, and committing them.
 
-use operations::WriteAt;
+use std::ops::Range;
+
+use operations::{Bytes, WriteAt};
 
 use super::transfer::TransferKind;
 use super::{BLOCK, Extent, Layout};
@@ -17,7 +19,7 @@ const GRANT_LEAST: u64 = 4;
 pub(in crate::client) struct Writing {
     file: FileId,
     offset: u64,
-    data: Vec<u8>,
+    data: Bytes,
     drop_privileges: Option<bool>,
     acknowledge: Acknowledge,
     since: u64,
@@ -44,7 +46,7 @@ impl Writing {
     pub fn new(
         now: u64,
         (file, offset): (FileId, u64),
-        data: Vec<u8>,
+        data: Bytes,
         drop_privileges: Option<bool>,
         acknowledge: Acknowledge,
     ) -> Writing {
@@ -87,15 +89,16 @@ impl Writing {
     }
 
     /// Pieces of the write: one for each run of blocks that are consecutive in the image.
-    fn pieces(&self) -> Vec<(u64, Vec<u8>)> {
-        let mut pieces: Vec<(u64, Vec<u8>)> = Vec::new();
-        for ((_, at), block) in self.blocks.iter().zip(self.data.chunks(BLOCK as usize)) {
-            match pieces.last_mut() {
-                Some((start, bytes)) if *start + bytes.len() as u64 == *at => bytes.extend(block),
-                _ => pieces.push((*at, block.to_vec())),
+    fn pieces(&self) -> Vec<(u64, Bytes)> {
+        let mut runs: Vec<(u64, Range<u64>)> = Vec::new();
+        for ((_, at), start) in self.blocks.iter().zip((0..).step_by(BLOCK as usize)) {
+            match runs.last_mut() {
+                Some((first, run)) if *first + (run.end - run.start) == *at => run.end += BLOCK,
+                _ => runs.push((*at, start..start + BLOCK)),
             }
         }
-        pieces
+        let piece = |run: Range<u64>| self.data.slice(run.start as usize..run.end as usize);
+        runs.into_iter().map(|(at, run)| (at, piece(run))).collect()
     }
 }
 
