@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use operations::{
-    Acknowledge, Bytes, DATA_MAX, Details, ErrorCode, Fallocate, FileExtent, Operation, Outcome, WriteAt,
-    Written,
+    Acknowledge, Bytes, DATA_MAX, Details, ErrorCode, Fallocate, FileExtent, Operation, Outcome,
+    WriteAt, Written,
 };
 
 use super::super::Result;

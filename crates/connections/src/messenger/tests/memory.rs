@@ -70,7 +70,12 @@ fn transfers_reach_the_exported_part_and_nothing_else() {
         let (region, _) = export(&mut pair, Access::READ | Access::WRITE);
         for (id, length) in [(1, 8), (2, 4096), (3, 70_000), (4, TRANSFER_MAX)] {
             let bytes = message(id, length as usize);
-            let written = transfer(&mut pair, id as u64, 4096, Direction::Write(bytes.clone().into()));
+            let written = transfer(
+                &mut pair,
+                id as u64,
+                4096,
+                Direction::Write(bytes.clone().into()),
+            );
             assert_eq!(written, Some(Bytes::new()), "{provider:?}");
             let mut there = vec![0; length as usize];
             region.read(START + 4096, &mut there);

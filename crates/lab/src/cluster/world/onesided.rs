@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use pmem::Random;
 use operations::Bytes;
+use pmem::Random;
 use protocol::client::{Transfer, TransferKind, TransferOutcome};
 
 use super::super::time::{MILLISECOND, SECOND, Time};
