@@ -249,3 +249,50 @@ fn pages_are_kept_by_version() {
         assert_eq!(fs::read(one.path("file")).expect("a read"), data.as_bytes());
     }
 }
+
+/// The kernel of a busy machine may take longer than a lease for a few calls: of many it has to ask for few.
+#[test]
+fn directories_are_listed_again_without_requests() {
+    const ROUNDS: u64 = 2_000;
+    let cluster = cluster();
+    let mount = Mount::new(&cluster, "a");
+    for name in ["one", "two", "three"] {
+        fs::write(mount.path(name), "x").expect("a write");
+    }
+    let listed = || fs::read_dir(mount.path("")).expect("a list").count();
+    assert_eq!(listed(), 3);
+    let before = messages(&cluster);
+    for _ in 0..ROUNDS {
+        assert_eq!(listed(), 3);
+    }
+    let sent = messages(&cluster) - before;
+    assert!(sent < ROUNDS / 4, "{sent} messages for {ROUNDS} rounds");
+}
+
+/// The time does not tell that the names are others.
+#[test]
+fn listings_are_kept_by_version() {
+    let cluster = cluster();
+    let (one, two) = (Mount::new(&cluster, "a"), Mount::new(&cluster, "b"));
+    let directory = two.path("directory");
+    fs::create_dir(&directory).expect("a directory");
+    let modified = fs::metadata(&directory).and_then(|it| it.modified());
+    let times = FileTimes::new().set_modified(modified.expect("a time"));
+    for round in 0..200 {
+        let name = format!("n{round}");
+        fs::write(directory.join(&name), "x").expect("a new file");
+        if round > 0 {
+            let former = directory.join(format!("n{}", round - 1));
+            fs::remove_file(former).expect("an unlink");
+        }
+        if round % 3 > 0 {
+            let open = File::open(&directory).expect("it opens");
+            open.set_times(times).expect("times");
+        }
+        for mount in [&one, &two] {
+            let listed = fs::read_dir(mount.path("directory")).expect("a list");
+            let names: Vec<_> = listed.map(|it| it.expect("an entry").file_name()).collect();
+            assert_eq!(names, [name.as_str()]);
+        }
+    }
+}

@@ -8,16 +8,14 @@ use crate::answer::{self, Listed, Listing, put};
 use crate::wire::{self, opened};
 
 impl Adapter {
+    /// The kernel keeps listings. Where other processes change directories, it asks for attributes before it uses one, unless it
+    /// may keep them under a lease.
     pub(super) fn open_directory(&self, body: &mut [u8]) -> Answer {
-        if self.open_directory_unneeded && self.shared.is_none() {
+        if self.open_directory_unneeded {
             return Err(Errno::NOSYS);
         }
-        let flags = match self.shared {
-            Some(_) => 0,
-            None => opened::KEEP_CACHE | opened::CACHE_DIR,
-        };
         let answer = wire::OpenOut {
-            flags,
+            flags: opened::KEEP_CACHE | opened::CACHE_DIR,
             ..wire::OpenOut::default()
         };
         Ok(put(body, &answer))

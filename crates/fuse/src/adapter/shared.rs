@@ -9,6 +9,9 @@
 //! before the answer if the kernel asks in order to read, or else by a thread, and the kernel may not keep the attributes
 //! until then. It ignores the attributes of an answer during which pages are dropped, so this is not done before the other
 //! answers: a read would use the old size.
+//!
+//! Listings of directories are pages too. The kernel compares only the time before it uses one, and requests its attributes in
+//! no other way than for a program. So pages of a directory are always dropped before the answer: their locks wait for no request.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -139,7 +142,7 @@ impl Shared {
                 self.note(attributes, Duration::ZERO);
                 true
             }
-            Pages::Drop if for_read => {
+            Pages::Drop if for_read || attributes.kind == FileKind::Directory => {
                 self.drop_pages(attributes);
                 false
             }
@@ -195,7 +198,10 @@ impl Shared {
     }
 
     fn has_pages(&self, attributes: &Attributes) -> bool {
-        self.keeps_pages && attributes.kind == FileKind::Regular
+        match attributes.kind {
+            FileKind::Regular => self.keeps_pages,
+            kind => kind == FileKind::Directory,
+        }
     }
 
     fn pages(&self, attributes: &Attributes) -> Pages {
@@ -203,8 +209,8 @@ impl Shared {
         let Some(known) = files.get(&attributes.number) else {
             return Pages::Good;
         };
-        let differs =
-            known.size != attributes.size || known.latest_modified_ns < attributes.modified_ns;
+        let has_other_size = attributes.kind == FileKind::Regular && known.size != attributes.size;
+        let differs = has_other_size || known.latest_modified_ns < attributes.modified_ns;
         match known.version == version(attributes) || differs {
             true => Pages::Good,
             false => Pages::Drop,
