@@ -70,6 +70,14 @@ impl RemoteOptions {
     }
 }
 
+impl RemoteOptions {
+    /// Uses these keys if the options name none.
+    pub fn or_keys(mut self, keys: Option<&Path>) -> RemoteOptions {
+        self.keys = self.keys.or(keys.map(Path::to_owned));
+        self
+    }
+}
+
 fn parse_seconds(value: &str) -> Result<Duration, Failure> {
     let seconds = value.parse().ok().filter(|it| (1..=86_400).contains(it));
     seconds.map(Duration::from_secs).ok_or_else(|| {
@@ -143,14 +151,16 @@ pub fn open(source: &Path, options: &RemoteOptions, log: Log) -> Result<FileSyst
 
 fn connect(source: &Path, options: &RemoteOptions, log: Log) -> Result<Network, Failure> {
     let text = source.to_string_lossy();
-    let failed = |error: &dyn std::fmt::Display| Failure::Failed(error.to_string());
-    let source: Source = text
-        .parse()
-        .map_err(|error: client::SourceError| Failure::Usage(error.to_string()))?;
+    let reached = network_options(reach(&text, options)?, options, &text, log);
+    Network::connect(reached).map_err(|error| Failure::Failed(error.to_string()))
+}
+
+/// Returns how to connect to the cluster of a source, without the options of the mount.
+pub fn reach(source: &str, options: &RemoteOptions) -> Result<network::Options, Failure> {
+    let parsed = source.parse::<Source>();
+    let source = parsed.map_err(|error| Failure::Usage(error.to_string()))?;
     let reached = source.options(options.keys.as_deref());
-    let reached = reached.map_err(|error| failed(&error))?;
-    let reached = network_options(reached, options, &source.to_string(), log);
-    Network::connect(reached).map_err(|error| failed(&error))
+    reached.map_err(|error| Failure::Failed(error.to_string()))
 }
 
 /// Adds the options of a mount to a way to the cluster.

@@ -1,4 +1,4 @@
-//! The README's way to a cluster of several machines, command by command.
+//! The README's ways to a cluster of several machines, and to peers without a server, command by command.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -13,12 +13,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::Scratch;
-use hosts::Hosts;
+use hosts::{Hosts, INTERFACE};
+use serde_json::Value;
 
 /// Machines that the README names: 10.0.0.1 to 10.0.0.4.
 const MACHINES: usize = 4;
 /// Time limit of a command on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// The hosts of the README's peers.
+const PEERS: [&str; 2] = ["a", "b"];
 /// In place of scp: each machine's directory is beside that of the others.
 const SCP: &str = "scp() {
     local last=${!#} file
@@ -98,11 +101,11 @@ impl Drop for Shell {
     }
 }
 
-/// The commands of the section, each with the machines that it is for.
-fn commands() -> Vec<(Vec<usize>, String)> {
+/// The commands of a section, each with the machines that it is for.
+fn commands(title: &str) -> Vec<(Vec<usize>, String)> {
     let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
     let readme = fs::read_to_string(readme).expect("it is there");
-    let section = readme.split("## Several machines").nth(1);
+    let section = readme.split(&format!("## {title}\n")).nth(1);
     let section = section.expect("there is such a section");
     let block = section.split("```").nth(1).expect("it has commands");
     let mut machines = Vec::new();
@@ -137,7 +140,7 @@ fn wait_until_served(nodes: &mut [Shell]) {
 
 #[test]
 fn the_commands_of_several_machines_make_a_cluster_that_outlives_a_machine() {
-    let commands = commands();
+    let commands = commands("Several machines");
     assert!((1..=10).contains(&commands.len()), "{commands:#?}");
     let scratch = Scratch::new();
     let hosts = Hosts::new(MACHINES);
@@ -158,6 +161,75 @@ fn the_commands_of_several_machines_make_a_cluster_that_outlives_a_machine() {
     let client = &mut shells[MACHINES - 1];
     assert_eq!(client.run("cat /mnt/file"), "contents\n");
     client.run("echo more >> /mnt/file && sync /mnt/file && tako umount /mnt");
+}
+
+/// The status of a host's own cluster, as soon as both of its mounts are there.
+fn wait_until_mounted(shell: &mut Shell, cluster: &str) -> Value {
+    let start = Instant::now();
+    loop {
+        let printed = shell.run(&format!("tako status --name {cluster} --json || true"));
+        let status: Value = serde_json::from_str(&printed).unwrap_or_default();
+        let node = &status["nodes"][0];
+        if node["mount"]["stage"] == "mounted" && node["peers"][0]["stage"] == "mounted" {
+            return status;
+        }
+        assert!(start.elapsed() < PATIENCE, "{status:#}");
+    }
+}
+
+fn is_of(link: &Value, name: &str) -> bool {
+    let peer = link["peer"].as_str().expect("a name");
+    peer.split(' ').next() == Some(name)
+}
+
+#[test]
+fn the_commands_of_peers_make_two_hosts_that_mount_each_other_over_frames() {
+    let commands = commands("Peers without a server");
+    assert!((1..=5).contains(&commands.len()), "{commands:#?}");
+    let scratch = Scratch::new();
+    let hosts = Hosts::new(PEERS.len());
+    let start = |host| Shell::start(&hosts, host, &scratch);
+    let mut shells: Vec<_> = (0..PEERS.len()).map(start).collect();
+    for (machines, command) in &commands {
+        let here = format!("s/eth0/{INTERFACE}/; s/NODE/");
+        let command = command.replace("s/NODE/", &here);
+        for machine in machines {
+            shells[*machine].run(&command);
+        }
+    }
+    let write = |shell: &mut Shell, name| {
+        shell.run(&format!(
+            "seq 100000 > /mnt/a/{name} && cp /mnt/a/{name} /mnt/b/ && sync /mnt/a /mnt/b"
+        ));
+    };
+    let verify = |shells: &mut [Shell], name| {
+        for shell in shells {
+            shell.run(&format!(
+                "cmp /mnt/a/{name} <(seq 100000) && cmp /mnt/b/{name} /mnt/a/{name}"
+            ));
+        }
+    };
+    for (host, name) in PEERS.into_iter().enumerate() {
+        let status = wait_until_mounted(&mut shells[host], name);
+        write(&mut shells[host], name);
+        let links = status["nodes"][0]["links"].as_array().expect("links");
+        let mut peers = links.iter().filter(|link| !is_of(link, name));
+        assert!(
+            peers.all(|link| link["transport"] == "ethernet"),
+            "{status:#}"
+        );
+    }
+    for name in PEERS {
+        verify(&mut shells, name);
+    }
+    // Programs wait for the host that is away, and go on.
+    let away = &mut shells[1];
+    let status = wait_until_mounted(away, PEERS[1]);
+    away.run(&format!("kill -9 {} && wait", status["nodes"][0]["pid"]));
+    away.run("tako serve --config peer.toml &");
+    write(&mut shells[0], "later");
+    wait_until_mounted(&mut shells[1], PEERS[1]);
+    verify(&mut shells, "later");
 }
 
 #[test]

@@ -270,6 +270,13 @@ impl Queue {
         accepted
     }
 
+    /// Notes that the peer's process may have ended, so that its loss is reported sooner.
+    pub fn suspect(&mut self, id: EndpointId) {
+        if self.is_open(id) {
+            self.transport.suspect(id);
+        }
+    }
+
     /// Ends an endpoint. Nothing more is reported about it, nor about its outstanding requests.
     pub fn close(&mut self, id: EndpointId) {
         if self.is_open(id) {

@@ -76,6 +76,9 @@ pub trait Transport: Send {
     /// [`Error::Peer`], [`Error::System`].
     fn establish(&mut self, endpoint: EndpointId, role: Role, peer: Peer) -> Result<(), Error>;
 
+    /// The peer's process may have ended. A transport that learns of that by silence waits for less of it from now on.
+    fn suspect(&mut self, _endpoint: EndpointId) {}
+
     /// Ends an endpoint. Nothing more is reported of it; all it had outstanding is forgotten.
     fn close(&mut self, endpoint: EndpointId);
 

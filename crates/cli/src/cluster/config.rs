@@ -37,6 +37,18 @@ pub struct NodeFile {
     pub pool: PoolSection,
     pub membership: MembershipSection,
     pub unit: UnitSection,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<PeerSection>,
+}
+
+/// Another cluster, which the node's process mounts.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerSection {
+    pub source: String,
+    pub mount: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mount_options: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]

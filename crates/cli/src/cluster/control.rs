@@ -12,7 +12,7 @@ use server::membership::Membership;
 use server::node::{Asker, NodeStatus};
 
 use super::State;
-use super::inside::{InsideMount, MountReport};
+use super::inside::{MountReport, Mounts};
 
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -27,6 +27,9 @@ pub struct Report {
     /// Its mount inside.
     #[serde(default)]
     pub mount: Option<MountReport>,
+    /// Its mounts of other clusters.
+    #[serde(default)]
+    pub peers: Vec<MountReport>,
 }
 
 /// Reports the status of a node at this path, on a separate thread.
@@ -34,7 +37,7 @@ pub fn serve(
     path: &Path,
     asker: Asker,
     membership: std::sync::Arc<dyn Membership>,
-    mount: Option<InsideMount>,
+    mounts: Mounts,
 ) -> io::Result<()> {
     // A process that was killed leaves its socket. The node's pool is locked: there is no other process.
     match std::fs::remove_file(path) {
@@ -46,8 +49,14 @@ pub fn serve(
         for stream in listener.incoming().flatten() {
             if let (Some(status), Ok(Some(map))) = (asker.status(PATIENCE), membership.read()) {
                 // A caller that has gone needs no report.
-                let mount = mount.as_ref().map(InsideMount::report);
-                let _ = report(stream, &Report { status, map, mount });
+                let (mount, peers) = mounts.report();
+                let found = Report {
+                    status,
+                    map,
+                    mount,
+                    peers,
+                };
+                let _ = report(stream, &found);
             }
         }
     };

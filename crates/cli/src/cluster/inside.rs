@@ -1,6 +1,7 @@
-//! A mount inside a node: the node's process mounts the cluster, and enters the node by calls while it is the primary.
+//! Mounts inside a node. The node's process mounts its own cluster, and enters the node by calls while it is the primary. It also
+//! mounts the clusters of peers, through the node's own network interface.
 //!
-//! A thread of its own connects and mounts, since both may wait for other nodes. The mount ends with its node.
+//! Each mount has a thread that connects and mounts, since both may wait for other nodes. The mounts end with their node.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use protocol::wire::Message;
 use serde::{Deserialize, Serialize};
 use server::node::{Inside, Node};
 
-use super::config::NodeFile;
+use super::config::{NodeFile, PeerSection};
 use super::note_mount;
 use crate::failure::Failure;
 use crate::log::Log;
@@ -36,6 +37,8 @@ const REPORT_WITHIN: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountReport {
     pub directory: PathBuf,
+    /// The mounted cluster.
+    pub source: String,
     pub stage: Stage,
     /// How requests come from the kernel, or why the mount has ended.
     pub detail: String,
@@ -53,16 +56,27 @@ pub enum Stage {
     Ended,
 }
 
-/// A mount that a configuration asks for.
-pub struct Plan {
+/// The mounts that a configuration asks for.
+pub struct Plans {
+    own: Option<Plan>,
+    peers: Vec<(Plan, network::Options)>,
+}
+
+struct Plan {
     directory: PathBuf,
     source: String,
     options: (MountOptions, RemoteOptions),
 }
 
-/// A mount inside this process.
+/// The mounts inside this process.
 #[derive(Clone)]
-pub struct InsideMount(Arc<State>);
+pub struct Mounts {
+    own: Option<InsideMount>,
+    peers: Vec<InsideMount>,
+}
+
+#[derive(Clone)]
+struct InsideMount(Arc<State>);
 
 struct State {
     report: Mutex<MountReport>,
@@ -77,12 +91,36 @@ enum InsideSession {
     Ends,
 }
 
-impl Plan {
-    /// The mount that the node's configuration asks for, if it does.
+impl Plans {
+    /// The mounts that the node's configuration asks for.
     ///
     /// # Errors
-    /// Its options are wrong, or its directory does not exist or shows a cluster already.
-    pub fn of(file: &NodeFile) -> Result<Option<Plan>, Failure> {
+    /// Options are wrong, a directory does not exist or shows a cluster already, or a peer's source or keys are unusable.
+    pub fn of(file: &NodeFile) -> Result<Plans, Failure> {
+        let own = Plan::of_own(file)?;
+        let peers = file.peers.iter().map(|peer| Plan::of_peer(file, peer));
+        let peers = peers.collect::<Result<_, _>>()?;
+        Ok(Plans { own, peers })
+    }
+
+    /// Begins to mount.
+    pub fn start(self, node: &Node, log: Log) -> Result<Mounts, Failure> {
+        let own = self.own.map(|plan| {
+            let addresses = node.addresses().to_vec();
+            let mut reached = network::Options::new(node.identity().clone(), addresses);
+            reached.inside = Some(Arc::new(Entrance(node.inside())));
+            plan.start(reached, log)
+        });
+        let own = own.transpose()?;
+        let peers = self.peers.into_iter();
+        let peers = peers.map(|(plan, reached)| plan.start(reached, log));
+        let peers = peers.collect::<Result<_, _>>()?;
+        Ok(Mounts { own, peers })
+    }
+}
+
+impl Plan {
+    fn of_own(file: &NodeFile) -> Result<Option<Plan>, Failure> {
         let Some(directory) = &file.mount else {
             return match &file.mount_options {
                 Some(_) => Err(Failure::Failed(
@@ -91,33 +129,54 @@ impl Plan {
                 None => Ok(None),
             };
         };
-        let source = source(file);
         let text = file.mount_options.as_deref().unwrap_or_default();
+        Plan::new(directory, source(file), text).map(Some)
+    }
+
+    /// The mount of a peer, and how to connect to it. Transport, interface and keys are the node's if the options name no others.
+    fn of_peer(file: &NodeFile, peer: &PeerSection) -> Result<(Plan, network::Options), Failure> {
+        let defaults = [
+            ("transport", &file.transport),
+            ("interface", &file.interface),
+        ];
+        let defaults = defaults.into_iter().filter_map(|(name, value)| {
+            let value = value.as_ref()?;
+            Some(format!("{name}={value},"))
+        });
+        let own = peer.mount_options.as_deref().unwrap_or_default();
+        let text = defaults.collect::<String>() + own;
+        let mut plan = Plan::new(&peer.mount, peer.source.clone(), &text)?;
+        plan.options.1 = plan.options.1.or_keys(file.keys.as_deref());
+        let reached = remote::reach(&plan.source, &plan.options.1);
+        let reached = reached
+            .map_err(|failure| Failure::Failed(format!("`peers`: {}", failure.sentence())))?;
+        Ok((plan, reached))
+    }
+
+    fn new(directory: &Path, source: String, text: &str) -> Result<Plan, Failure> {
         let options = cluster_options(Path::new(&source), text).map_err(|failure| {
             Failure::Failed(format!("`mount_options`: {}", failure.sentence()))
         })?;
         // The current directory changes when the node starts.
         let directory = fuse::mount_point(directory)?;
-        Ok(Some(Plan {
+        Ok(Plan {
             directory,
             source,
             options,
-        }))
+        })
     }
 
-    /// Begins to mount.
-    pub fn start(self, node: &Node, log: Log) -> Result<InsideMount, Failure> {
+    fn start(self, mut reached: network::Options, log: Log) -> Result<InsideMount, Failure> {
         let mount = InsideMount(Arc::new(State {
             report: Mutex::new(MountReport {
                 directory: self.directory.clone(),
+                source: self.source.clone(),
                 stage: Stage::Starting,
                 detail: String::new(),
             }),
             changed: Condvar::new(),
             session: Mutex::new(InsideSession::None),
         }));
-        let mut reached = network::Options::new(node.identity().clone(), node.addresses().to_vec());
-        reached.inside = Some(Arc::new(Entrance(node.inside())));
         reached.connect_timeout = CONNECT_WITHIN;
         let thread = thread::Builder::new().name("tako-mount".into());
         let started = thread.spawn({
@@ -140,10 +199,28 @@ fn source(file: &NodeFile) -> String {
     format!("tako://{}/{}", hosts.join(","), file.cluster)
 }
 
+impl Mounts {
+    /// What `tako status` shows: the mount of the own cluster, which has a moment to begin, and those of others.
+    pub fn report(&self) -> (Option<MountReport>, Vec<MountReport>) {
+        let own = self.own.as_ref().map(|mount| {
+            mount.wait_while(REPORT_WITHIN, |stage| stage == Stage::Starting);
+            mount.report()
+        });
+        (own, self.peers.iter().map(InsideMount::report).collect())
+    }
+
+    /// Ends the mounts, all at the same time.
+    pub fn end(&self) {
+        thread::scope(|scope| {
+            for mount in self.own.iter().chain(&self.peers) {
+                scope.spawn(|| mount.end());
+            }
+        });
+    }
+}
+
 impl InsideMount {
-    /// What `tako status` shows. A mount that begins has a moment.
-    pub fn report(&self) -> MountReport {
-        self.wait_while(REPORT_WITHIN, |stage| stage == Stage::Starting);
+    fn report(&self) -> MountReport {
         self.0.report.lock().clone()
     }
 
@@ -229,7 +306,7 @@ impl InsideMount {
     }
 
     /// Ends the mount: at once for new users; requests in flight have a moment.
-    pub fn end(&self) {
+    fn end(&self) {
         let session = std::mem::replace(&mut *self.0.session.lock(), InsideSession::Ends);
         let InsideSession::Open(network) = session else {
             self.ends_within(END_WITHIN);

@@ -15,7 +15,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::config::NodeFile;
-use super::inside::{InsideMount, Plan};
+use super::inside::Plans;
 use super::{Serve, State, control, failed};
 use crate::failure::{Failure, Outcome};
 use crate::log::Log;
@@ -41,7 +41,7 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
     let mut file = NodeFile::read(&arguments.config)?;
     file.transport = arguments.transport.clone().or(file.transport);
     let membership = file.membership()?;
-    let plan = Plan::of(&file)?;
+    let plans = Plans::of(&file)?;
     let config = file.config(&arguments.config)?;
     let log = Arc::new(|line: std::fmt::Arguments<'_>| Log::Terminal.write(line));
     // Signals that come while the node starts are kept.
@@ -52,14 +52,13 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
     let state = State::of(&config.cluster)?;
     state.make()?;
     let path = state.file(&config.name, "status");
-    let mount = plan.map(|plan| plan.start(&node, Log::Terminal));
-    let mount = mount.transpose()?;
-    let served = control::serve(&path, node.asker(), membership, mount.clone());
+    let mounts = plans.start(&node, Log::Terminal)?;
+    let served = control::serve(&path, node.asker(), membership, mounts.clone());
     served.map_err(|error| failed("listen at", &path, error))?;
-    let (asker, ended_first) = (node.asker(), mount.clone());
+    let (asker, ended_first) = (node.asker(), mounts.clone());
     thread::spawn(move || {
         if signals.forever().next().is_some() {
-            end_mount(ended_first.as_ref());
+            ended_first.end();
             asker.stop();
         }
     });
@@ -77,7 +76,7 @@ pub fn run(arguments: &Serve, out: &mut dyn Write) -> Outcome {
         leave_output().map_err(|error| failed("close the output of", &arguments.config, error))?;
     }
     let ended = node.wait();
-    end_mount(mount.as_ref());
+    mounts.end();
     let _ = std::fs::remove_file(&path);
     match ended {
         Err(error @ NodeError::LeftUnit { .. }) => {
@@ -94,12 +93,6 @@ fn raise_descriptors() {
     limit.current = limit.maximum;
     // A node with fewer descriptors serves fewer clients.
     let _ = setrlimit(Resource::Nofile, limit);
-}
-
-fn end_mount(mount: Option<&InsideMount>) {
-    if let Some(mount) = mount {
-        mount.end();
-    }
 }
 
 /// Becomes a new process of the same number, with nothing of the old one in its memory. Returns why not.

@@ -73,6 +73,8 @@ struct Node {
     survives: Option<String>,
     /// Its mount inside.
     mount: Option<MountReport>,
+    /// Its mounts of other clusters.
+    peers: Vec<MountReport>,
     links: Vec<LinkStatus>,
 }
 
@@ -169,6 +171,7 @@ fn describe(
             memory: status.map(|status| status.memory.clone()),
             survives: status.map(|status| status.survives.clone()),
             mount: report.and_then(|report| report.mount.clone()),
+            peers: report.map_or_else(Vec::new, |report| report.peers.clone()),
             links: status.map_or_else(Vec::new, |status| status.links.clone()),
         })
     });
@@ -285,18 +288,8 @@ fn print(cluster: &Cluster, out: &mut dyn Write) -> Outcome {
         if let Some(load) = &node.load {
             writeln!(out, "             {}", describe_load(load))?;
         }
-        if let Some(mount) = &node.mount {
-            let stage = match mount.stage {
-                Stage::Starting => "will be mounted, inside this node",
-                Stage::Mounted => "mounted, inside this node",
-                Stage::Ended => "not mounted any more",
-            };
-            let MountReport {
-                directory, detail, ..
-            } = mount;
-            let directory = directory.display();
-            let separator = if detail.is_empty() { "" } else { "; " };
-            writeln!(out, "             {directory}: {stage}{separator}{detail}")?;
+        for mount in node.mount.iter().chain(&node.peers) {
+            print_mount(mount, out)?;
         }
         if let Some(group) = node.group.as_ref().filter(|_| node.role == "primary") {
             writeln!(out, "             {}", describe_group(group))?;
@@ -325,6 +318,26 @@ fn describe_load(load: &Load) -> String {
     format!(
         "in {seconds} s: {reads} reads, {changes} changes, {read} read, {written} written, {messages} messages"
     )
+}
+
+fn print_mount(mount: &MountReport, out: &mut dyn Write) -> Outcome {
+    let stage = match mount.stage {
+        Stage::Starting => "will be mounted, inside this node",
+        Stage::Mounted => "mounted, inside this node",
+        Stage::Ended => "not mounted any more",
+    };
+    let MountReport {
+        directory,
+        source,
+        detail,
+        ..
+    } = mount;
+    let directory = directory.display();
+    let separator = if detail.is_empty() { "" } else { "; " };
+    Ok(writeln!(
+        out,
+        "             {source} on {directory}: {stage}{separator}{detail}"
+    )?)
 }
 
 fn describe_group(group: &GroupStatus) -> String {

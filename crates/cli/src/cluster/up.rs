@@ -201,6 +201,7 @@ fn create(state: &State, arguments: &Up) -> Result<Vec<String>, Failure> {
                 min_sync: arguments.min_sync.unwrap_or(0),
                 spare_after: arguments.spare_after.unwrap_or_else(spare_after),
             },
+            peers: Vec::new(),
         };
         let path = state.file(node, "toml");
         file.write(&path)?;
@@ -349,6 +350,7 @@ fn wait_for_mount(state: &State, node: &str, out: &mut dyn Write) -> Outcome {
             directory,
             stage,
             detail,
+            ..
         }) = report
         else {
             break;

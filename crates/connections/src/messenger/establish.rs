@@ -189,6 +189,7 @@ impl Messenger {
                     | control::Error::System { .. },
                 ) if link.is_ready => {
                     // Only the connection has ended. The transport reports when the endpoint has.
+                    queue.suspect(link.session.endpoint());
                     return link.unwatch(&self.blocker);
                 }
                 Err(error) => return self.end(slot, error.into(), events),

@@ -36,6 +36,10 @@ impl Delay {
 impl Transport for Delay {
     pass_on!();
 
+    fn suspect(&mut self, endpoint: EndpointId) {
+        self.inner.suspect(endpoint);
+    }
+
     fn close(&mut self, endpoint: EndpointId) {
         self.inner.close(endpoint);
     }

@@ -43,6 +43,10 @@ impl Fault {
 impl Transport for Fault {
     pass_on!();
 
+    fn suspect(&mut self, endpoint: EndpointId) {
+        self.inner.suspect(endpoint);
+    }
+
     fn close(&mut self, endpoint: EndpointId) {
         self.inner.close(endpoint);
     }

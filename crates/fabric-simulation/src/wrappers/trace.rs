@@ -51,6 +51,10 @@ impl Trace {
 impl Transport for Trace {
     pass_on!();
 
+    fn suspect(&mut self, endpoint: EndpointId) {
+        self.inner.suspect(endpoint);
+    }
+
     fn close(&mut self, endpoint: EndpointId) {
         self.note(format!("close {endpoint:?}"));
         self.inner.close(endpoint);

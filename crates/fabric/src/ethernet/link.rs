@@ -17,6 +17,8 @@ pub const RESERVED: usize = 32;
 const FRAMES: u32 = 3;
 /// After how long missing frames of a run are asked for again.
 pub const RESEND_AFTER: Duration = Duration::from_millis(1);
+/// The part of the usual time after which a suspected side is lost.
+const SUSPECTED: u32 = 10;
 /// How often a frame is asked for before the link counts as one that cannot bring it.
 const STUCK_AFTER: u32 = 100;
 /// Packets after which an acknowledgement does not wait for something that could take it along.
@@ -221,6 +223,8 @@ pub struct Link {
     /// When something right has come, and when it was last asked for.
     pub heard: Instant,
     pub probed: Instant,
+    /// The other side's process may have ended.
+    suspected: bool,
     /// This side has refused a request: nothing more is executed.
     pub refused: bool,
     /// The end was reported.
@@ -256,6 +260,7 @@ impl Link {
             is_heard: false,
             heard: now,
             probed: now,
+            suspected: false,
             refused: false,
             ended: false,
             closed_there: false,
@@ -268,6 +273,24 @@ impl Link {
     pub fn avoid(&self) {
         if let Some(host) = self.host {
             unreached::add(host);
+        }
+    }
+
+    /// The other side's process may have ended: from now on a shorter silence is its end.
+    pub fn suspect(&mut self, local: &mut Local) {
+        if self.state == State::Ready && !self.ended && !self.suspected {
+            self.suspected = true;
+            self.heard = Instant::now();
+            self.probed = self.heard;
+            self.tell(local, Kind::Probe, 0, &[]);
+        }
+    }
+
+    /// How long the other side may be silent.
+    fn patience(&self, lost_after: Duration) -> Duration {
+        match self.suspected {
+            true => lost_after / SUSPECTED,
+            false => lost_after,
         }
     }
 
@@ -431,7 +454,7 @@ impl Link {
 
     /// Handles late packets without an acknowledgement, and a late other side. Returns whether the link has ended.
     pub fn check(&mut self, local: &mut Local, now: Instant) -> bool {
-        let lost_after = local.shared.options.lost_after;
+        let lost_after = self.patience(local.shared.options.lost_after);
         if let State::Leaving { until } = self.state {
             self.transmit(local, now);
             return now >= until;
@@ -441,7 +464,7 @@ impl Link {
         }
         let silent = now.saturating_duration_since(self.heard);
         if silent >= lost_after {
-            if !self.is_heard {
+            if !self.is_heard && !self.suspected {
                 self.avoid();
             }
             self.lose(Failure::PeerLost, local);
@@ -457,6 +480,7 @@ impl Link {
 
     /// When [`Link::check`] has something to do, at the latest.
     pub fn deadline(&self, lost_after: Duration) -> Option<Instant> {
+        let lost_after = self.patience(lost_after);
         let repeat = self.outgoing.deadline();
         let other = match self.state {
             State::Prepared => None,

@@ -316,6 +316,13 @@ impl Transport for EthernetTransport {
         Ok(())
     }
 
+    fn suspect(&mut self, endpoint: EndpointId) {
+        if let Some(link) = self.links.get_mut(&endpoint.0) {
+            link.suspect(&mut self.local);
+            self.local.flush();
+        }
+    }
+
     fn close(&mut self, endpoint: EndpointId) {
         let local = &mut self.local;
         let Some(link) = self.links.get_mut(&endpoint.0) else {
