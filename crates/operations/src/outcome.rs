@@ -47,6 +47,8 @@ pub enum Details {
     Lock(Option<Lock>),
     /// Figures of the unit.
     Statistics(Statistics),
+    /// Attributes of the directory in which a name was made or removed, read after the change.
+    Directory(Box<Attributes>),
 }
 
 /// Answer to an operation.

@@ -617,7 +617,7 @@ impl Client {
             let body = Body::Request {
                 slot,
                 acknowledge,
-                wants_lease: self.keeps && slot == NO_SLOT,
+                wants_lease: self.keeps,
                 operation,
             };
             due.push((pending.request, body));

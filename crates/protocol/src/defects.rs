@@ -107,6 +107,8 @@ pub enum Defect {
     ChangeBeforeRecall,
     /// Leases are granted while a change waits for its recalls.
     GrantDuringChange,
+    /// An answer that is given again grants leases of what it showed first.
+    GrantWithRepeatedAnswer,
     /// A lease is granted for longer than the primary's own leases last.
     GrantBeyondLease,
     /// A client counts the time of a lease from the arrival of the reply.
@@ -151,7 +153,7 @@ pub enum Defect {
 
 impl Defect {
     /// All that the simulation of a unit finds.
-    pub const ALL: [Defect; 64] = [
+    pub const ALL: [Defect; 65] = [
         Defect::TakeNeighboursPosition,
         Defect::RepairWithoutCheck,
         Defect::AcknowledgeBeforeTails,
@@ -205,6 +207,7 @@ impl Defect {
         Defect::TrustBlankPool,
         Defect::ChangeBeforeRecall,
         Defect::GrantDuringChange,
+        Defect::GrantWithRepeatedAnswer,
         Defect::GrantBeyondLease,
         Defect::CountLeaseFromReply,
         Defect::IgnoreOvertaking,

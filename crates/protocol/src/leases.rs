@@ -63,7 +63,8 @@ pub(crate) struct Shown {
     pub listed: Vec<u64>,
 }
 
-/// The part of a read's outcome that a client may cache under leases. Other outcomes show nothing.
+/// The part of an outcome that a client may cache under leases: what a read shows, and the state right after a change, of names
+/// or attributes, by its first answer. Other outcomes show nothing.
 pub(crate) fn shown(operation: &Operation, outcome: &Outcome) -> Shown {
     let is_done = outcome.is_done();
     match operation {
@@ -77,10 +78,35 @@ pub(crate) fn shown(operation: &Operation, outcome: &Outcome) -> Shown {
                 listed: Vec::new(),
             }
         }
-        Operation::Attributes { file } | Operation::Read { file, .. } if is_done => Shown {
-            subject: Some(file.inode),
-            ..Shown::default()
-        },
+        Operation::Create { directory, .. } | Operation::Link { directory, .. }
+            if is_done && outcome.attributes.is_some() =>
+        {
+            Shown {
+                subject: Some(directory.inode),
+                has_entries: true,
+                found: Some(outcome.file.inode),
+                listed: Vec::new(),
+            }
+        }
+        Operation::Unlink { directory, .. } | Operation::RemoveDirectory { directory, .. }
+            if is_done =>
+        {
+            Shown {
+                subject: Some(directory.inode),
+                has_entries: true,
+                ..Shown::default()
+            }
+        }
+        Operation::Attributes { file }
+        | Operation::Read { file, .. }
+        | Operation::SetAttributes { file, .. }
+            if is_done =>
+        {
+            Shown {
+                subject: Some(file.inode),
+                ..Shown::default()
+            }
+        }
         Operation::ReadDirectory { directory, .. } if is_done => Shown {
             subject: Some(directory.inode),
             has_entries: true,

@@ -79,6 +79,28 @@ pub fn changed_inode(operation: &Operation) -> Option<u64> {
     }
 }
 
+/// The lookup, and its outcome, that a change of a name shows.
+fn lookup_after(change: &Operation, outcome: &Outcome) -> Option<(Operation, Outcome)> {
+    if !outcome.is_done() {
+        return None;
+    }
+    let (directory, name, found) = match change {
+        Operation::Create {
+            directory, name, ..
+        } => (*directory, name, outcome.clone()),
+        Operation::Unlink { directory, name } | Operation::RemoveDirectory { directory, name } => {
+            (*directory, name, Outcome::failed(ErrorCode::NotFound))
+        }
+        _ => return None,
+    };
+    let lookup = Operation::Lookup {
+        directory,
+        name: name.clone(),
+        hold: false,
+    };
+    Some((lookup, found))
+}
+
 impl Keeping {
     /// Drops all that is kept: the session has ended. Changes in flight still count.
     pub fn clear(&mut self) {
@@ -115,7 +137,12 @@ impl Keeping {
 
     /// An outcome that was asked for when the inode had this stamp.
     pub fn keep(&mut self, operation: &Operation, outcome: &Outcome, keep: Keep, stamp: u64) {
-        let Some(inode) = read_inode(operation).filter(|_| keep.covers.subject) else {
+        if !keep.covers.subject {
+            return;
+        }
+        let shown = lookup_after(operation, outcome);
+        let (operation, outcome) = shown.as_ref().map_or((operation, outcome), |(a, b)| (a, b));
+        let Some(inode) = read_inode(operation) else {
             return;
         };
         let says_something = outcome.is_done() || outcome.error == Some(ErrorCode::NotFound);

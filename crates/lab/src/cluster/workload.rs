@@ -519,7 +519,7 @@ impl Worker {
         if let Some(inode) = changed {
             self.keeping.begin(inode);
         }
-        let read = keeping::read_inode(&operation);
+        let read = keeping::read_inode(&operation).or(changed);
         let stamp = read.map_or(0, |inode| self.keeping.stamp(inode));
         let ticket = process.submit(local, operation.clone(), acknowledge);
         let client = self.identity();
@@ -568,14 +568,14 @@ impl Worker {
         let Some(pending) = self.pending.remove(&ticket) else {
             return;
         };
+        let mut stamp = pending.stamp;
         if let Some(inode) = keeping::changed_inode(&pending.operation) {
             self.keeping.end(inode);
+            stamp += 1;
         }
         match &pending.page {
             Some(_) => self.keep_page(&pending, outcome, keep),
-            None => self
-                .keeping
-                .keep(&pending.operation, outcome, keep, pending.stamp),
+            None => self.keeping.keep(&pending.operation, outcome, keep, stamp),
         }
         self.pending.insert(ticket, pending);
     }

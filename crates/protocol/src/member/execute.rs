@@ -9,6 +9,7 @@ use super::requests::{Executing, Parked};
 use super::serve::Primary;
 use super::sessions::Answer;
 use crate::defects::Defect;
+use crate::leases::Grant;
 use crate::wire::{Details, ErrorCode, Operation, Outcome};
 
 /// Next step of the primary for a request.
@@ -101,13 +102,18 @@ impl Member {
 
     /// Gives the answer of a slot again. One from the image has no attributes: they are read, and a hold is taken again,
     /// which was lost with the primary before.
-    pub(super) fn answer_again(&mut self, parked: Parked, mut answer: Answer) {
+    pub(super) fn answer_again(&mut self, now: u64, parked: Parked, mut answer: Answer) {
         if answer.is_restored {
             complete(&mut answer.outcome, &parked.operation);
         }
         let is_whole = !answer.is_restored || !answer.outcome.is_done();
         if is_whole || !parked.operation.returns_attributes() {
-            return self.answer(&parked, answer);
+            // What it shows may have changed since.
+            let grant = match self.defects.has(Defect::GrantWithRepeatedAnswer) {
+                true => self.grant_for(now, &parked, &answer.outcome),
+                false => Grant::default(),
+            };
+            return self.answer_with(&parked, answer, grant);
         }
         let file = match &*parked.operation {
             Operation::Create { .. } | Operation::CreateUnnamed { .. } => Some(answer.outcome.file),

@@ -239,13 +239,13 @@ impl Member {
             } else if parked.operation.is_wait() {
                 self.handle_wait(now, &parked);
             } else if let Some(parked) = self.recall_for(now, parked) {
-                self.begin(parked);
+                self.begin(now, parked);
             }
         }
     }
 
     /// Begins a request, unless it was begun before: then it gets, or will get, the first answer.
-    fn begin(&mut self, parked: Parked) {
+    fn begin(&mut self, now: u64, parked: Parked) {
         let forgets = self.defects.has(Defect::ForgetSlots);
         let Some(primary) = self.primary() else {
             return;
@@ -265,7 +265,7 @@ impl Member {
             }
             if parked.request == state.request && !forgets {
                 if let Some(answer) = state.answer.clone() {
-                    self.answer_again(parked, answer);
+                    self.answer_again(now, parked, answer);
                 }
                 return;
             }
@@ -308,7 +308,7 @@ impl Member {
         self.answer_with(parked, answer, Grant::default());
     }
 
-    fn answer_with(&mut self, parked: &Parked, answer: Answer, grant: Grant) {
+    pub(super) fn answer_with(&mut self, parked: &Parked, answer: Answer, grant: Grant) {
         let Some(primary) = self.primary() else {
             return;
         };
@@ -448,7 +448,8 @@ impl Member {
         let is_grant = matches!(operation, Operation::Grant { .. });
         let early = self.defects.has(Defect::AcknowledgeBeforeTails)
             || is_grant && self.defects.has(Defect::GrantBeforeTails);
-        if early { 0 } else { position }
+        // It also shows attributes, which others may have changed since.
+        if early { 0 } else { position.max(depends_on) }
     }
 
     fn open_session(&mut self, now: u64, client: NodeId, request: u64) {

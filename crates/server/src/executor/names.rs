@@ -21,14 +21,16 @@ impl Executor {
                 directory,
                 name,
             } => self.link(transaction, *file, (*directory, name)),
-            Operation::Unlink { directory, name } => self
-                .node(*directory)
-                .and_then(|directory| store.unlink(transaction, &directory, name))
-                .map(|()| done()),
-            Operation::RemoveDirectory { directory, name } => self
-                .node(*directory)
-                .and_then(|directory| store.remove_directory(transaction, &directory, name))
-                .map(|()| done()),
+            Operation::Unlink { directory, name } => self.node(*directory).and_then(|directory| {
+                store.unlink(transaction, &directory, name)?;
+                Ok(self.in_directory(done(), &directory))
+            }),
+            Operation::RemoveDirectory { directory, name } => {
+                self.node(*directory).and_then(|directory| {
+                    store.remove_directory(transaction, &directory, name)?;
+                    Ok(self.in_directory(done(), &directory))
+                })
+            }
             Operation::Rename {
                 directory,
                 name,
@@ -111,7 +113,15 @@ impl Executor {
         if hold {
             self.note_hold(request, &attributes)?;
         }
-        Ok(self.found(attributes, 0))
+        Ok(self.in_directory(self.found(attributes, 0), &directory))
+    }
+
+    /// Adds the attributes of the directory that was changed: its client need not ask for them.
+    fn in_directory(&self, mut executed: Executed, directory: &LiveInode) -> Executed {
+        let attributes = self.store.attributes(directory);
+        executed.version = executed.version.max(attributes.version);
+        executed.outcome.details = Details::Directory(Box::new(attributes));
+        executed
     }
 
     pub(super) fn create_unnamed(
@@ -166,7 +176,8 @@ impl Executor {
     ) -> Result<Executed, Error> {
         let (node, directory) = (self.node(file)?, self.node(directory)?);
         self.store.link(transaction, &node, &directory, name)?;
-        Ok(self.found(self.store.attributes(&node), 0))
+        let found = self.found(self.store.attributes(&node), 0);
+        Ok(self.in_directory(found, &directory))
     }
 
     fn read_directory(
